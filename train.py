@@ -1,0 +1,467 @@
+"""Train a joint embedding of images and captions as points or Gaussians.
+
+    python train.py --data_name coco_precomp --sim wasserstein
+
+Writes runs/NAME/: config.yaml, vocab.json, log.txt, log.jsonl, tensorboard events, checkpoint.pt (to --resume from) and
+model_best.pt (by rsum on the dev split, for evaluate.py).
+"""
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import torch
+import yaml
+from tqdm import tqdm
+
+from data import DEV_IMAGES, Photos, pair_batches, read_split
+from encoders import CNNS
+from evaluate import FORMAT, load_checkpoint, load_weights, torch_device, validate
+from losses import SIMILARITIES
+from model import SHAPES, build_model
+from vocab import InputError, Vocabulary
+
+GAUSSIANS = [shape for shape in SHAPES if shape != "point"]
+MAY_CHANGE = {"data_path", "num_epochs", "workers", "log_step", "val_step", "device", "logger_name", "resume", "overwrite",
+              "dry_run", "config"}    # options that a resumed run may set anew
+OUTPUTS = {"checkpoint.pt", "model_best.pt", "log.txt", "log.jsonl", "results.json"}
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(description="Train a joint embedding of images and captions.", allow_abbrev=False)
+    add, switch = p.add_argument, argparse.BooleanOptionalAction
+    add("--data_path", default="data", help="folder that holds the data sets")
+    add("--data_name", default="coco_precomp", help="folder of the data set below --data_path")
+    add("--vocab_path", default="./vocab/", help="folder that may hold {data_name}_vocab.json; built when it is not there")
+    add("--vocab_splits", default="train", help="splits whose words count (train,dev reproduces the original vocabularies)")
+    add("--vocab_threshold", type=positive, default=4, help="keep words seen at least this often")
+    add("--use_restval", action="store_true", help="train on COCO's restval images too")
+    add("--dev_images", type=natural, default=DEV_IMAGES,
+        help="images of the dev split of precomputed data and COCO that validation uses; 0: all")
+    add("--sim", "--measure", choices=list(SIMILARITIES), default="cosine", help="similarity of an image and a caption")
+    add("--head", choices=list(SHAPES), help="embeddings of both sides (default: what --sim needs)")
+    add("--image_head", choices=list(SHAPES), help="embeddings of images (GIE: Gaussian here only)")
+    add("--text_head", choices=list(SHAPES), help="embeddings of captions (GCE: Gaussian here only)")
+    add("--logvar_norm", action=switch, default=False, help="unit-norm log-variances")
+    add("--img_enc", choices=["auto", "precomp", "cnn"], default="auto", help="image trunk (auto: what the data need)")
+    add("--cnn_type", choices=list(CNNS), default="vgg19", help="network for photos")
+    add("--cnn_weights", help="file with the network's weights (default: torch's cache; nothing is fetched)")
+    add("--crop_size", type=positive, default=224, help="side of the random crops of training photos")
+    add("--img_dim", type=positive, help="size of the image features (default: read from the data)")
+    add("--txt_enc", choices=["gru"], default="gru", help="text embedding")
+    add("--word_dim", type=positive, default=300, help="size of the word vectors")
+    add("--embed_size", type=positive, default=1024, help="size of the joint embedding")
+    add("--num_layers", type=positive, default=1, help="layers of the GRU")
+    add("--use_abs", action="store_true", help="absolute values of the embeddings (order embeddings)")
+    add("--no_imgnorm", action="store_true", help="do not normalise image means; 'cosine' is then their inner product")
+    add("--loss", choices=["hinge"], default="hinge", help="objective")
+    add("--margin", type=float, default=0.2, help="margin of the hinge")
+    add("--max_violation", action=switch, default=None,
+        help="hardest negatives instead of their sum (default: on for similarities of Gaussians)")
+    add("--vse_mean_warmup_epochs", type=natural, default=0, help="first epochs on the sum of violations")
+    add("--mask_same_image", action="store_true", help="other captions of an image are no negatives")
+    add("--num_epochs", type=positive, default=30, help="epochs")
+    add("--batch_size", type=positive, default=128, help="pairs in a batch")
+    add("--learning_rate", type=float, default=2e-4, help="initial learning rate")
+    add("--lr_update", type=positive, default=15, help="epochs between tenfold reductions of the learning rate")
+    add("--grad_clip", type=float, default=2.0, help="largest norm of the gradient; 0: no limit")
+    add("--finetune", action="store_true", help="train the CNN too")
+    add("--amp", choices=["off", "bf16", "fp16"], default="off", help="precision of the networks (fp16: CUDA only)")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to train (auto: CUDA when present)")
+    add("--workers", type=natural, default=min(10, os.cpu_count() or 1),
+        help="processes that read photos or large feature files")
+    add("--seed", type=natural, default=0, help="of initialisation, batch order and crops")
+    add("--log_step", type=positive, default=10, help="steps between log lines")
+    add("--val_step", type=positive, default=500, help="steps between validations within an epoch")
+    add("--logger_name", help="run folder (default: runs/{data_name}_{sim})")
+    add("--resume", nargs="?", const="", metavar="RUN", help="go on exactly where RUN, or the run in --logger_name, stopped")
+    add("--init_from", metavar="RUN", help="start from the weights and vocabulary of RUN, with a new optimiser")
+    add("--overwrite", action="store_true", help="replace a run that --logger_name already holds")
+    add("--config", metavar="FILE", help="YAML file of options; the command line comes before it")
+    add("--dry_run", action="store_true", help="check everything, print sizes and options, write nothing")
+    return p
+
+
+def natural(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 0")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    if natural(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
+    return int(text)
+
+
+def parse_args(argv=None) -> argparse.Namespace:
+    """Options of the command line, resolved: heads, objective and run folder are filled in. Exits on wrong ones."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    p = parser()
+    opt = p.parse_args(argv)
+    try:
+        if opt.config:
+            opt = p.parse_args(config_arguments(opt.config, p) + argv)
+        if opt.resume is not None:
+            given = opt
+            folder = opt.resume or opt.logger_name or default_run(opt)
+            stored = load_checkpoint(folder, "checkpoint.pt")["options"]
+            p.set_defaults(**stored)
+            opt = p.parse_args(config_arguments(given.config, p) + argv if given.config else argv)
+            opt.logger_name = run_folder(folder)
+            resolve(opt)
+            changed = [key for key in stored if key not in MAY_CHANGE and getattr(opt, key) != stored[key]]
+            if changed:
+                raise InputError(f"--{changed[0]} {getattr(opt, changed[0])} differs from the {stored[changed[0]]} of the run "
+                                 f"in {folder}; a resumed run keeps its options, so leave it out or start a new run with "
+                                 "--init_from")
+        resolve(opt)
+    except InputError as error:
+        p.error(str(error))
+    return opt
+
+
+def config_arguments(path: str, p: argparse.ArgumentParser) -> list[str]:
+    """The options of a YAML file as command-line words, so that they are checked like typed ones."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            values = yaml.safe_load(f)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"--config {path} cannot be read ({error}); give a YAML file of options") from error
+    values = values.get("options", values) if isinstance(values, dict) else values  # a run's config.yaml serves too
+    known = {action.dest: action for action in p._actions}
+    if not isinstance(values, dict) or set(values) - set(known):
+        wrong = sorted(map(str, set(values) - set(known))) if isinstance(values, dict) else [type(values).__name__]
+        raise InputError(f"--config {path} holds '{wrong[0]}', which is no option; options are those of train.py --help")
+    words = []
+    for key, value in values.items():
+        action = known[key]
+        if isinstance(action, argparse.BooleanOptionalAction):
+            words += [] if value is None else [f"--{key}" if value else f"--no-{key}"]
+        elif action.nargs == 0:
+            words += [f"--{key}"] if value else []
+        elif value is not None:
+            words += [f"--{key}={value}"]
+    return words
+
+
+def default_run(opt) -> str:
+    return os.path.join("runs", f"{opt.data_name}_{opt.sim}")
+
+
+def run_folder(path: str) -> str:
+    return os.path.dirname(path) or "." if os.path.isfile(path) else path
+
+
+def resolve(opt) -> None:
+    """Fill in what --sim implies and refuse, before data load, what cannot work."""
+    needs = SIMILARITIES[opt.sim].gaussian_sides
+    heads = [opt.image_head or opt.head, opt.text_head or opt.head]
+    if needs == 1:                                          # GCE unless the image side is asked for
+        if heads == [None, None]:
+            heads = ["point", "ellipsoidal"]
+        elif None in heads:
+            given = heads[heads.index(None) - 1]
+            heads = [head or ("ellipsoidal" if given == "point" else "point") for head in heads]
+    heads = [head or ("ellipsoidal" if needs else "point") for head in heads]
+    gaussian = sum(head != "point" for head in heads)
+    if gaussian != needs:
+        shown = f"image head '{heads[0]}' and text head '{heads[1]}'"
+        fix = {0: "leave the heads out, or choose a similarity of Gaussians such as wasserstein",
+               1: f"give one of --image_head (GIE) and --text_head (GCE) one of {', '.join(GAUSSIANS)}",
+               2: f"give both sides one of {', '.join(GAUSSIANS)}"}[needs]
+        wants = ["compares points", "needs one Gaussian side and one point", "needs a Gaussian on both sides"][needs]
+        raise InputError(f"--sim {opt.sim} {wants}, not {shown}; {fix}")
+    opt.image_head, opt.text_head = heads
+    opt.head = heads[0] if heads[0] == heads[1] else None
+    if opt.no_imgnorm and opt.sim == "cosine":              # VSE0: the original's cosine is an inner product
+        opt.sim = "dot"
+    if opt.max_violation is None:
+        opt.max_violation = needs > 0
+    if opt.vse_mean_warmup_epochs and not opt.max_violation:
+        raise InputError("--vse_mean_warmup_epochs delays --max_violation, which is off; give --max_violation too")
+    if opt.batch_size < 2:
+        raise InputError(f"--batch_size {opt.batch_size} has no negatives to learn from; give at least 2, 128 is usual")
+    if opt.amp == "fp16" and torch_device(opt.device).type != "cuda":
+        raise InputError("--amp fp16 needs CUDA; on this device use --amp bf16 or off")
+    if not opt.learning_rate > 0 or not opt.margin >= 0 or not opt.grad_clip >= 0:
+        raise InputError(f"--learning_rate {opt.learning_rate}, --margin {opt.margin} and --grad_clip {opt.grad_clip}: the "
+                         "first must be above 0, the others at least 0")
+    if opt.init_from and opt.resume is None:
+        load_checkpoint(opt.init_from)                      # a wrong one is refused before data load
+    opt.logger_name = opt.logger_name or default_run(opt)
+
+
+def save_atomic(state: dict, path: str) -> None:
+    """Write to a temporary name, then rename: a kill or a full disk leaves the old file as it was."""
+    try:
+        with open(path + ".tmp", "wb") as f:
+            torch.save(state, f)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(path + ".tmp", path)
+    except (OSError, RuntimeError) as error:
+        with contextlib.suppress(OSError):
+            os.remove(path + ".tmp")
+        raise InputError(f"{path} could not be saved ({error}); the one before it is whole, so make room and --resume") from error
+
+
+class Log:
+    """log.txt for people, log.jsonl for programs, tensorboard events; and the terminal."""
+
+    def __init__(self, folder: str, iteration: int):
+        import tensorboard_logger
+
+        self.events = tensorboard_logger.Logger(folder, flush_secs=5)
+        self.text = open(os.path.join(folder, "log.txt"), "a", encoding="utf-8")
+        self.path = os.path.join(folder, "log.jsonl")
+        kept = []
+        if os.path.isfile(self.path):  # lines that a killed run wrote after its last checkpoint will come again
+            with open(self.path, encoding="utf-8") as f:
+                kept = [line for line in f if line.endswith("}\n") and json.loads(line)["iteration"] <= iteration]
+        with open(self.path, "w", encoding="utf-8") as f:
+            f.writelines(kept)
+        self.json = open(self.path, "a", encoding="utf-8")
+
+    def say(self, line: str, terminal: bool = True) -> None:
+        if terminal:
+            tqdm.write(line)
+            sys.stdout.flush()
+        self.text.write(line + "\n")
+        self.text.flush()
+
+    def validation(self, state: dict, result: dict) -> None:
+        """Recalls under VSE++'s names: r1 image to text, r1i text to image."""
+        i, t = result["i2t"], result["t2i"]
+        sides = [f"{name} R@1 {r['r1']:.1f} R@5 {r['r5']:.1f} R@10 {r['r10']:.1f} medr {r['medr']:.0f}"
+                 for name, r in (("image to text", i), ("text to image", t))]
+        self.say(f"epoch {state['epoch']} step {state['step']}: dev rsum {result['rsum']:.1f} | {' | '.join(sides)}")
+        keys = ("r1", "r5", "r10", "medr", "meanr")
+        self.record(state["iteration"], {**{k: i[k] for k in keys}, **{f"{k}i": t[k] for k in keys}, "rsum": result["rsum"]},
+                    kind="validation", epoch=state["epoch"], step=state["step"])
+
+    def record(self, iteration: int, scalars: dict, **fields) -> None:
+        self.json.write(json.dumps({"iteration": iteration, **fields, **scalars}) + "\n")
+        self.json.flush()
+        for name, value in scalars.items():
+            self.events.log_value(name, value, step=iteration)
+
+
+class Stop:
+    """Turns the first Ctrl-C or SIGTERM into a wish that the loop grants after the step; the second one is immediate."""
+
+    received = None
+
+    def __enter__(self):
+        self.before = {s: signal.signal(s, self.wish) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_):
+        self.restore()
+
+    def wish(self, number, frame):
+        self.received = number
+        self.restore()
+
+    def restore(self):
+        for s, handler in self.before.items():
+            signal.signal(s, handler)
+
+
+def make_vocabulary(opt, train) -> Vocabulary:
+    path = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
+    if os.path.isfile(path):
+        return Vocabulary.load(path)
+    names = [name.strip() for name in opt.vocab_splits.split(",")]
+    splits = [train if name == "train" else read_split(opt.data_path, opt.data_name, name, dev_images=0) for name in names]
+    return Vocabulary.build((words for split in splits for words in split.words), opt.vocab_threshold)
+
+
+def describe_run(opt, splits: dict) -> dict:
+    """What config.yaml holds."""
+    commit = subprocess.run(["git", "rev-parse", "--verify", "-q", "HEAD"], capture_output=True, text=True, check=False,
+                            cwd=os.path.dirname(os.path.abspath(__file__)))
+    return {"command": shlex.join(["python", "train.py", *sys.argv[1:]]), "git_commit": commit.stdout.strip() or "unknown",
+            "versions": {"python": sys.version.split()[0], "torch": str(torch.__version__), "numpy": np.__version__},
+            "data": {name: split.fingerprint() for name, split in splits.items()}, "options": vars(opt)}
+
+
+def main(argv=None) -> None:
+    opt = parse_args(argv)
+    try:
+        sys.exit(train(opt))
+    except InputError as error:
+        sys.exit(f"train.py: {error}")
+
+
+def train(opt) -> int:
+    """Train as the options say; returns the exit status: 0, or 128 + signal after a wished stop."""
+    device = torch_device(opt.device)
+    resumed = load_checkpoint(opt.logger_name, "checkpoint.pt") if opt.resume is not None else None
+    start = resumed or (load_checkpoint(opt.init_from) if opt.init_from else None)
+    if resumed is None and not opt.overwrite and os.path.exists(os.path.join(opt.logger_name, "config.yaml")):
+        raise InputError(f"{opt.logger_name} already holds a run; go on with --resume, replace it with --overwrite, or name "
+                         "another folder with --logger_name")
+
+    split = {name: read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval,
+                              dev_images=opt.dev_images).require_sound() for name in ("train", "dev")}
+    prepare_images(opt, split["train"].images)
+    if resumed and resumed["data"] != split["train"].fingerprint():
+        raise InputError(f"the training data in {os.path.join(opt.data_path, opt.data_name)} are not those of the run in "
+                         f"{opt.logger_name}; give its --data_path, or start a new run with --init_from")
+    vocab = Vocabulary(start["vocabulary"]) if start else make_vocabulary(opt, split["train"])
+    tokens = {name: s.encode(vocab) for name, s in split.items()}
+
+    torch.manual_seed(opt.seed)
+    model = build_model(opt, vocab, pretrained=start is None).to(device)
+    if start:
+        load_weights(model, start)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(parameters, lr=opt.learning_rate, fused=True)
+    scaler = torch.amp.GradScaler(device.type, enabled=opt.amp == "fp16")
+    state = {"epoch": 0, "step": 0, "iteration": 0, "best_rsum": 0.0, "loss_sum": 0.0, "loss_count": 0}
+    if resumed:
+        optimizer.load_state_dict(resumed["optimizer"])
+        scaler.load_state_dict(resumed["scaler"])
+        state = dict(resumed["state"])
+        torch.set_rng_state(resumed["rng"])
+
+    facts = (f"{opt.data_name}: {len(split['train'].captions):,} training pairs of {len(split['train'].images):,} images, "
+             f"{len(split['dev'].images):,} dev images, {len(vocab):,} words\n"
+             f"{opt.sim}, image head {opt.image_head}, text head {opt.text_head}, "
+             f"{'hardest negative' if opt.max_violation else 'sum of violations'}, margin {opt.margin}, embed_size "
+             f"{opt.embed_size}, {sum(p.numel() for p in parameters):,} trainable parameters, {device}, seed {opt.seed}")
+    if opt.dry_run:
+        print(facts + "\n" + yaml.safe_dump(vars(opt), sort_keys=True) + "dry run: nothing was written")
+        return 0
+
+    write_run_folder(opt, split, vocab, resumed)
+    options = {key: value for key, value in vars(opt).items() if key not in ("resume", "overwrite", "config", "dry_run")}
+    log = Log(opt.logger_name, state["iteration"])
+    log.say(facts + f"\nrun folder {opt.logger_name}")
+
+    def save(name="checkpoint.pt", whole=True):
+        content = {"format": FORMAT, "options": options, "vocabulary": vocab.words, "model": model.state_dict(),
+                   "state": dict(state), "data": split["train"].fingerprint()}
+        if whole:                                           # what only --resume needs
+            content.update(optimizer=optimizer.state_dict(), scaler=scaler.state_dict(), rng=torch.get_rng_state())
+        save_atomic(content, os.path.join(opt.logger_name, name))
+
+    def validation() -> float:
+        model.eval()
+        result = validate(model, split["dev"], tokens["dev"], device, opt.workers)
+        model.train()
+        log.validation(state, result)
+        return result["rsum"]
+
+    model.train()
+    n_steps = -(-len(split["train"].captions) // opt.batch_size)
+    with Stop() as stop:
+        while state["epoch"] < opt.num_epochs:
+            epoch = state["epoch"]
+            for group in optimizer.param_groups:
+                group["lr"] = opt.learning_rate * 0.1 ** (epoch // opt.lr_update)
+            model.max_violation = opt.max_violation and epoch >= opt.vse_mean_warmup_epochs
+            order = np.random.default_rng([opt.seed, epoch]).permutation(len(split["train"].captions))
+            batches = pair_batches(split["train"], tokens["train"], order, opt.batch_size, workers=opt.workers,
+                                   crop_size=opt.crop_size, seed=(opt.seed, epoch), skip=state["step"])
+            bar = tqdm(total=n_steps, initial=state["step"], desc=f"epoch {epoch + 1}/{opt.num_epochs}", disable=None,
+                       leave=False)
+            clock = time.perf_counter()
+            for batch in batches:
+                data_time = time.perf_counter() - clock
+                loss = train_step(model, batch.to(device), optimizer, scaler, parameters, opt, state)
+                batch_time, clock = time.perf_counter() - clock, time.perf_counter()
+                state.update(step=state["step"] + 1, iteration=state["iteration"] + 1, loss_sum=state["loss_sum"] + loss,
+                             loss_count=state["loss_count"] + len(batch.lengths))
+                rate = len(batch.lengths) / batch_time
+                bar.set_postfix_str(f"loss {loss:.2f}, {rate:,.0f} pairs/s", refresh=False)
+                bar.update()
+                if state["step"] % opt.log_step == 0 or state["step"] == n_steps:
+                    log.say(f"epoch {epoch} step {state['step']}/{n_steps}: loss {loss:.4f}, {rate:,.0f} pairs/s, "
+                            f"{batch_time * (n_steps - state['step']) / 60:.1f} min left in epoch", terminal=bar.disable)
+                    log.record(state["iteration"], {
+                        "epoch": epoch, "step": state["step"], "Eit": state["iteration"], "Le": loss,
+                        "lr": optimizer.param_groups[0]["lr"], "batch_time": batch_time, "data_time": data_time}, kind="step")
+                if state["iteration"] % opt.val_step == 0 and state["step"] < n_steps:
+                    validation()
+                    save()
+                if stop.received:
+                    bar.close()
+                    save()
+                    log.say(f"stopped in epoch {epoch} after step {state['step']}; go on with: python train.py --resume "
+                            f"{opt.logger_name}")
+                    return 128 + stop.received
+            bar.close()
+            log.record(state["iteration"], {"epoch_loss": state["loss_sum"] / state["loss_count"]}, kind="epoch", epoch=epoch)
+            state.update(epoch=epoch + 1, step=0, loss_sum=0.0, loss_count=0)
+            rsum = validation()
+            if rsum > state["best_rsum"]:                   # as in VSE++, chosen at the ends of epochs only
+                state["best_rsum"] = rsum
+                save("model_best.pt", whole=False)
+            save()
+    log.say(f"done: best dev rsum {state['best_rsum']:.1f}; evaluate with: python evaluate.py --checkpoint {opt.logger_name}")
+    return 0
+
+
+def write_run_folder(opt, split: dict, vocab: Vocabulary, resumed: dict | None) -> None:
+    """config.yaml and vocab.json; what an overwritten run left goes."""
+    os.makedirs(opt.logger_name, exist_ok=True)
+    path = os.path.join(opt.logger_name, "config.yaml")
+    description = describe_run(opt, split)
+    if resumed:
+        with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as f:
+            first = yaml.safe_load(f)
+            description["resumed_with"] = [*first.get("resumed_with", []), description["command"]]
+            description["command"] = first["command"]
+    else:
+        for name in os.listdir(opt.logger_name):
+            if name in OUTPUTS or name.startswith("events.out.tfevents"):
+                os.remove(os.path.join(opt.logger_name, name))
+    with open(path, "w", encoding="utf-8") as f:
+        yaml.safe_dump(description, f, sort_keys=False)
+    vocab.save(os.path.join(opt.logger_name, "vocab.json"))
+
+
+def prepare_images(opt, images) -> None:
+    """Settle --img_enc and --img_dim by what the data hold."""
+    needed = "cnn" if isinstance(images, Photos) else "precomp"
+    if opt.img_enc not in ("auto", needed):
+        raise InputError(f"--img_enc {opt.img_enc} cannot read {opt.data_name}, which needs --img_enc {needed}")
+    if opt.img_dim not in (None, images.dim) and needed == "precomp":
+        raise InputError(f"--img_dim {opt.img_dim} differs from the {images.dim} of {images.path}; leave --img_dim out")
+    if needed == "precomp" and (opt.finetune or opt.cnn_weights):
+        raise InputError(f"--finetune and --cnn_weights are for photos; {opt.data_name} has precomputed features")
+    opt.img_enc, opt.img_dim = needed, images.dim
+
+
+def train_step(model, batch, optimizer, scaler, parameters, opt, state) -> float:
+    """One step of Adam on the summed terms of the loss; returns it. A non-finite term ends the run with its name."""
+    dtype = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[opt.amp]
+    with torch.autocast(batch.tokens.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
+        terms = model(batch)
+        loss = sum(terms.values())
+    if not torch.isfinite(loss):
+        wrong = next(name for name, term in terms.items() if not torch.isfinite(term))
+        raise InputError(f"the term '{wrong}' of the loss became {terms[wrong].item()} at epoch {state['epoch']} step "
+                         f"{state['step'] + 1}; the last checkpoint is whole: lower --learning_rate or use --amp off")
+    optimizer.zero_grad(set_to_none=True)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, opt.grad_clip or torch.inf)
+    if not torch.isfinite(norm) and opt.amp != "fp16":      # with fp16 the scaler skips such a step
+        raise InputError(f"the gradient of the loss became {norm.item()} at epoch {state['epoch']} step {state['step'] + 1}; "
+                         "the last checkpoint is whole: lower --learning_rate or use --amp off")
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.item()
+
+
+if __name__ == "__main__":
+    main()

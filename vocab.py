@@ -1,0 +1,102 @@
+"""Words and their numbers: tokenizer, vocabulary as JSON, and the command that builds one.
+
+    python vocab.py --data_path data --data_name coco_precomp      # writes ./vocab/coco_precomp_vocab.json
+"""
+import argparse
+import json
+import os
+import sys
+from collections import Counter
+
+from nltk.tokenize import word_tokenize
+
+TOKENIZER = "nltk.word_tokenize(preserve_line=True), lower case"
+SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
+PAD, START, END, UNK = range(4)
+
+
+class InputError(ValueError):
+    """Something the user gave cannot be used. Its text is one sentence: what was given, what is allowed, the fix."""
+
+
+def tokenize(caption: str) -> list[str]:
+    """Lower-cased words and punctuation marks of a caption.
+
+    `preserve_line=True` needs no downloaded sentence model; it differs from VSE++'s call only where a full stop
+    stands inside a caption (53 of 200,000 real captions tried).
+    """
+    return word_tokenize(caption.lower(), preserve_line=True)
+
+
+class Vocabulary:
+    """Maps words to 0..V-1; 0..3 are `<pad> <start> <end> <unk>` as in VSE++."""
+
+    def __init__(self, words: list[str]):
+        if tuple(words[:4]) != SPECIALS:
+            raise InputError(f"a vocabulary starts with {' '.join(SPECIALS)}, this one starts with {words[:4]}")
+        if len(set(words)) != len(words):
+            raise InputError(f"a vocabulary lists each word once, this one has {len(words) - len(set(words))} repeats")
+        self.words = list(words)
+        self.index = {word: i for i, word in enumerate(self.words)}
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @classmethod
+    def build(cls, tokenized, threshold: int = 4) -> "Vocabulary":
+        """Words seen at least `threshold` times in an iterable of token lists, by count, then alphabetically."""
+        counts = Counter(word for tokens in tokenized for word in tokens)
+        kept = sorted((w for w, n in counts.items() if n >= threshold and w not in SPECIALS),
+                      key=lambda w: (-counts[w], w))
+        return cls([*SPECIALS, *kept])
+
+    def encode(self, tokens: list[str]) -> list[int]:
+        """`<start> tokens <end>` as numbers; a word that is not listed becomes `<unk>`."""
+        return [START, *(self.index.get(token, UNK) for token in tokens), END]
+
+    def save(self, path: str) -> None:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        with open(path + ".tmp", "w", encoding="utf-8") as f:
+            json.dump({"tokenizer": TOKENIZER, "words": self.words}, f, ensure_ascii=False, indent=0)
+        os.replace(path + ".tmp", path)
+
+    @classmethod
+    def load(cls, path: str) -> "Vocabulary":
+        try:
+            with open(path, encoding="utf-8") as f:
+                stored = json.load(f)
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise InputError(f"{path} is not a JSON vocabulary ({error}); build one with `python vocab.py`") from error
+        words = stored.get("words") if isinstance(stored, dict) else None
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise InputError(f'{path} has no list "words" of strings; build a vocabulary with `python vocab.py`')
+        return cls(words)
+
+
+def main(argv=None) -> None:
+    from data import read_split  # data builds on this module
+
+    parser = argparse.ArgumentParser(description="Build a vocabulary from the captions of a data set.",
+                                     allow_abbrev=False)
+    parser.add_argument("--data_path", default="data", help="folder that holds the data sets")
+    parser.add_argument("--data_name", default="coco_precomp", help="folder of the data set below --data_path")
+    parser.add_argument("--vocab_path", default="./vocab/", help="folder to write {data_name}_vocab.json to")
+    parser.add_argument("--vocab_splits", default="train",
+                        help="comma-separated splits to count (train,dev reproduces the original vocabularies)")
+    parser.add_argument("--vocab_threshold", type=int, default=4, help="keep words seen at least this often")
+    parser.add_argument("--use_restval", action="store_true", help="count COCO's restval captions with train")
+    opt = parser.parse_args(argv)
+    try:
+        splits = [read_split(opt.data_path, opt.data_name, name.strip(), use_restval=opt.use_restval, dev_images=0)
+                  for name in opt.vocab_splits.split(",")]
+    except InputError as error:
+        sys.exit(f"vocab.py: {error}")
+    vocab = Vocabulary.build((words for split in splits for words in split.words), opt.vocab_threshold)
+    path = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
+    vocab.save(path)
+    print(f"{path}: {len(vocab):,} words seen at least {opt.vocab_threshold} times "
+          f"in {sum(len(s.captions) for s in splits):,} captions")
+
+
+if __name__ == "__main__":
+    main()
