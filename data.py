@@ -5,7 +5,6 @@
 What a folder holds decides how it is read: `{split}_caps.txt` and `{split}_ims.npy` (precomputed), `annotations/` with
 COCO's captions and ids files, or a `dataset_*.json` in Karpathy's layout beside `images/`.
 """
-import argparse
 import contextlib
 import glob
 import hashlib
@@ -26,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from vocab import UNK, InputError, Vocabulary, tokenize
+from vocab import UNK, Arguments, InputError, Vocabulary, tokenize
 
 DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and COCO to 5,000 captions
 SCAN_BYTES = 4 << 30                  # feature files up to this size are searched for NaN before training starts
@@ -483,7 +482,7 @@ def check(data_path: str, data_name: str, vocab_path: str | None = None) -> int:
 
 
 def main(argv=None) -> None:
-    parser = argparse.ArgumentParser(description="Look at a data set.", allow_abbrev=False)
+    parser = Arguments("Look at a data set.")
     parser.add_argument("command", choices=["check"], help="check: print what is there and every fault")
     parser.add_argument("--data_path", default="data", help="folder that holds the data sets")
     parser.add_argument("--data_name", default="coco_precomp", help="folder of the data set below --data_path")

@@ -19,7 +19,7 @@ import metrics
 from data import Photos, Split, Tokens, image_batches, read_split
 from losses import Cosine, Embedding, uncertainty
 from model import JointEmbedding, build_model
-from vocab import InputError, Vocabulary
+from vocab import Arguments, InputError, Vocabulary
 
 FORMAT = 1                            # of checkpoint.pt and model_best.pt
 
@@ -228,7 +228,7 @@ def run(opt) -> dict:
 
 
 def parse_args(argv=None) -> argparse.Namespace:
-    p = argparse.ArgumentParser(description="Evaluate image-caption retrieval.", allow_abbrev=False)
+    p = Arguments("Evaluate image-caption retrieval.")
     p.add_argument("--checkpoint", nargs="+", metavar="RUN", help="run folders or checkpoint files (default: the newest run); "
                    "several are an ensemble")
     p.add_argument("--data_path", help="folder that holds the data sets (default: that of the training)")

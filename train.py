@@ -25,7 +25,7 @@ from encoders import CNNS
 from evaluate import FORMAT, load_checkpoint, load_weights, torch_device, validate
 from losses import SIMILARITIES
 from model import SHAPES, build_model
-from vocab import InputError, Vocabulary
+from vocab import Arguments, InputError, Vocabulary
 
 GAUSSIANS = [shape for shape in SHAPES if shape != "point"]
 MAY_CHANGE = {"data_path", "num_epochs", "workers", "log_step", "val_step", "device", "logger_name", "resume", "overwrite",
@@ -34,7 +34,7 @@ OUTPUTS = {"checkpoint.pt", "model_best.pt", "log.txt", "log.jsonl", "results.js
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(description="Train a joint embedding of images and captions.", allow_abbrev=False)
+    p = Arguments("Train a joint embedding of images and captions.")
     add, switch = p.add_argument, argparse.BooleanOptionalAction
     add("--data_path", default="data", help="folder that holds the data sets")
     add("--data_name", default="coco_precomp", help="folder of the data set below --data_path")
@@ -209,7 +209,7 @@ def save_atomic(state: dict, path: str) -> None:
     except (OSError, RuntimeError) as error:
         with contextlib.suppress(OSError):
             os.remove(path + ".tmp")
-        raise InputError(f"{path} could not be saved ({error}); the one before it is whole, so make room and --resume") from error
+        raise InputError(f"{path} could not be saved ({error}); the one before it is whole: make room and --resume") from error
 
 
 class Log:

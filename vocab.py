@@ -19,6 +19,16 @@ class InputError(ValueError):
     """Something the user gave cannot be used. Its text is one sentence: what was given, what is allowed, the fix."""
 
 
+class Arguments(argparse.ArgumentParser):
+    """A command line whose errors are one line without the usage; options are never abbreviated."""
+
+    def __init__(self, description: str):
+        super().__init__(description=description, allow_abbrev=False)
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists the options\n")
+
+
 def tokenize(caption: str) -> list[str]:
     """Lower-cased words and punctuation marks of a caption.
 
@@ -76,8 +86,7 @@ class Vocabulary:
 def main(argv=None) -> None:
     from data import read_split  # data builds on this module
 
-    parser = argparse.ArgumentParser(description="Build a vocabulary from the captions of a data set.",
-                                     allow_abbrev=False)
+    parser = Arguments("Build a vocabulary from the captions of a data set.")
     parser.add_argument("--data_path", default="data", help="folder that holds the data sets")
     parser.add_argument("--data_name", default="coco_precomp", help="folder of the data set below --data_path")
     parser.add_argument("--vocab_path", default="./vocab/", help="folder to write {data_name}_vocab.json to")

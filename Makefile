@@ -1,0 +1,32 @@
+# make demo: set up, write the demo data, train, evaluate, draw.   make test, make lint: set up, check.
+PYTHON ?= python3
+DATA ?= data
+RUN ?= runs/demo
+PY := .venv/bin/python
+
+.PHONY: demo test lint setup
+
+demo: .venv/runtime
+	$(PY) demo.py --data_path $(DATA)
+	$(PY) train.py --config demo.yaml --data_path $(DATA) --logger_name $(RUN) --overwrite
+	$(PY) evaluate.py --checkpoint $(RUN)
+	$(PY) draw.py --checkpoint $(RUN) --photos $(DATA)/demo/images --output $(RUN)/retrieval.png
+
+test: .venv/dev
+	$(PY) -m pytest
+
+lint: .venv/dev
+	.venv/bin/ruff check .
+
+setup: .venv/dev
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/runtime: requirements.txt | .venv/bin/python
+	$(PY) -m pip install -q -r requirements.txt
+	touch $@
+
+.venv/dev: requirements.txt requirements-dev.txt | .venv/bin/python
+	$(PY) -m pip install -q -r requirements-dev.txt
+	touch .venv/runtime $@

@@ -1,0 +1,113 @@
+"""Draw what a trained model retrieves: captions and their best images, with scores and uncertainties.
+
+    python draw.py --checkpoint runs/demo --photos data/demo/images
+    python draw.py --checkpoint runs/demo --photos data/demo/images --captions "a red circle ." "three shapes ."
+
+Without --captions it takes five captions of the split, from the least to the most uncertain of a Gaussian model.
+"""
+import os
+import sys
+import textwrap
+
+import matplotlib
+import numpy as np
+import torch
+
+from data import Photos, read_split
+from evaluate import check_fits, encode, load_checkpoint, load_model, newest_run, torch_device
+from losses import Embedding, uncertainty
+from vocab import UNK, Arguments, InputError, tokenize
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402  after the choice of a backend that needs no screen
+
+TOP = 5                               # images a caption
+SPREAD = (0.0, 0.25, 0.5, 0.75, 1.0)  # quantiles of uncertainty whose captions are drawn
+
+
+def photo_paths(split, folder: str | None) -> list[str]:
+    """Where the photo of each image lies."""
+    if isinstance(split.images, Photos):
+        return split.images.paths
+    if not folder or not split.image_ids:
+        raise InputError("precomputed features show no picture; give the folder of their photos with --photos, and file names "
+                         f"in {split.name}_ids.txt beside the features")
+    return [os.path.join(folder, str(name)) for name in split.image_ids]
+
+
+def embed_texts(model, vocab, texts: list[str], device) -> Embedding:
+    """Free captions -> Embedding (B, D); a caption without one known word is refused."""
+    numbers = [vocab.encode(tokenize(text)) for text in texts]
+    for text, caption in zip(texts, numbers):
+        if all(number == UNK for number in caption[1:-1]):
+            raise InputError(f"no word of '{text}' is in the vocabulary of {len(vocab)} words; use words of the training set")
+    lengths = torch.tensor([len(caption) for caption in numbers])
+    tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(caption) for caption in numbers], batch_first=True)   # (B, T)
+    return model.embed_captions(tokens.to(device), lengths)
+
+
+@torch.no_grad()
+def draw(opt) -> None:
+    device = torch_device(opt.device)
+    run = opt.checkpoint or newest_run()
+    model, vocab, trained = load_model(load_checkpoint(run))
+    name = opt.data_name or trained.data_name
+    split = read_split(opt.data_path or trained.data_path, name, opt.split, dev_images=trained.dev_images).require_sound()
+    check_fits(trained, split.images, run)
+    photos = Photos(photo_paths(split, opt.photos))
+    images, captions = encode(model.to(device), split, split.encode(vocab), device, workers=opt.workers)
+    if opt.captions:
+        texts, owner, queries = opt.captions, [None] * len(opt.captions), embed_texts(model, vocab, opt.captions, device)
+    else:
+        order = uncertainty(captions).argsort().cpu() if captions.log_var is not None else torch.arange(len(captions.mean))
+        chosen = order[[round(q * (len(order) - 1)) for q in SPREAD]]
+        texts, owner = [split.captions[m] for m in chosen], split.caption_image[chosen.numpy()].tolist()
+        queries = captions.rows(chosen.to(device))
+    scores = model.similarity(images, queries).T.cpu()                              # (queries, N)
+    unsure = {side: None if e.log_var is None else uncertainty(e).tolist() for side, e in (("q", queries), ("i", images))}
+
+    figure, axes = plt.subplots(len(texts), TOP, figsize=(2.1 * TOP, 2.75 * len(texts)), squeeze=False)
+    for q, row in enumerate(axes):
+        ranking = scores[q].argsort(descending=True)
+        label = "\n".join(textwrap.wrap(texts[q], 90))
+        facts = [] if unsure["q"] is None else [f"uncertainty {unsure['q'][q]:.1f}"]
+        if owner[q] is not None:
+            rank = int((scores[q] >= scores[q, owner[q]]).sum())
+            facts.append(f"its own image is number {rank} of {len(ranking):,}")
+        row[0].set_title(f"{label}\n{'; '.join(facts)}", loc="left", fontsize=9, pad=18)
+        for axis, i in zip(row, ranking[:TOP].tolist()):
+            axis.imshow(np.asarray(photos.open(i)))
+            axis.set_xticks([])
+            axis.set_yticks([])
+            axis.text(0, 1.02, f"{scores[q, i]:.2f}" + ("" if unsure["i"] is None else f" (unc. {unsure['i'][i]:.1f})"),
+                      transform=axis.transAxes, fontsize=8)
+            for spine in axis.spines.values():
+                spine.set(color="limegreen" if i == owner[q] else "lightgrey", linewidth=4 if i == owner[q] else 1)
+    figure.suptitle(f"{name} {opt.split}, {trained.sim}: the best {TOP} of {len(split.images):,} images for a caption; "
+                    "green: its own", fontsize=10)
+    figure.tight_layout(rect=(0, 0, 1, 0.99))
+    output = opt.output or os.path.join(run if os.path.isdir(run) else os.path.dirname(run), "retrieval.png")
+    os.makedirs(os.path.dirname(output) or ".", exist_ok=True)
+    figure.savefig(output, dpi=80)
+    print(f"picture of {len(texts)} captions and their best {TOP} images in {output}")
+
+
+def main(argv=None) -> None:
+    p = Arguments("Draw what a model retrieves.")
+    p.add_argument("--checkpoint", metavar="RUN", help="run folder or checkpoint file (default: the newest run)")
+    p.add_argument("--data_path", help="folder that holds the data sets (default: that of the training)")
+    p.add_argument("--data_name", help="data set (default: that of the training)")
+    p.add_argument("--split", default="test", help="images to search")
+    p.add_argument("--photos", help="folder of the photos that precomputed features belong to")
+    p.add_argument("--captions", nargs="+", metavar="TEXT", help="captions to search for (default: five of the split)")
+    p.add_argument("--output", metavar="FILE.png", help="picture to write (default: retrieval.png in the run folder)")
+    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
+    p.add_argument("--workers", type=int, default=min(10, os.cpu_count() or 1), help="processes that read photos")
+    try:
+        draw(p.parse_args(argv))
+    except InputError as error:
+        sys.exit(f"draw.py: {error}")
+
+
+if __name__ == "__main__":
+    main()

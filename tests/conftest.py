@@ -1,0 +1,26 @@
+"""Shared by all tests: where the real data are, and a small demo data set."""
+import os
+
+import pytest
+import torch
+
+import demo
+
+REAL = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data")
+torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+@pytest.fixture(scope="session")
+def demo_path(tmp_path_factory) -> str:
+    """A folder with all formats of demo.py, 48 training images."""
+    path = str(tmp_path_factory.mktemp("demo"))
+    demo.write(path, size=48, seed=0, progress=False)
+    return path
+
+
+@pytest.fixture(scope="session")
+def real_path() -> str:
+    """The folder of real data sets; tests that need it are skipped where it is absent."""
+    if not os.path.isdir(os.path.join(REAL, "f8k_precomp")):
+        pytest.skip("the real Flickr8k features (../shared/data/f8k_precomp) are not on this machine")
+    return REAL

@@ -1,0 +1,338 @@
+"""The commands as users run them: flags, refusals in one sentence with nothing written, evaluation and its files."""
+import glob
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import data
+import demo
+import draw
+import evaluate
+import train
+import vocab
+from losses import SIMILARITIES, Embedding
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SMALL = ["--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8", "--num_epochs", "1", "--batch_size", "32",
+         "--vocab_threshold", "1", "--device", "cpu"]
+
+
+def fit(*words) -> None:
+    assert train.train(train.parse_args([*SMALL, *map(str, words)])) == 0
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, demo_path):
+    """A point and a Gaussian run on the demo features."""
+    root = tmp_path_factory.mktemp("runs")
+    for sim in ("cosine", "wasserstein"):
+        fit("--data_path", demo_path, "--sim", sim, "--logger_name", root / sim)
+    return root
+
+
+def refused(capsys, main, words, message):
+    """Non-zero exit and one line on stderr that says it."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main([str(word) for word in words])
+    shown = capsys.readouterr().err + (stop.value.code if isinstance(stop.value.code, str) else "")
+    assert stop.value.code not in (0, None)
+    assert len(shown.strip().splitlines()) == 1, shown
+    assert re.search(message, shown), shown
+    assert "Traceback" not in shown
+
+
+# ---- options
+
+def heads(*words):
+    opt = train.parse_args(list(words))
+    return opt.image_head, opt.text_head, opt.max_violation
+
+
+def test_similarities_imply_heads_and_objective():
+    assert heads() == ("point", "point", False)
+    assert heads("--sim", "order") == ("point", "point", False)
+    assert heads("--sim", "wasserstein") == ("ellipsoidal", "ellipsoidal", True)
+    assert heads("--measure", "kl", "--head", "spherical_avg") == ("spherical_avg", "spherical_avg", True)
+    assert heads("--sim", "mahalanobis") == ("point", "ellipsoidal", True)                                    # GCE
+    assert heads("--sim", "mahalanobis", "--text_head", "spherical_one") == ("point", "spherical_one", True)
+    assert heads("--sim", "mahalanobis", "--image_head", "spherical_avg") == ("spherical_avg", "point", True)  # GIE
+    assert heads("--sim", "mahalanobis", "--text_head", "point") == ("ellipsoidal", "point", True)
+    assert heads("--sim", "wasserstein", "--no-max_violation") == ("ellipsoidal", "ellipsoidal", False)
+    assert heads("--max_violation") == ("point", "point", True)
+
+
+def test_defaults_are_vsepps():
+    opt = train.parse_args([])
+    assert (opt.margin, opt.num_epochs, opt.batch_size, opt.word_dim, opt.embed_size, opt.grad_clip, opt.num_layers,
+            opt.learning_rate, opt.lr_update, opt.val_step, opt.log_step, opt.crop_size, opt.cnn_type) == \
+        (0.2, 30, 128, 300, 1024, 2.0, 1, 2e-4, 15, 500, 10, 224, "vgg19")
+
+
+@pytest.mark.parametrize("words,message", [
+    (["--sim", "kl", "--head", "point"], "--sim kl needs a Gaussian on both sides, not image head 'point'.*; give both"),
+    (["--sim", "wasserstein", "--image_head", "point"], "image head 'point' and text head 'ellipsoidal'"),
+    (["--sim", "mahalanobis", "--head", "ellipsoidal"], "--sim mahalanobis needs one Gaussian side.*GIE.*GCE"),
+    (["--sim", "cosine", "--head", "ellipsoidal"], "--sim cosine compares points, not .*ellipsoidal.*wasserstein"),
+    (["--sim", "euclid"], "invalid choice: 'euclid'.*wasserstein"),
+    (["--head", "round"], "invalid choice: 'round'"),
+    (["--batch_size", "1"], "--batch_size 1 has no negatives"),
+    (["--batch_size", "-3"], "'-3' is not a whole number"),
+    (["--num_epochs", "two"], "'two' is not a whole number"),
+    (["--no_such_flag"], "unrecognized arguments: --no_such_flag"),
+    (["--embed", "5"], "unrecognized arguments: --embed"),
+    (["--vse_mean_warmup_epochs", "1"], "delays --max_violation, which is off"),
+    (["--amp", "fp16", "--device", "cpu"], "--amp fp16 needs CUDA"),
+    (["--learning_rate", "-1"], "--learning_rate -1.0"),
+    (["--config", "nowhere.yaml"], "--config nowhere.yaml cannot be read"),
+    (["--resume", "nowhere"], "there is no checkpoint nowhere"),
+    (["--init_from", "nowhere"], "there is no checkpoint nowhere"),
+])
+def test_wrong_options_are_refused(capsys, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    refused(capsys, train.main, words, message)
+    assert os.listdir(tmp_path) == []
+
+
+def test_config_file(tmp_path, capsys):
+    path = tmp_path / "c.yaml"
+    path.write_text("sim: kl\nmargin: 0.1\nmax_violation: false\nuse_restval: true\nfinetune: false\n")
+    opt = train.parse_args(["--config", str(path), "--margin", "0.3"])
+    assert (opt.sim, opt.margin, opt.max_violation, opt.use_restval, opt.finetune) == ("kl", 0.3, False, True, False)
+    for text, message in (("simm: kl", "'simm', which is no option"), ("sim: nope", "invalid choice: 'nope'"),
+                          ("- a", "'list'"), ("a: [", "cannot be read")):
+        path.write_text(text)
+        refused(capsys, train.main, ["--config", path], message)
+
+
+# ---- training: what must not start writes nothing
+
+@pytest.mark.parametrize("words,message", [
+    (["--data_name", "absent"], "there is no folder .*absent"),
+    (["--img_dim", "7"], "--img_dim 7 differs from the \\d+ of"),
+    (["--img_enc", "cnn"], "--img_enc cnn cannot read demo_precomp"),
+    (["--finetune"], "--finetune and --cnn_weights are for photos"),
+    (["--data_name", "demo", "--cnn_weights", "absent.pt", "--cnn_type", "resnet18"], "there is no file absent.pt"),
+])
+def test_training_that_cannot_start_writes_nothing(capsys, tmp_path, monkeypatch, demo_path, words, message):
+    monkeypatch.chdir(tmp_path)
+    refused(capsys, train.main, [*SMALL, "--data_path", demo_path, *words], message)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("fault,message", [
+    ("nan", "holds NaN or infinity in row 3"), ("object", "not a whole .npy file"), ("cut", "not a whole .npy file"),
+    ("empty", "caption 4 is empty"), ("unknown", "no word of 'qqq'"), ("count", "must be the same number of captions"),
+])
+def test_faulty_data_stop_training_before_anything_is_written(capsys, tmp_path, monkeypatch, fault, message):
+    folder = tmp_path / "data" / "x"
+    folder.mkdir(parents=True)
+    for split in ("train", "dev"):
+        features, captions = np.random.default_rng(0).standard_normal((8, 5)).astype(np.float32), ["a dog runs"] * 40
+        if fault == "nan":
+            features[3, 1] = np.nan
+        if fault in ("empty", "unknown"):
+            captions[3] = {"empty": "", "unknown": "qqq"}[fault]
+        np.save(folder / f"{split}_ims.npy", features.astype(object) if fault == "object" else features)
+        if fault == "cut":
+            with open(folder / f"{split}_ims.npy", "r+b") as f:
+                f.truncate(200)
+        (folder / f"{split}_caps.txt").write_text("\n".join(captions[:-1] if fault == "count" else captions) + "\n")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    refused(capsys, train.main, ["--data_path", tmp_path / "data", "--data_name", "x"], message)
+    assert os.listdir(".") == []
+
+
+def test_dry_run_writes_nothing(tmp_path, monkeypatch, demo_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        train.main([*SMALL, "--data_path", demo_path, "--sim", "wasserstein", "--dry_run"])
+    shown = capsys.readouterr().out
+    assert stop.value.code == 0 and os.listdir(tmp_path) == []
+    assert "max_violation: true" in shown and "image_head: ellipsoidal" in shown and "240 training pairs" in shown
+
+
+def test_a_folder_that_holds_a_run_is_kept(runs, demo_path, capsys):
+    words = [*SMALL, "--data_path", demo_path, "--logger_name", runs / "cosine"]
+    before = {path: open(path, "rb").read() for path in glob.glob(str(runs / "cosine" / "*"))}
+    refused(capsys, train.main, words, "already holds a run.*--resume.*--overwrite.*--logger_name")
+    refused(capsys, train.main, [*words, "--resume", "--embed_size", "20"], "--embed_size 20 differs from the 16")
+    assert before == {path: open(path, "rb").read() for path in glob.glob(str(runs / "cosine" / "*"))}
+
+
+def test_overwrite_replaces_a_run(tmp_path, demo_path):
+    words = [*SMALL, "--data_path", demo_path, "--logger_name", str(tmp_path / "run")]
+    train.train(train.parse_args([*words, "--num_epochs", "2"]))
+    train.train(train.parse_args([*words, "--overwrite"]))
+    assert evaluate.load_checkpoint(str(tmp_path / "run"), "checkpoint.pt")["state"]["epoch"] == 1
+    assert len(glob.glob(str(tmp_path / "run" / "events.out.tfevents*"))) == 1
+
+
+def test_resuming_on_other_data_is_refused(tmp_path, demo_path, capsys):
+    fit("--data_path", demo_path, "--logger_name", tmp_path / "run")
+    demo.write(str(tmp_path / "other"), size=48, seed=5, progress=False)
+    refused(capsys, train.main, ["--resume", tmp_path / "run", "--data_path", tmp_path / "other"], "are not those of the run")
+
+
+def test_run_folder_describes_the_run(runs):
+    stored = yaml.safe_load(open(runs / "wasserstein" / "config.yaml"))
+    assert stored["options"]["sim"] == "wasserstein" and stored["options"]["max_violation"] is True
+    assert stored["data"]["train"]["images"] == 48 and len(stored["data"]["train"]["captions_sha256"]) == 64
+    assert {"command", "git_commit", "versions"} <= set(stored)
+    words = vocab.Vocabulary.load(str(runs / "wasserstein" / "vocab.json")).words
+    assert words == torch.load(runs / "wasserstein" / "model_best.pt", weights_only=True)["vocabulary"]
+
+
+# ---- evaluation
+
+def test_results_file_and_table(runs, capsys):
+    results = evaluate.run(evaluate.parse_args(["--checkpoint", str(runs / "wasserstein")]))
+    shown = capsys.readouterr().out
+    assert json.load(open(runs / "wasserstein" / "results.json")) == results
+    assert (results["images"], results["captions"], results["split"]) == (24, 120, "test")
+    assert set(results["protocols"]) == {"full", "mean_only"}
+    full = results["protocols"]["full"]
+    assert set(full["i2t"]) == {"r1", "r5", "r10", "medr", "meanr", "queries"} and full["t2i"]["queries"] == 120
+    assert full["rsum"] == pytest.approx(sum(full[s][k] for s in ("i2t", "t2i") for k in ("r1", "r5", "r10")))
+    assert {"mean", "std"} == set(results["uncertainty"]["images"]) == set(results["uncertainty"]["captions"])
+    assert f"{full['rsum']:.1f}" in shown and "cosine of the means" in shown and "uncertainty" in shown
+    assert set(evaluate.run(evaluate.parse_args(["--checkpoint", str(runs / "cosine")]))["protocols"]) == {"full"}
+
+
+def test_export_holds_what_scores_the_same(runs, tmp_path):
+    path = tmp_path / "e.npz"
+    results = evaluate.run(evaluate.parse_args(["--checkpoint", str(runs / "wasserstein"), "--export", str(path)]))
+    e = np.load(path, allow_pickle=False)
+    assert e["image_mean"].shape == (24, 16) and e["caption_log_var"].shape == (120, 16)
+    assert str(e["similarity"]) == "wasserstein"
+    images, captions = (Embedding(torch.from_numpy(e[f"{side}_mean"]), torch.from_numpy(e[f"{side}_log_var"]))
+                        for side in ("image", "caption"))
+    again = evaluate.metrics.retrieval(SIMILARITIES["wasserstein"]()(images, captions), e["caption_image"])
+    assert again == results["protocols"]["full"]
+    assert len(e["image_name"]) == 24
+
+
+def test_an_ensemble_averages_scores(runs, demo_path, tmp_path):
+    paths = [str(runs / "cosine"), str(runs / "wasserstein")]
+    results = evaluate.run(evaluate.parse_args(["--checkpoint", *paths, "--output", str(tmp_path / "r.json")]))
+    scores = 0
+    for path in paths:
+        model, words, opt = evaluate.load_model(evaluate.load_checkpoint(path))
+        split = data.read_split(demo_path, "demo_precomp", "test")
+        scores = scores + model.similarity(*evaluate.encode(model, split, split.encode(words), "cpu"))
+    assert results["protocols"]["full"] == evaluate.metrics.retrieval(scores.detach() / 2, split.caption_image)
+    assert results["checkpoints"] == paths and os.path.exists(tmp_path / "r.json")
+
+
+def test_five_folds_are_the_mean_of_sequential_thousands():
+    g = torch.Generator().manual_seed(0)
+    images = torch.randn(5000, 8, generator=g)
+    caption_image = np.arange(10000) // 2
+    captions = images[caption_image] + torch.randn(10000, 8, generator=g)
+    member = (SIMILARITIES["cosine"](), Embedding(images), Embedding(captions))
+    got = evaluate.protocols([member], caption_image, fold5=True)["folds5"]
+    rsums = [evaluate.metrics.retrieval(member[0](Embedding(images[k:k + 1000]), Embedding(captions[2 * k:2 * k + 2000])),
+                                        caption_image[:2000])["rsum"] for k in range(0, 5000, 1000)]
+    assert got["rsum"] == pytest.approx(np.mean(rsums)) and got["t2i"]["queries"] == 10000
+
+
+def test_raw_photos_train_evaluate_and_resume(tmp_path, demo_path):
+    """COCO's layout through a CNN with local weights, frozen, then the fine-tuning recipe."""
+    from encoders import import_torchvision
+    torch.manual_seed(0)
+    torch.save(import_torchvision().models.get_model("resnet18", weights=None).state_dict(), tmp_path / "w.pt")
+    words = ["--data_path", demo_path, "--data_name", "demo_coco", "--cnn_type", "resnet18", "--batch_size", "64",
+             "--crop_size", "64", "--sim", "mahalanobis", "--use_restval", "--workers", "2"]
+    frozen, tuned = str(tmp_path / "frozen"), str(tmp_path / "tuned")
+    fit(*words, "--cnn_weights", tmp_path / "w.pt", "--logger_name", frozen)
+    fit(*words, "--init_from", frozen, "--finetune", "--learning_rate", "2e-5", "--logger_name", tuned)
+    given = torch.load(tmp_path / "w.pt", weights_only=True)["conv1.weight"]
+    kept, moved = (evaluate.load_checkpoint(run)["model"]["image_tower.trunk.net.conv1.weight"] for run in (frozen, tuned))
+    assert torch.equal(given, kept) and not torch.equal(kept, moved)
+    results = evaluate.run(evaluate.parse_args(["--checkpoint", tuned, "--workers", "0", "--export", str(tmp_path / "e.npz")]))
+    assert results["images"] == 24 and results["data_name"] == "demo_coco"
+    e = np.load(tmp_path / "e.npz", allow_pickle=False)
+    assert e["image_id"].dtype.kind == "i" and e["caption_id"].shape == (120,)
+
+
+def test_newest_run_is_taken_and_named(runs, monkeypatch, capsys, tmp_path, demo_path):
+    os.makedirs(tmp_path / "runs")
+    os.symlink(runs / "cosine", tmp_path / "runs" / "mine")
+    monkeypatch.chdir(tmp_path)
+    evaluate.run(evaluate.parse_args(["--data_path", demo_path, "--output", str(tmp_path / "r.json")]))
+    assert "taking the newest run: runs/mine" in capsys.readouterr().out
+
+
+def test_bad_evaluations_are_refused(runs, tmp_path, monkeypatch, demo_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    refused(capsys, evaluate.main, [], "no run is in runs/")
+    run = runs / "wasserstein"
+    refused(capsys, evaluate.main, ["--checkpoint", run, "--fold5"], "--fold5 needs 5 x 1,000 images and .* has 24")
+    refused(capsys, evaluate.main, ["--checkpoint", run, "--data_name", "demo_region_precomp"], "trained on width")
+    refused(capsys, evaluate.main, ["--checkpoint", run, "--data_name", "demo"], "trained on precomputed features")
+    refused(capsys, evaluate.main, ["--checkpoint", run, "--split", "nope"], "there is no file .*nope_caps.txt")
+    refused(capsys, evaluate.main, ["--checkpoint", run, runs / "cosine", "--export", "e.npz"], "--export writes one model's")
+    whole = (run / "model_best.pt").read_bytes()
+    (tmp_path / "cut.pt").write_bytes(whole[:len(whole) // 2])
+    refused(capsys, evaluate.main, ["--checkpoint", "cut.pt"], "is damaged or no checkpoint")
+    torch.save({"model": [{}, {}], "opt": 1, "epoch": 3}, "foreign.pt")
+    refused(capsys, evaluate.main, ["--checkpoint", "foreign.pt"], "is no checkpoint of this project")
+    stored = torch.load(run / "model_best.pt", weights_only=True)
+    torch.save({**stored, "format": 0}, "older.pt")
+    refused(capsys, evaluate.main, ["--checkpoint", "older.pt"], "checkpoint format 0, this version reads format 1")
+    stored["model"].pop("text_tower.trunk.table.weight")
+    torch.save(stored, "part.pt")
+    refused(capsys, evaluate.main, ["--checkpoint", "part.pt"], "weights do not fit the model")
+
+
+def test_a_checkpoint_never_runs_code(tmp_path, capsys):
+    class Trap:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "ran"),)
+    torch.save({"format": 1, "options": Trap(), "vocabulary": [], "model": {}}, tmp_path / "trap.pt")
+    refused(capsys, evaluate.main, ["--checkpoint", tmp_path / "trap.pt"], "is damaged or no checkpoint")
+    assert not (tmp_path / "ran").exists()
+
+
+# ---- the other commands
+
+def test_vocab_command(tmp_path, demo_path, capsys, monkeypatch):
+    vocab.main(["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", str(tmp_path)])
+    built = vocab.Vocabulary.load(str(tmp_path / "demo_precomp_vocab.json"))
+    assert f"{len(built):,} words" in capsys.readouterr().out
+    fit("--data_path", demo_path, "--vocab_path", tmp_path, "--vocab_threshold", 100, "--logger_name", tmp_path / "run")
+    assert vocab.Vocabulary.load(str(tmp_path / "run" / "vocab.json")).words == built.words
+    refused(capsys, vocab.main, ["--data_path", tmp_path, "--data_name", "none"], "there is no folder")
+
+
+def test_check_command(demo_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        data.main(["check", "--data_path", demo_path, "--data_name", "demo_coco"])
+    assert stop.value.code == 0 and "3 splits, 0 faults" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        data.main(["check", "--data_path", demo_path, "--data_name", "none"])
+    assert stop.value.code == 1
+
+
+def test_draw_command(runs, demo_path, tmp_path, capsys):
+    words = ["--checkpoint", str(runs / "wasserstein"), "--photos", os.path.join(demo_path, "demo", "images")]
+    for name, more in (("a.png", []), ("b.png", ["--captions", "a red circle .", "a blue star ."])):
+        draw.main([*words, "--output", str(tmp_path / name), *more])
+        assert (tmp_path / name).stat().st_size > 10000
+    refused(capsys, draw.main, words[:2], "give the folder of their photos with --photos")
+    refused(capsys, draw.main, [*words, "--captions", "xyzzy"], "no word of 'xyzzy'")
+
+
+def test_scripts_start_from_any_folder(tmp_path):
+    for script in ("train.py", "evaluate.py", "vocab.py", "data.py", "demo.py", "draw.py", "benchmark.py"):
+        done = subprocess.run([sys.executable, os.path.join(ROOT, script), "--help"], cwd=tmp_path, capture_output=True,
+                              text=True)
+        assert done.returncode == 0 and "usage:" in done.stdout, done.stderr

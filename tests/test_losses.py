@@ -1,0 +1,250 @@
+"""Every similarity against a double loop over torch.distributions or the textbook formula; objectives against loops."""
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
+
+from losses import (
+    LOG_VAR_BOUNDS,
+    SIMILARITIES,
+    Embedding,
+    Separable,
+    bound_log_var,
+    hinge,
+    uncertainty,
+)
+
+LOW, HIGH = LOG_VAR_BOUNDS
+
+
+def normal(mean, log_var):
+    return Independent(Normal(mean, (log_var / 2).exp().expand_as(mean)), 1)
+
+
+def covariance(mean, log_var):
+    return torch.diag(log_var.exp().expand_as(mean))
+
+
+def wasserstein(mi, li, mc, lc, power=0.5):
+    """`pmrl` eq. 17 with matrix square roots, not the diagonal shortcut (power 0.5); `ucmr` eq. 8 as printed (1)."""
+    if power == 1.0:
+        return -math.sqrt((mi - mc).square().sum() + (li.exp() - lc.exp()).expand_as(mi).square().sum())
+    root = covariance(mi, li).sqrt()                        # of a diagonal matrix
+    inner = (root @ covariance(mc, lc) @ root).sqrt()
+    trace = torch.trace(covariance(mi, li) + covariance(mc, lc) - 2 * inner)
+    return -math.sqrt(max(0, (mi - mc).square().sum() + trace))
+
+
+REFERENCE = {  # (mean, log_var) of an image and of a caption -> score
+    "cosine": lambda mi, li, mc, lc: F.cosine_similarity(mi, mc, dim=0),
+    "dot": lambda mi, li, mc, lc: sum(a * b for a, b in zip(mi, mc)),
+    "order": lambda mi, li, mc, lc: -math.sqrt(sum(max(0.0, float(c - i)) ** 2 for i, c in zip(mi, mc))),
+    "mahalanobis": lambda mi, li, mc, lc: -torch.sqrt((mi - mc) @ covariance(mc, lc).inverse() @ (mi - mc)),
+    "kl": lambda mi, li, mc, lc: -kl_divergence(normal(mi, li), normal(mc, lc)),
+    "kl_reverse": lambda mi, li, mc, lc: -kl_divergence(normal(mc, lc), normal(mi, li)),
+    "minkl": lambda mi, li, mc, lc: -min(kl_divergence(normal(mi, li), normal(mc, lc)),
+                                         kl_divergence(normal(mc, lc), normal(mi, li))),
+    "wasserstein": wasserstein,
+    "wasserstein_var": lambda mi, li, mc, lc: wasserstein(mi, li, mc, lc, power=1.0),
+    "csd": lambda mi, li, mc, lc: -((mi - mc) @ (mi - mc) + covariance(mi, li).trace() + covariance(mc, lc).trace()),
+}
+GAUSSIAN = [name for name, similarity in SIMILARITIES.items() if similarity.gaussian_sides == 2]
+
+
+def embedding(n, d, kind="random", seed=0, dtype=torch.float64, spherical=False):
+    g = torch.Generator().manual_seed(seed)
+    mean = torch.randn(n, d, generator=g, dtype=torch.float64)
+    shape = (n, 1 if spherical else d)
+    pattern = torch.rand(shape, generator=torch.Generator().manual_seed(99 if kind == "shared" else seed))
+    log_var = {"random": LOW + (HIGH - LOW) * pattern, "low": torch.full(shape, LOW), "high": torch.full(shape, HIGH),
+               "bounds": torch.where(pattern < 0.5, LOW, HIGH),
+               "shared": torch.where(pattern[:1] < 0.5, LOW, HIGH).expand(shape)}
+    return Embedding(F.normalize(mean, dim=1).to(dtype), log_var[kind].to(dtype))
+
+
+def sides(name, images, captions):
+    """Take the variances away from the sides that a similarity wants as points (GCE for mahalanobis)."""
+    gaussian = SIMILARITIES[name].gaussian_sides
+    return (images if gaussian == 2 else Embedding(images.mean)), (captions if gaussian else Embedding(captions.mean))
+
+
+def to(e, dtype):
+    return Embedding(*(None if x is None else x.to(dtype) for x in e))
+
+
+def double_loop(name, images, captions):
+    return torch.tensor([[float(REFERENCE[name](images.mean[i], images.log_var[i], captions.mean[c], captions.log_var[c]))
+                          for c in range(len(captions.mean))] for i in range(len(images.mean))], dtype=torch.float64)
+
+
+def test_every_similarity_has_a_reference():
+    assert set(REFERENCE) == set(SIMILARITIES)
+
+
+@pytest.mark.parametrize("kind", ["random", "bounds", "high", "low"])
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_similarity_equals_double_loop(name, kind):
+    images, captions = embedding(5, 16, kind, 1), embedding(7, 16, kind, 2)
+    scores = SIMILARITIES[name]()(*sides(name, images, captions))
+    torch.testing.assert_close(scores, double_loop(name, images, captions), rtol=1e-9, atol=1e-9)
+
+
+def test_mahalanobis_of_gaussian_images_is_pmrl_eq_10():
+    images, captions = embedding(5, 8, seed=1), embedding(7, 8, seed=2)
+    scores = SIMILARITIES["mahalanobis"]()(images, Embedding(captions.mean))
+    expected = double_loop("mahalanobis", captions, images).T   # the formula is the same with the sides exchanged
+    torch.testing.assert_close(scores, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_kl_equals_full_covariance_formula():
+    """`pmrl` eq. 15 through MultivariateNormal, an implementation that knows nothing of diagonals."""
+    images, captions = embedding(3, 6, seed=3), embedding(4, 6, seed=4)
+    scores = SIMILARITIES["kl"]()(images, captions)
+    for i in range(3):
+        for c in range(4):
+            p = MultivariateNormal(images.mean[i], covariance(images.mean[i], images.log_var[i]))
+            q = MultivariateNormal(captions.mean[c], covariance(captions.mean[c], captions.log_var[c]))
+            assert float(scores[i, c]) == pytest.approx(-float(kl_divergence(p, q)), rel=1e-9)
+
+
+@pytest.mark.parametrize("d", [64, 2048])
+@pytest.mark.parametrize("kinds", [("random", "random"), ("bounds", "bounds"), ("low", "high"), ("high", "low"),
+                                   ("high", "high"), ("low", "low"), ("shared", "shared")])
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_float32_is_close_to_float64(name, kinds, d):
+    images, captions = sides(name, embedding(40, d, kinds[0], 5), embedding(60, d, kinds[1], 6))
+    exact = SIMILARITIES[name]()(images, captions)
+    single = SIMILARITIES[name]()(to(images, torch.float32), to(captions, torch.float32)).double()
+    scale = exact.abs() if name not in ("cosine", "dot") else exact.abs().max()   # a cosine passes through zero
+    assert ((single - exact).abs() / scale).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", [n for n, s in SIMILARITIES.items() if issubclass(s, Separable)])
+def test_lift_is_an_inner_product_that_ranks_like_the_score(name):
+    """What an index uses: [A, a, 1] . [B, 1, b], finish monotone, nothing taken from the other side."""
+    similarity = SIMILARITIES[name]()
+    images, captions = sides(name, embedding(6, 12, seed=7), embedding(9, 12, seed=8))
+    (A, a), (B, b) = similarity.images(images), similarity.captions(captions)
+    raw = torch.cat([A, a[:, None], torch.ones(6, 1)], 1) @ torch.cat([B, torch.ones(9, 1), b[:, None]], 1).T
+    scores = similarity(images, captions)
+    torch.testing.assert_close(similarity.finish(raw), scores, rtol=1e-9, atol=1e-9)
+    assert (raw.argsort(1) == scores.argsort(1)).all()
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_tiles_equal_the_whole_matrix(name):
+    similarity = SIMILARITIES[name]()
+    images, captions = sides(name, embedding(10, 16, seed=1), embedding(14, 16, seed=2))
+    tile, whole = similarity.tiles(images, captions), similarity(images, captions)
+    chosen = torch.tensor([3, 0, 13, 7])
+    torch.testing.assert_close(tile(slice(2, 9), chosen), whole[2:9, chosen], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", GAUSSIAN)
+def test_spherical_is_ellipsoidal_with_a_repeated_value(name):
+    images, captions = embedding(4, 10, seed=1, spherical=True), embedding(5, 10, seed=2, spherical=True)
+    wide = [Embedding(e.mean, e.log_var.expand_as(e.mean).contiguous()) for e in (images, captions)]
+    torch.testing.assert_close(SIMILARITIES[name]()(images, captions), SIMILARITIES[name]()(*wide))
+    torch.testing.assert_close(uncertainty(images), uncertainty(wide[0]))
+
+
+@pytest.mark.parametrize("name", ["cosine", "dot", "minkl", "wasserstein", "wasserstein_var", "csd"])
+def test_symmetric_similarities(name):
+    images, captions = sides(name, embedding(4, 10, seed=1), embedding(5, 10, seed=2))
+    similarity = SIMILARITIES[name]()
+    torch.testing.assert_close(similarity(images, captions), similarity(captions, images).T)
+
+
+def test_kl_is_not_symmetric_and_kl_reverse_is_its_mirror():
+    images, captions = embedding(4, 10, seed=1), embedding(5, 10, seed=2)
+    kl, reverse = SIMILARITIES["kl"](), SIMILARITIES["kl_reverse"]()
+    assert (kl(images, captions) - kl(captions, images).T).abs().min() > 1e-3
+    torch.testing.assert_close(reverse(images, captions), kl(captions, images).T)
+
+
+@pytest.mark.parametrize("name", ["kl", "kl_reverse", "minkl", "wasserstein", "wasserstein_var", "order"])
+def test_zero_at_equal_inputs_and_never_above(name):
+    e = embedding(6, 32, "bounds", seed=1)
+    scores = SIMILARITIES[name]()(*sides(name, e, e))
+    assert scores.diagonal().abs().max() < 1e-6
+    assert scores.max() < 1e-12
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_gradcheck(name):
+    images, captions = embedding(3, 5, seed=1), embedding(4, 5, seed=2)
+    inputs = [x.clone().requires_grad_() for x in (images.mean, images.log_var, captions.mean, captions.log_var)]
+
+    def scores(mi, li, mc, lc):
+        return SIMILARITIES[name]()(*sides(name, Embedding(mi, li), Embedding(mc, lc)))
+    assert torch.autograd.gradcheck(scores, inputs, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("case", ["equal", "zero", "low", "high"])
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_gradients_are_finite(name, case, dtype):
+    e = embedding(4, 8, case if case in ("low", "high") else "random", seed=1, dtype=dtype)
+    mean = torch.zeros_like(e.mean) if case == "zero" else e.mean
+    inputs = [x.clone().requires_grad_() for x in (mean, e.log_var, mean, e.log_var)]
+    scores = SIMILARITIES[name]()(*sides(name, Embedding(*inputs[:2]), Embedding(*inputs[2:])))
+    scores.sum().backward()
+    assert scores.isfinite().all()
+    assert all(x.grad.isfinite().all() for x in inputs if x.grad is not None)
+
+
+@pytest.mark.parametrize("name", ["kl", "kl_reverse", "minkl", "wasserstein", "csd", "mahalanobis"])
+def test_a_missing_or_surplus_variance_is_refused(name):
+    point, gaussian = Embedding(torch.randn(3, 4)), embedding(3, 4, dtype=torch.float32)
+    wrong = (gaussian, gaussian) if name == "mahalanobis" else (point, gaussian)
+    with pytest.raises(ValueError, match="of the two sides"):
+        SIMILARITIES[name]()(*wrong)
+
+
+def test_order_in_small_blocks_is_the_same():
+    images, captions = embedding(7, 9, seed=1), embedding(5, 9, seed=2)
+    order = SIMILARITIES["order"]()
+    torch.testing.assert_close(order(images, captions, elements=1), order(images, captions))
+
+
+def test_bound_log_var_keeps_variances_in_a_tenth_to_ten():
+    variances = bound_log_var(torch.tensor([-50.0, -1.0, 0.0, 2.0, 50.0])).exp()
+    torch.testing.assert_close(variances, torch.tensor([0.1, math.exp(-1), 1.0, math.exp(2), 10.0]))
+
+
+def test_uncertainty_is_log_det():
+    e = embedding(5, 6, seed=1)
+    for i in range(5):
+        assert float(uncertainty(e)[i]) == pytest.approx(float(torch.logdet(covariance(e.mean[i], e.log_var[i]))))
+    with pytest.raises(ValueError, match="a point has no uncertainty"):
+        uncertainty(Embedding(e.mean))
+
+
+def triple_loop(scores, margin, max_violation, same):
+    """VSE++ eq. 5-6 from their definition."""
+    n, total = len(scores), 0.0
+    for k in range(n):
+        captions = [max(0.0, margin + scores[k][j] - scores[k][k]) for j in range(n) if j != k and not same[k][j]]
+        images = [max(0.0, margin + scores[j][k] - scores[k][k]) for j in range(n) if j != k and not same[j][k]]
+        for costs in (captions, images):
+            total += (max(costs, default=0.0) if max_violation else sum(costs))
+    return total
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("max_violation", [False, True])
+def test_hinge_equals_loops(max_violation, masked):
+    g = torch.Generator().manual_seed(0)
+    scores = torch.randn(9, 9, generator=g, dtype=torch.float64)
+    image = torch.tensor([0, 1, 2, 0, 3, 4, 1, 0, 5])
+    same = (image[:, None] == image) if masked else torch.zeros(9, 9, dtype=torch.bool)
+    expected = triple_loop(scores.tolist(), 0.2, max_violation, same.tolist())
+    assert float(hinge(scores, 0.2, max_violation, same if masked else None)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_hinge_of_perfect_scores_is_zero_and_of_equal_scores_the_margins():
+    assert float(hinge(torch.eye(6), 0.2)) == 0
+    assert float(hinge(torch.zeros(6, 6), 0.2, max_violation=True)) == pytest.approx(2 * 6 * 0.2)
+    assert float(hinge(torch.zeros(6, 6), 0.2)) == pytest.approx(2 * 6 * 5 * 0.2)

