@@ -98,9 +98,9 @@ class Features:
                     yield str(error)
 
     def describe(self) -> str:
-        some = self.gather(np.linspace(0, len(self) - 1, min(len(self), 256)).astype(int))
+        some = self.array[np.linspace(0, len(self.array) - 1, 256).astype(int)].astype(np.float32)
         return (f"features {tuple(self.array.shape)} {self.array.dtype}, mean l2 norm "
-                f"{some.norm(dim=-1).mean():.2f}" + (f", each row repeated {self.step} times" if self.step > 1 else ""))
+                f"{np.linalg.norm(some, axis=-1).mean():.2f}" + (f", each row repeated {self.step} times" if self.step > 1 else ""))
 
     def digest(self) -> str:
         some = np.unique(np.linspace(0, len(self.array) - 1, 64).astype(int))
@@ -444,7 +444,7 @@ def pair_batches(split: Split, tokens: Tokens, order, batch_size: int, *, worker
 
     crop_size augments photos as in training, drawing from `seed`; without it they are resized and cropped as in tests.
     """
-    chunks = _chunks(np.asarray(order), batch_size)[skip:]
+    chunks = _chunks(np.ascontiguousarray(order), batch_size)[skip:]
     return _stream(_PairFetcher(split, tokens, crop_size, seed), chunks, workers * split.images.parallel)
 
 

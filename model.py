@@ -23,6 +23,11 @@ SHAPES: dict[str, Callable[[Tensor], Tensor] | None] = {
 }
 
 
+def unit(x: Tensor) -> Tensor:
+    """l2-normalised rows; the eps keeps the gradient of a zero vector (an image without features) below 1e6."""
+    return F.normalize(x, dim=1, eps=1e-6)
+
+
 class Tower(nn.Module):
     """One modality: inputs, lengths -> Embedding with mean (B, D) and log_var (B, D), (B, 1) or None.
 
@@ -42,12 +47,12 @@ class Tower(nn.Module):
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Embedding:
         features = self.trunk(inputs, lengths)
         mean = self.mean(features, lengths)                                         # (B, D)
-        mean = F.normalize(mean, dim=1) if self.normalise else mean
+        mean = unit(mean) if self.normalise else mean
         mean = mean.abs() if self.use_abs else mean
         if self.log_var is None:
             return Embedding(mean)
         log_var = self.log_var(features, lengths)                                   # (B, D)
-        log_var = F.normalize(log_var, dim=1) if self.logvar_norm else log_var
+        log_var = unit(log_var) if self.logvar_norm else log_var
         log_var = self.one(log_var) if self.one is not None else log_var            # (B, D) -> (B, 1)
         return Embedding(mean, self.shape(bound_log_var(log_var)))
 

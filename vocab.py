@@ -16,7 +16,10 @@ PAD, START, END, UNK = range(4)
 
 
 class InputError(ValueError):
-    """Something the user gave cannot be used. Its text is one sentence: what was given, what is allowed, the fix."""
+    """Something the user gave cannot be used. Its text is one line: what was given, what is allowed, the fix."""
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.split()))
 
 
 class Arguments(argparse.ArgumentParser):
@@ -26,7 +29,7 @@ class Arguments(argparse.ArgumentParser):
         super().__init__(description=description, allow_abbrev=False)
 
     def error(self, message: str):
-        self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists the options\n")
+        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def tokenize(caption: str) -> list[str]:

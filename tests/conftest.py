@@ -7,7 +7,8 @@ import torch
 import demo
 
 REAL = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data")
-torch.set_num_threads(min(2, torch.get_num_threads()))
+os.environ["OMP_NUM_THREADS"] = "1"   # of the commands that tests start; small tensors are slower on more threads
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

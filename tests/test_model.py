@@ -203,6 +203,13 @@ def test_scores_are_compared_in_float32_under_autocast():
         assert isinstance(model, JointEmbedding) and model(batch)["hinge"].dtype == torch.float32
 
 
+def test_zero_features_train():
+    """An image without features must not blow up the gradient (the originals divide by zero)."""
+    model, batch = build_model(options("--sim", "wasserstein"), VOCAB), pairs()
+    model(batch._replace(images=torch.zeros(6, 9)))["hinge"].backward()
+    assert all(p.grad.isfinite().all() and p.grad.norm() < 1e9 for p in model.parameters() if p.grad is not None)
+
+
 def test_double_width_is_the_higher_capacity_model():
     opt = options()
     single = sum(p.numel() for p in build_model(opt, VOCAB).parameters())
