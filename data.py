@@ -100,11 +100,12 @@ class Features:
     def describe(self) -> str:
         some = self.array[np.linspace(0, len(self.array) - 1, 256).astype(int)].astype(np.float32)
         return (f"features {tuple(self.array.shape)} {self.array.dtype}, mean l2 norm "
-                f"{np.linalg.norm(some, axis=-1).mean():.2f}" + (f", each row repeated {self.step} times" if self.step > 1 else ""))
+                f"{np.linalg.norm(some, axis=-1).mean():.2f}"
+                + (f", each row repeated {self.step} times" if self.step > 1 else ""))
 
     def digest(self) -> str:
         some = np.unique(np.linspace(0, len(self.array) - 1, 64).astype(int))
-        return hashlib.sha256(repr((self.array.shape, self.array.dtype)).encode() + self.array[some].tobytes()).hexdigest()
+        return hashlib.sha256(f"{self.array.shape} {self.array.dtype}".encode() + self.array[some].tobytes()).hexdigest()
 
 
 class Photos:

@@ -19,14 +19,19 @@ def vsepp_linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class Precomputed(nn.Module):
-    """Image trunk for precomputed features: (B, F) as they are; regions (B, P, F) are averaged to (B, F)."""
+    """Image trunk for precomputed features: (B, F), or regions (B, P, F) averaged to (B, F); l2-normalised.
 
-    def __init__(self, img_dim: int):
+    VSE++ normalises what its CNN gives and assumes precomputed features to be normalised already. The mean embedding
+    hardly cares, but a log-variance is linear in the features: at norm 17 the variances are noise to begin with.
+    """
+
+    def __init__(self, img_dim: int, normalise: bool = True):
         super().__init__()
-        self.dim = img_dim
+        self.dim, self.normalise = img_dim, normalise
 
     def forward(self, features: Tensor, lengths=None) -> Tensor:
-        return features.mean(1) if features.ndim == 3 else features                 # (B, F) | (B, P, F) -> (B, F)
+        features = features.mean(1) if features.ndim == 3 else features             # (B, F) | (B, P, F) -> (B, F)
+        return F.normalize(features, dim=1) if self.normalise else features
 
 
 class CNN(nn.Module):

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 LOG_VAR_BOUNDS = (math.log(0.1), math.log(10.0))  # `pmrl` 3.1: variances in [0.1, 10]
+PIECE = 512                           # captions lifted and scored at once, so that temporaries stay in the cache
 
 
 class Embedding(NamedTuple):
@@ -28,6 +29,10 @@ class Embedding(NamedTuple):
     def rows(self, index) -> "Embedding":
         """The items that `index` (slice, list or tensor) selects."""
         return Embedding(*(None if x is None else x[index] for x in self))
+
+    def split(self, size: int) -> list["Embedding"]:
+        """The items in runs of at most `size`."""
+        return [self.rows(slice(k, k + size)) for k in range(0, max(1, len(self.mean)), size)]
 
 
 def bound_log_var(raw: Tensor) -> Tensor:
@@ -44,7 +49,7 @@ def uncertainty(e: Embedding) -> Tensor:
 
 def negative_root(raw: Tensor) -> Tensor:
     """-sqrt of a negated squared distance. The clamp keeps the gradient finite where the distance is zero."""
-    return -(-raw).clamp(min=torch.finfo(raw.dtype).eps ** 2).sqrt()
+    return (-raw).clamp_(min=torch.finfo(raw.dtype).eps ** 2).sqrt().neg()
 
 
 class Similarity(nn.Module):
@@ -67,19 +72,34 @@ class Separable(Similarity):
     """score = finish(A @ B.T + a[:, None] + b[None, :]).
 
     `origin` names what both sides share: a similarity that does not change when both are moved (or scaled) together
-    subtracts it first, so that float32 never adds large terms that cancel. Without it (None) `images` and `captions`
-    depend on nothing but their own item, which an index needs.
+    subtracts it first, so that float32 never adds large terms that cancel. Without it (None) a lift depends on nothing but
+    its own item, which an index needs; that is what `images` and `captions` return.
     """
 
-    def images(self, e: Embedding, origin: Embedding | None = None) -> tuple[Tensor, Tensor]:       # (N, K), (N,)
+    def lift_image(self, e: Embedding, origin: Embedding | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """A (N, K), a (N,), and the level (N, 1) that an item's variances have in common: see `gap`."""
         raise NotImplementedError
 
-    def captions(self, e: Embedding, origin: Embedding | None = None) -> tuple[Tensor, Tensor]:     # (M, K), (M,)
+    def lift_caption(self, e: Embedding, origin: Embedding | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """B (M, K), b (M,) and level (M, 1) or None, as in `lift_image`."""
+        raise NotImplementedError
+
+    def gap(self, image_level: Tensor, caption_level: Tensor, dim: int) -> Tensor:
+        """Part of the raw score that levels (n, 1) and (1, m) make. Taken pair by pair: as terms of an inner product they
+        would cancel where whole items differ in variance, as spherical ones do."""
         raise NotImplementedError
 
     def finish(self, raw: Tensor) -> Tensor:
         """Monotone, so that ranking by the raw inner product is ranking by the score."""
         return raw
+
+    def images(self, e: Embedding) -> tuple[Tensor, Tensor]:
+        """A (N, K), a (N,)."""
+        return self.lift_image(e, None)[:2]
+
+    def captions(self, e: Embedding) -> tuple[Tensor, Tensor]:
+        """B (M, K), b (M,)."""
+        return self.lift_caption(e, None)[:2]
 
     def origin(self, images: Embedding, captions: Embedding) -> Embedding:
         """Average mean and log-variance of the two sides, (1, D) each; a constant to the gradient."""
@@ -92,16 +112,22 @@ class Separable(Similarity):
         return self.tiles(images, captions)(slice(None), slice(None))
 
     def tiles(self, images: Embedding, captions: Embedding):
-        """As in `Similarity`; the images are lifted once, captions a block at a time (the last is kept)."""
+        """As in `Similarity`; the images are lifted once, captions a block at a time (the last is kept), in pieces."""
         self.check(images, captions)
         origin = self.origin(images, captions)
-        A, a = self.images(images, origin)                                          # (N, K), (N,)
-        last = [None, None, None]
+        A, a, level = self.lift_image(images, origin)                               # (N, K), (N,), (N, 1)
+        last = [None, []]
 
         def tile(i, c):
             if last[0] is not c:
-                last[:] = c, *self.captions(captions.rows(c), origin)               # (m, K), (m,)
-            return self.finish(torch.addmm(a[i, None] + last[2], A[i], last[1].T))  # (n, m)
+                last[:] = c, [self.lift_caption(piece, origin) for piece in captions.rows(c).split(PIECE)]
+            blocks = []
+            for B, b, caption_level in last[1]:                                     # (p, K), (p,), (p, 1)
+                raw = a[i, None] + b                                                # (n, p)
+                if caption_level is not None:
+                    raw += self.gap(level[i], caption_level.T, images.mean.shape[1])
+                blocks.append(self.finish(raw.addmm_(A[i], B.T)))
+            return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)          # (n, m)
         return tile
 
 
@@ -110,29 +136,32 @@ def shift(e: Embedding, origin: Embedding | None) -> Tensor:
     return e.mean if origin is None else e.mean - origin.mean
 
 
-def normalise(e: Embedding, origin: Embedding | None) -> tuple[Tensor, Tensor]:
-    """Means and log-variances, (N, D) each, in the units of the origin: x -> (x - mean0) / std0."""
+def normalise(e: Embedding, origin: Embedding | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Means and log-variances, (N, D) each, in the units of the origin, x -> (x - mean0) / std0; from the log-variances
+    their average over each item is taken out and given beside them, (N, 1). Without an origin: as they are, and 0."""
     if origin is None:
-        return e.mean, e.log_var.expand_as(e.mean)
-    return (e.mean - origin.mean) * (-origin.log_var / 2).exp(), e.log_var.expand_as(e.mean) - origin.log_var
+        return e.mean, e.log_var.expand_as(e.mean), e.mean.new_zeros(len(e.mean), 1)
+    log_var = e.log_var - origin.log_var
+    level = log_var.mean(1, keepdim=True)
+    return (e.mean - origin.mean) * (-origin.log_var / 2).exp(), (log_var - level).expand_as(e.mean), level
 
 
 class Dot(Separable):
     """Inner product of the means: VSE++'s score, which is the cosine where both sides have unit norm."""
 
-    def images(self, e, origin=None):
-        return e.mean, e.mean.new_zeros(len(e.mean))
+    def lift_image(self, e, origin):
+        return e.mean, e.mean.new_zeros(len(e.mean)), None
 
-    captions = images
+    lift_caption = lift_image
 
 
 class Cosine(Separable):
     """Cosine of the means, in [-1, 1] (VSE++ 3.1)."""
 
-    def images(self, e, origin=None):
-        return F.normalize(e.mean, dim=1), e.mean.new_zeros(len(e.mean))
+    def lift_image(self, e, origin):
+        return F.normalize(e.mean, dim=1), e.mean.new_zeros(len(e.mean)), None
 
-    captions = images
+    lift_caption = lift_image
 
 
 class Mahalanobis(Separable):
@@ -143,54 +172,58 @@ class Mahalanobis(Separable):
     gaussian_sides = 1
     finish = staticmethod(negative_root)
 
-    def images(self, e, origin=None):
+    def lift_image(self, e, origin):
+        mean = shift(e, origin)
         if e.log_var is None:
-            x = shift(e, origin)
-            return torch.cat([x.square(), x], 1), x.new_zeros(len(x))               # (N, 2D)
-        mean, precision = shift(e, origin), (-e.log_var).expand_as(e.mean).exp()
-        return torch.cat([-precision, 2 * precision * mean], 1), -(precision * mean.square()).sum(1)
+            return torch.cat([mean.square(), mean], 1), mean.new_zeros(len(mean)), None             # (N, 2D)
+        precision = (-e.log_var).exp().expand_as(mean)
+        scaled = precision * mean
+        return torch.cat([-precision, 2 * scaled], 1), -(scaled * mean).sum(1), None
 
-    captions = images
+    lift_caption = lift_image
 
 
 class KL(Separable):
     """-KL(image || caption) in nats, <= 0: `pmrl` eq. 15, `ucmr` eq. 4.
 
-    With e = v_i - 1 and r = 1/v_c - 1 (expm1 of the log-variances), per dimension
-    2 KL = e r + (e - log v_i) + (r + log v_c) + (mu_i - mu_c)^2 (1 + r): what cancels is never added.
+    With l the log-variances less the level of their item, x = expm1(l_i), y = expm1(-l_c) and u = exp(level_i - level_c),
+    2 KL = sum_d [u (x y + x + y) + l_c - l_i + (mu_i - mu_c)^2 / v_c] + D (u - 1 - log u): what cancels is never added.
     """
     gaussian_sides = 2
 
-    def images(self, e, origin=None):
-        return self.first(e, origin)
+    def lift_image(self, e, origin):
+        """The lift of p in KL(p || q): (N, 2D + 2)."""
+        mean, log_var, level = normalise(e, origin)
+        scale = level.exp()
+        excess = scale * log_var.expm1()
+        square = -0.5 * (excess + mean.square())
+        return torch.cat([square, mean, square.sum(1, keepdim=True), -0.5 * scale], 1), 0.5 * log_var.sum(1), level
 
-    def captions(self, e, origin=None):
-        return self.second(e, origin)
+    def lift_caption(self, e, origin):
+        """The lift of q in KL(p || q): (M, 2D + 2)."""
+        mean, log_var, level = normalise(e, origin)
+        scale = (-level).exp()
+        excess = scale * (-log_var).expm1()
+        scaled = mean * (excess + scale)
+        return (torch.cat([excess, scaled, scale, excess.sum(1, keepdim=True)], 1),
+                -0.5 * (log_var + mean * scaled).sum(1), level)
 
-    @staticmethod
-    def first(e, origin):
-        """The lift of p in KL(p || q)."""
-        mean, log_var = normalise(e, origin)
-        excess = log_var.expm1()
-        return torch.cat([excess + mean.square(), mean], 1), -0.5 * (excess - log_var + mean.square()).sum(1)
-
-    @staticmethod
-    def second(e, origin):
-        """The lift of q in KL(p || q)."""
-        mean, log_var = normalise(e, origin)
-        excess = (-log_var).expm1()
-        scaled = mean * (1 + excess)
-        return torch.cat([-0.5 * excess, scaled], 1), -0.5 * (excess + log_var + mean * scaled).sum(1)
+    def gap(self, image_level, caption_level, dim):
+        ratio = image_level - caption_level                                         # log u: (n, m)
+        return (ratio.expm1() - ratio) * (-0.5 * dim)
 
 
 class KLReverse(KL):
     """-KL(caption || image) in nats, <= 0: the other direction, `ucmr` Table 6."""
 
-    def images(self, e, origin=None):
-        return self.second(e, origin)
+    def lift_image(self, e, origin):
+        return super().lift_caption(e, origin)
 
-    def captions(self, e, origin=None):
-        return self.first(e, origin)
+    def lift_caption(self, e, origin):
+        return super().lift_image(e, origin)
+
+    def gap(self, image_level, caption_level, dim):
+        return super().gap(caption_level, image_level, dim)
 
 
 class MinKL(Similarity):
@@ -216,19 +249,22 @@ class Wasserstein(Separable):
     power = 0.5                       # of the variance
     finish = staticmethod(negative_root)
 
-    def lift(self, e, origin):
-        spread = (self.power * e.log_var).exp().expand_as(e.mean)
+    def lift_caption(self, e, origin):
+        spread = (self.power * e.log_var).exp()                                     # (M, D) or spherical (M, 1)
+        level = None
         if origin is not None:
             spread = spread - (self.power * origin.log_var).exp()
-        u = torch.cat([shift(e, origin), spread], 1)                                # (N, 2D)
-        return u, -u.square().sum(1)
+            level = spread.mean(1, keepdim=True)
+            spread = spread - level
+        u = torch.cat([shift(e, origin), spread.expand_as(e.mean)], 1)              # (M, 2D)
+        return u, -u.square().sum(1), level
 
-    def images(self, e, origin=None):
-        u, norm = self.lift(e, origin)
-        return 2 * u, norm
+    def lift_image(self, e, origin):
+        u, norm, level = self.lift_caption(e, origin)
+        return 2 * u, norm, level
 
-    def captions(self, e, origin=None):
-        return self.lift(e, origin)
+    def gap(self, image_level, caption_level, dim):
+        return (image_level - caption_level).square() * -dim                        # (n, m)
 
 
 class WassersteinVar(Wasserstein):
@@ -241,16 +277,13 @@ class CSD(Separable):
     """-(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0: closed-form sampled distance, PCME++ eq. 1."""
     gaussian_sides = 2
 
-    def lift(self, e, origin):
+    def lift_caption(self, e, origin):
         mean = shift(e, origin)
-        return mean, -mean.square().sum(1) - e.log_var.exp().expand_as(e.mean).sum(1)
+        return mean, -mean.square().sum(1) - e.log_var.exp().expand_as(e.mean).sum(1), None
 
-    def images(self, e, origin=None):
-        mean, norm = self.lift(e, origin)
-        return 2 * mean, norm
-
-    def captions(self, e, origin=None):
-        return self.lift(e, origin)
+    def lift_image(self, e, origin):
+        mean, norm, _ = self.lift_caption(e, origin)
+        return 2 * mean, norm, None
 
 
 class Order(Similarity):

@@ -130,8 +130,8 @@ def ranks(tile, caption_image, n_images: int, block: int = 1000) -> tuple[np.nda
         return scores
 
     def count(scores, i, c):
-        i2t[i] += torch.count_nonzero(scores >= best[i, None], 1).cpu()
-        t2i[c] += torch.count_nonzero(scores >= own[None, c], 0).cpu()
+        i2t[i] += (scores >= best[i, None]).sum(1, dtype=torch.int32).cpu()         # int32 sums are much faster than int64
+        t2i[c] += (scores >= own[None, c]).sum(0, dtype=torch.int32).cpu()
 
     for i, c in zip(image_blocks, caption_blocks):
         scores = scores_of(i, c)

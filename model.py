@@ -89,7 +89,7 @@ def in_float32(e: Embedding) -> Embedding:
 
 def build_image_tower(opt, pretrained: bool) -> Tower:
     trunk = (CNN(opt.cnn_type, opt.finetune, opt.cnn_weights, pretrained) if opt.img_enc == "cnn"
-             else Precomputed(opt.img_dim))
+             else Precomputed(opt.img_dim, opt.feature_norm))
     return Tower(trunk, lambda: LinearEmbedding(trunk.dim, opt.embed_size), opt.image_head,
                  normalise=not opt.no_imgnorm, use_abs=opt.use_abs, logvar_norm=opt.logvar_norm)
 

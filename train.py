@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     add("--cnn_weights", help="file with the network's weights (default: torch's cache; nothing is fetched)")
     add("--crop_size", type=positive, default=224, help="side of the random crops of training photos")
     add("--img_dim", type=positive, help="size of the image features (default: read from the data)")
+    add("--feature_norm", action=switch, default=True, help="l2-normalise precomputed features, as VSE++ does CNN features")
     add("--txt_enc", choices=["gru"], default="gru", help="text embedding")
     add("--word_dim", type=positive, default=300, help="size of the word vectors")
     add("--embed_size", type=positive, default=1024, help="size of the joint embedding")

@@ -60,7 +60,8 @@ def embedding(n, d, kind="random", seed=0, dtype=torch.float64, spherical=False)
     pattern = torch.rand(shape, generator=torch.Generator().manual_seed(99 if kind == "shared" else seed))
     log_var = {"random": LOW + (HIGH - LOW) * pattern, "low": torch.full(shape, LOW), "high": torch.full(shape, HIGH),
                "bounds": torch.where(pattern < 0.5, LOW, HIGH),
-               "shared": torch.where(pattern[:1] < 0.5, LOW, HIGH).expand(shape)}
+               "shared": torch.where(pattern[:1] < 0.5, LOW, HIGH).expand(shape),
+               "items": torch.where(pattern[:, :1] < 0.5, LOW, HIGH).expand(shape)}   # every item at one of the bounds
     return Embedding(F.normalize(mean, dim=1).to(dtype), log_var[kind].to(dtype))
 
 
@@ -111,10 +112,12 @@ def test_kl_equals_full_covariance_formula():
 
 @pytest.mark.parametrize("d", [64, 2048])
 @pytest.mark.parametrize("kinds", [("random", "random"), ("bounds", "bounds"), ("low", "high"), ("high", "low"),
-                                   ("high", "high"), ("low", "low"), ("shared", "shared")])
+                                   ("high", "high"), ("low", "low"), ("shared", "shared"), ("items", "items")])
 @pytest.mark.parametrize("name", SIMILARITIES)
-def test_float32_is_close_to_float64(name, kinds, d):
-    images, captions = sides(name, embedding(40, d, kinds[0], 5), embedding(60, d, kinds[1], 6))
+@pytest.mark.parametrize("spherical", [False, True])
+def test_float32_is_close_to_float64(name, kinds, d, spherical):
+    images, captions = sides(name, embedding(40, d, kinds[0], 5, spherical=spherical),
+                             embedding(60, d, kinds[1], 6, spherical=spherical))
     exact = SIMILARITIES[name]()(images, captions)
     single = SIMILARITIES[name]()(to(images, torch.float32), to(captions, torch.float32)).double()
     scale = exact.abs() if name not in ("cosine", "dot") else exact.abs().max()   # a cosine passes through zero

@@ -193,7 +193,14 @@ def test_efficientnet_lite0_comes_with_its_weights():
 
 def test_regions_are_averaged():
     features = torch.randn(3, 4, 9)
-    torch.testing.assert_close(Precomputed(9)(features), features.mean(1))
+    torch.testing.assert_close(Precomputed(9, normalise=False)(features), features.mean(1))
+
+
+def test_features_are_normalised_unless_told():
+    features = 17 * torch.randn(3, 9)
+    torch.testing.assert_close(Precomputed(9)(features), features / features.norm(dim=1, keepdim=True))
+    torch.testing.assert_close(Precomputed(9, normalise=False)(features), features)
+    assert not train.parse_args(["--no-feature_norm"]).feature_norm
 
 
 def test_scores_are_compared_in_float32_under_autocast():

