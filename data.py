@@ -457,11 +457,11 @@ def image_batches(images, batch_size: int, workers: int = 0):
 def check(data_path: str, data_name: str, vocab_path: str | None = None) -> int:
     """Print what a data folder holds and every fault found; returns the number of faults."""
     faults, found, vocab = [], 0, Vocabulary.load(vocab_path) if vocab_path else None
-    for name in ("train", "dev", "test", "testall"):
+    for name in ("train", "restval", "dev", "test", "testall"):
         try:
-            split = read_split(data_path, data_name, name, use_restval=name == "train", dev_images=0)
+            split = read_split(data_path, data_name, name, dev_images=0)
         except InputError as error:
-            if name != "testall" and (os.path.isdir(os.path.join(data_path, data_name)) or name == "train"):
+            if name not in ("restval", "testall") and (os.path.isdir(os.path.join(data_path, data_name)) or name == "train"):
                 faults.append(str(error))
             continue
         found += 1

@@ -22,11 +22,18 @@ class InputError(ValueError):
         super().__init__(" ".join(message.split()))
 
 
+class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the default of every option that has one."""
+
+    def _get_help_string(self, action):
+        return action.help if action.default in (None, False) else super()._get_help_string(action)
+
+
 class Arguments(argparse.ArgumentParser):
     """A command line whose errors are one line without the usage; options are never abbreviated."""
 
     def __init__(self, description: str):
-        super().__init__(description=description, allow_abbrev=False)
+        super().__init__(description=description, allow_abbrev=False, formatter_class=_Defaults)
 
     def error(self, message: str):
         self.exit(2, f"{self.prog}: {message}\n")

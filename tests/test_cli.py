@@ -316,7 +316,7 @@ def test_vocab_command(tmp_path, demo_path, capsys, monkeypatch):
 def test_check_command(demo_path, capsys):
     with pytest.raises(SystemExit) as stop:
         data.main(["check", "--data_path", demo_path, "--data_name", "demo_coco"])
-    assert stop.value.code == 0 and "3 splits, 0 faults" in capsys.readouterr().out
+    assert stop.value.code == 0 and "4 splits, 0 faults" in capsys.readouterr().out
     with pytest.raises(SystemExit) as stop:
         data.main(["check", "--data_path", demo_path, "--data_name", "none"])
     assert stop.value.code == 1

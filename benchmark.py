@@ -1,0 +1,337 @@
+"""Speed and memory of what users wait for: ratios of things that took turns in one run, each beside its target.
+
+    python benchmark.py [scores] [evaluation] [step] [batches] [--output benchmark.json]
+
+scores      every similarity against one bare matrix product and against a loop of broadcasts; precision of float32
+evaluation  both directions of the COCO 5K test against the matrix products alone; peak memory
+step        a training step of Gaussians against one of points, and what of it is not the networks
+batches     reading batches from a mapped feature file against the pace of training
+
+A time is the least of `--repeats` rounds. On a busy machine OMP_NUM_THREADS=1 makes the ratios steadier: with one thread
+the time of the processor is taken, in which waiting for other programs does not count.
+"""
+import contextlib
+import itertools
+import math
+import multiprocessing
+import os
+import resource
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import train
+from data import Batch, Features, Split, Tokens, pair_batches
+from evaluate import save_json, torch_device
+from losses import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, hinge
+from metrics import retrieval_blocks
+from model import build_model
+from vocab import SPECIALS, Arguments, Vocabulary
+
+DIM = 1024
+SCORES = (1000, 5000)                 # images, captions
+SLICE = 8                             # images that the loop of broadcasts scores; its time is scaled to all
+SAMPLE = (200, 300)                   # images, captions whose precision is measured
+EVALUATION = (5000, 25000)            # COCO 5K test
+BLOCKS = (1000, 640, 1700)            # images a block: the first is timed, all must agree
+BATCH, FEATURES, WORDS, LENGTHS = 128, 2048, 10000, (8, 20)
+FILES = {"features": ((20000, 2048), np.float32), "regions": ((2000, 36, 512), np.float16)}
+TIMED = ("kl", "kl_reverse", "mahalanobis", "wasserstein", "csd")       # the similarities with targets of speed
+AT_MOST = {"product": 2.5, "minkl": 2.0, "error": 1e-5, "evaluation": 1.5, "memory": 600, "step": 2.2}
+AT_LEAST = {"loop": 40, "batches": 20, "equal": 1}
+MIB = 2 ** 20
+records: list[dict] = []              # every measurement of this run
+
+
+def kl(mean1, log_var1, mean2, log_var2):
+    var1, var2 = log_var1.exp(), log_var2.exp()
+    return 0.5 * ((var2 / var1).log() + (var1 + (mean1 - mean2).square()) / var2 - 1).sum(1)
+
+
+# One image (1, D) against all captions (M, D) as the papers print it, means and log-variances -> (M,).
+BROADCASTS = {
+    "cosine": lambda mi, li, mc, lc: F.cosine_similarity(mi, mc, dim=1),
+    "dot": lambda mi, li, mc, lc: (mi * mc).sum(1),
+    "order": lambda mi, li, mc, lc: -(mc - mi).clamp(min=0).square().sum(1).sqrt(),
+    "mahalanobis": lambda mi, li, mc, lc: -((mi - mc).square() / lc.exp()).sum(1).sqrt(),
+    "kl": lambda mi, li, mc, lc: -kl(mi, li, mc, lc),
+    "kl_reverse": lambda mi, li, mc, lc: -kl(mc, lc, mi, li),
+    "minkl": lambda mi, li, mc, lc: -torch.minimum(kl(mi, li, mc, lc), kl(mc, lc, mi, li)),
+    "wasserstein": lambda mi, li, mc, lc: -((mi - mc).square() + (li.exp().sqrt() - lc.exp().sqrt()).square()).sum(1).sqrt(),
+    "wasserstein_var": lambda mi, li, mc, lc: -((mi - mc).square() + (li.exp() - lc.exp()).square()).sum(1).sqrt(),
+    "csd": lambda mi, li, mc, lc: -((mi - mc).square() + li.exp() + lc.exp()).sum(1),
+}
+
+
+def loop(name: str, images: Embedding, captions: Embedding) -> Tensor:
+    """The plain way: images one by one against all captions -> (N, M)."""
+    log_var = images.mean if images.log_var is None else images.log_var             # a point's is not read
+    return torch.stack([BROADCASTS[name](m[None], v[None], captions.mean, captions.log_var)
+                        for m, v in zip(images.mean, log_var)])
+
+
+def cell(name: str, value: float, form: str, kind: str | None = None) -> str:
+    """A value, the target that its kind has and whether it is met, as text of one width; kept for --output."""
+    most, least = AT_MOST.get(kind), AT_LEAST.get(kind)
+    ok = None if most is least is None else bool(value <= most if least is None else value >= least)
+    records.append({"name": name, "value": float(value), "at_most": most, "at_least": least, "ok": ok})
+    target = "" if ok is None else f"<= {most:g}" if least is None else f">= {least:g}"
+    return f"{value:>8{form}} {target:9}{'' if ok is None else 'ok' if ok else 'MISSED':8}"
+
+
+def line(name: str, value: float, form: str, kind: str | None = None) -> None:
+    print(f"  {name:84}{cell(name, value, form, kind)}".rstrip(), flush=True)
+
+
+def clock_of(device):
+    """Processor time where that is all of the work, else wall time."""
+    return time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+
+
+def race(runs: dict, repeats: int, device) -> dict:
+    """Least seconds of each function, over rounds in which all take turns, after one round that does not count."""
+    best, clock = dict.fromkeys(runs, math.inf), clock_of(device)
+    for n in range(repeats + 1):
+        for name, run in runs.items():
+            start = clock()
+            run()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            best[name] = min(best[name], clock() - start) if n else math.inf
+    return best
+
+
+def pairs(n_images: int, n_captions: int, seed: int, device) -> tuple[Embedding, Embedding, np.ndarray]:
+    """Gaussians, (N, D) and (M, D), and whose each caption is: noisy copies of the images, found about half of the time."""
+    generator, noise = torch.Generator().manual_seed(seed), 8.0
+    caption_image = np.arange(n_captions) * n_images // n_captions
+    fields = []
+    for bound in (lambda x: F.normalize(x, dim=1), lambda x: (x / 2).clamp(*LOG_VAR_BOUNDS)):
+        truth = torch.randn(n_images, DIM, generator=generator)
+        copies = torch.randn(n_captions, DIM, generator=generator).mul_(noise).add_(truth[caption_image])
+        fields.append((bound(truth).to(device), bound(copies.div_(math.hypot(1, noise))).to(device)))
+    return *(Embedding(*side) for side in zip(*fields)), caption_image
+
+
+def error(name: str, dim: int, whole: bool, seed: int) -> float:
+    """Largest relative error of float32 scores against the plain formula in float64, variances at their bounds.
+
+    Each variance at a bound of its own, or `whole` items at one, as spherical ones are. Cosine and dot pass through zero:
+    theirs is relative to the largest.
+    """
+    generator, made = torch.Generator().manual_seed(seed), []
+    for n in SAMPLE:
+        high = torch.rand(n, 1 if whole else dim, generator=generator).expand(n, dim) < 0.5
+        made.append(Embedding(F.normalize(torch.randn(n, dim, generator=generator), dim=1),
+                              torch.where(high, LOG_VAR_BOUNDS[1], LOG_VAR_BOUNDS[0])))
+    images, captions = made if name != "mahalanobis" else (Embedding(made[0].mean), made[1])
+    exact = loop(name, *(Embedding(*(None if x is None else x.double() for x in e)) for e in (images, captions)))   # (n, m)
+    scale = exact.abs().max() if name in ("cosine", "dot") else exact.abs()
+    return float(((SIMILARITIES[name]()(images, captions) - exact).abs() / scale).max())
+
+
+def scores(opt, device) -> None:
+    n, m = SCORES
+    images, captions, _ = pairs(n, m, opt.seed, device)
+    print(f"\nscores: {n:,} images x {m:,} captions, D = {DIM:,}; the loop's time is that of {SLICE} images, scaled\n"
+          f"  {'':15}{'ms':>8}  {'times one product':25}{'times faster than loop':25}times kl")
+    for name in SIMILARITIES:
+        scale = n / SLICE if name == "order" else 1         # order is broadcasts itself: timed on the slice too
+        i = Embedding(images.mean) if name == "mahalanobis" else images
+        with torch.no_grad():
+            best = race({"product": lambda: images.mean @ captions.mean.T,
+                         "own": partial(SIMILARITIES[name](), i if scale == 1 else i.rows(slice(SLICE)), captions),
+                         "loop": partial(loop, name, i.rows(slice(SLICE)), captions),
+                         **({"kl": partial(SIMILARITIES["kl"](), i, captions)} if name == "minkl" else {})},
+                        opt.repeats, device)
+        own, aims = best["own"] * scale, ("product", "loop") if name in TIMED else (None, None)
+        row = (cell(f"{name} / product", own / best["product"], ".2f", aims[0])
+               + cell(f"loop / {name}", best["loop"] * n / SLICE / own, ".1f", aims[1])
+               + (cell("minkl / kl", own / best["kl"], ".2f", "minkl") if name == "minkl" else ""))
+        print(f"  {name:15}{1000 * own:8.0f}{row}".rstrip(), flush=True)
+    columns = {f"{'whole items' if whole else 'each its own'}, D = {dim}": (dim, whole)
+               for whole in (False, True) for dim in (1024, 2048)}
+    print(f"\n  largest relative error of float32, {SAMPLE[0]} x {SAMPLE[1]}, variances at both bounds\n  {'':15}"
+          + "".join(f"  {title:24}" for title in columns))
+    for name in SIMILARITIES:
+        row = [cell(f"{name} error, {title}", error(name, *c, opt.seed), ".1e", "error") for title, c in columns.items()]
+        print(f"  {name:15}{''.join(row)}".rstrip(), flush=True)
+
+
+def resident(field: str) -> int:
+    """Bytes of this process as /proc counts them; where it is missing the most so far."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as f:
+            return next(int(row.split()[1]) * 1024 for row in f if row.startswith(field + ":"))
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def in_fresh_process(function, *args):
+    """What a function returns that has the memory of a process to itself."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()
+
+
+def evaluation_memory(name: str, seed: int, device) -> float:
+    """MiB that an evaluation takes at its peak beyond the embeddings."""
+    cuda, (images, captions, caption_image) = device.type == "cuda", pairs(*EVALUATION, seed, device)
+    similarity = SIMILARITIES[name]()
+    retrieval_blocks(similarity, images.rows(slice(50)), captions.rows(slice(250)), caption_image[:250])    # warms up
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as f:
+        f.write("5")                                        # the peak starts at what is resident now
+    before = torch.cuda.memory_allocated(device) if cuda else resident("VmHWM")
+    retrieval_blocks(similarity, images, captions, caption_image, BLOCKS[0])
+    return ((torch.cuda.max_memory_allocated(device) if cuda else resident("VmHWM")) - before) / MIB
+
+
+def evaluation(opt, device) -> None:
+    n, m = EVALUATION
+    images, captions, caption_image = pairs(n, m, opt.seed, device)
+    size = BLOCKS[0] * m // n
+    print(f"\nevaluation: {n:,} images x {m:,} captions, D = {DIM:,}, both directions, blocks of {BLOCKS[0]:,} x {size:,}",
+          flush=True)
+
+    def products(a, b):
+        for i, c in itertools.product(a.split(BLOCKS[0]), b.split(size)):
+            i @ c.T
+
+    run = {name: partial(retrieval_blocks, SIMILARITIES[name](), images, captions, caption_image)
+           for name in ("wasserstein", "cosine")}
+    wide = [torch.cat(e[:2], 1) for e in (images, captions)]                        # (N, 2D), (M, 2D)
+    best = race({**{name: partial(f, BLOCKS[0]) for name, f in run.items()},
+                 DIM: partial(products, images.mean, captions.mean), 2 * DIM: partial(products, *wide)}, opt.repeats, device)
+    for name, width, needed in (("wasserstein", DIM, False), ("wasserstein", 2 * DIM, True), ("cosine", DIM, True)):
+        line(f"{name} / products of width {width:,}" + (", which it needs" if needed else ", of the embeddings"),
+             best[name] / best[width], ".2f", "evaluation" if needed else None)
+    for name, f in run.items():
+        results = [f(block) for block in BLOCKS]
+        recalls = [[r[side][key] for side in ("i2t", "t2i") for key in ("r1", "r5", "r10")] for r in results]
+        line(f"{name}: recalls equal in blocks of {BLOCKS} (R@1 {recalls[0][0]:.1f}, {recalls[0][3]:.1f})",
+             recalls.count(recalls[0]) == len(BLOCKS), "d", "equal")
+        memory = in_fresh_process(evaluation_memory, name, opt.seed, device)
+        line(f"{name}: peak memory beyond the embeddings, MiB", memory, ".0f", "memory")
+
+
+def training(sim: str, seed: int, device) -> dict:
+    """Functions that run one training step of VSE++ on precomputed features, and its parts each alone."""
+    options = train.parse_args(["--sim", sim, "--max_violation", "--img_enc", "precomp", "--img_dim", str(FEATURES),
+                                "--embed_size", str(DIM)])
+    torch.manual_seed(seed)
+    model = build_model(options, Vocabulary([*SPECIALS, *map(str, range(WORDS - len(SPECIALS)))])).to(device).train()
+    parameters = list(model.parameters())
+    optimizer = torch.optim.Adam(parameters, lr=options.learning_rate, fused=True)
+    scaler = torch.amp.GradScaler(device.type, enabled=False)
+    lengths = torch.randint(LENGTHS[0], LENGTHS[1] + 1, (BATCH,))
+    tokens = torch.randint(len(SPECIALS), WORDS, (BATCH, LENGTHS[1])) * (torch.arange(LENGTHS[1]) < lengths[:, None])
+    batch = Batch(torch.rand(BATCH, FEATURES), tokens, lengths, torch.arange(BATCH), torch.arange(BATCH)).to(device)
+
+    def embed():
+        embedded = (*model.embed_images(batch.images), *model.embed_captions(batch.tokens, batch.lengths))
+        return [x for x in embedded if x is not None]
+
+    leaves = [x.detach().requires_grad_() for x in embed()]
+
+    def objective():
+        images, captions = Embedding(*leaves[:len(leaves) // 2]), Embedding(*leaves[len(leaves) // 2:])
+        for x in leaves:
+            x.grad = None
+        hinge(model.similarity(images, captions), options.margin, options.max_violation).backward()
+
+    def networks():
+        optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(embed(), [x.grad for x in leaves])
+
+    def update():
+        torch.nn.utils.clip_grad_norm_(parameters, options.grad_clip)
+        optimizer.step()
+
+    def step():
+        train.train_step(model, batch, optimizer, scaler, parameters, options, {"epoch": 0, "step": 0})
+
+    return {"objective": objective, "networks": networks, "update": update, "step": step}
+
+
+def step(opt, device) -> None:
+    print(f"\nstep: batch of {BATCH}, features of {FEATURES:,}, D = {DIM:,}, {LENGTHS[0]} to {LENGTHS[1]} words, float32\n"
+          f"  {'ms, each alone':16}{'step':>9}{'networks':>12}{'similarity, loss':>20}{'clipping, Adam':>18}", flush=True)
+    kinds = {"point": "cosine", "gaussian": "wasserstein"}
+    best = race({(kind, name): run for kind, sim in kinds.items() for name, run in training(sim, opt.seed, device).items()},
+                opt.repeats, device)
+    for kind in kinds:
+        whole, *parts = (1000 * best[kind, name] for name in ("step", "networks", "objective", "update"))
+        print("  {:16}{:9.1f}{:12.1f}{:20.1f}{:18.1f}".format(kind, whole, *parts))
+        line(f"{kind}: share of the step outside the networks, percent", 100 * (parts[1] + parts[2]) / sum(parts), ".1f")
+    line("gaussian (wasserstein) / point (cosine)", best["gaussian", "step"] / best["point", "step"], ".2f", "step")
+
+
+def epoch(path: str, seed: int):
+    """A function that streams one epoch of batches, five captions an image, from a feature file; and its captions."""
+    rng, features = np.random.default_rng(seed), Features(path)
+    m = 5 * len(features)
+    length = rng.integers(LENGTHS[0], LENGTHS[1], m, endpoint=True)
+    tokens = Tokens(rng.integers(len(SPECIALS), WORDS, length.sum()), np.cumsum(length) - length, length)
+    split, order = Split("train", features, [""] * m, np.arange(m) // 5, path), rng.permutation(m)
+    return lambda: sum(len(batch.lengths) for batch in pair_batches(split, tokens, order, BATCH)), m
+
+
+def streaming_memory(path: str, seed: int) -> list[float]:
+    """MiB by which an epoch makes this process grow: memory of its own, and pages of the mapped file."""
+    stream, fields = epoch(path, seed)[0], ("RssAnon", "RssFile")
+    before = [resident(field) for field in fields]
+    stream()
+    return [(resident(field) - start) / MIB for field, start in zip(fields, before)]
+
+
+def batches(opt, device) -> None:
+    print(f"\nbatches: of {BATCH} pairs, five captions an image, in random order, the file in the system's cache", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path, runs, count = {}, {"step": training("cosine", opt.seed, device)["step"]}, {}
+        for name, (shape, dtype) in FILES.items():
+            path[name] = os.path.join(folder, f"{name}.npy")
+            np.save(path[name], np.random.default_rng(opt.seed).random(shape, np.float32).astype(dtype))
+            runs[name], count[name] = epoch(path[name], opt.seed)
+        best = race(runs, opt.repeats, device)
+        pace = BATCH / best["step"]
+        line("a training step of points, captions a second", pace, ".0f")
+        for name, (shape, dtype) in FILES.items():
+            own, mapped = in_fresh_process(streaming_memory, path[name], opt.seed)
+            line(f"{name} {shape} {np.dtype(dtype)}, captions a second", count[name] / best[name], ".0f")
+            line(f"{name}: as many times the pace of training", count[name] / best[name] / pace, ".1f", "batches")
+            line(f"{name}: growth of the process in an epoch, MiB of its own", own, ".0f")
+            line(f"{name}: pages of the file it leaves mapped, MiB of {os.path.getsize(path[name]) >> 20}", mapped, ".0f")
+
+
+PARTS = {"scores": scores, "evaluation": evaluation, "step": step, "batches": batches}
+
+
+def main(argv=None) -> None:
+    p = Arguments("Measure speed and memory as ratios.")
+    p.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
+    p.add_argument("--repeats", type=train.positive, default=5, help="rounds in which the things compared take turns")
+    p.add_argument("--seed", type=train.natural, default=0, help="of the random embeddings and features")
+    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
+    p.add_argument("--output", metavar="FILE", help="write all measurements there as JSON")
+    opt = p.parse_args(argv)
+    if set(opt.parts) - set(PARTS):
+        p.error(f"'{(set(opt.parts) - set(PARTS)).pop()}' is no part; the parts are {', '.join(PARTS)}")
+    device = torch_device(opt.device)
+    machine = f"{os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads, {device}, {clock_of(device).__name__}"
+    print(machine, flush=True)
+    for part in opt.parts or PARTS:
+        PARTS[part](opt, device)
+    verdicts = [record["ok"] for record in records if record["ok"] is not None]
+    print(f"\n{verdicts.count(False)} of {len(verdicts)} targets missed")
+    if opt.output:
+        save_json({"machine": machine, "repeats": opt.repeats, "seed": opt.seed, "measurements": records}, opt.output)
+
+
+if __name__ == "__main__":
+    main()
