@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 LOG_VAR_BOUNDS = (math.log(0.1), math.log(10.0))  # `pmrl` 3.1: variances in [0.1, 10]
-PIECE = 512                           # captions lifted and scored at once, so that temporaries stay in the cache
+PIECE = 256                           # captions lifted and scored at once, so that temporaries stay in the cache
 
 
 class Embedding(NamedTuple):
@@ -75,6 +75,7 @@ class Separable(Similarity):
     subtracts it first, so that float32 never adds large terms that cancel. Without it (None) a lift depends on nothing but
     its own item, which an index needs; that is what `images` and `captions` return.
     """
+    centred: tuple[str, ...] = ()     # fields of the embeddings that an origin is taken from
 
     def lift_image(self, e: Embedding, origin: Embedding | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """A (N, K), a (N,), and the level (N, 1) that an item's variances have in common: see `gap`."""
@@ -102,33 +103,41 @@ class Separable(Similarity):
         return self.lift_caption(e, None)[:2]
 
     def origin(self, images: Embedding, captions: Embedding) -> Embedding:
-        """Average mean and log-variance of the two sides, (1, D) each; a constant to the gradient."""
-        def centre(sides):
-            return None if not sides else sum(x.detach().mean(0, keepdim=True) for x in sides) / len(sides)
-        return Embedding(centre([images.mean, captions.mean]),
-                         centre([e.log_var for e in (images, captions) if e.log_var is not None]))
+        """Average over both sides of the fields in `centred`, (1, D) each; a constant to the gradient."""
+        fields = {}
+        for name in self.centred:
+            sides = [getattr(e, name) for e in (images, captions) if getattr(e, name) is not None]
+            fields[name] = sum(x.detach().mean(0, keepdim=True) for x in sides) / len(sides)
+        return Embedding(fields.get("mean"), fields.get("log_var"))
 
-    def forward(self, images: Embedding, captions: Embedding) -> Tensor:
-        return self.tiles(images, captions)(slice(None), slice(None))
-
-    def tiles(self, images: Embedding, captions: Embedding):
-        """As in `Similarity`; the images are lifted once, captions a block at a time (the last is kept), in pieces."""
+    def forward(self, images: Embedding, captions: Embedding, origin: Embedding | None = None) -> Tensor:
         self.check(images, captions)
-        origin = self.origin(images, captions)
-        A, a, level = self.lift_image(images, origin)                               # (N, K), (N,), (N, 1)
-        last = [None, []]
+        origin = origin or self.origin(images, captions)
+        pieces = (self.lift_caption(piece, origin) for piece in captions.split(PIECE))
+        return self.score(self.lift_image(images, origin), pieces, images.mean.shape[1])
+
+    def tiles(self, images: Embedding, captions: Embedding, origin: Embedding | None = None):
+        """As in `Similarity`; the images are lifted once, captions a block at a time, and the last block is kept."""
+        self.check(images, captions)
+        origin = origin or self.origin(images, captions)
+        lifted, last = self.lift_image(images, origin), [None, []]
 
         def tile(i, c):
             if last[0] is not c:
                 last[:] = c, [self.lift_caption(piece, origin) for piece in captions.rows(c).split(PIECE)]
-            blocks = []
-            for B, b, caption_level in last[1]:                                     # (p, K), (p,), (p, 1)
-                raw = a[i, None] + b                                                # (n, p)
-                if caption_level is not None:
-                    raw += self.gap(level[i], caption_level.T, images.mean.shape[1])
-                blocks.append(self.finish(raw.addmm_(A[i], B.T)))
-            return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)          # (n, m)
+            return self.score([None if x is None else x[i] for x in lifted], last[1], images.mean.shape[1])
         return tile
+
+    def score(self, lifted, pieces, dim: int) -> Tensor:
+        """Scores (n, m) of lifted images and the lifted captions of several pieces of p captions."""
+        A, a, level = lifted                                                        # (n, K), (n,), (n, 1)
+        blocks = []
+        for B, b, caption_level in pieces:                                          # (p, K), (p,), (p, 1)
+            raw = a[:, None] + b                                                    # (n, p)
+            if caption_level is not None:
+                raw += self.gap(level, caption_level.T, dim)
+            blocks.append(self.finish(raw.addmm_(A, B.T)))
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)              # (n, m)
 
 
 def shift(e: Embedding, origin: Embedding | None) -> Tensor:
@@ -169,7 +178,7 @@ class Mahalanobis(Separable):
 
     `pmrl` eq. 6 (GCE: the caption is the Gaussian) and eq. 10 (GIE: the image is).
     """
-    gaussian_sides = 1
+    gaussian_sides, centred = 1, ("mean",)
     finish = staticmethod(negative_root)
 
     def lift_image(self, e, origin):
@@ -189,7 +198,7 @@ class KL(Separable):
     With l the log-variances less the level of their item, x = expm1(l_i), y = expm1(-l_c) and u = exp(level_i - level_c),
     2 KL = sum_d [u (x y + x + y) + l_c - l_i + (mu_i - mu_c)^2 / v_c] + D (u - 1 - log u): what cancels is never added.
     """
-    gaussian_sides = 2
+    gaussian_sides, centred = 2, ("mean", "log_var")
 
     def lift_image(self, e, origin):
         """The lift of p in KL(p || q): (N, 2D + 2)."""
@@ -235,17 +244,19 @@ class MinKL(Similarity):
         self.kl, self.kl_reverse = KL(), KLReverse()
 
     def forward(self, images, captions):
-        return torch.maximum(self.kl(images, captions), self.kl_reverse(images, captions))
+        origin = self.kl.origin(images, captions)
+        return torch.maximum(self.kl(images, captions, origin), self.kl_reverse(images, captions, origin))
 
     def tiles(self, images, captions):
-        one, other = self.kl.tiles(images, captions), self.kl_reverse.tiles(images, captions)
+        origin = self.kl.origin(images, captions)
+        one, other = self.kl.tiles(images, captions, origin), self.kl_reverse.tiles(images, captions, origin)
         return lambda i, c: torch.maximum(one(i, c), other(i, c))
 
 
 class Wasserstein(Separable):
     """-sqrt(|mu_i - mu_c|^2 + |sigma_i - sigma_c|^2), sigma the standard deviations, <= 0: 2-Wasserstein distance of
     diagonal Gaussians, `pmrl` eq. 17 = `ucmr` eq. 7."""
-    gaussian_sides = 2
+    gaussian_sides, centred = 2, ("mean", "log_var")
     power = 0.5                       # of the variance
     finish = staticmethod(negative_root)
 
@@ -275,7 +286,7 @@ class WassersteinVar(Wasserstein):
 
 class CSD(Separable):
     """-(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0: closed-form sampled distance, PCME++ eq. 1."""
-    gaussian_sides = 2
+    gaussian_sides, centred = 2, ("mean",)
 
     def lift_caption(self, e, origin):
         mean = shift(e, origin)
