@@ -66,15 +66,16 @@ def draw(opt) -> None:
     scores = model.similarity(images, queries).T.cpu()                              # (queries, N)
     unsure = {side: None if e.log_var is None else uncertainty(e).tolist() for side, e in (("q", queries), ("i", images))}
 
-    figure, axes = plt.subplots(len(texts), TOP, figsize=(2.1 * TOP, 2.75 * len(texts)), squeeze=False)
+    height = 2.7 * len(texts) + 0.6
+    figure, axes = plt.subplots(len(texts), TOP, figsize=(2 * TOP, height), squeeze=False)
     for q, row in enumerate(axes):
         ranking = scores[q].argsort(descending=True)
-        label = "\n".join(textwrap.wrap(texts[q], 90))
+        label = "\n".join(textwrap.wrap(texts[q], 100))
         facts = [] if unsure["q"] is None else [f"uncertainty {unsure['q'][q]:.1f}"]
         if owner[q] is not None:
             rank = int((scores[q] >= scores[q, owner[q]]).sum())
             facts.append(f"its own image is number {rank} of {len(ranking):,}")
-        row[0].set_title(f"{label}\n{'; '.join(facts)}", loc="left", fontsize=9, pad=18)
+        row[0].text(0, 1.14, f"{label}\n{'; '.join(facts)}", transform=row[0].transAxes, fontsize=9, weight="bold")
         for axis, i in zip(row, ranking[:TOP].tolist()):
             axis.imshow(np.asarray(photos.open(i)))
             axis.set_xticks([])
@@ -84,8 +85,8 @@ def draw(opt) -> None:
             for spine in axis.spines.values():
                 spine.set(color="limegreen" if i == owner[q] else "lightgrey", linewidth=4 if i == owner[q] else 1)
     figure.suptitle(f"{name} {opt.split}, {trained.sim}: the best {TOP} of {len(split.images):,} images for a caption; "
-                    "green: its own", fontsize=10)
-    figure.tight_layout(rect=(0, 0, 1, 0.99))
+                    "green: its own", fontsize=10, y=1 - 0.15 / height)
+    figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 1.2 / height, wspace=0.06, hspace=0.45)
     output = opt.output or os.path.join(run if os.path.isdir(run) else os.path.dirname(run), "retrieval.png")
     os.makedirs(os.path.dirname(output) or ".", exist_ok=True)
     figure.savefig(output, dpi=80)
