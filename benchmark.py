@@ -7,8 +7,7 @@ evaluation  both directions of the COCO 5K test against the matrix products alon
 step        a training step of Gaussians against one of points, and what of it is not the networks
 batches     reading batches from a mapped feature file against the pace of training
 
-A time is the least of `--repeats` rounds. On a busy machine OMP_NUM_THREADS=1 makes the ratios steadier: with one thread
-the time of the processor is taken, in which waiting for other programs does not count.
+A time is the least of `--repeats` rounds. On a busy machine OMP_NUM_THREADS=1 makes the ratios steadier.
 """
 import contextlib
 import itertools
