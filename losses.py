@@ -52,6 +52,16 @@ def negative_root(raw: Tensor) -> Tensor:
     return (-raw).clamp_(min=torch.finfo(raw.dtype).eps ** 2).sqrt().neg()
 
 
+def side_by_side(blocks, m: int) -> Tensor:
+    """Blocks (n, p) from an iterator -> (n, m), each written while it is in the cache."""
+    scores, done = None, 0
+    for block in blocks:
+        scores = block.new_empty(len(block), m) if scores is None else scores
+        scores[:, done:done + block.shape[1]] = block
+        done += block.shape[1]
+    return scores
+
+
 class Similarity(nn.Module):
     """forward(images, captions): (N, D), (M, D) -> scores (N, M)."""
     gaussian_sides = 0                # how many of image and caption must be Gaussian: 0, 1 or 2
@@ -77,12 +87,13 @@ class Separable(Similarity):
     """
     centred: tuple[str, ...] = ()     # fields of the embeddings that an origin is taken from
 
-    def lift_image(self, e: Embedding, origin: Embedding | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """A (N, K), a (N,), and the level (N, 1) that an item's variances have in common: see `gap`."""
+    def lift_image(self, e: Embedding, origin: Embedding | None) -> tuple[list[Tensor], Tensor, Tensor | None]:
+        """The blocks of columns that A (N, K) consists of, a (N,), and the level (N, 1) or None that an item's variances
+        have in common: see `gap`. Joining the blocks would cost a pass over memory that no product needs."""
         raise NotImplementedError
 
-    def lift_caption(self, e: Embedding, origin: Embedding | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """B (M, K), b (M,) and level (M, 1) or None, as in `lift_image`."""
+    def lift_caption(self, e: Embedding, origin: Embedding | None) -> tuple[list[Tensor], Tensor, Tensor | None]:
+        """The blocks of B (M, K), b (M,) and level (M, 1) or None, as in `lift_image`."""
         raise NotImplementedError
 
     def gap(self, image_level: Tensor, caption_level: Tensor, dim: int) -> Tensor:
@@ -96,11 +107,13 @@ class Separable(Similarity):
 
     def images(self, e: Embedding) -> tuple[Tensor, Tensor]:
         """A (N, K), a (N,)."""
-        return self.lift_image(e, None)[:2]
+        blocks, a, _ = self.lift_image(e, None)
+        return torch.cat(blocks, 1), a
 
     def captions(self, e: Embedding) -> tuple[Tensor, Tensor]:
         """B (M, K), b (M,)."""
-        return self.lift_caption(e, None)[:2]
+        blocks, b, _ = self.lift_caption(e, None)
+        return torch.cat(blocks, 1), b
 
     def origin(self, images: Embedding, captions: Embedding) -> Embedding:
         """Average over both sides of the fields in `centred`, (1, D) each; a constant to the gradient."""
@@ -114,7 +127,7 @@ class Separable(Similarity):
         self.check(images, captions)
         origin = origin or self.origin(images, captions)
         pieces = (self.lift_caption(piece, origin) for piece in captions.split(PIECE))
-        return self.score(self.lift_image(images, origin), pieces, images.mean.shape[1])
+        return self.score(self.lift_image(images, origin), pieces, len(captions.mean), images.mean.shape[1])
 
     def tiles(self, images: Embedding, captions: Embedding, origin: Embedding | None = None):
         """As in `Similarity`; the images are lifted once, captions a block at a time, and the last block is kept."""
@@ -125,19 +138,23 @@ class Separable(Similarity):
         def tile(i, c):
             if last[0] is not c:
                 last[:] = c, [self.lift_caption(piece, origin) for piece in captions.rows(c).split(PIECE)]
-            return self.score([None if x is None else x[i] for x in lifted], last[1], images.mean.shape[1])
+            blocks, a, level = lifted
+            chosen = [block[i] for block in blocks], a[i], None if level is None else level[i]
+            return self.score(chosen, last[1], sum(len(b) for _, b, _ in last[1]), images.mean.shape[1])
         return tile
 
-    def score(self, lifted, pieces, dim: int) -> Tensor:
-        """Scores (n, m) of lifted images and the lifted captions of several pieces of p captions."""
-        A, a, level = lifted                                                        # (n, K), (n,), (n, 1)
-        blocks = []
-        for B, b, caption_level in pieces:                                          # (p, K), (p,), (p, 1)
+    def score(self, lifted, pieces, m: int, dim: int) -> Tensor:
+        """Scores (n, m) of lifted images and m lifted captions in pieces of p."""
+        image_blocks, a, level = lifted                                             # (n, k) each, (n,), (n, 1)
+
+        def piece(caption_blocks, b, caption_level):                                # (p, k) each, (p,), (p, 1)
             raw = a[:, None] + b                                                    # (n, p)
             if caption_level is not None:
                 raw += self.gap(level, caption_level.T, dim)
-            blocks.append(self.finish(raw.addmm_(A, B.T)))
-        return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)              # (n, m)
+            for A, B in zip(image_blocks, caption_blocks):
+                raw.addmm_(A, B.T)
+            return self.finish(raw)
+        return side_by_side((piece(*lift) for lift in pieces), m)
 
 
 def shift(e: Embedding, origin: Embedding | None) -> Tensor:
@@ -159,7 +176,7 @@ class Dot(Separable):
     """Inner product of the means: VSE++'s score, which is the cosine where both sides have unit norm."""
 
     def lift_image(self, e, origin):
-        return e.mean, e.mean.new_zeros(len(e.mean)), None
+        return [e.mean], e.mean.new_zeros(len(e.mean)), None
 
     lift_caption = lift_image
 
@@ -168,7 +185,7 @@ class Cosine(Separable):
     """Cosine of the means, in [-1, 1] (VSE++ 3.1)."""
 
     def lift_image(self, e, origin):
-        return F.normalize(e.mean, dim=1), e.mean.new_zeros(len(e.mean)), None
+        return [F.normalize(e.mean, dim=1)], e.mean.new_zeros(len(e.mean)), None
 
     lift_caption = lift_image
 
@@ -184,10 +201,10 @@ class Mahalanobis(Separable):
     def lift_image(self, e, origin):
         mean = shift(e, origin)
         if e.log_var is None:
-            return torch.cat([mean.square(), mean], 1), mean.new_zeros(len(mean)), None             # (N, 2D)
+            return [mean.square(), mean], mean.new_zeros(len(mean)), None
         precision = (-e.log_var).exp().expand_as(mean)
         scaled = precision * mean
-        return torch.cat([-precision, 2 * scaled], 1), -(scaled * mean).sum(1), None
+        return [-precision, 2 * scaled], -(scaled * mean).sum(1), None
 
     lift_caption = lift_image
 
@@ -201,25 +218,25 @@ class KL(Separable):
     gaussian_sides, centred = 2, ("mean", "log_var")
 
     def lift_image(self, e, origin):
-        """The lift of p in KL(p || q): (N, 2D + 2)."""
+        """The lift of p in KL(p || q): D + D + 2 columns."""
         mean, log_var, level = normalise(e, origin)
         scale = level.exp()
         excess = scale * log_var.expm1()
         square = -0.5 * (excess + mean.square())
-        return torch.cat([square, mean, square.sum(1, keepdim=True), -0.5 * scale], 1), 0.5 * log_var.sum(1), level
+        return [square, mean, torch.cat([square.sum(1, keepdim=True), -0.5 * scale], 1)], 0.5 * log_var.sum(1), level
 
     def lift_caption(self, e, origin):
-        """The lift of q in KL(p || q): (M, 2D + 2)."""
+        """The lift of q in KL(p || q): D + D + 2 columns."""
         mean, log_var, level = normalise(e, origin)
         scale = (-level).exp()
         excess = scale * (-log_var).expm1()
         scaled = mean * (excess + scale)
-        return (torch.cat([excess, scaled, scale, excess.sum(1, keepdim=True)], 1),
-                -0.5 * (log_var + mean * scaled).sum(1), level)
+        return ([excess, scaled, torch.cat([scale, excess.sum(1, keepdim=True)], 1)],
+                -0.5 * torch.addcmul(log_var, mean, scaled).sum(1), level)
 
     def gap(self, image_level, caption_level, dim):
         ratio = image_level - caption_level                                         # log u: (n, m)
-        return (ratio.expm1() - ratio) * (-0.5 * dim)
+        return (ratio.expm1() - ratio).mul_(-0.5 * dim)
 
 
 class KLReverse(KL):
@@ -244,8 +261,8 @@ class MinKL(Similarity):
         self.kl, self.kl_reverse = KL(), KLReverse()
 
     def forward(self, images, captions):
-        origin = self.kl.origin(images, captions)
-        return torch.maximum(self.kl(images, captions, origin), self.kl_reverse(images, captions, origin))
+        tile, m = self.tiles(images, captions), len(captions.mean)
+        return side_by_side((tile(slice(None), slice(k, k + PIECE)) for k in range(0, max(1, m), PIECE)), m)
 
     def tiles(self, images, captions):
         origin = self.kl.origin(images, captions)
@@ -267,12 +284,12 @@ class Wasserstein(Separable):
             spread = spread - (self.power * origin.log_var).exp()
             level = spread.mean(1, keepdim=True)
             spread = spread - level
-        u = torch.cat([shift(e, origin), spread.expand_as(e.mean)], 1)              # (M, 2D)
-        return u, -u.square().sum(1), level
+        mean, spread = shift(e, origin), spread.expand_as(e.mean)
+        return [mean, spread], -torch.addcmul(mean.square(), spread, spread).sum(1), level
 
     def lift_image(self, e, origin):
-        u, norm, level = self.lift_caption(e, origin)
-        return 2 * u, norm, level
+        blocks, norm, level = self.lift_caption(e, origin)
+        return [2 * block for block in blocks], norm, level
 
     def gap(self, image_level, caption_level, dim):
         return (image_level - caption_level).square() * -dim                        # (n, m)
@@ -290,11 +307,11 @@ class CSD(Separable):
 
     def lift_caption(self, e, origin):
         mean = shift(e, origin)
-        return mean, -mean.square().sum(1) - e.log_var.exp().expand_as(e.mean).sum(1), None
+        return [mean], -mean.square().sum(1) - e.log_var.exp().expand_as(e.mean).sum(1), None
 
     def lift_image(self, e, origin):
-        mean, norm, _ = self.lift_caption(e, origin)
-        return 2 * mean, norm, None
+        blocks, norm, _ = self.lift_caption(e, origin)
+        return [2 * block for block in blocks], norm, None
 
 
 class Order(Similarity):
@@ -304,12 +321,11 @@ class Order(Similarity):
     """
 
     def forward(self, images, captions, elements: int = 2 ** 20):
-        columns = []
-        for y in captions.mean.split(PIECE):                                        # (p, D)
+        def piece(y):                                                               # (p, D)
             step = max(1, elements // max(1, y.numel()))
-            columns.append(torch.cat([-(y - x[:, None]).clamp(min=0).square().sum(2)             # (n, p, D) -> (n, p)
-                                      for x in images.mean.split(step)]))
-        return negative_root(torch.cat(columns, 1))                                 # (N, M)
+            return negative_root(torch.cat([-(y - x[:, None]).clamp(min=0).square().sum(2)       # (n, p, D) -> (n, p)
+                                            for x in images.mean.split(step)]))
+        return side_by_side(map(piece, captions.mean.split(PIECE)), len(captions.mean))          # (N, M)
 
 
 SIMILARITIES: dict[str, type[Similarity]] = {
