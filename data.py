@@ -6,6 +6,7 @@ What a folder holds decides how it is read: `{split}_caps.txt` and `{split}_ims.
 COCO's captions and ids files, or a `dataset_*.json` in Karpathy's layout beside `images/`.
 """
 import contextlib
+import functools
 import glob
 import hashlib
 import io
@@ -147,6 +148,23 @@ class Photos:
         return hashlib.sha256("\n".join(map(os.path.basename, self.paths)).encode()).hexdigest()
 
 
+class NoImages:
+    """Stands for N images of which nothing but their captions is at hand (a text-only split)."""
+    parallel, dim, step = False, None, 1
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def faults(self, deep: bool):
+        return ()
+
+    def describe(self) -> str:
+        return "no images: text only"
+
+
 def eval_transform():
     return _transform(lambda t: [t.Resize(256), t.CenterCrop(224)])
 
@@ -181,12 +199,13 @@ class Tokens(NamedTuple):
 class Split:
     """N images and their M captions."""
     name: str
-    images: Features | Photos
+    images: Features | Photos | NoImages
     captions: list[str]
     caption_image: np.ndarray                     # (M,) int64, whose caption each is
     source: str                                   # where the captions come from, for messages
     image_ids: list | None = None                 # N integers (COCO) or file names
     caption_ids: np.ndarray | None = None         # (M,) int64 (COCO)
+    photo_names: list | None = None               # N file names of the photos that precomputed features belong to
 
     @cached_property
     def words(self) -> list[list[str]]:
@@ -222,11 +241,11 @@ class Split:
 
 
 def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool = False,
-               dev_images: int = DEV_IMAGES) -> Split:
+               dev_images: int = DEV_IMAGES, text_only: bool = False) -> Split:
     """Read one split of data_path/data_name. Raises InputError with one sentence when that cannot work.
 
     split: train, dev (= val), test, testall. dev_images cuts the dev split of precomputed data and COCO to its first
-    images, as VSE++ does; 0 keeps all.
+    images, as VSE++ does; 0 keeps all. text_only admits {split}_caps.txt without features.
     """
     root = os.path.join(data_path, data_name)
     if not os.path.isdir(root):
@@ -237,7 +256,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     elif karpathy:
         return _read_karpathy(root, karpathy[0], split, use_restval)
     elif glob.glob(os.path.join(root, "*_caps.txt")) or glob.glob(os.path.join(root, "*_ims.npy")):
-        result = _read_precomp(root, split)
+        result = _read_precomp(root, split, text_only)
     else:
         raise InputError(f"{root} holds no data set: looked for {split}_caps.txt and {split}_ims.npy (precomputed), "
                          f"annotations/ (COCO) and dataset_*.json (Karpathy); {HELP}")
@@ -253,8 +272,11 @@ def _first_images(split: Split, n: int) -> Split:
     split.caption_image = split.caption_image[keep]
     split.caption_ids = None if split.caption_ids is None else split.caption_ids[keep]
     split.image_ids = None if split.image_ids is None else split.image_ids[:n]
+    split.photo_names = None if split.photo_names is None else split.photo_names[:n]
     if isinstance(split.images, Photos):
         split.images.paths = split.images.paths[:n]
+    elif isinstance(split.images, NoImages):
+        split.images.count = n
     else:
         split.images.array = split.images.array[:n * split.images.step]
     return split
@@ -274,24 +296,52 @@ def _need(path: str) -> str:
     return path
 
 
-def _read_precomp(root: str, split: str) -> Split:
+def _read_precomp(root: str, split: str, text_only: bool = False) -> Split:
     if split in ("dev", "val"):  # one split with two names
         split = next((s for s in (split, "dev", "val") if os.path.isfile(os.path.join(root, f"{s}_caps.txt"))), split)
-    source = _need(os.path.join(root, f"{split}_caps.txt"))
-    captions, features = read_lines(source), Features(_need(os.path.join(root, f"{split}_ims.npy")))
-    rows, count = len(features.array), len(captions)
-    if not count or count % rows:
-        raise InputError(f"{source} has {count} captions for the {rows} rows of {features.path}; there must be the same "
-                         "number of captions for every row")
-    if rows == count and rows % 5 == 0 and _repeated(features.array):   # SCAN and VSE++ repeat a row for each caption
-        features.step = 5
-    caption_image = np.arange(count) // (count // len(features))
-    ids_path, ids = os.path.join(root, f"{split}_ids.txt"), None
-    if os.path.isfile(ids_path):
-        ids = read_lines(ids_path)
-        ids = ids[::len(ids) // len(features)] if len(ids) in (count, len(features)) else None
-        ids = [int(i) for i in ids] if ids and all(i.isdigit() for i in ids) else ids
-    return Split(split, features, captions, caption_image, source, ids)
+    path = functools.partial("{0}/{1}_{2}".format, root, split)
+    source = _need(path("caps.txt"))
+    captions, ids, names = read_lines(source), _read_ids(path("img_ids.npy")), _read_ids(path("ids.txt"))
+    if text_only and not os.path.isfile(path("ims.npy")):
+        images = NoImages(len(ids or captions[::5]))
+        rows = len(images)
+    else:
+        images = Features(_need(path("ims.npy")))
+        rows = len(images.array)
+    count = len(captions)
+    if not count or not rows or count % rows:
+        raise InputError(f"{source} has {count} captions for the {rows} rows of {getattr(images, 'path', 'text-only images')}; "
+                         "there must be the same number of captions for every row")
+    if isinstance(images, Features) and rows == count and rows % 5 == 0 and _repeated(images.array):
+        images.step = 5                                                             # SCAN and VSE++ repeat rows
+    n = len(images)
+    ids, names = ([] if x is None else x[::count // n] if len(x) == count else x for x in (ids, names))   # one for each image
+    caption_ids = _read_ids(path("ann_ids.npy")) or _read_ids(path("capids.txt"))
+    if caption_ids is not None and len(caption_ids) != count:
+        raise InputError(f"{path('ann_ids.npy')} has {len(caption_ids)} ids for the {count} captions of {source}; there must "
+                         "be one for each caption, in their order")
+    for what, x in (("img_ids.npy", ids), ("ids.txt", names)):
+        if len(x) not in (0, n):
+            raise InputError(f"{path(what)} has {len(x)} ids for {n} images; there must be one for each image or caption")
+    return Split(split, images, captions, np.arange(count) // (count // n), source, ids or names or None,
+                 None if caption_ids is None else np.array(caption_ids, np.int64), names or None)
+
+
+def _read_ids(path: str) -> list | None:
+    """Ids beside a precomputed split, from an integer .npy file or from lines of text; None where there is no file."""
+    if not os.path.isfile(path):
+        return None
+    if path.endswith(".npy"):
+        return _read_integers(path).tolist()
+    ids = read_lines(path)
+    return [int(i) for i in ids] if all(i.isdigit() for i in ids) else ids
+
+
+def _read_integers(path: str) -> np.ndarray:
+    try:
+        return np.load(_need(path), allow_pickle=False).astype(np.int64)
+    except (ValueError, OSError, EOFError) as error:
+        raise InputError(f"{path} is not a whole .npy file of integers ({error}); fetch it again") from error
 
 
 def _repeated(array: np.ndarray) -> bool:
@@ -345,12 +395,9 @@ def _read_coco(root: str, split: str, use_restval: bool) -> Split:
         parts.append(("restval", "val2014"))                                        # 30,504 images of the 2014 val set
     keys, paths, captions, ids = [], [], [], []
     for part, folder in parts:
-        ids_path = _need(os.path.join(root, "annotations", f"coco_{part}_ids.npy"))
+        ids_path = os.path.join(root, "annotations", f"coco_{part}_ids.npy")
         json_path = _need(os.path.join(root, "annotations", f"captions_{folder}.json"))
-        try:
-            wanted = np.load(ids_path, allow_pickle=False).astype(np.int64)         # caption ids
-        except (ValueError, OSError, EOFError) as error:
-            raise InputError(f"{ids_path} is not a whole .npy file of integers ({error}); fetch it again") from error
+        wanted = _read_integers(ids_path)                                           # caption ids
         with contextlib.redirect_stdout(io.StringIO()):
             coco = COCO()
             coco.dataset = read_json(json_path)

@@ -1,400 +1,122 @@
-"""Demo data: a seeded generator of scenes of coloured shapes, with captions, boxes and image features.
+"""Demo data: scenes of coloured shapes (demo_scenes.py) in the formats of real data sets, with ratings of plausible matches.
 
     python demo.py --data_path data [--size 2000] [--seed 0]
 
-From a scene follow its pixels (`draw`), captions (`describe`) and boxes, and from the pixels alone the features. Some
-captions say much and some say little, so a caption fits few images or many: the ambiguity is real, as every caption is
-true. An image has a random stream of its own and all arithmetic is exact: a seed gives the same data on every machine,
-and a smaller size gives the first images of each split. Below data_path (dev = size // 4 images, test = size // 2):
+An image has a random stream of its own and all arithmetic is exact: a seed gives the same data on every machine, and a
+smaller size gives the first images of each split. Below data_path (dev = size // 4 images, test = size // 2):
 
     demo/                 images/*.png, dataset_demo.json (Karpathy layout), scenes.json (the objects, and what each
                           caption says of which), demo.json (size and seed; written last)
     demo_coco/            images/{train,val}2014/*.png, annotations/{captions,instances}_{train,val}2014.json and
                           coco_{train,dev,test,restval}_ids.npy (caption ids, five in a row an image)
-    demo_precomp/         {train,dev,test}_caps.txt, _ids.txt and _ims.npy, (N, 960) float32
-    demo_region_precomp/  {train,dev,test}_caps.txt, _ids.txt and _ims.npy, (N, 36, 192) float16
+    demo_precomp/         {train,dev,test}_caps.txt, _ids.txt (file names in demo/), _ims.npy, (N, 960) float32, and
+                          demo_coco's ids of the same: _img_ids.npy, (N,) int64, and _ann_ids.npy, (M,) int64
+    demo_region_precomp/  the same with _ims.npy (N, 36, 192) float16
+    demo_cxc/             {sts,sis,sits}_{val,test}.csv: ratings from 0 to 5 of pairs of captions, of images, and of a
+                          caption and an image, in the columns and ids of Crisscrossed Captions; val is the dev split
+
+A rating is the mean of five simulated raters who look at what two scenes show or two captions say (`demo_scenes.common`)
+and at nothing else. A terse caption is true of many images and so rates high on them, though it was told of another: the
+plausible matches that make retrieval ambiguous.
 """
-import functools
+import csv
+import itertools
 import json
 import os
 import random
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
+from demo_scenes import (
+    ATTRIBUTES,
+    CANVAS,
+    GROUNDS,
+    OUTLINES,
+    between,
+    captions,
+    common,
+    draw,
+    global_features,
+    mask,
+    random_scene,
+    region_features,
+    said,
+    shown,
+    shuffled,
+)
 from vocab import Arguments, InputError
 
-VERSION = 1                      # raise it whenever the same seed would give other files
-CANVAS = 128                     # width and height of an image, pixels
-MAX_OBJECTS = 6
-MAX_IOU = 0.03                   # of the boxes of two objects
+VERSION = 2                      # raise it whenever the same seed would give other files
 SPLITS = ("train", "dev", "test")
-FOLDERS = ("demo", "demo_coco", "demo_precomp", "demo_region_precomp")
+FOLDERS = ("demo", "demo_coco", "demo_cxc", "demo_precomp", "demo_region_precomp")
 MIN_SIZE, MAX_SIZE = 8, 100_000  # training images; up to the larger the ids of images and captions are unique
 CHUNK = 20                       # images whose features are computed at a time
 
-COLOURS = {"red": (214, 38, 38), "green": (40, 160, 60), "blue": (40, 70, 220), "yellow": (245, 222, 40),
-           "orange": (245, 135, 20), "purple": (130, 40, 165), "pink": (250, 140, 190), "white": (244, 244, 244)}
-BACKGROUNDS = {"grey": (140, 140, 140), "beige": (205, 190, 160), "brown": (112, 86, 66), "teal": (70, 118, 118),
-               "olive": (118, 118, 62), "navy": (44, 52, 92)}
-SKY = (165, 190, 210)
-GROUNDS = {"grass": (96, 130, 84), "sand": (204, 182, 138), "water": (84, 116, 150)}
-RADII = {"large": (21, 25), "medium": (14, 16), "small": (8, 10)}     # half the side of the box, pixels
-TEXTURES = ("plain", "striped", "dotted", "checked")
 
-# Outlines in 25ths of the radius, x to the right and y down; each spans -25 .. 25 both ways, so the box follows from
-# the radius. The circle's corners are the whole points at distance 25; the ring is one line: round, in, round, out.
-CIRCLE = [(25, 0), (24, 7), (20, 15), (15, 20), (7, 24), (0, 25), (-7, 24), (-15, 20), (-20, 15), (-24, 7),
-          (-25, 0), (-24, -7), (-20, -15), (-15, -20), (-7, -24), (0, -25), (7, -24), (15, -20), (20, -15), (24, -7)]
-HOLE = [(x * 14 // 25, y * 14 // 25) for x, y in CIRCLE]
-OUTLINES = {
-    "circle": CIRCLE,
-    "ring": CIRCLE + CIRCLE[:1] + HOLE[:1] + HOLE[::-1],
-    "square": [(-25, -25), (25, -25), (25, 25), (-25, 25)],
-    "triangle": [(0, -25), (25, 25), (-25, 25)],
-    "diamond": [(0, -25), (25, 0), (0, 25), (-25, 0)],
-    "cross": [(-8, -25), (8, -25), (8, -8), (25, -8), (25, 8), (8, 8), (8, 25), (-8, 25), (-8, 8), (-25, 8),
-              (-25, -8), (-8, -8)],
-    "star": [(0, -25), (6, -6), (25, -6), (10, 6), (16, 25), (0, 14), (-16, 25), (-10, 6), (-25, -6), (-6, -6)],
-    "heart": [(0, -14), (6, -22), (13, -25), (21, -22), (25, -13), (23, -3), (15, 9), (0, 25), (-15, 9), (-23, -3),
-              (-25, -13), (-21, -22), (-13, -25), (-6, -22)]}
-ATTRIBUTES = ("size", "texture", "colour", "shape")       # in the order in which they are said
-
-
-# ---- scenes
-
-@dataclass(frozen=True)
-class Thing:
-    shape: str
-    colour: str
-    size: str
-    texture: str
-    x: int                       # centre, pixels
-    y: int
-    radius: int                  # half the side of its square box, pixels
-    rgb: tuple                   # the colour as drawn, a little off the named one
-
-    @property
-    def box(self):
-        return [self.x - self.radius, self.y - self.radius, 2 * self.radius, 2 * self.radius]
-
-
-@dataclass(frozen=True)
-class Scene:
-    things: tuple                # of Thing, the larger first, which is also the drawing order
-    background: str              # a key of BACKGROUNDS (one colour) or of GROUNDS (that, below a sky)
-    shaded: bool                 # darker towards the bottom; only with one colour
-    horizon: int                 # row where the ground starts
-
-
-# Only Random.random() promises the same stream in every version of Python, so all choices are made with it.
-
-def between(rng, low, high):
-    return low + int(rng.random() * (high - low + 1))
-
-
-def pick(rng, options):
-    return options[between(rng, 0, len(options) - 1)]
-
-
-def shuffled(rng, items):
-    return sorted(items, key=lambda _: rng.random())
-
-
-def iou(a, b):
-    """Intersection over union of two things' boxes."""
-    sides = [max(min(a.radius + b.radius - abs(gap), 2 * a.radius, 2 * b.radius), 0) for gap in (a.x - b.x, a.y - b.y)]
-    shared = sides[0] * sides[1]
-    return shared / (4 * a.radius ** 2 + 4 * b.radius ** 2 - shared)
-
-
-def random_scene(rng):
-    """A Scene of 1 to 6 things that hardly overlap; a thing that finds no room in 40 tries is left out."""
-    sizes, things = [pick(rng, list(RADII)) for _ in range(between(rng, 1, MAX_OBJECTS))], []
-    for size in sorted(sizes, key=list(RADII).index):
-        shape, colour, texture = pick(rng, list(OUTLINES)), pick(rng, list(COLOURS)), pick(rng, TEXTURES)
-        radius = between(rng, *RADII[size])
-        rgb = tuple(min(max(value + between(rng, -10, 10), 0), 255) for value in COLOURS[colour])
-        for _ in range(40):
-            x, y = (between(rng, radius + 1, CANVAS - radius - 1) for _ in range(2))
-            thing = Thing(shape, colour, size, texture, x, y, radius, rgb)
-            if all(iou(thing, other) <= MAX_IOU for other in things):
-                things.append(thing)
-                break
-    background = pick(rng, list(GROUNDS if rng.random() < 0.3 else BACKGROUNDS))
-    return Scene(tuple(things), background, background in BACKGROUNDS and rng.random() < 0.4, between(rng, 48, 80))
-
-
-# ---- pixels
-
-@functools.cache
-def mask(shape, radius):
-    """(2 radius, 2 radius) bool: the pixels whose centre lies inside the outline (even-odd rule, whole numbers)."""
-    centres = (2 * np.arange(2 * radius) + 1 - 2 * radius) * 25         # of pixels, in 50ths of one
-    x, y = centres[None, :], centres[:, None]
-    inside = np.zeros((2 * radius, 2 * radius), bool)
-    corners = [(2 * radius * a, 2 * radius * b) for a, b in OUTLINES[shape]]
-    for (ax, ay), (bx, by) in zip(corners, corners[1:] + corners[:1], strict=True):
-        left = ((x - ax) * (by - ay) < (bx - ax) * (y - ay)) == (by > ay)      # of the edge
-        inside ^= ((ay <= y) != (by <= y)) & left
-    return inside
-
-
-def draw(scene):
-    """(128, 128, 3) uint8 RGB."""
-    row = np.arange(CANVAS)[:, None, None]
-    if scene.background in GROUNDS:
-        canvas = np.where(row < scene.horizon, SKY, GROUNDS[scene.background])
-    else:
-        canvas = np.maximum(BACKGROUNDS[scene.background] - row * 3 // 8 * scene.shaded, 0)
-    pixels = np.broadcast_to(canvas, (CANVAS, CANVAS, 3)).astype(np.uint8)     # from (128, 1, 3)
-    for thing in scene.things:
-        x, y, w, h = thing.box
-        v, u = np.ogrid[:h, :w]
-        dark = {"plain": (u < 0) & (v < 0), "striped": (u >= 0) & (v % 6 < 3), "checked": (u // 4 + v // 4) % 2 == 0,
-                "dotted": ((u - w // 2) % 6 < 3) & ((v - h // 2) % 6 < 3)}[thing.texture]
-        colour, inside = np.array(thing.rgb), mask(thing.shape, thing.radius)
-        pixels[y:y + h, x:x + w][inside] = np.where(dark[..., None], colour * 2 // 5, colour)[inside]
-    return pixels
-
-
-# ---- captions
-
-WORDS = {"large": ("large", "large", "big", "huge"), "small": ("small", "little", "tiny"), "plain": ("plain", "solid"),
-         "striped": ("striped", "striped", "stripy"), "dotted": ("dotted", "spotted"),
-         "checked": ("checked", "checkered"), "purple": ("purple", "purple", "violet"),
-         "circle": ("circle", "circle", "disc"), "ring": ("ring", "ring", "hoop"), "any": ("shape", "object", "thing"),
-         "left": ("left of", "to the left of"), "right": ("right of", "to the right of"),
-         "above": ("above", "over"), "below": ("below", "under", "beneath")}
-NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
-OPENINGS = ("a picture of", "an image of", "a drawing of", "an image showing", "a picture with", "we see")
-# Of a level: how many things with relation and place, the chance of each attribute, the chance of the background.
-LEVELS = {0: (0, None, 0.3), 1: (1, (0.4, 0.4, 0.9, 0.9), 0.1), 2: (0, None, 0.1), 3: (2, (0.5, 0.5, 0.9, 0.9), 0.1),
-          4: (MAX_OBJECTS, (0.6, 0.6, 1, 1), 1)}
-
-
-@dataclass(frozen=True)
-class Caption:
-    text: str
-    level: int                   # 0 gist, 1 one thing, 2 counts, 3 two things and their relation, 4 everything
-    says: tuple                  # of (index of a thing, the attributes it is given), in the order of mention
-    background: bool             # whether it tells the background
-
-
-def word(rng, meaning):
-    return pick(rng, WORDS.get(meaning, (meaning,)))
-
-
-def with_article(phrase):
-    return ("an " if phrase[0] in "aeiou" else "a ") + phrase
-
-
-def name(rng, thing, attributes):
-    """Such as "big red circle": the given attributes in words, with a general noun if the shape is not one."""
-    words = [word(rng, getattr(thing, a)) for a in ATTRIBUTES if a in attributes]
-    return " ".join(words if "shape" in attributes else [*words, word(rng, "any")])
-
-
-def relation(a, b):
-    """Where a is seen from b, by the axis that parts their centres most; as boxes hardly overlap, that is clear."""
-    across, down = a.x - b.x, a.y - b.y
-    if abs(across) > abs(down):
-        return "left" if across < 0 else "right"
-    return "above" if down < 0 else "below"
-
-
-def place(rng, thing):
-    """Where a thing is in the picture, or "" where no phrase clearly holds."""
-    across = "left" if thing.x <= 42 else "right" if thing.x >= 86 else ""
-    down = ("top", "upper") if thing.y <= 42 else ("bottom", "lower") if thing.y >= 86 else ""
-    if across and down:
-        return f"in the {pick(rng, down)} {across} corner"
-    if across or down:
-        return f"on the {across}" if across else f"at the {down[0]}"
-    middle = max(abs(thing.x - CANVAS // 2), abs(thing.y - CANVAS // 2)) <= 15
-    return pick(rng, ("in the middle", "in the centre")) if middle else ""
-
-
-def listed(phrases):
-    """a , b and c"""
-    return " and ".join(filter(None, [" , ".join(phrases[:-1]), phrases[-1]]))
-
-
-def gist(rng, things, subset):
-    """One attribute of one thing, or the bare number of all."""
-    if rng.random() < 0.5:
-        index, attribute = pick(rng, subset), pick(rng, ("colour", "shape"))
-        return with_article(name(rng, things[index], (attribute,))), [(index, (attribute,))]
-    number, plural = NUMBERS[len(subset)], len(subset) > 1
-    if plural and rng.random() < 0.3:
-        number = {2: "a couple of", 3: "some"}.get(len(subset), "several")
-    return f"{number} {word(rng, 'any')}{'s' * plural}", [(index, ()) for index in subset]
-
-
-def counts(rng, things, subset):
-    """How many there are of each shape or of each colour; now and then of one of them only."""
-    kind, groups, phrases = pick(rng, ("shape", "shape", "colour")), {}, []
-    for index in shuffled(rng, subset):
-        groups.setdefault(getattr(things[index], kind), []).append(index)
-    chosen = list(groups.values()) if rng.random() < 0.75 else [pick(rng, list(groups.values()))]
-    for group in chosen:
-        phrase = name(rng, things[group[0]], (kind,))
-        if len(group) > 1:
-            phrase += "es" if phrase.endswith("ss") else "s"
-        phrases.append(with_article(phrase) if len(group) == 1 < len(chosen) else f"{NUMBERS[len(group)]} {phrase}")
-    return listed(phrases), [(index, (kind,)) for group in chosen for index in group]
-
-
-def related(rng, things, subset, chances):
-    """The things of the subset two by two with their relation, an odd last one with its place or without."""
-    clauses, says, said = [], [], set()
-    for start in range(0, len(subset), 2):
-        pair, phrases = subset[start:start + 2], []
-        for index in pair:
-            attributes = tuple(a for a, chance in zip(ATTRIBUTES, chances, strict=True) if rng.random() < chance)
-            if not {"colour", "shape"} & set(attributes):
-                attributes += ("shape",)
-            phrase = name(rng, things[index], attributes)
-            phrases.append(f"another {phrase}" if phrase in said else with_article(phrase))
-            said.add(phrase)
-            says.append((index, attributes))
-        if len(pair) == 2:
-            phrases.insert(1, word(rng, relation(things[pair[0]], things[pair[1]])))
-        elif rng.random() < 0.6:
-            phrases.append(place(rng, things[pair[0]]))
-        clauses.append(" ".join(filter(None, phrases)))
-    return listed(clauses), says
-
-
-def describe(rng, scene, subset, level):
-    """A true Caption of the things whose indices are in subset (not empty); a higher level says more.
-    Counts are of the subset: give all things to describe the image, those of a region to describe the region."""
-    number, chances, background_chance = LEVELS[level]
-    if level in (0, 2):
-        phrase, says = (counts if level else gist)(rng, scene.things, subset)
-    else:
-        phrase, says = related(rng, scene.things, shuffled(rng, subset)[:number], chances)
-    background = rng.random() < background_chance
-    if background and scene.background in GROUNDS:
-        phrase += pick(rng, (" in front of {} and sky", " with {} and sky behind")).format(scene.background)
-    elif background:
-        phrase += " on " + with_article(f"{'shaded ' * scene.shaded}{scene.background} background")
-    if rng.random() < 0.25:
-        phrase = f"{pick(rng, OPENINGS)} {phrase}"
-    if rng.random() < 0.75:
-        phrase = phrase[0].upper() + phrase[1:]
-    return Caption(f"{phrase} .", level, tuple(says), background)
-
-
-def captions(rng, scene):
-    """Five different Captions of the whole image, one of each level, in random order."""
-    told = {}
-    for level in LEVELS:
-        caption = describe(rng, scene, range(len(scene.things)), level)
-        while caption.text.lower() in told:
-            caption = describe(rng, scene, range(len(scene.things)), level)
-        told[caption.text.lower()] = caption
-    return shuffled(rng, told.values())
-
-
-# ---- features
-# Until they are scaled, all numbers are whole and below 2 ** 24: float32 products are exact in any order of summing.
-
-GRID = 6                         # regions a side
-FILTERS = (9, 23, 22, 15, 15)    # hue (each on 13 maps), fine figure, coarse figure, texture, plain colour: 192 in all
-SCALES = (4096, 256, 8192, 8, 128)   # powers of two that bring each kind to the order of one
-USUAL = (0.75, 4, 3, 2.5, 1.5)   # the mean of each kind in global features, roughly
-HUE_REACH = 160                  # distance, of 255, at which a colour no longer counts as a hue
-
-
-@functools.cache
-def colour_table():
-    """(32768, 14) uint8, 0 .. 8: for RGB in 32 steps a channel, the closeness to 12 hues and white, then 8.
-    A colour counts as if its strongest channel were full, so that the dark pixels of a texture keep their hue."""
-    rgb = np.stack(np.meshgrid(*[np.arange(4, 256, 8)] * 3, indexing="ij"), -1).reshape(-1, 3)
-    pure = rgb * 255 // rgb.max(-1, keepdims=True)
-    rise = (0, 128, 255, 255, 255, 255, 255, 128, 0, 0, 0, 0)               # one channel round the colour wheel
-    wheel = [(rise[(i + 4) % 12], rise[i], rise[(i + 8) % 12]) for i in range(12)] + [(255, 255, 255)]
-    distance = np.abs(pure[:, None] - np.array(wheel)).max(-1)              # (32768, 13)
-    near = np.maximum(HUE_REACH - distance, 0) * 8 // HUE_REACH
-    return np.pad(near, ((0, 0), (0, 1)), constant_values=8).astype(np.uint8)
-
-
-def shrink(maps, step):
-    """(n, 128, 128, ...) to (n, 128 / step, 128 / step, ...): sums over blocks of step x step pixels, type kept."""
-    maps = sum(maps[:, i::step] for i in range(step))
-    return sum(maps[:, :, i::step] for i in range(step))
-
-
-def windows(maps, width, stride=1):
-    """(n, h, h) to (n, h / stride, h / stride, width ** 2) float32: the surroundings of each cell, 0 outside."""
-    before = width // 2
-    maps = np.pad(maps, ((0, 0), (before, width - 1 - before), (before, width - 1 - before)))
-    views = np.lib.stride_tricks.sliding_window_view(maps, (width, width), axis=(1, 2))[:, ::stride, ::stride]
-    return views.reshape(*views.shape[:3], width ** 2).astype(np.float32)
-
-
-def input_maps(pixels):
-    """Of (n, 128, 128, 3) uint8: hues (n, 32, 32, 13) and figure (n, 32, 32), both 0 .. 128; figure (n, 64, 64) 0 .. 4;
-    texture (n, 128, 128), -1 dark, 1 light, 0 background; colour (n, 32, 32, 3) -128 .. 127."""
-    figure = np.abs(pixels.astype(np.int16) - pixels[:, :, :1]).sum(-1) > 40   # nothing covers the leftmost column
-    step = (pixels >> 3).astype(np.int32)
-    hues = shrink(colour_table()[step[..., 0] << 10 | step[..., 1] << 5 | step[..., 2]] * figure[..., None], 4)
-    return (hues[..., :-1], hues[..., -1], shrink(figure.astype(np.uint8), 2),
-            np.where(pixels.max(-1) > 128, 1, -1) * figure, shrink(pixels.astype(np.int32), 4) // 16 - 128)
-
-
-def exemplars(stream, maps, width, count):
-    """(width ** 2, count) float32 filters of whole numbers: centred patches of maps, neither empty nor full."""
-    chosen, maps = [], maps.astype(np.int64)
-    while len(chosen) < count:
-        image, row, column = (stream.randint(limit) for limit in np.array(maps.shape) - (0, width, width))
-        patch = maps[image, row:row + width, column:column + width].ravel()
-        if 0.2 < patch.sum() / (patch.size * maps.max()) < 0.8:
-            patch = patch * patch.size - patch.sum()
-            chosen.append(np.rint(patch * 64 / np.sqrt((patch ** 2).sum())))
-    return np.array(chosen, np.float32).T
-
-
-@functools.cache
-def filters():
-    """One float32 matrix a kind, (numbers in a window, filters), from 200 scenes that no seed changes."""
-    stream = np.random.RandomState(0)
-    scenes = [random_scene(random.Random(f"filters-{i}")) for i in range(200)]
-    _, coarse, fine, _, _ = input_maps(np.stack([draw(scene) for scene in scenes]))
-    texture = stream.randint(-3, 4, (36, FILTERS[3]))
-    return (exemplars(stream, coarse, 5, FILTERS[0]), exemplars(stream, fine, 11, FILTERS[1]),
-            exemplars(stream, coarse, 10, FILTERS[2]), np.rint(texture - texture.sum(0) / 36).astype(np.float32),
-            stream.randint(-2, 3, (3, FILTERS[4])).astype(np.float32))
-
-
-def region_features(pixels):
-    """(n, 36, 192) float32 of (n, 128, 128, 3) uint8: the strongest response to each filter, at least 0, in each of
-    6 x 6 cells, row by row."""
-    hues, coarse, fine, texture, colour = input_maps(pixels)
-    hue_f, fine_f, coarse_f, texture_f, colour_f = filters()
-    by_hue = np.concatenate([windows(hues[..., i], 5) @ hue_f for i in range(hues.shape[-1])], -1)
-    responses = (by_hue, windows(fine, 11, stride=2) @ fine_f, windows(coarse, 10) @ coarse_f,
-                 windows(texture, 6, stride=2) @ texture_f, colour.astype(np.float32) @ colour_f)
-    cells = []
-    for response, scale in zip(responses, SCALES, strict=True):              # (n, h, h, filters of this kind)
-        starts = np.arange(GRID) * response.shape[1] // GRID
-        strongest = np.maximum.reduceat(np.maximum.reduceat(response, starts, axis=1), starts, axis=2)
-        cells.append(np.maximum(strongest, 0) / np.float32(scale))
-    return np.concatenate(cells, -1).reshape(len(pixels), GRID ** 2, -1)
-
-
-def global_features(regions):
-    """(n, 960) float32 of (n, 36, 192): the strongest response in the image, then in each of its quarters, each less
-    what is usual for its kind of filter."""
-    n, half = len(regions), GRID // 2
-    quarters = regions.reshape(n, 2, half, 2, half, -1).max((2, 4)).reshape(n, 4, -1)
-    usual = np.repeat(np.float32(USUAL), (FILTERS[0] * 13, *FILTERS[1:]))           # (192,)
-    return (np.concatenate([quarters.max(1, keepdims=True), quarters], 1) - usual).reshape(n, -1)
+# ---- ratings
+
+SHARES = {                       # 0 .. 1, of the weight two statements share and of the weight of each
+    "sts": lambda shared, a, b: (shared / np.minimum(a, b) + 2 * shared / (a + b)) / 2,     # of two captions
+    "sis": lambda shared, a, b: 2 * shared / (a + b),                                       # of two images
+    "sits": lambda shared, a, b: shared / a}                                                # how far a holds in image b
+SPAN = {"sts": (0.1, 0.85), "sis": (0.15, 0.75), "sits": (0.15, 0.95)}   # the shares that are rated 0 and 5
+MISTAKEN = 0.01                  # the chance that a pair is misread, which lowers its rating by up to 4
+POOLS = {"sts": (50, 50, 2), "sis": (100, 100, 30, 2), "sits": (50, 50, 10, 2)}    # see `alike`
+TWICE = 20                       # one in so many pairs of images is rated again with the images in the other order
+COLUMNS = {"sts": ("caption1", "caption2"), "sis": ("image1", "image2"), "sits": ("caption", "image")}
+
+
+def rating(rng, kind, share):
+    """The mean of five raters' scores, 0 .. 5 in hundredths: more for a greater share, save for the raters' noise."""
+    low, high = SPAN[kind]
+    level = 5 * (share - low) / (high - low) - (4 * rng.random() if rng.random() < MISTAKEN else 0)
+    scores = [level + 1.5 * (rng.random() + rng.random() - 1) for _ in range(5)]
+    return round(sum(round(100 * min(max(score, 0), 5)) for score in scores) / 500, 2)
+
+
+def alike(rng, kind, asked, offered, images):
+    """Pairs (index in asked, index in offered) of different images; both are lists of Statements, an equal number for
+    every image in order. Each of POOLS pairs one of an image's statements with one from a random pool of so many of
+    other images: the one that by the tallies shares most. Great pools give pairs much alike, small ones hardly."""
+    tallies, weights = np.stack([x.tally for x in offered]), np.array([x.weight for x in offered])
+    each, offers, pairs = len(asked) // images, len(offered) // images, {}
+    for turn, pool in enumerate(POOLS[kind]):
+        for image in range(images):
+            query = image * each + (image + turn) % each
+            others = [(image + between(rng, 1, images - 1)) % images * offers + between(rng, 0, offers - 1)
+                      for _ in range(pool)]
+            shared = np.minimum(asked[query].tally, tallies[others]).sum(1)                 # (pool,)
+            best = others[int(SHARES[kind](shared, asked[query].weight, weights[others]).argmax())]
+            if kind == "sits" or (best, query) not in pairs:
+                pairs[query, best] = None
+    return list(pairs)
+
+
+def ratings(seed, split, scenes):
+    """{kind: [(index, index, rating, sampling method)]} in random order, of the (scene, captions) of a split's images;
+    the indices are of images or of captions, counted through the split."""
+    shows = [shown(scene) for scene, _ in scenes]
+    says = [said(scene, caption) for scene, told in scenes for caption in told]
+    each, n, rated = len(says) // len(scenes), len(scenes), {}
+    for kind, asked, offered in (("sts", says, says), ("sis", shows, shows), ("sits", says, shows)):
+        rng = random.Random(f"{seed}-{kind}-{split}")
+        pairs = [(*pair, {"sts": "c2c_isim", "sis": "i2i_csim", "sits": "c2i_intrasim"}[kind])
+                 for pair in alike(rng, kind, asked, offered, n)]
+        if kind == "sts":        # three of the ten pairs of an image's captions
+            pairs += [(image * each + i, image * each + j, "c2c_cocaption") for image in range(n)
+                      for i, j in shuffled(rng, itertools.combinations(range(each), 2))[:3]]
+        elif kind == "sits":
+            pairs += [(k, k // each, "c2i_original") for k in range(len(says))]
+        else:
+            pairs += [(b, a, method) for a, b, method in pairs[::TWICE]]
+        rows = [(a, b, rating(rng, kind, float(SHARES[kind](common(asked[a], offered[b]), asked[a].weight,
+                                                            offered[b].weight))), method) for a, b, method in pairs]
+        rated[kind] = shuffled(rng, rows)
+    return rated
 
 
 # ---- files
@@ -402,6 +124,16 @@ def global_features(regions):
 def scattered(split, index, k, per_image, factor, prime):
     """An id like those of real photos: unique but in no order, as a factor permutes the numbers below a prime."""
     return 1 + ((index * len(SPLITS) + SPLITS.index(split)) * per_image + k + 4243) * factor % prime
+
+
+def photo_id(split, index):
+    """COCO's id of the image with this index in its split."""
+    return scattered(split, index, 0, 1, 7919, 999_983)
+
+
+def caption_ids(split, index, told):
+    """COCO's ids of its captions."""
+    return [scattered(split, index, k, len(told), 104_729, 9_999_991) for k in range(len(told))]
 
 
 def save_json(path, content):
@@ -449,14 +181,15 @@ def write_coco(folder, photos, entries):
             rest = split == "train" and index >= len(entries[split]) - max(len(entries[split]) // 5, 1)
             part = "restval" if rest else split
             year = "train2014" if part == "train" else "val2014"
-            photo = scattered(split, index, 0, 1, 7919, 999_983)
+            photo = photo_id(split, index)
             photo_name = f"COCO_{year}_{photo:012d}.png"
             link(photos / filename, folder / "images" / year / photo_name)
             made[year]["images"].append({"id": photo, "file_name": photo_name, "width": CANVAS, "height": CANVAS})
             made[year]["instances"] += instances(scene, photo)
-            for k, caption in enumerate(told):
-                ids[part].append(scattered(split, index, k, len(told), 104_729, 9_999_991))
-                made[year]["captions"].append({"id": ids[part][-1], "image_id": photo, "caption": caption.text})
+            numbers = caption_ids(split, index, told)
+            ids[part] += numbers
+            made[year]["captions"] += [{"id": number, "image_id": photo, "caption": caption.text}
+                                       for number, caption in zip(numbers, told, strict=True)]
     head = {"info": {"description": "demo scenes"}, "licenses": []}
     categories = [{"id": k, "name": shape, "supercategory": "shape"} for k, shape in enumerate(OUTLINES, 1)]
     for year, content in made.items():       # by id, as the order in real files tells nothing
@@ -468,13 +201,27 @@ def write_coco(folder, photos, entries):
         np.save(folder / "annotations" / f"coco_{part}_ids.npy", np.array(numbers, np.int64))
 
 
+def write_cxc(folder, seed, entries):
+    """Crisscrossed Captions' layout. Its photos are JPEGs, so that is how it spells their names."""
+    for split, named in (("dev", "val"), ("test", "test")):
+        images = [f"COCO_val2014_{photo_id(split, index):012d}.jpg" for index in range(len(entries[split]))]
+        told = [f"COCO_val2014:sentid:{number}" for index, (_, _, told) in enumerate(entries[split])
+                for number in caption_ids(split, index, told)]
+        for kind, rows in ratings(seed, split, [entry[1:] for entry in entries[split]]).items():
+            left, right = {"sts": (told, told), "sis": (images, images), "sits": (told, images)}[kind]
+            with open(folder / f"{kind}_{named}.csv", "w", encoding="utf-8", newline="") as file:
+                table = csv.writer(file, lineterminator="\n")
+                table.writerow([*COLUMNS[kind], "agg_score", "sampling_method"])
+                table.writerows([left[a], right[b], score, method] for a, b, score, method in rows)
+
+
 def write(data_path, size=2000, seed=0, progress=True):
     """Write all files below data_path unless they are there already; return the counts of what they hold."""
     if not MIN_SIZE <= size <= MAX_SIZE:
         raise InputError(f"--size is {size}, but must be from {MIN_SIZE} to {MAX_SIZE}; give a number in that range")
-    demo, coco, *precomp = (Path(data_path) / folder for folder in FOLDERS)
+    demo, coco, cxc, *precomp = (Path(data_path) / folder for folder in FOLDERS)
     manifest, made_of = demo / "demo.json", {"version": VERSION, "size": size, "seed": seed}
-    if manifest.exists() and all(folder.is_dir() for folder in (coco, *precomp)):
+    if manifest.exists() and all(folder.is_dir() for folder in (coco, cxc, *precomp)):
         found = json.loads(manifest.read_text(encoding="utf-8"))
         if {**found, **made_of} == found:
             if progress:
@@ -483,7 +230,7 @@ def write(data_path, size=2000, seed=0, progress=True):
     manifest.unlink(missing_ok=True)
     for images in (demo / "images", coco / "images"):
         shutil.rmtree(images, ignore_errors=True)
-    for folder in (demo / "images", coco / "annotations", *precomp):
+    for folder in (demo / "images", coco / "annotations", cxc, *precomp):
         folder.mkdir(parents=True, exist_ok=True)
 
     sizes = {"train": size, "dev": size // 4, "test": size // 2}
@@ -510,13 +257,18 @@ def write(data_path, size=2000, seed=0, progress=True):
                 pooled_chunks.append(global_features(regions))
                 region_chunks.append(regions.astype(np.float16))
                 bar.update(len(pixels))
+            photos = [photo_id(split, index) for index in range(sizes[split])]
+            numbers = [k for index, (_, _, told) in enumerate(entries[split]) for k in caption_ids(split, index, told)]
             for folder, chunks in zip(precomp, (pooled_chunks, region_chunks), strict=True):
                 np.save(folder / f"{split}_ims.npy", np.concatenate(chunks))
                 save_lines(folder / f"{split}_ids.txt", [filename for filename, _, _ in entries[split]])
+                np.save(folder / f"{split}_img_ids.npy", np.array(photos, np.int64))                # (N,)
+                np.save(folder / f"{split}_ann_ids.npy", np.array(numbers, np.int64))               # (M,)
                 save_lines(folder / f"{split}_caps.txt", [c.text for _, _, told in entries[split] for c in told])
     save_json(demo / "dataset_demo.json", {"dataset": "demo", "images": karpathy})
     save_json(demo / "scenes.json", described)
     write_coco(coco, demo / "images", entries)
+    write_cxc(cxc, seed, entries)
     counted = {**sizes, "captions": sum(len(entry["captions"]) for entry in described),
                "objects": sum(len(entry["objects"]) for entry in described)}
     save_json(demo / "demo.json.part", {**made_of, "counts": counted})
@@ -526,6 +278,7 @@ def write(data_path, size=2000, seed=0, progress=True):
               f"{counted['captions']} captions, {counted['objects']} objects\n"
               "  demo                 images, Karpathy's JSON, scenes.json (the objects, and what each caption says)\n"
               "  demo_coco            the same in COCO's layout, with instances\n"
+              "  demo_cxc             ratings of pairs of captions, of images, and of a caption and an image (dev, test)\n"
               "  demo_precomp         global features, 960 numbers an image\n"
               "  demo_region_precomp  region features, 36 x 192 numbers an image")
     return counted

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from data import Photos, read_split
-from evaluate import check_fits, encode, load_checkpoint, load_model, newest_run, torch_device
 from losses import Embedding, uncertainty
+from subjects import check_fits, encode, load_checkpoint, load_model, newest_run, torch_device
 from vocab import UNK, Arguments, InputError, tokenize
 
 matplotlib.use("Agg")
@@ -29,10 +29,10 @@ def photo_paths(split, folder: str | None) -> list[str]:
     """Where the photo of each image lies."""
     if isinstance(split.images, Photos):
         return split.images.paths
-    if not folder or not split.image_ids:
+    if not folder or not split.photo_names:
         raise InputError("precomputed features show no picture; give the folder of their photos with --photos, and file names "
                          f"in {split.name}_ids.txt beside the features")
-    return [os.path.join(folder, str(name)) for name in split.image_ids]
+    return [os.path.join(folder, str(name)) for name in split.photo_names]
 
 
 def embed_texts(model, vocab, texts: list[str], device) -> Embedding:

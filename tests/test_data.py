@@ -158,12 +158,6 @@ def test_coco_layout(demo_path):
     assert more.caption_ids.tolist()[-len(rest):] == rest.tolist() and "val2014" in more.images.paths[-1]
 
 
-def test_the_three_demo_formats_hold_the_same_captions(demo_path):
-    for name in ("dev", "test"):
-        assert read_split(demo_path, "demo", name).captions == read_split(demo_path, "demo_precomp", name).captions
-        assert read_split(demo_path, "demo_coco", name).captions == read_split(demo_path, "demo_precomp", name).captions
-
-
 def test_photos_are_transformed_as_in_vsepp(tmp_path):
     """Resize the short side to 256, cut the middle 224, ImageNet mean and deviation; grey and CMYK become RGB."""
     colour = Image.new("RGB", (300, 400), (200, 100, 50))

@@ -1,0 +1,238 @@
+"""The demo data: what its formats share, the same for a seed, and ratings that follow from what is shown and said."""
+import csv
+import hashlib
+import json
+import os
+import random
+import re
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+import demo
+from data import read_split
+from demo_scenes import COLOURS, Caption, Scene, Thing, captions, common, describe, random_scene, said, shown
+from vocab import InputError
+
+PRECOMP = ("demo_precomp", "demo_region_precomp")
+METHODS = {"sts": {"c2c_cocaption", "c2c_isim"}, "sis": {"i2i_csim"}, "sits": {"c2i_original", "c2i_intrasim"}}
+
+
+def thing(colour, shape, x, y, size="large", texture="plain"):
+    return Thing(shape, colour, size, texture, x, y, 22, COLOURS[colour])
+
+
+def scene(*things, background="grey"):
+    return Scene(things, background, False, 60)
+
+
+def share(kind, a, b):
+    return demo.SHARES[kind](common(a, b), a.weight, b.weight)
+
+
+def listed(demo_path, kind, split):
+    with open(os.path.join(demo_path, "demo_cxc", f"{kind}_{split}.csv"), encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    made = []
+    for k in range(300):
+        rng = random.Random(f"scene {k}")
+        made.append((random_scene(rng), None))
+        made[-1] = (made[-1][0], captions(rng, made[-1][0]))
+    return made
+
+
+@pytest.fixture(scope="module")
+def rated(scenes):
+    return demo.ratings(0, "test", scenes)
+
+
+def digests(path):
+    return {os.path.relpath(os.path.join(folder, name), path): hashlib.sha256(open(os.path.join(folder, name), "rb").read())
+            .hexdigest() for folder, _, names in os.walk(path) for name in names}
+
+
+# ---- files
+
+def test_a_seed_gives_the_same_files_and_another_seed_others(tmp_path, demo_path):
+    for name, seed in (("same", 0), ("other", 1)):
+        demo.write(tmp_path / name, size=48, seed=seed, progress=False)
+    first, same, other = (digests(path) for path in (demo_path, tmp_path / "same", tmp_path / "other"))
+    assert {name: first[name] for name in same} == same
+    for kind in METHODS:
+        assert same[f"demo_cxc/{kind}_test.csv"] != other[f"demo_cxc/{kind}_test.csv"]
+
+
+def test_files_at_hand_are_kept_and_a_missing_folder_is_written_again(tmp_path, capsys):
+    path = tmp_path / "demo_cxc" / "sts_val.csv"
+    counts = demo.write(tmp_path, size=8)
+    before = path.read_bytes()
+    assert demo.write(tmp_path, size=8) == counts and "are in" in capsys.readouterr().out
+    for file in path.parent.iterdir():
+        file.unlink()
+    path.parent.rmdir()
+    assert demo.write(tmp_path, size=8, progress=False) == counts and path.read_bytes() == before
+    with pytest.raises(InputError, match="--size is 7, but must be from 8"):
+        demo.write(tmp_path, size=7)
+
+
+def test_the_three_demo_formats_hold_the_same_captions(demo_path):
+    for name in ("dev", "test"):
+        assert read_split(demo_path, "demo", name).captions == read_split(demo_path, "demo_precomp", name).captions
+        assert read_split(demo_path, "demo_coco", name).captions == read_split(demo_path, "demo_precomp", name).captions
+
+
+def test_ids_beside_features_are_those_of_coco(demo_path):
+    root = os.path.join(demo_path, "demo_coco", "annotations")
+    stored, photos, seen = {}, {}, []
+    for year in ("train2014", "val2014"):
+        told = json.load(open(os.path.join(root, f"captions_{year}.json")))
+        shapes = json.load(open(os.path.join(root, f"instances_{year}.json")))
+        stored.update({a["id"]: (a["image_id"], a["caption"]) for a in told["annotations"]})
+        photos.update({image["id"]: image["file_name"] for image in told["images"]})
+        assert {image["id"] for image in shapes["images"]} == {a["image_id"] for a in shapes["annotations"]} \
+            == {image["id"] for image in told["images"]}
+        assert len({a["id"] for a in shapes["annotations"]}) == len(shapes["annotations"])
+    for split in demo.SPLITS:
+        ids = np.load(os.path.join(root, f"coco_{split}_ids.npy"))
+        if split == "train":
+            ids = np.concatenate([ids, np.load(os.path.join(root, "coco_restval_ids.npy"))])
+        for name in PRECOMP:
+            images, anns = (np.load(os.path.join(demo_path, name, f"{split}_{kind}_ids.npy")) for kind in ("img", "ann"))
+            texts = open(os.path.join(demo_path, name, f"{split}_caps.txt"), encoding="utf-8").read().splitlines()
+            assert images.dtype == anns.dtype == np.int64 and anns.tolist() == ids.tolist()
+            assert len(images) == len(np.load(os.path.join(demo_path, name, f"{split}_ims.npy")))
+            assert [stored[i] for i in anns.tolist()] == list(zip(images.repeat(5).tolist(), texts, strict=True))
+            names = open(os.path.join(demo_path, name, f"{split}_ids.txt"), encoding="utf-8").read().split()
+        for number, filename in zip(images.tolist(), names, strict=True):
+            year = photos[number].split("_")[1]
+            assert os.path.samefile(os.path.join(demo_path, "demo", "images", filename),
+                                    os.path.join(demo_path, "demo_coco", "images", year, photos[number]))
+        seen += images.tolist()
+    assert sorted(seen) == sorted(photos)
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+@pytest.mark.parametrize("kind", METHODS)
+def test_every_line_of_the_ratings(demo_path, kind, split):
+    folder = os.path.join(demo_path, "demo_precomp")
+    images, anns = (np.load(f"{folder}/{'dev' if split == 'val' else split}_{x}_ids.npy").tolist() for x in ("img", "ann"))
+    spelt = {"caption": r"COCO_val2014:sentid:(\d+)", "image": r"COCO_val2014_(\d{12})\.jpg"}
+    known, owner = {"caption": set(anns), "image": set(images)}, dict(zip(anns, np.repeat(images, 5).tolist(), strict=True))
+    head, *rows = listed(demo_path, kind, split)
+    assert head == [*demo.COLUMNS[kind], "agg_score", "sampling_method"]
+    assert {row[3] for row in rows} == METHODS[kind] and len({tuple(row[:2]) for row in rows}) == len(rows)
+    ends = []
+    for row in rows:
+        ends.append([])
+        for column, cell in zip(head, row[:2]):
+            what = column.rstrip("12")
+            ends[-1].append(int(re.fullmatch(spelt[what], cell)[1]))
+            assert ends[-1][-1] in known[what]
+        assert re.fullmatch(r"\d\.\d\d?", row[2]) and 0 <= float(row[2]) <= 5
+        photos = [owner.get(end, end) for end in ends[-1]]
+        assert (photos[0] == photos[1]) == (row[3] in ("c2c_cocaption", "c2i_original"))
+    if kind == "sits":
+        assert sorted(end[0] for end, row in zip(ends, rows) if row[3] == "c2i_original") == sorted(anns)
+    with open(f"{demo_path}/demo_cxc/{kind}_{split}.csv", "rb") as file:
+        assert b"\r" not in file.read()
+
+
+# ---- ratings
+
+def test_ratings_are_spread_and_matches_are_plausible(rated):
+    for kind, threshold in (("sts", 3), ("sis", 2.5), ("sits", 3)):
+        scores = np.array([score for _, _, score, method in rated[kind] if method != "c2i_original"])
+        assert 0.2 < (scores >= threshold).mean() < 0.8 and scores.std() > 0.8
+        assert (scores < 1).mean() > 0.05 and (scores > 4).mean() > 0.01
+    own = np.array([score for _, _, score, method in rated["sits"] if method == "c2i_original"])
+    assert 0.98 < (own >= 3).mean() < 1 and own.mean() > 4.5
+    together = np.array([score for _, _, score, method in rated["sts"] if method == "c2c_cocaption"])
+    assert 0.2 < (together >= 3).mean() < 0.8
+
+
+def test_some_pairs_of_images_are_rated_in_both_orders(rated):
+    scores = {(a, b): score for a, b, score, _ in rated["sis"]}
+    twice = [(score, scores[b, a]) for (a, b), score in scores.items() if a < b and (b, a) in scores]
+    assert 0.03 < len(twice) / len(scores) < 0.06
+    assert np.mean([a != b for a, b in twice]) > 0.8 and max(abs(a - b) for a, b in twice) < 4
+    assert any((a >= 2.5) != (b >= 2.5) for a, b in twice)
+    assert not any((b, a) in {row[:2] for row in rated["sts"]} for a, b, _, _ in rated["sts"])
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_a_rating_never_falls_as_the_share_grows(kind):
+    for seed in range(300):
+        scores = [demo.rating(random.Random(seed), kind, share) for share in np.linspace(0, 1, 41)]
+        assert scores == sorted(scores) and 0 <= scores[0] < 1.5 and scores[-1] <= 5
+    assert np.mean([demo.rating(random.Random(seed), kind, 1) for seed in range(300)]) > 4.7
+
+
+def test_captions_hold_wholly_in_their_own_image(scenes):
+    """Every claim of a caption is true of its scene; what is common never outweighs either side, in either order."""
+    shows, told = [shown(s) for s, _ in scenes], [[said(s, c) for c in cs] for s, cs in scenes]
+    for own, says in zip(shows, told):
+        assert common(own, own) == own.weight
+        for a, b in zip(says, says[1:]):
+            assert common(a, own) == a.weight == common(own, a) and 0 <= common(a, b) == common(b, a) <= min(a.weight, b.weight)
+    assert any(share("sits", says, other) == 1 for says, other in zip(sum(told, [])[5:], np.repeat(shows, 5)))
+
+
+def test_the_pairing_of_things_is_the_best_of_all(scenes):
+    """Against the definition, thing by thing, on captions of every level and the scene of another image."""
+    weights, few = (1, 1, 3, 3, 1, 1), 0
+    for (s, told), (other, _) in zip(scenes[:60], scenes[1:]):
+        for a, b in ((said(s, caption), shown(other)) for caption in told):
+            a, b = (a, b) if len(a.things) <= len(b.things) else (b, a)
+            best = 0
+            for way in permutations(range(len(b.things)), len(a.things)):
+                total = 0
+                for i, j in enumerate(way):
+                    x, y = a.things[i].tolist(), b.things[j].tolist()
+                    total += sum(w for w, p, q in zip(weights, x, y) if p and p == q) if any(x) and any(y) else 1
+                    total += sum(2 for k in range(i) if a.relations[k, i] and a.relations[k, i] == b.relations[way[k], j])
+                best = max(best, total)
+            assert common(a, b) == best + 2 * len(a.rest & b.rest)
+            few += len(a.things) > 1
+    assert few > 50
+
+
+def test_images_share_more_as_they_differ_less():
+    red, star = thing("red", "circle", 30, 30), thing("blue", "star", 90, 90)
+    base, descending = shown(scene(red, star)), (
+        scene(red, star), scene(thing("red", "circle", 30, 30, texture="dotted"), star),         # a texture
+        scene(thing("green", "circle", 30, 30, texture="dotted"), star),                         # and a colour
+        scene(thing("green", "square", 30, 30, texture="dotted"), star),                         # and a shape
+        scene(thing("green", "square", 30, 30, texture="dotted"), star, background="navy"))      # and the background
+    shares = [share("sis", base, shown(other)) for other in descending]
+    assert shares[0] == 1 and all(a > b for a, b in zip(shares, shares[1:]))
+    moved = shown(scene(thing("red", "circle", 90, 30), thing("blue", "star", 30, 90)))
+    more = shown(scene(red, star, thing("white", "ring", 30, 90)))
+    assert share("sis", base, moved) < 1 and share("sis", base, more) < 1
+
+
+def test_a_terse_caption_holds_in_other_images_and_a_full_one_does_not():
+    ours = scene(thing("red", "circle", 30, 30), thing("blue", "star", 90, 90))
+    theirs = scene(thing("red", "square", 30, 90), thing("pink", "heart", 90, 30), background="navy")
+    terse = said(ours, Caption("a red thing .", 0, ((0, ("colour",)),), False))
+    counted = said(ours, Caption("two shapes .", 0, ((0, ()), (1, ())), False, "number"))
+    full = said(ours, describe(random.Random(0), ours, (0, 1), 4))
+    assert share("sits", terse, shown(theirs)) == share("sits", counted, shown(theirs)) == 1
+    assert share("sits", full, shown(theirs)) < 0.5 < share("sits", full, shown(ours)) == 1
+    assert share("sits", counted, shown(scene(thing("red", "circle", 30, 30)))) < 1             # one shape is not two
+    assert share("sts", terse, full) < share("sts", full, full) == 1
+
+
+def test_relations_and_places_count():
+    a, b = thing("red", "circle", 30, 64), thing("blue", "star", 90, 64)
+    says = Caption("a red circle left of a blue star .", 3, ((0, ("colour", "shape")), (1, ("colour", "shape"))), False,
+                   "relations")
+    swapped = scene(thing("red", "circle", 90, 64), thing("blue", "star", 30, 64))
+    assert share("sits", said(scene(a, b), says), shown(scene(a, b))) == 1
+    assert share("sits", said(scene(a, b), says), shown(swapped)) == 12 / 14
+    left = said(scene(a), Caption("a circle on the left .", 1, ((0, ("shape",)),), False, "relations place"))
+    assert left.weight == 4 and share("sits", left, shown(swapped)) == 3 / 4
