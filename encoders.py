@@ -34,6 +34,57 @@ class Precomputed(nn.Module):
         return F.normalize(features, dim=1) if self.normalise else features
 
 
+class BatchNorm(nn.BatchNorm1d):
+    """BatchNorm over rows (N, D) that takes its running statistics where a training batch is a single row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 1:
+            return super().forward(x)
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+
+class GraphLayer(nn.Module):
+    """One round of reasoning between the regions of an image, as in VSRN: v + norm(out(R g(v))), (B, P, D) -> (B, P, D).
+
+    R = theta(v) phi(v)^T / P, (B, P, P), says how much each region takes from each other one: inner products without a
+    softmax. The scale and shift of the norm start at 0, so that an untrained layer is the identity. (The original writes
+    the linear maps as convolutions of width 1.)
+    """
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.g, self.theta, self.phi, self.out = (nn.Linear(dim, dim) for _ in range(4))
+        self.norm = BatchNorm(dim)
+        nn.init.zeros_(self.norm.weight)
+
+    def forward(self, v: Tensor) -> Tensor:
+        relation = self.theta(v) @ self.phi(v).transpose(1, 2) / v.shape[1]         # (B, P, P)
+        y = self.out(relation @ self.g(v))                                          # (B, P, D)
+        return v + self.norm(y.flatten(0, 1)).view_as(v)                            # statistics over batch and regions
+
+
+class RegionGraph(nn.Module):
+    """Image trunk of VSRN: a linear map of each region, l2 norm, four graph layers, l2 norm. (B, P, F) -> (B, P, D).
+
+    `first_norm=False` leaves the first norm out, as VSRN does on Flickr30k. `across_regions` takes each feature's norm
+    over the P regions, which is what the original's code computes; otherwise it is each region's norm over its D features.
+    """
+
+    def __init__(self, img_dim: int, embed_size: int, first_norm: bool = True, across_regions: bool = False):
+        super().__init__()
+        self.dim, self.first_norm, self.axis = embed_size, first_norm, 1 if across_regions else 2
+        self.fc = vsepp_linear(img_dim, embed_size)
+        self.layers = nn.Sequential(*(GraphLayer(embed_size) for _ in range(4)))
+
+    def forward(self, regions: Tensor, lengths=None) -> Tensor:
+        v = self.fc(regions)                                                        # (B, P, F) -> (B, P, D)
+        v = self.normalise(v) if self.first_norm else v
+        return self.normalise(self.layers(v))
+
+    def normalise(self, v: Tensor) -> Tensor:
+        return F.normalize(v, dim=self.axis, eps=1e-6)                              # as model.unit
+
+
 class CNN(nn.Module):
     """Image trunk for photos: an ImageNet network without its classifier, l2-normalised (VSE++'s EncoderImageFull).
 
@@ -144,6 +195,22 @@ class LinearEmbedding(nn.Module):
 
     def forward(self, features: Tensor, lengths=None) -> Tensor:
         return self.fc(features)
+
+
+class RegionGRU(nn.Module):
+    """f_emb of an image in VSRN: the last state of a GRU that reads the regions in turn. (B, P, F) -> (B, D).
+
+    `batch_norm` ends in a BatchNorm, as VSRN does on Flickr30k.
+    """
+
+    def __init__(self, inputs: int, embed_size: int, batch_norm: bool = False):
+        super().__init__()
+        self.dim = embed_size
+        self.rnn = nn.GRU(inputs, embed_size, batch_first=True)
+        self.norm = BatchNorm(embed_size) if batch_norm else nn.Identity()
+
+    def forward(self, regions: Tensor, lengths=None) -> Tensor:
+        return self.norm(self.rnn(regions)[1][-1])                                  # last layer: (B, D)
 
 
 class GRUEmbedding(nn.Module):

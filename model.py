@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from encoders import CNN, GRUEmbedding, LinearEmbedding, Precomputed, Words, vsepp_linear
+from encoders import CNN, GRUEmbedding, LinearEmbedding, Precomputed, RegionGraph, RegionGRU, Words, vsepp_linear
 from losses import SIMILARITIES, Embedding, Similarity, bound_log_var, hinge
 
 # What becomes of the second copy's output, bounded log-variances (B, D).
@@ -88,9 +88,18 @@ def in_float32(e: Embedding) -> Embedding:
 
 
 def build_image_tower(opt, pretrained: bool) -> Tower:
-    trunk = (CNN(opt.cnn_type, opt.finetune, opt.cnn_weights, pretrained) if opt.img_enc == "cnn"
-             else Precomputed(opt.img_dim, opt.feature_norm))
-    return Tower(trunk, lambda: LinearEmbedding(trunk.dim, opt.embed_size), opt.image_head,
+    if opt.img_enc == "vsrn":
+        trunk = RegionGraph(opt.img_dim, opt.embed_size, opt.feature_norm, opt.region_norm == "regions")
+    elif opt.img_enc == "cnn":
+        trunk = CNN(opt.cnn_type, opt.finetune, opt.cnn_weights, pretrained)
+    else:
+        trunk = Precomputed(opt.img_dim, opt.feature_norm)
+
+    def make_embed():
+        if opt.img_enc == "vsrn":
+            return RegionGRU(trunk.dim, opt.embed_size, opt.region_bn)
+        return LinearEmbedding(trunk.dim, opt.embed_size)
+    return Tower(trunk, make_embed, opt.image_head,
                  normalise=not opt.no_imgnorm, use_abs=opt.use_abs, logvar_norm=opt.logvar_norm)
 
 

@@ -22,9 +22,9 @@ from tqdm import tqdm
 
 from data import DEV_IMAGES, Photos, pair_batches, read_split
 from encoders import CNNS
-from evaluate import FORMAT, load_checkpoint, load_weights, torch_device, validate
 from losses import SIMILARITIES
 from model import SHAPES, build_model
+from subjects import FORMAT, load_checkpoint, load_weights, torch_device, validate
 from vocab import Arguments, InputError, Vocabulary
 
 GAUSSIANS = [shape for shape in SHAPES if shape != "point"]
@@ -49,12 +49,17 @@ def parser() -> argparse.ArgumentParser:
     add("--image_head", choices=list(SHAPES), help="embeddings of images (GIE: Gaussian here only)")
     add("--text_head", choices=list(SHAPES), help="embeddings of captions (GCE: Gaussian here only)")
     add("--logvar_norm", action=switch, default=False, help="unit-norm log-variances")
-    add("--img_enc", choices=["auto", "precomp", "cnn"], default="auto", help="image trunk (auto: what the data need)")
+    add("--img_enc", choices=["auto", "precomp", "cnn", "vsrn"], default="auto",
+        help="image encoder (auto: precomp or cnn, what the data need; vsrn: graph and GRU over region features)")
     add("--cnn_type", choices=list(CNNS), default="vgg19", help="network for photos")
     add("--cnn_weights", help="file with the network's weights (default: torch's cache; nothing is fetched)")
     add("--crop_size", type=positive, default=224, help="side of the random crops of training photos")
     add("--img_dim", type=positive, help="size of the image features (default: read from the data)")
-    add("--feature_norm", action=switch, default=True, help="l2-normalise precomputed features, as VSE++ does CNN features")
+    add("--feature_norm", action=switch, default=True, help="l2-normalise precomputed features, as VSE++ does CNN features "
+        "(vsrn: what its first linear layer makes of them; the original does not on Flickr30k)")
+    add("--region_norm", choices=["features", "regions"], default="features",
+        help="vsrn: norm of each region over its features, or, as the original's code, of each feature over the regions")
+    add("--region_bn", action="store_true", help="vsrn: BatchNorm after the GRU, as the original on Flickr30k")
     add("--txt_enc", choices=["gru"], default="gru", help="text embedding")
     add("--word_dim", type=positive, default=300, help="size of the word vectors")
     add("--embed_size", type=positive, default=1024, help="size of the joint embedding")
@@ -433,13 +438,19 @@ def write_run_folder(opt, split: dict, vocab: Vocabulary, resumed: dict | None) 
 def prepare_images(opt, images) -> None:
     """Settle --img_enc and --img_dim by what the data hold."""
     needed = "cnn" if isinstance(images, Photos) else "precomp"
-    if opt.img_enc not in ("auto", needed):
-        raise InputError(f"--img_enc {opt.img_enc} cannot read {opt.data_name}, which needs --img_enc {needed}")
+    img_enc = needed if opt.img_enc == "auto" else opt.img_enc
+    if (img_enc == "cnn") != (needed == "cnn"):
+        raise InputError(f"--img_enc {img_enc} cannot read {opt.data_name}, which needs --img_enc {needed}")
+    if img_enc == "vsrn" and images.array.ndim != 3:
+        raise InputError(f"--img_enc vsrn reasons over regions and {images.path} holds one vector an image; give features of "
+                         "shape (images, regions, F), or take --img_enc precomp")
+    if img_enc != "vsrn" and (opt.region_bn or opt.region_norm != "features"):
+        raise InputError(f"--region_norm and --region_bn are for --img_enc vsrn, not {img_enc}; leave them out")
     if opt.img_dim not in (None, images.dim) and needed == "precomp":
         raise InputError(f"--img_dim {opt.img_dim} differs from the {images.dim} of {images.path}; leave --img_dim out")
     if needed == "precomp" and (opt.finetune or opt.cnn_weights):
         raise InputError(f"--finetune and --cnn_weights are for photos; {opt.data_name} has precomputed features")
-    opt.img_enc, opt.img_dim = needed, images.dim
+    opt.img_enc, opt.img_dim = img_enc, images.dim
 
 
 def train_step(model, batch, optimizer, scaler, parameters, opt, state) -> float:

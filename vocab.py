@@ -1,10 +1,13 @@
-"""Words and their numbers: tokenizer, vocabulary as JSON, and the command that builds one.
+"""Words and their numbers: tokenizer, vocabulary as JSON, and the command that builds or converts one.
 
     python vocab.py --data_path data --data_name coco_precomp      # writes ./vocab/coco_precomp_vocab.json
+    python vocab.py convert coco_precomp_vocab.pkl new.json        # a vocabulary of VSE++, VSRN or SCAN as ours
 """
 import argparse
+import io
 import json
 import os
+import pickle
 import sys
 from collections import Counter
 
@@ -85,18 +88,102 @@ class Vocabulary:
         try:
             with open(path, encoding="utf-8") as f:
                 stored = json.load(f)
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise InputError(f"{path} is not a JSON vocabulary ({error}); build one with `python vocab.py`") from error
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise InputError(f"{path} is not a JSON vocabulary ({error}); build one with `python vocab.py`, or convert one of "
+                             "the originals with `python vocab.py convert`") from error
         words = stored.get("words") if isinstance(stored, dict) else None
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise InputError(f'{path} has no list "words" of strings; build a vocabulary with `python vocab.py`')
         return cls(words)
 
 
+def read_original(path: str) -> list[str]:
+    """The words of a vocabulary that VSE++ or VSRN pickled (under Python 2 or 3) or SCAN wrote as JSON, in index order.
+
+    Runs no code from the file. Raises InputError if it is none.
+    """
+    try:
+        with open(path, "rb") as f:
+            content = f.read()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error}); give a vocabulary of VSE++, VSRN or SCAN") from error
+    try:
+        fields = json.loads(content) if content.lstrip()[:1] == b"{" else _unpickle(content, path)
+    except InputError:
+        raise
+    except Exception as error:  # a pickle can fail in as many ways as there are instructions in it
+        raise InputError(f"{path} is neither a pickled vocabulary nor JSON ({error}); give a vocabulary of VSE++, VSRN or "
+                         "SCAN") from error
+    if isinstance(fields, dict) and "words" in fields:
+        raise InputError(f"{path} is a vocabulary of this project already; use it as it is")
+    index, words, size = (fields.get(name) if isinstance(fields, dict) else None for name in ("word2idx", "idx2word", "idx"))
+    if not isinstance(index, dict) or not isinstance(words, dict) or type(size) is not int:
+        raise InputError(f"{path} lacks one of word2idx, idx2word (dictionaries) and idx (a number), which a vocabulary of "
+                         "VSE++, VSRN or SCAN has")
+    if not all(type(key) is int or isinstance(key, str) and key.isdecimal() for key in words):
+        raise InputError(f"{path} has indices that are no whole numbers; they have to run from 0 without a gap")
+    words = {int(key): word for key, word in words.items()}                         # SCAN's JSON turned them into strings
+    if sorted(words) != list(range(len(index))) or size != len(index):
+        raise InputError(f"{path} numbers {len(index)} words, lists {len(words)} and counts {size}; the indices have to run "
+                         "from 0 without a gap")
+    words = [words[i] for i in range(len(words))]
+    for i, word in enumerate(words):
+        if not isinstance(word, str) or index.get(word) != i:
+            raise InputError(f"{path} has {word!r} at index {i} and another index for it in word2idx; each word needs one")
+    return words
+
+
+def _unpickle(content: bytes, path: str) -> dict:
+    """The fields of a pickled Vocabulary: plain values and one plain class are admitted, and nothing that could act."""
+    class Fields:
+        """Stands in for the class of the pickle; made anew for each file, so that none leaves a trace in it."""
+
+    def reconstruct(kind, *_):        # how protocols 0 and 1 make an object
+        return Fields()
+
+    class Reader(pickle.Unpickler):
+        def find_class(self, module, name):
+            match module, name:
+                case ("vocab" | "__main__"), "Vocabulary":
+                    return Fields
+                case ("copy_reg" | "copyreg"), "_reconstructor":
+                    return reconstruct
+                case ("__builtin__" | "builtins"), "object":
+                    return object
+            raise InputError(f"{path} wants to call {module}.{name}, which no vocabulary needs; nothing of it was run, and "
+                             "it is better deleted")
+
+    found = Reader(io.BytesIO(content), encoding="utf-8").load()
+    return vars(found) if isinstance(found, Fields) else found
+
+
+def convert(argv: list[str]) -> None:
+    parser = Arguments("Convert a vocabulary of VSE++, VSRN (pickle) or SCAN (JSON) to this project's JSON.")
+    parser.prog += " convert"
+    parser.add_argument("old", metavar="OLD", help="their file, such as coco_precomp_vocab.pkl")
+    parser.add_argument("new", metavar="NEW.json", help="file to write")
+    opt = parser.parse_args(argv)
+    try:
+        vocab = Vocabulary(read_original(opt.old))
+        if os.path.exists(opt.new):
+            raise InputError(f"{opt.new} is there already; name another file, or delete it first")
+        vocab.save(opt.new)
+    except (InputError, OSError) as error:
+        sys.exit(f"vocab.py: {error}")
+    print(f"{opt.new}: the {len(vocab):,} words of {opt.old}")
+    raw = [word for word in vocab.words if word[:2] in ("b'", 'b"')]
+    if raw:
+        print(f"warning: {len(raw)} of its words look like {raw[0]}: they come from captions that Python 3 read as bytes, and "
+              "captions read as text hardly contain them", file=sys.stderr)
+
+
 def main(argv=None) -> None:
     from data import read_split  # data builds on this module
 
-    parser = Arguments("Build a vocabulary from the captions of a data set.")
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["convert"]:
+        return convert(argv[1:])
+    parser = Arguments("Build a vocabulary from the captions of a data set (or convert one: see `vocab.py convert --help`).")
     parser.add_argument("--data_path", default="data", help="folder that holds the data sets")
     parser.add_argument("--data_name", default="coco_precomp", help="folder of the data set below --data_path")
     parser.add_argument("--vocab_path", default="./vocab/", help="folder to write {data_name}_vocab.json to")

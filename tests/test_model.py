@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 import encoders
 import train
-from data import Batch
-from encoders import CNN, GRUEmbedding, LinearEmbedding, Precomputed, Words, import_torchvision
+from data import Batch, Features, Photos
+from encoders import CNN, GRUEmbedding, LinearEmbedding, Precomputed, RegionGraph, RegionGRU, Words, import_torchvision
 from model import SHAPES, JointEmbedding, Tower, build_model
 from vocab import SPECIALS, InputError, Vocabulary
 
@@ -19,7 +19,8 @@ VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 
 def options(*words) -> argparse.Namespace:
     opt = train.parse_args([*words, "--embed_size", "12", "--word_dim", "7"])
-    opt.img_enc, opt.img_dim = ("precomp", 9) if opt.img_enc == "auto" else (opt.img_enc, None)
+    opt.img_enc = "precomp" if opt.img_enc == "auto" else opt.img_enc
+    opt.img_dim = None if opt.img_enc == "cnn" else 9
     return opt
 
 
@@ -223,3 +224,156 @@ def test_double_width_is_the_higher_capacity_model():
     opt.embed_size *= 2
     assert sum(p.numel() for p in build_model(opt, VOCAB).parameters()) > 1.8 * (single - len(VOCAB) * 7)
     assert np.isfinite(single)
+
+
+# ---- VSRN: graph and GRU over regions
+
+def moved(module):
+    """Give BatchNorms scales, shifts and statistics as after some training: at the start they silence the graph."""
+    g = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for norm in (m for m in module.modules() if isinstance(m, torch.nn.BatchNorm1d)):
+            for tensor in (norm.weight, norm.bias, norm.running_mean):
+                tensor.copy_(0.5 * torch.randn(tensor.shape, generator=g))
+            norm.running_var.copy_(0.5 + torch.rand(norm.running_var.shape, generator=g))
+    return module
+
+
+def slow_graph(trunk, images, first_norm, across, training):
+    """The trunk region by region and pair by pair; batch statistics over all regions of the batch, biased variance."""
+    def linear(layer, x):
+        return [sum(w * float(v) for w, v in zip(row, x)) + b for row, b in zip(layer.weight.tolist(), layer.bias.tolist())]
+
+    def norm(regions):                                                              # (P, D)
+        if across:
+            return np.array(regions) / np.sqrt((np.array(regions) ** 2).sum(0, keepdims=True))
+        return [np.array(v) / math.sqrt(sum(x * x for x in v)) for v in regions]
+
+    batch = [[linear(trunk.fc, region) for region in image.tolist()] for image in images]
+    batch = [norm(image) if first_norm else image for image in batch]
+    for layer in trunk.layers:
+        outputs = []
+        for image in batch:
+            g, theta, phi = ([linear(part, v) for v in image] for part in (layer.g, layer.theta, layer.phi))
+            outputs.append([])
+            for i in range(len(image)):
+                weights = [np.dot(theta[i], phi[j]) / len(image) for j in range(len(image))]
+                outputs[-1].append(linear(layer.out, sum(w * np.array(g[j]) for j, w in enumerate(weights))))
+        flat = np.concatenate([np.array(image) for image in outputs])               # (B * P, D)
+        mean, var = ((flat.mean(0), flat.var(0)) if training else
+                     (layer.norm.running_mean.numpy(), layer.norm.running_var.numpy()))
+        scale, shift = layer.norm.weight.detach().numpy(), layer.norm.bias.detach().numpy()
+        batch = [[np.array(v) + (np.array(y) - mean) / np.sqrt(var + 1e-5) * scale + shift for v, y in zip(image, out)]
+                 for image, out in zip(batch, outputs)]
+    return np.array([norm(image) for image in batch])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("first_norm", [True, False])
+def test_region_graph_against_loops(first_norm, across, training):
+    torch.manual_seed(0)
+    trunk = moved(RegionGraph(9, 6, first_norm, across)).double()
+    trunk.train(training)
+    images = torch.randn(3, 5, 9, dtype=torch.float64)
+    expected = slow_graph(trunk, images, first_norm, across, training)
+    np.testing.assert_allclose(trunk(images).detach(), expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(np.linalg.norm(expected, axis=1 if across else 2), 1)
+
+
+def test_an_untrained_graph_layer_is_the_identity():
+    regions = torch.randn(3, 5, 6)
+    layer = encoders.GraphLayer(6)
+    assert torch.equal(layer(regions), regions) and torch.equal(layer.eval()(regions), regions)
+    trunk = RegionGraph(9, 6)
+    raw = torch.randn(3, 5, 9)
+    torch.testing.assert_close(trunk(raw), F.normalize(trunk.fc(raw), dim=2))
+
+
+def test_region_embedding_is_the_last_state_of_a_gru_run_region_by_region():
+    torch.manual_seed(0)
+    embed, regions = moved(RegionGRU(7, 12, batch_norm=True)).eval(), torch.randn(4, 5, 7)
+    cell = torch.nn.GRUCell(7, 12)
+    cell.load_state_dict({name.removesuffix("_l0"): value for name, value in embed.rnn.state_dict().items()})
+    h = torch.zeros(4, 12)
+    for k in range(5):
+        h = cell(regions[:, k], h)
+    norm = embed.norm
+    normed = (h - norm.running_mean) / (norm.running_var + 1e-5).sqrt() * norm.weight + norm.bias
+    torch.testing.assert_close(embed(regions), normed)
+    embed.norm = torch.nn.Identity()
+    torch.testing.assert_close(embed(regions), h)
+
+
+@pytest.mark.parametrize("flags", [[], ["--region_norm", "regions"], ["--no-feature_norm", "--region_bn"]])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_vsrn_with_every_head(shape, flags):
+    needs = {"point": "cosine"}.get(shape, "wasserstein")
+    torch.manual_seed(0)
+    model = build_model(options("--img_enc", "vsrn", "--sim", needs, "--head", shape, "--margin", "5", "--no-max_violation",
+                                *flags), VOCAB)
+    batch = pairs(regions=5)
+    e = model.embed_images(batch.images)
+    assert e.mean.shape == (6, 12) and (e.log_var is None) == (shape == "point")
+    assert e.log_var is None or e.log_var.shape == (6, 12 if shape == "ellipsoidal" else 1)
+    torch.testing.assert_close(e.mean.norm(dim=1), torch.ones(6))
+
+    model(batch)["hinge"].backward()            # the scale at 0 keeps gradients from what stands before it, and only from that
+    silent = {name for name, p in model.named_parameters() if p.grad is None or p.grad.abs().sum() == 0}
+    assert silent == {f"image_tower.trunk.layers.{k}.{part}.{kind}" for k in range(4) for part in ("g", "theta", "phi", "out")
+                      for kind in ("weight", "bias")}
+    moved(model).eval()                         # in training mode a bias before a BatchNorm has a gradient of 0 by nature
+    model.zero_grad()
+    model(batch)["hinge"].backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None and p.grad.isfinite().all() and p.grad.abs().sum() > 0, name
+    assert len({id(p) for p in model.parameters()}) == len(list(model.parameters()))
+
+
+def test_vsrn_copies_share_the_graph_alone():
+    tower = build_model(options("--img_enc", "vsrn", "--sim", "kl"), VOCAB).image_tower
+    assert isinstance(tower.trunk, RegionGraph) and isinstance(tower.mean, RegionGRU) and isinstance(tower.log_var, RegionGRU)
+    assert not {id(p) for p in tower.mean.parameters()} & {id(p) for p in tower.log_var.parameters()}
+
+
+def test_vsrn_in_eval_mode_takes_each_image_alone():
+    model, batch = moved(build_model(options("--img_enc", "vsrn", "--region_bn"), VOCAB)).eval(), pairs(regions=5)
+    together = model.embed_images(batch.images).mean
+    for k in range(6):
+        torch.testing.assert_close(model.embed_images(batch.images[k:k + 1]).mean[0], together[k])
+
+
+def test_vsrn_trains_on_a_batch_of_one_and_on_zero_features():
+    """The last batch of an epoch may be one pair, of which there are no statistics; an image may lack features."""
+    model, batch = build_model(options("--img_enc", "vsrn", "--region_bn", "--sim", "wasserstein"), VOCAB), pairs(regions=5)
+    assert model.training and model.embed_images(batch.images[:1]).mean.isfinite().all()
+    model(batch._replace(images=torch.zeros(6, 5, 9)))["hinge"].backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+def test_vsrn_takes_regions_only(tmp_path):
+    for name, shape in (("flat", (10, 9)), ("regions", (10, 5, 9))):
+        np.save(tmp_path / f"{name}.npy", np.zeros(shape, np.float32))
+    flat, regions = (Features(str(tmp_path / f"{name}.npy")) for name in ("flat", "regions"))
+    vsrn = ["--img_enc", "vsrn", "--data_name", "x"]
+    for words, images, message in (
+            (vsrn, flat, "reasons over regions and .*flat.npy holds one vector an image; give .* --img_enc precomp"),
+            (vsrn, Photos(["a.png"]), "--img_enc vsrn cannot read x, which needs --img_enc cnn"),
+            ([*vsrn, "--finetune"], regions, "are for photos"), ([*vsrn, "--img_dim", "7"], regions, "--img_dim 7 differs"),
+            (["--region_bn"], regions, "are for --img_enc vsrn, not precomp"),
+            (["--region_norm", "regions"], Photos(["a.png"]), "are for --img_enc vsrn, not cnn")):
+        with pytest.raises(InputError, match=message):
+            train.prepare_images(train.parse_args(words), images)
+    opt = train.parse_args(vsrn)
+    train.prepare_images(opt, regions)
+    assert (opt.img_enc, opt.img_dim, opt.region_norm, opt.region_bn, opt.feature_norm) == ("vsrn", 9, "features", False, True)
+
+
+def test_vsrn_is_trained_and_resumed_by_the_command(tmp_path, demo_path):
+    """One epoch on the demo's regions, and one more: options of the encoder come back from the checkpoint."""
+    words = ["--data_path", demo_path, "--data_name", "demo_region_precomp", "--img_enc", "vsrn", "--sim", "wasserstein",
+             "--region_bn", "--embed_size", "8", "--word_dim", "6", "--batch_size", "32", "--vocab_threshold", "1",
+             "--device", "cpu", "--logger_name", str(tmp_path / "run")]
+    assert train.train(train.parse_args([*words, "--num_epochs", "1"])) == 0
+    opt = train.parse_args(["--resume", str(tmp_path / "run"), "--num_epochs", "2"])
+    assert (opt.img_enc, opt.region_bn) == ("vsrn", True) and train.train(opt) == 0

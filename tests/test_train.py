@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import train
-from evaluate import load_checkpoint
+from subjects import load_checkpoint
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SMALL = ["--embed_size", "32", "--word_dim", "16", "--batch_size", "16", "--learning_rate", "0.005", "--log_step", "1",

@@ -1,0 +1,243 @@
+"""Where what is evaluated comes from: trained models, embeddings of any origin, ready score matrices.
+
+Loading runs no code from a file: weights_only=True for checkpoints, allow_pickle=False for arrays.
+"""
+import argparse
+import glob
+import json
+import os
+import zipfile
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+import metrics
+import originals
+from data import NoImages, Photos, Split, Tokens, image_batches, read_split
+from losses import SIMILARITIES, Embedding
+from model import JointEmbedding, build_model
+from protocols import Subject
+from vocab import InputError, Vocabulary
+
+FORMAT = 1                            # of checkpoint.pt and model_best.pt
+
+
+def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = None) -> dict:
+    """Read a run folder's checkpoint or a checkpoint file, without running code from it; InputError if it is not one.
+
+    A checkpoint of the original VSE++ or VSRN is converted; it needs its vocabulary, the JSON file `vocab`.
+    """
+    path = os.path.join(path, name) if os.path.isdir(path) else path
+    if not os.path.isfile(path):
+        raise InputError(f"there is no checkpoint {path}; give a run folder that holds {name}, or a file")
+    stored = originals.read(path)
+    if originals.is_original(stored):
+        return originals.convert(stored, vocab and Vocabulary.load(vocab).words, path)
+    if not isinstance(stored, dict) or not {"format", "options", "vocabulary", "model"} <= set(stored):
+        raise InputError(f"{path} is no checkpoint of this project; give one that train.py wrote")
+    if stored["format"] != FORMAT:
+        raise InputError(f"{path} has checkpoint format {stored['format']}, this version reads format {FORMAT}; use the "
+                         "version that wrote it, or train again")
+    return stored
+
+
+def load_weights(model: JointEmbedding, stored: dict) -> None:
+    try:
+        model.load_state_dict(stored["model"])
+    except RuntimeError as error:
+        raise InputError("the checkpoint's weights do not fit the model of these options: "
+                         + " ".join(str(error).split())[:300]) from error
+
+
+def load_model(stored: dict) -> tuple[JointEmbedding, Vocabulary, argparse.Namespace]:
+    """The model of a checkpoint, in eval mode on the CPU, its vocabulary and its options."""
+    opt, vocab = argparse.Namespace(**stored["options"]), Vocabulary(stored["vocabulary"])
+    model = build_model(opt, vocab, pretrained=False)
+    load_weights(model, stored)
+    return model.eval(), vocab, opt
+
+
+def torch_device(name: str) -> torch.device:
+    """auto: CUDA when present."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: no CUDA device is here; use --device cpu")
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+@torch.no_grad()
+def encode(model: JointEmbedding, split: Split, tokens: Tokens, device, batch_size: int = 128,
+           workers: int = 0) -> tuple[Embedding | None, Embedding]:
+    """Embeddings of all images (N, D) and all captions (M, D) of a split, in their order; the model in eval mode.
+
+    None in place of images that are not at hand.
+    """
+    text_only = isinstance(split.images, NoImages)
+    total = len(tokens.length) + (0 if text_only else len(split.images))
+    with tqdm(total=total, desc=f"encode {split.name}", disable=None, leave=False) as bar:
+        images = []
+        for batch in () if text_only else image_batches(split.images, batch_size, workers):
+            images.append(model.embed_images(batch.to(device)))
+            bar.update(len(batch))
+        order, captions = np.argsort(tokens.length, kind="stable"), []               # similar lengths: little padding
+        for k in range(0, len(order), batch_size):
+            numbers, lengths = tokens.batch(order[k:k + batch_size])
+            captions.append(model.embed_captions(numbers.to(device), lengths))
+            bar.update(len(lengths))
+    return _join(images) if images else None, _join(captions).rows(torch.from_numpy(np.argsort(order)).to(device))
+
+
+def _join(batches: list[Embedding]) -> Embedding:
+    return Embedding(*(None if field[0] is None else torch.cat(field) for field in zip(*batches)))
+
+
+def validate(model: JointEmbedding, split: Split, tokens: Tokens, device, workers: int = 0) -> dict:
+    """Recalls of one split as `metrics.retrieval` gives them."""
+    return metrics.retrieval_blocks(model.similarity, *encode(model, split, tokens, device, workers=workers),
+                                    split.caption_image)
+
+
+def newest_run(root: str = "runs") -> str:
+    found = glob.glob(os.path.join(root, "**", "model_best.pt"), recursive=True)
+    if not found:
+        raise InputError(f"no run is in {root}/; train one with train.py, or name a run folder with --checkpoint")
+    return os.path.dirname(max(found, key=os.path.getmtime))
+
+
+def check_fits(opt: argparse.Namespace, images, path: str) -> None:
+    """Refuse images that the model of `path` cannot take."""
+    needed = "cnn" if isinstance(images, Photos) else "precomp"
+    if (opt.img_enc == "cnn") != (needed == "cnn"):
+        kind = {"cnn": "photos", "precomp": "precomputed features", "vsrn": "region features"}
+        raise InputError(f"{path} was trained on {kind[opt.img_enc]} and the data are {kind[needed]}; name data of the same "
+                         "kind with --data_name")
+    if opt.img_enc == "vsrn" and images.array.ndim != 3:
+        raise InputError(f"{path} reasons over regions and {images.path} holds one vector an image; give features of shape "
+                         "(images, regions, F)")
+    if needed == "precomp" and images.dim != opt.img_dim:
+        raise InputError(f"{images.path} has features of width {images.dim}, {path} was trained on width {opt.img_dim}; use "
+                         "features of the same extractor")
+
+
+def save_json(value, path: str) -> None:
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path + ".tmp", "w", encoding="utf-8") as f:
+        json.dump(value, f, indent=1)
+        f.write("\n")
+    os.replace(path + ".tmp", path)
+
+
+def export(path: str, similarity: str, images: Embedding, captions: Embedding, split: Split) -> None:
+    """Means, log-variances where there are any, whose caption each is, and ids where known, as .npz."""
+    arrays = {"image_mean": images.mean, "caption_mean": captions.mean, "image_log_var": images.log_var,
+              "caption_log_var": captions.log_var}
+    arrays = {name: value.cpu().numpy() for name, value in arrays.items() if value is not None}
+    for ids in (split.image_ids, split.photo_names):
+        if ids is not None:
+            arrays["image_name" if isinstance(ids[0], str) else "image_id"] = np.array(ids)
+    if split.caption_ids is not None:
+        arrays["caption_id"] = split.caption_ids
+    with open(path, "wb") as f:
+        np.savez(f, caption_image=split.caption_image, similarity=np.array(similarity), **arrays)
+
+
+def open_run(paths: list[str], opt) -> Subject:
+    """Encode a split by the models of run folders or checkpoint files; several are an ensemble."""
+    device = torch_device(opt.device)
+    subject, split = None, None
+    for path in paths:
+        stored = load_checkpoint(path, vocab=opt.vocab)
+        model, vocab, trained = load_model(stored)
+        if split is None:
+            folder = opt.data_path or trained.data_path, opt.data_name or trained.data_name
+            split = read_split(*folder, opt.split, text_only=opt.cxc, dev_images=trained.dev_images if opt.dev_images is None
+                               else opt.dev_images).require_sound()
+            subject = of_split(split, " + ".join(paths), folder)
+        if not isinstance(split.images, NoImages):
+            check_fits(trained, split.images, path)
+        images, captions = encode(model.to(device), split, split.encode(vocab), device, opt.batch_size, opt.workers)
+        subject.members.append((model.similarity, images, captions))
+        subject.similarity = " + ".join(dict.fromkeys([*filter(None, [subject.similarity]), trained.sim]))
+        print(f"{path}: {trained.sim}, image head {trained.image_head}, text head {trained.text_head}, epoch "
+              f"{stored['state']['epoch']}, dev rsum {stored['state']['best_rsum']:.1f}")
+    if opt.export:
+        if images is None:
+            raise InputError(f"--export: {subject.source} has no images beside it; export a split with features or photos")
+        export(opt.export, subject.similarity, images, captions, split)
+        print(f"embeddings in {opt.export}")
+    return subject
+
+
+def of_split(split: Split, name: str, folder: tuple[str, str]) -> Subject:
+    photos = split.images.paths if isinstance(split.images, Photos) else None
+    return Subject(name, "", split.caption_image, len(split.images), source=split.source, image_ids=split.image_ids,
+                   caption_ids=None if split.caption_ids is None else split.caption_ids.tolist(), captions=split.captions,
+                   photos=photos or split.photo_names, data_name=folder[1], folder=os.path.join(*folder))
+
+
+def open_embeddings(path: str, opt) -> Subject:
+    """Embeddings of any model: the arrays that --export writes (the README lists them)."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} is no .npz file of plain arrays ({error}); write it with --export or np.savez") from error
+    sides = []
+    for side in ("image", "caption"):
+        mean, log_var = arrays.get(f"{side}_mean"), arrays.get(f"{side}_log_var")
+        if mean is None or mean.ndim != 2 or (log_var is not None and log_var.shape not in (mean.shape, (len(mean), 1))):
+            held = ", ".join(f"{name} {value.shape}" for name, value in arrays.items()) or "nothing"
+            raise InputError(f"{path} needs {side}_mean of shape (items, D), and {side}_log_var, where given, of the same "
+                             f"shape or (items, 1); it holds {held}")
+        sides.append(Embedding(*(None if x is None else torch.from_numpy(np.ascontiguousarray(x, np.float32))
+                                 for x in (mean, log_var))))
+    subject = described(path, opt, len(sides[0].mean), len(sides[1].mean), arrays)
+    name = opt.sim or str(arrays.get("similarity", "cosine"))
+    if name not in SIMILARITIES:
+        raise InputError(f"{path} has similarity '{name}'; name one of {', '.join(SIMILARITIES)} with --sim")
+    try:
+        SIMILARITIES[name]().check(*sides)
+    except ValueError as error:
+        raise InputError(f"{path} does not fit --sim {name}: {error}") from error
+    subject.similarity, subject.members = name, [(SIMILARITIES[name](), *sides)]
+    return subject
+
+
+def open_scores(path: str, opt) -> Subject:
+    """A ready matrix of scores, images x captions, mapped and not read whole."""
+    try:
+        scores = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise InputError(f"{path} is no whole .npy file of numbers ({error}); write it with np.save") from error
+    if scores.ndim != 2 or scores.dtype.kind != "f":
+        raise InputError(f"{path} holds {scores.dtype} of shape {scores.shape}; scores are floats, images x captions")
+    subject = described(path, opt, *scores.shape, {})
+    subject.similarity, subject.scores = opt.sim or "scores", scores
+    return subject
+
+
+def described(path: str, opt, n: int, m: int, arrays: dict) -> Subject:
+    """Whose caption each is, and ids: from --data_name's split, else from the file, else m / n captions an image."""
+    if opt.data_name:
+        folder = opt.data_path or "data", opt.data_name
+        split = read_split(*folder, opt.split, dev_images=opt.dev_images or 0, text_only=True)
+        if (len(split.images), len(split.captions)) != (n, m):
+            raise InputError(f"{path} has {n} images and {m} captions, {opt.data_name} {opt.split} has {len(split.images)} and "
+                             f"{len(split.captions)}; they must be the same items in the same order")
+        return of_split(split, path, folder)
+    if "caption_image" not in arrays and (not n or m % n):
+        raise InputError(f"{path} has {m} captions for {n} images and does not say whose they are; add caption_image, or name "
+                         "the split with --data_path, --data_name and --split")
+    caption_image = np.asarray(arrays.get("caption_image", np.arange(m) // max(1, m // max(1, n))))
+    if caption_image.shape != (m,) or caption_image.dtype.kind not in "iu" or not m or not (
+            0 <= caption_image.min() and caption_image.max() < n):
+        raise InputError(f"{path}: caption_image must hold {m} whole numbers from 0 to {n - 1}, the row of each one's image")
+    ids = {key: None if arrays.get(key) is None else arrays[key].tolist() for key in ("image_id", "caption_id")}
+    return Subject(path, "", caption_image.astype(np.int64), n, source=path, image_ids=ids["image_id"],
+                   caption_ids=ids["caption_id"], photos=arrays["image_name"].tolist() if "image_name" in arrays else None,
+                   data_name=os.path.basename(path), folder=os.path.join(opt.data_path or "data", "."))
+
+
+def open_subject(path: str, opt) -> Subject:
+    return (open_embeddings(path, opt) if path.endswith(".npz") else open_scores(path, opt) if path.endswith(".npy")
+            else open_run([path], opt))

@@ -1,0 +1,620 @@
+"""Checkpoints and vocabularies of the original VSE++ and VSRN code, built here in the formats that those wrote.
+
+The slow twins below compute the originals' embeddings in float64 from the weights under the originals' names, and rank as
+the originals did: by a sort of each query's scores.
+"""
+import argparse
+import io
+import json
+import math
+import os
+import pickle
+import re
+import struct
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import metrics
+import originals
+import subjects
+import train
+import vocab
+from data import read_split
+from encoders import import_torchvision
+from model import build_model
+from vocab import SPECIALS, InputError, Vocabulary
+
+WORDS = [*SPECIALS, *(f"w{k}" for k in range(40))]
+MARKER = "ran.txt"                    # what a malicious file would leave in the working directory
+
+
+# ---- slow twins
+
+def original_norm(x, axis=1):
+    return x / x.pow(2).sum(axis, keepdim=True).sqrt()
+
+
+def gru(weights, prefix, inputs, layers=1):
+    """States (T, D) of the last layer for one sequence (T, F), gate by gate."""
+    for layer in range(layers):
+        w, u, b, c = (weights[f"{prefix}{kind}_l{layer}"].double() for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+        d = u.shape[1]
+        h, states = torch.zeros(d, dtype=torch.float64), []
+        for x in inputs:
+            gi, gh = w @ x + b, u @ h + c
+            reset, update = torch.sigmoid(gi[:d] + gh[:d]), torch.sigmoid(gi[d:2 * d] + gh[d:2 * d])
+            new = torch.tanh(gi[2 * d:] + reset * gh[2 * d:])
+            h = (1 - update) * new + update * h
+            states.append(h)
+        inputs = torch.stack(states)
+    return inputs
+
+
+def original_captions(text, opt, captions):
+    rows = torch.stack([gru(text, "rnn.", text["embed.weight"].double()[caption], opt.num_layers)[-1] for caption in captions])
+    rows = original_norm(rows)
+    return rows.abs() if opt.use_abs else rows
+
+
+def finish_images(features, opt):
+    features = features if opt.no_imgnorm else original_norm(features)
+    return features.abs() if opt.use_abs else features
+
+
+def original_features(image, opt, features):
+    return finish_images(features.double() @ image["fc.weight"].double().T + image["fc.bias"].double(), opt)
+
+
+def batch_norm(state, prefix, x):
+    """x (rows, D), running statistics."""
+    mean, var, scale, shift = (state[prefix + name].double() for name in ("running_mean", "running_var", "weight", "bias"))
+    return (x - mean) / (var + 1e-5).sqrt() * scale + shift
+
+
+def original_graph(image, opt, regions):
+    """VSRN image by image: (B, 36, F) -> (B, D)."""
+    rows = []
+    for one in regions.double():                                                    # (P, F)
+        v = one @ image["fc.weight"].double().T + image["fc.bias"].double()
+        if opt.data_name != "f30k_precomp":
+            v = original_norm(v, 0)                                                 # across the regions, as it was
+        for k in range(1, 5):
+            def conv(name, x, k=k):
+                return F.conv1d(x.T[None], image[f"Rs_GCN_{k}.{name}.weight"].double(),
+                                image[f"Rs_GCN_{k}.{name}.bias"].double())[0]       # (D, P)
+            relation = conv("theta", v).T @ conv("phi", v) / len(v)                 # (P, P)
+            y = relation @ conv("g", v).T                                           # (P, D)
+            v = v + batch_norm(image, f"Rs_GCN_{k}.W.1.", conv("W.0", y).T)
+        state = gru(image, "img_rnn.", original_norm(v, 0))[-1]
+        rows.append(batch_norm(image, "bn.", state[None])[0] if opt.data_name == "f30k_precomp" else state)
+    return finish_images(torch.stack(rows), opt)
+
+
+def original_resnet18(image, opt, photos):
+    """torchvision's ResNet-18 from functions, then VSE++'s norm and linear layer: (B, 3, 224, 224) -> (B, D)."""
+    s = {name.removeprefix("cnn.module."): value.double() for name, value in image.items() if name.startswith("cnn.")}
+
+    def conv_bn(x, conv, bn, **how):
+        x = F.conv2d(x, s[f"{conv}.weight"], **how)
+        return F.batch_norm(x, s[f"{bn}.running_mean"], s[f"{bn}.running_var"], s[f"{bn}.weight"], s[f"{bn}.bias"])
+    x = F.max_pool2d(conv_bn(photos.double(), "conv1", "bn1", stride=2, padding=3).relu(), 3, 2, 1)
+    for layer in range(1, 5):
+        for block in range(2):
+            p, stride = f"layer{layer}.{block}.", 2 if layer > 1 and block == 0 else 1
+            y = conv_bn(x, p + "conv1", p + "bn1", stride=stride, padding=1).relu()
+            y = conv_bn(y, p + "conv2", p + "bn2", padding=1)
+            if stride == 2:
+                x = conv_bn(x, p + "downsample.0", p + "downsample.1", stride=2)
+            x = (x + y).relu()
+    return original_features(image, opt, original_norm(x.mean((2, 3))))
+
+
+def original_ranks(images, captions, opt):
+    """Both directions as the originals ranked: five captions an image, in order, argsort turned round."""
+    def scores(x, y):
+        if opt.measure == "order":
+            return -np.sqrt(np.square(np.maximum(y[None] - x[:, None], 0)).sum(2))
+        return x @ y.T
+    images, captions = images.numpy(), captions.numpy()
+    i2t, t2i = np.zeros(len(images), int), np.zeros(len(captions), int)
+    for n in range(len(images)):
+        best_first = np.argsort(scores(images[n:n + 1], captions)[0])[::-1]
+        i2t[n] = min(np.where(best_first == m)[0][0] for m in range(5 * n, 5 * n + 5))
+    for m in range(len(captions)):
+        best_first = np.argsort(scores(images, captions[m:m + 1])[:, 0])[::-1]
+        t2i[m] = np.where(best_first == m // 5)[0][0]
+    return i2t, t2i
+
+
+# ---- checkpoints in the originals' layout
+
+def tensors(shapes, seed=0, scale=0.5):
+    g = torch.Generator().manual_seed(seed)
+    state = {name: scale * torch.randn(shape, generator=g) for name, shape in shapes.items()}
+    return {name: value.abs() + 0.2 if name.endswith("running_var") else value for name, value in state.items()}
+
+
+def gru_shapes(prefix, inputs, dim, layers=1):
+    shapes = {}
+    for k in range(layers):
+        shapes |= {f"{prefix}weight_ih_l{k}": (3 * dim, inputs if k == 0 else dim), f"{prefix}weight_hh_l{k}": (3 * dim, dim),
+                   f"{prefix}bias_ih_l{k}": (3 * dim,), f"{prefix}bias_hh_l{k}": (3 * dim,)}
+    return shapes
+
+
+def norm_shapes(prefix, dim):
+    return {f"{prefix}{kind}": (dim,) for kind in ("weight", "bias", "running_mean", "running_var")}
+
+
+def namespace(**changes):
+    """VSE++'s options at their defaults, with small sizes."""
+    return argparse.Namespace(**{**dict(
+        data_path="/elsewhere/data", data_name="coco_precomp", vocab_path="./vocab/", margin=0.2, num_epochs=30, batch_size=128,
+        word_dim=7, embed_size=12, grad_clip=2.0, crop_size=224, num_layers=1, learning_rate=2e-4, lr_update=15, workers=10,
+        log_step=10, val_step=500, logger_name="runs/runX", resume="", max_violation=False, img_dim=9, finetune=False,
+        cnn_type="vgg19", use_restval=False, measure="cosine", use_abs=False, no_imgnorm=False, vocab_size=len(WORDS)),
+        **changes})
+
+
+def text_state(opt, seed=1):
+    return tensors({"embed.weight": (len(WORDS), opt.word_dim),
+                    **gru_shapes("rnn.", opt.word_dim, opt.embed_size, opt.num_layers)}, seed)
+
+
+def precomp_state(opt):
+    return tensors({"fc.weight": (opt.embed_size, opt.img_dim), "fc.bias": (opt.embed_size,)})
+
+
+def vsrn_state(opt, ticks=True):
+    d = opt.embed_size
+    shapes = {"fc.weight": (d, opt.img_dim), "fc.bias": (d,), **gru_shapes("img_rnn.", d, d)}
+    for k in range(1, 5):
+        for name in ("g", "theta", "phi", "W.0"):
+            shapes |= {f"Rs_GCN_{k}.{name}.weight": (d, d, 1), f"Rs_GCN_{k}.{name}.bias": (d,)}
+        shapes |= norm_shapes(f"Rs_GCN_{k}.W.1.", d)
+    if opt.data_name == "f30k_precomp":
+        shapes |= norm_shapes("bn.", d)
+    state = tensors(shapes, scale=0.25)             # a layer is cubic in its input, and f30k does not norm the first one's
+    if ticks:
+        state |= {name.replace("running_var", "num_batches_tracked"): torch.tensor(7) for name in shapes
+                  if name.endswith("running_var")}
+    return state
+
+
+def checkpoint(opt, image, text=None):
+    return {"epoch": 3, "model": [image, text or text_state(opt)], "best_rsum": np.float64(123.5), "opt": opt, "Eiters": 77}
+
+
+def load(stored, path, words=WORDS, **how):
+    """Save in the originals' way, read, convert, and build by subjects.load_model: (model, vocabulary, options, converted)."""
+    torch.save(stored, path, **how)
+    converted = originals.convert(originals.read(str(path)), words, str(path))
+    return (*subjects.load_model(converted), converted)
+
+
+def write_split(root, features, seed=5, repeat=1):
+    """A folder of precomputed features (each row `repeat` times) with five random captions an image; the captions' numbers."""
+    rng, captions = np.random.default_rng(seed), []
+    root.mkdir(parents=True)
+    for _ in range(5 * len(features)):
+        captions.append([1, *rng.integers(4, len(WORDS), rng.integers(3, 8)).tolist(), 2])
+    (root / "test_caps.txt").write_text("".join(" ".join(WORDS[i] for i in c[1:-1]) + "\n" for c in captions))
+    np.save(root / "test_ims.npy", np.repeat(np.asarray(features, np.float32), repeat, 0))
+    return captions
+
+
+def compare(model, words, split, images, captions, opt):
+    """Embeddings close to the twin's, and every query's rank equal."""
+    ours = subjects.encode(model, split, split.encode(words), torch.device("cpu"))
+    np.testing.assert_allclose(ours[0].mean, images, atol=2e-5)
+    np.testing.assert_allclose(ours[1].mean, captions, atol=2e-5)
+    expected = original_ranks(images, captions, opt)
+    found = metrics.ranks(model.similarity.tiles(*ours), split.caption_image, len(split.images), 7)
+    for side in range(2):
+        np.testing.assert_array_equal(found[side], expected[side])
+    result = subjects.validate(model, split, split.encode(words), torch.device("cpu"))
+    for side, ranks in zip(("i2t", "t2i"), expected):
+        for k in (1, 5, 10):
+            assert result[side][f"r{k}"] == pytest.approx(100 * len(np.where(ranks < k)[0]) / len(ranks), rel=1e-12)
+        assert result[side]["medr"] == math.floor(np.median(ranks)) + 1
+        assert result[side]["meanr"] == pytest.approx(ranks.mean() + 1)
+
+
+VARIANTS = {"VSE++": {}, "VSE0": {"no_imgnorm": True}, "two layers": {"num_layers": 2, "max_violation": True, "margin": 0.1},
+            "Order0": {"measure": "order", "use_abs": True, "margin": 0.05, "learning_rate": 0.001},
+            "Order++": {"measure": "order", "max_violation": True}}
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=list(VARIANTS))
+def test_vsepp_on_features_ranks_as_the_original(tmp_path, changes):
+    opt = namespace(**changes)
+    stored = checkpoint(opt, precomp_state(opt))
+    model, words, options, converted = load(stored, tmp_path / "model_best.pth.tar")
+    features = 3 * torch.randn(40, 9, generator=torch.Generator().manual_seed(3))
+    captions = write_split(tmp_path / "d" / "x", features, repeat=5)
+    split = read_split(str(tmp_path / "d"), "x", "test")
+    compare(model, words, split, original_features(stored["model"][0], opt, features),
+            original_captions(stored["model"][1], opt, captions), opt)
+    assert options.sim == {"cosine": "dot", "order": "order"}[opt.measure]
+    assert (options.margin, options.max_violation, options.use_abs, options.no_imgnorm, options.data_name) == \
+        (opt.margin, opt.max_violation, opt.use_abs, opt.no_imgnorm, "coco_precomp")
+    assert (options.img_enc, options.img_dim, options.feature_norm, options.embed_size, options.word_dim) == \
+        ("precomp", 9, False, 12, 7)
+    assert (options.image_head, options.text_head, options.learning_rate) == ("point", "point", opt.learning_rate)
+    assert converted["state"] == {"epoch": 3, "iteration": 77, "best_rsum": 123.5, "step": 0}
+    assert type(converted["state"]["best_rsum"]) is float
+
+
+@pytest.mark.parametrize("data_name", ["coco_precomp", "f30k_precomp"])
+@pytest.mark.parametrize("ticks", [True, False])
+def test_vsrn_ranks_as_the_original(tmp_path, data_name, ticks):
+    opt = namespace(data_name=data_name, dim_vid=2048, max_len=60, rnn_type="gru", max_violation=True)
+    del opt.cnn_type, opt.finetune
+    stored = checkpoint(opt, vsrn_state(opt, ticks))
+    model, words, options, converted = load(stored, tmp_path / "v.pth.tar")
+    regions = torch.rand(16, 36, 9, generator=torch.Generator().manual_seed(3))
+    captions = write_split(tmp_path / "d" / "x", regions)
+    split = read_split(str(tmp_path / "d"), "x", "test")
+    compare(model, words, split, original_graph(stored["model"][0], opt, regions),
+            original_captions(stored["model"][1], opt, captions), opt)
+    f30k = data_name == "f30k_precomp"
+    assert (options.img_enc, options.region_norm, options.region_bn, options.feature_norm, options.img_dim) == \
+        ("vsrn", "regions", f30k, not f30k, 9)
+    assert converted["model"]["image_tower.trunk.layers.2.norm.num_batches_tracked"] == (7 if ticks else 0)
+
+
+@pytest.mark.parametrize("ticks", [True, False])
+def test_vsepp_with_a_cnn_ranks_as_the_original(tmp_path, ticks):
+    """A ResNet-18 behind DataParallel, with and without the counters that BatchNorm had not before torch 0.4.1."""
+    from PIL import Image
+
+    opt, n = namespace(data_name="f8k", cnn_type="resnet18", img_dim=4096, crop_size=192, finetune=True), 6
+    torch.manual_seed(0)
+    net = import_torchvision().models.resnet18(weights=None)
+    net.fc = torch.nn.Sequential()
+    state = {f"cnn.module.{name}": value.clone() for name, value in net.state_dict().items()
+             if ticks or not name.endswith("num_batches_tracked")}
+    for name, value in state.items():
+        if name.endswith(("running_mean", "running_var")):
+            value.copy_(0.2 * torch.rand_like(value) + (1 if name.endswith("var") else 0))
+    image = {**tensors({"fc.weight": (12, 512), "fc.bias": (12,)}), **state}
+    model, words, options, _ = load(checkpoint(opt, image), tmp_path / "c.pth.tar")
+    assert (options.img_enc, options.img_dim, options.cnn_type, options.crop_size, options.finetune) == \
+        ("cnn", None, "resnet18", 192, True)
+
+    captions = write_split(tmp_path / "features", np.zeros((n, 2)))
+    (tmp_path / "d" / "x" / "images").mkdir(parents=True)
+    rng, entries = np.random.default_rng(0), []
+    for k in range(n):
+        Image.fromarray(rng.integers(0, 256, (260, 300, 3), dtype=np.uint8)).resize((280, 256)).save(
+            tmp_path / "d" / "x" / "images" / f"{k}.png")
+        entries.append({"filename": f"{k}.png", "split": "test", "imgid": k,
+                        "sentences": [{"raw": " ".join(WORDS[i] for i in c[1:-1])} for c in captions[5 * k:5 * k + 5]]})
+    (tmp_path / "d" / "x" / "dataset_flickr8k.json").write_text(json.dumps({"images": entries}))
+    split = read_split(str(tmp_path / "d"), "x", "test")
+    photos = split.images.gather(range(n))
+    compare(model, words, split, original_resnet18(image, opt, photos),
+            original_captions(text_state(opt), opt, captions), opt)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["0 and 3", "1 and 4"])
+def test_vgg_names_and_its_older_numbering(old):
+    """Shapes only (no memory for 134 million weights): every tensor comes out under our name, none is left."""
+    opt = namespace(data_name="f8k", cnn_type="vgg16")
+    with torch.device("meta"):
+        net = import_torchvision().models.vgg16(weights=None)
+        net.classifier = net.classifier[:-1]
+        image = {"fc.weight": torch.empty(12, 4096), "fc.bias": torch.empty(12)}
+    for name, value in net.state_dict().items():
+        part, number, kind = name.split(".")
+        number = {"0": "1", "3": "4"}[number] if old and part == "classifier" else number
+        image[f"cnn.{part}.{'module.' if part == 'features' else ''}{number}.{kind}"] = value
+    assert ("cnn.classifier.1.weight" in image) == old and "cnn.features.module.0.weight" in image
+    converted = originals.convert({**checkpoint(opt, image), "best_rsum": 123.5}, WORDS, "vgg")
+    with torch.device("meta"):
+        model = build_model(argparse.Namespace(**converted["options"]), Vocabulary(WORDS), pretrained=False)
+    expected = {name: value.shape for name, value in model.state_dict().items()}
+    assert {name: value.shape for name, value in converted["model"].items()} == expected
+    for ours, theirs in ((0, 1), (3, 4)):
+        assert converted["model"][f"image_tower.trunk.net.classifier.{ours}.weight"] is \
+            image[f"cnn.classifier.{theirs if old else ours}.weight"]
+
+
+def test_options_are_complete_and_resolved(tmp_path):
+    """A converted checkpoint carries every option that a run of ours does."""
+    *_, converted = load(checkpoint(namespace(), precomp_state(namespace())), tmp_path / "c.pth.tar")
+    ours = vars(train.parse_args([]))
+    assert set(converted["options"]) == set(ours) - {"resume", "overwrite", "config", "dry_run"}
+    assert converted["options"]["data_path"] == ours["data_path"]                   # not that of another machine
+    torch.save(converted, tmp_path / "ours.pt")                                     # plain values and tensors only
+    assert subjects.load_checkpoint(str(tmp_path / "ours.pt"))["format"] == subjects.FORMAT
+
+
+# ---- file formats: torch's zip, its older one, and what Python 2 wrote
+
+class Python2Pickler(pickle._Pickler):
+    """Writes text and bytes alike as Python 2's str, and numpy under its older name."""
+
+    dispatch = dict(pickle._Pickler.dispatch)
+
+    def save_str(self, text):
+        raw = text.encode("latin1") if isinstance(text, str) else text
+        if self.bin:
+            self.write(pickle.SHORT_BINSTRING + struct.pack("<B", len(raw)) + raw)
+        else:
+            self.write(pickle.STRING + repr(raw).removeprefix("b").encode() + b"\n")
+        self.memoize(text)
+
+    dispatch[str] = dispatch[bytes] = save_str
+
+    def save_global(self, obj, name=None):
+        module = {"builtins": "__builtin__", "copyreg": "copy_reg", "numpy._core.multiarray": "numpy.core.multiarray",
+                  "numpy.core.multiarray": "numpy.core.multiarray"}.get(obj.__module__, obj.__module__)
+        self.write(pickle.GLOBAL + f"{module}\n{name or obj.__qualname__}\n".encode())
+        self.memoize(obj)
+
+    dispatch[type] = dispatch[types.FunctionType] = save_global
+
+
+def dumps2(value, protocol):
+    out = io.BytesIO()
+    Python2Pickler(out, protocol, fix_imports=False).dump(value)
+    return out.getvalue()
+
+
+PYTHON2 = types.SimpleNamespace(
+    __name__="pickle", Pickler=Python2Pickler, dump=lambda value, file, protocol=2: file.write(dumps2(value, protocol)))
+
+
+@pytest.mark.parametrize("how", [{}, {"_use_new_zipfile_serialization": False},
+                                 {"_use_new_zipfile_serialization": False, "pickle_module": PYTHON2}],
+                         ids=["zip", "before torch 1.6", "Python 2"])
+def test_file_formats(tmp_path, how):
+    opt = namespace()
+    path = tmp_path / "c.pth.tar"
+    stored = checkpoint(opt, precomp_state(opt))
+    stored["best_rsum"] = np.float64(-math.pi * 100)                                # bytes that are no UTF-8
+    model, *_, converted = load(stored, path, **how)
+    assert converted["state"]["best_rsum"] == -math.pi * 100
+    assert torch.equal(model.image_tower.mean.fc.weight, stored["model"][0]["fc.weight"])
+    content = path.read_bytes()
+    assert (content[:2] == b"PK") == (not how)
+    if "pickle_module" in how:
+        assert b"cnumpy.core.multiarray\nscalar" in content and b"X\x05\x00\x00\x00model" not in content
+
+
+@pytest.mark.parametrize("value", [np.float64(1.5), np.float32(-2.5), np.int64(-7), np.int32(9), np.dtype(">f8").type(4)])
+def test_numpy_scalars_become_plain_numbers(tmp_path, value):
+    torch.save({"x": value}, tmp_path / "x.pt")
+    found = originals.read(str(tmp_path / "x.pt"))["x"]
+    assert found == value and type(found) in (int, float)
+    big_endian = originals._Dtype("f8", False, True)
+    big_endian.__setstate__((3, ">", None, None, None, -1, -1, 0))
+    assert originals._scalar(big_endian, struct.pack(">d", 2.25)) == 2.25
+
+
+class Calls:
+    """Pickles as a call of `function`, which would leave MARKER behind."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+ATTACKS = {"system": (Calls(os.system, f"touch {MARKER}"), r"(posix|nt)\.system"),
+           "eval": (Calls(eval, f"open('{MARKER}', 'w')"), r"eval"),
+           "open": (Calls(open, MARKER, "w"), r"(io|_io)\.open"),
+           "hub": (Calls(torch.hub.load, "user/repo", "model"), r"torch\.hub\.load"),
+           "numpy": (Calls(np.memmap, MARKER, np.uint8, "w+", 0, 4), r"numpy\.memmap")}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_checkpoints_that_want_to_run_code_are_refused(tmp_path, monkeypatch, attack, zipped):
+    monkeypatch.chdir(tmp_path)
+    bomb, name = ATTACKS[attack]
+    admitted = set(torch.serialization.get_safe_globals())                          # some of torch's own
+    stored = checkpoint(namespace(), precomp_state(namespace()))
+    stored["opt"].resume = bomb
+    torch.save(stored, "c.pth.tar", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(InputError, match=f"c.pth.tar .*wants to call {name},.*nothing of it was run"):
+        originals.read("c.pth.tar")
+    assert os.listdir(".") == ["c.pth.tar"]
+    if attack in ("system", "open"):                                                # the bombs are live
+        torch.load("c.pth.tar", weights_only=False)
+        assert os.path.exists(MARKER)
+    assert set(torch.serialization.get_safe_globals()) == admitted                  # what read admits ends with it
+
+
+def changed(**parts):
+    """A checkpoint with one thing wrong."""
+    opt = parts.pop("opt", {})
+    stored = {**checkpoint(namespace(**opt), precomp_state(namespace()), text_state(namespace())), "best_rsum": 123.5}
+    for name, state in (("image", stored["model"][0]), ("text", stored["model"][1])):
+        for key, value in parts.pop(name, {}).items():
+            state.pop(key) if value is None else state.update({key: value})
+    return {**stored, **parts}
+
+
+BAD = {
+    "words": (changed(), WORDS[:-1], r"vectors for 44 words and the vocabulary lists 43"),
+    "no words": (changed(), None, r"python vocab.py convert OLD NEW.json.*--vocab NEW.json"),
+    "leftover image": (changed(image={"cap.weight": torch.zeros(2)}), WORDS, r"holds the weights cap.weight"),
+    "leftover text": (changed(text={"rnn.weight_ih_l0_reverse": torch.zeros(2)}), WORDS, r"weights rnn.weight_ih_l0_rev"),
+    "leftover graph": (changed(image={"Rs_GCN_5.g.weight": torch.zeros(2)}), WORDS, r"holds the weights Rs_GCN_5"),
+    "missing": (changed(image={"fc.bias": None}), WORDS, r"lacks the weights fc.bias"),
+    "no matrix": (changed(image={"fc.weight": torch.zeros(3)}), WORDS, r"no matrix fc.weight"),
+    "no embed": (changed(text={"embed.weight": None}), WORDS, r"no matrix embed.weight"),
+    "layers": (changed(opt={"num_layers": 2}), WORDS, r"lacks the weights rnn.bias_hh_l1"),
+    "scan": (changed(opt={"cross_attn": "t2i"}), WORDS, r"is a checkpoint of SCAN"),
+    "measure": (changed(opt={"measure": "l1"}), WORDS, r"--measure l1; cosine and order"),
+    "network": (changed(opt={"cnn_type": "alexnet"}), WORDS, r"--cnn_type alexnet.*resnet152"),
+    "option": (changed(opt={"margin": "wide"}), WORDS, r"margin = 'wide', which is no float"),
+    "option tensor": (changed(opt={"use_abs": torch.ones(2)}), WORDS, r"use_abs = .*no bool"),
+    "rsum": (changed(best_rsum="high"), WORDS, r"best_rsum = 'high', which is no number"),
+    "three": (changed(model=[{}, {}, {}]), WORDS, r"a list of 3 under 'model'"),
+    "no tensors": (changed(model=[{"fc.weight": 3}, {}]), WORDS, r"store the weights of an image and of a text"),
+    "twice": (changed(image={"cnn.module.conv1.weight": torch.zeros(1), "cnn.conv1.weight": torch.zeros(1)}), WORDS, r"twice"),
+}
+
+
+@pytest.mark.parametrize("stored,words,message", BAD.values(), ids=list(BAD))
+def test_checkpoints_that_do_not_fit_are_refused(stored, words, message):
+    with pytest.raises(InputError, match=message) as error:
+        originals.convert(stored, words, "c.pth.tar")
+    assert len(str(error.value).splitlines()) == 1 and "c.pth.tar" in str(error.value)
+
+
+def test_weights_of_another_network_are_refused():
+    stored = changed(opt={"cnn_type": "resnet18"}, image={"cnn.module.strange": torch.zeros(1)})
+    with pytest.raises(InputError, match="weights do not fit"):
+        subjects.load_model(originals.convert(stored, WORDS, "c"))
+
+
+def test_what_is_no_checkpoint_is_refused_and_ours_is_told_apart(tmp_path):
+    path = tmp_path / "x"
+    for content in (b"", b"hello", b"PK\x03\x04", b"\x80\x02]q\x00."):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="is damaged or no checkpoint of this project, VSE"):
+            originals.read(str(path))
+    assert originals.is_original(checkpoint(namespace(), precomp_state(namespace())))
+    for other in ({"model": {}, "opt": namespace()}, {"model": [], "opt": {}}, {"format": 1, "model": {}}, [], 3):
+        assert not originals.is_original(other)
+
+
+# ---- vocabularies
+
+def original_vocabulary(module, words, base=object):
+    """An instance of a class as the originals' vocab.py defines it, registered under `module`."""
+    kind = type("Vocabulary", (base,), {"__module__": module})
+    made = kind()
+    made.word2idx, made.idx2word, made.idx = {w: i for i, w in enumerate(words)}, dict(enumerate(words)), len(words)
+    return made
+
+
+@pytest.fixture
+def pickled(monkeypatch):
+    """pickled(words, module, protocol, dumps) -> the bytes of such a vocabulary."""
+    def dump(words, module="vocab", protocol=2, dumps=pickle.dumps, **fields):
+        made = original_vocabulary(module, words)
+        vars(made).update(fields)
+        fake = types.ModuleType(module)
+        fake.Vocabulary = type(made)
+        with monkeypatch.context() as m:
+            m.setitem(sys.modules, module, fake)
+            return dumps(made, protocol)
+    return dump
+
+
+def convert(tmp_path, content, capsys):
+    """Run the command in `tmp_path`; (words or None, what it wrote to stderr or died of)."""
+    old, new = tmp_path / "old.pkl", tmp_path / "new.json"
+    old.write_bytes(content)
+    try:
+        vocab.main(["convert", str(old), str(new)])
+    except SystemExit as stop:
+        assert stop.code not in (0, None) and not new.exists()
+        assert len(str(stop.code).splitlines()) == 1
+        return None, str(stop.code)
+    return Vocabulary.load(str(new)).words, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["vocab", "__main__"])
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickled_vocabularies(tmp_path, capsys, pickled, module, protocol):
+    words = [*WORDS, "café", "naïve", "'s", "\u2026"]
+    assert convert(tmp_path, pickled(words, module, protocol), capsys) == (words, "")
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2])
+def test_vocabularies_that_python_2_wrote(tmp_path, capsys, pickled, protocol):
+    """Plain strings are bytes there, and the class is made by copy_reg."""
+    content = pickled(WORDS, "__main__", protocol, dumps2)
+    assert (b"copy_reg" in content) == (protocol < 2) and b"copyreg" not in content
+    assert convert(tmp_path, content, capsys) == (WORDS, "")
+
+
+def test_vocabulary_of_a_class_without_base(tmp_path, capsys):
+    """Python 2's `class Vocabulary:` in protocol 0, instruction by instruction."""
+    words = list(SPECIALS)
+    items = "".join(f"sV{w}\nI{i}\n" for i, w in enumerate(words)).replace("s", "", 1)
+    back = "".join(f"sI{i}\nV{w}\n" for i, w in enumerate(words)).replace("s", "", 1)
+    content = f"(i__main__\nVocabulary\n(dVword2idx\n(d{items}ssVidx2word\n(d{back}ssVidx\nI4\nsb."
+    assert convert(tmp_path, content.encode(), capsys) == (words, "")
+
+
+def test_json_of_scan(tmp_path, capsys):
+    fields = {"word2idx": {w: i for i, w in enumerate(WORDS)}, "idx2word": dict(enumerate(WORDS)), "idx": len(WORDS)}
+    content = json.dumps(fields)
+    assert '"idx2word": {"0": ' in content
+    assert convert(tmp_path, content.encode(), capsys) == (WORDS, "")
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("protocol", [0, 1, 2])
+def test_vocabularies_that_want_to_run_code_are_refused(tmp_path, monkeypatch, capsys, pickled, attack, protocol):
+    monkeypatch.chdir(tmp_path)
+    bomb, name = ATTACKS[attack]
+    content = pickled(WORDS, protocol=protocol, extra=bomb)
+    words, said = convert(tmp_path, content, capsys)
+    assert words is None and re.search(f"wants to call ([a-z_]+\\.)?{name},.*nothing of it was run", said)
+    assert os.listdir(".") == ["old.pkl"]
+    words, said = convert(tmp_path, pickle.dumps(bomb, protocol), capsys)
+    assert words is None and "wants to call" in said and os.listdir(".") == ["old.pkl"]
+
+
+@pytest.mark.parametrize("content,name", [
+    (b"ccollections\nCounter\n(tR.", "collections.Counter"), (b"cos\nsystem\n.", "os.system"),
+    (b"cvocab\nVocabulary.__init__.__globals__\n.", "vocab.Vocabulary.__init__"),
+    (b"c__builtin__\ngetattr\n.", "__builtin__.getattr"),
+    (b"cvocab\nmain\n(tR.", "vocab.main"), (b"(i__main__\nOther\n.", "__main__.Other")])
+def test_anything_but_the_plain_class_is_refused(tmp_path, capsys, content, name):
+    words, said = convert(tmp_path, content, capsys)
+    assert words is None and f"wants to call {name}" in said
+
+
+def scan(**changes):
+    fields = {"word2idx": {w: i for i, w in enumerate(WORDS)}, "idx2word": {str(i): w for i, w in enumerate(WORDS)},
+              "idx": len(WORDS)}
+    return json.dumps({**fields, **changes}).encode()
+
+
+@pytest.mark.parametrize("content,message", [
+    (b"", "neither a pickled vocabulary nor JSON"), (b"\x80\x02}q", "neither a pickled"), (b'{"word2idx": ', "neither"),
+    (b"(lp0\n.", "lacks one of word2idx"), (scan(idx="44"), "lacks one of"), (scan(idx2word=WORDS), "lacks one of"),
+    (json.dumps({"words": WORDS}).encode(), "vocabulary of this project already"),
+    (scan(idx=45), "numbers 44 words, lists 44 and counts 45"), (scan(idx2word={"0": "<pad>"}), "lists 1"),
+    (scan(idx2word={str(i + 1): w for i, w in enumerate(WORDS)}), "from 0 without a gap"),
+    (scan(idx2word={f"{i}.": w for i, w in enumerate(WORDS)}), "no whole numbers"),
+    (scan(idx2word={str(i): "w1" if i == 6 else w for i, w in enumerate(WORDS)}), "'w1' at index 6 and another"),
+    (scan(idx2word={str(i): 5 if i == 6 else w for i, w in enumerate(WORDS)}), "5 at index 6"),
+    (scan(word2idx={"a": 0}, idx2word={"0": "a"}, idx=1), "a vocabulary starts with <pad>"),
+])
+def test_vocabularies_that_are_none_are_refused(tmp_path, capsys, content, message):
+    words, said = convert(tmp_path, content, capsys)
+    assert words is None and message in said and said.startswith("vocab.py: ")
+
+
+def test_words_read_as_bytes_are_warned_of(tmp_path, capsys, pickled):
+    words = [*WORDS, "b'a", 'b"the', "dog"]
+    found, said = convert(tmp_path, pickled(words), capsys)
+    assert found == words and said.startswith("warning: 2 of its words look like b'a") and len(said.splitlines()) == 1
+
+
+def test_convert_overwrites_nothing_and_the_plain_command_stays(tmp_path, capsys, pickled, demo_path):
+    content = pickled(WORDS)
+    convert(tmp_path, content, capsys)
+    for words, message in (([tmp_path / "old.pkl", tmp_path / "new.json"], "is there already"),
+                           ([tmp_path / "none.pkl", tmp_path / "a.json"], "cannot be read")):
+        with pytest.raises(SystemExit) as stop:
+            vocab.main(["convert", *map(str, words)])
+        assert message in stop.value.code
+    vocab.main(["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", str(tmp_path / "v")])
+    assert os.listdir(tmp_path / "v") == ["demo_precomp_vocab.json"]
