@@ -1,249 +1,368 @@
-"""Evaluate trained models: image-to-text and text-to-image retrieval on one split.
+"""Evaluate image-caption retrieval: trained models, embeddings of any model, or a matrix of scores.
 
     python evaluate.py                                     # the newest run, its data set, the test split
     python evaluate.py --checkpoint runs/A runs/B          # an ensemble: the mean of their scores
+    python evaluate.py --cxc --pmrp --uncertainty          # Crisscrossed Captions, PMRP, what the uncertainty knows
+    python evaluate.py --compare runs/A runs/B             # is the difference real?
+    python evaluate.py --embeddings clip.npz --cxc         # a model that was not trained here
 
-Prints a table and writes results.json; `--export FILE.npz` keeps the embeddings.
+Prints tables and writes results.json; `--export FILE.npz` keeps the embeddings.
 """
 import argparse
-import glob
+import csv
 import json
 import os
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
+import annotations
 import metrics
-from data import Photos, Split, Tokens, image_batches, read_split
-from losses import Cosine, Embedding, uncertainty
-from model import JointEmbedding, build_model
-from vocab import Arguments, InputError, Vocabulary
+import protocols
+from annotations import MATCH, Index, Pairs, Ratings
+from losses import SIMILARITIES, Cosine, Embedding, uncertainty
+from protocols import FOLD, Record, Subject
+from report import SIDES, comparisons, render, seed_tables, tables
+from subjects import newest_run, open_embeddings, open_run, open_scores, open_subject, save_json
+from vocab import Arguments, InputError
 
-FORMAT = 1                            # of checkpoint.pt and model_best.pt
+INSTANCES = "instances_val2014.json"  # COCO's dev and test images are of its 2014 validation set
 
+# ---- what is reported
 
-def load_checkpoint(path: str, name: str = "model_best.pt") -> dict:
-    """Read a run folder's checkpoint or a checkpoint file, without running code from it; InputError if it is not one."""
-    path = os.path.join(path, name) if os.path.isdir(path) else path
-    if not os.path.isfile(path):
-        raise InputError(f"there is no checkpoint {path}; give a run folder that holds {name}, or a file")
-    try:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a damaged or foreign file
-        raise InputError(f"{path} is damaged or no checkpoint of this project ({str(error).splitlines()[0][:120]}); "
-                         "take another one or train again") from error
-    if not isinstance(stored, dict) or not {"format", "options", "vocabulary", "model"} <= set(stored):
-        raise InputError(f"{path} is no checkpoint of this project; give one that train.py wrote")
-    if stored["format"] != FORMAT:
-        raise InputError(f"{path} has checkpoint format {stored['format']}, this version reads format {FORMAT}; use the "
-                         "version that wrote it, or train again")
-    return stored
+@dataclass
+class Judgements:
+    """Matches and ratings beyond the original pairs, as positions in the split."""
+    ratings: dict[str, Ratings] | None = None     # of Crisscrossed Captions
+    cxc: dict[str, Pairs] | None = None
+    codes: np.ndarray | None = None               # (N, K) bool, categories that an image shows
+    eccv: dict[str, Pairs] | None = None
+    positives: dict[str, tuple[Pairs, int]] | None = None
 
-
-def load_weights(model: JointEmbedding, stored: dict) -> None:
-    try:
-        model.load_state_dict(stored["model"])
-    except RuntimeError as error:
-        raise InputError("the checkpoint's weights do not fit the model of these options: "
-                         + " ".join(str(error).split())[:300]) from error
-
-
-def load_model(stored: dict) -> tuple[JointEmbedding, Vocabulary, argparse.Namespace]:
-    """The model of a checkpoint, in eval mode on the CPU, its vocabulary and its options."""
-    opt, vocab = argparse.Namespace(**stored["options"]), Vocabulary(stored["vocabulary"])
-    model = build_model(opt, vocab, pretrained=False)
-    load_weights(model, stored)
-    return model.eval(), vocab, opt
-
-
-def torch_device(name: str) -> torch.device:
-    """auto: CUDA when present."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda: no CUDA device is here; use --device cpu")
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    def lines(self, n: int, m: int):
+        """What was read, for the reader of the report."""
+        if self.ratings:
+            for kind, rated in self.ratings.items():
+                high = int((rated.score >= MATCH[kind]).sum())
+                yield f"{kind.upper()}: {len(rated.score):,} rated pairs, {high:,} of them {MATCH[kind]:g} or more"
+            for side, pairs in self.cxc.items():
+                queries, total = len(np.unique(pairs.query)), n if side[0] == "i" else m
+                yield f"CxC {SIDES[side]}: {len(pairs.query):,} matches of {queries:,} queries" + (
+                    f"; {total - queries:,} queries without a match do not count" if queries < total else "")
+        if self.codes is not None:
+            shown, categories = int(self.codes.any(1).sum()), self.codes.shape[1]
+            yield f"PMRP: {shown:,} of {n:,} images show at least one of {categories} categories"
+        for side, pairs in (self.eccv or {}).items():
+            yield f"ECCV {SIDES[side]}: {len(pairs.query):,} matches of {len(np.unique(pairs.query)):,} queries"
+        for side, (pairs, without) in (self.positives or {}).items():
+            yield f"positives {SIDES[side]}: {len(pairs.query):,} matches of {len(np.unique(pairs.query)):,} queries" + (
+                f"; {without:,} queries list none and do not count" if without else "")
 
 
-@torch.no_grad()
-def encode(model: JointEmbedding, split: Split, tokens: Tokens, device, batch_size: int = 128,
-           workers: int = 0) -> tuple[Embedding, Embedding]:
-    """Embeddings of all images (N, D) and all captions (M, D) of a split, in their order; the model in eval mode."""
-    total = len(split.images) + len(tokens.length)
-    with tqdm(total=total, desc=f"encode {split.name}", disable=None, leave=False) as bar:
-        images = []
-        for batch in image_batches(split.images, batch_size, workers):
-            images.append(model.embed_images(batch.to(device)))
-            bar.update(len(batch))
-        order, captions = np.argsort(tokens.length, kind="stable"), []               # similar lengths: little padding
-        for k in range(0, len(order), batch_size):
-            numbers, lengths = tokens.batch(order[k:k + batch_size])
-            captions.append(model.embed_captions(numbers.to(device), lengths))
-            bar.update(len(lengths))
-    return _join(images), _join(captions).rows(torch.from_numpy(np.argsort(order)).to(device))
-
-
-def _join(batches: list[Embedding]) -> Embedding:
-    return Embedding(*(None if field[0] is None else torch.cat(field) for field in zip(*batches)))
-
-
-def validate(model: JointEmbedding, split: Split, tokens: Tokens, device, workers: int = 0) -> dict:
-    """Recalls of one split as `metrics.retrieval` gives them."""
-    return metrics.retrieval_blocks(model.similarity, *encode(model, split, tokens, device, workers=workers),
-                                    split.caption_image)
-
-
-def mean_of(tiles: list):
-    """The mean of several models' scores (the papers' ensembles), as one tile function."""
-    return tiles[0] if len(tiles) == 1 else lambda i, c: sum(tile(i, c) for tile in tiles) / len(tiles)
-
-
-def protocol(members: list, caption_image, images: slice, block: int) -> dict:
-    """Both directions among the images of a slice and their captions; members: (similarity, images, captions) each."""
-    chosen = np.flatnonzero((caption_image >= images.start) & (caption_image < images.stop))
-    tiles = [similarity.tiles(i.rows(images), c.rows(torch.from_numpy(chosen))) for similarity, i, c in members]
-    i2t, t2i = metrics.ranks(mean_of(tiles), caption_image[chosen] - images.start, images.stop - images.start, block)
-    return metrics.both_directions(i2t[i2t >= 0], t2i)
+def read_judgements(subject: Subject, opt) -> Judgements:
+    """Those that the options ask for."""
+    found = Judgements()
+    if opt.cxc or opt.pmrp or opt.eccv or opt.positives:
+        images = Index(subject.image_ids, "image", subject.source)
+    if opt.pmrp:
+        path = opt.instances or os.path.join(subject.folder, "annotations", INSTANCES)
+        found.codes = annotations.read_instances(path, images)
+    if opt.cxc or opt.eccv or opt.positives:
+        captions = Index(subject.caption_ids, "caption", subject.source)
+    if opt.cxc:
+        part = "val" if opt.split in ("dev", "val") else "test"
+        found.ratings = annotations.read_cxc(opt.cxc_path or os.path.join(subject.folder, "..", "cxc"), part, images, captions)
+        found.cxc = annotations.cxc_pairs(found.ratings, subject.caption_image, opt.cxc_rule)
+    if opt.eccv:
+        found.eccv = annotations.read_eccv(opt.eccv_path or annotations.eccv_folder(), images, captions)
+    if opt.positives:
+        found.positives = annotations.read_positives(opt.positives, images, captions)
+    return found
 
 
 @torch.no_grad()
-def protocols(members: list, caption_image, fold5: bool = False, block: int = 1000) -> dict:
-    """{"full"} and, asked for, {"folds5"}; the same for the cosine of the means beside a Gaussian model."""
-    n = len(members[0][1].mean)
-    variants = {"": members}
-    if any(i.log_var is not None or c.log_var is not None for _, i, c in members):
-        variants["mean_only"] = [(Cosine(), Embedding(i.mean), Embedding(c.mean)) for _, i, c in members]
-    results = {}
-    for name, chosen in variants.items():
-        results[name or "full"] = protocol(chosen, caption_image, slice(0, n), block)
-        if fold5:
-            results[f"{name}_folds5".strip("_")] = metrics.average(
-                [protocol(chosen, caption_image, slice(k, k + 1000), block) for k in range(0, 5000, 1000)])
-    return results
+def run_protocols(subject: Subject, judged: Judgements, opt, record: Record) -> tuple[dict, list[str]]:
+    """The "protocols" of results.json, and sentences on what cannot be had."""
+    if opt.fold5 and subject.n_images < 5 * FOLD:
+        raise InputError(f"--fold5 needs 5 x 1,000 images and {subject.name} has {subject.n_images:,}; leave it out or name a "
+                         "larger split (COCO: testall for precomputed features)")
+    results, absent, scores = {}, [], None
+    chosen = protocols.folds(subject) if opt.fold5 else None
+    every = [(np.arange(subject.n_images), np.arange(len(subject.caption_image)))]
+    if subject.has_images:
+        several_matches = judged.cxc or judged.eccv or judged.positives or judged.codes is not None
+        if several_matches or subject.scores is not None:
+            scores = protocols.score_matrix(subject, opt.block)
+        for name, members in (("full", subject.members), ("mean_only", means_only(subject))):
+            if members or (name == "full" and scores is not None):
+                tile = protocols.image_text(members) if scores is None or name != "full" else protocols.image_text_of(scores)
+                for key, part in ((name, None), (f"{name}_folds5".replace("full_", ""), chosen)):
+                    if part or key == name:
+                        results[key] = protocols.plain(subject, record, key, tile, part, opt.block)
+    else:
+        absent.append("image to text and text to image: there are no images")
+    if scores is not None:
+        if judged.codes is not None:
+            for key, part in (("pmrp", every), ("pmrp_folds5", chosen)):
+                if part:
+                    results[key] = protocols.pmrp(scores, judged.codes, subject.caption_image, part, record, key)
+        if judged.eccv:
+            results["eccv"] = protocols.eccv(scores, judged.eccv, record)
+        if judged.positives:
+            pairs = {side: found for side, (found, _) in judged.positives.items()}
+            results["positives"] = protocols.several(scores, pairs, record, "positives", every, "rp")
+            for side, (_, without) in judged.positives.items():
+                results["positives"][side]["without"] = without
+    elif judged.codes is not None or judged.eccv or judged.positives:
+        absent.append("PMRP, ECCV Caption and --positives: there are no images")
+    if judged.cxc:
+        found, lacking = protocols.cxc(subject, scores, judged.ratings, judged.cxc, opt.fold5, record)
+        results, absent = {**results, **found}, absent + lacking
+    return results, absent
 
 
-def newest_run(root: str = "runs") -> str:
-    found = glob.glob(os.path.join(root, "**", "model_best.pt"), recursive=True)
-    if not found:
-        raise InputError(f"no run is in {root}/; train one with train.py, or name a run folder with --checkpoint")
-    return os.path.dirname(max(found, key=os.path.getmtime))
+def means_only(subject: Subject) -> list:
+    """The members of a Gaussian model as points: the row that shows what the variances do."""
+    return [(Cosine(), Embedding(i.mean), Embedding(c.mean)) for _, i, c in subject.members] if subject.gaussian else []
 
 
-def check_fits(opt: argparse.Namespace, images, path: str) -> None:
-    """Refuse images that the model of `path` cannot take."""
-    needed = "cnn" if isinstance(images, Photos) else "precomp"
-    if opt.img_enc != needed:
-        kind = {"cnn": "photos", "precomp": "precomputed features"}
-        raise InputError(f"{path} was trained on {kind[opt.img_enc]} and the data are {kind[needed]}; name data of the same "
-                         "kind with --data_name")
-    if needed == "precomp" and images.dim != opt.img_dim:
-        raise InputError(f"{images.path} has features of width {images.dim}, {path} was trained on width {opt.img_dim}; use "
-                         "features of the same extractor")
+def uncertainties(subject: Subject) -> dict[str, np.ndarray]:
+    """log det Sigma of images (N,) and captions (M,) where they are Gaussian, averaged over the members; nats."""
+    found = {}
+    for which, side in ((1, "images"), (2, "captions")):
+        values = [uncertainty(m[which]) for m in subject.members if m[which] is not None and m[which].log_var is not None]
+        if values:
+            found[side] = torch.stack(values).mean(0).cpu().numpy()
+    return found
 
 
-def save_json(value, path: str) -> None:
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    with open(path + ".tmp", "w", encoding="utf-8") as f:
-        json.dump(value, f, indent=1)
-        f.write("\n")
-    os.replace(path + ".tmp", path)
+def assess(subject: Subject, judged: Judgements, opt) -> tuple[dict, Record, dict[str, np.ndarray]]:
+    """Everything the options ask about one subject: what results.json holds, the outcome of every query, uncertainties."""
+    record, spreads = Record(), uncertainties(subject)
+    found, absent = run_protocols(subject, judged, opt, record)
+    results = {"checkpoints": subject.name.split(" + "), "data_name": subject.data_name, "split": opt.split,
+               "similarity": subject.similarity, "images": subject.n_images, "captions": len(subject.caption_image),
+               "protocols": found}
+    if found.get("full"):
+        results["best_ranks"] = {side: metrics.best_rank_means(rank[~np.isnan(rank)])
+                                 for side in ("i2t", "t2i") for rank in [record["full", side, "rank"]]}
+    if absent:
+        results["absent"] = absent
+    for side, values in spreads.items():
+        report = {"mean": float(values.mean()), "std": float(values.std())}
+        if opt.uncertainty and "full" in found:
+            ranks = record["full", "i2t" if side == "images" else "t2i", "rank"]
+            report.update(protocols.uncertainty_report(values, ranks))
+        results.setdefault("uncertainty", {})[side] = report
+    return results, record, spreads
 
 
-def export(path: str, similarity: str, images: Embedding, captions: Embedding, split: Split) -> None:
-    """Means, log-variances where there are any, whose caption each is, and ids where known, as .npz."""
-    arrays = {"image_mean": images.mean, "caption_mean": captions.mean, "image_log_var": images.log_var,
-              "caption_log_var": captions.log_var}
-    arrays = {name: value.cpu().numpy() for name, value in arrays.items() if value is not None}
-    ids = np.array(split.image_ids) if split.image_ids is not None else None
-    if ids is not None:
-        arrays["image_id" if ids.dtype.kind == "i" else "image_name"] = ids
-    if split.caption_ids is not None:
-        arrays["caption_id"] = split.caption_ids
-    with open(path, "wb") as f:
-        np.savez(f, caption_image=split.caption_image, similarity=np.array(similarity), **arrays)
+def sentences(results: dict):
+    """What the tables do not show."""
+    for side, m in results.get("best_ranks", {}).items():
+        yield f"best ranks, {SIDES[side]}: harmonic mean {m['hbr']:.2f} (HBR), arithmetic mean {m['abr']:.1f} (ABR)"
+    for side, u in results.get("uncertainty", {}).items():
+        yield f"uncertainty log det Sigma of the {side}: mean {u['mean']:.2f}, standard deviation {u['std']:.2f} nats"
+        if "recall_bins" in u:
+            bins, risk = u["recall_bins"], u["risk_coverage"]
+            yield (f"  R@1 from the surest to the least sure tenth: {' '.join(f'{r:.0f}' for r in bins['recall'])}; Spearman's "
+                   f"rho {bins['rho']:.2f} over tenths, {bins['rho_queries']:.3f} over queries")
+            yield (f"  answering only the surest: area under risk-coverage {risk['area']:.1f} (no knowledge "
+                   f"{risk['area_random']:.1f}, perfect {risk['area_best']:.1f}; lower is better)")
+    for reason in results.get("absent", ()):
+        yield f"not computed: {reason}"
 
 
-TITLES = {"full": "all", "folds5": "mean of five folds of 1,000", "mean_only": "all, cosine of the means",
-          "mean_only_folds5": "five folds, cosine of the means"}
+def write_ranks(path: str, subject: Subject, record: Record) -> None:
+    """The rank of every query as CSV: protocol, direction, query, its id, 0-based rank of its best match."""
+    ids = {"i": subject.image_ids, "t": subject.caption_ids}
+    with open(path, "w", encoding="utf-8", newline="") as f:
+        rows = csv.writer(f)
+        rows.writerow(["protocol", "direction", "query", "id", "rank_from_0"])
+        for (protocol, side, name), values in record.items():
+            if name == "rank":
+                known = ids[side[0]] or [""] * len(values)
+                rows.writerows((protocol, side, q, known[q], int(v)) for q, v in enumerate(values) if not np.isnan(v))
 
 
-def table(results: dict) -> str:
-    """What a reader sees: one row a protocol."""
-    width = max(len(TITLES.get(name, name)) for name in results)
-    head = "".join(f"{name:>7}" for name in ("R@1", "R@5", "R@10", "medr", "meanr"))
-    lines = [f"{'':{width}}  {'image to text':^35}  {'text to image':^35}", f"{'':{width}}  {head}  {head}     rsum"]
-    for name, result in results.items():
-        cells = ["".join(f"{result[side][key]:7.1f}" for key in ("r1", "r5", "r10", "medr", "meanr"))
-                 for side in ("i2t", "t2i")]
-        lines.append(f"{TITLES.get(name, name):{width}}  {cells[0]}  {cells[1]}  {result['rsum']:7.1f}")
-    return "\n".join(lines)
+def compare(names: list[str], opt) -> dict:
+    """Several subjects, or groups of seeds ("A0,A1,A2"), on the same split: tables side by side and paired bootstraps."""
+    groups, runs, first, judged = {}, {}, None, None
+    for group in names:
+        members = [path for path in group.split(",") if path]
+        for path in members:
+            subject = open_subject(path, opt)
+            if first is None:
+                first, judged = subject, read_judgements(subject, opt)
+            elif not np.array_equal(subject.caption_image, first.caption_image) or (subject.image_ids or []) != (
+                    first.image_ids or []) or subject.captions != first.captions:
+                raise InputError(f"--compare: {path} has {subject.n_images} images and {len(subject.caption_image)} captions "
+                                 f"of {subject.source}, {first.name} has {first.n_images} and {len(first.caption_image)} of "
+                                 f"{first.source}; compare runs on the same split with --data_name and --split")
+            results, record, _ = assess(subject, judged, opt)
+            runs[path] = results
+            groups.setdefault(group, []).append(record.totals(first.caption_image, first.n_images))
+    label = {group: os.path.commonprefix(group.split(",")).rstrip("_-/.") or group for group in groups}
+    mean, seeds = {}, {}
+    for group, totals in groups.items():
+        names = [name for name in totals[0] if all(name in t for t in totals)]
+        mean[group] = {name: tuple(np.mean([t[name] for t in totals], 0)) for name in names}
+        values = {name: [t[name][0].sum() / t[name][1].sum() for t in totals] for name in names}
+        values.update({name: [sum(values[term][k] for term in terms) for k in range(len(totals))]
+                       for name, terms in rsums(names).items()})
+        seeds[label[group]] = {name: (float(np.mean(v)), float(np.std(v, ddof=1)) if len(v) > 1 else 0.0, len(v))
+                               for name, v in values.items()}
+    base, *others = groups
+    found = [{"a": label[base], "b": label[other], "seeds": [len(groups[base]), len(groups[other])],
+              "metrics": metrics.paired_bootstrap(mean[base], mean[other], rsums(mean[base]))} for other in others]
+    return {"runs": runs, "groups": seeds, "comparisons": found}
+
+
+def rsums(names) -> dict[str, list[str]]:
+    """{"full rsum": its six recalls, ...} for the protocols of which all six are there."""
+    found = {}
+    for protocol in dict.fromkeys(name.split()[0] for name in names):
+        terms = [f"{protocol} {side} r{k}" for side in ("i2t", "t2i") for k in metrics.RECALLS]
+        if all(term in names for term in terms):
+            found[f"{protocol} rsum"] = terms
+    return found
+
+
+def show(made: list, lines, opt, results: dict) -> None:
+    if opt.format == "json":
+        print(json.dumps(results, indent=1))
+    else:
+        print("\n" + render(made, opt.format))
+        print("\n".join(lines))
+
+
+def write(results: dict, output: str, opt) -> None:
+    save_json(results, output)
+    print(f"written to {output}", file=sys.stderr if opt.format == "json" else sys.stdout)
 
 
 def run(opt) -> dict:
     """Evaluate as the options say; returns what results.json holds."""
-    device = torch_device(opt.device)
-    paths = opt.checkpoint or [newest_run()]
-    if not opt.checkpoint:
+    if not opt.compare:
+        return one(opt)
+    results = compare(opt.compare, opt)
+    made = tables({name: r["protocols"] for name, r in results["runs"].items()})
+    if any(n > 1 for group in results["groups"].values() for *_, n in group.values()):
+        made += seed_tables(results["groups"])
+    lines = [f"{name}: {line}" for name, r in results["runs"].items() for line in sentences(r)]
+    show(made + comparisons(results["comparisons"]), lines, opt, results)
+    output = opt.output or "comparison.json"
+    write(results, output, opt)
+    if opt.uncertainty:
+        draw_curves({name: r.get("uncertainty", {}) for name, r in results["runs"].items()}, output)
+    return results
+
+
+def one(opt) -> dict:
+    """Evaluate one subject: a run, an ensemble, embeddings or scores."""
+    given = opt.embeddings or opt.scores
+    paths = [given] if given else opt.checkpoint or [newest_run()]
+    if not given and not opt.checkpoint:
         print(f"no --checkpoint given, taking the newest run: {paths[0]}")
     if opt.export and len(paths) > 1:
         raise InputError(f"--export writes one model's embeddings, and {len(paths)} checkpoints were given; export each alone")
-    members, names, spreads, split = [], [], [], None
-    for path in paths:
-        stored = load_checkpoint(path)
-        model, vocab, trained = load_model(stored)
-        name = opt.data_name or trained.data_name
-        split = split or read_split(opt.data_path or trained.data_path, name, opt.split,
-                                    dev_images=trained.dev_images).require_sound()
-        check_fits(trained, split.images, path)
-        if opt.fold5 and len(split.images) < 5000:
-            raise InputError(f"--fold5 needs 5 x 1,000 images and {name} {opt.split} has {len(split.images):,}; leave it out, "
-                             "or use COCO's whole test split (test of coco, testall of coco_precomp)")
-        images, captions = encode(model.to(device), split, split.encode(vocab), device, opt.batch_size, opt.workers)
-        members.append((model.similarity, images, captions))
-        names.append(trained.sim)
-        spreads.append({side: {"mean": float(u.mean()), "std": float(u.std(correction=0))} for side, e in
-                        (("images", images), ("captions", captions)) if e.log_var is not None for u in [uncertainty(e)]})
-        print(f"{path}: {trained.sim}, image head {trained.image_head}, text head {trained.text_head}, epoch "
-              f"{stored['state']['epoch']}, dev rsum {stored['state']['best_rsum']:.1f}")
-    similarity = names[0] if len(set(names)) == 1 else " + ".join(names)
-    results = {"checkpoints": paths, "data_name": name, "split": opt.split, "similarity": similarity,
-               "images": len(split.images), "captions": len(split.captions),
-               "protocols": protocols(members, split.caption_image, opt.fold5, opt.block)}
-    if any(spreads):
-        results["uncertainty"] = spreads[0] if len(spreads) == 1 else spreads
-    print(f"\n{name} {opt.split}: {len(split.images):,} images, {len(split.captions):,} captions"
-          + (f", mean of the scores of {len(paths)} models" if len(paths) > 1 else "") + "\n" + table(results["protocols"]))
-    for path, spread in zip(paths, spreads):
-        for side, u in spread.items():
-            print(f"uncertainty log det Sigma of the {side}: mean {u['mean']:.2f}, standard deviation {u['std']:.2f} nats"
-                  + (f" ({path})" if len(paths) > 1 else ""))
-    if opt.export:
-        export(opt.export, similarity, images, captions, split)
-        print(f"embeddings in {opt.export}")
-    folder = paths[0] if os.path.isdir(paths[0]) else os.path.dirname(paths[0])
-    output = opt.output or os.path.join(folder, "results.json" if len(paths) == 1 else "results_ensemble.json")
-    save_json(results, output)
-    print(f"written to {output}")
+    subject = (open_embeddings(given, opt) if opt.embeddings else open_scores(given, opt) if opt.scores
+               else open_run(paths, opt))
+    judged = read_judgements(subject, opt)
+    if opt.uncertainty and not subject.gaussian:
+        raise InputError(f"--uncertainty: {subject.name} has points, which have no uncertainty; evaluate a Gaussian model")
+    results, record, spreads = assess(subject, judged, opt)
+    print(f"\n{results['data_name']} {opt.split}: {subject.n_images:,} images, {len(subject.caption_image):,} captions"
+          + (f", mean of the scores of {len(paths)} models" if len(paths) > 1 else ""))
+    show(tables({subject.name: results["protocols"]}),
+         [*judged.lines(subject.n_images, len(subject.caption_image)), *sentences(results)], opt, results)
+    if opt.ranks:
+        write_ranks(opt.ranks, subject, record)
+        print(f"ranks of all queries in {opt.ranks}")
+    folder = os.path.dirname(paths[0]) if given or not os.path.isdir(paths[0]) else paths[0]
+    name = f"{os.path.splitext(os.path.basename(given))[0]}_results" if given else "results" if len(paths) == 1 else \
+        "results_ensemble"
+    output = opt.output or os.path.join(folder, f"{name}.json")
+    write(results, output, opt)
+    if opt.uncertainty:
+        draw_curves({subject.name: results["uncertainty"]}, output)
+        draw_extremes(subject, spreads, judged, opt, output)
     return results
+
+
+def draw_curves(reports: dict, output: str) -> None:
+    from plots import curves  # matplotlib takes a second to start
+
+    path = os.path.join(os.path.dirname(output), "uncertainty.png")
+    curves(reports, path)
+    print(f"recall by uncertainty in {path}", file=sys.stderr)
+
+
+def draw_extremes(subject: Subject, spreads: dict, judged: Judgements, opt, output: str) -> None:
+    from plots import extremes, locate
+
+    own = Pairs.of(subject.caption_image, np.arange(len(subject.caption_image)))
+    matches = judged.cxc or {"i2t": own, "t2i": own.swapped()}
+    photos = locate(subject.photos, opt.photos)
+    for side, values in spreads.items():
+        path = os.path.join(os.path.dirname(output), f"uncertain_{side}.png")
+        extremes(values, matches["i2t" if side == "images" else "t2i"], subject.captions, photos, subject.caption_image,
+                 side == "images", path)
+        print(f"most and least uncertain {side} in {path}", file=sys.stderr)
 
 
 def parse_args(argv=None) -> argparse.Namespace:
     p = Arguments("Evaluate image-caption retrieval.")
-    p.add_argument("--checkpoint", nargs="+", metavar="RUN", help="run folders or checkpoint files (default: the newest run); "
-                   "several are an ensemble")
-    p.add_argument("--data_path", help="folder that holds the data sets (default: that of the training)")
-    p.add_argument("--data_name", help="data set (default: that of the training)")
-    p.add_argument("--split", default="test", help="train, dev, test or testall")
-    p.add_argument("--fold5", action="store_true", help="also the mean over five folds of 1,000 images (COCO 1K)")
-    p.add_argument("--batch_size", type=int, default=128, help="images or captions encoded at once")
-    p.add_argument("--block", type=int, default=1000, help="images scored at once: memory grows with it, results do not change")
-    p.add_argument("--workers", type=int, default=min(10, os.cpu_count() or 1), help="processes that read photos")
-    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
-    p.add_argument("--export", metavar="FILE.npz", help="write the embeddings")
-    p.add_argument("--output", metavar="FILE", help="write results.json there instead of into the run folder")
+    add = p.add_argument
+    add("--checkpoint", nargs="+", metavar="RUN", help="run folders or checkpoint files (default: the newest run); several are "
+        "an ensemble")
+    add("--compare", nargs="+", metavar="RUN", help="runs, .npz embeddings or .npy scores, each alone, and paired bootstraps "
+        "against the first; A0,A1,A2 are seeds of one model")
+    add("--embeddings", metavar="FILE.npz", help="embeddings of any model, as --export writes them")
+    add("--scores", metavar="FILE.npy", help="a ready matrix of scores, images x captions, higher is better")
+    add("--sim", choices=list(SIMILARITIES), help="similarity of --embeddings (default: what the file says, else cosine)")
+    add("--data_path", help="folder that holds the data sets (default: that of the training)")
+    add("--data_name", help="data set (default: that of the training)")
+    add("--split", default="test", help="train, dev, test or testall")
+    add("--dev_images", type=int, help="images of the dev split; 0: all (default: as in training)")
+    add("--vocab", metavar="FILE.json", help="vocabulary of an original VSE++ or VSRN checkpoint (python vocab.py convert)")
+    add("--fold5", action="store_true", help="also the mean over five folds of 1,000 images (COCO 1K)")
+    add("--cxc", action="store_true", help="Crisscrossed Captions: all four directions, RPC2, STS, SIS and SITS")
+    add("--cxc_path", metavar="FOLDER", help="its csv files (default: DATA_PATH/cxc)")
+    add("--cxc_rule", choices=["ucmr", "eccv"], default="ucmr", help="matches of image and caption: original pairs and those "
+        "rated 3 or more, or only the latter")
+    add("--pmrp", action="store_true", help="Plausible Match R-Precision from COCO instances")
+    add("--instances", metavar="FILE.json", help="instances of the split's images (default: "
+        "DATA_PATH/DATA_NAME/annotations/" + INSTANCES + ")")
+    add("--eccv", action="store_true", help="ECCV Caption, from --eccv_path or the package eccv_caption")
+    add("--eccv_path", metavar="FOLDER", help="folder of eccv_image_to_caption.json and eccv_caption_to_image.json")
+    add("--positives", metavar="FILE.json", help="recalls and R-precision of your own matches: "
+        '{"i2t": {image id: [caption ids]}, "t2i": {...}}')
+    add("--uncertainty", action="store_true", help="what log det Sigma says about recall: bins, risk-coverage, pictures")
+    add("--photos", metavar="FOLDER", help="photos of precomputed features, for the pictures")
+    add("--ranks", metavar="FILE.csv", help="write the rank of every query")
+    add("--export", metavar="FILE.npz", help="write the embeddings")
+    add("--format", choices=["text", "markdown", "latex", "json"], default="text", help="of what is printed")
+    add("--output", metavar="FILE", help="write results.json there instead of into the run folder")
+    add("--batch_size", type=int, default=128, help="images or captions encoded at once")
+    add("--block", type=int, default=1000, help="images scored at once: memory grows with it, results do not change")
+    add("--workers", type=int, default=min(10, os.cpu_count() or 1), help="processes that read photos")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
     opt = p.parse_args(argv)
-    if opt.batch_size < 1 or opt.block < 1 or opt.workers < 0:
-        p.error("--batch_size and --block must be at least 1, --workers at least 0")
+    opt.eccv = opt.eccv or opt.eccv_path is not None
+    if opt.batch_size < 1 or opt.block < 1 or opt.workers < 0 or (opt.dev_images or 0) < 0:
+        p.error("--batch_size and --block must be at least 1, --workers and --dev_images at least 0")
+    given = [name for name in ("checkpoint", "compare", "embeddings", "scores") if getattr(opt, name)]
+    if len(given) > 1:
+        p.error(f"--{given[0]} and --{given[1]} both name what to evaluate; give one of them")
+    if opt.compare and len(opt.compare) < 2:
+        p.error(f"--compare {opt.compare[0]} has nothing to compare with; give at least two runs, or use --checkpoint")
+    wrong = [name for name in ("export", "ranks") if getattr(opt, name) and given and given[0] != "checkpoint"
+             and not (name == "ranks" and given[0] != "compare")]
+    if wrong:
+        p.error(f"--{wrong[0]} does not go with --{given[0]}; evaluate a single model for it")
     return opt
 
 

@@ -48,14 +48,10 @@ def best_ranks(scores, positives) -> np.ndarray:
     positives.
     """
     scores = _as_scores(scores)
-    query, item = _pairs(positives, len(scores))
-    own = scores[query, item]
-    best = np.full(len(scores), -np.inf, scores.dtype)
-    np.maximum.at(best, query, own)
-    if np.isneginf(best).any():
-        raise ValueError(f"query {np.flatnonzero(np.isneginf(best))[0]} has all its positives outside its gallery (-inf)")
-    at_least = np.count_nonzero(scores >= best[:, None], axis=1)
-    return at_least - np.bincount(query[own >= best[query]], minlength=len(scores))
+    result = ranks_of_pairs(scores, *_pairs(positives, len(scores)))
+    if (result < 0).any():
+        raise ValueError(f"query {np.flatnonzero(result < 0)[0]} has all its positives outside its gallery (-inf)")
+    return result
 
 
 def r_precision(scores, positives) -> np.ndarray:
@@ -64,15 +60,56 @@ def r_precision(scores, positives) -> np.ndarray:
     `ucmr` 4.3. Where a positive ties with a non-positive the non-positive stands first.
     """
     scores = _as_scores(scores)
+    return r_precisions(scores, [_pairs(positives, len(scores))])[0]
+
+
+def average_precision(scores, positives) -> np.ndarray:
+    """AP@R of each query: (1 / R) sum over k <= R of precision@k where item k is positive, else 0: (Q, G) -> (Q,) in [0, 1].
+
+    mAP@R is its mean (ECCV Caption, Chun et al. 2022). Where a positive ties with a non-positive the latter stands first.
+    """
+    scores = _as_scores(scores)
     query, item = _pairs(positives, len(scores))
-    relevant = np.zeros(scores.shape, bool)
-    relevant[query, item] = True
-    total = relevant.sum(1)
-    result = np.empty(len(scores))
-    for q in range(len(scores)):
-        top = np.lexsort((relevant[q], -scores[q]))[:total[q]]
-        result[q] = relevant[q, top].mean()
+    result, bounds = np.empty(len(scores)), np.searchsorted(query, np.arange(len(scores) + 1))
+    for q, row in enumerate(scores):
+        own = np.sort(row[item[bounds[q]:bounds[q + 1]]])[::-1]                     # (R,) best first
+        row = np.sort(row)
+        others = len(row) - np.searchsorted(row, own) - np.searchsorted(-own, -own, "right")     # that score at least as high
+        hits = np.arange(1, len(own) + 1)
+        place = others + hits                                                       # 1-based place of each positive
+        result[q] = (hits / place * (place <= len(own))).sum() / len(own)
     return result
+
+
+def ranks_of_pairs(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
+    """`best_ranks` of positives given as pairs: (Q, G), (P,), (P,) -> (Q,) int64; -1 without a positive in the gallery."""
+    own = scores[query, item]                                                       # (P,)
+    best = np.full(len(scores), -np.inf, scores.dtype)
+    np.maximum.at(best, query, own)
+    result = np.count_nonzero(scores >= best[:, None], axis=1) - np.bincount(query[own >= best[query]], minlength=len(scores))
+    return np.where(np.isneginf(best), -1, result)
+
+
+def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
+    """`r_precision` of one block of scores (Q, G) for several sets of positives, each (query (P,), item (P,)): (Q,) each.
+
+    NaN for a query without positives. The top R need not be put in order: they are what exceeds the R-th largest score t,
+    and as many of the items that tie with t as there are places left, non-positives first.
+    """
+    n = len(scores)
+    counts = [np.bincount(query, minlength=n) for query, _ in sets]                 # R
+    most = max(1, *(count.max(initial=0) for count in counts))
+    gallery = scores.shape[1]
+    top = np.sort(np.partition(scores, gallery - most, axis=1)[:, gallery - most:], axis=1)      # (Q, most)
+    results = []
+    for count, (query, item) in zip(counts, sets):
+        t = top[np.arange(n), most - np.maximum(count, 1)]
+        own = scores[query, item]
+        above, tied = np.bincount(query[own > t[query]], minlength=n), np.bincount(query[own == t[query]], minlength=n)
+        places = count - np.count_nonzero(scores > t[:, None], axis=1)
+        others = np.count_nonzero(scores == t[:, None], axis=1) - tied
+        results.append(np.where(count > 0, (above + np.maximum(0, places - others)) / np.maximum(count, 1), np.nan))
+    return results
 
 
 def summary(ranks) -> dict:
@@ -82,6 +119,12 @@ def summary(ranks) -> dict:
         raise ValueError("there are no queries to summarise")
     return {**{f"r{k}": float(100 * np.mean(ranks < k)) for k in RECALLS},
             "medr": float(np.floor(np.median(ranks)) + 1), "meanr": float(ranks.mean() + 1), "queries": len(ranks)}
+
+
+def best_rank_means(ranks) -> dict:
+    """Harmonic and arithmetic mean of the 1-based best ranks: HBR and ABR of `dmsm` 4.2 where queries are images."""
+    places = np.asarray(ranks, dtype=float) + 1
+    return {"hbr": float(len(places) / (1 / places).sum()), "abr": float(places.mean())}
 
 
 def both_directions(i2t, t2i) -> dict:
@@ -172,3 +215,104 @@ def retrieval(scores, caption_image) -> dict:
                          "images, columns captions")
     i2t, t2i = ranks(lambda i, c: scores[i, c], caption_image, len(scores))
     return both_directions(i2t[i2t >= 0], t2i)
+
+
+def spearman(x, y) -> float:
+    """Spearman's rank correlation of (K,) and (K,), ties at their mean rank; NaN where one of them is constant."""
+    return _spearman(*(np.unique(v, return_inverse=True)[1] for v in (x, y)))
+
+
+def _spearman(x: np.ndarray, y: np.ndarray) -> float:
+    """The same of values numbered in their order, from 0, with gaps or without: ranks by counting instead of sorting."""
+    ranked = []
+    for number in (x, y):
+        count = np.bincount(number)
+        ranked.append((np.cumsum(count) - (count - 1) / 2)[number] - (len(number) + 1) / 2)
+    norm = np.sqrt((ranked[0] ** 2).sum() * (ranked[1] ** 2).sum())
+    return float((ranked[0] * ranked[1]).sum() / norm) if norm > 0 else float("nan")
+
+
+def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
+    """Mean and standard deviation of Spearman's correlation over bootstrap samples of rated pairs (Parekh et al. 2021).
+
+    query (K,), x (K,), y (K,): the item that each pair was rated for, rating and score. A sample takes half of the items
+    and of each one pair, so that items with many pairs do not dominate. "shuffled" is the correlation of the first sample's
+    ratings with its scores in random order: what chance gives.
+    """
+    order = np.argsort(query, kind="stable")
+    x, y = (np.unique(np.asarray(v)[order], return_inverse=True)[1] for v in (x, y))
+    _, start, count = np.unique(np.asarray(query)[order], return_index=True, return_counts=True)
+    rng, values, control = np.random.default_rng(seed), [], float("nan")
+    for _ in range(samples):
+        chosen = rng.permutation(len(start))[:max(2, len(start) // 2)]
+        pair = start[chosen] + rng.integers(count[chosen])
+        values.append(_spearman(x[pair], y[pair]))
+        control = control if len(values) > 1 else _spearman(x[pair], rng.permutation(y[pair]))
+    return {"spearman": float(np.mean(values)), "std": float(np.std(values)), "shuffled": control, "pairs": len(x),
+            "items": len(start)}
+
+
+def recall_in_bins(uncertainty, hits, bins: int = 10) -> dict:
+    """Recall of queries in bins of equal size from the least to the most uncertain (PCME++ 4.3), in percent.
+
+    uncertainty (Q,), hits (Q,) bool. `rho` is Spearman's between the number of the bin and its recall (-1: recall falls with
+    every bin); `rho_queries` the one between uncertainty and hit of single queries.
+    """
+    order = np.argsort(uncertainty, kind="stable")
+    parts = np.array_split(np.asarray(hits, dtype=float)[order], bins)
+    recall = [float(100 * part.mean()) for part in parts if len(part)]
+    edges = [float(part.mean()) for part in np.array_split(np.asarray(uncertainty, dtype=float)[order], bins) if len(part)]
+    return {"uncertainty": edges, "recall": recall, "rho": spearman(np.arange(len(recall)), recall),
+            "rho_queries": spearman(uncertainty, hits)}
+
+
+def risk_coverage(uncertainty, hits, points: int = 100) -> dict:
+    """Risk of answering only the surest queries: (Q,), (Q,) bool -> coverage (points,), risk (points,), area.
+
+    Risk is the share of wrong answers among those given, in percent; the area is its mean over all coverages 1/Q ... 1
+    (AURC, Geifman and El-Yaniv 2017). Beside it what no knowledge gives (`area_random`) and what a perfect order would
+    (`area_best`). Ties in uncertainty share their wrong answers evenly.
+    """
+    wrong = 1 - np.asarray(hits, dtype=float)
+    _, group, size = np.unique(uncertainty, return_inverse=True, return_counts=True)
+    expected = np.repeat(np.bincount(group, wrong) / size, size)                    # by rising uncertainty
+    given = np.arange(1, len(wrong) + 1)
+    risk = 100 * np.cumsum(expected) / given
+    at = np.unique(np.linspace(0, len(wrong) - 1, points).astype(int))
+    return {"coverage": (given[at] / len(wrong)).tolist(), "risk": risk[at].tolist(), "area": float(risk.mean()),
+            "area_random": float(100 * wrong.mean()), "area_best": float(100 * (np.cumsum(np.sort(wrong)) / given).mean())}
+
+
+def paired_bootstrap(a: dict, b: dict, sums: dict, samples: int = 10000, seed: int = 0) -> dict:
+    """Is the difference between two models real? Images are resampled with replacement, each with all that belongs to it.
+
+    a, b: {metric: (total (N,), count (N,))}, the sum over the queries of each image and their number, so that the metric is
+    total.sum() / count.sum(), as a recall or a mean rank is. sums: {name: metrics to add up} (rsum). Returns {metric: {"a",
+    "b", "difference" (b - a), "low", "high" (95% interval), "p" (two-sided)}}.
+    """
+    names = [name for name in a if name in b]
+    n = len(a[names[0]][0])
+    table = np.array([[side[name] for side in (a, b)] for name in names], dtype=np.float64)      # (K, 2, 2, N)
+    flat = table.reshape(-1, n).T                                                   # (N, 4 K)
+    rng, draws, step = np.random.default_rng(seed), [], max(1, 2 ** 22 // n)
+    for done in range(-1, samples, step):                                           # the first row takes each image once
+        rows = min(step, samples - done)
+        weight = np.array([np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(rows)], dtype=np.float64)
+        if done < 0:
+            weight[0] = 1
+        total, count = np.moveaxis((weight @ flat).reshape(rows, len(names), 2, 2), 3, 0)        # (rows, K, a | b)
+        with np.errstate(invalid="ignore"):                                         # NaN where no image drawn has a query
+            draws.append(total / count)
+    draws = np.concatenate(draws)                                                   # (1 + samples, K, 2)
+    columns = {name: draws[:, k] for k, name in enumerate(names)}
+    for name, terms in sums.items():
+        columns[name] = sum(columns[term] for term in terms)
+    return {name: _interval(*values[0], values[1:, 1] - values[1:, 0]) for name, values in columns.items()}
+
+
+def _interval(a: float, b: float, differences: np.ndarray) -> dict:
+    differences = differences[~np.isnan(differences)]
+    low, high = np.percentile(differences, [2.5, 97.5])
+    tail = min(np.count_nonzero(differences <= 0), np.count_nonzero(differences >= 0))
+    return {"a": float(a), "b": float(b), "difference": float(b - a), "low": float(low), "high": float(high),
+            "p": float(min(1, 2 * (tail + 1) / (len(differences) + 1)))}

@@ -15,6 +15,9 @@ import data
 import demo
 import draw
 import evaluate
+import metrics
+import protocols
+import subjects
 import train
 import vocab
 from losses import SIMILARITIES, Embedding
@@ -172,7 +175,7 @@ def test_overwrite_replaces_a_run(tmp_path, demo_path):
     words = [*SMALL, "--data_path", demo_path, "--logger_name", str(tmp_path / "run")]
     train.train(train.parse_args([*words, "--num_epochs", "2"]))
     train.train(train.parse_args([*words, "--overwrite"]))
-    assert evaluate.load_checkpoint(str(tmp_path / "run"), "checkpoint.pt")["state"]["epoch"] == 1
+    assert subjects.load_checkpoint(str(tmp_path / "run"), "checkpoint.pt")["state"]["epoch"] == 1
     assert len(glob.glob(str(tmp_path / "run" / "events.out.tfevents*"))) == 1
 
 
@@ -215,7 +218,7 @@ def test_export_holds_what_scores_the_same(runs, tmp_path):
     assert str(e["similarity"]) == "wasserstein"
     images, captions = (Embedding(torch.from_numpy(e[f"{side}_mean"]), torch.from_numpy(e[f"{side}_log_var"]))
                         for side in ("image", "caption"))
-    again = evaluate.metrics.retrieval(SIMILARITIES["wasserstein"]()(images, captions), e["caption_image"])
+    again = metrics.retrieval(SIMILARITIES["wasserstein"]()(images, captions), e["caption_image"])
     assert again == results["protocols"]["full"]
     assert len(e["image_name"]) == 24
 
@@ -225,10 +228,10 @@ def test_an_ensemble_averages_scores(runs, demo_path, tmp_path):
     results = evaluate.run(evaluate.parse_args(["--checkpoint", *paths, "--output", str(tmp_path / "r.json")]))
     scores = 0
     for path in paths:
-        model, words, opt = evaluate.load_model(evaluate.load_checkpoint(path))
+        model, words, opt = subjects.load_model(subjects.load_checkpoint(path))
         split = data.read_split(demo_path, "demo_precomp", "test")
-        scores = scores + model.similarity(*evaluate.encode(model, split, split.encode(words), "cpu"))
-    assert results["protocols"]["full"] == evaluate.metrics.retrieval(scores.detach() / 2, split.caption_image)
+        scores = scores + model.similarity(*subjects.encode(model, split, split.encode(words), "cpu"))
+    assert results["protocols"]["full"] == metrics.retrieval(scores.detach() / 2, split.caption_image)
     assert results["checkpoints"] == paths and os.path.exists(tmp_path / "r.json")
 
 
@@ -238,8 +241,10 @@ def test_five_folds_are_the_mean_of_sequential_thousands():
     caption_image = np.arange(10000) // 2
     captions = images[caption_image] + torch.randn(10000, 8, generator=g)
     member = (SIMILARITIES["cosine"](), Embedding(images), Embedding(captions))
-    got = evaluate.protocols([member], caption_image, fold5=True)["folds5"]
-    rsums = [evaluate.metrics.retrieval(member[0](Embedding(images[k:k + 1000]), Embedding(captions[2 * k:2 * k + 2000])),
+    subject = protocols.Subject("random", "cosine", caption_image, 5000, [member])
+    opt = evaluate.parse_args(["--fold5"])
+    got = evaluate.assess(subject, evaluate.Judgements(), opt)[0]["protocols"]["folds5"]
+    rsums = [metrics.retrieval(member[0](Embedding(images[k:k + 1000]), Embedding(captions[2 * k:2 * k + 2000])),
                                         caption_image[:2000])["rsum"] for k in range(0, 5000, 1000)]
     assert got["rsum"] == pytest.approx(np.mean(rsums)) and got["t2i"]["queries"] == 10000
 
@@ -255,7 +260,7 @@ def test_raw_photos_train_evaluate_and_resume(tmp_path, demo_path):
     fit(*words, "--cnn_weights", tmp_path / "w.pt", "--logger_name", frozen)
     fit(*words, "--init_from", frozen, "--finetune", "--learning_rate", "2e-5", "--logger_name", tuned)
     given = torch.load(tmp_path / "w.pt", weights_only=True)["conv1.weight"]
-    kept, moved = (evaluate.load_checkpoint(run)["model"]["image_tower.trunk.net.conv1.weight"] for run in (frozen, tuned))
+    kept, moved = (subjects.load_checkpoint(run)["model"]["image_tower.trunk.net.conv1.weight"] for run in (frozen, tuned))
     assert torch.equal(given, kept) and not torch.equal(kept, moved)
     results = evaluate.run(evaluate.parse_args(["--checkpoint", tuned, "--workers", "0", "--export", str(tmp_path / "e.npz")]))
     assert results["images"] == 24 and results["data_name"] == "demo_coco"

@@ -1,0 +1,236 @@
+"""Readers of judgements beyond the original pairs: Crisscrossed Captions, COCO instances, ECCV Caption, any positives file.
+
+All name COCO's image and caption (annotation) ids; `Index` turns them into rows and columns of the score matrix.
+"""
+import contextlib
+import csv
+import importlib.util
+import io
+import os
+from typing import NamedTuple
+
+import numpy as np
+
+from data import read_json, read_lines
+from vocab import InputError
+
+MATCH = {"sits": 3.0, "sts": 3.0, "sis": 2.5}       # ratings from which a pair is a match, Parekh et al. 2021
+COLUMNS = {"sts": ("caption1", "caption2"), "sis": ("image1", "image2"), "sits": ("caption", "image")}
+
+
+class Pairs(NamedTuple):
+    """Which items match which queries: sorted, each pair once."""
+    query: np.ndarray                 # (P,) int64
+    item: np.ndarray                  # (P,) int64
+
+    @classmethod
+    def of(cls, query, item) -> "Pairs":
+        both = np.unique(np.stack([np.asarray(query, np.int64), np.asarray(item, np.int64)], 1), axis=0)
+        return cls(both[:, 0], both[:, 1])
+
+    def swapped(self) -> "Pairs":
+        """The other direction: items look for their queries."""
+        return Pairs.of(self.item, self.query)
+
+    def among(self, queries: np.ndarray, items: np.ndarray) -> "Pairs":
+        """Pairs with both ends in these positions, each end counted within them."""
+        new_query, new_item = (np.full(1 + max(old.max(initial=0), kept.max(initial=0)), -1, np.int64)
+                               for old, kept in ((self.query, queries), (self.item, items)))
+        new_query[queries], new_item[items] = np.arange(len(queries)), np.arange(len(items))
+        query, item = new_query[self.query], new_item[self.item]
+        return Pairs.of(query[(query >= 0) & (item >= 0)], item[(query >= 0) & (item >= 0)])
+
+
+class Ratings(NamedTuple):
+    """Rated pairs of one csv file, in its order, as positions in the split."""
+    first: np.ndarray                 # (K,) int64
+    second: np.ndarray                # (K,) int64
+    score: np.ndarray                 # (K,) float64, 0 to 5
+    method: np.ndarray                # (K,) str
+
+
+class Index:
+    """Positions of ids in a split; raises InputError on duplicates, and on a split that has no ids."""
+
+    def __init__(self, ids, what: str, source: str):
+        if ids is None or not all(isinstance(i, (int, np.integer)) for i in ids):
+            raise InputError(f"{source} has no {what} ids, which the annotations name; put them in order into "
+                             f"{{split}}_{'img' if what == 'image' else 'ann'}_ids.npy beside the captions")
+        self.ids, self.what, self.source = np.asarray(ids, np.int64), what, source
+        self.order, self.known = np.argsort(self.ids, kind="stable"), set(self.ids.tolist())
+        twice = np.flatnonzero(np.diff(self.ids[self.order]) == 0)
+        if len(twice):
+            raise InputError(f"{source} lists {what} id {self.ids[self.order][twice[0]]} twice ({len(twice)} such); every "
+                             f"{what} needs an id of its own")
+
+    def __contains__(self, number: int) -> bool:
+        return number in self.known
+
+    def positions(self, ids, path: str) -> np.ndarray:
+        """(K,) ids -> (K,) positions. Raises InputError if the split lacks one."""
+        ids = np.asarray(ids, np.int64)
+        at = np.minimum(np.searchsorted(self.ids, ids, sorter=self.order), len(self.ids) - 1)
+        found = self.order[at]
+        absent = np.unique(ids[self.ids[found] != ids])
+        if len(absent):
+            raise InputError(f"{path} names {len(absent)} {self.what}s that {self.source} lacks, the first is {absent[0]}; "
+                             "annotations and split must belong together (all 5,000 images of COCO's test, or of dev with "
+                             "--dev_images 0)")
+        return found
+
+
+def _number(text: str, image: bool) -> int:
+    """COCO_val2014_000000365325.jpg -> 365325, COCO_val2014:sentid:732091 -> 732091."""
+    return int(text.rsplit("_", 1)[1].split(".")[0] if image else text.rsplit(":", 1)[1])
+
+
+def read_ratings(path: str, kind: str, images: Index, captions: Index) -> Ratings:
+    """One file of Crisscrossed Captions: kind is sts (caption pairs), sis (image pairs) or sits (caption and image)."""
+    if not os.path.isfile(path):
+        raise InputError(f"there is no file {path}; give the folder of {kind}_val.csv and {kind}_test.csv with --cxc_path "
+                         "(Crisscrossed Captions, the README says where they come from)")
+    first, second = COLUMNS[kind]
+    rows = []
+    reader = csv.DictReader(read_lines(path))
+    missing = [c for c in (first, second, "agg_score") if c not in (reader.fieldnames or ())]
+    if missing:
+        raise InputError(f"{path} has no column '{missing[0]}', its columns are {', '.join(reader.fieldnames or ['none'])};"
+                         " fetch it again")
+    for row in reader:
+        try:
+            rows.append((_number(row[first], first.startswith("image")), _number(row[second], second.startswith("image")),
+                         float(row["agg_score"]), row.get("sampling_method") or ""))
+        except (ValueError, IndexError, AttributeError, TypeError) as error:
+            raise InputError(f"{path}, line {reader.line_num}: '{row[first]}', '{row[second]}', '{row['agg_score']}' are "
+                             "not two ids and a rating; fetch it again") from error
+        if not 0 <= rows[-1][2] <= 5:
+            raise InputError(f"{path}, line {reader.line_num}: the rating {rows[-1][2]} is outside 0 to 5; fetch it again")
+    a, b, score, method = (np.array(column) for column in zip(*rows)) if rows else (np.zeros(0),) * 4
+    sides = {"sts": (captions, captions), "sis": (images, images), "sits": (captions, images)}[kind]
+    return Ratings(sides[0].positions(a, path), sides[1].positions(b, path), score.astype(float), method)
+
+
+def read_cxc(folder: str, part: str, images: Index, captions: Index) -> dict[str, Ratings]:
+    """The three files of one part, val or test."""
+    return {kind: read_ratings(os.path.join(folder, f"{kind}_{part}.csv"), kind, images, captions) for kind in COLUMNS}
+
+
+def cxc_pairs(ratings: dict[str, Ratings], caption_image: np.ndarray, rule: str) -> dict[str, Pairs]:
+    """Positives of Crisscrossed Captions: i2t, t2i, t2t and i2i.
+
+    rule "ucmr" (`ucmr` 4.1): image and caption match if they are an original pair or are rated 3 or more; "eccv": only if they
+    are rated 3 or more, which leaves a few captions without a match. Captions match if they are of one image or rated 3 or
+    more, images if rated 2.5 or more. A pair that is listed more than once (many image pairs are, in both orders) counts
+    with the mean of its ratings, in both directions.
+    """
+    sits = ratings["sits"]
+    extra = sits.score >= MATCH["sits"]
+    caption, image = sits.first[extra], sits.second[extra]
+    if rule == "ucmr":
+        caption, image = np.r_[np.arange(len(caption_image)), caption], np.r_[caption_image, image]
+    i2t = Pairs.of(image, caption)
+    alike = {}
+    for kind in ("sts", "sis"):
+        r = ratings[kind]
+        ends = np.sort(np.stack([r.first, r.second], 1), axis=1)                    # (K, 2)
+        pairs, which = np.unique(ends, axis=0, return_inverse=True)
+        mean = np.bincount(which, r.score) / np.bincount(which)
+        good = pairs[(mean >= MATCH[kind] - 1e-9) & (pairs[:, 0] != pairs[:, 1])]
+        alike[kind] = np.concatenate([good, good[:, ::-1]])
+    own = same_image_pairs(caption_image)
+    return {"i2t": i2t, "t2i": i2t.swapped(), "i2i": Pairs.of(*alike["sis"].T),
+            "t2t": Pairs.of(np.r_[own.query, alike["sts"][:, 0]], np.r_[own.item, alike["sts"][:, 1]])}
+
+
+def same_image_pairs(caption_image: np.ndarray) -> Pairs:
+    """Every caption with every other caption of its image."""
+    order = np.argsort(caption_image, kind="stable")
+    size = np.bincount(caption_image)
+    start = np.cumsum(size) - size
+    n = size[caption_image[order]]                                                  # (M,) captions beside it, and itself
+    query = np.repeat(order, n)
+    within = np.arange(len(query)) - np.repeat(np.cumsum(n) - n, n)
+    item = order[np.repeat(start[caption_image[order]], n) + within]
+    return Pairs.of(query[query != item], item[query != item])
+
+
+def read_instances(path: str, images: Index) -> np.ndarray:
+    """COCO instances -> (N, K) bool: which of the K categories each image of the split shows."""
+    from pycocotools.coco import COCO
+
+    if not os.path.isfile(path):
+        raise InputError(f"there is no file {path}; give COCO's instances_val2014.json with --instances")
+    coco = COCO()
+    coco.dataset = read_json(path)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            coco.createIndex()
+        absent = [int(i) for i in images.ids if int(i) not in coco.imgs]
+        columns = {category: k for k, category in enumerate(sorted(coco.cats))}
+        shown = [[columns[a["category_id"]] for a in coco.imgToAnns[int(i)]] for i in images.ids]
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path} is no file of COCO instances ({error!r} is missing); give instances_val2014.json") from error
+    if absent or not columns:
+        raise InputError(f"{path} has {len(columns)} categories and lacks {len(absent)} of the {len(images.ids)} images of "
+                         f"{images.source}{f', the first is {absent[0]}' if absent else ''}; give the instances of these "
+                         "images")
+    codes = np.zeros((len(images.ids), len(columns)), bool)
+    for n, categories in enumerate(shown):
+        codes[n, categories] = True
+    return codes
+
+
+def eccv_folder() -> str | None:
+    """Where the optional package eccv_caption keeps its data; it is found, not imported."""
+    spec = importlib.util.find_spec("eccv_caption")
+    return os.path.join(os.path.dirname(spec.origin), "data") if spec and spec.origin else None
+
+
+def read_eccv(folder: str | None, images: Index, captions: Index) -> dict[str, Pairs]:
+    """ECCV Caption: i2t positives of 1,261 images and t2i positives of 1,332 captions of COCO's test split.
+
+    Two of its 22,550 captions are the sixth of their image, which no split has; they are left out.
+    """
+    if folder is None:
+        raise InputError("ECCV Caption's data are not here; pip install eccv_caption, or give the folder of "
+                         "eccv_image_to_caption.json and eccv_caption_to_image.json with --eccv_path")
+    return {side: _read_positives(os.path.join(folder, f"eccv_{name}.json"), None, queries, items)[0]
+            for side, name, queries, items in (("i2t", "image_to_caption", images, captions),
+                                               ("t2i", "caption_to_image", captions, images))}
+
+
+def read_positives(path: str, images: Index, captions: Index) -> dict[str, tuple[Pairs, int]]:
+    """Any positives: JSON {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}}, one or both.
+
+    Returns the pairs of each direction and the number of queries that list no positive.
+    """
+    if not os.path.isfile(path):
+        raise InputError(f"there is no file {path}; name the file of your matches with --positives")
+    stored = read_json(path)
+    sides = [side for side in ("i2t", "t2i") if isinstance(stored, dict) and side in stored]
+    if not sides:
+        raise InputError(f'{path} holds no positives; give JSON {{"i2t": {{image id: [caption ids]}}, "t2i": {{caption id: '
+                         "[image ids]}}, or one of the two")
+    ends = {"i2t": (images, captions), "t2i": (captions, images)}
+    return {side: _read_positives(path, stored[side], *ends[side]) for side in sides}
+
+
+def _read_positives(path: str, stored: dict | None, queries: Index, items: Index) -> tuple[Pairs, int]:
+    eccv = stored is None
+    if eccv:
+        if not os.path.isfile(path):
+            raise InputError(f"there is no file {path}; give the folder that holds it with --eccv_path")
+        stored = read_json(path)
+    try:
+        lists = [(int(query), [int(i) for i in found]) for query, found in stored.items()]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is not a table of ids and lists of ids ({error}); write {{id: [ids]}}") from error
+    for query, found in lists:
+        if len(set(found)) < len(found):
+            raise InputError(f"{path} lists a positive of {queries.what} {query} twice; list each once")
+    if eccv:
+        lists = [(query, [i for i in found if i in items]) for query, found in lists]
+    size = [len(found) for _, found in lists]
+    query = queries.positions([query for query, _ in lists], path)
+    item = items.positions(np.array([i for _, found in lists for i in found], np.int64), path)
+    return Pairs.of(np.repeat(query, size), item), size.count(0)

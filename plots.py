@@ -1,0 +1,92 @@
+"""Pictures of what an uncertainty knows: recall by tenths, risk and coverage, the most and the least uncertain items.
+
+`evaluate.py --uncertainty` draws them; `ucmr` Fig. 4-7 for the last.
+"""
+import os
+import textwrap
+
+import matplotlib
+import numpy as np
+
+from data import Photos
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402  after the choice of a backend that needs no screen
+
+SHOWN, MATCHES = 5, 3                 # items at each end, matches of each
+
+
+def curves(reports: dict[str, dict], path: str) -> None:
+    """Recall by tenths of uncertainty, and risk by coverage; a row a side, a line a run.
+
+    reports: {run: {"images" | "captions": what `protocols.uncertainty_report` returns, and more}}.
+    """
+    sides = [side for side in ("images", "captions") if any("recall_bins" in r.get(side, ()) for r in reports.values())]
+    figure, axes = plt.subplots(len(sides), 2, figsize=(10, 3.6 * len(sides)), squeeze=False)
+    for (left, right), side in zip(axes, sides):
+        for run, report in reports.items():
+            if "recall_bins" not in report.get(side, ()):
+                continue
+            bins, risk = report[side]["recall_bins"], report[side]["risk_coverage"]
+            left.plot(range(1, len(bins["recall"]) + 1), bins["recall"], marker="o", label=f"{run} (rho {bins['rho']:.2f})")
+            line, = right.plot(100 * np.array(risk["coverage"]), risk["risk"],
+                               label=f"{run} (area {risk['area']:.1f}, perfect {risk['area_best']:.1f})")
+            right.axhline(risk["area_random"], color=line.get_color(), linestyle=":", linewidth=1)
+        left.set(xlabel=f"tenth of the {side}, from the surest to the least sure", ylabel="R@1, percent",
+                 title=f"{side} as queries", ylim=(0, None))
+        right.set(xlabel="coverage, percent: only the surest are answered", ylabel="wrong first answers, percent",
+                  title="risk and coverage; dotted: no knowledge", ylim=(0, 100))
+        for axis in (left, right):
+            axis.grid(alpha=0.3)
+            axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+
+
+def extremes(values: np.ndarray, pairs, texts: list[str] | None, photos: Photos | None, caption_image: np.ndarray,
+             of_images: bool, path: str) -> None:
+    """The most and the least uncertain images, or captions, beside their plausible matches.
+
+    values (Q,): log det Sigma of the queries; pairs: their matches (`annotations.Pairs`); texts: all captions; photos: of all
+    images; where there are none an image is shown by the first of its captions.
+    """
+    texts = texts or [f"caption {m}" for m in range(len(caption_image))]
+    first = dict(zip(caption_image[::-1].tolist(), texts[::-1]))
+    order = np.argsort(values, kind="stable")
+    columns = {"most uncertain": order[::-1][:SHOWN], "least uncertain": order[:SHOWN]}
+    rows = max(len(chosen) for chosen in columns.values())
+    figure, axes = plt.subplots(rows, 2, figsize=(13, 1.75 * rows + 0.6), squeeze=False)
+    for axis in axes.flat:
+        axis.axis("off")
+    for column, (title, chosen) in enumerate(columns.items()):
+        for row, q in enumerate(chosen):
+            axis = axes[row, column]
+            matches = pairs.item[slice(*np.searchsorted(pairs.query, [q, q + 1]))]
+            if of_images:
+                thumbnails, lines = [q], [texts[m] for m in matches[:MATCHES]]
+            else:
+                thumbnails, lines = matches[:MATCHES], [texts[q]]
+            if photos is None:
+                pictures = [f"[image {image}] {first.get(int(image), '')}" for image in thumbnails]
+                lines = [pictures[0].split("]")[0] + "]", *lines] if of_images else [*lines, *pictures]
+            for k, image in enumerate(thumbnails if photos is not None else ()):
+                inset = axis.inset_axes([0.15 * k, 0.02, 0.145, 0.8])
+                inset.imshow(np.asarray(photos.open(int(image))))
+                inset.axis("off")
+            space = 0.16 * len(thumbnails) if photos is not None else 0
+            wrapped = [part for line in lines for part in textwrap.wrap(line, int(80 * (1 - space)), subsequent_indent="   ")]
+            axis.text(space, 0.82, "\n".join(wrapped[:7]), va="top", fontsize=9, transform=axis.transAxes)
+            more = f", {MATCHES} of {len(matches)} matches" if len(matches) > MATCHES else ""
+            axis.text(0, 0.88, f"{values[q]:.1f} nats{more}", fontsize=8, color="grey", transform=axis.transAxes)
+            if not row:
+                axis.set_title(f"{title} {'images' if of_images else 'captions'}", fontsize=11)
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+
+
+def locate(names: list[str] | None, folder: str | None) -> Photos | None:
+    """Photos of the images, or None unless all their files are there."""
+    paths = [os.path.join(folder or "", str(name)) for name in names or ()]
+    return Photos(paths) if paths and all(map(os.path.isfile, paths)) else None
