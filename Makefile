@@ -9,7 +9,8 @@ PY := .venv/bin/python
 demo: .venv/runtime
 	$(PY) demo.py --data_path $(DATA)
 	$(PY) train.py --config demo.yaml --data_path $(DATA) --logger_name $(RUN) --overwrite
-	$(PY) evaluate.py --checkpoint $(RUN)
+	$(PY) evaluate.py --checkpoint $(RUN) --uncertainty --photos $(DATA)/demo/images --cxc --cxc_path $(DATA)/demo_cxc \
+		--pmrp --instances $(DATA)/demo_coco/annotations/instances_val2014.json
 	$(PY) draw.py --checkpoint $(RUN) --photos $(DATA)/demo/images --output $(RUN)/retrieval.png
 
 test: .venv/dev

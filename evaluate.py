@@ -73,7 +73,8 @@ def read_judgements(subject: Subject, opt) -> Judgements:
         captions = Index(subject.caption_ids, "caption", subject.source)
     if opt.cxc:
         part = "val" if opt.split in ("dev", "val") else "test"
-        found.ratings = annotations.read_cxc(opt.cxc_path or os.path.join(subject.folder, "..", "cxc"), part, images, captions)
+        folder = opt.cxc_path or os.path.normpath(os.path.join(subject.folder, "..", "cxc"))
+        found.ratings = annotations.read_cxc(folder, part, images, captions)
         found.cxc = annotations.cxc_pairs(found.ratings, subject.caption_image, opt.cxc_rule)
     if opt.eccv:
         found.eccv = annotations.read_eccv(opt.eccv_path or annotations.eccv_folder(), images, captions)
@@ -95,10 +96,13 @@ def run_protocols(subject: Subject, judged: Judgements, opt, record: Record) -> 
         several_matches = judged.cxc or judged.eccv or judged.positives or judged.codes is not None
         if several_matches or subject.scores is not None:
             scores = protocols.score_matrix(subject, opt.block)
-        for name, members in (("full", subject.members), ("mean_only", means_only(subject))):
+        variants = {"full": subject.members, "mean_only": means_only(subject),
+                    "shuffled": shuffled(subject) if opt.uncertainty else []}
+        for name, members in variants.items():
+            fold_parts = chosen if name != "shuffled" else None
             if members or (name == "full" and scores is not None):
                 tile = protocols.image_text(members) if scores is None or name != "full" else protocols.image_text_of(scores)
-                for key, part in ((name, None), (f"{name}_folds5".replace("full_", ""), chosen)):
+                for key, part in ((name, None), (f"{name}_folds5".replace("full_", ""), fold_parts)):
                     if part or key == name:
                         results[key] = protocols.plain(subject, record, key, tile, part, opt.block)
     else:
@@ -126,6 +130,14 @@ def run_protocols(subject: Subject, judged: Judgements, opt, record: Record) -> 
 def means_only(subject: Subject) -> list:
     """The members of a Gaussian model as points: the row that shows what the variances do."""
     return [(Cosine(), Embedding(i.mean), Embedding(c.mean)) for _, i, c in subject.members] if subject.gaussian else []
+
+
+def shuffled(subject: Subject, seed: int = 0) -> list:
+    """The members with their variances dealt to other items: the row that shows whether it matters whose they are."""
+    def dealt(e: Embedding) -> Embedding:
+        order = torch.randperm(len(e.mean), generator=torch.Generator().manual_seed(seed)).to(e.mean.device)
+        return e if e.log_var is None else e._replace(log_var=e.log_var[order])
+    return [(similarity, dealt(i), dealt(c)) for similarity, i, c in subject.members] if subject.gaussian else []
 
 
 def uncertainties(subject: Subject) -> dict[str, np.ndarray]:
@@ -205,6 +217,8 @@ def compare(names: list[str], opt) -> dict:
             runs[path] = results
             groups.setdefault(group, []).append(record.totals(first.caption_image, first.n_images))
     label = {group: os.path.commonprefix(group.split(",")).rstrip("_-/.") or group for group in groups}
+    if len(set(label.values())) < len(groups):
+        label = {group: group for group in groups}
     mean, seeds = {}, {}
     for group, totals in groups.items():
         names = [name for name in totals[0] if all(name in t for t in totals)]
@@ -212,18 +226,23 @@ def compare(names: list[str], opt) -> dict:
         values = {name: [t[name][0].sum() / t[name][1].sum() for t in totals] for name in names}
         values.update({name: [sum(values[term][k] for term in terms) for k in range(len(totals))]
                        for name, terms in rsums(names).items()})
+        for kind in ("sts", "sis", "sits"):
+            rated = [runs[path]["protocols"].get("cxc", {}).get(kind) for path in group.split(",") if path]
+            if all(rated):
+                values[f"cxc {kind} rho x 100"] = [100 * r["spearman"] for r in rated]
         seeds[label[group]] = {name: (float(np.mean(v)), float(np.std(v, ddof=1)) if len(v) > 1 else 0.0, len(v))
                                for name, v in values.items()}
     base, *others = groups
     found = [{"a": label[base], "b": label[other], "seeds": [len(groups[base]), len(groups[other])],
-              "metrics": metrics.paired_bootstrap(mean[base], mean[other], rsums(mean[base]))} for other in others]
+              "metrics": metrics.paired_bootstrap(mean[base], mean[other], rsums(mean[base].keys() & mean[other].keys()))}
+             for other in others]
     return {"runs": runs, "groups": seeds, "comparisons": found}
 
 
 def rsums(names) -> dict[str, list[str]]:
     """{"full rsum": its six recalls, ...} for the protocols of which all six are there."""
     found = {}
-    for protocol in dict.fromkeys(name.split()[0] for name in names):
+    for protocol in sorted({name.split()[0] for name in names}):
         terms = [f"{protocol} {side} r{k}" for side in ("i2t", "t2i") for k in metrics.RECALLS]
         if all(term in names for term in terms):
             found[f"{protocol} rsum"] = terms
@@ -370,7 +389,7 @@ def main(argv=None) -> None:
     opt = parse_args(argv)
     try:
         run(opt)
-    except InputError as error:
+    except ValueError as error:       # InputError, and what metrics say of scores that cannot be ranked
         sys.exit(f"evaluate.py: {error}")
 
 

@@ -169,9 +169,10 @@ def side_rows(scores: np.ndarray, side: str, images: np.ndarray, captions: np.nd
     """rows(start, stop) of the i2t or t2i direction among some images and captions."""
     whole = len(images) == scores.shape[0] and len(captions) == scores.shape[1]
     if side == "i2t":
-        return lambda a, b: checked(np.ascontiguousarray(scores[images[a]:images[b - 1] + 1] if whole
-                                                         else scores[np.ix_(images[a:b], captions)]))
-    return lambda a, b: checked(np.ascontiguousarray(scores[:, a:b].T if whole else scores[np.ix_(images, captions[a:b])].T))
+        return lambda a, b: checked(np.ascontiguousarray(scores[a:b] if whole else scores[np.ix_(images[a:b], captions)],
+                                                         np.float32))
+    return lambda a, b: checked(np.ascontiguousarray(scores[:, a:b].T if whole else scores[np.ix_(images, captions[a:b])].T,
+                                                     np.float32))
 
 
 def several(scores: np.ndarray, pairs: dict[str, Pairs], record: Record, name: str, parts: list, rp: str) -> dict:
