@@ -35,9 +35,9 @@ class Embedding(NamedTuple):
         return [self.rows(slice(k, k + size)) for k in range(0, max(1, len(self.mean)), size)]
 
 
-def bound_log_var(raw: Tensor) -> Tensor:
-    """Clamp a log-variance so that the variance stays in [0.1, 10] (`pmrl` 3.1, `ucmr` 4.2)."""
-    return raw.clamp(*LOG_VAR_BOUNDS)
+def bound_log_var(raw: Tensor, bounds: tuple[float, float] = LOG_VAR_BOUNDS) -> Tensor:
+    """Clamp a log-variance, by default so that the variance stays in [0.1, 10] (`pmrl` 3.1, `ucmr` 4.2)."""
+    return raw.clamp(*bounds)
 
 
 def uncertainty(e: Embedding) -> Tensor:
@@ -65,6 +65,8 @@ def side_by_side(blocks, m: int) -> Tensor:
 class Similarity(nn.Module):
     """forward(images, captions): (N, D), (M, D) -> scores (N, M)."""
     gaussian_sides = 0                # how many of image and caption must be Gaussian: 0, 1 or 2
+    parts = False                     # compares parts (words, regions), which both sides must have
+    logits = False                    # scores are log-odds of a match
 
     def check(self, images: Embedding, captions: Embedding) -> None:
         given = (images.log_var is not None) + (captions.log_var is not None)

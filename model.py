@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoders import CNN, GRUEmbedding, LinearEmbedding, Precomputed, RegionGraph, RegionGRU, Words, vsepp_linear
-from losses import SIMILARITIES, Embedding, Similarity, bound_log_var, hinge
+from losses import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var
+from objectives import Hinge, build_objective, vib
 
+ALL_SIMILARITIES: dict[str, type[Similarity]] = {**SIMILARITIES}       # and those of parts and of samples
 # What becomes of the second copy's output, bounded log-variances (B, D).
 SHAPES: dict[str, Callable[[Tensor], Tensor] | None] = {
     "point": None,
@@ -24,63 +26,99 @@ SHAPES: dict[str, Callable[[Tensor], Tensor] | None] = {
 
 
 def unit(x: Tensor) -> Tensor:
-    """l2-normalised rows; the eps keeps the gradient of a zero vector (an image without features) below 1e6."""
-    return F.normalize(x, dim=1, eps=1e-6)
+    """l2-normalised vectors (..., D); the eps keeps the gradient of a zero vector (an image without features) below 1e6."""
+    return F.normalize(x, dim=-1, eps=1e-6)
 
 
 class Tower(nn.Module):
     """One modality: inputs, lengths -> Embedding with mean (B, D) and log_var (B, D), (B, 1) or None.
 
-    trunk(inputs, lengths) -> features; make_embed() builds a copy of f_emb: (features, lengths) -> (B, D).
-    normalise: unit-norm means (VSE++). use_abs: absolute values of the means (order embeddings). logvar_norm: unit-norm
-    log-variances before they are bounded to variances in [0.1, 10].
+    trunk(inputs, lengths) -> features; make_embed() builds a copy of f_emb: (features, lengths) -> (B, D), or parts (B, P, D),
+    of which the mean of the real ones is the mean then. make_log_var() is the copy for the variances where it is built
+    otherwise. normalise: unit-norm means and parts (VSE++). use_abs: absolute values of the means (order embeddings).
+    logvar_norm: unit-norm log-variances before they are bounded to variances in [0.1, 10] or what `bounds` say.
     """
 
     def __init__(self, trunk: nn.Module, make_embed: Callable[[], nn.Module], shape: str = "point", *,
-                 normalise: bool = True, use_abs: bool = False, logvar_norm: bool = False):
+                 make_log_var: Callable[[], nn.Module] | None = None, normalise: bool = True, use_abs: bool = False,
+                 logvar_norm: bool = False, bounds: tuple[float, float] = LOG_VAR_BOUNDS):
         super().__init__()
-        self.trunk, self.mean = trunk, make_embed()
-        self.log_var = None if shape == "point" else make_embed()
+        self.trunk, self.mean, self.bounds = trunk, make_embed(), bounds
+        self.log_var = None if shape == "point" else (make_log_var or make_embed)()
         self.one = vsepp_linear(self.log_var.dim, 1) if shape == "spherical_one" else None
         self.shape, self.normalise, self.use_abs, self.logvar_norm = SHAPES[shape], normalise, use_abs, logvar_norm
 
-    def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Embedding:
+    def forward(self, inputs: Tensor, lengths: Tensor | None = None, extras: dict | None = None) -> Embedding:
+        """`extras`, where given, takes what terms beside the objective need: "trunk", the features, and what f_emb leaves."""
         features = self.trunk(inputs, lengths)
-        mean = self.mean(features, lengths)                                         # (B, D)
+        mean = self.mean(features, lengths)                                         # (B, D) | (B, P, D)
+        if isinstance(mean, tuple):                                                 # f_emb gives something beside it
+            mean, residual = mean
+            if extras is not None:
+                extras["residual"] = residual
+        if extras is not None:
+            extras["trunk"] = features
+        parts = n_parts = None
+        if mean.ndim == 3:
+            parts = unit(mean) if self.normalise else mean
+            n_parts = lengths.to(parts.device) if self.mean.per_word else lengths_of(parts)
+            mean = masked(parts, n_parts).sum(1) / n_parts[:, None]                 # (B, P, D) -> (B, D)
         mean = unit(mean) if self.normalise else mean
         mean = mean.abs() if self.use_abs else mean
         if self.log_var is None:
-            return Embedding(mean)
+            return Embedding(mean, None, parts, n_parts)
         log_var = self.log_var(features, lengths)                                   # (B, D)
         log_var = unit(log_var) if self.logvar_norm else log_var
         log_var = self.one(log_var) if self.one is not None else log_var            # (B, D) -> (B, 1)
-        return Embedding(mean, self.shape(bound_log_var(log_var)))
+        return Embedding(mean, self.shape(bound_log_var(log_var, self.bounds)), parts, n_parts)
+
+
+def lengths_of(parts: Tensor) -> Tensor:
+    """(B, P, D) -> (B,): all P parts of every item are real."""
+    return torch.full((len(parts),), parts.shape[1], device=parts.device)
+
+
+def masked(parts: Tensor, n_parts: Tensor) -> Tensor:
+    """(B, P, D), (B,) -> the same with zeros in place of padding."""
+    real = torch.arange(parts.shape[1], device=parts.device) < n_parts[:, None]     # (B, P)
+    return parts * real[:, :, None]
 
 
 class JointEmbedding(nn.Module):
-    """Two towers, a similarity, and the hinge objective of VSE++ eq. 6."""
+    """Two towers, a similarity, an objective (objectives.py) and terms beside it.
 
-    def __init__(self, image_tower: Tower, text_tower: Tower, similarity: Similarity, *, margin: float = 0.2,
-                 max_violation: bool = False, mask_same_image: bool = False):
+    terms: {name: (weight, module)}; a module takes (images, captions, image extras, caption extras, batch) and returns a
+    scalar to be weighted.
+    """
+
+    def __init__(self, image_tower: Tower, text_tower: Tower, similarity: Similarity, objective: nn.Module | None = None, *,
+                 mask_same_image: bool = False, terms: dict[str, tuple[float, nn.Module]] | None = None):
         super().__init__()
         self.image_tower, self.text_tower, self.similarity = image_tower, text_tower, similarity
-        self.margin, self.max_violation, self.mask_same_image = margin, max_violation, mask_same_image
+        self.objective, self.mask_same_image = objective or Hinge(), mask_same_image
+        self.weights = {name: weight for name, (weight, _) in (terms or {}).items()}
+        self.terms = nn.ModuleDict({name: module for name, (_, module) in (terms or {}).items()})
 
-    def embed_images(self, images: Tensor) -> Embedding:
+    def embed_images(self, images: Tensor, extras: dict | None = None) -> Embedding:
         """(B, F), (B, P, F) or photos (B, 3, H, W) -> Embedding of (B, D), float32."""
-        return in_float32(self.image_tower(images))
+        return in_float32(self.image_tower(images, None, extras))
 
-    def embed_captions(self, tokens: Tensor, lengths: Tensor) -> Embedding:
+    def embed_captions(self, tokens: Tensor, lengths: Tensor, extras: dict | None = None) -> Embedding:
         """Word numbers (B, T), zero-padded, and their lengths (B,) -> Embedding of (B, D), float32."""
-        return in_float32(self.text_tower(tokens, lengths))
+        return in_float32(self.text_tower(tokens, lengths, extras))
 
     def forward(self, batch) -> dict[str, Tensor]:
         """Terms of the training loss, to be summed; `batch` is a data.Batch of B matching pairs."""
-        images, captions = self.embed_images(batch.images), self.embed_captions(batch.tokens, batch.lengths)
+        seen, told = {}, {}
+        images = self.embed_images(batch.images, seen)
+        captions = self.embed_captions(batch.tokens, batch.lengths, told)
         with torch.autocast(batch.tokens.device.type, enabled=False):               # scores are compared in float32
             scores = self.similarity(images, captions)                              # (B, B)
             same = batch.image_index[:, None] == batch.image_index if self.mask_same_image else None
-            return {"hinge": hinge(scores, self.margin, self.max_violation, same)}
+            losses = self.objective(scores, same)
+        for name, term in self.terms.items():
+            losses[name] = self.weights[name] * term(images, captions, seen, told, batch)
+        return losses
 
 
 def in_float32(e: Embedding) -> Embedding:
@@ -99,18 +137,45 @@ def build_image_tower(opt, pretrained: bool) -> Tower:
         if opt.img_enc == "vsrn":
             return RegionGRU(trunk.dim, opt.embed_size, opt.region_bn)
         return LinearEmbedding(trunk.dim, opt.embed_size)
-    return Tower(trunk, make_embed, opt.image_head,
-                 normalise=not opt.no_imgnorm, use_abs=opt.use_abs, logvar_norm=opt.logvar_norm)
+    return Tower(trunk, make_embed, opt.image_head, normalise=not opt.no_imgnorm, use_abs=opt.use_abs,
+                 logvar_norm=opt.logvar_norm, bounds=log_var_bounds(opt))
 
 
 def build_text_tower(opt, vocab) -> Tower:
     trunk = Words(len(vocab), opt.word_dim)
     return Tower(trunk, lambda: GRUEmbedding(trunk.dim, opt.embed_size, opt.num_layers), opt.text_head,
-                 normalise=True, use_abs=opt.use_abs, logvar_norm=opt.logvar_norm)  # VSE++ always normalises text
+                 normalise=True, use_abs=opt.use_abs, logvar_norm=opt.logvar_norm,  # VSE++ always normalises text
+                 bounds=log_var_bounds(opt))
+
+
+def log_var_bounds(opt) -> tuple[float, float]:
+    return math.log(opt.var_min), math.log(opt.var_max)
+
+
+class VIB(nn.Module):
+    """`objectives.vib` of whichever sides are Gaussian."""
+
+    def forward(self, images: Embedding, captions: Embedding, seen, told, batch) -> Tensor:
+        return sum(vib(e) for e in (images, captions) if e.log_var is not None)
+
+
+def build_similarity(opt) -> Similarity:
+    """The similarity that the options name, with what they say of it."""
+    return ALL_SIMILARITIES[opt.sim]()
+
+
+def build_terms(opt, image_tower: Tower, text_tower: Tower) -> dict[str, tuple[float, nn.Module]]:
+    """{name: (weight, module)} of the terms beside the objective; only those with a weight."""
+    terms = {}
+    if opt.vib:
+        terms["vib"] = (opt.vib, VIB())
+    return terms
 
 
 def build_model(opt, vocab, pretrained: bool = True) -> JointEmbedding:
     """The model that resolved options (train.resolve) describe. `pretrained=False` leaves a CNN's weights to a
     checkpoint that is about to be loaded."""
-    return JointEmbedding(build_image_tower(opt, pretrained), build_text_tower(opt, vocab), SIMILARITIES[opt.sim](),
-                          margin=opt.margin, max_violation=opt.max_violation, mask_same_image=opt.mask_same_image)
+    similarity = build_similarity(opt)
+    image_tower, text_tower = build_image_tower(opt, pretrained), build_text_tower(opt, vocab)
+    return JointEmbedding(image_tower, text_tower, similarity, build_objective(opt, similarity.logits),
+                          mask_same_image=opt.mask_same_image, terms=build_terms(opt, image_tower, text_tower))

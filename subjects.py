@@ -52,7 +52,10 @@ def load_weights(model: JointEmbedding, stored: dict) -> None:
 
 def load_model(stored: dict) -> tuple[JointEmbedding, Vocabulary, argparse.Namespace]:
     """The model of a checkpoint, in eval mode on the CPU, its vocabulary and its options."""
-    opt, vocab = argparse.Namespace(**stored["options"]), Vocabulary(stored["vocabulary"])
+    from train import parser  # which imports this module
+
+    defaults = vars(parser().parse_args([]))                # of options that are younger than the checkpoint
+    opt, vocab = argparse.Namespace(**{**defaults, **stored["options"]}), Vocabulary(stored["vocabulary"])
     model = build_model(opt, vocab, pretrained=False)
     load_weights(model, stored)
     return model.eval(), vocab, opt

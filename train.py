@@ -22,8 +22,8 @@ from tqdm import tqdm
 
 from data import DEV_IMAGES, Photos, pair_batches, read_split
 from encoders import CNNS
-from losses import SIMILARITIES
-from model import SHAPES, build_model
+from model import ALL_SIMILARITIES, SHAPES, build_model
+from objectives import OBJECTIVES
 from subjects import FORMAT, load_checkpoint, load_weights, torch_device, validate
 from vocab import Arguments, InputError, Vocabulary
 
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     add("--use_restval", action="store_true", help="train on COCO's restval images too")
     add("--dev_images", type=natural, default=DEV_IMAGES,
         help="images of the dev split of precomputed data and COCO that validation uses; 0: all")
-    add("--sim", "--measure", choices=list(SIMILARITIES), default="cosine", help="similarity of an image and a caption")
+    add("--sim", "--measure", choices=list(ALL_SIMILARITIES), default="cosine", help="similarity of an image and a caption")
     add("--head", choices=list(SHAPES), help="embeddings of both sides (default: what --sim needs)")
     add("--image_head", choices=list(SHAPES), help="embeddings of images (GIE: Gaussian here only)")
     add("--text_head", choices=list(SHAPES), help="embeddings of captions (GCE: Gaussian here only)")
@@ -66,7 +66,15 @@ def parser() -> argparse.ArgumentParser:
     add("--num_layers", type=positive, default=1, help="layers of the GRU")
     add("--use_abs", action="store_true", help="absolute values of the embeddings (order embeddings)")
     add("--no_imgnorm", action="store_true", help="do not normalise image means; 'cosine' is then their inner product")
-    add("--loss", choices=["hinge"], default="hinge", help="objective")
+    add("--loss", choices=OBJECTIVES, default="hinge", help="objective: hinge (VSE++), infonce (CLIP), or match: binary "
+        "cross-entropy of every pair (PCME++)")
+    add("--pseudo_positives", type=float, default=0.0, metavar="WEIGHT",
+        help="match: pairs that score above the true one count as matches at this weight (PCME++: 0.1)")
+    add("--vib", type=float, default=0.0, metavar="WEIGHT", help="KL of every Gaussian to N(0, I) (PCME++: 1e-4)")
+    add("--var_min", type=float, default=0.1, help="smallest variance")
+    add("--var_max", type=float, default=10.0, help="largest variance")
+    add("--average", choices=["none", "ema", "swa"], default="none", help="average weights over the last third of the epochs: "
+        "exponentially (0.999) each step, or evenly over epochs")
     add("--margin", type=float, default=0.2, help="margin of the hinge")
     add("--max_violation", action=switch, default=None,
         help="hardest negatives instead of their sum (default: on for similarities of Gaussians)")
@@ -167,7 +175,7 @@ def run_folder(path: str) -> str:
 
 def resolve(opt) -> None:
     """Fill in what --sim implies and refuse, before data load, what cannot work."""
-    needs = SIMILARITIES[opt.sim].gaussian_sides
+    needs = ALL_SIMILARITIES[opt.sim].gaussian_sides
     heads = [opt.image_head or opt.head, opt.text_head or opt.head]
     if needs == 1:                                          # GCE unless the image side is asked for
         if heads == [None, None]:
@@ -188,10 +196,18 @@ def resolve(opt) -> None:
     opt.head = heads[0] if heads[0] == heads[1] else None
     if opt.no_imgnorm and opt.sim == "cosine":              # VSE0: the original's cosine is an inner product
         opt.sim = "dot"
-    if opt.max_violation is None:
-        opt.max_violation = needs > 0
+    if opt.max_violation is None or opt.loss != "hinge":
+        opt.max_violation = needs > 0 and opt.loss == "hinge"
     if opt.vse_mean_warmup_epochs and not opt.max_violation:
         raise InputError("--vse_mean_warmup_epochs delays --max_violation, which is off; give --max_violation too")
+    if opt.pseudo_positives and opt.loss != "match":
+        raise InputError(f"--pseudo_positives {opt.pseudo_positives} is for --loss match, not {opt.loss}; leave it out")
+    if opt.vib and not gaussian:
+        raise InputError(f"--vib {opt.vib} needs a Gaussian side, and --sim {opt.sim} has points; choose a similarity of "
+                         "Gaussians or leave it out")
+    if min(opt.pseudo_positives, opt.vib) < 0 or not 0 < opt.var_min < opt.var_max:
+        raise InputError(f"--pseudo_positives {opt.pseudo_positives}, --vib {opt.vib}, --var_min {opt.var_min} and --var_max "
+                         f"{opt.var_max}: weights are at least 0, variances positive and in order")
     if opt.batch_size < 2:
         raise InputError(f"--batch_size {opt.batch_size} has no negatives to learn from; give at least 2, 128 is usual")
     if opt.amp == "fp16" and torch_device(opt.device).type != "cuda":
@@ -289,6 +305,11 @@ def make_vocabulary(opt, train) -> Vocabulary:
     return Vocabulary.build((words for split in splits for words in split.words), opt.vocab_threshold)
 
 
+def objective_name(opt) -> str:
+    violations = "hardest negative" if opt.max_violation else "sum of violations"
+    return f"{violations}, margin {opt.margin}" if opt.loss == "hinge" else opt.loss
+
+
 def describe_run(opt, splits: dict) -> dict:
     """What config.yaml holds."""
     commit = subprocess.run(["git", "rev-parse", "--verify", "-q", "HEAD"], capture_output=True, text=True, check=False,
@@ -341,7 +362,7 @@ def train(opt) -> int:
     facts = (f"{opt.data_name}: {len(split['train'].captions):,} training pairs of {len(split['train'].images):,} images, "
              f"{len(split['dev'].images):,} dev images, {len(vocab):,} words\n"
              f"{opt.sim}, image head {opt.image_head}, text head {opt.text_head}, "
-             f"{'hardest negative' if opt.max_violation else 'sum of violations'}, margin {opt.margin}, embed_size "
+             f"{objective_name(opt)}, embed_size "
              f"{opt.embed_size}, {sum(p.numel() for p in parameters):,} trainable parameters, {device}, seed {opt.seed}")
     if opt.dry_run:
         print(facts + "\n" + yaml.safe_dump(vars(opt), sort_keys=True) + "dry run: nothing was written")
@@ -373,7 +394,7 @@ def train(opt) -> int:
             epoch = state["epoch"]
             for group in optimizer.param_groups:
                 group["lr"] = opt.learning_rate * 0.1 ** (epoch // opt.lr_update)
-            model.max_violation = opt.max_violation and epoch >= opt.vse_mean_warmup_epochs
+            model.objective.max_violation = opt.max_violation and epoch >= opt.vse_mean_warmup_epochs
             order = np.random.default_rng([opt.seed, epoch]).permutation(len(split["train"].captions))
             batches = pair_batches(split["train"], tokens["train"], order, opt.batch_size, workers=opt.workers,
                                    crop_size=opt.crop_size, seed=(opt.seed, epoch), skip=state["step"])

@@ -137,7 +137,7 @@ def test_a_non_finite_loss_stops_with_the_name_of_the_term(tmp_path, demo_path, 
     def broken(scores, *_):
         calls.append(1)
         return scores.sum() * (float("nan") if len(calls) == 3 else 0.0)
-    monkeypatch.setattr("model.hinge", broken)
+    monkeypatch.setattr("objectives.hinge", broken)
     with pytest.raises(train.InputError, match="the term 'hinge' of the loss became nan at epoch 0 step 3"):
         fit("--data_path", demo_path, "--num_epochs", 1, "--logger_name", tmp_path / "run")
 
