@@ -59,7 +59,7 @@ class Match(nn.Module):
     def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
         logits = scores if self.scale is None else self.scale * scores + self.shift
         own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-        counts = own if same is None else own | ~same                               # pairs that count
+        counts = torch.ones_like(own) if same is None else own | ~same              # pairs that count
         target = own.to(logits.dtype) * (1 - 2 * self.smoothing) + self.smoothing
         terms = {"match": F.binary_cross_entropy_with_logits(logits, target, reduction="none")[counts].mean()}
         if self.pseudo_positives:

@@ -18,6 +18,7 @@ import time
 import numpy as np
 import torch
 import yaml
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
 from data import DEV_IMAGES, Photos, pair_batches, read_split
@@ -27,6 +28,7 @@ from objectives import OBJECTIVES
 from subjects import FORMAT, load_checkpoint, load_weights, torch_device, validate
 from vocab import Arguments, InputError, Vocabulary
 
+EMA = 0.999                           # share of the average that a step keeps
 GAUSSIANS = [shape for shape in SHAPES if shape != "point"]
 MAY_CHANGE = {"data_path", "num_epochs", "workers", "log_step", "val_step", "device", "logger_name", "resume", "overwrite",
               "dry_run", "config"}    # options that a resumed run may set anew
@@ -305,6 +307,18 @@ def make_vocabulary(opt, train) -> Vocabulary:
     return Vocabulary.build((words for split in splits for words in split.words), opt.vocab_threshold)
 
 
+def averaged(model, kind: str):
+    """A copy of the model that averages its weights, or None; BatchNorm's statistics are averaged with them."""
+    if kind == "none":
+        return None
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA) if kind == "ema" else None, use_buffers=True)
+
+
+def averaging(opt, epoch: int) -> bool:
+    """Whether an epoch lies in the last third."""
+    return 3 * epoch >= 2 * opt.num_epochs
+
+
 def objective_name(opt) -> str:
     violations = "hardest negative" if opt.max_violation else "sum of violations"
     return f"{violations}, margin {opt.margin}" if opt.loss == "hinge" else opt.loss
@@ -352,10 +366,13 @@ def train(opt) -> int:
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=opt.learning_rate, fused=True)
     scaler = torch.amp.GradScaler(device.type, enabled=opt.amp == "fp16")
+    average = averaged(model, opt.average)
     state = {"epoch": 0, "step": 0, "iteration": 0, "best_rsum": 0.0, "loss_sum": 0.0, "loss_count": 0}
     if resumed:
         optimizer.load_state_dict(resumed["optimizer"])
         scaler.load_state_dict(resumed["scaler"])
+        if average:
+            average.load_state_dict(resumed["average"])
         state = dict(resumed["state"])
         torch.set_rng_state(resumed["rng"])
 
@@ -373,16 +390,20 @@ def train(opt) -> int:
     log = Log(opt.logger_name, state["iteration"])
     log.say(facts + f"\nrun folder {opt.logger_name}")
 
+    def judged():
+        """What is validated and kept as the best: the averaged weights once there are any."""
+        return average.module if average and average.n_averaged else model
+
     def save(name="checkpoint.pt", whole=True):
-        content = {"format": FORMAT, "options": options, "vocabulary": vocab.words, "model": model.state_dict(),
-                   "state": dict(state), "data": split["train"].fingerprint()}
+        content = {"format": FORMAT, "options": options, "vocabulary": vocab.words, "state": dict(state),
+                   "model": (model if whole else judged()).state_dict(), "data": split["train"].fingerprint()}
         if whole:                                           # what only --resume needs
             content.update(optimizer=optimizer.state_dict(), scaler=scaler.state_dict(), rng=torch.get_rng_state())
+            content.update({"average": average.state_dict()} if average else {})
         save_atomic(content, os.path.join(opt.logger_name, name))
 
     def validation() -> float:
-        model.eval()
-        result = validate(model, split["dev"], tokens["dev"], device, opt.workers)
+        result = validate(judged().eval(), split["dev"], tokens["dev"], device, opt.workers)
         model.train()
         log.validation(state, result)
         return result["rsum"]
@@ -404,6 +425,8 @@ def train(opt) -> int:
             for batch in batches:
                 data_time = time.perf_counter() - clock
                 loss = train_step(model, batch.to(device), optimizer, scaler, parameters, opt, state)
+                if opt.average == "ema" and averaging(opt, epoch):
+                    average.update_parameters(model)
                 batch_time, clock = time.perf_counter() - clock, time.perf_counter()
                 state.update(step=state["step"] + 1, iteration=state["iteration"] + 1, loss_sum=state["loss_sum"] + loss,
                              loss_count=state["loss_count"] + len(batch.lengths))
@@ -428,6 +451,8 @@ def train(opt) -> int:
             bar.close()
             log.record(state["iteration"], {"epoch_loss": state["loss_sum"] / state["loss_count"]}, kind="epoch", epoch=epoch)
             state.update(epoch=epoch + 1, step=0, loss_sum=0.0, loss_count=0)
+            if opt.average == "swa" and averaging(opt, epoch):
+                average.update_parameters(model)
             rsum = validation()
             if rsum > state["best_rsum"]:                   # as in VSE++, chosen at the ends of epochs only
                 state["best_rsum"] = rsum

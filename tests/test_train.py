@@ -194,3 +194,40 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
     done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.strip().splitlines()[-1]) < 2 << 20
+
+
+@pytest.mark.parametrize("kind", ["ema", "swa"])
+def test_averaged_weights_are_the_average_and_survive_a_stop(tmp_path, demo_path, monkeypatch, kind):
+    common = ["--data_path", demo_path, "--num_epochs", 3, "--average", kind]
+    step, seen, steps = train.train_step, [], []
+
+    def watched(model, *args):
+        loss = step(model, *args)
+        seen.append({name: p.detach().clone() for name, p in model.state_dict().items()})
+        return loss
+    monkeypatch.setattr(train, "train_step", watched)
+    fit(*common, "--logger_name", tmp_path / "whole")
+    epoch = len(seen) // 3
+    last = seen[2 * epoch:]                                  # the last third: of three epochs the third
+    if kind == "swa":
+        expected = last[-1]                                  # one epoch ends in it
+    else:
+        expected = last[0]
+        for weights in last[1:]:
+            expected = {name: 0.999 * expected[name] + 0.001 * value for name, value in weights.items()}
+    stored = load_checkpoint(str(tmp_path / "whole"), "checkpoint.pt")
+    for name, value in expected.items():
+        torch.testing.assert_close(stored["average"][f"module.{name}"], value)
+
+    def interrupted(*args):
+        steps.append(1)
+        if len(steps) == 2 * epoch + 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(*args)
+    monkeypatch.setattr(train, "train_step", interrupted)
+    opt = train.parse_args([*SMALL, *map(str, common), "--logger_name", str(tmp_path / "broken")])
+    assert train.train(opt) == 128 + signal.SIGTERM
+    assert train.train(train.parse_args(["--resume", str(tmp_path / "broken")])) == 0
+    again = load_checkpoint(str(tmp_path / "broken"), "checkpoint.pt")
+    assert all(torch.equal(again["average"][name], value) for name, value in stored["average"].items())
+    assert same_weights(tmp_path / "whole", tmp_path / "broken", "model_best.pt")

@@ -1,0 +1,105 @@
+"""Objectives against loops written from their definitions, and what their switches change."""
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Normal, kl_divergence
+
+from losses import Embedding, hinge
+from objectives import Hinge, InfoNCE, Match, vib
+
+
+def scores(n=7, seed=0):
+    return torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def same_image(n=7):
+    image = torch.arange(n) // 2
+    return image[:, None] == image
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_infonce_equals_loops(masked):
+    s, same = scores(), same_image() if masked else None
+    loss = InfoNCE().double()(s, same)["infonce"]
+    total = 0.0
+    for k in range(7):
+        for row in (s[k], s[:, k]):
+            others = [j for j in range(7) if j == k or not (masked and bool(same_image()[k, j]))]
+            z = [float(row[j]) / 0.07 for j in others]
+            total += math.log(sum(math.exp(v) for v in z)) - float(row[k]) / 0.07
+    assert loss.item() == pytest.approx(total / 14, rel=1e-6)       # the temperature's logarithm is stored in float32
+
+
+def test_infonce_keeps_its_temperature_above_a_hundredth():
+    objective = InfoNCE().double()
+    with torch.no_grad():
+        objective.log_scale.fill_(20.0)
+    hot = objective(scores() / 100)["infonce"]
+    objective.log_scale.data.fill_(math.log(100))
+    assert float(hot) == pytest.approx(float(objective(scores() / 100)["infonce"]))
+
+
+def probability(score):
+    return 1 / (1 + math.exp(-(5 * score + 5)))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_match_equals_loops(masked):
+    s, same = scores() / 3 - 1, same_image() if masked else None
+    terms = []
+    for i in range(7):
+        for j in range(7):
+            if i == j:
+                terms.append(-math.log(probability(float(s[i, j]))))
+            elif not (masked and bool(same_image()[i, j])):
+                terms.append(-math.log(1 - probability(float(s[i, j]))))
+    assert float(Match().double()(s, same)["match"]) == pytest.approx(np.mean(terms))
+
+
+def test_match_of_logits_has_no_parameters_and_takes_them_as_they_are():
+    objective, s = Match(logits=True), scores()
+    assert not list(objective.parameters())
+    expected = np.mean([math.log(1 + math.exp(-float(s[i, j]) if i == j else float(s[i, j])))
+                        for i in range(7) for j in range(7)])
+    assert float(objective(s)["match"]) == pytest.approx(expected)
+
+
+def test_pseudo_positives_are_pairs_above_the_true_one_of_their_row_or_column():
+    s = scores() / 3 - 1
+    expected = sum(-math.log(probability(float(s[i, j]))) for i in range(7) for j in range(7)
+                   if i != j and (s[i, j] >= s[i, i] or s[i, j] >= s[j, j])) / 49
+    terms = Match(pseudo_positives=0.1).double()(s)
+    assert expected > 0 and float(terms["pseudo_positives"]) == pytest.approx(0.1 * expected)
+    separated = Match(pseudo_positives=0.1).double()(torch.eye(7, dtype=torch.float64))
+    assert float(separated["pseudo_positives"]) == 0
+
+
+def test_smoothing_moves_the_targets():
+    s = scores()
+    p = torch.sigmoid(s)
+    target = torch.full((7, 7), 0.01, dtype=torch.float64).fill_diagonal_(0.99)
+    expected = -(target * p.log() + (1 - target) * (1 - p).log()).mean()
+    assert float(Match(logits=True, smoothing=0.01)(s)["match"]) == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("spherical", [False, True])
+def test_vib_is_the_divergence_from_the_unit_gaussian(spherical):
+    g = torch.Generator().manual_seed(0)
+    mean, log_var = (torch.randn(5, k, generator=g, dtype=torch.float64) for k in (4, 1 if spherical else 4))
+    std = (log_var / 2).exp().expand_as(mean)
+    expected = kl_divergence(Normal(mean, std), Normal(torch.zeros_like(mean), torch.ones_like(mean))).sum(1).mean()
+    assert float(vib(Embedding(mean, log_var))) == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("objective", [Hinge(0.2), Hinge(0.2, True), InfoNCE(), Match(), Match(True, 0.1, 1e-4)])
+def test_gradients_are_right(objective):
+    objective = objective.double()
+    torch.manual_seed(0)
+    x = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: sum(objective(x).values()), (x,))
+
+
+def test_hinge_is_the_function():
+    assert torch.equal(Hinge(0.3, True)(scores(), same_image())["hinge"], hinge(scores(), 0.3, True, same_image()))
