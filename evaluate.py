@@ -9,10 +9,12 @@
 Prints tables and writes results.json; `--export FILE.npz` keeps the embeddings.
 """
 import argparse
+import contextlib
 import csv
 import json
 import os
 import sys
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -162,13 +164,28 @@ def assess(subject: Subject, judged: Judgements, opt) -> tuple[dict, Record, dic
                                  for side in ("i2t", "t2i") for rank in [record["full", side, "rank"]]}
     if absent:
         results["absent"] = absent
+    if opt.uncertainty and not spreads:
+        raise InputError(f"--uncertainty: {subject.name} has points, which have no uncertainty; evaluate a Gaussian model")
     for side, values in spreads.items():
         report = {"mean": float(values.mean()), "std": float(values.std())}
         if opt.uncertainty and "full" in found:
             ranks = record["full", "i2t" if side == "images" else "t2i", "rank"]
             report.update(protocols.uncertainty_report(values, ranks))
         results.setdefault("uncertainty", {})[side] = report
-    return results, record, spreads
+    return without_nan(results), record, spreads
+
+
+def without_nan(value):
+    """The same with None for NaN, which JSON does not know: a correlation with a constant, say."""
+    if isinstance(value, dict):
+        return {key: without_nan(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(v) for v in value]
+    return None if isinstance(value, float) and np.isnan(value) else value
+
+
+def rho(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3f}"
 
 
 def sentences(results: dict):
@@ -180,7 +197,7 @@ def sentences(results: dict):
         if "recall_bins" in u:
             bins, risk = u["recall_bins"], u["risk_coverage"]
             yield (f"  R@1 from the surest to the least sure tenth: {' '.join(f'{r:.0f}' for r in bins['recall'])}; Spearman's "
-                   f"rho {bins['rho']:.2f} over tenths, {bins['rho_queries']:.3f} over queries")
+                   f"rho {rho(bins['rho'])} over tenths, {rho(bins['rho_queries'])} over queries")
             yield (f"  answering only the surest: area under risk-coverage {risk['area']:.1f} (no knowledge "
                    f"{risk['area_random']:.1f}, perfect {risk['area_best']:.1f}; lower is better)")
     for reason in results.get("absent", ()):
@@ -190,6 +207,7 @@ def sentences(results: dict):
 def write_ranks(path: str, subject: Subject, record: Record) -> None:
     """The rank of every query as CSV: protocol, direction, query, its id, 0-based rank of its best match."""
     ids = {"i": subject.image_ids, "t": subject.caption_ids}
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(path, "w", encoding="utf-8", newline="") as f:
         rows = csv.writer(f)
         rows.writerow(["protocol", "direction", "query", "id", "rank_from_0"])
@@ -202,14 +220,18 @@ def write_ranks(path: str, subject: Subject, record: Record) -> None:
 def compare(names: list[str], opt) -> dict:
     """Several subjects, or groups of seeds ("A0,A1,A2"), on the same split: tables side by side and paired bootstraps."""
     groups, runs, first, judged = {}, {}, None, None
+    twice = [path for path, count in Counter(path for group in names for path in group.split(",")).items()
+             if count > 1 or not path]
+    if twice:
+        raise InputError(f"--compare names '{twice[0]}' more than once or names nothing between commas; name each run once")
     for group in names:
-        members = [path for path in group.split(",") if path]
-        for path in members:
+        for path in group.split(","):
             subject = open_subject(path, opt)
             if first is None:
                 first, judged = subject, read_judgements(subject, opt)
-            elif not np.array_equal(subject.caption_image, first.caption_image) or (subject.image_ids or []) != (
-                    first.image_ids or []) or subject.captions != first.captions:
+            elif not np.array_equal(subject.caption_image, first.caption_image) or any(
+                    mine is not None and theirs is not None and mine != theirs for mine, theirs in (
+                        (subject.image_ids, first.image_ids), (subject.captions, first.captions))):
                 raise InputError(f"--compare: {path} has {subject.n_images} images and {len(subject.caption_image)} captions "
                                  f"of {subject.source}, {first.name} has {first.n_images} and {len(first.caption_image)} of "
                                  f"{first.source}; compare runs on the same split with --data_name and --split")
@@ -227,7 +249,7 @@ def compare(names: list[str], opt) -> dict:
         values.update({name: [sum(values[term][k] for term in terms) for k in range(len(totals))]
                        for name, terms in rsums(names).items()})
         for kind in ("sts", "sis", "sits"):
-            rated = [runs[path]["protocols"].get("cxc", {}).get(kind) for path in group.split(",") if path]
+            rated = [runs[path]["protocols"].get("cxc", {}).get(kind) for path in group.split(",")]
             if all(rated):
                 values[f"cxc {kind} rho x 100"] = [100 * r["spearman"] for r in rated]
         seeds[label[group]] = {name: (float(np.mean(v)), float(np.std(v, ddof=1)) if len(v) > 1 else 0.0, len(v))
@@ -236,7 +258,7 @@ def compare(names: list[str], opt) -> dict:
     found = [{"a": label[base], "b": label[other], "seeds": [len(groups[base]), len(groups[other])],
               "metrics": metrics.paired_bootstrap(mean[base], mean[other], rsums(mean[base].keys() & mean[other].keys()))}
              for other in others]
-    return {"runs": runs, "groups": seeds, "comparisons": found}
+    return without_nan({"runs": runs, "groups": seeds, "comparisons": found})
 
 
 def rsums(names) -> dict[str, list[str]]:
@@ -249,31 +271,37 @@ def rsums(names) -> dict[str, list[str]]:
     return found
 
 
-def show(made: list, lines, opt, results: dict) -> None:
-    if opt.format == "json":
-        print(json.dumps(results, indent=1))
-    else:
+def show(made: list, lines, opt) -> None:
+    if opt.format != "json":
         print("\n" + render(made, opt.format))
         print("\n".join(lines))
 
 
-def write(results: dict, output: str, opt) -> None:
+def write(results: dict, output: str) -> None:
     save_json(results, output)
-    print(f"written to {output}", file=sys.stderr if opt.format == "json" else sys.stdout)
+    print(f"written to {output}")
 
 
 def run(opt) -> dict:
     """Evaluate as the options say; returns what results.json holds."""
-    if not opt.compare:
-        return one(opt)
+    out, as_json = sys.stdout, opt.format == "json"
+    with contextlib.redirect_stdout(sys.stderr if as_json else out):
+        results = several(opt) if opt.compare else one(opt)
+    if as_json:
+        print(json.dumps(results, indent=1), file=out)
+    return results
+
+
+def several(opt) -> dict:
+    """Compare subjects as --compare names them."""
     results = compare(opt.compare, opt)
     made = tables({name: r["protocols"] for name, r in results["runs"].items()})
     if any(n > 1 for group in results["groups"].values() for *_, n in group.values()):
         made += seed_tables(results["groups"])
     lines = [f"{name}: {line}" for name, r in results["runs"].items() for line in sentences(r)]
-    show(made + comparisons(results["comparisons"]), lines, opt, results)
+    show(made + comparisons(results["comparisons"]), lines, opt)
     output = opt.output or "comparison.json"
-    write(results, output, opt)
+    write(results, output)
     if opt.uncertainty:
         draw_curves({name: r.get("uncertainty", {}) for name, r in results["runs"].items()}, output)
     return results
@@ -290,13 +318,11 @@ def one(opt) -> dict:
     subject = (open_embeddings(given, opt) if opt.embeddings else open_scores(given, opt) if opt.scores
                else open_run(paths, opt))
     judged = read_judgements(subject, opt)
-    if opt.uncertainty and not subject.gaussian:
-        raise InputError(f"--uncertainty: {subject.name} has points, which have no uncertainty; evaluate a Gaussian model")
     results, record, spreads = assess(subject, judged, opt)
     print(f"\n{results['data_name']} {opt.split}: {subject.n_images:,} images, {len(subject.caption_image):,} captions"
           + (f", mean of the scores of {len(paths)} models" if len(paths) > 1 else ""))
     show(tables({subject.name: results["protocols"]}),
-         [*judged.lines(subject.n_images, len(subject.caption_image)), *sentences(results)], opt, results)
+         [*judged.lines(subject.n_images, len(subject.caption_image)), *sentences(results)], opt)
     if opt.ranks:
         write_ranks(opt.ranks, subject, record)
         print(f"ranks of all queries in {opt.ranks}")
@@ -304,7 +330,7 @@ def one(opt) -> dict:
     name = f"{os.path.splitext(os.path.basename(given))[0]}_results" if given else "results" if len(paths) == 1 else \
         "results_ensemble"
     output = opt.output or os.path.join(folder, f"{name}.json")
-    write(results, output, opt)
+    write(results, output)
     if opt.uncertainty:
         draw_curves({subject.name: results["uncertainty"]}, output)
         draw_extremes(subject, spreads, judged, opt, output)
@@ -315,6 +341,8 @@ def draw_curves(reports: dict, output: str) -> None:
     from plots import curves  # matplotlib takes a second to start
 
     path = os.path.join(os.path.dirname(output), "uncertainty.png")
+    if not any("recall_bins" in side for report in reports.values() for side in report.values()):
+        return                                              # a text-only split has no recalls
     curves(reports, path)
     print(f"recall by uncertainty in {path}", file=sys.stderr)
 

@@ -28,7 +28,8 @@ def curves(reports: dict[str, dict], path: str) -> None:
             if "recall_bins" not in report.get(side, ()):
                 continue
             bins, risk = report[side]["recall_bins"], report[side]["risk_coverage"]
-            left.plot(range(1, len(bins["recall"]) + 1), bins["recall"], marker="o", label=f"{run} (rho {bins['rho']:.2f})")
+            name = run if bins["rho"] is None else f"{run} (rho {bins['rho']:.2f})"
+            left.plot(range(1, len(bins["recall"]) + 1), bins["recall"], marker="o", label=name)
             line, = right.plot(100 * np.array(risk["coverage"]), risk["risk"],
                                label=f"{run} (area {risk['area']:.1f}, perfect {risk['area_best']:.1f})")
             right.axhline(risk["area_random"], color=line.get_color(), linestyle=":", linewidth=1)

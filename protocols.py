@@ -187,6 +187,8 @@ def several(scores: np.ndarray, pairs: dict[str, Pairs], record: Record, name: s
             queries, items = (images, captions) if side == "i2t" else (captions, images)
             chosen = pairs[side].among(queries, items) if len(parts) > 1 else pairs[side]
             rank, precision = direction(side_rows(scores, side, images, captions), chosen, len(queries), True)
+            if not (rank >= 0).any():
+                raise ValueError(f"no {side} query of '{name}' has a match in its gallery; give at least one, or leave it out")
             result[side] = {**metrics.summary(rank[rank >= 0]), rp: float(100 * np.nanmean(precision))}
             ranks[side][queries], precisions[side][queries] = rank, precision
         if len(result) == 2:

@@ -16,7 +16,9 @@ JUDGED = {"cxc": "Crisscrossed Captions", "cxc_folds5": "Crisscrossed Captions, 
 
 
 def number(value, name: str = "") -> str:
-    return f"{value:,}" if name in ("queries", "without") else f"{value:.1f}"
+    if value is None:
+        return "-"
+    return f"{value:,}" if name in ("queries", "without") else f"{value:.3f}" if name == "rho" else f"{value:.1f}"
 
 
 def tables(runs: dict[str, dict]) -> list:
@@ -36,7 +38,8 @@ def tables(runs: dict[str, dict]) -> list:
         columns = list(dict.fromkeys(key for p in found.values() for side in SIDES for key in p.get(side, ())))
         if columns:
             columns = sorted(columns, key=list(NAMES).index)
-            made.append((title, [("", [NAMES[key] for key in columns])],
+            sums = ", ".join(label(run, number(p["rsum"])) for run, p in found.items() if "rsum" in p)
+            made.append((title + (f"; rsum {sums}" if sums else ""), [("", [NAMES[key] for key in columns])],
                          [(label(run, SIDES[side]), [number(p[side][key], key) if key in p[side] else "" for key in columns])
                           for side in SIDES for run, p in found.items() if side in p]))
         kinds = [kind for kind in RATINGS if any(kind in p for p in found.values())]
@@ -49,7 +52,9 @@ def tables(runs: dict[str, dict]) -> list:
 
 
 def spread(value: dict) -> str:
-    return f"{value['spearman']:.3f} +- {value['std']:.3f} (shuffled {value['shuffled']:.3f})"
+    if value["spearman"] is None:
+        return "undefined"
+    return f"{value['spearman']:.3f} +- {value['std']:.3f} (shuffled {number(value['shuffled'], 'rho')})"
 
 
 def comparisons(found: list[dict]) -> list:

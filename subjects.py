@@ -140,6 +140,7 @@ def export(path: str, similarity: str, images: Embedding, captions: Embedding, s
             arrays["image_name" if isinstance(ids[0], str) else "image_id"] = np.array(ids)
     if split.caption_ids is not None:
         arrays["caption_id"] = split.caption_ids
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(path, "wb") as f:
         np.savez(f, caption_image=split.caption_image, similarity=np.array(similarity), **arrays)
 
@@ -183,17 +184,22 @@ def open_embeddings(path: str, opt) -> Subject:
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, TypeError, AttributeError) as error:   # an .npy file too
         raise InputError(f"{path} is no .npz file of plain arrays ({error}); write it with --export or np.savez") from error
     sides = []
     for side in ("image", "caption"):
         mean, log_var = arrays.get(f"{side}_mean"), arrays.get(f"{side}_log_var")
-        if mean is None or mean.ndim != 2 or (log_var is not None and log_var.shape not in (mean.shape, (len(mean), 1))):
+        if mean is None or mean.ndim != 2 or mean.dtype.kind not in "fiu" or (
+                log_var is not None and log_var.shape not in (mean.shape, (len(mean), 1))):
             held = ", ".join(f"{name} {value.shape}" for name, value in arrays.items()) or "nothing"
             raise InputError(f"{path} needs {side}_mean of shape (items, D), and {side}_log_var, where given, of the same "
                              f"shape or (items, 1); it holds {held}")
         sides.append(Embedding(*(None if x is None else torch.from_numpy(np.ascontiguousarray(x, np.float32))
                                  for x in (mean, log_var))))
+    widths = [e.mean.shape[1] for e in sides]
+    if widths[0] != widths[1] or not widths[0]:
+        raise InputError(f"{path} has image means of width {widths[0]} and caption means of width {widths[1]}; they live in "
+                         "one space, so the widths must be equal")
     subject = described(path, opt, len(sides[0].mean), len(sides[1].mean), arrays)
     name = opt.sim or str(arrays.get("similarity", "cosine"))
     if name not in SIMILARITIES:
@@ -212,6 +218,9 @@ def open_scores(path: str, opt) -> Subject:
         scores = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         raise InputError(f"{path} is no whole .npy file of numbers ({error}); write it with np.save") from error
+    if not isinstance(scores, np.ndarray):
+        raise InputError(f"{path} is no whole .npy file but holds several arrays; give one matrix, or embeddings to "
+                         "--embeddings")
     if scores.ndim != 2 or scores.dtype.kind != "f":
         raise InputError(f"{path} holds {scores.dtype} of shape {scores.shape}; scores are floats, images x captions")
     subject = described(path, opt, *scores.shape, {})
@@ -235,6 +244,10 @@ def described(path: str, opt, n: int, m: int, arrays: dict) -> Subject:
     if caption_image.shape != (m,) or caption_image.dtype.kind not in "iu" or not m or not (
             0 <= caption_image.min() and caption_image.max() < n):
         raise InputError(f"{path}: caption_image must hold {m} whole numbers from 0 to {n - 1}, the row of each one's image")
+    for key, count in (("image_id", n), ("caption_id", m), ("image_name", n)):
+        if key in arrays and (arrays[key].shape != (count,) or (key != "image_name" and arrays[key].dtype.kind not in "iu")):
+            raise InputError(f"{path}: {key} must hold {count} {'names' if key == 'image_name' else 'whole numbers'}, one for "
+                             f"each, and has shape {arrays[key].shape} of {arrays[key].dtype}; leave it out or write it again")
     ids = {key: None if arrays.get(key) is None else arrays[key].tolist() for key in ("image_id", "caption_id")}
     return Subject(path, "", caption_image.astype(np.int64), n, source=path, image_ids=ids["image_id"],
                    caption_ids=ids["caption_id"], photos=arrays["image_name"].tolist() if "image_name" in arrays else None,

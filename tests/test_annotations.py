@@ -1,0 +1,268 @@
+"""Readers of judgements on small files in the real formats, every bad input and its sentence, and counts of the real files."""
+import csv
+import json
+
+import numpy as np
+import pytest
+
+import annotations
+from annotations import Index, Pairs
+from data import read_split
+from vocab import InputError
+
+IMAGES, CAPTIONS = [30, 10, 20], [105, 101, 104, 102, 103, 106, 107]       # neither sorted
+OWNER = np.array([0, 0, 1, 2, 2, 1, 2])                                     # unequal, not in runs
+HEADS = {"sts": "caption1,caption2", "sis": "image1,image2", "sits": "caption,image"}
+RATED = {"sts": [(105, 104, 3.0), (101, 102, 2.99), (104, 106, 1.0), (103, 107, 0), (107, 105, 5), (102, 106, 2.5),
+                 (106, 102, 3.5), (102, 101, 3.0)],
+         "sis": [(30, 10, 2.4), (10, 30, 2.6), (20, 10, 2.5), (30, 20, 4.0), (20, 30, 0.9)],
+         "sits": [(105, 10, 3.0), (104, 30, 2.99), (105, 30, 1.0), (102, 20, 4.97), (103, 30, 5), (101, 30, 3.2)]}
+
+
+def index(images=IMAGES, captions=CAPTIONS):
+    return Index(images, "image", "split"), Index(captions, "caption", "split")
+
+
+def spelt(number, name):
+    return f"COCO_val2014_{number:012d}.jpg" if name.startswith("image") else f"COCO_val2014:sentid:{number}"
+
+
+@pytest.fixture
+def cxc(tmp_path):
+    """The three files of the test part as they are published."""
+    for kind, rows in RATED.items():
+        with open(tmp_path / f"{kind}_test.csv", "w", encoding="utf-8", newline="") as f:
+            table = csv.writer(f)
+            first, second = HEADS[kind].split(",")
+            table.writerow([first, second, "agg_score", "sampling_method"])
+            table.writerows([spelt(a, first), spelt(b, second), score, "c2c_isim"] for a, b, score in rows)
+    return tmp_path
+
+
+def refused(call, message):
+    """InputError of one line that says it."""
+    with pytest.raises(InputError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def named(pairs, queries, items):
+    """Pairs of positions as a set of pairs of ids; sorted and each once, as promised."""
+    as_listed = list(zip(pairs.query.tolist(), pairs.item.tolist()))
+    assert as_listed == sorted(set(as_listed))
+    return {(queries[q], items[g]) for q, g in as_listed}
+
+
+# ---- pairs
+
+def test_pairs_are_sorted_and_unique_and_turn_around():
+    pairs = Pairs.of([2, 0, 2, 0], [1, 3, 1, 2])
+    assert [pairs.query.tolist(), pairs.item.tolist()] == [[0, 0, 2], [2, 3, 1]]
+    turned = pairs.swapped()
+    assert [turned.query.tolist(), turned.item.tolist()] == [[1, 2, 3], [2, 0, 0]]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_among_keeps_pairs_with_both_ends_inside(seed):
+    rng = np.random.default_rng(seed)
+    pairs = Pairs.of(rng.integers(0, 12, 60), rng.integers(0, 20, 60))
+    queries, items = rng.permutation(15)[:7], rng.permutation(20)[:9]           # in any order; some beyond all pairs
+    kept = {(q, g) for q, g in zip(pairs.query.tolist(), pairs.item.tolist()) if q in queries and g in items}
+    found = pairs.among(queries, items)
+    assert kept and named(found, queries.tolist(), items.tolist()) == kept
+    assert len(pairs.among(np.array([14]), items).query) == 0
+
+
+@pytest.mark.parametrize("owner", [OWNER, np.array([3, 0, 0, 3, 5]), np.arange(4), np.zeros(3, int)])
+def test_same_image_pairs(owner):
+    expected = {(a, b) for a in range(len(owner)) for b in range(len(owner)) if a != b and owner[a] == owner[b]}
+    assert named(annotations.same_image_pairs(owner), range(9), range(9)) == expected
+
+
+# ---- Crisscrossed Captions
+
+def test_ratings_are_read_in_order(cxc):
+    read = annotations.read_cxc(str(cxc), "test", *index())
+    for kind, (firsts, seconds) in {"sts": (CAPTIONS, CAPTIONS), "sis": (IMAGES, IMAGES), "sits": (CAPTIONS, IMAGES)}.items():
+        r = read[kind]
+        assert [(firsts[a], seconds[b], s) for a, b, s in zip(r.first, r.second, r.score)] == RATED[kind]
+        assert set(r.method) == {"c2c_isim"}
+
+
+@pytest.mark.parametrize("rule", ["ucmr", "eccv"])
+def test_matches_of_crisscrossed_captions(cxc, rule):
+    pairs = annotations.cxc_pairs(annotations.read_cxc(str(cxc), "test", *index()), OWNER, rule)
+    rated = {(10, 105), (20, 102), (30, 103), (30, 101)}                        # exactly 3 counts, 2.99 does not
+    own = {(30, 105), (30, 101), (10, 104), (20, 102), (20, 103), (10, 106), (20, 107)} if rule == "ucmr" else set()
+    assert named(pairs["i2t"], IMAGES, CAPTIONS) == rated | own
+    assert named(pairs["t2i"], CAPTIONS, IMAGES) == {(c, i) for i, c in rated | own}
+    # 10-30: mean of 2.4 and 2.6 is 2.5, the threshold; 20-30: mean of 4 and 0.9 is below
+    assert named(pairs["i2i"], IMAGES, IMAGES) == {(30, 10), (10, 30), (20, 10), (10, 20)}
+    groups = ({105, 101}, {104, 106}, {102, 103, 107})                          # co-captions, even where rated 0 or 1
+    together = {(a, b) for group in groups for a in group for b in group if a != b}
+    # 101-102: mean of 2.99 and 3.0 is below; 102-106: mean of 2.5 and 3.5 is 3
+    alike = {(105, 104), (107, 105), (102, 106)}
+    assert named(pairs["t2t"], CAPTIONS, CAPTIONS) == together | alike | {(b, a) for a, b in alike}
+
+
+def test_a_pair_rated_three_times_counts_with_the_mean_of_all(cxc):
+    rows = [(30, 10, 2.01), (30, 10, 2.53), (10, 30, 2.96)]                     # 2.5, though float64 says 2.4999...
+    (cxc / "sis_test.csv").write_text("image1,image2,agg_score,sampling_method\n" + "".join(
+        f"{spelt(a, 'image')},{spelt(b, 'image')},{s},i2i_csim\n" for a, b, s in rows))
+    pairs = annotations.cxc_pairs(annotations.read_cxc(str(cxc), "test", *index()), OWNER, "ucmr")
+    assert named(pairs["i2i"], IMAGES, IMAGES) == {(30, 10), (10, 30)}
+
+
+ROW = "COCO_val2014:sentid:105,COCO_val2014_000000000030.jpg"
+
+
+@pytest.mark.parametrize("text,message", [
+    ("caption,photo,agg_score\n", "has no column 'image', its columns are caption, photo, agg_score"),
+    ("caption,image\n", "has no column 'agg_score'"),
+    ("", "has no column 'caption', its columns are none"),
+    (f"caption,image,agg_score\n{ROW},3\n{ROW},5.1\n", "line 3: the rating 5.1 is outside 0 to 5"),
+    (f"caption,image,agg_score\n{ROW},-0.5\n", "line 2: the rating -0.5 is outside"),
+    (f"caption,image,agg_score\n{ROW},nan\n", "line 2: the rating nan is outside"),
+    (f"caption,image,agg_score\n{ROW},high\n", "line 2: .*'high' are not two ids and a rating"),
+    (f"caption,image,agg_score\n{ROW}\n", "line 2: .*'None' are not two ids and a rating"),
+    ("caption,image,agg_score\n105,COCO_val2014_000000000030.jpg,3\n", "line 2: '105'"),
+    ("caption,image,agg_score\nCOCO_val2014:sentid:x5,COCO_val2014_000000000030.jpg,3\n", "line 2: .*sentid:x5"),
+    ("caption,image,agg_score\nCOCO_val2014:sentid:105,30.jpg,3\n", "line 2: .*'30.jpg'"),
+    ("caption,image,agg_score\nCOCO_val2014:sentid:105\n", "line 2: .*'None'"),
+    ("caption,image,agg_score\nCOCO_val2014:sentid:999,COCO_val2014_000000000030.jpg,3\n",
+     "names 1 captions that split lacks, the first is 999"),
+    ("caption,image,agg_score\nCOCO_val2014:sentid:105,COCO_val2014_000000000031.jpg,3\n",
+     "names 1 images that split lacks, the first is 31"),
+])
+def test_bad_rating_files(tmp_path, text, message):
+    path = tmp_path / "sits_test.csv"
+    path.write_text(text)
+    refused(lambda: annotations.read_ratings(str(path), "sits", *index()), message)
+
+
+def test_rating_files_that_are_absent_or_no_text(tmp_path):
+    refused(lambda: annotations.read_cxc(str(tmp_path), "val", *index()), "there is no file .*sts_val.csv.*--cxc_path")
+    (tmp_path / "sts_val.csv").write_bytes(b"caption1,caption2,agg_score\n\xff\xfe\n")
+    refused(lambda: annotations.read_cxc(str(tmp_path), "val", *index()), "is not UTF-8 text")
+
+
+@pytest.mark.parametrize("ids,message", [
+    (None, r"split has no image ids.*\{split\}_img_ids.npy"), (["a.jpg", "b.jpg"], "split has no image ids"),
+    ([4, 7, 4, 7, 4, 1], r"split lists image id 4 twice \(3 such\)"),
+])
+def test_splits_that_cannot_be_annotated(ids, message):
+    refused(lambda: Index(ids, "image", "split"), message)
+
+
+def test_positions_in_any_order():
+    images, _ = index()
+    assert images.positions([20, 30, 30, 10], "file").tolist() == [2, 0, 0, 1]
+    assert images.positions([], "file").tolist() == []
+    refused(lambda: images.positions([20, 99, 5, 99], "file"), "file names 2 images that split lacks, the first is 5")
+
+
+# ---- instances
+
+def coco(pairs, images=IMAGES, categories=(90, 1, 7)):
+    return {"images": [{"id": i, "file_name": f"{i}.jpg"} for i in images], "categories": [{"id": c} for c in categories],
+            "annotations": [{"id": k, "image_id": i, "category_id": c, "iscrowd": k % 2} for k, (i, c) in enumerate(pairs)]}
+
+
+def test_instances(tmp_path):
+    """Which categories an image shows: not how often; columns by category id; images of other splits do not matter."""
+    path = tmp_path / "instances.json"
+    path.write_text(json.dumps(coco([(20, 90), (20, 1), (20, 90), (30, 7), (99, 1)], images=[99, *sorted(IMAGES)])))
+    assert annotations.read_instances(str(path), index()[0]).astype(int).tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 1]]
+
+
+@pytest.mark.parametrize("content,message", [
+    (json.dumps(coco([(10, 1)], images=[10, 20])), "lacks 1 of the 3 images of split, the first is 30"),
+    (json.dumps(coco([], images=[7])), "lacks 3 of the 3 images"),
+    (json.dumps(coco([(10, 5)])), r"KeyError\(5\) is missing"),
+    (json.dumps({"images": [{"file_name": "a.jpg"}]}), r"KeyError\('id'\) is missing"),
+    (json.dumps(coco([], categories=())), "has 0 categories"), (json.dumps([1, 2]), "has 0 categories"), ("{", "is not JSON"),
+])
+def test_bad_instances(tmp_path, content, message):
+    path = tmp_path / "instances.json"
+    path.write_text(content)
+    refused(lambda: annotations.read_instances(str(path), index()[0]), message)
+    refused(lambda: annotations.read_instances(str(tmp_path / "none.json"), index()[0]), "there is no file .*--instances")
+
+
+# ---- positives
+
+def write_json(path, content):
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_positives(tmp_path):
+    """Either direction or both; queries without positives are counted; queries that are not listed do not exist."""
+    path = tmp_path / "p.json"
+    stored = {"i2t": {"20": [107, 105], "30": [], "10": []}, "t2i": {"106": [10, 20, 30]}}
+    read = annotations.read_positives(write_json(path, stored), *index())
+    assert named(read["i2t"][0], IMAGES, CAPTIONS) == {(20, 107), (20, 105)} and read["i2t"][1] == 2
+    assert named(read["t2i"][0], CAPTIONS, IMAGES) == {(106, 10), (106, 20), (106, 30)} and read["t2i"][1] == 0
+    assert set(annotations.read_positives(write_json(path, {"t2i": stored["t2i"]}), *index())) == {"t2i"}
+
+
+@pytest.mark.parametrize("content,message", [
+    ({"i2t": {"30": [105, 101, 105]}}, "lists a positive of image 30 twice"),
+    ({"i2t": {"31": [105]}}, "names 1 images that split lacks, the first is 31"),
+    ({"t2i": {"105": [30, 31]}}, "names 1 images that split lacks, the first is 31"),
+    ({"i2t": {"x": [105]}}, "is not a table of ids and lists of ids"), ({"i2t": {"30": 105}}, "is not a table of ids"),
+    ({"i2t": {"30": [[105]]}}, "is not a table of ids"), ({"i2t": [[30, 105]]}, "is not a table of ids"),
+    ({"i2t": None}, "is not a table of ids"),
+    ({}, "holds no positives"), ({"30": [105]}, "holds no positives"), ([], "holds no positives"),
+])
+def test_bad_positives(tmp_path, content, message):
+    path = write_json(tmp_path / "p.json", content)
+    refused(lambda: annotations.read_positives(path, *index()), message)
+
+
+def test_positives_that_are_absent_or_no_json(tmp_path):
+    refused(lambda: annotations.read_positives(str(tmp_path / "p.json"), *index()), "there is no file .*p.json")
+    (tmp_path / "p.json").write_text('{"i2t": ')
+    refused(lambda: annotations.read_positives(str(tmp_path / "p.json"), *index()), "is not JSON")
+
+
+def test_eccv_files(tmp_path):
+    """Read by id; captions that no split holds, of which the real file names two, are left out."""
+    refused(lambda: annotations.read_eccv(None, *index()), "pip install eccv_caption")
+    refused(lambda: annotations.read_eccv(str(tmp_path), *index()), "there is no file .*image_to_caption.json.*--eccv_path")
+    write_json(tmp_path / "eccv_image_to_caption.json", {"30": [105, 999, 101], "20": [102]})
+    write_json(tmp_path / "eccv_caption_to_image.json", {"107": [20, 10]})
+    pairs = annotations.read_eccv(str(tmp_path), *index())
+    assert named(pairs["i2t"], IMAGES, CAPTIONS) == {(30, 105), (30, 101), (20, 102)}
+    assert named(pairs["t2i"], CAPTIONS, IMAGES) == {(107, 20), (107, 10)}
+    write_json(tmp_path / "eccv_caption_to_image.json", {"999": [20]})
+    refused(lambda: annotations.read_eccv(str(tmp_path), *index()), "names 1 captions that split lacks")
+
+
+# ---- the real files
+
+def test_real_crisscrossed_captions(real_path):
+    split = read_split(real_path, "coco_text", "test", text_only=True)
+    images, captions = index(split.image_ids, split.caption_ids.tolist())
+    read = annotations.read_cxc(f"{real_path}/cxc", "test", images, captions)
+    assert {kind: len(r.score) for kind, r in read.items()} == {"sts": 44045, "sis": 46719, "sits": 44833}
+    pairs = annotations.cxc_pairs(read, split.caption_image, "ucmr")
+    extra = split.caption_image[pairs["i2t"].item] != pairs["i2t"].query
+    assert len(extra) == len(pairs["t2i"].query) == 35614 and extra.sum() == 10614
+    other = split.caption_image[pairs["t2t"].query] != split.caption_image[pairs["t2t"].item]
+    assert (~other).sum() == 25000 * 4 and other.sum() == 2 * 583
+    assert len(np.unique(pairs["i2i"].query)) == 4772
+    strict = annotations.cxc_pairs(read, split.caption_image, "eccv")
+    assert len(strict["i2t"].query) == 35585 and len(np.unique(strict["t2i"].query)) == 24972
+    assert all(np.array_equal(strict[side], pairs[side]) for side in ("i2i", "t2t"))
+
+
+def test_matches_equal_those_of_the_package_eccv_caption(real_path):
+    """Its CxC table: rated 3 or more, the original pairs not excepted."""
+    pytest.importorskip("eccv_caption")
+    with open(f"{annotations.eccv_folder()}/cxc_image_to_caption.json", encoding="utf-8") as f:
+        theirs = {(int(image), caption) for image, found in json.load(f).items() for caption in found}
+    split = read_split(real_path, "coco_text", "test", text_only=True)
+    ids = split.caption_ids.tolist()
+    read = annotations.read_cxc(f"{real_path}/cxc", "test", *index(split.image_ids, ids))
+    assert named(annotations.cxc_pairs(read, split.caption_image, "eccv")["i2t"], split.image_ids, ids) == theirs

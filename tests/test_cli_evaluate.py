@@ -1,0 +1,451 @@
+"""evaluate.py as users run it: all protocols of runs, embeddings and ready scores; what it writes; what it refuses."""
+import csv
+import json
+import os
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import evaluate
+import metrics
+import subjects
+import train
+from losses import SIMILARITIES, Embedding
+
+MODELS = {"wasserstein0": ["--sim", "wasserstein"], "wasserstein1": ["--sim", "wasserstein", "--seed", "1"],
+          "cosine0": ["--sim", "cosine"], "cosine1": ["--sim", "cosine", "--seed", "1"],
+          "spherical": ["--sim", "kl", "--head", "spherical_one"], "gce": ["--sim", "mahalanobis"]}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, demo_path):
+    """Small runs on the demo features; the folder that holds them."""
+    root = tmp_path_factory.mktemp("runs")
+    for name, words in MODELS.items():
+        words = [*words, "--data_path", demo_path, "--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8",
+                 "--num_epochs", "1", "--batch_size", "32", "--vocab_threshold", "1", "--device", "cpu"]
+        assert train.train(train.parse_args([*words, "--logger_name", str(root / name)])) == 0
+    return root
+
+
+@pytest.fixture
+def everything(demo_path):
+    """Options of all protocols that the demo data allow."""
+    return ["--cxc", "--cxc_path", f"{demo_path}/demo_cxc", "--pmrp", "--instances",
+            f"{demo_path}/demo_coco/annotations/instances_val2014.json"]
+
+
+@pytest.fixture
+def ev(tmp_path, monkeypatch):
+    """evaluate.run on words; its results, which it wrote to r.json. In an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        results = evaluate.run(evaluate.parse_args([*map(str, words), "--output", "r.json"]))
+        with open("r.json", encoding="utf-8") as f:
+            assert f.read() == json.dumps(results, indent=1) + "\n"
+        return results
+    return call
+
+
+@pytest.fixture
+def exported(ev, runs):
+    """The arrays of a run's --export."""
+    def call(name, *words):
+        ev("--checkpoint", runs / name, "--export", "e.npz", *words)
+        with np.load("e.npz", allow_pickle=False) as stored:
+            return dict(stored)
+    return call
+
+
+def refused(capsys, words, message):
+    """Non-zero exit and one line on stderr that says it."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        evaluate.main([str(word) for word in words])
+    shown = capsys.readouterr().err + (stop.value.code if isinstance(stop.value.code, str) else "")
+    assert stop.value.code not in (0, None)
+    assert len(shown.strip().splitlines()) == 1 and re.search(message, shown), shown
+
+
+def sides(e):
+    arrays = {key: torch.from_numpy(value) for key, value in e.items() if key.endswith(("_mean", "_log_var"))}
+    return [Embedding(arrays[f"{side}_mean"], arrays.get(f"{side}_log_var")) for side in ("image", "caption")]
+
+
+# ---- embeddings and scores of any origin
+
+@pytest.mark.parametrize("name", ["wasserstein0", "cosine0", "spherical", "gce"])
+def test_embeddings_give_the_results_of_their_run(runs, ev, exported, everything, name):
+    e = exported(name)
+    assert e.get("image_log_var", np.zeros((24, 0))).shape == (24, {"wasserstein0": 16, "spherical": 1}.get(name, 0))
+    more = [*everything, "--uncertainty"] if name in ("wasserstein0", "spherical") else everything
+    own, again = ev("--checkpoint", runs / name, *more), ev("--embeddings", "e.npz", *more)
+    assert {"full", "cxc", "pmrp"} <= set(own["protocols"]) and {"i2t", "t2i", "t2t", "i2i"} <= set(own["protocols"]["cxc"])
+    assert again["protocols"] == own["protocols"] and again["best_ranks"] == own["best_ranks"]
+    assert again["similarity"] == own["similarity"]
+    assert json.dumps(again.get("uncertainty")) == json.dumps(own.get("uncertainty"))       # as text: NaN is NaN
+
+
+def test_sim_overrides_that_of_the_file(ev, exported):
+    e = exported("wasserstein0")
+    for name in ("kl", "csd"):
+        found = ev("--embeddings", "e.npz", "--sim", name)
+        assert found["similarity"] == name
+        assert found["protocols"]["full"] == metrics.retrieval(SIMILARITIES[name]()(*sides(e)), e["caption_image"])
+    del e["similarity"], e["image_log_var"], e["caption_log_var"]               # cosine of the means
+    np.savez("plain.npz", **e)
+    assert ev("--embeddings", "plain.npz")["protocols"]["full"] == ev("--embeddings", "e.npz")["protocols"]["mean_only"]
+
+
+def test_embeddings_of_a_split_take_its_captions_and_ids(ev, exported, everything, demo_path):
+    """A file of nothing but means: whose captions they are, and the ids, are those of the split."""
+    e = exported("cosine0")
+    np.savez("means.npz", image_mean=e["image_mean"], caption_mean=e["caption_mean"].astype(np.float64))
+    split = ["--data_path", demo_path, "--data_name", "demo_precomp"]
+    own = ev("--embeddings", "e.npz", *everything)["protocols"]
+    assert ev("--embeddings", "means.npz", *split, *everything)["protocols"] == own
+    assert ev("--embeddings", "means.npz")["protocols"] == ev("--embeddings", "e.npz")["protocols"]     # five captions an image
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+def test_scores_give_the_results_of_their_model(runs, ev, exported, everything, demo_path, dtype):
+    matrix = SIMILARITIES["wasserstein"]()(*sides(exported("wasserstein0"))).numpy().astype(dtype)
+    np.save("s.npy", matrix)
+    words = ["--scores", "s.npy", "--data_path", demo_path, "--data_name", "demo_precomp", *everything]
+    assert isinstance(subjects.open_subject("s.npy", evaluate.parse_args(words)).scores, np.memmap)
+    found = ev(*words)["protocols"]
+    assert set(found) == {"full", "cxc", "pmrp"} and set(found["cxc"]) == {"i2t", "t2i", "rsum", "sits"}
+    assert found["full"] == metrics.retrieval(matrix, np.arange(120) // 5)
+    if dtype != np.float16:                                                     # which rounds, and so ties
+        own = ev("--checkpoint", runs / "wasserstein0", *everything)["protocols"]
+        assert found["full"] == own["full"] and found["pmrp"] == own["pmrp"]
+        assert found["cxc"] == {key: own["cxc"][key] for key in found["cxc"]}
+
+
+def test_unequal_captions_an_image(ev, exported, everything):
+    """Images without captions are no queries; nothing assumes five in a row."""
+    e = exported("wasserstein0")
+    kept = np.random.default_rng(0).permutation(np.flatnonzero(e["caption_image"] != 2))[:70]
+    np.savez("some.npz", **{k: v[kept] if k.startswith("caption") else v for k, v in e.items()})
+    owner = e["caption_image"][kept]
+    found = ev("--embeddings", "some.npz", "--pmrp", *everything[-2:])["protocols"]
+    image, caption = sides(e)
+    scores = SIMILARITIES["wasserstein"]()(image, caption.rows(torch.from_numpy(kept)))
+    assert found["full"] == metrics.retrieval(scores, owner)
+    assert found["full"]["i2t"]["queries"] == len(set(owner.tolist())) < 24 and found["full"]["t2i"]["queries"] == 70
+
+
+@pytest.mark.parametrize("change,message", [
+    ({"image_mean": np.zeros((24, 16), object)}, "is no .npz file of plain arrays"),
+    ({"image_mean": None}, "needs image_mean of shape"), ({"caption_mean": None}, "needs caption_mean"),
+    ({"image_mean": np.zeros(24)}, r"needs image_mean .* it holds .*image_mean \(24,\)"),
+    ({"image_log_var": np.zeros((24, 7))}, "needs image_mean of shape .*image_log_var"),
+    ({"caption_log_var": None}, "does not fit --sim wasserstein: .*needs variances"),
+    ({"image_mean": np.zeros((24, 5)), "image_log_var": np.zeros((24, 1))}, r"\b5\b.*\b16\b"),
+    ({"image_mean": np.full((24, 16), np.nan)}, "NaN or infinity"),
+    ({"caption_log_var": np.full((120, 1), np.inf)}, "NaN or infinity"),
+    ({"caption_image": np.arange(120)}, "caption_image must hold 120 whole numbers from 0 to 23"),
+    ({"caption_image": np.arange(120) // 5 - 1}, "caption_image must hold"),
+    ({"caption_image": np.zeros(119, int)}, "caption_image must hold"),
+    ({"caption_image": np.zeros(120)}, "caption_image must hold 120 whole numbers"),
+    ({"caption_image": None, "caption_mean": np.zeros((119, 16)), "caption_log_var": np.zeros((119, 1))},
+     "119 captions for 24 images"),
+    ({"similarity": np.array("euclid")}, "has similarity 'euclid'; name one of .*wasserstein"),
+    ({"image_id": None}, "has no image ids"), ({"caption_id": np.arange(120).astype(str)}, "caption_id must hold 120 whole numbers"),
+    ({"image_id": np.zeros(24, int)}, "lists image id 0 twice"),
+    ({"image_id": np.arange(25)}, "image_id"), ({"image_id": np.array(5)}, "image_id"),
+    ({"caption_id": np.arange(119)}, "caption_id"),
+])
+def test_wrong_embeddings_are_refused(exported, everything, capsys, change, message):
+    e = {**exported("wasserstein0"), **change}
+    np.savez("x.npz", **{key: value for key, value in e.items() if value is not None})
+    refused(capsys, ["--embeddings", "x.npz", *everything], message)
+    assert not os.path.exists("x_results.json")
+
+
+@pytest.mark.parametrize("matrix,message", [
+    (np.zeros((24, 120), object), "is no whole .npy file of numbers"), (np.zeros((24, 120), int), "holds int64"),
+    (np.zeros(120), r"of shape \(120,\); scores are floats, images x captions"),
+    (np.zeros((120, 24)), "24 captions for 120 images"),
+    (np.zeros((24, 119)), "119 captions for 24 images"), (np.zeros((0, 5)), "for 0 images"),
+    (np.full((24, 120), np.nan), "NaN or infinity"), (np.full((24, 120), np.inf, np.float16), "NaN or infinity"),
+])
+def test_wrong_scores_are_refused(tmp_path, monkeypatch, capsys, matrix, message):
+    monkeypatch.chdir(tmp_path)
+    np.save("s.npy", matrix)
+    refused(capsys, ["--scores", "s.npy"], message)
+    assert os.listdir() == ["s.npy"]
+
+
+def test_files_of_another_kind_are_refused(exported, capsys, demo_path):
+    e = exported("cosine0")
+    np.save("m.npy", e["image_mean"])
+    for name, cut in (("e.npz", "cut.npz"), ("m.npy", "cut.npy")):
+        with open(name, "rb") as f, open(cut, "wb") as g:
+            g.write(f.read()[:700])
+    for words in (["--embeddings", "cut.npz"], ["--embeddings", "none.npz"], ["--embeddings", "."], ["--embeddings", "m.npy"]):
+        refused(capsys, words, "is no .npz file of plain arrays")
+    for words in (["--scores", "cut.npy"], ["--scores", "none.npy"], ["--scores", "."], ["--scores", "e.npz"]):
+        refused(capsys, words, "is no whole .npy file")
+    refused(capsys, ["--embeddings", "e.npz", "--data_path", demo_path, "--data_name", "demo_precomp", "--split", "dev"],
+            "24 images and 120 captions, demo_precomp dev has 12 and 60")
+    refused(capsys, ["--embeddings", "e.npz", "--fold5"], "--fold5 needs 5 x 1,000 images")
+    refused(capsys, ["--embeddings", "e.npz", "--cxc", "--cxc_path", "."], "there is no file .*sts_test.csv")
+    refused(capsys, ["--embeddings", "e.npz", "--scores", "m.npy"], "--embeddings and --scores both name")
+    refused(capsys, ["--embeddings", "e.npz", "--export", "f.npz"], "--export does not go with --embeddings")
+
+
+# ---- matches beyond the original pairs
+
+def test_crisscrossed_captions_by_the_ids_of_the_split(runs, ev, exported, capsys):
+    """Files of a few rows: three more matches of captions 0, 0 and 7, one of an original pair."""
+    e = exported("wasserstein0")
+    c, i = ([f"COCO_val2014:sentid:{k}" for k in e["caption_id"]], [f"COCO_val2014_{k:012d}.jpg" for k in e["image_id"]])
+    rows = {"sts": ("caption1,caption2", [(c[0], c[1], 0), (c[0], c[9], 3), (c[3], c[40], 2.9)]),
+            "sis": ("image1,image2", [(i[3], i[1], 2.4), (i[1], i[3], 2.6), (i[3], i[5], 2.4)]),
+            "sits": ("caption,image", [(c[0], i[5], 3), (c[0], i[6], 5), (c[7], i[0], 4), (c[7], i[1], 4), (c[8], i[2], 2.9)])}
+    for kind, (head, lines) in rows.items():
+        with open(f"{kind}_test.csv", "w", encoding="utf-8") as f:
+            f.write(f"{head},agg_score,sampling_method\n" + "".join(f"{a},{b},{s},x\n" for a, b, s in lines))
+    capsys.readouterr()
+    found = ev("--checkpoint", runs / "wasserstein0", "--cxc", "--cxc_path", ".")["protocols"]["cxc"]
+    shown = capsys.readouterr().out
+    assert "image to text: 123 matches of 24 queries\n" in shown and "text to text: 482 matches of 120 queries\n" in shown
+    assert "image to image: 2 matches of 2 queries; 22 queries without a match do not count" in shown
+    scores = SIMILARITIES["wasserstein"]()(*sides(e)).numpy()
+    match = np.arange(120) // 5 == np.arange(24)[:, None]
+    for caption, image in ((0, 5), (0, 6), (7, 0)):
+        match[image, caption] = True
+    for side, s, positives in (("i2t", scores, match), ("t2i", scores.T, match.T)):
+        ranks = [sum(row >= max(row[p])) - sum(row[p] >= max(row[p])) for row, p in zip(s, positives)]
+        assert found[side]["r5"] == pytest.approx(100 * np.mean([r < 5 for r in ranks])) and \
+            found[side]["meanr"] == pytest.approx(np.mean(ranks) + 1)
+    strict = ev("--checkpoint", runs / "wasserstein0", "--cxc", "--cxc_path", ".", "--cxc_rule", "eccv")["protocols"]["cxc"]
+    assert strict["t2i"]["queries"] == 2 and strict["i2t"]["queries"] == 4
+
+
+def test_the_dev_split_takes_the_val_files(runs, ev, everything):
+    found = ev("--checkpoint", runs / "wasserstein0", "--split", "dev", *everything)["protocols"]
+    assert found["cxc"]["t2t"]["queries"] == found["full"]["t2i"]["queries"] == found["pmrp"]["t2i"]["queries"] == 60
+
+
+def test_pmrp_by_the_instances_of_the_split(ev, exported, capsys):
+    """Images 0 and 1 show a category each, 2 shows both, the others nothing."""
+    e = exported("wasserstein0")
+    ids = e["image_id"].tolist()
+    with open("i.json", "w", encoding="utf-8") as f:
+        json.dump({"images": [{"id": k} for k in reversed(ids)], "categories": [{"id": 3}, {"id": 5}], "annotations": [
+            {"id": n, "image_id": ids[k], "category_id": c} for n, (k, c) in enumerate(((0, 3), (1, 5), (2, 5), (2, 3)))]}, f)
+    found = ev("--embeddings", "e.npz", "--pmrp", "--instances", "i.json")["protocols"]["pmrp"]
+    scores = SIMILARITIES["wasserstein"]()(*sides(e)).numpy()[:3, :15]
+    exact = [np.mean(np.argsort(-row)[:5] // 5 == k) for k, row in enumerate(scores)]
+    near = [np.mean(np.argsort(-scores[k])[:10] // 5 != 1 - k) for k in (0, 1)]  # 0 and 1 differ in two categories
+    assert found["i2t"] == pytest.approx({"zeta0": 100 * np.mean(exact), "zeta1": 100 * np.mean([*near, 1]), "zeta2": 100,
+                                          "pmrp": 100 * (np.mean(exact) + np.mean([*near, 1]) + 1) / 3, "queries": 3})
+    with open("i.json", "w", encoding="utf-8") as f:
+        json.dump({"images": [{"id": k} for k in ids], "annotations": [], "categories": [{"id": 1}]}, f)
+    refused(capsys, ["--embeddings", "e.npz", "--pmrp", "--instances", "i.json"], "no image of a gallery has an instance")
+
+
+def test_positives_of_the_user(ev, exported, capsys):
+    e = exported("wasserstein0")
+    images, captions = e["image_id"].tolist(), e["caption_id"].tolist()
+    write = {"i2t": {images[0]: [captions[50], captions[3]], images[4]: [captions[9]], images[5]: []}}
+    with open("p.json", "w", encoding="utf-8") as f:
+        json.dump(write, f)
+    capsys.readouterr()
+    found = ev("--embeddings", "e.npz", "--positives", "p.json")["protocols"]["positives"]
+    assert "image to text: 3 matches of 2 queries; 1 queries list none and do not count" in capsys.readouterr().out
+    scores = SIMILARITIES["wasserstein"]()(*sides(e)).numpy()
+    ranks = [np.sum(scores[0] >= max(scores[0, 50], scores[0, 3])) - 1, np.sum(scores[4] >= scores[4, 9]) - 1]
+    top = np.argsort(-scores[0])[:2].tolist()
+    assert set(found) == {"i2t"} and found["i2t"]["meanr"] == pytest.approx(np.mean(ranks) + 1)
+    assert (found["i2t"]["queries"], found["i2t"]["without"]) == (2, 1)
+    assert found["i2t"]["rp"] == pytest.approx(100 * np.mean([((50 in top) + (3 in top)) / 2, ranks[1] == 0]))
+    for stored, message in (({"i2t": {1: [captions[0]]}}, "names 1 images that e.npz lacks, the first is 1"),
+                            ([], "holds no positives"), ({"i2t": {images[0]: []}}, "has a match in its gallery")):
+        with open("p.json", "w", encoding="utf-8") as f:
+            json.dump(stored, f)
+        refused(capsys, ["--embeddings", "e.npz", "--positives", "p.json"], message)
+
+
+def test_text_only_splits(runs, ev, everything, demo_path, capsys):
+    """Captions without features: what needs no image, the same as with features; the rest is named."""
+    os.makedirs("only/x")
+    for name in ("test_caps.txt", "test_img_ids.npy", "test_ann_ids.npy"):
+        shutil.copy(f"{demo_path}/demo_precomp/{name}", "only/x")
+    found = ev("--checkpoint", runs / "wasserstein0", "--data_path", "only", "--data_name", "x", *everything)
+    whole = ev("--checkpoint", runs / "wasserstein0", *everything)["protocols"]["cxc"]
+    assert found["protocols"] == {"cxc": {"t2t": whole["t2t"], "sts": whole["sts"]}}
+    assert len(found["absent"]) == 3 and "captions" in found["uncertainty"] and "images" not in found["uncertainty"]
+    assert "not computed: PMRP" in capsys.readouterr().out
+
+
+def test_an_ensemble_has_all_protocols(runs, ev, exported, everything):
+    scores = 0
+    for name in ("wasserstein0", "spherical"):
+        e = exported(name)
+        scores = scores + SIMILARITIES[str(e["similarity"])]()(*sides(e)).numpy() / 2
+    found = ev("--checkpoint", runs / "wasserstein0", runs / "spherical", *everything)["protocols"]
+    np.save("mean.npy", scores)
+    split = ["--data_path", os.path.dirname(everything[2]), "--data_name", "demo_precomp"]
+    expected = ev("--scores", "mean.npy", *split, *everything)
+    assert found["full"] == expected["protocols"]["full"] and found["pmrp"] == expected["protocols"]["pmrp"]
+    assert found["cxc"]["t2i"] == expected["protocols"]["cxc"]["t2i"] and "t2t" in found["cxc"]
+
+
+# ---- what is written
+
+def test_rank_files_agree_with_the_recalls(runs, ev, exported, everything):
+    e = exported("wasserstein0")
+    found = ev("--checkpoint", runs / "wasserstein0", *everything, "--ranks", "ranks.csv")["protocols"]
+    with open("ranks.csv", encoding="utf-8", newline="") as f:
+        rows = list(csv.DictReader(f))
+    ranks = {}
+    for row in rows:
+        ids = e["image_id" if row["direction"][0] == "i" else "caption_id"]
+        assert int(row["id"]) == ids[int(row["query"])]
+        ranks.setdefault((row["protocol"], row["direction"]), []).append(int(row["rank_from_0"]))
+    assert set(ranks) == {(p, side) for p in ("full", "mean_only") for side in ("i2t", "t2i")} | {
+        ("cxc", side) for side in ("i2t", "t2i", "t2t", "i2i")}
+    for (protocol, side), r in ranks.items():
+        table = found[protocol][side]
+        assert table["queries"] == len(r) and table["meanr"] == pytest.approx(np.mean(r) + 1)
+        assert [table[f"r{k}"] for k in (1, 5, 10)] == pytest.approx([100 * np.mean(np.array(r) < k) for k in (1, 5, 10)])
+
+
+@pytest.mark.parametrize("name", ["wasserstein0", "spherical"])
+def test_uncertainty_numbers_and_pictures(runs, ev, exported, capsys, name):
+    e = exported(name)
+    found = ev("--checkpoint", runs / name, "--uncertainty")["uncertainty"]
+    scores = SIMILARITIES[str(e["similarity"])]()(*sides(e)).numpy()
+    hits = {"images": np.argmax(scores, 1) // 5 == np.arange(24), "captions": np.argmax(scores, 0) == np.arange(120) // 5}
+    for side, hit in hits.items():
+        log_var = e[f"{side[:-1]}_log_var"]
+        spread = log_var.sum(1) * (16 if log_var.shape[1] == 1 else 1)          # log det of 16 dimensions
+        assert found[side]["mean"] == pytest.approx(spread.mean(), rel=1e-5, abs=1e-5)
+        order = np.argsort(spread, kind="stable")
+        recall = [100 * hit[part].mean() for part in np.array_split(order, 10)]
+        assert found[side]["recall_bins"]["recall"] == pytest.approx(recall)
+        assert found[side]["risk_coverage"]["area_random"] == pytest.approx(100 * (1 - hit.mean()))
+    for picture in ("uncertainty", "uncertain_images", "uncertain_captions"):
+        with open(f"{picture}.png", "rb") as f:
+            assert f.read(8) == b"\x89PNG\r\n\x1a\n" and os.path.getsize(f"{picture}.png") > 5000
+    assert "area under risk-coverage" in capsys.readouterr().out
+
+
+def test_variances_of_other_items(ev, exported):
+    """Dealing variances anew changes a model's results, unless all variances are the same."""
+    e = exported("wasserstein0")
+    varied = ev("--embeddings", "e.npz", "--uncertainty")["protocols"]
+    assert varied["shuffled"] != varied["full"] and "shuffled" not in ev("--embeddings", "e.npz")["protocols"]
+    np.savez("c.npz", **{**e, "image_log_var": np.full((24, 16), 0.3), "caption_log_var": np.full((120, 1), -0.5)})
+    constant = ev("--embeddings", "c.npz", "--uncertainty")["protocols"]
+    assert constant["shuffled"] == constant["full"]
+
+
+def test_pictures_show_photos_where_they_are(runs, ev, demo_path):
+    ev("--checkpoint", runs / "wasserstein0", "--uncertainty")
+    without = os.path.getsize("uncertain_images.png")
+    ev("--checkpoint", runs / "wasserstein0", "--uncertainty", "--photos", f"{demo_path}/demo/images")
+    assert os.path.getsize("uncertain_images.png") != without
+
+
+def test_points_have_no_uncertainty(runs, ev, capsys):
+    ev("--checkpoint", runs / "cosine0")                                         # to stand in an empty folder
+    refused(capsys, ["--checkpoint", runs / "cosine0", "--uncertainty"], "has points, which have no uncertainty")
+    refused(capsys, ["--compare", runs / "cosine0", runs / "cosine1", "--uncertainty"], "points|no uncertainty")
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "latex"])
+def test_formats(runs, ev, everything, capsys, form):
+    found = ev("--checkpoint", runs / "wasserstein0", *everything, "--format", form)["protocols"]
+    shown = capsys.readouterr().out
+    row = (f"{found['full']['t2i'][key]:.1f}" for key in ("r1", "r5", "r10", "medr", "meanr"))
+    assert re.search({"text": r" +", "markdown": r" \| ", "latex": " & "}[form].join(map(re.escape, row)), shown)
+    assert f"{found['cxc']['t2i']['rpc2']:.1f}" in shown and f"{found['pmrp']['i2t']['pmrp']:.1f}" in shown
+    assert ("|---" in shown, r"\begin{tabular}" in shown) == (form == "markdown", form == "latex")
+
+
+def test_json_on_standard_output_parses(runs, ev, everything, capsys):
+    written = ["--ranks", "ranks.csv", "--export", "e.npz"]
+    results = ev("--checkpoint", runs / "wasserstein0", *everything, *written, "--format", "json")
+    assert json.loads(capsys.readouterr().out) == results
+    results = ev("--compare", runs / "wasserstein0", runs / "cosine0", "--format", "json")
+    assert json.loads(capsys.readouterr().out) == results
+
+
+def test_results_are_json_for_any_reader(runs, ev):
+    """Correlations that do not exist (a constant) are no bare NaN, which jq and others refuse."""
+    ev("--checkpoint", runs / "spherical", "--uncertainty")
+
+    def bare(word):
+        raise AssertionError(f"r.json holds {word}")
+    with open("r.json", encoding="utf-8") as f:
+        json.load(f, parse_constant=bare)
+
+
+# ---- comparisons
+
+def test_comparison_of_two_runs(runs, ev, everything, capsys):
+    first, second = str(runs / "wasserstein0"), str(runs / "cosine0")
+    found = ev("--compare", first, second, *everything)
+    shown = capsys.readouterr().out
+    alone = {path: ev("--checkpoint", path, *everything) for path in (first, second)}
+    assert {path: r["protocols"] for path, r in found["runs"].items()} == {path: r["protocols"] for path, r in alone.items()}
+    pair, = found["comparisons"]
+    assert (pair["a"], pair["b"]) == (first, second) and "cxc i2i r1" in pair["metrics"] and "pmrp t2i pmrp" in pair["metrics"]
+    for name, m in pair["metrics"].items():
+        protocol, side, key = (*name.split(), None)[:3] if name.endswith("rsum") else name.split()
+        a, b = (alone[path]["protocols"][protocol] for path in (first, second))
+        a, b = (a["rsum"], b["rsum"]) if side == "rsum" else (a[side][key], b[side][key])
+        assert (m["a"], m["b"], m["difference"]) == (pytest.approx(a), pytest.approx(b), pytest.approx(b - a)), name
+        assert m["low"] <= m["difference"] <= m["high"] and 0 < m["p"] <= 1
+    assert not any(name.startswith("mean_only") for name in pair["metrics"])    # points have none
+    assert f"{pair['metrics']['full rsum']['difference']:+.2f}" in shown
+    assert ev("--compare", second, first)["comparisons"][0]["metrics"]["full rsum"]["difference"] == pytest.approx(
+        -pair["metrics"]["full rsum"]["difference"])
+
+
+def test_a_run_does_not_differ_from_its_embeddings(runs, ev, exported, everything, demo_path):
+    exported("wasserstein0")
+    split = ["--data_path", demo_path, "--data_name", "demo_precomp"]
+    found = ev("--compare", runs / "wasserstein0", "e.npz", *split, *everything)
+    assert all((m["p"], m["low"], m["high"]) == (1, 0, 0) for m in found["comparisons"][0]["metrics"].values())
+
+
+def test_groups_of_seeds(runs, ev, everything, capsys):
+    groups = [",".join(str(runs / f"{name}{seed}") for seed in (0, 1)) for name in ("wasserstein", "cosine")]
+    found = ev("--compare", *groups, *everything)
+    shown = capsys.readouterr().out
+    rsum = {path: r["protocols"]["full"]["rsum"] for path, r in found["runs"].items()}
+    assert set(found["groups"]) == {str(runs / "wasserstein"), str(runs / "cosine")}
+    for group in groups:
+        values = [rsum[path] for path in group.split(",")]
+        mean, deviation, n = found["groups"][group.split(",")[0][:-1]]["full rsum"]
+        assert (mean, deviation, n) == (pytest.approx(np.mean(values)), pytest.approx(np.std(values, ddof=1)), 2)
+        assert f"{mean:.1f} +- {deviation:.1f} (2)" in shown
+    pair, = found["comparisons"]
+    means = [np.mean([rsum[path] for path in group.split(",")]) for group in groups]
+    assert pair["seeds"] == [2, 2] and pair["metrics"]["full rsum"]["difference"] == pytest.approx(means[1] - means[0])
+
+
+def test_different_splits_are_not_compared(runs, exported, capsys):
+    exported("wasserstein0", "--split", "dev")
+    refused(capsys, ["--compare", runs / "wasserstein0", "e.npz"], "e.npz has 12 images and 60 captions .* has 24 and 120 of")
+    refused(capsys, ["--compare", runs / "wasserstein0"], "nothing to compare with")
+    refused(capsys, ["--compare", runs / "wasserstein0", runs / "none"], "there is no checkpoint")
+    e = exported("wasserstein0")
+    np.savez("other.npz", **{**e, "caption_image": e["caption_image"][::-1]})
+    refused(capsys, ["--compare", "e.npz", "other.npz"], "compare runs on the same split")
+    assert not os.path.exists("comparison.json")
+
+
+def test_folders_are_made(runs, ev):
+    """Nothing is lost after minutes of scoring because a folder is not there."""
+    ev("--checkpoint", runs / "cosine0", "--ranks", "new/a/r.csv", "--export", "new/b/e.npz")
+    assert os.path.exists("new/a/r.csv") and os.path.exists("new/b/e.npz")

@@ -1,0 +1,398 @@
+"""Protocols on small random subjects against double loops over what each definition says."""
+import numpy as np
+import pytest
+import torch
+
+import annotations
+import metrics
+import protocols
+from annotations import Pairs, Ratings
+from losses import SIMILARITIES, Embedding
+from protocols import Record, Subject
+
+N, M, D = 15, 52, 6
+
+
+# ---- similarities of single items, in float64
+
+def cosine(a, b):
+    return float(a[0] @ b[0] / np.linalg.norm(a[0]) / np.linalg.norm(b[0]))
+
+
+def wasserstein(a, b):
+    return -np.sqrt(((a[0] - b[0]) ** 2).sum() + ((np.exp(a[1] / 2) - np.exp(b[1] / 2)) ** 2).sum())
+
+
+def kl(a, b):
+    """-KL(a || b)."""
+    return -0.5 * float((b[1] - a[1] + np.exp(a[1] - b[1]) + (a[0] - b[0]) ** 2 / np.exp(b[1]) - 1).sum())
+
+
+def mahalanobis(a, b):
+    """The image is a point, the caption a Gaussian."""
+    return -np.sqrt(((a[0] - b[0]) ** 2 / np.exp(b[1])).sum())
+
+
+# name -> (between image and caption, within a modality)
+SCORE = {"cosine": (cosine, cosine), "wasserstein": (wasserstein, wasserstein), "kl": (kl, kl),
+         "mahalanobis": (mahalanobis, cosine)}
+
+
+def embeddings(name, seed=0):
+    """Image and caption sides (mean, log-variance or None), captions near their images, and whose caption each is: unequal
+    numbers, shuffled, image 3 without any."""
+    rng = np.random.default_rng(seed)
+    owner = rng.permutation(np.r_[np.setdiff1d(np.arange(N), 3), rng.choice(np.setdiff1d(np.arange(N), 3), M - N + 1)])
+    image = rng.standard_normal((N, D))
+    caption = image[owner] + 0.8 * rng.standard_normal((M, D))
+    variances = {"cosine": (0, 0), "mahalanobis": (0, 1)}.get(name, (1, 1))
+    sides = [(mean.astype(np.float32), rng.uniform(-1, 1, mean.shape).astype(np.float32) if given else None)
+             for mean, given in zip((image, caption), variances)]
+    return sides, owner
+
+
+def member(name, sides):
+    return (SIMILARITIES[name](), *(Embedding(*(None if x is None else torch.from_numpy(x) for x in side)) for side in sides))
+
+
+def matrix(function, left, right):
+    """A double loop over single items."""
+    def item(side, k):
+        return tuple(None if x is None else x[k].astype(np.float64) for x in side)
+    return np.array([[function(item(left, a), item(right, b)) for b in range(len(right[0]))] for a in range(len(left[0]))])
+
+
+def problem(name, **more):
+    """A subject of one model, its scores of all three kinds, and random ratings and matches of Crisscrossed Captions."""
+    (image, caption), owner = embeddings(name)
+    between, within = SCORE[name]
+    scores = {"i2t": matrix(between, image, caption), "t2t": matrix(within, caption, caption),
+              "i2i": matrix(within, image, image)}
+    scores["t2i"] = scores["i2t"].T
+    subject = Subject("model", name, owner, N, [member(name, (image, caption))], **more)
+    return subject, scores, *judgements(owner)
+
+
+def judgements(owner):
+    rng = np.random.default_rng(2268)                                            # with matching images in every fold
+
+    def rated(n, m, k):
+        first, second = rng.integers(0, n, k), rng.integers(0, m, k)
+        keep = (first != second) | (n != m)
+        return Ratings(first[keep], second[keep], np.round(5 * rng.random(keep.sum()), 2), np.full(keep.sum(), ""))
+    ratings = {"sts": rated(M, M, 150), "sis": rated(N, N, 70), "sits": rated(M, N, 120)}
+    return ratings, annotations.cxc_pairs(ratings, owner, "ucmr")
+
+
+# ---- the definitions
+
+def sets_of(pairs):
+    found = {}
+    for q, g in zip(pairs.query.tolist(), pairs.item.tolist()):
+        found.setdefault(q, set()).add(g)
+    return found
+
+
+def expected(scores, matches, queries, gallery, same=False):
+    """Ranks and R-precisions {query: number}: the best match against the non-matches of the gallery, the share of matches
+    among the R best. Ties count against the model; within a modality a query is not in its gallery."""
+    ranks, precisions = {}, {}
+    for q in queries:
+        items = [g for g in gallery if not (same and g == q)]
+        own = [g for g in items if g in matches.get(q, ())]
+        if own:
+            best = max(scores[q, g] for g in own)
+            ranks[q] = sum(scores[q, g] >= best for g in items if g not in own)
+            top = sorted(items, key=lambda g: (-scores[q, g], g in own))[:len(own)]          # noqa: B023
+            precisions[q] = sum(g in own for g in top) / len(own)
+    return ranks, precisions
+
+
+def averaged(parts, precision=None):
+    """The numbers of the table as a mean over parts [(ranks, precisions)]; queries are summed."""
+    def mean(values):
+        return sum(values) / len(values)
+    tables = []
+    for ranks, precisions in parts:
+        r = list(ranks.values())
+        tables.append({**{f"r{k}": mean([100 * (x < k) for x in r]) for k in (1, 5, 10)}, "medr": np.median(r) // 1 + 1,
+                       "meanr": mean(r) + 1, **({precision: 100 * mean(list(precisions.values()))} if precision else {})})
+    return {**{key: mean([t[key] for t in tables]) for key in tables[0]}, "queries": sum(len(ranks) for ranks, _ in parts)}
+
+
+def galleries(owner, size, count):
+    """Sequential images and the captions of each; one of everything for size None."""
+    if size is None:
+        return [(list(range(N)), list(range(M)))]
+    return [(list(range(k, k + size)), [m for m in range(M) if k <= owner[m] < k + size]) for k in range(0, size * count, size)]
+
+
+def ends(side, images, captions):
+    return (images if side[0] == "i" else captions), (images if side[2] == "i" else captions)
+
+
+def check(found, record, name, side, scores, pairs, parts, precision):
+    """One direction: the averages, and the outcome of every query as recorded."""
+    outcomes = [expected(scores[side], sets_of(pairs[side]), *ends(side, *part), same=side in ("t2t", "i2i")) for part in parts]
+    assert found[side] == pytest.approx(averaged(outcomes, precision)), (name, side)
+    for key, which in (("rank", 0), (precision, 1)):
+        if key:
+            values = np.full(len(scores[side]), np.nan)
+            for outcome in outcomes:
+                for q, value in outcome[which].items():
+                    values[q] = value
+            assert record[name, side, key] == pytest.approx(values, nan_ok=True)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Folds of 3 images, blocks of 4 queries, so that all loops turn several times."""
+    monkeypatch.setattr(protocols, "FOLD", 3)
+    monkeypatch.setattr(protocols, "ROWS", 4)
+
+
+# ---- Crisscrossed Captions
+
+@pytest.mark.parametrize("name", SCORE)
+def test_cxc_equals_definition(small, monkeypatch, name):
+    subject, scores, ratings, pairs = problem(name)
+    record, rated, correlate = Record(), [], metrics.sampled_spearman
+    monkeypatch.setattr(metrics, "sampled_spearman", lambda *given: rated.append(given) or correlate(*given))
+    found, absent = protocols.cxc(subject, protocols.score_matrix(subject, 7), ratings, pairs, True, record, samples=50)
+    assert absent == [] and set(found) == {"cxc", "cxc_folds5"}
+    for protocol, parts in (("cxc", galleries(subject.caption_image, None, 1)),
+                            ("cxc_folds5", galleries(subject.caption_image, 3, 5))):
+        for side in ("i2t", "t2i", "t2t", "i2i"):
+            check(found[protocol], record, protocol, side, scores, pairs, parts, "rpc2" if side in ("i2t", "t2i") else None)
+        recalls = [found[protocol][side][f"r{k}"] for side in ("i2t", "t2i") for k in (1, 5, 10)]
+        assert found[protocol]["rsum"] == pytest.approx(sum(recalls))
+    # the correlations are those of the similarity's own scores; both ends of a pair as listed (KL is not symmetric)
+    for kind, side, given in zip(("sits", "sts", "sis"), ("t2i", "t2t", "i2i"), rated, strict=True):
+        r = ratings[kind]
+        mine = [scores[side][a, b] for a, b in zip(r.first, r.second)]
+        assert given[0].tolist() == r.first.tolist() and given[1].tolist() == r.score.tolist()
+        assert given[2].tolist() == pytest.approx(mine, abs=1e-5) and found["cxc"][kind] == correlate(*given[:3], 50)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 1000])
+def test_blocks_do_not_change_the_results(monkeypatch, rows):
+    subject, _, ratings, pairs = problem("wasserstein")
+    monkeypatch.setattr(protocols, "FOLD", 3)
+    scores, results = protocols.score_matrix(subject, 4), []
+    for size in (rows, 7):
+        monkeypatch.setattr(protocols, "ROWS", size)
+        results.append(protocols.cxc(subject, scores, ratings, pairs, True, Record(), 5)[0])
+    assert results[0] == results[1]
+
+
+def test_a_query_is_never_in_its_own_gallery(small):
+    """All scores but that of an item with itself are negative: where the self-similarity is 0 and stays in, it is first."""
+    subject, scores, ratings, pairs = problem("kl")
+    assert (np.diag(scores["t2t"]) == 0).all() and (scores["t2t"] < 0).sum() == M * M - M
+    found = protocols.cxc(subject, protocols.score_matrix(subject, 7), ratings, pairs, False, Record(), 5)[0]["cxc"]
+    assert found["t2t"]["r1"] > 20
+    # mutual nearest neighbours all: with themselves left out every query finds its twin first
+    caption = torch.randn(M // 2, D, generator=torch.Generator().manual_seed(0)).repeat_interleave(2, 0)
+    caption += 0.01 * torch.randn(M, D, generator=torch.Generator().manual_seed(1))
+    twins = Subject("model", "cosine", np.arange(M) // 2, M // 2, [(SIMILARITIES["cosine"](), Embedding(caption[::2]),
+                                                                  Embedding(caption))])
+    empty = Ratings(*(np.zeros(0, int),) * 2, np.zeros(0), np.zeros(0, str))
+    own = Pairs.of(np.arange(M), np.arange(M) ^ 1)
+    ranks, _, _ = protocols.same_modality(protocols.within_modality(twins, 1), own, M, [], empty)
+    assert (ranks == 0).all()
+
+
+def test_text_only_subjects_lack_what_needs_images(small):
+    subject, scores, ratings, pairs = problem("wasserstein")
+    similarity, _, captions = subject.members[0]
+    subject.members = [(similarity, None, captions)]
+    record = Record()
+    found, absent = protocols.cxc(subject, None, ratings, pairs, True, record, 20)
+    assert not subject.has_images and subject.gaussian
+    assert set(found["cxc"]) == {"t2t", "sts"} and set(found["cxc_folds5"]) == {"t2t"}
+    assert absent == ["image-text and image-image retrieval, SITS and SIS: there are no images"]
+    check(found["cxc"], record, "cxc", "t2t", scores, pairs, galleries(subject.caption_image, None, 1), None)
+    check(found["cxc_folds5"], record, "cxc_folds5", "t2t", scores, pairs, galleries(subject.caption_image, 3, 5), None)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ">f4"])
+def test_a_ready_matrix_on_disk(small, tmp_path, dtype):
+    """Mapped, never changed; what lies within a modality is named as absent."""
+    subject, scores, ratings, pairs = problem("cosine")
+    np.save(tmp_path / "s.npy", np.round(scores["i2t"], 2).astype(dtype))
+    stored = np.load(tmp_path / "s.npy", mmap_mode="r")
+    scores = {"i2t": np.asarray(stored, np.float64), "t2i": np.asarray(stored, np.float64).T}
+    subject.members, subject.scores = [], stored
+    record = Record()
+    assert isinstance(stored, np.memmap) and protocols.score_matrix(subject, 7) is stored
+    found, absent = protocols.cxc(subject, stored, ratings, pairs, True, record, 20)
+    assert set(found["cxc"]) == {"i2t", "t2i", "rsum", "sits"}
+    assert absent == ["text-text and image-image retrieval, STS and SIS: a score matrix holds image-text scores only"]
+    for protocol, parts in (("cxc", galleries(subject.caption_image, None, 1)),
+                            ("cxc_folds5", galleries(subject.caption_image, 3, 5))):
+        for side in ("i2t", "t2i"):
+            check(found[protocol], record, protocol, side, scores, pairs, parts, "rpc2")
+    plain = protocols.plain(subject, record, "full", protocols.image_text_of(stored), None, 4)
+    assert plain["rsum"] == metrics.retrieval(np.array(stored, np.float32), subject.caption_image)["rsum"]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_scores_that_are_no_numbers_raise(bad):
+    subject, _, ratings, pairs = problem("cosine")
+    scores = protocols.score_matrix(subject, 7)
+    scores[2, 5] = bad
+    for call in (lambda: protocols.cxc(subject, scores, ratings, pairs, False, Record(), 5),
+                 lambda: protocols.pmrp(scores, np.ones((N, 2), bool), subject.caption_image, whole(), Record(), "pmrp"),
+                 lambda: protocols.eccv(scores, {"t2i": pairs["t2i"]}, Record())):
+        with pytest.raises(ValueError, match="NaN or infinity"):
+            call()
+
+
+# ---- original pairs, any positives, ensembles
+
+def test_original_pairs_equal_definition(small):
+    subject, scores, _, _ = problem("wasserstein")
+    own = Pairs.of(subject.caption_image, np.arange(M))
+    pairs, record = {"i2t": own, "t2i": own.swapped()}, Record()
+    tile = protocols.image_text(subject.members)
+    for name, parts, chosen in (("full", galleries(subject.caption_image, None, 1), None),
+                                ("folds5", galleries(subject.caption_image, 3, 5), protocols.folds(subject))):
+        found = protocols.plain(subject, record, name, tile, chosen, 2)
+        for side in ("i2t", "t2i"):
+            check(found, record, name, side, scores, pairs, parts, None)
+    assert record["full", "i2t", "rank"][3] != record["full", "i2t", "rank"][3]             # NaN: no captions, no query
+
+
+@pytest.mark.parametrize("sides", [("i2t",), ("t2i",), ("i2t", "t2i")])
+@pytest.mark.parametrize("folds", [False, True])
+def test_positives_of_one_direction_or_both(small, sides, folds):
+    subject, scores, _, pairs = problem("cosine")
+    pairs, record = {side: pairs[side] for side in sides}, Record()
+    parts = galleries(subject.caption_image, 3 if folds else None, 5)
+    found = protocols.several(protocols.score_matrix(subject, 7), pairs, record, "mine",
+                              [tuple(map(np.array, part)) for part in parts], "rp")
+    assert set(found) == {*sides, *(["rsum"] if len(sides) == 2 else [])}
+    for side in sides:
+        check(found, record, "mine", side, scores, pairs, parts, "rp")
+
+
+def test_an_ensemble_is_the_mean_of_scores(small):
+    """Also within a modality, and of unlike similarities."""
+    members, between, within = [], 0, 0
+    for seed, name in enumerate(("wasserstein", "cosine", "mahalanobis")):
+        sides, _ = embeddings(name, seed)
+        members.append(member(name, sides))
+        between = between + matrix(SCORE[name][0], *sides) / 3
+        within = within + matrix(SCORE[name][1], sides[1], sides[1]) / 3
+    _, owner = embeddings("cosine")
+    subject = Subject("three", "mixed", owner, N, members)
+    assert protocols.score_matrix(subject, 4) == pytest.approx(between, abs=1e-5)
+    tile = protocols.within_modality(subject, 1)
+    others = np.arange(2, 9)[:, None] != np.arange(M)                            # a caption's score with itself is not used
+    assert tile(slice(2, 9), slice(None)).numpy()[others] == pytest.approx(within[2:9][others], abs=1e-5)
+    ratings, pairs = judgements(owner)
+    record = Record()
+    found, _ = protocols.cxc(subject, protocols.score_matrix(subject, 4), ratings, pairs, False, record, 5)
+    scores = {"i2t": between, "t2i": between.T, "t2t": within}
+    for side, precision in (("i2t", "rpc2"), ("t2i", "rpc2"), ("t2t", None)):
+        check(found["cxc"], record, "cxc", side, scores, pairs, galleries(owner, None, 1), precision)
+
+
+def test_totals_of_images_give_the_averages(small):
+    """What is handed to the bootstrap: sums and numbers of queries by image."""
+    subject, _, ratings, pairs = problem("wasserstein")
+    record = Record()
+    found = protocols.cxc(subject, protocols.score_matrix(subject, 7), ratings, pairs, False, record, 5)[0]["cxc"]
+    totals = record.totals(subject.caption_image, N)
+    assert len(totals) == 4 * 4 + 2
+    for key, (total, count) in totals.items():
+        _, side, name = key.split()
+        assert len(total) == len(count) == N and count.sum() == found[side]["queries"]
+        assert total.sum() / count.sum() == pytest.approx(found[side][name]), key
+    total, _ = totals["cxc t2i meanr"]
+    ranks = record["cxc", "t2i", "rank"]
+    assert total[5] == sum(ranks[m] + 1 for m in range(M) if subject.caption_image[m] == 5)
+
+
+# ---- PMRP
+
+def whole():
+    return [(np.arange(N), np.arange(M))]
+
+
+def test_pmrp_equals_definition(small):
+    """Sets of categories that differ in at most zeta; images without instances and their captions are out of everything."""
+    subject, scores, _, _ = problem("wasserstein")
+    owner, rng = subject.caption_image, np.random.default_rng(3)
+    codes = rng.random((N, 4)) < 0.4
+    codes[[1, 7]] = False
+    codes[3] = True                                                              # the image without captions
+    shown = {i for i in range(N) if codes[i].any()}
+    code = {"i": [set(np.flatnonzero(row)) for row in codes], "t": [set(np.flatnonzero(codes[i])) for i in owner]}
+    for name, chosen, parts in (("pmrp", whole(), galleries(owner, None, 1)),
+                                ("pmrp_folds5", protocols.folds(subject), galleries(owner, 3, 5))):
+        record = Record()
+        found = protocols.pmrp(protocols.score_matrix(subject, 7), codes, owner, chosen, record, name)
+        parts = [([i for i in images if i in shown], [m for m in captions if owner[m] in shown]) for images, captions in parts]
+        for side in ("i2t", "t2i"):
+            values = {zeta: [] for zeta in (0, 1, 2)}
+            singles = {}
+            for part in parts:
+                queries, gallery = ends(side, *part)
+                for zeta in values:
+                    matches = {q: {g for g in gallery if len(code[side[0]][q] ^ code[side[2]][g]) <= zeta} for q in queries}
+                    precisions = expected(scores[side], matches, queries, gallery)[1]
+                    values[zeta].append(100 * np.mean(list(precisions.values())))
+                    for q in precisions:
+                        singles.setdefault(q, []).append(precisions[q])
+            zetas = {f"zeta{zeta}": np.mean(v) for zeta, v in values.items()}
+            assert found[side] == pytest.approx({**zetas, "pmrp": np.mean(list(zetas.values())),
+                                                 "queries": sum(len(ends(side, *part)[0]) for part in parts)})
+            alone = record[name, side, "pmrp"]
+            known = {q: v for q, v in singles.items() if len(v) == 3}
+            assert {q: alone[q] for q in known} == pytest.approx({q: np.mean(v) for q, v in known.items()})
+            assert np.isnan([alone[q] for q in range(len(alone)) if q not in known]).all()
+
+
+def test_pmrp_by_hand():
+    """Images show {0}, {0, 1}, {0, 1, 2, 3}; a caption each; scores rank captions 0, 1, 2 for every image."""
+    codes = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]], bool)
+    scores = np.array([[3.0, 2, 1]] * 3)
+    found = protocols.pmrp(scores, codes, np.arange(3), [(np.arange(3), np.arange(3))], Record(), "pmrp")
+    # zeta 0: each matches itself: 1, 0, 0. zeta 1: {0, 1}, {0, 1}, {2}: 1, 1, 0. zeta 2: {0, 1}, all, {1, 2}: 1, 1, 1/2
+    assert found["i2t"] == pytest.approx({"pmrp": 100 * (1 / 3 + 2 / 3 + 5 / 6) / 3, "zeta0": 100 / 3, "zeta1": 200 / 3,
+                                          "zeta2": 250 / 3, "queries": 3})
+
+
+def test_pmrp_without_any_instance_raises():
+    with pytest.raises(ValueError, match="no image of a gallery has an instance"):
+        protocols.pmrp(np.zeros((N, M)), np.zeros((N, 3), bool), np.zeros(M, int), whole(), Record(), "pmrp")
+
+
+# ---- ECCV Caption, uncertainty
+
+def test_eccv_equals_definition():
+    subject, scores, _, pairs = problem("cosine")
+    even = Pairs.of(*(x[pairs["i2t"].query % 2 == 0] for x in pairs["i2t"]))         # only some images are queries
+    pairs = {"i2t": even, "t2i": pairs["t2i"]}
+    record = Record()
+    found = protocols.eccv(protocols.score_matrix(subject, 7), pairs, record)
+    for side, n in (("i2t", N), ("t2i", M)):
+        matches = sets_of(pairs[side])
+        ranks, precisions = expected(scores[side], matches, sorted(matches), range(scores[side].shape[1]))
+        average = {}
+        for q, own in matches.items():
+            hit = [g in own for g in sorted(range(scores[side].shape[1]), key=lambda g: -scores[side][q, g])]  # noqa: B023
+            average[q] = sum(sum(hit[:k]) / k for k in range(1, len(own) + 1) if hit[k - 1]) / len(own)
+        assert found[side] == pytest.approx({
+            "r1": 100 * np.mean([r < 1 for r in ranks.values()]), "rp": 100 * np.mean(list(precisions.values())),
+            "map_at_r": 100 * np.mean(list(average.values())), "queries": len(matches)})
+        for key, values in (("rank", ranks), ("rp", precisions), ("map_at_r", average)):
+            assert record["eccv", side, key] == pytest.approx([values.get(q, np.nan) for q in range(n)], nan_ok=True)
+
+
+def test_uncertainty_report_leaves_out_what_is_no_query():
+    values, ranks = np.array([0.0, 1, 2, 3, 9]), np.array([0.0, 0, 5, 1, np.nan])
+    report = protocols.uncertainty_report(values, ranks)
+    assert report["recall_bins"]["recall"] == [100, 100, 0, 0] and report["risk_coverage"]["area_random"] == 50
+    assert report["risk_coverage"]["risk"] == pytest.approx([0, 0, 100 / 3, 50])
