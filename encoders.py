@@ -19,19 +19,20 @@ def vsepp_linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class Precomputed(nn.Module):
-    """Image trunk for precomputed features: (B, F), or regions (B, P, F) averaged to (B, F); l2-normalised.
+    """Image trunk for precomputed features: (B, F), or regions (B, P, F), averaged to (B, F) unless told not to; l2-normalised.
 
     VSE++ normalises what its CNN gives and assumes precomputed features to be normalised already. The mean embedding
     hardly cares, but a log-variance is linear in the features: at norm 17 the variances are noise to begin with.
     """
 
-    def __init__(self, img_dim: int, normalise: bool = True):
+    def __init__(self, img_dim: int, normalise: bool = True, average: bool = True):
         super().__init__()
-        self.dim, self.normalise = img_dim, normalise
+        self.dim, self.normalise, self.average = img_dim, normalise, average
 
     def forward(self, features: Tensor, lengths=None) -> Tensor:
-        features = features.mean(1) if features.ndim == 3 else features             # (B, F) | (B, P, F) -> (B, F)
-        return F.normalize(features, dim=1) if self.normalise else features
+        if features.ndim == 3 and self.average:
+            features = features.mean(1)                                             # (B, P, F) -> (B, F)
+        return F.normalize(features, dim=-1) if self.normalise else features
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -195,6 +196,44 @@ class LinearEmbedding(nn.Module):
 
     def forward(self, features: Tensor, lengths=None) -> Tensor:
         return self.fc(features)
+
+
+class PooledEmbedding(nn.Module):
+    """f_emb of an image in VSE-infinity: a linear layer on every region, then generalised pooling. (B, P, F) -> (B, D)."""
+
+    def __init__(self, inputs: int, embed_size: int):
+        super().__init__()
+        self.dim = embed_size
+        self.fc, self.pool = vsepp_linear(inputs, embed_size), GeneralisedPooling()
+
+    def forward(self, regions: Tensor, lengths=None) -> Tensor:
+        return self.pool(self.fc(regions))                                          # (B, P, F) -> (B, P, D) -> (B, D)
+
+
+class GeneralisedPooling(nn.Module):
+    """GPO (Chen et al. 2021, VSE-infinity 3.2): a learned mean of the sorted values of each feature. (B, P, D) -> (B, D).
+
+    out_d = sum_k theta_k max^k_d, where max^k is the k-th largest of P values; the weights theta come from the place k alone,
+    through a bidirectional GRU over sinusoids of k, so that mean (equal weights) and max (the first) are special cases.
+    """
+
+    def __init__(self, dim: int = 32, hidden: int = 32, temperature: float = 0.1):
+        super().__init__()
+        self.dim, self.temperature = dim, temperature
+        self.rnn = nn.GRU(dim, hidden, batch_first=True, bidirectional=True)
+        self.score = nn.Linear(hidden, 1, bias=False)
+
+    def weights(self, count: int, device) -> Tensor:
+        """theta (P,), positive, of sum 1."""
+        place = torch.arange(count, device=device)[:, None]                         # (P, 1)
+        rate = 10000 ** (-torch.arange(0, self.dim, 2, device=device) / self.dim)   # (dim / 2,)
+        code = torch.cat([(place * rate).sin(), (place * rate).cos()], 1)           # (P, dim)
+        states = self.rnn(code[None].to(self.score.weight.dtype))[0][0].unflatten(1, (2, -1)).mean(1)           # (P, 2 hidden) -> (P, hidden)
+        return (self.score(states)[:, 0] / self.temperature).softmax(0)
+
+    def forward(self, parts: Tensor) -> Tensor:
+        ordered = parts.sort(1, descending=True).values                             # (B, P, D), each feature by itself
+        return torch.einsum("p,bpd->bd", self.weights(parts.shape[1], parts.device).to(ordered.dtype), ordered)
 
 
 class RegionGRU(nn.Module):

@@ -10,7 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from encoders import CNN, GRUEmbedding, LinearEmbedding, Precomputed, RegionGraph, RegionGRU, Words, vsepp_linear
+from encoders import (
+    CNN,
+    GRUEmbedding,
+    LinearEmbedding,
+    PooledEmbedding,
+    Precomputed,
+    RegionGraph,
+    RegionGRU,
+    Words,
+    vsepp_linear,
+)
 from losses import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var
 from objectives import Hinge, build_objective, vib
 
@@ -131,11 +141,13 @@ def build_image_tower(opt, pretrained: bool) -> Tower:
     elif opt.img_enc == "cnn":
         trunk = CNN(opt.cnn_type, opt.finetune, opt.cnn_weights, pretrained)
     else:
-        trunk = Precomputed(opt.img_dim, opt.feature_norm)
+        trunk = Precomputed(opt.img_dim, opt.feature_norm, average=opt.pool == "mean")
 
     def make_embed():
         if opt.img_enc == "vsrn":
             return RegionGRU(trunk.dim, opt.embed_size, opt.region_bn)
+        if opt.pool == "gpo":
+            return PooledEmbedding(trunk.dim, opt.embed_size)
         return LinearEmbedding(trunk.dim, opt.embed_size)
     return Tower(trunk, make_embed, opt.image_head, normalise=not opt.no_imgnorm, use_abs=opt.use_abs,
                  logvar_norm=opt.logvar_norm, bounds=log_var_bounds(opt))

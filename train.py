@@ -59,6 +59,8 @@ def parser() -> argparse.ArgumentParser:
     add("--img_dim", type=positive, help="size of the image features (default: read from the data)")
     add("--feature_norm", action=switch, default=True, help="l2-normalise precomputed features, as VSE++ does CNN features "
         "(vsrn: what its first linear layer makes of them; the original does not on Flickr30k)")
+    add("--pool", choices=["mean", "gpo"], default="mean", help="pooling of regions: mean of the features, or "
+        "generalised pooling of their embeddings (VSE-infinity)")
     add("--region_norm", choices=["features", "regions"], default="features",
         help="vsrn: norm of each region over its features, or, as the original's code, of each feature over the regions")
     add("--region_bn", action="store_true", help="vsrn: BatchNorm after the GRU, as the original on Flickr30k")
@@ -490,6 +492,9 @@ def prepare_images(opt, images) -> None:
     if img_enc == "vsrn" and images.array.ndim != 3:
         raise InputError(f"--img_enc vsrn reasons over regions and {images.path} holds one vector an image; give features of "
                          "shape (images, regions, F), or take --img_enc precomp")
+    if opt.pool == "gpo" and (img_enc != "precomp" or images.array.ndim != 3):
+        raise InputError(f"--pool gpo pools regions with --img_enc precomp, and {opt.data_name} with --img_enc {img_enc} has "
+                         "none to pool; give features of shape (images, regions, F), or leave it out")
     if img_enc != "vsrn" and (opt.region_bn or opt.region_norm != "features"):
         raise InputError(f"--region_norm and --region_bn are for --img_enc vsrn, not {img_enc}; leave them out")
     if opt.img_dim not in (None, images.dim) and needed == "precomp":

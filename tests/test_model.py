@@ -377,3 +377,26 @@ def test_vsrn_is_trained_and_resumed_by_the_command(tmp_path, demo_path):
     assert train.train(train.parse_args([*words, "--num_epochs", "1"])) == 0
     opt = train.parse_args(["--resume", str(tmp_path / "run"), "--num_epochs", "2"])
     assert (opt.img_enc, opt.region_bn) == ("vsrn", True) and train.train(opt) == 0
+
+
+def test_generalised_pooling_weighs_sorted_values():
+    torch.manual_seed(0)
+    pool, parts = encoders.GeneralisedPooling().double(), torch.randn(3, 5, 4, dtype=torch.float64)
+    theta = pool.weights(5, "cpu").double()
+    assert float(theta.detach().sum()) == pytest.approx(1) and (theta > 0).all()
+    for b in range(3):
+        for d in range(4):
+            values = sorted((float(parts[b, p, d]) for p in range(5)), reverse=True)
+            expected = sum(float(theta[k].detach()) * values[k] for k in range(5))
+            assert float(pool(parts)[b, d].detach()) == pytest.approx(expected, rel=1e-6)
+    torch.testing.assert_close(pool(parts[:, torch.randperm(5)]), pool(parts))      # a set has no order
+    with torch.no_grad():
+        pool.score.weight.zero_()                                                   # equal weights: the mean
+    torch.testing.assert_close(pool(parts), parts.mean(1))
+
+
+@pytest.mark.parametrize("words", [["--sim", "cosine"], ["--sim", "wasserstein"]])
+def test_generalised_pooling_learns_in_every_parameter(words):
+    model = build_model(options(*words, "--pool", "gpo", "--no-max_violation", "--margin", "5"), VOCAB)
+    sum(model(pairs(regions=5)).values()).backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.image_tower.parameters())
