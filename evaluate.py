@@ -14,6 +14,7 @@ import csv
 import json
 import os
 import sys
+import time
 from collections import Counter
 from dataclasses import dataclass
 
@@ -91,7 +92,10 @@ def run_protocols(subject: Subject, judged: Judgements, opt, record: Record) -> 
     if opt.fold5 and subject.n_images < 5 * FOLD:
         raise InputError(f"--fold5 needs 5 x 1,000 images and {subject.name} has {subject.n_images:,}; leave it out or name a "
                          "larger split (COCO: testall for precomputed features)")
-    results, absent, scores = {}, [], None
+    if opt.rerank and not (subject.members and all(similarity.parts for similarity, *_ in subject.members)):
+        raise InputError(f"--rerank {opt.rerank} saves time where words are compared with regions, and {subject.name} is "
+                         f"scored by {subject.similarity}; leave it out, or evaluate a model of --sim scan")
+    results, absent, scores, began, seconds = {}, [], None, time.perf_counter(), {}
     chosen = protocols.folds(subject) if opt.fold5 else None
     every = [(np.arange(subject.n_images), np.arange(len(subject.caption_image)))]
     if subject.has_images:
@@ -107,6 +111,14 @@ def run_protocols(subject: Subject, judged: Judgements, opt, record: Record) -> 
                 for key, part in ((name, None), (f"{name}_folds5".replace("full_", ""), fold_parts)):
                     if part or key == name:
                         results[key] = protocols.plain(subject, record, key, tile, part, opt.block)
+                        seconds[key] = time.perf_counter() - began
+        if opt.rerank:
+            began = time.perf_counter()
+            for key, part in (("rerank", None), ("rerank_folds5", chosen)):
+                if part or key == "rerank":
+                    results[key] = protocols.two_stages(subject, record, key, opt.rerank, part)
+                    results["rerank"].setdefault("seconds", time.perf_counter() - began)
+            results["rerank"]["seconds_full"] = seconds["full"]
     else:
         absent.append("image to text and text to image: there are no images")
     if scores is not None:
@@ -124,7 +136,8 @@ def run_protocols(subject: Subject, judged: Judgements, opt, record: Record) -> 
     elif judged.codes is not None or judged.eccv or judged.positives:
         absent.append("PMRP, ECCV Caption and --positives: there are no images")
     if judged.cxc:
-        found, lacking = protocols.cxc(subject, scores, judged.ratings, judged.cxc, opt.fold5, record)
+        held, scores, tile = [scores], None, None           # handed over: cxc lets go of the matrix before text to text
+        found, lacking = protocols.cxc(subject, held.pop(), judged.ratings, judged.cxc, opt.fold5, record)
         results, absent = {**results, **found}, absent + lacking
     return results, absent
 
@@ -192,6 +205,11 @@ def sentences(results: dict):
     """What the tables do not show."""
     for side, m in results.get("best_ranks", {}).items():
         yield f"best ranks, {SIDES[side]}: harmonic mean {m['hbr']:.2f} (HBR), arithmetic mean {m['abr']:.1f} (ABR)"
+    if "rerank" in results["protocols"]:
+        r = results["protocols"]["rerank"]
+        yield (f"re-ranking the {r['keep']:,} nearest by the cosine of the means: {r['i2t']['lost']:.2f}% of the images and "
+               f"{r['t2i']['lost']:.2f}% of the captions lose all their matches; {r['seconds']:.2f} s against "
+               f"{r['seconds_full']:.2f} s in full, {r['seconds_full'] / r['seconds']:.1f} times as fast")
     for side, u in results.get("uncertainty", {}).items():
         yield f"uncertainty log det Sigma of the {side}: mean {u['mean']:.2f}, standard deviation {u['std']:.2f} nats"
         if "recall_bins" in u:
@@ -369,7 +387,8 @@ def parse_args(argv=None) -> argparse.Namespace:
         "against the first; A0,A1,A2 are seeds of one model")
     add("--embeddings", metavar="FILE.npz", help="embeddings of any model, as --export writes them")
     add("--scores", metavar="FILE.npy", help="a ready matrix of scores, images x captions, higher is better")
-    add("--sim", choices=list(SIMILARITIES), help="similarity of --embeddings (default: what the file says, else cosine)")
+    add("--sim", choices=list(SIMILARITIES), help="similarity of --embeddings (default: what the file says, else cosine), or "
+        "of a run's means and variances instead of its own")
     add("--data_path", help="folder that holds the data sets (default: that of the training)")
     add("--data_name", help="data set (default: that of the training)")
     add("--split", default="test", help="train, dev, test or testall")
@@ -387,6 +406,8 @@ def parse_args(argv=None) -> argparse.Namespace:
     add("--eccv_path", metavar="FOLDER", help="folder of eccv_image_to_caption.json and eccv_caption_to_image.json")
     add("--positives", metavar="FILE.json", help="recalls and R-precision of your own matches: "
         '{"i2t": {image id: [caption ids]}, "t2i": {...}}')
+    add("--rerank", type=int, default=0, metavar="K", help="--sim scan: also in two stages, the cosine of the means keeps the "
+        "K nearest of each query and attention re-ranks them; reports what that loses and saves")
     add("--uncertainty", action="store_true", help="what log det Sigma says about recall: bins, risk-coverage, pictures")
     add("--photos", metavar="FOLDER", help="photos of precomputed features, for the pictures")
     add("--ranks", metavar="FILE.csv", help="write the rank of every query")
@@ -401,6 +422,8 @@ def parse_args(argv=None) -> argparse.Namespace:
     opt.eccv = opt.eccv or opt.eccv_path is not None
     if opt.batch_size < 1 or opt.block < 1 or opt.workers < 0 or (opt.dev_images or 0) < 0:
         p.error("--batch_size and --block must be at least 1, --workers and --dev_images at least 0")
+    if opt.rerank < 0:
+        p.error(f"--rerank {opt.rerank} is no number of items to keep; give at least 1, 100 is usual, or leave it out")
     given = [name for name in ("checkpoint", "compare", "embeddings", "scores") if getattr(opt, name)]
     if len(given) > 1:
         p.error(f"--{given[0]} and --{given[1]} both name what to evaluate; give one of them")

@@ -96,14 +96,12 @@ def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
     NaN for a query without positives. The top R need not be put in order: they are what exceeds the R-th largest score t,
     and as many of the items that tie with t as there are places left, non-positives first.
     """
-    n = len(scores)
-    counts = [np.bincount(query, minlength=n) for query, _ in sets]                 # R
-    most = max(1, *(count.max(initial=0) for count in counts))
-    gallery = scores.shape[1]
-    top = np.sort(np.partition(scores, gallery - most, axis=1)[:, gallery - most:], axis=1)      # (Q, most)
+    n, gallery = scores.shape
+    counts = np.array([np.bincount(query, minlength=n) for query, _ in sets])       # (sets, Q): R
+    place = gallery - np.maximum(counts, 1)                                         # of the R-th largest in rising order
+    limits = np.array([np.partition(row, np.unique(at))[at] for row, at in zip(scores, place.T)]).T.reshape(len(sets), n)
     results = []
-    for count, (query, item) in zip(counts, sets):
-        t = top[np.arange(n), most - np.maximum(count, 1)]
+    for count, t, (query, item) in zip(counts, limits, sets):
         own = scores[query, item]
         above, tied = np.bincount(query[own > t[query]], minlength=n), np.bincount(query[own == t[query]], minlength=n)
         places = count - np.count_nonzero(scores > t[:, None], axis=1)

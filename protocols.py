@@ -12,6 +12,7 @@ import torch
 
 import metrics
 from annotations import Pairs, Ratings
+from attention import CrossAttention
 from losses import Cosine, Embedding, Mahalanobis
 
 FOLD = 1000                           # images; COCO 1K is the mean of five such folds
@@ -84,11 +85,12 @@ def image_text_of(scores: np.ndarray):
 
 def within_modality(subject: Subject, side: int):
     """tile(i, c) of scores among captions (side 1) or images (side 0): queries are rows. The Mahalanobis distance needs one
-    Gaussian and one point, which a modality does not hold beside itself: there the cosine of the means serves."""
+    Gaussian and one point, and cross-attention regions and words, which a modality does not hold beside itself: there the
+    cosine of the means serves."""
     tiles = []
     for similarity, *sides in subject.members:
         e = sides[side]
-        if isinstance(similarity, Mahalanobis):
+        if isinstance(similarity, (Mahalanobis, CrossAttention)):
             similarity, e = Cosine(), Embedding(e.mean)
         tiles.append(similarity.tiles(e, e))
     return mean_of(tiles)
@@ -136,6 +138,60 @@ def plain(subject: Subject, record: Record, name: str, tile, chosen: list | None
     for side, rank in ranks.items():
         record.add(name, side, rank=rank)
     return metrics.average(results) if chosen else results[0]
+
+
+def shortlist(rows, matches: Pairs, n_queries: int, keep: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `keep` items that score best for every query, (Q, K), and the rank of its best match, (Q,), -1 without one."""
+    kept, rank = [], np.full(n_queries, -1)
+    for start in range(0, n_queries, ROWS):
+        stop = min(start + ROWS, n_queries)
+        scores = rows(start, stop)                                                  # (b, G)
+        kept.append(scores.topk(min(keep, scores.shape[1]), sorted=False).indices.cpu().numpy())
+        low, high = np.searchsorted(matches.query, [start, stop])
+        rank[start:stop] = metrics.ranks_of_pairs(checked(scores.cpu().numpy()), matches.query[low:high] - start,
+                                                  matches.item[low:high])
+    return np.concatenate(kept), rank
+
+
+@torch.no_grad()
+def two_stages(subject: Subject, record: Record, name: str, keep: int, chosen: list | None) -> dict:
+    """Both directions as `plain`, in two stages: the cosine of the means keeps the `keep` best items of every query, the
+    similarity puts these in order, and all others stay below them in the order of the cosine.
+
+    "lost" is the percentage of queries none of whose matches was kept. An image meets all captions that it keeps or is kept
+    by at once, so a pair is scored once for both directions.
+    """
+    near = mean_of([Cosine().tiles(Embedding(i.mean), Embedding(c.mean)) for _, i, c in subject.members])
+    exact = image_text(subject.members)
+    parts = chosen or [(np.arange(subject.n_images), np.arange(len(subject.caption_image)))]
+    ranks = {"i2t": np.full(subject.n_images, -1), "t2i": np.full(len(subject.caption_image), -1)}
+    results = []
+    for images, captions in parts:
+        n, m, owner = len(images), len(captions), subject.caption_image[captions] - images[0]
+        i, c, own = torch.from_numpy(images), torch.from_numpy(captions), Pairs.of(owner, np.arange(m))
+        found = {"i2t": shortlist(lambda a, b: near(i[a:b], c), own, n, keep),                      # noqa: B023
+                 "t2i": shortlist(lambda a, b: near(i, c[a:b]).T, own.swapped(), m, keep)}          # noqa: B023
+        number = {"i2t": np.arange(n)[:, None] * m + found["i2t"][0],               # of a pair: image x m + caption
+                  "t2i": found["t2i"][0] * m + np.arange(m)[:, None]}
+        wanted = np.unique(np.concatenate([x.ravel() for x in number.values()]))    # (pairs,), by image
+        runs = np.split(wanted % m, np.searchsorted(wanted, np.arange(1, n) * m))
+        scores = np.concatenate([exact(i[k:k + 1], c[torch.from_numpy(run)])[0].float().cpu().numpy()
+                                 for k, run in enumerate(runs)])
+        result, lost = {}, {}
+        for side, (_, rank) in found.items():
+            fine = checked(scores[np.searchsorted(wanted, number[side])])           # (Q, K)
+            match = owner[number[side] % m] == number[side] // m
+            best = np.where(match, fine, -np.inf).max(1)
+            inside = np.count_nonzero((fine >= best[:, None]) & ~match, axis=1)
+            result[side] = np.where(match.any(1), inside, rank)
+            lost[side] = float(100 * np.mean(~match.any(1)[rank >= 0]))
+        ranks["i2t"][images], ranks["t2i"][captions] = result["i2t"], result["t2i"]
+        results.append(metrics.both_directions(result["i2t"][result["i2t"] >= 0], result["t2i"]))
+        for side, share in lost.items():
+            results[-1][side]["lost"] = share
+    for side, rank in ranks.items():
+        record.add(name, side, rank=rank)
+    return {**(metrics.average(results) if chosen else results[0]), "keep": keep}
 
 
 # ---- rules with several matches
@@ -233,26 +289,25 @@ def cxc(subject: Subject, scores: np.ndarray | None, ratings: dict[str, Ratings]
     model's scores with the ratings (`metrics.sampled_spearman`).
     """
     every = [(np.arange(subject.n_images), np.arange(len(subject.caption_image)))]
-    chosen, results, absent = {"cxc": every, **({"cxc_folds5": folds(subject)} if fold5 else {})}, {}, []
+    chosen, absent = {"cxc": every, **({"cxc_folds5": folds(subject)} if fold5 else {})}, []
     results = {name: {} for name in chosen}
     if scores is None:
         absent.append("image-text and image-image retrieval, SITS and SIS: there are no images")
     else:
-        between = {side: pairs[side] for side in ("i2t", "t2i")}
+        between, r = {side: pairs[side] for side in ("i2t", "t2i")}, ratings["sits"]
         for name, parts in chosen.items():
             results[name].update(several(scores, between, record, name, parts, "rpc2"))
-        r = ratings["sits"]
         results["cxc"]["sits"] = metrics.sampled_spearman(r.first, r.score, scores[r.second, r.first], samples)
+        del scores                                          # text to text needs the room
     if not subject.members:
         absent.append("text-text and image-image retrieval, STS and SIS: a score matrix holds image-text scores only")
         return results, absent
     for side, which, kind in (("t2t", 1, "sts"), ("i2i", 0, "sis")):
         if which == 0 and not subject.has_images:
             continue
-        n = len(subject.caption_image) if which else subject.n_images
+        n, r = len(subject.caption_image) if which else subject.n_images, ratings[kind]
         parts = [part[which] for part in chosen["cxc_folds5"]] if fold5 else []
-        whole, folded, rated = same_modality(within_modality(subject, which), pairs[side], n, parts, ratings[kind])
-        r = ratings[kind]
+        whole, folded, rated = same_modality(within_modality(subject, which), pairs[side], n, parts, r)
         for name, rank in {"cxc": whole, "cxc_folds5": folded}.items():
             if name in results:
                 record.add(name, side, rank=rank)
@@ -280,9 +335,13 @@ def pmrp(scores: np.ndarray, codes: np.ndarray, caption_image: np.ndarray, parts
             rows = side_rows(scores, side, images, captions)
             own, other = (number[q if s else caption_image[q]] for q, s in ((queries, side == "i2t"), (items, side == "t2i")))
 
-            def block(start, side=side, queries=queries, rows=rows, own=own, other=other):
+            twice, size = -2 * other.T, other.sum(1)
+
+            def block(start, side=side, queries=queries, rows=rows, own=own, twice=twice, size=size):
                 mine = own[start:start + ROWS]                                      # (b, K)
-                distance = mine.sum(1)[:, None] + other.sum(1) - 2 * mine @ other.T              # (b, G) exact integers
+                distance = mine @ twice                                             # (b, G), exact integers
+                distance += size
+                distance += mine.sum(1)[:, None]
                 query, item = np.nonzero(distance <= max(ZETAS))
                 far = distance[query, item]
                 sets = [(query[far <= zeta], item[far <= zeta]) for zeta in ZETAS]
