@@ -330,9 +330,55 @@ class Order(Similarity):
         return side_by_side(map(piece, captions.mean.split(PIECE)), len(captions.mean))          # (N, M)
 
 
+class Pairwise(Similarity):
+    """Closed forms for two Gaussians that do not separate either, in the same blocks."""
+    gaussian_sides = 2
+
+    def forward(self, images, captions, elements: int = 2 ** 20):
+        self.check(images, captions)
+
+        def piece(y):
+            step = max(1, elements // max(1, y.mean.numel()))
+            return torch.cat([self.pairs(x, y) for x in images.split(step)])        # (N, p)
+        return side_by_side(map(piece, captions.split(PIECE)), len(captions.mean))  # (N, M)
+
+    def pairs(self, x: Embedding, y: Embedding) -> Tensor:
+        """(n, D), (p, D) -> (n, p)."""
+        raise NotImplementedError
+
+    @staticmethod
+    def differences(x: Embedding, y: Embedding) -> tuple[Tensor, Tensor]:
+        """Squared differences of the means and sums of the variances, (n, p, D) each."""
+        a, b = x.log_var.exp().expand_as(x.mean), y.log_var.exp().expand_as(y.mean)
+        return (x.mean[:, None] - y.mean).square(), a[:, None] + b
+
+
+class ELK(Pairwise):
+    """log of the expected likelihood kernel, the integral of p q = N(mu_i - mu_c; 0, Sigma_i + Sigma_c), any real number in
+    nats (Jebara et al. 2004; among the similarities that PCME is evaluated with)."""
+
+    def pairs(self, x, y):
+        square, total = self.differences(x, y)
+        return -0.5 * (square / total + total.log()).sum(2) - 0.5 * math.log(2 * math.pi) * x.mean.shape[1]
+
+
+class Bhattacharyya(Pairwise):
+    """-sum_d [(mu_i - mu_c)^2 / (v_i + v_c) / 4 + log((v_i + v_c) / (2 sigma_i sigma_c)) / 2], <= 0: minus the Bhattacharyya
+    distance, -log of the integral of sqrt(p q), in nats.
+
+    The second term is log cosh(h) / 2 with h = (log v_i - log v_c) / 2, and log cosh h = log(1 + sinh(h)^2) / 2.
+    """
+
+    def pairs(self, x, y):
+        square, total = self.differences(x, y)
+        half = (x.log_var[:, None] - y.log_var).expand_as(square) / 2               # (n, p, D)
+        return -0.25 * (square / total + half.sinh().square().log1p()).sum(2)
+
+
 SIMILARITIES: dict[str, type[Similarity]] = {
     "cosine": Cosine, "dot": Dot, "order": Order, "mahalanobis": Mahalanobis, "kl": KL, "kl_reverse": KLReverse,
-    "minkl": MinKL, "wasserstein": Wasserstein, "wasserstein_var": WassersteinVar, "csd": CSD,
+    "minkl": MinKL, "wasserstein": Wasserstein, "wasserstein_var": WassersteinVar, "csd": CSD, "elk": ELK,
+    "bhattacharyya": Bhattacharyya,
 }
 
 

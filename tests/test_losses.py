@@ -37,6 +37,14 @@ def wasserstein(mi, li, mc, lc, power=0.5):
     return -math.sqrt(max(0, (mi - mc).square().sum() + trace))
 
 
+def bhattacharyya(mi, li, mc, lc):
+    """The textbook formula with whole covariances."""
+    a, b = covariance(mi, li), covariance(mc, lc)
+    middle = (a + b) / 2
+    logs = torch.logdet(middle) - (torch.logdet(a) + torch.logdet(b)) / 2
+    return -((mi - mc) @ torch.linalg.solve(middle, mi - mc) / 8 + logs / 2)
+
+
 REFERENCE = {  # (mean, log_var) of an image and of a caption -> score
     "cosine": lambda mi, li, mc, lc: F.cosine_similarity(mi, mc, dim=0),
     "dot": lambda mi, li, mc, lc: sum(a * b for a, b in zip(mi, mc)),
@@ -49,6 +57,8 @@ REFERENCE = {  # (mean, log_var) of an image and of a caption -> score
     "wasserstein": wasserstein,
     "wasserstein_var": lambda mi, li, mc, lc: wasserstein(mi, li, mc, lc, power=1.0),
     "csd": lambda mi, li, mc, lc: -((mi - mc) @ (mi - mc) + covariance(mi, li).trace() + covariance(mc, lc).trace()),
+    "elk": lambda mi, li, mc, lc: MultivariateNormal(mc, covariance(mi, li) + covariance(mc, lc)).log_prob(mi),
+    "bhattacharyya": bhattacharyya,
 }
 GAUSSIAN = [name for name, similarity in SIMILARITIES.items() if similarity.gaussian_sides == 2]
 
@@ -120,7 +130,7 @@ def test_float32_is_close_to_float64(name, kinds, d, spherical):
                              embedding(60, d, kinds[1], 6, spherical=spherical))
     exact = SIMILARITIES[name]()(images, captions)
     single = SIMILARITIES[name]()(to(images, torch.float32), to(captions, torch.float32)).double()
-    scale = exact.abs() if name not in ("cosine", "dot") else exact.abs().max()   # a cosine passes through zero
+    scale = exact.abs() if name not in ("cosine", "dot", "elk") else exact.abs().max()   # these pass through zero
     assert ((single - exact).abs() / scale).max() < 1e-5
 
 
@@ -153,7 +163,7 @@ def test_spherical_is_ellipsoidal_with_a_repeated_value(name):
     torch.testing.assert_close(uncertainty(images), uncertainty(wide[0]))
 
 
-@pytest.mark.parametrize("name", ["cosine", "dot", "minkl", "wasserstein", "wasserstein_var", "csd"])
+@pytest.mark.parametrize("name", ["cosine", "dot", "minkl", "wasserstein", "wasserstein_var", "csd", "elk", "bhattacharyya"])
 def test_symmetric_similarities(name):
     images, captions = sides(name, embedding(4, 10, seed=1), embedding(5, 10, seed=2))
     similarity = SIMILARITIES[name]()
@@ -167,7 +177,8 @@ def test_kl_is_not_symmetric_and_kl_reverse_is_its_mirror():
     torch.testing.assert_close(reverse(images, captions), kl(captions, images).T)
 
 
-@pytest.mark.parametrize("name", ["kl", "kl_reverse", "minkl", "wasserstein", "wasserstein_var", "order"])
+@pytest.mark.parametrize("name", ["kl", "kl_reverse", "minkl", "wasserstein", "wasserstein_var", "order",
+                                  "bhattacharyya"])
 def test_zero_at_equal_inputs_and_never_above(name):
     e = embedding(6, 32, "bounds", seed=1)
     scores = SIMILARITIES[name]()(*sides(name, e, e))

