@@ -1,0 +1,313 @@
+"""VSRN's captioner: the loss against loops, search against enumeration, and a life in training, evaluation and its command."""
+import itertools
+import json
+import math
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+import captioner
+import evaluate
+import train
+from captioner import Captioner, is_function, word_precision
+from data import Batch, read_split
+from model import build_model
+from subjects import load_checkpoint, load_model
+from vocab import END, PAD, SPECIALS, START, UNK, InputError, Vocabulary
+
+VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
+RUN = ["--data_name", "demo_region_precomp", "--img_enc", "vsrn", "--captioner", "1", "--dim_hidden", "16", "--embed_size",
+       "16", "--word_dim", "8", "--batch_size", "16", "--vocab_threshold", "1", "--log_step", "1", "--device", "cpu",
+       "--learning_rate", "0.005"]
+
+
+def small(seed=0, vocab=34, scale=1.0, **options) -> Captioner:
+    """A captioner of 9 features and 12 units, in eval mode; `scale` widens its logits."""
+    torch.manual_seed(seed)
+    net = Captioner(9, vocab, 12, word_dim=7, **options).eval()
+    with torch.no_grad():
+        net.out.weight.mul_(scale)
+    return net
+
+
+def pairs(n=6, regions=5, seed=0) -> Batch:
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(3, 9, (n,), generator=g)
+    tokens = torch.randint(4, 34, (n, int(lengths.max())), generator=g)
+    tokens[:, 0] = START
+    tokens[torch.arange(n), lengths - 1] = END
+    tokens[torch.arange(tokens.shape[1]) >= lengths[:, None]] = PAD
+    return Batch(torch.randn((n, regions, 9), generator=g), tokens, lengths, torch.arange(n), torch.arange(n))
+
+
+def slow_nll(net, regions, caption) -> float:
+    """-log p of one caption, step by step and region by region."""
+    reader = torch.nn.GRUCell(12, 12).double()
+    reader.load_state_dict({name.removesuffix("_l0"): value for name, value in net.reader.state_dict().items()})
+    h, states = torch.zeros(12, dtype=torch.float64), []
+    for region in regions:
+        h = reader(net.squeeze[0](region), h)
+        states.append(h)
+    total = 0.0
+    for word, following in zip(caption[:net.max_len - 1], caption[1:net.max_len]):
+        energy = [math.exp(net.weight(torch.tanh(net.key(s) + net.query(h))).item()) for s in states]
+        context = sum(e / sum(energy) * s for e, s in zip(energy, states))
+        h = net.cell(torch.cat([net.words.weight[word], context]), h)
+        logits = net.out(h).tolist()
+        total += math.log(sum(math.exp(x) for x in logits)) - logits[following]
+    return total
+
+
+@pytest.mark.parametrize("max_len", [60, 5])
+def test_loss_against_loops(max_len):
+    net, batch = small(max_len=max_len).double(), pairs()
+    regions = batch.images.double()
+    expected = [slow_nll(net, image, caption[:n].tolist()) for image, caption, n in zip(regions, batch.tokens, batch.lengths)]
+    np.testing.assert_allclose(net.nll(regions, batch.tokens, batch.lengths).detach(), expected, rtol=1e-10)
+    loss = net(None, None, {"trunk": regions}, {}, batch).detach()
+    assert float(loss) == pytest.approx(sum(expected) / 6, rel=1e-10)               # summed over tokens, averaged over captions
+
+
+def test_gradient_of_the_loss():
+    net, batch = small().double(), pairs(3, 2)
+    regions = batch.images.double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: net.nll(x, batch.tokens, batch.lengths), regions)
+
+
+def test_padding_batch_order_and_company_change_nothing():
+    net, batch = small(), pairs()
+    together = net.nll(batch.images, batch.tokens, batch.lengths)
+    padded = torch.nn.functional.pad(batch.tokens, (0, 7))
+    torch.testing.assert_close(net.nll(batch.images, padded, batch.lengths), together)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    torch.testing.assert_close(net.nll(batch.images[order], batch.tokens[order], batch.lengths[order]), together[order])
+    for k in range(6):
+        alone = net.nll(*(x[k:k + 1] for x in batch[:3]))
+        torch.testing.assert_close(alone[0], together[k])
+    captions = net.beam(batch.images, 3)
+    assert [net.beam(batch.images[k:k + 1], 3)[0] for k in range(6)] == captions
+
+
+def model_of(*words):
+    opt = train.parse_args(["--img_enc", "vsrn", "--embed_size", "12", "--word_dim", "7", "--dim_hidden", "8", *words])
+    opt.img_dim = 9
+    torch.manual_seed(0)
+    return build_model(opt, VOCAB)
+
+
+def test_gradient_only_where_it_should_be():
+    """The term reaches the captioner and the graph; not the image's own GRU, not the text, not words that no step reads."""
+    model, batch = model_of("--captioner", "2"), pairs()
+    losses = model.eval()(batch)                               # dropout may silence a word
+    assert set(losses) == {"hinge", "captioner"}
+    losses["captioner"].backward()
+    for name, p in model.named_parameters():
+        if name.startswith(("terms.captioner.", "image_tower.trunk.fc.")):
+            assert p.grad.abs().sum() > 0, name
+        elif not name.startswith("image_tower.trunk."):      # layers that are the identity yet have no gradient either
+            assert p.grad is None, name
+    rows = set(model.terms["captioner"].words.weight.grad.abs().sum(1).nonzero()[:, 0].tolist())
+    assert rows == set(batch.tokens.flatten().tolist()) - {PAD, END}
+    assert len({id(p) for p in model.parameters()}) == len(list(model.parameters()))
+    seen = {}
+    model.embed_images(batch.images, seen)
+    alone = model.terms["captioner"].nll(seen["trunk"], batch.tokens, batch.lengths).mean()
+    torch.testing.assert_close(model(batch)["captioner"], 2 * alone)
+
+
+def test_the_captioner_leaves_the_rest_of_the_model_as_it_is():
+    with_it, without = model_of("--captioner", "1").eval(), model_of().eval()
+    assert "captioner" not in without.terms and set(without(pairs())) == {"hinge"}
+    own = {name: value for name, value in with_it.state_dict().items() if not name.startswith("terms.")}
+    assert set(own) == set(without.state_dict()) and all(torch.equal(own[k], v) for k, v in without.state_dict().items())
+
+
+def test_dropout_and_bf16():
+    net, batch = small(), pairs()
+    quiet = net.nll(batch.images, batch.tokens, batch.lengths).detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(net.nll(batch.images, batch.tokens, batch.lengths).detach(), quiet, rtol=0.02, atol=0)
+        assert len(net.beam(batch.images, 2)) == 6
+    net.train()
+    noisy = [net.nll(batch.images, batch.tokens, batch.lengths) for _ in range(2)]
+    assert (noisy[0] != noisy[1]).all() and (noisy[0] != quiet).all()
+
+
+# ---- search
+
+def log_p(net, image, caption) -> float:
+    tokens = torch.tensor([[START, *caption]])
+    return -float(net.nll(image[None], tokens, torch.tensor([tokens.shape[1]])).detach())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_beam_is_exact_on_a_small_vocabulary(seed):
+    """Every caption of up to three of three words, and what is cut after four: 3^4 + 3^3 + 3^2 + 3 + 1."""
+    net, images = small(seed, vocab=7, scale=6.0, max_len=5), pairs(3, seed=seed).images
+    possible = [list(words) + [END] * (n < 4) for n in range(5) for words in itertools.product((4, 5, 6), repeat=n)]
+    for image, found, narrow, greedy in zip(images, net.beam(images, 150), net.beam(images, 2), net.greedy(images)):
+        scores = [log_p(net, image, caption) for caption in possible]
+        assert found == possible[int(np.argmax(scores))]
+        assert log_p(net, image, found) >= log_p(net, image, narrow) - 1e-5
+        assert log_p(net, image, narrow) >= log_p(net, image, greedy) - 1e-5
+
+
+def test_greedy_takes_the_likeliest_word_each_time_and_beam_is_never_worse():
+    images = pairs(10, seed=3).images
+    better = 0
+    for seed in range(4):
+        net = small(seed, scale=5.0, max_len=8)
+        for image, greedy, wide in zip(images, net.greedy(images), net.beam(images, 3)):
+            caption = []
+            while len(caption) < 7 and END not in caption:
+                ways = torch.tensor([[START, *caption, word] for word in (END, *range(4, 34))])
+                scores = net.nll(image.expand(31, -1, -1), ways, torch.full((31,), ways.shape[1]))
+                caption.append(int(ways[scores.argmin(), -1]))
+            assert caption == greedy
+            gain = log_p(net, image, wide) - log_p(net, image, greedy)
+            assert gain > -1e-4
+            better += gain > 1e-4
+    assert better > 0
+
+
+def test_specials_are_never_said():
+    net, images = small(max_len=6), pairs().images
+    with torch.no_grad():
+        net.out.bias[[PAD, START, UNK]] = 50
+    for captions in (net.greedy(images), net.beam(images, 4)):
+        assert all(not {PAD, START, UNK} & set(caption) and 1 <= len(caption) <= 5 for caption in captions)
+        assert all(END not in caption[:-1] and (len(caption) == 5 or caption[-1] == END) for caption in captions)
+
+
+def test_memorises_twenty_pairs_and_says_them_again(demo_path):
+    split = read_split(demo_path, "demo_region_precomp", "train")
+    vocab = Vocabulary.build(split.words, 1)
+    regions = split.images.gather(range(20))
+    tokens, lengths = split.encode(vocab).batch(np.arange(0, 100, 5) + np.arange(20) % 5)    # one caption of each image
+    torch.manual_seed(0)
+    net = Captioner(regions.shape[2], len(vocab), 64, word_dim=32).eval()            # without dropout
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(80):
+        optimizer.zero_grad()
+        loss = net.nll(regions, tokens, lengths).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 2.0)
+        optimizer.step()
+    assert loss.item() < 1
+    expected = [caption[1:n].tolist() for caption, n in zip(tokens, lengths)]
+    assert net.greedy(regions) == expected == net.beam(regions, 3)
+
+
+# ---- words that are true
+
+def test_word_precision_by_hand():
+    references = [[["a", "red", "cat", "."], ["one", "cat"]], [["a", "dog", "."]], [["red", "dog", "red"]]]
+    captions = [["a", "cat", "cat", "dog"], ["a", "red", "dog", "."], []]
+    # content: cat cat dog | red dog -> own 1 1 0 0 1; in the other two images 0 0 2 2 1 of 2
+    # function: a | a . -> own 1 1 1; in the other two images 1 1 1 of 2
+    result = word_precision(captions, references)
+    assert result["content"] == {"words": 5, "own": pytest.approx(60), "other": pytest.approx(50)}
+    assert result["function"] == {"words": 3, "own": pytest.approx(100), "other": pytest.approx(50)}
+    nothing = {"words": 0, "own": None, "other": None}
+    assert word_precision([[]], [[["a"]]]) == {"content": nothing, "function": nothing}
+    assert is_function("the") and is_function(",") and not is_function("cat") and not is_function("2")
+
+
+def test_control_is_the_mean_over_all_other_images():
+    g = np.random.default_rng(0)
+    words = [f"w{k}" for k in range(12)]
+    references = [[list(g.choice(words, 3)) for _ in range(2)] for _ in range(7)]
+    captions = [list(g.choice(words, 4)) for _ in range(7)]
+    slow = [np.mean([[word in sum(references[j], []) for word in captions[i]] for j in range(7) if j != i]) for i in range(7)]
+    assert word_precision(captions, references)["content"]["other"] == pytest.approx(100 * np.mean(slow))
+
+
+# ---- trained, stopped, resumed, evaluated
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, demo_path) -> str:
+    folder = str(tmp_path_factory.mktemp("runs") / "captions")
+    assert train.train(train.parse_args([*RUN, "--data_path", demo_path, "--num_epochs", "2", "--logger_name", folder])) == 0
+    return folder
+
+
+def test_stop_and_resume_equal_an_unbroken_run_bit_for_bit(tmp_path, demo_path, run, monkeypatch):
+    """Dropout draws from torch's generator, whose state the checkpoint holds."""
+    step, steps = train.train_step, []
+
+    def interrupted(*args):
+        steps.append(1)
+        if len(steps) == 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(*args)
+    monkeypatch.setattr(train, "train_step", interrupted)
+    folder = str(tmp_path / "broken")
+    words = [*RUN, "--data_path", demo_path, "--num_epochs", "2", "--logger_name", folder]
+    assert train.train(train.parse_args(words)) == 128 + signal.SIGTERM
+    monkeypatch.setattr(train, "train_step", step)
+    assert train.train(train.parse_args(["--resume", folder])) == 0
+    for name in ("checkpoint.pt", "model_best.pt"):
+        a, b = (load_checkpoint(path, name)["model"] for path in (folder, run))
+        assert set(a) == set(b) and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_the_checkpoint_holds_the_captioner_once(run):
+    stored = load_checkpoint(run, "checkpoint.pt")
+    model, vocab, opt = load_model(stored)
+    assert (opt.captioner, opt.dim_hidden, opt.max_len) == (1, 16, 60)
+    count = len(list(model.parameters()))
+    (group,) = stored["optimizer"]["param_groups"]
+    assert len(group["params"]) == len(set(group["params"])) == count
+    net = model.terms["captioner"]
+    assert all(torch.equal(stored["model"][f"terms.captioner.{k}"], v) for k, v in net.state_dict().items())
+    assert net.out.out_features == len(vocab)
+
+
+def test_evaluation_and_ensembles_never_run_it(run, demo_path, tmp_path, monkeypatch):
+    def fail(*_):
+        raise AssertionError("the captioner ran")
+    monkeypatch.setattr(Captioner, "read", fail)
+    for k, runs in enumerate(([run], [run, run])):
+        evaluate.main(["--checkpoint", *runs, "--data_path", demo_path, "--output", str(tmp_path / f"{k}.json")])
+    one, two = (json.loads((tmp_path / f"{k}.json").read_text())["protocols"]["full"]["rsum"] for k in range(2))
+    assert one == pytest.approx(two)
+
+
+def test_the_command_writes_captions(run, demo_path, tmp_path, capsys):
+    output = tmp_path / "captions.json"
+    captioner.main(["--checkpoint", run, "--data_path", demo_path, "--image_index", "3", "0", "--beam", "2", "--device", "cpu",
+                    "--output", str(output)])
+    printed, written = capsys.readouterr().out, json.loads(output.read_text())
+    split = read_split(demo_path, "demo_region_precomp", "test")
+    assert len(written["captions"]) == len(split.images) and written["beam"] == 2
+    assert printed.index("image 3 (test_00003.png)") < printed.index("image 0 (test_00000.png)") and "image 1 " not in printed
+    assert split.captions[15] in printed and written["captions"][3]["generated"] in printed
+    said = [entry["generated"].split() for entry in written["captions"]]
+    references = [[split.words[m] for m in range(5 * i, 5 * i + 5)] for i in range(len(said))]
+    assert word_precision(said, references) == written["precision"]
+    assert not any(set(words) & {*SPECIALS} for words in said)
+
+
+def test_bad_input_is_refused_in_a_sentence(run, demo_path, tmp_path, capsys):
+    for words, message in ((["--captioner", "1"], "--captioner 1.0 reads the regions of --img_enc vsrn, not of auto; give"),
+                           (["--captioner", "1", "--img_enc", "cnn"], "not of cnn"),
+                           (["--captioner", "-1", "--img_enc", "vsrn"], "a weight of at least 0"),
+                           (["--max_len", "1", "--img_enc", "vsrn"], "--max_len 1: .* at least 2")):
+        with pytest.raises(InputError, match=message):
+            train.resolve(train.parser().parse_args(words))
+        with pytest.raises(SystemExit):
+            train.parse_args(words)
+        assert capsys.readouterr().err.count("\n") == 1
+    plain = str(tmp_path / "plain")
+    words = [*RUN, "--captioner", "0", "--data_path", demo_path, "--num_epochs", "1", "--logger_name", plain]
+    assert train.train(train.parse_args(words)) == 0
+    for words, message in ((["--checkpoint", plain], "was trained without a captioner .*; train one with"),
+                           (["--checkpoint", run, "--beam", "0"], "--beam 0"),
+                           (["--checkpoint", run, "--image_index", "24"], "--image_index 24 is no image of .* test; "
+                            "they are numbered from 0 to 23"),
+                           (["--checkpoint", run, "--data_name", "demo_precomp"], "reasons over regions")):
+        with pytest.raises(SystemExit, match=f"captioner.py: .*{message}"):
+            captioner.main([*words, "--data_path", demo_path, "--device", "cpu"])
