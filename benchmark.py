@@ -1,8 +1,10 @@
 """Speed and memory of what users wait for: ratios of things that took turns in one run, each beside its target.
 
-    python benchmark.py [scores] [evaluation] [suite] [step] [batches] [--output benchmark.json]
+    python benchmark.py [scores] [attention] [evaluation] [suite] [step] [batches] [--output benchmark.json]
 
 scores      every similarity against one bare matrix product and against a loop of broadcasts; precision of float32
+attention   cross-attention of words and regions against a loop over captions that forms the attended vectors, as SCAN's code
+            does; equality of the scores; peak memory by size of block
 evaluation  both directions of the COCO 5K test against the matrix products alone, and against a loop of one product and one
             sort a query, as the original code bases have it; peak memory
 suite       the same test with CxC (text-text is 25,000 x 25,000), folds, PMRP, ECCV and uncertainty; peak memory
@@ -30,6 +32,7 @@ from torch import Tensor
 
 import train
 from annotations import Pairs, Ratings, cxc_pairs
+from attention import DIRECTIONS, CrossAttention
 from data import Batch, Features, Split, Tokens, pair_batches
 from evaluate import Judgements, assess, parse_args
 from losses import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, hinge
@@ -45,13 +48,17 @@ SLICE = 8                             # images that the loop of broadcasts score
 SAMPLE = (200, 300)                   # images, captions whose precision is measured
 EVALUATION = (5000, 25000)            # COCO 5K test
 ORIGINAL = 40                         # queries that the originals' loop is timed on
+ATTENTION = (1000, 5000, 36)          # images, captions, regions
+TIMED_CAPTIONS = (250, 20)            # captions that ours, and the loop, are timed on; scaled to all
+ELEMENTS = (2 ** 18, 2 ** 20, 2 ** 22)    # products of words and regions in a block, of which the peak memory is measured
 BLOCKS = (1000, 640, 1700)            # images a block: the first is timed, all must agree
 BATCH, FEATURES, WORDS, LENGTHS = 128, 2048, 10000, (8, 20)
 FILES = {"features": ((20000, 2048), np.float32), "regions": ((2000, 36, 512), np.float16)}
+BROADCAST = ("order", "elk", "bhattacharyya")       # similarities that do not separate
 TIMED = ("kl", "kl_reverse", "mahalanobis", "wasserstein", "csd")       # the similarities with targets of speed
 AT_MOST = {"product": 2.5, "minkl": 2.0, "error": 1e-5, "evaluation": 1.5, "memory": 600, "suite": 25,
-           "suite memory": 1229, "step": 2.2}
-AT_LEAST = {"loop": 40, "batches": 20, "equal": 1, "original": 8}
+           "suite memory": 1229, "step": 2.2, "attention memory": 150}
+AT_LEAST = {"loop": 40, "batches": 20, "equal": 1, "original": 8, "attention": 4}
 MIB = 2 ** 20
 records: list[dict] = []              # every measurement of this run
 
@@ -73,6 +80,9 @@ BROADCASTS = {
     "wasserstein": lambda mi, li, mc, lc: -((mi - mc).square() + (li.exp().sqrt() - lc.exp().sqrt()).square()).sum(1).sqrt(),
     "wasserstein_var": lambda mi, li, mc, lc: -((mi - mc).square() + (li.exp() - lc.exp()).square()).sum(1).sqrt(),
     "csd": lambda mi, li, mc, lc: -((mi - mc).square() + li.exp() + lc.exp()).sum(1),
+    "elk": lambda mi, li, mc, lc: torch.distributions.Normal(mc, (li.exp() + lc.exp()).sqrt()).log_prob(mi).sum(1),
+    "bhattacharyya": lambda mi, li, mc, lc: -((mi - mc).square() / (li.exp() + lc.exp()) / 4
+                                              + ((li.exp() + lc.exp()) / 2).log() / 2 - (li + lc) / 4).sum(1),
 }
 
 
@@ -144,7 +154,7 @@ def scores(opt, device) -> None:
     print(f"\nscores: {n:,} images x {m:,} captions, D = {DIM:,}; the loop's time is that of {SLICE} images, scaled\n"
           f"  {'':15}{'ms':>8}  {'times one product':25}{'times faster than loop':25}times kl")
     for name in SIMILARITIES:
-        scale = n / SLICE if name == "order" else 1         # order is broadcasts itself: timed on the slice too
+        scale = n / SLICE if name in BROADCAST else 1       # broadcasts themselves: timed on the slice too
         i = Embedding(images.mean) if name == "mahalanobis" else images
         with torch.no_grad():
             best = race({"product": lambda: images.mean @ captions.mean.T,
@@ -164,6 +174,72 @@ def scores(opt, device) -> None:
     for name in SIMILARITIES:
         row = [cell(f"{name} error, {title}", error(name, *c, opt.seed), ".1e", "error") for title, c in columns.items()]
         print(f"  {name:15}{''.join(row)}".rstrip(), flush=True)
+
+
+def parts_of(n: int, seed: int, device, most: int, least: int) -> Embedding:
+    """n items of `least` to `most` unit vectors (n, most, D)."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = F.normalize(torch.randn(n, most, DIM, generator=generator), dim=2).to(device)
+    count = torch.randint(least, most + 1, (n,), generator=generator)
+    return Embedding(parts.mean(1), None, parts, count.to(device))
+
+
+def attention_sides(captions: int, seed: int, device) -> tuple[Embedding, Embedding]:
+    n, _, regions = ATTENTION
+    return parts_of(n, seed, device, regions, regions), parts_of(captions, seed + 1, device, LENGTHS[1], LENGTHS[0])
+
+
+def attention_loop(direction: str, images: Embedding, captions: Embedding) -> Tensor:
+    """SCAN's defaults the plain way: captions one by one against images in runs of 128, attended vectors formed -> (N, M)."""
+    rows = []
+    for regions in images.parts.split(128):
+        columns = []
+        for words, length in zip(captions.parts, captions.n_parts.tolist()):
+            words = words[:length].expand(len(regions), -1, -1)                     # (n, T, D)
+            query, context = (words, regions) if direction == "t2i" else (regions, words)
+            attention = F.leaky_relu(context @ query.transpose(1, 2), 0.1)          # (n, C, Q)
+            attention = (9 * F.normalize(attention, dim=2)).softmax(1)
+            attended = attention.transpose(1, 2) @ context                          # (n, Q, D)
+            columns.append((6 * F.cosine_similarity(query, attended, dim=2)).logsumexp(1) / 6)
+        rows.append(torch.stack(columns, 1))
+    return torch.cat(rows)
+
+
+def attention_memory(elements: int, seed: int, device) -> float:
+    """MiB that a tile of the scores takes at its peak beyond the embeddings."""
+    images, captions = attention_sides(TIMED_CAPTIONS[0], seed, device)
+    similarity, cuda = CrossAttention(elements=elements), device.type == "cuda"
+    with torch.no_grad():
+        similarity(images.rows(slice(8)), captions.rows(slice(8)))                  # warms up
+        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as f:
+            f.write("5")                                    # the peak starts at what is resident now
+        before = torch.cuda.memory_allocated(device) if cuda else resident("VmHWM")
+        similarity(images, captions)
+    return ((torch.cuda.max_memory_allocated(device) if cuda else resident("VmHWM")) - before) / MIB
+
+
+def attention(opt, device) -> None:
+    (n, m, regions), (own, few) = ATTENTION, TIMED_CAPTIONS
+    images, captions = attention_sides(own, opt.seed, device)
+    print(f"\nattention: {n:,} images of {regions} regions x {m:,} captions of {LENGTHS[0]} to {LENGTHS[1]} words, D = {DIM:,};"
+          f"\n  timed on {own} captions, the loop on {few}, scaled to all", flush=True)
+    some = captions.rows(slice(few))
+    flat = images.parts.flatten(0, 1), some.parts.flatten(0, 1)                     # (N P, D), (few T, D)
+    for direction in DIRECTIONS:
+        similarity = CrossAttention(direction)
+        with torch.no_grad():
+            best = race({"own": partial(similarity, images, captions), "loop": partial(attention_loop, direction, images, some),
+                         "product": lambda: flat[0] @ flat[1].T}, opt.repeats, device)
+            difference = (similarity(images, some) - attention_loop(direction, images, some)).abs().max()
+        ours, loop_time = best["own"] * m / own, best["loop"] * m / few
+        product = best["product"] * m / few * float(some.n_parts.float().mean()) / LENGTHS[1]
+        line(f"{direction}: seconds", ours, ".1f")
+        line(f"{direction}: ours / products of all words and regions, which it needs", ours / product, ".2f")
+        line(f"{direction}: loop / ours", loop_time / ours, ".1f", "attention")
+        line(f"{direction}: largest difference of the scores", difference, ".1e", "error")
+    for elements in ELEMENTS:
+        memory = in_fresh_process(attention_memory, elements, opt.seed, device)
+        line(f"t2i: peak memory beyond the embeddings in blocks of {elements:,}, MiB", memory, ".0f", "attention memory")
 
 
 def resident(field: str) -> int:
@@ -371,7 +447,7 @@ def batches(opt, device) -> None:
             line(f"{name}: pages of the file it leaves mapped, MiB of {os.path.getsize(path[name]) >> 20}", mapped, ".0f")
 
 
-PARTS = {"scores": scores, "evaluation": evaluation, "suite": suite, "step": step, "batches": batches}
+PARTS = {"scores": scores, "attention": attention, "evaluation": evaluation, "suite": suite, "step": step, "batches": batches}
 
 
 def main(argv=None) -> None:

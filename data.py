@@ -475,8 +475,9 @@ def _stream(fetch, chunks, workers: int):
     if not workers:
         yield from (fetch[chunk] for chunk in chunks)
         return
+    own = torch.Generator()                                 # torch's global one belongs to training, which resumes from it
     for result in DataLoader(_Guarded(fetch), sampler=chunks, batch_size=None, num_workers=workers, collate_fn=_same,
-                             worker_init_fn=_ignore_interrupt):
+                             worker_init_fn=_ignore_interrupt, generator=own):
         if isinstance(result, InputError):
             raise result
         yield result

@@ -5,7 +5,7 @@ import sys
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vocab import InputError
 
@@ -89,13 +89,16 @@ class RegionGraph(nn.Module):
 class CNN(nn.Module):
     """Image trunk for photos: an ImageNet network without its classifier, l2-normalised (VSE++'s EncoderImageFull).
 
-    Frozen unless `finetune`: then no gradient, and eval mode always, so that its batch statistics never drift.
+    Frozen unless `finetune`: then no gradient, and eval mode always, so that its batch statistics never drift. `cells` gives
+    the last map before pooling, 7 x 7 cells of photos of 224 x 224, each l2-normalised unless `normalise` is False.
     """
 
-    def __init__(self, cnn_type: str, finetune: bool = False, weights: str | None = None, pretrained: bool = True):
+    def __init__(self, cnn_type: str, finetune: bool = False, weights: str | None = None, pretrained: bool = True, *,
+                 cells: bool = False, normalise: bool = True):
         super().__init__()
-        self.finetune = finetune
+        self.finetune, self.cells, self.normalise = finetune, cells, normalise
         self.net, self.dim = CNNS[cnn_type](cnn_type, weights, pretrained)
+        self.dim = keep_map(self.net, self.dim) if cells else self.dim
         self.requires_grad_(finetune)
         self.train()
 
@@ -104,7 +107,10 @@ class CNN(nn.Module):
 
     def forward(self, photos: Tensor, lengths=None) -> Tensor:
         with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
-            return F.normalize(self.net(photos).flatten(1), dim=1)                  # (B, 3, H, W) -> (B, F)
+            out = self.net(photos).flatten(1)                                       # (B, 3, H, W) -> (B, F)
+            if self.cells:
+                out = out.unflatten(1, (self.dim, -1)).transpose(1, 2)              # (B, C * 49) -> (B, C, 49) -> (B, 49, C)
+            return F.normalize(out, dim=-1) if self.normalise else out
 
 
 def import_torchvision():
@@ -169,6 +175,16 @@ def _efficientnet_lite0(cnn_type, weights, pretrained):
     return net, 1280
 
 
+def keep_map(net: nn.Module, dim: int) -> int:
+    """Take out what a network of `CNNS` does to its last map, so that it gives C channels of all cells in a row, and return
+    C. VGG keeps its average pooling, which gives 7 x 7 cells whatever the size of the photo."""
+    if hasattr(net, "classifier"):
+        net.classifier = nn.Identity()
+        return 512
+    setattr(net, "avgpool" if hasattr(net, "avgpool") else "_avg_pooling", nn.Identity())
+    return dim
+
+
 CNNS = {**dict.fromkeys(("vgg19", "resnet152", "vgg16", "resnet18", "resnet50", "resnet101"), _torchvision_cnn),
         "efficientnet_lite0": _efficientnet_lite0}
 
@@ -228,12 +244,30 @@ class GeneralisedPooling(nn.Module):
         place = torch.arange(count, device=device)[:, None]                         # (P, 1)
         rate = 10000 ** (-torch.arange(0, self.dim, 2, device=device) / self.dim)   # (dim / 2,)
         code = torch.cat([(place * rate).sin(), (place * rate).cos()], 1)           # (P, dim)
-        states = self.rnn(code[None].to(self.score.weight.dtype))[0][0].unflatten(1, (2, -1)).mean(1)           # (P, 2 hidden) -> (P, hidden)
+        code = code[None].to(self.score.weight.dtype)
+        states = self.rnn(code)[0][0].unflatten(1, (2, -1)).mean(1)                 # (P, 2 hidden) -> (P, hidden)
         return (self.score(states)[:, 0] / self.temperature).softmax(0)
 
     def forward(self, parts: Tensor) -> Tensor:
         ordered = parts.sort(1, descending=True).values                             # (B, P, D), each feature by itself
         return torch.einsum("p,bpd->bd", self.weights(parts.shape[1], parts.device).to(ordered.dtype), ordered)
+
+
+class RegionEmbedding(nn.Module):
+    """f_emb of an image in SCAN: one linear layer for every region (3.2). (B, P, F) -> (B, P, D).
+
+    `weight_norm` writes its matrix as a scale times a direction, one scale for the whole matrix.
+    """
+    per_word = False
+
+    def __init__(self, inputs: int, embed_size: int, weight_norm: bool = False):
+        super().__init__()
+        self.dim = embed_size
+        layer = vsepp_linear(inputs, embed_size)
+        self.fc = nn.utils.parametrizations.weight_norm(layer, dim=None) if weight_norm else layer
+
+    def forward(self, regions: Tensor, lengths=None) -> Tensor:
+        return self.fc(regions)
 
 
 class RegionGRU(nn.Module):
@@ -263,3 +297,21 @@ class GRUEmbedding(nn.Module):
     def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
         packed = pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
         return self.rnn(packed)[1][-1]                                              # last layer: (B, D)
+
+
+class WordStates(nn.Module):
+    """f_emb of the words of a caption in SCAN: the state of a GRU at every word (3.2). (B, T, F) -> (B, T, D).
+
+    `bi_gru` reads the words in both directions and averages the two states of each. Padding is zero.
+    """
+    per_word = True                                                                 # parts are words: as many as the caption's
+
+    def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, bi_gru: bool = False):
+        super().__init__()
+        self.dim = embed_size
+        self.rnn = nn.GRU(inputs, embed_size, num_layers, batch_first=True, bidirectional=bi_gru)
+
+    def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        states, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=words.shape[1])
+        return states.unflatten(2, (-1, self.dim)).mean(2)                          # (B, T, D | 2 D) -> (B, T, D)

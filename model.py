@@ -10,21 +10,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attention import CrossAttention
+from captioner import Captioner
 from encoders import (
     CNN,
     GRUEmbedding,
     LinearEmbedding,
     PooledEmbedding,
     Precomputed,
+    RegionEmbedding,
     RegionGraph,
     RegionGRU,
     Words,
+    WordStates,
     vsepp_linear,
 )
 from losses import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var
 from objectives import Hinge, build_objective, vib
+from pie import MMD, BiGRU, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 
-ALL_SIMILARITIES: dict[str, type[Similarity]] = {**SIMILARITIES}       # and those of parts and of samples
+ALL_SIMILARITIES: dict[str, type[Similarity]] = {                      # and those of parts and of samples
+    **SIMILARITIES, "mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention,
+}
 # What becomes of the second copy's output, bounded log-variances (B, D).
 SHAPES: dict[str, Callable[[Tensor], Tensor] | None] = {
     "point": None,
@@ -46,14 +53,16 @@ class Tower(nn.Module):
     trunk(inputs, lengths) -> features; make_embed() builds a copy of f_emb: (features, lengths) -> (B, D), or parts (B, P, D),
     of which the mean of the real ones is the mean then. make_log_var() is the copy for the variances where it is built
     otherwise. normalise: unit-norm means and parts (VSE++). use_abs: absolute values of the means (order embeddings).
-    logvar_norm: unit-norm log-variances before they are bounded to variances in [0.1, 10] or what `bounds` say.
+    logvar_norm: unit-norm log-variances before they are bounded to variances in [0.1, 10] or what `bounds` say. logvar_init:
+    added before, since f_emb starts near 0.
     """
 
     def __init__(self, trunk: nn.Module, make_embed: Callable[[], nn.Module], shape: str = "point", *,
                  make_log_var: Callable[[], nn.Module] | None = None, normalise: bool = True, use_abs: bool = False,
-                 logvar_norm: bool = False, bounds: tuple[float, float] = LOG_VAR_BOUNDS):
+                 logvar_norm: bool = False, bounds: tuple[float, float] = LOG_VAR_BOUNDS,
+                 logvar_init: float = 0.0):
         super().__init__()
-        self.trunk, self.mean, self.bounds = trunk, make_embed(), bounds
+        self.trunk, self.mean, self.bounds, self.logvar_init = trunk, make_embed(), bounds, logvar_init
         self.log_var = None if shape == "point" else (make_log_var or make_embed)()
         self.one = vsepp_linear(self.log_var.dim, 1) if shape == "spherical_one" else None
         self.shape, self.normalise, self.use_abs, self.logvar_norm = SHAPES[shape], normalise, use_abs, logvar_norm
@@ -78,9 +87,11 @@ class Tower(nn.Module):
         if self.log_var is None:
             return Embedding(mean, None, parts, n_parts)
         log_var = self.log_var(features, lengths)                                   # (B, D)
+        log_var = log_var[0] if isinstance(log_var, tuple) else log_var
         log_var = unit(log_var) if self.logvar_norm else log_var
         log_var = self.one(log_var) if self.one is not None else log_var            # (B, D) -> (B, 1)
-        return Embedding(mean, self.shape(bound_log_var(log_var, self.bounds)), parts, n_parts)
+        log_var = bound_log_var(log_var + self.logvar_init, self.bounds)
+        return Embedding(mean, self.shape(log_var), parts, n_parts)
 
 
 def lengths_of(parts: Tensor) -> Tensor:
@@ -140,24 +151,52 @@ def build_image_tower(opt, pretrained: bool) -> Tower:
         trunk = RegionGraph(opt.img_dim, opt.embed_size, opt.feature_norm, opt.region_norm == "regions")
     elif opt.img_enc == "cnn":
         trunk = CNN(opt.cnn_type, opt.finetune, opt.cnn_weights, pretrained)
+    elif opt.img_enc == "pie" and opt.img_dim is None:      # photos
+        trunk = CNN(opt.cnn_type, opt.finetune, opt.cnn_weights, pretrained, cells=True, normalise=opt.feature_norm)
+    elif opt.img_enc == "pie":
+        trunk = Precomputed(opt.img_dim, opt.feature_norm, average=False)
     else:
-        trunk = Precomputed(opt.img_dim, opt.feature_norm, average=opt.pool == "mean")
+        trunk = Precomputed(opt.img_dim, opt.feature_norm, average=opt.pool == "mean" and opt.img_enc != "scan")
 
     def make_embed():
         if opt.img_enc == "vsrn":
             return RegionGRU(trunk.dim, opt.embed_size, opt.region_bn)
+        if opt.img_enc == "pie":
+            return build_pie(opt, trunk.dim, MeanLinear(trunk.dim, opt.embed_size))
+        if opt.img_enc == "scan":
+            return RegionEmbedding(trunk.dim, opt.embed_size, opt.precomp_enc_type == "weight_norm")
         if opt.pool == "gpo":
             return PooledEmbedding(trunk.dim, opt.embed_size)
         return LinearEmbedding(trunk.dim, opt.embed_size)
+
+    def pcme_log_var():
+        return PIEVariance(trunk.dim, opt.embed_size, MeanLinear(trunk.dim, opt.embed_size))
     return Tower(trunk, make_embed, opt.image_head, normalise=not opt.no_imgnorm, use_abs=opt.use_abs,
-                 logvar_norm=opt.logvar_norm, bounds=log_var_bounds(opt))
+                 logvar_norm=opt.logvar_norm, bounds=log_var_bounds(opt), logvar_init=opt.logvar_init,
+                 make_log_var=pcme_log_var if opt.img_enc == "pie" and opt.sim == "match_prob" else None)
+
+
+def build_pie(opt, inputs: int, summary: nn.Module) -> PIENet:
+    return PIENet(inputs, opt.embed_size, summary, opt.n_embeds, parts=ALL_SIMILARITIES[opt.sim].parts)
 
 
 def build_text_tower(opt, vocab) -> Tower:
     trunk = Words(len(vocab), opt.word_dim)
-    return Tower(trunk, lambda: GRUEmbedding(trunk.dim, opt.embed_size, opt.num_layers), opt.text_head,
-                 normalise=True, use_abs=opt.use_abs, logvar_norm=opt.logvar_norm,  # VSE++ always normalises text
-                 bounds=log_var_bounds(opt))
+
+    def make_embed():
+        if opt.txt_enc == "pie":
+            return build_pie(opt, trunk.dim, BiGRU(trunk.dim, opt.embed_size, opt.num_layers))
+        if opt.sim == "scan":
+            return WordStates(trunk.dim, opt.embed_size, opt.num_layers, opt.bi_gru)
+        return GRUEmbedding(trunk.dim, opt.embed_size, opt.num_layers)
+
+    def pcme_log_var():
+        return PIEVariance(trunk.dim, opt.embed_size, BiGRU(trunk.dim, opt.embed_size, opt.num_layers))
+    return Tower(trunk, make_embed, opt.text_head,
+                 normalise=not opt.no_txtnorm,                                      # VSE++ always normalises text
+                 use_abs=opt.use_abs, logvar_norm=opt.logvar_norm,
+                 bounds=log_var_bounds(opt), logvar_init=opt.logvar_init,
+                 make_log_var=pcme_log_var if opt.txt_enc == "pie" and opt.sim == "match_prob" else None)
 
 
 def log_var_bounds(opt) -> tuple[float, float]:
@@ -173,14 +212,24 @@ class VIB(nn.Module):
 
 def build_similarity(opt) -> Similarity:
     """The similarity that the options name, with what they say of it."""
+    if opt.sim == "match_prob":
+        return MatchProbability(opt.n_samples)
+    if opt.sim == "scan":
+        return CrossAttention(opt.cross_attn, opt.raw_feature_norm, opt.agg_func, opt.lambda_lse, opt.lambda_softmax)
     return ALL_SIMILARITIES[opt.sim]()
 
 
-def build_terms(opt, image_tower: Tower, text_tower: Tower) -> dict[str, tuple[float, nn.Module]]:
+def build_terms(opt, vocab, image_tower: Tower, text_tower: Tower) -> dict[str, tuple[float, nn.Module]]:
     """{name: (weight, module)} of the terms beside the objective; only those with a weight."""
     terms = {}
     if opt.vib:
         terms["vib"] = (opt.vib, VIB())
+    if opt.captioner:
+        terms["captioner"] = (opt.captioner, Captioner(image_tower.trunk.dim, len(vocab), opt.dim_hidden, opt.max_len))
+    if opt.diversity:
+        terms["diversity"] = (opt.diversity, Diversity())
+    if opt.mmd:
+        terms["mmd"] = (opt.mmd, MMD())
     return terms
 
 
@@ -190,4 +239,4 @@ def build_model(opt, vocab, pretrained: bool = True) -> JointEmbedding:
     similarity = build_similarity(opt)
     image_tower, text_tower = build_image_tower(opt, pretrained), build_text_tower(opt, vocab)
     return JointEmbedding(image_tower, text_tower, similarity, build_objective(opt, similarity.logits),
-                          mask_same_image=opt.mask_same_image, terms=build_terms(opt, image_tower, text_tower))
+                          mask_same_image=opt.mask_same_image, terms=build_terms(opt, vocab, image_tower, text_tower))

@@ -9,7 +9,8 @@ SIDES = {"i2t": "image to text", "t2i": "text to image", "t2t": "text to text", 
 RATINGS = {"sts": "STS", "sis": "SIS", "sits": "SITS"}
 RECALLS = ("r1", "r5", "r10", "medr", "meanr")
 PLAIN = {"full": "all", "folds5": "mean of five folds of 1,000", "mean_only": "all, cosine of the means",
-         "mean_only_folds5": "five folds, cosine of the means", "shuffled": "all, variances of other items"}
+         "mean_only_folds5": "five folds, cosine of the means", "shuffled": "all, variances of other items",
+         "rerank": "all, the nearest re-ranked", "rerank_folds5": "five folds, the nearest re-ranked"}
 JUDGED = {"cxc": "Crisscrossed Captions", "cxc_folds5": "Crisscrossed Captions, mean of five folds of 1,000",
           "pmrp": "Plausible Match R-Precision", "pmrp_folds5": "Plausible Match R-Precision, mean of five folds of 1,000",
           "eccv": "ECCV Caption", "positives": "positives of --positives"}

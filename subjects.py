@@ -52,9 +52,9 @@ def load_weights(model: JointEmbedding, stored: dict) -> None:
 
 def load_model(stored: dict) -> tuple[JointEmbedding, Vocabulary, argparse.Namespace]:
     """The model of a checkpoint, in eval mode on the CPU, its vocabulary and its options."""
-    from train import parser  # which imports this module
+    from train import parse_args  # which imports this module
 
-    defaults = vars(parser().parse_args([]))                # of options that are younger than the checkpoint
+    defaults = vars(parse_args([]))                         # of options that are younger than the checkpoint
     opt, vocab = argparse.Namespace(**{**defaults, **stored["options"]}), Vocabulary(stored["vocabulary"])
     model = build_model(opt, vocab, pretrained=False)
     load_weights(model, stored)
@@ -87,11 +87,21 @@ def encode(model: JointEmbedding, split: Split, tokens: Tokens, device, batch_si
             numbers, lengths = tokens.batch(order[k:k + batch_size])
             captions.append(model.embed_captions(numbers.to(device), lengths))
             bar.update(len(lengths))
-    return _join(images) if images else None, _join(captions).rows(torch.from_numpy(np.argsort(order)).to(device))
+    return _join(images, np.arange(len(split.images))) if images else None, _join(captions, order)
 
 
-def _join(batches: list[Embedding]) -> Embedding:
-    return Embedding(*(None if field[0] is None else torch.cat(field) for field in zip(*batches)))
+def _join(batches: list[Embedding], order: np.ndarray) -> Embedding:
+    """Batches that hold items order[0], order[1], ... as one, item k in row k; parts are zero-padded to the most there are."""
+    places, fields = torch.from_numpy(order).split([len(e.mean) for e in batches]), []
+    for values in zip(*batches):
+        if values[0] is None:
+            fields.append(None)
+            continue
+        sizes = map(max, zip(*(x.shape[1:] for x in values)))
+        fields.append(values[0].new_zeros(len(order), *sizes))
+        for place, x in zip(places, values):                                        # (b, D) | (b, P, D) | (b,)
+            (fields[-1][:, :x.shape[1]] if x.ndim == 3 else fields[-1])[place.to(x.device)] = x
+    return Embedding(*fields)
 
 
 def validate(model: JointEmbedding, split: Split, tokens: Tokens, device, workers: int = 0) -> dict:
@@ -110,11 +120,13 @@ def newest_run(root: str = "runs") -> str:
 def check_fits(opt: argparse.Namespace, images, path: str) -> None:
     """Refuse images that the model of `path` cannot take."""
     needed = "cnn" if isinstance(images, Photos) else "precomp"
-    if (opt.img_enc == "cnn") != (needed == "cnn"):
-        kind = {"cnn": "photos", "precomp": "precomputed features", "vsrn": "region features"}
-        raise InputError(f"{path} was trained on {kind[opt.img_enc]} and the data are {kind[needed]}; name data of the same "
-                         "kind with --data_name")
-    if opt.img_enc == "vsrn" and images.array.ndim != 3:
+    photos = opt.img_enc == "cnn" or (opt.img_enc == "pie" and opt.img_dim is None)
+    if photos != (needed == "cnn"):
+        kind = {"cnn": "photos", "precomp": "precomputed features", "vsrn": "region features", "pie": "region features",
+                "scan": "region features"}
+        raise InputError(f"{path} was trained on {kind['cnn' if photos else opt.img_enc]} and the data are {kind[needed]}; "
+                         "name data of the same kind with --data_name")
+    if opt.img_enc in ("vsrn", "pie", "scan") and not photos and images.array.ndim != 3:
         raise InputError(f"{path} reasons over regions and {images.path} holds one vector an image; give features of shape "
                          "(images, regions, F)")
     if needed == "precomp" and images.dim != opt.img_dim:
@@ -160,8 +172,14 @@ def open_run(paths: list[str], opt) -> Subject:
         if not isinstance(split.images, NoImages):
             check_fits(trained, split.images, path)
         images, captions = encode(model.to(device), split, split.encode(vocab), device, opt.batch_size, opt.workers)
-        subject.members.append((model.similarity, images, captions))
-        subject.similarity = " + ".join(dict.fromkeys([*filter(None, [subject.similarity]), trained.sim]))
+        similarity = SIMILARITIES[opt.sim]() if opt.sim else model.similarity
+        if opt.sim and images is not None:
+            try:
+                similarity.check(images, captions)
+            except ValueError as error:
+                raise InputError(f"{path} does not fit --sim {opt.sim}: {error}") from error
+        subject.members.append((similarity, images, captions))
+        subject.similarity = opt.sim or " + ".join(dict.fromkeys([*filter(None, [subject.similarity]), trained.sim]))
         print(f"{path}: {trained.sim}, image head {trained.image_head}, text head {trained.text_head}, epoch "
               f"{stored['state']['epoch']}, dev rsum {stored['state']['best_rsum']:.1f}")
     if opt.export:

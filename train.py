@@ -21,6 +21,7 @@ import yaml
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
+from attention import AGGREGATES, DIRECTIONS, NORMS
 from data import DEV_IMAGES, Photos, pair_batches, read_split
 from encoders import CNNS
 from model import ALL_SIMILARITIES, SHAPES, build_model
@@ -32,6 +33,8 @@ EMA = 0.999                           # share of the average that a step keeps
 GAUSSIANS = [shape for shape in SHAPES if shape != "point"]
 MAY_CHANGE = {"data_path", "num_epochs", "workers", "log_step", "val_step", "device", "logger_name", "resume", "overwrite",
               "dry_run", "config"}    # options that a resumed run may set anew
+SCAN = {"cross_attn": "t2i", "raw_feature_norm": "clipped_l2norm", "agg_func": "LogSumExp", "lambda_lse": 6.0,
+        "lambda_softmax": 9.0, "bi_gru": False, "precomp_enc_type": "basic", "no_txtnorm": False}    # its options' defaults
 OUTPUTS = {"checkpoint.pt", "model_best.pt", "log.txt", "log.jsonl", "results.json"}
 
 
@@ -51,8 +54,10 @@ def parser() -> argparse.ArgumentParser:
     add("--image_head", choices=list(SHAPES), help="embeddings of images (GIE: Gaussian here only)")
     add("--text_head", choices=list(SHAPES), help="embeddings of captions (GCE: Gaussian here only)")
     add("--logvar_norm", action=switch, default=False, help="unit-norm log-variances")
-    add("--img_enc", choices=["auto", "precomp", "cnn", "vsrn"], default="auto",
-        help="image encoder (auto: precomp or cnn, what the data need; vsrn: graph and GRU over region features)")
+    add("--img_enc", choices=["auto", "precomp", "cnn", "vsrn", "pie", "scan"], default="auto",
+        help="image encoder (auto: precomp or cnn, what the data need, pie for mil and match_prob; vsrn: graph and GRU over "
+        "region features; pie: attention to regions or to a network's last map, PVSE and PCME; scan: every "
+        "region by itself, for --sim scan)")
     add("--cnn_type", choices=list(CNNS), default="vgg19", help="network for photos")
     add("--cnn_weights", help="file with the network's weights (default: torch's cache; nothing is fetched)")
     add("--crop_size", type=positive, default=224, help="side of the random crops of training photos")
@@ -64,22 +69,47 @@ def parser() -> argparse.ArgumentParser:
     add("--region_norm", choices=["features", "regions"], default="features",
         help="vsrn: norm of each region over its features, or, as the original's code, of each feature over the regions")
     add("--region_bn", action="store_true", help="vsrn: BatchNorm after the GRU, as the original on Flickr30k")
-    add("--txt_enc", choices=["gru"], default="gru", help="text embedding")
+    add("--txt_enc", choices=["gru", "pie"], help="text embedding (default: gru, and pie for mil and match_prob: attention to "
+        "word vectors beside a bidirectional GRU)")
+    add("--n_embeds", type=positive, metavar="K", help="mil: embeddings an item (default: 2)")
+    add("--n_samples", type=positive, default=7, metavar="J", help="match_prob: samples of every Gaussian")
+    add("--cross_attn", choices=DIRECTIONS, default=SCAN["cross_attn"],
+        help="scan: words attend to regions (t2i), or regions to words (i2t)")
+    add("--raw_feature_norm", choices=list(NORMS), default=SCAN["raw_feature_norm"],
+        help="scan: norm of the products of words and regions before the softmax")
+    add("--agg_func", choices=list(AGGREGATES), default=SCAN["agg_func"],
+        help="scan: what the score makes of the cosines of all words (i2t: regions) with what they attend to")
+    add("--lambda_lse", type=float, default=SCAN["lambda_lse"], help="scan: sharpness of LogSumExp")
+    add("--lambda_softmax", type=float, default=SCAN["lambda_softmax"], help="scan: sharpness of the attention (i2t: 4)")
+    add("--bi_gru", action="store_true", help="scan: read the words in both directions and average")
+    add("--precomp_enc_type", choices=["basic", "weight_norm"], default=SCAN["precomp_enc_type"],
+        help="scan: linear layer of the regions, plain or weight-normalised")
+    add("--no_txtnorm", action="store_true", help="scan: do not normalise word states")
     add("--word_dim", type=positive, default=300, help="size of the word vectors")
-    add("--embed_size", type=positive, default=1024, help="size of the joint embedding")
+    add("--embed_size", type=positive, default=1024, help="size of the joint embedding (VSRN: 2048)")
     add("--num_layers", type=positive, default=1, help="layers of the GRU")
     add("--use_abs", action="store_true", help="absolute values of the embeddings (order embeddings)")
     add("--no_imgnorm", action="store_true", help="do not normalise image means; 'cosine' is then their inner product")
-    add("--loss", choices=OBJECTIVES, default="hinge", help="objective: hinge (VSE++), infonce (CLIP), or match: binary "
-        "cross-entropy of every pair (PCME++)")
+    add("--loss", choices=OBJECTIVES, help="objective: hinge (VSE++), infonce (CLIP), or match: binary cross-entropy of every "
+        "pair (PCME, PCME++); default: hinge, and match for match_prob")
     add("--pseudo_positives", type=float, default=0.0, metavar="WEIGHT",
         help="match: pairs that score above the true one count as matches at this weight (PCME++: 0.1)")
+    add("--captioner", type=float, default=0.0, metavar="WEIGHT", help="vsrn: the image's regions also generate the caption, "
+        "at this weight (VSRN: 1; 0: off)")
+    add("--dim_hidden", type=positive, default=512, help="captioner: size of its GRUs")
+    add("--max_len", type=positive, default=60, help="captioner: captions are cut after so many tokens, <start> and <end> "
+        "among them")
     add("--vib", type=float, default=0.0, metavar="WEIGHT", help="KL of every Gaussian to N(0, I) (PCME++: 1e-4)")
-    add("--var_min", type=float, default=0.1, help="smallest variance")
+    add("--diversity", type=float, default=0.0, metavar="WEIGHT", help="keeps the K embeddings of mil apart (PVSE: 0.1 "
+        "beside a hinge that is averaged over the batch; ours is summed, so 0.1 x batch size)")
+    add("--mmd", type=float, default=0.0, metavar="WEIGHT", help="draws the distributions of image and caption embeddings "
+        "together (PVSE: 0.01, so here 0.01 x batch size)")
+    add("--var_min", type=float, help="smallest variance (default: 0.1, and 1e-6 for match_prob)")
     add("--var_max", type=float, default=10.0, help="largest variance")
+    add("--logvar_init", type=float, default=0.0, help="where log-variances start (csd with --loss match: -6)")
     add("--average", choices=["none", "ema", "swa"], default="none", help="average weights over the last third of the epochs: "
         "exponentially (0.999) each step, or evenly over epochs")
-    add("--margin", type=float, default=0.2, help="margin of the hinge")
+    add("--margin", type=float, default=0.2, help="margin of the hinge (VSE++ and VSRN: 0.2; ucmr's VSRN: 0.1)")
     add("--max_violation", action=switch, default=None,
         help="hardest negatives instead of their sum (default: on for similarities of Gaussians)")
     add("--vse_mean_warmup_epochs", type=natural, default=0, help="first epochs on the sum of violations")
@@ -179,6 +209,8 @@ def run_folder(path: str) -> str:
 
 def resolve(opt) -> None:
     """Fill in what --sim implies and refuse, before data load, what cannot work."""
+    resolve_pie(opt)
+    resolve_scan(opt)
     needs = ALL_SIMILARITIES[opt.sim].gaussian_sides
     heads = [opt.image_head or opt.head, opt.text_head or opt.head]
     if needs == 1:                                          # GCE unless the image side is asked for
@@ -212,6 +244,12 @@ def resolve(opt) -> None:
     if min(opt.pseudo_positives, opt.vib) < 0 or not 0 < opt.var_min < opt.var_max:
         raise InputError(f"--pseudo_positives {opt.pseudo_positives}, --vib {opt.vib}, --var_min {opt.var_min} and --var_max "
                          f"{opt.var_max}: weights are at least 0, variances positive and in order")
+    if opt.captioner and opt.img_enc != "vsrn":
+        raise InputError(f"--captioner {opt.captioner} reads the regions of --img_enc vsrn, not of {opt.img_enc}; give "
+                         "--img_enc vsrn too, or leave it out")
+    if not opt.captioner >= 0 or opt.max_len < 2:
+        raise InputError(f"--captioner {opt.captioner} and --max_len {opt.max_len}: the first is a weight of at least 0, the "
+                         "second at least 2, <start> and a token to predict")
     if opt.batch_size < 2:
         raise InputError(f"--batch_size {opt.batch_size} has no negatives to learn from; give at least 2, 128 is usual")
     if opt.amp == "fp16" and torch_device(opt.device).type != "cuda":
@@ -222,6 +260,53 @@ def resolve(opt) -> None:
     if opt.init_from and opt.resume is None:
         load_checkpoint(opt.init_from)                      # a wrong one is refused before data load
     opt.logger_name = opt.logger_name or default_run(opt)
+
+
+def resolve_pie(opt) -> None:
+    """What PIE-Net, the best of K embeddings (mil) and the match probability of samples (match_prob) imply and need."""
+    pie = opt.sim in ("mil", "match_prob")
+    opt.img_enc = "pie" if pie and opt.img_enc == "auto" else opt.img_enc
+    opt.txt_enc = opt.txt_enc or ("pie" if pie else "gru")
+    opt.n_embeds = opt.n_embeds or (2 if opt.sim == "mil" else 1)
+    opt.loss = opt.loss or ("match" if ALL_SIMILARITIES[opt.sim].logits else "hinge")
+    opt.var_min = (1e-6 if opt.sim == "match_prob" else 0.1) if opt.var_min is None else opt.var_min
+    if opt.sim == "mil" and (opt.img_enc, opt.txt_enc) != ("pie", "pie"):
+        name, value = ("img_enc", opt.img_enc) if opt.img_enc != "pie" else ("txt_enc", opt.txt_enc)
+        raise InputError(f"--sim mil compares several embeddings an item, and --{name} {value} makes one; leave --{name} out "
+                         "(it is pie then), or take --sim cosine")
+    if opt.n_embeds > 1 and opt.sim != "mil":
+        raise InputError(f"--n_embeds {opt.n_embeds} is for --sim mil, and --sim {opt.sim} compares one embedding an item; "
+                         "leave it out")
+    if opt.diversity and opt.n_embeds == 1:
+        raise InputError(f"--diversity {opt.diversity} keeps several embeddings of an item apart, and there is one; take --sim "
+                         "mil with --n_embeds 2 or more, or leave it out")
+    if min(opt.diversity, opt.mmd) < 0:
+        raise InputError(f"--diversity {opt.diversity} and --mmd {opt.mmd} are weights; give at least 0")
+    if opt.txt_enc == "pie" and opt.embed_size % 2:
+        raise InputError(f"--embed_size {opt.embed_size} is odd, and --txt_enc pie joins two directions of a GRU of half that "
+                         "size; give an even one")
+
+
+def resolve_scan(opt) -> None:
+    """What cross-attention (scan) implies and needs: a trunk that keeps every region, a GRU that keeps every word."""
+    if opt.sim != "scan":
+        if opt.img_enc == "scan":
+            raise InputError(f"--img_enc scan keeps every region of an image, and --sim {opt.sim} does not compare them; take "
+                             "--sim scan, or leave --img_enc out")
+        foreign = [name for name, default in SCAN.items() if getattr(opt, name) != default]
+        if foreign:
+            raise InputError(f"--{foreign[0]} is for --sim scan, not {opt.sim}; leave it out")
+        return
+    opt.img_enc = "scan" if opt.img_enc == "auto" else opt.img_enc
+    for name, needed in (("img_enc", "scan"), ("txt_enc", "gru"), ("pool", "mean")):
+        if getattr(opt, name) != needed:
+            raise InputError(f"--sim scan compares every region with every word, which --{name} {getattr(opt, name)} does not "
+                             f"leave; leave --{name} out")
+    if opt.use_abs:
+        raise InputError("--use_abs is for order embeddings, and --sim scan compares regions and words; leave it out")
+    if not 0 < opt.lambda_lse < np.inf or not 0 < opt.lambda_softmax < np.inf:
+        raise InputError(f"--lambda_lse {opt.lambda_lse} and --lambda_softmax {opt.lambda_softmax} must be positive and "
+                         "finite; SCAN has 6 and 9")
 
 
 def save_atomic(state: dict, path: str) -> None:
@@ -377,6 +462,8 @@ def train(opt) -> int:
             average.load_state_dict(resumed["average"])
         state = dict(resumed["state"])
         torch.set_rng_state(resumed["rng"])
+        if device.type == "cuda" and resumed["cuda_rng"]:
+            torch.cuda.set_rng_state_all(resumed["cuda_rng"])
 
     facts = (f"{opt.data_name}: {len(split['train'].captions):,} training pairs of {len(split['train'].images):,} images, "
              f"{len(split['dev'].images):,} dev images, {len(vocab):,} words\n"
@@ -400,7 +487,8 @@ def train(opt) -> int:
         content = {"format": FORMAT, "options": options, "vocabulary": vocab.words, "state": dict(state),
                    "model": (model if whole else judged()).state_dict(), "data": split["train"].fingerprint()}
         if whole:                                           # what only --resume needs
-            content.update(optimizer=optimizer.state_dict(), scaler=scaler.state_dict(), rng=torch.get_rng_state())
+            content.update(optimizer=optimizer.state_dict(), scaler=scaler.state_dict(), rng=torch.get_rng_state(),
+                           cuda_rng=torch.cuda.get_rng_state_all() if device.type == "cuda" else [])
             content.update({"average": average.state_dict()} if average else {})
         save_atomic(content, os.path.join(opt.logger_name, name))
 
@@ -487,7 +575,15 @@ def prepare_images(opt, images) -> None:
     """Settle --img_enc and --img_dim by what the data hold."""
     needed = "cnn" if isinstance(images, Photos) else "precomp"
     img_enc = needed if opt.img_enc == "auto" else opt.img_enc
-    if (img_enc == "cnn") != (needed == "cnn"):
+    if img_enc == "pie" and needed == "precomp" and images.array.ndim != 3:
+        other = "another --sim" if opt.sim == "mil" else "--img_enc precomp"
+        raise InputError(f"--img_enc pie attends to regions and {images.path} holds one vector an image; give features of "
+                         f"shape (images, regions, F) or photos, or take {other}")
+    if img_enc == "scan" and (needed == "cnn" or images.array.ndim != 3):
+        given = "photos" if needed == "cnn" else f"one vector an image in {images.path}"
+        raise InputError(f"--sim scan attends to regions and {opt.data_name} has {given}; give features of shape (images, "
+                         "regions, F), or take another --sim")
+    if img_enc != "pie" and (img_enc == "cnn") != (needed == "cnn"):
         raise InputError(f"--img_enc {img_enc} cannot read {opt.data_name}, which needs --img_enc {needed}")
     if img_enc == "vsrn" and images.array.ndim != 3:
         raise InputError(f"--img_enc vsrn reasons over regions and {images.path} holds one vector an image; give features of "

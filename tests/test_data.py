@@ -304,3 +304,12 @@ def test_check_prints_what_is_there_and_every_fault(tmp_path, demo_path, capsys)
     shown = capsys.readouterr().out
     for part in ("caption 1 is empty", "row 1", "18 captions for the 4 rows", "test_caps.txt"):
         assert part in shown
+
+
+def test_worker_processes_leave_the_generator_of_training_alone(demo_path):
+    """Dropout draws from it, and a resumed run starts its batches anew."""
+    split = data.read_split(demo_path, "demo", "test")
+    before = torch.get_rng_state()
+    for _ in data.image_batches(split.images, 16, workers=1):
+        pass
+    assert torch.equal(torch.get_rng_state(), before)

@@ -34,8 +34,12 @@ def same_weights(a, b, name="checkpoint.pt") -> bool:
     return set(a) == set(b) and all(torch.equal(a[key], b[key]) for key in a)
 
 
-@pytest.mark.parametrize("sim", ["cosine", "order", "mahalanobis", "kl", "minkl", "wasserstein", "csd"])
-def test_overfits_a_tiny_set(tmp_path, sim):
+@pytest.mark.parametrize("sim, more", [
+    *((sim, ["--no-max_violation"]) for sim in ("cosine", "order", "mahalanobis", "kl", "minkl", "wasserstein", "csd")),
+    ("cosine", ["--loss", "infonce"]), ("wasserstein", ["--loss", "infonce", "--average", "ema"]),
+    ("csd", ["--loss", "match", "--var_min", "1e-5", "--logvar_init", "-6"]),
+    ("csd", ["--loss", "match", "--vib", "1e-4", "--pseudo_positives", "0.1", "--var_min", "1e-5", "--logvar_init", "-6"])])
+def test_overfits_a_tiny_set(tmp_path, sim, more):
     """12 images with one caption each that names them: every one is found again."""
     folder = tmp_path / "tiny"
     folder.mkdir()
@@ -44,8 +48,7 @@ def test_overfits_a_tiny_set(tmp_path, sim):
         np.save(folder / f"{split}_ims.npy", np.random.default_rng(1).standard_normal((12, 10)).astype(np.float32))
         (folder / f"{split}_caps.txt").write_text("\n".join(words) + "\n")
     fit("--data_path", tmp_path, "--data_name", "tiny", "--sim", sim, "--num_epochs", 60, "--batch_size", 12,
-        "--learning_rate", 0.01, "--lr_update", 100, "--logger_name", tmp_path / "run", "--log_step", 100,
-        "--no-max_violation")
+        "--learning_rate", 0.01, "--lr_update", 100, "--logger_name", tmp_path / "run", "--log_step", 100, *more)
     assert load_checkpoint(str(tmp_path / "run"))["state"]["best_rsum"] == 600
 
 

@@ -1,0 +1,169 @@
+"""Cross-attention of words and regions: SCAN, Lee et al. 2018, "Stacked Cross Attention for Image-Text Matching".
+
+Each part q of one side, the query, looks at the parts c_1 ... c_C of the other, the context, and is compared with the mixture
+v that it sees there. With the products s_j = c_j . q of unit vectors (SCAN eq. 1-4):
+
+    a_j = norm(s_j)                     `raw_feature_norm`: by default [s_j]+, of unit norm along the QUERY's parts
+    w_j = softmax_j(lambda_softmax a_j)
+    v   = sum_j w_j c_j
+    r   = cosine(q, v) = sum_j w_j s_j / (|q| sqrt(sum_jk w_j w_k G_jk)),   G_jk = c_j . c_k
+
+and the score of image and caption aggregates r over the query's parts (eq. 5-6). The attended vectors v, D numbers for every
+image, caption and part, are never formed: their products with q are sums of products that are there already, and their
+norms come from the Gram matrix G of each context, C x C whatever D is.
+"""
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from losses import Embedding, Similarity
+from vocab import InputError
+
+DIRECTIONS = ("t2i", "i2t")           # words attend to regions; regions attend to words
+ELEMENTS = {"cpu": 2 ** 20, "cuda": 2 ** 26}    # products of parts in a block: what the cache, or the device, holds well
+
+
+def clip(raw: Tensor) -> Tensor:
+    """[s]+ of SCAN 3.1 as its code has it: a tenth of what is negative stays."""
+    return F.leaky_relu(raw, 0.1)
+
+
+def l2norm(raw: Tensor, scale: float) -> Tensor:
+    """Norm `scale` over the query's parts: (c, C, Q, q). The clamp keeps a part that meets only zeros, and its gradient,
+    finite."""
+    square = raw.square().sum(2, keepdim=True)                                      # (c, C, 1, q)
+    return raw * (scale * square.clamp(min=torch.finfo(raw.dtype).eps ** 2).rsqrt())
+
+
+# Logits of the softmax over the context from products s (c, C, Q, q) of context and query parts, which are 0 where the query is
+# padding; `real` (Q, q) where it is not, `scale` lambda_softmax.
+NORMS = {
+    "clipped_l2norm": lambda s, real, scale: l2norm(clip(s), scale),
+    "l2norm": lambda s, real, scale: l2norm(s, scale),
+    "clipped": lambda s, real, scale: scale * clip(s),
+    "softmax": lambda s, real, scale: scale * s.masked_fill(~real, -torch.inf).softmax(2),
+    "no_norm": lambda s, real, scale: scale * s,
+}
+# Scores (c, q) of cosines r (c, Q, q) of the query's parts; `real` (Q, q), `scale` lambda_lse. SCAN eq. 5-6.
+AGGREGATES = {
+    "LogSumExp": lambda r, real, scale: (scale * r).masked_fill(~real, -torch.inf).logsumexp(1) / scale,
+    "Mean": lambda r, real, scale: (r * real).sum(1) / real.sum(0),
+    "Max": lambda r, real, scale: r.masked_fill(~real, -torch.inf).amax(1),
+    "Sum": lambda r, real, scale: (r * real).sum(1),
+}
+
+
+class CrossAttention(Similarity):
+    """Score of the parts of images (N, P, D) and captions (M, T, D) -> (N, M); padding enters nowhere.
+
+    cross_attn: "t2i", words attend to regions, or "i2t", regions to words. raw_feature_norm: of NORMS. agg_func: of
+    AGGREGATES. r lies in [-1, 1], so "Mean" and "Max" do, "Sum" within the number of query parts, and "LogSumExp", which
+    is log(sum exp(lambda_lse r)) / lambda_lse, within [-1, 1 + log(parts) / lambda_lse]. elements: products of parts in a
+    block (default: by device). Raises InputError where a side has no parts.
+    """
+    parts = True
+
+    def __init__(self, cross_attn: str = "t2i", raw_feature_norm: str = "clipped_l2norm", agg_func: str = "LogSumExp",
+                 lambda_lse: float = 6.0, lambda_softmax: float = 9.0, elements: int | None = None):
+        super().__init__()
+        for name, value, allowed in (("cross_attn", cross_attn, DIRECTIONS), ("raw_feature_norm", raw_feature_norm, NORMS),
+                                     ("agg_func", agg_func, AGGREGATES)):
+            if value not in allowed:
+                raise InputError(f"{name} '{value}' is unknown; give one of {', '.join(allowed)}")
+        self.by_words, self.norm, self.aggregate = cross_attn == "t2i", NORMS[raw_feature_norm], AGGREGATES[agg_func]
+        self.lambda_lse, self.lambda_softmax, self.elements = lambda_lse, lambda_softmax, elements
+
+    def check(self, images: Embedding, captions: Embedding) -> None:
+        for name, e in (("images", images), ("captions", captions)):
+            if e.parts is None or e.n_parts is None:
+                raise InputError(f"cross-attention compares regions with words, and the {name} given have a mean of width "
+                                 f"{e.mean.shape[1]} only; embed them by a model of --sim scan, or compare means: cosine")
+        if images.parts.shape[2] != captions.parts.shape[2]:
+            raise InputError(f"regions have width {images.parts.shape[2]} and words {captions.parts.shape[2]}; cross-attention "
+                             "needs equal widths: embed both by one model")
+
+    def forward(self, images: Embedding, captions: Embedding) -> Tensor:
+        return self.tiles(images, captions)(slice(None), slice(None))
+
+    def tiles(self, images: Embedding, captions: Embedding):
+        """As in `Similarity`. A tile is cut into blocks of at most about `elements` products, items of like length together;
+        the Gram matrices of the context are computed once for all tiles."""
+        self.check(images, captions)
+        context, query = (Side(images, "images"), Side(captions, "captions"))[::1 if self.by_words else -1]
+        gram = context.grams()                                                      # (contexts, C, C)
+        elements = self.elements or ELEMENTS.get(images.parts.device.type, ELEMENTS["cuda"])
+        size = max(1, int(elements ** 0.5))                                         # parts of each side in a block
+
+        def tile(i, c):
+            rows, contexts = context.pieces(i if self.by_words else c, size)
+            columns, queries = query.pieces(c if self.by_words else i, size)
+            context_parts, query_parts, blocks = context.parts_of(contexts), query.parts_of(queries), []
+            for j, chosen in enumerate(queries):
+                parts = query_parts(j).transpose(0, 1).flatten(0, 1)                # (q, Q, D) -> (Q q, D)
+                real = query.real(*chosen).T                                        # (Q, q)
+                blocks.append(torch.cat([
+                    self.block(context_parts(k), gram[items, :width, :width], parts, real,
+                               context.real(items, width) if context.ragged(items, width) else None)
+                    for k, (items, width) in enumerate(contexts)]))
+            scores = torch.cat(blocks, 1)[rows][:, columns]
+            return scores if self.by_words else scores.T
+        return tile
+
+    def block(self, context: Tensor, gram: Tensor, query: Tensor, real: Tensor, present: Tensor | None = None) -> Tensor:
+        """Scores (c, q) of contexts (c, C, D), all of whose parts are real or those in `present` (c, C), with their Gram
+        matrices (c, C, C), and of query parts (Q q, D), of which those in `real` (Q, q) are."""
+        shape = *context.shape[:2], *real.shape
+        s = (context.flatten(0, 1) @ query.T).view(shape)                           # (c C, Q q) -> (c, C, Q, q)
+        w = self.norm(s, real, self.lambda_softmax)
+        w = (w if present is None else w.masked_fill(~present[:, :, None, None], -torch.inf)).softmax(1)
+        dot = (w * s).sum(1)                                                        # q . v: (c, Q, q)
+        square = ((gram @ w.flatten(2)).view(shape) * w).sum(1)                     # |v|^2: (c, Q, q)
+        square = square * query.square().sum(1).view(real.shape)                    # |v|^2 |q|^2
+        cosine = dot * square.clamp(min=1e-16).rsqrt()                              # lengths below 1e-8 count as 1e-8
+        return self.aggregate(cosine, real, self.lambda_lse)                        # (c, q)
+
+
+class Side:
+    """Parts (N, P, D) of one side and how many of each item are real, also on the CPU, where tiles are planned."""
+
+    def __init__(self, e: Embedding, name: str):
+        self.parts, self.count = e.parts, e.n_parts.cpu()
+        if len(self.count) and not 1 <= int(self.count.min()) <= int(self.count.max()) <= self.parts.shape[1]:
+            raise InputError(f"n_parts of the {name} goes from {int(self.count.min())} to {int(self.count.max())}; each item "
+                             f"needs at least 1 part, and at most the {self.parts.shape[1]} given")
+
+    def pieces(self, index, size: int) -> tuple[Tensor, list[tuple[Tensor, int]]]:
+        """The items that `index` selects in runs [(items, width)], by length, of at most `size` parts or a single item; and
+        where among them each item of `index` has gone."""
+        index = index.cpu() if torch.is_tensor(index) else torch.arange(len(self.count))[index]
+        order = self.count[index].argsort(stable=True)
+        count, cuts = self.count[index][order].tolist(), [0]
+        for k, width in enumerate(count):
+            if (k - cuts[-1] + 1) * width > size and k > cuts[-1]:
+                cuts.append(k)
+        runs = zip(cuts, [*cuts[1:], len(count)])
+        return order.argsort(), [(index[order[a:b]], count[b - 1] if b else 1) for a, b in runs]
+
+    def real(self, items: Tensor, width: int) -> Tensor:
+        """Which of the first `width` parts of some items are no padding: (n, W) bool."""
+        return (torch.arange(width) < self.count[items, None]).to(self.parts.device)
+
+    def ragged(self, items: Tensor, width: int) -> bool:
+        return bool((self.count[items] < width).any())
+
+    def parts_of(self, runs: list[tuple[Tensor, int]]):
+        """A function: number of a run -> its parts (n, W, D), zero in place of padding, whatever that holds. Copied when they
+        are asked for; where they take a gradient all at once, so that it is put together once."""
+        def clean(parts, items, width):
+            parts = parts[:, :width]
+            return parts.where(self.real(items, width)[:, :, None], 0) if self.ragged(items, width) else parts
+
+        if self.parts.requires_grad:
+            whole = self.parts[torch.cat([items for items, _ in runs])].split([len(items) for items, _ in runs])
+            return [clean(parts, *run) for parts, run in zip(whole, runs)].__getitem__
+        return lambda k: clean(self.parts[runs[k][0], :runs[k][1]], *runs[k])
+
+    def grams(self) -> Tensor:
+        """Products of all parts of each item with one another: (N, P, P)."""
+        runs = [(items, self.parts.shape[1]) for items in torch.arange(len(self.parts)).split(256)]
+        return torch.cat([x @ x.transpose(1, 2) for x in map(self.parts_of(runs), range(len(runs)))])

@@ -1,0 +1,426 @@
+"""SCAN: cross-attention against a loop over pairs that forms every attended vector; encoders, training, evaluation."""
+import itertools
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import evaluate
+import protocols
+import subjects
+import train
+from attention import AGGREGATES, DIRECTIONS, NORMS, CrossAttention
+from data import Batch
+from encoders import RegionEmbedding, WordStates
+from losses import Embedding, hinge
+from metrics import retrieval
+from model import build_model
+from vocab import SPECIALS, InputError, Vocabulary
+
+VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
+EVERY = list(itertools.product(DIRECTIONS, NORMS, AGGREGATES))
+
+
+def pair_score(regions, words, direction, norm, aggregate, scale=6.0, sharpness=9.0):
+    """One image (P, D) and one caption (T, D), one query part after the other, as the paper and its code define it."""
+    query, context = (words, regions) if direction == "t2i" else (regions, words)
+    products = torch.stack([torch.stack([c @ q for q in query]) for c in context])              # (C, Q)
+    if "clipped" in norm:
+        products = torch.where(products > 0, products, 0.1 * products)
+    if norm == "softmax":
+        products = torch.stack([row.exp() / row.exp().sum() for row in products])
+    if norm.endswith("l2norm"):
+        products = torch.stack([row / row.square().sum().sqrt() for row in products])
+    cosines = []
+    for k, q in enumerate(query):
+        weights = (sharpness * products[:, k]).exp()
+        attended = sum(w * c for w, c in zip(weights / weights.sum(), context))                 # (D,)
+        cosines.append(q @ attended / (q.norm() * attended.norm()))
+    r = torch.stack(cosines)
+    return {"LogSumExp": lambda: (scale * r).exp().sum().log() / scale, "Mean": r.mean, "Max": r.max, "Sum": r.sum}[aggregate]()
+
+
+def side(n, parts, d=6, seed=0, dtype=torch.float64, unit=True, ragged=True):
+    """n items of 1 to `parts` parts; the mean is not looked at."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, parts, d, generator=g, dtype=torch.float64)
+    count = torch.randint(1, parts + 1, (n,), generator=g) if ragged else torch.full((n,), parts)
+    x = (F.normalize(x, dim=-1) if unit else x).to(dtype)
+    return Embedding(x.mean(1), None, x, count)
+
+
+def by_pairs(images, captions, *args, **options):
+    return torch.stack([torch.stack([pair_score(v[:p], w[:t], *args, **options)
+                                     for w, t in zip(captions.parts.double(), captions.n_parts)])
+                        for v, p in zip(images.parts.double(), images.n_parts)])
+
+
+def garbage(e, extra=2, value=float("nan")):
+    """The same with more padding, and padding that holds anything."""
+    parts = F.pad(e.parts, (0, 0, 0, extra))
+    parts[torch.arange(parts.shape[1]) >= e.n_parts[:, None]] = value
+    return e._replace(parts=parts)
+
+
+# ---- scores
+
+@pytest.mark.parametrize("direction,norm,aggregate", EVERY)
+def test_scores_are_those_of_a_loop_over_pairs(direction, norm, aggregate):
+    images, captions = side(4, 5), side(6, 7, seed=1)
+    expected = by_pairs(images, captions, direction, norm, aggregate)
+    similarity = CrossAttention(direction, norm, aggregate)
+    torch.testing.assert_close(similarity(images, captions), expected, rtol=1e-9, atol=1e-9)
+    single = [e._replace(parts=e.parts.float()) for e in (images, captions)]
+    torch.testing.assert_close(similarity(*single).double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(similarity(garbage(images), garbage(captions)), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_weights_of_the_sums_and_parts_without_unit_norm(direction):
+    images, captions = side(3, 4, unit=False), side(4, 5, seed=1, unit=False)
+    similarity = CrossAttention(direction, lambda_lse=20.0, lambda_softmax=4.0)
+    expected = by_pairs(images, captions, direction, "clipped_l2norm", "LogSumExp", scale=20.0, sharpness=4.0)
+    torch.testing.assert_close(similarity(images, captions), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("direction,norm,aggregate", EVERY)
+def test_one_word_and_one_region(direction, norm, aggregate):
+    """A context of a single part is attended to whole, so every cosine is that of word and region."""
+    images, captions = side(3, 1), side(4, 1, seed=1)
+    scores = CrossAttention(direction, norm, aggregate)(images, captions)
+    torch.testing.assert_close(scores, images.parts[:, 0] @ captions.parts[:, 0].T, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("direction,norm", itertools.product(DIRECTIONS, NORMS))
+def test_padding_changes_nothing_and_gets_no_gradient(direction, norm, value):
+    images, captions = side(5, 4, dtype=torch.float32), side(6, 7, seed=1, dtype=torch.float32)
+    similarity = CrossAttention(direction, norm)
+    alone = torch.stack([torch.cat([similarity(images.rows(slice(i, i + 1)), captions.rows(slice(c, c + 1)))[0]
+                                    for c in range(6)]) for i in range(5)])
+    padded = [garbage(e, 3, value) for e in (images, captions)]
+    leaves = [e.parts.requires_grad_() for e in padded]
+    scores = similarity(*padded)
+    torch.testing.assert_close(scores, alone)
+    scores.sum().backward()
+    for e, x in zip(padded, leaves):
+        real = torch.arange(x.shape[1]) < e.n_parts[:, None]
+        assert torch.isfinite(x.grad[real]).all() and (x.grad[~real] == 0).all()
+
+
+@pytest.mark.parametrize("direction,norm,aggregate", EVERY)
+def test_gradients(direction, norm, aggregate):
+    images, captions = side(2, 3, d=3), side(3, 3, d=3, seed=1)
+    similarity = CrossAttention(direction, norm, aggregate, elements=9)
+
+    def scores(v, w):
+        return similarity(images._replace(parts=v), captions._replace(parts=w))
+    assert torch.autograd.gradcheck(scores, [e.parts.requires_grad_() for e in (images, captions)])
+
+
+@pytest.mark.parametrize("direction,norm", itertools.product(DIRECTIONS, NORMS))
+def test_zero_and_equal_parts_give_finite_scores_and_gradients(direction, norm):
+    v, w = torch.zeros(2, 3, 4), torch.zeros(2, 2, 4)
+    v[0, 1:], w[0] = 0.5, 0.5
+    leaves = v.requires_grad_(), w.requires_grad_()
+    scores = CrossAttention(direction, norm)(*(Embedding(x.mean(1), None, x, torch.full((2,), x.shape[1])) for x in leaves))
+    scores.sum().backward()
+    assert torch.isfinite(scores).all() and all(torch.isfinite(x.grad).all() for x in leaves)
+
+
+@pytest.mark.parametrize("elements", [1, 40, 400, 10 ** 6])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_blocks_and_tiles_equal_the_whole(direction, elements):
+    images, captions = side(7, 4), side(11, 6, seed=1)
+    whole = CrossAttention(direction)(images, captions)
+    tile = CrossAttention(direction, elements=elements).tiles(images, captions)
+    for i, c in ((slice(None), slice(None)), (slice(2, 6), torch.tensor([9, 0, 3, 3])), (torch.tensor([5]), slice(4, None)),
+                 (slice(0, 3), torch.tensor([], dtype=torch.long))):
+        torch.testing.assert_close(tile(i, c), whole[i][:, c], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_gradients_do_not_depend_on_the_blocks(direction):
+    images, captions, found = side(5, 4), side(5, 6, seed=1), []
+    for elements in (10 ** 6, 60):
+        leaves = [e.parts.clone().requires_grad_() for e in (images, captions)]
+        similarity, sides = CrossAttention(direction, elements=elements), zip((images, captions), leaves)
+        hinge(similarity(*(e._replace(parts=x) for e, x in sides)), 2.0).backward()
+        found.append([x.grad for x in leaves])
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("given,message", [
+    (lambda e: (e._replace(parts=None), e), "the images given have a mean of width 6 only; .*--sim scan"),
+    (lambda e: (e, e._replace(n_parts=None)), "the captions given have a mean of width 6 only"),
+    (lambda e: (e, e._replace(parts=e.parts[:, :, :4])), "regions have width 6 and words 4"),
+    (lambda e: (e._replace(n_parts=e.n_parts * 0), e), "n_parts of the images goes from 0 to 0; .*at least 1"),
+    (lambda e: (e, e._replace(n_parts=e.n_parts + 9)), "n_parts of the captions .* at most the 3 given"),
+])
+def test_sides_that_cannot_be_compared_are_refused(given, message):
+    with pytest.raises(InputError, match=message):
+        CrossAttention()(*given(side(2, 3)))
+
+
+@pytest.mark.parametrize("words,message", [({"cross_attn": "both"}, "cross_attn 'both' .*t2i, i2t"),
+                                           ({"raw_feature_norm": "l1norm"}, "raw_feature_norm 'l1norm' .*clipped_l2norm"),
+                                           ({"agg_func": "Min"}, "agg_func 'Min' .*LogSumExp, Mean, Max, Sum")])
+def test_unknown_choices_are_refused(words, message):
+    with pytest.raises(InputError, match=message):
+        CrossAttention(**words)
+
+
+# ---- towers
+
+def options(*words):
+    opt = train.parse_args(["--sim", "scan", *words, "--embed_size", "12", "--word_dim", "7"])
+    opt.img_dim = 9
+    return opt
+
+
+def pairs(n=6, regions=5, seed=0) -> Batch:
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 9, (n,), generator=g)
+    tokens = torch.randint(4, 34, (n, int(lengths.max())), generator=g)
+    tokens[torch.arange(tokens.shape[1]) >= lengths[:, None]] = 0
+    return Batch(torch.randn(n, regions, 9, generator=g), tokens, lengths, torch.arange(n) // 2, torch.arange(n))
+
+
+@pytest.mark.parametrize("words", [[], ["--bi_gru"], ["--precomp_enc_type", "weight_norm"], ["--num_layers", "2", "--bi_gru"]])
+def test_towers_give_unit_regions_and_words(words):
+    model, batch = build_model(options(*words), VOCAB), pairs()
+    images, captions = model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)
+    assert images.parts.shape == (6, 5, 12) and images.n_parts.tolist() == [5] * 6
+    assert captions.parts.shape == (6, batch.tokens.shape[1], 12) and captions.n_parts.equal(batch.lengths)
+    torch.testing.assert_close(images.parts.norm(dim=2), torch.ones(6, 5))
+    for parts, length, mean in zip(captions.parts, batch.lengths, captions.mean):
+        torch.testing.assert_close(parts[:length].norm(dim=1), torch.ones(int(length)))
+        torch.testing.assert_close(mean, F.normalize(parts[:length].mean(0), dim=0))
+    sum(model(batch).values()).backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None and p.grad.abs().sum() > 0, name
+
+
+def test_no_txtnorm_leaves_the_states_as_the_gru_gives_them():
+    model, batch = build_model(options("--no_txtnorm"), VOCAB), pairs()
+    states = model.text_tower.mean(model.text_tower.trunk(batch.tokens), batch.lengths)
+    e = model.embed_captions(batch.tokens, batch.lengths)
+    torch.testing.assert_close(e.parts, states)
+    assert (e.parts[0, 0].norm() - 1).abs() > 0.01
+
+
+def test_words_average_both_directions_of_a_gru_run_alone():
+    torch.manual_seed(0)
+    embed, words = WordStates(4, 5, bi_gru=True), torch.randn(2, 6, 4)
+    forward, backward = torch.nn.GRU(4, 5, batch_first=True), torch.nn.GRU(4, 5, batch_first=True)
+    state = embed.rnn.state_dict()
+    forward.load_state_dict({k: v for k, v in state.items() if not k.endswith("_reverse")})
+    backward.load_state_dict({k.removesuffix("_reverse"): v for k, v in state.items() if k.endswith("_reverse")})
+    states = embed(words, torch.tensor([6, 3]))
+    for k, length in enumerate((6, 3)):
+        own = words[k:k + 1, :length]
+        expected = (forward(own)[0] + backward(own.flip(1))[0].flip(1)) / 2
+        torch.testing.assert_close(states[k, :length], expected[0])
+        assert (states[k, length:] == 0).all()
+
+
+def test_weight_norm_starts_as_the_plain_layer_and_has_one_scale():
+    torch.manual_seed(0)
+    plain, x = RegionEmbedding(9, 12), torch.randn(2, 5, 9)
+    torch.manual_seed(0)
+    normed = RegionEmbedding(9, 12, weight_norm=True)
+    torch.testing.assert_close(normed(x), plain(x))
+    assert sorted(p.numel() for p in normed.parameters()) == [1, 12, 108]
+
+
+@pytest.mark.parametrize("words,message", [
+    (["--head", "ellipsoidal"], "--sim scan compares points, .*wasserstein"),
+    (["--img_enc", "vsrn"], "--img_enc vsrn does not leave; leave --img_enc out"),
+    (["--txt_enc", "pie"], "--txt_enc pie does not leave"),
+    (["--use_abs"], "--use_abs is for order"),
+    (["--lambda_softmax", "0"], "--lambda_softmax 0.0 must be positive"),
+    (["--lambda_lse", "nan"], "--lambda_lse nan"),
+    (["--sim", "cosine", "--agg_func", "Mean"], "--agg_func is for --sim scan, not cosine"),
+    (["--sim", "cosine", "--no_txtnorm"], "--no_txtnorm is for --sim scan"),
+    (["--sim", "cosine", "--img_enc", "scan"], "--img_enc scan keeps every region"),
+])
+def test_options_that_cannot_work_are_refused(words, message, capsys):
+    with pytest.raises(SystemExit):
+        train.parse_args(["--sim", "scan", *words])
+    shown = capsys.readouterr().err
+    assert re.search(message, shown) and len(shown.strip().splitlines()) == 1, shown
+
+
+@pytest.mark.parametrize("name,message", [("demo_precomp", "has one vector an image"), ("demo", "has photos")])
+def test_data_without_regions_are_refused(name, message, demo_path):
+    opt = train.parse_args(["--sim", "scan", "--data_path", demo_path, "--data_name", name, "--dry_run"])
+    with pytest.raises(InputError, match=f"--sim scan attends to regions and {name} {message}.*; give features of shape"):
+        train.train(opt)
+
+
+# ---- training and evaluation
+
+SMALL = ["--sim", "scan", "--data_name", "demo_region_precomp", "--embed_size", "32", "--word_dim", "24", "--batch_size", "60",
+         "--vocab_threshold", "1", "--device", "cpu", "--workers", "0", "--num_epochs", "1"]
+
+
+@pytest.mark.parametrize("words", [["--bi_gru"], ["--cross_attn", "i2t", "--lambda_softmax", "4", "--agg_func", "Mean"]])
+def test_overfits_sixty_pairs(words, demo_path):
+    split = train.read_split(demo_path, "demo_region_precomp", "train")
+    opt = train.parse_args(["--data_path", demo_path, *SMALL, *words, "--mask_same_image"])
+    train.prepare_images(opt, split.images)
+    vocab = Vocabulary.build(iter(split.words), 1)
+    images, told = [], set()
+    for i in range(len(split.images)):                      # 12 images none of which shares a caption with another
+        own = {split.captions[c] for c in np.flatnonzero(split.caption_image == i)}
+        if len(images) < 12 and not own & told:
+            images.append(i)
+            told |= own
+    chosen = np.flatnonzero(np.isin(split.caption_image, images))
+    torch.manual_seed(0)
+    model = build_model(opt, vocab)
+    batch = next(iter(train.pair_batches(split, split.encode(vocab), chosen, len(chosen), workers=0)))
+    batch = batch._replace(images=batch.images[:, ::2])     # 18 of the 36 regions, for speed
+    adam, result = torch.optim.Adam(model.parameters(), 1e-2), None
+    for step in range(200):
+        loss = sum(model(batch).values())
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        if step % 10 == 9:
+            with torch.no_grad():
+                scores = model.similarity(model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths))
+            result = retrieval(scores[::5], np.arange(60) // 5)
+            if result["rsum"] == 600:
+                break
+    assert len(scores) == 60 and result["i2t"]["r1"] == result["t2i"]["r1"] == 100, result
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, demo_path):
+    root = tmp_path_factory.mktemp("scan")
+    for name, words in {"t2i": ["--bi_gru"], "i2t": ["--cross_attn", "i2t", "--amp", "bf16"]}.items():
+        words = ["--data_path", demo_path, *SMALL, *words, "--logger_name", str(root / name)]
+        assert train.train(train.parse_args(words)) == 0
+    return root
+
+
+def judged(root, *words):
+    return evaluate.run(evaluate.parse_args([*map(str, words), "--output", str(root / "r.json")]))
+
+
+def test_a_run_evaluates_as_its_own_validation(runs):
+    stored = subjects.load_checkpoint(str(runs / "t2i"))
+    results = judged(runs, "--checkpoint", runs / "t2i", "--split", "dev")
+    assert list(results["protocols"]) == ["full"] and results["similarity"] == "scan"
+    assert results["protocols"]["full"]["rsum"] == pytest.approx(stored["state"]["best_rsum"])
+
+
+def test_captions_of_different_lengths_are_joined_in_their_order(runs, demo_path):
+    model, vocab, _ = subjects.load_model(subjects.load_checkpoint(str(runs / "t2i")))
+    split = train.read_split(demo_path, "demo_region_precomp", "test")
+    tokens = split.encode(vocab)
+    images, captions = subjects.encode(model, split, tokens, torch.device("cpu"), batch_size=7)
+    assert captions.n_parts.tolist() == tokens.length.tolist() and captions.parts.shape[1] == tokens.length.max()
+    for k in (0, 17, len(tokens.length) - 1):
+        numbers, lengths = tokens.batch(np.array([k]))
+        alone = model.embed_captions(numbers, lengths)
+        torch.testing.assert_close(captions.parts[k, :lengths[0]], alone.parts[0])
+        torch.testing.assert_close(captions.mean[k], alone.mean[0])
+        assert (captions.parts[k, lengths[0]:] == 0).all()
+    torch.testing.assert_close(images.parts[3], model.embed_images(next(iter(train_images(split)))[3:4]).parts[0])
+
+
+def train_images(split):
+    return subjects.image_batches(split.images, 8, 0)
+
+
+@pytest.mark.parametrize("name", [["t2i"], ["i2t"], ["t2i", "i2t"]])
+def test_all_protocols_of_a_run_and_of_an_ensemble(name, runs, demo_path, capsys):
+    results = judged(runs, "--checkpoint", *(runs / n for n in name), "--cxc", "--cxc_path", f"{demo_path}/demo_cxc", "--pmrp",
+                     "--instances", f"{demo_path}/demo_coco/annotations/instances_val2014.json", "--rerank", 5)
+    found = results["protocols"]
+    assert {"full", "rerank", "cxc", "pmrp"} == set(found)
+    assert {"i2t", "t2i", "t2t", "i2i", "sts", "sis", "sits"} <= set(found["cxc"])
+    rerank, shown = found["rerank"], capsys.readouterr().out
+    assert rerank["keep"] == 5 and rerank["seconds"] > 0 and rerank["seconds_full"] > 0
+    assert f"re-ranking the 5 nearest by the cosine of the means: {rerank['i2t']['lost']:.2f}% of the images" in shown
+    assert "all, the nearest re-ranked" in shown
+
+
+def test_captions_among_themselves_are_compared_by_the_cosine_of_their_means(runs):
+    subject = subjects.open_run([str(runs / "t2i")], evaluate.parse_args(["--device", "cpu"]))
+    means = subject.members[0][2].mean
+    torch.testing.assert_close(protocols.within_modality(subject, 1)(slice(0, 4), slice(None)), means[:4] @ means.T)
+
+
+# ---- two stages
+
+def subject_of(n=6, m=15, seed=0, equal=False):
+    """Images and captions of unlike number, one image without captions."""
+    images, captions = (side(k, 4, seed=seed + s, dtype=torch.float32) for s, k in enumerate((n, m)))
+    if equal:
+        images, captions = (Embedding(torch.ones(k, 6), None, torch.ones(k, 1, 6), torch.ones(k).long()) for k in (n, m))
+    owner = np.random.default_rng(seed).integers(n - 1, size=m)
+    return protocols.Subject("s", "scan", owner, n, [(CrossAttention(), images, captions)])
+
+
+def two_stages(subject, keep):
+    record = protocols.Record()
+    return protocols.two_stages(subject, record, "rerank", keep, None), record
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_keeping_everything_is_the_full_ranking(equal):
+    subject = subject_of(equal=equal)
+    (found, record), full = two_stages(subject, 99), protocols.Record()
+    expected = protocols.plain(subject, full, "full", protocols.image_text(subject.members), None, 1000)
+    assert found["rsum"] == expected["rsum"] and found["i2t"]["lost"] == found["t2i"]["lost"] == 0
+    for direction in ("i2t", "t2i"):
+        np.testing.assert_array_equal(record["rerank", direction, "rank"], full["full", direction, "rank"])
+
+
+@pytest.mark.parametrize("keep", [1, 2, 5, 8])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_two_stages_against_sorting_each_query_twice(keep, seed):
+    subject = subject_of(seed=seed)
+    (_, images, captions), owner = subject.members[0], subject.caption_image
+    near, exact = F.normalize(images.mean, dim=1) @ F.normalize(captions.mean, dim=1).T, CrossAttention()(images, captions)
+    found, record = two_stages(subject, keep)
+    for direction, first, second in (("i2t", near, exact), ("t2i", near.T, exact.T)):
+        lost, queries = 0, 0
+        for q in range(len(first)):
+            matches = set(np.flatnonzero(owner == q) if direction == "i2t" else [owner[q]])
+            order = first[q].argsort(descending=True).tolist()
+            order = sorted(order[:keep], key=lambda item: -second[q, item]) + order[keep:]       # noqa: B023
+            place = min((order.index(item) for item in matches), default=np.nan)
+            np.testing.assert_equal(record["rerank", direction, "rank"][q], place)
+            queries += bool(matches)
+            lost += bool(matches) and not matches & set(order[:keep])
+        assert found[direction]["lost"] == pytest.approx(100 * lost / queries)
+
+
+def test_folds_are_galleries_of_their_own():
+    subject = subject_of(n=6, m=15)
+    parts = [(np.arange(k, k + 3), np.flatnonzero(subject.caption_image // 3 == k // 3)) for k in (0, 3)]
+    found, full = protocols.two_stages(subject, protocols.Record(), "rerank", 99, parts), protocols.Record()
+    expected = protocols.plain(subject, full, "full", protocols.image_text(subject.members), parts, 2)
+    assert found["rsum"] == pytest.approx(expected["rsum"])
+
+
+def test_rerank_of_what_has_no_parts_is_refused(capsys, tmp_path, demo_path):
+    np.save(tmp_path / "s.npy", np.random.default_rng(0).random((4, 20), np.float32))
+    for words, message in ((["--scores", str(tmp_path / "s.npy"), "--rerank", "3"], "--rerank 3 saves time where words"),
+                           (["--rerank", "-1"], "--rerank -1 is no number")):
+        with pytest.raises(SystemExit) as stop:
+            evaluate.main(words)
+        shown = capsys.readouterr().err + str(stop.value.code)
+        assert message in shown, shown
+
+
+def test_a_run_on_regions_refuses_other_features(runs, demo_path):
+    for name, message in (("demo_precomp", "reasons over regions and"), ("demo", "was trained on region features and the")):
+        with pytest.raises(InputError, match=message):
+            judged(runs, "--checkpoint", runs / "t2i", "--data_path", demo_path, "--data_name", name)
