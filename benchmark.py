@@ -38,6 +38,7 @@ from evaluate import Judgements, assess, parse_args
 from losses import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, hinge
 from metrics import retrieval_blocks
 from model import build_model
+from options import natural, positive
 from protocols import Subject
 from subjects import save_json, torch_device
 from vocab import SPECIALS, Arguments, Vocabulary
@@ -453,8 +454,8 @@ PARTS = {"scores": scores, "attention": attention, "evaluation": evaluation, "su
 def main(argv=None) -> None:
     p = Arguments("Measure speed and memory as ratios.")
     p.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
-    p.add_argument("--repeats", type=train.positive, default=5, help="rounds in which the things compared take turns")
-    p.add_argument("--seed", type=train.natural, default=0, help="of the random embeddings and features")
+    p.add_argument("--repeats", type=positive, default=5, help="rounds in which the things compared take turns")
+    p.add_argument("--seed", type=natural, default=0, help="of the random embeddings and features")
     p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
     p.add_argument("--output", metavar="FILE", help="write all measurements there as JSON")
     opt = p.parse_args(argv)

@@ -234,7 +234,7 @@ def build_terms(opt, vocab, image_tower: Tower, text_tower: Tower) -> dict[str, 
 
 
 def build_model(opt, vocab, pretrained: bool = True) -> JointEmbedding:
-    """The model that resolved options (train.resolve) describe. `pretrained=False` leaves a CNN's weights to a
+    """The model that resolved options (options.resolve) describe. `pretrained=False` leaves a CNN's weights to a
     checkpoint that is about to be loaded."""
     similarity = build_similarity(opt)
     image_tower, text_tower = build_image_tower(opt, pretrained), build_text_tower(opt, vocab)

@@ -118,9 +118,9 @@ SAME = {"data_name": str, "margin": float, "max_violation": bool, "num_epochs": 
 
 def _options(theirs: argparse.Namespace, path: str) -> dict:
     """Our options, complete and resolved, for theirs; paths and the like stay at our defaults."""
-    import train  # imports evaluate.py, which imports this module
+    import options  # which imports this module by way of subjects.py
 
-    ours = train.parser().parse_args([])
+    ours = options.parser().parse_args([])
     for name, kind in SAME.items():
         value = getattr(theirs, name, getattr(ours, name))
         if value is not getattr(ours, name):
@@ -135,7 +135,7 @@ def _options(theirs: argparse.Namespace, path: str) -> dict:
         raise InputError(f"{path} was trained with --cnn_type {ours.cnn_type}; networks that can be read are {', '.join(CNNS)}")
     ours.sim = {"cosine": "dot", "order": "order"}[measure]                         # their cosine is an inner product
     ours.logger_name = os.path.dirname(path) or "."
-    train.resolve(ours)
+    options.resolve(ours)
     return {name: value for name, value in vars(ours).items() if name not in ("resume", "overwrite", "config", "dry_run")}
 
 

@@ -52,7 +52,7 @@ def load_weights(model: JointEmbedding, stored: dict) -> None:
 
 def load_model(stored: dict) -> tuple[JointEmbedding, Vocabulary, argparse.Namespace]:
     """The model of a checkpoint, in eval mode on the CPU, its vocabulary and its options."""
-    from train import parse_args  # which imports this module
+    from options import parse_args  # which imports this module
 
     defaults = vars(parse_args([]))                         # of options that are younger than the checkpoint
     opt, vocab = argparse.Namespace(**{**defaults, **stored["options"]}), Vocabulary(stored["vocabulary"])

@@ -11,6 +11,7 @@ import torch
 
 import captioner
 import evaluate
+import options
 import train
 from captioner import Captioner, is_function, word_precision
 from data import Batch, read_split
@@ -297,7 +298,7 @@ def test_bad_input_is_refused_in_a_sentence(run, demo_path, tmp_path, capsys):
                            (["--captioner", "-1", "--img_enc", "vsrn"], "a weight of at least 0"),
                            (["--max_len", "1", "--img_enc", "vsrn"], "--max_len 1: .* at least 2")):
         with pytest.raises(InputError, match=message):
-            train.resolve(train.parser().parse_args(words))
+            options.resolve(options.parser().parse_args(words))
         with pytest.raises(SystemExit):
             train.parse_args(words)
         assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,321 @@
+"""Options of train.py: what they are, what one implies of another, what cannot work together."""
+import argparse
+import os
+import sys
+
+import numpy as np
+import yaml
+
+from attention import AGGREGATES, DIRECTIONS, NORMS
+from data import DEV_IMAGES, Photos
+from encoders import CNNS
+from model import ALL_SIMILARITIES, SHAPES
+from objectives import OBJECTIVES
+from subjects import load_checkpoint, torch_device
+from vocab import Arguments, InputError
+
+GAUSSIANS = [shape for shape in SHAPES if shape != "point"]
+MAY_CHANGE = {"data_path", "num_epochs", "workers", "log_step", "val_step", "device", "logger_name", "resume", "overwrite",
+              "dry_run", "config"}    # options that a resumed run may set anew
+SCAN = {"cross_attn": "t2i", "raw_feature_norm": "clipped_l2norm", "agg_func": "LogSumExp", "lambda_lse": 6.0,
+        "lambda_softmax": 9.0, "bi_gru": False, "precomp_enc_type": "basic", "no_txtnorm": False}    # its options' defaults
+
+
+def parser() -> argparse.ArgumentParser:
+    p = Arguments("Train a joint embedding of images and captions.")
+    add, switch = p.add_argument, argparse.BooleanOptionalAction
+    add("--data_path", default="data", help="folder that holds the data sets")
+    add("--data_name", default="coco_precomp", help="folder of the data set below --data_path")
+    add("--vocab_path", default="./vocab/", help="folder that may hold {data_name}_vocab.json; built when it is not there")
+    add("--vocab_splits", default="train", help="splits whose words count (train,dev reproduces the original vocabularies)")
+    add("--vocab_threshold", type=positive, default=4, help="keep words seen at least this often")
+    add("--use_restval", action="store_true", help="train on COCO's restval images too")
+    add("--dev_images", type=natural, default=DEV_IMAGES,
+        help="images of the dev split of precomputed data and COCO that validation uses; 0: all")
+    add("--sim", "--measure", choices=list(ALL_SIMILARITIES), default="cosine", help="similarity of an image and a caption")
+    add("--head", choices=list(SHAPES), help="embeddings of both sides (default: what --sim needs)")
+    add("--image_head", choices=list(SHAPES), help="embeddings of images (GIE: Gaussian here only)")
+    add("--text_head", choices=list(SHAPES), help="embeddings of captions (GCE: Gaussian here only)")
+    add("--logvar_norm", action=switch, default=False, help="unit-norm log-variances")
+    add("--img_enc", choices=["auto", "precomp", "cnn", "vsrn", "pie", "scan"], default="auto",
+        help="image encoder (auto: precomp or cnn, what the data need, pie for mil and match_prob; vsrn: graph and GRU over "
+        "region features; pie: attention to regions or to a network's last map, PVSE and PCME; scan: every "
+        "region by itself, for --sim scan)")
+    add("--cnn_type", choices=list(CNNS), default="vgg19", help="network for photos")
+    add("--cnn_weights", help="file with the network's weights (default: torch's cache; nothing is fetched)")
+    add("--crop_size", type=positive, default=224, help="side of the random crops of training photos")
+    add("--img_dim", type=positive, help="size of the image features (default: read from the data)")
+    add("--feature_norm", action=switch, default=True, help="l2-normalise precomputed features, as VSE++ does CNN features "
+        "(vsrn: what its first linear layer makes of them; the original does not on Flickr30k)")
+    add("--pool", choices=["mean", "gpo"], default="mean", help="pooling of regions: mean of the features, or "
+        "generalised pooling of their embeddings (VSE-infinity)")
+    add("--region_norm", choices=["features", "regions"], default="features",
+        help="vsrn: norm of each region over its features, or, as the original's code, of each feature over the regions")
+    add("--region_bn", action="store_true", help="vsrn: BatchNorm after the GRU, as the original on Flickr30k")
+    add("--txt_enc", choices=["gru", "pie"], help="text embedding (default: gru, and pie for mil and match_prob: attention to "
+        "word vectors beside a bidirectional GRU)")
+    add("--n_embeds", type=positive, metavar="K", help="mil: embeddings an item (default: 2)")
+    add("--n_samples", type=positive, default=7, metavar="J", help="match_prob: samples of every Gaussian")
+    add("--cross_attn", choices=DIRECTIONS, default=SCAN["cross_attn"],
+        help="scan: words attend to regions (t2i), or regions to words (i2t)")
+    add("--raw_feature_norm", choices=list(NORMS), default=SCAN["raw_feature_norm"],
+        help="scan: norm of the products of words and regions before the softmax")
+    add("--agg_func", choices=list(AGGREGATES), default=SCAN["agg_func"],
+        help="scan: what the score makes of the cosines of all words (i2t: regions) with what they attend to")
+    add("--lambda_lse", type=float, default=SCAN["lambda_lse"], help="scan: sharpness of LogSumExp")
+    add("--lambda_softmax", type=float, default=SCAN["lambda_softmax"], help="scan: sharpness of the attention (i2t: 4)")
+    add("--bi_gru", action="store_true", help="scan: read the words in both directions and average")
+    add("--precomp_enc_type", choices=["basic", "weight_norm"], default=SCAN["precomp_enc_type"],
+        help="scan: linear layer of the regions, plain or weight-normalised")
+    add("--no_txtnorm", action="store_true", help="scan: do not normalise word states")
+    add("--word_dim", type=positive, default=300, help="size of the word vectors")
+    add("--embed_size", type=positive, default=1024, help="size of the joint embedding (VSRN: 2048)")
+    add("--num_layers", type=positive, default=1, help="layers of the GRU")
+    add("--use_abs", action="store_true", help="absolute values of the embeddings (order embeddings)")
+    add("--no_imgnorm", action="store_true", help="do not normalise image means; 'cosine' is then their inner product")
+    add("--loss", choices=OBJECTIVES, help="objective: hinge (VSE++), infonce (CLIP), or match: binary cross-entropy of every "
+        "pair (PCME, PCME++); default: hinge, and match for match_prob")
+    add("--pseudo_positives", type=float, default=0.0, metavar="WEIGHT",
+        help="match: pairs that score above the true one count as matches at this weight (PCME++: 0.1)")
+    add("--captioner", type=float, default=0.0, metavar="WEIGHT", help="vsrn: the image's regions also generate the caption, "
+        "at this weight (VSRN: 1; 0: off)")
+    add("--dim_hidden", type=positive, default=512, help="captioner: size of its GRUs")
+    add("--max_len", type=positive, default=60, help="captioner: captions are cut after so many tokens, <start> and <end> "
+        "among them")
+    add("--vib", type=float, default=0.0, metavar="WEIGHT", help="KL of every Gaussian to N(0, I) (PCME++: 1e-4)")
+    add("--diversity", type=float, default=0.0, metavar="WEIGHT", help="keeps the K embeddings of mil apart (PVSE: 0.1 "
+        "beside a hinge that is averaged over the batch; ours is summed, so 0.1 x batch size)")
+    add("--mmd", type=float, default=0.0, metavar="WEIGHT", help="draws the distributions of image and caption embeddings "
+        "together (PVSE: 0.01, so here 0.01 x batch size)")
+    add("--var_min", type=float, help="smallest variance (default: 0.1, and 1e-6 for match_prob)")
+    add("--var_max", type=float, default=10.0, help="largest variance")
+    add("--logvar_init", type=float, default=0.0, help="where log-variances start (csd with --loss match: -6)")
+    add("--average", choices=["none", "ema", "swa"], default="none", help="average weights over the last third of the epochs: "
+        "exponentially (0.999) each step, or evenly over epochs")
+    add("--margin", type=float, default=0.2, help="margin of the hinge (VSE++ and VSRN: 0.2; ucmr's VSRN: 0.1)")
+    add("--max_violation", action=switch, default=None,
+        help="hardest negatives instead of their sum (default: on for similarities of Gaussians)")
+    add("--vse_mean_warmup_epochs", type=natural, default=0, help="first epochs on the sum of violations")
+    add("--mask_same_image", action="store_true", help="other captions of an image are no negatives")
+    add("--num_epochs", type=positive, default=30, help="epochs")
+    add("--batch_size", type=positive, default=128, help="pairs in a batch")
+    add("--learning_rate", type=float, default=2e-4, help="initial learning rate")
+    add("--lr_update", type=positive, default=15, help="epochs between tenfold reductions of the learning rate")
+    add("--grad_clip", type=float, default=2.0, help="largest norm of the gradient; 0: no limit")
+    add("--finetune", action="store_true", help="train the CNN too")
+    add("--amp", choices=["off", "bf16", "fp16"], default="off", help="precision of the networks (fp16: CUDA only)")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to train (auto: CUDA when present)")
+    add("--workers", type=natural, default=min(10, os.cpu_count() or 1),
+        help="processes that read photos or large feature files")
+    add("--seed", type=natural, default=0, help="of initialisation, batch order and crops")
+    add("--log_step", type=positive, default=10, help="steps between log lines")
+    add("--val_step", type=positive, default=500, help="steps between validations within an epoch")
+    add("--logger_name", help="run folder (default: runs/{data_name}_{sim})")
+    add("--resume", nargs="?", const="", metavar="RUN", help="go on exactly where RUN, or the run in --logger_name, stopped")
+    add("--init_from", metavar="RUN", help="start from the weights and vocabulary of RUN, with a new optimiser")
+    add("--overwrite", action="store_true", help="replace a run that --logger_name already holds")
+    add("--config", metavar="FILE", help="YAML file of options; the command line comes before it")
+    add("--dry_run", action="store_true", help="check everything, print sizes and options, write nothing")
+    return p
+
+
+def natural(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 0")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    if natural(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
+    return int(text)
+
+
+def parse_args(argv=None) -> argparse.Namespace:
+    """Options of the command line, resolved: heads, objective and run folder are filled in. Exits on wrong ones."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    p = parser()
+    opt = p.parse_args(argv)
+    try:
+        if opt.config:
+            opt = p.parse_args(config_arguments(opt.config, p) + argv)
+        if opt.resume is not None:
+            given = opt
+            folder = opt.resume or opt.logger_name or default_run(opt)
+            stored = load_checkpoint(folder, "checkpoint.pt")["options"]
+            p.set_defaults(**stored)
+            opt = p.parse_args(config_arguments(given.config, p) + argv if given.config else argv)
+            opt.logger_name = run_folder(folder)
+            resolve(opt)
+            changed = [key for key in stored if key not in MAY_CHANGE and getattr(opt, key) != stored[key]]
+            if changed:
+                raise InputError(f"--{changed[0]} {getattr(opt, changed[0])} differs from the {stored[changed[0]]} of the run "
+                                 f"in {folder}; a resumed run keeps its options, so leave it out or start a new run with "
+                                 "--init_from")
+        resolve(opt)
+    except InputError as error:
+        p.error(str(error))
+    return opt
+
+
+def config_arguments(path: str, p: argparse.ArgumentParser) -> list[str]:
+    """The options of a YAML file as command-line words, so that they are checked like typed ones."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            values = yaml.safe_load(f)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"--config {path} cannot be read ({error}); give a YAML file of options") from error
+    values = values.get("options", values) if isinstance(values, dict) else values  # a run's config.yaml serves too
+    known = {action.dest: action for action in p._actions}
+    if not isinstance(values, dict) or set(values) - set(known):
+        wrong = sorted(map(str, set(values) - set(known))) if isinstance(values, dict) else [type(values).__name__]
+        raise InputError(f"--config {path} holds '{wrong[0]}', which is no option; options are those of train.py --help")
+    words = []
+    for key, value in values.items():
+        action = known[key]
+        if isinstance(action, argparse.BooleanOptionalAction):
+            words += [] if value is None else [f"--{key}" if value else f"--no-{key}"]
+        elif action.nargs == 0:
+            words += [f"--{key}"] if value else []
+        elif value is not None:
+            words += [f"--{key}={value}"]
+    return words
+
+
+def default_run(opt) -> str:
+    return os.path.join("runs", f"{opt.data_name}_{opt.sim}")
+
+
+def run_folder(path: str) -> str:
+    return os.path.dirname(path) or "." if os.path.isfile(path) else path
+
+
+def resolve(opt) -> None:
+    """Fill in what --sim implies and refuse, before data load, what cannot work."""
+    resolve_pie(opt)
+    resolve_scan(opt)
+    needs = ALL_SIMILARITIES[opt.sim].gaussian_sides
+    heads = [opt.image_head or opt.head, opt.text_head or opt.head]
+    if needs == 1:                                          # GCE unless the image side is asked for
+        if heads == [None, None]:
+            heads = ["point", "ellipsoidal"]
+        elif None in heads:
+            given = heads[heads.index(None) - 1]
+            heads = [head or ("ellipsoidal" if given == "point" else "point") for head in heads]
+    heads = [head or ("ellipsoidal" if needs else "point") for head in heads]
+    gaussian = sum(head != "point" for head in heads)
+    if gaussian != needs:
+        shown = f"image head '{heads[0]}' and text head '{heads[1]}'"
+        fix = {0: "leave the heads out, or choose a similarity of Gaussians such as wasserstein",
+               1: f"give one of --image_head (GIE) and --text_head (GCE) one of {', '.join(GAUSSIANS)}",
+               2: f"give both sides one of {', '.join(GAUSSIANS)}"}[needs]
+        wants = ["compares points", "needs one Gaussian side and one point", "needs a Gaussian on both sides"][needs]
+        raise InputError(f"--sim {opt.sim} {wants}, not {shown}; {fix}")
+    opt.image_head, opt.text_head = heads
+    opt.head = heads[0] if heads[0] == heads[1] else None
+    if opt.no_imgnorm and opt.sim == "cosine":              # VSE0: the original's cosine is an inner product
+        opt.sim = "dot"
+    if opt.max_violation is None or opt.loss != "hinge":
+        opt.max_violation = needs > 0 and opt.loss == "hinge"
+    if opt.vse_mean_warmup_epochs and not opt.max_violation:
+        raise InputError("--vse_mean_warmup_epochs delays --max_violation, which is off; give --max_violation too")
+    if opt.pseudo_positives and opt.loss != "match":
+        raise InputError(f"--pseudo_positives {opt.pseudo_positives} is for --loss match, not {opt.loss}; leave it out")
+    if opt.vib and not gaussian:
+        raise InputError(f"--vib {opt.vib} needs a Gaussian side, and --sim {opt.sim} has points; choose a similarity of "
+                         "Gaussians or leave it out")
+    if min(opt.pseudo_positives, opt.vib) < 0 or not 0 < opt.var_min < opt.var_max:
+        raise InputError(f"--pseudo_positives {opt.pseudo_positives}, --vib {opt.vib}, --var_min {opt.var_min} and --var_max "
+                         f"{opt.var_max}: weights are at least 0, variances positive and in order")
+    if opt.captioner and opt.img_enc != "vsrn":
+        raise InputError(f"--captioner {opt.captioner} reads the regions of --img_enc vsrn, not of {opt.img_enc}; give "
+                         "--img_enc vsrn too, or leave it out")
+    if not opt.captioner >= 0 or opt.max_len < 2:
+        raise InputError(f"--captioner {opt.captioner} and --max_len {opt.max_len}: the first is a weight of at least 0, the "
+                         "second at least 2, <start> and a token to predict")
+    if opt.batch_size < 2:
+        raise InputError(f"--batch_size {opt.batch_size} has no negatives to learn from; give at least 2, 128 is usual")
+    if opt.amp == "fp16" and torch_device(opt.device).type != "cuda":
+        raise InputError("--amp fp16 needs CUDA; on this device use --amp bf16 or off")
+    if not opt.learning_rate > 0 or not opt.margin >= 0 or not opt.grad_clip >= 0:
+        raise InputError(f"--learning_rate {opt.learning_rate}, --margin {opt.margin} and --grad_clip {opt.grad_clip}: the "
+                         "first must be above 0, the others at least 0")
+    if opt.init_from and opt.resume is None:
+        load_checkpoint(opt.init_from)                      # a wrong one is refused before data load
+    opt.logger_name = opt.logger_name or default_run(opt)
+
+
+def resolve_pie(opt) -> None:
+    """What PIE-Net, the best of K embeddings (mil) and the match probability of samples (match_prob) imply and need."""
+    pie = opt.sim in ("mil", "match_prob")
+    opt.img_enc = "pie" if pie and opt.img_enc == "auto" else opt.img_enc
+    opt.txt_enc = opt.txt_enc or ("pie" if pie else "gru")
+    opt.n_embeds = opt.n_embeds or (2 if opt.sim == "mil" else 1)
+    opt.loss = opt.loss or ("match" if ALL_SIMILARITIES[opt.sim].logits else "hinge")
+    opt.var_min = (1e-6 if opt.sim == "match_prob" else 0.1) if opt.var_min is None else opt.var_min
+    if opt.sim == "mil" and (opt.img_enc, opt.txt_enc) != ("pie", "pie"):
+        name, value = ("img_enc", opt.img_enc) if opt.img_enc != "pie" else ("txt_enc", opt.txt_enc)
+        raise InputError(f"--sim mil compares several embeddings an item, and --{name} {value} makes one; leave --{name} out "
+                         "(it is pie then), or take --sim cosine")
+    if opt.n_embeds > 1 and opt.sim != "mil":
+        raise InputError(f"--n_embeds {opt.n_embeds} is for --sim mil, and --sim {opt.sim} compares one embedding an item; "
+                         "leave it out")
+    if opt.diversity and opt.n_embeds == 1:
+        raise InputError(f"--diversity {opt.diversity} keeps several embeddings of an item apart, and there is one; take --sim "
+                         "mil with --n_embeds 2 or more, or leave it out")
+    if min(opt.diversity, opt.mmd) < 0:
+        raise InputError(f"--diversity {opt.diversity} and --mmd {opt.mmd} are weights; give at least 0")
+    if opt.txt_enc == "pie" and opt.embed_size % 2:
+        raise InputError(f"--embed_size {opt.embed_size} is odd, and --txt_enc pie joins two directions of a GRU of half that "
+                         "size; give an even one")
+
+
+def resolve_scan(opt) -> None:
+    """What cross-attention (scan) implies and needs: a trunk that keeps every region, a GRU that keeps every word."""
+    if opt.sim != "scan":
+        if opt.img_enc == "scan":
+            raise InputError(f"--img_enc scan keeps every region of an image, and --sim {opt.sim} does not compare them; take "
+                             "--sim scan, or leave --img_enc out")
+        foreign = [name for name, default in SCAN.items() if getattr(opt, name) != default]
+        if foreign:
+            raise InputError(f"--{foreign[0]} is for --sim scan, not {opt.sim}; leave it out")
+        return
+    opt.img_enc = "scan" if opt.img_enc == "auto" else opt.img_enc
+    for name, needed in (("img_enc", "scan"), ("txt_enc", "gru"), ("pool", "mean")):
+        if getattr(opt, name) != needed:
+            raise InputError(f"--sim scan compares every region with every word, which --{name} {getattr(opt, name)} does not "
+                             f"leave; leave --{name} out")
+    if opt.use_abs:
+        raise InputError("--use_abs is for order embeddings, and --sim scan compares regions and words; leave it out")
+    if not 0 < opt.lambda_lse < np.inf or not 0 < opt.lambda_softmax < np.inf:
+        raise InputError(f"--lambda_lse {opt.lambda_lse} and --lambda_softmax {opt.lambda_softmax} must be positive and "
+                         "finite; SCAN has 6 and 9")
+
+
+def prepare_images(opt, images) -> None:
+    """Settle --img_enc and --img_dim by what the data hold."""
+    needed = "cnn" if isinstance(images, Photos) else "precomp"
+    img_enc = needed if opt.img_enc == "auto" else opt.img_enc
+    if img_enc == "pie" and needed == "precomp" and images.array.ndim != 3:
+        other = "another --sim" if opt.sim == "mil" else "--img_enc precomp"
+        raise InputError(f"--img_enc pie attends to regions and {images.path} holds one vector an image; give features of "
+                         f"shape (images, regions, F) or photos, or take {other}")
+    if img_enc == "scan" and (needed == "cnn" or images.array.ndim != 3):
+        given = "photos" if needed == "cnn" else f"one vector an image in {images.path}"
+        raise InputError(f"--sim scan attends to regions and {opt.data_name} has {given}; give features of shape (images, "
+                         "regions, F), or take another --sim")
+    if img_enc != "pie" and (img_enc == "cnn") != (needed == "cnn"):
+        raise InputError(f"--img_enc {img_enc} cannot read {opt.data_name}, which needs --img_enc {needed}")
+    if img_enc == "vsrn" and images.array.ndim != 3:
+        raise InputError(f"--img_enc vsrn reasons over regions and {images.path} holds one vector an image; give features of "
+                         "shape (images, regions, F), or take --img_enc precomp")
+    if opt.pool == "gpo" and (img_enc != "precomp" or images.array.ndim != 3):
+        raise InputError(f"--pool gpo pools regions with --img_enc precomp, and {opt.data_name} with --img_enc {img_enc} has "
+                         "none to pool; give features of shape (images, regions, F), or leave it out")
+    if img_enc != "vsrn" and (opt.region_bn or opt.region_norm != "features"):
+        raise InputError(f"--region_norm and --region_bn are for --img_enc vsrn, not {img_enc}; leave them out")
+    if opt.img_dim not in (None, images.dim) and needed == "precomp":
+        raise InputError(f"--img_dim {opt.img_dim} differs from the {images.dim} of {images.path}; leave --img_dim out")
+    if needed == "precomp" and (opt.finetune or opt.cnn_weights):
+        raise InputError(f"--finetune and --cnn_weights are for photos; {opt.data_name} has precomputed features")
+    opt.img_enc, opt.img_dim = img_enc, images.dim
