@@ -1,6 +1,6 @@
 """Speed and memory of what users wait for: ratios of things that took turns in one run, each beside its target.
 
-    python benchmark.py [scores] [attention] [evaluation] [suite] [step] [batches] [--output benchmark.json]
+    python benchmark.py [scores] [attention] [evaluation] [suite] [step] [regions] [batches] [--output FILE.json]
 
 scores      every similarity against one bare matrix product and against a loop of broadcasts; precision of float32
 attention   cross-attention of words and regions against a loop over captions that forms the attended vectors, as SCAN's code
@@ -9,6 +9,7 @@ evaluation  both directions of the COCO 5K test against the matrix products alon
             sort a query, as the original code bases have it; peak memory
 suite       the same test with CxC (text-text is 25,000 x 25,000), folds, PMRP, ECCV and uncertainty; peak memory
 step        a training step of Gaussians against one of points, and what of it is not the networks
+regions     the same of VSRN, SCAN, PVSE and PCME on regions, against the mean of the regions
 batches     reading batches from a mapped feature file against the pace of training
 
 A time is the least of `--repeats` rounds. On a busy machine OMP_NUM_THREADS=1 makes the ratios steadier.
@@ -35,7 +36,7 @@ from annotations import Pairs, Ratings, cxc_pairs
 from attention import DIRECTIONS, CrossAttention
 from data import Batch, Features, Split, Tokens, pair_batches
 from evaluate import Judgements, assess, parse_args
-from losses import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, hinge
+from losses import LOG_VAR_BOUNDS, SIMILARITIES, Embedding
 from metrics import retrieval_blocks
 from model import build_model
 from options import natural, positive
@@ -54,6 +55,7 @@ TIMED_CAPTIONS = (250, 20)            # captions that ours, and the loop, are ti
 ELEMENTS = (2 ** 18, 2 ** 20, 2 ** 22)    # products of words and regions in a block, of which the peak memory is measured
 BLOCKS = (1000, 640, 1700)            # images a block: the first is timed, all must agree
 BATCH, FEATURES, WORDS, LENGTHS = 128, 2048, 10000, (8, 20)
+REGION_STEP = ((36, 256), 256)        # features of an image, D
 FILES = {"features": ((20000, 2048), np.float32), "regions": ((2000, 36, 512), np.float16)}
 BROADCAST = ("order", "elk", "bhattacharyya")       # similarities that do not separate
 TIMED = ("kl", "kl_reverse", "mahalanobis", "wasserstein", "csd")       # the similarities with targets of speed
@@ -359,10 +361,10 @@ def suite(opt, device) -> None:
     line("peak memory beyond the embeddings, MiB", in_fresh_process(suite_memory, opt.seed, device), ".0f", "suite memory")
 
 
-def training(sim: str, seed: int, device) -> dict:
-    """Functions that run one training step of VSE++ on precomputed features, and its parts each alone."""
-    options = train.parse_args(["--sim", sim, "--max_violation", "--img_enc", "precomp", "--img_dim", str(FEATURES),
-                                "--embed_size", str(DIM)])
+def training(words: list[str], shape: tuple, dim: int, seed: int, device) -> dict:
+    """Functions that run one training step on precomputed features of a shape, and its parts each alone."""
+    options = train.parse_args(["--max_violation", "--img_dim", str(shape[-1]), "--embed_size", str(dim), *words])
+    options.img_enc = "precomp" if options.img_enc == "auto" else options.img_enc
     torch.manual_seed(seed)
     model = build_model(options, Vocabulary([*SPECIALS, *map(str, range(WORDS - len(SPECIALS)))])).to(device).train()
     parameters = list(model.parameters())
@@ -370,23 +372,26 @@ def training(sim: str, seed: int, device) -> dict:
     scaler = torch.amp.GradScaler(device.type, enabled=False)
     lengths = torch.randint(LENGTHS[0], LENGTHS[1] + 1, (BATCH,))
     tokens = torch.randint(len(SPECIALS), WORDS, (BATCH, LENGTHS[1])) * (torch.arange(LENGTHS[1]) < lengths[:, None])
-    batch = Batch(torch.rand(BATCH, FEATURES), tokens, lengths, torch.arange(BATCH), torch.arange(BATCH)).to(device)
+    batch = Batch(torch.rand(BATCH, *shape), tokens, lengths, torch.arange(BATCH), torch.arange(BATCH)).to(device)
 
     def embed():
-        embedded = (*model.embed_images(batch.images), *model.embed_captions(batch.tokens, batch.lengths))
-        return [x for x in embedded if x is not None]
+        return model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)
 
-    leaves = [x.detach().requires_grad_() for x in embed()]
+    def learned(x):
+        return x is not None and x.is_floating_point()
+
+    leaves = [Embedding(*(x.detach().requires_grad_() if learned(x) else x for x in e)) for e in embed()]
 
     def objective():
-        images, captions = Embedding(*leaves[:len(leaves) // 2]), Embedding(*leaves[len(leaves) // 2:])
-        for x in leaves:
+        for x in filter(learned, (*leaves[0], *leaves[1])):
             x.grad = None
-        hinge(model.similarity(images, captions), options.margin, options.max_violation).backward()
+        sum(model.objective(model.similarity(*leaves)).values()).backward()
 
     def networks():
         optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(embed(), [x.grad for x in leaves])
+        reached = [(x, leaf.grad) for e, kept in zip(embed(), leaves) for x, leaf in zip(e, kept)
+                   if learned(x) and leaf.grad is not None]
+        torch.autograd.backward([x for x, _ in reached], [grad for _, grad in reached])
 
     def update():
         torch.nn.utils.clip_grad_norm_(parameters, options.grad_clip)
@@ -398,17 +403,32 @@ def training(sim: str, seed: int, device) -> dict:
     return {"objective": objective, "networks": networks, "update": update, "step": step}
 
 
-def step(opt, device) -> None:
-    print(f"\nstep: batch of {BATCH}, features of {FEATURES:,}, D = {DIM:,}, {LENGTHS[0]} to {LENGTHS[1]} words, float32\n"
+def steps(title: str, kinds: dict[str, list[str]], shape: tuple, dim: int, opt, device) -> dict:
+    """Time the steps of several models on features of one shape and print their parts: {(kind, part): seconds}."""
+    features = " x ".join(map(str, shape))
+    print(f"\n{title}: batch of {BATCH}, features of {features}, D = {dim:,}, {LENGTHS[0]} to {LENGTHS[1]} words, float32\n"
           f"  {'ms, each alone':16}{'step':>9}{'networks':>12}{'similarity, loss':>20}{'clipping, Adam':>18}", flush=True)
-    kinds = {"point": "cosine", "gaussian": "wasserstein"}
-    best = race({(kind, name): run for kind, sim in kinds.items() for name, run in training(sim, opt.seed, device).items()},
-                opt.repeats, device)
+    best = race({(kind, name): run for kind, words in kinds.items()
+                 for name, run in training(words, shape, dim, opt.seed, device).items()}, opt.repeats, device)
     for kind in kinds:
         whole, *parts = (1000 * best[kind, name] for name in ("step", "networks", "objective", "update"))
         print("  {:16}{:9.1f}{:12.1f}{:20.1f}{:18.1f}".format(kind, whole, *parts))
         line(f"{kind}: share of the step outside the networks, percent", 100 * (parts[1] + parts[2]) / sum(parts), ".1f")
+    return best
+
+
+def step(opt, device) -> None:
+    best = steps("step", {"point": ["--sim", "cosine"], "gaussian": ["--sim", "wasserstein"]}, (FEATURES,), DIM, opt, device)
     line("gaussian (wasserstein) / point (cosine)", best["gaussian", "step"] / best["point", "step"], ".2f", "step")
+
+
+def regions(opt, device) -> None:
+    kinds = {"mean of regions": [], "vsrn": ["--img_enc", "vsrn"],
+             "vsrn, gaussian": ["--img_enc", "vsrn", "--sim", "wasserstein"],
+             "scan": ["--sim", "scan", "--bi_gru"], "pvse": ["--sim", "mil"], "pcme": ["--sim", "match_prob"]}
+    best = steps("regions", kinds, *REGION_STEP, opt, device)
+    for kind in list(kinds)[1:]:
+        line(f"{kind} / mean of regions", best[kind, "step"] / best["mean of regions", "step"], ".1f")
 
 
 def epoch(path: str, seed: int):
@@ -432,7 +452,7 @@ def streaming_memory(path: str, seed: int) -> list[float]:
 def batches(opt, device) -> None:
     print(f"\nbatches: of {BATCH} pairs, five captions an image, in random order, the file in the system's cache", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        path, runs, count = {}, {"step": training("cosine", opt.seed, device)["step"]}, {}
+        path, runs, count = {}, {"step": training([], (FEATURES,), DIM, opt.seed, device)["step"]}, {}
         for name, (shape, dtype) in FILES.items():
             path[name] = os.path.join(folder, f"{name}.npy")
             np.save(path[name], np.random.default_rng(opt.seed).random(shape, np.float32).astype(dtype))
@@ -448,7 +468,8 @@ def batches(opt, device) -> None:
             line(f"{name}: pages of the file it leaves mapped, MiB of {os.path.getsize(path[name]) >> 20}", mapped, ".0f")
 
 
-PARTS = {"scores": scores, "attention": attention, "evaluation": evaluation, "suite": suite, "step": step, "batches": batches}
+PARTS = {"scores": scores, "attention": attention, "evaluation": evaluation, "suite": suite, "step": step,
+         "regions": regions, "batches": batches}
 
 
 def main(argv=None) -> None:

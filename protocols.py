@@ -130,9 +130,12 @@ def plain(subject: Subject, record: Record, name: str, tile, chosen: list | None
     ranks = {"i2t": np.full(subject.n_images, -1), "t2i": np.full(len(subject.caption_image), -1)}
     results = []
     for images, captions in parts:
-        first, index = images[0], torch.from_numpy(captions)
-        i2t, t2i = metrics.ranks(lambda i, c: tile(slice(first + i.start, first + i.stop), index[c]),   # noqa: B023
-                                 subject.caption_image[captions] - first, len(images), block)
+        first, index, seen = images[0], torch.from_numpy(captions), {}
+
+        def here(i, c, first=first, index=index, seen=seen):
+            c = seen.setdefault(id(c), index[c])            # one object a block, by which a tile knows what it has lifted
+            return tile(slice(first + i.start, first + i.stop), c)
+        i2t, t2i = metrics.ranks(here, subject.caption_image[captions] - first, len(images), block)
         ranks["i2t"][images], ranks["t2i"][captions] = i2t, t2i
         results.append(metrics.both_directions(i2t[i2t >= 0], t2i))
     for side, rank in ranks.items():
