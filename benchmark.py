@@ -335,7 +335,7 @@ def judged_subject(seed: int, device) -> tuple[Subject, Judgements]:
 
 
 def suite_options():
-    return parse_args(["--cxc", "--pmrp", "--eccv", "--fold5", "--uncertainty"])
+    return parse_args(["--cxc", "--pmrp", "--eccv", "--fold5", "--uncertainty", "--no-control"])
 
 
 def suite_memory(seed: int, device) -> float:

@@ -103,7 +103,7 @@ def run_protocols(subject: Subject, judged: Judgements, opt, record: Record) -> 
         if several_matches or subject.scores is not None:
             scores = protocols.score_matrix(subject, opt.block)
         variants = {"full": subject.members, "mean_only": means_only(subject),
-                    "shuffled": shuffled(subject) if opt.uncertainty else []}
+                    "shuffled": shuffled(subject) if opt.uncertainty and opt.control else []}
         for name, members in variants.items():
             fold_parts = chosen if name != "shuffled" else None
             if members or (name == "full" and scores is not None):
@@ -409,6 +409,8 @@ def parse_args(argv=None) -> argparse.Namespace:
     add("--rerank", type=int, default=0, metavar="K", help="--sim scan: also in two stages, the cosine of the means keeps the "
         "K nearest of each query and attention re-ranks them; reports what that loses and saves")
     add("--uncertainty", action="store_true", help="what log det Sigma says about recall: bins, risk-coverage, pictures")
+    add("--control", action=argparse.BooleanOptionalAction, default=True,
+        help="with --uncertainty: also rank with the variances dealt to other items")
     add("--photos", metavar="FOLDER", help="photos of precomputed features, for the pictures")
     add("--ranks", metavar="FILE.csv", help="write the rank of every query")
     add("--export", metavar="FILE.npz", help="write the embeddings")

@@ -73,8 +73,11 @@ def average_precision(scores, positives) -> np.ndarray:
     result, bounds = np.empty(len(scores)), np.searchsorted(query, np.arange(len(scores) + 1))
     for q, row in enumerate(scores):
         own = np.sort(row[item[bounds[q]:bounds[q + 1]]])[::-1]                     # (R,) best first
-        row = np.sort(row)
-        others = len(row) - np.searchsorted(row, own) - np.searchsorted(-own, -own, "right")     # that score at least as high
+        top = np.sort(np.partition(row, len(row) - len(own))[len(row) - len(own):])  # (R,) the R best of all, rising
+        at_least = len(top) - np.searchsorted(top, own)                             # items that score at least as high
+        at_least[own == top[0]] = np.count_nonzero(row >= top[0])                   # ties with the last of them included
+        at_least[own < top[0]] = 2 * len(row)                                       # out of the top, wherever
+        others = at_least - np.searchsorted(-own, -own, "right")
         hits = np.arange(1, len(own) + 1)
         place = others + hits                                                       # 1-based place of each positive
         result[q] = (hits / place * (place <= len(own))).sum() / len(own)
@@ -99,7 +102,7 @@ def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
     n, gallery = scores.shape
     counts = np.array([np.bincount(query, minlength=n) for query, _ in sets])       # (sets, Q): R
     place = gallery - np.maximum(counts, 1)                                         # of the R-th largest in rising order
-    limits = np.array([np.partition(row, np.unique(at))[at] for row, at in zip(scores, place.T)]).T.reshape(len(sets), n)
+    limits = np.array([np.partition(row, at)[at] for row, at in zip(scores, place.T)]).T.reshape(len(sets), n)
     results = []
     for count, t, (query, item) in zip(counts, limits, sets):
         own = scores[query, item]
@@ -242,7 +245,7 @@ def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
     _, start, count = np.unique(np.asarray(query)[order], return_index=True, return_counts=True)
     rng, values, control = np.random.default_rng(seed), [], float("nan")
     for _ in range(samples):
-        chosen = rng.permutation(len(start))[:max(2, len(start) // 2)]
+        chosen = rng.choice(len(start), max(2, len(start) // 2), replace=False, shuffle=False)
         pair = start[chosen] + rng.integers(count[chosen])
         values.append(_spearman(x[pair], y[pair]))
         control = control if len(values) > 1 else _spearman(x[pair], rng.permutation(y[pair]))
