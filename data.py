@@ -70,6 +70,11 @@ class Features:
         return self.array.shape[-1]
 
     @property
+    def regions(self) -> int | None:
+        """How many vectors an image has; None for a single one without that axis."""
+        return self.array.shape[1] if self.array.ndim == 3 else None
+
+    @property
     def parallel(self) -> bool:
         """Whether reading is slow enough for worker processes."""
         return self.array.nbytes > RESIDENT_BYTES
@@ -111,7 +116,7 @@ class Features:
 
 class Photos:
     """Image files, decoded to RGB and transformed as VSE++ does: (B, 3, 224, 224)."""
-    parallel, dim, step = True, None, 1
+    parallel, dim, regions, step = True, None, None, 1
 
     def __init__(self, paths: list[str]):
         self.paths = paths
@@ -150,7 +155,7 @@ class Photos:
 
 class NoImages:
     """Stands for N images of which nothing but their captions is at hand (a text-only split)."""
-    parallel, dim, step = False, None, 1
+    parallel, dim, regions, step = False, None, None, 1
 
     def __init__(self, count: int):
         self.count = count

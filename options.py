@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     add("--cnn_weights", help="file with the network's weights (default: torch's cache; nothing is fetched)")
     add("--crop_size", type=positive, default=224, help="side of the random crops of training photos")
     add("--img_dim", type=positive, help="size of the image features (default: read from the data)")
+    add("--n_regions", type=positive, help="regions of an image (default: read from the data)")
     add("--feature_norm", action=switch, default=True, help="l2-normalise precomputed features, as VSE++ does CNN features "
         "(vsrn: what its first linear layer makes of them; the original does not on Flickr30k)")
     add("--pool", choices=["mean", "gpo"], default="mean", help="pooling of regions: mean of the features, or "
@@ -318,4 +319,7 @@ def prepare_images(opt, images) -> None:
         raise InputError(f"--img_dim {opt.img_dim} differs from the {images.dim} of {images.path}; leave --img_dim out")
     if needed == "precomp" and (opt.finetune or opt.cnn_weights):
         raise InputError(f"--finetune and --cnn_weights are for photos; {opt.data_name} has precomputed features")
-    opt.img_enc, opt.img_dim = img_enc, images.dim
+    if opt.n_regions not in (None, images.regions):
+        raise InputError(f"--n_regions {opt.n_regions} differs from the {images.regions or 'single vector'} of each image in "
+                         f"{opt.data_name}; leave --n_regions out")
+    opt.img_enc, opt.img_dim, opt.n_regions = img_enc, images.dim, images.regions

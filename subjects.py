@@ -132,6 +132,9 @@ def check_fits(opt: argparse.Namespace, images, path: str) -> None:
     if needed == "precomp" and images.dim != opt.img_dim:
         raise InputError(f"{images.path} has features of width {images.dim}, {path} was trained on width {opt.img_dim}; use "
                          "features of the same extractor")
+    if opt.n_regions != images.regions and (opt.n_regions or opt.img_enc == "precomp"):
+        raise InputError(f"{images.path} has {images.regions or 'no'} regions an image, {path} was trained on "
+                         f"{opt.n_regions or 'one vector an image'}; use features of the same extractor")
 
 
 def save_json(value, path: str) -> None:

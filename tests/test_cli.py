@@ -283,6 +283,18 @@ def test_bad_evaluations_are_refused(runs, tmp_path, monkeypatch, demo_path, cap
     refused(capsys, evaluate.main, ["--checkpoint", run, "--fold5"], "--fold5 needs 5 x 1,000 images and .* has 24")
     refused(capsys, evaluate.main, ["--checkpoint", run, "--data_name", "demo_region_precomp"], "trained on width")
     refused(capsys, evaluate.main, ["--checkpoint", run, "--data_name", "demo"], "trained on precomputed features")
+    for name, regions in (("global", ()), ("few", (4,)), ("many", (5,))):          # the width of the demo
+        os.makedirs(name)
+        for split in ("train", "dev", "test"):
+            shape = (4, *regions, 960)
+            np.save(f"{name}/{split}_ims.npy", np.random.default_rng(0).random(shape).astype(np.float32))
+            open(f"{name}/{split}_caps.txt", "w").write("\n".join(["a red circle ."] * 4) + "\n")
+    other = ["--checkpoint", run, "--data_path", ".", "--data_name", "few"]
+    refused(capsys, evaluate.main, other, "has 4 regions an image.*one vector")
+    fit("--data_path", ".", "--data_name", "few", "--logger_name", "regional", "--vocab_threshold", 1, "--batch_size", 2)
+    words = ["--checkpoint", "regional", "--data_path", "."]
+    refused(capsys, evaluate.main, [*words, "--data_name", "many"], "has 5 regions an image, regional was trained on 4")
+    refused(capsys, evaluate.main, [*words, "--data_name", "global"], "has no regions an image, regional was trained on 4")
     refused(capsys, evaluate.main, ["--checkpoint", run, "--split", "nope"], "there is no file .*nope_caps.txt")
     refused(capsys, evaluate.main, ["--checkpoint", run, runs / "cosine", "--export", "e.npz"], "--export writes one model's")
     whole = (run / "model_best.pt").read_bytes()
