@@ -83,7 +83,8 @@ def parser() -> argparse.ArgumentParser:
     add("--dim_hidden", type=positive, default=512, help="captioner: size of its GRUs")
     add("--max_len", type=positive, default=60, help="captioner: captions are cut after so many tokens, <start> and <end> "
         "among them")
-    add("--vib", type=float, default=0.0, metavar="WEIGHT", help="KL of every Gaussian to N(0, I) (PCME++: 1e-4)")
+    add("--vib", type=float, default=0.0, metavar="WEIGHT", help="KL of every Gaussian to N(0, I), in nats (PCME++ averages "
+        "it over dimensions: its 1e-4 is 1e-4 / embed_size here)")
     add("--diversity", type=float, default=0.0, metavar="WEIGHT", help="keeps the K embeddings of mil apart (PVSE: 0.1 "
         "beside a hinge that is averaged over the batch; ours is summed, so 0.1 x batch size)")
     add("--mmd", type=float, default=0.0, metavar="WEIGHT", help="draws the distributions of image and caption embeddings "
