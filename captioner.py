@@ -7,7 +7,6 @@ Li et al. 2019 (VSRN) add this loss to the ranking loss, 1 : 1: regions that suf
 The generator is that of Venugopalan et al. 2015 (sequence to sequence: one GRU reads, another writes) with the attention of
 Bahdanau et al. 2015. It serves training only; retrieval never runs it.
 """
-import os
 import sys
 from collections import Counter
 
@@ -234,18 +233,15 @@ def write_captions(opt) -> None:
 
 
 def main(argv=None) -> None:
+    from subjects import run_arguments  # which imports model.py, which imports this module
+
     p = Arguments("Write captions of images with the captioner of a VSRN model, and count how many of their words are true.")
-    p.add_argument("--checkpoint", metavar="RUN", help="run folder or checkpoint file (default: the newest run)")
-    p.add_argument("--data_path", help="folder that holds the data sets (default: that of the training)")
-    p.add_argument("--data_name", help="data set (default: that of the training)")
-    p.add_argument("--split", default="test", help="images to caption: all of them, for the count")
+    run_arguments(p, split="images to caption: all of them, for the count")
     shown = p.add_mutually_exclusive_group()
     shown.add_argument("--images", type=int, default=10, metavar="N", help="print the captions of the first N")
     shown.add_argument("--image_index", type=int, nargs="+", metavar="I", help="print the captions of these, counted from 0")
     p.add_argument("--beam", type=int, default=3, help="captions that the search keeps at a time; 1: greedy")
     p.add_argument("--output", metavar="FILE.json", help="write all captions, generated and true, and the counts")
-    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
-    p.add_argument("--workers", type=int, default=min(10, os.cpu_count() or 1), help="processes that read large feature files")
     try:
         write_captions(p.parse_args(argv))
     except InputError as error:

@@ -15,7 +15,7 @@ import torch
 
 from data import Photos, read_split
 from losses import Embedding, uncertainty
-from subjects import check_fits, encode, load_checkpoint, load_model, newest_run, torch_device
+from subjects import check_fits, encode, load_checkpoint, load_model, newest_run, run_arguments, torch_device
 from vocab import UNK, Arguments, InputError, tokenize
 
 matplotlib.use("Agg")
@@ -95,15 +95,10 @@ def draw(opt) -> None:
 
 def main(argv=None) -> None:
     p = Arguments("Draw what a model retrieves.")
-    p.add_argument("--checkpoint", metavar="RUN", help="run folder or checkpoint file (default: the newest run)")
-    p.add_argument("--data_path", help="folder that holds the data sets (default: that of the training)")
-    p.add_argument("--data_name", help="data set (default: that of the training)")
-    p.add_argument("--split", default="test", help="images to search")
+    run_arguments(p, split="images to search")
     p.add_argument("--photos", help="folder of the photos that precomputed features belong to")
     p.add_argument("--captions", nargs="+", metavar="TEXT", help="captions to search for (default: five of the split)")
     p.add_argument("--output", metavar="FILE.png", help="picture to write (default: retrieval.png in the run folder)")
-    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
-    p.add_argument("--workers", type=int, default=min(10, os.cpu_count() or 1), help="processes that read photos")
     try:
         draw(p.parse_args(argv))
     except InputError as error:

@@ -110,6 +110,17 @@ def validate(model: JointEmbedding, split: Split, tokens: Tokens, device, worker
                                     split.caption_image)
 
 
+def run_arguments(p: argparse.ArgumentParser, split: str) -> None:
+    """The options of commands that show what one run makes of a split; `split` says what the split is for."""
+    p.add_argument("--checkpoint", metavar="RUN", help="run folder or checkpoint file (default: the newest run)")
+    p.add_argument("--data_path", help="folder that holds the data sets (default: that of the training)")
+    p.add_argument("--data_name", help="data set (default: that of the training)")
+    p.add_argument("--split", default="test", help=split)
+    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
+    p.add_argument("--workers", type=int, default=min(10, os.cpu_count() or 1),
+                   help="processes that read photos or large feature files")
+
+
 def newest_run(root: str = "runs") -> str:
     found = glob.glob(os.path.join(root, "**", "model_best.pt"), recursive=True)
     if not found:
