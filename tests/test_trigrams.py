@@ -1,0 +1,213 @@
+"""Word hashing and the networks over letter trigrams, against dense count vectors and loops over windows."""
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from data import read_split
+from trigrams import TanhLayers, TrigramBag, TrigramConv, Trigrams, TrigramTokens, TrigramWords, trigrams_of
+from vocab import SPECIALS, InputError
+
+WORDS = "a man rides the brown horse banana nanana on".split()
+VOCAB = Trigrams([*SPECIALS, *WORDS])
+CAPTIONS = [text.split() for text in (
+    "a man rides the brown horse on a banana", "horse", "a man", "zzz man qqq xyz", "the mane of horses nanananana", "zzz qqq",
+    "qqq rides zzz")]
+
+
+def counts(word: str) -> torch.Tensor:
+    """The count vector of a word, (n_trigrams,)."""
+    vector = torch.zeros(len(VOCAB.trigrams), dtype=torch.float64)
+    for trigram, n in Counter(f"#{word}#"[k:k + 3] for k in range(len(word))).items():
+        if trigram in VOCAB.trigrams:
+            vector[VOCAB.trigrams.index(trigram)] = n
+    return vector
+
+
+def dense(table: torch.Tensor, window: int) -> torch.Tensor:
+    """The matrix (C, window n_trigrams) of the linear map that a table holds."""
+    return table[1:].reshape(len(table) - 1, window, -1).permute(2, 1, 0).flatten(1)
+
+
+def slow_layers(vector, layers):
+    for layer in layers:
+        vector = torch.tanh(layer.weight @ vector + layer.bias)
+    return vector
+
+
+def slow_conv(net: TrigramConv, words: list[str]) -> torch.Tensor:
+    """One caption -> (D,)."""
+    before = (net.window - 1) // 2
+    weight, maximum = dense(net.table.weight, net.window), None
+    for t in range(len(words)):
+        places = [t - before + k for k in range(net.window)]
+        window = torch.cat([counts(words[p]) if 0 <= p < len(words) else 0 * counts("a") for p in places])
+        h = torch.tanh(weight @ window + net.bias)
+        maximum = h if maximum is None else torch.maximum(maximum, h)
+    return slow_layers(maximum, getattr(net.layers, "layers", []))
+
+
+def slow_bag(net: TrigramBag, words: list[str]) -> torch.Tensor:
+    total = sum(counts(word) for word in words)
+    return slow_layers(torch.tanh(dense(net.table.weight, 1) @ total + net.bias), getattr(net.layers, "layers", []))
+
+
+def network(kind, *sizes, **window):
+    torch.manual_seed(0)
+    net = kind(len(VOCAB.trigrams), list(sizes[:-1]), sizes[-1], **window).double()
+    torch.nn.init.uniform_(net.bias, -0.1, 0.1)
+    return net
+
+
+# ---- word hashing
+
+def test_trigrams_of_words():
+    assert trigrams_of("cat") == ["#ca", "cat", "at#"]
+    assert trigrams_of("a") == ["#a#"] and trigrams_of("") == [] and trigrams_of("'s") == ["#'s", "'s#"]
+    assert trigrams_of("nanana").count("nan") == 2
+
+
+def test_trigrams_are_numbered_from_one_in_order_of_appearance():
+    vocab = Trigrams([*SPECIALS, "cat", "hat", "cats"])
+    assert vocab.trigrams == ["#ca", "cat", "at#", "#ha", "hat", "ats", "ts#"]
+    assert vocab.trigram_index == {t: k + 1 for k, t in enumerate(vocab.trigrams)}
+    assert vocab.hash(["cat", "at", "dog", "chat"]) == [[1, 2, 3], [3], [], [5, 3]]
+    assert vocab.words == [*SPECIALS, "cat", "hat", "cats"] and len(vocab) == 7
+    assert vocab.encode(["cat", "dog"]) == [1, 4, 3, 2]                             # it is a Vocabulary still
+    with pytest.raises(InputError, match="starts with"):
+        Trigrams(["cat"])
+
+
+def test_saved_and_loaded_as_its_words(tmp_path):
+    VOCAB.save(str(tmp_path / "v.json"))
+    again = Trigrams.load(str(tmp_path / "v.json"))
+    assert again.words == VOCAB.words and again.trigram_index == VOCAB.trigram_index
+    assert Trigrams.build([["cat"] * 4, ["hat"]]).trigrams == ["#ca", "cat", "at#"]
+
+
+def test_repeats_count_and_specials_do_not():
+    numbers = VOCAB.hash(["nanana"])[0]
+    assert numbers.count(VOCAB.trigram_index["nan"]) == 2 and "pad" not in VOCAB.trigrams
+
+
+# ---- batches
+
+@pytest.mark.parametrize("index", [[0], [1], [3, 0, 4], [5], [6, 1, 5, 0], [0, 0, 2]])
+def test_batches_equal_a_loop(index):
+    tokens = TrigramTokens.of(CAPTIONS, VOCAB)
+    ids, lengths = tokens.batch(np.array(index))
+    chosen = [VOCAB.hash(CAPTIONS[m]) for m in index]
+    assert ids.dtype == lengths.dtype == torch.int64 and lengths.tolist() == [len(c) for c in chosen]
+    most = max([len(word) for caption in chosen for word in caption] + [1])
+    assert ids.shape == (len(index), max(map(len, chosen)), most)
+    for row, caption in zip(ids.tolist(), chosen):
+        padded = caption + [[]] * (ids.shape[1] - len(caption))
+        assert row == [word + [0] * (most - len(word)) for word in padded]
+
+
+def test_lengths_and_unknown_captions():
+    tokens = TrigramTokens.of([*CAPTIONS, []], VOCAB)
+    assert tokens.length.tolist() == [9, 1, 2, 4, 5, 2, 3, 0] and tokens.length.dtype == np.int64
+    assert np.flatnonzero(tokens.unknown).tolist() == [5, 7] and tokens.unknown.dtype == bool
+    assert len(tokens.table) == len({word for caption in CAPTIONS for word in caption})
+    assert TrigramTokens.of([["zzz"], []], VOCAB).unknown.all() and TrigramTokens.of([[]], VOCAB).unknown.all()
+    ids, lengths = TrigramTokens.of([["zzz"], []], VOCAB).batch(np.array([0, 1]))
+    assert ids.shape == (2, 1, 1) and not ids.any() and lengths.tolist() == [1, 0]
+
+
+# ---- networks
+
+@pytest.mark.parametrize("sizes", [(5,), (7, 5), (8, 7, 6, 5)])
+@pytest.mark.parametrize("kind,window", [*((TrigramConv, k) for k in (1, 2, 3, 5)), (TrigramBag, 1)])
+def test_networks_equal_dense_counts_and_loops(kind, window, sizes):
+    net = network(kind, *sizes, **({"window": window} if kind is TrigramConv else {}))
+    ids, lengths = TrigramTokens.of(CAPTIONS, VOCAB).batch(np.arange(len(CAPTIONS)))
+    slow = slow_conv if kind is TrigramConv else slow_bag
+    told, expected = net(ids, lengths), torch.stack([slow(net, words) for words in CAPTIONS])
+    assert told.shape == (len(CAPTIONS), net.dim) and net.dim == sizes[-1]
+    torch.testing.assert_close(told, expected, rtol=0, atol=1e-12)
+    direction = torch.randn(told.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    parameters = list(net.parameters())
+    for a, b in zip(*(torch.autograd.grad((x * direction).sum(), parameters) for x in (told, expected))):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+    net(ids, lengths).sum().backward()
+    assert not net.table.weight.grad[0].any()                                       # padding learns nothing
+
+
+@pytest.mark.parametrize("kind", [TrigramConv, TrigramBag])
+def test_gradcheck(kind):
+    net = network(kind, 4, 3)
+    ids, lengths = TrigramTokens.of(CAPTIONS, VOCAB).batch(np.array([3, 1, 4]))
+    names, values = zip(*net.named_parameters())
+    assert torch.autograd.gradcheck(lambda *x: torch.func.functional_call(net, dict(zip(names, x)), (ids, lengths)),
+                                    [v.detach().clone().requires_grad_() for v in values])
+
+
+@pytest.mark.parametrize("kind", [TrigramConv, TrigramBag])
+def test_padding_and_batch_order_change_nothing(kind):
+    net, tokens = network(kind, 6, 5), TrigramTokens.of(CAPTIONS, VOCAB)
+    together = net(*tokens.batch(np.arange(len(CAPTIONS))))
+    order = np.array([4, 0, 6, 2, 5, 3, 1])
+    torch.testing.assert_close(net(*tokens.batch(order)), together[order], rtol=0, atol=1e-14)
+    for m in range(len(CAPTIONS)):
+        torch.testing.assert_close(net(*tokens.batch(np.array([m])))[0], together[m], rtol=0, atol=1e-14)
+    ids, lengths = tokens.batch(np.arange(len(CAPTIONS)))
+    wide = torch.nn.functional.pad(ids, (0, 3, 0, 4))                               # more padding trigrams and words
+    torch.testing.assert_close(net(wide, lengths), together, rtol=0, atol=1e-14)
+
+
+def test_unlisted_words_are_heard_and_unknown_trigrams_are_not():
+    net = network(TrigramConv, 6, 5)
+
+    def told(*captions):
+        return net(*TrigramTokens.of([c.split() for c in captions], VOCAB).batch(np.arange(len(captions))))
+    near, same, other, unheard = told("the horses", "the horse", "the man", "the qqq")
+    assert "horses" not in VOCAB.index
+    assert not torch.allclose(near, same) and (near - same).norm() < (other - same).norm()
+    torch.testing.assert_close(unheard, told("the zzz")[0])                         # an empty word still takes a place
+    assert not torch.allclose(unheard, told("the")[0])
+
+
+def test_word_order_matters_to_the_convolution_alone():
+    ids, lengths = TrigramTokens.of([["man", "rides", "horse"], ["horse", "rides", "man"]], VOCAB).batch(np.arange(2))
+    a, b = network(TrigramBag, 6, 5)(ids, lengths)
+    torch.testing.assert_close(a, b)
+    a, b = network(TrigramConv, 6, 5)(ids, lengths)
+    assert (a - b).abs().max() > 1e-3
+
+
+def test_trunk_passes_numbers_and_layers_end_in_tanh():
+    ids = torch.arange(12).view(2, 2, 3)
+    trunk = TrigramWords(17)
+    assert trunk(ids, torch.tensor([2, 2])) is ids and trunk.dim == 17 and not list(trunk.parameters())
+    net, x = TanhLayers(9, [7, 6], 5), torch.randn(4, 9)
+    torch.testing.assert_close(net(x), torch.stack([slow_layers(v, net.layers) for v in x]))
+    assert [tuple(layer.weight.shape) for layer in net.layers] == [(7, 9), (6, 7), (5, 6)] and net.dim == 5
+    assert net(1e4 * x).abs().max() <= 1 and len(TanhLayers(9, [], 5).layers) == 1
+    alone = TanhLayers(9, [], 5)
+    torch.testing.assert_close(alone(x), torch.tanh(alone.layers[0](x)))
+
+
+def test_initialised_as_a_linear_layer_of_the_dense_counts():
+    net = TrigramConv(500, [300], 20)
+    weight, bound = net.table.weight, (6 / (3 * 500 + 300)) ** 0.5
+    assert weight.shape == (501, 900) and not weight[0].any() and not net.bias.any()
+    assert 0.99 * bound < weight[1:].abs().max() <= bound
+    assert weight[1:].std().item() == pytest.approx(bound / 3 ** 0.5, rel=0.01)
+    shapes = [tuple(p.shape) for p in TrigramConv(500, [400, 200, 100, 50], 30).parameters()]
+    assert shapes == [(400,), (501, 1200), (200, 400), (200,), (100, 200), (100,), (50, 100), (50,), (30, 50), (30,)]
+
+
+# ---- real captions
+
+def test_trigrams_of_flickr8k(real_path):
+    """Far fewer than the 30,000 of web queries; hashing leaves next to nothing of unseen captions unheard."""
+    train, dev = (read_split(real_path, "f8k_precomp", name) for name in ("train", "dev"))
+    vocab = Trigrams.build(train.words)
+    assert 2000 < len(vocab.trigrams) < 4000 < len(Trigrams.build(train.words, 1).trigrams) < 8000
+    tokens = TrigramTokens.of(dev.words, vocab)
+    assert not tokens.unknown.any() and tokens.length.sum() == sum(map(len, dev.words))
+    words = {word for caption in dev.words for word in caption}
+    unlisted = [word for word in words if word not in vocab.index]
+    assert np.mean([bool(h) for h in vocab.hash(unlisted)]) > 0.95
