@@ -1,0 +1,194 @@
+"""Fine-tuning on the words of captions: average precision, labels, what is learned, and the file that it leaves."""
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import word_cnn
+from data import read_split
+from encoders import CNN, import_torchvision
+from vocab import InputError
+from word_cnn import WordCNN, average_precision, chance_precision, content_words, whole_state, word_labels
+
+# ---- average precision
+
+def slow_average_precision(scores, labels):
+    """One word: at each image that has it, the share of those placed no later that have it."""
+    found = []
+    for i in np.flatnonzero(labels):
+        higher, tied = scores > scores[i], scores == scores[i]
+        before = (higher & labels).sum()
+        tied_places = range(1, (tied & labels).sum() + 1)                           # after the negatives of the same score
+        found.append(np.mean([(before + k) / (higher.sum() + (tied & ~labels).sum() + k) for k in tied_places]))
+    return np.mean(found)
+
+
+@pytest.mark.parametrize("values", [1000, 3])
+def test_average_precision_equals_its_definition_also_with_ties(values):
+    rng = np.random.default_rng(0)
+    scores, labels = rng.integers(0, values, (40, 30)).astype(float), rng.random((40, 30)) < 0.3
+    expected = [slow_average_precision(*columns) for columns in zip(scores.T, labels.T)]
+    np.testing.assert_allclose(average_precision(scores, labels), expected, rtol=1e-12)
+
+
+def test_average_precision_of_known_orders():
+    labels = np.array([1, 0, 1, 0], bool)[:, None]
+
+    def ap(*scores):
+        return average_precision(np.array(scores, float)[:, None], labels)[0]
+    assert ap(4, 2, 3, 1) == 1 and ap(1, 4, 2, 3) == pytest.approx((1 / 3 + 2 / 4) / 2)
+    assert ap(4, 3, 2, 1) == pytest.approx((1 + 2 / 3) / 2)
+    assert ap(0, 0, 0, 0) == ap(1, 4, 2, 3)                                         # one score for all is the worst order
+    assert np.isnan(average_precision(np.ones((3, 1)), np.zeros((3, 1), bool))[0])
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        average_precision(np.array([[np.nan]]), np.ones((1, 1), bool))
+
+
+def test_chance_is_the_mean_over_all_orders():
+    labels = np.array([[1, 1, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 1, 0], [0, 0, 1, 0]], bool)
+    told = [average_precision(np.repeat(np.array(order)[:, None], 4, 1), labels) for order in itertools.permutations(range(5))]
+    np.testing.assert_allclose(chance_precision(labels), np.mean(told, 0), rtol=1e-12)
+    assert chance_precision(np.ones((1, 1), bool)) == 1
+
+
+# ---- words and labels
+
+def test_content_words_are_the_most_frequent_but_not_function_words():
+    captions = [text.split() for text in ("a dog 's ball .", "the dog runs", "two dogs run , a ball is n't there", "zebra")]
+    assert content_words(captions, 2) == ["ball", "dog"]
+    assert content_words(captions, 100) == ["ball", "dog", "dogs", "run", "runs", "two", "zebra"]
+    assert content_words([["the", "."]], 5) == []
+
+
+def test_labels_are_words_of_any_caption_of_an_image(demo_path):
+    split = read_split(demo_path, "demo_coco", "train")
+    words = [*content_words(split.words, 20), "unheard"]
+    labels = word_labels(split, words)
+    assert labels.shape == (len(split.images), 21) and labels.dtype == bool and labels[:, 0].any()
+    for image in range(len(split.images)):
+        said = {word for m in np.flatnonzero(split.caption_image == image) for word in split.words[m]}
+        assert [word in said for word in words] == labels[image].tolist()
+    assert not word_labels(split, ["unheard"]).any()
+
+
+# ---- the network
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> str:
+    """An untrained resnet18, in place of the ImageNet weights that are not on every machine."""
+    path = str(tmp_path_factory.mktemp("weights") / "resnet18.pt")
+    torch.manual_seed(0)
+    torch.save(import_torchvision().models.get_model("resnet18", weights=None).state_dict(), path)
+    return path
+
+
+def command(demo_path, weights, output, *more):
+    word_cnn.main(["--data_path", demo_path, "--data_name", "demo_coco", "--cnn_type", "resnet18", "--cnn_weights", weights,
+                   "--output", str(output), "--crop_size", "64", "--batch_size", "13", "--workers", "0", "--device", "cpu",
+                   *more])
+
+
+def test_starts_at_the_share_of_each_word():
+    share = np.array([0.1, 0.5, 1.0])
+    model = WordCNN(CNN("resnet18", True, pretrained=False, normalise=False), share)
+    torch.testing.assert_close(torch.sigmoid(model.words.bias).detach(), torch.tensor(share).float(), rtol=0, atol=1e-5)
+    assert model(torch.randn(2, 3, 64, 64)).shape == (2, 3)
+    assert all(p.requires_grad for p in model.parameters()) and model.train().cnn.net.training
+
+
+@pytest.mark.parametrize("cnn_type", ["resnet18", "efficientnet_lite0"])
+def test_whole_states_load_as_weights(cnn_type, tmp_path):
+    if cnn_type == "efficientnet_lite0":
+        pytest.importorskip("efficientnet_lite_pytorch")
+    cnn = CNN(cnn_type, pretrained=False)
+    state = whole_state(cnn, cnn_type)
+    torch.save(state, tmp_path / "w.pt")
+    again = CNN(cnn_type, weights=str(tmp_path / "w.pt")).net.state_dict()
+    assert set(again) < set(state) and len(state) == len(again) + 2
+    assert all(torch.equal(x, again[name]) for name, x in cnn.net.state_dict().items())
+
+
+@pytest.mark.parametrize("cnn_type", ["resnet50", "vgg16"])
+def test_whole_states_have_the_shapes_of_the_uncut_network(cnn_type):
+    state = whole_state(CNN(cnn_type, pretrained=False), cnn_type)
+    with torch.device("meta"):
+        uncut = import_torchvision().models.get_model(cnn_type, weights=None).state_dict()
+    assert {name: x.shape for name, x in state.items()} == {name: x.shape for name, x in uncut.items()}
+
+
+@pytest.mark.slow
+def test_learns_and_leaves_weights_that_load(tmp_path, demo_path, weights, monkeypatch, capsys):
+    losses, states, epoch = [], [], word_cnn.train_epoch
+
+    def watched(model, *args):
+        losses.append(epoch(model, *args))
+        states.append({name: x.clone() for name, x in model.cnn.net.state_dict().items()})
+        return losses[-1]
+    monkeypatch.setattr(word_cnn, "train_epoch", watched)
+    command(demo_path, weights, tmp_path / "new" / "cnn.pt", "--num_epochs", "4", "--learning_rate", "3e-4", "--n_words", "30")
+    assert losses[-1] < 0.95 * losses[0] and len(losses) == 4
+    told = capsys.readouterr().out
+    assert "30 words from" in told and told.count("mean average precision on dev") == 5 and told.count("chance") == 5
+    trained = CNN("resnet18", weights=str(tmp_path / "new" / "cnn.pt")).net.state_dict()
+    assert all(torch.equal(x, trained[name]) for name, x in states[-1].items())
+    given = torch.load(weights, weights_only=True)
+    assert not torch.equal(given["conv1.weight"], trained["conv1.weight"])
+    assert int(trained["bn1.num_batches_tracked"]) == 4 * 3                         # 39 images in steps of 13, once an epoch
+
+
+def test_the_same_seed_gives_the_same_file_with_workers_too(tmp_path, demo_path, weights):
+    for name, workers in (("a", "0"), ("b", "2")):
+        command(demo_path, weights, tmp_path / name, "--num_epochs", "1", "--workers", workers)
+    a, b = (torch.load(tmp_path / name, weights_only=True) for name in "ab")
+    assert all(torch.equal(x, b[key]) for key, x in a.items())
+
+
+@pytest.mark.parametrize("words,message", [
+    (["--data_name", "demo_precomp"], "demo_precomp has features .* fine-tuned on photos; give a data set that has them"),
+    (["--learning_rate", "0"], "--learning_rate 0 is not a positive number"),
+    (["--learning_rate", "nan"], "--learning_rate nan is not a positive number"),
+    (["--learning_rate", "1e30"], "the loss became .* in epoch 1; lower --learning_rate"),
+    (["--cnn_weights", "absent.pt"], "there is no file absent.pt"),
+    (["--data_name", "absent"], "there is no folder"),
+    (["--output", __file__], "is there already; name another file"),
+])
+def test_what_cannot_work_is_said_in_a_sentence(words, message, tmp_path, demo_path, weights):
+    with pytest.raises(SystemExit, match=message) as stopped:
+        command(demo_path, weights, tmp_path / "cnn.pt", *words)
+    assert str(stopped.value).startswith("word_cnn.py: ") and "\n" not in str(stopped.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["--n_words", "--num_epochs", "--batch_size", "--crop_size"])
+def test_numbers_are_positive(name, capsys):
+    with pytest.raises(SystemExit):
+        word_cnn.main([name, "0"])
+    assert f"argument {name}: '0' is not a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_photos_that_are_missing_are_named(tmp_path, demo_path, weights, monkeypatch):
+    split = read_split(demo_path, "demo_coco", "train")
+    split.images.paths[3] = "gone.jpg"
+    monkeypatch.setattr(word_cnn, "read_split", lambda *names: split)
+    with pytest.raises(SystemExit, match="photos are missing, the first is gone.jpg"):
+        command(demo_path, weights, tmp_path / "cnn.pt")
+
+
+def test_an_unfit_vocabulary_is_refused(tmp_path, demo_path, weights, monkeypatch):
+    monkeypatch.setattr(word_cnn, "content_words", lambda captions, count: [])
+    with pytest.raises(SystemExit, match="have no content words"):
+        command(demo_path, weights, tmp_path / "cnn.pt")
+    monkeypatch.setattr(word_cnn, "content_words", lambda captions, count: ["unheard"])
+    with pytest.raises(SystemExit, match="none of the 1 words is in a dev caption"):
+        command(demo_path, weights, tmp_path / "cnn.pt")
+
+
+def test_a_stopped_run_says_what_it_left(tmp_path, demo_path, weights, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(word_cnn, "train_epoch", interrupted)
+    with pytest.raises(SystemExit, match="stopped; .* holds the last whole epoch"):
+        command(demo_path, weights, tmp_path / "cnn.pt")
+    with pytest.raises(InputError):
+        word_cnn.save_atomic({}, str(tmp_path / "no" / "where.pt"))

@@ -1,0 +1,212 @@
+"""Fine-tunes a network for photos to say which words an image's captions have, which DMSM begins with (`dmsm` 3.1).
+
+    python word_cnn.py --data_name coco --cnn_type vgg19 --n_words 1000 --output cnn.pt
+    python train.py --data_name coco --cnn_type vgg19 --cnn_weights cnn.pt ...
+"""
+import math
+import os
+import sys
+from collections import Counter
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from tqdm import tqdm
+
+from captioner import is_function
+from data import Photos, Split, image_batches, pair_batches, read_split
+from encoders import CNN, CNNS, vsepp_linear
+from options import natural, positive
+from subjects import torch_device
+from train import save_atomic
+from vocab import Arguments, InputError
+
+
+def content_words(captions, count: int) -> list[str]:
+    """The `count` most frequent words of an iterable of token lists, by count, then alphabetically; fewer if there are fewer.
+
+    Left out: captioner.FUNCTION_WORDS, punctuation, and the pieces with an apostrophe that the tokenizer makes ('s, n't).
+    """
+    counts = Counter(word for words in captions for word in words if not is_function(word) and "'" not in word)
+    return sorted(counts, key=lambda word: (-counts[word], word))[:count]
+
+
+def word_labels(split: Split, words: list[str]) -> np.ndarray:
+    """(N, W) bool: whether any caption of an image has a word."""
+    number = {word: w for w, word in enumerate(words)}
+    pairs = [(image, number[word]) for image, caption in zip(split.caption_image, split.words) for word in caption
+             if word in number]
+    labels = np.zeros((len(split.images), len(words)), bool)
+    labels[tuple(np.array(pairs, np.int64).reshape(-1, 2).T)] = True
+    return labels
+
+
+def average_precision(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Average precision of each word over N images: (N, W), (N, W) bool -> (W,) in 0..1; NaN for a word that no image has.
+
+    Images are put in the order of their scores, at equal scores those without the word first (ties count against the
+    model): AP = mean over the images with the word of (how many with it are at or before this one) / (place, from 1).
+    Raises ValueError on scores that are not finite.
+    """
+    if not np.isfinite(scores).all():
+        raise ValueError("scores hold NaN or infinity, which have no order")
+    order = np.lexsort((labels, -scores), axis=0)                                   # (N, W), the last key counts most
+    found = np.take_along_axis(labels, order, axis=0)
+    precision = found.cumsum(0) / np.arange(1, len(labels) + 1)[:, None]
+    with np.errstate(invalid="ignore"):
+        return (precision * found).sum(0) / labels.sum(0)
+
+
+def chance_precision(labels: np.ndarray) -> np.ndarray:
+    """The expected average precision of a random order, (N, W) bool -> (W,); NaN for a word that no image has.
+
+    An image at place k has the word with p = P / N, and then on average (k - 1) (P - 1) / (N - 1) before it have it:
+    AP = sum_k (1 + (k - 1) (P - 1) / (N - 1)) / k / N = (H + (N - H) (P - 1) / (N - 1)) / N, where H = sum_k 1 / k.
+    """
+    n, positives = len(labels), labels.sum(0)
+    harmonic = (1 / np.arange(1, n + 1)).sum()
+    expected = (harmonic + (n - harmonic) * (positives - 1) / max(1, n - 1)) / n
+    return np.where(positives > 0, expected, np.nan)
+
+
+class WordCNN(nn.Module):
+    """A network without its classifier, and a linear layer that gives the logits of W words. (B, 3, H, W) -> (B, W).
+
+    What the layer reads is not l2-normalised. Its biases start at the log-odds of each word, `share` (W,).
+    """
+
+    def __init__(self, cnn: CNN, share: np.ndarray):
+        super().__init__()
+        self.cnn, self.words = cnn, vsepp_linear(cnn.dim, len(share))
+        odds = torch.logit(torch.from_numpy(share), eps=1e-6)
+        with torch.no_grad():
+            self.words.bias.copy_(odds)
+
+    def forward(self, photos):
+        return self.words(self.cnn(photos))                                         # (B, 3, H, W) -> (B, F) -> (B, W)
+
+
+class Unread:
+    """In place of data.Tokens: batches of pairs carry captions, and nothing here reads them."""
+
+    def batch(self, index):
+        return torch.zeros(len(index), 1, dtype=torch.int64), torch.ones(len(index), dtype=torch.int64)     # (B, 1), (B,)
+
+
+def whole_state(cnn: CNN, cnn_type: str) -> dict:
+    """The state dict of a network of 1,000 classes, as --cnn_weights takes it, on the CPU.
+
+    The ImageNet classifier was cut off and does not fit what was learned; zeros are in its place, and are cut off again.
+    """
+    last = {"vgg": "classifier.6", "res": "fc", "eff": "_fc"}[cnn_type[:3]]
+    state = {name: x.cpu() for name, x in cnn.net.state_dict().items()}
+    return {**state, f"{last}.weight": torch.zeros(1000, cnn.dim), f"{last}.bias": torch.zeros(1000)}
+
+
+def train_epoch(model: WordCNN, optimizer, split: Split, labels: np.ndarray, epoch: int, opt, device) -> float:
+    """Every image once, cropped and flipped as in training; returns the mean loss of an image, in nats.
+
+    The loss of an image is the binary cross-entropy summed over the words.
+    """
+    model.train()
+    one = np.unique(split.caption_image, return_index=True)[1]                      # a caption of every image
+    order, total = np.random.default_rng([opt.seed, epoch]).permutation(one), 0.0
+    with tqdm(total=len(order), desc=f"epoch {epoch + 1}", disable=None, leave=False) as bar:
+        for batch in pair_batches(split, Unread(), order, opt.batch_size, workers=opt.workers, crop_size=opt.crop_size,
+                                  seed=(opt.seed, epoch)):
+            target = torch.from_numpy(labels[batch.image_index.numpy()]).to(device, torch.float32)      # (B, W)
+            logits = model(batch.images.to(device))
+            loss = F.binary_cross_entropy_with_logits(logits, target, reduction="sum") / len(target)
+            if not torch.isfinite(loss):
+                raise InputError(f"the loss became {loss.item()} in epoch {epoch + 1}; lower --learning_rate "
+                                 f"{opt.learning_rate:g}")
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(target)
+            bar.update(len(target))
+    return total / len(order)
+
+
+@torch.no_grad()
+def word_scores(model: WordCNN, images: Photos, opt, device) -> np.ndarray:
+    """Logits of all words for all images of a split, (N, W)."""
+    model.eval()
+    with tqdm(total=len(images), desc="dev", disable=None, leave=False) as bar:
+        scores = []
+        for photos in image_batches(images, opt.batch_size, opt.workers):
+            scores.append(model(photos.to(device)).cpu().numpy())
+            bar.update(len(photos))
+    return np.concatenate(scores)
+
+
+def run(opt) -> list[float]:
+    """Trains and saves; returns the mean average precision on dev before training and after each epoch."""
+    if not 0 < opt.learning_rate < math.inf:
+        raise InputError(f"--learning_rate {opt.learning_rate:g} is not a positive number; 1e-4 is usual")
+    if os.path.exists(opt.output):
+        raise InputError(f"--output {opt.output} is there already; name another file, or delete it first")
+    device = torch_device(opt.device)
+    train, dev = (read_split(opt.data_path, opt.data_name, name) for name in ("train", "dev"))
+    if not isinstance(train.images, Photos):
+        raise InputError(f"{opt.data_name} has {train.images.describe()}, and a network is fine-tuned on photos; give a data "
+                         "set that has them, such as coco, f30k or demo")
+    train.require_sound(), dev.require_sound()
+    words = content_words(train.words, opt.n_words)
+    if not words:
+        raise InputError(f"the training captions of {opt.data_name} have no content words; there is nothing to learn")
+    labels, truth = word_labels(train, words), word_labels(dev, words)
+    occurs = truth.any(0)                                                           # (W,)
+    if not occurs.any():
+        raise InputError(f"none of the {len(words)} words is in a dev caption of {opt.data_name}; raise --n_words")
+    torch.manual_seed(opt.seed)
+    model = WordCNN(CNN(opt.cnn_type, True, opt.cnn_weights, normalise=False), labels.mean(0)).to(device)
+    os.makedirs(os.path.dirname(opt.output) or ".", exist_ok=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=opt.learning_rate)
+    chance = 100 * chance_precision(truth[:, occurs]).mean()
+    print(f"{opt.cnn_type}, {device}: {len(words):,} words from '{words[0]}' to '{words[-1]}', {labels.sum(1).mean():.1f} an "
+          f"image; {len(train.images):,} training images, {len(dev.images):,} of dev, where {occurs.sum():,} words occur")
+    reached = []
+
+    def judge(title: str) -> None:
+        scores = word_scores(model, dev.images, opt, device)
+        reached.append(100 * float(average_precision(scores[:, occurs], truth[:, occurs]).mean()))
+        print(f"{title}: mean average precision on dev {reached[-1]:.2f}% (chance {chance:.2f}%)", flush=True)
+
+    judge("untrained")
+    for epoch in range(opt.num_epochs):
+        loss = train_epoch(model, optimizer, train, labels, epoch, opt, device)
+        save_atomic(whole_state(model.cnn, opt.cnn_type), opt.output)
+        judge(f"epoch {epoch + 1}, training loss {loss:.3f} nats an image")
+    print(f"weights for train.py --cnn_type {opt.cnn_type} --cnn_weights {opt.output}")
+    return reached
+
+
+def main(argv=None) -> None:
+    p = Arguments("Fine-tune a network for photos to predict the words of an image's captions.")
+    add = p.add_argument
+    add("--data_path", default="data", help="folder that holds the data sets")
+    add("--data_name", default="coco", help="folder of the data set below --data_path; it needs photos")
+    add("--cnn_type", choices=list(CNNS), default="vgg19", help="network for photos")
+    add("--cnn_weights", metavar="FILE", help="the network's weights (default: torch's cache; nothing is fetched)")
+    add("--n_words", type=positive, default=1000, help="the most frequent content words of the training captions to predict")
+    add("--num_epochs", type=positive, default=2, help="times that every training image is seen")
+    add("--learning_rate", type=float, default=1e-4, help="of Adam")
+    add("--batch_size", type=positive, default=64, help="images a step")
+    add("--crop_size", type=positive, default=224, help="side of the random crops of training photos")
+    add("--output", metavar="FILE.pt", default="cnn.pt", help="new file for the weights, written after each epoch")
+    add("--workers", type=natural, default=min(10, os.cpu_count() or 1), help="processes that read photos")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to train (auto: CUDA when present)")
+    add("--seed", type=natural, default=0, help="of initialisation, order and crops")
+    opt = p.parse_args(argv)
+    try:
+        run(opt)
+    except InputError as error:
+        sys.exit(f"word_cnn.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"word_cnn.py: stopped; {opt.output} holds the last whole epoch, if there was one")
+
+
+if __name__ == "__main__":
+    main()
