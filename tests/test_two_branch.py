@@ -1,0 +1,279 @@
+"""Two-branch networks: the losses against loops over triples and pairs, the order of siblings, both networks, blocks."""
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from data import Batch
+from losses import Embedding
+from metrics import retrieval_blocks
+from two_branch import BranchEmbedding, PairLogistic, ProductNetwork, TwoBranchLoss, distance, sibling_order
+
+
+def points(n, d=5, seed=0, dtype=torch.float64) -> torch.Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(n, d, generator=g, dtype=torch.float64), dim=1).to(dtype)
+
+
+def batch_of(owner) -> Batch:
+    owner = torch.as_tensor(owner)
+    return Batch(None, None, None, owner, torch.arange(len(owner)))
+
+
+def pairs(owner, seed=0) -> tuple[Embedding, Embedding]:
+    """Images, equal where the owner is, and captions near them."""
+    images = points(max(owner) + 1, seed=seed)[owner]
+    return Embedding(images), Embedding(F.normalize(images + 0.4 * points(len(owner), seed=seed + 1), dim=1))
+
+
+OWNERS = {"siblings": [0, 0, 1, 1, 2, 2, 3, 3], "apart": [0, 1, 2, 1, 0, 3, 3, 3], "distinct": [0, 1, 2, 3, 4],
+          "one image": [0, 0, 0], "two": [0, 1], "one pair": [0]}
+
+
+# ---- the embedding network
+
+def slow_two_branch(images, captions, owner, margin, weights, top):
+    def d(x, y):
+        return math.sqrt(float((x - y).square().sum()) + 1e-4)
+
+    def mean_of_largest(values):
+        values = sorted((max(0, v) for v in values), reverse=True)[:top]
+        return sum(values) / len(values) if values else 0
+    n, total = len(owner), [0, 0, 0]
+    one_of_each = {image: owner.index(image) for image in owner}
+    for m in range(n):
+        positive = d(captions[m], images[m])
+        total[0] += mean_of_largest(margin + positive - d(captions[m], images[k])
+                                    for image, k in one_of_each.items() if image != owner[m])
+        total[1] += mean_of_largest(margin + positive - d(images[m], captions[k]) for k in range(n) if owner[k] != owner[m])
+        positive = max(d(captions[m], captions[k]) for k in range(n) if owner[k] == owner[m])
+        total[2] += mean_of_largest(margin + positive - d(captions[m], captions[k]) for k in range(n) if owner[k] != owner[m])
+    return sum(weight * value / n for weight, value in zip(weights, total))
+
+
+@pytest.mark.parametrize("top", [1, 3, 10])
+@pytest.mark.parametrize("name", OWNERS)
+def test_two_branch_loss_equals_loops_over_triples(name, top):
+    owner = OWNERS[name]
+    for margin, weights in ((0.05, (1.5, 1.0, 0.05)), (1.0, (0.0, 0.0, 1.0)), (0.6, (1.0, 0.0, 0.0)), (0.6, (0.0, 1.0, 0.0)),
+                            (3.0, (1.0, 2.0, 4.0))):
+        images, captions = pairs(owner)
+        got = TwoBranchLoss(margin, weights, top)(images, captions, {}, {}, batch_of(owner))
+        expected = slow_two_branch(images.mean, captions.mean, owner, margin, weights, top)
+        assert float(got) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert (expected > 0) == (len(set(owner)) > 1)                                  # no distance is as large as the last margin
+
+
+def test_defaults_are_the_papers():
+    loss = TwoBranchLoss()
+    assert (loss.margin, loss.weights, loss.top) == (0.05, (1.5, 1.0, 0.05), 10) and not list(loss.parameters())
+
+
+def test_captions_of_one_image_are_never_negatives():
+    """Three captions in the same place: of one image they cost nothing, of three images they do."""
+    x = points(1).expand(3, -1)
+    same, other = (TwoBranchLoss()(Embedding(x), Embedding(x), {}, {}, batch_of(owner)) for owner in ([7, 7, 7], [0, 1, 2]))
+    assert float(same) == 0 and float(other) == pytest.approx(2.55 * 0.05)
+
+
+def test_the_farthest_sibling_is_the_positive_and_repeated_images_count_once():
+    captions = torch.eye(4, dtype=torch.float64)[:, :3].clone()                     # the last one is at the origin
+    captions[1] = captions[0]
+    within = TwoBranchLoss(0.0, (0.0, 0.0, 1.0), top=10)
+    near = within(Embedding(captions), Embedding(captions), {}, {}, batch_of([0, 0, 1, 2]))
+    far = within(Embedding(captions), Embedding(captions), {}, {}, batch_of([0, 1, 0, 2]))
+    assert float(near) == 0 < float(far)
+    images, words = pairs([0, 1, 2])
+    loss = TwoBranchLoss(0.6, (1.0, 0.0, 0.0), top=2)
+    alone = loss(images, words, {}, {}, batch_of([0, 1, 2]))
+    twice = loss(images.rows([0, 0, 1, 1, 2, 2]), words.rows([0, 0, 1, 1, 2, 2]), {}, {}, batch_of([0, 0, 1, 1, 2, 2]))
+    torch.testing.assert_close(alone, twice)
+
+
+def test_two_branch_gradients():
+    owner = [0, 0, 1, 1, 2, 3]
+    x, y = (e.mean.clone().requires_grad_() for e in pairs(owner))
+    loss = TwoBranchLoss(0.3, (1.5, 1.0, 0.5), 2)
+    assert torch.autograd.gradcheck(lambda a, b: loss(Embedding(a), Embedding(b), {}, {}, batch_of(owner)), (x, y))
+    x = points(40, dtype=torch.float32).requires_grad_()                            # captions lie on their images
+    loss(Embedding(x), Embedding(x), {}, {}, batch_of(np.arange(40) // 2)).backward()
+    assert x.grad.isfinite().all() and x.grad.abs().max() < 10
+
+
+def test_distance_in_float32():
+    x = points(60, 512)
+    d = distance(x.float(), (x + 1e-3 * points(60, 512, 3)).float())
+    torch.testing.assert_close(d.double(), distance(x, x + 1e-3 * points(60, 512, 3)), atol=1e-4, rtol=0)
+    assert float(distance(x, x).diagonal().max()) == pytest.approx(0.01)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(distance(x.float(), x.float()), distance(x.float(), x.float()).float())
+
+
+@pytest.mark.parametrize("caption_image", [np.arange(60) // 5, [3, 0, 0, 3, 1, 3, 0, 9], [0], [0, 1, 2], [4, 4]])
+def test_sibling_order(caption_image):
+    caption_image = np.asarray(caption_image)
+    orders = [sibling_order(caption_image, np.random.default_rng(seed)) for seed in (0, 0, 1, 2, 3)]
+    assert np.array_equal(orders[0], orders[1])
+    assert len(caption_image) < 8 or not np.array_equal(orders[0], orders[2])
+    for order in orders:
+        assert order.shape == (2 * len(caption_image),) and order.dtype == np.int64
+        lead, sibling = order.reshape(-1, 2).T
+        assert sorted(lead) == list(range(len(caption_image)))                      # every caption leads once
+        np.testing.assert_array_equal(caption_image[lead], caption_image[sibling])
+        alone = np.array([(caption_image == caption_image[m]).sum() == 1 for m in lead])
+        np.testing.assert_array_equal(lead == sibling, alone)
+
+
+def test_siblings_are_drawn_evenly():
+    found = Counter()
+    for seed in range(400):
+        lead, sibling = sibling_order(np.array([0, 0, 0, 0, 1]), np.random.default_rng(seed)).reshape(-1, 2).T
+        found.update(zip(lead.tolist(), sibling.tolist()))
+    assert len(found) == 13 and all(found[a, b] > 90 for a in range(4) for b in range(4) if a != b) and found[4, 4] == 400
+
+
+def test_branch_equals_its_parts():
+    torch.manual_seed(0)
+    branch, x = BranchEmbedding(7, 11, 4), torch.randn(6, 7)
+    assert branch.dim == 4 and branch(x[:1]).shape == (1, 4)                        # a batch of one row too
+    first, norm, _, drop, last = branch.layers
+    assert drop.p == 0.5 and BranchEmbedding(7, 11, 4, dropout=0.0).layers[3].p == 0
+    drop.p = 0.0
+    h = x @ first.weight.T + first.bias
+    h = (h - h.mean(0)) / (h.var(0, unbiased=False) + norm.eps).sqrt()
+    torch.testing.assert_close(branch(x, None), h.clamp(min=0) @ last.weight.T + last.bias)
+    branch.eval()
+    torch.testing.assert_close(branch(x)[2:3], branch(x[2:3]))
+
+
+# ---- the similarity network
+
+def network(dim=5, hidden=(8, 6), seed=0) -> ProductNetwork:
+    torch.manual_seed(seed)
+    net = ProductNetwork(dim, hidden).double()
+    for layer in net.network:
+        if isinstance(layer, torch.nn.BatchNorm1d):
+            for values in (layer.weight, layer.bias, layer.running_mean):
+                torch.nn.init.normal_(values)
+            torch.nn.init.uniform_(layer.running_var, 0.5, 2)
+    return net.requires_grad_(True)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("hidden", [(8,), (8, 6)])
+def test_product_network_equals_a_loop_over_pairs(hidden, training):
+    net, x, y = network(hidden=hidden).train(training), 3 * points(4), 2 * points(6, seed=1)
+    stack = [layer for layer in net.network if not isinstance(layer, torch.nn.ReLU)]
+    products = torch.stack([5 * (a / a.norm()) * (b / b.norm()) for a in x for b in y])
+    statistics = [(layer.running_mean.clone(), layer.running_var.clone()) for layer in stack[1::2]]
+    got, h = net(Embedding(x), Embedding(y)), products
+    for linear, norm, (mean, var) in zip(stack[::2], stack[1::2], statistics):
+        h = h @ linear.weight.T + linear.bias
+        mean, var = (h.mean(0), h.var(0, unbiased=False)) if training else (mean, var)
+        h = ((h - mean) / (var + norm.eps).sqrt() * norm.weight + norm.bias).clamp(min=0)
+    torch.testing.assert_close(got, (h @ stack[-1].weight.T + stack[-1].bias).view(4, 6))
+    assert net.logits and net.gaussian_sides == 0 and got.shape == (4, 6)
+
+
+def test_blocks_equal_the_whole_and_pairs_do_not_depend_on_others(monkeypatch):
+    net, x, y = network().eval(), Embedding(points(23)), Embedding(points(31, seed=1))
+    whole = net(x, y)
+    for elements in (1, 100, 10 ** 9):
+        monkeypatch.setattr("pie.ELEMENTS", {"cpu": elements, "cuda": elements})
+        torch.testing.assert_close(net(x, y), whole)
+    torch.testing.assert_close(net.tiles(x, y)(slice(3, 9), torch.tensor([4, 1])), whole[3:9][:, [4, 1]])
+    torch.testing.assert_close(net(y, x).T, whole)                                  # the product knows no sides
+    owner = np.arange(31) % 23
+    assert retrieval_blocks(net, x, y, owner, 7) == retrieval_blocks(net, x, y, owner, 1000)
+    net.train()
+    together = net(x, y)                                                            # one pass over all pairs
+    monkeypatch.setattr("pie.ELEMENTS", {"cpu": 1, "cuda": 1})
+    assert torch.equal(together, net(x, y))
+
+
+def test_product_network_gradients():
+    x, y = (points(4, seed=k).requires_grad_() for k in (0, 1))
+    for training in (True, False):
+        net = network().train(training)
+        assert torch.autograd.gradcheck(lambda a, b, net=net: net(Embedding(a), Embedding(b)), (x, y))
+    net = network().train()
+    PairLogistic()(net(Embedding(x), Embedding(y)))["logistic"].backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+    assert net(Embedding(x[:1]), Embedding(y[:1])).shape == (1, 1)                  # a last batch of a single pair
+
+
+def test_product_network_starts_with_logits_near_one_and_learns():
+    torch.manual_seed(0)
+    x = F.normalize(torch.randn(48, 256), dim=1)
+    y = F.normalize(x @ torch.linalg.qr(torch.randn(256, 256)).Q * 0.3 + x, dim=1)
+    net, loss = ProductNetwork(256, (64, 64)), PairLogistic()
+    start = net(Embedding(x), Embedding(y))
+    assert 0.1 < float(start.detach().std()) < 5
+    first = net.network[0](256 * x[:, None] * y)
+    assert float(first.detach().var((0, 1)).min()) > 100 * net.network[1].eps
+    adam = torch.optim.Adam(net.parameters(), lr=2e-3)
+    values = []
+    for _ in range(80):
+        adam.zero_grad()
+        value = loss(net(Embedding(x), Embedding(y)))["logistic"]
+        value.backward()
+        adam.step()
+        values.append(value.item())
+    assert np.mean(values[-5:]) < 0.3 < np.mean(values[:3])
+    assert retrieval_blocks(net.eval(), Embedding(x), Embedding(y), np.arange(48))["rsum"] > 400
+
+
+# ---- the logistic loss
+
+def test_pair_logistic_equals_a_loop_over_labelled_pairs():
+    """With as many negatives as there are, no chance is left; same-image pairs are left out, rows with few have fewer."""
+    g = torch.Generator().manual_seed(0)
+    scores = 3 * torch.randn(6, 6, generator=g, dtype=torch.float64)
+    owner = torch.tensor([0, 0, 1, 2, 2, 2])
+    for same in (None, owner[:, None] == owner, torch.ones(6, 6, dtype=torch.bool)):
+        terms = [math.log1p(math.exp(-float(scores[k, k]))) for k in range(6)]
+        for i in range(6):
+            for j in range(6):
+                if i != j and (same is None or not same[i, j]):
+                    terms += 2 * [math.log1p(math.exp(float(scores[i, j])))]        # once for the row, once for the column
+        got = PairLogistic(n_negatives=9)(scores, same)
+        assert set(got) == {"logistic"} and float(got["logistic"]) == pytest.approx(sum(terms) / len(terms), rel=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_negatives_are_drawn_evenly_from_the_global_generator(n):
+    owner = torch.tensor([0, 0, 1, 2, 3, 4])
+    same, loss, drawn = owner[:, None] == owner, PairLogistic(n), torch.zeros(6, 6)
+    for seed in range(300):
+        torch.manual_seed(seed)
+        scores = torch.zeros(6, 6, requires_grad=True)
+        value = loss(scores, same)["logistic"]
+        value.backward()
+        count = (scores.grad * 2 * (6 + 12 * n)).round()                            # gradient of log(1 + e^s) at 0: 1/2
+        assert value.item() == pytest.approx(math.log(2)) and (count.diagonal() == -1).all()
+        count.fill_diagonal_(0)
+        assert count.sum() == 12 * n and count.min() == 0 and count.max() <= 2 and not count[same].any()
+        drawn += count
+        torch.manual_seed(seed)
+        assert torch.equal(loss(scores, same)["logistic"], value)
+    share = drawn / 300                                                             # n / negatives of its row and column
+    negatives = (~same).sum(1)
+    expected = (n / negatives[:, None] + n / negatives).masked_fill(same, 0)
+    torch.testing.assert_close(share, expected, atol=0.17, rtol=0)
+
+
+def test_logistic_gradients_and_large_logits():
+    scores = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
+
+    def value(s):
+        torch.manual_seed(3)
+        return PairLogistic()(s)["logistic"]
+    assert torch.autograd.gradcheck(value, scores)
+    big = torch.full((4, 4), 1e4, requires_grad=True)
+    loss = PairLogistic()(big)["logistic"]
+    loss.backward()
+    assert loss.isfinite() and big.grad.isfinite().all()
+    assert float(PairLogistic()(torch.tensor([[0.0]]))["logistic"]) == pytest.approx(math.log(2))
