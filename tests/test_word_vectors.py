@@ -1,0 +1,162 @@
+"""Reading word vectors in each form and every bad file with its sentence; vectors learned from captions; the command."""
+import os
+
+import numpy as np
+import pytest
+from test_cli import refused
+
+import word_vectors
+from vocab import InputError
+from word_vectors import neighbours, read_vectors, table_for, train_vectors, write_vectors
+
+WORDS = ["the", "naïve", "dog", "“", "1984"]
+VECTORS = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+
+
+def text(header=True, blank=" "):
+    rows = [f"{word}{blank}{blank.join(map(repr, row.tolist()))}{blank if header else ''}" for word, row in zip(WORDS, VECTORS)]
+    return "\n".join([*(["5 4"] if header else []), *rows, ""]).encode()
+
+
+def binary(end=b"", count=5, dim=4):
+    rows = [word.encode() + b" " + row.astype("<f4").tobytes() + end for word, row in zip(WORDS, VECTORS)]
+    return b"%d %d\n" % (count, dim) + b"".join(rows)
+
+
+FORMS = {"word2vec text": text(), "GloVe": text(False), "tabs": text(blank="\t"), "windows": text().replace(b"\n", b"\r\n"),
+         "binary": binary(), "binary with newlines": binary(b"\n")}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_read(tmp_path, form):
+    path = str(tmp_path / "v")
+    open(path, "wb").write(FORMS[form])
+    words, vectors = read_vectors(path)
+    assert words == WORDS and vectors.dtype == np.float32
+    np.testing.assert_array_equal(vectors, VECTORS)
+    words, vectors = read_vectors(path, ["dog", "cat", "naïve"])
+    assert words == ["naïve", "dog"]                          # in the file's order
+    np.testing.assert_array_equal(vectors, VECTORS[[1, 2]])
+    assert read_vectors(path, ["cat"])[0] == []
+
+
+def test_a_binary_file_is_read_piece_by_piece(tmp_path, monkeypatch):
+    monkeypatch.setattr(word_vectors, "CHUNK", 1 << 10)
+    many = np.random.default_rng(1).standard_normal((3000, 30)).astype("<f4")
+    with open(tmp_path / "v.bin", "wb") as f:
+        f.write(b"3000 30\n" + b"".join(b"word%d " % i + row.tobytes() for i, row in enumerate(many)))
+    words, vectors = read_vectors(str(tmp_path / "v.bin"))
+    assert words == [f"word{i}" for i in range(3000)]
+    np.testing.assert_array_equal(vectors, many)
+
+
+def test_words_with_blanks_and_repeated_words(tmp_path):
+    """GloVe 840B has words such as ". . ."; the first of two rows of a word counts."""
+    (tmp_path / "v.txt").write_text("a 1.0 2.0\n. . . 3.0 4.0\na 5.0 6.0\n\nb 7.0 8.0\n")
+    words, vectors = read_vectors(str(tmp_path / "v.txt"))
+    assert words == ["a", ". . .", "b"] and vectors.tolist() == [[1, 2], [3, 4], [7, 8]]
+
+
+@pytest.mark.parametrize("content, message", [
+    (b"", "v is empty"),
+    (b"3 4\n", "v has 0 words where its first line announces 3"),
+    (b"\x80\x04\x95 junk \x00\x00\n\xff\xfe", "holds no word vectors: its first line is not a word and numbers"),
+    (b"\x89PNG\r\n\x1a\n\x00\x00", "holds no word vectors: its first line"),
+    (b"PK\x03\x04\x00\x00", r"is compressed; .* unpack it first \(unzip\)"),
+    (b"the dog runs\n", "holds no word vectors: its first line"),
+    (b"a 1.0 2.0\nb 1.0\n", "v, line 2: 1 values where the first line says 2"),
+    (b"a 1.0 2.0\nb 1.0 2.0 3.0\n", "v, line 2: 3 values where the first line says 2"),
+    (b"2 3\na 1.0 2.0\nb 1.0 2.0\n", "v, line 2: 2 values where the first line says 3"),
+    (b"3 2\na 1.0 2.0\nb 1.0 2.0\n", "v has 2 words where its first line announces 3"),
+    (b"a 1.0 2.0\nb 1.0 x\n", "v, line 2 has values that are no finite numbers"),
+    (b"a 1.0 2.0\nb 1.0 nan\n", "v, line 2 has values that are no finite numbers"),
+    (b"a 1.0 2.0\ncaf\xe9 1.0 2.0\n", r"v, line 2: the word b'caf\\xe9' is not UTF-8 text"),
+    (binary()[:-3], "v announces 5 words of 4 values|v is broken off"),
+    (binary(count=4), "v goes on behind the 4 words"),
+    (binary(count=50), "v announces 50 words of 4 values, which needs more than the file's"),
+    (binary(dim=5), "v announces 5 words of 5 values|v is broken off|values that are no finite|not UTF-8|goes on behind"),
+    (b"100 2\n" + b"\xff\x00" * 5000, "v is broken off or is no word2vec file: no word and 2 values at row 1"),
+    (b"1 1\na " + np.float32(np.inf).tobytes(), "v, row 1 has values that are no finite numbers"),
+    (b"1 1\n\xff " + np.float32(1).tobytes(), r"v, row 1: the word b'\\xff' is not UTF-8"),
+])
+def test_bad_files_have_their_sentence(tmp_path, content, message):
+    (tmp_path / "v").write_bytes(content)
+    with pytest.raises(InputError, match=message) as error:
+        read_vectors(str(tmp_path / "v"))
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file():
+    with pytest.raises(InputError, match="there is no file nowhere.txt"):
+        read_vectors("nowhere.txt")
+
+
+def test_table_for_a_vocabulary(tmp_path):
+    (tmp_path / "v").write_bytes(text())
+    table, known = table_for(["<pad>", "dog", "zebra", "the"], str(tmp_path / "v"), 4)
+    assert table.dtype == np.float32 and known.tolist() == [False, True, False, True]
+    np.testing.assert_array_equal(table, [np.zeros(4), VECTORS[2], np.zeros(4), VECTORS[0]])
+    with pytest.raises(InputError, match="have 4 values and 300 are asked for"):
+        table_for(["dog"], str(tmp_path / "v"), 300)
+    with pytest.raises(InputError, match="for none of the 2 words"):
+        table_for(["zebra", "yak"], str(tmp_path / "v"))
+
+
+CAPTIONS = [f"a {animal} {verb} in the {place}".split() for animal, verb, place in
+            [("dog", "runs", "park"), ("cat", "runs", "park"), ("dog", "sits", "park"), ("cat", "sits", "park"),
+             ("car", "drives", "street"), ("bus", "drives", "street"), ("car", "stops", "street"), ("bus", "stops", "street")]]
+
+
+def slow_ppmi(captions, words, window):
+    n = np.zeros((len(words), len(words)))
+    for caption in captions:
+        for i, w in enumerate(caption):
+            for j, c in enumerate(caption):
+                if i != j and abs(i - j) <= window:
+                    n[words.index(w), words.index(c)] += 1
+    with np.errstate(divide="ignore"):
+        return np.maximum(0, np.log(n * n.sum() / np.outer(n.sum(1), n.sum(0))))
+
+
+@pytest.mark.parametrize("window", [2, 5])
+def test_learned_vectors_factorise_the_ppmi(window):
+    words, vectors = train_vectors(CAPTIONS, 6, window=window)
+    assert words[:3] == ["a", "in", "the"] and len(words) == 13
+    u, s, _ = np.linalg.svd(slow_ppmi(CAPTIONS, words, window))
+    np.testing.assert_allclose(vectors @ vectors.T, (u[:, :6] * s[:6]) @ u[:, :6].T, atol=1e-5)
+    assert (vectors.max(0) > 0.99 * np.abs(vectors).max(0)).all()
+    np.testing.assert_array_equal(train_vectors(CAPTIONS, 6, window=window)[1], vectors)
+    assert neighbours(words, vectors, "dog", 1) == ["cat"] and neighbours(words, vectors, "bus", 1) == ["car"]
+
+
+def test_learning_leaves_rare_words_out_and_refuses_too_many_values():
+    words, _ = train_vectors(CAPTIONS, 3, threshold=4)
+    assert words == ["a", "in", "the", "park", "street"]
+    for dim in (0, 5):
+        with pytest.raises(InputError, match=f"vectors of {dim} values cannot be learned from 5 words"):
+            train_vectors(CAPTIONS, dim, threshold=4)
+    with pytest.raises(InputError, match="no two words of the 3 captions stand within 5 places"):
+        train_vectors([["a"], ["b"], ["c"]], 1)
+
+
+def test_the_command(tmp_path, demo_path, capsys):
+    out = str(tmp_path / "new" / "v.txt")
+    word_vectors.main(["--data_path", demo_path, "--data_name", "demo", "--dim", "20", "--output", out])
+    shown = capsys.readouterr().out
+    assert "v.txt: vectors of 20 values for" in shown and "near " in shown
+    words, vectors = read_vectors(out)
+    assert vectors.shape == (len(words), 20) and "circle" in words
+    write_vectors(out, words, vectors)
+    np.testing.assert_array_equal(read_vectors(out)[1], vectors)
+    for words, message in ((["--data_name", "demo", "--dim", 9999], "vectors of 9999 values cannot be learned"),
+                           (["--data_name", "none"], "there is no folder .*none"),
+                           (["--data_name", "demo", "--window", 0], "--window 0")):
+        refused(capsys, word_vectors.main, ["--data_path", demo_path, "--output", out, *words], message)
+
+
+@pytest.mark.slow
+def test_vectors_of_flickr8k_know_colours(real_path, tmp_path):
+    captions = [line.lower().split() for line in open(os.path.join(real_path, "f8k_precomp", "train_caps.txt"))]
+    words, vectors = train_vectors(captions, 100, threshold=10)
+    order = neighbours(words, vectors, "red", len(words))
+    assert np.median([order.index(colour) for colour in ("green", "yellow", "blue", "orange", "purple", "pink")]) < 50
