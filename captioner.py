@@ -201,7 +201,8 @@ def write_captions(opt) -> None:
         raise InputError(f"{run} was trained without a captioner (--captioner 0); train one with train.py --img_enc vsrn "
                          "--captioner 1")
     name = opt.data_name or trained.data_name
-    split = read_split(opt.data_path or trained.data_path, name, opt.split, dev_images=trained.dev_images).require_sound()
+    split = read_split(opt.data_path or trained.data_path, name, opt.split, dev_images=trained.dev_images,
+                       text_features=trained.text_features).require_sound()
     check_fits(trained, split.images, run)
     count = len(split.images)
     wrong = [i for i in opt.image_index or [] if not 0 <= i < count]

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from trigrams import Trigrams, TrigramTokens
 from vocab import UNK, Arguments, InputError, Vocabulary, tokenize
 
 DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and COCO to 5,000 captions
@@ -42,9 +43,11 @@ class Batch(NamedTuple):
     lengths: Tensor                   # (B,) int64, on the CPU (packing needs them there)
     image_index: Tensor               # (B,) int64, which image of the split
     caption_index: Tensor             # (B,) int64, which caption
+    unpaired: "Batch | None" = None   # images and captions that do not belong together; what it has none of is None
 
     def to(self, device) -> "Batch":
-        return Batch(*(x if x is self.lengths else x.to(device, non_blocking=True) for x in self))
+        return Batch(*(x if x is self.lengths or x is None else x.to(device) if isinstance(x, Batch)
+                       else x.to(device, non_blocking=True) for x in self))
 
 
 class Features:
@@ -191,6 +194,7 @@ class Tokens(NamedTuple):
     flat: np.ndarray                  # (sum of lengths,) int64
     start: np.ndarray                 # (M,)
     length: np.ndarray                # (M,)
+    unknown: np.ndarray               # (M,) bool: no word is known
 
     def batch(self, index) -> tuple[Tensor, Tensor]:
         """Captions `index` (B,) -> zero-padded (B, T) and lengths (B,), without a loop."""
@@ -198,6 +202,27 @@ class Tokens(NamedTuple):
         position = np.arange(length.max())
         tokens = self.flat[np.minimum(self.start[index][:, None] + position, len(self.flat) - 1)]   # (B, T)
         return torch.from_numpy(tokens * (position < length[:, None])), torch.from_numpy(length)
+
+
+def encode_captions(captions: list[list[str]], vocab: Vocabulary) -> Tokens | TrigramTokens:
+    """Tokenised captions as numbers of words, or of their letter trigrams where the vocabulary is of those."""
+    if isinstance(vocab, Trigrams):
+        return TrigramTokens.of(captions, vocab)
+    numbers = [vocab.encode(words) for words in captions]
+    length = np.array([len(caption) for caption in numbers], np.int64)
+    unknown = np.array([all(number == UNK for number in caption[1:-1]) for caption in numbers])
+    return Tokens(np.concatenate([np.asarray(c, np.int64) for c in numbers]), np.cumsum(length) - length, length, unknown)
+
+
+class CaptionFeatures:
+    """Ready features in place of a caption's words: what `Tokens` is to those."""
+
+    def __init__(self, features: Features):
+        self.features, self.length = features, np.ones(len(features), np.int64)
+
+    def batch(self, index) -> tuple[Tensor, Tensor]:
+        """Captions `index` (B,) -> (B, F) and lengths of 1 (B,)."""
+        return self.features.gather(index), torch.from_numpy(self.length[index])
 
 
 @dataclass
@@ -211,21 +236,25 @@ class Split:
     image_ids: list | None = None                 # N integers (COCO) or file names
     caption_ids: np.ndarray | None = None         # (M,) int64 (COCO)
     photo_names: list | None = None               # N file names of the photos that precomputed features belong to
+    text: Features | None = None                  # (M, F) features of the captions, where a model reads those
+    extractors: dict | None = None                # what made the features, {"ims": name, ...}, from features.json
 
     @cached_property
     def words(self) -> list[list[str]]:
         """Captions as lists of words; tokenised once."""
         return [tokenize(caption) for caption in self.captions]
 
-    def encode(self, vocab: Vocabulary) -> Tokens:
-        """Captions as word numbers. Raises InputError on a caption of which no word is known."""
-        numbers = [vocab.encode(words) for words in self.words]
-        for m, caption in enumerate(numbers):
-            if all(number == UNK for number in caption[1:-1]):
-                raise InputError(f"{self.source}, caption {m + 1}: no word of '{self.captions[m]}' is in the vocabulary of "
-                                 f"{len(vocab)} words; remove it, or train with a lower --vocab_threshold")
-        length = np.array([len(caption) for caption in numbers], np.int64)
-        return Tokens(np.concatenate([np.asarray(c, np.int64) for c in numbers]), np.cumsum(length) - length, length)
+    def encode(self, vocab: Vocabulary, known: bool = True) -> Tokens | TrigramTokens | CaptionFeatures:
+        """Captions as the model reads them: numbers of words or of letter trigrams, or features. `known`: raises InputError on
+        a caption of which no word is known."""
+        if self.text is not None:
+            return CaptionFeatures(self.text)
+        tokens = encode_captions(self.words, vocab)
+        if known and tokens.unknown.any():
+            m = int(tokens.unknown.argmax())
+            raise InputError(f"{self.source}, caption {m + 1}: no word of '{self.captions[m]}' is in the vocabulary of "
+                             f"{len(vocab)} words; remove it, or train with a lower --vocab_threshold")
+        return tokens
 
     def faults(self, deep: bool = False):
         """Sentences on what is wrong with the contents; `deep` opens every photo and reads every feature."""
@@ -233,6 +262,8 @@ class Split:
             if not caption.strip():
                 yield f"{self.source}, caption {m + 1} is empty; every caption needs a word, so fill or remove it"
         yield from self.images.faults(deep)
+        if self.text is not None:
+            yield from self.text.faults(deep)
 
     def require_sound(self) -> "Split":
         for fault in self.faults():
@@ -241,27 +272,42 @@ class Split:
 
     def fingerprint(self) -> dict:
         """Sizes and checksums for a run's config.yaml: all captions; of features the shape and 64 rows."""
-        return {"images": len(self.images), "captions": len(self.captions), "images_sha256": self.images.digest(),
-                "captions_sha256": hashlib.sha256("\n".join(self.captions).encode()).hexdigest()}
+        found = {"images": len(self.images), "captions": len(self.captions), "images_sha256": self.images.digest(),
+                 "captions_sha256": hashlib.sha256("\n".join(self.captions).encode()).hexdigest()}
+        found.update({} if self.text is None else {"text_sha256": self.text.digest()})
+        return {**found, "extractors": self.extractors} if self.extractors else found
+
+    def unknown_words(self, vocab: Vocabulary) -> dict[str, int]:
+        """How many of the words, and of the distinct words, a vocabulary does not list; captions of which it lists none."""
+        unknown = [[word for word in words if word not in vocab.index] for words in self.words]
+        return {"words": sum(map(len, self.words)), "unknown_words": sum(map(len, unknown)),
+                "distinct": len({word for words in self.words for word in words}),
+                "unknown_distinct": len({word for words in unknown for word in words}),
+                "captions_without": sum(len(a) == len(b) for a, b in zip(unknown, self.words))}
 
 
 def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool = False,
-               dev_images: int = DEV_IMAGES, text_only: bool = False) -> Split:
+               dev_images: int = DEV_IMAGES, text_only: bool = False, text_features: str | None = None) -> Split:
     """Read one split of data_path/data_name. Raises InputError with one sentence when that cannot work.
 
     split: train, dev (= val), test, testall. dev_images cuts the dev split of precomputed data and COCO to its first
-    images, as VSE++ does; 0 keeps all. text_only admits {split}_caps.txt without features.
+    images, as VSE++ does; 0 keeps all. text_only admits {split}_caps.txt without features. text_features: the name in
+    {split}_{name}.npy, features of the captions of precomputed data.
     """
     root = os.path.join(data_path, data_name)
     if not os.path.isdir(root):
         raise InputError(f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); {HELP}")
     karpathy = sorted(glob.glob(os.path.join(root, "dataset*.json")))
+    precomputed = glob.glob(os.path.join(root, "*_caps.txt")) or glob.glob(os.path.join(root, "*_ims.npy"))
+    if text_features and not precomputed:
+        raise InputError(f"--text_features {text_features}: {root} holds photos, and features of captions lie beside "
+                         "precomputed ones; extract both with extract.py")
     if os.path.isdir(os.path.join(root, "annotations")):
         result = _read_coco(root, split, use_restval)
     elif karpathy:
         return _read_karpathy(root, karpathy[0], split, use_restval)
-    elif glob.glob(os.path.join(root, "*_caps.txt")) or glob.glob(os.path.join(root, "*_ims.npy")):
-        result = _read_precomp(root, split, text_only)
+    elif precomputed:
+        result = _read_precomp(root, split, text_only, text_features)
     else:
         raise InputError(f"{root} holds no data set: looked for {split}_caps.txt and {split}_ims.npy (precomputed), "
                          f"annotations/ (COCO) and dataset_*.json (Karpathy); {HELP}")
@@ -276,6 +322,8 @@ def _first_images(split: Split, n: int) -> Split:
     split.captions = [split.captions[m] for m in keep]
     split.caption_image = split.caption_image[keep]
     split.caption_ids = None if split.caption_ids is None else split.caption_ids[keep]
+    if split.text is not None:
+        split.text.array = split.text.array[:len(keep)]
     split.image_ids = None if split.image_ids is None else split.image_ids[:n]
     split.photo_names = None if split.photo_names is None else split.photo_names[:n]
     if isinstance(split.images, Photos):
@@ -301,7 +349,7 @@ def _need(path: str) -> str:
     return path
 
 
-def _read_precomp(root: str, split: str, text_only: bool = False) -> Split:
+def _read_precomp(root: str, split: str, text_only: bool = False, text_features: str | None = None) -> Split:
     if split in ("dev", "val"):  # one split with two names
         split = next((s for s in (split, "dev", "val") if os.path.isfile(os.path.join(root, f"{s}_caps.txt"))), split)
     path = functools.partial("{0}/{1}_{2}".format, root, split)
@@ -328,8 +376,14 @@ def _read_precomp(root: str, split: str, text_only: bool = False) -> Split:
     for what, x in (("img_ids.npy", ids), ("ids.txt", names)):
         if len(x) not in (0, n):
             raise InputError(f"{path(what)} has {len(x)} ids for {n} images; there must be one for each image or caption")
+    text = Features(_need(path(f"{text_features}.npy"))) if text_features else None
+    if text and text.array.shape[:-1] != (count,):
+        raise InputError(f"{text.path} has shape {text.array.shape} for the {count} captions of {source}; give one row a "
+                         "caption")
+    made = os.path.join(root, "features.json")
     return Split(split, images, captions, np.arange(count) // (count // n), source, ids or names or None,
-                 None if caption_ids is None else np.array(caption_ids, np.int64), names or None)
+                 None if caption_ids is None else np.array(caption_ids, np.int64), names or None, text,
+                 read_json(made) if os.path.isfile(made) else None)
 
 
 def _read_ids(path: str) -> list | None:

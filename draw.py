@@ -13,10 +13,10 @@ import matplotlib
 import numpy as np
 import torch
 
-from data import Photos, read_split
+from data import Photos, encode_captions, read_split
 from losses import Embedding, uncertainty
 from subjects import check_fits, encode, load_checkpoint, load_model, newest_run, run_arguments, torch_device
-from vocab import UNK, Arguments, InputError, tokenize
+from vocab import Arguments, InputError, tokenize
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  after the choice of a backend that needs no screen
@@ -37,13 +37,12 @@ def photo_paths(split, folder: str | None) -> list[str]:
 
 def embed_texts(model, vocab, texts: list[str], device) -> Embedding:
     """Free captions -> Embedding (B, D); a caption without one known word is refused."""
-    numbers = [vocab.encode(tokenize(text)) for text in texts]
-    for text, caption in zip(texts, numbers):
-        if all(number == UNK for number in caption[1:-1]):
-            raise InputError(f"no word of '{text}' is in the vocabulary of {len(vocab)} words; use words of the training set")
-    lengths = torch.tensor([len(caption) for caption in numbers])
-    tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(caption) for caption in numbers], batch_first=True)   # (B, T)
-    return model.embed_captions(tokens.to(device), lengths)
+    tokens = encode_captions([tokenize(text) for text in texts], vocab)
+    if tokens.unknown.any():
+        raise InputError(f"no word of '{texts[tokens.unknown.argmax()]}' is in the vocabulary of {len(vocab)} words; use "
+                         "words of the training set")
+    numbers, lengths = tokens.batch(np.arange(len(texts)))                          # (B, T), (B,)
+    return model.embed_captions(numbers.to(device), lengths)
 
 
 @torch.no_grad()
@@ -52,10 +51,14 @@ def draw(opt) -> None:
     run = opt.checkpoint or newest_run()
     model, vocab, trained = load_model(load_checkpoint(run))
     name = opt.data_name or trained.data_name
-    split = read_split(opt.data_path or trained.data_path, name, opt.split, dev_images=trained.dev_images).require_sound()
+    split = read_split(opt.data_path or trained.data_path, name, opt.split, dev_images=trained.dev_images,
+                       text_features=trained.text_features).require_sound()
     check_fits(trained, split.images, run)
     photos = Photos(photo_paths(split, opt.photos))
     images, captions = encode(model.to(device), split, split.encode(vocab), device, workers=opt.workers)
+    if opt.captions and trained.text_features:
+        raise InputError(f"{run} reads ready features of captions and knows no words, so --captions cannot be embedded; leave "
+                         "it out")
     if opt.captions:
         texts, owner, queries = opt.captions, [None] * len(opt.captions), embed_texts(model, vocab, opt.captions, device)
     else:

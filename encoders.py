@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from vocab import InputError
+from vocab import UNK, InputError
 
 
 def vsepp_linear(inputs: int, outputs: int) -> nn.Linear:
@@ -190,16 +190,67 @@ CNNS = {**dict.fromkeys(("vgg19", "resnet152", "vgg16", "resnet18", "resnet50", 
 
 
 class Words(nn.Module):
-    """Text trunk: a learned vector a word, uniform +-0.1 as in VSE++. (B, T) -> (B, T, word_dim)."""
+    """Text trunk: a vector a word, learned. (B, T) -> (B, T, word_dim).
 
-    def __init__(self, vocab_size: int, word_dim: int):
+    It starts uniform +-0.1 as in VSE++, or, for the words that `table` ((V, word_dim), known (V,)) knows, from the vectors of a
+    file. `freeze` keeps those as they are, and words that the file lacks are zeros then.
+    """
+
+    def __init__(self, vocab_size: int, word_dim: int, table: tuple | None = None, freeze: bool = False):
         super().__init__()
         self.dim = word_dim
         self.table = nn.Embedding(vocab_size, word_dim)
         nn.init.uniform_(self.table.weight, -0.1, 0.1)
+        if table is not None:
+            vectors, known = torch.from_numpy(table[0]), torch.from_numpy(table[1])
+            with torch.no_grad():
+                self.table.weight.copy_(torch.where(known[:, None] | freeze, vectors, self.table.weight))
+        self.table.weight.requires_grad_(not freeze)
 
     def forward(self, tokens: Tensor, lengths=None) -> Tensor:
         return self.table(tokens)
+
+
+class BagOfWords(nn.Module):
+    """Text trunk without order: the sum of a caption's word vectors (DeViSE in `dmsm`), (B, T) -> (B, word_dim).
+
+    `normalise`: the sum at unit length, the direction of their mean, of word vectors at unit length: `jwae`'s mean vector.
+    """
+
+    def __init__(self, words: Words, normalise: bool):
+        super().__init__()
+        self.words, self.dim, self.normalise = words, words.dim, normalise
+
+    def forward(self, tokens: Tensor, lengths=None) -> Tensor:
+        vectors = self.words(tokens)                                                # (B, T) -> (B, T, F)
+        if self.normalise:
+            vectors = F.normalize(vectors, dim=2, eps=1e-6)
+        total = (vectors * (tokens >= UNK)[:, :, None]).sum(1)                      # neither padding, <start> nor <end>: (B, F)
+        return F.normalize(total, dim=1, eps=1e-6) if self.normalise else total
+
+
+class Unchanged(nn.Module):
+    """f_emb that is none: the features are the embedding."""
+
+    def __init__(self, embed_size: int):
+        super().__init__()
+        self.dim = embed_size
+
+    def forward(self, features: Tensor, lengths=None) -> Tensor:
+        return features
+
+
+class ReLULayers(nn.Module):
+    """f_emb of jWAE: linear layers with a ReLU between each two (`jwae` 4.2: two layers). (..., F) -> (..., D)."""
+
+    def __init__(self, inputs: int, sizes: list[int], embed_size: int):
+        super().__init__()
+        self.dim, widths = embed_size, [inputs, *sizes]
+        hidden = [layer for i, o in zip(widths, sizes) for layer in (vsepp_linear(i, o), nn.ReLU())]
+        self.layers = nn.Sequential(*hidden, vsepp_linear(widths[-1], embed_size))
+
+    def forward(self, features: Tensor, lengths=None) -> Tensor:
+        return self.layers(features)
 
 
 class LinearEmbedding(nn.Module):
@@ -297,6 +348,17 @@ class GRUEmbedding(nn.Module):
     def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
         packed = pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
         return self.rnn(packed)[1][-1]                                              # last layer: (B, D)
+
+
+class BiGRUEmbedding(nn.Module):
+    """f_emb of a caption in jWAE: a bidirectional GRU, then a linear layer (`jwae` 4.2). (B, T, F) -> (B, D)."""
+
+    def __init__(self, states: nn.Module, embed_size: int):
+        super().__init__()
+        self.dim, self.states, self.fc = embed_size, states, vsepp_linear(embed_size, embed_size)
+
+    def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
+        return self.fc(self.states(words, lengths))                                 # (B, T, F) -> (B, D) -> (B, D)
 
 
 class WordStates(nn.Module):

@@ -177,6 +177,10 @@ def assess(subject: Subject, judged: Judgements, opt) -> tuple[dict, Record, dic
                                  for side in ("i2t", "t2i") for rank in [record["full", side, "rank"]]}
     if absent:
         results["absent"] = absent
+    if judged.codes is not None and subject.members and subject.has_images:
+        results["neighbours"] = protocols.neighbours(subject, judged.codes)
+    if subject.unknown_words:
+        results["unknown_words"] = subject.unknown_words
     if opt.uncertainty and not spreads:
         raise InputError(f"--uncertainty: {subject.name} has points, which have no uncertainty; evaluate a Gaussian model")
     for side, values in spreads.items():
@@ -203,8 +207,18 @@ def rho(value: float | None) -> str:
 
 def sentences(results: dict):
     """What the tables do not show."""
+    if "unknown_words" in results:
+        u = results["unknown_words"]
+        yield (f"{results['data_name']} against the training vocabulary: {u['unknown_distinct']:,} of {u['distinct']:,} "
+               "distinct words "
+               f"are unknown, {100 * u['unknown_words'] / u['words']:.2f}% of all words; {u['captions_without']:,} captions "
+               "have no known word")
     for side, m in results.get("best_ranks", {}).items():
         yield f"best ranks, {SIDES[side]}: harmonic mean {m['hbr']:.2f} (HBR), arithmetic mean {m['abr']:.1f} (ABR)"
+    if "neighbours" in results:
+        u = results["neighbours"]
+        yield (f"the {u['k']} nearest images to each of {u['images']:,} share {u['jaccard']:.1f}% of their categories with it "
+               f"(random images: {u['chance']:.1f}%)")
     if "rerank" in results["protocols"]:
         r = results["protocols"]["rerank"]
         yield (f"re-ranking the {r['keep']:,} nearest by the cosine of the means: {r['i2t']['lost']:.2f}% of the images and "

@@ -397,3 +397,26 @@ def hinge(scores: Tensor, margin: float = 0.2, max_violation: bool = False, same
     if max_violation:
         return captions.max(1).values.sum() + images.max(0).values.sum()
     return captions.sum() + images.sum()
+
+
+def sampled_nll(scores: Tensor, gamma: float = 10.0, negatives: int = 40, generator: torch.Generator | None = None,
+                own: Tensor | None = None) -> Tensor:
+    """-log P(T+ | I) of every image (row) among its own caption and `negatives` others drawn from the batch without repeats,
+    P the softmax of gamma R (`dmsm` eq. 2-3), in nats: (B, B), matching pairs on the diagonal -> (B,).
+
+    own (B, B) bool marks further captions of a row's image, which are never drawn. Rows with fewer others take them all: then
+    this is the full softmax over the batch.
+    """
+    logits = gamma * scores
+    diagonal = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+    never = diagonal if own is None else diagonal | own
+    lot = torch.rand(scores.shape, generator=generator, device=scores.device).masked_fill(never, -1)     # (B, B)
+    count = min(negatives, len(scores) - 1)
+    chosen = lot.topk(count, 1).indices                                             # (B, N)
+    others = logits.gather(1, chosen).masked_fill(never.gather(1, chosen), -torch.inf)
+    return torch.cat([logits.diagonal()[:, None], others], 1).logsumexp(1) - logits.diagonal()
+
+
+def pair_mse(images: Tensor, captions: Tensor) -> Tensor:
+    """Mean over N pairs of |f_v(x) - f_t(y)|^2, >= 0: (N, D), (N, D) -> scalar (`jwae` eq. 7)."""
+    return (images - captions).square().sum(1).mean()

@@ -10,10 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import jwae
 from attention import CrossAttention
 from captioner import Captioner
 from encoders import (
     CNN,
+    BagOfWords,
+    BiGRUEmbedding,
     GRUEmbedding,
     LinearEmbedding,
     PooledEmbedding,
@@ -21,17 +24,24 @@ from encoders import (
     RegionEmbedding,
     RegionGraph,
     RegionGRU,
+    ReLULayers,
+    Unchanged,
     Words,
     WordStates,
     vsepp_linear,
 )
 from losses import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var
-from objectives import Hinge, build_objective, vib
+from objectives import build_objective, vib
 from pie import MMD, BiGRU, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
+from trigrams import TanhLayers, TrigramBag, TrigramConv, Trigrams, TrigramWords
+from two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
+from vocab import Vocabulary
+from word_vectors import table_for
 
 ALL_SIMILARITIES: dict[str, type[Similarity]] = {                      # and those of parts and of samples
-    **SIMILARITIES, "mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention,
+    **SIMILARITIES, "mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention, "product": ProductNetwork,
 }
+TRIGRAM_NETWORKS = {"trigram_conv": TrigramConv, "trigram_bag": TrigramBag}     # text embeddings of the DMSM
 # What becomes of the second copy's output, bounded log-variances (B, D).
 SHAPES: dict[str, Callable[[Tensor], Tensor] | None] = {
     "point": None,
@@ -54,29 +64,36 @@ class Tower(nn.Module):
     of which the mean of the real ones is the mean then. make_log_var() is the copy for the variances where it is built
     otherwise. normalise: unit-norm means and parts (VSE++). use_abs: absolute values of the means (order embeddings).
     logvar_norm: unit-norm log-variances before they are bounded to variances in [0.1, 10] or what `bounds` say. logvar_init:
-    added before, since f_emb starts near 0.
+    added before, since f_emb starts near 0. sample: the point is a sample of the Gaussian in training and its mean otherwise,
+    as in a VAE.
     """
 
     def __init__(self, trunk: nn.Module, make_embed: Callable[[], nn.Module], shape: str = "point", *,
                  make_log_var: Callable[[], nn.Module] | None = None, normalise: bool = True, use_abs: bool = False,
                  logvar_norm: bool = False, bounds: tuple[float, float] = LOG_VAR_BOUNDS,
-                 logvar_init: float = 0.0):
+                 logvar_init: float = 0.0, sample: bool = False):
         super().__init__()
+        self.sample = sample
         self.trunk, self.mean, self.bounds, self.logvar_init = trunk, make_embed(), bounds, logvar_init
         self.log_var = None if shape == "point" else (make_log_var or make_embed)()
         self.one = vsepp_linear(self.log_var.dim, 1) if shape == "spherical_one" else None
         self.shape, self.normalise, self.use_abs, self.logvar_norm = SHAPES[shape], normalise, use_abs, logvar_norm
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None, extras: dict | None = None) -> Embedding:
-        """`extras`, where given, takes what terms beside the objective need: "trunk", the features, and what f_emb leaves."""
-        features = self.trunk(inputs, lengths)
+        """`extras`, where given, takes what terms beside the objective need: "trunk", the features; "latent", what f_emb makes
+        of them before any norm, (B, D) or (B, P, D); "residual", where f_emb leaves one; with `sample` "centre" and
+        "log_var"."""
+        extras = {} if extras is None else extras
+        extras["trunk"] = features = self.trunk(inputs, lengths)
         mean = self.mean(features, lengths)                                         # (B, D) | (B, P, D)
         if isinstance(mean, tuple):                                                 # f_emb gives something beside it
-            mean, residual = mean
-            if extras is not None:
-                extras["residual"] = residual
-        if extras is not None:
-            extras["trunk"] = features
+            mean, extras["residual"] = mean
+        log_var = None if self.log_var is None else self.bounded_log_var(features, lengths)
+        if self.sample:
+            extras["centre"], extras["log_var"] = mean, log_var
+            mean = mean + (log_var / 2).exp() * torch.randn_like(log_var) if self.training else mean
+            log_var = None
+        extras["latent"] = mean
         parts = n_parts = None
         if mean.ndim == 3:
             parts = unit(mean) if self.normalise else mean
@@ -84,14 +101,15 @@ class Tower(nn.Module):
             mean = masked(parts, n_parts).sum(1) / n_parts[:, None]                 # (B, P, D) -> (B, D)
         mean = unit(mean) if self.normalise else mean
         mean = mean.abs() if self.use_abs else mean
-        if self.log_var is None:
-            return Embedding(mean, None, parts, n_parts)
+        return Embedding(mean, log_var, parts, n_parts)
+
+    def bounded_log_var(self, features: Tensor, lengths: Tensor | None) -> Tensor:
+        """What the second copy of f_emb makes of the features, in the tower's shape: (B, D) or (B, 1)."""
         log_var = self.log_var(features, lengths)                                   # (B, D)
         log_var = log_var[0] if isinstance(log_var, tuple) else log_var
         log_var = unit(log_var) if self.logvar_norm else log_var
         log_var = self.one(log_var) if self.one is not None else log_var            # (B, D) -> (B, 1)
-        log_var = bound_log_var(log_var + self.logvar_init, self.bounds)
-        return Embedding(mean, self.shape(log_var), parts, n_parts)
+        return self.shape(bound_log_var(log_var + self.logvar_init, self.bounds))
 
 
 def lengths_of(parts: Tensor) -> Tensor:
@@ -108,15 +126,18 @@ def masked(parts: Tensor, n_parts: Tensor) -> Tensor:
 class JointEmbedding(nn.Module):
     """Two towers, a similarity, an objective (objectives.py) and terms beside it.
 
-    terms: {name: (weight, module)}; a module takes (images, captions, image extras, caption extras, batch) and returns a
-    scalar to be weighted.
+    objective: scores (B, B) -> terms of the loss, or None. terms: {name: (weight, module)}; a module takes (images, captions,
+    image extras, caption extras, batch) and returns a scalar to be weighted. One with an attribute `sides`, of "images" and
+    "captions", needs those only and no pairs, and is also taken of what a batch holds unpaired. critic: has an optimiser of
+    its own.
     """
 
     def __init__(self, image_tower: Tower, text_tower: Tower, similarity: Similarity, objective: nn.Module | None = None, *,
-                 mask_same_image: bool = False, terms: dict[str, tuple[float, nn.Module]] | None = None):
+                 mask_same_image: bool = False, terms: dict[str, tuple[float, nn.Module]] | None = None,
+                 critic: nn.Module | None = None):
         super().__init__()
         self.image_tower, self.text_tower, self.similarity = image_tower, text_tower, similarity
-        self.objective, self.mask_same_image = objective or Hinge(), mask_same_image
+        self.objective, self.mask_same_image, self.critic = objective, mask_same_image, critic
         self.weights = {name: weight for name, (weight, _) in (terms or {}).items()}
         self.terms = nn.ModuleDict({name: module for name, (_, module) in (terms or {}).items()})
 
@@ -125,21 +146,41 @@ class JointEmbedding(nn.Module):
         return in_float32(self.image_tower(images, None, extras))
 
     def embed_captions(self, tokens: Tensor, lengths: Tensor, extras: dict | None = None) -> Embedding:
-        """Word numbers (B, T), zero-padded, and their lengths (B,) -> Embedding of (B, D), float32."""
+        """Word numbers (B, T), zero-padded, and their lengths (B,) -> Embedding of (B, D), float32. (Trigrams (B, T, K), or
+        features of captions (B, F), where the text tower reads those.)"""
         return in_float32(self.text_tower(tokens, lengths, extras))
 
     def forward(self, batch) -> dict[str, Tensor]:
-        """Terms of the training loss, to be summed; `batch` is a data.Batch of B matching pairs."""
-        seen, told = {}, {}
-        images = self.embed_images(batch.images, seen)
-        captions = self.embed_captions(batch.tokens, batch.lengths, told)
+        """Terms of the training loss, to be summed; `batch` is a data.Batch of B matching pairs, and what it holds unpaired."""
+        losses, views = {}, [(batch, *self.embed(batch))]
+        if batch.unpaired is not None:
+            views.append((batch.unpaired, *self.embed(batch.unpaired)))
         with torch.autocast(batch.tokens.device.type, enabled=False):               # scores are compared in float32
-            scores = self.similarity(images, captions)                              # (B, B)
-            same = batch.image_index[:, None] == batch.image_index if self.mask_same_image else None
-            losses = self.objective(scores, same)
-        for name, term in self.terms.items():
-            losses[name] = self.weights[name] * term(images, captions, seen, told, batch)
+            losses.update(self.objective_of(views) if self.objective else {})
+        for view, (items, images, captions, seen, told) in enumerate(views):
+            held = {side for side, e in (("images", images), ("captions", captions)) if e is not None}
+            for name, term in self.terms.items():
+                if view == 0 or (getattr(term, "sides", ()) and held.issuperset(term.sides)):
+                    value = self.weights[name] * term(images, captions, seen, told, items)
+                    losses[name] = losses[name] + value if name in losses else value
         return losses
+
+    def embed(self, batch) -> tuple[Embedding | None, Embedding | None, dict, dict]:
+        """Images, captions and the extras of both towers; None where the batch has none of the kind."""
+        seen, told = {}, {}
+        images = None if batch.images is None else self.embed_images(batch.images, seen)
+        captions = None if batch.tokens is None else self.embed_captions(batch.tokens, batch.lengths, told)
+        return images, captions, seen, told
+
+    def objective_of(self, views: list) -> dict[str, Tensor]:
+        batch, images, captions, *_ = views[0]
+        same = batch.image_index[:, None] == batch.image_index if self.mask_same_image else None    # (B, B)
+        scores = self.similarity(images, captions)                                  # (B, B)
+        if len(views) == 1 or not getattr(self.objective, "outside", False):
+            return self.objective(scores, same)
+        others, _, captions, *_ = views[1]
+        own = batch.image_index[:, None] == others.image_index                      # (B, N): no negatives of their image
+        return self.objective(scores, same, self.similarity(images, captions).masked_fill(own, -torch.inf))
 
 
 def in_float32(e: Embedding) -> Embedding:
@@ -167,27 +208,59 @@ def build_image_tower(opt, pretrained: bool) -> Tower:
             return RegionEmbedding(trunk.dim, opt.embed_size, opt.precomp_enc_type == "weight_norm")
         if opt.pool == "gpo":
             return PooledEmbedding(trunk.dim, opt.embed_size)
-        return LinearEmbedding(trunk.dim, opt.embed_size)
+        return build_layers(opt.img_layers, opt.layer_style, trunk.dim, opt.embed_size)
 
     def pcme_log_var():
         return PIEVariance(trunk.dim, opt.embed_size, MeanLinear(trunk.dim, opt.embed_size))
     return Tower(trunk, make_embed, opt.image_head, normalise=not opt.no_imgnorm, use_abs=opt.use_abs,
-                 logvar_norm=opt.logvar_norm, bounds=log_var_bounds(opt), logvar_init=opt.logvar_init,
+                 logvar_norm=opt.logvar_norm, bounds=log_var_bounds(opt), logvar_init=opt.logvar_init, sample=opt.vae > 0,
                  make_log_var=pcme_log_var if opt.img_enc == "pie" and opt.sim == "match_prob" else None)
+
+
+def build_layers(hidden: str | None, style: str, inputs: int, embed_size: int) -> nn.Module:
+    """f_emb of a vector, (B, F) -> (B, D): a linear layer; with `hidden`, sizes such as "2000-1000", layers in a style; "0":
+    none."""
+    sizes = [int(size) for size in (hidden or "").split("-") if size]
+    if sizes == [0]:
+        return Unchanged(embed_size)
+    if style == "branch" and sizes:
+        return BranchEmbedding(inputs, sizes[0], embed_size)
+    if style == "tanh":
+        return TanhLayers(inputs, sizes, embed_size)
+    return ReLULayers(inputs, sizes, embed_size) if sizes else LinearEmbedding(inputs, embed_size)
 
 
 def build_pie(opt, inputs: int, summary: nn.Module) -> PIENet:
     return PIENet(inputs, opt.embed_size, summary, opt.n_embeds, parts=ALL_SIMILARITIES[opt.sim].parts)
 
 
-def build_text_tower(opt, vocab) -> Tower:
-    trunk = Words(len(vocab), opt.word_dim)
+def build_text_trunk(opt, vocab, pretrained: bool) -> nn.Module:
+    if opt.txt_enc in TRIGRAM_NETWORKS:
+        return TrigramWords(len(vocab.trigrams) + 1)
+    if opt.txt_enc == "features":
+        return Precomputed(opt.txt_dim, opt.feature_norm)
+    table = None
+    if opt.word_vectors and pretrained:
+        table = table_for(vocab.words, opt.word_vectors, opt.word_dim)
+    trunk = Words(len(vocab), opt.word_dim, table, freeze=opt.freeze_words)
+    return BagOfWords(trunk, normalise=opt.txt_enc == "mean") if opt.txt_enc in ("mean", "sum") else trunk
+
+
+def build_text_tower(opt, vocab, pretrained: bool) -> Tower:
+    trunk = build_text_trunk(opt, vocab, pretrained)
 
     def make_embed():
         if opt.txt_enc == "pie":
             return build_pie(opt, trunk.dim, BiGRU(trunk.dim, opt.embed_size, opt.num_layers))
+        if opt.txt_enc in TRIGRAM_NETWORKS:
+            sizes = [int(size) for size in (opt.txt_layers or "").split("-") if size]
+            return TRIGRAM_NETWORKS[opt.txt_enc](trunk.dim - 1, sizes, opt.embed_size)
+        if opt.txt_enc in ("mean", "sum", "features"):
+            return build_layers(opt.txt_layers, opt.layer_style, trunk.dim, opt.embed_size)
         if opt.sim == "scan":
             return WordStates(trunk.dim, opt.embed_size, opt.num_layers, opt.bi_gru)
+        if opt.txt_enc == "bigru":
+            return BiGRUEmbedding(BiGRU(trunk.dim, opt.embed_size, opt.num_layers), opt.embed_size)
         return GRUEmbedding(trunk.dim, opt.embed_size, opt.num_layers)
 
     def pcme_log_var():
@@ -195,8 +268,13 @@ def build_text_tower(opt, vocab) -> Tower:
     return Tower(trunk, make_embed, opt.text_head,
                  normalise=not opt.no_txtnorm,                                      # VSE++ always normalises text
                  use_abs=opt.use_abs, logvar_norm=opt.logvar_norm,
-                 bounds=log_var_bounds(opt), logvar_init=opt.logvar_init,
+                 bounds=log_var_bounds(opt), logvar_init=opt.logvar_init, sample=opt.vae > 0,
                  make_log_var=pcme_log_var if opt.txt_enc == "pie" and opt.sim == "match_prob" else None)
+
+
+def build_vocabulary(opt, words: list[str]) -> Vocabulary:
+    """Words as the text tower reads them: by their numbers, or by their letter trigrams."""
+    return Trigrams(words) if opt.txt_enc in TRIGRAM_NETWORKS else Vocabulary(words)
 
 
 def log_var_bounds(opt) -> tuple[float, float]:
@@ -216,12 +294,19 @@ def build_similarity(opt) -> Similarity:
         return MatchProbability(opt.n_samples)
     if opt.sim == "scan":
         return CrossAttention(opt.cross_attn, opt.raw_feature_norm, opt.agg_func, opt.lambda_lse, opt.lambda_softmax)
+    if opt.sim == "product":
+        return ProductNetwork(opt.embed_size)
     return ALL_SIMILARITIES[opt.sim]()
 
 
-def build_terms(opt, vocab, image_tower: Tower, text_tower: Tower) -> dict[str, tuple[float, nn.Module]]:
-    """{name: (weight, module)} of the terms beside the objective; only those with a weight."""
-    terms = {}
+def build_terms(opt, vocab, image_tower: Tower, text_tower: Tower) -> tuple[dict[str, tuple[float, nn.Module]], nn.Module |
+None]:
+    """{name: (weight, module)} of what is trained beside the objective, only those with a weight; and the critic of jWAE."""
+    terms, critic = jwae.build_terms(opt, vocab, image_tower, text_tower)
+    if opt.loss == "mse":
+        terms["mse"] = (1.0, jwae.PairMSE())
+    if opt.loss == "two_branch":
+        terms["two_branch"] = (1.0, TwoBranchLoss())
     if opt.vib:
         terms["vib"] = (opt.vib, VIB())
     if opt.captioner:
@@ -229,14 +314,15 @@ def build_terms(opt, vocab, image_tower: Tower, text_tower: Tower) -> dict[str, 
     if opt.diversity:
         terms["diversity"] = (opt.diversity, Diversity())
     if opt.mmd:
-        terms["mmd"] = (opt.mmd, MMD())
-    return terms
+        terms["mmd"] = (opt.mmd, MMD(latents=opt.loss == "mse"))
+    return terms, critic
 
 
 def build_model(opt, vocab, pretrained: bool = True) -> JointEmbedding:
-    """The model that resolved options (options.resolve) describe. `pretrained=False` leaves a CNN's weights to a
-    checkpoint that is about to be loaded."""
+    """The model that resolved options (options.resolve) describe. `pretrained=False` leaves a CNN's weights and word vectors
+    to a checkpoint that is about to be loaded."""
     similarity = build_similarity(opt)
-    image_tower, text_tower = build_image_tower(opt, pretrained), build_text_tower(opt, vocab)
+    image_tower, text_tower = build_image_tower(opt, pretrained), build_text_tower(opt, vocab, pretrained)
+    terms, critic = build_terms(opt, vocab, image_tower, text_tower)
     return JointEmbedding(image_tower, text_tower, similarity, build_objective(opt, similarity.logits),
-                          mask_same_image=opt.mask_same_image, terms=build_terms(opt, vocab, image_tower, text_tower))
+                          mask_same_image=opt.mask_same_image, terms=terms, critic=critic)

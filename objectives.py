@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from losses import Embedding, hinge
+from losses import Embedding, hinge, sampled_nll
+from two_branch import PairLogistic
 
 
 class Hinge(nn.Module):
@@ -69,16 +70,38 @@ class Match(nn.Module):
         return terms
 
 
+class SampledNLL(nn.Module):
+    """-log P(T+ | I) among the true caption and N others (`dmsm` eq. 2-3), mean over the images, in nats.
+
+    The others are drawn from the batch (`losses.sampled_nll`); or, where `outside` (B, N) is given, are N captions drawn from
+    the whole training set, which the images of a batch share, -inf where one belongs to the image itself.
+    """
+
+    def __init__(self, gamma: float = 10.0, negatives: int = 40, outside: bool = False):
+        super().__init__()
+        self.gamma, self.negatives, self.outside = gamma, negatives, outside
+
+    def forward(self, scores: Tensor, same: Tensor | None = None, outside: Tensor | None = None) -> dict[str, Tensor]:
+        if outside is None:
+            return {"nll": sampled_nll(scores, self.gamma, self.negatives, own=same).mean()}
+        own = scores.diagonal()[:, None]                                            # (B, 1)
+        logits = self.gamma * torch.cat([own, outside], 1)                          # (B, 1 + N)
+        return {"nll": (logits.logsumexp(1) - logits[:, 0]).mean()}
+
+
 def vib(e: Embedding) -> Tensor:
     """KL(N(mean, Sigma) || N(0, I)) of each item, averaged, in nats: the information bottleneck of PCME and PCME++."""
     variance, square = e.log_var.exp(), e.mean.square()
     return 0.5 * (variance - e.log_var + square - 1).sum(1).mean()
 
 
-OBJECTIVES = ("hinge", "infonce", "match")
+OBJECTIVES = ("hinge", "infonce", "match", "nll", "mse", "two_branch", "logistic")
 
 
-def build_objective(opt, logits: bool) -> nn.Module:
-    """The objective that the options name; `logits`: the similarity's scores are log-odds of a match."""
+def build_objective(opt, logits: bool) -> nn.Module | None:
+    """The objective that the options name; `logits`: the similarity's scores are log-odds of a match. None: what is trained is
+    no function of the scores, and is among the terms of model.build_terms."""
     return {"hinge": lambda: Hinge(opt.margin, opt.max_violation), "infonce": InfoNCE,
-            "match": lambda: Match(logits, opt.pseudo_positives, 1e-4 if opt.pseudo_positives else 0.0)}[opt.loss]()
+            "match": lambda: Match(logits, opt.pseudo_positives, 1e-4 if opt.pseudo_positives else 0.0),
+            "nll": lambda: SampledNLL(opt.gamma, opt.negatives, opt.negative_source == "set"), 
+            "logistic": PairLogistic, "mse": lambda: None, "two_branch": lambda: None}[opt.loss]()

@@ -9,12 +9,13 @@ import yaml
 from attention import AGGREGATES, DIRECTIONS, NORMS
 from data import DEV_IMAGES, Photos
 from encoders import CNNS
-from model import ALL_SIMILARITIES, SHAPES
+from model import ALL_SIMILARITIES, SHAPES, TRIGRAM_NETWORKS
 from objectives import OBJECTIVES
 from subjects import load_checkpoint, torch_device
 from vocab import Arguments, InputError
 
 GAUSSIANS = [shape for shape in SHAPES if shape != "point"]
+TEXT_ENCODERS = ["gru", "bigru", "pie", "mean", "sum", "features", *TRIGRAM_NETWORKS]
 MAY_CHANGE = {"data_path", "num_epochs", "workers", "log_step", "val_step", "device", "logger_name", "resume", "overwrite",
               "dry_run", "config"}    # options that a resumed run may set anew
 SCAN = {"cross_attn": "t2i", "raw_feature_norm": "clipped_l2norm", "agg_func": "LogSumExp", "lambda_lse": 6.0,
@@ -39,12 +40,13 @@ def parser() -> argparse.ArgumentParser:
     add("--logvar_norm", action=switch, default=False, help="unit-norm log-variances")
     add("--img_enc", choices=["auto", "precomp", "cnn", "vsrn", "pie", "scan"], default="auto",
         help="image encoder (auto: precomp or cnn, what the data need, pie for mil and match_prob; vsrn: graph and GRU over "
-        "region features; pie: attention to regions or to a network's last map, PVSE and PCME; scan: every "
-        "region by itself, for --sim scan)")
+        "region features; pie: attention to regions or to a network's last map, PVSE and PCME; scan: every region by itself, "
+        "for --sim scan)")
     add("--cnn_type", choices=list(CNNS), default="vgg19", help="network for photos")
     add("--cnn_weights", help="file with the network's weights (default: torch's cache; nothing is fetched)")
     add("--crop_size", type=positive, default=224, help="side of the random crops of training photos")
     add("--img_dim", type=positive, help="size of the image features (default: read from the data)")
+    add("--txt_dim", type=positive, help="size of the features of --text_features (default: read from the data)")
     add("--n_regions", type=positive, help="regions of an image (default: read from the data)")
     add("--feature_norm", action=switch, default=True, help="l2-normalise precomputed features, as VSE++ does CNN features "
         "(vsrn: what its first linear layer makes of them; the original does not on Flickr30k)")
@@ -53,8 +55,17 @@ def parser() -> argparse.ArgumentParser:
     add("--region_norm", choices=["features", "regions"], default="features",
         help="vsrn: norm of each region over its features, or, as the original's code, of each feature over the regions")
     add("--region_bn", action="store_true", help="vsrn: BatchNorm after the GRU, as the original on Flickr30k")
-    add("--txt_enc", choices=["gru", "pie"], help="text embedding (default: gru, and pie for mil and match_prob: attention to "
-        "word vectors beside a bidirectional GRU)")
+    add("--img_layers", type=sizes, help="image embedding of a vector: sizes of hidden layers, as 1024 or 2000-1000, in the "
+        "style of --layer_style (default: one linear layer; 0: none)")
+    add("--txt_enc", choices=TEXT_ENCODERS, help="text embedding (default: gru, and pie for mil and match_prob: attention to "
+        "word vectors beside a bidirectional GRU; bigru: jWAE's; mean, sum: of word vectors; features: --text_features; "
+        "trigram_conv, trigram_bag: DMSM's over letter trigrams)")
+    add("--txt_layers", type=sizes, help="text embedding of mean, sum, features and trigrams: as --img_layers")
+    add("--layer_style", choices=["relu", "tanh", "branch"], default="relu", help="hidden layers: relu (jWAE), tanh, the last "
+        "layer too (DMSM), branch: BatchNorm, ReLU and dropout, one hidden layer (two-branch networks)")
+    add("--text_features", metavar="NAME", help="read captions as ready features, {split}_NAME.npy (extract.py captions)")
+    add("--word_vectors", metavar="FILE", help="start the words from word2vec or GloVe vectors of --word_dim numbers")
+    add("--freeze_words", action="store_true", help="keep the vectors of --word_vectors as they are")
     add("--n_embeds", type=positive, metavar="K", help="mil: embeddings an item (default: 2)")
     add("--n_samples", type=positive, default=7, metavar="J", help="match_prob: samples of every Gaussian")
     add("--cross_attn", choices=DIRECTIONS, default=SCAN["cross_attn"],
@@ -74,8 +85,28 @@ def parser() -> argparse.ArgumentParser:
     add("--num_layers", type=positive, default=1, help="layers of the GRU")
     add("--use_abs", action="store_true", help="absolute values of the embeddings (order embeddings)")
     add("--no_imgnorm", action="store_true", help="do not normalise image means; 'cosine' is then their inner product")
-    add("--loss", choices=OBJECTIVES, help="objective: hinge (VSE++), infonce (CLIP), or match: binary cross-entropy of every "
-        "pair (PCME, PCME++); default: hinge, and match for match_prob")
+    add("--loss", choices=OBJECTIVES, help="objective: hinge (VSE++), infonce (CLIP), match: binary cross-entropy of every "
+        "pair (PCME, PCME++), nll: softmax over sampled captions (DMSM), mse: squared distance of matching pairs (jWAE), "
+        "two_branch (Embedding Network) or logistic (Similarity Network); default: hinge, match for match_prob, logistic for "
+        "product")
+    add("--gamma", type=float, default=10.0, help="nll: smoothing factor of the softmax")
+    add("--negatives", type=positive, default=40, metavar="N", help="nll: captions that the true one is compared with")
+    add("--negative_source", choices=["batch", "set"], default="batch", help="nll: draw them from the batch, or from all "
+        "training captions")
+    for side in ("images", "captions"):
+        add(f"--recon_{side}", type=float, default=0.0, metavar="WEIGHT", help=f"jWAE: {side} are reconstructed from their "
+            "latents")
+        add(f"--prior_{side}", type=float, default=0.0, metavar="WEIGHT", help=f"jWAE: latents of {side} follow N(0, I), by a "
+            "critic")
+        add(f"--unpaired_{side}", metavar="NAME", help=f"data set below --data_path whose training {side} join these terms")
+    add("--recon_norm", type=int, choices=[1, 2], default=2, help="norm of what a reconstructed vector misses")
+    add("--decoder_dim", type=positive, default=1024, help="hidden layer of the decoders of vectors")
+    add("--word_dropout", type=float, default=0.2, help="share of the words that the caption decoder does not see in training")
+    add("--critic_learning_rate", type=float, default=5e-5, help="of the critic's own Adam")
+    add("--supervised_fraction", type=float, default=1.0, help="share of the training images whose pairs are known; the "
+        "others join the terms that need no pairs")
+    add("--vae", type=float, default=0.0, metavar="WEIGHT", help="sample every latent from a Gaussian of its own, at this "
+        "weight of its KL to N(0, I) (the VAE that jWAE compares with)")
     add("--pseudo_positives", type=float, default=0.0, metavar="WEIGHT",
         help="match: pairs that score above the true one count as matches at this weight (PCME++: 0.1)")
     add("--captioner", type=float, default=0.0, metavar="WEIGHT", help="vsrn: the image's regions also generate the caption, "
@@ -101,6 +132,7 @@ def parser() -> argparse.ArgumentParser:
     add("--mask_same_image", action="store_true", help="other captions of an image are no negatives")
     add("--num_epochs", type=positive, default=30, help="epochs")
     add("--batch_size", type=positive, default=128, help="pairs in a batch")
+    add("--optimizer", choices=["adam", "sgd"], default="adam", help="sgd: plain, as in DMSM, at --learning_rate 0.5")
     add("--learning_rate", type=float, default=2e-4, help="initial learning rate")
     add("--lr_update", type=positive, default=15, help="epochs between tenfold reductions of the learning rate")
     add("--grad_clip", type=float, default=2.0, help="largest norm of the gradient; 0: no limit")
@@ -119,6 +151,13 @@ def parser() -> argparse.ArgumentParser:
     add("--config", metavar="FILE", help="YAML file of options; the command line comes before it")
     add("--dry_run", action="store_true", help="check everything, print sizes and options, write nothing")
     return p
+
+
+def sizes(text: str) -> str:
+    if not all(size.isdigit() for size in text.split("-")) or (text != "0" and "0" in text.split("-")):
+        raise argparse.ArgumentTypeError(f"'{text}' is no list of layer sizes; give numbers joined by '-', as 2000-1000, or 0 "
+                                         "for none")
+    return text
 
 
 def natural(text: str) -> int:
@@ -196,6 +235,8 @@ def resolve(opt) -> None:
     """Fill in what --sim implies and refuse, before data load, what cannot work."""
     resolve_pie(opt)
     resolve_scan(opt)
+    resolve_text(opt)
+    resolve_jwae(opt)
     needs = ALL_SIMILARITIES[opt.sim].gaussian_sides
     heads = [opt.image_head or opt.head, opt.text_head or opt.head]
     if needs == 1:                                          # GCE unless the image side is asked for
@@ -204,6 +245,7 @@ def resolve(opt) -> None:
         elif None in heads:
             given = heads[heads.index(None) - 1]
             heads = [head or ("ellipsoidal" if given == "point" else "point") for head in heads]
+    needs = 2 if opt.vae else needs
     heads = [head or ("ellipsoidal" if needs else "point") for head in heads]
     gaussian = sum(head != "point" for head in heads)
     if gaussian != needs:
@@ -251,9 +293,9 @@ def resolve_pie(opt) -> None:
     """What PIE-Net, the best of K embeddings (mil) and the match probability of samples (match_prob) imply and need."""
     pie = opt.sim in ("mil", "match_prob")
     opt.img_enc = "pie" if pie and opt.img_enc == "auto" else opt.img_enc
-    opt.txt_enc = opt.txt_enc or ("pie" if pie else "gru")
+    opt.txt_enc = opt.txt_enc or ("pie" if pie else "features" if opt.text_features else "gru")
     opt.n_embeds = opt.n_embeds or (2 if opt.sim == "mil" else 1)
-    opt.loss = opt.loss or ("match" if ALL_SIMILARITIES[opt.sim].logits else "hinge")
+    opt.loss = opt.loss or ("logistic" if opt.sim == "product" else "match" if ALL_SIMILARITIES[opt.sim].logits else "hinge")
     opt.var_min = (1e-6 if opt.sim == "match_prob" else 0.1) if opt.var_min is None else opt.var_min
     if opt.sim == "mil" and (opt.img_enc, opt.txt_enc) != ("pie", "pie"):
         name, value = ("img_enc", opt.img_enc) if opt.img_enc != "pie" else ("txt_enc", opt.txt_enc)
@@ -294,8 +336,88 @@ def resolve_scan(opt) -> None:
                          "finite; SCAN has 6 and 9")
 
 
+def resolve_text(opt) -> None:
+    """What the text encoders need of each other's options."""
+    vectors = opt.txt_enc in ("mean", "sum", "features") or opt.txt_enc in TRIGRAM_NETWORKS
+    if (opt.txt_enc == "features") != bool(opt.text_features):
+        raise InputError(f"--txt_enc {opt.txt_enc} and --text_features {opt.text_features}: features are read by --txt_enc "
+                         "features, from the files that --text_features names; give both or neither")
+    if opt.txt_layers and not vectors:
+        raise InputError(f"--txt_layers {opt.txt_layers} is for --txt_enc mean, sum, features and trigrams, not "
+                         f"{opt.txt_enc}; leave it out")
+    if opt.txt_enc in TRIGRAM_NETWORKS and opt.txt_layers == "0":
+        raise InputError(f"--txt_layers 0: --txt_enc {opt.txt_enc} needs a layer; give sizes, or leave it out for a single one")
+    if opt.txt_layers == "0" and opt.txt_enc != "features" and opt.word_dim != opt.embed_size:
+        raise InputError(f"--txt_layers 0 makes the {opt.word_dim} numbers of a word vector the embedding, and --embed_size is "
+                         f"{opt.embed_size}; make them equal")
+    if opt.word_vectors and (opt.txt_enc == "features" or opt.txt_enc in TRIGRAM_NETWORKS):
+        raise InputError(f"--word_vectors {opt.word_vectors}: --txt_enc {opt.txt_enc} has no word vectors; leave it out")
+    if opt.word_vectors and not os.path.isfile(opt.word_vectors):
+        raise InputError(f"there is no file {opt.word_vectors} of word vectors; `python word_vectors.py` learns some from the "
+                         "captions")
+    if opt.freeze_words and not opt.word_vectors:
+        raise InputError("--freeze_words keeps vectors of a file as they are; give --word_vectors FILE too")
+    for name in ("img_layers", "txt_layers"):
+        if opt.layer_style == "branch" and "-" in (getattr(opt, name) or ""):
+            raise InputError(f"--{name} {getattr(opt, name)}: --layer_style branch has one hidden layer; give one size")
+    if opt.img_layers and (opt.img_enc in ("vsrn", "pie", "scan") or opt.pool == "gpo"):
+        raise InputError(f"--img_layers {opt.img_layers} embeds one vector an image, and --img_enc {opt.img_enc} --pool "
+                         f"{opt.pool} has an embedding of its own; leave it out")
+
+
+def resolve_jwae(opt) -> None:
+    """What objectives beside the hinge, autoencoders and unpaired data need."""
+    terms = {name: getattr(opt, name) for name in ("recon_images", "recon_captions", "prior_images", "prior_captions", "vae")}
+    wrong = next((name for name, weight in terms.items() if not 0 <= weight < np.inf), None)
+    if wrong:
+        raise InputError(f"--{wrong} {terms[wrong]} is a weight; give at least 0")
+    if opt.recon_images and opt.img_enc in ("vsrn", "pie"):
+        raise InputError(f"--recon_images {opt.recon_images}: --img_enc {opt.img_enc} learns what its embedding is given, and "
+                         "that is no target; take --img_enc precomp or --sim scan")
+    if opt.recon_captions and (opt.txt_enc == "pie" or opt.txt_enc in TRIGRAM_NETWORKS):
+        raise InputError(f"--recon_captions {opt.recon_captions}: --txt_enc {opt.txt_enc} has no decoder; take gru, bigru, "
+                         "mean or features")
+    if opt.recon_captions and opt.txt_enc in ("mean", "sum") and not opt.freeze_words:
+        raise InputError(f"--recon_captions {opt.recon_captions}: --txt_enc {opt.txt_enc} would move its own target; keep the "
+                         "words as they are with --word_vectors FILE --freeze_words, or take gru or bigru")
+    if opt.sim not in ("cosine", "dot", "scan") and any(terms.values()):
+        raise InputError(f"--{next(name for name, weight in terms.items() if weight)} is for points, and --sim {opt.sim} is "
+                         "not; take --sim cosine or scan")
+    if opt.loss == "mse" and opt.sim not in ("cosine", "dot"):
+        raise InputError(f"--loss mse draws matching points together, and --sim {opt.sim} does not compare them; take --sim "
+                         "cosine")
+    if opt.loss == "two_branch" and (opt.sim != "cosine" or opt.batch_size % 2):
+        raise InputError(f"--loss two_branch compares points in batches of pairs of captions; --sim {opt.sim} and --batch_size "
+                         f"{opt.batch_size} do not go with it: take cosine and an even number")
+    if (opt.sim == "product") != (opt.loss == "logistic"):
+        raise InputError(f"--sim {opt.sim} and --loss {opt.loss}: the Similarity Network is --sim product with --loss "
+                         "logistic; give both or neither")
+    if opt.loss == "nll" and opt.negative_source == "batch" and opt.negatives > opt.batch_size - 1:
+        raise InputError(f"--negatives {opt.negatives}: a batch of {opt.batch_size} has {opt.batch_size - 1} other captions; "
+                         "give fewer, a larger --batch_size, or --negative_source set")
+    if opt.loss == "nll" and not opt.gamma > 0:
+        raise InputError(f"--gamma {opt.gamma} must be positive; DMSM has 10")
+    if not 0 < opt.supervised_fraction <= 1:
+        raise InputError(f"--supervised_fraction {opt.supervised_fraction} is a share of the pairs; give more than 0 and at "
+                         "most 1")
+    if not 0 <= opt.word_dropout < 1 or not opt.critic_learning_rate > 0:
+        raise InputError(f"--word_dropout {opt.word_dropout} and --critic_learning_rate {opt.critic_learning_rate}: the first "
+                         "lies in [0, 1), the second is above 0")
+    unpaired = [f"--{name} {getattr(opt, name)}" for name in ("unpaired_images", "unpaired_captions") if getattr(opt, name)]
+    if unpaired and not any(terms.values()):
+        raise InputError(f"{unpaired[0]}: nothing is learned from items without partners here; give weights, such as "
+                         "--recon_images and --prior_images, or leave it out")
+    if (unpaired or opt.supervised_fraction < 1) and opt.loss == "nll" and opt.negative_source == "set":
+        raise InputError("--negative_source set draws captions of its own and does not go with unpaired data; take batch")
+    if opt.vae and opt.sim == "scan":
+        raise InputError(f"--vae {opt.vae} samples one vector an item, and --sim scan compares parts; take --sim cosine")
+
+
 def prepare_images(opt, images) -> None:
     """Settle --img_enc and --img_dim by what the data hold."""
+    if isinstance(images, Photos) and (opt.unpaired_images or opt.supervised_fraction < 1):
+        raise InputError(f"--unpaired_images and --supervised_fraction need precomputed features, and {opt.data_name} has "
+                         "photos; extract features first: extract.py images")
     needed = "cnn" if isinstance(images, Photos) else "precomp"
     img_enc = needed if opt.img_enc == "auto" else opt.img_enc
     if img_enc == "pie" and needed == "precomp" and images.array.ndim != 3:
@@ -324,3 +446,15 @@ def prepare_images(opt, images) -> None:
         raise InputError(f"--n_regions {opt.n_regions} differs from the {images.regions or 'single vector'} of each image in "
                          f"{opt.data_name}; leave --n_regions out")
     opt.img_enc, opt.img_dim, opt.n_regions = img_enc, images.dim, images.regions
+
+
+def prepare_text(opt, text) -> None:
+    """Settle --txt_dim by the features of the captions, where there are any."""
+    width = text.dim if text is not None else None
+    if opt.txt_dim not in (None, width):
+        raise InputError(f"--txt_dim {opt.txt_dim} differs from the {width} of --text_features {opt.text_features}; leave it "
+                         "out")
+    if opt.txt_layers == "0" and opt.txt_enc == "features" and width != opt.embed_size:
+        raise InputError(f"--txt_layers 0 makes the {width} numbers of {text.path} the embedding, and --embed_size is "
+                         f"{opt.embed_size}; make them equal")
+    opt.txt_dim = width

@@ -228,8 +228,16 @@ class Diversity(nn.Module):
 
 class MMD(nn.Module):
     """Maximum mean discrepancy between a batch's image and caption embeddings, mean of k(x, x') - 2 k(x, y) + k(y, y'), with
-    k = exp(-|x - y| / 2); the distance is not squared (PVSE's code). All K embeddings of an item count; >= 0."""
+    k = exp(-|x - y| / 2); the distance is not squared (PVSE's code). All K embeddings of an item count; >= 0.
+
+    `latents` takes the embeddings before their norm, at distances divided by sqrt(D) (the MMD-MSE that jWAE compares with)."""
+
+    def __init__(self, latents: bool = False):
+        super().__init__()
+        self.latents = latents
 
     def forward(self, images: Embedding, captions: Embedding, seen: dict, told: dict, batch) -> Tensor:
         x, y = (e.mean if e.parts is None else e.parts.flatten(0, 1) for e in (images, captions))    # (B K, D)
+        if self.latents:
+            x, y = (extras["latent"].float() / extras["latent"].shape[1] ** 0.5 for extras in (seen, told))   # (B, D)
         return sum(sign * (-0.5 * torch.cdist(a, b)).exp().mean() for sign, a, b in ((1, x, x), (-2, x, y), (1, y, y)))

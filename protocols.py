@@ -14,6 +14,7 @@ import metrics
 from annotations import Pairs, Ratings
 from attention import CrossAttention
 from losses import Cosine, Embedding, Mahalanobis
+from two_branch import ProductNetwork
 
 FOLD = 1000                           # images; COCO 1K is the mean of five such folds
 ROWS = 250                            # queries whose whole rows of scores are ranked at once
@@ -36,6 +37,7 @@ class Subject:
     photos: list[str] | None = None               # paths or file names
     data_name: str = ""
     folder: str = ""                              # of the data set
+    unknown_words: dict | None = None             # of a data set other than that of the training
 
     @property
     def has_images(self) -> bool:
@@ -85,12 +87,12 @@ def image_text_of(scores: np.ndarray):
 
 def within_modality(subject: Subject, side: int):
     """tile(i, c) of scores among captions (side 1) or images (side 0): queries are rows. The Mahalanobis distance needs one
-    Gaussian and one point, and cross-attention regions and words, which a modality does not hold beside itself: there the
-    cosine of the means serves."""
+    Gaussian and one point, cross-attention regions and words, the Similarity Network an image and a caption, which a modality
+    does not hold beside itself: there the cosine of the means serves."""
     tiles = []
     for similarity, *sides in subject.members:
         e = sides[side]
-        if isinstance(similarity, (Mahalanobis, CrossAttention)):
+        if isinstance(similarity, (Mahalanobis, CrossAttention, ProductNetwork)):
             similarity, e = Cosine(), Embedding(e.mean)
         tiles.append(similarity.tiles(e, e))
     return mean_of(tiles)
@@ -357,6 +359,30 @@ def pmrp(scores: np.ndarray, codes: np.ndarray, caption_image: np.ndarray, parts
     for side in ("i2t", "t2i"):
         record.add(name, side, pmrp=np.mean([values[side, zeta] for zeta in ZETAS], 0))
     return metrics.average(results) if len(parts) > 1 else results[0]
+
+
+@torch.no_grad()
+def neighbours(subject: Subject, codes: np.ndarray, k: int = 10) -> dict[str, float]:
+    """How alike the k images nearest to an image are to it, in percent: the size of the intersection of the two sets of
+    categories over that of their union (Jaccard), mean over neighbours and images; and the same of random images, by
+    expectation. Images without an instance are left out. `jwae` 1: latents that follow a prior should keep such neighbours.
+    codes (N, C) bool."""
+    shown = np.flatnonzero(codes.any(1))
+    k = min(k, len(shown) - 1)
+    if k < 1:
+        raise ValueError("neighbours among images need two images with instances; give the instances with --instances")
+    tile, number = within_modality(subject, 0), codes[shown].astype(np.float32)
+    size, near, chance = number.sum(1), 0.0, 0.0
+    for start in range(0, len(shown), ROWS):
+        rows = np.arange(start, min(start + ROWS, len(shown)))
+        scores = checked(tile(torch.from_numpy(shown[rows]), torch.from_numpy(shown)).cpu().numpy())     # (b, n)
+        shared = number[rows] @ number.T
+        jaccard = shared / (size[rows, None] + size - shared)                       # (b, n)
+        scores[np.arange(len(rows)), rows] = -np.inf
+        chosen = np.argpartition(-scores, k - 1, axis=1)[:, :k]                     # (b, k)
+        near += np.take_along_axis(jaccard, chosen, 1).mean(1).sum()
+        chance += ((jaccard.sum(1) - 1) / (len(shown) - 1)).sum()
+    return {"jaccard": 100 * float(near) / len(shown), "chance": 100 * float(chance) / len(shown), "k": k, "images": len(shown)}
 
 
 def eccv(scores: np.ndarray, pairs: dict[str, Pairs], record: Record) -> dict:

@@ -16,7 +16,7 @@ import metrics
 import originals
 from data import NoImages, Photos, Split, Tokens, image_batches, read_split
 from losses import SIMILARITIES, Embedding
-from model import JointEmbedding, build_model
+from model import JointEmbedding, build_model, build_vocabulary
 from protocols import Subject
 from vocab import InputError, Vocabulary
 
@@ -55,7 +55,8 @@ def load_model(stored: dict) -> tuple[JointEmbedding, Vocabulary, argparse.Names
     from options import parse_args  # which imports this module
 
     defaults = vars(parse_args([]))                         # of options that are younger than the checkpoint
-    opt, vocab = argparse.Namespace(**{**defaults, **stored["options"]}), Vocabulary(stored["vocabulary"])
+    opt = argparse.Namespace(**{**defaults, **stored["options"]})
+    vocab = build_vocabulary(opt, stored["vocabulary"])
     model = build_model(opt, vocab, pretrained=False)
     load_weights(model, stored)
     return model.eval(), vocab, opt
@@ -148,6 +149,16 @@ def check_fits(opt: argparse.Namespace, images, path: str) -> None:
                          f"{opt.n_regions or 'one vector an image'}; use features of the same extractor")
 
 
+def check_extractors(trained: dict | None, split: Split, text_features: str | None, path: str) -> None:
+    """Refuse features whose recorded extractor (features.json) is not that of the training."""
+    for kind in ("ims", text_features):
+        before, now = ((made or {}).get(kind) for made in (trained, split.extractors))
+        if before and now and before != now:
+            what = "image features" if kind == "ims" else f"caption features '{kind}'"
+            raise InputError(f"{split.source}: the {what} beside it were made by '{now}', {path} was trained on those of "
+                             f"'{before}'; extract them with the same network or vectors")
+
+
 def save_json(value, path: str) -> None:
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(path + ".tmp", "w", encoding="utf-8") as f:
@@ -174,18 +185,23 @@ def export(path: str, similarity: str, images: Embedding, captions: Embedding, s
 def open_run(paths: list[str], opt) -> Subject:
     """Encode a split by the models of run folders or checkpoint files; several are an ensemble."""
     device = torch_device(opt.device)
-    subject, split = None, None
+    subject = split = read = None
     for path in paths:
         stored = load_checkpoint(path, vocab=opt.vocab)
         model, vocab, trained = load_model(stored)
-        if split is None:
-            folder = opt.data_path or trained.data_path, opt.data_name or trained.data_name
-            split = read_split(*folder, opt.split, text_only=opt.cxc, dev_images=trained.dev_images if opt.dev_images is None
-                               else opt.dev_images).require_sound()
-            subject = of_split(split, " + ".join(paths), folder)
+        folder = opt.data_path or trained.data_path, opt.data_name or trained.data_name
+        if split is None or trained.text_features != read:
+            split, read = read_split(*folder, opt.split, text_only=opt.cxc, text_features=trained.text_features, dev_images=(
+                trained.dev_images if opt.dev_images is None else opt.dev_images)).require_sound(), trained.text_features
+        subject = subject or of_split(split, " + ".join(paths), folder)
         if not isinstance(split.images, NoImages):
             check_fits(trained, split.images, path)
-        images, captions = encode(model.to(device), split, split.encode(vocab), device, opt.batch_size, opt.workers)
+        check_extractors(stored["data"].get("extractors") if "data" in stored else None, split, trained.text_features, path)
+        foreign = folder[1] != trained.data_name
+        if foreign and split.text is None:
+            subject.unknown_words = split.unknown_words(vocab)
+        tokens = split.encode(vocab, known=not foreign)     # another data set may well have captions of unknown words
+        images, captions = encode(model.to(device), split, tokens, device, opt.batch_size, opt.workers)
         similarity = SIMILARITIES[opt.sim]() if opt.sim else model.similarity
         if opt.sim and images is not None:
             try:

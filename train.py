@@ -21,9 +21,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
 from data import pair_batches, read_split
-from model import build_model
-from options import parse_args, prepare_images
+from model import build_model, build_vocabulary
+from options import parse_args, prepare_images, prepare_text
 from subjects import FORMAT, load_checkpoint, load_weights, torch_device, validate
+from two_branch import sibling_order
+from unpaired import build_unpaired, choose_pairs
 from vocab import InputError, Vocabulary
 
 EMA = 0.999                           # share of the average that a step keeps
@@ -158,26 +160,31 @@ def train(opt) -> int:
         raise InputError(f"{opt.logger_name} already holds a run; go on with --resume, replace it with --overwrite, or name "
                          "another folder with --logger_name")
 
-    split = {name: read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval,
-                              dev_images=opt.dev_images).require_sound() for name in ("train", "dev")}
+    split = {name: read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval, dev_images=opt.dev_images,
+                              text_features=opt.text_features).require_sound() for name in ("train", "dev")}
     prepare_images(opt, split["train"].images)
+    prepare_text(opt, split["train"].text)
     if resumed and resumed["data"] != split["train"].fingerprint():
         raise InputError(f"the training data in {os.path.join(opt.data_path, opt.data_name)} are not those of the run in "
                          f"{opt.logger_name}; give its --data_path, or start a new run with --init_from")
-    vocab = Vocabulary(start["vocabulary"]) if start else make_vocabulary(opt, split["train"])
+    vocab = build_vocabulary(opt, start["vocabulary"] if start else make_vocabulary(opt, split["train"]).words)
     tokens = {name: s.encode(vocab) for name, s in split.items()}
+    pairs = choose_pairs(split["train"], opt.supervised_fraction, opt.seed)
+    unpaired = build_unpaired(opt, split["train"], tokens["train"], pairs, vocab)
 
     torch.manual_seed(opt.seed)
     model = build_model(opt, vocab, pretrained=start is None).to(device)
     if start:
         load_weights(model, start)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.Adam(parameters, lr=opt.learning_rate, fused=True)
+    critic = list(model.critic.parameters()) if model.critic else []
+    parameters = [p for p in model.parameters() if p.requires_grad and not any(p is c for c in critic)]
+    optimizers = build_optimizers(opt, parameters, critic)
     scaler = torch.amp.GradScaler(device.type, enabled=opt.amp == "fp16")
     average = averaged(model, opt.average)
     state = {"epoch": 0, "step": 0, "iteration": 0, "best_rsum": 0.0, "loss_sum": 0.0, "loss_count": 0}
     if resumed:
-        optimizer.load_state_dict(resumed["optimizer"])
+        for name, optimizer in optimizers.items():
+            optimizer.load_state_dict(resumed[name])
         scaler.load_state_dict(resumed["scaler"])
         if average:
             average.load_state_dict(resumed["average"])
@@ -186,10 +193,9 @@ def train(opt) -> int:
         if device.type == "cuda" and resumed["cuda_rng"]:
             torch.cuda.set_rng_state_all(resumed["cuda_rng"])
 
-    facts = (f"{opt.data_name}: {len(split['train'].captions):,} training pairs of {len(split['train'].images):,} images, "
+    facts = (f"{opt.data_name}: {len(pairs):,} training pairs of {len(split['train'].images):,} images, "
              f"{len(split['dev'].images):,} dev images, {len(vocab):,} words\n"
-             f"{opt.sim}, image head {opt.image_head}, text head {opt.text_head}, "
-             f"{objective_name(opt)}, embed_size "
+             f"{opt.sim}, image head {opt.image_head}, text head {opt.text_head}, {objective_name(opt)}, embed_size "
              f"{opt.embed_size}, {sum(p.numel() for p in parameters):,} trainable parameters, {device}, seed {opt.seed}")
     if opt.dry_run:
         print(facts + "\n" + yaml.safe_dump(vars(opt), sort_keys=True) + "dry run: nothing was written")
@@ -208,8 +214,9 @@ def train(opt) -> int:
         content = {"format": FORMAT, "options": options, "vocabulary": vocab.words, "state": dict(state),
                    "model": (model if whole else judged()).state_dict(), "data": split["train"].fingerprint()}
         if whole:                                           # what only --resume needs
-            content.update(optimizer=optimizer.state_dict(), scaler=scaler.state_dict(), rng=torch.get_rng_state(),
-                           cuda_rng=torch.cuda.get_rng_state_all() if device.type == "cuda" else [])
+            content.update({name: optimizer.state_dict() for name, optimizer in optimizers.items()})
+            content.update(scaler=scaler.state_dict(), rng=torch.get_rng_state(), cuda_rng=torch.cuda.get_rng_state_all()
+                           if device.type == "cuda" else [])
             content.update({"average": average.state_dict()} if average else {})
         save_atomic(content, os.path.join(opt.logger_name, name))
 
@@ -220,14 +227,16 @@ def train(opt) -> int:
         return result["rsum"]
 
     model.train()
-    n_steps = -(-len(split["train"].captions) // opt.batch_size)
+    n_steps = -(-len(epoch_order(opt, split["train"], pairs, 0)) // opt.batch_size)
     with Stop() as stop:
         while state["epoch"] < opt.num_epochs:
             epoch = state["epoch"]
-            for group in optimizer.param_groups:
-                group["lr"] = opt.learning_rate * 0.1 ** (epoch // opt.lr_update)
-            model.objective.max_violation = opt.max_violation and epoch >= opt.vse_mean_warmup_epochs
-            order = np.random.default_rng([opt.seed, epoch]).permutation(len(split["train"].captions))
+            for optimizer in optimizers.values():
+                for group in optimizer.param_groups:
+                    group["lr"] = group["initial_lr"] * 0.1 ** (epoch // opt.lr_update)
+            if opt.loss == "hinge":
+                model.objective.max_violation = opt.max_violation and epoch >= opt.vse_mean_warmup_epochs
+            order = epoch_order(opt, split["train"], pairs, epoch)
             batches = pair_batches(split["train"], tokens["train"], order, opt.batch_size, workers=opt.workers,
                                    crop_size=opt.crop_size, seed=(opt.seed, epoch), skip=state["step"])
             bar = tqdm(total=n_steps, initial=state["step"], desc=f"epoch {epoch + 1}/{opt.num_epochs}", disable=None,
@@ -235,7 +244,9 @@ def train(opt) -> int:
             clock = time.perf_counter()
             for batch in batches:
                 data_time = time.perf_counter() - clock
-                loss = train_step(model, batch.to(device), optimizer, scaler, parameters, opt, state)
+                if unpaired:
+                    batch = batch._replace(unpaired=unpaired.batch(state["iteration"]))
+                loss = train_step(model, batch.to(device), optimizers, scaler, parameters, opt, state)
                 if opt.average == "ema" and averaging(opt, epoch):
                     average.update_parameters(model)
                 batch_time, clock = time.perf_counter() - clock, time.perf_counter()
@@ -249,7 +260,8 @@ def train(opt) -> int:
                             f"{batch_time * (n_steps - state['step']) / 60:.1f} min left in epoch", terminal=bar.disable)
                     log.record(state["iteration"], {
                         "epoch": epoch, "step": state["step"], "Eit": state["iteration"], "Le": loss,
-                        "lr": optimizer.param_groups[0]["lr"], "batch_time": batch_time, "data_time": data_time}, kind="step")
+                        "lr": optimizers["optimizer"].param_groups[0]["lr"], "batch_time": batch_time, "data_time": data_time},
+                        kind="step")
                 if state["iteration"] % opt.val_step == 0 and state["step"] < n_steps:
                     validation()
                     save()
@@ -292,8 +304,29 @@ def write_run_folder(opt, split: dict, vocab: Vocabulary, resumed: dict | None) 
     vocab.save(os.path.join(opt.logger_name, "vocab.json"))
 
 
-def train_step(model, batch, optimizer, scaler, parameters, opt, state) -> float:
-    """One step of Adam on the summed terms of the loss; returns it. A non-finite term ends the run with its name."""
+def build_optimizers(opt, parameters: list, critic: list) -> dict[str, torch.optim.Optimizer]:
+    """"optimizer" of the model; "critic_optimizer" of jWAE's critic, an Adam of its own."""
+    kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[opt.optimizer]
+    found = {"optimizer": kind([{"params": parameters, "initial_lr": opt.learning_rate}], lr=opt.learning_rate, fused=True)}
+    if critic:
+        found["critic_optimizer"] = torch.optim.Adam([{"params": critic, "initial_lr": opt.critic_learning_rate}],
+                                                     lr=opt.critic_learning_rate, betas=(0.5, 0.999), fused=True)
+    return found
+
+
+def epoch_order(opt, split, pairs: np.ndarray, epoch: int) -> np.ndarray:
+    """The captions of an epoch, `pairs` (m,) shuffled; for the Embedding Network captions of an image side by side."""
+    rng = np.random.default_rng([opt.seed, epoch])
+    if opt.loss == "two_branch":
+        return pairs[sibling_order(split.caption_image[pairs], rng)]
+    return pairs[rng.permutation(len(pairs))]
+
+
+def train_step(model, batch, optimizers, scaler, parameters, opt, state) -> float:
+    """One step of every optimiser on the summed terms of the loss; returns it. A non-finite term ends the run with its name.
+
+    The critic's terms and the others share the backward pass and no gradient: see jwae.py.
+    """
     dtype = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[opt.amp]
     with torch.autocast(batch.tokens.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
         terms = model(batch)
@@ -302,14 +335,16 @@ def train_step(model, batch, optimizer, scaler, parameters, opt, state) -> float
         wrong = next(name for name, term in terms.items() if not torch.isfinite(term))
         raise InputError(f"the term '{wrong}' of the loss became {terms[wrong].item()} at epoch {state['epoch']} step "
                          f"{state['step'] + 1}; the last checkpoint is whole: lower --learning_rate or use --amp off")
-    optimizer.zero_grad(set_to_none=True)
+    for optimizer in optimizers.values():
+        optimizer.zero_grad(set_to_none=True)
     scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
+    scaler.unscale_(optimizers["optimizer"])
     norm = torch.nn.utils.clip_grad_norm_(parameters, opt.grad_clip or torch.inf)
     if not torch.isfinite(norm) and opt.amp != "fp16":      # with fp16 the scaler skips such a step
         raise InputError(f"the gradient of the loss became {norm.item()} at epoch {state['epoch']} step {state['step'] + 1}; "
                          "the last checkpoint is whole: lower --learning_rate or use --amp off")
-    scaler.step(optimizer)
+    for optimizer in optimizers.values():
+        scaler.step(optimizer)
     scaler.update()
     return loss.item()
 

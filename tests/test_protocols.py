@@ -396,3 +396,20 @@ def test_uncertainty_report_leaves_out_what_is_no_query():
     report = protocols.uncertainty_report(values, ranks)
     assert report["recall_bins"]["recall"] == [100, 100, 0, 0] and report["risk_coverage"]["area_random"] == 50
     assert report["risk_coverage"]["risk"] == pytest.approx([0, 0, 100 / 3, 50])
+
+
+def test_neighbours_share_what_a_double_loop_says():
+    rng = np.random.default_rng(5)
+    codes, means = rng.random((9, 4)) < 0.4, rng.standard_normal((9, 3)).astype(np.float32)
+    codes[4] = False                                        # shows nothing: left out
+    embedding = Embedding(torch.from_numpy(means))
+    subject = Subject("x", "cosine", np.arange(9), 9, [(SIMILARITIES["cosine"](), embedding, embedding)])
+    got, shown, near, chance = protocols.neighbours(subject, codes, 3), [n for n in range(9) if codes[n].any()], [], []
+    for i in shown:
+        others = [j for j in shown if j != i]
+        alike = {j: (codes[i] & codes[j]).sum() / (codes[i] | codes[j]).sum() for j in others}
+        cosine = {j: means[i] @ means[j] / np.linalg.norm(means[i]) / np.linalg.norm(means[j]) for j in others}
+        near.append(np.mean([alike[j] for j in sorted(others, key=cosine.get)[-3:]]))
+        chance.append(np.mean(list(alike.values())))
+    assert got["jaccard"] == pytest.approx(100 * np.mean(near)) and got["chance"] == pytest.approx(100 * np.mean(chance))
+    assert got["images"] == len(shown) and got["k"] == 3

@@ -1,0 +1,294 @@
+"""Joint Wasserstein autoencoders: both sides reconstruct their input from their latents, and the latents of both meet one
+prior.
+
+    python train.py --data_name f8k_precomp --txt_enc bigru --num_layers 2 --img_layers 1024 --max_violation \\
+        --recon_images 0.5 --recon_captions 0.005 --prior_images 0.01 --prior_captions 0.01
+    python jwae.py --checkpoint runs/f8k_precomp_cosine            # how near are the latents to the prior?
+
+Mahajan et al. 2019 (`jwae`). A latent is what f_emb gives, before the l2 norm of the similarity: unit vectors in D dimensions
+cannot follow N(0, I), whose vectors have norms near sqrt(D), so the critic, the decoders and the squared distance of matching
+pairs take the latents as they are, and the cosine alone looks at their directions.
+
+Every term is summed over the batch, as the hinge is (`jwae` eq. 1 and 6): the weights of the paper are per item.
+"""
+
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from losses import Embedding, pair_mse
+from vocab import PAD, UNK, Arguments, InputError
+
+WORD_ENCODERS = ("gru", "bigru")      # text encoders that read word by word: their decoder tells the words again
+
+
+def real_rows(latent: Tensor, n_parts: Tensor | None) -> Tensor:
+    """Latents of items (B, D), or of their parts (B, P, D) without the padding -> (R, D)."""
+    if latent.ndim == 2:
+        return latent
+    return latent[torch.arange(latent.shape[1], device=latent.device) < n_parts[:, None]]            # (B, P, D) -> (R, D)
+
+
+def whole(latent: Tensor, n_parts: Tensor | None) -> Tensor:
+    """One latent an item, (B, D): the mean of its real parts where it has parts."""
+    if latent.ndim == 2:
+        return latent
+    real = torch.arange(latent.shape[1], device=latent.device) < n_parts[:, None]                    # (B, P)
+    return (latent * real[:, :, None]).sum(1) / n_parts[:, None]                    # (B, P, D) -> (B, D)
+
+
+# ---- decoders
+
+class VectorDecoder(nn.Module):
+    """g of images and of captions that are vectors: two linear layers with a ReLU between, (..., D) -> (..., F)."""
+
+    def __init__(self, latent: int, hidden: int, outputs: int):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+    def forward(self, latent: Tensor) -> Tensor:
+        return self.layers(latent)
+
+
+class CaptionDecoder(nn.Module):
+    """g_t: a GRU whose first state is the latent says every word from the words before it (`jwae` 4.2, eq. 5).
+
+    Word dropout: in training each word that goes in is `<unk>` with probability `word_dropout`, so that the decoder has to
+    ask the latent (Bowman et al. 2016). (The original predicts the word that goes in, not the next one.)
+    """
+
+    def __init__(self, latent: int, vocab_size: int, word_dim: int, word_dropout: float):
+        super().__init__()
+        self.word_dropout = word_dropout
+        self.words = nn.Embedding(vocab_size, word_dim, padding_idx=PAD)
+        self.rnn = nn.GRU(word_dim, latent, batch_first=True)
+        self.out = nn.Linear(latent, vocab_size)
+
+    def forward(self, latent: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """-log p(w_1 ... w_M, `<end>` | latent) in nats, >= 0: (B, D), `<start> ...` (B, T), lengths (B,) -> (B,)."""
+        given = tokens[:, :-1]                                                      # (B, T - 1)
+        if self.training and self.word_dropout:
+            dropped = torch.rand(given.shape, device=given.device) < self.word_dropout
+            given = given.masked_fill(dropped & (given != PAD), UNK)
+        packed = pack_padded_sequence(self.words(given), (lengths - 1).cpu(), batch_first=True, enforce_sorted=False)
+        states = self.rnn(packed, latent[None].to(packed.data.dtype))[0]
+        place = pack_padded_sequence(torch.arange(tokens[:, 1:].numel(), device=tokens.device).view_as(given),
+                                     (lengths - 1).cpu(), batch_first=True, enforce_sorted=False).data
+        wanted = tokens[:, 1:].flatten()[place]                                     # (S,): the next words
+        nll = F.cross_entropy(self.out(states.data), wanted, reduction="none")      # (S, D) -> (S, V) -> (S,)
+        return nll.new_zeros(len(tokens)).index_add(0, place // given.shape[1], nll)    # (B,)
+
+
+# ---- terms beside the objective (model.JointEmbedding); `sides`: what they need where images and captions do not match
+
+class Reconstruction(nn.Module):
+    """|x - g(f(x))| summed over the batch, l1 or l2 norm (`jwae` eq. 6, first sum); x is what the encoder was given. Regions:
+    the mean over an image's regions."""
+
+    def __init__(self, side: str, decoder: VectorDecoder, norm: int = 2):
+        super().__init__()
+        self.sides, self.decoder, self.norm = (side,), decoder, norm
+
+    def forward(self, images, captions, seen: dict, told: dict, batch) -> Tensor:
+        extras = seen if self.sides == ("images",) else told
+        target = extras["trunk"].detach().float()                                   # (B, F) | (B, P, F)
+        residual = self.decoder(extras["latent"]).float() - target
+        norms = residual.abs().sum(-1) if self.norm == 1 else (residual.square().sum(-1) + 1e-12).sqrt()
+        return (norms.mean(1) if norms.ndim == 2 else norms).sum()
+
+
+class Retelling(nn.Module):
+    """-log p of the captions given their latents, summed over words and batch, in nats (`jwae` eq. 5 and 6, second sum)."""
+    sides = ("captions",)
+
+    def __init__(self, decoder: CaptionDecoder):
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, images, captions, seen: dict, told: dict, batch) -> Tensor:
+        latent = whole(told["latent"], captions.n_parts)
+        return self.decoder(latent, batch.tokens, batch.lengths).float().sum()
+
+
+class PairMSE(nn.Module):
+    """`losses.pair_mse` of the latents, summed over the batch."""
+    sides = ()
+
+    def forward(self, images: Embedding, captions: Embedding, seen: dict, told: dict, batch) -> Tensor:
+        x, y = whole(seen["latent"], images.n_parts).float(), whole(told["latent"], captions.n_parts).float()
+        return pair_mse(x, y) * len(x)
+
+
+class Critic(nn.Module):
+    """Log-odds that a latent is a sample of the prior N(0, I): three linear layers with leaky ReLUs between, (R, D) -> (R,).
+    One critic for both sides, which share the prior (`jwae` 4.2)."""
+
+    def __init__(self, latent: int, hidden: int = 256):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(latent, hidden), nn.LeakyReLU(0.2), nn.Linear(hidden, hidden), nn.LeakyReLU(0.2),
+                                    nn.Linear(hidden, 1))
+
+    def forward(self, latent: Tensor) -> Tensor:
+        return self.layers(latent)[:, 0]
+
+
+class Prior(nn.Module):
+    """What an encoder is told to make its latents pass for samples of the prior: -log sigmoid(critic), mean over the latents
+    (parts: all of them), times the batch (`jwae` eq. 6, D_JS in its non-saturating form). The critic learns nothing here."""
+
+    def __init__(self, side: str, critic: Critic):
+        super().__init__()
+        self.sides, self.critic = (side,), [critic]         # in a list: JointEmbedding lists its parameters, once
+
+    def forward(self, images, captions, seen: dict, told: dict, batch) -> Tensor:
+        extras, e = (seen, images) if self.sides == ("images",) else (told, captions)
+        latent = real_rows(extras["latent"].float(), e.n_parts)
+        critic = self.critic[0]
+        frozen = {name: p.detach() for name, p in critic.named_parameters()}
+        odds = torch.func.functional_call(critic, frozen, latent)
+        return F.softplus(-odds.float()).mean() * len(e.mean)
+
+
+class CriticLoss(nn.Module):
+    """Binary cross-entropy of the critic: the latents of one side against as many samples of N(0, I), mean, in nats; log 2
+    where it cannot tell them apart. The encoders learn nothing here, so one backward pass serves them and the critic."""
+
+    def __init__(self, side: str, critic: Critic):
+        super().__init__()
+        self.sides, self.critic = (side,), [critic]
+
+    def forward(self, images: Embedding, captions: Embedding, seen: dict, told: dict, batch) -> Tensor:
+        extras, e = (seen, images) if self.sides == ("images",) else (told, captions)
+        encoded = real_rows(extras["latent"].detach().float(), e.n_parts)           # (R, D)
+        real, fake = self.critic[0](torch.cat([torch.randn_like(encoded), encoded])).float().chunk(2)    # (2 R,) -> (R,) twice
+        return (F.softplus(-real).mean() + F.softplus(fake).mean()) / 2
+
+
+class LatentKL(nn.Module):
+    """KL(N(mean, Sigma) || N(0, I)) of every latent of one side, summed over the batch, in nats: eq. 2, for the VAE that `jwae`
+    Table 4 compares with."""
+
+    def __init__(self, side: str):
+        super().__init__()
+        self.sides = (side,)
+
+    def forward(self, images, captions, seen: dict, told: dict, batch) -> Tensor:
+        x = seen if self.sides == ("images",) else told
+        return 0.5 * (x["log_var"].exp() - x["log_var"] + x["centre"].float().square() - 1).sum()
+
+
+def build_terms(opt, vocab, image_tower, text_tower) -> tuple[dict[str, tuple[float, nn.Module]], Critic | None]:
+    """{name: (weight, module)} of what the options ask for, and the critic that the terms of both sides share."""
+    terms, priors = {}, {"images": opt.prior_images, "captions": opt.prior_captions}
+    critic = Critic(opt.embed_size) if any(priors.values()) else None
+    if opt.recon_images:
+        decoder = VectorDecoder(opt.embed_size, opt.decoder_dim, image_tower.trunk.dim)
+        terms["recon_images"] = opt.recon_images, Reconstruction("images", decoder, opt.recon_norm)
+    if opt.recon_captions and opt.txt_enc in WORD_ENCODERS:
+        decoder = CaptionDecoder(opt.embed_size, len(vocab), opt.word_dim, opt.word_dropout)
+        terms["recon_captions"] = opt.recon_captions, Retelling(decoder)
+    elif opt.recon_captions:
+        decoder = VectorDecoder(opt.embed_size, opt.decoder_dim, text_tower.trunk.dim)
+        terms["recon_captions"] = opt.recon_captions, Reconstruction("captions", decoder, opt.recon_norm)
+    for side, weight in priors.items():
+        if weight:
+            terms[f"prior_{side}"] = weight, Prior(side, critic)
+            terms[f"critic_{side}"] = 1.0, CriticLoss(side, critic)
+        if opt.vae:
+            terms[f"vae_{side}"] = opt.vae, LatentKL(side)
+    return terms, critic
+
+
+# ---- how near the latents are to the prior
+
+@torch.no_grad()
+def all_latents(model, split, tokens, device, batch_size: int = 128) -> dict[str, Tensor]:
+    """The latents of a split's images (N, D) and captions (M, D), one an item (parts: their mean is no latent, so all of
+    them)."""
+    from data import image_batches
+
+    found = {"images": [], "captions": []}
+    for batch in image_batches(split.images, batch_size):
+        extras = {}
+        e = model.embed_images(batch.to(device), extras)
+        found["images"].append(real_rows(extras["latent"].float(), e.n_parts).cpu())
+    order = torch.arange(len(tokens.length))
+    for index in order.split(batch_size):
+        extras = {}
+        numbers, lengths = tokens.batch(index.numpy())
+        e = model.embed_captions(numbers.to(device), lengths, extras)
+        found["captions"].append(real_rows(extras["latent"].float(), e.n_parts).cpu())
+    return {side: torch.cat(rows) for side, rows in found.items()}
+
+
+def prior_report(z: Tensor, generator: torch.Generator, permutations: int = 200) -> dict[str, float]:
+    """How latents (R, D) differ from samples of N(0, I).
+
+    norm: |z|, mean. mean: |average z| / sqrt(D). variance: average over dimensions. correlation: root mean square off the
+    diagonal of the correlation matrix. eigenvalues: largest and smallest of the covariance. energy: energy distance to as many
+    samples of the prior, over sqrt(D); p: share of random relabellings of the two samples with one at least as large.
+    """
+    n, d = z.shape
+    z = z.double()
+    centred = z - z.mean(0)
+    covariance = centred.T @ centred / (n - 1)                                      # (D, D)
+    std = covariance.diagonal().clamp(min=1e-12).sqrt()
+    correlation = covariance / std / std[:, None]
+    eigenvalues = torch.linalg.eigvalsh(covariance)
+    both = torch.cat([z, torch.randn(n, d, generator=generator, dtype=z.dtype)])    # (2 R, D)
+    distance = torch.cdist(both, both)                                              # (2 R, 2 R)
+    label = torch.cat([torch.ones(n), -torch.ones(n)]).to(distance)
+
+    def energy(sign: Tensor) -> Tensor:
+        """2 E|x - y| - E|x - x'| - E|y - y'| = -s^T |..| s / R^2 for labels s = +-1: (2 R, L) -> (L,)."""
+        return -(sign * (distance @ sign)).sum(0) / n ** 2
+    shuffled = torch.stack([label[torch.randperm(2 * n, generator=generator)] for _ in range(permutations)], 1)
+    observed = energy(label[:, None])[0]
+    return {"norm": float(z.norm(dim=1).mean()), "mean": float(z.mean(0).norm() / d ** 0.5),
+            "variance": float(std.square().mean()),
+            "correlation": float((correlation.square().sum() - d).clamp(min=0).div(d * (d - 1)).sqrt()),
+            "largest eigenvalue": float(eigenvalues[-1]), "smallest eigenvalue": float(eigenvalues[0]),
+            "energy distance": float(observed / d ** 0.5),
+            "p": float((1 + (energy(shuffled) >= observed).sum()) / (1 + permutations))}
+
+
+def command(argv=None) -> None:
+    from data import NoImages, read_split
+    from subjects import check_fits, load_checkpoint, load_model, newest_run, run_arguments, torch_device
+
+    p = Arguments("How near are the latents of a run to the prior N(0, I)?")
+    run_arguments(p, "split whose latents are looked at")
+    p.add_argument("--rows", type=int, default=1000, help="latents a side that are compared with as many samples of the prior")
+    p.add_argument("--seed", type=int, default=0, help="of the samples and of which latents are taken")
+    opt = p.parse_args(argv)
+    try:
+        if opt.rows < 2:
+            raise InputError(f"--rows {opt.rows} is too few for a comparison; give at least 2, 1000 is usual")
+        run, device = opt.checkpoint or newest_run(), torch_device(opt.device)
+        model, vocab, trained = load_model(load_checkpoint(run))
+        name = opt.data_name or trained.data_name
+        split = read_split(opt.data_path or trained.data_path, name, opt.split, dev_images=trained.dev_images,
+                           text_features=trained.text_features).require_sound()
+        if isinstance(split.images, NoImages):
+            raise InputError(f"{name} has no images beside its captions; name a data set with features")
+        check_fits(trained, split.images, run)
+        found = all_latents(model.to(device), split, split.encode(vocab, known=name == trained.data_name), device)
+        rows = {}
+        for side, z in found.items():
+            generator = torch.Generator().manual_seed(opt.seed)
+            rows[side] = prior_report(z[torch.randperm(len(z), generator=generator)[:opt.rows]], generator)
+        z = torch.randn(min(opt.rows, len(found["captions"])), z.shape[1], generator=generator)
+        rows["samples of N(0, I)"] = prior_report(z, generator)
+    except InputError as error:
+        sys.exit(f"jwae.py: {error}")
+    print(f"{run}: latents of {name} {opt.split}, before the l2 norm, {z.shape[1]} numbers each")
+    print(f"{'':22}" + "".join(f"{side:>20}" for side in rows))
+    for key in rows["images"]:
+        print(f"{key:22}" + "".join(f"{rows[side][key]:>20.4g}" for side in rows))
+
+
+if __name__ == "__main__":
+    command()

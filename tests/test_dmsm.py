@@ -1,0 +1,119 @@
+"""DMSM's objective and the drawing of items without partners: against the definition, by counting, and in training."""
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from test_train import fit, log_of, same_weights
+
+import evaluate
+import train
+from data import Features, encode_captions
+from losses import sampled_nll
+from objectives import SampledNLL
+from trigrams import Trigrams
+from unpaired import Pool, Unpaired, choose_pairs
+from vocab import SPECIALS, Vocabulary
+
+SCORES = torch.rand(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
+
+
+def slow_nll(scores, gamma, row, others) -> float:
+    return -math.log(math.exp(gamma * scores[row, row]) / sum(math.exp(gamma * scores[row, k]) for k in [row, *others]))
+
+
+def test_all_negatives_make_the_full_softmax():
+    full = torch.nn.functional.cross_entropy(10 * SCORES, torch.arange(6), reduction="none")
+    torch.testing.assert_close(sampled_nll(SCORES, 10, 5), full)
+    torch.testing.assert_close(sampled_nll(SCORES, 10, 500), full)
+
+
+def test_samples_are_those_of_the_definition_and_all_are_drawn():
+    expected = {row: {round(slow_nll(SCORES, 3, row, others), 9) for others in itertools.combinations(set(range(6)) - {row}, 2)}
+                for row in range(6)}
+    g, seen = torch.Generator().manual_seed(1), {row: set() for row in range(6)}
+    for _ in range(300):
+        for row, value in enumerate(sampled_nll(SCORES, 3, 2, g).tolist()):
+            seen[row].add(round(value, 9))
+    assert seen == expected
+
+
+def test_captions_of_the_same_image_are_never_drawn():
+    own = torch.zeros(6, 6, dtype=torch.bool)
+    own[0, 1] = own[1, 0] = True
+    got = sampled_nll(SCORES, 3, 5, own=own)
+    assert float(got[0]) == pytest.approx(slow_nll(SCORES, 3, 0, [2, 3, 4, 5]))
+    assert float(got[2]) == pytest.approx(slow_nll(SCORES, 3, 2, [0, 1, 3, 4, 5]))
+    assert torch.autograd.gradcheck(lambda s: sampled_nll(s, 3, 5, own=own), SCORES.clone().requires_grad_())
+
+
+def test_the_whole_set_as_negatives_makes_the_full_softmax():
+    every = torch.rand(4, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2))       # 4 images, 9 captions
+    owner = torch.tensor([0, 0, 1, 2, 2, 2, 3, 3, 1])
+    batch = torch.tensor([1, 2, 4, 6])                      # one caption of each image
+    outside = every.masked_fill(owner == torch.arange(4)[:, None], -torch.inf)
+    got = SampledNLL(5, 9, outside=True)(every[:, batch], None, outside)["nll"]
+    slow = [-5 * every[i, batch[i]] + math.log(math.exp(5 * every[i, batch[i]]) + sum(
+        math.exp(5 * every[i, c]) for c in range(9) if owner[c] != i)) for i in range(4)]
+    assert float(got) == pytest.approx(float(sum(slow)) / 4)
+
+
+class Numbers:
+    """A source of items that are their own numbers."""
+
+    def gather(self, rows):
+        return torch.as_tensor(rows)
+
+
+def test_a_pool_gives_every_item_once_before_any_comes_again():
+    pool = Pool([(Numbers(), np.arange(3), np.full(3, -1)), (Numbers(), np.array([7, 9]), np.array([1, 2]))], (0,))
+    drawn = np.concatenate([rows for step in range(5) for _, rows, _ in pool.draw(step, 3)])
+    assert all(sorted(drawn.tolist()).count(k) == 3 for k in (0, 1, 2, 7, 9))
+    again = Pool([(Numbers(), np.arange(3), np.full(3, -1)), (Numbers(), np.array([7, 9]), np.array([1, 2]))], (0,))
+    late, after = ([rows.tolist() for _, rows, _ in p.draw(4, 3)] for p in (again, pool))
+    assert late == after                                    # whatever was drawn before
+    assert {tuple(images) for _, rows, images in pool.draw(0, 5) if 7 in rows} <= {(1, 2), (2, 1)}
+
+
+def test_unpaired_captions_of_two_sources_are_padded_to_one_length():
+    vocab = Vocabulary([*SPECIALS, "a", "b"])
+    for words in (vocab, Trigrams([*SPECIALS, "a", "bbb"])):
+        one, other = encode_captions([["a"], ["a", "b"]], words), encode_captions([["b"] * 5], words)
+        pool = Pool([(one, np.arange(2), np.array([0, 0])), (other, np.arange(1), np.array([-1]))], (0,))
+        batch = Unpaired(None, pool, 3).batch(0)
+        assert batch.images is None and len(batch.tokens) == 3 and batch.tokens.shape[1] == batch.lengths.max()
+        assert sorted(batch.image_index.tolist()) == [-1, 0, 0]
+
+
+def test_supervised_fraction_keeps_the_pairs_of_a_share_of_the_images(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((20, 3), np.float32))
+    split = type("Split", (), {"images": Features(str(tmp_path / "x.npy")), "caption_image": np.arange(100) // 5})
+    chosen = choose_pairs(split, 0.25, 0)
+    assert len(chosen) == 25 and len(set(split.caption_image[chosen])) == 5
+    assert not np.array_equal(chosen, choose_pairs(split, 0.25, 1)) and len(choose_pairs(split, 1, 0)) == 100
+    assert len(choose_pairs(split, 0.001, 0)) == 5
+
+
+DMSM = ["--txt_enc", "trigram_conv", "--txt_layers", "24-24", "--img_layers", "24", "--layer_style", "tanh", "--loss", "nll",
+        "--negatives", "10", "--optimizer", "sgd", "--learning_rate", "0.5"]
+
+
+@pytest.mark.parametrize("more", [[], ["--negative_source", "set", "--negatives", "30"], ["--txt_enc", "trigram_bag"]])
+def test_dmsm_trains_repeats_and_evaluates(tmp_path, demo_path, more):
+    for name in "ab":
+        fit("--data_path", demo_path, *DMSM, *more, "--num_epochs", 2, "--logger_name", tmp_path / name)
+    assert same_weights(tmp_path / "a", tmp_path / "b") and log_of(tmp_path / "a") == log_of(tmp_path / "b")
+    losses = [line["Le"] for line in log_of(tmp_path / "a", lambda line: line["kind"] == "step")]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+    results = evaluate.run(evaluate.parse_args(["--checkpoint", str(tmp_path / "a")]))
+    assert results["best_ranks"]["i2t"]["hbr"] >= 1
+
+
+def test_more_negatives_than_captions_is_one_sentence(tmp_path, demo_path):
+    opt = train.parse_args(["--data_path", demo_path, "--data_name", "demo_precomp", *DMSM, "--negative_source", "set",
+    "--negatives",
+                            "100000", "--logger_name", str(tmp_path / "run")])
+    with pytest.raises(ValueError, match="100000 is more than the 240 training captions"):
+        train.train(opt)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,302 @@
+"""jWAE: every term against loops and finite differences, a critic that shares no gradient, and latents against the prior."""
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from test_train import SMALL, fit, log_of, same_weights
+from torch.distributions import Normal, kl_divergence
+
+import evaluate
+import jwae
+import train
+from data import Batch
+from jwae import CaptionDecoder, Critic, CriticLoss, LatentKL, PairMSE, Prior, Reconstruction, Retelling, VectorDecoder
+from losses import Embedding, pair_mse
+from model import build_model
+from subjects import load_checkpoint
+from vocab import END, PAD, SPECIALS, START, UNK, Vocabulary
+
+VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
+JWAE = ["--recon_images", "0.5", "--recon_captions", "0.05", "--prior_images", "0.1", "--prior_captions", "0.2"]
+
+
+def sentences(n=5, seed=0) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(3, 8, (n,), generator=g)
+    tokens = torch.randint(4, 34, (n, int(lengths.max())), generator=g)
+    tokens[:, 0] = START
+    tokens[torch.arange(n), lengths - 1] = END
+    tokens[torch.arange(tokens.shape[1]) >= lengths[:, None]] = PAD
+    return tokens, lengths
+
+
+def numbers(*shape, seed=0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def point(n=5) -> Embedding:
+    return Embedding(numbers(n, 4))
+
+
+def test_caption_decoder_equals_a_loop_over_words():
+    torch.manual_seed(0)
+    net, latent, (tokens, lengths) = CaptionDecoder(6, 34, 5, 0.5).double().eval(), numbers(5, 6), sentences()
+    cell = torch.nn.GRUCell(5, 6).double()
+    cell.load_state_dict({name.removesuffix("_l0"): value for name, value in net.rnn.state_dict().items()})
+    got = net(latent, tokens, lengths)
+    for n, length in enumerate(lengths.tolist()):
+        h, total = latent[n:n + 1], 0.0
+        for t in range(length - 1):
+            h = cell(net.words.weight[tokens[n, t]][None], h)
+            total -= float(net.out(h)[0].log_softmax(0)[tokens[n, t + 1]])
+        assert float(got[n].detach()) == pytest.approx(total, abs=1e-10)
+    shorter = net(latent[:2], tokens[:2, :int(lengths[:2].max())], lengths[:2])
+    torch.testing.assert_close(shorter, got[:2])            # neither padding nor the others matter
+
+
+def test_word_dropout_hides_words_in_training_only():
+    torch.manual_seed(0)
+    net, (tokens, lengths) = CaptionDecoder(6, 34, 5, 0.999).double(), sentences()
+    hidden = tokens.clone()
+    hidden[:, :-1] = torch.where(tokens[:, :-1] == PAD, PAD, UNK)
+    net.eval()
+    given = net(numbers(5, 6), tokens, lengths)
+    net.train()
+    seen = []
+    net.words.register_forward_hook(lambda module, inputs, _: seen.append(inputs[0]))
+    assert not torch.allclose(net(numbers(5, 6), tokens, lengths), given)
+    assert (seen[0] == hidden[:, :-1]).double().mean() > 0.9 and ((seen[0] == PAD) == (tokens[:, :-1] == PAD)).all()
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+@pytest.mark.parametrize("shape", [(5,), (5, 3)])
+def test_reconstruction_equals_a_loop(norm, shape):
+    torch.manual_seed(0)
+    term = Reconstruction("images", VectorDecoder(4, 7, 6), norm)
+    target, latent = numbers(*shape, 6).float(), numbers(*shape, 4, seed=1).float()
+    got = term(None, None, {"trunk": target, "latent": latent}, {}, None)
+    wrong = (term.decoder(latent) - target).detach().double().reshape(shape[0], -1, 6)
+    total = sum(np.mean([np.linalg.norm(row, norm) for row in item.numpy()]) for item in wrong)
+    assert float(got) == pytest.approx(total, rel=1e-5)
+
+
+def test_pair_mse_and_kl_equal_loops():
+    x, y = numbers(5, 4), numbers(5, 4, seed=1)
+    slow = sum(float(sum((x[n, d] - y[n, d]) ** 2 for d in range(4))) for n in range(5))
+    assert float(pair_mse(x, y)) == pytest.approx(slow / 5)
+    assert float(PairMSE()(point(), point(), {"latent": x}, {"latent": y}, None)) == pytest.approx(slow, rel=1e-6)
+    log_var = numbers(5, 4, seed=2)
+    slow = kl_divergence(Normal(x, (log_var / 2).exp()), Normal(0.0, 1.0)).sum()
+    got = LatentKL("captions")(None, None, {}, {"centre": x, "log_var": log_var}, None)
+    assert float(got) == pytest.approx(float(slow), rel=1e-6)
+
+
+def test_parts_meet_the_prior_one_by_one_without_padding():
+    latent, n_parts = numbers(3, 4, 2), torch.tensor([4, 1, 2])
+    rows = jwae.real_rows(latent, n_parts)
+    assert torch.equal(rows, torch.cat([latent[0], latent[1, :1], latent[2, :2]]))
+    torch.testing.assert_close(jwae.whole(latent, n_parts), torch.stack([latent[0].mean(0), latent[1, 0], latent[2,
+    :2].mean(0)]))
+
+
+class InDouble(torch.nn.Module):
+    """A term whose own arithmetic stays in float64: gradcheck needs it."""
+
+    def __init__(self, term):
+        super().__init__()
+        self.term = term.double()
+
+    def forward(self, *words):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+            return self.term(*words)
+
+
+@pytest.mark.parametrize("which", ["recon_1", "recon_2", "retelling", "mse", "kl", "prior"])
+def test_gradients_are_those_of_finite_differences(which):
+    torch.manual_seed(0)
+    tokens, lengths = sentences()
+    batch = Batch(None, tokens, lengths, None, None)
+    term = InDouble({"recon_1": Reconstruction("captions", VectorDecoder(4, 7, 6), 1), "mse": PairMSE(),
+                     "recon_2": Reconstruction("captions", VectorDecoder(4, 7, 6)), "kl": LatentKL("captions"),
+                     "retelling": Retelling(CaptionDecoder(4, 34, 5, 0.2)), "prior": Prior("captions", Critic(4,
+                     8).double())}[which])
+    term.eval()
+
+    def loss(latent):
+        told = {"latent": latent, "trunk": numbers(5, 6, seed=3), "centre": latent, "log_var": latent / 2}
+        return term(point(), point(), {"latent": numbers(5, 4, seed=4)}, told, batch)
+    assert torch.autograd.gradcheck(loss, numbers(5, 4).requires_grad_())
+
+
+def test_gradients_of_the_critic_are_those_of_finite_differences():
+    critic = Critic(4, 3).double()
+    term, values = InDouble(CriticLoss("images", critic)), [p.detach().clone() for p in critic.parameters()]
+
+    def loss(*parameters):
+        torch.manual_seed(0)
+        named = dict(zip([name for name, _ in critic.named_parameters()], parameters))
+        term.term.critic[0] = lambda x: torch.func.functional_call(critic, named, x)
+        return term(point(), point(), {"latent": numbers(5, 4)}, {}, None)
+    assert torch.autograd.gradcheck(loss, [v.requires_grad_() for v in values])
+
+
+def test_critic_loss_is_log_2_where_it_knows_nothing():
+    critic = Critic(4, 8)
+    torch.nn.init.zeros_(critic.layers[-1].weight)
+    torch.nn.init.zeros_(critic.layers[-1].bias)
+    assert float(CriticLoss("images", critic)(point(), None, {"latent": numbers(5, 4)}, {}, None)) == pytest.approx(np.log(2))
+
+
+def model_and_batch(*words):
+    opt = train.parse_args([*SMALL, "--img_layers", "16", *words])
+    opt.img_dim, opt.img_enc, opt.txt_dim = 9, "precomp", 9 if opt.text_features else None
+    torch.manual_seed(0)
+    tokens, lengths = sentences(6)
+    owner = torch.tensor([0, 0, 1, 2, 3, 4])
+    return build_model(opt, VOCAB), Batch(numbers(6, 9).float(), tokens, lengths, owner, torch.arange(6))
+
+
+def gradients(model, names, batch) -> dict[str, torch.Tensor]:
+    """Gradients of the summed terms whose names are given."""
+    torch.manual_seed(1)
+    model.zero_grad()
+    losses = model(batch)
+    sum(losses[name] for name in names(losses)).backward()
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("more", [[], ["--txt_enc", "bigru", "--num_layers", "2"], ["--loss", "mse"]])
+def test_critic_and_encoders_share_a_backward_pass_and_no_gradient(more):
+    model, batch = model_and_batch(*JWAE, *more)
+    both = gradients(model, lambda losses: list(losses), batch)
+    critic = gradients(model, lambda losses: [name for name in losses if name.startswith("critic")], batch)
+    others = gradients(model, lambda losses: [name for name in losses if not name.startswith("critic")], batch)
+    assert {name for name, g in critic.items() if g.abs().sum()} == {name for name in both if name.startswith("critic.")}
+    assert not any(g.abs().sum() for name, g in others.items() if name.startswith("critic."))
+    for name in both:
+        torch.testing.assert_close(both[name], (critic if name.startswith("critic.") else others)[name])
+    assert all(g.abs().sum() for g in both.values())        # and nothing is left without one
+
+
+def test_every_parameter_has_one_optimiser():
+    model, _ = model_and_batch(*JWAE)
+    critic = list(model.critic.parameters())
+    rest = [p for p in model.parameters() if not any(p is c for c in critic)]
+    opt = train.parse_args([*SMALL, *JWAE])
+    held = [p for o in train.build_optimizers(opt, rest, critic).values() for group in o.param_groups for p in group["params"]]
+    assert len(held) == len({id(p) for p in held}) == len(list(model.parameters()))
+    assert len(model.state_dict()) == len({value.data_ptr() for value in model.state_dict().values()})
+
+
+def test_a_vae_samples_in_training_and_takes_the_mean_otherwise():
+    model, batch = model_and_batch("--vae", "0.1", "--txt_enc", "bigru")
+    assert not torch.equal(model.embed_images(batch.images).mean, model.embed_images(batch.images).mean)
+    model.eval()
+    extras = {}
+    first, again = model.embed_images(batch.images, extras), model.embed_images(batch.images)
+    assert torch.equal(first.mean, again.mean) and first.log_var is None
+    torch.testing.assert_close(first.mean, torch.nn.functional.normalize(extras["centre"], dim=1))
+    assert {"vae_images", "vae_captions", "hinge"} == set(model(batch))
+
+
+def test_unpaired_items_join_the_terms_that_need_no_pairs():
+    model, batch = model_and_batch(*JWAE)
+    model.eval()
+    tokens, lengths = sentences(4, seed=5)
+    images = Batch(numbers(3, 9, seed=7).float(), None, None, None, None)
+    torch.manual_seed(3)
+    plain, more = model(batch), model(batch._replace(unpaired=images))
+    assert {name for name in plain if name != "critic_captions" and not torch.equal(plain[name], more[name])} == {
+        "recon_images", "prior_images", "critic_images"}
+    both = model(batch._replace(unpaired=images._replace(tokens=tokens, lengths=lengths)))
+    assert float(both["recon_captions"]) > float(plain["recon_captions"]) and torch.equal(both["hinge"], plain["hinge"])
+
+
+@pytest.mark.parametrize("more", [
+    [], ["--loss", "mse"], ["--txt_enc", "bigru", "--num_layers", "2", "--img_layers", "24", "--supervised_fraction", "0.5"],
+    ["--unpaired_images", "demo_precomp", "--unpaired_captions", "demo_precomp"]])
+def test_kill_and_resume_equals_an_unbroken_run(tmp_path, demo_path, more, monkeypatch):
+    words = ["--data_path", demo_path, *JWAE, *more]
+    fit(*words, "--num_epochs", 2, "--logger_name", tmp_path / "whole")
+    step, count = train.train_step, [0]
+
+    def killed(*args):
+        loss = step(*args)
+        count[0] += 1
+        if count[0] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss
+    monkeypatch.setattr(train, "train_step", killed)
+    opt = train.parse_args([*SMALL, *map(str, words), "--num_epochs", "2", "--logger_name", str(tmp_path / "parts")])
+    assert train.train(opt) == 128 + signal.SIGTERM
+    monkeypatch.setattr(train, "train_step", step)
+    assert train.train(train.parse_args(["--resume", str(tmp_path / "parts")])) == 0
+    assert same_weights(tmp_path / "whole", tmp_path / "parts") and log_of(tmp_path / "whole") == log_of(tmp_path / "parts")
+    states = [load_checkpoint(str(tmp_path / name), "checkpoint.pt")["critic_optimizer"]["state"]
+              for name in ("whole", "parts")]
+    assert all(torch.equal(states[0][k]["exp_avg"], states[1][k]["exp_avg"]) for k in states[0]) and states[0]
+
+
+def test_scan_meets_the_prior_too_and_everything_evaluates(tmp_path, demo_path, capsys):
+    fit("--data_path", demo_path, "--data_name", "demo_region_precomp", "--sim", "scan", "--bi_gru", *JWAE, "--num_epochs", 1,
+        "--logger_name", tmp_path / "run", "--batch_size", 16)
+    assert evaluate.run(evaluate.parse_args(["--checkpoint", str(tmp_path / "run")]))["protocols"]["full"]["rsum"] > 0
+    jwae.command(["--checkpoint", str(tmp_path / "run"), "--rows", "60"])
+    assert "energy distance" in capsys.readouterr().out
+
+
+def test_prior_report_knows_the_prior_from_its_neighbours():
+    g = torch.Generator().manual_seed(0)
+    z = torch.randn(300, 16, generator=g)
+    same = jwae.prior_report(z, g)
+    assert same["p"] > 0.02 and abs(same["variance"] - 1) < 0.1 and same["norm"] == pytest.approx(4, abs=0.15)
+    assert same["mean"] < 0.1 and same["correlation"] < 0.1
+    for wrong in (z / z.norm(dim=1, keepdim=True), z + 0.3, z * 0.8, z @ torch.randn(16, 16, generator=g) / 4):
+        assert jwae.prior_report(wrong, g)["p"] < 0.02
+
+
+def test_energy_distance_equals_a_double_loop():
+    g = torch.Generator().manual_seed(4)
+    z = torch.randn(12, 3, generator=g) + 1
+    got = jwae.prior_report(z, torch.Generator().manual_seed(9))["energy distance"]
+    x = torch.randn(12, 3, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+
+    def mean(a, b):
+        return np.mean([[np.linalg.norm(u - v) for v in b.numpy()] for u in a.double().numpy()])
+    assert got == pytest.approx((2 * mean(z, x) - mean(z, z) - mean(x, x)) / 3 ** 0.5)
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--recon_images", "-1"], "--recon_images -1.0 is a weight"),
+    (["--supervised_fraction", "0"], "more than 0 and at most 1"), (["--supervised_fraction", "1.5"], "at most 1"),
+    (["--unpaired_images", "x"], "give weights"), (["--sim", "wasserstein", "--prior_images", "1"], "is for points"),
+    (["--txt_enc", "mean", "--recon_captions", "1"], "move its own target"),
+    (["--txt_enc", "trigram_conv", "--recon_captions", "1"], "has no decoder"), (["--sim", "order", "--loss", "mse"], "--sim "
+        "cosine"),
+    (["--loss", "nll", "--negatives", "128"], "has 127 other captions"), (["--vae", "1", "--sim", "scan"], "compares parts"),
+    (["--sim", "product", "--loss", "hinge"], "give both or neither"), (["--loss", "two_branch", "--batch_size", "7"], "even "
+        "number"),
+    (["--word_vectors", "nowhere.txt"], "there is no file nowhere.txt"), (["--freeze_words"], "give --word_vectors FILE too"),
+    (["--txt_enc", "features"], "give both or neither"), (["--img_layers", "12-x"], "no list of layer sizes"),
+    (["--txt_layers", "12"], "leave it out"), (["--word_dropout", "1"], "[0, 1)")])
+def test_what_cannot_work_is_one_sentence(words, said, capsys):
+    with pytest.raises(SystemExit) as error:
+        train.parse_args(words)
+    shown = capsys.readouterr().err
+    assert error.value.code and said in shown and shown.count("\n") == 1
+
+
+def test_unpaired_features_of_another_width_are_refused(tmp_path, demo_path):
+    other = tmp_path / "narrow"
+    other.mkdir()
+    np.save(other / "train_ims.npy", np.ones((4, 3), np.float32))
+    (other / "train_caps.txt").write_text("a red cat\n" * 20)
+    (tmp_path / "demo_precomp").symlink_to(os.path.join(demo_path, "demo_precomp"))
+    opt = train.parse_args([*SMALL, "--data_path", str(tmp_path), *JWAE, "--unpaired_images", "narrow", "--logger_name",
+                            str(tmp_path / "run")])
+    with pytest.raises(ValueError, match="same extractor"):
+        train.train(opt)
+    assert not (tmp_path / "run").exists()

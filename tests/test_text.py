@@ -1,0 +1,139 @@
+"""Captions as words with vectors of a file, as bags, as ready features; and models on other data sets than their own."""
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from test_train import SMALL, fit
+
+import draw
+import evaluate
+import train
+from data import read_split
+from encoders import BagOfWords, Words
+from model import build_model
+from subjects import load_checkpoint, load_model
+from vocab import SPECIALS, Vocabulary, tokenize
+
+
+@pytest.fixture
+def folder(tmp_path, demo_path):
+    """Two data sets of the demo's features: "one" with features of its captions, "two" with some words of its own."""
+    rng = np.random.default_rng(0)
+    for name in ("one", "two"):
+        shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / name)
+        for split in ("train", "dev", "test"):
+            captions = (tmp_path / name / f"{split}_caps.txt").read_text().splitlines()
+            np.save(tmp_path / name / f"{split}_bag.npy", rng.standard_normal((len(captions), 7)).astype(np.float32))
+            if name == "two":
+                captions[:3] = ["zebra zebra", "a zebra", "quagga"]
+                (tmp_path / name / f"{split}_caps.txt").write_text("\n".join(captions) + "\n")
+        (tmp_path / name / "features.json").write_text(json.dumps({"ims": "net A", "bag": "bag A"}))
+    return tmp_path
+
+
+def write_vectors(path, words, dim=6) -> np.ndarray:
+    table = np.random.default_rng(1).standard_normal((len(words), dim)).round(3)
+    path.write_text("".join(f"{word} {' '.join(map(str, row))}\n" for word, row in zip(words, table)))
+    return table
+
+
+def test_bags_equal_a_loop():
+    torch.manual_seed(0)
+    words = Words(9, 5)
+    tokens = torch.tensor([[1, 4, 5, 3, 2], [1, 8, 2, 0, 0]])                       # <start> ... <end>, padding
+    for normalise in (False, True):
+        got = BagOfWords(words, normalise)(tokens)
+        for row, real in zip(got, ([4, 5, 3], [8])):
+            vectors = [words.table.weight[w] / (words.table.weight[w].norm() if normalise else 1) for w in real]
+            slow = sum(vectors)
+            torch.testing.assert_close(row, slow / slow.norm() if normalise else slow)
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_words_start_from_the_vectors_of_a_file(tmp_path, freeze):
+    vocab = Vocabulary([*SPECIALS, "cat", "dog", "axolotl"])
+    vectors = write_vectors(tmp_path / "v.txt", ["dog", "cat", "bird"])
+    opt = train.parse_args([*SMALL, "--word_dim", "6", "--word_vectors", str(tmp_path / "v.txt"), "--txt_enc", "mean",
+                            *(["--freeze_words"] if freeze else [])])
+    opt.img_dim, opt.img_enc = 9, "precomp"
+    table = build_model(opt, vocab).text_tower.trunk.words.table.weight
+    np.testing.assert_allclose(table[4:6].detach(), vectors[[1, 0]], rtol=1e-6)
+    assert table.requires_grad != freeze and bool(table[6].abs().sum() == 0) == freeze
+    loaded = build_model(opt, vocab, pretrained=False).text_tower.trunk.words.table.weight     # the file is not needed again
+    assert not torch.equal(loaded[4:6], table[4:6])
+
+
+@pytest.mark.parametrize("more", [
+    ["--txt_enc", "mean"], ["--txt_enc", "sum", "--txt_layers", "12"], ["--text_features", "bag", "--txt_layers", "12-12"],
+    ["--text_features", "bag", "--txt_layers", "16", "--layer_style", "branch", "--img_layers", "16", "--loss", "two_branch"],
+    ["--txt_enc", "mean", "--sim", "product"], ["--text_features", "bag", "--sim", "wasserstein"],
+    ["--text_features", "bag", "--recon_captions", "0.1", "--recon_images", "0.1", "--loss", "mse", "--mmd", "1"]])
+def test_every_reading_of_captions_trains_and_evaluates(folder, more):
+    fit("--data_path", folder, "--data_name", "one", "--num_epochs", 1, "--logger_name", folder / "run", *more)
+    found = evaluate.run(evaluate.parse_args(["--checkpoint", str(folder / "run")]))
+    assert np.isfinite(found["protocols"]["full"]["rsum"])
+    model, vocab, opt = load_model(load_checkpoint(str(folder / "run")))
+    split = read_split(str(folder), "one", "test", text_features=opt.text_features)
+    numbers, lengths = split.encode(vocab).batch(np.array([3, 0, 4]))
+    alone, length = split.encode(vocab).batch(np.array([0]))
+    with torch.no_grad():
+        torch.testing.assert_close(model.embed_captions(numbers, lengths).mean[1:2], model.embed_captions(alone, length).mean)
+
+
+def test_a_model_of_features_knows_no_words(folder, demo_path):
+    fit("--data_path", folder, "--data_name", "one", "--num_epochs", 1, "--text_features", "bag", "--logger_name",
+        folder / "run")
+    photos = os.path.join(demo_path, "demo", "images")
+    with pytest.raises(SystemExit, match="knows no words"):
+        draw.main(["--checkpoint", str(folder / "run"), "--photos", photos, "--captions", "a"])
+
+
+def test_another_data_set_tells_its_unknown_words(folder, capsys):
+    fit("--data_path", folder, "--data_name", "one", "--num_epochs", 1, "--logger_name", folder / "run")
+    found = evaluate.run(evaluate.parse_args(["--checkpoint", str(folder / "run"), "--data_name", "two"]))
+    unknown = found["unknown_words"]
+    known = set(load_checkpoint(str(folder / "run"))["vocabulary"])
+    words = [w for c in read_split(str(folder), "two", "test").captions[3:] for w in tokenize(c) if w not in known]
+    rare = len(words)
+    assert rare == len(set(words))
+    assert (unknown["unknown_words"], unknown["unknown_distinct"], unknown["captions_without"]) == (4 + rare, 2 + rare, 2)
+    assert "two against the training vocabulary: " in capsys.readouterr().out
+    assert "unknown_words" not in evaluate.run(evaluate.parse_args(["--checkpoint", str(folder / "run")]))
+
+
+@pytest.mark.parametrize("kind", ["ims", "bag"])
+def test_features_of_another_extractor_are_refused(folder, kind):
+    fit("--data_path", folder, "--data_name", "one", "--num_epochs", 1, "--text_features", "bag", "--logger_name",
+        folder / "run")
+    made = {"ims": "net A", "bag": "bag A", kind: "something else"}
+    (folder / "two" / "features.json").write_text(json.dumps(made))
+    with pytest.raises(ValueError, match="were made by 'something else'"):
+        evaluate.run(evaluate.parse_args(["--checkpoint", str(folder / "run"), "--data_name", "two"]))
+    (folder / "two" / "features.json").unlink()             # nothing is recorded: nothing can be compared
+    evaluate.run(evaluate.parse_args(["--checkpoint", str(folder / "run"), "--data_name", "two"]))
+
+
+def test_caption_features_that_do_not_fit_are_one_sentence(folder):
+    def said(*words):
+        with pytest.raises(ValueError) as error:
+            train.train(train.parse_args([*SMALL, "--data_path", str(folder), "--data_name", "one", "--logger_name",
+                                          str(folder / "run"), *words]))
+        assert not (folder / "run").exists()
+        return str(error.value)
+    assert "there is no file" in said("--text_features", "fisher")
+    np.save(folder / "one" / "train_bag.npy", np.ones((3, 7), np.float32))
+    assert "give one row a caption" in said("--text_features", "bag")
+
+
+@pytest.mark.parametrize("content, said", [
+    ("cat 1 2 3\ndog 1 2\n", "line 2"), ("cat 1 2 3\ndog 1 2 3\n", "6"), ("zebra 1 2 3 4 5 6\n", "none of the")])
+def test_wrong_word_vectors_are_one_sentence(tmp_path, demo_path, content, said):
+    (tmp_path / "v.txt").write_text(content)
+    opt = train.parse_args([*SMALL, "--data_path", demo_path, "--word_dim", "6", "--word_vectors", str(tmp_path / "v.txt"),
+                            "--logger_name", str(tmp_path / "run")])
+    with pytest.raises(ValueError) as error:
+        train.train(opt)
+    assert said in str(error.value) and "\n" not in str(error.value) and not (tmp_path / "run").exists()

@@ -1,0 +1,114 @@
+"""Training items without their partners: unpaired images and captions (`jwae` is semi-supervised), and DMSM's negative
+captions.
+
+What a step adds depends on the seed and the number of the step alone, so that a resumed run goes on exactly.
+"""
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from data import Batch, NoImages, Photos, Split, read_split
+from vocab import InputError
+
+
+class Pool:
+    """Items of several sources, drawn in an endless shuffled order in which all come once before any comes again."""
+
+    def __init__(self, sources: list[tuple], seed: tuple):
+        """sources: (what to read from, index of its items (n,), image of each item or -1 (n,))."""
+        self.sources, self.seed = [source for source, *_ in sources], seed
+        self.row = np.concatenate([index for _, index, _ in sources])               # (n,)
+        self.image = np.concatenate([image for *_, image in sources])               # (n,)
+        self.source = np.repeat(np.arange(len(sources)), [len(index) for _, index, _ in sources])
+        self.round, self.order = None, None
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def draw(self, step: int, count: int) -> list[tuple]:
+        """Items step * count ... of the endless order, grouped by source: (source, rows, images)."""
+        places = np.arange(step * count, (step + 1) * count)
+        chosen = np.concatenate([self.shuffled(k)[places[places // len(self) == k] % len(self)]
+                                 for k in range(places[0] // len(self), places[-1] // len(self) + 1)])
+        return [(source, self.row[mine], self.image[mine]) for k, source in enumerate(self.sources)
+                for mine in [chosen[self.source[chosen] == k]] if len(mine)]
+
+    def shuffled(self, k: int) -> np.ndarray:
+        if self.round != k:
+            self.round, self.order = k, np.random.default_rng([*self.seed, k]).permutation(len(self))
+        return self.order
+
+
+class Unpaired:
+    """What each training step adds to its pairs: up to `count` images and `count` captions that do not belong together."""
+
+    def __init__(self, images: Pool | None, captions: Pool | None, count: int):
+        self.images, self.captions, self.count = images, captions, count
+
+    def batch(self, step: int) -> Batch:
+        """The unpaired part of a batch at step `step` of the run, from 0."""
+        images = tokens = lengths = owner = None
+        if self.images:
+            images = torch.cat([source.gather(rows) for source, rows, _ in self.images.draw(step, self.count)])
+        if self.captions:
+            drawn = self.captions.draw(step, self.count)
+            read = [source.batch(rows) for source, rows, _ in drawn]                # ((b, T), (b,)) each
+            longest = [max(sizes) for sizes in zip(*(x.shape[1:] for x, _ in read))]
+            padded = [F.pad(x, [n for size, most in zip(x.shape[:0:-1], longest[::-1]) for n in (0, most - size)])
+                      for x, _ in read]                                             # T (and K) as in the longest
+            tokens, lengths = torch.cat(padded), torch.cat([length for _, length in read])
+            owner = torch.from_numpy(np.concatenate([image for *_, image in drawn]))
+        return Batch(images, tokens, lengths, owner, None)
+
+
+def choose_pairs(split: Split, fraction: float, seed: int) -> np.ndarray:
+    """The captions (m,) of a random `fraction` of the images, at least one: the pairs that are known to match."""
+    n = len(split.images)
+    chosen = np.random.default_rng([seed, n]).permutation(n)[:max(1, round(fraction * n))]
+    return np.flatnonzero(np.isin(split.caption_image, chosen))
+
+
+def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpaired | None:
+    """What the options add to `pairs` (m,), the captions of `split` that are trained as pairs; None where they add nothing."""
+    everything = np.arange(len(split.captions))
+    if opt.loss == "nll" and opt.negative_source == "set":
+        pool = Pool([(tokens, everything, split.caption_image)], (opt.seed, 2))
+        if opt.negatives > len(pool):
+            raise InputError(f"--negatives {opt.negatives} is more than the {len(pool):,} training captions; give fewer")
+        return Unpaired(None, pool, opt.negatives)
+    image_sources, caption_sources = [], []
+    rest = np.setdiff1d(everything, pairs)
+    if len(rest):
+        left = np.unique(split.caption_image[rest])
+        image_sources.append((split.images, left, left))
+        caption_sources.append((tokens, rest, split.caption_image[rest]))
+    if opt.unpaired_images:
+        other = read_unpaired(opt, opt.unpaired_images, False)
+        if isinstance(other.images, (Photos, NoImages)) or other.images.array.shape[1:] != split.images.array.shape[1:]:
+            shape = "photos" if isinstance(other.images, Photos) else other.images.array.shape[1:]
+            raise InputError(f"--unpaired_images {opt.unpaired_images} has {shape} an image, {opt.data_name} "
+                             f"{split.images.array.shape[1:]}; use features of the same extractor")
+        rows = np.arange(len(other.images))
+        image_sources.append((other.images, rows, np.full(len(rows), -1)))
+    if opt.unpaired_captions:
+        other = read_unpaired(opt, opt.unpaired_captions, True)
+        read = other.encode(vocab, known=False)
+        rows = np.flatnonzero(~read.unknown) if other.text is None else np.arange(len(other.captions))
+        if not len(rows):
+            raise InputError(f"--unpaired_captions {opt.unpaired_captions} has no caption with a known word; use captions of "
+                             "the same "
+                             "language")
+        if other.text is not None and other.text.dim != split.text.dim:
+            raise InputError(f"--unpaired_captions {opt.unpaired_captions} has features of width {other.text.dim}, "
+                             f"{opt.data_name} of "
+                             f"width {split.text.dim}; use features of the same extractor")
+        caption_sources.append((read, rows, np.full(len(rows), -1)))
+    if not image_sources and not caption_sources:
+        return None
+    return Unpaired(Pool(image_sources, (opt.seed, 0)) if image_sources else None,
+                    Pool(caption_sources, (opt.seed, 1)) if caption_sources else None, opt.batch_size)
+
+
+def read_unpaired(opt, name: str, text: bool) -> Split:
+    return read_split(opt.data_path, name, "train", text_only=text, text_features=opt.text_features if text else
+    None).require_sound()
