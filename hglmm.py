@@ -1,0 +1,275 @@
+"""Hybrid Gaussian-Laplacian mixtures and their Fisher vectors (Klein et al. 2015), with PCA and ICA: a caption as one vector.
+
+A caption is a set of word vectors. A mixture is fitted to the words of all captions; the Fisher vector of a caption says in
+which direction its words would pull each location and scale of the mixture. extract.py runs the whole recipe.
+"""
+import numpy as np
+from scipy.sparse import csr_array
+from tqdm import tqdm
+
+from vocab import InputError
+
+BLOCK = 1 << 24                       # numbers that a temporary array may hold
+AT_MEDIAN = 1e-4                      # scales; a median is the value of a word, whose sign must not hang on rounding
+FLOOR = 0.1                           # smallest scale of a component, in standard deviations of the dimension
+
+
+class HGLMM:
+    """p(x) = sum_k w_k prod_d p_kd(x_d), where each p_kd is a Gaussian or a Laplacian: whichever fits better.
+
+    weight (K,); location, scale, laplacian (K, D): mean and standard deviation (not variance) of a Gaussian, median m and mean
+    absolute deviation s of a Laplacian exp(-|x - m| / s) / 2s, and which of both.
+    """
+
+    def __init__(self, weight, location, scale, laplacian):
+        self.weight, self.location, self.scale, self.laplacian = weight, location, scale, laplacian
+
+    @classmethod
+    def fit(cls, x: np.ndarray, n_clusters: int = 30, n_iter: int = 10, seed: int = 0, progress: bool = True,
+            count: np.ndarray | None = None) -> "HGLMM":
+        """Maximum likelihood on x (N, D) by n_iter steps of EM; `history` holds the mean log-likelihood before each and after.
+
+        `count` (N,) says how often each row occurs: words repeat, so distinct words with counts give the same mixture in a
+        fraction of the time. No step lowers the likelihood. Scales stay above FLOOR standard deviations of their dimension:
+        without a bound a cluster on a single word, such as "a", has an infinite likelihood.
+        """
+        x = np.asarray(x, np.float64)
+        count = np.ones(len(x)) if count is None else np.asarray(count, np.float64)
+        distinct = len(np.unique(x[count > 0], axis=0)) if len(x) <= 50 * max(1, n_clusters) else n_clusters
+        if n_clusters < 1 or n_iter < 0 or distinct < n_clusters:
+            raise InputError(f"{n_clusters} clusters and {n_iter} iterations on {distinct} different word vectors; give 1 or "
+                             "more clusters but no more than different vectors, and 0 or more iterations")
+        share = count / count.sum()
+        mean = share @ x                                                            # (D,)
+        floor = np.maximum(FLOOR * np.sqrt(share @ (x - mean) ** 2), 1e-6)          # (D,)
+        near = _nearest(x, share, n_clusters, np.random.default_rng(seed))          # (N,)
+        size = n_clusters, x.shape[1]
+        mixture = cls(np.zeros(n_clusters), np.zeros(size), np.ones(size), np.zeros(size, bool))
+        mixture._maximise(x, np.eye(n_clusters)[near] * share[:, None], floor)
+        mixture.history = []
+        for _ in tqdm(range(n_iter), desc="mixture", disable=None if progress else True, leave=False):
+            joint = mixture._joint(x)                                               # (N, K)
+            total = _log_sum(joint)
+            mixture.history.append(float(share @ total))
+            mixture._maximise(x, np.exp(joint - total[:, None]) * share[:, None], floor)
+        mixture.history.append(float(share @ mixture.log_likelihood(x)))
+        return mixture
+
+    def _maximise(self, x, part, floor) -> None:
+        """M-step: part (N, K) is responsibility times share of the data, of sum 1.
+
+        Mean and variance maximise a Gaussian's weighted likelihood, median and mean absolute deviation a Laplacian's. At best
+        they reach -log(sd) - log(2 pi) / 2 - var / 2 sd^2 and -log(2 s) - mad / s, of which the greater wins; var / sd^2 and
+        mad / s are 1 unless the floor holds.
+        """
+        mass = part.sum(0)                                                          # (K,)
+        alive = mass > 1e-12                                                        # a cluster without data stays as it is
+        unit = part[:, alive] / mass[alive]                                         # (N, K'), columns of sum 1
+        mean = unit.T @ x                                                           # (K', D)
+        median = weighted_median(x, unit)
+        var, mad = np.empty_like(mean), np.empty_like(mean)
+        for k in range(len(mean)):                                                  # (N, D) at a time
+            var[k] = unit[:, k] @ (x - mean[k]) ** 2
+            mad[k] = unit[:, k] @ np.abs(x - median[k])
+        sd, s = np.maximum(np.sqrt(var), floor), np.maximum(mad, floor / np.sqrt(2))
+        laplacian = -np.log(2 * s) - mad / s > -np.log(sd) - np.log(2 * np.pi) / 2 - var / (2 * sd ** 2)    # (K', D)
+        self.weight = mass / mass.sum()
+        self.laplacian[alive] = laplacian
+        self.location[alive] = np.where(laplacian, median, mean)
+        self.scale[alive] = np.where(laplacian, s, sd)
+
+    def _joint(self, x) -> np.ndarray:
+        """log w_k + log p(x | k): (N, D) -> (N, K)."""
+        x = np.asarray(x, np.float64)
+        out = np.empty((len(x), len(self.weight)))
+        rows = max(1, BLOCK // x.shape[1])
+        with np.errstate(divide="ignore"):
+            constant = np.log(self.weight) - np.where(self.laplacian, np.log(2 * self.scale),
+                                                      np.log(self.scale) + np.log(2 * np.pi) / 2).sum(1)        # (K,)
+        for k, laplacian in enumerate(self.laplacian):
+            for start in range(0, len(x), rows):
+                z = np.abs(x[start:start + rows] - self.location[k])
+                z /= self.scale[k]                                                  # (n, D)
+                out[start:start + rows, k] = constant[k] - z @ laplacian - (z * z) @ ~laplacian / 2
+        return out
+
+    def log_likelihood(self, x) -> np.ndarray:
+        """log p(x) in nats: (N, D) -> (N,)."""
+        return _log_sum(self._joint(x))
+
+    def posterior(self, x) -> np.ndarray:
+        """p(k | x): (N, D) -> (N, K), rows of sum 1."""
+        joint = self._joint(x)
+        return np.exp(joint - _log_sum(joint)[:, None])
+
+    def fisher_vectors(self, sets: list[np.ndarray]) -> np.ndarray:
+        """Fisher vectors of sets of word vectors (T, D) -> (n_sets, 2 K D) float32: all locations, then all scales.
+
+        Zeros where a set is empty. See `fisher_of_counts`.
+        """
+        length = np.array([len(words) for words in sets])
+        x = np.concatenate([np.empty((0, self.location.shape[1])), *(words for words in sets if len(words))])
+        rows = np.repeat(np.arange(len(sets)), length)
+        return self.fisher_of_counts(x, csr_array((np.ones(len(x)), (rows, np.arange(len(x)))), (len(sets), len(x))))
+
+    def fisher_of_counts(self, x: np.ndarray, counts) -> np.ndarray:
+        """The same from V different words x (V, D) and how often each stands in each set: sparse (n_sets, V).
+
+        The gradient of the mean log-likelihood of a set's T words, each entry divided by the square root of its Fisher
+        information (diagonal, and with posteriors taken as nearly 0 or 1: Perronnin and Dance 2007), with g = p(k | x) and
+        z = (x - location) / scale:
+
+            Gaussian:   sum g z / (T sqrt(w)),       sum g (z^2 - 1) / (T sqrt(2 w))      information w / sd^2, 2 w / sd^2
+            Laplacian:  sum g sign(z) / (T sqrt(w)), sum g (|z| - 1) / (T sqrt(w))        information w / s^2, w / s^2
+        """
+        clusters, dim = self.location.shape
+        length = np.asarray(counts.sum(1)).ravel()
+        mean = csr_array(counts.multiply(1 / np.maximum(length, 1)[:, None])).astype(np.float32)    # (n, V)
+        pull = self.posterior(x) / np.sqrt(np.maximum(self.weight, 1e-12))          # (V, K)
+        out = np.empty((mean.shape[0], 2, clusters, dim), np.float32)
+        for k, laplacian in enumerate(self.laplacian):
+            z = (x - self.location[k]) / self.scale[k]                              # (V, D)
+            where = np.where(laplacian, np.sign(z) * (np.abs(z) > AT_MEDIAN), z)
+            scale = np.where(laplacian, np.abs(z) - 1, (z * z - 1) / np.sqrt(2))
+            out[:, 0, k] = mean @ (pull[:, k:k + 1] * where).astype(np.float32)     # (n, V) (V, D)
+            out[:, 1, k] = mean @ (pull[:, k:k + 1] * scale).astype(np.float32)
+        return out.reshape(len(out), -1)                                            # (n, 2, K, D) -> (n, 2 K D)
+
+    def arrays(self) -> dict:
+        return {"weight": self.weight, "location": self.location, "scale": self.scale, "laplacian": self.laplacian}
+
+    def save(self, path: str) -> None:
+        with open(path, "wb") as f:
+            np.savez(f, **self.arrays())
+
+    @classmethod
+    def load(cls, path: str) -> "HGLMM":
+        return cls(**load_arrays(path, ("weight", "location", "scale", "laplacian")))
+
+
+def load_arrays(path: str, names) -> dict:
+    """These arrays of an .npz file; runs no code from it. Raises InputError where it is none or lacks one."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in names}
+    except Exception as error:  # no file, no archive, a damaged one, a pickle, another model: each fails in its own way
+        raise InputError(f"{path} cannot be read as a model with {', '.join(names)} ({error}); give the .npz file that "
+                         "`python extract.py captions` wrote") from error
+
+
+def _log_sum(joint: np.ndarray) -> np.ndarray:
+    """log sum_k exp: (N, K) -> (N,)."""
+    top = joint.max(1)
+    return top + np.log(np.exp(joint - top[:, None]).sum(1))
+
+
+def _nearest(x, share, clusters, rng) -> np.ndarray:
+    """Where EM starts: rows (N,) by the nearest of `clusters` rows that were drawn far from each other (k-means++)."""
+    centres = [rng.choice(len(x), p=share)]
+    distance, near = np.full(len(x), np.inf), np.zeros(len(x), int)
+    for k in range(clusters):
+        new = ((x - x[centres[k]]) ** 2).sum(1)                                     # (N,)
+        near[new < distance] = k
+        distance = np.minimum(distance, new)
+        chance = distance * share
+        centres.append(rng.choice(len(x), p=chance / chance.sum()) if chance.sum() > 0 else centres[0])
+    return near
+
+
+def weighted_median(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The (lower) median of each column of x (N, D) under each column of weights (N, K) >= 0 -> (K, D).
+
+    The smallest value with at least half of the weight at or below it, which minimises sum_n weight |x - m|. Blocks of
+    columns, so that memory stays bounded.
+    """
+    clusters, dim = weight.shape[1], x.shape[1]
+    out = np.empty((clusters, dim))
+    half = weight.sum(0) / 2                                                        # (K,)
+    step = max(1, BLOCK // max(1, weight.size))
+    for start in range(0, dim, step):
+        order = np.argsort(x[:, start:start + step], axis=0, kind="stable")         # (N, b)
+        below = weight[order]                                                       # (N, b, K)
+        np.cumsum(below, axis=0, out=below)
+        place = np.minimum((below < half * (1 - 1e-12)).sum(0), len(x) - 1)         # (b, K): rounding must not pass a half
+        column = np.arange(order.shape[1])[:, None]
+        out[:, start:start + step] = x[order[place, column], start + column].T
+    return out
+
+
+def improve(fisher: np.ndarray) -> np.ndarray:
+    """Signed square root, then unit norm: (n, F) -> (n, F) (Perronnin et al. 2010). Rows of zeros stay so."""
+    return unit(np.sign(fisher) * np.sqrt(np.abs(fisher)))
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    """Rows (n, F) of l2 norm 1; rows of zeros stay so."""
+    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+
+
+def fit_pca(x: np.ndarray, size: int, seed: int = 0, exact: bool | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Mean (F,) and the first `size` principal axes (size, F), orthonormal rows, of x (N, F).
+
+    Exact where the smaller side is up to 3,000; else by four rounds of subspace iteration from `seed` with a tenth more axes
+    (Halko et al. 2011, 4.4). The largest entry of an axis is positive.
+    """
+    x = np.asarray(x)
+    if not 1 <= size <= min(x.shape[0] - 1, x.shape[1]):
+        raise InputError(f"{size} principal axes of {x.shape[0]} rows of {x.shape[1]} values; there are at most "
+                         f"{max(0, min(x.shape[0] - 1, x.shape[1]))}, so give a smaller --pca or more captions")
+    mean = x.mean(0, dtype=np.float64).astype(x.dtype)
+    wide = min(x.shape[0] - 1, x.shape[1], size + max(20, size // 10))
+    if exact or exact is None and min(x.shape) <= 3000:
+        axes = np.linalg.svd(x - mean, full_matrices=False)[2][:size]
+    else:
+        basis = np.random.default_rng(seed).standard_normal((x.shape[1], wide), dtype=np.float32).astype(x.dtype)
+        for _ in range(4):                            # (F, w): x^T x basis, and the mean taken out without a copy of x
+            basis = np.linalg.qr(_centred_back(x, mean, _centred(x, mean, basis)))[0]
+        across = _centred(x, mean, basis)                                           # (N, w)
+        turn = np.linalg.eigh(across.T @ across)[1][:, ::-1]                        # (w, w), the largest first
+        axes = (basis @ turn[:, :size]).T
+    return mean, axes * np.where(axes[np.arange(size), np.abs(axes).argmax(1)] < 0, -1, 1)[:, None].astype(axes.dtype)
+
+
+def _centred(x, mean, basis):
+    return x @ basis - mean @ basis
+
+
+def _centred_back(x, mean, across):
+    return x.T @ across - np.outer(mean, across.sum(0))
+
+
+def project(x: np.ndarray, mean: np.ndarray, axes: np.ndarray) -> np.ndarray:
+    """Coordinates on PCA's or ICA's axes: (N, F), (F,), (size, F) -> (N, size)."""
+    return (x - mean) @ axes.T
+
+
+def fit_ica(x: np.ndarray, size: int, n_iter: int = 200, seed: int = 0,
+            count: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Mean (D,) and unmixing axes (size, D) of x (N, D): components of unit variance, as independent as can be.
+
+    FastICA (Hyvarinen 1999): whiten to z; then for all rows w of an orthogonal W at once w <- E[z t] - E[1 - t^2] w with
+    t = tanh(w z), and W <- (W W^T)^-1/2 W, until no cosine of a row with what it was is below 1 - 1e-4.
+    """
+    x, share = x.astype(np.float64), np.full(len(x), 1 / len(x)) if count is None else count / count.sum()
+    mean = share @ x
+    value, vector = np.linalg.eigh(((x - mean) * share[:, None]).T @ (x - mean))    # (D,), (D, D)
+    if not 1 <= size <= (value > 1e-10 * value[-1]).sum():
+        raise InputError(f"{size} independent components of word vectors that span {(value > 1e-10 * value[-1]).sum()} "
+                         "dimensions; leave --ica out, or give vectors of fewer values")
+    white = (vector[:, ::-1] / np.sqrt(np.maximum(value[::-1], 1e-300)))[:, :size].T    # (size, D)
+    z = (x - mean) @ white.T                                                        # (N, size)
+    turn = _orthogonal(np.random.default_rng(seed).standard_normal((size, size)))
+    for _ in range(n_iter):
+        told = np.tanh(z @ turn.T)                                                  # (N, size)
+        new = _orthogonal((told * share[:, None]).T @ z - (share @ (1 - told ** 2))[:, None] * turn)
+        moved = np.abs(np.abs((new * turn).sum(1)) - 1).max()
+        turn = new
+        if moved < 1e-4:
+            break
+    return mean, turn @ white
+
+
+def _orthogonal(w: np.ndarray) -> np.ndarray:
+    """(W W^T)^-1/2 W, the nearest orthogonal matrix."""
+    u, _, v = np.linalg.svd(w)
+    return u @ v
