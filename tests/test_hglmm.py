@@ -1,0 +1,170 @@
+"""Mixtures, medians, Fisher vectors, PCA and ICA beside slow twins, numerical gradients and data of known truth."""
+import numpy as np
+import pytest
+
+import hglmm
+from hglmm import HGLMM, fit_ica, fit_pca, improve, project, weighted_median
+from vocab import InputError
+
+
+def data(n=300, d=4, seed=0):
+    """Two clusters, the first half of their dimensions Gaussian, the others Laplacian."""
+    rng = np.random.default_rng(seed)
+    x = np.concatenate([rng.normal(0, 1, (n, d // 2)), rng.laplace(0, 1, (n, d - d // 2))], 1)
+    return x + np.where(rng.random(n) < 0.4, 8.0, 0.0)[:, None]
+
+
+def slow_log_likelihood(mixture, x):
+    """log p of one x (D,), as the class's docstring has it."""
+    total = 0
+    for w, location, scale, laplacian in zip(mixture.weight, mixture.location, mixture.scale, mixture.laplacian):
+        p = w
+        for value, m, s, is_laplacian in zip(x, location, scale, laplacian):
+            p *= (np.exp(-abs(value - m) / s) / (2 * s) if is_laplacian else
+                  np.exp(-(value - m) ** 2 / (2 * s * s)) / np.sqrt(2 * np.pi * s * s))
+        total += p
+    return np.log(total)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_step_of_em_lowers_the_likelihood(seed):
+    """Also where the floor of the scales holds: a third of the rows are one repeated word."""
+    x = data(seed=seed)
+    x[::3] = x[0]
+    mixture = HGLMM.fit(x, 4, 15, seed, progress=False)
+    assert len(mixture.history) == 16 and (np.diff(mixture.history) > -1e-9).all() and mixture.history[-1] > mixture.history[0]
+    assert mixture.laplacian.any() and not mixture.laplacian.all()
+
+
+def test_likelihood_and_posterior_are_those_of_the_formula():
+    x = data()
+    mixture = HGLMM.fit(x, 3, 3, 0, progress=False)
+    np.testing.assert_allclose(mixture.log_likelihood(x[:20]), [slow_log_likelihood(mixture, row) for row in x[:20]])
+    one = [HGLMM(np.ones(1), mixture.location[k:k + 1], mixture.scale[k:k + 1], mixture.laplacian[k:k + 1]) for k in range(3)]
+    parts = np.stack([w * np.exp(m.log_likelihood(x)) for w, m in zip(mixture.weight, one)], 1)
+    np.testing.assert_allclose(mixture.posterior(x), parts / parts.sum(1, keepdims=True), atol=1e-12)
+
+
+def test_a_known_mixture_is_found():
+    mixture = HGLMM.fit(data(20000), 2, 30, 0, progress=False)
+    order = np.argsort(mixture.location[:, 0])
+    np.testing.assert_allclose(mixture.weight[order], [0.6, 0.4], atol=0.02)
+    np.testing.assert_allclose(mixture.location[order], [[0] * 4, [8] * 4], atol=0.05)
+    np.testing.assert_allclose(mixture.scale, 1, atol=0.05)
+    assert mixture.laplacian.tolist() == [[False, False, True, True]] * 2
+
+
+def test_counts_are_repeated_rows():
+    x, count = data(80), np.random.default_rng(1).integers(1, 6, 80)
+    repeated = HGLMM.fit(x.repeat(count, 0), 1, 2, progress=False)
+    counted = HGLMM.fit(x, 1, 2, progress=False, count=count)
+    for name, value in counted.arrays().items():
+        np.testing.assert_allclose(value, repeated.arrays()[name], err_msg=name)
+
+
+def slow_median(x, weight):
+    """The least of the values that minimise sum weight |x - m|."""
+    cost = [(weight * np.abs(x - m)).sum() for m in x]
+    return min(m for m, c in zip(x, cost) if c <= min(cost) + 1e-12)
+
+
+@pytest.mark.parametrize("block", [1 << 24, 100])
+def test_weighted_median(monkeypatch, block):
+    monkeypatch.setattr(hglmm, "BLOCK", block)
+    rng = np.random.default_rng(0)
+    x, weight = rng.integers(0, 9, (25, 7)).astype(float), rng.random((25, 3)) * (rng.random((25, 3)) < 0.7)
+    expected = [[slow_median(x[:, d], weight[:, k]) for d in range(7)] for k in range(3)]
+    np.testing.assert_array_equal(weighted_median(x, weight), expected)
+    np.testing.assert_array_equal(weighted_median(x[:4], np.ones((4, 1))), np.sort(x[:4], 0)[1:2])   # even: the lower one
+
+
+def test_fisher_vectors_are_normalised_numerical_gradients():
+    """Each entry: d (mean log-likelihood) / d parameter, by differences, over the root of the information."""
+    x, step = data(), 1e-6
+    mixture = HGLMM.fit(x, 3, 3, 0, progress=False)
+    words = x[:7]
+    got = mixture.fisher_vectors([words, words[:0], words[:2]])
+    assert got.shape == (3, 2 * 3 * 4) and got.dtype == np.float32 and not got[1].any()
+    got = got[0].reshape(2, 3, 4)
+    assert mixture.laplacian.any() and not mixture.laplacian.all()
+    for which, name in enumerate(("location", "scale")):
+        for k in range(3):
+            for d in range(4):
+                moved = []
+                for sign in (1, -1):
+                    arrays = {key: value.copy() for key, value in mixture.arrays().items()}
+                    arrays[name][k, d] += sign * step
+                    moved.append(HGLMM(**arrays).log_likelihood(words).mean())
+                gaussian_scale = which == 1 and not mixture.laplacian[k, d]
+                information = mixture.weight[k] / mixture.scale[k, d] ** 2 * (2 if gaussian_scale else 1)
+                expected = (moved[0] - moved[1]) / (2 * step) / np.sqrt(information)
+                assert got[which, k, d] == pytest.approx(expected, rel=1e-4, abs=1e-6), (name, k, d)
+
+
+def test_fisher_vectors_of_the_models_own_words_are_standard():
+    """With clusters far apart the normalised gradients of single words have mean 0 and variance 1: the information is right."""
+    mixture = HGLMM(np.array([0.6, 0.4]), np.array([[0.0] * 4, [50.0] * 4]), np.full((2, 4), 2.0),
+                    np.array([[False, False, True, True]] * 2))
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(0, 2, (40000, 2)), rng.laplace(0, 2, (40000, 2))], 1)
+    fisher = mixture.fisher_vectors(list((x + np.where(rng.random(40000) < 0.4, 50, 0)[:, None])[:, None]))
+    np.testing.assert_allclose(fisher.mean(0), 0, atol=0.03)
+    np.testing.assert_allclose(fisher.std(0), 1, atol=0.05)
+
+
+def test_improve():
+    fisher = np.array([[4.0, -9.0, 0.0], [0, 0, 0]], np.float32)
+    np.testing.assert_allclose(improve(fisher), [[2 / 13 ** 0.5, -3 / 13 ** 0.5, 0], [0, 0, 0]], rtol=1e-6)
+
+
+def test_save_and_load(tmp_path):
+    mixture = HGLMM.fit(data(), 2, 2, progress=False)
+    path = str(tmp_path / "mixture.npz")
+    mixture.save(path)
+    np.testing.assert_array_equal(HGLMM.load(path).posterior(data()), mixture.posterior(data()))
+    np.savez(tmp_path / "other.npz", weight=np.ones(1))
+    np.save(tmp_path / "pickle.npz", np.array([print], object), allow_pickle=True)
+    (tmp_path / "junk.npz").write_bytes(b"PK\3\4 junk")
+    for name in ("other.npz", "pickle.npz.npy", "junk.npz", "none.npz"):
+        with pytest.raises(InputError, match=f"{name} cannot be read as a model with weight, location"):
+            HGLMM.load(str(tmp_path / name))
+
+
+def test_more_clusters_than_words_are_refused():
+    for clusters, rows in ((3, 2), (0, 5)):
+        with pytest.raises(InputError, match=f"{clusters} clusters and 1 iterations on {rows} different word vectors"):
+            HGLMM.fit(np.arange(rows)[:, None].repeat(4, 0), clusters, 1, progress=False)
+
+
+@pytest.mark.parametrize("shape", [(40, 12), (12, 40)])
+@pytest.mark.parametrize("exact", [True, False])
+def test_pca(shape, exact):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(shape) * 0.7 ** np.arange(shape[1]) + 5
+    mean, axes = fit_pca(x, 4, exact=exact)
+    value, vector = np.linalg.eigh(np.cov(x.T))
+    got = project(x, mean, axes)
+    np.testing.assert_allclose(axes @ axes.T, np.eye(4), atol=1e-9)
+    np.testing.assert_allclose(got.var(0, ddof=1), value[::-1][:4], rtol=1e-6)
+    np.testing.assert_allclose(np.abs((axes * vector[:, ::-1][:, :4].T).sum(1)), 1, atol=1e-6)
+    with pytest.raises(InputError, match="12 principal axes of" if shape[0] == 12 else "13 principal axes of"):
+        fit_pca(x, 12 if shape[0] == 12 else 13)
+
+
+def test_subspace_iteration_on_a_large_slow_spectrum():
+    """Axes of nearly equal variance are only found as a space, so the variance they keep is what counts."""
+    x = np.random.default_rng(0).standard_normal((900, 700)).astype(np.float32) / np.arange(1, 701, dtype=np.float32) ** 0.5
+    kept = [project(x, *fit_pca(x, 100, exact=exact)).var(0).sum() for exact in (True, False)]
+    assert 0.995 * kept[0] < kept[1] <= 1.00001 * kept[0]
+
+
+def test_ica_unmixes():
+    rng = np.random.default_rng(0)
+    sources = np.stack([rng.laplace(size=5000), rng.uniform(-1, 1, 5000), rng.exponential(size=5000)], 1)
+    x = sources @ rng.standard_normal((3, 3)) + 2
+    found = project(x, *fit_ica(x, 3))
+    np.testing.assert_allclose(np.cov(found.T), np.eye(3), atol=1e-3)
+    match = np.abs(np.corrcoef(found.T, sources.T)[:3, 3:])
+    assert (match.max(0) > 0.98).all() and sorted(match.argmax(0)) == [0, 1, 2]
+    with pytest.raises(InputError, match="4 independent components of word vectors that span 3 dimensions"):
+        fit_ica(np.concatenate([x, x[:, :1]], 1), 4)
