@@ -114,12 +114,16 @@ class Retelling(nn.Module):
 
 
 class PairMSE(nn.Module):
-    """`losses.pair_mse` of the latents, summed over the batch."""
+    """`losses.pair_mse` of the latents (`jwae` eq. 7) over their dimension D, summed over the batch.
+
+    Over D, since at the prior's scale eq. 7 grows with D, and weights of 0.2 of the prior beside it cannot keep the latents
+    from shrinking: as printed it takes --mse_weight D, and norms end below 1 where the prior's are sqrt(D).
+    """
     sides = ()
 
     def forward(self, images: Embedding, captions: Embedding, seen: dict, told: dict, batch) -> Tensor:
         x, y = whole(seen["latent"], images.n_parts).float(), whole(told["latent"], captions.n_parts).float()
-        return pair_mse(x, y) * len(x)
+        return pair_mse(x, y) * len(x) / x.shape[1]
 
 
 class Critic(nn.Module):
@@ -178,6 +182,23 @@ class LatentKL(nn.Module):
     def forward(self, images, captions, seen: dict, told: dict, batch) -> Tensor:
         x = seen if self.sides == ("images",) else told
         return 0.5 * (x["log_var"].exp() - x["log_var"] + x["centre"].float().square() - 1).sum()
+
+
+def has_prior(opt) -> bool:
+    return bool(opt.prior_images or opt.prior_captions or opt.vae)
+
+
+@torch.no_grad()
+def start_at_prior(model, batch) -> None:
+    """Set the gain of both towers so that the latents of a batch start with the prior's mean square of 1.
+
+    They would start with norms near 1, where a critic that has learned to tell norms near sqrt(D) is flat and says nothing.
+    """
+    training = model.training
+    images, captions, seen, told = model.eval().embed(batch)
+    for tower, extras, e in ((model.image_tower, seen, images), (model.text_tower, told, captions)):
+        tower.gain -= real_rows(extras["latent"].float(), e.n_parts).square().mean().sqrt().log()
+    model.train(training)
 
 
 def build_terms(opt, vocab, image_tower, text_tower) -> tuple[dict[str, tuple[float, nn.Module]], Critic | None]:

@@ -65,15 +65,16 @@ class Tower(nn.Module):
     otherwise. normalise: unit-norm means and parts (VSE++). use_abs: absolute values of the means (order embeddings).
     logvar_norm: unit-norm log-variances before they are bounded to variances in [0.1, 10] or what `bounds` say. logvar_init:
     added before, since f_emb starts near 0. sample: the point is a sample of the Gaussian in training and its mean otherwise,
-    as in a VAE.
+    as in a VAE. gain: latents are multiplied by a learned e^gain, where they have to reach the scale of a prior.
     """
 
     def __init__(self, trunk: nn.Module, make_embed: Callable[[], nn.Module], shape: str = "point", *,
                  make_log_var: Callable[[], nn.Module] | None = None, normalise: bool = True, use_abs: bool = False,
                  logvar_norm: bool = False, bounds: tuple[float, float] = LOG_VAR_BOUNDS,
-                 logvar_init: float = 0.0, sample: bool = False):
+                 logvar_init: float = 0.0, sample: bool = False,
+                 gain: bool = False):
         super().__init__()
-        self.sample = sample
+        self.sample, self.gain = sample, nn.Parameter(torch.zeros(())) if gain else None
         self.trunk, self.mean, self.bounds, self.logvar_init = trunk, make_embed(), bounds, logvar_init
         self.log_var = None if shape == "point" else (make_log_var or make_embed)()
         self.one = vsepp_linear(self.log_var.dim, 1) if shape == "spherical_one" else None
@@ -88,6 +89,7 @@ class Tower(nn.Module):
         mean = self.mean(features, lengths)                                         # (B, D) | (B, P, D)
         if isinstance(mean, tuple):                                                 # f_emb gives something beside it
             mean, extras["residual"] = mean
+        mean = mean if self.gain is None else mean * self.gain.exp()
         log_var = None if self.log_var is None else self.bounded_log_var(features, lengths)
         if self.sample:
             extras["centre"], extras["log_var"] = mean, log_var
@@ -214,6 +216,7 @@ def build_image_tower(opt, pretrained: bool) -> Tower:
         return PIEVariance(trunk.dim, opt.embed_size, MeanLinear(trunk.dim, opt.embed_size))
     return Tower(trunk, make_embed, opt.image_head, normalise=not opt.no_imgnorm, use_abs=opt.use_abs,
                  logvar_norm=opt.logvar_norm, bounds=log_var_bounds(opt), logvar_init=opt.logvar_init, sample=opt.vae > 0,
+                 gain=jwae.has_prior(opt),
                  make_log_var=pcme_log_var if opt.img_enc == "pie" and opt.sim == "match_prob" else None)
 
 
@@ -269,6 +272,7 @@ def build_text_tower(opt, vocab, pretrained: bool) -> Tower:
                  normalise=not opt.no_txtnorm,                                      # VSE++ always normalises text
                  use_abs=opt.use_abs, logvar_norm=opt.logvar_norm,
                  bounds=log_var_bounds(opt), logvar_init=opt.logvar_init, sample=opt.vae > 0,
+                 gain=jwae.has_prior(opt),
                  make_log_var=pcme_log_var if opt.txt_enc == "pie" and opt.sim == "match_prob" else None)
 
 
@@ -304,7 +308,7 @@ None]:
     """{name: (weight, module)} of what is trained beside the objective, only those with a weight; and the critic of jWAE."""
     terms, critic = jwae.build_terms(opt, vocab, image_tower, text_tower)
     if opt.loss == "mse":
-        terms["mse"] = (1.0, jwae.PairMSE())
+        terms["mse"] = (opt.mse_weight, jwae.PairMSE())
     if opt.loss == "two_branch":
         terms["two_branch"] = (1.0, TwoBranchLoss())
     if opt.vib:

@@ -99,6 +99,8 @@ def parser() -> argparse.ArgumentParser:
         add(f"--prior_{side}", type=float, default=0.0, metavar="WEIGHT", help=f"jWAE: latents of {side} follow N(0, I), by a "
             "critic")
         add(f"--unpaired_{side}", metavar="NAME", help=f"data set below --data_path whose training {side} join these terms")
+    add("--mse_weight", type=float, default=1.0, help="mse: of the squared distance per dimension (--embed_size: jWAE's eq. 7 "
+        "as printed)")
     add("--recon_norm", type=int, choices=[1, 2], default=2, help="norm of what a reconstructed vector misses")
     add("--decoder_dim", type=positive, default=1024, help="hidden layer of the decoders of vectors")
     add("--word_dropout", type=float, default=0.2, help="share of the words that the caption decoder does not see in training")
@@ -397,6 +399,8 @@ def resolve_jwae(opt) -> None:
                          "give fewer, a larger --batch_size, or --negative_source set")
     if opt.loss == "nll" and not opt.gamma > 0:
         raise InputError(f"--gamma {opt.gamma} must be positive; DMSM has 10")
+    if opt.mse_weight != 1 and opt.loss != "mse" or not opt.mse_weight > 0:
+        raise InputError(f"--mse_weight {opt.mse_weight} is a positive weight for --loss mse, not {opt.loss}; leave it out")
     if not 0 < opt.supervised_fraction <= 1:
         raise InputError(f"--supervised_fraction {opt.supervised_fraction} is a share of the pairs; give more than 0 and at "
                          "most 1")

@@ -86,7 +86,7 @@ def test_pair_mse_and_kl_equal_loops():
     x, y = numbers(5, 4), numbers(5, 4, seed=1)
     slow = sum(float(sum((x[n, d] - y[n, d]) ** 2 for d in range(4))) for n in range(5))
     assert float(pair_mse(x, y)) == pytest.approx(slow / 5)
-    assert float(PairMSE()(point(), point(), {"latent": x}, {"latent": y}, None)) == pytest.approx(slow, rel=1e-6)
+    assert float(PairMSE()(point(), point(), {"latent": x}, {"latent": y}, None)) == pytest.approx(slow / 4, rel=1e-6)
     log_var = numbers(5, 4, seed=2)
     slow = kl_divergence(Normal(x, (log_var / 2).exp()), Normal(0.0, 1.0)).sum()
     got = LatentKL("captions")(None, None, {}, {"centre": x, "log_var": log_var}, None)
@@ -179,6 +179,16 @@ def test_critic_and_encoders_share_a_backward_pass_and_no_gradient(more):
     for name in both:
         torch.testing.assert_close(both[name], (critic if name.startswith("critic.") else others)[name])
     assert all(g.abs().sum() for g in both.values())        # and nothing is left without one
+
+
+@pytest.mark.parametrize("more", [[], ["--txt_enc", "bigru"], ["--vae", "1"]])
+def test_latents_start_at_the_scale_of_the_prior(more):
+    model, batch = model_and_batch(*JWAE, *more)
+    jwae.start_at_prior(model, batch)
+    assert model.training
+    *_, seen, told = model.eval().embed(batch)
+    for extras in (seen, told):
+        assert float(extras["latent"].detach().square().mean()) == pytest.approx(1, rel=1e-4)
 
 
 def test_every_parameter_has_one_optimiser():
