@@ -184,23 +184,6 @@ class LatentKL(nn.Module):
         return 0.5 * (x["log_var"].exp() - x["log_var"] + x["centre"].float().square() - 1).sum()
 
 
-def has_prior(opt) -> bool:
-    return bool(opt.prior_images or opt.prior_captions or opt.vae)
-
-
-@torch.no_grad()
-def start_at_prior(model, batch) -> None:
-    """Set the gain of both towers so that the latents of a batch start with the prior's mean square of 1.
-
-    They would start with norms near 1, where a critic that has learned to tell norms near sqrt(D) is flat and says nothing.
-    """
-    training = model.training
-    images, captions, seen, told = model.eval().embed(batch)
-    for tower, extras, e in ((model.image_tower, seen, images), (model.text_tower, told, captions)):
-        tower.gain -= real_rows(extras["latent"].float(), e.n_parts).square().mean().sqrt().log()
-    model.train(training)
-
-
 def build_terms(opt, vocab, image_tower, text_tower) -> tuple[dict[str, tuple[float, nn.Module]], Critic | None]:
     """{name: (weight, module)} of what the options ask for, and the critic that the terms of both sides share."""
     terms, priors = {}, {"images": opt.prior_images, "captions": opt.prior_captions}

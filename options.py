@@ -101,6 +101,8 @@ def parser() -> argparse.ArgumentParser:
         add(f"--unpaired_{side}", metavar="NAME", help=f"data set below --data_path whose training {side} join these terms")
     add("--mse_weight", type=float, default=1.0, help="mse: of the squared distance per dimension (--embed_size: jWAE's eq. 7 "
         "as printed)")
+    add("--latent_bn", action=switch, default=None, help="latents pass a BatchNorm without scale and shift, which gives each "
+        "dimension the prior's mean and variance (default: with --prior_images or --prior_captions)")
     add("--recon_norm", type=int, choices=[1, 2], default=2, help="norm of what a reconstructed vector misses")
     add("--decoder_dim", type=positive, default=1024, help="hidden layer of the decoders of vectors")
     add("--word_dropout", type=float, default=0.2, help="share of the words that the caption decoder does not see in training")
@@ -373,6 +375,7 @@ def resolve_jwae(opt) -> None:
     wrong = next((name for name, weight in terms.items() if not 0 <= weight < np.inf), None)
     if wrong:
         raise InputError(f"--{wrong} {terms[wrong]} is a weight; give at least 0")
+    opt.latent_bn = bool(opt.prior_images or opt.prior_captions) if opt.latent_bn is None else opt.latent_bn
     if opt.recon_images and opt.img_enc in ("vsrn", "pie"):
         raise InputError(f"--recon_images {opt.recon_images}: --img_enc {opt.img_enc} learns what its embedding is given, and "
                          "that is no target; take --img_enc precomp or --sim scan")

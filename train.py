@@ -20,7 +20,6 @@ import yaml
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
-import jwae
 from data import pair_batches, read_split
 from model import build_model, build_vocabulary
 from options import parse_args, prepare_images, prepare_text
@@ -177,10 +176,6 @@ def train(opt) -> int:
     model = build_model(opt, vocab, pretrained=start is None).to(device)
     if start:
         load_weights(model, start)
-    elif jwae.has_prior(opt):
-        first = next(pair_batches(split["train"], tokens["train"], epoch_order(opt, split["train"], pairs, 0), opt.batch_size,
-                                  crop_size=opt.crop_size, seed=(opt.seed, 0)))
-        jwae.start_at_prior(model, first.to(device))
     critic = list(model.critic.parameters()) if model.critic else []
     parameters = [p for p in model.parameters() if p.requires_grad and not any(p is c for c in critic)]
     optimizers = build_optimizers(opt, parameters, critic)
