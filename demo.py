@@ -1,6 +1,6 @@
 """Demo data: scenes of coloured shapes (demo_scenes.py) in the formats of real data sets, with ratings of plausible matches.
 
-    python demo.py --data_path data [--size 2000] [--seed 0]
+    python demo.py --data_path data [--size 2000] [--seed 0] [--scenes other]
 
 An image has a random stream of its own and all arithmetic is exact: a seed gives the same data on every machine, and a
 smaller size gives the first images of each split. Below data_path (dev = size // 4 images, test = size // 2):
@@ -14,6 +14,11 @@ smaller size gives the first images of each split. Below data_path (dev = size /
     demo_region_precomp/  the same with _ims.npy (N, 36, 192) float16
     demo_cxc/             {sts,sis,sits}_{val,test}.csv: ratings from 0 to 5 of pairs of captions, of images, and of a
                           caption and an image, in the columns and ids of Crisscrossed Captions; val is the dev split
+    demo_vg/              images/*.png, image_data.json and region_descriptions.json: size // 2 more scenes with phrases of
+                          their regions in the layout of Visual Genome
+
+With --scenes other, the same under names that start with other instead of demo: scenes of another distribution, told
+otherwise, for training on one and testing on the other. Features are of the same extractor.
 
 A rating is the mean of five simulated raters who look at what two scenes show or two captions say (`demo_scenes.common`)
 and at nothing else. A terse caption is true of many images and so rates high on them, though it was told of another: the
@@ -25,6 +30,7 @@ import json
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +42,7 @@ from demo_scenes import (
     CANVAS,
     GROUNDS,
     OUTLINES,
+    WORLDS,
     between,
     captions,
     common,
@@ -44,6 +51,7 @@ from demo_scenes import (
     mask,
     random_scene,
     region_features,
+    region_phrases,
     said,
     shown,
     shuffled,
@@ -52,8 +60,9 @@ from vocab import Arguments, InputError
 
 VERSION = 2                      # raise it whenever the same seed would give other files
 SPLITS = ("train", "dev", "test")
-FOLDERS = ("demo", "demo_coco", "demo_cxc", "demo_precomp", "demo_region_precomp")
+FOLDERS = ("", "_coco", "_cxc", "_vg", "_precomp", "_region_precomp")   # behind the name of the scenes
 MIN_SIZE, MAX_SIZE = 8, 100_000  # training images; up to the larger the ids of images and captions are unique
+VG_OBJECTS = (3, 4, 5, 6)       # things in an image of Visual Genome, which are rich
 CHUNK = 20                       # images whose features are computed at a time
 
 
@@ -215,36 +224,58 @@ def write_cxc(folder, seed, entries):
                 table.writerows([left[a], right[b], score, method] for a, b, score, method in rows)
 
 
-def write(data_path, size=2000, seed=0, progress=True):
+def write_vg(folder, seed, world, count, bar):
+    """Visual Genome's layout (FACTS 7), with its irregularities: half of the entries spell `id` for image_id or region_id,
+    one image in eight is also in COCO, one in sixteen has no regions, and a box now and then reaches over the edge."""
+    listed, told = [], []
+    for index in range(count):
+        rng, number = random.Random(f"{seed}-vg-{index}"), 1 + (index + 4243) * 7919 % 999_983
+        scene = random_scene(rng, replace(world, objects=VG_OBJECTS))
+        Image.fromarray(draw(scene)).save(folder / "images" / f"{number}.png")
+        coco = photo_id("test", index) if rng.random() < 1 / 8 else None
+        regions = [] if rng.random() < 1 / 16 else region_phrases(rng, scene, world)
+        image, region = ("image_id", "region_id") if index % 2 else ("id", "id")
+        listed.append({image: number, "url": f"images/{number}.png", "width": CANVAS, "height": CANVAS, "coco_id": coco,
+                       "flickr_id": None})
+        told.append({image: number, "regions": [
+            {region: number * 100 + k, "image_id": number, "x": x, "y": y, "width": w, "height": h, "phrase": phrase}
+            for k, ((x, y, w, h), phrase) in enumerate(regions)]})
+        bar.update()
+    save_json(folder / "image_data.json", listed)
+    save_json(folder / "region_descriptions.json", told)
+
+
+def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     """Write all files below data_path unless they are there already; return the counts of what they hold."""
     if not MIN_SIZE <= size <= MAX_SIZE:
         raise InputError(f"--size is {size}, but must be from {MIN_SIZE} to {MAX_SIZE}; give a number in that range")
-    demo, coco, cxc, *precomp = (Path(data_path) / folder for folder in FOLDERS)
-    manifest, made_of = demo / "demo.json", {"version": VERSION, "size": size, "seed": seed}
-    if manifest.exists() and all(folder.is_dir() for folder in (coco, cxc, *precomp)):
+    demo, coco, cxc, vg, *precomp = (Path(data_path) / f"{scenes}{folder}" for folder in FOLDERS)
+    world, stream = WORLDS[scenes], seed if scenes == "demo" else f"{scenes}-{seed}"
+    manifest, made_of = demo / f"{scenes}.json", {"version": VERSION, "size": size, "seed": seed}
+    if manifest.exists() and all(folder.is_dir() for folder in (coco, cxc, vg, *precomp)):
         found = json.loads(manifest.read_text(encoding="utf-8"))
         if {**found, **made_of} == found:
             if progress:
-                print(f"demo data of size {size} and seed {seed} are in {data_path} already")
+                print(f"{scenes} data of size {size} and seed {seed} are in {data_path} already")
             return found["counts"]
     manifest.unlink(missing_ok=True)
-    for images in (demo / "images", coco / "images"):
+    for images in (demo / "images", coco / "images", vg / "images"):
         shutil.rmtree(images, ignore_errors=True)
-    for folder in (demo / "images", coco / "annotations", cxc, *precomp):
+    for folder in (demo / "images", coco / "annotations", cxc, vg / "images", *precomp):
         folder.mkdir(parents=True, exist_ok=True)
 
     sizes = {"train": size, "dev": size // 4, "test": size // 2}
     entries = {split: [] for split in SPLITS}                # of (filename, scene, captions)
     karpathy, described = [], []
-    with tqdm(total=sum(sizes.values()), desc="demo images", disable=None if progress else True) as bar:
+    with tqdm(total=sum(sizes.values()) + size // 2, desc=f"{scenes} images", disable=None if progress else True) as bar:
         for split in SPLITS:
             pooled_chunks, region_chunks = [], []
             for start in range(0, sizes[split], CHUNK):
                 pixels = []
                 for index in range(start, min(start + CHUNK, sizes[split])):
-                    rng, number = random.Random(f"{seed}-{split}-{index}"), len(karpathy)
-                    scene, filename = random_scene(rng), f"{split}_{index:05d}.png"
-                    told = captions(rng, scene)
+                    rng, number = random.Random(f"{stream}-{split}-{index}"), len(karpathy)
+                    scene, filename = random_scene(rng, world), f"{split}_{index:05d}.png"
+                    told = captions(rng, scene, world)
                     pixels.append(draw(scene))
                     Image.fromarray(pixels[-1]).save(demo / "images" / filename)
                     entries[split].append((filename, scene, told))
@@ -265,22 +296,24 @@ def write(data_path, size=2000, seed=0, progress=True):
                 np.save(folder / f"{split}_img_ids.npy", np.array(photos, np.int64))                # (N,)
                 np.save(folder / f"{split}_ann_ids.npy", np.array(numbers, np.int64))               # (M,)
                 save_lines(folder / f"{split}_caps.txt", [c.text for _, _, told in entries[split] for c in told])
-    save_json(demo / "dataset_demo.json", {"dataset": "demo", "images": karpathy})
+        write_vg(vg, stream, world, size // 2, bar)
+    save_json(demo / f"dataset_{scenes}.json", {"dataset": scenes, "images": karpathy})
     save_json(demo / "scenes.json", described)
     write_coco(coco, demo / "images", entries)
-    write_cxc(cxc, seed, entries)
+    write_cxc(cxc, stream, entries)
     counted = {**sizes, "captions": sum(len(entry["captions"]) for entry in described),
                "objects": sum(len(entry["objects"]) for entry in described)}
-    save_json(demo / "demo.json.part", {**made_of, "counts": counted})
-    os.replace(demo / "demo.json.part", manifest)
+    save_json(demo / f"{scenes}.json.part", {**made_of, "counts": counted})
+    os.replace(demo / f"{scenes}.json.part", manifest)
     if progress:
         print(f"{data_path}: {sizes['train']} train, {sizes['dev']} dev and {sizes['test']} test images, "
               f"{counted['captions']} captions, {counted['objects']} objects\n"
-              "  demo                 images, Karpathy's JSON, scenes.json (the objects, and what each caption says)\n"
-              "  demo_coco            the same in COCO's layout, with instances\n"
-              "  demo_cxc             ratings of pairs of captions, of images, and of a caption and an image (dev, test)\n"
-              "  demo_precomp         global features, 960 numbers an image\n"
-              "  demo_region_precomp  region features, 36 x 192 numbers an image")
+              + "\n".join(f"  {scenes + folder:<20} {what}" for folder, what in zip(FOLDERS, (
+                  "images, Karpathy's JSON, scenes.json (the objects, and what each caption says)",
+                  "the same in COCO's layout, with instances",
+                  "ratings of pairs of captions, of images, and of a caption and an image (dev, test)",
+                  f"{size // 2} other images with phrases of their regions, in Visual Genome's layout",
+                  "global features, 960 numbers an image", "region features, 36 x 192 numbers an image"), strict=True)))
     return counted
 
 
@@ -290,9 +323,11 @@ def main(argv=None):
     parser.add_argument("--size", type=int, default=2000,
                         help="training images; dev gets a quarter and test half as many")
     parser.add_argument("--seed", type=int, default=0, help="other numbers give other scenes")
+    parser.add_argument("--scenes", choices=list(WORLDS), default="demo",
+                        help="distribution of scenes and captions, and what the folders' names start with")
     args = parser.parse_args(argv)
     try:
-        write(args.data_path, args.size, args.seed)
+        write(args.data_path, args.size, args.seed, scenes=args.scenes)
     except InputError as error:
         parser.error(str(error))
     except OSError as error:

@@ -4,7 +4,9 @@
 `region_features` and `global_features` see its pixels only. A `Statement` holds what a scene shows or a caption says, so
 that `common` can tell how much two of them share: demo.py's human-like ratings rest on it, never on pixels or features.
 Some captions say much and some say little, so a caption fits few images or many: the ambiguity is real, as every caption
-is true. All arithmetic is exact, so a random stream gives the same on every machine.
+is true. A `World` is a distribution of scenes and of ways to tell them: WORLDS holds the demo's own and another, on
+which a model that was trained on the first can be tried. All arithmetic is exact, so a random stream gives the same on
+every machine.
 """
 import functools
 import itertools
@@ -43,6 +45,66 @@ OUTLINES = {
     "heart": [(0, -14), (6, -22), (13, -25), (21, -22), (25, -13), (23, -3), (15, 9), (0, 25), (-15, 9), (-23, -3),
               (-25, -13), (-21, -22), (-13, -25), (-6, -22)]}
 ATTRIBUTES = ("size", "texture", "colour", "shape")       # in the order in which they are said
+
+
+# ---- worlds
+
+@dataclass(frozen=True)
+class World:
+    """What scenes show and how captions tell it. Of options each is as likely as the next: one that stands twice, twice."""
+    objects: tuple               # how many things a scene has
+    sizes: tuple
+    shapes: tuple
+    colours: tuple
+    textures: tuple
+    backgrounds: tuple
+    grounds: tuple
+    ground_chance: float
+    shaded_chance: float
+    words: dict                  # a meaning -> the words for it; the others are said as they are
+    vague: dict                  # how many things -> (words for so many, what they tell); 0: any other number
+    openings: tuple
+    opening_chance: float
+    levels: dict                 # how many things with relation and place, chance of each attribute, chance of background
+    on_ground: tuple             # phrases
+    on_plain: tuple              # preposition and noun
+
+
+WORLDS = {
+    "demo": World(
+        objects=tuple(range(1, MAX_OBJECTS + 1)), sizes=tuple(RADII), shapes=tuple(OUTLINES), colours=tuple(COLOURS),
+        textures=TEXTURES, backgrounds=tuple(BACKGROUNDS), grounds=tuple(GROUNDS), ground_chance=0.3, shaded_chance=0.4,
+        words={"large": ("large", "large", "big", "huge"), "small": ("small", "little", "tiny"), "plain": ("plain", "solid"),
+               "striped": ("striped", "striped", "stripy"), "dotted": ("dotted", "spotted"),
+               "checked": ("checked", "checkered"), "purple": ("purple", "purple", "violet"),
+               "circle": ("circle", "circle", "disc"), "ring": ("ring", "ring", "hoop"), "any": ("shape", "object", "thing"),
+               "left": ("left of", "to the left of"), "right": ("right of", "to the right of"),
+               "above": ("above", "over"), "below": ("below", "under", "beneath")},
+        vague={2: ("a couple of", "number"), 3: ("some", ""), 0: ("several", "")},
+        openings=("a picture of", "an image of", "a drawing of", "an image showing", "a picture with", "we see"),
+        opening_chance=0.25,
+        levels={0: (0, None, 0.3), 1: (1, (0.4, 0.4, 0.9, 0.9), 0.1), 2: (0, None, 0.1), 3: (2, (0.5, 0.5, 0.9, 0.9), 0.1),
+                4: (MAX_OBJECTS, (0.6, 0.6, 1, 1), 1)},
+        on_ground=(" in front of {} and sky", " with {} and sky behind"), on_plain=("on", "background")),
+    # Fewer and larger things, of other frequencies, mostly outdoors; terser captions, some in words that demo never says.
+    "other": World(
+        objects=(1, 1, 2, 2, 3, 3, 4, 5), sizes=("large", "large", "medium", "medium", "small"),
+        shapes=("heart", "heart", "heart", "star", "star", "ring", "ring", "cross", "diamond", "triangle", "square", "circle"),
+        colours=("red", "red", "orange", "orange", "pink", "pink", "yellow", "yellow", "purple", "white", "green", "blue"),
+        textures=("plain", "plain", "plain", "dotted", "dotted", "checked", "striped"),
+        backgrounds=("navy", "navy", "navy", "teal", "teal", "olive", "brown", "grey", "beige"),
+        grounds=("water", "water", "sand", "grass"), ground_chance=0.6, shaded_chance=0.7,
+        words={"large": ("large", "big", "giant"), "small": ("small", "small", "mini"), "striped": ("striped", "lined"),
+               "dotted": ("dotted", "speckled"), "checked": ("checked", "chequered"), "purple": ("purple", "lilac"),
+               "diamond": ("diamond", "rhombus"), "ring": ("ring", "loop"), "any": ("shape", "figure", "item"),
+               "left": ("to the left of", "on the left side of"), "right": ("to the right of", "on the right side of"),
+               "above": ("above", "higher than"), "below": ("below", "lower than", "underneath")},
+        vague={2: ("a pair of", "number"), 3: ("a few", ""), 0: ("several", "")},
+        openings=("a photo of", "a sketch of", "a picture of", "this shows", "a scene with"), opening_chance=0.5,
+        levels={0: (0, None, 0.1), 1: (1, (0.2, 0.2, 0.8, 0.9), 0.3), 2: (0, None, 0), 3: (2, (0.2, 0.2, 0.9, 0.9), 0.1),
+                4: (3, (0.4, 0.4, 0.9, 1), 0.5)},
+        on_ground=(" on {} under the sky", " with {} and sky behind"), on_plain=("against", "backdrop"))}
+DEMO = WORLDS["demo"]
 
 
 # ---- scenes
@@ -92,11 +154,11 @@ def iou(a, b):
     return shared / (4 * a.radius ** 2 + 4 * b.radius ** 2 - shared)
 
 
-def random_scene(rng):
+def random_scene(rng, world=DEMO):
     """A Scene of 1 to 6 things that hardly overlap; a thing that finds no room in 40 tries is left out."""
-    sizes, things = [pick(rng, list(RADII)) for _ in range(between(rng, 1, MAX_OBJECTS))], []
+    sizes, things = [pick(rng, world.sizes) for _ in range(pick(rng, world.objects))], []
     for size in sorted(sizes, key=list(RADII).index):
-        shape, colour, texture = pick(rng, list(OUTLINES)), pick(rng, list(COLOURS)), pick(rng, TEXTURES)
+        shape, colour, texture = pick(rng, world.shapes), pick(rng, world.colours), pick(rng, world.textures)
         radius = between(rng, *RADII[size])
         rgb = tuple(min(max(value + between(rng, -10, 10), 0), 255) for value in COLOURS[colour])
         for _ in range(40):
@@ -105,8 +167,9 @@ def random_scene(rng):
             if all(iou(thing, other) <= MAX_IOU for other in things):
                 things.append(thing)
                 break
-    background = pick(rng, list(GROUNDS if rng.random() < 0.3 else BACKGROUNDS))
-    return Scene(tuple(things), background, background in BACKGROUNDS and rng.random() < 0.4, between(rng, 48, 80))
+    background = pick(rng, world.grounds if rng.random() < world.ground_chance else world.backgrounds)
+    return Scene(tuple(things), background, background in BACKGROUNDS and rng.random() < world.shaded_chance,
+                 between(rng, 48, 80))
 
 
 # ---- pixels
@@ -144,17 +207,7 @@ def draw(scene):
 
 # ---- captions
 
-WORDS = {"large": ("large", "large", "big", "huge"), "small": ("small", "little", "tiny"), "plain": ("plain", "solid"),
-         "striped": ("striped", "striped", "stripy"), "dotted": ("dotted", "spotted"),
-         "checked": ("checked", "checkered"), "purple": ("purple", "purple", "violet"),
-         "circle": ("circle", "circle", "disc"), "ring": ("ring", "ring", "hoop"), "any": ("shape", "object", "thing"),
-         "left": ("left of", "to the left of"), "right": ("right of", "to the right of"),
-         "above": ("above", "over"), "below": ("below", "under", "beneath")}
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
-OPENINGS = ("a picture of", "an image of", "a drawing of", "an image showing", "a picture with", "we see")
-# Of a level: how many things with relation and place, the chance of each attribute, the chance of the background.
-LEVELS = {0: (0, None, 0.3), 1: (1, (0.4, 0.4, 0.9, 0.9), 0.1), 2: (0, None, 0.1), 3: (2, (0.5, 0.5, 0.9, 0.9), 0.1),
-          4: (MAX_OBJECTS, (0.6, 0.6, 1, 1), 1)}
 
 
 @dataclass(frozen=True)
@@ -166,18 +219,18 @@ class Caption:
     tells: str = ""              # what else: "relations" of the things two by two, the "place" of the last, the "number"
 
 
-def word(rng, meaning):
-    return pick(rng, WORDS.get(meaning, (meaning,)))
+def word(rng, meaning, world=DEMO):
+    return pick(rng, world.words.get(meaning, (meaning,)))
 
 
 def with_article(phrase):
     return ("an " if phrase[0] in "aeiou" else "a ") + phrase
 
 
-def name(rng, thing, attributes):
+def name(rng, thing, attributes, world=DEMO):
     """Such as "big red circle": the given attributes in words, with a general noun if the shape is not one."""
-    words = [word(rng, getattr(thing, a)) for a in ATTRIBUTES if a in attributes]
-    return " ".join(words if "shape" in attributes else [*words, word(rng, "any")])
+    words = [word(rng, getattr(thing, a), world) for a in ATTRIBUTES if a in attributes]
+    return " ".join(words if "shape" in attributes else [*words, word(rng, "any", world)])
 
 
 def relation(a, b):
@@ -211,32 +264,32 @@ def listed(phrases):
     return " and ".join(filter(None, [" , ".join(phrases[:-1]), phrases[-1]]))
 
 
-def gist(rng, things, subset):
+def gist(rng, things, subset, world):
     """One attribute of one thing, or the number of all, now and then not exactly: words, says and tells of a Caption."""
     if rng.random() < 0.5:
         index, attribute = pick(rng, subset), pick(rng, ("colour", "shape"))
-        return with_article(name(rng, things[index], (attribute,))), [(index, (attribute,))], ""
+        return with_article(name(rng, things[index], (attribute,), world)), [(index, (attribute,))], ""
     number, plural, tells = NUMBERS[len(subset)], len(subset) > 1, "number"
     if plural and rng.random() < 0.3:
-        number, tells = {2: ("a couple of", "number"), 3: ("some", "")}.get(len(subset), ("several", ""))
-    return f"{number} {word(rng, 'any')}{'s' * plural}", [(index, ()) for index in subset], tells
+        number, tells = world.vague.get(len(subset), world.vague[0])
+    return f"{number} {word(rng, 'any', world)}{'s' * plural}", [(index, ()) for index in subset], tells
 
 
-def counts(rng, things, subset):
+def counts(rng, things, subset, world):
     """How many there are of each shape or of each colour; now and then of one of them only."""
     kind, groups, phrases = pick(rng, ("shape", "shape", "colour")), {}, []
     for index in shuffled(rng, subset):
         groups.setdefault(getattr(things[index], kind), []).append(index)
     chosen = list(groups.values()) if rng.random() < 0.75 else [pick(rng, list(groups.values()))]
     for group in chosen:
-        phrase = name(rng, things[group[0]], (kind,))
+        phrase = name(rng, things[group[0]], (kind,), world)
         if len(group) > 1:
-            phrase += "es" if phrase.endswith("ss") else "s"
+            phrase += "es" if phrase.endswith("s") else "s"
         phrases.append(with_article(phrase) if len(group) == 1 < len(chosen) else f"{NUMBERS[len(group)]} {phrase}")
     return listed(phrases), [(index, (kind,)) for group in chosen for index in group], "number"
 
 
-def related(rng, things, subset, chances):
+def related(rng, things, subset, chances, world=DEMO):
     """The things of the subset two by two with their relation, an odd last one with its place or without."""
     clauses, says, said, tells = [], [], set(), "relations"
     for start in range(0, len(subset), 2):
@@ -245,12 +298,12 @@ def related(rng, things, subset, chances):
             attributes = tuple(a for a, chance in zip(ATTRIBUTES, chances, strict=True) if rng.random() < chance)
             if not {"colour", "shape"} & set(attributes):
                 attributes += ("shape",)
-            phrase = name(rng, things[index], attributes)
+            phrase = name(rng, things[index], attributes, world)
             phrases.append(f"another {phrase}" if phrase in said else with_article(phrase))
             said.add(phrase)
             says.append((index, attributes))
         if len(pair) == 2:
-            phrases.insert(1, word(rng, relation(things[pair[0]], things[pair[1]])))
+            phrases.insert(1, word(rng, relation(things[pair[0]], things[pair[1]]), world))
         elif rng.random() < 0.6:
             phrases.append(place(rng, things[pair[0]]))
             tells += " place" * (phrases[-1] != "")
@@ -258,35 +311,55 @@ def related(rng, things, subset, chances):
     return listed(clauses), says, tells
 
 
-def describe(rng, scene, subset, level):
+def describe(rng, scene, subset, level, world=DEMO):
     """A true Caption of the things whose indices are in subset (not empty); a higher level says more.
     Counts are of the subset: give all things to describe the image, those of a region to describe the region."""
-    number, chances, background_chance = LEVELS[level]
+    number, chances, background_chance = world.levels[level]
     if level in (0, 2):
-        phrase, says, tells = (counts if level else gist)(rng, scene.things, subset)
+        phrase, says, tells = (counts if level else gist)(rng, scene.things, subset, world)
     else:
-        phrase, says, tells = related(rng, scene.things, shuffled(rng, subset)[:number], chances)
+        phrase, says, tells = related(rng, scene.things, shuffled(rng, subset)[:number], chances, world)
     background = rng.random() < background_chance
     if background and scene.background in GROUNDS:
-        phrase += pick(rng, (" in front of {} and sky", " with {} and sky behind")).format(scene.background)
+        phrase += pick(rng, world.on_ground).format(scene.background)
     elif background:
-        phrase += " on " + with_article(f"{'shaded ' * scene.shaded}{scene.background} background")
-    if rng.random() < 0.25:
-        phrase = f"{pick(rng, OPENINGS)} {phrase}"
+        where, what = world.on_plain
+        phrase += f" {where} " + with_article(f"{'shaded ' * scene.shaded}{scene.background} {what}")
+    if rng.random() < world.opening_chance:
+        phrase = f"{pick(rng, world.openings)} {phrase}"
     if rng.random() < 0.75:
         phrase = phrase[0].upper() + phrase[1:]
     return Caption(f"{phrase} .", level, tuple(says), background, tells)
 
 
-def captions(rng, scene):
+def captions(rng, scene, world=DEMO):
     """Five different Captions of the whole image, one of each level, in random order."""
     told = {}
-    for level in LEVELS:
-        caption = describe(rng, scene, range(len(scene.things)), level)
+    for level in world.levels:
+        caption = describe(rng, scene, range(len(scene.things)), level, world)
         while caption.text.lower() in told:
-            caption = describe(rng, scene, range(len(scene.things)), level)
+            caption = describe(rng, scene, range(len(scene.things)), level, world)
         told[caption.text.lower()] = caption
     return shuffled(rng, told.values())
+
+
+def region_phrases(rng, scene, world=DEMO):
+    """[((x, y, w, h), phrase)] in random order: regions of a scene as annotators box and name them, each thing twice and up
+    to eight groups of two or three of them. Boxes are a few pixels wide of the things, now and then over the edge of the
+    image; one in 50 has no width and one in 50 no phrase."""
+    things, groups = scene.things, [(i,) for i in range(len(scene.things))] * 2
+    groups += shuffled(rng, [g for n in (2, 3) for g in itertools.combinations(range(len(things)), n)])[:8]
+    regions = []
+    for group in shuffled(rng, groups):
+        low, high = ([f(things[i].box[side] + far * things[i].box[2] for i in group) + (2 * far - 1) * between(rng, 2, 6)
+                      for side in (0, 1)] for f, far in ((min, 0), (max, 1)))
+        names = [name(rng, things[i], tuple(a for a, chance in zip(ATTRIBUTES, (0.3, 0.3, 0.8, 1), strict=True)
+                                            if rng.random() < chance), world) for i in shuffled(rng, group)]
+        names = [n if rng.random() < 0.3 else with_article(n) for n in names]
+        flaw = rng.random()
+        regions.append(((*low, 0 if flaw < 0.02 else high[0] - low[0], high[1] - low[1]),
+                        "" if flaw > 0.98 else listed(names)))
+    return regions
 
 
 # ---- statements

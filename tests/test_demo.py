@@ -9,10 +9,26 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import demo
 from data import read_split
-from demo_scenes import COLOURS, Caption, Scene, Thing, captions, common, describe, random_scene, said, shown
+from demo_scenes import (
+    COLOURS,
+    WORLDS,
+    Caption,
+    Scene,
+    Thing,
+    captions,
+    common,
+    describe,
+    global_features,
+    random_scene,
+    region_features,
+    region_phrases,
+    said,
+    shown,
+)
 from vocab import InputError
 
 PRECOMP = ("demo_precomp", "demo_region_precomp")
@@ -140,6 +156,74 @@ def test_every_line_of_the_ratings(demo_path, kind, split):
         assert sorted(end[0] for end, row in zip(ends, rows) if row[3] == "c2i_original") == sorted(anns)
     with open(f"{demo_path}/demo_cxc/{kind}_{split}.csv", "rb") as file:
         assert b"\r" not in file.read()
+
+
+def test_the_default_data_are_what_they_always_were(demo_path):
+    """The pixels, numbers and texts of size 48, seed 0, in every file but demo_vg's, which came later."""
+    digest = hashlib.sha256()
+    for folder, _, names in sorted(os.walk(demo_path)):
+        where = os.path.relpath(folder, demo_path).replace(os.sep, "/")
+        for name in sorted(names) if not where.startswith("demo_vg") else ():
+            path = os.path.join(folder, name)
+            content = (np.asarray(Image.open(path)).tobytes() if name.endswith(".png") else
+                       np.load(path).tobytes() if name.endswith(".npy") else open(path, "rb").read())
+            digest.update(f"{where}/{name}\0".removeprefix("./").encode() + content)
+    assert demo.VERSION == 2 and digest.hexdigest() == "0242c044e7c26ee15a5b32a6739d4f021040502610846d9cda9c355cfe071d0f"
+
+
+def test_visual_genomes_layout_with_its_irregularities(tmp_path, demo_path):
+    demo.write(tmp_path, size=240, progress=False)
+    root = tmp_path / "demo_vg"
+    listed = json.load(open(root / "image_data.json"))
+    told = json.load(open(root / "region_descriptions.json"))
+    ids = [x.get("image_id", x.get("id")) for x in listed]
+    assert len(set(ids)) == len(ids) == 120 and ids == [x.get("image_id", x.get("id")) for x in told]
+    assert {"image_id" in x for x in listed} == {"image_id" in x for x in told} == {True, False}
+    assert 3 <= sum(x["coco_id"] is not None for x in listed) <= 30 and 2 <= sum(not x["regions"] for x in told) <= 20
+    assert all((root / "images" / f"{i}.png").is_file() for i in ids)
+    regions = [region for x in told for region in x["regions"]]
+    assert any(r["x"] < 0 or r["x"] + r["width"] > 128 for r in regions)
+    assert 0.005 < np.mean([not r["width"] for r in regions]) < 0.05 > np.mean([not r["phrase"] for r in regions]) > 0.005
+
+
+def test_a_region_holds_what_its_phrase_names():
+    for k in range(50):
+        rng = random.Random(f"regions {k}")
+        s = random_scene(rng)
+        for (x, y, w, h), phrase in region_phrases(rng, s):
+            inside = [t for t in s.things if x < t.box[0] < t.x + t.radius < x + w and y < t.box[1] < t.y + t.radius < y + h]
+            named = {a for t in s.things for a in (t.shape, t.colour)} & set(phrase.split())
+            assert not w or named <= {a for t in inside for a in (t.shape, t.colour)}
+
+
+def test_other_scenes_share_most_words_and_the_extractor(tmp_path, demo_path, capsys):
+    demo.main(["--data_path", str(tmp_path), "--size", "48", "--scenes", "other"])
+    assert "other_region_precomp" in capsys.readouterr().out
+    assert sorted(x.name for x in tmp_path.iterdir()) == [f"other{x}" for x in sorted(demo.FOLDERS)]
+    ours, theirs = read_split(demo_path, "demo_precomp", "train"), read_split(tmp_path, "other_precomp", "train")
+    assert theirs.captions == read_split(tmp_path, "other", "train").captions
+    assert not {c for c in ours.captions if len(c) > 60} & {c for c in theirs.captions if len(c) > 60}
+    known = {word for words in ours.words for word in words}
+    unseen = [word not in known for words in theirs.words for word in words]
+    assert 0.02 < np.mean(unseen) < 0.2
+    assert np.mean([len(words) for words in theirs.words]) < np.mean([len(words) for words in ours.words]) - 1
+    pixels = np.stack([np.asarray(Image.open(tmp_path / "other" / "images" / name)) for name in theirs.photo_names])
+    regions = region_features(pixels)
+    np.testing.assert_array_equal(theirs.images.array, global_features(regions))
+    np.testing.assert_array_equal(read_split(tmp_path, "other_region_precomp", "train").images.array,
+                                  regions.astype(np.float16))
+    shapes = [[t["shape"] for x in json.load(open(os.path.join(root, name, "scenes.json"))) for t in x["objects"]]
+              for root, name in ((demo_path, "demo"), (tmp_path, "other"))]
+    assert shapes[1].count("heart") / len(shapes[1]) > 1.3 * shapes[0].count("heart") / len(shapes[0])
+
+
+def test_captions_of_other_scenes_hold_in_their_own_image():
+    for k in range(100):
+        rng = random.Random(f"other {k}")
+        s = random_scene(rng, WORLDS["other"])
+        for caption in captions(rng, s, WORLDS["other"]):
+            a, b = said(s, caption), shown(s)
+            assert common(a, b) == a.weight
 
 
 # ---- ratings
