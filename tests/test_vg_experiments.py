@@ -1,0 +1,318 @@
+"""vg_experiments: crops as the training set saw its images, their cache, and what the four commands report and refuse."""
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.stats import ttest_rel
+
+import demo_scenes
+import train
+from data import eval_transform, read_split
+from encoders import CNN
+from extract import network
+from losses import Embedding, uncertainty
+from model import build_model
+from options import parse_args, prepare_images
+from subjects import FORMAT, load_checkpoint, load_model
+from vg_experiments import crops, encoding, prepare, selection
+from vg_experiments import uncertainty as figure2
+from vocab import InputError, Vocabulary
+
+MODELS = {"wasserstein": ["--sim", "wasserstein"], "cosine": ["--sim", "cosine"], "gce": ["--sim", "mahalanobis"],
+          "regions": ["--sim", "kl", "--data_name", "demo_region_precomp"]}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, demo_path):
+    """Small runs on the demo features; the folder that holds them, and a manifest of demo_vg beside them."""
+    root = tmp_path_factory.mktemp("runs")
+    for name, words in MODELS.items():
+        words = ["--data_name", "demo_precomp", *words, "--data_path", demo_path, "--embed_size", "16", "--word_dim", "8",
+                 "--num_epochs", "1", "--batch_size", "32", "--vocab_threshold", "1", "--device", "cpu"]
+        assert train.train(train.parse_args([*words, "--logger_name", str(root / name)])) == 0
+    prepare.main(["--vg", os.path.join(demo_path, "demo_vg"), "--output", str(root / "m.json"), "--thresholds", "20", "40"])
+    return root
+
+
+@pytest.fixture
+def call(runs, tmp_path, monkeypatch):
+    """A command's main on a run's names, in an empty folder; what it wrote to the named JSON file."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(module, names, *words, numbers=None):
+        where = ["--manifest", str(runs / "m.json"), "--cache", str(tmp_path / "cache"), "--device", "cpu"]
+        module.main(["--checkpoint", *(str(runs / name) for name in names), *where, *map(str, words)])
+        return json.load(open(numbers)) if numbers else None
+    return command
+
+
+def refused(command, message, *words, **named):
+    with pytest.raises(SystemExit) as stop:
+        command(*words, **named)
+    assert len(str(stop.value).splitlines()) == 1 and re.search(message, str(stop.value)), stop.value
+
+
+def photo_checkpoint(folder, vocab, seed=0, network_of=None, recorded=None):
+    """A run folder of an untrained model: of photos, or with `recorded` of features that this extractor made."""
+    opt = parse_args(["--data_name", "own", "--cnn_type", "efficientnet_lite0", "--embed_size", "8", "--word_dim", "4", "--sim",
+                      "wasserstein"])
+    prepare_images(opt, type("Images", (), {"dim": 1280 if recorded else None, "regions": None, "parallel": False}))
+    opt.img_enc = "precomp" if recorded else "cnn"
+    torch.manual_seed(seed)
+    model = build_model(opt, vocab, pretrained=False)
+    if network_of is not None:
+        model.image_tower.trunk.load_state_dict(network_of)
+    os.makedirs(folder)
+    torch.save({"format": FORMAT, "options": vars(opt), "vocabulary": vocab.words, "model": model.state_dict(),
+                "state": {"epoch": 0, "best_rsum": 0.0}, "data": {"extractors": {"ims": recorded}} if recorded else {}},
+               os.path.join(folder, "model_best.pt"))
+    return str(folder)
+
+
+# ---- crops
+
+@pytest.mark.parametrize("data_name, run", [("demo_precomp", "wasserstein"), ("demo_region_precomp", "regions")])
+def test_a_whole_image_has_the_features_that_the_model_was_trained_on(runs, demo_path, data_name, run):
+    split, model = read_split(demo_path, data_name, "test"), encoding.Encoder(str(runs / run), CPU)
+    paths = [os.path.join(demo_path, "demo", "images", name) for name in split.photo_names[:6]]
+    e = model.crops([(path, (0, 0, 128, 128)) for path in paths])
+    features = split.images.gather(np.arange(6))
+    np.testing.assert_array_equal(model.cache.rows([encoding.key_of(model.content(p), (0, 0, 128, 128), "pad") for p in paths]),
+                                  features.numpy())
+    torch.testing.assert_close(e.mean, model.model.embed_images(features).mean)
+
+
+def test_how_crops_are_fitted(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 150, 3), np.uint8)
+    photo, box = Image.fromarray(pixels), (10, 5, 100, 60)
+    crop = photo.crop((10, 5, 110, 65))
+    np.testing.assert_array_equal(encoding.cut(photo, box, 224, "stretch"),
+                                  np.asarray(crop.resize((224, 224), Image.Resampling.BILINEAR)))
+    for size in ((100, 60), (33, 77), (50, 50)):
+        box = (10, 5, *size)
+        expected = eval_transform()(photo.crop((10, 5, 10 + size[0], 5 + size[1])))
+        mine = encoding.cut(photo, box, 224, "centre").transpose(2, 0, 1).astype(np.float32) / 255
+        np.testing.assert_allclose((mine - encoding.MEAN) / encoding.STD, expected, atol=1e-5)
+    padded = encoding.cut(photo, (10, 5, 100, 60), 128, "pad")
+    np.testing.assert_array_equal(padded[34:94, 14:114], np.asarray(crop))
+    assert (padded[34:94, :14] == padded[34:94, 14:15]).all() and (padded[94:] == padded[93]).all()
+    assert encoding.cut(photo, (0, 0, 150, 90), 100, "pad").shape == (100, 100, 3)
+
+
+def test_features_are_cached_by_content_and_extractor(runs, demo_path, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(encoding, "SHARD", 64)
+    root = os.path.join(demo_path, "demo_vg", "images")
+    paths = [os.path.join(root, name) for name in sorted(os.listdir(root))[:9]]
+    wanted = [(path, (3 * k, 2, 40 + k, 50)) for path in paths for k in range(9)]
+    cache = str(tmp_path / "cache")
+    first = encoding.Encoder(str(runs / "wasserstein"), CPU, cache)
+    e = first.crops(wanted, batch=32)
+    assert "81 crops by demo_scenes global (pad)" in capsys.readouterr().out and e.mean.shape == (81, 16)
+    other = encoding.Encoder(str(runs / "cosine"), CPU, cache)
+    again = encoding.Encoder(str(runs / "wasserstein"), CPU, cache).crops(wanted[::-1])
+    other.crops(wanted)
+    assert not capsys.readouterr().out                       # nothing was computed
+    torch.testing.assert_close(again.mean.flip(0), e.mean)
+    with open(paths[0], "rb") as f, open(tmp_path / "copy.png", "wb") as g:      # the same bytes under another name
+        g.write(f.read())
+    other.crops([(str(tmp_path / "copy.png"), wanted[0][1])])
+    assert not capsys.readouterr().out
+    encoding.Encoder(str(runs / "cosine"), CPU, cache, fit="stretch").crops(wanted[:5])
+    encoding.Encoder(str(runs / "regions"), CPU, cache).crops(wanted[:5])
+    shown = capsys.readouterr().out
+    assert "5 crops by demo_scenes global (stretch)" in shown and "5 crops by demo_scenes regions (pad)" in shown
+    folder = first.cache.folder                              # a file whose keys were never written counts for nothing
+    for name in [name for name in os.listdir(folder) if name.endswith("_keys.npy")]:
+        os.remove(os.path.join(folder, name))
+    encoding.Encoder(str(runs / "wasserstein"), CPU, cache).crops(wanted)
+    assert "81 crops" in capsys.readouterr().out
+    with pytest.raises(InputError, match="nowhere.png cannot be read"):
+        first.crops([("nowhere.png", (0, 0, 5, 5))])
+
+
+def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path, capsys):
+    vocab = Vocabulary.build([["a", "red", "star"]] * 4)
+    path = os.path.join(demo_path, "demo", "images", "test_00000.png")
+    wanted = [(path, (0, 0, 128, 128)), (path, (20, 20, 60, 40))]
+    cnn, line = network("efficientnet_lite0")
+    run = photo_checkpoint(tmp_path / "a", vocab, 0, cnn.state_dict())
+    whole, _, _ = load_model(load_checkpoint(run))
+    model = encoding.Encoder(run, CPU, str(tmp_path / "cache"), fit="centre")
+    assert isinstance(whole.image_tower.trunk, CNN) and model.extractor.name.startswith("efficientnet_lite0 trunk sha256:")
+    with torch.no_grad():
+        photo = Image.open(path).convert("RGB")
+        pixels = torch.stack([eval_transform()(photo.crop((x, y, x + w, y + h))) for _, (x, y, w, h) in wanted])
+        expected, found = whole.embed_images(pixels), model.crops(wanted)
+    torch.testing.assert_close(found.mean, expected.mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.log_var, expected.log_var, rtol=1e-4, atol=1e-5)
+    assert "2 crops" in capsys.readouterr().out
+    second = photo_checkpoint(tmp_path / "b", vocab, 1, cnn.state_dict())        # other heads on the same network
+    encoding.Encoder(second, CPU, str(tmp_path / "cache"), fit="centre").crops(wanted)
+    assert not capsys.readouterr().out
+
+    features = photo_checkpoint(tmp_path / "c", vocab, recorded=line)
+    model = encoding.Encoder(features, CPU, str(tmp_path / "cache"), fit="centre")
+    with torch.no_grad():
+        torch.testing.assert_close(model.crops(wanted).mean, model.model.embed_images(cnn(pixels)).mean, rtol=1e-4, atol=1e-5)
+    old = photo_checkpoint(tmp_path / "d", vocab, recorded=line.replace("sha256:", "sha256:0"))
+    with pytest.raises(InputError, match="was trained on features by .* and the network at hand is"):
+        encoding.Encoder(old, CPU)
+    with pytest.raises(InputError, match="cannot be made of new crops here; the networks that can"):
+        encoding.Encoder(photo_checkpoint(tmp_path / "e", vocab, recorded="bottom-up attention"), CPU)
+    with pytest.raises(InputError, match="leave the option out"):
+        encoding.Encoder(run, CPU, extractor="demo")
+    with pytest.raises(InputError, match="gives 960 numbers"):
+        encoding.Encoder(features, CPU, extractor="demo")
+    stored = torch.load(os.path.join(features, "model_best.pt"), weights_only=True)
+    torch.save({**stored, "data": {}}, os.path.join(features, "model_best.pt"))
+    with pytest.raises(InputError, match="trained on the features of own, and no features.json"):
+        encoding.Encoder(features, CPU)
+    assert encoding.Encoder(features, CPU, extractor="efficientnet_lite0 pooled").extractor.name == line
+
+
+# ---- uncertainty
+
+def test_the_paired_test_and_its_verdicts():
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=200)
+    c = a + 0.3 + rng.normal(size=200)
+    up, down = figure2.paired(a, c, 1), figure2.paired(a, c, -1)
+    assert up["verdict"] == "holds" and down["verdict"] == "opposite" and up["share"] + down["share"] == pytest.approx(100)
+    reference = ttest_rel(c, a)
+    low, high = reference.confidence_interval(0.95)
+    assert up["p"] == pytest.approx(reference.pvalue) and (up["low"], up["high"]) == pytest.approx((low, high))
+    entry = figure2.compare(a, c, 1, rng)
+    assert entry["a"]["mean"] == pytest.approx(a.mean()) and entry["c"]["mean"] == pytest.approx(c.mean())
+    assert entry["control"]["verdict"] == "open" and abs(entry["control"]["mean"]) < 0.3
+    assert figure2.paired(a, a, 1)["verdict"] == "open" and figure2.paired(a, a + 1, 1)["verdict"] == "holds"
+
+
+def test_the_uncertainty_of_crops_and_captions(call, runs, capsys):
+    report = call(figure2, ["wasserstein", "gce"], "--output", "o", numbers="o/uncertainty.json")
+    shown = capsys.readouterr().out
+    manifest, model = prepare.read_manifest(str(runs / "m.json")), encoding.Encoder(str(runs / "wasserstein"), CPU)
+    triplets = manifest["triplets"]["40"]
+    assert report["triplets"] == len(triplets) and os.path.getsize("o/uncertainty.png") > 10_000
+    for side, sign in (("images", 1), ("captions", -1)):
+        values = {}
+        for which in "ac":
+            e = (model.crops([(encoding.photo_path(manifest, t["image"], None), tuple(t[which])) for t in triplets])
+                 if side == "images" else model.captions([t[f"caption_{which}"] for t in triplets]))
+            values[which] = uncertainty(e).double().numpy()
+        entry = report["models"]["wasserstein"][side]["40"]
+        assert entry["a"]["mean"] == pytest.approx(values["a"].mean(), abs=1e-4)
+        assert entry["difference"]["mean"] == pytest.approx((values["c"] - values["a"]).mean(), abs=1e-4)
+        assert entry["difference"]["share"] == pytest.approx(100 * (sign * (values["c"] - values["a"]) > 0).mean())
+    assert "images" not in report["models"]["gce"] and set(report["models"]["gce"]["captions"]) == {"20", "40"}
+    assert len(re.findall("as in the paper|AGAINST the paper|no difference found", shown)) == 6
+    refused(call, "is a point model .--sim cosine. and has no uncertainty; train one", figure2, ["cosine"])
+    refused(call, "no manifest of format 1", figure2, ["wasserstein"], "--manifest", "nowhere.json")
+
+
+# ---- selection
+
+def test_selection_is_that_of_a_slow_loop(call, runs):
+    report = call(selection, ["cosine", "wasserstein"], "--output", "o", numbers="o/selection.json")
+    manifest, model = prepare.read_manifest(str(runs / "m.json")), encoding.Encoder(str(runs / "wasserstein"), CPU)
+
+    def margins(image, small, large, short, long):
+        """Of queries small, large, short, long: by how much the right choice scores more."""
+        s = {(i, c): model.model.similarity(model.crops([(encoding.photo_path(manifest, image, None), tuple(box))]),
+                                            model.captions([text])).item()
+             for i, box in (("s", small), ("l", large)) for c, text in (("s", short), ("l", long))}
+        return [s["s", "s"] - s["s", "l"], s["l", "l"] - s["l", "s"], s["s", "s"] - s["l", "s"], s["l", "l"] - s["s", "l"]]
+
+    def same(hits, reference):
+        """hits (G, 4, N) bool, reference (G, N, 4); an untrained model's near ties may fall either way."""
+        reference = np.array(reference).transpose(0, 2, 1)
+        clear = np.abs(reference) > 1e-5
+        assert clear.mean() > 0.8
+        np.testing.assert_array_equal(hits[clear], reference[clear] > 0)
+    hits = selection.table4(model, manifest, manifest["triplets"], None, 0)[""]
+    same(hits, [[margins(t["image"], t["a"], t["c"], t["caption_a"], t["caption_c"]) for t in triplets]
+                for triplets in manifest["triplets"].values()])
+    for triplets, found in zip(manifest["triplets"].values(), hits):
+        one = [t["a"] == t["c"] for t in triplets]
+        assert not found[2:, one].any()                      # a choice between equals is never right
+    for percent, found in zip(manifest["triplets"], hits):
+        assert list(report["table4_by_threshold"][percent]["wasserstein"].values()) == pytest.approx(list(100 * found.mean(1)))
+    row = report["table4"]["wasserstein"]
+    assert [row[q]["percent"] for q in selection.QUERIES["table4"]] == pytest.approx(list(100 * hits.mean((0, 2))))
+    assert row["images to text"]["percent"] == pytest.approx((row["crop A"]["percent"] + row["crop C"]["percent"]) / 2)
+    hits = selection.section34(model, manifest, manifest["wholes"], None, 0)[""]
+    same(hits[:, [2, 3, 0, 1]], [[margins(w["image"], w["crops"][k], encoding.whole_box(manifest, w["image"]), w["captions"][k],
+                                          w["description"]) for w in manifest["wholes"]] for k in range(3)])
+    assert [report["section34"]["wasserstein"][q]["percent"] for q in selection.QUERIES["section34"]] == pytest.approx(
+        list(100 * hits.mean((0, 2))))
+    assert list(report["table4"]) == ["cosine", "wasserstein", "wasserstein means only", "wasserstein variances dealt"]
+    for entry in report["table4"]["cosine"].values():
+        assert entry["low"] <= entry["percent"] <= entry["high"] and entry["difference"]["difference"] == 0
+
+
+def test_a_model_without_opinion_is_never_right(runs):
+    model = encoding.Encoder(str(runs / "cosine"), CPU)
+    same = Embedding(torch.ones(6, 16) / 4)
+    k = np.arange(3)
+    assert not selection.right(model, same, same, k, k + 3, k, k + 3).any()
+    assert selection.firsts(["a", "b", "a", "c", "b"]).tolist() == [0, 1, 0, 3, 1]
+    random = Embedding(torch.randn(400, 16))                 # the same pair again, wherever it stands, has the same score
+    i, c = np.random.default_rng(0).integers(0, 400, (2, 500))
+    twice = model.scores(random, random, np.concatenate([i, i[::-1]]), np.concatenate([c, c[::-1]]))
+    np.testing.assert_array_equal(twice[:500], twice[:499:-1])
+    expected = torch.nn.functional.cosine_similarity(random.mean[i], random.mean[c])
+    np.testing.assert_allclose(twice[:500], expected, rtol=1e-4, atol=1e-5)
+    habit = np.zeros((2, 4, 5), bool)
+    habit[:, [0, 2]] = True                                  # always the smaller crop and the shorter caption
+    rows = selection.table("table4", {"habit": habit})["habit"]
+    assert [round(entry["percent"]) for entry in rows.values()] == [100, 0, 100, 0, 50, 50]
+
+
+def test_captions_of_unknown_words_are_left_out_and_counted(call, runs, tmp_path, capsys):
+    manifest = prepare.read_manifest(str(runs / "m.json"))
+    manifest["triplets"]["20"][0]["caption_a"] = "xyzzy"
+    manifest["wholes"][0]["captions"][1] = "xyzzy"
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps(manifest))
+    report = call(selection, ["cosine"], "--manifest", path, "--output", "o", numbers="o/selection.json")
+    assert report["unknown"] == {"table4": 1, "section34": 1}
+    assert report["images"]["table4"] == len(manifest["triplets"]["20"]) - 1
+    for items in manifest["triplets"].values():
+        for item in items:
+            item["caption_a"] = "xyzzy"
+    path.write_text(json.dumps(manifest))
+    refused(call, "no triplet is left", selection, ["cosine"], "--manifest", path)
+
+
+# ---- a photo of one's own
+
+def test_crops_of_a_photo_and_examples(call, demo_path, capsys):
+    photo = os.path.join(demo_path, "demo", "images", "test_00001.png")
+    texts = ["a red star and a blue circle", "a red star", "a blue circle"]
+    words = ["--image", photo, "--boxes", "10,10,50,50", "60,60,500,40", "--captions", *texts, "--output", "o/c.png"]
+    report = call(crops, ["wasserstein", "cosine"], *words, numbers="o/c.json")
+    assert report["boxes"] == [[0, 0, 128, 128], [10, 10, 50, 50], [60, 60, 68, 40]] and os.path.getsize("o/c.png") > 10_000
+    found = report["models"]
+    assert np.array(found["cosine"]["scores"]).shape == (3, 3) and found["cosine"]["crop"] is None
+    assert len(found["wasserstein"]["crop"]) == len(found["wasserstein"]["caption"]) == 3
+    shown = capsys.readouterr().out
+    assert len(re.findall(r"\d of 3 +\d of 3", shown)) == 6 and shown.count(" - ") >= 3
+    assert crops.places(np.array([[3, 1, 2], [1, 1, 1], [5, 4, 3]])).tolist() == [1, 3, 3]
+    call(crops, ["wasserstein"], "--examples", "2", "--threshold", "40", "--output", "o/t.png")
+    assert os.path.getsize("o/t.png") > 10_000
+    for message, changed in (
+            ("give either --image", []), ("no such file", ["--image", "none.png"]),
+            ("has 1 and --captions 1", ["--image", photo, "--boxes", "1,1,5,5", "--captions", "a"]),
+            ("whole pixels", ["--image", photo, "--boxes", "1,1,5", "--captions", "a", "a"]),
+            ("nothing of it lies", ["--image", photo, "--boxes", "200,1,5,5", "--captions", "a", "a"]),
+            ("no word of 'xyzzy'", ["--image", photo, "--boxes", "1,1,5,5", "--captions", "a", "xyzzy"]),
+            ("has triplets at 20, 40", ["--examples", "2", "--threshold", "33"])):
+        refused(call, message, crops, ["cosine"], *changed)
+
+
+def test_demo_extractors_are_named_after_their_width():
+    assert demo_scenes.region_features(np.zeros((1, 128, 128, 3), np.uint8)).shape[2] in encoding.DEMO

@@ -1,0 +1,207 @@
+"""vg_experiments.prepare: the choice of crops against a slow reference, what is dropped and why, and what is refused."""
+import hashlib
+import json
+import os
+import random
+import re
+
+import numpy as np
+import pytest
+
+from vg_experiments import prepare
+from vocab import InputError
+
+IMAGES, THRESHOLDS = 60, (10, 20, 30, 40, 50)
+
+
+def annotations(folder, seed=0):
+    """Random annotation files with every irregularity: both spellings, COCO's images, no size, boxes over the edge, far
+    outside, flat, fractions of a pixel, equal areas, and phrases that are empty or null."""
+    rng, listed, told = random.Random(seed), [], []
+    for k in range(IMAGES):
+        number, (w, h) = 1000 - 7 * k, (rng.randint(80, 300), rng.randint(80, 300))
+        listed.append({("image_id" if k % 2 else "id"): number, "url": f"https://x/VG_100K_2/{number}.jpg", "width": w,
+                       "height": h if k % 13 else 0, "coco_id": 5 if k % 6 == 0 else None})
+        regions = []
+        for j in range(0 if k % 10 == 3 else rng.randint(1, 30)):
+            box = [rng.randint(-20, w), rng.randint(-20, h), rng.randint(-2, w // 2), rng.randint(-2, h // 2)]
+            if j % 5 == 0:                                  # equal areas
+                box[2:] = [40, 30]
+            if j % 11 == 0:
+                box[0] += 0.5
+            regions.append({("region_id" if k % 3 else "id"): 100 * number + j, "image_id": number, **dict(zip(
+                ("x", "y", "width", "height"), box)), "phrase": rng.choice(["", None, " "] + [f"thing {j} é."] * 20)})
+        told.append({("id" if k % 4 else "image_id"): number, "regions": regions})
+    told.append({"id": 5, "regions": told[1]["regions"]})   # of an image that is not listed
+    rng.shuffle(told)
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    for entry in listed:
+        number = entry.get("id", entry.get("image_id"))
+        (folder / "images" / f"{number}.jpg").write_bytes(b"")
+    json.dump(listed, open(folder / "image_data.json", "w", encoding="utf-8"))
+    json.dump(told, open(folder / "region_descriptions.json", "w", encoding="utf-8"), ensure_ascii=False)
+    return listed, told
+
+
+def iou(a, b):
+    w = min(a[0] + a[2], b[0] + b[2]) - max(a[0], b[0])
+    h = min(a[1] + a[3], b[1] + b[3]) - max(a[1], b[1])
+    shared = max(w, 0) * max(h, 0)
+    return shared / (a[2] * a[3] + b[2] * b[3] - shared)
+
+
+def slow(listed, told):
+    """({image id: (W, H, [(box, region id, phrase)] in the file's order)}, counts) from the definitions."""
+    counts, images = dict.fromkeys("coco size other flat outside empty kept clipped none".split(), 0), {}
+    for entry in listed:
+        number = entry.get("image_id", entry.get("id"))
+        if entry["coco_id"] is not None:
+            counts["coco"] += 1
+        elif not entry["height"]:
+            counts["size"] += 1
+        else:
+            images[number] = (entry["width"], entry["height"], [])
+    for entry in told:
+        number = entry.get("image_id", entry.get("id"))
+        if number not in images:
+            counts["other"] += len(entry["regions"])
+            continue
+        w, h, kept = images[number]
+        for r in entry["regions"]:
+            box = [int(np.rint(r[key])) for key in ("x", "y", "width", "height")]
+            x1, y1, x2, y2 = max(box[0], 0), max(box[1], 0), min(box[0] + box[2], w), min(box[1] + box[3], h)
+            phrase = (r["phrase"] or "").strip()
+            why = ("flat" if min(box[2:]) <= 0 else "outside" if x2 <= x1 or y2 <= y1 else "empty" if not phrase else "kept")
+            counts[why] += 1
+            if why == "kept":
+                clipped = [x1, y1, x2 - x1, y2 - y1]
+                counts["clipped"] += clipped != box
+                kept.append((clipped, r.get("region_id", r.get("id")), phrase))
+    counts["none"] = sum(not kept for _, _, kept in images.values())
+    return images, counts
+
+
+def ten(w, h, regions, fits):
+    return sorted((r for r in regions if fits(100 * r[0][2] * r[0][3], w * h)), key=lambda r: -r[0][2] * r[0][3])[:10]
+
+
+def slow_triplet(w, h, regions, percent):
+    chosen = ten(w, h, regions, lambda share, size: share < percent * size)
+    if len(chosen) < 2:
+        return None
+    a, b = chosen[0], min(chosen[1:], key=lambda r: iou(chosen[0][0], r[0]))
+    corners = [(r[0][0], r[0][1], r[0][0] + r[0][2], r[0][1] + r[0][3]) for r in (a, b)]
+    low, high = [min(c[k] for c in corners) for k in (0, 1)], [max(c[k] for c in corners) for k in (2, 3)]
+    plain = [r[2].rstrip(" .") for r in (a, b)]
+    return {"regions": [a[1], b[1]], "a": a[0], "b": b[0], "c": [*low, high[0] - low[0], high[1] - low[1]],
+            "iou": round(iou(a[0], b[0]), 4), "caption_a": plain[0], "caption_b": plain[1],
+            "caption_c": f"{plain[0]} and {plain[1]}"}
+
+
+def slow_crops(w, h, regions, limit):
+    taken = []
+    for r in ten(w, h, regions, lambda share, size: share <= 20 * size):
+        if len(taken) < 3 and all(iou(r[0], other[0]) <= limit for other in taken):
+            taken.append(r)
+    return taken if len(taken) == 3 else None
+
+
+def in_order(ids, seed, what):
+    return sorted(ids, key=lambda number: hashlib.sha256(f"{seed}-{what}-{number}".encode()).digest())
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("read", [50, 1 << 24])
+def test_the_manifest_is_that_of_the_slow_reference(tmp_path, monkeypatch, seed, read):
+    listed, told = annotations(tmp_path, seed)
+    monkeypatch.setattr(prepare, "READ", read)              # characters at a time; an object is many of them
+    images, counts = slow(listed, told)
+    found = prepare.prepare(str(tmp_path), images=15, wholes=12, thresholds=THRESHOLDS, seed=seed, max_iou=0.3)
+    names = dict(coco="images_in_coco", size="images_without_size", other="regions_of_other_images", kept="regions_kept",
+                 flat="regions_without_area", outside="regions_outside", empty="regions_without_phrase",
+                 clipped="regions_clipped", none="images_without_regions")
+    assert {key: found["counts"][name] for key, name in names.items()} == counts and min(counts.values()) > 0
+    each = {number: [slow_triplet(*image, percent) for percent in THRESHOLDS] for number, image in images.items()}
+    for k, percent in enumerate(THRESHOLDS):
+        assert found["counts"][f"images_with_triplet_{percent}"] == sum(t[k] is not None for t in each.values())
+    usable = in_order([number for number, t in each.items() if None not in t], seed, "triplets")
+    assert found["counts"]["images_with_all_triplets"] == len(usable) > 15
+    for k, percent in enumerate(THRESHOLDS):
+        assert found["triplets"][str(percent)] == [{"image": number, **each[number][k]} for number in usable[:15]]
+        assert found["counts"][f"triplets_with_b_inside_a_{percent}"] == sum(each[n][k]["a"] == each[n][k]["c"]
+                                                                              for n in usable[:15])
+    three = {number: slow_crops(*image, 0.3) for number, image in images.items()}
+    chosen = in_order([number for number, crops in three.items() if crops], seed, "wholes")
+    assert found["counts"]["images_with_three_crops"] == len(chosen) and len(found["wholes"]) == min(12, len(chosen))
+    for whole, number in zip(found["wholes"], chosen):
+        crops = three[number]
+        assert whole["image"] == number and whole["crops"] == [r[0] for r in crops]
+        assert whole["regions"] == [r[1] for r in crops] and whole["captions"] == [r[2].rstrip(" .") for r in crops]
+        assert whole["description"] == " and ".join(whole["captions"])
+    assert set(found["images"]) == {str(i) for i in usable[:15]} | {str(i) for i in chosen[:12]}
+    assert all(entry["file"] == f"images/{number}.jpg" for number, entry in found["images"].items())
+
+
+def test_equal_areas_stay_in_the_order_of_the_file(tmp_path):
+    same = [{"region_id": k, "x": 10 * k, "y": 0, "width": 10, "height": 10, "phrase": f"p{k}"} for k in range(5)]
+    json.dump([{"image_id": 1, "width": 100, "height": 50, "coco_id": None}], open(tmp_path / "image_data.json", "w"))
+    json.dump([{"image_id": 1, "regions": same}], open(tmp_path / "region_descriptions.json", "w"))
+    (tmp_path / "1.jpg").touch()
+    found = prepare.prepare(str(tmp_path), thresholds=[10])
+    assert found["triplets"]["10"][0]["regions"] == [0, 1] and found["wholes"][0]["regions"] == [0, 1, 2]
+    assert found["wholes"][0]["description"] == "p0 and p1 and p2"
+
+
+def test_missing_photos_are_named_and_can_be_passed_over(tmp_path):
+    annotations(tmp_path)
+    every = prepare.prepare(str(tmp_path), images=10, wholes=5)
+    gone = [t["image"] for t in every["triplets"]["10"]][2:4]
+    for number in gone:
+        os.remove(tmp_path / "images" / f"{number}.jpg")
+    with pytest.raises(InputError, match=rf"2 of the 10 photos drawn are not in .*{gone[0]}\.jpg.*--skip_missing"):
+        prepare.prepare(str(tmp_path), images=10, wholes=5)
+    less = prepare.prepare(str(tmp_path), images=10, wholes=5, skip_missing=True)
+    ids = [t["image"] for t in less["triplets"]["10"]]
+    assert less["counts"]["photos_missing_triplets"] == 2 and len(ids) == 10
+    assert [i for i in ids if i in {t["image"] for t in every["triplets"]["10"]}] == ids[:8] and not set(gone) & set(ids)
+
+
+def test_what_cannot_work_is_one_sentence(tmp_path, capsys):
+    annotations(tmp_path)
+
+    def refused(message, *words):
+        with pytest.raises(SystemExit) as stop:
+            prepare.main(["--vg", str(tmp_path), "--output", str(tmp_path / "m.json"), *words])
+        capsys.readouterr()
+        assert len(str(stop.value).splitlines()) == 1 and re.search(message, str(stop.value)), stop.value
+    refused("at 0.01 no image has two regions smaller than 0.01 percent", "--thresholds", "0.01", "50")
+    refused("give at least 1", "--images", "0")
+    path = tmp_path / "region_descriptions.json"
+    text = path.read_text(encoding="utf-8")
+    one = '[{"id": 993, "regions": [{"id": 1, "x": %s, "y": 0, "width": 1, "height": 1, "phrase": "a"}]}]'
+    for broken, message in ((text[:len(text) // 2], "not whole JSON"), ("{}", "not with a list"),
+                            (text.replace('"width"', '"breadth"'), "not as Visual Genome ships.*KeyError.*width"),
+                            (text.replace('"image_id"', '"no"').replace('"id"', '"no"'), "no whole number under image_id"),
+                            (one % "1e400", "no finite number of pixels"), (one % '"a"', "no number")):
+        path.write_text(broken, encoding="utf-8")
+        refused(message)
+    path.unlink()
+    refused("there is no file .*region_descriptions.json")
+    (tmp_path / "image_data.json").write_text("[]")
+    refused("none of its 0 images")
+    (tmp_path / "image_data.json").write_text("[1]")
+    refused("no list of images")
+    with pytest.raises(InputError, match="no manifest of format 1; write one"):
+        prepare.read_manifest(str(tmp_path / "image_data.json"))
+
+
+def test_the_demo_gives_a_manifest(demo_path, tmp_path, capsys):
+    output = tmp_path / "m.json"
+    prepare.main(["--vg", os.path.join(demo_path, "demo_vg"), "--output", str(output), "--seed", "3"])
+    shown = capsys.readouterr().out
+    manifest = prepare.read_manifest(str(output))
+    assert manifest["seed"] == 3 and manifest["thresholds"] == [10, 20, 30, 40, 50] and "images in coco" in shown
+    assert manifest["counts"]["images_listed"] == 24 and len(manifest["triplets"]["10"]) > 8
+    for triplet in manifest["triplets"]["30"]:
+        assert os.path.isfile(os.path.join(manifest["folder"], manifest["images"][str(triplet["image"])]["file"]))
+        assert triplet["caption_c"] == f"{triplet['caption_a']} and {triplet['caption_b']}"

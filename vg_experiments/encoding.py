@@ -1,0 +1,359 @@
+"""Crops of photos as a trained model embeds them, their features cached by content and extractor.
+
+A crop is known by its photo's bytes, its box and how it is fitted to the network's input, so that a crop met again costs no
+network, and a second model on the same extractor costs only its tower. How crops are fitted:
+
+    stretch   the whole crop, resized to the input's width and height; nothing is lost, proportions are
+    centre    VSE++'s transform of photos: shorter side to 256, then the middle 224 x 224
+    pad       never enlarged, in the middle of the input, its edge pixels repeated around it (demo: things keep their size)
+"""
+import hashlib
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from tqdm import tqdm
+
+import demo_scenes
+from data import Photos, encode_captions
+from encoders import CNN, CNNS
+from extract import checksum, network
+from losses import Embedding
+from subjects import load_checkpoint, load_model, torch_device
+from vocab import Arguments, InputError, tokenize
+
+FITS = ("stretch", "centre", "pad")
+MEAN, STD = ((np.array(x, np.float32)[:, None, None]) for x in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+SIDE = 224                            # of a network's input, pixels
+SHARD = 4096                          # crops a file of the cache
+DEMO = {960: "demo_scenes global", 192: "demo_scenes regions"}
+
+
+# ---- extractors
+
+class Extractor:
+    """Batches of crops -> features. `name`: what is recorded; `side`: pixels; `fit`: one of FITS; `compute(array)`."""
+
+    def __init__(self, name: str, side: int, fit: str, compute):
+        self.name, self.side, self.fit, self.compute = name, side, fit, compute
+
+
+def demo_extractor(regions: bool, fit: str) -> Extractor:
+    """demo_scenes' fixed features of (n, 128, 128, 3) uint8: (n, 960), or (n, 36, 192) with regions."""
+    def compute(pixels):
+        cells = demo_scenes.region_features(pixels)
+        return cells.astype(np.float16) if regions else demo_scenes.global_features(cells)
+    return Extractor(DEMO[192 if regions else 960], demo_scenes.CANVAS, fit, compute)
+
+
+def cnn_extractor(cnn: nn.Module, name: str, fit: str, device) -> Extractor:
+    """A network's features of (n, 224, 224, 3) uint8: (n, F) float32 or (n, P, F) float16."""
+    cnn = cnn.to(device).eval()
+
+    @torch.no_grad()
+    def compute(pixels):
+        x = (pixels.transpose(0, 3, 1, 2).astype(np.float32) / 255 - MEAN) / STD                # (n, 3, 224, 224)
+        y = cnn(torch.from_numpy(x).to(device)).float().cpu().numpy()
+        return y.astype(np.float16) if y.ndim == 3 else y
+    return Extractor(name, SIDE, fit, compute)
+
+
+def extractor_for(model: nn.Module, trained, stored: dict, run: str, device, given: str | None = None, fit: str | None = None,
+                  weights: str | None = None) -> Extractor:
+    """The extractor of a model's training set; the network of a model of photos is taken out of the model's image tower.
+
+    given: its name where the training set does not record it: demo, or a network and a layer such as "resnet152 pooled".
+    """
+    tower = model.image_tower
+    if isinstance(tower.trunk, CNN):                        # a model of photos
+        if given:
+            raise InputError(f"--extractor {given}: {run} reads photos with its own {trained.cnn_type}; leave the option out")
+        name = f"{trained.cnn_type} trunk{' cells' * tower.trunk.cells} {checksum(state_of(tower.trunk))}"
+        trunk, tower.trunk = tower.trunk, Ready()
+        return cnn_extractor(trunk, name, fit or "stretch", device)
+    recorded = (stored.get("data", {}).get("extractors") or {}).get("ims")
+    line = given or recorded
+    if line is None and trained.data_name in [f"{w}{kind}" for w in demo_scenes.WORLDS for kind in
+                                              ("_precomp", "_region_precomp")]:
+        line = "demo"
+    if line is None:
+        raise InputError(f"{run} was trained on the features of {trained.data_name}, and no features.json beside them said "
+                         "what made them; name network and layer with --extractor, such as 'resnet152 pooled', or demo")
+    if line.split()[0].startswith("demo"):
+        if trained.img_dim not in DEMO:
+            raise InputError(f"--extractor {line} gives 960 numbers an image or 36 x 192, {run} was trained on "
+                             f"{trained.img_dim}; name the extractor of its training set")
+        return demo_extractor(trained.img_dim == 192, fit or "pad")
+    cnn_type, layer, *_ = [*line.split(), None]
+    if cnn_type not in CNNS:
+        raise InputError(f"{run}: features by '{line}' cannot be made of new crops here; the networks that can are "
+                         f"{', '.join(CNNS)}, or demo")
+    cnn, name = network(cnn_type, layer, weights)
+    if recorded and recorded != name:
+        raise InputError(f"{run} was trained on features by '{recorded}' and the network at hand is '{name}'; give the same "
+                         "weights with --cnn_weights")
+    if cnn.dim != trained.img_dim or (trained.n_regions or 0) != (49 if cnn.cells else 0):
+        raise InputError(f"{name} gives {'49 x ' * cnn.cells}{cnn.dim} numbers an image, {run} was trained on "
+                         f"{f'{trained.n_regions} x ' if trained.n_regions else ''}{trained.img_dim}; name with --extractor "
+                         "what made its training set")
+    return cnn_extractor(cnn, name, fit or "stretch", device)
+
+
+def state_of(module: nn.Module):
+    return (x.detach().cpu().numpy() for x in module.state_dict().values())
+
+
+class Ready(nn.Module):
+    """Stands for a trunk whose output was computed before."""
+
+    def forward(self, features: Tensor, lengths=None) -> Tensor:
+        return features
+
+
+# ---- crops
+
+def cut(photo: Image.Image, box, side: int, fit: str) -> np.ndarray:
+    """(side, side, 3) uint8 of the box (x, y, width, height) of a photo."""
+    x, y, w, h = box
+    crop = photo.crop((x, y, x + w, y + h))
+    if fit == "stretch":
+        return np.asarray(crop.resize((side, side), Image.Resampling.BILINEAR))
+    if fit == "centre":
+        scale = side * 256 / SIDE / min(w, h)
+        w, h = (round(side * 256 / SIDE) if n == min(box[2:]) else int(n * scale) for n in (w, h))
+        left, top = round((w - side) / 2), round((h - side) / 2)
+        return np.asarray(crop.resize((w, h), Image.Resampling.BILINEAR).crop((left, top, left + side, top + side)))
+    if max(w, h) > side:
+        w, h = (max(1, round(n * side / max(w, h))) for n in (w, h))
+        crop = crop.resize((w, h), Image.Resampling.BILINEAR)
+    left, top = (side - w) // 2, (side - h) // 2
+    return np.pad(np.asarray(crop), ((top, side - h - top), (left, side - w - left), (0, 0)), mode="edge")
+
+
+def key_of(content: str, box, fit: str) -> str:
+    return hashlib.sha256(f"{content} {' '.join(map(str, box))} {fit}".encode()).hexdigest()
+
+
+class Cache:
+    """Features of crops of one extractor, in files of up to 4,096 crops below a folder; `folder` None keeps them in memory."""
+
+    def __init__(self, folder: str | None, extractor: Extractor):
+        name = hashlib.sha256(extractor.name.encode()).hexdigest()[:12]
+        self.folder = folder and os.path.join(folder, f"{extractor.name.split()[0]}_{name}")
+        self.place, self.arrays, self.read = {}, [], set()                          # key -> (file, row); names of files
+        if self.folder:
+            os.makedirs(self.folder, exist_ok=True)
+
+    def refresh(self) -> None:
+        """Take in files that others wrote since: another model of this run, or another process."""
+        for file in sorted(os.listdir(self.folder)) if self.folder else ():
+            if file.endswith("_keys.npy") and file not in self.read:
+                keys = np.load(os.path.join(self.folder, file), allow_pickle=False)
+                array = np.load(os.path.join(self.folder, file.replace("_keys", "")), mmap_mode="r", allow_pickle=False)
+                self.take(file, keys.tolist(), array)
+
+    def take(self, file: str, keys: list[str], array: np.ndarray) -> None:
+        self.place.update((key, (len(self.arrays), row)) for row, key in enumerate(keys))
+        self.arrays.append(array)
+        self.read.add(file)
+
+    def add(self, keys: list[str], features: np.ndarray) -> None:
+        """The keys are written last, so that a file without them, of a run that was stopped, is written over."""
+        name = hashlib.sha256("".join(keys).encode()).hexdigest()[:16]
+        if self.folder:
+            path = os.path.join(self.folder, name)
+            np.save(path, features)
+            np.save(f"{path}_new.npy", np.array(keys))
+            os.replace(f"{path}_new.npy", f"{path}_keys.npy")
+            features = np.load(f"{path}.npy", mmap_mode="r", allow_pickle=False)
+        self.take(f"{name}_keys.npy", keys, features)
+
+    def rows(self, keys: list[str]) -> np.ndarray:
+        """(B, ...) float32."""
+        return np.stack([self.arrays[file][row] for file, row in map(self.place.__getitem__, keys)]).astype(np.float32)
+
+
+def fill(cache: Cache, extractor: Extractor, wanted: list[tuple[str, tuple, str]], batch: int = 64) -> dict:
+    """Compute the features of crops (photo's path, box, key) that the cache lacks; the seconds it took.
+
+    A thread cuts the next crops while the network works. Returns {"crops", "seconds", "network_seconds"}.
+    """
+    cache.refresh()
+    missing = {key: (path, box) for path, box, key in wanted if key not in cache.place}
+    work = sorted(missing.items(), key=lambda item: item[1])                        # those of a photo together
+    began, busy, keys, features = time.perf_counter(), 0.0, [], []
+    opened = {}
+
+    def load(chunk):
+        pixels = []
+        for _, (path, box) in chunk:
+            if path not in opened:
+                opened.clear()
+                opened[path] = Photos([path]).open(0)
+            pixels.append(cut(opened[path], box, extractor.side, extractor.fit))
+        return np.stack(pixels)
+    chunks = [work[k:k + batch] for k in range(0, len(work), batch)]
+    with ThreadPoolExecutor(1) as pool, tqdm(total=len(work), desc=f"crops, {extractor.name.split()[0]}", disable=None,
+                                             leave=False) as bar:
+        coming = pool.submit(load, chunks[0]) if chunks else None
+        for k, chunk in enumerate(chunks):
+            pixels = coming.result()
+            coming = pool.submit(load, chunks[k + 1]) if k + 1 < len(chunks) else None
+            start = time.perf_counter()
+            features.append(extractor.compute(pixels))
+            busy += time.perf_counter() - start
+            keys += [key for key, _ in chunk]
+            if len(keys) >= SHARD or k + 1 == len(chunks):
+                cache.add(keys, np.concatenate(features))
+                keys, features = [], []
+            bar.update(len(chunk))
+    return {"crops": len(work), "seconds": time.perf_counter() - began, "network_seconds": busy}
+
+
+# ---- models
+
+class Encoder:
+    """A trained model and the extractor of its training set: crops and captions -> Embedding."""
+
+    def __init__(self, run: str, device, cache: str | None = None, extractor: str | None = None, fit: str | None = None,
+                 weights: str | None = None, vocab: str | None = None):
+        stored = load_checkpoint(run, vocab=vocab)
+        self.run, self.device = run, device
+        self.model, self.vocab, self.trained = load_model(stored)
+        if self.trained.text_features:
+            raise InputError(f"{run} reads ready features of captions and knows no words; give a model of words")
+        self.extractor = extractor_for(self.model, self.trained, stored, run, device, extractor, fit, weights)
+        self.model.to(device)
+        self.cache, self.contents = Cache(cache, self.extractor), {}
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(os.path.normpath(self.run if os.path.isdir(self.run) else os.path.dirname(self.run)))
+
+    @property
+    def facts(self) -> dict:
+        """What reports say of the model."""
+        return {"checkpoint": self.run, "sim": self.trained.sim, "extractor": self.extractor.name, "fit": self.extractor.fit}
+
+    def content(self, path: str) -> str:
+        if path not in self.contents:
+            try:
+                with open(path, "rb") as f:
+                    self.contents[path] = hashlib.file_digest(f, "sha256").hexdigest()
+            except OSError as error:
+                raise InputError(f"the photo {path} cannot be read ({error.strerror}); fetch it again, or prepare with "
+                                 "--skip_missing") from error
+        return self.contents[path]
+
+    @torch.no_grad()
+    def crops(self, wanted: list[tuple[str, tuple]], batch: int = 128) -> Embedding:
+        """Boxes (x, y, width, height) of photos, [(path, box)] of length N -> Embedding of N."""
+        keys = [key_of(self.content(path), box, self.extractor.fit) for path, box in wanted]
+        took = fill(self.cache, self.extractor, [(*pair, key) for pair, key in zip(wanted, keys)])
+        unique = list(dict.fromkeys(keys))
+        row = {key: k for k, key in enumerate(unique)}
+        found = [self.model.embed_images(torch.from_numpy(self.cache.rows(unique[k:k + batch])).to(self.device))
+                 for k in range(0, len(unique), batch)]
+        if took["crops"]:
+            outside = 1 - took["network_seconds"] / took["seconds"]
+            print(f"{self.run}: features of {took['crops']:,} crops by {self.extractor.name} ({self.extractor.fit}) in "
+                  f"{took['seconds']:.1f} s, {100 * outside:.0f}% of it outside the extractor; {len(unique) - took['crops']:,} "
+                  "were at hand")
+        return joined(found).rows(torch.tensor([row[key] for key in keys], device=self.device))
+
+    @torch.no_grad()
+    def captions(self, texts: list[str], batch: int = 128) -> Embedding:
+        """Texts -> Embedding of as many; words that the vocabulary lacks are <unk>."""
+        unique = list(dict.fromkeys(texts))
+        row, tokens = {text: k for k, text in enumerate(unique)}, encode_captions([tokenize(t) for t in unique], self.vocab)
+        order, found = np.argsort(tokens.length, kind="stable"), []
+        for k in range(0, len(order), batch):
+            numbers, lengths = tokens.batch(order[k:k + batch])
+            found.append(self.model.embed_captions(numbers.to(self.device), lengths))
+        place = np.argsort(order)
+        return joined(found).rows(torch.tensor([place[row[text]] for text in texts], device=self.device))
+
+    def unknown(self, texts: list[str]) -> np.ndarray:
+        """(N,) bool: no word of the text is known."""
+        return encode_captions([tokenize(text) for text in texts], self.vocab).unknown
+
+    @torch.no_grad()
+    def scores(self, images: Embedding, captions: Embedding, i, c, batch: int = 64) -> np.ndarray:
+        """Similarity of image i[k] and caption c[k]: (K,) float32, in blocks whose diagonals are kept. A pair that occurs
+        again has the same score to the last bit, so that equal choices are ties."""
+        pairs, where = np.unique(np.stack([i, c]), axis=1, return_inverse=True)     # (2, P), (K,)
+        i, c = torch.from_numpy(pairs).to(self.device)
+        found = [self.model.similarity(images.rows(i[k:k + batch]), captions.rows(c[k:k + batch])).diagonal()
+                 for k in range(0, len(i), batch)]
+        return torch.cat(found).float().cpu().numpy()[where.ravel()]
+
+
+def joined(batches: list[Embedding]) -> Embedding:
+    """Batches one after the other; parts are zero-padded to the most there are."""
+    def one(values):
+        if values[0] is None:
+            return None
+        if values[0].ndim == 3:
+            most = max(x.shape[1] for x in values)
+            values = [nn.functional.pad(x, (0, 0, 0, most - x.shape[1])) for x in values]
+        return torch.cat(values)
+    return Embedding(*map(one, zip(*batches)))
+
+
+# ---- what the commands share
+
+def arguments(p: Arguments) -> None:
+    p.add_argument("--checkpoint", required=True, nargs="+", metavar="RUN", help="run folders or checkpoint files")
+    model_arguments(p)
+    p.add_argument("--manifest", default="runs/vg/manifest.json", help="what python -m vg_experiments.prepare wrote")
+    p.add_argument("--vg", help="folder of the photos (default: the one that the manifest was made of)")
+    p.add_argument("--output", default="runs/vg", metavar="FOLDER", help="where to write figures and numbers")
+
+
+def model_arguments(p: Arguments) -> None:
+    p.add_argument("--cache", default="runs/vg/cache", help="folder that keeps features of crops")
+    p.add_argument("--extractor", help="of the training features, where no features.json beside them recorded it: demo, or a "
+                                       "network and layer such as 'resnet152 pooled'")
+    p.add_argument("--cnn_weights", metavar="FILE", help="weights of that network (default: torch's cache)")
+    p.add_argument("--vocab", metavar="FILE.json", help="vocabulary of a checkpoint of the original VSE++ or VSRN")
+    p.add_argument("--fit", choices=FITS, help="how crops are fitted to the input: whole and resized, VSE++'s middle, or "
+                                               "padded (default: stretch; demo: pad)")
+    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
+
+
+def encoders(opt) -> list[Encoder]:
+    device = torch_device(opt.device)
+    return [Encoder(run, device, opt.cache, opt.extractor, opt.fit, opt.cnn_weights, opt.vocab) for run in opt.checkpoint]
+
+
+def photo_path(manifest: dict, image: int, folder: str | None) -> str:
+    return os.path.join(folder or manifest["folder"], manifest["images"][str(image)]["file"])
+
+
+def known(items: list[dict], texts, models: list[Encoder]) -> np.ndarray:
+    """(N,) bool: every model knows a word of each of the texts(item) of an item; the same number of texts for all."""
+    told = [texts(item) for item in items]
+    flat = [text for several in told for text in several]
+    unknown = np.any([model.unknown(flat) for model in models], 0)
+    return ~unknown.reshape(len(items), -1).any(1)
+
+
+def common(manifest: dict, models: list[Encoder]) -> tuple[dict[str, list[dict]], int]:
+    """The triplets at every threshold, of the images at all of whose thresholds every model knows a word of captions A and B;
+    and how many images were left out."""
+    keep = np.all([known(items, lambda t: (t["caption_a"], t["caption_b"]), models)
+                   for items in manifest["triplets"].values()], 0)
+    if not keep.any():
+        raise InputError(f"no triplet is left: {', '.join(model.run for model in models)} know no word of the captions; give "
+                         "models of the manifest's language")
+    return ({percent: [t for t, kept in zip(items, keep) if kept] for percent, items in manifest["triplets"].items()},
+            int((~keep).sum()))
+
+
+def whole_box(manifest: dict, image: int) -> tuple:
+    size = manifest["images"][str(image)]
+    return 0, 0, size["width"], size["height"]

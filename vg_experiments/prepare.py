@@ -1,0 +1,368 @@
+"""Choose crops and captions of Visual Genome for the experiments of `ucmr` 4.6 and `pmrl` 3.4, and write them as a manifest.
+
+    python -m vg_experiments.prepare --vg data/demo_vg --output runs/vg/manifest.json
+
+Reads image_data.json and region_descriptions.json as Visual Genome ships them, `id` or `image_id` and `region_id`, the second
+as a stream, image by image. Images with a coco_id are left out, boxes are clipped to their image, and what cannot be used is
+counted. Then, for every threshold of area, a triplet an image (`ucmr` 4.6): of the ten largest regions below the threshold A
+is the largest, B of the others the one with the least IoU with A, C the smallest box around both, caption C is caption A +
+" and " + caption B. And for `pmrl` 3.4 the three largest crops of at most 20 percent of an image, whose phrases joined by
+" and " are the description of the whole image. The manifest holds all that follows from: boxes, captions, photos, seed,
+thresholds, counts.
+"""
+import hashlib
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+from tqdm import tqdm
+
+from data import read_json
+from subjects import save_json
+from vocab import Arguments, InputError
+
+FORMAT = 1                            # of the manifest
+LARGEST = 10                          # regions below the threshold that a triplet is chosen from (`ucmr` 4.6)
+CROPS, SHARE = 3, 20                  # crops of an image and their greatest area in percent of it (`pmrl` 3.4)
+FOLDERS = ("images", "VG_100K", "VG_100K_2", "")       # where photos lie
+READ = 1 << 24                        # characters read at a time
+LONGEST = 1 << 27                     # characters of an entry of the annotations, at most
+GAP = re.compile(r"[\s,]*")
+
+
+@dataclass
+class Regions:
+    """R usable regions of N images, those of an image together, the largest first, equally large ones as in the file."""
+    image_ids: np.ndarray             # (N,) int64
+    sizes: np.ndarray                 # (N, 2) int64: width, height
+    files: list                       # N photos' base names as image_data.json gives them, or None
+    start: np.ndarray                 # (N + 1,) int64: regions start[i] .. start[i + 1] - 1 are of image i
+    boxes: np.ndarray                 # (R, 4) int32: x, y, width, height, within the image
+    region_ids: np.ndarray            # (R,) int64
+    phrases: list                     # R
+    counts: dict                      # of what there was and what was dropped, and why
+
+    @property
+    def area(self) -> np.ndarray:
+        return self.boxes[:, 2].astype(np.int64) * self.boxes[:, 3]                 # (R,)
+
+
+# ---- annotations
+
+def stream(path: str):
+    """The objects of a JSON array of objects one after the other, with the characters read so far; never all at once."""
+    if not os.path.isfile(path):
+        raise InputError(f"there is no file {path}; get it from Visual Genome, or write demo data with python demo.py")
+    decoder, text, at, read, opened = json.JSONDecoder(), "", 0, 0, False
+    try:
+        with open(path, encoding="utf-8") as f:
+            while True:
+                at = GAP.match(text, at).end()
+                if at < len(text) and not opened:
+                    if text[at] != "[":
+                        raise InputError(f"{path} starts with {text[at:at + 20]!r} and not with a list; fetch it again")
+                    at, opened = at + 1, True
+                    continue
+                if at < len(text) and text[at] == "]":
+                    return
+                try:
+                    found, at = decoder.raw_decode(text, at)
+                    yield found, read
+                except json.JSONDecodeError as error:
+                    more = f.read(READ)
+                    if not more or len(text) - at > LONGEST:
+                        raise InputError(f"{path} is not whole JSON ({error.msg} near character "
+                                         f"{read - len(text) + error.pos}); fetch it again") from error
+                    text, at, read = text[at:] + more, 0, read + len(more)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text ({error}); fetch it again") from error
+
+
+def number_of(entry: dict, names: tuple, path: str, what: str) -> int:
+    """The id under the first of its spellings that is there."""
+    for name in names:
+        if isinstance(entry.get(name), int):
+            return entry[name]
+    raise InputError(f"{path}: {what} has no whole number under {' or '.join(names)}, only {', '.join(list(entry)[:6])}; "
+                     "give the file as Visual Genome ships it")
+
+
+def read_images(path: str, counts: dict) -> tuple[np.ndarray, np.ndarray, list]:
+    """Ids (N,), sizes (N, 2) and photos' names of the images that are not in COCO, by id; counts what there was."""
+    if not os.path.isfile(path):
+        raise InputError(f"there is no file {path}; get it from Visual Genome, or write demo data with python demo.py")
+    listed = read_json(path)
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
+        raise InputError(f"{path} is no list of images; give image_data.json as Visual Genome ships it")
+    rows = []
+    for entry in listed:
+        number = number_of(entry, ("image_id", "id"), path, "an image")
+        size = entry.get("width"), entry.get("height")
+        if entry.get("coco_id") is not None:
+            counts["images_in_coco"] += 1
+        elif not all(isinstance(side, int) and side > 0 for side in size):
+            counts["images_without_size"] += 1
+        else:
+            rows.append((number, *size, os.path.basename(entry.get("url") or "") or None))
+    rows.sort(key=lambda row: row[0])
+    counts["images_listed"] = len(listed)
+    counts["images_twice"] = sum(a[0] == b[0] for a, b in zip(rows, rows[1:]))
+    rows = [row for k, row in enumerate(rows) if not k or rows[k - 1][0] != row[0]]
+    if not rows:
+        raise InputError(f"{path}: none of its {len(listed)} images has a size and no coco_id, so none is left; give the whole "
+                         "file of Visual Genome")
+    ids, width, height, files = zip(*rows)
+    return np.array(ids, np.int64), np.array([width, height], np.int64).T, list(files)
+
+
+def read_regions(folder: str) -> Regions:
+    """Both annotation files of a folder; every region is kept, or dropped and counted for one reason."""
+    counts = dict.fromkeys(("images_listed", "images_in_coco", "images_without_size", "images_twice", "images_kept",
+                            "images_without_regions", "regions_of_other_images", "regions_read", "regions_without_area",
+                            "regions_outside", "regions_without_phrase", "regions_kept", "regions_clipped"), 0)
+    image_ids, sizes, files = read_images(os.path.join(folder, "image_data.json"), counts)
+    place = {number: i for i, number in enumerate(image_ids.tolist())}
+    path = os.path.join(folder, "region_descriptions.json")
+    images, numbers, ids, phrases, done = [], [], [], [], []    # of a thousand images or so, then packed into done
+    with tqdm(total=os.path.getsize(path) if os.path.isfile(path) else 0, unit="B", unit_scale=True, desc="regions",
+              disable=None) as bar:
+        for k, (entry, read) in enumerate(stream(path)):
+            i = place.get(number_of(entry, ("image_id", "id"), path, "an entry"))
+            try:
+                regions = entry["regions"]
+                if i is None:
+                    counts["regions_of_other_images"] += len(regions)
+                    continue
+                numbers += [(r["x"], r["y"], r["width"], r["height"]) for r in regions]
+                phrases += [(r["phrase"] or "").strip() for r in regions]
+                ids += [r["region_id"] if "region_id" in r else r["id"] for r in regions]
+                images += [i] * len(regions)
+                if len(images) > 100_000:
+                    done.append(packed(path, images, numbers, ids))
+                    images, numbers, ids = [], [], []
+            except (KeyError, TypeError, AttributeError) as error:
+                raise InputError(f"{path}: entry {k + 1} has regions that are not as Visual Genome ships them ({error!r}); "
+                                 "each needs region_id or id, x, y, width, height and phrase") from error
+            bar.update(read - bar.n)
+        done.append(packed(path, images, numbers, ids))
+    image, boxes, ids = (np.concatenate(parts) for parts in zip(*done))             # (R,), (R, 4), (R,)
+    empty = np.array([not phrase for phrase in phrases], bool)
+    return sorted_by_size(image_ids, sizes, files, image, boxes, ids, phrases, empty, counts)
+
+
+def packed(path: str, images: list, numbers: list, ids: list) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lists -> image (r,) int32, box (r, 4) int32 in whole pixels, region id (r,) int64."""
+    try:
+        boxes, ids = np.array(numbers, np.float64).reshape(-1, 4), np.array(ids, np.int64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{path} has a box or an id that is no number ({error}); give the file as Visual Genome ships "
+                         "it") from error
+    if not np.isfinite(boxes).all() or (np.abs(boxes) > 1e6).any():
+        raise InputError(f"{path} has a box of no finite number of pixels; give the file as Visual Genome ships it")
+    return np.array(images, np.int32), np.rint(boxes).astype(np.int32), ids
+
+
+def sorted_by_size(image_ids, sizes, files, image, boxes, ids, phrases, empty, counts) -> Regions:
+    """Clips boxes to their images, drops what is not usable, and puts the regions of an image together, the largest first."""
+    low = np.maximum(boxes[:, :2], 0)
+    high = np.minimum(boxes[:, :2] + boxes[:, 2:], sizes[image])                    # (R, 2)
+    flat, outside = (boxes[:, 2:] <= 0).any(1), (high <= low).any(1)
+    keep = ~(flat | outside | empty)
+    clipped = np.concatenate([low, high - low], 1).astype(np.int32)                 # (R, 4)
+    counts.update(regions_read=len(boxes), regions_without_area=int(flat.sum()), regions_outside=int((outside & ~flat).sum()),
+                  regions_without_phrase=int((empty & ~flat & ~outside).sum()), regions_kept=int(keep.sum()),
+                  regions_clipped=int((keep & (clipped != boxes).any(1)).sum()))
+    chosen = np.flatnonzero(keep)
+    area = clipped[chosen, 2].astype(np.int64) * clipped[chosen, 3]
+    chosen = chosen[np.lexsort((-area, image[chosen]))]                             # stable: equals stay as in the file
+    n = np.bincount(image[chosen], minlength=len(image_ids))
+    counts.update(images_kept=int((n > 0).sum()), images_without_regions=int((n == 0).sum()))
+    return Regions(image_ids, sizes, files, np.concatenate([[0], np.cumsum(n)]), clipped[chosen], ids[chosen],
+                   [phrases[k] for k in chosen.tolist()], counts)
+
+
+# ---- choice
+
+def largest(regions: Regions, percent: float, strict: bool) -> np.ndarray:
+    """(N, 10) int64: an image's ten largest regions of an area below `percent` of it (`strict`) or at most that, the largest
+    first; -1 where there are no more. As regions lie in order of size, they follow the ones that are too large."""
+    n = len(regions.sizes)
+    image = np.repeat(np.arange(n), np.diff(regions.start))                         # (R,)
+    share, limit = 100 * regions.area, (percent * regions.sizes.prod(1))[image]
+    over = np.bincount(image[share >= limit if strict else share > limit], minlength=n)
+    table = (regions.start[:-1] + over)[:, None] + np.arange(LARGEST)               # (N, 10)
+    return np.where(table < regions.start[1:, None], table, -1)
+
+
+def overlap(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """IoU of boxes (..., 4), which broadcast: (...), 0 .. 1."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    sides = np.minimum(a[..., :2] + a[..., 2:], b[..., :2] + b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
+    shared = np.maximum(sides, 0).prod(-1)
+    return shared / (a[..., 2:].prod(-1) + b[..., 2:].prod(-1) - shared)
+
+
+def around(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The smallest boxes (..., 4) around both."""
+    low, high = np.minimum(a[..., :2], b[..., :2]), np.maximum(a[..., :2] + a[..., 2:], b[..., :2] + b[..., 2:])
+    return np.concatenate([low, high - low], -1)
+
+
+def triplets(regions: Regions, percent: float) -> tuple[np.ndarray, np.ndarray]:
+    """Regions A and B of every image (N,), -1 where it has not two below the threshold (`ucmr` 4.6)."""
+    table = largest(regions, percent, strict=True)
+    boxes = regions.boxes[np.maximum(table, 0)]                                     # (N, 10, 4)
+    shared = np.where(table[:, 1:] >= 0, overlap(boxes[:, :1], boxes[:, 1:]), np.inf)
+    b = np.take_along_axis(table, 1 + shared.argmin(1)[:, None], 1)[:, 0]           # of equals the first, so the largest
+    return np.where(b >= 0, table[:, 0], -1), b
+
+
+def crops(regions: Regions, max_iou: float) -> np.ndarray:
+    """(N, 3): an image's largest crops of at most 20 percent of it, passing over one whose IoU with a larger one that was
+    taken exceeds max_iou; -1 in the rows of images with fewer than three among their ten largest (`pmrl` 3.4)."""
+    table = largest(regions, SHARE, strict=False)
+    boxes, n = regions.boxes[np.maximum(table, 0)], np.arange(len(table))           # (N, 10, 4)
+    taken, count = np.full((len(table), CROPS), -1), np.zeros(len(table), int)
+    for k in range(LARGEST):
+        others = boxes[n[:, None], np.maximum(taken, 0)]                            # (N, 3, 4)
+        apart = ((overlap(boxes[:, k:k + 1], others) <= max_iou) | (taken < 0)).all(1)
+        fits = np.flatnonzero(apart & (table[:, k] >= 0) & (count < CROPS))
+        taken[fits, count[fits]] = k
+        count[fits] += 1
+    chosen = np.take_along_axis(table, np.maximum(taken, 0), 1)
+    return np.where((count == CROPS)[:, None], chosen, -1)
+
+
+def drawn(image_ids: np.ndarray, usable: np.ndarray, seed: int, what: str) -> np.ndarray:
+    """Indices of usable images in an order that follows from the seed and their ids alone."""
+    index = np.flatnonzero(usable)
+    keys = [hashlib.sha256(f"{seed}-{what}-{number}".encode()).digest() for number in image_ids[index].tolist()]
+    return index[sorted(range(len(index)), key=keys.__getitem__)]
+
+
+# ---- manifest
+
+def plain(phrase: str) -> str:
+    """A phrase without full stops at its end, so that it can be joined to others."""
+    return phrase.rstrip(" .") or phrase
+
+
+def joined(phrases: list[str]) -> str:
+    return " and ".join(map(plain, phrases))
+
+
+def photo_files(folder: str, regions: Regions) -> list:
+    """Where the photo of each image lies below the folder, or None: by the name in image_data.json, or by its id."""
+    there = {}
+    for sub in FOLDERS:
+        path = os.path.join(folder, sub)
+        for name in os.listdir(path) if os.path.isdir(path) else ():
+            there.setdefault(name, f"{sub}/{name}" if sub else name)
+    return [there.get(name) or there.get(f"{number}.jpg") or there.get(f"{number}.png")
+            for name, number in zip(regions.files, regions.image_ids.tolist())]
+
+
+def sample(regions: Regions, files: list, usable: np.ndarray, count: int, seed: int, what: str, skip_missing: bool,
+           folder: str) -> tuple[np.ndarray, int]:
+    """The first `count` usable images in random order that have a photo, and how many without one were passed over."""
+    order = drawn(regions.image_ids, usable, seed, what)
+    there = np.array([files[i] is not None for i in order], bool)
+    if skip_missing:
+        chosen = order[there][:count]
+        last = np.flatnonzero(there)[:count]
+        return chosen, int((~there[:last[-1] + 1 if len(last) == count else len(there)]).sum())
+    missing = order[:count][~there[:count]]
+    if len(missing):
+        i = missing[0]
+        raise InputError(f"{len(missing)} of the {min(count, len(order))} photos drawn are not in {folder}, the first is "
+                         f"{regions.files[i] or regions.image_ids[i]}; fetch them, or go on without with --skip_missing")
+    return order[:count], 0
+
+
+def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 20, 30, 40, 50), seed: int = 0,
+            max_iou: float = 0.5, skip_missing: bool = False) -> dict:
+    """The manifest of a folder of Visual Genome. The images of the triplets have one at every threshold, so that these
+    compare the same images."""
+    if images < 1 or wholes < 0 or not all(0 < t <= 100 for t in thresholds) or not 0 <= max_iou <= 1:
+        raise InputError(f"--images {images}, --wholes {wholes}, --thresholds {' '.join(map(str, thresholds))}, --max_iou "
+                         f"{max_iou}: give at least 1 and 0 images, percents above 0 up to 100, and an IoU from 0 to 1")
+    regions = read_regions(folder)
+    files, counts = photo_files(folder, regions), regions.counts
+    chosen = {percent: triplets(regions, percent) for percent in sorted(set(thresholds))}
+    usable = np.ones(len(regions.image_ids), bool)
+    for percent, (_, b) in chosen.items():
+        counts[f"images_with_triplet_{percent:g}"] = int((b >= 0).sum())
+        usable &= b >= 0
+        if not usable.any():
+            others = " and a triplet at every smaller one" * bool((b >= 0).any())
+            raise InputError(f"--thresholds {' '.join(f'{t:g}' for t in chosen)}: at {percent:g} no image has two regions "
+                             f"smaller than {percent:g} percent of it{others}; give larger thresholds")
+    counts["images_with_all_triplets"] = int(usable.sum())
+    picked, counts["photos_missing_triplets"] = sample(regions, files, usable, images, seed, "triplets", skip_missing, folder)
+    for percent, (a, b) in chosen.items():                  # their crops A and C are one
+        box_a, box_b = regions.boxes[a[picked]], regions.boxes[b[picked]]
+        counts[f"triplets_with_b_inside_a_{percent:g}"] = int((around(box_a, box_b) == box_a).all(1).sum())
+    three = crops(regions, max_iou)
+    counts["images_with_three_crops"] = int((three[:, 0] >= 0).sum())
+    whole, counts["photos_missing_wholes"] = sample(regions, files, three[:, 0] >= 0, wholes, seed, "wholes", skip_missing,
+                                                    folder)
+    if not len(picked):
+        raise InputError(f"none of the {int(usable.sum())} images with triplets has a photo in {folder}; put the photos in "
+                         f"{', '.join(FOLDERS[:3])} below it")
+
+    def triplet(i, a, b):
+        box_a, box_b = regions.boxes[[a, b]]
+        captions = plain(regions.phrases[a]), plain(regions.phrases[b])
+        return {"image": int(regions.image_ids[i]), "regions": regions.region_ids[[a, b]].tolist(), "a": box_a.tolist(),
+                "b": box_b.tolist(), "c": around(box_a, box_b).tolist(), "iou": round(float(overlap(box_a, box_b)), 4),
+                "caption_a": captions[0], "caption_b": captions[1], "caption_c": joined(captions)}
+    described = [{"image": int(regions.image_ids[i]), "regions": regions.region_ids[three[i]].tolist(),
+                  "crops": regions.boxes[three[i]].tolist(), "captions": [plain(regions.phrases[r]) for r in three[i]],
+                  "description": joined([regions.phrases[r] for r in three[i]])} for i in whole]
+    used = sorted({*picked.tolist(), *whole.tolist()})
+    return {"format": FORMAT, "folder": os.path.abspath(folder), "seed": seed, "thresholds": list(chosen),
+            "asked": {"images": images, "wholes": wholes, "skip_missing": skip_missing}, "largest": LARGEST, "crops": CROPS,
+            "crop_percent": SHARE, "max_iou": max_iou, "counts": counts,
+            "images": {str(regions.image_ids[i]): {"file": files[i], "width": int(regions.sizes[i, 0]),
+                                                   "height": int(regions.sizes[i, 1])} for i in used},
+            "triplets": {f"{percent:g}": [triplet(i, a[i], b[i]) for i in picked] for percent, (a, b) in chosen.items()},
+            "wholes": described}
+
+
+def read_manifest(path: str) -> dict:
+    manifest = read_json(path) if os.path.isfile(path) else None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or "triplets" not in manifest:
+        raise InputError(f"{path} is no manifest of format {FORMAT}; write one with python -m vg_experiments.prepare")
+    return manifest
+
+
+def main(argv=None) -> None:
+    p = Arguments("Choose crops and captions of Visual Genome and write them as a manifest.")
+    p.prog = "vg_experiments.prepare"
+    p.add_argument("--vg", default="data/demo_vg", help="folder with image_data.json, region_descriptions.json and the photos, "
+                                                        "in images/, VG_100K/ or VG_100K_2/")
+    p.add_argument("--output", default="runs/vg/manifest.json", metavar="FILE.json", help="manifest to write")
+    p.add_argument("--images", type=int, default=2000, help="images with triplets; fewer if there are not so many")
+    p.add_argument("--wholes", type=int, default=950, help="images with three crops and a description of the whole")
+    p.add_argument("--thresholds", type=float, nargs="+", default=[10, 20, 30, 40, 50], metavar="PERCENT",
+                   help="of the image: regions A and B are smaller")
+    p.add_argument("--max_iou", type=float, default=0.5, help="of two of the three crops of an image")
+    p.add_argument("--seed", type=int, default=0, help="draws the images")
+    p.add_argument("--skip_missing", action="store_true", help="draw from the images whose photos are there")
+    opt = p.parse_args(argv)
+    try:
+        manifest = prepare(opt.vg, opt.images, opt.wholes, opt.thresholds, opt.seed, opt.max_iou, opt.skip_missing)
+        save_json(manifest, opt.output)
+    except InputError as error:
+        sys.exit(f"{p.prog}: {error}")
+    for name, count in manifest["counts"].items():
+        print(f"{count:>10,}  {name.replace('_', ' ')}")
+    print(f"{opt.output}: {len(next(iter(manifest['triplets'].values()))):,} triplets at each of {len(manifest['thresholds'])} "
+          f"thresholds, {len(manifest['wholes']):,} images with three crops")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""What the uncertainty knows of ambiguity: `ucmr` Fig. 2, on the triplets of a manifest, with a test of its direction.
+
+    python -m vg_experiments.uncertainty --checkpoint RUN [RUN ...] --manifest runs/vg/manifest.json
+
+For every threshold the mean of log det Sigma (nats) of crops A and C and of captions A and C with 95% intervals, and the
+mean of the paired differences C - A with its interval and the p of a paired t-test. `ucmr` finds image C above image A (two
+things are more ambiguous than one) and caption C below caption A (it says more). Whether that holds is tested here. The
+control deals the same uncertainties to other items at random: what is left of a difference then is chance. Beside them
+Spearman's rho with what is trivial, the area of a crop and the number of words of a caption.
+"""
+import os
+import sys
+
+import matplotlib
+import numpy as np
+from scipy import stats
+
+from losses import uncertainty
+from metrics import spearman
+from subjects import save_json
+from vg_experiments.encoding import arguments, common, encoders, photo_path
+from vg_experiments.prepare import read_manifest
+from vocab import Arguments, InputError, tokenize
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402  after the choice of a backend that needs no screen
+
+SIGNS = {"images": 1, "captions": -1}            # of C - A, as `ucmr` 4.6 finds it
+SURE = 0.05
+
+
+def interval(values: np.ndarray) -> dict:
+    """Mean and its 95% interval (Student's t)."""
+    mean, n = float(np.mean(values)), len(values)
+    half = float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
+    return {"mean": mean, "low": mean - half, "high": mean + half}
+
+
+def paired(a: np.ndarray, c: np.ndarray, sign: int) -> dict:
+    """C - A over n pairs: mean with interval, p of the paired t-test (two-sided), the share of pairs in the direction `sign`,
+    and what that says: "holds", "opposite" or "open"."""
+    difference = c - a                                                              # (n,)
+    varied = len(a) > 1 and np.ptp(difference) > 1e-9 * np.abs(difference).max()
+    p = float(stats.ttest_1samp(difference, 0).pvalue) if varied else float(not difference.any())
+    verdict = "open" if p >= SURE else "holds" if sign * difference.mean() > 0 else "opposite"
+    return {**interval(difference), "p": p, "share": float(100 * np.mean(sign * difference > 0)), "verdict": verdict}
+
+
+def compare(a: np.ndarray, c: np.ndarray, sign: int, rng) -> dict:
+    """What Fig. 2 shows at one threshold: uncertainties of items A and C (n,), their differences, and the control."""
+    dealt = rng.permutation(np.concatenate([a, c]))
+    return {"a": interval(a), "c": interval(c), "difference": paired(a, c, sign),
+            "control": paired(dealt[:len(a)], dealt[len(a):], sign)}
+
+
+def measure(model, manifest: dict, chosen: dict[str, list[dict]], folder: str | None, seed: int = 0) -> dict:
+    """{"images" | "captions": {percent: what `compare` returns}, "rho_area", "rho_words"} of one model; a side without
+    variances is left out."""
+    report, rng = {}, np.random.default_rng(seed)
+    triplets = [t for items in chosen.values() for t in items]
+    n, ends = len(triplets), np.cumsum([0, *map(len, chosen.values())])
+    if model.model.image_tower.log_var is not None:
+        boxes = [(photo_path(manifest, t["image"], folder), tuple(t[which])) for which in "ac" for t in triplets]
+        values = uncertainty(model.crops(boxes)).double().cpu().numpy()                    # (2 n,): all A, then all C
+        report["images"] = {percent: compare(values[low:high], values[n + low:n + high], SIGNS["images"], rng)
+                            for percent, low, high in zip(chosen, ends, ends[1:])}
+        areas = [b[1][2] * b[1][3] / np.prod([manifest["images"][str(t["image"])][side] for side in ("width", "height")])
+                 for b, t in zip(boxes, [*triplets, *triplets])]
+        report["rho_area"] = spearman(values, np.array(areas))
+    if model.model.text_tower.log_var is not None:
+        texts = [t[f"caption_{which}"] for which in "ac" for t in triplets]
+        values = uncertainty(model.captions(texts)).double().cpu().numpy()
+        report["captions"] = {percent: compare(values[low:high], values[n + low:n + high], SIGNS["captions"], rng)
+                              for percent, low, high in zip(chosen, ends, ends[1:])}
+        report["rho_words"] = spearman(values, np.array([len(tokenize(text)) for text in texts]))
+    if not report:
+        raise InputError(f"{model.run} is a point model (--sim {model.trained.sim}) and has no uncertainty; train one with a "
+                         "Gaussian head, such as --sim wasserstein, or give this one to vg_experiments.selection")
+    return report
+
+
+def draw(reports: dict[str, dict], path: str) -> None:
+    """Fig. 2a (images) and 2b (captions), a row a model."""
+    figure, axes = plt.subplots(len(reports), 2, figsize=(9, 3.4 * len(reports)), squeeze=False)
+    for row, (name, report) in zip(axes, reports.items()):
+        for axis, side in zip(row, SIGNS):
+            axis.set_title(f"{name}: {'crops' if side == 'images' else 'captions'}", fontsize=10)
+            if side not in report:
+                axis.text(0.5, 0.5, "points: no uncertainty", ha="center", transform=axis.transAxes)
+                continue
+            percents = [float(percent) for percent in report[side]]
+            for which, colour in (("a", "tab:blue"), ("c", "tab:red")):
+                found = [entry[which] for entry in report[side].values()]
+                mean = np.array([x["mean"] for x in found])
+                axis.errorbar(percents, mean, [mean - [x["low"] for x in found], [x["high"] for x in found] - mean],
+                              color=colour, marker="o", capsize=3, label=f"{side[:-1]} {which.upper()}")
+            pooled = [np.mean([entry["a"]["mean"], entry["c"]["mean"]]) for entry in report[side].values()]
+            half = [entry["control"]["mean"] / 2 for entry in report[side].values()]
+            for sign, colour in ((-1, "tab:blue"), (1, "tab:red")):
+                axis.plot(percents, np.array(pooled) + sign * np.array(half), ":", color=colour, linewidth=1)
+            axis.set(xlabel="area threshold, percent of the image", ylabel="log det Sigma, nats", xticks=percents)
+            axis.grid(alpha=0.3)
+            axis.legend(fontsize=8, title="dotted: dealt at random", title_fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+
+
+WORDS = {"holds": "as in the paper", "opposite": "AGAINST the paper", "open": "no difference found"}
+
+
+def lines(name: str, report: dict):
+    for side in SIGNS:
+        for percent, entry in report.get(side, {}).items():
+            a, c, d, control = (entry[key] for key in ("a", "c", "difference", "control"))
+            yield (f"{name:<16} {side:<9} {percent:>4}%  A {a['mean']:8.2f} [{a['low']:.2f}, {a['high']:.2f}]  "
+                   f"C {c['mean']:8.2f} [{c['low']:.2f}, {c['high']:.2f}]  C - A {d['mean']:+7.2f} [{d['low']:+.2f}, "
+                   f"{d['high']:+.2f}] p {max(d['p'], 1e-99):.0e} in {d['share']:.0f}%: {WORDS[d['verdict']]}; control "
+                   f"{control['mean']:+.2f} p {control['p']:.2f}")
+    trivial = [f"rho with {what} {report[key]:+.2f}" for key, what in (("rho_area", "the area of a crop"),
+                                                                     ("rho_words", "the words of a caption")) if key in report]
+    yield f"{name:<16} {', '.join(trivial)}"
+
+
+def main(argv=None) -> None:
+    p = Arguments("Uncertainty of crops and captions by area threshold, and whether the paper's direction holds.")
+    p.prog = "vg_experiments.uncertainty"
+    arguments(p)
+    p.add_argument("--seed", type=int, default=0, help="of the control")
+    opt = p.parse_args(argv)
+    try:
+        manifest, models = read_manifest(opt.manifest), encoders(opt)
+        chosen, without = common(manifest, models)
+        n = len(next(iter(chosen.values())))
+        reports = {name: measure(model, manifest, chosen, opt.vg, opt.seed) for name, model in zip(names(models), models)}
+    except InputError as error:
+        sys.exit(f"{p.prog}: {error}")
+    print(f"{n:,} triplets at each threshold; {without} images without a word that all models know left out")
+    for name, report in reports.items():
+        print("\n".join(lines(name, report)))
+    picture = os.path.join(opt.output, "uncertainty.png")
+    numbers = os.path.join(opt.output, "uncertainty.json")
+    save_json({"manifest": opt.manifest, "triplets": n, "unknown": without, "seed": opt.seed,
+               "models": {name: {**model.facts, **reports[name]} for name, model in zip(reports, models)}}, numbers)
+    draw(reports, picture)
+    print(f"figure in {picture}, numbers in {numbers}")
+
+
+def names(models) -> list[str]:
+    """Short names of runs, all different."""
+    short = [model.name for model in models]
+    return short if len(set(short)) == len(short) else [model.run for model in models]
+
+
+if __name__ == "__main__":
+    main()
