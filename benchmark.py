@@ -34,8 +34,9 @@ from torch import Tensor
 import train
 from annotations import Pairs, Ratings, cxc_pairs
 from attention import DIRECTIONS, CrossAttention
-from data import Batch, Features, Split, Tokens, pair_batches
+from data import Batch, Split, pair_batches
 from evaluate import Judgements, assess, parse_args
+from inputs import Features, Tokens
 from losses import LOG_VAR_BOUNDS, SIMILARITIES, Embedding
 from metrics import retrieval_blocks
 from model import build_model

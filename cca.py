@@ -17,8 +17,9 @@ import torch
 from scipy import linalg, sparse
 from tqdm import tqdm
 
-from data import Features, NoImages, Split, read_split
+from data import Split, read_split
 from encoders import Precomputed
+from inputs import Features, NoImages
 from losses import Cosine, Embedding
 from metrics import retrieval_blocks
 from options import positive

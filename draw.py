@@ -13,7 +13,8 @@ import matplotlib
 import numpy as np
 import torch
 
-from data import Photos, encode_captions, read_split
+from data import read_split
+from inputs import Photos, encode_captions
 from losses import Embedding, uncertainty
 from subjects import check_fits, encode, load_checkpoint, load_model, newest_run, run_arguments, torch_device
 from vocab import Arguments, InputError, tokenize

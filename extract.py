@@ -21,9 +21,10 @@ import numpy as np
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
-from data import Photos, Split, image_batches, read_json, read_split
+from data import Split, image_batches, read_json, read_split
 from encoders import CNN, CNNS
 from hglmm import HGLMM, fit_ica, fit_pca, improve, load_arrays, project, unit
+from inputs import Photos
 from subjects import save_json, torch_device
 from vocab import Arguments, InputError, Vocabulary
 from word_vectors import table_for

@@ -260,7 +260,8 @@ def prior_report(z: Tensor, generator: torch.Generator, permutations: int = 200)
 
 
 def command(argv=None) -> None:
-    from data import NoImages, read_split
+    from data import read_split
+    from inputs import NoImages
     from subjects import check_fits, load_checkpoint, load_model, newest_run, run_arguments, torch_device
 
     p = Arguments("How near are the latents of a run to the prior N(0, I)?")

@@ -7,8 +7,9 @@ import numpy as np
 import yaml
 
 from attention import AGGREGATES, DIRECTIONS, NORMS
-from data import DEV_IMAGES, Photos
+from data import DEV_IMAGES
 from encoders import CNNS
+from inputs import Photos
 from model import ALL_SIMILARITIES, SHAPES, TRIGRAM_NETWORKS
 from objectives import OBJECTIVES
 from subjects import load_checkpoint, torch_device

@@ -8,7 +8,7 @@ import textwrap
 import matplotlib
 import numpy as np
 
-from data import Photos
+from inputs import Photos
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  after the choice of a backend that needs no screen

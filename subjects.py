@@ -14,7 +14,8 @@ from tqdm import tqdm
 
 import metrics
 import originals
-from data import NoImages, Photos, Split, Tokens, image_batches, read_split
+from data import Split, image_batches, read_split
+from inputs import NoImages, Photos, Tokens
 from losses import SIMILARITIES, Embedding
 from model import JointEmbedding, build_model, build_vocabulary
 from protocols import Subject

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import Batch, NoImages, Photos, Split, read_split
+from data import Batch, Split, read_split
+from inputs import NoImages, Photos
 from vocab import InputError
 
 

@@ -15,8 +15,9 @@ from torch import nn
 from tqdm import tqdm
 
 from captioner import is_function
-from data import Photos, Split, image_batches, pair_batches, read_split
+from data import Split, image_batches, pair_batches, read_split
 from encoders import CNN, CNNS, vsepp_linear
+from inputs import Photos
 from options import natural, positive
 from subjects import torch_device
 from train import save_atomic
@@ -88,7 +89,7 @@ class WordCNN(nn.Module):
 
 
 class Unread:
-    """In place of data.Tokens: batches of pairs carry captions, and nothing here reads them."""
+    """In place of inputs.Tokens: batches of pairs carry captions, and nothing here reads them."""
 
     def batch(self, index):
         return torch.zeros(len(index), 1, dtype=torch.int64), torch.ones(len(index), dtype=torch.int64)     # (B, 1), (B,)

@@ -9,7 +9,8 @@ from scipy import linalg, sparse
 import cca
 import evaluate
 from cca import CCA, WordRows
-from data import Features, NoImages, Split, read_split
+from data import Split, read_split
+from inputs import Features, NoImages
 from metrics import retrieval
 from vocab import InputError
 

@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 import data
-from data import Features, Photos, pair_batches, read_split
+from data import pair_batches, read_split
+from inputs import Features, Photos
 from vocab import END, SPECIALS, START, UNK, InputError, Vocabulary, tokenize
 
 

@@ -9,7 +9,7 @@ from test_train import fit, log_of, same_weights
 
 import evaluate
 import train
-from data import Features, encode_captions
+from inputs import Features, encode_captions
 from losses import sampled_nll
 from objectives import SampledNLL
 from trigrams import Trigrams

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 
 import encoders
 import train
-from data import Batch, Features, Photos
+from data import Batch
 from encoders import CNN, GRUEmbedding, LinearEmbedding, Precomputed, RegionGraph, RegionGRU, Words, import_torchvision
+from inputs import Features, Photos
 from model import SHAPES, JointEmbedding, Tower, build_model
 from vocab import SPECIALS, InputError, Vocabulary
 

@@ -14,8 +14,9 @@ import evaluate
 import pie
 import subjects
 import train
-from data import Batch, Features, Photos, read_split
+from data import Batch, read_split
 from encoders import CNN, Words, import_torchvision
+from inputs import Features, Photos
 from losses import SIMILARITIES, Embedding
 from metrics import retrieval_blocks
 from model import SHAPES, JointEmbedding, build_model

@@ -11,9 +11,10 @@ from scipy.stats import ttest_rel
 
 import demo_scenes
 import train
-from data import eval_transform, read_split
+from data import read_split
 from encoders import CNN
 from extract import network
+from inputs import eval_transform
 from losses import Embedding, uncertainty
 from model import build_model
 from options import parse_args, prepare_images

@@ -16,7 +16,7 @@ import textwrap
 import matplotlib
 import numpy as np
 
-from data import Photos
+from inputs import Photos
 from losses import uncertainty
 from subjects import save_json
 from vg_experiments.encoding import Encoder, encoders, model_arguments, photo_path

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import demo_scenes
-from data import Photos, encode_captions
 from encoders import CNN, CNNS
 from extract import checksum, network
+from inputs import Photos, encode_captions
 from losses import Embedding
 from subjects import load_checkpoint, load_model, torch_device
 from vocab import Arguments, InputError, tokenize
