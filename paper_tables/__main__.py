@@ -1,0 +1,48 @@
+"""All tables, their state and GPU hours.
+
+    python -m paper_tables --list
+"""
+import importlib
+
+from paper_tables.common import Table, arguments, gpu_hours, run_steps, unique
+from report import FORMATS, render
+
+NAMES = ("pmrl_table1", "pmrl_table2", "pmrl_table3", "pmrl_section34", "ucmr_table1", "ucmr_table2", "ucmr_table3",
+         "ucmr_table4", "ucmr_fig2", "ucmr_table5", "ucmr_table6", "ucmr_table7_8", "jwae_table3", "jwae_table4", "jwae_table5",
+         "jwae_table6", "jwae_table7", "dmsm_table1")
+
+
+def table(name: str) -> Table:
+    return importlib.import_module(f"paper_tables.{name}").TABLE
+
+
+def state(name: str, opt) -> tuple[str, list[str]]:
+    """A line of the list: rows, rows that can be run, results of how many runs there are, GPU hours."""
+    made = table(name)
+    runs = unique(made.rows, opt.seeds or made.seeds)
+    steps = [run_steps(run, seed, opt)[0] for _, run, seed in runs]
+    done = sum(found[-1].done and all(step.done for step in found if step.folder) for found in steps)
+    lacks = sorted({step.lacks for found in steps for step in found if step.lacks and not step.done})
+    says = made.later or (lacks[0] if lacks else "ready" if done < len(runs) else "done")
+    return name, [str(len(made.rows)), str(sum(bool(row.runs) for row in made.rows)), f"{done} of {len(runs)}",
+                  f"{gpu_hours(made):.0f}", "yes" if made.f8k else "", says]
+
+
+def main(argv=None) -> None:
+    p = arguments(__doc__)
+    p.prog = "paper_tables"
+    p.add_argument("--list", action="store_true", help="list the tables (the default)")
+    opt = p.parse_args(argv)
+    opt.data_path = opt.data_path or ("data/demo_tables" if opt.scale == "demo" else "data")
+    form = opt.format if opt.format in FORMATS else "text"
+    lines = [state(name, opt) for name in NAMES]
+    widest = max(len(cells[-1]) for _, cells in lines)
+    heads = ["rows", "to run", "runs done", "GPU h", "--f8k", "state".ljust(widest)]
+    lines = [(name, [*cells[:-1], cells[-1].ljust(widest)]) for name, cells in lines]
+    print(render([("tables of the papers, each run by python -m paper_tables.NAME --data_path D", [("", heads)], lines)], form))
+    print("\nGPU hours of a full run are estimates for one present-day GPU, nothing of them is measured; tables share runs, so "
+          "their sum counts some twice. --demo runs any table in minutes on two cores.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""The papers' pictures from any run: `jwae` Tables 1 and 2 (examples of retrieval), `ucmr` Fig. 4-7 (uncertain items).
+
+    python -m paper_tables.figures --checkpoint runs/A runs/B --photos data/demo/images     # several models side by side
+    python -m paper_tables.figures --checkpoint runs/A --cxc --photos FOLDER                # and Fig. 4-7 of the Gaussian ones
+
+retrieval.png: above, captions and the best image of each model (Table 1); below, images and the best four captions of each
+model (Table 2); green is a match. Items are drawn by --seed, or are the numbers of --images and --captions. With --cxc or
+--uncertain, evaluate.py draws uncertain_images.png and uncertain_captions.png beside each Gaussian run.
+"""
+import os
+import sys
+import textwrap
+
+import matplotlib
+import numpy as np
+import torch
+
+import evaluate
+from data import Photos, read_split
+from draw import photo_paths
+from subjects import check_fits, encode, load_checkpoint, load_model, torch_device
+from vocab import Arguments, InputError
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402  after the choice of a backend that needs no screen
+
+TOP = 4                               # captions an image, as in `jwae` Table 2
+
+
+def chosen(given: list[int] | None, total: int, count: int, seed: int, what: str) -> list[int]:
+    """Rows that are drawn: those given, or `count` by chance."""
+    wrong = next((n for n in given or () if not 0 <= n < total), None)
+    if wrong is not None:
+        raise InputError(f"--{what} {wrong}: the split has {what} 0 to {total - 1}; give numbers of these")
+    return given or np.random.default_rng(seed).choice(total, min(count, total), replace=False).tolist()
+
+
+@torch.no_grad()
+def rankings(runs: list[str], opt) -> tuple:
+    """The split, rows of images and captions, and per run the best image of each caption and best captions of each image."""
+    device, split, found = torch_device(opt.device), None, []
+    for run in runs:
+        model, vocab, trained = load_model(load_checkpoint(run))
+        split = read_split(opt.data_path or trained.data_path, opt.data_name or trained.data_name, opt.split,
+                           dev_images=trained.dev_images, text_features=trained.text_features).require_sound()
+        check_fits(trained, split.images, run)
+        images, captions = encode(model.to(device), split, split.encode(vocab), device, workers=opt.workers)
+        rows = chosen(opt.images, len(split.images), opt.count, opt.seed, "images")
+        texts = chosen(opt.captions, len(split.captions), opt.count, opt.seed, "captions")
+        found.append((model.similarity(images, captions.rows(torch.tensor(texts, device=device))).argmax(0).tolist(),
+                      model.similarity(images.rows(torch.tensor(rows, device=device)), captions).topk(
+                          min(TOP, len(split.captions))).indices.tolist()))
+    return split, rows, texts, found
+
+
+def draw(opt) -> str:
+    split, rows, texts, found = rankings(opt.checkpoint, opt)
+    photos, owner = Photos(photo_paths(split, opt.photos)), split.caption_image
+    names, columns = [os.path.basename(os.path.normpath(run)) for run in opt.checkpoint], 1 + len(found)
+    figure, axes = plt.subplots(len(texts) + len(rows), columns, figsize=(3.6 * columns, 2.2 * (len(texts) + len(rows))),
+                                squeeze=False)
+    for axis in axes.flat:
+        axis.axis("off")
+
+    def write(axis, y: float, text: str, own: bool = False) -> float:
+        lines = textwrap.wrap(text, 46)
+        axis.text(0.02, y, "\n".join(lines), fontsize=8, va="top", color="green" if own else "black", transform=axis.transAxes)
+        return y - 0.085 * len(lines) - 0.05
+
+    def show(axis, image: int, own: bool) -> None:
+        axis.imshow(np.asarray(photos.open(image)))
+        axis.set(xticks=[], yticks=[])
+        axis.axis("on")
+        for spine in axis.spines.values():
+            spine.set(color="limegreen" if own else "lightgrey", linewidth=3 if own else 1)
+    for name, axis in zip(["query", *names], axes[0]):
+        axis.set_title(name, fontsize=9)
+    for k, caption in enumerate(texts):
+        write(axes[k, 0], 0.9, split.captions[caption])
+        for axis, (best, _) in zip(axes[k, 1:], found):
+            show(axis, best[k], best[k] == owner[caption])
+    for k, (image, row) in enumerate(zip(rows, axes[len(texts):])):
+        show(row[0], image, False)
+        for axis, (_, best) in zip(row[1:], found):
+            y = 0.98
+            for caption in best[k]:
+                y = write(axis, y, f"- {split.captions[caption]}", owner[caption] == image)
+    output = opt.output or os.path.join(opt.checkpoint[0], "retrieval.png")
+    os.makedirs(os.path.dirname(output) or ".", exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(output, dpi=80)
+    plt.close(figure)
+    return f"{len(texts)} captions with their best image and {len(rows)} images with their best {TOP} captions in {output}"
+
+
+def uncertain(run: str, opt) -> None:
+    """evaluate.py's pictures of the most and least uncertain items, with their matches (`ucmr` Fig. 4-7)."""
+    words = ["--checkpoint", run, "--uncertainty", "--no-control", "--split", opt.split, "--device", opt.device, "--output",
+             os.path.join(run, "uncertainty.json"), "--workers", str(opt.workers)]
+    for name in ("data_path", "data_name", "photos", "cxc_path"):
+        words += [f"--{name}", getattr(opt, name)] if getattr(opt, name) else []
+    evaluate.run(evaluate.parse_args([*words, *["--cxc"] * bool(opt.cxc or opt.cxc_path)]))
+
+
+def main(argv=None) -> None:
+    p = Arguments("Draw examples of retrieval and uncertain items.")
+    p.prog = "paper_tables.figures"
+    add = p.add_argument
+    add("--checkpoint", required=True, nargs="+", metavar="RUN", help="run folders")
+    add("--data_path", help="folder that holds the data sets (default: that of the training)")
+    add("--data_name", help="data set (default: that of the training)")
+    add("--split", default="test", help="split to draw from")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
+    add("--workers", type=int, default=0, help="processes that read photos or large feature files")
+    add("--photos", help="folder of the photos that precomputed features belong to")
+    add("--images", type=int, nargs="+", metavar="N", help="images to draw, from 0 (default: by chance)")
+    add("--captions", type=int, nargs="+", metavar="N", help="captions to draw, from 0 (default: by chance)")
+    add("--count", type=int, default=3, help="images and captions by chance")
+    add("--seed", type=int, default=0, help="of the chance")
+    add("--uncertain", action="store_true", help="also the most and least uncertain items of Gaussian runs")
+    add("--cxc", action="store_true", help="the same with the matches of Crisscrossed Captions")
+    add("--cxc_path", metavar="FOLDER", help="its csv files (default: DATA_PATH/cxc)")
+    add("--output", metavar="FILE.png", help="picture to write (default: retrieval.png in the first run)")
+    opt = p.parse_args(argv)
+    try:
+        if opt.count < 1:
+            raise InputError(f"--count {opt.count} draws nothing; give at least 1")
+        print(draw(opt))
+        for run in opt.checkpoint:
+            trained = load_checkpoint(run)["options"]
+            if (opt.uncertain or opt.cxc or opt.cxc_path) and "point" not in (trained["image_head"], trained["text_head"]):
+                uncertain(run, opt)
+    except ValueError as error:
+        sys.exit(f"{p.prog}: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""`pmrl` section 3.4: choosing between an image and its crop by a caption, and between their captions by an image.
+
+Needs Visual Genome's image_data.json, region_descriptions.json and photos in D/vg (about 15 GiB) beside what pmrl_table1
+needs; about 5 GPU hours for the two models. All are estimates.
+
+    python -m paper_tables.pmrl_section34 --data_path D
+"""
+from dataclasses import replace
+
+from paper_tables import pmrl_table1
+from paper_tables.common import VG, Columns, Row, Table, main
+
+QUERIES = ("crop description", "image description", "crop", "image")
+SELECTED = Columns("", tuple((heading, tuple((query, f"section34/*/{query}/percent") for query in queries))
+                             for heading, queries in (("images by text", QUERIES[:2]), ("captions by image", QUERIES[2:]))))
+
+
+def select(run):
+    return replace(run, evaluate="", judge=VG + "selection")
+
+
+TABLE = Table("pmrl section 3.4: percent of right choices of 2,850, columns by the query", (SELECTED,), (
+    Row("GCIE-best", (61, 77, 82, 53), (select(pmrl_table1.RUNS["GCIE ellipsoidal, Wasserstein"]),)),
+    Row("VSE++", (58, 69, 97, 13), (select(pmrl_table1.RUNS["VSE++, cosine"]),))))
+
+if __name__ == "__main__":
+    main(TABLE, __doc__)

@@ -1,0 +1,28 @@
+"""`ucmr` Fig. 2: mean uncertainty (log det Sigma, nats) of crops A and C and of captions A and C by area threshold.
+
+Needs what ucmr_table4 needs; about 2 GPU hours for the model. All are estimates. The figure itself, with intervals and the
+paired test of the paper's direction, is vg/uncertainty.png in the run's folder.
+
+    python -m paper_tables.ucmr_fig2 --data_path D
+"""
+from dataclasses import replace
+
+from paper_tables import pmrl_table1
+from paper_tables.common import VG, Columns, Row, Table, main
+
+PERCENT = (10, 20, 30, 40, 50)
+RUN = replace(pmrl_table1.RUNS["GCIE ellipsoidal, Wasserstein"], evaluate="", judge=VG + "uncertainty")
+
+
+def panel(side: str) -> Columns:
+    return Columns(side, tuple((f"{percent}%", tuple((item.upper(), f"models/*/{side}/{percent}/{item}/mean") for item in "ac"))
+                               for percent in PERCENT))
+
+
+TABLE = Table("ucmr Fig. 2: uncertainty by area threshold", (panel("images"), panel("captions")), (
+    Row("VSE++ ours", (None,) * 4 * len(PERCENT), (RUN,)),), notes=(
+        "the paper draws curves and prints no numbers: image C lies above image A at every threshold, caption C below "
+        "caption A",))
+
+if __name__ == "__main__":
+    main(TABLE, __doc__)

@@ -1,0 +1,305 @@
+"""The tables of the papers: rows that can be run, published numbers that are those of the papers, what is printed, resuming."""
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+import evaluate
+import options
+import train
+from paper_tables import __main__ as listing
+from paper_tables import common, figures
+from paper_tables.common import DATA, SCALES, Columns, Row, Run, Step, Table, recalls
+
+ROOT = os.path.join(os.path.dirname(__file__), "..")
+PAPERS = os.path.join(ROOT, "..", "shared", "papers")
+FILES = {"pmrl": ["000_ae996119eff05b8c.txt"], "ucmr": ["001_d36162b73b003c58.txt", "003_d8c7975743234760.txt"],
+         "jwae": ["002_e14e6ff358082098.txt"], "dmsm": ["004_b96ec9011b432480.txt"]}
+TABLES = {name: listing.table(name) for name in listing.NAMES}
+
+
+def opt(tmp_path, *words):
+    found = common.arguments("").parse_args(["--runs", str(tmp_path / "runs"), *map(str, words)])
+    found.data_path = found.data_path or str(tmp_path / "data")
+    return found
+
+
+def runs(table):
+    return [run for row in table.rows for run in row.runs]
+
+
+# ---- rows
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", TABLES)
+def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
+    """Of training, with options.parse_args as train.py has it, and of evaluation; and they keep what the row asks for."""
+    if scale == "f8k" and not TABLES[name].f8k:
+        return
+    monkeypatch.setattr(options, "load_checkpoint", lambda *_: None)    # of a run to start from
+    said = opt(tmp_path, *([f"--{scale}"] * (scale != "full")))
+    for run in runs(TABLES[name]):
+        for step in common.run_steps(run, 3, said)[0]:
+            assert not re.search(r"[{}]", " ".join(step.words))
+            if step.words[:1] == ["train.py"]:
+                if "--word_vectors" in step.words:
+                    vectors = step.words[step.words.index("--word_vectors") + 1]
+                    os.makedirs(os.path.dirname(vectors), exist_ok=True)
+                    open(vectors, "w").close()
+                found = train.parse_args(step.words[1:])
+                assert found.seed == 3 and found.logger_name == step.folder and found.data_name in step.folder
+            elif step.words[:1] == ["evaluate.py"]:
+                evaluate.parse_args(step.words[1:])
+
+
+def test_full_rows_keep_the_papers_setting(tmp_path):
+    for run in runs(TABLES["pmrl_table1"]) + runs(TABLES["ucmr_table5"]):
+        found = train.parse_args(common.training_options(run, "full").replace("--finetune", "").split())
+        width, margin = (2048, 0.1) if found.img_enc == "vsrn" else (1024, 0.2)
+        assert (found.embed_size, found.margin, found.lr_update, found.batch_size, found.max_violation) == (
+            width, margin, 15, 128, True)
+        assert (found.num_epochs, found.learning_rate) == ((15, 2e-5) if run.start else (30, 2e-4))
+
+
+def test_small_sizes_divide_the_rows_own(tmp_path):
+    assert common.resized("--embed_size 2048 --img_layers 2000-1000 --txt_layers 0 --margin 16", 16) == (
+        "--embed_size 128 --img_layers 125-62 --txt_layers 0 --margin 16")
+    assert common.last("--a 1 --b --a 2 --no-c") == "--a 2 --b --no-c"
+    wide, point = (common.training_options(TABLES["ucmr_table1"].rows[k].runs[0], "demo") for k in (1, 0))
+    assert "--embed_size 128" in wide and wide.replace("128", "64") == point
+
+
+def test_tables_share_runs(tmp_path):
+    said = opt(tmp_path)
+    one, two, three = (common.run_steps(TABLES[name].rows[k].runs[0], 0, said)[0][-2].folder for name, k in (
+        ("pmrl_table1", 10), ("ucmr_table1", 2), ("ucmr_fig2", 0)))
+    assert one == two == three
+    tuned = common.run_steps(TABLES["pmrl_table2"].rows[10].runs[0], 0, said)[0]
+    assert tuned[-3].folder == one and tuned[-2].words[tuned[-2].words.index("--init_from") + 1] == one
+
+
+EXCEPTIONS = {                                              # rows of the README's method table that no paper's table has
+    "VSE0": "VSE++'s own baseline", "Order0": "VSE++'s own baseline", "Order++": "VSE++'s own baseline",
+    "Wasserstein as `ucmr` eq. 8 prints it": "contradicts eq. 7",
+    "closed-form sampled distance and objective (PCME++)": "later",
+    "VSRN as the original's code computes it": "its norm over the wrong axis; Flickr30K's options are in ucmr_table3",
+    "any similarity with InfoNCE (CLIP's objective)": "later", "weights averaged over the last third": "not of these papers",
+    "generalised pooling of regions (VSE-infinity)": "later", "jWAE with unpaired data": "in no table of the paper"}
+
+
+def test_readme_methods_are_rows():
+    """Every row of the README's method table is a row of a table here, by the first options it gives, or a named exception."""
+    def words(text):                                        # options without the names that the reader fills in
+        found = set(re.findall(r"--[\w-]+(?: (?!--)[^\s`A-Z][^\s`]*| (?=[A-Z][a-z])\S+)?", text))
+        return {re.sub(r"(--text_features|--word_vectors) .*", r"\1", option) for option in found}
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
+        lines = f.read().split("| method | flags |")[1].split("\n\n")[0].splitlines()[2:]
+    trained = [words(common.training_options(part, "full")) for table in TABLES.values() for run in runs(table)
+               for part in (run, run.start) if part]
+    methods, lacking = [], []
+    for line in lines:
+        method, flags = (cell.strip() for cell in line.strip("|").rsplit(" | ", 1))
+        methods.append(method)
+        spans = [words(span) for span in re.findall(r"`([^`]+)`", flags) if span.startswith("--")]
+        if method not in EXCEPTIONS and spans and not any(spans[0] <= row for row in trained):
+            lacking.append((method, spans[0]))
+    assert not lacking, f"neither rows of paper_tables nor exceptions here: {lacking}"
+    assert len(methods) > 20
+
+
+# ---- published numbers
+
+def test_printed_sums_are_those_of_their_parts():
+    """To the rounding of seven numbers; where a paper misprints one, its row is named and the difference is not small."""
+    checked = 0
+    for table in TABLES.values():
+        for at, parts in table.sums:
+            for row in table.rows:
+                off = abs(sum(row.published[k] for k in parts) - row.published[at])
+                assert (off > 5) if row.label in table.misprints else off < 0.11, (table.title, row.label, off)
+                checked += 1
+    assert checked == 31
+
+
+def test_same_rows_in_two_papers_differ_only_where_the_notes_say():
+    def published(name, label):
+        return next(row.published for row in TABLES[name].rows if row.label == label)
+    tuned = published("pmrl_table2", "VSE++, cosine")
+    assert tuned == published("jwae_table3", "VSE++ (ResNet+GRU)")[6:]
+    assert published("ucmr_table3", "VSE++ft") == published("jwae_table3", "VSE++ (ResNet+GRU)")[:6]
+    for label in ("VSE++ (ResNet+GRU)", "jwae_table4"), ("jWAE-MH (ResNet+GRU)", "jwae_table4"):
+        long = published("jwae_table3", label[0])[6:]
+        short = next(row.published for row in TABLES["jwae_table4"].rows if row.label.split()[0] == label[0].split()[0])
+        assert short == (*long[:2], *long[3:5])
+    for theirs, ours, allowed in ((tuned, "VSE++ft", []), (published("pmrl_table1", "VSE++, cosine"), "VSE++", [3]),
+                                  (published("pmrl_table2", "GCIE ellipsoidal, min KL"), "VSE++ft ours", [1])):
+        mine = published("ucmr_table1", ours)[1:4] + published("ucmr_table1", ours)[5:8]
+        assert [k for k in range(6) if theirs[k] != mine[k]] == allowed
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if name not in ("ucmr_fig2", "pmrl_section34")])
+def test_numbers_stand_in_the_papers(name):
+    """Each row's numbers in the paper's text, one after another (read again from the file, not from the script)."""
+    if not os.path.isdir(PAPERS):
+        pytest.skip("the papers (../shared/papers) are not on this machine")
+    with open(os.path.join(PAPERS, FILES[name.split("_")[0]][0]), encoding="utf-8") as f:
+        text = re.sub(r"</?b>|\*\*", "", f.read())
+    found = " " + " ".join(re.findall(r"(?<![\d.])\d+\.\d+(?!\d)", re.sub(r"(\d\.\d\d)plus-or-minus\S+", r"\1 ", text))) + " "
+    for row in TABLES[name].rows:
+        if name == "ucmr_table7_8":                         # each beside its deviation
+            assert all(f" {x:.2f} " in found for x in row.published), row.label
+            continue
+        numbers = [x for x in row.published if x is not None]
+        form = "{:.2f}" if name == "pmrl_table3" else "{:.1f}"
+        assert f" {' '.join(form.format(x) for x in numbers)} " in found, row.label
+
+
+def test_both_extractions_of_ucmr_agree():
+    """The second one has columns where the first has rows; what it keeps of rows is compared: Tables 3, 4, 6 and three recalls
+    of Tables 1 and 2."""
+    if not os.path.isdir(PAPERS):
+        pytest.skip("the papers (../shared/papers) are not on this machine")
+    with open(os.path.join(PAPERS, FILES["ucmr"][1]), encoding="utf-8") as f:
+        found = " " + " ".join(re.findall(r"(?<![\d.])\d+\.\d+(?!\d)", f.read())) + " "
+    spans = {"ucmr_table1": ((1, 4), (9, 12)), "ucmr_table2": ((1, 4), (9, 12)), "ucmr_table3": ((0, 3), (3, 6)),
+             "ucmr_table4": ((0, 1), (3, 4)), "ucmr_table6": ((0, 3), (3, 6))}
+    for name, parts in spans.items():
+        for row in TABLES[name].rows:
+            for low, high in parts:
+                assert f" {' '.join(f'{x:.1f}' for x in row.published[low:high])} " in found, (name, row.label)
+    for k in range(7):                                      # Table 5: nine rows of a model stand as columns
+        rows = [row.published[k] for row in TABLES["ucmr_table5"].rows]
+        for models in (rows[:9], rows[9:18]) + ((rows[18:],) if k >= 2 else ()):
+            assert f" {' '.join(f'{x:.1f}' for x in models)} " in found, k
+
+
+# ---- printing
+
+OTHER = Columns("other", (("", (("HBR", "best_ranks/i2t/hbr"),)),), run=1)
+TINY = Table("a table", (recalls("folds5", "1K", ks=(1, 5), rsum=True), OTHER), (
+    Row("ours and theirs", (10.0, 20.5, 1.0, 2.0, 300.0, None), (Run("coco", "--max_violation"),)),
+    Row("theirs", (1.0, None, 2.0, 3.0, 4.0, 447.74))), seeds=2, notes=("a note",))
+
+
+def test_golden_printout(tmp_path):
+    said = opt(tmp_path, "--demo")
+    ours = [(11.25, 0.5, 2), (20.0, 0.0, 1), None, (4.0, 0.25, 2), (290.0, 2.0, 2), None]
+    found = [{"label": row.label, "seeds": 2 * bool(row.runs), "ours": ours if row.runs else [None] * 6, "runs": bool(row.runs),
+              "published": list(row.published)} for row in TINY.rows]
+    assert common.printed(TINY, found, said) == """\
+a table, 1K
+                             image to text       text to image
+                                   R@1     R@5     R@1         R@5          rsum
+ours and theirs: ours (2)  11.2 +- 0.5    20.0          4.0 +- 0.2  290.0 +- 2.0
+  published                       10.0    20.5     1.0         2.0         300.0
+  difference                      +1.2    -0.5                +2.0         -10.0
+theirs: published only             1.0             2.0         3.0           4.0
+
+a table, other
+                               HBR
+ours and theirs: published
+theirs: published only      447.74
+
+ours: mean and standard deviation over the seeds (their number); drawn scenes, small models, a few epochs: shows that the \
+table runs, not what the methods do
+a note"""
+    assert r"\begin{tabular}{lrrrrr}" in common.printed(TINY, found, opt(tmp_path, "--format", "latex"))
+    assert json.loads(common.printed(TINY, found, opt(tmp_path, "--format", "json")))["rows"] == json.loads(json.dumps(found))
+
+
+def test_values_of_small_sizes_come_from_the_whole_split():
+    stored = {"protocols": {"full": {"rsum": 1}, "cxc": {"rsum": 2}, "folds5": {"rsum": 3}}}
+    assert common.value(stored, "protocols/folds5/rsum") == 3 and common.value(stored, "protocols/folds5/rsum", False) == 1
+    assert common.value(stored, "protocols/cxc_folds5/rsum", False) == 2 and common.value(stored, "protocols/a/b/c") is None
+    assert common.value({"models": {"x": {"a": 4}}}, "models/*/a") == 4
+
+
+@pytest.mark.parametrize("words, sentence", [
+    (["--only", "nothing"], "--only nothing is no row of pmrl Table 1"), (["--seeds", "0"], "--seeds 0 leaves nothing to run"),
+    (["--also", "{x}"], "holds braces")])
+def test_wrong_options_are_one_sentence(words, sentence, capsys):
+    with pytest.raises(SystemExit):
+        common.main(TABLES["pmrl_table1"], "", words)
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
+
+
+def test_missing_data_are_named_and_the_published_numbers_printed(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2 of 2 runs failed"):
+        common.main(TABLES["pmrl_table1"], "", ["--data_path", str(tmp_path), "--only", "VSE++", "2"])
+    out, err = capsys.readouterr()
+    assert "coco is not there; put COCO's images" in err and "58.3" in out and "78.0" in out and "94.0" not in out
+
+
+def test_list_and_hours(capsys, tmp_path):
+    listing.main(["--runs", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert all(f"\n{name} " in said for name in TABLES) and "estimates" in said
+    for name, table in TABLES.items():
+        told = re.findall(r"bout\s+(\d+)\s+GPU\s+hours", sys.modules[f"paper_tables.{name}"].__doc__)
+        assert told == [f"{common.gpu_hours(table):.0f}"] or (not told and not any(run.train for run in runs(table))), name
+
+
+def test_no_machines_path():
+    for folder, _, files in os.walk(os.path.join(ROOT, "paper_tables")):
+        for file in files:
+            if file.endswith(".py"):
+                with open(os.path.join(folder, file), encoding="utf-8") as f:
+                    assert not re.search(r"/(home|work|tmp|root|mnt|Users)\b", f.read()), file
+
+
+# ---- running
+
+TABLE = """
+from paper_tables.common import Row, Run, Table, main, recalls
+ROW = Run("coco", "--sim wasserstein"); POINT = Run("coco", "--max_violation")
+main(Table("t", (recalls(),), (Row("a", (1.0,) * 6, (ROW,)), Row("b", (2.0,) * 6, (POINT,)), Row("c", (3.0,) * 6))))
+"""
+
+
+def command(tmp_path, demo_path, *more, check=True):
+    script = tmp_path / "table.py"
+    script.write_text(TABLE)
+    words = [sys.executable, str(script), "--demo", "--data_path", demo_path, "--runs", str(tmp_path / "runs"), *more]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": ROOT}, check=False)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.slow
+def test_a_table_runs_resumes_and_skips(tmp_path, demo_path):
+    also = ["--also=--num_epochs 2 --vse_mean_warmup_epochs 0"]
+    dry = command(tmp_path, demo_path, "--dry_run", *also).stdout
+    assert dry.count("train.py") == 2 and dry.count("evaluate.py") == 2 and not (tmp_path / "runs").exists()
+    first = command(tmp_path, demo_path, "--only", "a", *also)
+    assert "a: ours (1)" in first.stdout and "train.py" in first.stderr and first.stdout.count("difference") == 1
+    folder = next(path for path in (tmp_path / "runs" / "demo").iterdir() if path.is_dir())
+    log = (folder / "log.txt").read_text().splitlines(keepends=True)
+    (folder / "log.txt").write_text("".join(log[:-1]))      # as if it had been stopped before its end
+    again = command(tmp_path, demo_path, *also)
+    assert "--resume" in again.stderr and again.stderr.count("train.py") == 2 and "c: published only" in again.stdout
+    skipped = command(tmp_path, demo_path, *also)
+    assert "train.py" not in skipped.stderr and skipped.stdout == again.stdout
+    figures.main(["--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images"), "--count", "2",
+                  "--images", "3", "--uncertain", "--output", str(tmp_path / "picture.png")])
+    assert (tmp_path / "picture.png").stat().st_size > 10_000 and (folder / "uncertain_captions.png").exists()
+    with pytest.raises(SystemExit, match="--images 99: the split has images 0 to 23"):
+        figures.main(["--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images"), "--images", "99"])
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(config.replace("margin: 0.2", "margin: 0.3"))   # not what the row says
+    assert "a: published" in command(tmp_path, demo_path, "--print_only", *also).stdout
+    assert "--overwrite" in command(tmp_path, demo_path, "--dry_run", *also).stdout
+
+
+def test_failing_command_is_told_in_one_line(tmp_path):
+    step = Step(["-c", "import sys; print('words'); sys.exit('the last line')"], str(tmp_path / "x"), str(tmp_path / "log"))
+    assert common.execute(step) == "the last line"
+    assert common.execute(Step([], str(tmp_path / "x"), lacks="nothing there")) == "nothing there"
+
+
+def test_every_data_set_has_a_place_at_every_size():
+    assert {run.data for table in TABLES.values() for run in runs(table)} <= set(DATA)
+    assert all(set(places) == set(SCALES) for places in DATA.values())
