@@ -140,23 +140,29 @@ class Separable(Similarity):
         def tile(i, c):
             if last[0] is not c:
                 last[:] = c, [self.lift_caption(piece, origin) for piece in captions.rows(c).split(PIECE)]
-            blocks, a, level = lifted
-            chosen = [block[i] for block in blocks], a[i], None if level is None else level[i]
-            return self.score(chosen, last[1], sum(len(b) for _, b, _ in last[1]), images.mean.shape[1])
+            return self.score(chosen(lifted, i), last[1], sum(len(b) for _, b, _ in last[1]), images.mean.shape[1])
         return tile
 
     def score(self, lifted, pieces, m: int, dim: int) -> Tensor:
         """Scores (n, m) of lifted images and m lifted captions in pieces of p."""
-        image_blocks, a, level = lifted                                             # (n, k) each, (n,), (n, 1)
+        return side_by_side((self.piece(lifted, lift, dim) for lift in pieces), m)
 
-        def piece(caption_blocks, b, caption_level):                                # (p, k) each, (p,), (p, 1)
-            raw = a[:, None] + b                                                    # (n, p)
-            if caption_level is not None:
-                raw += self.gap(level, caption_level.T, dim)
-            for A, B in zip(image_blocks, caption_blocks):
-                raw.addmm_(A, B.T)
-            return self.finish(raw)
-        return side_by_side((piece(*lift) for lift in pieces), m)
+    def piece(self, image_lift, caption_lift, dim: int) -> Tensor:
+        """Scores (n, p) of n lifted images and p lifted captions."""
+        image_blocks, a, level = image_lift                                         # (n, k) each, (n,), (n, 1)
+        caption_blocks, b, caption_level = caption_lift                             # (p, k) each, (p,), (p, 1)
+        raw = a[:, None] + b                                                        # (n, p)
+        if caption_level is not None:
+            raw += self.gap(level, caption_level.T, dim)
+        for A, B in zip(image_blocks, caption_blocks):
+            raw.addmm_(A, B.T)
+        return self.finish(raw)
+
+
+def chosen(lifted, i):
+    """The items `i` of a lift."""
+    blocks, a, level = lifted
+    return [block[i] for block in blocks], a[i], None if level is None else level[i]
 
 
 def shift(e: Embedding, origin: Embedding | None) -> Tensor:
@@ -171,7 +177,8 @@ def normalise(e: Embedding, origin: Embedding | None) -> tuple[Tensor, Tensor, T
         return e.mean, e.log_var.expand_as(e.mean), e.mean.new_zeros(len(e.mean), 1)
     log_var = e.log_var - origin.log_var
     level = log_var.mean(1, keepdim=True)
-    return (e.mean - origin.mean) * (-origin.log_var / 2).exp(), (log_var - level).expand_as(e.mean), level
+    mean = (e.mean - origin.mean).mul_((-origin.log_var / 2).exp())     # in place: fresh memory costs more than the sum
+    return mean, log_var.sub_(level).expand_as(e.mean), level
 
 
 class Dot(Separable):
@@ -220,19 +227,25 @@ class KL(Separable):
     gaussian_sides, centred = 2, ("mean", "log_var")
 
     def lift_image(self, e, origin):
-        """The lift of p in KL(p || q): D + D + 2 columns."""
-        mean, log_var, level = normalise(e, origin)
-        scale = level.exp()
-        excess = scale * log_var.expm1()
-        square = -0.5 * (excess + mean.square())
-        return [square, mean, torch.cat([square.sum(1, keepdim=True), -0.5 * scale], 1)], 0.5 * log_var.sum(1), level
+        return self.lift_p(*normalise(e, origin))
 
     def lift_caption(self, e, origin):
-        """The lift of q in KL(p || q): D + D + 2 columns."""
-        mean, log_var, level = normalise(e, origin)
+        return self.lift_q(*normalise(e, origin))
+
+    @staticmethod
+    def lift_p(mean: Tensor, log_var: Tensor, level: Tensor):
+        """The lift of p in KL(p || q), normalised: D + D + 2 columns."""
+        scale = level.exp()
+        excess = log_var.expm1() * scale
+        square = (mean.square() + excess).mul_(-0.5)
+        return [square, mean, torch.cat([square.sum(1, keepdim=True), -0.5 * scale], 1)], 0.5 * log_var.sum(1), level
+
+    @staticmethod
+    def lift_q(mean: Tensor, log_var: Tensor, level: Tensor):
+        """The lift of q in KL(p || q), normalised: D + D + 2 columns."""
         scale = (-level).exp()
-        excess = scale * (-log_var).expm1()
-        scaled = mean * (excess + scale)
+        excess = (-log_var).expm1_() * scale
+        scaled = (excess + scale) * mean
         return ([excess, scaled, torch.cat([scale, excess.sum(1, keepdim=True)], 1)],
                 -0.5 * torch.addcmul(log_var, mean, scaled).sum(1), level)
 
@@ -263,13 +276,34 @@ class MinKL(Similarity):
         self.kl, self.kl_reverse = KL(), KLReverse()
 
     def forward(self, images, captions):
-        tile, m = self.tiles(images, captions), len(captions.mean)
-        return side_by_side((tile(slice(None), slice(k, k + PIECE)) for k in range(0, max(1, m), PIECE)), m)
+        self.check(images, captions)
+        origin = self.kl.origin(images, captions)
+        pieces = (self.lift(piece, origin) for piece in captions.split(PIECE))
+        return self.score(self.lift(images, origin), pieces, len(captions.mean), images.mean.shape[1])
 
     def tiles(self, images, captions):
-        origin = self.kl.origin(images, captions)
-        one, other = self.kl.tiles(images, captions, origin), self.kl_reverse.tiles(images, captions, origin)
-        return lambda i, c: torch.maximum(one(i, c), other(i, c))
+        self.check(images, captions)
+        origin, last = self.kl.origin(images, captions), [None, []]
+        p, q = self.lift(images, origin)
+
+        def tile(i, c):
+            if last[0] is not c:
+                last[:] = c, [self.lift(piece, origin) for piece in captions.rows(c).split(PIECE)]
+            m = sum(len(b) for (_, b, _), _ in last[1])
+            return self.score((chosen(p, i), chosen(q, i)), last[1], m, images.mean.shape[1])
+        return tile
+
+    @staticmethod
+    def lift(e: Embedding, origin: Embedding):
+        """Both lifts of an item, which share what they start from."""
+        normal = normalise(e, origin)
+        return KL.lift_p(*normal), KL.lift_q(*normal)
+
+    def score(self, images, pieces, m: int, dim: int) -> Tensor:
+        """Scores (n, m) of images and m captions in pieces, both lifted both ways."""
+        image_p, image_q = images
+        return side_by_side((torch.maximum(self.kl.piece(image_p, q, dim), self.kl_reverse.piece(image_q, p, dim))
+                             for p, q in pieces), m)
 
 
 class Wasserstein(Separable):
