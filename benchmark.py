@@ -370,7 +370,7 @@ def training(words: list[str], shape: tuple, dim: int, seed: int, device) -> dic
     torch.manual_seed(seed)
     model = build_model(options, Vocabulary([*SPECIALS, *map(str, range(WORDS - len(SPECIALS)))])).to(device).train()
     parameters = list(model.parameters())
-    optimizer = torch.optim.Adam(parameters, lr=options.learning_rate, fused=True)
+    optimizers = train.build_optimizers(options, parameters, [])
     scaler = torch.amp.GradScaler(device.type, enabled=False)
     lengths = torch.randint(LENGTHS[0], LENGTHS[1] + 1, (BATCH,))
     tokens = torch.randint(len(SPECIALS), WORDS, (BATCH, LENGTHS[1])) * (torch.arange(LENGTHS[1]) < lengths[:, None])
@@ -390,17 +390,17 @@ def training(words: list[str], shape: tuple, dim: int, seed: int, device) -> dic
         sum(model.objective(model.similarity(*leaves)).values()).backward()
 
     def networks():
-        optimizer.zero_grad(set_to_none=True)
+        optimizers["optimizer"].zero_grad(set_to_none=True)
         reached = [(x, leaf.grad) for e, kept in zip(embed(), leaves) for x, leaf in zip(e, kept)
                    if learned(x) and leaf.grad is not None]
         torch.autograd.backward([x for x, _ in reached], [grad for _, grad in reached])
 
     def update():
         torch.nn.utils.clip_grad_norm_(parameters, options.grad_clip)
-        optimizer.step()
+        optimizers["optimizer"].step()
 
     def step():
-        train.train_step(model, batch, optimizer, scaler, parameters, options, {"epoch": 0, "step": 0})
+        train.train_step(model, batch, optimizers, scaler, parameters, options, {"epoch": 0, "step": 0})
 
     return {"objective": objective, "networks": networks, "update": update, "step": step}
 
@@ -438,7 +438,8 @@ def epoch(path: str, seed: int):
     rng, features = np.random.default_rng(seed), Features(path)
     m = 5 * len(features)
     length = rng.integers(LENGTHS[0], LENGTHS[1], m, endpoint=True)
-    tokens = Tokens(rng.integers(len(SPECIALS), WORDS, length.sum()), np.cumsum(length) - length, length)
+    tokens = Tokens(rng.integers(len(SPECIALS), WORDS, length.sum()), np.cumsum(length) - length, length,
+                    np.zeros(m, bool))
     split, order = Split("train", features, [""] * m, np.arange(m) // 5, path), rng.permutation(m)
     return lambda: sum(len(batch.lengths) for batch in pair_batches(split, tokens, order, BATCH)), m
 
