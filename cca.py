@@ -1,6 +1,7 @@
 """Canonical correlation analysis, regularised: a linear baseline in closed form, from covariances alone.
 
     python cca.py --data_name f8k_precomp --text tfidf --eta_image auto --output cca_test.npz
+    python cca.py --data_name f30k_precomp --test_name coco_precomp --text w2v      # fit to one data set, embed another
     python evaluate.py --embeddings cca_test.npz
 
 After Klein et al. 2015 (Fisher vectors of word vectors); the CCA of `jwae` Table 3 (joint Wasserstein autoencoders).
@@ -23,7 +24,8 @@ from inputs import Features, NoImages
 from losses import Cosine, Embedding
 from metrics import retrieval_blocks
 from options import positive
-from subjects import export
+from report import foreign_words
+from subjects import check_extractors, export
 from vocab import Arguments, InputError, Vocabulary
 
 BLOCK = 4096                          # rows read at a time
@@ -187,32 +189,41 @@ def joined(splits: list[Split]) -> Split:
 
 
 def run(opt) -> None:
-    names, automatic = opt.split.split("+"), "auto" in (opt.eta_image, opt.eta_text, opt.dim)
-    splits = {name: read_split(opt.data_path, opt.data_name, name, dev_images=0).require_sound()
-              for name in dict.fromkeys(["train", *["dev"] * automatic, *names])}
-    words, views = WordRows(splits["train"], opt.text == "tfidf") if opt.text in ("tfidf", "words") else None, {}
-    for name, split in splits.items():
-        path = os.path.join(opt.data_path, opt.data_name, f"{name}_{opt.text}.npy")
+    automatic, target = "auto" in (opt.eta_image, opt.eta_text, opt.dim), opt.test_name or opt.data_name
+    gallery = [(target, name) for name in opt.split.split("+")]
+    wanted = dict.fromkeys([(opt.data_name, "train"), *[(opt.data_name, "dev")] * automatic, *gallery])
+    splits = {key: read_split(opt.data_path, *key, dev_images=0).require_sound() for key in wanted}
+    train = splits[opt.data_name, "train"]
+    words, views = WordRows(train, opt.text == "tfidf") if opt.text in ("tfidf", "words") else None, {}
+    for (folder, name), split in splits.items():
+        path = os.path.join(opt.data_path, folder, f"{name}_{opt.text}.npy")
         if not words and not os.path.isfile(path):
             raise InputError(f"there is no file {path}; --text takes tfidf, words, or the NAME of {{split}}_NAME.npy files")
-        views[name] = (Rows(split.images, opt.feature_norm, len(split.images)),
-                       words(split) if words else Rows(Features(path), opt.feature_norm, len(split.captions)))
-    cca = CCA().collect(*views["train"], splits["train"].caption_image)
+        check_extractors(train.extractors, split, None if words else opt.text, opt.data_name)
+        views[folder, name] = (Rows(split.images, opt.feature_norm, len(split.images)),
+                               words(split) if words else Rows(Features(path), opt.feature_norm, len(split.captions)))
+        for rows, fitted in zip(views[folder, name], views[opt.data_name, "train"]):
+            if rows.shape[1] != fitted.shape[1]:
+                raise InputError(f"{folder} {name} has features of {rows.shape[1]} numbers, {opt.data_name} train of "
+                                 f"{fitted.shape[1]}; extract both with the same network or vectors")
+        if words and folder != opt.data_name:
+            print(foreign_words(folder, split.unknown_words(words)))
+    cca = CCA().collect(*views[opt.data_name, "train"], train.caption_image)
     chosen = opt.dim, opt.eta_image, opt.eta_text
     if automatic:
-        chosen = choose(cca, *views["dev"], splits["dev"].caption_image,
+        chosen = choose(cca, *views[opt.data_name, "dev"], splits[opt.data_name, "dev"].caption_image,
                         *(grid if value == "auto" else [value] for value, grid in zip(chosen, (DIMS, ETAS, ETAS))))
     cca.solve(*chosen)
     print("{:,} x {:,} features, dim {}, eta_image {:g}, eta_text {:g}".format(*cca.yx.T.shape, *chosen)
           + (" (chosen on dev)" if automatic else "") + ", correlations {:.3f} to {:.3f}".format(*cca.correlations[[0, -1]]))
-    gallery = joined([splits[name] for name in names])
-    sides = [points(np.concatenate([cca.project(side, views[name][side]) for name in names])) for side in (0, 1)]
-    result = retrieval_blocks(Cosine(), *sides, gallery.caption_image)
+    tested = joined([splits[key] for key in gallery])
+    sides = [points(np.concatenate([cca.project(side, views[key][side]) for key in gallery])) for side in (0, 1)]
+    result = retrieval_blocks(Cosine(), *sides, tested.caption_image)
     shown = ", ".join(f"{side} " + " / ".join(f"{result[side][key]:.1f}" for key in ("r1", "r5", "r10"))
                       for side in ("i2t", "t2i"))
-    print(f"{opt.data_name} {opt.split}, {len(gallery.images):,} images, {len(gallery.captions):,} captions: R@1 / R@5 / R@10 "
+    print(f"{target} {opt.split}, {len(tested.images):,} images, {len(tested.captions):,} captions: R@1 / R@5 / R@10 "
           f"{shown}, rsum {result['rsum']:.1f}")
-    export(opt.output, "cosine", *sides, gallery)
+    export(opt.output, "cosine", *sides, tested)
     print(f"embeddings in {opt.output}")
 
 
@@ -234,6 +245,8 @@ def main(argv=None) -> None:
     p.add_argument("--eta_text", type=ridge, help="the same of text (default: 1e-4; auto with --eta_image auto)")
     p.add_argument("--feature_norm", action=argparse.BooleanOptionalAction, default=True, help="l2-normalise stored features")
     p.add_argument("--split", default="test", help="split to embed; dev+test makes one gallery of two")
+    p.add_argument("--test_name", metavar="NAME", help="data set whose split is embedded (default: --data_name, to which the "
+                   "maps are fitted)")
     p.add_argument("--output", default="cca_test.npz", metavar="FILE.npz", help="embeddings to write, for evaluate.py")
     opt = p.parse_args(argv)
     automatic = opt.eta_image == "auto"

@@ -27,7 +27,7 @@ import protocols
 from annotations import MATCH, Index, Pairs, Ratings
 from losses import SIMILARITIES, Cosine, Embedding, uncertainty
 from protocols import FOLD, Record, Subject
-from report import SIDES, comparisons, render, seed_tables, tables
+from report import SIDES, comparisons, foreign_words, render, seed_tables, tables
 from subjects import newest_run, open_embeddings, open_run, open_scores, open_subject, save_json
 from vocab import Arguments, InputError
 
@@ -208,11 +208,7 @@ def rho(value: float | None) -> str:
 def sentences(results: dict):
     """What the tables do not show."""
     if "unknown_words" in results:
-        u = results["unknown_words"]
-        yield (f"{results['data_name']} against the training vocabulary: {u['unknown_distinct']:,} of {u['distinct']:,} "
-               "distinct words "
-               f"are unknown, {100 * u['unknown_words'] / u['words']:.2f}% of all words; {u['captions_without']:,} captions "
-               "have no known word")
+        yield foreign_words(results["data_name"], results["unknown_words"])
     for side, m in results.get("best_ranks", {}).items():
         yield f"best ranks, {SIDES[side]}: harmonic mean {m['hbr']:.2f} (HBR), arithmetic mean {m['abr']:.1f} (ABR)"
     if "neighbours" in results:

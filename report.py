@@ -77,6 +77,13 @@ def seed_tables(found: dict[str, dict]) -> list:
     return [("mean and standard deviation over seeds (number of seeds)", [("", list(found))], rows)]
 
 
+def foreign_words(data_name: str, u: dict) -> str:
+    """What data.Split.unknown_words counted on a data set that the vocabulary is not of."""
+    return (f"{data_name} against the training vocabulary: {u['unknown_distinct']:,} of {u['distinct']:,} distinct words are "
+            f"unknown, {100 * u['unknown_words'] / u['words']:.2f}% of all words; {u['captions_without']:,} captions have no "
+            "known word")
+
+
 def text(table) -> str:
     title, columns, rows = table
     heads = [name for _, names in columns for name in names]

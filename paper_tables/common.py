@@ -332,8 +332,9 @@ def run_steps(run: Run, seed: int, opt) -> tuple[list[Step], str]:
     log = os.path.join(folder, "output.txt")
     words = [run.tool, "--data_path", opt.data_path, *(word.format(**told) for word in options.split())]
     if run.tool == "cca.py":
-        output = os.path.join(folder, "cca.npz")
-        steps.append(Step([*words, "--output", output], output, log))
+        other = ["--test_name", DATA[run.test][opt.scale][0]] if run.test else []
+        output = os.path.join(folder, "_".join(["cca", *other[1:]]) + ".npz")
+        steps.append(Step([*words, *other, "--output", output], output, log))
         subject = ["--embeddings", output]
     else:
         steps.append(Step([*words, "--seed", str(seed), "--logger_name", folder], "", log, folder))

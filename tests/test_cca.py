@@ -139,6 +139,40 @@ def test_joint_gallery_holds_both_splits(demo_path, tmp_path, capsys):
     np.testing.assert_array_equal(both["caption_image"], owner)
 
 
+def test_maps_of_one_data_set_embed_another(demo_path, tmp_path, capsys):
+    """The other set here: the demo's, with new names and half of its images without one known word."""
+    source, other = os.path.join(demo_path, "demo_precomp"), tmp_path / "other"
+    for name in ("train", "test"):
+        for folder in (tmp_path / "own", other):
+            os.makedirs(folder, exist_ok=True)
+            for end in ("caps.txt", "ims.npy"):
+                os.symlink(os.path.join(source, f"{name}_{end}"), folder / f"{name}_{end}")
+    captions = (other / "test_caps.txt").read_text().splitlines()
+    (other / "test_caps.txt").unlink()
+    (other / "test_caps.txt").write_text("".join(f"{'zyx' if m % 10 < 5 else c}\n" for m, c in enumerate(captions)))
+    words = ["--data_path", str(tmp_path), "--data_name", "own", "--dim", "8"]
+    cca.main([*words, "--output", str(tmp_path / "own.npz")])
+    assert "unknown" not in capsys.readouterr().out
+    cca.main([*words, "--test_name", "other", "--output", str(tmp_path / "other.npz")])
+    out, known = capsys.readouterr().out, np.arange(len(captions)) % 10 >= 5
+    assert f"{(~known).sum():,} captions have no known word" in out and f"other test, {len(captions) // 5:,} images" in out
+    own, across = np.load(tmp_path / "own.npz"), np.load(tmp_path / "other.npz")
+    np.testing.assert_array_equal(own["image_mean"], across["image_mean"])
+    np.testing.assert_array_equal(own["caption_mean"][known], across["caption_mean"][known])
+    blank = across["caption_mean"][~known]                                          # all from a row of zeros
+    assert np.abs(own["caption_mean"][~known] - blank).max() > 0.1 and np.ptp(blank, 0).max() == 0
+
+    (other / "test_ims.npy").unlink()
+    np.save(other / "test_ims.npy", np.ones((len(captions) // 5, 3), np.float32))
+    with pytest.raises(SystemExit, match=r"other test has features of 3 numbers, own train of \d+; extract both with the same"):
+        cca.main([*words, "--test_name", "other", "--output", str(tmp_path / "no.npz")])
+    for folder, extractor in ((tmp_path / "own", "vgg19 fc7"), (other, "resnet152 pooled")):
+        (folder / "features.json").write_text(f'{{"ims": "{extractor}"}}')
+    with pytest.raises(SystemExit, match="made by 'resnet152 pooled', own was trained on those of 'vgg19 fc7'"):
+        cca.main([*words, "--test_name", "other", "--output", str(tmp_path / "no.npz")])
+    assert not os.path.exists(tmp_path / "no.npz")
+
+
 def test_auto_takes_the_best_of_its_table(demo_path, tmp_path, capsys):
     words = ["--data_path", demo_path, "--data_name", "demo_precomp", "--output", str(tmp_path / "e.npz"), "--text", "words"]
     cca.main([*words, "--eta_image", "auto", "--split", "dev"])
