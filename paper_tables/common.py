@@ -79,7 +79,7 @@ class Table:
     def __post_init__(self):
         width = sum(len(c.paths) for c in self.columns)
         assert all(len(row.published) == width for row in self.rows), self.title
-        assert len({row.label for row in self.rows}) == len(self.rows), self.title
+        assert len({row.label for row in self.rows}) == len(self.rows) and isinstance(self.notes, tuple), self.title
 
 
 def recalls(protocol: str = "folds5", title: str = "", run: int = 0, rsum: bool = False, ks=(1, 5, 10),
