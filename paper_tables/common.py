@@ -131,8 +131,8 @@ DATA = {f"{name}{kind}": place for name, demo in (("coco", "demo"), ("f30k", "ot
     " cells": places(name, PHOTOS[name], "", f"{demo}_region_precomp", "f8k_region_precomp"),
     " regions": places(f"{name}_precomp", "", SPLIT[name], f"{demo}_region_precomp", "f8k_region_precomp"),
     " fc6": places(f"{name}_vgg_precomp", "", "", f"{demo}_precomp")}.items()}
-DATA["coco halves"] = places("coco_halves_precomp", "", "", "demo_precomp")                 # FC7 of val2014 in halves
-DATA["coco halves fc6"] = places("coco_halves_fc6_precomp", "", "", "demo_precomp")
+DATA["coco halves"] = places("coco_halves_precomp", "--dev_images 0", "", "demo_precomp")   # FC7 of val2014 in halves
+DATA["coco halves fc6"] = places("coco_halves_fc6_precomp", "--dev_images 0", "", "demo_precomp")
 TEXTS = {"w2v": "--text_features w2v", "hglmm": "--text_features hglmm",
          "own": "--word_vectors {data}/{folder}/own.txt --freeze_words"}
 VECTORS = "GoogleNews-vectors-negative300.bin"
@@ -143,7 +143,6 @@ FETCH = {"coco": "COCO's images, annotations and VSE++'s ids",
          "coco_precomp": "SCAN's regions of COCO (31 GiB; for CxC and PMRP also testall_img_ids.npy and testall_ann_ids.npy)",
          "f30k_precomp": "SCAN's regions of Flickr30k",
          "vg": "Visual Genome's image_data.json, region_descriptions.json and photos",
-         "coco_halves": "COCO's photos with a Karpathy JSON that deals val2014 evenly to val and test",
          "f8k_precomp": "features of Flickr8k", "f8k_region_precomp": "region features of Flickr8k",
          "f8k": "Flickr8k's photos and dataset_flickr8k.json", VECTORS: "word2vec's vectors of Google News (3.4 GiB)"}
 
@@ -267,11 +266,14 @@ def preparations(run: Run, opt) -> list[Step]:
             steps.append(Step(["demo.py", "--data_path", data, "--size", str(DEMO_SIZE), "--scenes", scenes],
                               os.path.join(data, scenes, f"{scenes}.json")))
         elif re.search(r"_(vgg|halves|halves_fc6)_precomp$", folder):
-            photos = "coco_halves" if "halves" in folder else folder.split("_")[0]
+            photos, source = "coco_halves" if "halves" in folder else folder.split("_")[0], folder.split("_")[0]
+            if photos != source:
+                steps.append(Step(["-m", "paper_tables.coco_halves", "--data_path", data],
+                                  os.path.join(data, photos, "dataset_coco_halves.json"), lacks=missing(data, source)))
             layer = "fc7" if folder == "coco_halves_precomp" else "fc6"
             steps.append(Step(["extract.py", "images", "--data_path", data, "--data_name", photos, "--output_name", folder,
                                "--cnn_type", "vgg19", "--layer", layer, *["--use_restval"] * (photos == "coco")],
-                              os.path.join(path, "test_ims.npy"), lacks=missing(data, photos)))
+                              os.path.join(path, "test_ims.npy"), lacks=missing(data, source)))
         else:
             steps.append(Step([], path, lacks=missing(data, folder)))
         if run.text == "own":

@@ -1,7 +1,7 @@
 """`dmsm` Table 1: deep multimodal similarity models and DeViSE, harmonic and arithmetic mean of best ranks, COCO.
 
-Needs COCO's photos in D/coco_halves/images with a dataset_coco_halves.json in Karpathy's layout that deals val2014 evenly to
-val and test (20,252 images each); features of VGG-19 are extracted (3 GiB). About 2 GPU hours a seed. All are estimates.
+Needs COCO's photos and annotations in D/coco and torchvision's VGG-19 weights; val2014 is dealt evenly to a dev and a test set
+(coco_halves.py) and features are extracted (3 GiB). About 2 GPU hours a seed. All are estimates.
 
     python -m paper_tables.dmsm_table1 --data_path D
 """

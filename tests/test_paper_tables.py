@@ -10,8 +10,9 @@ import pytest
 import evaluate
 import options
 import train
+from data import read_split
 from paper_tables import __main__ as listing
-from paper_tables import common, figures
+from paper_tables import coco_halves, common, figures
 from paper_tables.common import DATA, SCALES, Columns, Row, Run, Step, Table, recalls
 
 ROOT = os.path.join(os.path.dirname(__file__), "..")
@@ -292,6 +293,24 @@ def test_a_table_runs_resumes_and_skips(tmp_path, demo_path):
     (folder / "config.yaml").write_text(config.replace("margin: 0.2", "margin: 0.3"))   # not what the row says
     assert "a: published" in command(tmp_path, demo_path, "--print_only", *also).stdout
     assert "--overwrite" in command(tmp_path, demo_path, "--dry_run", *also).stdout
+
+
+def test_halves_of_val2014_are_disjoint_and_even(tmp_path, demo_path, capsys):
+    os.symlink(os.path.join(demo_path, "demo_coco"), tmp_path / "coco")
+    words = ["--data_path", str(tmp_path)]
+    coco_halves.main(words)
+    assert "images to train on" in capsys.readouterr().out
+    train_, dev, test = (read_split(str(tmp_path), "coco_halves", name).require_sound() for name in ("train", "dev", "test"))
+    assert not set(dev.image_ids) & set(test.image_ids) and 0 <= len(dev.images) - len(test.images) <= 1
+    for splits, part in (([train_], "train2014"), ([dev, test], "val2014")):
+        stored = json.loads((tmp_path / "coco" / "annotations" / f"captions_{part}.json").read_text())
+        wanted = {(a["image_id"], a["caption"]) for a in stored["annotations"]}
+        assert {(s.image_ids[i], c) for s in splits for i, c in zip(s.caption_image, s.captions)} == wanted
+    before = (tmp_path / "coco_halves" / "dataset_coco_halves.json").read_bytes()
+    coco_halves.main(words)                                 # again: the same halves
+    assert (tmp_path / "coco_halves" / "dataset_coco_halves.json").read_bytes() == before
+    with pytest.raises(SystemExit, match="there is no file .*captions_train2014.json; put COCO's captions"):
+        coco_halves.main(["--data_path", str(tmp_path / "nowhere")])
 
 
 def test_failing_command_is_told_in_one_line(tmp_path):

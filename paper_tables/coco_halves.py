@@ -1,0 +1,60 @@
+"""COCO as `dmsm` 4.1 splits it: all of train2014 to train on, val2014 dealt evenly to a dev and a test set, by a seed.
+
+    python -m paper_tables.coco_halves --data_path D
+
+Reads D/coco, writes D/coco_halves/dataset_coco_halves.json in Karpathy's layout and links its photos beside it. Which image of
+val2014 goes where the paper does not say. At COCO's size: 82,783, 20,252 and 20,252 images.
+"""
+import argparse
+import os
+import sys
+
+import numpy as np
+
+from data import read_json
+from subjects import save_json
+from vocab import Arguments, InputError
+
+
+def images(annotations: str, part: str, names: list[str]) -> list[dict]:
+    """The images of captions_{part}.json with their captions, dealt at random to splits of these names, in equal numbers."""
+    path = os.path.join(annotations, f"captions_{part}.json")
+    if not os.path.isfile(path):
+        raise InputError(f"there is no file {path}; put COCO's captions (annotations_trainval2014.zip) there")
+    stored, told = read_json(path), {}
+    try:
+        for a in sorted(stored["annotations"], key=lambda a: a["id"]):
+            told.setdefault(a["image_id"], []).append({"sentid": a["id"], "raw": a["caption"].replace("\n", " ").strip()})
+        found = [{"cocoid": i["id"], "filepath": part, "filename": i["file_name"], "sentences": told[i["id"]]}
+                 for i in sorted(stored["images"], key=lambda i: i["id"]) if i["id"] in told]
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path} is not in COCO's layout (images, annotations with image_id and caption): {error!r}; fetch it "
+                         "again") from error
+    dealt = np.random.default_rng(0).permutation(len(found)) % len(names)
+    return [{**image, "split": names[k]} for image, k in zip(found, dealt)]
+
+
+def write(data_path: str) -> None:
+    source, folder = os.path.join(data_path, "coco"), os.path.join(data_path, "coco_halves")
+    annotations, photos = os.path.join(source, "annotations"), os.path.join(folder, "images")
+    found = images(annotations, "train2014", ["train"]) + images(annotations, "val2014", ["val", "test"])
+    os.makedirs(folder, exist_ok=True)
+    if not os.path.lexists(photos):
+        os.symlink(os.path.join("..", "coco", "images"), photos)
+    save_json({"dataset": "coco_halves", "images": found}, os.path.join(folder, "dataset_coco_halves.json"))
+    counts = [sum(image["split"] == name for image in found) for name in ("train", "val", "test")]
+    print("{}: {:,} images to train on, {:,} dev, {:,} test".format(folder, *counts))
+
+
+def main(argv=None) -> None:
+    p = Arguments(__doc__)
+    p.formatter_class = argparse.RawDescriptionHelpFormatter
+    p.add_argument("--data_path", default="data", help="folder that holds coco/")
+    try:
+        write(p.parse_args(argv).data_path)
+    except InputError as error:
+        sys.exit(f"coco_halves: {error}")
+
+
+if __name__ == "__main__":
+    main()
