@@ -19,9 +19,8 @@ import numpy as np
 from inputs import Photos
 from losses import uncertainty
 from subjects import save_json
-from vg_experiments.encoding import Encoder, encoders, model_arguments, photo_path
+from vg_experiments.encoding import Encoder, encoders, model_arguments, names, photo_path
 from vg_experiments.prepare import drawn, read_manifest
-from vg_experiments.uncertainty import names
 from vocab import Arguments, InputError
 
 matplotlib.use("Agg")

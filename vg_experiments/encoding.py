@@ -312,6 +312,7 @@ def arguments(p: Arguments) -> None:
     p.add_argument("--manifest", default="runs/vg/manifest.json", help="what python -m vg_experiments.prepare wrote")
     p.add_argument("--vg", help="folder of the photos (default: the one that the manifest was made of)")
     p.add_argument("--output", default="runs/vg", metavar="FOLDER", help="where to write figures and numbers")
+    p.add_argument("--seed", type=int, default=0, help="of the control")
 
 
 def model_arguments(p: Arguments) -> None:
@@ -328,6 +329,12 @@ def model_arguments(p: Arguments) -> None:
 def encoders(opt) -> list[Encoder]:
     device = torch_device(opt.device)
     return [Encoder(run, device, opt.cache, opt.extractor, opt.fit, opt.cnn_weights, opt.vocab) for run in opt.checkpoint]
+
+
+def names(models) -> list[str]:
+    """Short names of runs, all different."""
+    short = [model.name for model in models]
+    return short if len(set(short)) == len(short) else [model.run for model in models]
 
 
 def photo_path(manifest: dict, image: int, folder: str | None) -> str:

@@ -17,18 +17,17 @@ import torch
 
 from losses import Cosine, Embedding
 from metrics import paired_bootstrap
+from paper_tables import pmrl_section34, ucmr_table4
 from subjects import save_json
-from vg_experiments.encoding import Encoder, arguments, common, encoders, known, photo_path, whole_box
+from vg_experiments.encoding import Encoder, arguments, common, encoders, known, names, photo_path, whole_box
 from vg_experiments.prepare import read_manifest
-from vg_experiments.uncertainty import names
 from vocab import Arguments, InputError
 
 QUERIES = {"table4": ("crop A", "crop C", "caption A", "caption C"),
            "section34": ("crop description", "image description", "crop", "image")}
 TITLES = {"table4": "triplets (`ucmr` Table 4), mean over the thresholds", "section34": "images and crops (`pmrl` 3.4)"}
-# Percent, for comparison only: of 2,000 triplets (Table 4) and of 2,850 items, trained on COCO.
-PAPERS = {"table4": {"ucmr: VSE++": (59.7, 66.0, 74.8, 54.0), "ucmr: ours": (58.6, 69.5, 71.7, 58.9)},
-          "section34": {"pmrl: VSE++": (58, 69, 97, 13), "pmrl: GCIE-best": (61, 77, 82, 53)}}
+PAPERS = {kind: {f"{table.title.split()[0]}: {row.label}": row.published for row in table.rows}     # percent, for comparison
+          for kind, table in (("table4", ucmr_table4.TABLE), ("section34", pmrl_section34.TABLE))}
 MEANS = {"table4": ("images to text", "text to images"), "section34": ("text to images", "images to text")}
 
 
@@ -133,7 +132,6 @@ def main(argv=None) -> None:
     p = Arguments("Binary selection between crops and between captions.")
     p.prog = "vg_experiments.selection"
     arguments(p)
-    p.add_argument("--seed", type=int, default=0, help="of the control")
     opt = p.parse_args(argv)
     try:
         manifest, models = read_manifest(opt.manifest), encoders(opt)

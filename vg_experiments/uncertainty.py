@@ -18,7 +18,7 @@ from scipy import stats
 from losses import uncertainty
 from metrics import spearman
 from subjects import save_json
-from vg_experiments.encoding import arguments, common, encoders, photo_path
+from vg_experiments.encoding import arguments, common, encoders, names, photo_path
 from vg_experiments.prepare import read_manifest
 from vocab import Arguments, InputError, tokenize
 
@@ -126,7 +126,6 @@ def main(argv=None) -> None:
     p = Arguments("Uncertainty of crops and captions by area threshold, and whether the paper's direction holds.")
     p.prog = "vg_experiments.uncertainty"
     arguments(p)
-    p.add_argument("--seed", type=int, default=0, help="of the control")
     opt = p.parse_args(argv)
     try:
         manifest, models = read_manifest(opt.manifest), encoders(opt)
@@ -144,12 +143,6 @@ def main(argv=None) -> None:
                "models": {name: {**model.facts, **reports[name]} for name, model in zip(reports, models)}}, numbers)
     draw(reports, picture)
     print(f"figure in {picture}, numbers in {numbers}")
-
-
-def names(models) -> list[str]:
-    """Short names of runs, all different."""
-    short = [model.name for model in models]
-    return short if len(set(short)) == len(short) else [model.run for model in models]
 
 
 if __name__ == "__main__":
