@@ -246,7 +246,8 @@ def train(opt) -> int:
                 data_time = time.perf_counter() - clock
                 if unpaired:
                     batch = batch._replace(unpaired=unpaired.batch(state["iteration"]))
-                loss = train_step(model, batch.to(device), optimizers, scaler, parameters, opt, state)
+                terms = train_step(model, batch.to(device), optimizers, scaler, parameters, opt, state)
+                loss = sum(terms.values())
                 if opt.average == "ema" and averaging(opt, epoch):
                     average.update_parameters(model)
                 batch_time, clock = time.perf_counter() - clock, time.perf_counter()
@@ -256,12 +257,13 @@ def train(opt) -> int:
                 bar.set_postfix_str(f"loss {loss:.2f}, {rate:,.0f} pairs/s", refresh=False)
                 bar.update()
                 if state["step"] % opt.log_step == 0 or state["step"] == n_steps:
-                    log.say(f"epoch {epoch} step {state['step']}/{n_steps}: loss {loss:.4f}, {rate:,.0f} pairs/s, "
+                    parts = " = " + " + ".join(f"{name} {term:.4g}" for name, term in terms.items()) if len(terms) > 1 else ""
+                    log.say(f"epoch {epoch} step {state['step']}/{n_steps}: loss {loss:.4f}{parts}, {rate:,.0f} pairs/s, "
                             f"{batch_time * (n_steps - state['step']) / 60:.1f} min left in epoch", terminal=bar.disable)
                     log.record(state["iteration"], {
                         "epoch": epoch, "step": state["step"], "Eit": state["iteration"], "Le": loss,
-                        "lr": optimizers["optimizer"].param_groups[0]["lr"], "batch_time": batch_time, "data_time": data_time},
-                        kind="step")
+                        "lr": optimizers["optimizer"].param_groups[0]["lr"], "batch_time": batch_time, "data_time": data_time,
+                        **(terms if parts else {})}, kind="step")
                 if state["iteration"] % opt.val_step == 0 and state["step"] < n_steps:
                     validation()
                     save()
@@ -322,8 +324,8 @@ def epoch_order(opt, split, pairs: np.ndarray, epoch: int) -> np.ndarray:
     return pairs[rng.permutation(len(pairs))]
 
 
-def train_step(model, batch, optimizers, scaler, parameters, opt, state) -> float:
-    """One step of every optimiser on the summed terms of the loss; returns it. A non-finite term ends the run with its name.
+def train_step(model, batch, optimizers, scaler, parameters, opt, state) -> dict[str, float]:
+    """One step of every optimiser on the loss, a sum of terms, which it returns. A non-finite term ends the run with its name.
 
     The critic's terms and the others share the backward pass and no gradient: see jwae.py.
     """
@@ -346,7 +348,7 @@ def train_step(model, batch, optimizers, scaler, parameters, opt, state) -> floa
     for optimizer in optimizers.values():
         scaler.step(optimizer)
     scaler.update()
-    return loss.item()
+    return {name: term.item() for name, term in terms.items()}
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 
 import numpy as np
@@ -233,6 +234,15 @@ def run(tmp_path_factory, demo_path) -> str:
     folder = str(tmp_path_factory.mktemp("runs") / "captions")
     assert train.train(train.parse_args([*RUN, "--data_path", demo_path, "--num_epochs", "2", "--logger_name", folder])) == 0
     return folder
+
+
+def test_log_shows_each_term_of_the_loss(run):
+    with open(os.path.join(run, "log.jsonl")) as f:
+        steps = [line for line in map(json.loads, f) if line["kind"] == "step"]
+    assert steps and all(line["hinge"] > 0 and line["captioner"] > 0 for line in steps)
+    assert all(line["Le"] == line["hinge"] + line["captioner"] for line in steps)
+    with open(os.path.join(run, "log.txt")) as f:
+        assert re.search(r"loss [\d.]+ = hinge [\d.]+ \+ captioner [\d.]+, ", f.read())
 
 
 def test_stop_and_resume_equal_an_unbroken_run_bit_for_bit(tmp_path, demo_path, run, monkeypatch):
