@@ -225,7 +225,7 @@ def write_cxc(folder, seed, entries):
 
 
 def write_vg(folder, seed, world, count, bar):
-    """Visual Genome's layout (FACTS 7), with its irregularities: half of the entries spell `id` for image_id or region_id,
+    """Visual Genome's layout, with its irregularities: half of the entries spell `id` for image_id or region_id,
     one image in eight is also in COCO, one in sixteen has no regions, and a box now and then reaches over the edge."""
     listed, told = [], []
     for index in range(count):

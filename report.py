@@ -106,7 +106,7 @@ def markdown(table) -> str:
     heads = [f"{heading} {name}".strip() for heading, names in columns for name in names]
     lines = [f"**{title}**", ""] if title else []
     lines += ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join([name, *cells]) + " |" for name, cells in rows)])
+    return "\n".join([*lines, *("| " + " | ".join([name.replace("|", r"\|"), *cells]) + " |" for name, cells in rows)])
 
 
 def latex(table) -> str:
@@ -114,12 +114,15 @@ def latex(table) -> str:
     heads = [name for _, names in columns for name in names]
 
     def line(*cells):
-        return " & ".join(cell.replace("_", r"\_").replace("%", r"\%").replace("+-", r"$\pm$") for cell in cells) + r" \\"
+        return " & ".join(map(escaped, cells)) + r" \\"
+
+    def escaped(cell):
+        return cell.replace("_", r"\_").replace("%", r"\%").replace("+-", r"$\pm$")
 
     lines = [f"% {title}"] if title else []
     lines += [r"\begin{tabular}{l" + "r" * len(heads) + "}", r"\hline"]
     if any(heading for heading, _ in columns):
-        spans = [rf"\multicolumn{{{len(names)}}}{{c}}{{{heading}}}" for heading, names in columns]
+        spans = [rf"\multicolumn{{{len(names)}}}{{c}}{{{escaped(heading)}}}" for heading, names in columns]
         lines.append(" & ".join(["", *spans]) + r" \\")
     return "\n".join([*lines, line("", *heads), r"\hline", *(line(name, *cells) for name, cells in rows), r"\hline",
                       r"\end{tabular}"])

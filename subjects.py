@@ -179,8 +179,9 @@ def export(path: str, similarity: str, images: Embedding, captions: Embedding, s
     if split.caption_ids is not None:
         arrays["caption_id"] = split.caption_ids
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    with open(path, "wb") as f:
+    with open(path + ".tmp", "wb") as f:                    # then renamed: a kill leaves no half of it
         np.savez(f, caption_image=split.caption_image, similarity=np.array(similarity), **arrays)
+    os.replace(path + ".tmp", path)
 
 
 def open_run(paths: list[str], opt) -> Subject:

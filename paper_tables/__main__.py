@@ -4,8 +4,10 @@
 """
 import importlib
 
-from paper_tables.common import Table, arguments, gpu_hours, run_steps, unique
+from paper_tables.common import Table, arguments, gpu_hours, settle, unique
+from paper_tables.runs import run_steps
 from report import FORMATS, render
+from vocab import InputError
 
 NAMES = ("pmrl_table1", "pmrl_table2", "pmrl_table3", "pmrl_section34", "ucmr_table1", "ucmr_table2", "ucmr_table3",
          "ucmr_table4", "ucmr_fig2", "ucmr_table5", "ucmr_table6", "ucmr_table7_8", "jwae_table3", "jwae_table4", "jwae_table5",
@@ -33,7 +35,10 @@ def main(argv=None) -> None:
     p.prog = "paper_tables"
     p.add_argument("--list", action="store_true", help="list the tables (the default)")
     opt = p.parse_args(argv)
-    opt.data_path = opt.data_path or ("data/demo_tables" if opt.scale == "demo" else "data")
+    try:
+        settle(opt)
+    except InputError as error:
+        p.error(str(error))
     form = opt.format if opt.format in FORMATS else "text"
     lines = [state(name, opt) for name in NAMES]
     widest = max(len(cells[-1]) for _, cells in lines)

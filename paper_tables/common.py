@@ -3,45 +3,21 @@
     python -m paper_tables.pmrl_table1 --data_path data --dry_run      # the exact commands
     python -m paper_tables.pmrl_table1 --demo                          # the same code on the demo data, small
 
-A row names its method by the options of train.py and evaluate.py; `DATA` and `SCALES` add what the data set and the size
-need. A run's folder is named by its options, so tables share runs, and a table that was stopped goes on where it was.
+A row names its method by the options of train.py and evaluate.py; runs.py adds what the data set and the size need.
 """
 import argparse
-import hashlib
-import importlib.util
 import json
 import os
 import re
-import shlex
-import signal
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
-import yaml
-
+from paper_tables.runs import MINUTES, SCALES, Run, Step, Stopped, execute, run_steps
 from report import FORMATS, NAMES, SIDES, render
 from vocab import Arguments, InputError
 
-SIZE, HIDDEN, WORDS = "--embed_size 1024", " --dim_hidden 512", 300     # defaults of embedding, captioner, word vectors
-VG = "vg_experiments."
-
-
 # ---- what a table is
-
-@dataclass(frozen=True)
-class Run:
-    """A model and an evaluation of it, as options of the method alone."""
-    data: str                         # training set, a key of DATA
-    train: str = ""                   # options of train.py, or of cca.py
-    evaluate: str = ""                # options of evaluate.py
-    start: "Run | None" = None        # whose weights it starts from
-    text: str = ""                    # captions as features, or word vectors: a key of TEXTS
-    test: str = ""                    # data set to evaluate on, a key of DATA (default: that of the training)
-    tool: str = "train.py"
-    judge: str = "evaluate.py"        # or vg_experiments.NAME
-
 
 @dataclass(frozen=True)
 class Columns:
@@ -89,307 +65,6 @@ def recalls(protocol: str = "folds5", title: str = "", run: int = 0, rsum: bool 
     groups = [(SIDES[side], (*((NAMES[first[0]], f"protocols/{first[1]}/{side}/{first[0]}") for _ in first[:1]),
                              *((f"R@{k}", f"protocols/{protocol}/{side}/r{k}") for k in ks))) for side in ("i2t", "t2i")]
     return Columns(title, (*groups, *([("", (("rsum", f"protocols/{protocol}/rsum"),))] if rsum else [])), run)
-
-
-# ---- data sets and sizes
-
-@dataclass(frozen=True)
-class Scale:
-    """A size of all runs: what divides embeddings and layers, and options that replace the rows' own."""
-    says: str
-    divide: int = 1
-    train: str = ""
-    rate: str = ""                    # of Adam, and its reduction
-    start: str = ""                   # of what fine-tuning starts from, besides
-    tune: str = ""                    # of fine-tuning instead of the rate
-    warmup: int = 0                   # first epochs on the sum of violations, where a row has hardest negatives
-    folds: bool = True
-
-
-SCALES = {
-    "full": Scale("the papers' setting"),
-    "demo": Scale("drawn scenes, small models, a few epochs: shows that the table runs, not what the methods do", 16,
-                  "--num_epochs 4 --batch_size 64 --log_step 1000 --val_step 100000 --workers 0",
-                  "--learning_rate 2e-3 --lr_update 3", "--num_epochs 2", "--num_epochs 1 --learning_rate 1e-4", 2, False),
-    "f8k": Scale("Flickr8k's features, half the embedding and 10 epochs: not the papers' data", 2,
-                 "--num_epochs 10 --amp bf16", "--learning_rate 1e-3 --lr_update 6", "",
-                 "--num_epochs 3 --learning_rate 1e-4", 1, False)}
-DEMO_SIZE = 200                       # training images; half as many are tested on
-
-
-def places(full: str, train: str, evaluate: str, demo: str, f8k: str = "f8k_precomp", photos: str = "") -> dict:
-    """Scale -> (folder below --data_path, options of train.py, options of evaluate.py)."""
-    return {"full": (full, train, evaluate), "demo": (demo, photos, ""), "f8k": (f8k, photos, "")}
-
-
-LITE = "--cnn_type efficientnet_lite0 --crop_size 64"
-PHOTOS = {"coco": "--cnn_type resnet152 --use_restval", "f30k": "--cnn_type resnet152"}
-SPLIT = {"coco": "--split testall", "f30k": ""}
-DATA = {f"{name}{kind}": place for name, demo in (("coco", "demo"), ("f30k", "other")) for kind, place in {
-    "": places(name, PHOTOS[name], "", f"{demo}_precomp"),                                  # photos, the network as it is
-    " tuned": places(name, PHOTOS[name], "", demo, "f8k", LITE),                            # photos, the network is trained
-    " cells": places(name, PHOTOS[name], "", f"{demo}_region_precomp", "f8k_region_precomp"),
-    " regions": places(f"{name}_precomp", "", SPLIT[name], f"{demo}_region_precomp", "f8k_region_precomp"),
-    " fc6": places(f"{name}_vgg_precomp", "", "", f"{demo}_precomp")}.items()}
-DATA["coco halves"] = places("coco_halves_precomp", "--dev_images 0", "", "demo_precomp")   # FC7 of val2014 in halves
-DATA["coco halves fc6"] = places("coco_halves_fc6_precomp", "--dev_images 0", "", "demo_precomp")
-TEXTS = {"w2v": "--text_features w2v", "hglmm": "--text_features hglmm",
-         "own": "--word_vectors {data}/{folder}/own.txt --freeze_words"}
-VECTORS = "GoogleNews-vectors-negative300.bin"
-# of an epoch of COCO, for gpu_hours
-MINUTES = {"": 5, " tuned": 5, " cells": 5, " regions": 10, " fc6": 0.5, " halves": 0.5, " halves fc6": 0.5}
-FETCH = {"coco": "COCO's images, annotations and VSE++'s ids",
-         "f30k": "Flickr30k's images and Karpathy's dataset_flickr30k.json",
-         "coco_precomp": "SCAN's regions of COCO (31 GiB; for CxC and PMRP also testall_img_ids.npy and testall_ann_ids.npy)",
-         "f30k_precomp": "SCAN's regions of Flickr30k",
-         "vg": "Visual Genome's image_data.json, region_descriptions.json and photos",
-         "f8k_precomp": "features of Flickr8k", "f8k_region_precomp": "region features of Flickr8k",
-         "f8k": "Flickr8k's photos and dataset_flickr8k.json", VECTORS: "word2vec's vectors of Google News (3.4 GiB)"}
-
-
-def resized(options: str, k: int) -> str:
-    """Options with sizes of embeddings and layers divided by k, at least 4; 0 stays."""
-    def smaller(found):
-        numbers = [n if n == "0" else str(max(4, int(n) // k)) for n in found[2].split("-")]
-        return f"--{found[1]} {'-'.join(numbers)}"
-    return re.sub(r"--(embed_size|word_dim|img_layers|txt_layers|decoder_dim|dim_hidden) ([\d-]+)", smaller, options)
-
-
-def training_options(run: Run, scale: str, also: str = "") -> str:
-    """What identifies a run: its options of train.py without data path, seed and folder."""
-    size = SCALES[scale]
-    own = " ".join([(SIZE + HIDDEN * ("--captioner" in run.train)) * (size.divide > 1), run.train, TEXTS.get(run.text, "")])
-    tuned = "--finetune" in own
-    folder, of_data, _ = DATA[run.data][scale]
-    words = [f"--data_name {folder}", resized(own, size.divide), size.train,
-             size.tune if tuned else size.rate * ("sgd" not in own) + f" {size.start}" * run.data.endswith("tuned"), of_data]
-    hardest = re.search(r"--max_violation|--sim (kl|minkl|mahalanobis|wasserstein)", own) and "--no-max_violation" not in own
-    if size.warmup and hardest and not tuned:
-        words.append(f"--vse_mean_warmup_epochs {size.warmup}")
-    return last(" ".join([*words, also]))
-
-
-def last(options: str) -> str:
-    """Options with only the last of those that are given twice, at the place of the first; as argparse reads them."""
-    return " ".join({option.split()[0]: option for option in listed(options)}.values())
-
-
-def listed(options: str) -> list[str]:
-    """["--name value", ...]"""
-    return re.findall(r"--\S+(?: (?!--)\S+)*", options)
-
-
-def evaluation_options(run: Run, scale: str) -> str:
-    """Options of evaluate.py, with {data} for the data path."""
-    folder, _, common = DATA[run.test or run.data][scale]
-    words = f"{common} {run.evaluate}" if SCALES[scale].folds else run.evaluate.replace("--fold5", "")
-    coco, cxc = ("demo_coco", "demo_cxc") if scale == "demo" else ("coco", "cxc")
-    words = words.replace("--cxc", f"--cxc --cxc_path {{data}}/{cxc}").replace(
-        "--pmrp", f"--pmrp --instances {{data}}/{coco}/annotations/instances_val2014.json")
-    return " ".join(f"{words} {f'--data_name {folder}' * bool(run.test)}".split())
-
-
-def short(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-# ---- steps: commands and what each leaves
-
-@dataclass
-class Step:
-    """A command, the file that shows that it has been run, and what is missing for it."""
-    words: list
-    target: str
-    log: str = ""
-    folder: str = ""                  # run folder that it trains
-    lacks: str = ""
-    after: str = ""                   # file that has to be older than the target
-
-    @property
-    def done(self) -> bool:
-        if self.folder:
-            return trained(self.folder) and matches(self)
-        return os.path.exists(self.target) and not (
-            self.after and os.path.exists(self.after) and os.path.getmtime(self.after) > os.path.getmtime(self.target))
-
-    @property
-    def command(self) -> list:
-        """The words with what a run that began needs to go on."""
-        if not self.folder or not os.path.exists(os.path.join(self.folder, "config.yaml")):
-            return self.words
-        return [*self.words, "--resume" if os.path.exists(os.path.join(self.folder, "checkpoint.pt")) and matches(self)
-                else "--overwrite"]
-
-    @property
-    def shown(self) -> str:
-        return shlex.join(["python", *self.command])
-
-
-def trained(folder: str) -> bool:
-    """Whether a run has come to its end."""
-    try:
-        with open(os.path.join(folder, "log.txt"), encoding="utf-8") as f:
-            return "done: best" in (f.readlines() or [""])[-1] and os.path.exists(os.path.join(folder, "model_best.pt"))
-    except FileNotFoundError:
-        return False
-
-
-def matches(step: Step) -> bool:
-    """Whether the configuration that a run folder holds is what the step's options give today."""
-    from options import MAY_CHANGE, parse_args  # torch takes seconds to load
-
-    try:
-        with open(os.path.join(step.folder, "config.yaml"), encoding="utf-8") as f:
-            stored = yaml.safe_load(f)["options"]
-    except (FileNotFoundError, TypeError, KeyError, yaml.YAMLError):
-        return False
-    words, start = step.words[1:], None
-    if "--init_from" in words:                              # which may be gone by now
-        at = words.index("--init_from")
-        start, words = words[at + 1], words[:at] + words[at + 2:]
-    try:
-        wanted = {**vars(parse_args(words)), "init_from": start}
-    except SystemExit:                                      # it has said what is wrong with them
-        return False
-    by_data = {"img_enc", "img_dim", "n_regions", "txt_dim", *MAY_CHANGE}
-    return all(wanted[key] == value for key, value in stored.items() if key in wanted and key not in by_data)
-
-
-def preparations(run: Run, opt) -> list[Step]:
-    """What has to be there before a run: demo data, extracted features, word vectors."""
-    steps, data = [], opt.data_path
-    for key in dict.fromkeys([run.data, run.test or run.data]):
-        folder = DATA[key][opt.scale][0]
-        path = os.path.join(data, folder)
-        if opt.scale == "demo":
-            scenes = folder.split("_")[0]
-            steps.append(Step(["demo.py", "--data_path", data, "--size", str(DEMO_SIZE), "--scenes", scenes],
-                              os.path.join(data, scenes, f"{scenes}.json")))
-        elif re.search(r"_(vgg|halves|halves_fc6)_precomp$", folder):
-            photos, source = "coco_halves" if "halves" in folder else folder.split("_")[0], folder.split("_")[0]
-            if photos != source:
-                steps.append(Step(["-m", "paper_tables.coco_halves", "--data_path", data],
-                                  os.path.join(data, photos, "dataset_coco_halves.json"), lacks=missing(data, source)))
-            layer = "fc7" if folder == "coco_halves_precomp" else "fc6"
-            steps.append(Step(["extract.py", "images", "--data_path", data, "--data_name", photos, "--output_name", folder,
-                               "--cnn_type", "vgg19", "--layer", layer, *["--use_restval"] * (photos == "coco")],
-                              os.path.join(path, "test_ims.npy"), lacks=missing(data, source)))
-        else:
-            steps.append(Step([], path, lacks=missing(data, folder)))
-        if run.text == "own":
-            steps.append(Step(["word_vectors.py", "--data_path", data, "--data_name", folder, "--dim",
-                               str(WORDS // SCALES[opt.scale].divide), "--output", f"{path}/own.txt"], f"{path}/own.txt"))
-        elif run.text:
-            vectors, small = os.path.join(data, VECTORS), opt.scale != "full"
-            if small:                                       # one file for all sets: a model fits one extractor's features
-                vectors = os.path.join(data, f"{opt.scale}_words.txt")
-                steps.append(Step(["word_vectors.py", "--data_path", data, "--data_name", DATA["coco"][opt.scale][0], "--dim",
-                                   "48", "--output", vectors], vectors))
-                if opt.scale == "demo":
-                    steps.insert(-1, replace(steps[0], words=[*steps[0].words[:-1], "demo"],
-                                             target=os.path.join(data, "demo", "demo.json")))
-            kind = ["--kind", "hglmm", *(["--n_clusters", "4"] if small else ["--ica", "--pca", "6000"])]
-            steps.append(Step(["extract.py", "captions", "--data_path", data, "--data_name", folder, "--name", run.text,
-                               "--word_vectors", vectors, *kind * (run.text == "hglmm")], f"{path}/test_{run.text}.npy",
-                              lacks="" if small else missing(data, VECTORS)))
-    if run.judge.startswith(VG):
-        folder = "vg" if opt.scale == "full" else "demo_vg"
-        steps.append(Step(["-m", VG + "prepare", "--vg", os.path.join(data, folder), "--output", manifest(opt)], manifest(opt),
-                          lacks=absent_module("prepare") or (missing(data, folder) if opt.scale == "full" else "")))
-    return steps
-
-
-def manifest(opt) -> str:
-    return os.path.join(opt.runs, opt.scale, "vg", "manifest.json")
-
-
-def missing(data: str, name: str) -> str:
-    """What to fetch and where it goes; empty where it is there."""
-    path = os.path.join(data, name)
-    return "" if os.path.exists(path) else (f"{path} is not there; put {FETCH.get(name, 'the data set')} there (README, "
-                                            "Getting data), or try --demo")
-
-
-def absent_module(name: str) -> str:
-    try:
-        found = importlib.util.find_spec(VG + name)
-    except ModuleNotFoundError:
-        found = None
-    return "" if found else f"{VG}{name} is not in this repository yet (issue 6); the rows' models can be trained before it is"
-
-
-def run_steps(run: Run, seed: int, opt) -> tuple[list[Step], str]:
-    """All steps of a run in order, and the file of its results."""
-    steps, options = preparations(run, opt), training_options(run, opt.scale, opt.also)
-    told = {"data": opt.data_path, "folder": DATA[run.data][opt.scale][0], "start": os.path.join(opt.runs, opt.scale)}
-    if run.start:
-        before = run_steps(replace(run.start, data=run.data), seed, opt)[0][:-1]    # its training, not its evaluation
-        steps, options = [*steps, *before], f"{options} --init_from {{start}}/{os.path.basename(before[-1].folder)}"
-    if run.tool == "cca.py":
-        options = f"--data_name {told['folder']} --text {run.text} {run.train}".strip()
-    sim = re.findall(r"--sim (\S+)", options)
-    kind = "cca" if run.tool == "cca.py" else sim[-1] if sim else "cosine"
-    name = f"{told['folder']}_{kind}_{short(' '.join(sorted(listed(options))))}_seed{seed}"
-    folder = os.path.join(opt.runs, opt.scale, name)
-    log = os.path.join(folder, "output.txt")
-    words = [run.tool, "--data_path", opt.data_path, *(word.format(**told) for word in options.split())]
-    if run.tool == "cca.py":
-        other = ["--test_name", DATA[run.test][opt.scale][0]] if run.test else []
-        output = os.path.join(folder, "_".join(["cca", *other[1:]]) + ".npz")
-        steps.append(Step([*words, *other, "--output", output], output, log))
-        subject = ["--embeddings", output]
-    else:
-        steps.append(Step([*words, "--seed", str(seed), "--logger_name", folder], "", log, folder))
-        output, subject = os.path.join(folder, "model_best.pt"), ["--checkpoint", folder]
-    if run.judge.startswith(VG):
-        name, out = run.judge[len(VG):], os.path.join(folder, "vg")
-        results = os.path.join(out, f"{name}.json")
-        words = ["-m", run.judge, *subject, "--manifest", manifest(opt), "--cache",
-                 os.path.join(opt.runs, opt.scale, "vg", "cache"), "--output", out]
-        steps.append(Step(words, results, log, lacks=absent_module(name), after=output))
-        return steps, results
-    options = evaluation_options(run, opt.scale)
-    results = os.path.join(folder, f"results_{short(options)}.json")
-    options = [word.format(**told) for word in options.split()]
-    words = ["evaluate.py", *subject, "--data_path", opt.data_path, *options, "--output", results]
-    steps.append(Step(words, results, log, after=output))
-    return steps, results
-
-
-class Stopped(Exception):
-    """The user stopped the table; what runs has saved itself."""
-
-
-def execute(step: Step) -> str:
-    """Run a step; what went wrong in one line, or nothing. Its words go to step.log. Raises Stopped."""
-    if step.lacks and not os.path.exists(step.target):
-        return step.lacks
-    if not step.words:
-        return ""
-    for path in (step.log, step.target):
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    received = []
-    with open(step.log or os.devnull, "a", encoding="utf-8") as log:
-        child = subprocess.Popen([sys.executable, *step.command], stdout=log if step.log else subprocess.PIPE,
-                                 stderr=subprocess.STDOUT, text=True, start_new_session=True)
-
-        def stop(number, frame):                            # train.py saves after its step
-            received.append(number)
-            child.send_signal(signal.SIGTERM)
-        before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        try:
-            said = child.communicate()[0]
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-    if received:
-        raise Stopped
-    if child.returncode == 0:
-        return ""
-    if step.log:
-        with open(step.log, encoding="utf-8", errors="replace") as f:
-            said = f.read()
-    return ([line for line in (said or "").splitlines() if line.strip()] or [f"exit status {child.returncode}"])[-1]
 
 
 # ---- collecting and printing
@@ -446,10 +121,11 @@ def tables(table: Table, found: list[dict]) -> list:
         for row in found:
             ours, published = row["ours"][span], row["published"][span]
             if any(ours):
-                lines.append((f"{row['label']}: ours ({row['seeds']})", [spread(x, places) for x in ours]))
+                lines.append((f"{row['label']}: ours ({max(x[2] for x in ours if x)})", [spread(x, places) for x in ours]))
                 if any(p is not None for p in published):
                     lines.append(("  published", [number(x, places) for x in published]))
-                    lines.append(("  difference", ["" if x is None or p is None else f"{x[0] - p:+.{places}f}"
+                    lines.append(("  difference", ["" if x is None or p is None else
+                                                   f"{round(x[0] - p, places) + 0.0:+.{places}f}"     # never -0.0
                                                    for x, p in zip(ours, published)]))
             else:
                 only = "published" if row["runs"] else "published only"
@@ -462,7 +138,7 @@ def tables(table: Table, found: list[dict]) -> list:
 def printed(table: Table, found: list[dict], opt) -> str:
     if opt.format == "json":
         return json.dumps({"table": table.title, "scale": opt.scale, "columns": [p for c in table.columns for p in c.paths],
-                           "rows": found}, indent=1)
+                           "rows": found, "notes": table.notes}, indent=1)
     says = [f"ours: mean and standard deviation over the seeds (their number); {SCALES[opt.scale].says}", *table.notes]
     mark = {"text": "", "markdown": "- ", "latex": "% "}[opt.format]
     return render(tables(table, found), opt.format) + "\n\n" + "\n".join(mark + line for line in says)
@@ -504,15 +180,15 @@ def arguments(what: str) -> Arguments:
     return p
 
 
-def settle(opt, table: Table) -> None:
-    """Refuse what cannot be, before anything runs."""
+def settle(opt, table: Table | None = None) -> None:
+    """Refuse what cannot be, before anything runs; fill in the data path."""
     if opt.seeds is not None and opt.seeds < 1:
         raise InputError(f"--seeds {opt.seeds} leaves nothing to run; give at least 1")
-    if opt.scale == "f8k" and not table.f8k:
+    if opt.scale == "f8k" and table and not table.f8k:
         raise InputError(f"--f8k: Flickr8k has no data for {table.title}; take --demo, or leave it out with the paper's data "
                          "at hand")
-    if {"{", "}"} & set(opt.also):
-        raise InputError(f"--also {opt.also} holds braces, which no option of train.py needs; leave them out")
+    if set("{}\"'") & set(opt.also):
+        raise InputError(f"--also {opt.also} holds braces or quotes, and is taken apart at blanks; leave them out")
     opt.data_path = opt.data_path or ("data/demo_tables" if opt.scale == "demo" else "data")
 
 
@@ -536,13 +212,15 @@ def main(table: Table, says: str = "", argv=None) -> None:
     todo = unique(rows, opt.seeds or table.seeds)
     failed, shown = [], set()
     for k, (label, run, seed) in enumerate(todo if not opt.print_only else (), 1):
-        where = f"[{k}/{len(todo)}] {label}, seed {seed}"
-        for step in run_steps(run, seed, opt)[0]:
+        where, steps = f"[{k}/{len(todo)}] {label}, seed {seed}", run_steps(run, seed, opt)[0]
+        lacking = [Step([], step.target, lacks=step.lacks) for step in steps if step.lacks and not step.done]
+        for step in [*([] if opt.dry_run else lacking[:1]), *steps]:                # nothing is trained that cannot be tested
+            key = step.shown, "" if step.words else step.target
             if opt.dry_run:
-                if (step.words or step.lacks) and step.shown not in shown:
-                    print(("# done: " * step.done + step.shown if step.words else "") +
-                          f"{'  ' * bool(step.words)}# {step.lacks}" * (bool(step.lacks) and not step.done))
-                    shown.add(step.shown)
+                if (step.words or step.lacks) and key not in shown:
+                    needs = f"  # {step.lacks}" if step.words and step.lacks and not step.done else ""
+                    print("# done: " * bool(step.words and step.done) + step.shown + needs)
+                    shown.add(key)
             elif not step.done:
                 if step.words:
                     print(f"{where}: {step.shown}", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """`jwae` Table 7: phrase localisation on Flickr30K Entities. Published numbers only: its runner comes later.
 
-It will need Flickr30K Entities' annotations and sentences beside Flickr30k's photos, and box proposals (FACTS section 8).
+It will need Flickr30K Entities' annotations and sentences beside Flickr30k's photos, and box proposals.
 
     python -m paper_tables.jwae_table7
 """
@@ -20,7 +20,8 @@ TABLE = Table("jwae Table 7: phrase localisation, recall of a box with IoU of at
         Row("row 9, jWAE with CITE", (60.4, _, _))),
     later="phrase localisation (jwae Table 7) has no runner yet, so these are its published rows", notes=(
         "the methods' names are lost in our extraction of the paper; rows 7 to 9 follow from its text (jWAE gains 1.5 points "
-        "of R@1 on the embedding networks and 1.2 on CITE)",))
+        "of R@1 on the embedding networks and 1.2 on CITE); rows 1 to 4 are probably MCB, GroundeR and the Embedding and "
+        "Similarity Network, whose papers it cites",))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

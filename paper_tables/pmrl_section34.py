@@ -8,7 +8,8 @@ needs; about 5 GPU hours for the two models. All are estimates.
 from dataclasses import replace
 
 from paper_tables import pmrl_table1
-from paper_tables.common import VG, Columns, Row, Table, main
+from paper_tables.common import Columns, Row, Table, main
+from paper_tables.runs import VG
 
 QUERIES = ("crop description", "image description", "crop", "image")
 SELECTED = Columns("", tuple((heading, tuple((query, f"section34/*/{query}/percent") for query in queries))

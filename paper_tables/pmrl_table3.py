@@ -6,10 +6,9 @@ The paper names neither photos nor boxes, so its numbers are published only. A p
 
 RUN: the best model of pmrl_table1 (GCIE ellipsoidal, Wasserstein), POINT_RUN: its VSE++.
 """
-from paper_tables.common import VG, Columns, Row, Table, absent_module, main
+from paper_tables.common import Columns, Row, Table, main
 
-LATER = absent_module("crops") or (f"the paper names neither photos nor boxes; python -m {VG}crops does the same with a photo "
-                                   "of yours")
+LATER = "the paper names neither photos nor boxes; python -m vg_experiments.crops does the same with a photo of yours"
 TABLE = Table("pmrl Table 3: entropy of captions and images", (Columns("", (("", (("caption", ""), ("image", ""))),)),), (
     Row("A man with a red helmet on a small moped on a dirt road.", (18.19, 26.14)),
     Row("A man with a red helmet.", (15.51, 19.05)),

@@ -8,7 +8,8 @@ paired test of the paper's direction, is vg/uncertainty.png in the run's folder.
 from dataclasses import replace
 
 from paper_tables import pmrl_table1
-from paper_tables.common import VG, Columns, Row, Table, main
+from paper_tables.common import Columns, Row, Table, main
+from paper_tables.runs import VG
 
 PERCENT = (10, 20, 30, 40, 50)
 RUN = replace(pmrl_table1.RUNS["GCIE ellipsoidal, Wasserstein"], evaluate="", judge=VG + "uncertainty")

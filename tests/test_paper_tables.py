@@ -1,4 +1,5 @@
 """The tables of the papers: rows that can be run, published numbers that are those of the papers, what is printed, resuming."""
+import fcntl
 import json
 import os
 import re
@@ -6,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 import evaluate
 import options
@@ -13,7 +15,9 @@ import train
 from data import read_split
 from paper_tables import __main__ as listing
 from paper_tables import coco_halves, common, figures
-from paper_tables.common import DATA, SCALES, Columns, Row, Run, Step, Table, recalls
+from paper_tables import runs as running
+from paper_tables.common import Columns, Row, Table, recalls
+from paper_tables.runs import DATA, SCALES, Run, Step
 
 ROOT = os.path.join(os.path.dirname(__file__), "..")
 PAPERS = os.path.join(ROOT, "..", "shared", "papers")
@@ -43,7 +47,7 @@ def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
     monkeypatch.setattr(options, "load_checkpoint", lambda *_: None)    # of a run to start from
     said = opt(tmp_path, *([f"--{scale}"] * (scale != "full")))
     for run in runs(TABLES[name]):
-        for step in common.run_steps(run, 3, said)[0]:
+        for step in running.run_steps(run, 3, said)[0]:
             assert not re.search(r"[{}]", " ".join(step.words))
             if step.words[:1] == ["train.py"]:
                 if "--word_vectors" in step.words:
@@ -58,7 +62,7 @@ def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
 
 def test_full_rows_keep_the_papers_setting(tmp_path):
     for run in runs(TABLES["pmrl_table1"]) + runs(TABLES["ucmr_table5"]):
-        found = train.parse_args(common.training_options(run, "full").replace("--finetune", "").split())
+        found = train.parse_args(running.training_options(run, "full").replace("--finetune", "").split())
         width, margin = (2048, 0.1) if found.img_enc == "vsrn" else (1024, 0.2)
         assert (found.embed_size, found.margin, found.lr_update, found.batch_size, found.max_violation) == (
             width, margin, 15, 128, True)
@@ -66,19 +70,19 @@ def test_full_rows_keep_the_papers_setting(tmp_path):
 
 
 def test_small_sizes_divide_the_rows_own(tmp_path):
-    assert common.resized("--embed_size 2048 --img_layers 2000-1000 --txt_layers 0 --margin 16", 16) == (
+    assert running.resized("--embed_size 2048 --img_layers 2000-1000 --txt_layers 0 --margin 16", 16) == (
         "--embed_size 128 --img_layers 125-62 --txt_layers 0 --margin 16")
-    assert common.last("--a 1 --b --a 2 --no-c") == "--a 2 --b --no-c"
-    wide, point = (common.training_options(TABLES["ucmr_table1"].rows[k].runs[0], "demo") for k in (1, 0))
+    assert running.last("--a 1 --b --a 2 --no-c") == "--a 2 --b --no-c"
+    wide, point = (running.training_options(TABLES["ucmr_table1"].rows[k].runs[0], "demo") for k in (1, 0))
     assert "--embed_size 128" in wide and wide.replace("128", "64") == point
 
 
 def test_tables_share_runs(tmp_path):
     said = opt(tmp_path)
-    one, two, three = (common.run_steps(TABLES[name].rows[k].runs[0], 0, said)[0][-2].folder for name, k in (
+    one, two, three = (running.run_steps(TABLES[name].rows[k].runs[0], 0, said)[0][-2].folder for name, k in (
         ("pmrl_table1", 10), ("ucmr_table1", 2), ("ucmr_fig2", 0)))
     assert one == two == three
-    tuned = common.run_steps(TABLES["pmrl_table2"].rows[10].runs[0], 0, said)[0]
+    tuned = running.run_steps(TABLES["pmrl_table2"].rows[10].runs[0], 0, said)[0]
     assert tuned[-3].folder == one and tuned[-2].words[tuned[-2].words.index("--init_from") + 1] == one
 
 
@@ -98,7 +102,7 @@ def test_readme_methods_are_rows():
         return {re.sub(r"(--text_features|--word_vectors) .*", r"\1", option) for option in found}
     with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
         lines = f.read().split("| method | flags |")[1].split("\n\n")[0].splitlines()[2:]
-    trained = [words(common.training_options(part, "full")) for table in TABLES.values() for run in runs(table)
+    trained = [words(running.training_options(part, "full")) for table in TABLES.values() for run in runs(table)
                for part in (run, run.start) if part]
     methods, lacking = [], []
     for line in lines:
@@ -136,7 +140,8 @@ def test_same_rows_in_two_papers_differ_only_where_the_notes_say():
         short = next(row.published for row in TABLES["jwae_table4"].rows if row.label.split()[0] == label[0].split()[0])
         assert short == (*long[:2], *long[3:5])
     for theirs, ours, allowed in ((tuned, "VSE++ft", []), (published("pmrl_table1", "VSE++, cosine"), "VSE++", [3]),
-                                  (published("pmrl_table2", "GCIE ellipsoidal, min KL"), "VSE++ft ours", [1])):
+                                  (published("pmrl_table2", "GCIE ellipsoidal, min KL"), "VSE++ft ours", [1]),
+                                  (published("pmrl_table1", "GCIE ellipsoidal, Wasserstein"), "VSE++ ours", [0, 1, 2, 3, 5])):
         mine = published("ucmr_table1", ours)[1:4] + published("ucmr_table1", ours)[5:8]
         assert [k for k in range(6) if theirs[k] != mine[k]] == allowed
 
@@ -149,13 +154,16 @@ def test_numbers_stand_in_the_papers(name):
     with open(os.path.join(PAPERS, FILES[name.split("_")[0]][0]), encoding="utf-8") as f:
         text = re.sub(r"</?b>|\*\*", "", f.read())
     found = " " + " ".join(re.findall(r"(?<![\d.])\d+\.\d+(?!\d)", re.sub(r"(\d\.\d\d)plus-or-minus\S+", r"\1 ", text))) + " "
+    at = -1                                                 # of the row before: the order, and so the labels, are the paper's
     for row in TABLES[name].rows:
         if name == "ucmr_table7_8":                         # each beside its deviation
             assert all(f" {x:.2f} " in found for x in row.published), row.label
             continue
         numbers = [x for x in row.published if x is not None]
         form = "{:.2f}" if name == "pmrl_table3" else "{:.1f}"
-        assert f" {' '.join(form.format(x) for x in numbers)} " in found, row.label
+        place = found.find(f" {' '.join(form.format(x) for x in numbers)} ", at + 1)
+        assert place > at, row.label
+        at = place
 
 
 def test_both_extractions_of_ucmr_agree():
@@ -211,6 +219,22 @@ a note"""
     assert json.loads(common.printed(TINY, found, opt(tmp_path, "--format", "json")))["rows"] == json.loads(json.dumps(found))
 
 
+def test_other_printouts_keep_what_their_form_would_eat(tmp_path):
+    odd = Table("t", (Columns("", (("10%", (("A", "x"),)),)),), (Row("300 | 300", (2.0,)),), notes=("a note",))
+    found = [{"label": "300 | 300", "seeds": 1, "ours": [(1.96, 0.0, 1)], "published": [2.0], "runs": True}]
+    assert r"{10\%}" in common.printed(odd, found, opt(tmp_path, "--format", "latex"))
+    assert r"| 300 \| 300: ours (1) | 2.0 |" in common.printed(odd, found, opt(tmp_path, "--format", "markdown"))
+    assert "difference           +0.0" in common.printed(odd, found, opt(tmp_path))        # 1.96 - 2.0 is no -0.0
+    assert json.loads(common.printed(odd, found, opt(tmp_path, "--format", "json")))["notes"] == ["a note"]
+
+
+def test_number_of_seeds_is_that_of_the_columns(tmp_path):
+    """A row of two runs, the first with two seeds and the second with one."""
+    found = [{"label": "a", "seeds": 2, "ours": [(1.0, 0.5, 2)] * 5 + [(3.0, 0.0, 1)], "published": [None] * 6, "runs": True}]
+    said = common.printed(TINY, found, opt(tmp_path))
+    assert said.count("a: ours (2)") == 1 and said.count("a: ours (1)") == 1
+
+
 def test_values_of_small_sizes_come_from_the_whole_split():
     stored = {"protocols": {"full": {"rsum": 1}, "cxc": {"rsum": 2}, "folds5": {"rsum": 3}}}
     assert common.value(stored, "protocols/folds5/rsum") == 3 and common.value(stored, "protocols/folds5/rsum", False) == 1
@@ -220,7 +244,7 @@ def test_values_of_small_sizes_come_from_the_whole_split():
 
 @pytest.mark.parametrize("words, sentence", [
     (["--only", "nothing"], "--only nothing is no row of pmrl Table 1"), (["--seeds", "0"], "--seeds 0 leaves nothing to run"),
-    (["--also", "{x}"], "holds braces")])
+    (["--also", "{x}"], "holds braces or quotes"), (["--also", "--cnn_weights 'a b'"], "holds braces or quotes")])
 def test_wrong_options_are_one_sentence(words, sentence, capsys):
     with pytest.raises(SystemExit):
         common.main(TABLES["pmrl_table1"], "", words)
@@ -233,6 +257,23 @@ def test_missing_data_are_named_and_the_published_numbers_printed(tmp_path, caps
         common.main(TABLES["pmrl_table1"], "", ["--data_path", str(tmp_path), "--only", "VSE++", "2"])
     out, err = capsys.readouterr()
     assert "coco is not there; put COCO's images" in err and "58.3" in out and "78.0" in out and "94.0" not in out
+
+
+def test_dry_run_names_all_that_is_missing(tmp_path, capsys):
+    common.main(TABLES["jwae_table3"], "", ["--data_path", str(tmp_path), "--dry_run"])
+    said = capsys.readouterr().out
+    for name in ("f30k", "coco", "f30k_precomp", "coco_precomp", "GoogleNews-vectors-negative300.bin"):
+        assert f"# {tmp_path / name} is not there" in said, name
+    assert not re.search(r"^python$", said, re.MULTILINE)
+
+
+def test_nothing_is_trained_that_cannot_be_tested(tmp_path, capsys):
+    """COCO is there, Crisscrossed Captions and the instances are not."""
+    (tmp_path / "coco").mkdir()
+    for name, lacks in (("ucmr_table2", "cxc is not there; put the ratings"), ("ucmr_table1", "instances_val2014.json is not")):
+        with pytest.raises(SystemExit, match=lacks):
+            common.main(TABLES[name], "", ["--data_path", str(tmp_path), "--only", "1", "--runs", str(tmp_path / "runs")])
+        assert "train.py" not in capsys.readouterr().err and not (tmp_path / "runs").exists()
 
 
 def test_list_and_hours(capsys, tmp_path):
@@ -289,10 +330,33 @@ def test_a_table_runs_resumes_and_skips(tmp_path, demo_path):
     assert (tmp_path / "picture.png").stat().st_size > 10_000 and (folder / "uncertain_captions.png").exists()
     with pytest.raises(SystemExit, match="--images 99: the split has images 0 to 23"):
         figures.main(["--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images"), "--images", "99"])
+    spelt = command(tmp_path, demo_path, "--print_only", "--runs", f"{tmp_path}/./runs", *also)
+    assert spelt.stdout == skipped.stdout
     config = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(config.replace("margin: 0.2", "margin: 0.3"))   # not what the row says
     assert "a: published" in command(tmp_path, demo_path, "--print_only", *also).stdout
-    assert "--overwrite" in command(tmp_path, demo_path, "--dry_run", *also).stdout
+    dry = command(tmp_path, demo_path, "--dry_run", *also).stdout
+    assert "--overwrite" in dry and "was trained with --margin 0.3, now 0.2" in dry
+
+
+def test_a_finished_run_needs_neither_its_start_nor_another_spelling_of_it(tmp_path, monkeypatch):
+    """Of a fine-tuned run the folders are written by hand: its configuration, and the last line of its log."""
+    monkeypatch.setattr(options, "load_checkpoint", lambda *_: None)
+    run = TABLES["pmrl_table2"].rows[10].runs[0]
+    steps, _ = running.run_steps(run, 0, opt(tmp_path))
+    start, tuned = (step for step in steps if step.folder)
+    os.makedirs(tuned.folder)
+    words = tuned.words[1:]
+    at = words.index("--init_from")
+    stored = {**vars(options.parse_args(words[:at] + words[at + 2:])), "init_from": os.path.join("elsewhere", words[at + 1])}
+    with open(os.path.join(tuned.folder, "config.yaml"), "w", encoding="utf-8") as f:
+        yaml.safe_dump({"options": stored}, f)
+    assert tuned.command[-1] == "--overwrite" and not tuned.differs and not tuned.done
+    for name, text in (("log.txt", "done: best dev rsum 1.0"), ("model_best.pt", "")):
+        with open(os.path.join(tuned.folder, name), "w", encoding="utf-8") as f:
+            f.write(text)
+    again, _ = running.run_steps(run, 0, opt(tmp_path))
+    assert tuned.done and start.folder not in [step.folder for step in again]
 
 
 def test_halves_of_val2014_are_disjoint_and_even(tmp_path, demo_path, capsys):
@@ -315,8 +379,24 @@ def test_halves_of_val2014_are_disjoint_and_even(tmp_path, demo_path, capsys):
 
 def test_failing_command_is_told_in_one_line(tmp_path):
     step = Step(["-c", "import sys; print('words'); sys.exit('the last line')"], str(tmp_path / "x"), str(tmp_path / "log"))
-    assert common.execute(step) == "the last line"
-    assert common.execute(Step([], str(tmp_path / "x"), lacks="nothing there")) == "nothing there"
+    assert running.execute(step) == "the last line"
+    assert running.execute(Step([], str(tmp_path / "x"), lacks="nothing there")) == "nothing there"
+
+
+def test_failures_are_told_by_this_run_of_the_command(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("a line of an earlier run\n")
+    ended = Step(["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"], str(tmp_path / "x"), str(log))
+    assert running.execute(ended) == "-c was ended by signal 9 (SIGKILL)"
+    assert running.execute(Step(["-c", "raise SystemExit(3)"], str(tmp_path / "x"), str(log))) == "exit status 3"
+
+
+def test_two_processes_do_not_share_a_run_folder(tmp_path):
+    step = Step(["-c", "print('ran')"], str(tmp_path / "x"), str(tmp_path / "log"))
+    with open(tmp_path / "log", "a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert running.execute(step).startswith("another process is at work in") and not (tmp_path / "log").read_text()
+    assert running.execute(step) == "" and (tmp_path / "log").read_text() == "ran\n"
 
 
 def test_every_data_set_has_a_place_at_every_size():

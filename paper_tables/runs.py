@@ -1,0 +1,351 @@
+"""What trains and evaluates a row of a table: data sets, sizes, and the steps of a run in order.
+
+A run's folder is named by its options, so tables share runs, and what was stopped goes on where it was. It is not named by
+--data_path: other data need another --runs folder.
+"""
+import fcntl
+import hashlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+
+import yaml
+
+SIZE, HIDDEN, WORDS = "--embed_size 1024", " --dim_hidden 512", 300     # defaults of embedding, captioner, word vectors
+VG = "vg_experiments."
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model and an evaluation of it, as options of the method alone."""
+    data: str                         # training set, a key of DATA
+    train: str = ""                   # options of train.py, or of cca.py
+    evaluate: str = ""                # options of evaluate.py
+    start: "Run | None" = None        # whose weights it starts from
+    text: str = ""                    # captions as features, or word vectors: a key of TEXTS
+    test: str = ""                    # data set to evaluate on, a key of DATA (default: that of the training)
+    tool: str = "train.py"
+    judge: str = "evaluate.py"        # or vg_experiments.NAME
+
+
+# ---- data sets and sizes
+
+@dataclass(frozen=True)
+class Scale:
+    """A size of all runs: what divides embeddings and layers, and options that replace the rows' own."""
+    says: str
+    divide: int = 1
+    train: str = ""
+    rate: str = ""                    # of Adam, and its reduction
+    start: str = ""                   # of what fine-tuning starts from, besides
+    tune: str = ""                    # of fine-tuning instead of the rate
+    warmup: int = 0                   # first epochs on the sum of violations, where a row has hardest negatives
+    folds: bool = True
+
+
+SCALES = {
+    "full": Scale("the papers' setting"),
+    "demo": Scale("drawn scenes, small models, a few epochs: shows that the table runs, not what the methods do", 16,
+                  "--num_epochs 4 --batch_size 64 --log_step 1000 --val_step 100000 --workers 0",
+                  "--learning_rate 2e-3 --lr_update 3", "--num_epochs 2", "--num_epochs 1 --learning_rate 1e-4", 2, False),
+    "f8k": Scale("Flickr8k's features, half the embedding and 10 epochs: not the papers' data", 2,
+                 "--num_epochs 10 --amp bf16", "--learning_rate 1e-3 --lr_update 6", "",
+                 "--num_epochs 3 --learning_rate 1e-4", 1, False)}
+DEMO_SIZE = 200                       # training images; half as many are tested on
+
+
+def places(full: str, train: str, evaluate: str, demo: str, f8k: str = "f8k_precomp", photos: str = "") -> dict:
+    """Scale -> (folder below --data_path, options of train.py, options of evaluate.py)."""
+    return {"full": (full, train, evaluate), "demo": (demo, photos, ""), "f8k": (f8k, photos, "")}
+
+
+LITE = "--cnn_type efficientnet_lite0 --crop_size 64"
+PHOTOS = {"coco": "--cnn_type resnet152 --use_restval", "f30k": "--cnn_type resnet152"}
+SPLIT = {"coco": "--split testall", "f30k": ""}
+DATA = {f"{name}{kind}": place for name, demo in (("coco", "demo"), ("f30k", "other")) for kind, place in {
+    "": places(name, PHOTOS[name], "", f"{demo}_precomp"),                                  # photos, the network as it is
+    " tuned": places(name, PHOTOS[name], "", demo, "f8k", LITE),                            # photos, the network is trained
+    " cells": places(name, PHOTOS[name], "", f"{demo}_region_precomp", "f8k_region_precomp"),
+    " regions": places(f"{name}_precomp", "", SPLIT[name], f"{demo}_region_precomp", "f8k_region_precomp"),
+    " fc6": places(f"{name}_vgg_precomp", "", "", f"{demo}_precomp")}.items()}
+DATA["coco halves"] = places("coco_halves_precomp", "--dev_images 0", "", "demo_precomp")   # FC7 of val2014 in halves
+DATA["coco halves fc6"] = places("coco_halves_fc6_precomp", "--dev_images 0", "", "demo_precomp")
+TEXTS = {"w2v": "--text_features w2v", "hglmm": "--text_features hglmm",
+         "own": "--word_vectors {data}/{folder}/own.txt --freeze_words"}
+VECTORS = "GoogleNews-vectors-negative300.bin"
+# of an epoch of COCO, for gpu_hours
+MINUTES = {"": 5, " tuned": 5, " cells": 5, " regions": 10, " fc6": 0.5, " halves": 0.5, " halves fc6": 0.5}
+FETCH = {"coco": "COCO's images, annotations and VSE++'s ids",
+         "f30k": "Flickr30k's images and Karpathy's dataset_flickr30k.json",
+         "coco_precomp": "SCAN's regions of COCO (31 GiB; for CxC and PMRP also testall_img_ids.npy and testall_ann_ids.npy)",
+         "f30k_precomp": "SCAN's regions of Flickr30k",
+         "coco/annotations/instances_val2014.json": "COCO's instances (annotations_trainval2014.zip)",
+         "cxc": "the ratings of Crisscrossed Captions, sts_test.csv and the others,",
+         "vg": "Visual Genome's image_data.json, region_descriptions.json and photos",
+         "f8k_precomp": "features of Flickr8k", "f8k_region_precomp": "region features of Flickr8k",
+         "f8k": "Flickr8k's photos and dataset_flickr8k.json", VECTORS: "word2vec's vectors of Google News (3.4 GiB)"}
+
+
+def resized(options: str, k: int) -> str:
+    """Options with sizes of embeddings and layers divided by k, at least 4; 0 stays."""
+    def smaller(found):
+        numbers = [n if n == "0" else str(max(4, int(n) // k)) for n in found[2].split("-")]
+        return f"--{found[1]} {'-'.join(numbers)}"
+    return re.sub(r"--(embed_size|word_dim|img_layers|txt_layers|decoder_dim|dim_hidden) ([\d-]+)", smaller, options)
+
+
+def training_options(run: Run, scale: str, also: str = "") -> str:
+    """What identifies a run: its options of train.py without data path, seed and folder."""
+    size = SCALES[scale]
+    own = " ".join([(SIZE + HIDDEN * ("--captioner" in run.train)) * (size.divide > 1), run.train, TEXTS.get(run.text, "")])
+    tuned = "--finetune" in own
+    folder, of_data, _ = DATA[run.data][scale]
+    words = [f"--data_name {folder}", resized(own, size.divide), size.train,
+             size.tune if tuned else size.rate * ("sgd" not in own) + f" {size.start}" * run.data.endswith("tuned"), of_data]
+    hardest = (re.search(r"--max_violation|--sim (kl|minkl|mahalanobis|wasserstein)", own)
+               and "--no-max_violation" not in f"{own} {also}")
+    if size.warmup and hardest and not tuned:
+        words.append(f"--vse_mean_warmup_epochs {size.warmup}")
+    return last(" ".join([*words, also]))
+
+
+def last(options: str) -> str:
+    """Options with only the last of those that are given twice, at the place of the first; as argparse reads them."""
+    return " ".join({option.split()[0]: option for option in listed(options)}.values())
+
+
+def listed(options: str) -> list[str]:
+    """["--name value", ...]"""
+    return re.findall(r"--\S+(?: (?!--)\S+)*", options)
+
+
+def evaluation_options(run: Run, scale: str) -> str:
+    """Options of evaluate.py, with {data} for the data path."""
+    folder, _, common = DATA[run.test or run.data][scale]
+    words = f"{common} {run.evaluate}" if SCALES[scale].folds else run.evaluate.replace("--fold5", "")
+    coco, cxc = ("demo_coco", "demo_cxc") if scale == "demo" else ("coco", "cxc")
+    words = words.replace("--cxc", f"--cxc --cxc_path {{data}}/{cxc}").replace(
+        "--pmrp", f"--pmrp --instances {{data}}/{coco}/annotations/instances_val2014.json")
+    return " ".join(f"{words} {f'--data_name {folder}' * bool(run.test)}".split())
+
+
+def short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+# ---- steps: commands and what each leaves
+
+@dataclass
+class Step:
+    """A command, the file that shows that it has been run, and what is missing for it."""
+    words: list
+    target: str
+    log: str = ""
+    folder: str = ""                  # run folder that it trains
+    lacks: str = ""
+    after: str = ""                   # file that has to be older than the target
+
+    @property
+    def done(self) -> bool:
+        if self.folder:
+            return trained(self.folder) and not self.differs
+        return os.path.exists(self.target) and not (
+            self.after and os.path.exists(self.after) and os.path.getmtime(self.after) > os.path.getmtime(self.target))
+
+    @property
+    def differs(self) -> list[str]:
+        """What the configuration in a run's folder has otherwise than the step's options give today; "config.yaml" alone where
+        it cannot be read, nothing where there is none."""
+        from options import MAY_CHANGE, parse_args  # torch takes seconds to load
+
+        path = os.path.join(self.folder, "config.yaml")
+        if not os.path.exists(path):
+            return []
+        try:
+            with open(path, encoding="utf-8") as f:
+                stored = dict(yaml.safe_load(f)["options"])
+        except (TypeError, KeyError, ValueError, yaml.YAMLError):
+            return ["config.yaml"]
+        words, start = self.words[1:], None
+        if "--init_from" in words:                          # which may be gone by now
+            at = words.index("--init_from")
+            start, words = words[at + 1], words[:at] + words[at + 2:]
+        try:
+            wanted = {**vars(parse_args(words)), "init_from": start}
+        except SystemExit:                                  # it has said what is wrong with them
+            return ["config.yaml"]
+        for options in (wanted, stored):                    # the same folder may be spelt otherwise
+            options.update({key: os.path.basename(options[key]) for key in ("init_from", "word_vectors") if options.get(key)})
+        by_data = {"img_enc", "img_dim", "n_regions", "txt_dim", *MAY_CHANGE}
+        return [f"--{key} {value}, now {wanted[key]}" for key, value in stored.items()
+                if key in wanted and key not in by_data and wanted[key] != value]
+
+    @property
+    def command(self) -> list:
+        """The words with what a run that began needs to go on."""
+        if not self.folder or not os.path.exists(os.path.join(self.folder, "config.yaml")):
+            return self.words
+        return [*self.words, "--resume" if os.path.exists(os.path.join(self.folder, "checkpoint.pt")) and not self.differs
+                else "--overwrite"]
+
+    @property
+    def shown(self) -> str:
+        """The command as one types it; before it, why a run is not what the row says any more."""
+        changed = f"# {self.folder} was trained with {'; '.join(self.differs)}\n" if self.folder and self.differs else ""
+        return changed + shlex.join(["python", *self.command]) if self.words else f"# {self.lacks}"
+
+
+def trained(folder: str) -> bool:
+    """Whether a run has come to its end."""
+    try:
+        with open(os.path.join(folder, "log.txt"), encoding="utf-8") as f:
+            return "done: best" in (f.readlines() or [""])[-1] and os.path.exists(os.path.join(folder, "model_best.pt"))
+    except FileNotFoundError:
+        return False
+
+
+def preparations(run: Run, opt) -> list[Step]:
+    """What has to be there before a run: demo data, extracted features, word vectors."""
+    steps, data = [], opt.data_path
+    for key in dict.fromkeys([run.data, run.test or run.data]):
+        folder = DATA[key][opt.scale][0]
+        path = os.path.join(data, folder)
+        if opt.scale == "demo":
+            scenes = folder.split("_")[0]
+            steps.append(Step(["demo.py", "--data_path", data, "--size", str(DEMO_SIZE), "--scenes", scenes],
+                              os.path.join(data, scenes, f"{scenes}.json")))
+        elif re.search(r"_(vgg|halves|halves_fc6)_precomp$", folder):
+            photos, source = "coco_halves" if "halves" in folder else folder.split("_")[0], folder.split("_")[0]
+            lacks = missing(data, source)
+            if photos != source:
+                dealt = os.path.join(data, photos, "dataset_coco_halves.json")
+                lacks = "" if os.path.exists(dealt) else lacks
+                steps.append(Step(["-m", "paper_tables.coco_halves", "--data_path", data], dealt, lacks=lacks))
+            layer = "fc7" if folder == "coco_halves_precomp" else "fc6"
+            steps.append(Step(["extract.py", "images", "--data_path", data, "--data_name", photos, "--output_name", folder,
+                               "--cnn_type", "vgg19", "--layer", layer, *["--use_restval"] * (photos == "coco")],
+                              os.path.join(path, "test_ims.npy"), lacks=lacks))
+        else:
+            steps.append(Step([], path, lacks=missing(data, folder)))
+        if run.text == "own":
+            steps.append(Step(["word_vectors.py", "--data_path", data, "--data_name", folder, "--dim",
+                               str(WORDS // SCALES[opt.scale].divide), "--output", f"{path}/own.txt"], f"{path}/own.txt"))
+        elif run.text:
+            vectors, small = os.path.join(data, VECTORS), opt.scale != "full"
+            if small:                                       # one file for all sets: a model fits one extractor's features
+                vectors = os.path.join(data, f"{opt.scale}_words.txt")
+                steps.append(Step(["word_vectors.py", "--data_path", data, "--data_name", DATA["coco"][opt.scale][0], "--dim",
+                                   "48", "--output", vectors], vectors))
+                if opt.scale == "demo":
+                    steps.insert(-1, replace(steps[0], words=[*steps[0].words[:-1], "demo"],
+                                             target=os.path.join(data, "demo", "demo.json")))
+            kind = ["--kind", "hglmm", *(["--n_clusters", "4"] if small else ["--ica", "--pca", "6000"])]
+            steps.append(Step(["extract.py", "captions", "--data_path", data, "--data_name", folder, "--name", run.text,
+                               "--word_vectors", vectors, *kind * (run.text == "hglmm")], f"{path}/test_{run.text}.npy",
+                              lacks="" if small else missing(data, VECTORS)))
+    if run.judge.startswith(VG):
+        folder = "vg" if opt.scale == "full" else "demo_vg"
+        steps.append(Step(["-m", VG + "prepare", "--vg", os.path.join(data, folder), "--output", manifest(opt)], manifest(opt),
+                          lacks=missing(data, folder) if opt.scale == "full" else ""))
+    return steps
+
+
+def manifest(opt) -> str:
+    return os.path.join(opt.runs, opt.scale, "vg", "manifest.json")
+
+
+def missing(data: str, name: str) -> str:
+    """What to fetch and where it goes; empty where it is there."""
+    path = os.path.join(data, name)
+    return "" if os.path.exists(path) else (f"{path} is not there; put {FETCH.get(name, 'the data set')} there (README, "
+                                            "Getting data), or try --demo")
+
+
+def run_steps(run: Run, seed: int, opt) -> tuple[list[Step], str]:
+    """All steps of a run in order, and the file of its results."""
+    steps, options = preparations(run, opt), training_options(run, opt.scale, opt.also)
+    told = {"data": opt.data_path, "folder": DATA[run.data][opt.scale][0], "start": os.path.join(opt.runs, opt.scale)}
+    before = run_steps(replace(run.start, data=run.data), seed, opt)[0][:-1] if run.start else []   # trained, not evaluated
+    if before:
+        options = f"{options} --init_from {{start}}/{os.path.basename(before[-1].folder)}"
+    if run.tool == "cca.py":
+        options = f"--data_name {told['folder']} --text {run.text} {run.train}".strip()
+    sim = re.findall(r"--sim (\S+)", options)
+    kind = "cca" if run.tool == "cca.py" else sim[-1] if sim else "cosine"
+    name = f"{told['folder']}_{kind}_{short(' '.join(sorted(listed(options))))}_seed{seed}"
+    folder = os.path.join(opt.runs, opt.scale, name)
+    log = os.path.join(folder, "output.txt")
+    words = [run.tool, "--data_path", opt.data_path, *(word.format(**told) for word in options.split())]
+    if run.tool == "cca.py":
+        other = ["--test_name", DATA[run.test][opt.scale][0]] if run.test else []
+        output = os.path.join(folder, "_".join(["cca", *other[1:]]) + ".npz")
+        steps.append(Step([*words, *other, "--output", output], output, log))
+        subject = ["--embeddings", output]
+    else:
+        training = Step([*words, "--seed", str(seed), "--logger_name", folder], "", log, folder)
+        steps += [training] if training.done else [*before, training]               # whose start may be gone by then
+        output, subject = os.path.join(folder, "model_best.pt"), ["--checkpoint", folder]
+    if run.judge.startswith(VG):
+        name, out = run.judge[len(VG):], os.path.join(folder, "vg")
+        results = os.path.join(out, f"{name}.json")
+        words = ["-m", run.judge, *subject, "--manifest", manifest(opt), "--cache",
+                 os.path.join(opt.runs, opt.scale, "vg", "cache"), "--output", out]
+        steps.append(Step(words, results, log, after=output))
+        return steps, results
+    options = evaluation_options(run, opt.scale)
+    results = os.path.join(folder, f"results_{short(options)}.json")
+    options = [word.format(**told) for word in options.split()]
+    words = ["evaluate.py", *subject, "--data_path", opt.data_path, *options, "--output", results]
+    files = {"--cxc": "cxc", "--pmrp": "coco/annotations/instances_val2014.json"} if opt.scale != "demo" else {}
+    needs = [missing(opt.data_path, file) for word, file in files.items() if word in run.evaluate]
+    steps.append(Step(words, results, log, lacks=next(filter(None, needs), ""), after=output))
+    return steps, results
+
+
+class Stopped(Exception):
+    """The user stopped the table; what runs has saved itself."""
+
+
+def execute(step: Step) -> str:
+    """Run a step; what went wrong in one line, or nothing. Its words go to step.log. Raises Stopped."""
+    if step.lacks and not os.path.exists(step.target):
+        return step.lacks
+    if not step.words:
+        return ""
+    for path in (step.log, step.target):
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    received = []
+    with open(step.log or os.devnull, "a", encoding="utf-8") as log:
+        if step.log:
+            try:                                            # held by the command too, so that it outlives this process
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return f"another process is at work in {os.path.dirname(step.log)}; wait for it, or stop it"
+        start = log.tell()
+        child = subprocess.Popen([sys.executable, *step.command], stdout=log if step.log else subprocess.PIPE,
+                                 stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+        def stop(number, frame):                            # train.py saves after its step
+            received.append(number)
+            child.send_signal(signal.SIGTERM)
+        before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            said = child.communicate()[0]
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    if received:
+        raise Stopped
+    if child.returncode == 0:
+        return ""
+    if child.returncode < 0:
+        return f"{step.words[0]} was ended by signal {-child.returncode} ({signal.Signals(-child.returncode).name})"
+    if step.log:
+        with open(step.log, encoding="utf-8", errors="replace") as f:
+            f.seek(start)
+            said = f.read()
+    return ([line for line in (said or "").splitlines() if line.strip()] or [f"exit status {child.returncode}"])[-1]
