@@ -369,8 +369,7 @@ def training(words: list[str], shape: tuple, dim: int, seed: int, device) -> dic
     options.img_enc = "precomp" if options.img_enc == "auto" else options.img_enc
     torch.manual_seed(seed)
     model = build_model(options, Vocabulary([*SPECIALS, *map(str, range(WORDS - len(SPECIALS)))])).to(device).train()
-    parameters = list(model.parameters())
-    optimizers = train.build_optimizers(options, parameters, [])
+    parameters, optimizers = list(model.parameters()), train.build_optimizers(options, model)
     scaler = torch.amp.GradScaler(device.type, enabled=False)
     lengths = torch.randint(LENGTHS[0], LENGTHS[1] + 1, (BATCH,))
     tokens = torch.randint(len(SPECIALS), WORDS, (BATCH, LENGTHS[1])) * (torch.arange(LENGTHS[1]) < lengths[:, None])

@@ -199,10 +199,9 @@ def _read_precomp(root: str, split: str, text_only: bool = False, text_features:
     if text and text.array.shape[:-1] != (count,):
         raise InputError(f"{text.path} has shape {text.array.shape} for the {count} captions of {source}; give one row a "
                          "caption")
-    made = os.path.join(root, "features.json")
     return Split(split, images, captions, np.arange(count) // (count // n), source, ids or names or None,
                  None if caption_ids is None else np.array(caption_ids, np.int64), names or None, text,
-                 read_json(made) if os.path.isfile(made) else None)
+                 extractors(root) or None)
 
 
 def _read_ids(path: str) -> list | None:
@@ -246,6 +245,15 @@ def read_json(path: str):
             return json.load(f)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError(f"{path} is not JSON ({error}); fetch it again") from error
+
+
+def extractors(folder: str) -> dict[str, str]:
+    """features.json of a folder: file suffix -> what made the files, in one line. Empty where there is none."""
+    path = os.path.join(folder, "features.json")
+    stored = read_json(path) if os.path.isfile(path) else {}
+    if not isinstance(stored, dict) or not all(isinstance(value, str) for value in stored.values()):
+        raise InputError(f"{path} is not a JSON object, file suffix to extractor; delete it and extract again")
+    return stored
 
 
 def _read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split:

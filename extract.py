@@ -21,18 +21,24 @@ import numpy as np
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
-from data import Split, image_batches, read_json, read_split
+from data import Split, extractors, image_batches, read_split
 from encoders import CNN, CNNS
 from hglmm import HGLMM, fit_ica, fit_pca, improve, load_arrays, project, unit
 from inputs import Photos
+from options import natural, positive
 from subjects import save_json, torch_device
-from vocab import Arguments, InputError, Vocabulary
+from vocab import Arguments, InputError, Vocabulary, writable
 from word_vectors import table_for
 
 SPLITS = ("train", "restval", "dev", "val", "test", "testall")
 NOT_NAMES = ("ims", "caps", "ids", "img_ids", "ann_ids")
 SCALE = 10                            # of unit word vectors before the mixture, as in the originals
 ROWS = 1024                           # captions whose Fisher vectors are held at a time
+FITTING = {                           # numbers of a fit: its kind, default, least, help
+    "n_clusters": ("hglmm", 30, 1, "clusters of the mixture"), "n_iter": ("hglmm", 10, 0, "iterations of EM"),
+    "n_words": ("hglmm", 300_000, 1, "words sampled for the mixture"), "pca": ("hglmm", 0, 0, "values to keep; 0: all of them"),
+    "pca_captions": ("hglmm", 20_000, 2, "captions sampled for the PCA"), "seed": ("hglmm", 0, 0, "of samples and starts"),
+    "vocab_threshold": ("tfidf", 4, 1, "words seen at least this often count")}
 
 
 def checksum(parts) -> str:
@@ -54,15 +60,6 @@ def write_rows(path: str, shape: tuple, dtype, blocks, title: str) -> None:
     assert at == shape[0], (at, shape)
     out.flush()
     os.replace(path + ".tmp", path)
-
-
-def extractors(folder: str) -> dict[str, str]:
-    """features.json of a folder: file suffix -> what made the files, in one line. Empty where there is none."""
-    path = os.path.join(folder, "features.json")
-    stored = read_json(path) if os.path.isfile(path) else {}
-    if not isinstance(stored, dict) or not all(isinstance(value, str) for value in stored.values()):
-        raise InputError(f"{path} is not a JSON object, file suffix to extractor; delete it and extract again")
-    return stored
 
 
 def claim(folder: str, suffix: str, line: str) -> None:
@@ -130,6 +127,7 @@ def extract_images(opt) -> None:
     orders = [in_order(split.require_sound(), opt.captions_per_image) for split in splits]
     device = torch_device(opt.device)
     cnn, line = network(opt.cnn_type, opt.layer, opt.cnn_weights)
+    writable(os.path.join(folder, "features.json"))
     claim(folder, "ims", line)
     cnn = cnn.to(device)
     for split, order in zip(splits, orders):
@@ -261,10 +259,15 @@ def checked(opt) -> dict | None:
     if opt.name in NOT_NAMES or not re.fullmatch(r"\w+", opt.name):
         raise InputError(f"--name {opt.name} cannot name features of captions; give letters, digits and _, and none of "
                          f"{', '.join(NOT_NAMES)}")
-    least_of = {"n_clusters": 1, "n_iter": 0, "n_words": 1, "pca": 0, "pca_captions": 2, "vocab_threshold": 1, "seed": 0}
-    for name, least in least_of.items():
-        if getattr(opt, name) < least:
-            raise InputError(f"--{name} {getattr(opt, name)} is too small; give {least} or more")
+    for name, (kind, default, least, _) in {**FITTING, "ica": ("hglmm", False, False, "")}.items():
+        value = getattr(opt, name)
+        if value < least:
+            raise InputError(f"--{name} {value} is too small; give {least} or more")
+        if value != default and (opt.fitted or kind != opt.kind):
+            given = f"--fitted {opt.fitted}" if opt.fitted else f"--kind {opt.kind}"
+            raise InputError(f"--{name} is for fitting --kind {kind}, not for {given}; leave it out")
+    if opt.kind == "tfidf" and opt.word_vectors:
+        raise InputError(f"--word_vectors {opt.word_vectors}: --kind tfidf counts words and has no vectors; leave it out")
     if opt.kind != "tfidf" and not opt.word_vectors:
         raise InputError(f"--kind {opt.kind} needs --word_vectors FILE (word2vec, GloVe); `python word_vectors.py` learns one")
     return load_arrays(opt.fitted, KINDS[opt.kind].names) if opt.fitted else None
@@ -275,6 +278,10 @@ def extract_captions(opt) -> None:
     found = [name for name in SPLITS if os.path.isfile(os.path.join(folder, f"{name}_caps.txt"))] or ["train", "dev", "test"]
     read = partial(read_split, opt.data_path, opt.data_name, dev_images=0, text_only=True)
     splits = {name: read(name) for name in opt.splits or found}
+    if any(isinstance(split.images, Photos) for split in splits.values()):
+        raise InputError(f"--data_name {opt.data_name} holds photos, and features of captions are read beside precomputed "
+                         "ones; write those first with extract.py images, and name their folder")
+    writable(os.path.join(folder, "features.json"))
     train = None if stored or opt.kind == "mean" else (splits.get("train") or read("train")).words
     words = {word for split in splits.values() for caption in split.words for word in caption}
     kind = KINDS[opt.kind](opt, sorted(words.union(*train or ())), train, stored)
@@ -308,13 +315,13 @@ def arguments(what: str) -> Arguments:
         p.add_argument("--output_name", required=True, help="folder to write below --data_path")
         p.add_argument("--splits", nargs="+", choices=SPLITS, default=["train", "dev", "test"], help="splits to read")
         p.add_argument("--use_restval", action="store_true", help="COCO: add the restval images to train")
-        p.add_argument("--captions_per_image", type=int, metavar="N", help="write the first N captions of every image")
+        p.add_argument("--captions_per_image", type=positive, metavar="N", help="write the first N captions of every image")
         p.add_argument("--cnn_type", choices=CNNS, default="vgg19", help="network")
         p.add_argument("--layer", choices=["fc6", "fc7", "pooled", "cells"],
                        help="fc6 or fc7 (VGG, default: fc7), pooled (the others), or cells: 7 x 7 of the last map, in float16")
         p.add_argument("--cnn_weights", metavar="FILE", help="weights of the network (default: ImageNet's, as in train.py)")
-        p.add_argument("--batch_size", type=int, default=64, help="photos at a time")
-        p.add_argument("--workers", type=int, default=4, help="processes that read photos")
+        p.add_argument("--batch_size", type=positive, default=64, help="photos at a time")
+        p.add_argument("--workers", type=natural, default=4, help="processes that read photos")
         p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
         return p
     p.add_argument("--data_name", default="coco_precomp", help="captions to read: a folder below --data_path")
@@ -323,12 +330,8 @@ def arguments(what: str) -> Arguments:
     p.add_argument("--name", help="writes {split}_NAME.npy (default: the kind)")
     p.add_argument("--word_vectors", metavar="FILE", help="word2vec's text or .bin, or GloVe's text")
     p.add_argument("--fitted", metavar="MODEL.npz", help="take mixture, PCA or idf from this file instead of fitting them")
-    for name, default, told in (
-            ("n_clusters", 30, "hglmm: clusters of the mixture"), ("n_iter", 10, "hglmm: iterations of EM"),
-            ("n_words", 300_000, "hglmm: words sampled for the mixture"), ("pca", 0, "hglmm: values to keep; 0: all of them"),
-            ("pca_captions", 20_000, "hglmm: captions sampled for the PCA"), ("seed", 0, "hglmm: of samples and starts"),
-            ("vocab_threshold", 4, "tfidf: words seen at least this often count")):
-        p.add_argument(f"--{name}", type=int, default=default, help=told)
+    for name, (kind, default, _, told) in FITTING.items():
+        p.add_argument(f"--{name}", type=int, default=default, help=f"{kind}: {told}")
     p.add_argument("--ica", action="store_true", help="hglmm: take independent components of the word vectors first")
     return p
 

@@ -19,17 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from losses import Embedding, pair_mse
+from losses import Embedding, pair_mse, real_rows
 from vocab import PAD, UNK, Arguments, InputError
 
 WORD_ENCODERS = ("gru", "bigru")      # text encoders that read word by word: their decoder tells the words again
-
-
-def real_rows(latent: Tensor, n_parts: Tensor | None) -> Tensor:
-    """Latents of items (B, D), or of their parts (B, P, D) without the padding -> (R, D)."""
-    if latent.ndim == 2:
-        return latent
-    return latent[torch.arange(latent.shape[1], device=latent.device) < n_parts[:, None]]            # (B, P, D) -> (R, D)
 
 
 def whole(latent: Tensor, n_parts: Tensor | None) -> Tensor:
@@ -95,7 +88,9 @@ class Reconstruction(nn.Module):
     def forward(self, images, captions, seen: dict, told: dict, batch) -> Tensor:
         extras = seen if self.sides == ("images",) else told
         target = extras["trunk"].detach().float()                                   # (B, F) | (B, P, F)
-        residual = self.decoder(extras["latent"]).float() - target
+        residual = self.decoder(extras["latent"]).float()
+        assert residual.shape == target.shape, (residual.shape, target.shape)       # else they would broadcast
+        residual = residual - target
         norms = residual.abs().sum(-1) if self.norm == 1 else (residual.square().sum(-1) + 1e-12).sqrt()
         return (norms.mean(1) if norms.ndim == 2 else norms).sum()
 
@@ -209,13 +204,13 @@ def build_terms(opt, vocab, image_tower, text_tower) -> tuple[dict[str, tuple[fl
 # ---- how near the latents are to the prior
 
 @torch.no_grad()
-def all_latents(model, split, tokens, device, batch_size: int = 128) -> dict[str, Tensor]:
+def all_latents(model, split, tokens, device, batch_size: int = 128, workers: int = 0) -> dict[str, Tensor]:
     """The latents of a split's images (N, D) and captions (M, D), one an item (parts: their mean is no latent, so all of
     them)."""
     from data import image_batches
 
     found = {"images": [], "captions": []}
-    for batch in image_batches(split.images, batch_size):
+    for batch in image_batches(split.images, batch_size, workers):
         extras = {}
         e = model.embed_images(batch.to(device), extras)
         found["images"].append(real_rows(extras["latent"].float(), e.n_parts).cpu())
@@ -280,7 +275,8 @@ def command(argv=None) -> None:
         if isinstance(split.images, NoImages):
             raise InputError(f"{name} has no images beside its captions; name a data set with features")
         check_fits(trained, split.images, run)
-        found = all_latents(model.to(device), split, split.encode(vocab, known=name == trained.data_name), device)
+        tokens = split.encode(vocab, known=name == trained.data_name)
+        found = all_latents(model.to(device), split, tokens, device, workers=opt.workers)
         rows = {}
         for side, z in found.items():
             generator = torch.Generator().manual_seed(opt.seed)

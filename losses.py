@@ -35,6 +35,13 @@ class Embedding(NamedTuple):
         return [self.rows(slice(k, k + size)) for k in range(0, max(1, len(self.mean)), size)]
 
 
+def real_rows(latent: Tensor, n_parts: Tensor | None) -> Tensor:
+    """Latents of items (B, D), or of their parts (B, P, D) without the padding -> (R, D)."""
+    if latent.ndim == 2:
+        return latent
+    return latent[torch.arange(latent.shape[1], device=latent.device) < n_parts[:, None]]            # (B, P, D) -> (R, D)
+
+
 def bound_log_var(raw: Tensor, bounds: tuple[float, float] = LOG_VAR_BOUNDS) -> Tensor:
     """Clamp a log-variance, by default so that the variance stays in [0.1, 10] (`pmrl` 3.1, `ucmr` 4.2)."""
     return raw.clamp(*bounds)

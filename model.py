@@ -36,7 +36,7 @@ from objectives import build_objective, vib
 from pie import MMD, BiGRU, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from trigrams import TanhLayers, TrigramBag, TrigramConv, Trigrams, TrigramWords
 from two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
-from vocab import Vocabulary
+from vocab import InputError, Vocabulary
 from word_vectors import table_for
 
 ALL_SIMILARITIES: dict[str, type[Similarity]] = {                      # and those of parts and of samples
@@ -96,7 +96,7 @@ class Tower(nn.Module):
         log_var = None if self.log_var is None else self.bounded_log_var(features, lengths)
         if self.sample:
             extras["centre"], extras["log_var"] = mean, log_var
-            mean = mean + (log_var / 2).exp() * torch.randn_like(log_var) if self.training else mean
+            mean = mean + (log_var / 2).exp() * torch.randn_like(mean) if self.training else mean      # log_var: (B, D), (B, 1)
             log_var = None
         extras["latent"] = mean
         parts = n_parts = None
@@ -170,7 +170,8 @@ class JointEmbedding(nn.Module):
             views.append((batch.unpaired, *self.embed(batch.unpaired)))
         with torch.autocast(batch.tokens.device.type, enabled=False):               # scores are compared in float32
             losses.update(self.objective_of(views) if self.objective else {})
-        for view, (items, images, captions, seen, told) in enumerate(views):
+        negatives = getattr(self.objective, "outside", False)                       # view 1 is theirs alone
+        for view, (items, images, captions, seen, told) in enumerate(views[:1] if negatives else views):
             held = {side for side, e in (("images", images), ("captions", captions)) if e is not None}
             for name, term in self.terms.items():
                 if view == 0 or (getattr(term, "sides", ()) and held.issuperset(term.sides)):
@@ -221,7 +222,7 @@ def build_image_tower(opt, pretrained: bool) -> Tower:
             return RegionEmbedding(trunk.dim, opt.embed_size, opt.precomp_enc_type == "weight_norm")
         if opt.pool == "gpo":
             return PooledEmbedding(trunk.dim, opt.embed_size)
-        return build_layers(opt.img_layers, opt.layer_style, trunk.dim, opt.embed_size)
+        return build_layers(opt, "img", trunk.dim)
 
     def pcme_log_var():
         return PIEVariance(trunk.dim, opt.embed_size, MeanLinear(trunk.dim, opt.embed_size))
@@ -231,12 +232,16 @@ def build_image_tower(opt, pretrained: bool) -> Tower:
                  make_log_var=pcme_log_var if opt.img_enc == "pie" and opt.sim == "match_prob" else None)
 
 
-def build_layers(hidden: str | None, style: str, inputs: int, embed_size: int) -> nn.Module:
-    """f_emb of a vector, (B, F) -> (B, D): a linear layer; with `hidden`, sizes such as "2000-1000", layers in a style; "0":
-    none."""
-    sizes = [int(size) for size in (hidden or "").split("-") if size]
-    if sizes == [0]:
+def build_layers(opt, side: str, inputs: int) -> nn.Module:
+    """f_emb of a vector, (B, F) -> (B, D): a linear layer; with sizes such as "2000-1000", layers in a style; "0": none.
+    side: "img" or "txt"."""
+    hidden, style, embed_size = getattr(opt, f"{side}_layers"), opt.layer_style, opt.embed_size
+    if hidden == "0" and inputs != embed_size:
+        raise InputError(f"--{side}_layers 0 makes the {inputs} numbers of a feature or word vector the embedding, and "
+                         f"--embed_size is {embed_size}; make them equal")
+    if hidden == "0":
         return Unchanged(embed_size)
+    sizes = [int(size) for size in (hidden or "").split("-") if size]
     if style == "branch" and sizes:
         return BranchEmbedding(inputs, sizes[0], embed_size)
     if style == "tanh":
@@ -270,7 +275,7 @@ def build_text_tower(opt, vocab, pretrained: bool) -> Tower:
             sizes = [int(size) for size in (opt.txt_layers or "").split("-") if size]
             return TRIGRAM_NETWORKS[opt.txt_enc](trunk.dim - 1, sizes, opt.embed_size)
         if opt.txt_enc in ("mean", "sum", "features"):
-            return build_layers(opt.txt_layers, opt.layer_style, trunk.dim, opt.embed_size)
+            return build_layers(opt, "txt", trunk.dim)
         if opt.sim == "scan":
             return WordStates(trunk.dim, opt.embed_size, opt.num_layers, opt.bi_gru)
         if opt.txt_enc == "bigru":

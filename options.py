@@ -1,5 +1,7 @@
 """Options of train.py: what they are, what one implies of another, what cannot work together."""
 import argparse
+import contextlib
+import functools
 import os
 import sys
 
@@ -13,12 +15,13 @@ from inputs import Photos
 from model import ALL_SIMILARITIES, SHAPES, TRIGRAM_NETWORKS
 from objectives import OBJECTIVES
 from subjects import load_checkpoint, torch_device
+from unpaired import learns_alone
 from vocab import Arguments, InputError
 
 GAUSSIANS = [shape for shape in SHAPES if shape != "point"]
 TEXT_ENCODERS = ["gru", "bigru", "pie", "mean", "sum", "features", *TRIGRAM_NETWORKS]
 MAY_CHANGE = {"data_path", "num_epochs", "workers", "log_step", "val_step", "device", "logger_name", "resume", "overwrite",
-              "dry_run", "config"}    # options that a resumed run may set anew
+              "dry_run", "config", "word_vectors", "cnn_weights"}    # options that a resumed run may set anew
 SCAN = {"cross_attn": "t2i", "raw_feature_norm": "clipped_l2norm", "agg_func": "LogSumExp", "lambda_lse": 6.0,
         "lambda_softmax": 9.0, "bi_gru": False, "precomp_enc_type": "basic", "no_txtnorm": False}    # its options' defaults
 
@@ -75,8 +78,8 @@ def parser() -> argparse.ArgumentParser:
         help="scan: norm of the products of words and regions before the softmax")
     add("--agg_func", choices=list(AGGREGATES), default=SCAN["agg_func"],
         help="scan: what the score makes of the cosines of all words (i2t: regions) with what they attend to")
-    add("--lambda_lse", type=float, default=SCAN["lambda_lse"], help="scan: sharpness of LogSumExp")
-    add("--lambda_softmax", type=float, default=SCAN["lambda_softmax"], help="scan: sharpness of the attention (i2t: 4)")
+    add("--lambda_lse", type=number, default=SCAN["lambda_lse"], help="scan: sharpness of LogSumExp")
+    add("--lambda_softmax", type=number, default=SCAN["lambda_softmax"], help="scan: sharpness of the attention (i2t: 4)")
     add("--bi_gru", action="store_true", help="scan: read the words in both directions and average")
     add("--precomp_enc_type", choices=["basic", "weight_norm"], default=SCAN["precomp_enc_type"],
         help="scan: linear layer of the regions, plain or weight-normalised")
@@ -90,47 +93,47 @@ def parser() -> argparse.ArgumentParser:
         "pair (PCME, PCME++), nll: softmax over sampled captions (DMSM), mse: squared distance of matching pairs (jWAE), "
         "two_branch (Embedding Network) or logistic (Similarity Network); default: hinge, match for match_prob, logistic for "
         "product")
-    add("--gamma", type=float, default=10.0, help="nll: smoothing factor of the softmax")
+    add("--gamma", type=number, default=10.0, help="nll: smoothing factor of the softmax")
     add("--negatives", type=positive, default=40, metavar="N", help="nll: captions that the true one is compared with")
     add("--negative_source", choices=["batch", "set"], default="batch", help="nll: draw them from the batch, or from all "
         "training captions")
     for side in ("images", "captions"):
-        add(f"--recon_{side}", type=float, default=0.0, metavar="WEIGHT", help=f"jWAE: {side} are reconstructed from their "
+        add(f"--recon_{side}", type=number, default=0.0, metavar="WEIGHT", help=f"jWAE: {side} are reconstructed from their "
             "latents")
-        add(f"--prior_{side}", type=float, default=0.0, metavar="WEIGHT", help=f"jWAE: latents of {side} follow N(0, I), by a "
+        add(f"--prior_{side}", type=number, default=0.0, metavar="WEIGHT", help=f"jWAE: latents of {side} follow N(0, I), by a "
             "critic")
         add(f"--unpaired_{side}", metavar="NAME", help=f"data set below --data_path whose training {side} join these terms")
-    add("--mse_weight", type=float, default=1.0, help="mse: of the squared distance per dimension (--embed_size: jWAE's eq. 7 "
+    add("--mse_weight", type=number, default=1.0, help="mse: of the squared distance per dimension (--embed_size: jWAE's eq. 7 "
         "as printed)")
     add("--latent_bn", action=switch, default=None, help="latents pass a BatchNorm without scale and shift, which gives each "
         "dimension the prior's mean and variance (default: with --prior_images or --prior_captions)")
     add("--recon_norm", type=int, choices=[1, 2], default=2, help="norm of what a reconstructed vector misses")
     add("--decoder_dim", type=positive, default=1024, help="hidden layer of the decoders of vectors")
-    add("--word_dropout", type=float, default=0.2, help="share of the words that the caption decoder does not see in training")
-    add("--critic_learning_rate", type=float, default=5e-5, help="of the critic's own Adam")
-    add("--supervised_fraction", type=float, default=1.0, help="share of the training images whose pairs are known; the "
+    add("--word_dropout", type=number, default=0.2, help="share of the words that the caption decoder does not see in training")
+    add("--critic_learning_rate", type=number, default=5e-5, help="of the critic's own Adam")
+    add("--supervised_fraction", type=number, default=1.0, help="share of the training images whose pairs are known; the "
         "others join the terms that need no pairs")
-    add("--vae", type=float, default=0.0, metavar="WEIGHT", help="sample every latent from a Gaussian of its own, at this "
+    add("--vae", type=number, default=0.0, metavar="WEIGHT", help="sample every latent from a Gaussian of its own, at this "
         "weight of its KL to N(0, I) (the VAE that jWAE compares with)")
-    add("--pseudo_positives", type=float, default=0.0, metavar="WEIGHT",
+    add("--pseudo_positives", type=number, default=0.0, metavar="WEIGHT",
         help="match: pairs that score above the true one count as matches at this weight (PCME++: 0.1)")
-    add("--captioner", type=float, default=0.0, metavar="WEIGHT", help="vsrn: the image's regions also generate the caption, "
+    add("--captioner", type=number, default=0.0, metavar="WEIGHT", help="vsrn: the image's regions also generate the caption, "
         "at this weight (VSRN: 1; 0: off)")
     add("--dim_hidden", type=positive, default=512, help="captioner: size of its GRUs")
     add("--max_len", type=positive, default=60, help="captioner: captions are cut after so many tokens, <start> and <end> "
         "among them")
-    add("--vib", type=float, default=0.0, metavar="WEIGHT", help="KL of every Gaussian to N(0, I), in nats (PCME++ averages "
+    add("--vib", type=number, default=0.0, metavar="WEIGHT", help="KL of every Gaussian to N(0, I), in nats (PCME++ averages "
         "it over dimensions: its 1e-4 is 1e-4 / embed_size here)")
-    add("--diversity", type=float, default=0.0, metavar="WEIGHT", help="keeps the K embeddings of mil apart (PVSE: 0.1 "
+    add("--diversity", type=number, default=0.0, metavar="WEIGHT", help="keeps the K embeddings of mil apart (PVSE: 0.1 "
         "beside a hinge that is averaged over the batch; ours is summed, so 0.1 x batch size)")
-    add("--mmd", type=float, default=0.0, metavar="WEIGHT", help="draws the distributions of image and caption embeddings "
+    add("--mmd", type=number, default=0.0, metavar="WEIGHT", help="draws the distributions of image and caption embeddings "
         "together (PVSE: 0.01, so here 0.01 x batch size)")
-    add("--var_min", type=float, help="smallest variance (default: 0.1, and 1e-6 for match_prob)")
-    add("--var_max", type=float, default=10.0, help="largest variance")
-    add("--logvar_init", type=float, default=0.0, help="where log-variances start (csd with --loss match: -6)")
+    add("--var_min", type=number, help="smallest variance (default: 0.1, and 1e-6 for match_prob)")
+    add("--var_max", type=number, default=10.0, help="largest variance")
+    add("--logvar_init", type=number, default=0.0, help="where log-variances start (csd with --loss match: -6)")
     add("--average", choices=["none", "ema", "swa"], default="none", help="average weights over the last third of the epochs: "
         "exponentially (0.999) each step, or evenly over epochs")
-    add("--margin", type=float, default=0.2, help="margin of the hinge (VSE++ and VSRN: 0.2; ucmr's VSRN: 0.1)")
+    add("--margin", type=number, default=0.2, help="margin of the hinge (VSE++ and VSRN: 0.2; ucmr's VSRN: 0.1)")
     add("--max_violation", action=switch, default=None,
         help="hardest negatives instead of their sum (default: on for similarities of Gaussians)")
     add("--vse_mean_warmup_epochs", type=natural, default=0, help="first epochs on the sum of violations")
@@ -138,9 +141,9 @@ def parser() -> argparse.ArgumentParser:
     add("--num_epochs", type=positive, default=30, help="epochs")
     add("--batch_size", type=positive, default=128, help="pairs in a batch")
     add("--optimizer", choices=["adam", "sgd"], default="adam", help="sgd: plain, as in DMSM, at --learning_rate 0.5")
-    add("--learning_rate", type=float, default=2e-4, help="initial learning rate")
+    add("--learning_rate", type=number, default=2e-4, help="initial learning rate")
     add("--lr_update", type=positive, default=15, help="epochs between tenfold reductions of the learning rate")
-    add("--grad_clip", type=float, default=2.0, help="largest norm of the gradient; 0: no limit")
+    add("--grad_clip", type=number, default=2.0, help="largest norm of the gradient; 0: no limit")
     add("--finetune", action="store_true", help="train the CNN too")
     add("--amp", choices=["off", "bf16", "fp16"], default="off", help="precision of the networks (fp16: CUDA only)")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to train (auto: CUDA when present)")
@@ -159,10 +162,18 @@ def parser() -> argparse.ArgumentParser:
 
 
 def sizes(text: str) -> str:
-    if not all(size.isdigit() for size in text.split("-")) or (text != "0" and "0" in text.split("-")):
+    layers = [int(size) if size.isdigit() else -1 for size in text.split("-")]
+    if min(layers) < (len(layers) > 1):
         raise argparse.ArgumentTypeError(f"'{text}' is no list of layer sizes; give numbers joined by '-', as 2000-1000, or 0 "
                                          "for none")
-    return text
+    return "-".join(map(str, layers))
+
+
+def number(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if np.isfinite(float(text)):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"'{text}' is not a finite number")
 
 
 def natural(text: str) -> int:
@@ -250,7 +261,7 @@ def resolve(opt) -> None:
         elif None in heads:
             given = heads[heads.index(None) - 1]
             heads = [head or ("ellipsoidal" if given == "point" else "point") for head in heads]
-    needs = 2 if opt.vae else needs
+    wanted, needs = needs, 2 if opt.vae else needs          # --vae: Gaussians whose samples are compared as points
     heads = [head or ("ellipsoidal" if needs else "point") for head in heads]
     gaussian = sum(head != "point" for head in heads)
     if gaussian != needs:
@@ -259,17 +270,29 @@ def resolve(opt) -> None:
                1: f"give one of --image_head (GIE) and --text_head (GCE) one of {', '.join(GAUSSIANS)}",
                2: f"give both sides one of {', '.join(GAUSSIANS)}"}[needs]
         wants = ["compares points", "needs one Gaussian side and one point", "needs a Gaussian on both sides"][needs]
-        raise InputError(f"--sim {opt.sim} {wants}, not {shown}; {fix}")
+        raise InputError(f"{f'--vae {opt.vae}' if opt.vae else f'--sim {opt.sim}'} {wants}, not {shown}; {fix}")
+    for side, layers, head in (("img", opt.img_layers, heads[0]), ("txt", opt.txt_layers, heads[1])):
+        if layers == "0" and head != "point":
+            raise InputError(f"--{side}_layers 0 leaves nothing to learn variances with, and the {side} head is '{head}'; give "
+                             "sizes, or leave it out for a linear layer")
     opt.image_head, opt.text_head = heads
     opt.head = heads[0] if heads[0] == heads[1] else None
     if opt.no_imgnorm and opt.sim == "cosine":              # VSE0: the original's cosine is an inner product
         opt.sim = "dot"
-    if opt.max_violation is None or opt.loss != "hinge":
-        opt.max_violation = needs > 0 and opt.loss == "hinge"
+    if opt.max_violation and opt.loss != "hinge":
+        raise InputError(f"--max_violation is for --loss hinge, not {opt.loss}; leave it out")
+    if opt.max_violation is None:
+        opt.max_violation = wanted > 0 and opt.loss == "hinge"
     if opt.vse_mean_warmup_epochs and not opt.max_violation:
         raise InputError("--vse_mean_warmup_epochs delays --max_violation, which is off; give --max_violation too")
+    fewest = {"none": 1, "ema": 3, "swa": 6}[opt.average]
+    if opt.num_epochs < fewest:
+        raise InputError(f"--average {opt.average} averages over the last third of the epochs, and of --num_epochs "
+                         f"{opt.num_epochs} that is not enough; give at least {fewest}")
     if opt.pseudo_positives and opt.loss != "match":
         raise InputError(f"--pseudo_positives {opt.pseudo_positives} is for --loss match, not {opt.loss}; leave it out")
+    if opt.vib and opt.vae:
+        raise InputError(f"--vib {opt.vib} and --vae {opt.vae} draw the same Gaussians to N(0, I); leave --vib out")
     if opt.vib and not gaussian:
         raise InputError(f"--vib {opt.vib} needs a Gaussian side, and --sim {opt.sim} has points; choose a similarity of "
                          "Gaussians or leave it out")
@@ -279,6 +302,9 @@ def resolve(opt) -> None:
     if opt.captioner and opt.img_enc != "vsrn":
         raise InputError(f"--captioner {opt.captioner} reads the regions of --img_enc vsrn, not of {opt.img_enc}; give "
                          "--img_enc vsrn too, or leave it out")
+    if opt.captioner and (opt.txt_enc == "features" or opt.txt_enc in TRIGRAM_NETWORKS):
+        raise InputError(f"--captioner {opt.captioner} tells captions word by word, and --txt_enc {opt.txt_enc} reads no "
+                         "words; take gru, or leave it out")
     if not opt.captioner >= 0 or opt.max_len < 2:
         raise InputError(f"--captioner {opt.captioner} and --max_len {opt.max_len}: the first is a weight of at least 0, the "
                          "second at least 2, <start> and a token to predict")
@@ -289,9 +315,43 @@ def resolve(opt) -> None:
     if not opt.learning_rate > 0 or not opt.margin >= 0 or not opt.grad_clip >= 0:
         raise InputError(f"--learning_rate {opt.learning_rate}, --margin {opt.margin} and --grad_clip {opt.grad_clip}: the "
                          "first must be above 0, the others at least 0")
+    refuse_unused(opt)
     if opt.init_from and opt.resume is None:
         load_checkpoint(opt.init_from)                      # a wrong one is refused before data load
     opt.logger_name = opt.logger_name or default_run(opt)
+
+
+@functools.cache
+def defaults() -> dict:
+    return vars(parser().parse_args([]))
+
+
+def refuse_unused(opt) -> None:
+    """Refuse what was given and would change nothing, among resolved options."""
+    gaussian, words = (opt.image_head, opt.text_head) != ("point", "point"), opt.txt_enc in ("gru", "bigru")
+    bags = opt.txt_enc in ("mean", "sum", "features")
+    vectors = opt.img_enc in ("auto", "precomp", "cnn") and opt.pool == "mean"      # one an image, embedded by layers
+    layers = any(hidden not in (None, "0") for hidden in (opt.img_layers, opt.txt_layers))
+    for names, used, where in (
+            ("margin", opt.loss == "hinge", "--loss hinge"),
+            ("gamma negatives negative_source", opt.loss == "nll", "--loss nll"),
+            ("mask_same_image", opt.loss not in ("mse", "two_branch") and opt.negative_source == "batch",
+             "objectives over the pairs of a batch"),
+            ("recon_norm decoder_dim", opt.recon_images or opt.recon_captions and bags,
+             "--recon_images, and --recon_captions with --txt_enc mean or features"),
+            ("word_dropout", opt.recon_captions and words, "--recon_captions with --txt_enc gru or bigru"),
+            ("critic_learning_rate", opt.prior_images or opt.prior_captions, "--prior_images and --prior_captions"),
+            ("dim_hidden max_len", opt.captioner, "--captioner"),
+            ("n_samples", opt.sim == "match_prob", "--sim match_prob"),
+            ("var_max logvar_init logvar_norm", gaussian, "Gaussian heads"),
+            ("lambda_lse", opt.agg_func == "LogSumExp", "--agg_func LogSumExp"),
+            ("no_imgnorm", opt.sim not in ("mil", "product"), "similarities that do not normalise by themselves"),
+            ("layer_style", {"tanh": layers or vectors or bags, "branch": layers}.get(opt.layer_style, True),
+             "--img_layers and --txt_layers"),
+            ("num_layers", words or opt.txt_enc == "pie", "--txt_enc gru, bigru and pie")):
+        given = [] if used else [name for name in names.split() if getattr(opt, name) != defaults()[name]]
+        if given:
+            raise InputError(f"--{given[0]} {getattr(opt, given[0])} is for {where}, and has no effect here; leave it out")
 
 
 def resolve_pie(opt) -> None:
@@ -314,9 +374,9 @@ def resolve_pie(opt) -> None:
                          "mil with --n_embeds 2 or more, or leave it out")
     if min(opt.diversity, opt.mmd) < 0:
         raise InputError(f"--diversity {opt.diversity} and --mmd {opt.mmd} are weights; give at least 0")
-    if opt.txt_enc == "pie" and opt.embed_size % 2:
-        raise InputError(f"--embed_size {opt.embed_size} is odd, and --txt_enc pie joins two directions of a GRU of half that "
-                         "size; give an even one")
+    if opt.txt_enc in ("pie", "bigru") and opt.embed_size % 2:
+        raise InputError(f"--embed_size {opt.embed_size} is odd, and --txt_enc {opt.txt_enc} joins two directions of a GRU of "
+                         "half that size; give an even one")
 
 
 def resolve_scan(opt) -> None:
@@ -330,6 +390,9 @@ def resolve_scan(opt) -> None:
             raise InputError(f"--{foreign[0]} is for --sim scan, not {opt.sim}; leave it out")
         return
     opt.img_enc = "scan" if opt.img_enc == "auto" else opt.img_enc
+    if opt.text_features:
+        raise InputError(f"--text_features {opt.text_features} are one vector a caption, and --sim scan compares words; leave "
+                         "it out, or take --sim cosine")
     for name, needed in (("img_enc", "scan"), ("txt_enc", "gru"), ("pool", "mean")):
         if getattr(opt, name) != needed:
             raise InputError(f"--sim scan compares every region with every word, which --{name} {getattr(opt, name)} does not "
@@ -352,16 +415,16 @@ def resolve_text(opt) -> None:
                          f"{opt.txt_enc}; leave it out")
     if opt.txt_enc in TRIGRAM_NETWORKS and opt.txt_layers == "0":
         raise InputError(f"--txt_layers 0: --txt_enc {opt.txt_enc} needs a layer; give sizes, or leave it out for a single one")
-    if opt.txt_layers == "0" and opt.txt_enc != "features" and opt.word_dim != opt.embed_size:
-        raise InputError(f"--txt_layers 0 makes the {opt.word_dim} numbers of a word vector the embedding, and --embed_size is "
-                         f"{opt.embed_size}; make them equal")
     if opt.word_vectors and (opt.txt_enc == "features" or opt.txt_enc in TRIGRAM_NETWORKS):
         raise InputError(f"--word_vectors {opt.word_vectors}: --txt_enc {opt.txt_enc} has no word vectors; leave it out")
-    if opt.word_vectors and not os.path.isfile(opt.word_vectors):
+    if opt.word_vectors and opt.init_from and opt.resume is None:
+        raise InputError(f"--word_vectors {opt.word_vectors}: the words are those of --init_from {opt.init_from}; leave it out")
+    if opt.word_vectors and opt.resume is None and not os.path.isfile(opt.word_vectors):
         raise InputError(f"there is no file {opt.word_vectors} of word vectors; `python word_vectors.py` learns some from the "
                          "captions")
-    if opt.freeze_words and not opt.word_vectors:
-        raise InputError("--freeze_words keeps vectors of a file as they are; give --word_vectors FILE too")
+    if opt.freeze_words and not (opt.word_vectors or opt.init_from):
+        raise InputError("--freeze_words keeps vectors of a file, or of a run, as they are; give --word_vectors FILE or "
+                         "--init_from RUN too")
     for name in ("img_layers", "txt_layers"):
         if opt.layer_style == "branch" and "-" in (getattr(opt, name) or ""):
             raise InputError(f"--{name} {getattr(opt, name)}: --layer_style branch has one hidden layer; give one size")
@@ -380,6 +443,9 @@ def resolve_jwae(opt) -> None:
     if opt.recon_images and opt.img_enc in ("vsrn", "pie"):
         raise InputError(f"--recon_images {opt.recon_images}: --img_enc {opt.img_enc} learns what its embedding is given, and "
                          "that is no target; take --img_enc precomp or --sim scan")
+    if opt.recon_images and opt.pool == "gpo":
+        raise InputError(f"--recon_images {opt.recon_images}: --pool gpo makes one latent of all regions, which cannot give "
+                         "each of them back; take --pool mean or --sim scan")
     if opt.recon_captions and (opt.txt_enc == "pie" or opt.txt_enc in TRIGRAM_NETWORKS):
         raise InputError(f"--recon_captions {opt.recon_captions}: --txt_enc {opt.txt_enc} has no decoder; take gru, bigru, "
                          "mean or features")
@@ -387,11 +453,13 @@ def resolve_jwae(opt) -> None:
         raise InputError(f"--recon_captions {opt.recon_captions}: --txt_enc {opt.txt_enc} would move its own target; keep the "
                          "words as they are with --word_vectors FILE --freeze_words, or take gru or bigru")
     if opt.sim not in ("cosine", "dot", "scan") and any(terms.values()):
-        raise InputError(f"--{next(name for name, weight in terms.items() if weight)} is for points, and --sim {opt.sim} is "
-                         "not; take --sim cosine or scan")
+        raise InputError(f"--{next(name for name, weight in terms.items() if weight)} is for points compared by their cosine, "
+                         f"not for --sim {opt.sim}; take --sim cosine or scan")
     if opt.loss == "mse" and opt.sim not in ("cosine", "dot"):
         raise InputError(f"--loss mse draws matching points together, and --sim {opt.sim} does not compare them; take --sim "
                          "cosine")
+    if opt.loss == "two_branch" and opt.no_imgnorm:
+        raise InputError("--no_imgnorm: --loss two_branch compares unit vectors; leave it out")
     if opt.loss == "two_branch" and (opt.sim != "cosine" or opt.batch_size % 2):
         raise InputError(f"--loss two_branch compares points in batches of pairs of captions; --sim {opt.sim} and --batch_size "
                          f"{opt.batch_size} do not go with it: take cosine and an even number")
@@ -411,10 +479,11 @@ def resolve_jwae(opt) -> None:
     if not 0 <= opt.word_dropout < 1 or not opt.critic_learning_rate > 0:
         raise InputError(f"--word_dropout {opt.word_dropout} and --critic_learning_rate {opt.critic_learning_rate}: the first "
                          "lies in [0, 1), the second is above 0")
-    unpaired = [f"--{name} {getattr(opt, name)}" for name in ("unpaired_images", "unpaired_captions") if getattr(opt, name)]
-    if unpaired and not any(terms.values()):
-        raise InputError(f"{unpaired[0]}: nothing is learned from items without partners here; give weights, such as "
-                         "--recon_images and --prior_images, or leave it out")
+    unpaired = [side for side in ("images", "captions") if getattr(opt, f"unpaired_{side}")]
+    for side in unpaired:
+        if not learns_alone(opt, side):
+            raise InputError(f"--unpaired_{side} {getattr(opt, f'unpaired_{side}')}: nothing is learned from {side} without "
+                             f"partners here; give a weight, such as --recon_{side} or --prior_{side}, or leave it out")
     if (unpaired or opt.supervised_fraction < 1) and opt.loss == "nll" and opt.negative_source == "set":
         raise InputError("--negative_source set draws captions of its own and does not go with unpaired data; take batch")
     if opt.vae and opt.sim == "scan":
@@ -448,8 +517,9 @@ def prepare_images(opt, images) -> None:
         raise InputError(f"--region_norm and --region_bn are for --img_enc vsrn, not {img_enc}; leave them out")
     if opt.img_dim not in (None, images.dim) and needed == "precomp":
         raise InputError(f"--img_dim {opt.img_dim} differs from the {images.dim} of {images.path}; leave --img_dim out")
-    if needed == "precomp" and (opt.finetune or opt.cnn_weights):
-        raise InputError(f"--finetune and --cnn_weights are for photos; {opt.data_name} has precomputed features")
+    given = [name for name in ("finetune", "cnn_weights", "cnn_type", "crop_size") if getattr(opt, name) != defaults()[name]]
+    if needed == "precomp" and given:
+        raise InputError(f"--{given[0]} is for photos, and {opt.data_name} has precomputed features; leave it out")
     if opt.n_regions not in (None, images.regions):
         raise InputError(f"--n_regions {opt.n_regions} differs from the {images.regions or 'single vector'} of each image in "
                          f"{opt.data_name}; leave --n_regions out")
@@ -462,7 +532,4 @@ def prepare_text(opt, text) -> None:
     if opt.txt_dim not in (None, width):
         raise InputError(f"--txt_dim {opt.txt_dim} differs from the {width} of --text_features {opt.text_features}; leave it "
                          "out")
-    if opt.txt_layers == "0" and opt.txt_enc == "features" and width != opt.embed_size:
-        raise InputError(f"--txt_layers 0 makes the {width} numbers of {text.path} the embedding, and --embed_size is "
-                         f"{opt.embed_size}; make them equal")
     opt.txt_dim = width

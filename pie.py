@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from encoders import vsepp_linear
-from losses import Embedding, Similarity, side_by_side
+from losses import Embedding, Similarity, real_rows, side_by_side
 
 ELEMENTS = {"cpu": 2 ** 18, "cuda": 2 ** 25}    # numbers in the largest temporary of a block of scores: what a cache holds
 
@@ -237,7 +237,7 @@ class MMD(nn.Module):
         self.latents = latents
 
     def forward(self, images: Embedding, captions: Embedding, seen: dict, told: dict, batch) -> Tensor:
-        x, y = (e.mean if e.parts is None else e.parts.flatten(0, 1) for e in (images, captions))    # (B K, D)
+        x, y = (e.mean if e.parts is None else real_rows(e.parts, e.n_parts) for e in (images, captions))    # (B K, D)
         if self.latents:
             x, y = (extras["latent"].float() / extras["latent"].shape[1] ** 0.5 for extras in (seen, told))   # (B, D)
         return sum(sign * (-0.5 * torch.cdist(a, b)).exp().mean() for sign, a, b in ((1, x, x), (-2, x, y), (1, y, y)))

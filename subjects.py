@@ -43,12 +43,15 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
     return stored
 
 
-def load_weights(model: JointEmbedding, stored: dict) -> None:
-    try:
-        model.load_state_dict(stored["model"])
-    except RuntimeError as error:
-        raise InputError("the checkpoint's weights do not fit the model of these options: "
-                         + " ".join(str(error).split())[:300]) from error
+def load_weights(model: JointEmbedding, stored: dict, path: str = "the checkpoint") -> None:
+    mine, theirs = ({name: tuple(x.shape) for name, x in state.items()} for state in (model.state_dict(), stored["model"]))
+    wrong = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
+    if wrong:
+        shapes = [found.get(wrong[0], "absent") for found in (theirs, mine)]
+        raise InputError(f"the weights of {path} are not those of a model of these options ({wrong[0]} is {shapes[0]} there "
+                         f"and {shapes[1]} here, {len(wrong)} differ); give the sizes, heads, encoders and terms of its "
+                         "config.yaml")
+    model.load_state_dict(stored["model"])
 
 
 def load_model(stored: dict) -> tuple[JointEmbedding, Vocabulary, argparse.Namespace]:
@@ -114,12 +117,14 @@ def validate(model: JointEmbedding, split: Split, tokens: Tokens, device, worker
 
 def run_arguments(p: argparse.ArgumentParser, split: str) -> None:
     """The options of commands that show what one run makes of a split; `split` says what the split is for."""
+    from options import natural  # which imports this module
+
     p.add_argument("--checkpoint", metavar="RUN", help="run folder or checkpoint file (default: the newest run)")
     p.add_argument("--data_path", help="folder that holds the data sets (default: that of the training)")
     p.add_argument("--data_name", help="data set (default: that of the training)")
     p.add_argument("--split", default="test", help=split)
     p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
-    p.add_argument("--workers", type=int, default=min(10, os.cpu_count() or 1),
+    p.add_argument("--workers", type=natural, default=min(10, os.cpu_count() or 1),
                    help="processes that read photos or large feature files")
 
 
@@ -178,7 +183,6 @@ def export(path: str, similarity: str, images: Embedding, captions: Embedding, s
             arrays["image_name" if isinstance(ids[0], str) else "image_id"] = np.array(ids)
     if split.caption_ids is not None:
         arrays["caption_id"] = split.caption_ids
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(path + ".tmp", "wb") as f:                    # then renamed: a kill leaves no half of it
         np.savez(f, caption_image=split.caption_image, similarity=np.array(similarity), **arrays)
     os.replace(path + ".tmp", path)
@@ -274,7 +278,7 @@ def open_scores(path: str, opt) -> Subject:
     if scores.ndim != 2 or scores.dtype.kind != "f":
         raise InputError(f"{path} holds {scores.dtype} of shape {scores.shape}; scores are floats, images x captions")
     subject = described(path, opt, *scores.shape, {})
-    subject.similarity, subject.scores = opt.sim or "scores", scores
+    subject.similarity, subject.scores = "scores", scores
     return subject
 
 

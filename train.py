@@ -23,17 +23,17 @@ from tqdm import tqdm
 from data import pair_batches, read_split
 from model import build_model, build_vocabulary
 from options import parse_args, prepare_images, prepare_text
-from subjects import FORMAT, load_checkpoint, load_weights, torch_device, validate
+from subjects import FORMAT, check_extractors, load_checkpoint, load_weights, torch_device, validate
 from two_branch import sibling_order
 from unpaired import build_unpaired, choose_pairs
-from vocab import InputError, Vocabulary
+from vocab import InputError, Vocabulary, writable
 
 EMA = 0.999                           # share of the average that a step keeps
 OUTPUTS = {"checkpoint.pt", "model_best.pt", "log.txt", "log.jsonl", "results.json"}
 
 
-def save_atomic(state: dict, path: str) -> None:
-    """Write to a temporary name, then rename: a kill or a full disk leaves the old file as it was."""
+def save_atomic(state: dict, path: str, advice: str) -> None:
+    """Write to a temporary name, then rename: a kill or a full disk leaves the old file as it was, and `advice` is given."""
     try:
         with open(path + ".tmp", "wb") as f:
             torch.save(state, f)
@@ -43,7 +43,7 @@ def save_atomic(state: dict, path: str) -> None:
     except (OSError, RuntimeError) as error:
         with contextlib.suppress(OSError):
             os.remove(path + ".tmp")
-        raise InputError(f"{path} could not be saved ({error}); the one before it is whole: make room and --resume") from error
+        raise InputError(f"{path} could not be saved ({error}); the one before it is whole: {advice}") from error
 
 
 class Log:
@@ -164,21 +164,24 @@ def train(opt) -> int:
                               text_features=opt.text_features).require_sound() for name in ("train", "dev")}
     prepare_images(opt, split["train"].images)
     prepare_text(opt, split["train"].text)
-    if resumed and resumed["data"] != split["train"].fingerprint():
-        raise InputError(f"the training data in {os.path.join(opt.data_path, opt.data_name)} are not those of the run in "
-                         f"{opt.logger_name}; give its --data_path, or start a new run with --init_from")
+    data = split["train"].fingerprint()
+    check_data(opt, resumed, data)
+    check_extractors(start["data"].get("extractors") if start and "data" in start else None, split["train"], opt.text_features,
+                     str(opt.init_from))
     vocab = build_vocabulary(opt, start["vocabulary"] if start else make_vocabulary(opt, split["train"]).words)
     tokens = {name: s.encode(vocab) for name, s in split.items()}
     pairs = choose_pairs(split["train"], opt.supervised_fraction, opt.seed)
     unpaired = build_unpaired(opt, split["train"], tokens["train"], pairs, vocab)
+    if unpaired and unpaired.data:
+        data["unpaired"] = unpaired.data
+        check_data(opt, resumed, data)
 
     torch.manual_seed(opt.seed)
     model = build_model(opt, vocab, pretrained=start is None).to(device)
     if start:
-        load_weights(model, start)
-    critic = list(model.critic.parameters()) if model.critic else []
-    parameters = [p for p in model.parameters() if p.requires_grad and not any(p is c for c in critic)]
-    optimizers = build_optimizers(opt, parameters, critic)
+        load_weights(model, start, opt.init_from or opt.logger_name)
+    optimizers = build_optimizers(opt, model)
+    parameters = optimizers["optimizer"].param_groups[0]["params"]
     scaler = torch.amp.GradScaler(device.type, enabled=opt.amp == "fp16")
     average = averaged(model, opt.average)
     state = {"epoch": 0, "step": 0, "iteration": 0, "best_rsum": 0.0, "loss_sum": 0.0, "loss_count": 0}
@@ -186,7 +189,7 @@ def train(opt) -> int:
         for name, optimizer in optimizers.items():
             optimizer.load_state_dict(resumed[name])
         scaler.load_state_dict(resumed["scaler"])
-        if average:
+        if average and opt.num_epochs == resumed["options"]["num_epochs"]:          # else the last third is another one
             average.load_state_dict(resumed["average"])
         state = dict(resumed["state"])
         torch.set_rng_state(resumed["rng"])
@@ -212,13 +215,13 @@ def train(opt) -> int:
 
     def save(name="checkpoint.pt", whole=True):
         content = {"format": FORMAT, "options": options, "vocabulary": vocab.words, "state": dict(state),
-                   "model": (model if whole else judged()).state_dict(), "data": split["train"].fingerprint()}
+                   "model": (model if whole else judged()).state_dict(), "data": data}
         if whole:                                           # what only --resume needs
             content.update({name: optimizer.state_dict() for name, optimizer in optimizers.items()})
             content.update(scaler=scaler.state_dict(), rng=torch.get_rng_state(), cuda_rng=torch.cuda.get_rng_state_all()
                            if device.type == "cuda" else [])
             content.update({"average": average.state_dict()} if average else {})
-        save_atomic(content, os.path.join(opt.logger_name, name))
+        save_atomic(content, os.path.join(opt.logger_name, name), "make room and --resume")
 
     def validation() -> float:
         result = validate(judged().eval(), split["dev"], tokens["dev"], device, opt.workers)
@@ -289,8 +292,7 @@ def train(opt) -> int:
 
 def write_run_folder(opt, split: dict, vocab: Vocabulary, resumed: dict | None) -> None:
     """config.yaml and vocab.json; what an overwritten run left goes."""
-    os.makedirs(opt.logger_name, exist_ok=True)
-    path = os.path.join(opt.logger_name, "config.yaml")
+    path = writable(os.path.join(opt.logger_name, "config.yaml"))
     description = describe_run(opt, split)
     if resumed:
         with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as f:
@@ -306,8 +308,20 @@ def write_run_folder(opt, split: dict, vocab: Vocabulary, resumed: dict | None) 
     vocab.save(os.path.join(opt.logger_name, "vocab.json"))
 
 
-def build_optimizers(opt, parameters: list, critic: list) -> dict[str, torch.optim.Optimizer]:
-    """"optimizer" of the model; "critic_optimizer" of jWAE's critic, an Adam of its own."""
+def check_data(opt, resumed: dict | None, data: dict) -> None:
+    """Refuse to go on with other data than those of the run, as far as `data` says what they are."""
+    if resumed and any(resumed["data"].get(key, value) != value for key, value in data.items()):
+        raise InputError(f"the training data in {os.path.join(opt.data_path, opt.data_name)}, or the unpaired ones, are not "
+                         f"those of the run in {opt.logger_name}; give its --data_path, or start a new run with --init_from")
+
+
+def build_optimizers(opt, model) -> dict[str, torch.optim.Optimizer]:
+    """"optimizer" of all that the model learns but jWAE's critic; "critic_optimizer" of the critic, an Adam of its own."""
+    critic = list(model.critic.parameters()) if model.critic else []
+    parameters = [p for p in model.parameters() if p.requires_grad and not any(p is c for c in critic)]
+    if not parameters:
+        raise InputError("nothing of this model can be learned: neither side has a layer; leave --img_layers 0 or --txt_layers "
+                         "0 out")
     kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[opt.optimizer]
     found = {"optimizer": kind([{"params": parameters, "initial_lr": opt.learning_rate}], lr=opt.learning_rate, fused=True)}
     if critic:

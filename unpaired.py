@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from data import Batch, Split, read_split
 from inputs import NoImages, Photos
+from subjects import check_extractors
 from vocab import InputError
 
 
@@ -43,8 +44,9 @@ class Pool:
 class Unpaired:
     """What each training step adds to its pairs: up to `count` images and `count` captions that do not belong together."""
 
-    def __init__(self, images: Pool | None, captions: Pool | None, count: int):
-        self.images, self.captions, self.count = images, captions, count
+    def __init__(self, images: Pool | None, captions: Pool | None, count: int, data: dict | None = None):
+        """data: fingerprints of the data sets that are read for it."""
+        self.images, self.captions, self.count, self.data = images, captions, count, data or {}
 
     def batch(self, step: int) -> Batch:
         """The unpaired part of a batch at step `step` of the run, from 0."""
@@ -69,6 +71,11 @@ def choose_pairs(split: Split, fraction: float, seed: int) -> np.ndarray:
     return np.flatnonzero(np.isin(split.caption_image, chosen))
 
 
+def learns_alone(opt, side: str) -> bool:
+    """Whether a term of the loss needs items of a side only, "images" or "captions", and no pairs."""
+    return bool(getattr(opt, f"recon_{side}") or getattr(opt, f"prior_{side}") or opt.vae)
+
+
 def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpaired | None:
     """What the options add to `pairs` (m,), the captions of `split` that are trained as pairs; None where they add nothing."""
     everything = np.arange(len(split.captions))
@@ -77,19 +84,20 @@ def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpai
         if opt.negatives > len(pool):
             raise InputError(f"--negatives {opt.negatives} is more than the {len(pool):,} training captions; give fewer")
         return Unpaired(None, pool, opt.negatives)
-    image_sources, caption_sources = [], []
+    image_sources, caption_sources, data = [], [], {}
     rest = np.setdiff1d(everything, pairs)
     if len(rest):
         left = np.unique(split.caption_image[rest])
-        image_sources.append((split.images, left, left))
-        caption_sources.append((tokens, rest, split.caption_image[rest]))
+        image_sources += [(split.images, left, left)] * learns_alone(opt, "images")
+        caption_sources += [(tokens, rest, split.caption_image[rest])] * learns_alone(opt, "captions")
     if opt.unpaired_images:
         other = read_unpaired(opt, opt.unpaired_images, False)
         if isinstance(other.images, (Photos, NoImages)) or other.images.array.shape[1:] != split.images.array.shape[1:]:
             shape = "photos" if isinstance(other.images, Photos) else other.images.array.shape[1:]
             raise InputError(f"--unpaired_images {opt.unpaired_images} has {shape} an image, {opt.data_name} "
                              f"{split.images.array.shape[1:]}; use features of the same extractor")
-        rows = np.arange(len(other.images))
+        check_extractors(split.extractors, other, None, opt.data_name)
+        rows, data["images"] = np.arange(len(other.images)), other.fingerprint()
         image_sources.append((other.images, rows, np.full(len(rows), -1)))
     if opt.unpaired_captions:
         other = read_unpaired(opt, opt.unpaired_captions, True)
@@ -103,11 +111,13 @@ def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpai
             raise InputError(f"--unpaired_captions {opt.unpaired_captions} has features of width {other.text.dim}, "
                              f"{opt.data_name} of "
                              f"width {split.text.dim}; use features of the same extractor")
+        check_extractors({**(split.extractors or {}), "ims": None}, other, opt.text_features, opt.data_name)
         caption_sources.append((read, rows, np.full(len(rows), -1)))
+        data["captions"] = other.fingerprint()
     if not image_sources and not caption_sources:
         return None
     return Unpaired(Pool(image_sources, (opt.seed, 0)) if image_sources else None,
-                    Pool(caption_sources, (opt.seed, 1)) if caption_sources else None, opt.batch_size)
+                    Pool(caption_sources, (opt.seed, 1)) if caption_sources else None, opt.batch_size, data)
 
 
 def read_unpaired(opt, name: str, text: bool) -> Split:

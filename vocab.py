@@ -42,6 +42,23 @@ class Arguments(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
+def writable(path: str) -> str:
+    """`path`, a file that can be written: its folder is made and opening it is tried, which leaves no trace. Called before
+    the work whose results go there; raises InputError."""
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        if os.path.lexists(path) and not os.path.isfile(path):
+            raise OSError("it is a folder" if os.path.isdir(path) else "it is no plain file")
+        for name in (path, path + ".tmp"):                  # many are written under the second name, then renamed
+            new = not os.path.lexists(name)
+            open(name, "ab").close()
+            if new:
+                os.remove(name)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error}); name a file in a folder that takes new files") from error
+    return path
+
+
 def tokenize(caption: str) -> list[str]:
     """Lower-cased words and punctuation marks of a caption.
 
@@ -195,10 +212,10 @@ def main(argv=None) -> None:
     try:
         splits = [read_split(opt.data_path, opt.data_name, name.strip(), use_restval=opt.use_restval, dev_images=0)
                   for name in opt.vocab_splits.split(",")]
+        path = writable(os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json"))
     except InputError as error:
         sys.exit(f"vocab.py: {error}")
     vocab = Vocabulary.build((words for split in splits for words in split.words), opt.vocab_threshold)
-    path = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
     vocab.save(path)
     print(f"{path}: {len(vocab):,} words seen at least {opt.vocab_threshold} times "
           f"in {sum(len(s.captions) for s in splits):,} captions")

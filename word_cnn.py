@@ -21,7 +21,7 @@ from inputs import Photos
 from options import natural, positive
 from subjects import torch_device
 from train import save_atomic
-from vocab import Arguments, InputError
+from vocab import Arguments, InputError, writable
 
 
 def content_words(captions, count: int) -> list[str]:
@@ -148,6 +148,7 @@ def run(opt) -> list[float]:
         raise InputError(f"--learning_rate {opt.learning_rate:g} is not a positive number; 1e-4 is usual")
     if os.path.exists(opt.output):
         raise InputError(f"--output {opt.output} is there already; name another file, or delete it first")
+    writable(opt.output)
     device = torch_device(opt.device)
     train, dev = (read_split(opt.data_path, opt.data_name, name) for name in ("train", "dev"))
     if not isinstance(train.images, Photos):
@@ -163,7 +164,6 @@ def run(opt) -> list[float]:
         raise InputError(f"none of the {len(words)} words is in a dev caption of {opt.data_name}; raise --n_words")
     torch.manual_seed(opt.seed)
     model = WordCNN(CNN(opt.cnn_type, True, opt.cnn_weights, normalise=False), labels.mean(0)).to(device)
-    os.makedirs(os.path.dirname(opt.output) or ".", exist_ok=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=opt.learning_rate)
     chance = 100 * chance_precision(truth[:, occurs]).mean()
     print(f"{opt.cnn_type}, {device}: {len(words):,} words from '{words[0]}' to '{words[-1]}', {labels.sum(1).mean():.1f} an "
@@ -178,7 +178,7 @@ def run(opt) -> list[float]:
     judge("untrained")
     for epoch in range(opt.num_epochs):
         loss = train_epoch(model, optimizer, train, labels, epoch, opt, device)
-        save_atomic(whole_state(model.cnn, opt.cnn_type), opt.output)
+        save_atomic(whole_state(model.cnn, opt.cnn_type), opt.output, "make room and name another --output")
         judge(f"epoch {epoch + 1}, training loss {loss:.3f} nats an image")
     print(f"weights for train.py --cnn_type {opt.cnn_type} --cnn_weights {opt.output}")
     return reached
