@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from tqdm import tqdm
 
-from vocab import END, PAD, START, UNK, Arguments, InputError
+from vocab import END, PAD, START, UNK, Arguments, InputError, writable
 
 NEVER_SAID = [PAD, START, UNK]        # by a generated caption
 FUNCTION_WORDS = frozenset(           # counted apart, with punctuation: nearly any caption has them
@@ -195,6 +195,8 @@ def write_captions(opt) -> None:
     if opt.beam < 1 or opt.images < 0:
         raise InputError(f"--beam {opt.beam} and --images {opt.images}: a beam has at least 1 caption, and at least 0 "
                          "images are shown; 3 and 10 are usual")
+    if opt.output:
+        writable(opt.output)
     device, run = torch_device(opt.device), opt.checkpoint or newest_run()
     model, vocab, trained = load_model(load_checkpoint(run))
     if "captioner" not in model.terms:

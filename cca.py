@@ -26,7 +26,7 @@ from metrics import retrieval_blocks
 from options import positive
 from report import foreign_words
 from subjects import check_extractors, export
-from vocab import Arguments, InputError, Vocabulary
+from vocab import Arguments, InputError, Vocabulary, writable
 
 BLOCK = 4096                          # rows read at a time
 ETAS, DIMS = (1e-4, 1e-3, 1e-2, 1e-1), (64, 128, 256, 512)      # what `auto` tries on the dev split
@@ -189,6 +189,7 @@ def joined(splits: list[Split]) -> Split:
 
 
 def run(opt) -> None:
+    writable(opt.output)
     automatic, target = "auto" in (opt.eta_image, opt.eta_text, opt.dim), opt.test_name or opt.data_name
     gallery = [(target, name) for name in opt.split.split("+")]
     wanted = dict.fromkeys([(opt.data_name, "train"), *[(opt.data_name, "dev")] * automatic, *gallery])

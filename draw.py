@@ -17,7 +17,7 @@ from data import read_split
 from inputs import Photos, encode_captions
 from losses import Embedding, uncertainty
 from subjects import check_fits, encode, load_checkpoint, load_model, newest_run, run_arguments, torch_device
-from vocab import Arguments, InputError, tokenize
+from vocab import Arguments, InputError, tokenize, writable
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  after the choice of a backend that needs no screen
@@ -51,6 +51,7 @@ def draw(opt) -> None:
     device = torch_device(opt.device)
     run = opt.checkpoint or newest_run()
     model, vocab, trained = load_model(load_checkpoint(run))
+    output = writable(opt.output or os.path.join(run if os.path.isdir(run) else os.path.dirname(run), "retrieval.png"))
     name = opt.data_name or trained.data_name
     split = read_split(opt.data_path or trained.data_path, name, opt.split, dev_images=trained.dev_images,
                        text_features=trained.text_features).require_sound()
@@ -91,8 +92,6 @@ def draw(opt) -> None:
     figure.suptitle(f"{name} {opt.split}, {trained.sim}: the best {TOP} of {len(split.images):,} images for a caption; "
                     "green: its own", fontsize=10, y=1 - 0.15 / height)
     figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 1.2 / height, wspace=0.06, hspace=0.45)
-    output = opt.output or os.path.join(run if os.path.isdir(run) else os.path.dirname(run), "retrieval.png")
-    os.makedirs(os.path.dirname(output) or ".", exist_ok=True)
     figure.savefig(output, dpi=80)
     print(f"picture of {len(texts)} captions and their best {TOP} images in {output}")
 

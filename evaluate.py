@@ -23,13 +23,14 @@ import torch
 
 import annotations
 import metrics
+import originals
 import protocols
 from annotations import MATCH, Index, Pairs, Ratings
 from losses import SIMILARITIES, Cosine, Embedding, uncertainty
 from protocols import FOLD, Record, Subject
 from report import SIDES, comparisons, foreign_words, render, seed_tables, tables
 from subjects import newest_run, open_embeddings, open_run, open_scores, open_subject, save_json
-from vocab import Arguments, InputError
+from vocab import Arguments, InputError, writable
 
 INSTANCES = "instances_val2014.json"  # COCO's dev and test images are of its 2014 validation set
 
@@ -235,7 +236,6 @@ def sentences(results: dict):
 def write_ranks(path: str, subject: Subject, record: Record) -> None:
     """The rank of every query as CSV: protocol, direction, query, its id, 0-based rank of its best match."""
     ids = {"i": subject.image_ids, "t": subject.caption_ids}
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(path, "w", encoding="utf-8", newline="") as f:
         rows = csv.writer(f)
         rows.writerow(["protocol", "direction", "query", "id", "rank_from_0"])
@@ -314,21 +314,30 @@ def run(opt) -> dict:
     """Evaluate as the options say; returns what results.json holds."""
     out, as_json = sys.stdout, opt.format == "json"
     with contextlib.redirect_stdout(sys.stderr if as_json else out):
+        check_vocab(opt)
         results = several(opt) if opt.compare else one(opt)
     if as_json:
         print(json.dumps(results, indent=1), file=out)
     return results
 
 
+def check_vocab(opt) -> None:
+    """Refuse --vocab where none of the checkpoints is an original's."""
+    paths = opt.checkpoint or [path for group in opt.compare or () for path in group.split(",")]
+    files = [path for path in paths if os.path.isfile(path) and not path.endswith((".npz", ".npy"))]
+    if opt.vocab and all(map(os.path.exists, paths)) and not any(originals.is_original(originals.read(f)) for f in files):
+        raise InputError(f"--vocab {opt.vocab} is for original checkpoints of VSE++ and VSRN, and none is given; leave it out")
+
+
 def several(opt) -> dict:
     """Compare subjects as --compare names them."""
+    output = writable(opt.output or "comparison.json")
     results = compare(opt.compare, opt)
     made = tables({name: r["protocols"] for name, r in results["runs"].items()})
     if any(n > 1 for group in results["groups"].values() for *_, n in group.values()):
         made += seed_tables(results["groups"])
     lines = [f"{name}: {line}" for name, r in results["runs"].items() for line in sentences(r)]
     show(made + comparisons(results["comparisons"]), lines, opt)
-    output = opt.output or "comparison.json"
     write(results, output)
     if opt.uncertainty:
         draw_curves({name: r.get("uncertainty", {}) for name, r in results["runs"].items()}, output)
@@ -341,8 +350,14 @@ def one(opt) -> dict:
     paths = [given] if given else opt.checkpoint or [newest_run()]
     if not given and not opt.checkpoint:
         print(f"no --checkpoint given, taking the newest run: {paths[0]}")
+    folder = os.path.dirname(paths[0]) if given or not os.path.isdir(paths[0]) else paths[0]
+    name = f"{os.path.splitext(os.path.basename(given))[0]}_results" if given else "results" if len(paths) == 1 else \
+        "results_ensemble"
+    output = opt.output or os.path.join(folder, f"{name}.json")
     if opt.export and len(paths) > 1:
         raise InputError(f"--export writes one model's embeddings, and {len(paths)} checkpoints were given; export each alone")
+    for path in filter(None, (opt.export, opt.ranks, output if opt.output or os.path.exists(paths[0]) else None)):
+        writable(path)
     subject = (open_embeddings(given, opt) if opt.embeddings else open_scores(given, opt) if opt.scores
                else open_run(paths, opt))
     judged = read_judgements(subject, opt)
@@ -354,10 +369,6 @@ def one(opt) -> dict:
     if opt.ranks:
         write_ranks(opt.ranks, subject, record)
         print(f"ranks of all queries in {opt.ranks}")
-    folder = os.path.dirname(paths[0]) if given or not os.path.isdir(paths[0]) else paths[0]
-    name = f"{os.path.splitext(os.path.basename(given))[0]}_results" if given else "results" if len(paths) == 1 else \
-        "results_ensemble"
-    output = opt.output or os.path.join(folder, f"{name}.json")
     write(results, output)
     if opt.uncertainty:
         draw_curves({subject.name: results["uncertainty"]}, output)
@@ -445,6 +456,12 @@ def parse_args(argv=None) -> argparse.Namespace:
              and not (name == "ranks" and given[0] != "compare")]
     if wrong:
         p.error(f"--{wrong[0]} does not go with --{given[0]}; evaluate a single model for it")
+    if opt.sim and opt.scores:
+        p.error(f"--sim {opt.sim} does not go with --scores, a matrix of ready scores; leave it out")
+    for name, needed in (("instances", "pmrp"), ("cxc_path", "cxc"), ("cxc_rule", "cxc"), ("photos", "uncertainty"),
+                         ("control", "uncertainty")):
+        if getattr(opt, name) != p.get_default(name) and not getattr(opt, needed):
+            p.error(f"--{'no-' * (name == 'control')}{name} has no effect without --{needed}; give both or neither")
     return opt
 
 

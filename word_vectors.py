@@ -17,7 +17,7 @@ from scipy.sparse.linalg import eigsh
 from tqdm import tqdm
 
 from hglmm import unit
-from vocab import Arguments, InputError
+from vocab import Arguments, InputError, writable
 
 CHUNK = 1 << 24                       # bytes of a binary file held at a time
 LONGEST = 1 << 12                     # bytes of a word in a binary file; a longer one means that it is none
@@ -200,6 +200,7 @@ def learn(opt) -> None:
 
     if opt.window < 1 or opt.vocab_threshold < 1:
         raise InputError(f"--window {opt.window} and --vocab_threshold {opt.vocab_threshold}: both are 1 or more; give 5 and 1")
+    writable(opt.output)
     split = read_split(opt.data_path, opt.data_name, "train", text_only=True)
     words, vectors = train_vectors(split.words, opt.dim, opt.vocab_threshold, opt.window)
     write_vectors(opt.output, words, vectors)

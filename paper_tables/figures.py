@@ -18,8 +18,9 @@ import torch
 import evaluate
 from data import Photos, read_split
 from draw import photo_paths
+from options import natural
 from subjects import check_fits, encode, load_checkpoint, load_model, torch_device
-from vocab import Arguments, InputError
+from vocab import Arguments, InputError, writable
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  after the choice of a backend that needs no screen
@@ -54,6 +55,9 @@ def rankings(runs: list[str], opt) -> tuple:
 
 
 def draw(opt) -> str:
+    output = opt.output or os.path.join(opt.checkpoint[0], "retrieval.png")
+    if opt.output or os.path.exists(opt.checkpoint[0]):
+        writable(output)
     split, rows, texts, found = rankings(opt.checkpoint, opt)
     photos, owner = Photos(photo_paths(split, opt.photos)), split.caption_image
     names, columns = [os.path.basename(os.path.normpath(run)) for run in opt.checkpoint], 1 + len(found)
@@ -85,8 +89,6 @@ def draw(opt) -> str:
             y = 0.98
             for caption in best[k]:
                 y = write(axis, y, f"- {split.captions[caption]}", owner[caption] == image)
-    output = opt.output or os.path.join(opt.checkpoint[0], "retrieval.png")
-    os.makedirs(os.path.dirname(output) or ".", exist_ok=True)
     figure.tight_layout()
     figure.savefig(output, dpi=80)
     plt.close(figure)
@@ -111,7 +113,7 @@ def main(argv=None) -> None:
     add("--data_name", help="data set (default: that of the training)")
     add("--split", default="test", help="split to draw from")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
-    add("--workers", type=int, default=0, help="processes that read photos or large feature files")
+    add("--workers", type=natural, default=0, help="processes that read photos or large feature files")
     add("--photos", help="folder of the photos that precomputed features belong to")
     add("--images", type=int, nargs="+", metavar="N", help="images to draw, from 0 (default: by chance)")
     add("--captions", type=int, nargs="+", metavar="N", help="captions to draw, from 0 (default: by chance)")

@@ -9,6 +9,7 @@ import signal
 import numpy as np
 import pytest
 import torch
+from test_cli import unwritable
 
 import captioner
 import evaluate
@@ -94,7 +95,8 @@ def test_padding_batch_order_and_company_change_nothing():
 
 
 def model_of(*words):
-    opt = train.parse_args(["--img_enc", "vsrn", "--embed_size", "12", "--word_dim", "7", "--dim_hidden", "8", *words])
+    size = ["--dim_hidden", "8"] if "--captioner" in words else []
+    opt = train.parse_args(["--img_enc", "vsrn", "--embed_size", "12", "--word_dim", "7", *size, *words])
     opt.img_dim = 9
     torch.manual_seed(0)
     return build_model(opt, VOCAB)
@@ -302,6 +304,12 @@ def test_the_command_writes_captions(run, demo_path, tmp_path, capsys):
     assert not any(set(words) & {*SPECIALS} for words in said)
 
 
+def test_output_that_cannot_be_written_is_said_before_the_work(tmp_path):
+    for path in unwritable(tmp_path):
+        with pytest.raises(SystemExit, match=f"captioner.py: {path} cannot be written"):
+            captioner.main(["--checkpoint", "none", "--output", path])
+
+
 def test_bad_input_is_refused_in_a_sentence(run, demo_path, tmp_path, capsys):
     for words, message in ((["--captioner", "1"], "--captioner 1.0 reads the regions of --img_enc vsrn, not of auto; give"),
                            (["--captioner", "1", "--img_enc", "cnn"], "not of cnn"),
@@ -313,7 +321,7 @@ def test_bad_input_is_refused_in_a_sentence(run, demo_path, tmp_path, capsys):
             train.parse_args(words)
         assert capsys.readouterr().err.count("\n") == 1
     plain = str(tmp_path / "plain")
-    words = [*RUN, "--captioner", "0", "--data_path", demo_path, "--num_epochs", "1", "--logger_name", plain]
+    words = [*RUN[:4], *RUN[8:], "--data_path", demo_path, "--num_epochs", "1", "--logger_name", plain]
     assert train.train(train.parse_args(words)) == 0
     for words, message in ((["--checkpoint", plain], "was trained without a captioner .*; train one with"),
                            (["--checkpoint", run, "--beam", "0"], "--beam 0"),

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from scipy import linalg, sparse
+from test_cli import unwritable
 
 import cca
 import evaluate
@@ -245,6 +246,13 @@ def test_command_refuses_in_a_sentence(words, message, demo_path, tmp_path, caps
     said = capsys.readouterr().err + str(stop.value.code)
     assert stop.value.code not in (0, None) and re.search(message, said), said
     assert not os.path.exists(tmp_path / "e.npz")
+
+
+def test_output_that_cannot_be_written_is_said_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(cca, "read_split", None)
+    for path in unwritable(tmp_path):
+        with pytest.raises(SystemExit, match=f"cca.py: {path} cannot be written"):
+            cca.main(["--output", path])
 
 
 def test_rows_average_regions_and_normalise(tmp_path):

@@ -52,6 +52,22 @@ def refused(capsys, main, words, message):
     assert "Traceback" not in shown
 
 
+def unwritable(folder) -> list[str]:
+    """Where no file can be written: a folder, below a file, below what has no folders."""
+    (folder / "file").write_text("kept")
+    return [str(folder), str(folder / "file" / "below"), "/proc/x/y"]
+
+
+def test_whether_a_file_can_be_written_is_tried_without_a_trace(tmp_path):
+    for path in [*unwritable(tmp_path), "/dev/null"]:
+        with pytest.raises(vocab.InputError, match=f"^{path} cannot be written .*; name a file"):
+            vocab.writable(path)
+    new = tmp_path / "new" / "r.json"
+    assert vocab.writable(str(new)) == str(new) and not os.listdir(tmp_path / "new")
+    new.write_text("kept")
+    assert vocab.writable(str(new)) and new.read_text() == "kept" and os.listdir(tmp_path / "new") == ["r.json"]
+
+
 # ---- options
 
 def heads(*words):
@@ -121,7 +137,7 @@ def test_config_file(tmp_path, capsys):
     (["--data_name", "absent"], "there is no folder .*absent"),
     (["--img_dim", "7"], "--img_dim 7 differs from the \\d+ of"),
     (["--img_enc", "cnn"], "--img_enc cnn cannot read demo_precomp"),
-    (["--finetune"], "--finetune and --cnn_weights are for photos"),
+    (["--finetune"], "--finetune is for photos"),
     (["--data_name", "demo", "--cnn_weights", "absent.pt", "--cnn_type", "resnet18"], "there is no file absent.pt"),
 ])
 def test_training_that_cannot_start_writes_nothing(capsys, tmp_path, monkeypatch, demo_path, words, message):
@@ -169,6 +185,11 @@ def test_a_folder_that_holds_a_run_is_kept(runs, demo_path, capsys):
     refused(capsys, train.main, words, "already holds a run.*--resume.*--overwrite.*--logger_name")
     refused(capsys, train.main, [*words, "--resume", "--embed_size", "20"], "--embed_size 20 differs from the 16")
     assert before == {path: open(path, "rb").read() for path in glob.glob(str(runs / "cosine" / "*"))}
+
+
+def test_a_run_folder_that_cannot_be_made_is_a_sentence(tmp_path, demo_path, capsys):
+    for path in unwritable(tmp_path)[1:]:
+        refused(capsys, train.main, [*SMALL, "--data_path", demo_path, "--logger_name", path], "config.yaml cannot be written")
 
 
 def test_overwrite_replaces_a_run(tmp_path, demo_path):
@@ -307,7 +328,7 @@ def test_bad_evaluations_are_refused(runs, tmp_path, monkeypatch, demo_path, cap
     refused(capsys, evaluate.main, ["--checkpoint", "older.pt"], "checkpoint format 0, this version reads format 1")
     stored["model"].pop("text_tower.trunk.table.weight")
     torch.save(stored, "part.pt")
-    refused(capsys, evaluate.main, ["--checkpoint", "part.pt"], "weights do not fit the model")
+    refused(capsys, evaluate.main, ["--checkpoint", "part.pt"], "are not those of a model of these options")
 
 
 def test_a_checkpoint_never_runs_code(tmp_path, capsys):
@@ -328,6 +349,8 @@ def test_vocab_command(tmp_path, demo_path, capsys, monkeypatch):
     fit("--data_path", demo_path, "--vocab_path", tmp_path, "--vocab_threshold", 100, "--logger_name", tmp_path / "run")
     assert vocab.Vocabulary.load(str(tmp_path / "run" / "vocab.json")).words == built.words
     refused(capsys, vocab.main, ["--data_path", tmp_path, "--data_name", "none"], "there is no folder")
+    words = ["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", tmp_path / "run" / "vocab.json"]
+    refused(capsys, vocab.main, words, "vocab.json/demo_precomp_vocab.json cannot be written")
 
 
 def test_check_command(demo_path, capsys):
@@ -339,13 +362,17 @@ def test_check_command(demo_path, capsys):
     assert stop.value.code == 1
 
 
-def test_draw_command(runs, demo_path, tmp_path, capsys):
+def test_draw_command(runs, demo_path, tmp_path, capsys, monkeypatch):
     words = ["--checkpoint", str(runs / "wasserstein"), "--photos", os.path.join(demo_path, "demo", "images")]
     for name, more in (("a.png", []), ("b.png", ["--captions", "a red circle .", "a blue star ."])):
         draw.main([*words, "--output", str(tmp_path / name), *more])
         assert (tmp_path / name).stat().st_size > 10000
     refused(capsys, draw.main, words[:2], "give the folder of their photos with --photos")
     refused(capsys, draw.main, [*words, "--captions", "xyzzy"], "no word of 'xyzzy'")
+    refused(capsys, draw.main, [*words, "--workers", "-1"], "'-1' is not a whole number")
+    monkeypatch.setattr(draw, "read_split", None)           # it is said before the work
+    for path in unwritable(tmp_path):
+        refused(capsys, draw.main, [*words, "--output", path], f"{path} cannot be written")
 
 
 def test_scripts_start_from_any_folder(tmp_path):

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from test_cli import unwritable
 
 import evaluate
 import metrics
@@ -198,6 +199,37 @@ def test_files_of_another_kind_are_refused(exported, capsys, demo_path):
     refused(capsys, ["--embeddings", "e.npz", "--cxc", "--cxc_path", "."], "there is no file .*sts_test.csv")
     refused(capsys, ["--embeddings", "e.npz", "--scores", "m.npy"], "--embeddings and --scores both name")
     refused(capsys, ["--embeddings", "e.npz", "--export", "f.npz"], "--export does not go with --embeddings")
+
+
+@pytest.mark.parametrize("words,message", [
+    (["--instances", "i.json"], "--instances has no effect without --pmrp"),
+    (["--cxc_path", "x"], "--cxc_path has no effect without --cxc"),
+    (["--cxc_rule", "eccv"], "--cxc_rule has no effect without --cxc"),
+    (["--photos", "x"], "--photos has no effect without --uncertainty"),
+    (["--no-control"], "--no-control has no effect without --uncertainty"),
+    (["--scores", "s.npy", "--sim", "cosine"], "--sim cosine does not go with --scores"),
+    (["--scores", "s.npy", "--vocab", "v.json"], "--vocab v.json is for original checkpoints of VSE.. and VSRN, and none is"),
+])
+def test_options_without_effect_are_refused(capsys, words, message):
+    refused(capsys, words, message)
+
+
+def test_a_vocabulary_is_for_original_checkpoints(runs, capsys):
+    for words in (["--checkpoint", runs / "cosine0"], ["--checkpoint", runs / "cosine0" / "model_best.pt", runs / "cosine1"],
+                  ["--compare", f"{runs / 'cosine0'},{runs / 'cosine1'}", runs / "gce"]):
+        refused(capsys, [*words, "--vocab", runs / "cosine0" / "vocab.json"], "vocab.json is for original checkpoints of VSE")
+    refused(capsys, ["--checkpoint", "absent.pt", "--vocab", "v.json"], "there is no checkpoint absent.pt")
+
+
+def test_files_that_cannot_be_written_are_named_before_the_work(runs, tmp_path, monkeypatch, capsys):
+    for name in ("open_run", "compare"):
+        monkeypatch.setattr(evaluate, name, None)
+    for path in unwritable(tmp_path):
+        for option in ("--output", "--export", "--ranks"):
+            refused(capsys, ["--checkpoint", runs / "cosine0", option, path], f"{path} cannot be written")
+        refused(capsys, ["--compare", runs / "cosine0", runs / "gce", "--output", path], f"{path} cannot be written")
+    (tmp_path / "run" / "results.json").mkdir(parents=True)
+    refused(capsys, ["--checkpoint", tmp_path / "run"], "run/results.json cannot be written .it is a folder")
 
 
 # ---- matches beyond the original pairs

@@ -282,6 +282,13 @@ def test_bad_json_and_foreign_layouts(tmp_path):
         refused(tmp_path, message)
 
 
+@pytest.mark.parametrize("content", ['["x"]', '{"ims": 1}', "7"])
+def test_extractors_that_are_no_object(tmp_path, content):
+    write_precomp(tmp_path / "x", np.ones((2, 3)), captions(2))
+    (tmp_path / "x" / "features.json").write_text(content)
+    refused(tmp_path, "features.json is not a JSON object, file suffix to extractor; delete it")
+
+
 def test_coco_ids_that_the_captions_lack(tmp_path, demo_path):
     shutil.copytree(os.path.join(demo_path, "demo_coco"), tmp_path / "x")
     path = tmp_path / "x" / "annotations" / "coco_dev_ids.npy"

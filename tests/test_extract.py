@@ -137,7 +137,12 @@ def test_refusals_of_images(folder, weights, capsys):
             ([*common, "x"], "x/train_ims.npy is of 'an extractor that no features.json names' and .*another name"),
             ([*common, "new", "--layer", "fc7"], "--layer fc7 is no layer of resnet18; it has pooled, cells"),
             ([*common, "new", "--cnn_weights", str(folder / "v.txt")], "v.txt does not hold the weights of resnet18"),
-            ([*common, "new", "--cnn_weights", "nowhere"], "there is no file nowhere")):
+            ([*common, "new", "--cnn_weights", "nowhere"], "there is no file nowhere"),
+            ([*common, "new", "--batch_size", "0"], "--batch_size: '0' is not a whole number of at least 1"),
+            ([*common, "new", "--batch_size", "-3"], "--batch_size: '-3' is not a whole number"),
+            ([*common, "new", "--captions_per_image", "0"], "--captions_per_image: '0' is not a whole number of at least 1"),
+            ([*common, "new", "--workers", "-1"], "--workers: '-1' is not a whole number"),
+            ([*common, "v.txt"], "v.txt/features.json cannot be written")):
         refused(capsys, run, words, message)
     assert not (folder / "new").exists()
     run([*common, "new", "--splits", "test"])
@@ -202,7 +207,7 @@ def test_a_fitted_model_serves_another_data_set(folder, capsys):
             (folder / "y").mkdir()
             for name in ("test_ims.npy", "test_caps.txt"):
                 shutil.copy(folder / "x" / name, folder / "y" / name)
-        captions(folder, "--data_name", "y", "--fitted", folder / "x" / f"{kind}_model.npz", *vectors)
+        captions(folder, "--data_name", "y", "--fitted", folder / "x" / f"{kind}_model.npz", *vectors[:2 * (kind == "hglmm")])
         same = [np.load(folder / name / f"test_{kind}.npy") for name in "xy"]
         np.testing.assert_allclose(*same, atol=1e-6)
         lines = [json.loads((folder / name / "features.json").read_text())[kind] for name in "xy"]
@@ -210,6 +215,9 @@ def test_a_fitted_model_serves_another_data_set(folder, capsys):
     write_vectors(str(folder / "short.txt"), ["a", "red"], np.eye(2, dtype=np.float32))
     words = ["--data_name", "y", "--word_vectors", folder / "short.txt", "--fitted", folder / "x" / "hglmm_model.npz"]
     refused(capsys, lambda words: captions(folder, *words), words, "short.txt have 2 values and .*model.npz was fitted on 12")
+    for more in (["--ica"], ["--pca", 3], ["--n_clusters", 2]):
+        refused(capsys, lambda words: captions(folder, *words), [*words, *more],
+                f"{more[0]} is for fitting --kind hglmm, not for --fitted .*hglmm_model.npz; leave it out")
 
 
 def test_captions_without_a_known_word_are_counted_and_zero(folder, capsys):
@@ -217,8 +225,9 @@ def test_captions_without_a_known_word_are_counted_and_zero(folder, capsys):
     lines = path.read_text().splitlines()
     lines[2:4] = ["zebra !!", "qqq"]
     path.write_text("\n".join(lines) + "\n")
-    for kind in ("mean", "hglmm", "tfidf"):
-        captions(folder, "--kind", kind, "--word_vectors", folder / "v.txt", "--n_clusters", 2, "--pca", 3)
+    vectors = ["--word_vectors", folder / "v.txt"]
+    for kind, words in (("mean", vectors), ("hglmm", [*vectors, "--n_clusters", 2, "--pca", 3]), ("tfidf", [])):
+        captions(folder, "--kind", kind, *words)
         shown = capsys.readouterr().err
         assert f"warning: 2 of {len(lines)} captions of test have no word that counts, the first is 'zebra !!'" in shown
         rows = np.load(folder / "x" / f"test_{kind}.npy")
@@ -250,6 +259,13 @@ def test_refusals_of_captions(folder, capsys):
             ([*vectors, "--kind", "hglmm", "--n_clusters", 9999], "9999 clusters and 10 iterations on .* different word"),
             ([*vectors, "--kind", "hglmm", "--n_clusters", 2, "--pca", 999], "999 principal axes of 240 rows of 48 values"),
             (["--kind", "tfidf", "--vocab_threshold", 9999], "no word stands 9999 times"),
+            ([*vectors, "--pca", 3], "--pca is for fitting --kind hglmm, not for --kind mean; leave it out"),
+            ([*vectors, "--ica"], "--ica is for fitting --kind hglmm, not for --kind mean"),
+            (["--kind", "tfidf", "--n_clusters", 3], "--n_clusters is for fitting --kind hglmm, not for --kind tfidf"),
+            ([*vectors, "--kind", "hglmm", "--vocab_threshold", 2], "--vocab_threshold is for fitting --kind tfidf"),
+            ([*vectors, "--kind", "tfidf"], "v.txt: --kind tfidf counts words and has no vectors; leave it out"),
+            ([*vectors, "--data_name", "demo"], "demo holds photos, and .*; write those first with extract.py images"),
+            ([*vectors, "--data_name", "demo_coco"], "--data_name demo_coco holds photos"),
             ([*vectors, "--fitted", folder / "junk.npz"], "junk.npz cannot be read as a model"),
             ([*vectors, "--data_name", "none"], "there is no folder .*none"),
             ([*vectors, "--splits", "testall"], "there is no file .*testall_caps.txt")):

@@ -1,5 +1,6 @@
 """jWAE: every term against loops and finite differences, a critic that shares no gradient, and latents against the prior."""
 import os
+import shutil
 import signal
 
 import numpy as np
@@ -8,14 +9,16 @@ import torch
 from test_train import SMALL, fit, log_of, same_weights
 from torch.distributions import Normal, kl_divergence
 
+import data
 import evaluate
 import jwae
 import train
-from data import Batch
+from data import Batch, read_split
 from jwae import CaptionDecoder, Critic, CriticLoss, LatentKL, PairMSE, Prior, Reconstruction, Retelling, VectorDecoder
 from losses import Embedding, pair_mse
 from model import build_model
 from subjects import load_checkpoint
+from unpaired import build_unpaired, choose_pairs
 from vocab import END, PAD, SPECIALS, START, UNK, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
@@ -198,10 +201,11 @@ def test_latents_have_the_mean_and_variance_of_the_prior(words):
 def test_every_parameter_has_one_optimiser():
     model, _ = model_and_batch(*JWAE)
     critic = list(model.critic.parameters())
-    rest = [p for p in model.parameters() if not any(p is c for c in critic)]
-    opt = train.parse_args([*SMALL, *JWAE])
-    held = [p for o in train.build_optimizers(opt, rest, critic).values() for group in o.param_groups for p in group["params"]]
-    assert len(held) == len({id(p) for p in held}) == len(list(model.parameters()))
+    built = train.build_optimizers(train.parse_args([*SMALL, *JWAE]), model)
+    held = {name: [p for group in o.param_groups for p in group["params"]] for name, o in built.items()}
+    everything = [p for found in held.values() for p in found]
+    assert len(everything) == len({id(p) for p in everything}) == len(list(model.parameters()))
+    assert {id(p) for p in held["critic_optimizer"]} == {id(p) for p in critic}
     assert len(model.state_dict()) == len({value.data_ptr() for value in model.state_dict().values()})
 
 
@@ -254,12 +258,17 @@ def test_kill_and_resume_equals_an_unbroken_run(tmp_path, demo_path, more, monke
     assert all(torch.equal(states[0][k]["exp_avg"], states[1][k]["exp_avg"]) for k in states[0]) and states[0]
 
 
-def test_scan_meets_the_prior_too_and_everything_evaluates(tmp_path, demo_path, capsys):
+def test_scan_meets_the_prior_too_and_everything_evaluates(tmp_path, demo_path, capsys, monkeypatch):
     fit("--data_path", demo_path, "--data_name", "demo_region_precomp", "--sim", "scan", "--bi_gru", *JWAE, "--num_epochs", 1,
         "--logger_name", tmp_path / "run", "--batch_size", 16)
     assert evaluate.run(evaluate.parse_args(["--checkpoint", str(tmp_path / "run")]))["protocols"]["full"]["rsum"] > 0
-    jwae.command(["--checkpoint", str(tmp_path / "run"), "--rows", "60"])
-    assert "energy distance" in capsys.readouterr().out
+    used, whole = [], data.image_batches
+    monkeypatch.setattr(data, "image_batches", lambda images, size, workers: used.append(workers) or whole(images, size))
+    jwae.command(["--checkpoint", str(tmp_path / "run"), "--rows", "60", "--workers", "3"])
+    assert "energy distance" in capsys.readouterr().out and used == [3]
+    with pytest.raises(SystemExit):
+        jwae.command(["--workers", "-1"])
+    assert "'-1' is not a whole number" in capsys.readouterr().err
 
 
 def test_prior_report_knows_the_prior_from_its_neighbours():
@@ -286,21 +295,122 @@ def test_energy_distance_equals_a_double_loop():
 @pytest.mark.parametrize("words, said", [
     (["--recon_images", "-1"], "--recon_images -1.0 is a weight"),
     (["--supervised_fraction", "0"], "more than 0 and at most 1"), (["--supervised_fraction", "1.5"], "at most 1"),
-    (["--unpaired_images", "x"], "give weights"), (["--sim", "wasserstein", "--prior_images", "1"], "is for points"),
+    (["--unpaired_images", "x", "--prior_captions", "1"], "give a weight, such as --recon_images"),
+    (["--unpaired_captions", "x", "--recon_images", "1"], "nothing is learned from captions without partners"),
+    (["--sim", "wasserstein", "--prior_images", "1"], "is for points"),
+    (["--sim", "product", "--recon_images", "1"], "is for points compared by their cosine, not for --sim product"),
+    (["--recon_images", "1", "--pool", "gpo"], "one latent of all regions"), (["--vae", "1", "--vib", "1"], "leave --vib out"),
+    (["--vae", "1", "--head", "point"], "--vae 1.0 needs a Gaussian on both sides"),
+    (["--txt_enc", "bigru", "--embed_size", "31"], "--embed_size 31 is odd, and --txt_enc bigru joins"),
     (["--txt_enc", "mean", "--recon_captions", "1"], "move its own target"),
     (["--txt_enc", "trigram_conv", "--recon_captions", "1"], "has no decoder"), (["--sim", "order", "--loss", "mse"], "--sim "
         "cosine"),
     (["--loss", "nll", "--negatives", "128"], "has 127 other captions"), (["--vae", "1", "--sim", "scan"], "compares parts"),
     (["--sim", "product", "--loss", "hinge"], "give both or neither"), (["--loss", "two_branch", "--batch_size", "7"], "even "
         "number"),
-    (["--word_vectors", "nowhere.txt"], "there is no file nowhere.txt"), (["--freeze_words"], "give --word_vectors FILE too"),
+    (["--word_vectors", "nowhere.txt"], "there is no file nowhere.txt"),
+    (["--freeze_words"], "give --word_vectors FILE or --init_from RUN too"),
+    (["--word_vectors", "x", "--init_from", "y"], "the words are those of --init_from y; leave it out"),
+    (["--loss", "two_branch", "--no_imgnorm"], "compares unit vectors; leave it out"),
     (["--txt_enc", "features"], "give both or neither"), (["--img_layers", "12-x"], "no list of layer sizes"),
-    (["--txt_layers", "12"], "leave it out"), (["--word_dropout", "1"], "[0, 1)")])
+    (["--img_layers", "5-00"], "no list of layer sizes"), (["--txt_layers", "12"], "leave it out"),
+    (["--word_dropout", "1"], "[0, 1)")])
 def test_what_cannot_work_is_one_sentence(words, said, capsys):
     with pytest.raises(SystemExit) as error:
         train.parse_args(words)
     shown = capsys.readouterr().err
     assert error.value.code and said in shown and shown.count("\n") == 1
+
+
+def test_variances_need_a_layer_and_a_model_something_to_learn(demo_path, tmp_path):
+    words = ["--data_path", demo_path, "--logger_name", str(tmp_path / "run")]
+    with pytest.raises(ValueError, match="--img_layers 0 makes the [0-9]+ numbers .* the embedding, and --embed_size is 32"):
+        fit(*words, "--img_layers", "0")
+    with pytest.raises(SystemExit):
+        fit(*words, "--img_layers", "00", "--sim", "kl")
+    opt = train.parse_args([*SMALL, "--img_layers", "0", "--txt_enc", "sum", "--txt_layers", "0", "--embed_size", "9",
+                            "--word_dim", "9"])
+    opt.img_dim, opt.img_enc = 9, "precomp"
+    model = build_model(opt, VOCAB)
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="neither side has a layer"):
+        train.build_optimizers(opt, model)
+
+
+def test_a_spherical_vae_draws_a_number_for_every_dimension():
+    model, batch = model_and_batch("--vae", "0.1", "--head", "spherical_avg")
+    extras = {}
+    model.embed_images(batch.images, extras)
+    noise = extras["latent"] - extras["centre"]
+    assert noise.std(1).min() > 0.3
+
+
+def test_drawn_negatives_are_the_objectives_alone():
+    """DMSM's captions from the whole set enter neither jWAE's terms nor the negatives of their own image."""
+    model, batch = model_and_batch(*JWAE, "--loss", "nll", "--negative_source", "set", "--negatives", "4")
+    model.eval()
+    tokens, lengths = sentences(4, seed=5)
+
+    def losses(owner):
+        torch.manual_seed(3)
+        return model(batch._replace(unpaired=Batch(None, tokens, lengths, torch.tensor(owner), None)))
+    plain, others, own = losses([7, 7, 7, 7]), losses([8, 8, 8, 8]), losses([0, 7, 7, 7])
+    torch.manual_seed(3)
+    alone = model(batch)
+    assert all(torch.equal(plain[name], alone[name]) for name in plain if name != "nll" and "critic" not in name)
+    assert torch.equal(plain["nll"], others["nll"])
+    images, captions = model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)
+    drawn = model.embed_captions(tokens, lengths)
+    expected = 0.0
+    for n, image in enumerate(batch.image_index.tolist()):
+        held = [k for k, owner in enumerate([0, 7, 7, 7]) if owner != image]
+        scores = 10 * torch.stack([images.mean[n] @ x for x in (captions.mean[n], *drawn.mean[held])])
+        expected += float(scores.logsumexp(0) - scores[0]) / len(batch.image_index)
+    assert float(own["nll"].detach()) == pytest.approx(expected, rel=1e-5) and float(own["nll"]) < float(plain["nll"])
+
+
+def linked(tmp_path, demo_path, name: str, *, scale: float = 1.0, captions: str | None = None) -> str:
+    """A data set of a few of the demo's training images, and captions of its own."""
+    folder, source = tmp_path / name, os.path.join(demo_path, "demo_precomp")
+    folder.mkdir(exist_ok=True)
+    np.save(folder / "train_ims.npy", scale * np.load(os.path.join(source, "train_ims.npy"))[:6])
+    (folder / "train_caps.txt").write_text(captions or "a red circle\n" * 30)
+    if not (tmp_path / "demo_precomp").exists():
+        (tmp_path / "demo_precomp").symlink_to(source)
+    return name
+
+
+def test_items_enter_only_terms_that_there_are(tmp_path, demo_path):
+    """Without terms of their side the items left by --supervised_fraction are not even embedded; captions without a known
+    word never are."""
+    def unpaired(*words):
+        opt = train.parse_args([*SMALL, "--data_path", str(tmp_path), *words])
+        split = read_split(str(tmp_path), "demo_precomp", "train")
+        vocab = Vocabulary.build(split.words, 1)
+        return build_unpaired(opt, split, split.encode(vocab), choose_pairs(split, opt.supervised_fraction, 0), vocab)
+    linked(tmp_path, demo_path, "more", captions="a red circle\nzyx xyz\n" * 15)
+    assert unpaired("--supervised_fraction", "0.5") is unpaired("--supervised_fraction", "0.5", "--latent_bn") is None
+    found = unpaired("--supervised_fraction", "0.5", "--recon_images", "1")
+    assert found.images and not found.captions
+    found = unpaired("--supervised_fraction", "0.5", "--prior_captions", "1")
+    assert found.captions and not found.images
+    assert len(unpaired("--unpaired_captions", "more", "--prior_captions", "1").captions) == 15
+
+
+def test_resuming_on_other_unpaired_data_is_refused(tmp_path, demo_path):
+    linked(tmp_path, demo_path, "more")
+    fit("--data_path", tmp_path, *JWAE, "--unpaired_images", "more", "--num_epochs", 1, "--logger_name", tmp_path / "run")
+    linked(tmp_path, demo_path, "more", scale=3.0)
+    with pytest.raises(ValueError, match="or the unpaired ones, are not those of the run"):
+        train.train(train.parse_args(["--resume", str(tmp_path / "run"), "--num_epochs", "2"]))
+    (tmp_path / "more" / "features.json").write_text('{"ims": "another network"}')
+    os.remove(tmp_path / "demo_precomp")
+    shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "demo_precomp")
+    (tmp_path / "demo_precomp" / "features.json").write_text('{"ims": "some network"}')
+    opt = train.parse_args([*SMALL, "--data_path", str(tmp_path), *JWAE, "--unpaired_images", "more", "--logger_name",
+                            str(tmp_path / "new")])
+    with pytest.raises(ValueError, match="made by 'another network', demo_precomp was trained on those of 'some network'"):
+        train.train(opt)
 
 
 def test_unpaired_features_of_another_width_are_refused(tmp_path, demo_path):

@@ -360,7 +360,7 @@ def test_vsrn_takes_regions_only(tmp_path):
     for words, images, message in (
             (vsrn, flat, "reasons over regions and .*flat.npy holds one vector an image; give .* --img_enc precomp"),
             (vsrn, Photos(["a.png"]), "--img_enc vsrn cannot read x, which needs --img_enc cnn"),
-            ([*vsrn, "--finetune"], regions, "are for photos"), ([*vsrn, "--img_dim", "7"], regions, "--img_dim 7 differs"),
+            ([*vsrn, "--finetune"], regions, "is for photos"), ([*vsrn, "--img_dim", "7"], regions, "--img_dim 7 differs"),
             (["--region_bn"], regions, "are for --img_enc vsrn, not precomp"),
             (["--region_norm", "regions"], Photos(["a.png"]), "are for --img_enc vsrn, not cnn")):
         with pytest.raises(InputError, match=message):

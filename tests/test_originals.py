@@ -474,7 +474,7 @@ def test_checkpoints_that_do_not_fit_are_refused(stored, words, message):
 
 def test_weights_of_another_network_are_refused():
     stored = changed(opt={"cnn_type": "resnet18"}, image={"cnn.module.strange": torch.zeros(1)})
-    with pytest.raises(InputError, match="weights do not fit"):
+    with pytest.raises(InputError, match="are not those of a model of these options"):
         subjects.load_model(originals.convert(stored, WORDS, "c"))
 
 

@@ -92,6 +92,7 @@ EXCEPTIONS = {                                              # rows of the README
     "closed-form sampled distance and objective (PCME++)": "later",
     "VSRN as the original's code computes it": "its norm over the wrong axis; Flickr30K's options are in ucmr_table3",
     "any similarity with InfoNCE (CLIP's objective)": "later", "weights averaged over the last third": "not of these papers",
+    "SCAN, image to text": "with LogSumExp; jwae_table3 has the mean, as SCAN's own best",
     "generalised pooling of regions (VSE-infinity)": "later", "jWAE with unpaired data": "in no table of the paper"}
 
 
@@ -330,6 +331,9 @@ def test_a_table_runs_resumes_and_skips(tmp_path, demo_path):
     assert (tmp_path / "picture.png").stat().st_size > 10_000 and (folder / "uncertain_captions.png").exists()
     with pytest.raises(SystemExit, match="--images 99: the split has images 0 to 23"):
         figures.main(["--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images"), "--images", "99"])
+    for words, message in ((["--output", str(tmp_path)], "cannot be written"), (["--workers", "-1"], "2")):
+        with pytest.raises(SystemExit, match=message):
+            figures.main(["--checkpoint", str(folder), *words])
     spelt = command(tmp_path, demo_path, "--print_only", "--runs", f"{tmp_path}/./runs", *also)
     assert spelt.stdout == skipped.stdout
     config = (folder / "config.yaml").read_text()

@@ -201,7 +201,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 @pytest.mark.parametrize("kind", ["ema", "swa"])
 def test_averaged_weights_are_the_average_and_survive_a_stop(tmp_path, demo_path, monkeypatch, kind):
-    common = ["--data_path", demo_path, "--num_epochs", 3, "--average", kind]
+    common = ["--data_path", demo_path, "--num_epochs", 6, "--average", kind]
     step, seen, steps = train.train_step, [], []
 
     def watched(model, *args):
@@ -210,10 +210,11 @@ def test_averaged_weights_are_the_average_and_survive_a_stop(tmp_path, demo_path
         return loss
     monkeypatch.setattr(train, "train_step", watched)
     fit(*common, "--logger_name", tmp_path / "whole")
-    epoch = len(seen) // 3
-    last = seen[2 * epoch:]                                  # the last third: of three epochs the third
+    epoch = len(seen) // 6
+    last = seen[4 * epoch:]                                  # the last third: of six epochs the last two
     if kind == "swa":
-        expected = last[-1]                                  # one epoch ends in it
+        expected = {name: (value + last[-1][name]) / 2 if value.is_floating_point() else value
+                    for name, value in last[epoch - 1].items()}
     else:
         expected = last[0]
         for weights in last[1:]:
@@ -224,7 +225,7 @@ def test_averaged_weights_are_the_average_and_survive_a_stop(tmp_path, demo_path
 
     def interrupted(*args):
         steps.append(1)
-        if len(steps) == 2 * epoch + 3:
+        if len(steps) == 4 * epoch + 3:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(*args)
     monkeypatch.setattr(train, "train_step", interrupted)
@@ -234,3 +235,66 @@ def test_averaged_weights_are_the_average_and_survive_a_stop(tmp_path, demo_path
     again = load_checkpoint(str(tmp_path / "broken"), "checkpoint.pt")
     assert all(torch.equal(again["average"][name], value) for name, value in stored["average"].items())
     assert same_weights(tmp_path / "whole", tmp_path / "broken", "model_best.pt")
+
+
+@pytest.mark.parametrize("kind, epochs, fewest", [("ema", 2, 3), ("swa", 5, 6)])
+def test_too_few_epochs_for_an_average_are_refused(kind, epochs, fewest, capsys):
+    with pytest.raises(SystemExit):
+        train.parse_args(["--average", kind, "--num_epochs", str(epochs)])
+    assert f"--num_epochs {epochs} that is not enough; give at least {fewest}" in capsys.readouterr().err
+
+
+def test_a_longer_run_averages_over_its_own_last_third(tmp_path, demo_path):
+    """What is validated before that is the model itself, not the average of the shorter run."""
+    common = ["--data_path", demo_path, "--average", "ema"]
+    fit(*common, "--num_epochs", 3, "--logger_name", tmp_path / "run")
+    assert train.train(train.parse_args(["--resume", str(tmp_path / "run"), "--num_epochs", "9"])) == 0
+    fit("--data_path", demo_path, "--num_epochs", 9, "--logger_name", tmp_path / "plain")
+
+    def rsums(name):
+        return [line["rsum"] for line in log_of(tmp_path / name, lambda line: line["kind"] == "validation")]
+    assert rsums("run")[3:6] == rsums("plain")[3:6] and rsums("run")[6:] != rsums("plain")[6:]
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--loss", "infonce", "--margin", "0.3"], "--margin 0.3 is for --loss hinge"), (["--gamma", "5"], "is for --loss nll"),
+    (["--negatives", "5"], "is for --loss nll"), (["--loss", "mse", "--mask_same_image"], "is for objectives over the pairs"),
+    (["--recon_norm", "1"], "is for --recon_images"),
+    (["--decoder_dim", "9", "--recon_captions", "1"], "is for --recon_images"),
+    (["--word_dropout", "0.3"], "is for --recon_captions"), (["--critic_learning_rate", "1"], "is for --prior_images"),
+    (["--dim_hidden", "9"], "is for --captioner"), (["--n_samples", "9"], "is for --sim match_prob"),
+    (["--var_max", "9"], "is for Gaussian heads"), (["--sim", "mil", "--no_imgnorm"], "is for similarities that do not"),
+    (["--sim", "scan", "--agg_func", "Mean", "--lambda_lse", "5"], "is for --agg_func LogSumExp"),
+    (["--layer_style", "branch"], "is for --img_layers and --txt_layers"),
+    (["--txt_enc", "mean", "--num_layers", "2"], "is for --txt_enc gru"),
+    (["--loss", "infonce", "--max_violation"], "--max_violation is for --loss hinge, not infonce"),
+    (["--learning_rate", "inf"], "'inf' is not a finite number"), (["--logvar_init", "nan"], "'nan' is not a finite number")])
+def test_options_without_effect_or_meaning_are_refused(words, said, capsys):
+    with pytest.raises(SystemExit) as stop:
+        train.parse_args(words)
+    shown = capsys.readouterr().err
+    assert stop.value.code and said in shown and shown.count("\n") == 1
+
+
+def test_a_run_keeps_its_options_when_they_come_from_its_own_configuration(tmp_path, demo_path):
+    """Resolved options of any kind of run are no unused ones."""
+    for k, words in enumerate((["--sim", "kl"], ["--loss", "infonce"], ["--sim", "order", "--use_abs"], ["--no_imgnorm"])):
+        fit("--data_path", demo_path, "--num_epochs", 1, *words, "--logger_name", tmp_path / str(k))
+        again = train.parse_args(["--config", str(tmp_path / str(k) / "config.yaml"), "--dry_run"])
+        assert again.sim == load_checkpoint(str(tmp_path / str(k)))["options"]["sim"]
+
+
+def test_an_epoch_of_two_branch_has_siblings_side_by_side():
+    opt = train.parse_args([*SMALL, "--loss", "two_branch", "--txt_enc", "mean"])
+    split = type("Split", (), {"caption_image": np.arange(60) // 5})
+    order = train.epoch_order(opt, split, np.arange(60), 0)
+    lead, sibling = split.caption_image[order].reshape(-1, 2).T
+    assert (lead == sibling).all() and (order[::2] != order[1::2]).all()
+
+
+def test_weights_of_another_model_are_named(tmp_path, demo_path):
+    words = ["--data_path", demo_path, "--num_epochs", 1]
+    fit(*words, "--logger_name", tmp_path / "point")
+    with pytest.raises(ValueError, match=r"the weights of .*point are not those .*text_tower.log_var.* is absent there and"):
+        fit(*words, "--init_from", tmp_path / "point", "--sim", "mahalanobis", "--logger_name", tmp_path / "new")
+    assert not (tmp_path / "new").exists()

@@ -176,6 +176,7 @@ def test_what_cannot_work_is_one_sentence(tmp_path, capsys):
         assert len(str(stop.value).splitlines()) == 1 and re.search(message, str(stop.value)), stop.value
     refused("at 0.01 no image has two regions smaller than 0.01 percent", "--thresholds", "0.01", "50")
     refused("give at least 1", "--images", "0")
+    refused("cannot be written .it is a folder", "--output", str(tmp_path))
     path = tmp_path / "region_descriptions.json"
     text = path.read_text(encoding="utf-8")
     one = '[{"id": 993, "regions": [{"id": 1, "x": %s, "y": 0, "width": 1, "height": 1, "phrase": "a"}]}]'

@@ -152,6 +152,7 @@ def test_the_same_seed_gives_the_same_file_with_workers_too(tmp_path, demo_path,
     (["--cnn_weights", "absent.pt"], "there is no file absent.pt"),
     (["--data_name", "absent"], "there is no folder"),
     (["--output", __file__], "is there already; name another file"),
+    (["--output", f"{__file__}/cnn.pt"], "test_word_cnn.py/cnn.pt cannot be written"),
 ])
 def test_what_cannot_work_is_said_in_a_sentence(words, message, tmp_path, demo_path, weights):
     with pytest.raises(SystemExit, match=message) as stopped:
@@ -190,5 +191,5 @@ def test_a_stopped_run_says_what_it_left(tmp_path, demo_path, weights, monkeypat
     monkeypatch.setattr(word_cnn, "train_epoch", interrupted)
     with pytest.raises(SystemExit, match="stopped; .* holds the last whole epoch"):
         command(demo_path, weights, tmp_path / "cnn.pt")
-    with pytest.raises(InputError):
-        word_cnn.save_atomic({}, str(tmp_path / "no" / "where.pt"))
+    with pytest.raises(InputError, match="could not be saved .*; the one before it is whole: fly$"):
+        word_cnn.save_atomic({}, str(tmp_path / "no" / "where.pt"), "fly")

@@ -3,7 +3,7 @@ import os
 
 import numpy as np
 import pytest
-from test_cli import refused
+from test_cli import refused, unwritable
 
 import word_vectors
 from vocab import InputError
@@ -139,7 +139,7 @@ def test_learning_leaves_rare_words_out_and_refuses_too_many_values():
         train_vectors([["a"], ["b"], ["c"]], 1)
 
 
-def test_the_command(tmp_path, demo_path, capsys):
+def test_the_command(tmp_path, demo_path, capsys, monkeypatch):
     out = str(tmp_path / "new" / "v.txt")
     word_vectors.main(["--data_path", demo_path, "--data_name", "demo", "--dim", "20", "--output", out])
     shown = capsys.readouterr().out
@@ -152,6 +152,10 @@ def test_the_command(tmp_path, demo_path, capsys):
                            (["--data_name", "none"], "there is no folder .*none"),
                            (["--data_name", "demo", "--window", 0], "--window 0")):
         refused(capsys, word_vectors.main, ["--data_path", demo_path, "--output", out, *words], message)
+    monkeypatch.setattr(word_vectors, "train_vectors", None)
+    for path in unwritable(tmp_path):
+        words = ["--data_path", demo_path, "--data_name", "demo", "--output", path]
+        refused(capsys, word_vectors.main, words, f"{path} cannot be written")
 
 
 @pytest.mark.slow

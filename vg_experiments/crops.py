@@ -21,7 +21,7 @@ from losses import uncertainty
 from subjects import save_json
 from vg_experiments.encoding import Encoder, encoders, model_arguments, names, photo_path
 from vg_experiments.prepare import drawn, read_manifest
-from vocab import Arguments, InputError
+from vocab import Arguments, InputError, writable
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  after the choice of a backend that needs no screen
@@ -176,7 +176,7 @@ def main(argv=None) -> None:
             raise InputError("give either --image FILE with --boxes and --captions, or --examples N with --manifest")
         if opt.image and not os.path.isfile(opt.image):
             raise InputError(f"--image {opt.image}: there is no such file; give a photo")
-        os.makedirs(os.path.dirname(opt.output) or ".", exist_ok=True)
+        writable(opt.output)
         (own_photo if opt.image else examples)(opt, encoders(opt))
     except InputError as error:
         sys.exit(f"{p.prog}: {error}")

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from data import read_json
 from subjects import save_json
-from vocab import Arguments, InputError
+from vocab import Arguments, InputError, writable
 
 FORMAT = 1                            # of the manifest
 LARGEST = 10                          # regions below the threshold that a triplet is chosen from (`ucmr` 4.6)
@@ -354,6 +354,7 @@ def main(argv=None) -> None:
     p.add_argument("--skip_missing", action="store_true", help="draw from the images whose photos are there")
     opt = p.parse_args(argv)
     try:
+        writable(opt.output)
         manifest = prepare(opt.vg, opt.images, opt.wholes, opt.thresholds, opt.seed, opt.max_iou, opt.skip_missing)
         save_json(manifest, opt.output)
     except InputError as error:
