@@ -61,9 +61,8 @@ def refused(command, message, *words, **named):
 def photo_checkpoint(folder, vocab, seed=0, network_of=None, recorded=None):
     """A run folder of an untrained model: of photos, or with `recorded` of features that this extractor made."""
     opt = parse_args(["--data_name", "own", "--embed_size", "8", "--word_dim", "4", "--sim", "wasserstein"])
-    opt.cnn_type = opt.cnn_type if recorded else "efficientnet_lite0"
     prepare_images(opt, type("Images", (), {"dim": 1280 if recorded else None, "regions": None, "parallel": False}))
-    opt.img_enc = "precomp" if recorded else "cnn"
+    opt.img_enc, opt.cnn_type = "precomp" if recorded else "cnn", "efficientnet_lite0"
     torch.manual_seed(seed)
     model = build_model(opt, vocab, pretrained=False)
     if network_of is not None:
