@@ -7,6 +7,7 @@ Li et al. 2019 (VSRN) add this loss to the ranking loss, 1 : 1: regions that suf
 The generator is that of Venugopalan et al. 2015 (sequence to sequence: one GRU reads, another writes) with the attention of
 Bahdanau et al. 2015. It serves training only; retrieval never runs it.
 """
+import argparse
 import sys
 from collections import Counter
 
@@ -155,19 +156,20 @@ def is_function(word: str) -> bool:
     return word in FUNCTION_WORDS or not any(letter.isalnum() for letter in word)
 
 
-def word_precision(captions: list[list[str]], references: list[list[list[str]]]) -> dict:
+def word_precision(captions: list[list[str]], references: list[list[list[str]]], groups: dict | None = None) -> dict:
     """Of the words of N generated captions, the share that some reference of their image has, letter for letter.
 
-    {"content" | "function": {"words": how many, "own": percent, "other": percent}}, None where there are no words.
+    {"content" | "function" | name of one of `groups`, sets of words: {"words": how many, "own": percent, "other": percent}},
+    None where there are no words.
     "other" is the control: the same caption held against the references of another image, averaged over all N - 1 others. What
     "own" has above it comes from the image; the rest comes from knowing what captions are like.
     """
     held = [{word for reference in texts for word in reference} for texts in references]
     images = Counter(word for words in held for word in words)                      # word -> images that have it
     result = {}
-    for kind in ("content", "function"):
-        said = [(word, i) for i, caption in enumerate(captions) for word in caption
-                if is_function(word) == (kind == "function")]
+    for kind, belongs in {"content": lambda word: not is_function(word), "function": is_function,
+                          **{name: words.__contains__ for name, words in (groups or {}).items()}}.items():
+        said = [(word, i) for i, caption in enumerate(captions) for word in caption if belongs(word)]
         own = [word in held[i] for word, i in said]
         others = [(images[word] - hit) / max(1, len(held) - 1) for (word, _), hit in zip(said, own)]
         result[kind] = {"words": len(said), "own": 100 * float(np.mean(own)) if said else None,
@@ -221,10 +223,11 @@ def write_captions(opt) -> None:
     for i in opt.image_index if opt.image_index else range(min(opt.images, count)):
         print(f"image {i}" + ("" if names[i] is None else f" ({names[i]})") + f"\n  generated: {' '.join(captions[i])}\n"
               f"  true:      {split.captions[references[i][0]]}")
-    precision = word_precision(captions, [[split.words[m] for m in mine] for mine in references])
+    groups = dict(opt.words or [])
+    precision = word_precision(captions, [[split.words[m] for m in mine] for mine in references], groups)
     print(f"{name} {opt.split}, {count:,} images, beam {opt.beam}: generated words that a true caption of the image has")
-    for kind, title in (("content", "content words"), ("function", "function words and punctuation")):
-        p = precision[kind]
+    for kind, p in precision.items():
+        title = {"content": "content words", "function": "function words and punctuation"}.get(kind, kind)
         own, other = ("-" if p[key] is None else f"{p[key]:.1f}%" for key in ("own", "other"))
         print(f"  {title}: {own} of {p['words']:,} (control, captions of another image: {other})")
     if opt.output:
@@ -233,6 +236,13 @@ def write_captions(opt) -> None:
         save_json({"checkpoint": run, "data_name": name, "split": opt.split, "beam": opt.beam, "precision": precision,
                    "captions": told}, opt.output)
         print(f"all captions in {opt.output}")
+
+
+def group(text: str) -> tuple[str, set[str]]:
+    name, _, words = text.partition("=")
+    if not name or not words:
+        raise argparse.ArgumentTypeError(f"'{text}' is no group of words; give NAME=WORD,WORD,...")
+    return name, set(words.split(","))
 
 
 def main(argv=None) -> None:
@@ -244,6 +254,8 @@ def main(argv=None) -> None:
     shown.add_argument("--images", type=int, default=10, metavar="N", help="print the captions of the first N")
     shown.add_argument("--image_index", type=int, nargs="+", metavar="I", help="print the captions of these, counted from 0")
     p.add_argument("--beam", type=int, default=3, help="captions that the search keeps at a time; 1: greedy")
+    p.add_argument("--words", type=group, nargs="+", metavar="NAME=WORD,WORD", help="count these groups of words too, as "
+                   "colour=red,green,blue")
     p.add_argument("--output", metavar="FILE.json", help="write all captions, generated and true, and the counts")
     try:
         write_captions(p.parse_args(argv))

@@ -215,6 +215,10 @@ def test_word_precision_by_hand():
     result = word_precision(captions, references)
     assert result["content"] == {"words": 5, "own": pytest.approx(60), "other": pytest.approx(50)}
     assert result["function"] == {"words": 3, "own": pytest.approx(100), "other": pytest.approx(50)}
+    groups = {"animals": {"cat", "dog"}, "birds": {"crow"}}                         # cat cat dog | dog -> own 1 1 0 1
+    result = word_precision(captions, references, groups)
+    assert result["animals"] == {"words": 4, "own": pytest.approx(75), "other": pytest.approx(37.5)}
+    assert result["birds"]["words"] == 0 and result["content"]["words"] == 5
     nothing = {"words": 0, "own": None, "other": None}
     assert word_precision([[]], [[["a"]]]) == {"content": nothing, "function": nothing}
     assert is_function("the") and is_function(",") and not is_function("cat") and not is_function("2")
