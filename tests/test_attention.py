@@ -241,7 +241,7 @@ def test_weight_norm_starts_as_the_plain_layer_and_has_one_scale():
     (["--txt_enc", "pie"], "--txt_enc pie does not leave"),
     (["--use_abs"], "--use_abs is for order"),
     (["--lambda_softmax", "0"], "--lambda_softmax 0.0 must be positive"),
-    (["--lambda_lse", "nan"], "--lambda_lse nan"),
+    (["--lambda_lse", "-1"], "--lambda_lse -1.0"), (["--lambda_lse", "nan"], "'nan' is not a finite number"),
     (["--sim", "cosine", "--agg_func", "Mean"], "--agg_func is for --sim scan, not cosine"),
     (["--sim", "cosine", "--no_txtnorm"], "--no_txtnorm is for --sim scan"),
     (["--sim", "cosine", "--img_enc", "scan"], "--img_enc scan keeps every region"),
