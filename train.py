@@ -17,7 +17,7 @@ import time
 import numpy as np
 import torch
 import yaml
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_avg_fn
 from tqdm import tqdm
 
 from data import pair_batches, read_split
@@ -121,7 +121,9 @@ def averaged(model, kind: str):
     """A copy of the model that averages its weights, or None; BatchNorm's statistics are averaged with them."""
     if kind == "none":
         return None
-    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA) if kind == "ema" else None, use_buffers=True)
+    # swa by name: left to itself torch takes a function on CUDA that cannot average BatchNorm's counter of batches
+    how = {"multi_avg_fn": get_ema_multi_avg_fn(EMA)} if kind == "ema" else {"avg_fn": get_swa_avg_fn()}
+    return AveragedModel(model, use_buffers=True, **how)
 
 
 def averaging(opt, epoch: int) -> bool:
@@ -182,13 +184,15 @@ def train(opt) -> int:
         load_weights(model, start, opt.init_from or opt.logger_name)
     optimizers = build_optimizers(opt, model)
     parameters = optimizers["optimizer"].param_groups[0]["params"]
-    scaler = torch.amp.GradScaler(device.type, enabled=opt.amp == "fp16")
+    # with bf16 too on CUDA, whose GRUs compute in float16 under either
+    scaler = torch.amp.GradScaler(device.type, enabled=opt.amp == "fp16" or opt.amp == "bf16" and device.type == "cuda")
     average = averaged(model, opt.average)
     state = {"epoch": 0, "step": 0, "iteration": 0, "best_rsum": 0.0, "loss_sum": 0.0, "loss_count": 0}
     if resumed:
         for name, optimizer in optimizers.items():
             optimizer.load_state_dict(resumed[name])
-        scaler.load_state_dict(resumed["scaler"])
+        if resumed["scaler"]:                           # empty where none was needed, as with bf16 on a CPU
+            scaler.load_state_dict(resumed["scaler"])
         if average and opt.num_epochs == resumed["options"]["num_epochs"]:          # else the last third is another one
             average.load_state_dict(resumed["average"])
         state = dict(resumed["state"])
@@ -356,7 +360,7 @@ def train_step(model, batch, optimizers, scaler, parameters, opt, state) -> dict
     scaler.scale(loss).backward()
     scaler.unscale_(optimizers["optimizer"])
     norm = torch.nn.utils.clip_grad_norm_(parameters, opt.grad_clip or torch.inf)
-    if not torch.isfinite(norm) and opt.amp != "fp16":      # with fp16 the scaler skips such a step
+    if not torch.isfinite(norm) and not scaler.is_enabled():    # the scaler skips such a step
         raise InputError(f"the gradient of the loss became {norm.item()} at epoch {state['epoch']} step {state['step'] + 1}; "
                          "the last checkpoint is whole: lower --learning_rate or use --amp off")
     for optimizer in optimizers.values():

@@ -237,6 +237,18 @@ def test_averaged_weights_are_the_average_and_survive_a_stop(tmp_path, demo_path
     assert same_weights(tmp_path / "whole", tmp_path / "broken", "model_best.pt")
 
 
+@pytest.mark.parametrize("kind", ["ema", "swa"])
+def test_averages_take_batch_norm_on_the_way_that_cuda_takes(kind, monkeypatch):
+    """There torch averages many tensors at once, by a kernel that fails for the whole numbers of BatchNorm's counter."""
+    monkeypatch.setattr(torch.optim.swa_utils, "_get_foreach_kernels_supported_devices", lambda: ["cpu", "cuda"])
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    average = train.averaged(model, kind)
+    for _ in range(3):
+        model(torch.randn(5, 3))
+        average.update_parameters(model)
+    assert all(torch.isfinite(value).all() for value in average.state_dict().values())
+
+
 @pytest.mark.parametrize("kind, epochs, fewest", [("ema", 2, 3), ("swa", 5, 6)])
 def test_too_few_epochs_for_an_average_are_refused(kind, epochs, fewest, capsys):
     with pytest.raises(SystemExit):
