@@ -320,7 +320,8 @@ class _PairFetcher:
         photos = []
         with torch.random.fork_rng(devices=[]):
             for caption, image in zip(index, image_index):
-                torch.manual_seed(int(np.random.SeedSequence([*self.seed, int(caption)]).generate_state(1, np.uint64)[0]))
+                seed = np.random.SeedSequence([*self.seed, int(caption)]).generate_state(1, np.uint64)[0]
+                torch.default_generator.manual_seed(int(seed))          # and not CUDA's generators, as torch.manual_seed would
                 photos.append(transform(self.split.images.open(int(image))))
         return torch.stack(photos)                                                  # (B, 3, crop_size, crop_size)
 
