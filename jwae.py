@@ -49,8 +49,8 @@ class VectorDecoder(nn.Module):
 class CaptionDecoder(nn.Module):
     """g_t: a GRU whose first state is the latent says every word from the words before it (`jwae` 4.2, eq. 5).
 
-    Word dropout: in training each word that goes in is `<unk>` with probability `word_dropout`, so that the decoder has to
-    ask the latent (Bowman et al. 2016). (The original predicts the word that goes in, not the next one.)
+    Word dropout: in training each word that goes in, `<start>` too, is `<unk>` with probability `word_dropout`, so that the
+    decoder has to ask the latent (Bowman et al. 2016). (The original predicts the word that goes in, not the next one.)
     """
 
     def __init__(self, latent: int, vocab_size: int, word_dim: int, word_dropout: float):
@@ -78,10 +78,10 @@ class CaptionDecoder(nn.Module):
 # ---- terms beside the objective (model.JointEmbedding); `sides`: what they need where images and captions do not match
 
 class Reconstruction(nn.Module):
-    """|x - g(f(x))| summed over the batch, l1 or l2 norm (`jwae` eq. 6, first sum); x is what the encoder was given. Regions:
-    the mean over an image's regions."""
+    """|x - g(f(x))| summed over the batch; x is what the encoder was given. Images: the l1 or l2 norm (`jwae` eq. 6, first
+    sum), of regions its mean over the image. Captions that are vectors, norm None: its square (`jwae` 4.2, below eq. 6)."""
 
-    def __init__(self, side: str, decoder: VectorDecoder, norm: int = 2):
+    def __init__(self, side: str, decoder: VectorDecoder, norm: int | None):
         super().__init__()
         self.sides, self.decoder, self.norm = (side,), decoder, norm
 
@@ -91,8 +91,10 @@ class Reconstruction(nn.Module):
         residual = self.decoder(extras["latent"]).float()
         assert residual.shape == target.shape, (residual.shape, target.shape)       # else they would broadcast
         residual = residual - target
-        norms = residual.abs().sum(-1) if self.norm == 1 else (residual.square().sum(-1) + 1e-12).sqrt()
-        return (norms.mean(1) if norms.ndim == 2 else norms).sum()
+        missed = residual.abs().sum(-1) if self.norm == 1 else residual.square().sum(-1)
+        if self.norm == 2:
+            missed = (missed + 1e-12).sqrt()                                        # its gradient is finite at 0
+        return (missed.mean(1) if missed.ndim == 2 else missed).sum()
 
 
 class Retelling(nn.Module):
@@ -191,7 +193,7 @@ def build_terms(opt, vocab, image_tower, text_tower) -> tuple[dict[str, tuple[fl
         terms["recon_captions"] = opt.recon_captions, Retelling(decoder)
     elif opt.recon_captions:
         decoder = VectorDecoder(opt.embed_size, opt.decoder_dim, text_tower.trunk.dim)
-        terms["recon_captions"] = opt.recon_captions, Reconstruction("captions", decoder, opt.recon_norm)
+        terms["recon_captions"] = opt.recon_captions, Reconstruction("captions", decoder, None)
     for side, weight in priors.items():
         if weight:
             terms[f"prior_{side}"] = weight, Prior(side, critic)

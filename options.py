@@ -107,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
         "as printed)")
     add("--latent_bn", action=switch, default=None, help="latents pass a BatchNorm without scale and shift, which gives each "
         "dimension the prior's mean and variance (default: with --prior_images or --prior_captions)")
-    add("--recon_norm", type=int, choices=[1, 2], default=2, help="norm of what a reconstructed vector misses")
+    add("--recon_norm", type=int, choices=[1, 2], default=2, help="norm of what a reconstructed image misses")
     add("--decoder_dim", type=positive, default=1024, help="hidden layer of the decoders of vectors")
     add("--word_dropout", type=number, default=0.2, help="share of the words that the caption decoder does not see in training")
     add("--critic_learning_rate", type=number, default=5e-5, help="of the critic's own Adam")
@@ -337,7 +337,8 @@ def refuse_unused(opt) -> None:
             ("gamma negatives negative_source", opt.loss == "nll", "--loss nll"),
             ("mask_same_image", opt.loss not in ("mse", "two_branch") and opt.negative_source == "batch",
              "objectives over the pairs of a batch"),
-            ("recon_norm decoder_dim", opt.recon_images or opt.recon_captions and bags,
+            ("recon_norm", opt.recon_images, "--recon_images"),
+            ("decoder_dim", opt.recon_images or opt.recon_captions and bags,
              "--recon_images, and --recon_captions with --txt_enc mean or features"),
             ("word_dropout", opt.recon_captions and words, "--recon_captions with --txt_enc gru or bigru"),
             ("critic_learning_rate", opt.prior_images or opt.prior_captions, "--prior_images and --prior_captions"),
