@@ -201,7 +201,7 @@ class Cosine(Separable):
     """Cosine of the means, in [-1, 1] (VSE++ 3.1)."""
 
     def lift_image(self, e, origin):
-        return [F.normalize(e.mean, dim=1)], e.mean.new_zeros(len(e.mean)), None
+        return [F.normalize(e.mean, dim=1, eps=1e-6)], e.mean.new_zeros(len(e.mean)), None      # eps: as model.unit
 
     lift_caption = lift_image
 

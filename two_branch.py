@@ -106,7 +106,7 @@ class ProductNetwork(Similarity):
 
     def forward(self, images, captions):
         self.check(images, captions)
-        x, y = (F.normalize(e.mean, dim=1)[None] for e in (images, captions))       # (1, N, D), (1, M, D)
+        x, y = (F.normalize(e.mean, dim=1, eps=1e-6)[None] for e in (images, captions))       # (1, N, D), (1, M, D)
         if self.training:                                                           # one batch of pairs to BatchNorm
             return self.pairs(x, y)
         step = block_side(x, self.widest)

@@ -209,6 +209,14 @@ def test_gradients_are_finite(name, case, dtype):
     assert all(x.grad.isfinite().all() for x in inputs if x.grad is not None)
 
 
+@pytest.mark.parametrize("name", ["cosine", "dot"])
+def test_an_image_without_features_leaves_the_gradient_finite_in_float32(name):
+    """At 0 the direction is undefined; 1e12 of it and a batch of 128 would overflow when the norm of all gradients is taken."""
+    image = torch.zeros(1, 8, requires_grad=True)
+    SIMILARITIES[name]()(Embedding(image), Embedding(torch.randn(4, 8))).sum().backward()
+    assert image.grad.norm() < 1e7
+
+
 @pytest.mark.parametrize("name", ["kl", "kl_reverse", "minkl", "wasserstein", "csd", "mahalanobis"])
 def test_a_missing_or_surplus_variance_is_refused(name):
     point, gaussian = Embedding(torch.randn(3, 4)), embedding(3, 4, dtype=torch.float32)
