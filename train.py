@@ -22,8 +22,8 @@ from tqdm import tqdm
 
 from data import pair_batches, read_split
 from model import build_model, build_vocabulary
-from options import parse_args, prepare_images, prepare_text
-from subjects import FORMAT, check_extractors, load_checkpoint, load_weights, torch_device, validate
+from options import defaults, parse_args, prepare_images, prepare_text
+from subjects import FORMAT, check_extractors, check_fits, load_checkpoint, load_weights, torch_device, validate
 from two_branch import sibling_order
 from unpaired import build_unpaired, choose_pairs
 from vocab import InputError, Vocabulary, writable
@@ -108,13 +108,18 @@ class Stop:
             signal.signal(s, handler)
 
 
-def make_vocabulary(opt, train) -> Vocabulary:
+def make_vocabulary(opt, train) -> tuple[Vocabulary, str]:
+    """The words of the vocabulary file of the data set if there is one, else of its captions; and which of the two."""
     path = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
     if os.path.isfile(path):
-        return Vocabulary.load(path)
+        given = [name for name in ("vocab_threshold", "vocab_splits") if getattr(opt, name) != defaults()[name]]
+        if given:
+            raise InputError(f"--{given[0]} {getattr(opt, given[0])} counts words of the captions, and {path} lists the words "
+                             "already; leave it out, delete the file, or name another folder with --vocab_path")
+        return Vocabulary.load(path), path
     names = [name.strip() for name in opt.vocab_splits.split(",")]
     splits = [train if name == "train" else read_split(opt.data_path, opt.data_name, name, dev_images=0) for name in names]
-    return Vocabulary.build((words for split in splits for words in split.words), opt.vocab_threshold)
+    return Vocabulary.build((words for split in splits for words in split.words), opt.vocab_threshold), "the captions"
 
 
 def averaged(model, kind: str):
@@ -166,11 +171,14 @@ def train(opt) -> int:
                               text_features=opt.text_features).require_sound() for name in ("train", "dev")}
     prepare_images(opt, split["train"].images)
     prepare_text(opt, split["train"].text)
+    check_fits(opt, split["dev"].images, "the model")
     data = split["train"].fingerprint()
     check_data(opt, resumed, data)
     check_extractors(start["data"].get("extractors") if start and "data" in start else None, split["train"], opt.text_features,
                      str(opt.init_from))
-    vocab = build_vocabulary(opt, start["vocabulary"] if start else make_vocabulary(opt, split["train"]).words)
+    words, source = ((Vocabulary(start["vocabulary"]), opt.init_from or opt.logger_name) if start
+                     else make_vocabulary(opt, split["train"]))
+    vocab = build_vocabulary(opt, words.words)
     tokens = {name: s.encode(vocab) for name, s in split.items()}
     pairs = choose_pairs(split["train"], opt.supervised_fraction, opt.seed)
     unpaired = build_unpaired(opt, split["train"], tokens["train"], pairs, vocab)
@@ -201,7 +209,7 @@ def train(opt) -> int:
             torch.cuda.set_rng_state_all(resumed["cuda_rng"])
 
     facts = (f"{opt.data_name}: {len(pairs):,} training pairs of {len(split['train'].images):,} images, "
-             f"{len(split['dev'].images):,} dev images, {len(vocab):,} words\n"
+             f"{len(split['dev'].images):,} dev images, {len(vocab):,} words of {source}\n"
              f"{opt.sim}, image head {opt.image_head}, text head {opt.text_head}, {objective_name(opt)}, embed_size "
              f"{opt.embed_size}, {sum(p.numel() for p in parameters):,} trainable parameters, {device}, seed {opt.seed}")
     if opt.dry_run:

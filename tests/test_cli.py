@@ -313,6 +313,8 @@ def test_bad_evaluations_are_refused(runs, tmp_path, monkeypatch, demo_path, cap
     other = ["--checkpoint", run, "--data_path", ".", "--data_name", "few"]
     refused(capsys, evaluate.main, other, "has 4 regions an image.*one vector")
     fit("--data_path", ".", "--data_name", "few", "--logger_name", "regional", "--vocab_threshold", 1, "--batch_size", 2)
+    np.save("global/dev_ims.npy", np.ones((4, 100), np.float32))
+    refused(capsys, train.main, ["--data_path", ".", "--data_name", "global", "--batch_size", 2], "dev_ims.npy has .* width 100")
     words = ["--checkpoint", "regional", "--data_path", "."]
     refused(capsys, evaluate.main, [*words, "--data_name", "many"], "has 5 regions an image, regional was trained on 4")
     refused(capsys, evaluate.main, [*words, "--data_name", "global"], "has no regions an image, regional was trained on 4")
@@ -346,7 +348,9 @@ def test_vocab_command(tmp_path, demo_path, capsys, monkeypatch):
     vocab.main(["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", str(tmp_path)])
     built = vocab.Vocabulary.load(str(tmp_path / "demo_precomp_vocab.json"))
     assert f"{len(built):,} words" in capsys.readouterr().out
-    fit("--data_path", demo_path, "--vocab_path", tmp_path, "--vocab_threshold", 100, "--logger_name", tmp_path / "run")
+    words = [*SMALL, "--data_path", demo_path, "--vocab_path", tmp_path, "--logger_name", tmp_path / "run"]
+    refused(capsys, train.main, words, "--vocab_threshold 1 counts words .* lists the words already")
+    fit(*words, "--vocab_threshold", 4)
     assert vocab.Vocabulary.load(str(tmp_path / "run" / "vocab.json")).words == built.words
     refused(capsys, vocab.main, ["--data_path", tmp_path, "--data_name", "none"], "there is no folder")
     words = ["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", tmp_path / "run" / "vocab.json"]
