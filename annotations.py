@@ -54,8 +54,11 @@ class Index:
 
     def __init__(self, ids, what: str, source: str):
         if ids is None or not all(isinstance(i, (int, np.integer)) for i in ids):
-            raise InputError(f"{source} has no {what} ids, which the annotations name; put them in order into "
-                             f"{{split}}_{'img' if what == 'image' else 'ann'}_ids.npy beside the captions")
+            kind, fields = ("img", "cocoid or imgid") if what == "image" else ("ann", "sentid")
+            raise InputError(f"{source} has no {what} ids, which the annotations name; " + (
+                f"give every {'image' if what == 'image' else 'sentence'} of the split an integer {fields} of its own"
+                if source.endswith(".json") else f"store them in order as {what}_id" if source.endswith(".npz") else
+                f"put them in order into {{split}}_{kind}_ids.npy beside the captions"))
         self.ids, self.what, self.source = np.asarray(ids, np.int64), what, source
         self.order, self.known = np.argsort(self.ids, kind="stable"), set(self.ids.tolist())
         twice = np.flatnonzero(np.diff(self.ids[self.order]) == 0)

@@ -11,6 +11,7 @@ import glob
 import hashlib
 import io
 import json
+import math
 import os
 import signal
 import sys
@@ -52,9 +53,9 @@ class Split:
     captions: list[str]
     caption_image: np.ndarray                     # (M,) int64, whose caption each is
     source: str                                   # where the captions come from, for messages
-    image_ids: list | None = None                 # N integers (COCO) or file names
-    caption_ids: np.ndarray | None = None         # (M,) int64 (COCO)
-    photo_names: list | None = None               # N file names of the photos that precomputed features belong to
+    image_ids: list | None = None                 # N integers (COCO's, Karpathy's imgid) or file names
+    caption_ids: np.ndarray | None = None         # (M,) int64 (COCO's, Karpathy's sentid)
+    photo_names: list | None = None               # N file names, where features or ids that are numbers do not tell them
     text: Features | None = None                  # (M, F) features of the captions, where a model reads those
     extractors: dict | None = None                # what made the features, {"ims": name, ...}, from features.json
 
@@ -156,7 +157,7 @@ def _first_images(split: Split, n: int) -> Split:
 
 def read_lines(path: str) -> list[str]:
     try:
-        with open(path, encoding="utf-8") as f:
+        with open(path, encoding="utf-8-sig") as f:                                 # some editors write a mark first
             return [line.rstrip("\n") for line in f]
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text ({error}); convert it with iconv") from error
@@ -184,14 +185,15 @@ def _read_precomp(root: str, split: str, text_only: bool = False, text_features:
     if not count or not rows or count % rows:
         raise InputError(f"{source} has {count} captions for the {rows} rows of {getattr(images, 'path', 'text-only images')}; "
                          "there must be the same number of captions for every row")
-    if isinstance(images, Features) and rows == count and rows % 5 == 0 and _repeated(images.array):
-        images.step = 5                                                             # SCAN and VSE++ repeat rows
+    if isinstance(images, Features) and rows == count:
+        images.step = _repeats(images)                                              # SCAN and VSE++ repeat rows
     n = len(images)
-    ids, names = ([] if x is None else x[::count // n] if len(x) == count else x for x in (ids, names))   # one for each image
-    caption_ids = _read_ids(path("ann_ids.npy")) or _read_ids(path("capids.txt"))
-    if caption_ids is not None and len(caption_ids) != count:
-        raise InputError(f"{path('ann_ids.npy')} has {len(caption_ids)} ids for the {count} captions of {source}; there must "
-                         "be one for each caption, in their order")
+    ids, names = (x[::count // n] if len(x) == count else x for x in (ids, names))  # one for each image
+    ids_path = path("ann_ids.npy" if os.path.isfile(path("ann_ids.npy")) else "capids.txt")
+    caption_ids = _read_ids(ids_path)
+    if len(caption_ids) not in (0, count):
+        raise InputError(f"{ids_path} has {len(caption_ids)} ids for the {count} captions of {source}; there must be one for "
+                         "each caption, in their order")
     for what, x in (("img_ids.npy", ids), ("ids.txt", names)):
         if len(x) not in (0, n):
             raise InputError(f"{path(what)} has {len(x)} ids for {n} images; there must be one for each image or caption")
@@ -199,36 +201,48 @@ def _read_precomp(root: str, split: str, text_only: bool = False, text_features:
     if text and text.array.shape[:-1] != (count,):
         raise InputError(f"{text.path} has shape {text.array.shape} for the {count} captions of {source}; give one row a "
                          "caption")
-    return Split(split, images, captions, np.arange(count) // (count // n), source, ids or names or None,
-                 None if caption_ids is None else np.array(caption_ids, np.int64), names or None, text,
-                 extractors(root) or None)
+    caption_ids = _as_integers(caption_ids)                                         # Flickr's x.jpg#0 name no annotation
+    return Split(split, images, captions, np.arange(count) // (count // n), source, ids or _as_integers(names) or names or None,
+                 np.array(caption_ids, np.int64) if caption_ids else None, names or None, text, extractors(root) or None)
 
 
-def _read_ids(path: str) -> list | None:
-    """Ids beside a precomputed split, from an integer .npy file or from lines of text; None where there is no file."""
+def _read_ids(path: str) -> list:
+    """Ids beside a precomputed split, from an integer .npy file or from lines of text; empty where there is no file."""
     if not os.path.isfile(path):
-        return None
-    if path.endswith(".npy"):
-        return _read_integers(path).tolist()
-    ids = read_lines(path)
-    return [int(i) for i in ids] if all(i.isdigit() for i in ids) else ids
+        return []
+    return _read_integers(path).tolist() if path.endswith(".npy") else read_lines(path)
+
+
+def _as_integers(ids: list) -> list | None:
+    """Ids and lines of digits as integers; None where one is other text."""
+    return [int(i) for i in ids] if all(isinstance(i, int) or i.isdecimal() for i in ids) else None
 
 
 def _read_integers(path: str) -> np.ndarray:
     try:
-        return np.load(_need(path), allow_pickle=False).astype(np.int64)
+        array = np.array(np.lib.format.open_memmap(path, mode="r"))
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise ValueError(f"it holds {array.dtype} of shape {array.shape}")
     except (ValueError, OSError, EOFError) as error:
-        raise InputError(f"{path} is not a whole .npy file of integers ({error}); fetch it again") from error
+        raise InputError(f"{path} is not a whole .npy file of integers ({error}); fetch or save it again") from error
+    return array.astype(np.int64)
 
 
-def _repeated(array: np.ndarray) -> bool:
-    """Whether rows come in fives of equals, judged by 32 of the fives; a file that mixes both is refused."""
-    fives = np.unique(np.linspace(0, len(array) // 5 - 1, 32).astype(int))
-    equal = [bool((array[5 * k:5 * k + 5] == array[5 * k]).all()) for k in fives]
-    if any(equal) and not all(equal) and len(fives) > 1 and np.mean(equal) > 0.5:
-        raise InputError(f"some images of the feature file stand in five equal rows and others do not (rows from "
-                         f"{5 * fives[equal.index(False)]}); repeat every image once for each of its captions, or none")
-    return all(equal)
+def _repeats(images: Features) -> int:
+    """How many equal rows each image has, judged by the first 128 rows and 32 times 16; runs of mixed lengths are refused."""
+    rows, turns, equal = len(images.array), [], []                                  # rows unlike, and like, the one before
+    for k in np.unique(np.linspace(0, max(0, rows - 16), 32).astype(int)):
+        some = np.ascontiguousarray(images.array[k:k + (17 if k else 128)])
+        some = some.view(np.uint8).reshape(len(some), -1)                           # as bytes, NaN is equal to itself
+        turn = (some[1:] != some[:-1]).any(1)
+        turns += (k + 1 + np.flatnonzero(turn)).tolist()
+        equal += (k + 1 + np.flatnonzero(~turn)).tolist()
+    step = math.gcd(rows, *turns)
+    if step == 1 and len(equal) > 0.4 * (len(turns) + len(equal)):
+        last = next((k for k in [*turns, rows] if k % turns[0]), equal[0] + 1) - 1
+        raise InputError(f"some images of {images.path} stand in {turns[0]} equal rows and others do not (the one up to "
+                         f"row {last}); repeat every image once for each of its captions, or none")
+    return step if turns else 5 if rows % 5 == 0 else 1                             # no turns: all rows are the same
 
 
 def _grouped(name, source, keys, paths, captions, caption_ids=None) -> Split:
@@ -258,18 +272,36 @@ def extractors(folder: str) -> dict[str, str]:
 
 def _read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split:
     wanted = {"dev": {"val"}, "train": {"train", "restval"} if use_restval else {"train"}}.get(split, {split})
+    rows, name_of, number = [], {}, {}
     try:
-        images = [image for image in read_json(path)["images"] if image["split"] in wanted]
-        rows = [(image.get("cocoid", image["filename"]),
-                 os.path.join(root, "images", image.get("filepath", ""), image["filename"]), sentence["raw"])
-                for image in images for sentence in image["sentences"]]
+        for image in read_json(path)["images"]:
+            if image["split"] in wanted:
+                name = os.path.join(image.get("filepath", ""), image["filename"])
+                key = image.get("cocoid", name)
+                if name_of.setdefault(key, name) != name:
+                    raise InputError(f"{path} gives the images {name_of[key]} and {name} one cocoid, {key}; give each its own")
+                number[key] = image.get("imgid")
+                rows += [(key, name, sentence["raw"], sentence.get("sentid")) for sentence in image["sentences"]]
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is not in Karpathy's layout (images with split, filename, sentences with raw): {error!r}; "
                          "fetch it again") from error
     if not rows:
         raise InputError(f"{path} has no images of split '{split}'; the splits are train, val (= dev) and test")
-    keys, paths, captions = map(list, zip(*rows))
-    return _grouped("dev" if split == "val" else split, path, keys, paths, captions)
+    keys, names, captions, caption_ids = map(list, zip(*rows))
+    for name, caption in zip(names, captions):
+        if not isinstance(caption, str):
+            raise InputError(f"{path}, image {name}: the raw sentence {caption!r} is no string; put its text in quotes")
+    result = _grouped("dev" if split == "val" else split, path, keys, [os.path.join(root, "images", name) for name in names],
+                      captions, np.array(caption_ids, np.int64) if _own_integers(caption_ids) else None)
+    numbers = [number[key] for key in result.image_ids]
+    if _own_integers(numbers) and all(key == name for key, name in name_of.items()):            # no cocoid
+        result.image_ids, result.photo_names = numbers, result.image_ids
+    return result
+
+
+def _own_integers(ids: list) -> bool:
+    """Whether every id is an integer that no other has."""
+    return all(type(i) is int for i in ids) and len(set(ids)) == len(ids)
 
 
 def _read_coco(root: str, split: str, use_restval: bool) -> Split:
@@ -283,7 +315,7 @@ def _read_coco(root: str, split: str, use_restval: bool) -> Split:
     for part, folder in parts:
         ids_path = os.path.join(root, "annotations", f"coco_{part}_ids.npy")
         json_path = _need(os.path.join(root, "annotations", f"captions_{folder}.json"))
-        wanted = _read_integers(ids_path)                                           # caption ids
+        wanted = _read_integers(_need(ids_path))                                    # caption ids
         with contextlib.redirect_stdout(io.StringIO()):
             coco = COCO()
             coco.dataset = read_json(json_path)
@@ -389,17 +421,23 @@ def image_batches(images, batch_size: int, workers: int = 0):
     return _stream(_ImageFetcher(images), _chunks(np.arange(len(images)), batch_size), workers * images.parallel)
 
 
-def check(data_path: str, data_name: str, vocab_path: str | None = None) -> int:
+def check(data_path: str, data_name: str, vocab_path: str | None = None, text_features: str | None = None) -> int:
     """Print what a data folder holds and every fault found; returns the number of faults."""
-    faults, found, vocab = [], 0, Vocabulary.load(vocab_path) if vocab_path else None
+    faults, found, first, vocab = [], 0, {}, Vocabulary.load(vocab_path) if vocab_path else None
+    root = os.path.join(data_path, data_name)
+    text_only = bool(glob.glob(os.path.join(root, "*_caps.txt"))) and not glob.glob(os.path.join(root, "*_ims.npy"))
+    required = ("train", "dev", "test")[2 * text_only:] if os.path.isdir(root) else ("train",)
     for name in ("train", "restval", "dev", "test", "testall"):
         try:
-            split = read_split(data_path, data_name, name, dev_images=0)
+            split = read_split(data_path, data_name, name, dev_images=0, text_only=text_only, text_features=text_features)
         except InputError as error:
-            if name not in ("restval", "testall") and (os.path.isdir(os.path.join(data_path, data_name)) or name == "train"):
+            if name in required:
                 faults.append(str(error))
             continue
         found += 1
+        for kind, x in enumerate((split.images, split.text)):
+            if isinstance(x, Features) and x.shape != first.setdefault(kind, x).shape:
+                faults.append(f"{x.path} has rows of {x.shape}, {first[kind].path} of {first[kind].shape}; extract all alike")
         vocab = vocab or Vocabulary.build(split.words)
         known = np.array([word in vocab.index for words in split.words for word in words] or [False])
         print(f"{name:8}{len(split.images):>8,} images {len(split.captions):>8,} captions  {split.images.describe()}\n"
@@ -413,7 +451,7 @@ def check(data_path: str, data_name: str, vocab_path: str | None = None) -> int:
                 faults.append(str(error))
     for fault in faults:
         print(f"fault: {fault}")
-    print(f"{os.path.join(data_path, data_name)}: {found} splits, {len(faults)} faults")
+    print(f"{root}: {found} splits, {len(faults)} faults")
     return len(faults)
 
 
@@ -422,10 +460,11 @@ def main(argv=None) -> None:
     parser.add_argument("command", choices=["check"], help="check: print what is there and every fault")
     parser.add_argument("--data_path", default="data", help="folder that holds the data sets")
     parser.add_argument("--data_name", default="coco_precomp", help="folder of the data set below --data_path")
+    parser.add_argument("--text_features", metavar="NAME", help="features of captions to check too, {split}_NAME.npy")
     parser.add_argument("--vocab", help="vocabulary to measure coverage with (default: of the training captions)")
     opt = parser.parse_args(argv)
     try:
-        sys.exit(1 if check(opt.data_path, opt.data_name, opt.vocab and _need(opt.vocab)) else 0)
+        sys.exit(1 if check(opt.data_path, opt.data_name, opt.vocab and _need(opt.vocab), opt.text_features) else 0)
     except InputError as error:
         sys.exit(f"data.py: {error}")
 

@@ -25,7 +25,7 @@ class Features:
     def __init__(self, path: str):
         self.path, self.step = path, 1                                              # row of image i: i * step
         try:
-            self.array = np.load(path, mmap_mode="r", allow_pickle=False)
+            self.array = np.lib.format.open_memmap(path, mode="r")                  # np.load would open .npz archives too
         except (ValueError, OSError, EOFError) as error:
             raise InputError(f"{path} is not a whole .npy file of numbers ({error}); write it again with "
                              "np.save(path, array.astype(np.float32))") from error
@@ -36,6 +36,11 @@ class Features:
 
     def __len__(self) -> int:
         return len(self.array) // self.step
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one image: (F,) or (P, F)."""
+        return self.array.shape[1:]
 
     @property
     def dim(self) -> int:
@@ -67,13 +72,17 @@ class Features:
         return features
 
     def faults(self, deep: bool):
-        """Sentences on what is wrong; `deep` reads every row however large the file."""
+        """Sentences on what is wrong; `deep` reads every row however large the file, and names rows of zeros."""
+        zero = []
         if deep or self.array.nbytes <= SCAN_BYTES:
             for chunk in np.array_split(np.arange(len(self)), max(1, self.array.nbytes >> 28)):
                 try:
-                    self.gather(chunk)
+                    zero += chunk[~self.gather(chunk).flatten(1).any(1).numpy()].tolist()
                 except InputError as error:
                     yield str(error)
+        if deep and zero:
+            yield (f"{self.path} holds only zeros in {len(zero) * self.step} of {len(self.array)} rows, the first is row "
+                   f"{zero[0] * self.step}; their extraction failed, so extract them again")
 
     def describe(self) -> str:
         some = self.array[np.linspace(0, len(self.array) - 1, 256).astype(int)].astype(np.float32)

