@@ -58,7 +58,7 @@ from demo_scenes import (
 )
 from vocab import Arguments, InputError
 
-VERSION = 2                      # raise it whenever the same seed would give other files
+VERSION = 3                      # raise it whenever the same seed would give other files
 SPLITS = ("train", "dev", "test")
 FOLDERS = ("", "_coco", "_cxc", "_vg", "_precomp", "_region_precomp")   # behind the name of the scenes
 MIN_SIZE, MAX_SIZE = 8, 100_000  # training images; up to the larger the ids of images and captions are unique
@@ -280,10 +280,11 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
                     Image.fromarray(pixels[-1]).save(demo / "images" / filename)
                     entries[split].append((filename, scene, told))
                     described.append(scene_entry(split, filename, scene, told))
-                    sentences = [{"raw": caption.text, "sentid": number * len(told) + k, "imgid": number}
-                                 for k, caption in enumerate(told)]
+                    sentences = [{"raw": caption.text, "sentid": k, "imgid": number}        # COCO's ids, as dataset_coco.json
+                                 for k, caption in zip(caption_ids(split, index, told), told, strict=True)]
                     karpathy.append({"filename": filename, "split": "val" if split == "dev" else split, "imgid": number,
-                                     "sentids": [sentence["sentid"] for sentence in sentences], "sentences": sentences})
+                                     "cocoid": photo_id(split, index), "sentids": [each["sentid"] for each in sentences],
+                                     "sentences": sentences})
                 regions = region_features(np.stack(pixels))          # (20 or fewer, 36, 192)
                 pooled_chunks.append(global_features(regions))
                 region_chunks.append(regions.astype(np.float16))

@@ -100,6 +100,10 @@ def test_the_three_demo_formats_hold_the_same_captions(demo_path):
     for name in ("dev", "test"):
         assert read_split(demo_path, "demo", name).captions == read_split(demo_path, "demo_precomp", name).captions
         assert read_split(demo_path, "demo_coco", name).captions == read_split(demo_path, "demo_precomp", name).captions
+        for kind in ("image_ids", "caption_ids"):
+            photos, coco, features = (list(getattr(read_split(demo_path, layout, name), kind))
+                                      for layout in ("demo", "demo_coco", "demo_precomp"))
+            assert photos == coco == features
 
 
 def test_ids_beside_features_are_those_of_coco(demo_path):
@@ -168,7 +172,7 @@ def test_the_default_data_are_what_they_always_were(demo_path):
             content = (np.asarray(Image.open(path)).tobytes() if name.endswith(".png") else
                        np.load(path).tobytes() if name.endswith(".npy") else open(path, "rb").read())
             digest.update(f"{where}/{name}\0".removeprefix("./").encode() + content)
-    assert demo.VERSION == 2 and digest.hexdigest() == "0242c044e7c26ee15a5b32a6739d4f021040502610846d9cda9c355cfe071d0f"
+    assert demo.VERSION == 3 and digest.hexdigest() == "b0093093d3c2c61aaad0def1f41994c02012abcf86a84872e7f47fc54eb610ab"
 
 
 def test_visual_genomes_layout_with_its_irregularities(tmp_path, demo_path):
