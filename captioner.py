@@ -191,8 +191,7 @@ def caption_images(model: nn.Module, images, width: int, device, workers: int = 
 
 
 def write_captions(opt) -> None:
-    from data import read_split
-    from subjects import check_fits, load_checkpoint, load_model, newest_run, save_json, torch_device
+    from subjects import load_run, newest_run, save_json, torch_device
 
     if opt.beam < 1 or opt.images < 0:
         raise InputError(f"--beam {opt.beam} and --images {opt.images}: a beam has at least 1 caption, and at least 0 "
@@ -200,14 +199,10 @@ def write_captions(opt) -> None:
     if opt.output:
         writable(opt.output)
     device, run = torch_device(opt.device), opt.checkpoint or newest_run()
-    model, vocab, trained = load_model(load_checkpoint(run))
+    model, vocab, _, _, (_, name), split = load_run(run, opt)
     if "captioner" not in model.terms:
         raise InputError(f"{run} was trained without a captioner (--captioner 0); train one with train.py --img_enc vsrn "
                          "--captioner 1")
-    name = opt.data_name or trained.data_name
-    split = read_split(opt.data_path or trained.data_path, name, opt.split, dev_images=trained.dev_images,
-                       text_features=trained.text_features).require_sound()
-    check_fits(trained, split.images, run)
     count = len(split.images)
     wrong = [i for i in opt.image_index or [] if not 0 <= i < count]
     if wrong:

@@ -13,11 +13,10 @@ import matplotlib
 import numpy as np
 import torch
 
-from data import read_split
 from inputs import Photos, encode_captions
 from losses import Embedding, uncertainty
-from subjects import check_fits, encode, load_checkpoint, load_model, newest_run, run_arguments, torch_device
-from vocab import Arguments, InputError, tokenize, writable
+from subjects import encode, load_run, newest_run, output_file, run_arguments, torch_device
+from vocab import Arguments, InputError, tokenize
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  after the choice of a backend that needs no screen
@@ -48,19 +47,15 @@ def embed_texts(model, vocab, texts: list[str], device) -> Embedding:
 
 @torch.no_grad()
 def draw(opt) -> None:
-    device = torch_device(opt.device)
-    run = opt.checkpoint or newest_run()
-    model, vocab, trained = load_model(load_checkpoint(run))
-    output = writable(opt.output or os.path.join(run if os.path.isdir(run) else os.path.dirname(run), "retrieval.png"))
-    name = opt.data_name or trained.data_name
-    split = read_split(opt.data_path or trained.data_path, name, opt.split, dev_images=trained.dev_images,
-                       text_features=trained.text_features).require_sound()
-    check_fits(trained, split.images, run)
-    photos = Photos(photo_paths(split, opt.photos))
-    images, captions = encode(model.to(device), split, split.encode(vocab), device, workers=opt.workers)
-    if opt.captions and trained.text_features:
-        raise InputError(f"{run} reads ready features of captions and knows no words, so --captions cannot be embedded; leave "
+    device, path = torch_device(opt.device), opt.checkpoint or newest_run()
+    output = output_file(opt.output, path, "retrieval.png")
+    run = load_run(path, opt)
+    model, vocab, split = run.model.to(device), run.vocab, run.split
+    if opt.captions and split.text is not None:
+        raise InputError(f"{path} reads ready features of captions and knows no words, so --captions cannot be embedded; leave "
                          "it out")
+    photos = Photos(photo_paths(split, opt.photos))
+    images, captions = encode(model, split, None if opt.captions else run.tokens(), device, workers=opt.workers)
     if opt.captions:
         texts, owner, queries = opt.captions, [None] * len(opt.captions), embed_texts(model, vocab, opt.captions, device)
     else:
@@ -89,8 +84,8 @@ def draw(opt) -> None:
                       transform=axis.transAxes, fontsize=8)
             for spine in axis.spines.values():
                 spine.set(color="limegreen" if i == owner[q] else "lightgrey", linewidth=4 if i == owner[q] else 1)
-    figure.suptitle(f"{name} {opt.split}, {trained.sim}: the best {TOP} of {len(split.images):,} images for a caption; "
-                    "green: its own", fontsize=10, y=1 - 0.15 / height)
+    figure.suptitle(f"{run.folder[1]} {opt.split}, {run.trained.sim}: the best {TOP} of {len(split.images):,} images for a "
+                    "caption; green: its own", fontsize=10, y=1 - 0.15 / height)
     figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 1.2 / height, wspace=0.06, hspace=0.45)
     figure.savefig(output, dpi=80)
     print(f"picture of {len(texts)} captions and their best {TOP} images in {output}")

@@ -29,7 +29,7 @@ from annotations import MATCH, Index, Pairs, Ratings
 from losses import SIMILARITIES, Cosine, Embedding, uncertainty
 from protocols import FOLD, Record, Subject
 from report import SIDES, comparisons, foreign_words, render, seed_tables, tables
-from subjects import newest_run, open_embeddings, open_run, open_scores, open_subject, save_json
+from subjects import load_checkpoint, newest_run, open_embeddings, open_run, open_scores, open_subject, output_file, save_json
 from vocab import Arguments, InputError, writable
 
 INSTANCES = "instances_val2014.json"  # COCO's dev and test images are of its 2014 validation set
@@ -248,8 +248,9 @@ def write_ranks(path: str, subject: Subject, record: Record) -> None:
 def compare(names: list[str], opt) -> dict:
     """Several subjects, or groups of seeds ("A0,A1,A2"), on the same split: tables side by side and paired bootstraps."""
     groups, runs, first, judged = {}, {}, None, None
-    twice = [path for path, count in Counter(path for group in names for path in group.split(",")).items()
-             if count > 1 or not path]
+    given = [path for group in names for path in group.split(",")]
+    count = Counter(map(os.path.realpath, given))
+    twice = [path for path in given if not path or count[os.path.realpath(path)] > 1]
     if twice:
         raise InputError(f"--compare names '{twice[0]}' more than once or names nothing between commas; name each run once")
     for group in names:
@@ -258,7 +259,7 @@ def compare(names: list[str], opt) -> dict:
             if first is None:
                 first, judged = subject, read_judgements(subject, opt)
             elif not np.array_equal(subject.caption_image, first.caption_image) or any(
-                    mine is not None and theirs is not None and mine != theirs for mine, theirs in (
+                    mine and theirs and type(mine[0]) is type(theirs[0]) and mine != theirs for mine, theirs in (
                         (subject.image_ids, first.image_ids), (subject.captions, first.captions))):
                 raise InputError(f"--compare: {path} has {subject.n_images} images and {len(subject.caption_image)} captions "
                                  f"of {subject.source}, {first.name} has {first.n_images} and {len(first.caption_image)} of "
@@ -266,7 +267,7 @@ def compare(names: list[str], opt) -> dict:
             results, record, _ = assess(subject, judged, opt)
             runs[path] = results
             groups.setdefault(group, []).append(record.totals(first.caption_image, first.n_images))
-    label = {group: os.path.commonprefix(group.split(",")).rstrip("_-/.") or group for group in groups}
+    label = {group: common_name(group.split(",")) for group in groups}
     if len(set(label.values())) < len(groups):
         label = {group: group for group in groups}
     mean, seeds = {}, {}
@@ -287,6 +288,14 @@ def compare(names: list[str], opt) -> dict:
               "metrics": metrics.paired_bootstrap(mean[base], mean[other], rsums(mean[base].keys() & mean[other].keys()))}
              for other in others]
     return without_nan({"runs": runs, "groups": seeds, "comparisons": found})
+
+
+def common_name(paths: list[str]) -> str:
+    """runs/A0, runs/A1 -> runs/A: what the last parts of paths in one folder begin with, else the first path."""
+    paths = [os.path.normpath(path) for path in paths]
+    shared = paths[0] if len(paths) == 1 else os.path.commonprefix(paths).rstrip("_-.")
+    same = {os.path.dirname(path) for path in [shared, *paths]}
+    return shared if os.path.basename(shared) and len(same) == 1 else paths[0]
 
 
 def rsums(names) -> dict[str, list[str]]:
@@ -315,6 +324,8 @@ def run(opt) -> dict:
     out, as_json = sys.stdout, opt.format == "json"
     with contextlib.redirect_stdout(sys.stderr if as_json else out):
         check_vocab(opt)
+        if opt.photos and not os.path.isdir(opt.photos):
+            raise InputError(f"--photos {opt.photos} is no folder; give the folder of the photos, or leave it out")
         results = several(opt) if opt.compare else one(opt)
     if as_json:
         print(json.dumps(results, indent=1), file=out)
@@ -350,14 +361,11 @@ def one(opt) -> dict:
     paths = [given] if given else opt.checkpoint or [newest_run()]
     if not given and not opt.checkpoint:
         print(f"no --checkpoint given, taking the newest run: {paths[0]}")
-    folder = os.path.dirname(paths[0]) if given or not os.path.isdir(paths[0]) else paths[0]
-    name = f"{os.path.splitext(os.path.basename(given))[0]}_results" if given else "results" if len(paths) == 1 else \
-        "results_ensemble"
-    output = opt.output or os.path.join(folder, f"{name}.json")
     if opt.export and len(paths) > 1:
         raise InputError(f"--export writes one model's embeddings, and {len(paths)} checkpoints were given; export each alone")
-    for path in filter(None, (opt.export, opt.ranks, output if opt.output or os.path.exists(paths[0]) else None)):
+    for path in filter(None, (opt.export, opt.ranks)):
         writable(path)
+    output = output_file(opt.output, paths[0], "" if opt.output else default_name(paths, opt))
     subject = (open_embeddings(given, opt) if opt.embeddings else open_scores(given, opt) if opt.scores
                else open_run(paths, opt))
     judged = read_judgements(subject, opt)
@@ -374,6 +382,18 @@ def one(opt) -> dict:
         draw_curves({subject.name: results["uncertainty"]}, output)
         draw_extremes(subject, spreads, judged, opt, output)
     return results
+
+
+def default_name(paths: list[str], opt) -> str:
+    """The file of results: results.json is of the test split of a run's own data, others say what they are of."""
+    if opt.embeddings or opt.scores:
+        return f"{os.path.splitext(os.path.basename(paths[0]))[0]}_results.json"
+    name = "results" if len(paths) == 1 else "results_ensemble"
+    if opt.data_name or opt.split != "test":
+        own = load_checkpoint(paths[0], vocab=opt.vocab)["options"]["data_name"]
+        data_name = opt.data_name or own
+        name += f"_{data_name}_{opt.split}".replace(os.sep, "_") if (data_name, opt.split) != (own, "test") else ""
+    return f"{name}.json"
 
 
 def draw_curves(reports: dict, output: str) -> None:
@@ -436,7 +456,8 @@ def parse_args(argv=None) -> argparse.Namespace:
     add("--ranks", metavar="FILE.csv", help="write the rank of every query")
     add("--export", metavar="FILE.npz", help="write the embeddings")
     add("--format", choices=["text", "markdown", "latex", "json"], default="text", help="of what is printed")
-    add("--output", metavar="FILE", help="write results.json there instead of into the run folder")
+    add("--output", metavar="FILE", help="write the results there (default: results.json in the run folder, and "
+        "results_DATA_SPLIT.json of other data or splits than the run's own test split)")
     add("--batch_size", type=int, default=128, help="images or captions encoded at once")
     add("--block", type=int, default=1000, help="images scored at once: memory grows with it, results do not change")
     add("--workers", type=int, default=min(10, os.cpu_count() or 1), help="processes that read photos")

@@ -257,9 +257,7 @@ def prior_report(z: Tensor, generator: torch.Generator, permutations: int = 200)
 
 
 def command(argv=None) -> None:
-    from data import read_split
-    from inputs import NoImages
-    from subjects import check_fits, load_checkpoint, load_model, newest_run, run_arguments, torch_device
+    from subjects import load_run, newest_run, run_arguments, torch_device
 
     p = Arguments("How near are the latents of a run to the prior N(0, I)?")
     run_arguments(p, "split whose latents are looked at")
@@ -269,16 +267,9 @@ def command(argv=None) -> None:
     try:
         if opt.rows < 2:
             raise InputError(f"--rows {opt.rows} is too few for a comparison; give at least 2, 1000 is usual")
-        run, device = opt.checkpoint or newest_run(), torch_device(opt.device)
-        model, vocab, trained = load_model(load_checkpoint(run))
-        name = opt.data_name or trained.data_name
-        split = read_split(opt.data_path or trained.data_path, name, opt.split, dev_images=trained.dev_images,
-                           text_features=trained.text_features).require_sound()
-        if isinstance(split.images, NoImages):
-            raise InputError(f"{name} has no images beside its captions; name a data set with features")
-        check_fits(trained, split.images, run)
-        tokens = split.encode(vocab, known=name == trained.data_name)
-        found = all_latents(model.to(device), split, tokens, device, workers=opt.workers)
+        path, device = opt.checkpoint or newest_run(), torch_device(opt.device)
+        run = load_run(path, opt)
+        found = all_latents(run.model.to(device), run.split, run.tokens(), device, workers=opt.workers)
         rows = {}
         for side, z in found.items():
             generator = torch.Generator().manual_seed(opt.seed)
@@ -287,7 +278,7 @@ def command(argv=None) -> None:
         rows["samples of N(0, I)"] = prior_report(z, generator)
     except InputError as error:
         sys.exit(f"jwae.py: {error}")
-    print(f"{run}: latents of {name} {opt.split}, before the l2 norm, {z.shape[1]} numbers each")
+    print(f"{path}: latents of {run.folder[1]} {opt.split}, before the l2 norm, {z.shape[1]} numbers each")
     print(f"{'':22}" + "".join(f"{side:>20}" for side in rows))
     for key in rows["images"]:
         print(f"{key:22}" + "".join(f"{rows[side][key]:>20.4g}" for side in rows))

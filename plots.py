@@ -3,6 +3,7 @@
 `evaluate.py --uncertainty` draws them; `ucmr` Fig. 4-7 for the last.
 """
 import os
+import sys
 import textwrap
 
 import matplotlib
@@ -88,6 +89,10 @@ def extremes(values: np.ndarray, pairs, texts: list[str] | None, photos: Photos 
 
 
 def locate(names: list[str] | None, folder: str | None) -> Photos | None:
-    """Photos of the images, or None unless all their files are there."""
+    """Photos of the images, or None unless all their files are there; says so where `folder` is given."""
     paths = [os.path.join(folder or "", str(name)) for name in names or ()]
-    return Photos(paths) if paths and all(map(os.path.isfile, paths)) else None
+    absent = [path for path in paths if not os.path.isfile(path)]
+    if folder and (absent or not paths):
+        what = f"{len(absent):,} of {len(paths):,} photos are missing, the first is {absent[0]}" if paths else "none has a name"
+        print(f"--photos {folder}: {what}; the pictures show captions in their place", file=sys.stderr)
+    return None if absent or not paths else Photos(paths)

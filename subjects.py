@@ -7,6 +7,7 @@ import glob
 import json
 import os
 import zipfile
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from inputs import NoImages, Photos, Tokens
 from losses import SIMILARITIES, Embedding
 from model import JointEmbedding, build_model, build_vocabulary
 from protocols import Subject
-from vocab import InputError, Vocabulary
+from vocab import InputError, Vocabulary, writable
 
 FORMAT = 1                            # of checkpoint.pt and model_best.pt
 
@@ -74,25 +75,25 @@ def torch_device(name: str) -> torch.device:
 
 
 @torch.no_grad()
-def encode(model: JointEmbedding, split: Split, tokens: Tokens, device, batch_size: int = 128,
-           workers: int = 0) -> tuple[Embedding | None, Embedding]:
+def encode(model: JointEmbedding, split: Split, tokens: Tokens | None, device, batch_size: int = 128,
+           workers: int = 0) -> tuple[Embedding | None, Embedding | None]:
     """Embeddings of all images (N, D) and all captions (M, D) of a split, in their order; the model in eval mode.
 
-    None in place of images that are not at hand.
+    None in place of images that are not at hand, and of captions without `tokens`.
     """
-    text_only = isinstance(split.images, NoImages)
-    total = len(tokens.length) + (0 if text_only else len(split.images))
+    text_only, sizes = isinstance(split.images, NoImages), () if tokens is None else tokens.length
+    total = len(sizes) + (0 if text_only else len(split.images))
     with tqdm(total=total, desc=f"encode {split.name}", disable=None, leave=False) as bar:
         images = []
         for batch in () if text_only else image_batches(split.images, batch_size, workers):
             images.append(model.embed_images(batch.to(device)))
             bar.update(len(batch))
-        order, captions = np.argsort(tokens.length, kind="stable"), []               # similar lengths: little padding
+        order, captions = np.argsort(sizes, kind="stable"), []                       # similar lengths: little padding
         for k in range(0, len(order), batch_size):
             numbers, lengths = tokens.batch(order[k:k + batch_size])
             captions.append(model.embed_captions(numbers.to(device), lengths))
             bar.update(len(lengths))
-    return _join(images, np.arange(len(split.images))) if images else None, _join(captions, order)
+    return _join(images, np.arange(len(split.images))) if images else None, _join(captions, order) if captions else None
 
 
 def _join(batches: list[Embedding], order: np.ndarray) -> Embedding:
@@ -135,8 +136,20 @@ def newest_run(root: str = "runs") -> str:
     return os.path.dirname(max(found, key=os.path.getmtime))
 
 
-def check_fits(opt: argparse.Namespace, images, path: str) -> None:
-    """Refuse images that the model of `path` cannot take."""
+def output_file(given: str | None, run: str, name: str) -> str:
+    """`given`, else `name` in a run folder or beside a file; `writable`, which is not tried where there is no `run`."""
+    path = given or os.path.join(run if os.path.isdir(run) else os.path.dirname(run), name)
+    return writable(path) if given or os.path.exists(run) else path
+
+
+def check_fits(opt: argparse.Namespace, split: Split, path: str) -> None:
+    """Refuse images and features of captions that the model of `path` cannot take."""
+    images, text = split.images, split.text
+    if text is not None and text.dim != opt.txt_dim:
+        raise InputError(f"{text.path} has features of width {text.dim}, {path} was trained on width {opt.txt_dim}; use "
+                         "features of the same vectors")
+    if isinstance(images, NoImages):
+        return
     needed = "cnn" if isinstance(images, Photos) else "precomp"
     photos = opt.img_enc == "cnn" or (opt.img_enc == "pie" and opt.img_dim is None)
     if photos != (needed == "cnn"):
@@ -165,6 +178,47 @@ def check_extractors(trained: dict | None, split: Split, text_features: str | No
                              f"'{before}'; extract them with the same network or vectors")
 
 
+class Run(NamedTuple):
+    """A trained model, in eval mode on the CPU, and the split that it is shown."""
+    model: JointEmbedding
+    vocab: Vocabulary
+    trained: argparse.Namespace                             # the options of its training
+    state: dict                                             # epoch, best_rsum, ...
+    folder: tuple[str, str]                                 # data_path and data_name of the split
+    split: Split
+
+    @property
+    def foreign(self) -> bool:
+        return self.folder[1] != self.trained.data_name
+
+    def tokens(self):
+        """The captions as the model reads them; those of another data set may well be of unknown words."""
+        return self.split.encode(self.vocab, known=not self.foreign)
+
+
+def load_run(path: str, opt, first: Run | None = None, *, vocab: str | None = None, dev_images: int | None = None,
+             text_only: bool = False) -> Run:
+    """The model of a run and the split that `opt` names, else its own; `first`: whose split and scores it shares.
+
+    Raises InputError where the model cannot take the data.
+    """
+    stored = load_checkpoint(path, vocab=vocab)
+    model, words, trained = load_model(stored)
+    folder, lead = (opt.data_path or trained.data_path, opt.data_name or trained.data_name), first.trained if first else trained
+    if first and not opt.data_name and len({os.path.realpath(os.path.join(*f)) for f in (folder, first.folder)}) > 1:
+        raise InputError(f"{path} was trained on {os.path.join(*folder)}, the first run on {os.path.join(*first.folder)}; an "
+                         "ensemble needs one split, so name the data of both with --data_name")
+    folder = first.folder if first else folder
+    if first and trained.text_features == lead.text_features:
+        split = first.split
+    else:
+        split = read_split(*folder, opt.split, text_only=text_only, text_features=trained.text_features,
+                           dev_images=lead.dev_images if dev_images is None else dev_images).require_sound()
+    check_fits(trained, split, path)
+    check_extractors(stored["data"].get("extractors") if "data" in stored else None, split, trained.text_features, path)
+    return Run(model, words, trained, stored["state"], folder, split)
+
+
 def save_json(value, path: str) -> None:
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(path + ".tmp", "w", encoding="utf-8") as f:
@@ -190,25 +244,15 @@ def export(path: str, similarity: str, images: Embedding, captions: Embedding, s
 
 def open_run(paths: list[str], opt) -> Subject:
     """Encode a split by the models of run folders or checkpoint files; several are an ensemble."""
-    device = torch_device(opt.device)
-    subject = split = read = None
+    device, subject, first = torch_device(opt.device), None, None
     for path in paths:
-        stored = load_checkpoint(path, vocab=opt.vocab)
-        model, vocab, trained = load_model(stored)
-        folder = opt.data_path or trained.data_path, opt.data_name or trained.data_name
-        if split is None or trained.text_features != read:
-            split, read = read_split(*folder, opt.split, text_only=opt.cxc, text_features=trained.text_features, dev_images=(
-                trained.dev_images if opt.dev_images is None else opt.dev_images)).require_sound(), trained.text_features
-        subject = subject or of_split(split, " + ".join(paths), folder)
-        if not isinstance(split.images, NoImages):
-            check_fits(trained, split.images, path)
-        check_extractors(stored["data"].get("extractors") if "data" in stored else None, split, trained.text_features, path)
-        foreign = folder[1] != trained.data_name
-        if foreign and split.text is None:
-            subject.unknown_words = split.unknown_words(vocab)
-        tokens = split.encode(vocab, known=not foreign)     # another data set may well have captions of unknown words
-        images, captions = encode(model.to(device), split, tokens, device, opt.batch_size, opt.workers)
-        similarity = SIMILARITIES[opt.sim]() if opt.sim else model.similarity
+        run = load_run(path, opt, first, vocab=opt.vocab, dev_images=opt.dev_images, text_only=opt.cxc)
+        first, split, trained = first or run, run.split, run.trained
+        subject = subject or of_split(split, " + ".join(paths), run.folder)
+        if run.foreign and split.text is None:
+            subject.unknown_words = split.unknown_words(run.vocab)
+        images, captions = encode(run.model.to(device), split, run.tokens(), device, opt.batch_size, opt.workers)
+        similarity = SIMILARITIES[opt.sim]() if opt.sim else run.model.similarity
         if opt.sim and images is not None:
             try:
                 similarity.check(images, captions)
@@ -217,12 +261,14 @@ def open_run(paths: list[str], opt) -> Subject:
         subject.members.append((similarity, images, captions))
         subject.similarity = opt.sim or " + ".join(dict.fromkeys([*filter(None, [subject.similarity]), trained.sim]))
         print(f"{path}: {trained.sim}, image head {trained.image_head}, text head {trained.text_head}, epoch "
-              f"{stored['state']['epoch']}, dev rsum {stored['state']['best_rsum']:.1f}")
+              f"{run.state['epoch']}, dev rsum {run.state['best_rsum']:.1f}")
     if opt.export:
         if images is None:
             raise InputError(f"--export: {subject.source} has no images beside it; export a split with features or photos")
         export(opt.export, subject.similarity, images, captions, split)
-        print(f"embeddings in {opt.export}")
+        held = f"means{' and log-variances' if subject.gaussian else ''} only"
+        print(f"embeddings in {opt.export}" + ("" if subject.similarity in SIMILARITIES else
+              f": {held}, from which its similarity '{subject.similarity}' cannot be recomputed"))
     return subject
 
 
@@ -257,7 +303,8 @@ def open_embeddings(path: str, opt) -> Subject:
     subject = described(path, opt, len(sides[0].mean), len(sides[1].mean), arrays)
     name = opt.sim or str(arrays.get("similarity", "cosine"))
     if name not in SIMILARITIES:
-        raise InputError(f"{path} has similarity '{name}'; name one of {', '.join(SIMILARITIES)} with --sim")
+        raise InputError(f"{path} has similarity '{name}', which cannot be computed from a file of embeddings; evaluate the "
+                         f"run, or rank by another similarity with --sim, one of {', '.join(SIMILARITIES)}")
     try:
         SIMILARITIES[name]().check(*sides)
     except ValueError as error:

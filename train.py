@@ -29,7 +29,7 @@ from unpaired import build_unpaired, choose_pairs
 from vocab import InputError, Vocabulary, writable
 
 EMA = 0.999                           # share of the average that a step keeps
-OUTPUTS = {"checkpoint.pt", "model_best.pt", "log.txt", "log.jsonl", "results.json"}
+OUTPUTS = {"checkpoint.pt", "model_best.pt", "log.txt", "log.jsonl"}
 
 
 def save_atomic(state: dict, path: str, advice: str) -> None:
@@ -171,7 +171,7 @@ def train(opt) -> int:
                               text_features=opt.text_features).require_sound() for name in ("train", "dev")}
     prepare_images(opt, split["train"].images)
     prepare_text(opt, split["train"].text)
-    check_fits(opt, split["dev"].images, "the model")
+    check_fits(opt, split["dev"], "the model")
     data = split["train"].fingerprint()
     check_data(opt, resumed, data)
     check_extractors(start["data"].get("extractors") if start and "data" in start else None, split["train"], opt.text_features,
@@ -313,7 +313,7 @@ def write_run_folder(opt, split: dict, vocab: Vocabulary, resumed: dict | None) 
             description["command"] = first["command"]
     else:
         for name in os.listdir(opt.logger_name):
-            if name in OUTPUTS or name.startswith("events.out.tfevents"):
+            if name in OUTPUTS or name.startswith(("results", "events.out.tfevents")):
                 os.remove(os.path.join(opt.logger_name, name))
     with open(path, "w", encoding="utf-8") as f:
         yaml.safe_dump(description, f, sort_keys=False)

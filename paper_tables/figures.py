@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 import evaluate
-from data import Photos, read_split
+from data import Photos
 from draw import photo_paths
 from options import natural
-from subjects import check_fits, encode, load_checkpoint, load_model, torch_device
-from vocab import Arguments, InputError, writable
+from subjects import encode, load_checkpoint, load_run, output_file, torch_device
+from vocab import Arguments, InputError
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  after the choice of a backend that needs no screen
@@ -39,28 +39,29 @@ def chosen(given: list[int] | None, total: int, count: int, seed: int, what: str
 @torch.no_grad()
 def rankings(runs: list[str], opt) -> tuple:
     """The split, rows of images and captions, and per run the best image of each caption and best captions of each image."""
-    device, split, found = torch_device(opt.device), None, []
-    for run in runs:
-        model, vocab, trained = load_model(load_checkpoint(run))
-        split = read_split(opt.data_path or trained.data_path, opt.data_name or trained.data_name, opt.split,
-                           dev_images=trained.dev_images, text_features=trained.text_features).require_sound()
-        check_fits(trained, split.images, run)
-        images, captions = encode(model.to(device), split, split.encode(vocab), device, workers=opt.workers)
+    device, first, found = torch_device(opt.device), None, []
+    for path in runs:
+        run = load_run(path, opt)
+        model, split, first = run.model.to(device), run.split, first or run.split
+        if split.captions != first.captions or not np.array_equal(split.caption_image, first.caption_image):
+            raise InputError(f"{path} has {len(split.images)} images and {len(split.captions)} captions of {split.source}, "
+                             f"{runs[0]} has {len(first.images)} and {len(first.captions)} of {first.source}; draw runs on the "
+                             "same split with --data_name and --split")
+        images, captions = encode(model, split, run.tokens(), device, workers=opt.workers)
         rows = chosen(opt.images, len(split.images), opt.count, opt.seed, "images")
         texts = chosen(opt.captions, len(split.captions), opt.count, opt.seed, "captions")
         found.append((model.similarity(images, captions.rows(torch.tensor(texts, device=device))).argmax(0).tolist(),
                       model.similarity(images.rows(torch.tensor(rows, device=device)), captions).topk(
                           min(TOP, len(split.captions))).indices.tolist()))
-    return split, rows, texts, found
+    return first, rows, texts, found
 
 
 def draw(opt) -> str:
-    output = opt.output or os.path.join(opt.checkpoint[0], "retrieval.png")
-    if opt.output or os.path.exists(opt.checkpoint[0]):
-        writable(output)
+    output = output_file(opt.output, opt.checkpoint[0], "retrieval.png")
     split, rows, texts, found = rankings(opt.checkpoint, opt)
     photos, owner = Photos(photo_paths(split, opt.photos)), split.caption_image
-    names, columns = [os.path.basename(os.path.normpath(run)) for run in opt.checkpoint], 1 + len(found)
+    names = ["/".join(os.path.normpath(run).split(os.sep)[-1 if os.path.isdir(run) else -2:]) for run in opt.checkpoint]
+    columns = 1 + len(found)
     figure, axes = plt.subplots(len(texts) + len(rows), columns, figsize=(3.6 * columns, 2.2 * (len(texts) + len(rows))),
                                 squeeze=False)
     for axis in axes.flat:
@@ -98,7 +99,7 @@ def draw(opt) -> str:
 def uncertain(run: str, opt) -> None:
     """evaluate.py's pictures of the most and least uncertain items, with their matches (`ucmr` Fig. 4-7)."""
     words = ["--checkpoint", run, "--uncertainty", "--no-control", "--split", opt.split, "--device", opt.device, "--output",
-             os.path.join(run, "uncertainty.json"), "--workers", str(opt.workers)]
+             output_file(None, run, "uncertainty.json"), "--workers", str(opt.workers)]
     for name in ("data_path", "data_name", "photos", "cxc_path"):
         words += [f"--{name}", getattr(opt, name)] if getattr(opt, name) else []
     evaluate.run(evaluate.parse_args([*words, *["--cxc"] * bool(opt.cxc or opt.cxc_path)]))

@@ -3,6 +3,7 @@ import glob
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -11,10 +12,12 @@ import pytest
 import torch
 import yaml
 
+import captioner
 import data
 import demo
 import draw
 import evaluate
+import jwae
 import metrics
 import protocols
 import subjects
@@ -314,7 +317,7 @@ def test_bad_evaluations_are_refused(runs, tmp_path, monkeypatch, demo_path, cap
     refused(capsys, evaluate.main, other, "has 4 regions an image.*one vector")
     fit("--data_path", ".", "--data_name", "few", "--logger_name", "regional", "--vocab_threshold", 1, "--batch_size", 2)
     np.save("global/dev_ims.npy", np.ones((4, 100), np.float32))
-    refused(capsys, train.main, ["--data_path", ".", "--data_name", "global", "--batch_size", 2], "dev_ims.npy has .* width 100")
+    refused(capsys, train.main, ["--data_path", ".", "--data_name", "global"], "dev_ims.npy has features of width 100")
     words = ["--checkpoint", "regional", "--data_path", "."]
     refused(capsys, evaluate.main, [*words, "--data_name", "many"], "has 5 regions an image, regional was trained on 4")
     refused(capsys, evaluate.main, [*words, "--data_name", "global"], "has no regions an image, regional was trained on 4")
@@ -374,9 +377,36 @@ def test_draw_command(runs, demo_path, tmp_path, capsys, monkeypatch):
     refused(capsys, draw.main, words[:2], "give the folder of their photos with --photos")
     refused(capsys, draw.main, [*words, "--captions", "xyzzy"], "no word of 'xyzzy'")
     refused(capsys, draw.main, [*words, "--workers", "-1"], "'-1' is not a whole number")
-    monkeypatch.setattr(draw, "read_split", None)           # it is said before the work
+    monkeypatch.setattr(draw, "load_run", None)             # it is said before the work
     for path in unwritable(tmp_path):
         refused(capsys, draw.main, [*words, "--output", path], f"{path} cannot be written")
+
+
+@pytest.fixture
+def foreign(runs, demo_path, tmp_path):
+    """Words for a run on features of another extractor, beside captions that hold a word it does not know; then of the same."""
+    shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "two")
+    captions = (tmp_path / "two" / "test_caps.txt").read_text().splitlines()
+    (tmp_path / "two" / "test_caps.txt").write_text("\n".join(["zebra", *captions[1:]]) + "\n")
+    stored = torch.load(runs / "cosine" / "model_best.pt", weights_only=True)
+    torch.save({**stored, "data": {**stored["data"], "extractors": {"ims": "net A"}}}, tmp_path / "run.pt")
+
+    def words(extractor):
+        (tmp_path / "two" / "features.json").write_text(json.dumps({"ims": extractor}))
+        return ["--checkpoint", str(tmp_path / "run.pt"), "--data_path", str(tmp_path), "--data_name", "two", "--device", "cpu"]
+    return words
+
+
+@pytest.mark.parametrize("main", [draw.main, captioner.main, jwae.command])
+def test_commands_refuse_features_of_another_extractor(foreign, capsys, main):
+    refused(capsys, main, foreign("net B"), "were made by 'net B', .*run.pt was trained on those of 'net A'; extract them with")
+
+
+@pytest.mark.parametrize("more", [[], ["--captions", "a red circle ."]])
+def test_captions_of_other_data_may_be_unknown_when_drawing(foreign, demo_path, tmp_path, more):
+    photos = ["--photos", os.path.join(demo_path, "demo", "images")]
+    draw.main([*foreign("net A"), *photos, "--output", str(tmp_path / "a.png"), *more])
+    assert (tmp_path / "a.png").stat().st_size > 10000
 
 
 def test_scripts_start_from_any_folder(tmp_path):

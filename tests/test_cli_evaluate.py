@@ -16,9 +16,15 @@ import subjects
 import train
 from losses import SIMILARITIES, Embedding
 
+SMALL = ["--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8", "--num_epochs", "1", "--batch_size", "32",
+         "--vocab_threshold", "1", "--device", "cpu"]
 MODELS = {"wasserstein0": ["--sim", "wasserstein"], "wasserstein1": ["--sim", "wasserstein", "--seed", "1"],
           "cosine0": ["--sim", "cosine"], "cosine1": ["--sim", "cosine", "--seed", "1"],
           "spherical": ["--sim", "kl", "--head", "spherical_one"], "gce": ["--sim", "mahalanobis"]}
+
+
+def fit(*words) -> None:
+    assert train.train(train.parse_args([*SMALL, *map(str, words)])) == 0
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +32,7 @@ def runs(tmp_path_factory, demo_path):
     """Small runs on the demo features; the folder that holds them."""
     root = tmp_path_factory.mktemp("runs")
     for name, words in MODELS.items():
-        words = [*words, "--data_path", demo_path, "--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8",
-                 "--num_epochs", "1", "--batch_size", "32", "--vocab_threshold", "1", "--device", "cpu"]
-        assert train.train(train.parse_args([*words, "--logger_name", str(root / name)])) == 0
+        fit(*words, "--data_path", demo_path, "--logger_name", root / name)
     return root
 
 
@@ -155,7 +159,7 @@ def test_unequal_captions_an_image(ev, exported, everything):
     ({"caption_image": np.zeros(120)}, "caption_image must hold 120 whole numbers"),
     ({"caption_image": None, "caption_mean": np.zeros((119, 16)), "caption_log_var": np.zeros((119, 1))},
      "119 captions for 24 images"),
-    ({"similarity": np.array("euclid")}, "has similarity 'euclid'; name one of .*wasserstein"),
+    ({"similarity": np.array("euclid")}, "has similarity 'euclid', which cannot .* another similarity with --sim, one"),
     ({"image_id": None}, "has no image ids"),
     ({"caption_id": np.arange(120).astype(str)}, "caption_id must hold 120 whole numbers"),
     ({"image_id": np.zeros(24, int)}, "lists image id 0 twice"),
@@ -331,7 +335,44 @@ def test_an_ensemble_has_all_protocols(runs, ev, exported, everything):
     assert found["cxc"]["t2i"] == expected["protocols"]["cxc"]["t2i"] and "t2t" in found["cxc"]
 
 
+def test_an_ensemble_shares_the_split_of_its_first_run(runs, ev, demo_path, tmp_path, capsys):
+    """The other run reads features of captions, so that it cannot take over the split that was read, and has 5 dev images."""
+    shutil.copytree(f"{demo_path}/demo_precomp", tmp_path / "two")
+    for split, count in (("train", 240), ("dev", 60), ("test", 120)):
+        np.save(tmp_path / "two" / f"{split}_bag.npy", np.random.default_rng(0).standard_normal((count, 7)).astype(np.float32))
+    fit("--data_path", tmp_path, "--data_name", "two", "--text_features", "bag", "--dev_images", 5, "--logger_name", "other")
+    refused(capsys, ["--checkpoint", runs / "cosine0", "other"], "other was trained on .*two, the first run on .*demo_precomp; "
+            "an ensemble needs one split, so name the data of both with --data_name")
+    both = ["--data_path", tmp_path, "--data_name", "two"]
+    found = ev("--checkpoint", "other", runs / "cosine0", *both)
+    assert found["unknown_words"]["words"] > 0 and found["images"] == 24
+    for paths, images in (((runs / "cosine0", "other"), 12), (("other", runs / "cosine0"), 5)):
+        assert ev("--checkpoint", *paths, *both, "--split", "dev")["images"] == images
+
+
 # ---- what is written
+
+def test_results_of_other_data_or_splits_have_their_own_file(runs, demo_path, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(runs / "cosine0" / "model_best.pt", run)
+    shutil.copytree(f"{demo_path}/demo_precomp", tmp_path / "two")
+    two = ["--data_path", tmp_path, "--data_name", "two"]
+    own = ["--data_path", demo_path, "--data_name", "demo_precomp"]
+    for words, name in (([run, *own], "results"), ([run, "--split", "dev"], "results_demo_precomp_dev"),
+                        ([run, *two], "results_two_test"), ([run, run], "results_ensemble"),
+                        ([run, run, *two], "results_ensemble_two_test")):
+        before = set(os.listdir(run))
+        evaluate.run(evaluate.parse_args(["--checkpoint", *map(str, words)]))
+        assert set(os.listdir(run)) - before == {f"{name}.json"}
+
+
+def test_a_file_of_means_does_not_hold_a_learned_similarity(ev, demo_path, capsys):
+    fit("--data_path", demo_path, "--sim", "product", "--logger_name", "run")
+    ev("--checkpoint", "run", "--export", "e.npz")
+    assert "in e.npz: means only, from which its similarity 'product' cannot be recomputed\n" in capsys.readouterr().out
+    refused(capsys, ["--embeddings", "e.npz"], "has similarity 'product', which cannot be computed from a file")
+
 
 def test_rank_files_agree_with_the_recalls(runs, ev, exported, everything):
     e = exported("wasserstein0")
@@ -386,6 +427,16 @@ def test_pictures_show_photos_where_they_are(runs, ev, demo_path):
     without = os.path.getsize("uncertain_images.png")
     ev("--checkpoint", runs / "wasserstein0", "--uncertainty", "--photos", f"{demo_path}/demo/images")
     assert os.path.getsize("uncertain_images.png") != without
+
+
+def test_photos_that_are_not_there_are_said(runs, ev, demo_path, monkeypatch, capsys):
+    words = ["--checkpoint", runs / "wasserstein0", "--uncertainty", "--photos"]
+    shutil.copytree(f"{demo_path}/demo/images", "some")
+    os.remove("some/test_00003.png")
+    ev(*words, "some")
+    assert "--photos some: 1 of 24 photos are missing, the first is some/test_00003.png; the" in capsys.readouterr().err
+    monkeypatch.setattr(evaluate, "open_run", None)
+    refused(capsys, [*words, "nofolder"], "--photos nofolder is no folder; give the folder of the photos")
 
 
 def test_points_have_no_uncertainty(runs, ev, capsys):
@@ -465,6 +516,15 @@ def test_groups_of_seeds(runs, ev, everything, capsys):
     pair, = found["comparisons"]
     means = [np.mean([rsum[path] for path in group.split(",")]) for group in groups]
     assert pair["seeds"] == [2, 2] and pair["metrics"]["full rsum"]["difference"] == pytest.approx(means[1] - means[0])
+
+
+def test_names_of_groups(runs, ev, capsys):
+    """What the last parts of their paths share; a run is the same under another spelling."""
+    found = ev("--compare", f"{runs}/cosine0,{runs}/wasserstein0", runs / "spherical")
+    assert set(found["groups"]) == {f"{runs}/cosine0", f"{runs}/spherical"}
+    for paths, name in ((["a/b0", "a/b1/"], "a/b"), (["a0/b", "a1/b"], "a0/b"), (["x", "y"], "x"), (["a/w-1"], "a/w-1")):
+        assert evaluate.common_name(paths) == name
+    refused(capsys, ["--compare", runs / "cosine0", f"{runs}/cosine0/"], "names '.*cosine0' more than once")
 
 
 def test_different_splits_are_not_compared(runs, exported, capsys):

@@ -3,6 +3,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -341,6 +342,27 @@ def test_a_table_runs_resumes_and_skips(tmp_path, demo_path):
     assert "a: published" in command(tmp_path, demo_path, "--print_only", *also).stdout
     dry = command(tmp_path, demo_path, "--dry_run", *also).stdout
     assert "--overwrite" in dry and "was trained with --margin 0.3, now 0.2" in dry
+
+
+def test_pictures_of_runs_on_different_data_are_refused(tmp_path, demo_path):
+    """The captions of the second data set are shifted by three, the features of the third are of another extractor."""
+    for name in ("one", "two", "three"):
+        shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / name)
+        (tmp_path / name / "features.json").write_text('{"ims": "net %s"}' % ("B" if name == "three" else "A"))
+    captions = (tmp_path / "two" / "test_caps.txt").read_text().splitlines()
+    (tmp_path / "two" / "test_caps.txt").write_text("\n".join([*captions[3:], *captions[:3]]) + "\n")
+    small = ["--data_path", str(tmp_path), "--embed_size", "16", "--word_dim", "8", "--num_epochs", "1", "--batch_size", "32",
+             "--vocab_threshold", "1", "--device", "cpu"]
+    for name in ("one", "two"):
+        assert train.train(train.parse_args([*small, "--data_name", name, "--logger_name", str(tmp_path / f"run_{name}")])) == 0
+    one, two = (str(tmp_path / f"run_{name}" / "model_best.pt") for name in ("one", "two"))
+    for words, message in (([two], "run_two.model_best.pt has 24 images and 120 captions .* draw runs on the same split with"),
+                           (["--data_name", "three"], "were made by 'net B'")):
+        with pytest.raises(SystemExit, match=message):
+            figures.main(["--checkpoint", one, *words])
+    figures.main(["--checkpoint", one, two, "--data_name", "two", "--photos", os.path.join(demo_path, "demo", "images"),
+                  "--count", "1"])
+    assert (tmp_path / "run_one" / "retrieval.png").stat().st_size > 10_000         # beside a file that is given
 
 
 def test_a_finished_run_needs_neither_its_start_nor_another_spelling_of_it(tmp_path, monkeypatch):
