@@ -14,7 +14,7 @@ import evaluate
 import pie
 import subjects
 import train
-from data import Batch, read_split
+from data import Batch, Split, read_split
 from encoders import CNN, Words, import_torchvision
 from inputs import Features, Photos
 from losses import SIMILARITIES, Embedding
@@ -550,22 +550,25 @@ def test_pie_takes_regions_and_photos_and_refuses_global_features(tmp_path):
     for name, shape in (("flat", (10, 9)), ("regions", (10, 5, 9))):
         np.save(tmp_path / f"{name}.npy", np.zeros(shape, np.float32))
     flat, regions = (Features(str(tmp_path / f"{name}.npy")) for name in ("flat", "regions"))
+
+    def shown(images) -> Split:
+        return Split("test", "", images, [], np.zeros(0, np.int64))
     for words, fix in ((PVSE, "or take another --sim"), (PCME, "or take --img_enc precomp")):
         with pytest.raises(InputError, match=f"attends to regions and .*flat.npy holds one vector an image.*{fix}"):
             train.prepare_images(train.parse_args(words), flat)
         opt = train.parse_args(words)
         train.prepare_images(opt, regions)
         assert (opt.img_enc, opt.img_dim) == ("pie", 9)
-        subjects.check_fits(opt, regions, "run")
+        subjects.check_fits(opt, shown(regions), "run")
         for other, message in ((flat, "reasons over regions"), (Photos(["a.png"]), "trained on region features")):
             with pytest.raises(InputError, match=message):
-                subjects.check_fits(opt, other, "run")
+                subjects.check_fits(opt, shown(other), "run")
         opt = train.parse_args(words)
         train.prepare_images(opt, Photos(["a.png"]))
         assert (opt.img_enc, opt.img_dim) == ("pie", None)
-        subjects.check_fits(opt, Photos(["a.png"]), "run")
+        subjects.check_fits(opt, shown(Photos(["a.png"])), "run")
         with pytest.raises(InputError, match="was trained on photos"):
-            subjects.check_fits(opt, regions, "run")
+            subjects.check_fits(opt, shown(regions), "run")
     opt = train.parse_args([*PCME, "--img_enc", "precomp"])                         # any Gaussians have a match probability
     train.prepare_images(opt, flat)
     assert opt.img_enc == "precomp"
