@@ -552,7 +552,7 @@ def test_pie_takes_regions_and_photos_and_refuses_global_features(tmp_path):
     flat, regions = (Features(str(tmp_path / f"{name}.npy")) for name in ("flat", "regions"))
 
     def shown(images) -> Split:
-        return Split("test", "", images, [], np.zeros(0, np.int64))
+        return Split("test", images, [], np.zeros(0, np.int64), "")
     for words, fix in ((PVSE, "or take another --sim"), (PCME, "or take --img_enc precomp")):
         with pytest.raises(InputError, match=f"attends to regions and .*flat.npy holds one vector an image.*{fix}"):
             train.prepare_images(train.parse_args(words), flat)
