@@ -68,7 +68,9 @@ class RegionGraph(nn.Module):
     """Image trunk of VSRN: a linear map of each region, l2 norm, four graph layers, l2 norm. (B, P, F) -> (B, P, D).
 
     `first_norm=False` leaves the first norm out, as VSRN does on Flickr30k. `across_regions` takes each feature's norm
-    over the P regions, which is what the original's code computes; otherwise it is each region's norm over its D features.
+    over the P regions, which is what the original's code computes; otherwise it is each region's norm over its D features,
+    and the last one is sqrt(D): of unit regions the GRUs that read them would hardly see the entries, 0.02 each at D = 2,048
+    (0.17 over 36 regions), and would learn slowly.
     """
 
     def __init__(self, img_dim: int, embed_size: int, first_norm: bool = True, across_regions: bool = False):
@@ -80,7 +82,8 @@ class RegionGraph(nn.Module):
     def forward(self, regions: Tensor, lengths=None) -> Tensor:
         v = self.fc(regions)                                                        # (B, P, F) -> (B, P, D)
         v = self.normalise(v) if self.first_norm else v
-        return self.normalise(self.layers(v))
+        v = self.normalise(self.layers(v))
+        return v if self.axis == 1 else v * self.dim ** 0.5
 
     def normalise(self, v: Tensor) -> Tensor:
         return F.normalize(v, dim=self.axis, eps=1e-6)                              # as model.unit

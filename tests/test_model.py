@@ -278,8 +278,9 @@ def test_region_graph_against_loops(first_norm, across, training):
     trunk.train(training)
     images = torch.randn(3, 5, 9, dtype=torch.float64)
     expected = slow_graph(trunk, images, first_norm, across, training)
-    np.testing.assert_allclose(trunk(images).detach(), expected, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(np.linalg.norm(expected, axis=1 if across else 2), 1)
+    scale = 1 if across else 6 ** 0.5                                               # sqrt(D)
+    np.testing.assert_allclose(trunk(images).detach(), scale * expected, rtol=1e-9, atol=1e-12)
 
 
 def test_an_untrained_graph_layer_is_the_identity():
@@ -288,7 +289,7 @@ def test_an_untrained_graph_layer_is_the_identity():
     assert torch.equal(layer(regions), regions) and torch.equal(layer.eval()(regions), regions)
     trunk = RegionGraph(9, 6)
     raw = torch.randn(3, 5, 9)
-    torch.testing.assert_close(trunk(raw), F.normalize(trunk.fc(raw), dim=2))
+    torch.testing.assert_close(trunk(raw), 6 ** 0.5 * F.normalize(trunk.fc(raw), dim=2))
 
 
 def test_region_embedding_is_the_last_state_of_a_gru_run_region_by_region():
