@@ -40,10 +40,9 @@ from inputs import Features, Tokens
 from losses import LOG_VAR_BOUNDS, SIMILARITIES, Embedding
 from metrics import retrieval_blocks
 from model import build_model
-from options import natural, positive
 from protocols import Subject
 from subjects import save_json, torch_device
-from vocab import SPECIALS, Arguments, Vocabulary
+from vocab import SPECIALS, Arguments, Vocabulary, natural, positive
 
 DIM = 1024
 SCORES = (1000, 5000)                 # images, captions

@@ -23,10 +23,9 @@ from encoders import Precomputed
 from inputs import Features, NoImages
 from losses import Cosine, Embedding
 from metrics import retrieval_blocks
-from options import positive
 from report import foreign_words
 from subjects import check_extractors, export
-from vocab import Arguments, InputError, Vocabulary, writable
+from vocab import Arguments, InputError, Vocabulary, positive, writable
 
 BLOCK = 4096                          # rows read at a time
 ETAS, DIMS = (1e-4, 1e-3, 1e-2, 1e-1), (64, 128, 256, 512)      # what `auto` tries on the dev split

@@ -25,9 +25,8 @@ from data import Split, extractors, image_batches, read_split
 from encoders import CNN, CNNS
 from hglmm import HGLMM, fit_ica, fit_pca, improve, load_arrays, project, unit
 from inputs import Photos
-from options import natural, positive
 from subjects import save_json, torch_device
-from vocab import Arguments, InputError, Vocabulary, writable
+from vocab import Arguments, InputError, Vocabulary, natural, positive, writable
 from word_vectors import table_for
 
 SPLITS = ("train", "restval", "dev", "val", "test", "testall")

@@ -1,6 +1,5 @@
 """Options of train.py: what they are, what one implies of another, what cannot work together."""
 import argparse
-import contextlib
 import functools
 import os
 import sys
@@ -16,7 +15,7 @@ from model import ALL_SIMILARITIES, SHAPES, TRIGRAM_NETWORKS
 from objectives import OBJECTIVES
 from subjects import load_checkpoint, torch_device
 from unpaired import learns_alone
-from vocab import Arguments, InputError
+from vocab import Arguments, InputError, natural, number, positive
 
 GAUSSIANS = [shape for shape in SHAPES if shape != "point"]
 TEXT_ENCODERS = ["gru", "bigru", "pie", "mean", "sum", "features", *TRIGRAM_NETWORKS]
@@ -47,7 +46,8 @@ def parser() -> argparse.ArgumentParser:
         "region features; pie: attention to regions or to a network's last map, PVSE and PCME; scan: every region by itself, "
         "for --sim scan)")
     add("--cnn_type", choices=list(CNNS), default="vgg19", help="network for photos")
-    add("--cnn_weights", help="file with the network's weights (default: torch's cache; nothing is fetched)")
+    add("--cnn_weights", help="file with the network's weights (default: torch's cache, nothing is fetched; a run that goes "
+        "on from another, by --init_from or --resume, has its network)")
     add("--crop_size", type=positive, default=224, help="side of the random crops of training photos")
     add("--img_dim", type=positive, help="size of the image features (default: read from the data)")
     add("--txt_dim", type=positive, help="size of the features of --text_features (default: read from the data)")
@@ -167,25 +167,6 @@ def sizes(text: str) -> str:
         raise argparse.ArgumentTypeError(f"'{text}' is no list of layer sizes; give numbers joined by '-', as 2000-1000, or 0 "
                                          "for none")
     return "-".join(map(str, layers))
-
-
-def number(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if np.isfinite(float(text)):
-            return float(text)
-    raise argparse.ArgumentTypeError(f"'{text}' is not a finite number")
-
-
-def natural(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 0")
-    return int(text)
-
-
-def positive(text: str) -> int:
-    if natural(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
-    return int(text)
 
 
 def parse_args(argv=None) -> argparse.Namespace:

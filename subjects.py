@@ -20,7 +20,7 @@ from inputs import NoImages, Photos, Tokens
 from losses import SIMILARITIES, Embedding
 from model import JointEmbedding, build_model, build_vocabulary
 from protocols import Subject
-from vocab import InputError, Vocabulary, writable
+from vocab import InputError, Vocabulary, natural, writable
 
 FORMAT = 1                            # of checkpoint.pt and model_best.pt
 
@@ -118,8 +118,6 @@ def validate(model: JointEmbedding, split: Split, tokens: Tokens, device, worker
 
 def run_arguments(p: argparse.ArgumentParser, split: str) -> None:
     """The options of commands that show what one run makes of a split; `split` says what the split is for."""
-    from options import natural  # which imports this module
-
     p.add_argument("--checkpoint", metavar="RUN", help="run folder or checkpoint file (default: the newest run)")
     p.add_argument("--data_path", help="folder that holds the data sets (default: that of the training)")
     p.add_argument("--data_name", help="data set (default: that of the training)")

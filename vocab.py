@@ -4,8 +4,10 @@
     python vocab.py convert coco_precomp_vocab.pkl new.json        # a vocabulary of VSE++, VSRN or SCAN as ours
 """
 import argparse
+import contextlib
 import io
 import json
+import math
 import os
 import pickle
 import sys
@@ -40,6 +42,25 @@ class Arguments(argparse.ArgumentParser):
 
     def error(self, message: str):
         self.exit(2, f"{self.prog}: {message}\n")
+
+
+def number(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if math.isfinite(float(text)):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"'{text}' is not a finite number")
+
+
+def natural(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 0")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    if natural(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
+    return int(text)
 
 
 def writable(path: str) -> str:

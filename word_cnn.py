@@ -18,10 +18,9 @@ from captioner import is_function
 from data import Split, image_batches, pair_batches, read_split
 from encoders import CNN, CNNS, vsepp_linear
 from inputs import Photos
-from options import natural, positive
 from subjects import torch_device
 from train import save_atomic
-from vocab import Arguments, InputError, writable
+from vocab import Arguments, InputError, natural, positive, writable
 
 
 def content_words(captions, count: int) -> list[str]:

@@ -18,9 +18,8 @@ import torch
 import evaluate
 from data import Photos
 from draw import photo_paths
-from options import natural
 from subjects import encode, load_checkpoint, load_run, output_file, torch_device
-from vocab import Arguments, InputError
+from vocab import Arguments, InputError, natural
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  after the choice of a backend that needs no screen
