@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from losses import unit
 from vocab import UNK, InputError
 
 
@@ -86,7 +87,7 @@ class RegionGraph(nn.Module):
         return v if self.axis == 1 else v * self.dim ** 0.5
 
     def normalise(self, v: Tensor) -> Tensor:
-        return F.normalize(v, dim=self.axis, eps=1e-6)                              # as model.unit
+        return unit(v, self.axis)
 
 
 class CNN(nn.Module):
@@ -227,9 +228,9 @@ class BagOfWords(nn.Module):
     def forward(self, tokens: Tensor, lengths=None) -> Tensor:
         vectors = self.words(tokens)                                                # (B, T) -> (B, T, F)
         if self.normalise:
-            vectors = F.normalize(vectors, dim=2, eps=1e-6)
+            vectors = unit(vectors)
         total = (vectors * (tokens >= UNK)[:, :, None]).sum(1)                      # neither padding, <start> nor <end>: (B, F)
-        return F.normalize(total, dim=1, eps=1e-6) if self.normalise else total
+        return unit(total) if self.normalise else total
 
 
 class Unchanged(nn.Module):

@@ -35,6 +35,11 @@ class Embedding(NamedTuple):
         return [self.rows(slice(k, k + size)) for k in range(0, max(1, len(self.mean)), size)]
 
 
+def unit(x: Tensor, dim: int = -1) -> Tensor:
+    """l2-normalised vectors (..., D); the eps keeps the gradient of a zero vector (an image without features) below 1e6."""
+    return F.normalize(x, dim=dim, eps=1e-6)
+
+
 def real_rows(latent: Tensor, n_parts: Tensor | None) -> Tensor:
     """Latents of items (B, D), or of their parts (B, P, D) without the padding -> (R, D)."""
     if latent.ndim == 2:
@@ -201,7 +206,7 @@ class Cosine(Separable):
     """Cosine of the means, in [-1, 1] (VSE++ 3.1)."""
 
     def lift_image(self, e, origin):
-        return [F.normalize(e.mean, dim=1, eps=1e-6)], e.mean.new_zeros(len(e.mean)), None      # eps: as model.unit
+        return [unit(e.mean)], e.mean.new_zeros(len(e.mean)), None
 
     lift_caption = lift_image
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import jwae
@@ -31,7 +30,7 @@ from encoders import (
     WordStates,
     vsepp_linear,
 )
-from losses import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var
+from losses import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var, unit
 from objectives import build_objective, vib
 from pie import MMD, BiGRU, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from trigrams import TanhLayers, TrigramBag, TrigramConv, Trigrams, TrigramWords
@@ -51,11 +50,6 @@ SHAPES: dict[str, Callable[[Tensor], Tensor] | None] = {
     "spherical_logavg": lambda log_var: log_var.mean(1, keepdim=True),                               # `pmrl` 3.1
     "spherical_one": lambda log_var: log_var,        # (B, 1): the second copy ends in one learned output, `ucmr` 4.2
 }
-
-
-def unit(x: Tensor) -> Tensor:
-    """l2-normalised vectors (..., D); the eps keeps the gradient of a zero vector (an image without features) below 1e6."""
-    return F.normalize(x, dim=-1, eps=1e-6)
 
 
 class Tower(nn.Module):

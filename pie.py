@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from encoders import vsepp_linear
-from losses import Embedding, Similarity, real_rows, side_by_side
+from losses import Embedding, Similarity, real_rows, side_by_side, unit
 
 ELEMENTS = {"cpu": 2 ** 18, "cuda": 2 ** 25}    # numbers in the largest temporary of a block of scores: what a cache holds
 
@@ -147,7 +147,7 @@ class MaxOverParts(Similarity):
         """(N, P, D) -> (P, N, D), the first part repeated in place of padding, which never changes a maximum."""
         padding = torch.arange(e.parts.shape[1], device=e.parts.device) >= e.n_parts[:, None]    # (N, P)
         parts = torch.where(padding[:, :, None], e.parts[:, :1], e.parts)
-        return F.normalize(parts, dim=2, eps=1e-6).transpose(0, 1)                  # (N, P, D) -> (P, N, D)
+        return unit(parts).transpose(0, 1)                                          # (N, P, D) -> (P, N, D)
 
     @staticmethod
     def best(x: Tensor, y: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ class Diversity(nn.Module):
     @staticmethod
     def alike(residual: Tensor) -> Tensor:
         k = residual.shape[1]
-        x = F.normalize(residual, dim=2, eps=1e-6)                                  # (B, K, D)
+        x = unit(residual)                                                          # (B, K, D)
         gram = (x[:, :, None] * x[:, None]).sum(3)                                  # (B, K, K), float32 under autocast
         gram = gram.masked_fill(torch.eye(k, dtype=torch.bool, device=x.device), 0)
         return torch.linalg.vector_norm(gram, dim=(1, 2)).mean() / k ** 2

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoders import BatchNorm, vsepp_linear
-from losses import Similarity
+from losses import Similarity, unit
 from pie import block_side, by_blocks
 
 
@@ -106,7 +106,7 @@ class ProductNetwork(Similarity):
 
     def forward(self, images, captions):
         self.check(images, captions)
-        x, y = (F.normalize(e.mean, dim=1, eps=1e-6)[None] for e in (images, captions))       # (1, N, D), (1, M, D)
+        x, y = (unit(e.mean)[None] for e in (images, captions))                     # (1, N, D), (1, M, D)
         if self.training:                                                           # one batch of pairs to BatchNorm
             return self.pairs(x, y)
         step = block_side(x, self.widest)
