@@ -31,13 +31,15 @@ FUNCTION_WORDS = frozenset(           # counted apart, with punctuation: nearly 
 class Captioner(nn.Module):
     """Writes a caption from the regions of an image, (B, P, D), and says how likely a given one is.
 
-    The reader, a linear layer and a GRU, turns P regions into P states s_p and a last one; the writer is a GRU that starts
-    from there. At each step, from its own state h, it looks at the regions and takes the word before (Bahdanau 2015 eq. 5-6):
+    The reader turns P regions into P states, s_p = x_p + GRU(x)_p of x, a linear layer of the regions, and a last one of its
+    GRU; the writer is a GRU that starts from there. At each step it takes the word before and its own state h, looks at the
+    regions with both (Bahdanau 2015 eq. 5-6, which looks with h), and a linear layer of h' gives the logits of the next word:
 
-        alpha = softmax_p(w . tanh(K s_p + Q h + b)),  context = sum_p alpha_p s_p,  h' = GRU([word, context], h)
+        alpha = softmax_p(w . tanh(K s_p + Q [word, h] + b)),  context = sum_p alpha_p s_p,  h' = GRU([word, context], h)
 
-    and a linear layer of h' gives the logits of the next word. Dropout: 0.2 of what the reader gets, 0.5 of h' before that
-    layer. (The original gives its 0.5 to a GRU of one layer, where torch drops nothing, and drops 0.2 of [word, context].)
+    Dropout: 0.2 of x, 0.5 of h' before that layer. The original has s_p = GRU(x)_p and looks with h alone: it then cannot
+    look for the object that the word before has begun to name, and learns only what the image as a whole tells. (It gives its
+    dropout of 0.5 to a GRU of one layer, where torch drops nothing, and drops 0.2 of [word, context].)
 
     max_len counts a caption's tokens with `<start>` and `<end>`: longer ones are cut there, generated ones too.
     """
@@ -48,7 +50,7 @@ class Captioner(nn.Module):
         self.squeeze = nn.Sequential(nn.Linear(region_dim, dim_hidden), nn.Dropout(0.2))
         self.reader = nn.GRU(dim_hidden, dim_hidden, batch_first=True)
         self.words = nn.Embedding(vocab_size, word_dim)
-        self.key, self.query = nn.Linear(dim_hidden, dim_hidden, bias=False), nn.Linear(dim_hidden, dim_hidden)
+        self.key, self.query = nn.Linear(dim_hidden, dim_hidden, bias=False), nn.Linear(word_dim + dim_hidden, dim_hidden)
         self.weight = nn.Linear(dim_hidden, 1, bias=False)   # the softmax would take a bias out again
         self.cell = nn.GRUCell(word_dim + dim_hidden, dim_hidden)
         self.dropout = nn.Dropout(0.5)
@@ -72,31 +74,37 @@ class Captioner(nn.Module):
         wanted = pack_padded_sequence(tokens[:, 1:], steps, batch_first=True, enforce_sorted=False).data    # (B, T - 1) -> (S,)
         states, keys, h = (x[given.sorted_indices] for x in self.read(regions))
         written = []
-        for gates in self.word_gates(given.data).split(given.batch_sizes.tolist()):     # (S, 3 H) -> (n, 3 H), n <= B
-            n = len(gates)
-            h = self.step(gates, h[:n], states[:n], keys[:n])                       # (n, H)
+        for words in self.read_words(given.data).split(given.batch_sizes.tolist()):     # (S, 4 H) -> (n, 4 H), n <= B
+            n = len(words)
+            h = self.step(words, h[:n], states[:n], keys[:n])                       # (n, H)
             written.append(h)
         logits = self.out(self.dropout(torch.cat(written)))                         # (n, H) each -> (S, H) -> (S, V)
         nll = F.cross_entropy(logits, wanted, reduction="none")                     # (S,)
         return pad_packed_sequence(given._replace(data=nll), batch_first=True)[0].sum(1)    # (S,) -> (B, T - 1) -> (B,)
 
     def read(self, regions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Regions (B, P, D) -> the reader's states (B, P, H), their keys K s_p (B, P, H), its last state (B, H)."""
-        states, last = self.reader(self.squeeze(regions))
+        """Regions (B, P, D) -> the reader's states s_p (B, P, H), their keys K s_p (B, P, H), its last state (B, H)."""
+        squeezed = self.squeeze(regions)                                            # (B, P, H)
+        read, last = self.reader(squeezed)
+        states = squeezed + read
         return states, self.key(states), last[-1]
 
-    def word_gates(self, words: Tensor) -> Tensor:
-        """What words (...) add to the gates of the writer, whatever its state: (..., 3 H)."""
-        return F.linear(self.words(words), self.cell.weight_ih[:, :self.word_dim], self.cell.bias_ih)
+    def read_words(self, words: Tensor) -> Tensor:
+        """What words (...) add to the query and to the gates of the writer, whatever its state: (..., H + 3 H)."""
+        words = self.words(words)
+        return torch.cat([F.linear(words, self.query.weight[:, :self.word_dim], self.query.bias),
+                          F.linear(words, self.cell.weight_ih[:, :self.word_dim], self.cell.bias_ih)], -1)
 
-    def step(self, word_gates: Tensor, h: Tensor, states: Tensor, keys: Tensor) -> Tensor:
-        """One step of the writer: (B, 3 H), (B, H), (B, P, H), (B, P, H) -> (B, H). The GRU is torch's:
+    def step(self, words: Tensor, h: Tensor, states: Tensor, keys: Tensor) -> Tensor:
+        """One step of the writer: words as read_words gives them (B, 4 H), (B, H), (B, P, H), (B, P, H) -> (B, H).
 
-        r = sigmoid(i_r + h_r),  z = sigmoid(i_z + h_z),  n = tanh(i_n + r h_n),  h' = (1 - z) n + z h
+        The GRU is torch's: r = sigmoid(i_r + h_r),  z = sigmoid(i_z + h_z),  n = tanh(i_n + r h_n),  h' = (1 - z) n + z h
         """
-        looks = self.weight(torch.tanh(keys + self.query(h)[:, None]))[..., 0].softmax(1)   # (B, P, H) -> (B, P)
+        size = h.shape[1]
+        query = words[:, :size] + F.linear(h, self.query.weight[:, self.word_dim:])         # (B, H)
+        looks = self.weight(torch.tanh(keys + query[:, None]))[..., 0].softmax(1)   # (B, P, H) -> (B, P)
         context = (looks[:, None] @ states)[:, 0]                                   # (B, 1, P) (B, P, H) -> (B, H)
-        taken = word_gates + F.linear(context, self.cell.weight_ih[:, self.word_dim:])      # (B, 3 H)
+        taken = words[:, size:] + F.linear(context, self.cell.weight_ih[:, self.word_dim:])     # (B, 3 H)
         own = F.linear(h, self.cell.weight_hh, self.cell.bias_hh)                   # (B, 3 H)
         (i_r, i_z, i_n), (h_r, h_z, h_n) = taken.chunk(3, 1), own.chunk(3, 1)       # (B, H) each
         n = torch.tanh(i_n + torch.sigmoid(i_r + h_r) * h_n)
@@ -130,7 +138,7 @@ class Captioner(nn.Module):
         done = torch.zeros(count, width, dtype=torch.bool, device=device)
         rows = torch.arange(count, device=device)[:, None]                          # (B, 1)
         for _ in range(self.max_len - 1):
-            h = self.step(self.word_gates(words[:, :, -1].flatten()), h, states, keys)
+            h = self.step(self.read_words(words[:, :, -1].flatten()), h, states, keys)
             following = self.out(self.dropout(h)).float().log_softmax(1).unflatten(0, (count, width))   # (B, W, V)
             following[:, :, NEVER_SAID] = -torch.inf
             following[done] = -torch.inf                                            # a finished one goes on as it is,

@@ -53,12 +53,13 @@ def slow_nll(net, regions, caption) -> float:
     h, states = torch.zeros(12, dtype=torch.float64), []
     for region in regions:
         h = reader(net.squeeze[0](region), h)
-        states.append(h)
+        states.append(net.squeeze[0](region) + h)
     total = 0.0
     for word, following in zip(caption[:net.max_len - 1], caption[1:net.max_len]):
-        energy = [math.exp(net.weight(torch.tanh(net.key(s) + net.query(h))).item()) for s in states]
+        word = net.words.weight[word]
+        energy = [math.exp(net.weight(torch.tanh(net.key(s) + net.query(torch.cat([word, h])))).item()) for s in states]
         context = sum(e / sum(energy) * s for e, s in zip(energy, states))
-        h = net.cell(torch.cat([net.words.weight[word], context]), h)
+        h = net.cell(torch.cat([word, context]), h)
         logits = net.out(h).tolist()
         total += math.log(sum(math.exp(x) for x in logits)) - logits[following]
     return total
