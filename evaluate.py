@@ -396,10 +396,17 @@ def default_name(paths: list[str], opt) -> str:
     return f"{name}.json"
 
 
+def picture(name: str, output: str) -> str:
+    """A picture's file beside those of the results; of results_DATA_SPLIT.json it is name_DATA_SPLIT.png."""
+    folder, file = os.path.split(output)
+    of_data = os.path.splitext(file)[0].removeprefix("results") if file.startswith("results") else ""
+    return os.path.join(folder, f"{name}{of_data}.png")
+
+
 def draw_curves(reports: dict, output: str) -> None:
     from plots import curves  # matplotlib takes a second to start
 
-    path = os.path.join(os.path.dirname(output), "uncertainty.png")
+    path = picture("uncertainty", output)
     if not any("recall_bins" in side for report in reports.values() for side in report.values()):
         return                                              # a text-only split has no recalls
     curves(reports, path)
@@ -413,7 +420,7 @@ def draw_extremes(subject: Subject, spreads: dict, judged: Judgements, opt, outp
     matches = judged.cxc or {"i2t": own, "t2i": own.swapped()}
     photos = locate(subject.photos, opt.photos)
     for side, values in spreads.items():
-        path = os.path.join(os.path.dirname(output), f"uncertain_{side}.png")
+        path = picture(f"uncertain_{side}", output)
         extremes(values, matches["i2t" if side == "images" else "t2i"], subject.captions, photos, subject.caption_image,
                  side == "images", path)
         print(f"most and least uncertain {side} in {path}", file=sys.stderr)

@@ -367,6 +367,12 @@ def test_results_of_other_data_or_splits_have_their_own_file(runs, demo_path, tm
         assert set(os.listdir(run)) - before == {f"{name}.json"}
 
 
+@pytest.mark.parametrize("results, picture", [("run/results.json", "run/uncertainty.png"), ("r.json", "uncertainty.png"),
+                                              ("run/results_f8k_dev.json", "run/uncertainty_f8k_dev.png")])
+def test_pictures_of_other_data_or_splits_have_their_own_files(results, picture):
+    assert evaluate.picture("uncertainty", results) == picture
+
+
 def test_a_file_of_means_does_not_hold_a_learned_similarity(ev, demo_path, capsys):
     fit("--data_path", demo_path, "--sim", "product", "--logger_name", "run")
     ev("--checkpoint", "run", "--export", "e.npz")
