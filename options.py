@@ -85,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
         help="scan: linear layer of the regions, plain or weight-normalised")
     add("--no_txtnorm", action="store_true", help="scan: do not normalise word states")
     add("--word_dim", type=positive, default=300, help="size of the word vectors")
-    add("--embed_size", type=positive, default=1024, help="size of the joint embedding (VSRN: 2048)")
+    add("--embed_size", type=positive, help="size of the joint embedding (default: 1024; vsrn: 2048)")
     add("--num_layers", type=positive, default=1, help="layers of the GRU")
     add("--use_abs", action="store_true", help="absolute values of the embeddings (order embeddings)")
     add("--no_imgnorm", action="store_true", help="do not normalise image means; 'cosine' is then their inner product")
@@ -230,6 +230,7 @@ def run_folder(path: str) -> str:
 
 def resolve(opt) -> None:
     """Fill in what --sim implies and refuse, before data load, what cannot work."""
+    opt.embed_size = opt.embed_size or (2048 if opt.img_enc == "vsrn" else 1024)
     resolve_pie(opt)
     resolve_scan(opt)
     resolve_text(opt)

@@ -96,6 +96,7 @@ def test_defaults_are_vsepps():
     assert (opt.margin, opt.num_epochs, opt.batch_size, opt.word_dim, opt.embed_size, opt.grad_clip, opt.num_layers,
             opt.learning_rate, opt.lr_update, opt.val_step, opt.log_step, opt.crop_size, opt.cnn_type) == \
         (0.2, 30, 128, 300, 1024, 2.0, 1, 2e-4, 15, 500, 10, 224, "vgg19")
+    assert [train.parse_args(["--img_enc", "vsrn", *words]).embed_size for words in ([], ["--embed_size", "9"])] == [2048, 9]
 
 
 @pytest.mark.parametrize("words,message", [
