@@ -167,19 +167,24 @@ def is_function(word: str) -> bool:
 def word_precision(captions: list[list[str]], references: list[list[list[str]]], groups: dict | None = None) -> dict:
     """Of the words of N generated captions, the share that some reference of their image has, letter for letter.
 
-    {"content" | "function" | name of one of `groups`, sets of words: {"words": how many, "own": percent, "other": percent}},
-    None where there are no words.
+    {"content" | "function" | "pairs" | name of one of `groups`, sets of words: {"words": how many, "own": percent, "other":
+    percent}}, None where there are no words. "pairs" are two content words side by side, "red circle": who has seen red and a
+    circle may still say them of the wrong things.
     "other" is the control: the same caption held against the references of another image, averaged over all N - 1 others. What
     "own" has above it comes from the image; the rest comes from knowing what captions are like.
     """
-    held = [{word for reference in texts for word in reference} for texts in references]
-    images = Counter(word for words in held for word in words)                      # word -> images that have it
+    kinds = {"content": lambda text: [word for word in text if not is_function(word)],
+             "function": lambda text: [word for word in text if is_function(word)],
+             "pairs": lambda text: [pair for pair in zip(text, text[1:]) if not any(map(is_function, pair))],
+             **{name: lambda text, group=group: [word for word in text if word in group]
+                for name, group in (groups or {}).items()}}
     result = {}
-    for kind, belongs in {"content": lambda word: not is_function(word), "function": is_function,
-                          **{name: words.__contains__ for name, words in (groups or {}).items()}}.items():
-        said = [(word, i) for i, caption in enumerate(captions) for word in caption if belongs(word)]
-        own = [word in held[i] for word, i in said]
-        others = [(images[word] - hit) / max(1, len(held) - 1) for (word, _), hit in zip(said, own)]
+    for kind, items in kinds.items():
+        said = [(item, i) for i, caption in enumerate(captions) for item in items(caption)]
+        held = [{item for text in texts for item in items(text)} for texts in references]
+        images = Counter(item for own in held for item in own)                      # word or pair -> images that have it
+        own = [item in held[i] for item, i in said]
+        others = [(images[item] - hit) / max(1, len(held) - 1) for (item, _), hit in zip(said, own)]
         result[kind] = {"words": len(said), "own": 100 * float(np.mean(own)) if said else None,
                         "other": 100 * float(np.mean(others)) if said and len(held) > 1 else None}
     return result
@@ -230,7 +235,8 @@ def write_captions(opt) -> None:
     precision = word_precision(captions, [[split.words[m] for m in mine] for mine in references], groups)
     print(f"{name} {opt.split}, {count:,} images, beam {opt.beam}: generated words that a true caption of the image has")
     for kind, p in precision.items():
-        title = {"content": "content words", "function": "function words and punctuation"}.get(kind, kind)
+        title = {"content": "content words", "function": "function words and punctuation",
+                 "pairs": "pairs of content words side by side"}.get(kind, kind)
         own, other = ("-" if p[key] is None else f"{p[key]:.1f}%" for key in ("own", "other"))
         print(f"  {title}: {own} of {p['words']:,} (control, captions of another image: {other})")
     if opt.output:

@@ -216,12 +216,14 @@ def test_word_precision_by_hand():
     result = word_precision(captions, references)
     assert result["content"] == {"words": 5, "own": pytest.approx(60), "other": pytest.approx(50)}
     assert result["function"] == {"words": 3, "own": pytest.approx(100), "other": pytest.approx(50)}
+    # pairs: cat cat, cat dog | red dog -> own 0 0 0; in the other two images 0 0 1 of 2
+    assert result["pairs"] == {"words": 3, "own": 0, "other": pytest.approx(100 / 6)}
     groups = {"animals": {"cat", "dog"}, "birds": {"crow"}}                         # cat cat dog | dog -> own 1 1 0 1
     result = word_precision(captions, references, groups)
     assert result["animals"] == {"words": 4, "own": pytest.approx(75), "other": pytest.approx(37.5)}
     assert result["birds"]["words"] == 0 and result["content"]["words"] == 5
     nothing = {"words": 0, "own": None, "other": None}
-    assert word_precision([[]], [[["a"]]]) == {"content": nothing, "function": nothing}
+    assert word_precision([[]], [[["a"]]]) == {"content": nothing, "function": nothing, "pairs": nothing}
     assert is_function("the") and is_function(",") and not is_function("cat") and not is_function("2")
 
 
@@ -232,6 +234,9 @@ def test_control_is_the_mean_over_all_other_images():
     captions = [list(g.choice(words, 4)) for _ in range(7)]
     slow = [np.mean([[word in sum(references[j], []) for word in captions[i]] for j in range(7) if j != i]) for i in range(7)]
     assert word_precision(captions, references)["content"]["other"] == pytest.approx(100 * np.mean(slow))
+    lines = [[" " + " ".join(text) + " " for text in texts] for texts in references]
+    slow = [any(f" {a} {b} " in line for line in lines[i]) for i in range(7) for a, b in zip(captions[i], captions[i][1:])]
+    assert word_precision(captions, references)["pairs"]["own"] == pytest.approx(100 * np.mean(slow))
 
 
 # ---- trained, stopped, resumed, evaluated
