@@ -105,9 +105,15 @@ def in_order(split: Split, per_image: int | None) -> np.ndarray:
 
 
 def write_texts(folder: str, split: Split, order: np.ndarray) -> None:
-    """Captions, the photos' names, and where they are numbers the ids of images (N,) and captions (M,)."""
-    start = os.path.join(folder, split.name)
-    for end, lines in (("caps", [split.captions[m] for m in order]), ("ids", map(os.path.basename, split.images.paths))):
+    """Captions, the photos' names, and where they are numbers the ids of images (N,) and captions (M,).
+
+    Photos of one name in several folders are told apart by their paths below what those folders share.
+    """
+    start, paths = os.path.join(folder, split.name), split.images.paths
+    names = [os.path.basename(path) for path in paths]
+    if len(set(names)) < len(names):
+        names = [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
+    for end, lines in (("caps", [split.captions[m] for m in order]), ("ids", names)):
         with open(f"{start}_{end}.txt", "w", encoding="utf-8") as f:
             f.writelines(re.sub(r"[\r\n]+", " ", line) + "\n" for line in lines)
     if split.image_ids and isinstance(split.image_ids[0], int):

@@ -10,7 +10,7 @@ from test_cli import refused
 
 import extract
 import hglmm
-from data import read_split
+from data import Photos, Split, read_split
 from encoders import CNN
 from vocab import InputError
 from word_vectors import read_vectors, train_vectors, write_vectors
@@ -63,6 +63,14 @@ def test_features_of_photos_are_what_the_network_gives(folder, weights, name):
     made = json.loads((folder / "new" / "features.json").read_text())
     assert list(made) == ["ims"] and made["ims"].startswith("resnet18 pooled sha256:")
     assert not [file for file in os.listdir(folder / "new") if file.endswith(".tmp")]
+
+
+def test_photos_of_one_name_in_several_folders_keep_both_names(tmp_path):
+    paths = [str(tmp_path / name) for name in ("a/1.png", "b/1.png", "b/2.png")]
+    for images, names in ((paths, "a/1.png b/1.png b/2.png"), (paths[1:], "1.png 2.png")):
+        split = Split("test", Photos(images), ["x"] * len(images), np.arange(len(images)), "")
+        extract.write_texts(str(tmp_path), split, np.arange(len(images)))
+        assert (tmp_path / "test_ids.txt").read_text().split() == names.split()
 
 
 def test_cells_are_regions(folder, weights):
