@@ -182,7 +182,7 @@ def word_precision(captions: list[list[str]], references: list[list[list[str]]],
     for kind, items in kinds.items():
         said = [(item, i) for i, caption in enumerate(captions) for item in items(caption)]
         held = [{item for text in texts for item in items(text)} for texts in references]
-        images = Counter(item for own in held for item in own)                      # word or pair -> images that have it
+        images = Counter(item for found in held for item in found)                  # word or pair -> images that have it
         own = [item in held[i] for item, i in said]
         others = [(images[item] - hit) / max(1, len(held) - 1) for (item, _), hit in zip(said, own)]
         result[kind] = {"words": len(said), "own": 100 * float(np.mean(own)) if said else None,
@@ -251,6 +251,8 @@ def group(text: str) -> tuple[str, set[str]]:
     name, _, words = text.partition("=")
     if not name or not words:
         raise argparse.ArgumentTypeError(f"'{text}' is no group of words; give NAME=WORD,WORD,...")
+    if name in ("content", "function", "pairs"):
+        raise argparse.ArgumentTypeError(f"'{name}' is a count of its own; give the group another name")
     return name, set(words.split(","))
 
 

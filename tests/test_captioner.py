@@ -9,7 +9,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from test_cli import unwritable
+from test_cli import refused, unwritable
 
 import captioner
 import evaluate
@@ -340,3 +340,5 @@ def test_bad_input_is_refused_in_a_sentence(run, demo_path, tmp_path, capsys):
                            (["--checkpoint", run, "--data_name", "demo_precomp"], "reasons over regions")):
         with pytest.raises(SystemExit, match=f"captioner.py: .*{message}"):
             captioner.main([*words, "--data_path", demo_path, "--device", "cpu"])
+    for words, message in (("pairs=red", "'pairs' is a count of its own"), ("red", "'red' is no group of words; give NAME=")):
+        refused(capsys, captioner.main, ["--words", words], message)
