@@ -2,19 +2,21 @@
 
 All name COCO's image and caption (annotation) ids; `Index` turns them into rows and columns of the score matrix.
 """
-import contextlib
 import csv
+import hashlib
 import importlib.util
-import io
 import os
 from typing import NamedTuple
 
 import numpy as np
 
-from data import read_json, read_lines
-from vocab import InputError
+from cli import InputError, reason
+from data import read_coco
+from files import integers, read_json, read_lines
+from inputs import SOURCES
 
 MATCH = {"sits": 3.0, "sts": 3.0, "sis": 2.5}       # ratings from which a pair is a match, Parekh et al. 2021
+POSITIVES = 'give JSON {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}}'
 COLUMNS = {"sts": ("caption1", "caption2"), "sis": ("image1", "image2"), "sits": ("caption", "image")}
 
 
@@ -59,7 +61,7 @@ class Index:
                 f"give every {'image' if what == 'image' else 'sentence'} of the split an integer {fields} of its own"
                 if source.endswith(".json") else f"store them in order as {what}_id" if source.endswith(".npz") else
                 f"put them in order into {{split}}_{kind}_ids.npy beside the captions"))
-        self.ids, self.what, self.source = np.asarray(ids, np.int64), what, source
+        self.ids, self.what, self.source = integers(ids, source, f"an {what} the id"), what, source
         self.order, self.known = np.argsort(self.ids, kind="stable"), set(self.ids.tolist())
         twice = np.flatnonzero(np.diff(self.ids[self.order]) == 0)
         if len(twice):
@@ -71,7 +73,7 @@ class Index:
 
     def positions(self, ids, path: str) -> np.ndarray:
         """(K,) ids -> (K,) positions. Raises InputError if the split lacks one."""
-        ids = np.asarray(ids, np.int64)
+        ids = integers(ids, path, f"an {self.what} the id")
         at = np.minimum(np.searchsorted(self.ids, ids, sorter=self.order), len(self.ids) - 1)
         found = self.order[at]
         absent = np.unique(ids[self.ids[found] != ids])
@@ -84,33 +86,66 @@ class Index:
 
 def _number(text: str, image: bool) -> int:
     """COCO_val2014_000000365325.jpg -> 365325, COCO_val2014:sentid:732091 -> 732091."""
-    return int(text.rsplit("_", 1)[1].split(".")[0] if image else text.rsplit(":", 1)[1])
+    digits = text.rsplit("_", 1)[1].split(".")[0] if image else text.rsplit(":", 1)[1]
+    if not digits.isascii() or not digits.isdigit():
+        raise ValueError(f"{digits} is no number")
+    return int(digits)
 
 
 def read_ratings(path: str, kind: str, images: Index, captions: Index) -> Ratings:
     """One file of Crisscrossed Captions: kind is sts (caption pairs), sis (image pairs) or sits (caption and image)."""
     if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; give the folder of {kind}_val.csv and {kind}_test.csv with --cxc_path "
-                         "(Crisscrossed Captions, the README says where they come from)")
+        raise InputError(f"there is no file {path}; give the folder of {kind}_val.csv and {kind}_test.csv with --cxc_path: "
+                         f"{SOURCES['cxc']}")
     first, second = COLUMNS[kind]
     rows = []
     reader = csv.DictReader(read_lines(path))
-    missing = [c for c in (first, second, "agg_score") if c not in (reader.fieldnames or ())]
-    if missing:
-        raise InputError(f"{path} has no column '{missing[0]}', its columns are {', '.join(reader.fieldnames or ['none'])};"
-                         " fetch it again")
-    for row in reader:
-        try:
+    row = {}
+    try:
+        missing = [c for c in (first, second, "agg_score") if c not in (reader.fieldnames or ())]
+        if missing:
+            raise InputError(f"{path} has no column '{missing[0]}', its columns are "
+                             f"{reason(ValueError(', '.join(reader.fieldnames or ['none'])))}; fetch it again")
+        for row in reader:
             rows.append((_number(row[first], first.startswith("image")), _number(row[second], second.startswith("image")),
                          float(row["agg_score"]), row.get("sampling_method") or ""))
-        except (ValueError, IndexError, AttributeError, TypeError) as error:
-            raise InputError(f"{path}, line {reader.line_num}: '{row[first]}', '{row[second]}', '{row['agg_score']}' are "
-                             "not two ids and a rating; fetch it again") from error
-        if not 0 <= rows[-1][2] <= 5:
-            raise InputError(f"{path}, line {reader.line_num}: the rating {rows[-1][2]} is outside 0 to 5; fetch it again")
-    a, b, score, method = (np.array(column) for column in zip(*rows)) if rows else (np.zeros(0),) * 4
+            if not 0 <= rows[-1][2] <= 5:
+                raise InputError(f"{path}, line {reader.line_num}: the rating {rows[-1][2]} is outside 0 to 5; fetch it again")
+    except InputError:
+        raise
+    except (ValueError, IndexError, AttributeError, TypeError, csv.Error) as error:
+        held = ", ".join(f"'{str(row.get(name))[:60]}'" for name in (first, second, "agg_score"))
+        raise InputError(f"{path}, line {reader.line_num}: {held} are not two ids and a rating ({reason(error)}); fetch it "
+                         "again") from error
+    check_whole(path, rows)
+    a, b, score, method = (list(column) for column in zip(*rows)) if rows else ([],) * 4
     sides = {"sts": (captions, captions), "sis": (images, images), "sits": (captions, images)}[kind]
-    return Ratings(sides[0].positions(a, path), sides[1].positions(b, path), score.astype(float), method)
+    return Ratings(sides[0].positions(a, path), sides[1].positions(b, path), np.array(score, float), np.array(method))
+
+
+FIRST = 10                            # rows that tell a published file
+# The files of Crisscrossed Captions as they were published: checksum of the first rows -> number of rows, checksum of all.
+PUBLISHED = {
+    "2674a781f3cb79ed": (44_009, "529fd1b380c4cf32"),      # sts_val
+    "e47c9446acc949ad": (42_767, "1ad84d5282fac5c7"),      # sis_val
+    "6b128e85e326b0f9": (44_722, "e84f68fdf1579ccf"),      # sits_val
+    "b4f8147f1489d569": (44_045, "f997e974cf8ff2af"),      # sts_test
+    "fd23101e4ce0b580": (46_719, "4ec6b304f52cf2df"),      # sis_test
+    "7bd10aa11c68d9a6": (44_833, "182e0f875d52eb25"),      # sits_test
+}
+
+
+def rows_checksum(rows: list[tuple]) -> str:
+    return hashlib.sha256("\n".join(f"{a} {b} {score:.6f}" for a, b, score, _ in rows).encode()).hexdigest()[:16]
+
+
+def check_whole(path: str, rows: list[tuple]) -> None:
+    """Refuse a file that begins like a published one and does not go on like it: it was cut off or changed."""
+    count, whole = PUBLISHED.get(rows_checksum(rows[:FIRST]), (None, None))
+    if whole is not None and (len(rows) != count or rows_checksum(rows) != whole):
+        raise InputError(f"{path} has {len(rows):,} rows where the published file that begins with the same {FIRST} has "
+                         f"{count:,}{', and other ratings' if len(rows) == count else ''}; it was cut off or changed, so "
+                         "fetch it again")
 
 
 def read_cxc(folder: str, part: str, images: Index, captions: Index) -> dict[str, Ratings]:
@@ -159,15 +194,10 @@ def same_image_pairs(caption_image: np.ndarray) -> Pairs:
 
 def read_instances(path: str, images: Index) -> np.ndarray:
     """COCO instances -> (N, K) bool: which of the K categories each image of the split shows."""
-    from pycocotools.coco import COCO
-
     if not os.path.isfile(path):
         raise InputError(f"there is no file {path}; give COCO's instances_val2014.json with --instances")
-    coco = COCO()
-    coco.dataset = read_json(path)
+    coco = read_coco(path)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            coco.createIndex()
         absent = [int(i) for i in images.ids if int(i) not in coco.imgs]
         columns = {category: k for k, category in enumerate(sorted(coco.cats))}
         shown = [[columns[a["category_id"]] for a in coco.imgToAnns[int(i)]] for i in images.ids]
@@ -209,13 +239,17 @@ def read_positives(path: str, images: Index, captions: Index) -> dict[str, tuple
     """
     if not os.path.isfile(path):
         raise InputError(f"there is no file {path}; name the file of your matches with --positives")
-    stored = read_json(path)
-    sides = [side for side in ("i2t", "t2i") if isinstance(stored, dict) and side in stored]
-    if not sides:
-        raise InputError(f'{path} holds no positives; give JSON {{"i2t": {{image id: [caption ids]}}, "t2i": {{caption id: '
-                         "[image ids]}}, or one of the two")
+    stored = read_json(path, POSITIVES, unique=True)
     ends = {"i2t": (images, captions), "t2i": (captions, images)}
-    return {side: _read_positives(path, stored[side], *ends[side]) for side in sides}
+    if not isinstance(stored, dict) or not stored or set(stored) - set(ends):
+        wrong = f" but {ascii(next(iter(set(stored) - set(ends))))[:40]}" if isinstance(stored, dict) and stored else ""
+        raise InputError(f"{path} holds no positives under the names i2t and t2i{wrong}; {POSITIVES}, or one of the two")
+    return {side: _read_positives(path, stored[side], *ends[side]) for side in stored}
+
+
+def decimal(value):
+    """Digits as the number that they write; anything else as it is."""
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 else value
 
 
 def _read_positives(path: str, stored: dict | None, queries: Index, items: Index) -> tuple[Pairs, int]:
@@ -223,17 +257,24 @@ def _read_positives(path: str, stored: dict | None, queries: Index, items: Index
     if eccv:
         if not os.path.isfile(path):
             raise InputError(f"there is no file {path}; give the folder that holds it with --eccv_path")
-        stored = read_json(path)
-    try:
-        lists = [(int(query), [int(i) for i in found]) for query, found in stored.items()]
-    except (AttributeError, TypeError, ValueError) as error:
-        raise InputError(f"{path} is not a table of ids and lists of ids ({error}); write {{id: [ids]}}") from error
-    for query, found in lists:
+        stored = read_json(path, unique=True)
+    if not isinstance(stored, dict) or not all(isinstance(found, list) for found in stored.values()):
+        raise InputError(f"{path} is not a table of ids and lists of ids; {POSITIVES}")
+    lists = []
+    for key, found in stored.items():
+        query, found = decimal(key), [decimal(i) for i in found]
+        wrong = next((i for i in (query, *found) if type(i) is not int or abs(i) >= 2 ** 63), None)
+        if wrong is not None:
+            raise InputError(f"{path} is not a table of ids and lists of ids: {ascii(wrong)[:40]} is no whole number of at "
+                             f"most 64 bits; {POSITIVES}")
+        lists.append((query, found))
         if len(set(found)) < len(found):
             raise InputError(f"{path} lists a positive of {queries.what} {query} twice; list each once")
     if eccv:
         lists = [(query, [i for i in found if i in items]) for query, found in lists]
     size = [len(found) for _, found in lists]
     query = queries.positions([query for query, _ in lists], path)
-    item = items.positions(np.array([i for _, found in lists for i in found], np.int64), path)
+    if len(set(query.tolist())) < len(query):
+        raise InputError(f"{path} lists a query under two spellings of its id; list each {queries.what} once")
+    item = items.positions([i for _, found in lists for i in found], path)
     return Pairs.of(np.repeat(query, size), item), size.count(0)

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cli import InputError
 from losses import Embedding, Similarity
-from vocab import InputError
 
 DIRECTIONS = ("t2i", "i2t")           # words attend to regions; regions attend to words
 ELEMENTS = {"cpu": 2 ** 20, "cuda": 2 ** 26}    # products of parts in a block: what the cache, or the device, holds well

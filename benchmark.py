@@ -31,18 +31,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import cli
 import train
 from annotations import Pairs, Ratings, cxc_pairs
 from attention import DIRECTIONS, CrossAttention
+from cli import Arguments, filename, natural, positive
 from data import Batch, Split, pair_batches
 from evaluate import Judgements, assess, parse_args
+from files import holds_keys, output, save_json
 from inputs import Features, Tokens
 from losses import LOG_VAR_BOUNDS, SIMILARITIES, Embedding
 from metrics import retrieval_blocks
 from model import build_model
 from protocols import Subject
-from subjects import save_json, torch_device
-from vocab import SPECIALS, Arguments, Vocabulary, natural, positive
+from subjects import torch_device
+from vocab import SPECIALS, Vocabulary
 
 DIM = 1024
 SCORES = (1000, 5000)                 # images, captions
@@ -480,8 +483,14 @@ def main(argv=None) -> None:
     p.add_argument("--repeats", type=positive, default=5, help="rounds in which the things compared take turns")
     p.add_argument("--seed", type=natural, default=0, help="of the random embeddings and features")
     p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
-    p.add_argument("--output", metavar="FILE", help="write all measurements there as JSON")
+    p.add_argument("--output", type=filename, metavar="FILE", help="write all measurements there as JSON")
     opt = p.parse_args(argv)
+    cli.run("benchmark.py", measure, opt, p)
+
+
+def measure(opt, p) -> None:
+    if opt.output:
+        output(opt.output, holds_keys("machine", "measurements"))
     if set(opt.parts) - set(PARTS):
         p.error(f"'{(set(opt.parts) - set(PARTS)).pop()}' is no part; the parts are {', '.join(PARTS)}")
     device = torch_device(opt.device)

@@ -8,7 +8,6 @@ The generator is that of Venugopalan et al. 2015 (sequence to sequence: one GRU 
 Bahdanau et al. 2015. It serves training only; retrieval never runs it.
 """
 import argparse
-import sys
 from collections import Counter
 
 import numpy as np
@@ -18,7 +17,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from tqdm import tqdm
 
-from vocab import END, PAD, START, UNK, Arguments, InputError, writable
+import cli
+from cli import Arguments, InputError, filename, natural
+from files import holds_keys, output, save_json
+from vocab import END, PAD, START, UNK
 
 NEVER_SAID = [PAD, START, UNK]        # by a generated caption
 FUNCTION_WORDS = frozenset(           # counted apart, with punctuation: nearly any caption has them
@@ -204,15 +206,14 @@ def caption_images(model: nn.Module, images, width: int, device, workers: int = 
 
 
 def write_captions(opt) -> None:
-    from subjects import load_run, newest_run, save_json, torch_device
+    from subjects import load_run, newest_run, torch_device
 
-    if opt.beam < 1 or opt.images < 0:
-        raise InputError(f"--beam {opt.beam} and --images {opt.images}: a beam has at least 1 caption, and at least 0 "
-                         "images are shown; 3 and 10 are usual")
-    if opt.output:
-        writable(opt.output)
+    if not 1 <= opt.beam <= 1000:
+        raise InputError(f"--beam {opt.beam}: a beam has from 1 to 1,000 captions; 3 is usual")
     device, run = torch_device(opt.device), opt.checkpoint or newest_run()
-    model, vocab, _, _, (_, name), split = load_run(run, opt)
+    if opt.output:
+        output(opt.output, holds_keys("checkpoint", "beam", "captions"), [run])
+    model, vocab, _, _, (_, name), split, _ = load_run(run, opt, vocab=opt.vocab)
     if "captioner" not in model.terms:
         raise InputError(f"{run} was trained without a captioner (--captioner 0); train one with train.py --img_enc vsrn "
                          "--captioner 1")
@@ -262,16 +263,14 @@ def main(argv=None) -> None:
     p = Arguments("Write captions of images with the captioner of a VSRN model, and count how many of their words are true.")
     run_arguments(p, split="images to caption: all of them, for the count")
     shown = p.add_mutually_exclusive_group()
-    shown.add_argument("--images", type=int, default=10, metavar="N", help="print the captions of the first N")
+    shown.add_argument("--images", type=natural, default=10, metavar="N", help="print the captions of the first N")
     shown.add_argument("--image_index", type=int, nargs="+", metavar="I", help="print the captions of these, counted from 0")
-    p.add_argument("--beam", type=int, default=3, help="captions that the search keeps at a time; 1: greedy")
+    p.add_argument("--beam", type=natural, default=3, help="captions that the search keeps at a time; 1: greedy")
     p.add_argument("--words", type=group, nargs="+", metavar="NAME=WORD,WORD", help="count these groups of words too, as "
                    "colour=red,green,blue")
-    p.add_argument("--output", metavar="FILE.json", help="write all captions, generated and true, and the counts")
-    try:
-        write_captions(p.parse_args(argv))
-    except InputError as error:
-        sys.exit(f"captioner.py: {error}")
+    p.add_argument("--output", type=filename, metavar="FILE.json",
+                   help="write all captions, generated and true, and the counts")
+    cli.run("captioner.py", write_captions, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import itertools
 import os
-import sys
 from collections import Counter
 
 import numpy as np
@@ -18,14 +17,17 @@ import torch
 from scipy import linalg, sparse
 from tqdm import tqdm
 
+import cli
+from cli import Arguments, InputError, data_set, filename, positive
 from data import Split, read_split
 from encoders import Precomputed
+from files import output
 from inputs import Features, NoImages
 from losses import Cosine, Embedding
-from metrics import retrieval_blocks
+from metrics import chance, retrieval_blocks
 from report import foreign_words
-from subjects import check_extractors, export
-from vocab import Arguments, InputError, Vocabulary, positive, writable
+from subjects import check_extractors, export, is_embeddings
+from vocab import Vocabulary
 
 BLOCK = 4096                          # rows read at a time
 ETAS, DIMS = (1e-4, 1e-3, 1e-2, 1e-1), (64, 128, 256, 512)      # what `auto` tries on the dev split
@@ -184,11 +186,11 @@ def joined(splits: list[Split]) -> Split:
         return None if any(x is None for x in lists) else [item for x in lists for item in x]
     return Split("+".join(s.name for s in splits), NoImages(int(starts[-1])), all_of("captions"),
                  np.concatenate([s.caption_image + start for s, start in zip(splits, starts)]), splits[0].source,
-                 all_of("image_ids"), all_of("caption_ids"), all_of("photo_names"))
+                 all_of("image_ids"), all_of("caption_ids"), all_of("photo_names"), notes=[n for s in splits for n in s.notes])
 
 
-def run(opt) -> None:
-    writable(opt.output)
+def fit_and_embed(opt) -> None:
+    output(opt.output, is_embeddings)
     automatic, target = "auto" in (opt.eta_image, opt.eta_text, opt.dim), opt.test_name or opt.data_name
     gallery = [(target, name) for name in opt.split.split("+")]
     wanted = dict.fromkeys([(opt.data_name, "train"), *[(opt.data_name, "dev")] * automatic, *gallery])
@@ -222,8 +224,10 @@ def run(opt) -> None:
     shown = ", ".join(f"{side} " + " / ".join(f"{result[side][key]:.1f}" for key in ("r1", "r5", "r10"))
                       for side in ("i2t", "t2i"))
     print(f"{target} {opt.split}, {len(tested.images):,} images, {len(tested.captions):,} captions: R@1 / R@5 / R@10 "
-          f"{shown}, rsum {result['rsum']:.1f}")
-    export(opt.output, "cosine", *sides, tested)
+          f"{shown}, rsum {result['rsum']:.1f} (chance {chance(tested.caption_image, len(tested.images))['rsum']:.1f})")
+    for note in tested.notes:
+        print(f"note: {note}")
+    export(opt.output, "cosine", *sides, tested, target)
     print(f"embeddings in {opt.output}")
 
 
@@ -236,8 +240,8 @@ def ridge(text: str) -> float | str:
 
 def main(argv=None) -> None:
     p = Arguments("Fit a regularised CCA to the training split and write the embeddings of another.")
-    p.add_argument("--data_path", default="data", help="folder that holds the data sets")
-    p.add_argument("--data_name", default="coco_precomp", help="folder of the data set below --data_path")
+    p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    p.add_argument("--data_name", type=data_set, default="coco_precomp", help="folder of the data set below --data_path")
     p.add_argument("--text", default="tfidf", help="tfidf, words (counts), or NAME: {split}_NAME.npy has a row a caption")
     p.add_argument("--dim", type=lambda text: text if text == "auto" else positive(text), help="directions, or auto "
                    "(default: 256; auto with --eta_image auto)")
@@ -245,16 +249,15 @@ def main(argv=None) -> None:
     p.add_argument("--eta_text", type=ridge, help="the same of text (default: 1e-4; auto with --eta_image auto)")
     p.add_argument("--feature_norm", action=argparse.BooleanOptionalAction, default=True, help="l2-normalise stored features")
     p.add_argument("--split", default="test", help="split to embed; dev+test makes one gallery of two")
-    p.add_argument("--test_name", metavar="NAME", help="data set whose split is embedded (default: --data_name, to which the "
+    p.add_argument("--test_name", type=data_set, metavar="NAME", help="data set whose split is embedded (default: --data_name, "
+                                                                      "to which the "
                    "maps are fitted)")
-    p.add_argument("--output", default="cca_test.npz", metavar="FILE.npz", help="embeddings to write, for evaluate.py")
+    p.add_argument("--output", type=filename, default="cca_test.npz", metavar="FILE.npz",
+                   help="embeddings to write, for evaluate.py")
     opt = p.parse_args(argv)
     automatic = opt.eta_image == "auto"
     opt.dim, opt.eta_text = opt.dim or ("auto" if automatic else 256), opt.eta_text or ("auto" if automatic else 1e-4)
-    try:
-        run(opt)
-    except InputError as error:
-        sys.exit(f"cca.py: {error}")
+    cli.run("cca.py", fit_and_embed, opt)
 
 
 if __name__ == "__main__":

@@ -5,17 +5,18 @@
 What a folder holds decides how it is read: `{split}_caps.txt` and `{split}_ims.npy` (precomputed), `annotations/` with
 COCO's captions and ids files, or a `dataset_*.json` in Karpathy's layout beside `images/`.
 """
+import atexit
 import contextlib
 import functools
 import glob
 import hashlib
 import io
-import json
 import math
 import os
-import signal
+import re
 import sys
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -23,12 +24,18 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from tqdm import tqdm
 
-from inputs import HELP, CaptionFeatures, Features, NoImages, Photos, Tokens, encode_captions, train_transform
+import cli
+from cli import Arguments, InputError, data_set, filename, reason
+from files import below, integers, read_array, read_json, read_lines
+from inputs import CaptionFeatures, Features, NoImages, Photos, Tokens, advice, encode_captions, train_transform
 from trigrams import TrigramTokens
-from vocab import Arguments, InputError, Vocabulary, tokenize
+from vocab import Vocabulary, tokenize
 
 DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and COCO to 5,000 captions
+CHANGING = ".{}_changing"             # stands in a folder while files of a split are replaced by others that belong together
+LONGEST = 10_000                      # words of a caption; the network would read for minutes
 
 
 class Batch(NamedTuple):
@@ -58,11 +65,12 @@ class Split:
     photo_names: list | None = None               # N file names, where features or ids that are numbers do not tell them
     text: Features | None = None                  # (M, F) features of the captions, where a model reads those
     extractors: dict | None = None                # what made the features, {"ims": name, ...}, from features.json
+    notes: list[str] = field(default_factory=list)    # sentences for the reader of any result on this split
 
     @cached_property
     def words(self) -> list[list[str]]:
         """Captions as lists of words; tokenised once."""
-        return [tokenize(caption) for caption in self.captions]
+        return [tokenize(caption) for caption in tqdm(self.captions, desc=f"words of {self.name}", disable=None, leave=False)]
 
     def encode(self, vocab: Vocabulary, known: bool = True) -> Tokens | TrigramTokens | CaptionFeatures:
         """Captions as the model reads them: numbers of words or of letter trigrams, or features. `known`: raises InputError on
@@ -76,17 +84,21 @@ class Split:
                              f"{len(vocab)} words; remove it, or train with a lower --vocab_threshold")
         return tokens
 
-    def faults(self, deep: bool = False):
-        """Sentences on what is wrong with the contents; `deep` opens every photo and reads every feature."""
+    def faults(self, deep: bool = False, images: bool = True):
+        """Sentences on what is wrong with the contents; `deep` opens every photo and reads every feature, without `images` only
+        captions are looked at."""
         for m, caption in enumerate(self.captions):
             if not caption.strip():
                 yield f"{self.source}, caption {m + 1} is empty; every caption needs a word, so fill or remove it"
-        yield from self.images.faults(deep)
+            elif len(caption) > LONGEST and (len(caption) > 10 * LONGEST or len(caption.split()) > LONGEST):
+                yield (f"{self.source}, caption {m + 1} has {len(caption.split()):,} words in {len(caption):,} letters; at "
+                       f"most {LONGEST:,} words in {10 * LONGEST:,} letters are read, so shorten or remove it")
+        yield from self.images.faults(deep) if images else ()
         if self.text is not None:
             yield from self.text.faults(deep)
 
-    def require_sound(self) -> "Split":
-        for fault in self.faults():
+    def require_sound(self, images: bool = True) -> "Split":
+        for fault in self.faults(images=images):
             raise InputError(fault)
         return self
 
@@ -116,7 +128,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     """
     root = os.path.join(data_path, data_name)
     if not os.path.isdir(root):
-        raise InputError(f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); {HELP}")
+        raise InputError(f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); {advice(data_name)}")
     karpathy = sorted(glob.glob(os.path.join(root, "dataset*.json")))
     precomputed = glob.glob(os.path.join(root, "*_caps.txt")) or glob.glob(os.path.join(root, "*_ims.npy"))
     if text_features and not precomputed:
@@ -130,7 +142,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
         result = _read_precomp(root, split, text_only, text_features)
     else:
         raise InputError(f"{root} holds no data set: looked for {split}_caps.txt and {split}_ims.npy (precomputed), "
-                         f"annotations/ (COCO) and dataset_*.json (Karpathy); {HELP}")
+                         f"annotations/ (COCO) and dataset_*.json (Karpathy); {advice(data_name)}")
     return _first_images(result, dev_images) if result.name in ("dev", "val") and dev_images else result
 
 
@@ -155,17 +167,9 @@ def _first_images(split: Split, n: int) -> Split:
     return split
 
 
-def read_lines(path: str) -> list[str]:
-    try:
-        with open(path, encoding="utf-8-sig") as f:                                 # some editors write a mark first
-            return [line.rstrip("\n") for line in f]
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text ({error}); convert it with iconv") from error
-
-
 def _need(path: str) -> str:
     if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; {HELP}")
+        raise InputError(f"there is no file {path}; {advice(os.path.basename(os.path.dirname(path)))}")
     return path
 
 
@@ -174,6 +178,9 @@ def _read_precomp(root: str, split: str, text_only: bool = False, text_features:
         split = next((s for s in (split, "dev", "val") if os.path.isfile(os.path.join(root, f"{s}_caps.txt"))), split)
     path = functools.partial("{0}/{1}_{2}".format, root, split)
     source = _need(path("caps.txt"))
+    if os.path.exists(os.path.join(root, CHANGING.format(split))):
+        raise InputError(f"{root}: the files of split '{split}' belong to two extractions, as `extract.py images` was stopped "
+                         "while it put them in their places; call it again")
     captions, ids, names = read_lines(source), _read_ids(path("img_ids.npy")), _read_ids(path("ids.txt"))
     if text_only and not os.path.isfile(path("ims.npy")):
         images = NoImages(len(ids or captions[::5]))
@@ -214,17 +221,15 @@ def _read_ids(path: str) -> list:
 
 
 def _as_integers(ids: list) -> list | None:
-    """Ids and lines of digits as integers; None where one is other text."""
-    return [int(i) for i in ids] if all(isinstance(i, int) or i.isdecimal() for i in ids) else None
+    """Ids and lines of digits as integers; None where one is other text, as a number beyond 64 bits is."""
+    return [int(i) for i in ids] if all(isinstance(i, int) or re.fullmatch("[0-9]{1,18}", i) for i in ids) else None
 
 
 def _read_integers(path: str) -> np.ndarray:
-    try:
-        array = np.array(np.lib.format.open_memmap(path, mode="r"))
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise ValueError(f"it holds {array.dtype} of shape {array.shape}")
-    except (ValueError, OSError, EOFError) as error:
-        raise InputError(f"{path} is not a whole .npy file of integers ({error}); fetch or save it again") from error
+    array = read_array(path, "fetch or save it again", "integers")
+    if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) and array.max() > np.iinfo(np.int64).max:
+        raise InputError(f"{path} is not a whole .npy file of integers (it holds {array.dtype} of shape {array.shape}); fetch "
+                         "or save it again")
     return array.astype(np.int64)
 
 
@@ -253,18 +258,10 @@ def _grouped(name, source, keys, paths, captions, caption_ids=None) -> Split:
                  np.array([position[key] for key in keys], np.int64), source, list(position), caption_ids)
 
 
-def read_json(path: str):
-    try:
-        with open(path, encoding="utf-8") as f:
-            return json.load(f)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"{path} is not JSON ({error}); fetch it again") from error
-
-
 def extractors(folder: str) -> dict[str, str]:
     """features.json of a folder: file suffix -> what made the files, in one line. Empty where there is none."""
     path = os.path.join(folder, "features.json")
-    stored = read_json(path) if os.path.isfile(path) else {}
+    stored = read_json(path, "delete it and extract again") if os.path.isfile(path) else {}
     if not isinstance(stored, dict) or not all(isinstance(value, str) for value in stored.values()):
         raise InputError(f"{path} is not a JSON object, file suffix to extractor; delete it and extract again")
     return stored
@@ -272,7 +269,7 @@ def extractors(folder: str) -> dict[str, str]:
 
 def _read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split:
     wanted = {"dev": {"val"}, "train": {"train", "restval"} if use_restval else {"train"}}.get(split, {split})
-    rows, name_of, number = [], {}, {}
+    rows, name_of, number, without = [], {}, {}, 0
     try:
         for image in read_json(path)["images"]:
             if image["split"] in wanted:
@@ -280,22 +277,34 @@ def _read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split
                 key = image.get("cocoid", name)
                 if name_of.setdefault(key, name) != name:
                     raise InputError(f"{path} gives the images {name_of[key]} and {name} one cocoid, {key}; give each its own")
+                if key in number:
+                    raise InputError(f"{path} lists the image {name} twice in split '{split}'; list each once, with all its "
+                                     "sentences")
                 number[key] = image.get("imgid")
+                without += not image["sentences"]
                 rows += [(key, name, sentence["raw"], sentence.get("sentid")) for sentence in image["sentences"]]
     except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is not in Karpathy's layout (images with split, filename, sentences with raw): {error!r}; "
-                         "fetch it again") from error
+        raise InputError(f"{path} is not in Karpathy's layout (images with split, filename, sentences with raw): "
+                         f"{reason(error)}; fetch it again") from error
+    if not rows and without:
+        raise InputError(f"{path} has {without:,} images of split '{split}' and not one sentence of them; give every image at "
+                         "least one")
     if not rows:
         raise InputError(f"{path} has no images of split '{split}'; the splits are train, val (= dev) and test")
     keys, names, captions, caption_ids = map(list, zip(*rows))
     for name, caption in zip(names, captions):
         if not isinstance(caption, str):
-            raise InputError(f"{path}, image {name}: the raw sentence {caption!r} is no string; put its text in quotes")
-    result = _grouped("dev" if split == "val" else split, path, keys, [os.path.join(root, "images", name) for name in names],
-                      captions, np.array(caption_ids, np.int64) if _own_integers(caption_ids) else None)
+            raise InputError(f"{path}, image {name}: the raw sentence {ascii(caption)[:40]} is no string; put its text in "
+                             "quotes")
+    photos = [below(os.path.join(root, "images"), name, path) for name in names]
+    result = _grouped("dev" if split == "val" else split, path, keys, photos, captions,
+                      integers(caption_ids, path, "the sentid") if _own_integers(caption_ids) else None)
     numbers = [number[key] for key in result.image_ids]
     if _own_integers(numbers) and all(key == name for key, name in name_of.items()):            # no cocoid
-        result.image_ids, result.photo_names = numbers, result.image_ids
+        result.image_ids, result.photo_names = integers(numbers, path, "the imgid").tolist(), result.image_ids
+    if without:
+        result.notes.append(f"{path}: {without:,} of {len(number):,} images of split '{split}' have no sentence and are left "
+                            "out")
     return result
 
 
@@ -305,8 +314,6 @@ def _own_integers(ids: list) -> bool:
 
 
 def _read_coco(root: str, split: str, use_restval: bool) -> Split:
-    from pycocotools.coco import COCO
-
     split = "dev" if split in ("val", "dev") else split
     parts = [(split, "train2014" if split == "train" else "val2014")]
     if use_restval and split == "train":
@@ -316,20 +323,39 @@ def _read_coco(root: str, split: str, use_restval: bool) -> Split:
         ids_path = os.path.join(root, "annotations", f"coco_{part}_ids.npy")
         json_path = _need(os.path.join(root, "annotations", f"captions_{folder}.json"))
         wanted = _read_integers(_need(ids_path))                                    # caption ids
-        with contextlib.redirect_stdout(io.StringIO()):
-            coco = COCO()
-            coco.dataset = read_json(json_path)
-            coco.createIndex()
+        coco = read_coco(json_path)
         absent = [int(i) for i in wanted if i not in coco.anns]
         if absent:
             raise InputError(f"{ids_path} names {len(absent)} captions that {json_path} lacks, the first is {absent[0]}; "
                              "the two files must belong together")
-        chosen = [coco.anns[int(i)] for i in wanted]
-        keys += [a["image_id"] for a in chosen]
-        paths += [os.path.join(root, "images", folder, coco.imgs[a["image_id"]]["file_name"]) for a in chosen]
-        captions += [a["caption"].replace("\n", " ").strip() for a in chosen]
+        try:
+            chosen = [coco.anns[int(i)] for i in wanted]
+            keys += [a["image_id"] for a in chosen]
+            photos = [coco.imgs[a["image_id"]]["file_name"] for a in chosen]
+            captions += [a["caption"].replace("\n", " ").strip() for a in chosen]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{json_path} is no file of COCO's captions ({reason(error)} is missing or no text); fetch it "
+                             "again") from error
+        paths += [below(os.path.join(root, "images", folder), name, json_path) for name in photos]
         ids += wanted.tolist()
+    if not captions:
+        raise InputError(f"{ids_path} names no captions; fetch it again")
     return _grouped(split, json_path, keys, paths, captions, np.array(ids, np.int64))
+
+
+def read_coco(path: str):
+    """A file of COCO's annotations, captions or instances, indexed by pycocotools. Raises InputError."""
+    from pycocotools.coco import COCO  # takes matplotlib along
+
+    coco = COCO()
+    coco.dataset = read_json(path)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            coco.createIndex()
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is no file of COCO's annotations ({reason(ValueError(repr(error)))} is missing); fetch it "
+                         "again") from error
+    return coco
 
 
 class _PairFetcher:
@@ -385,21 +411,34 @@ def _same(x):
     return x
 
 
-def _ignore_interrupt(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which saves and stops them
+_reading = weakref.WeakSet()          # iterators whose worker processes run
 
 
-def _stream(fetch, chunks, workers: int):
-    """fetch[chunk] for every chunk, in order, from `workers` processes."""
+@atexit.register
+def _end_workers() -> None:
+    """Before multiprocessing waits for them, which it would do for ever: it ends workers by a signal, and none reaches them."""
+    for results in list(_reading):
+        results._shutdown_workers()
+
+
+def stream(fetch, chunks, workers: int):
+    """fetch[chunk] for every chunk, in order, from `workers` processes, which no signal reaches: the main process saves and
+    ends them."""
     if not workers:
         yield from (fetch[chunk] for chunk in chunks)
         return
     own = torch.Generator()                                 # torch's global one belongs to training, which resumes from it
-    for result in DataLoader(_Guarded(fetch), sampler=chunks, batch_size=None, num_workers=workers, collate_fn=_same,
-                             worker_init_fn=_ignore_interrupt, generator=own):
-        if isinstance(result, InputError):
-            raise result
-        yield result
+    loader = DataLoader(_Guarded(fetch), sampler=chunks, batch_size=None, num_workers=workers, collate_fn=_same, generator=own)
+    with cli.unsignalled():
+        results = iter(loader)                              # starts the processes
+    _reading.add(results)
+    try:
+        for result in results:
+            if isinstance(result, InputError):
+                raise result
+            yield result
+    finally:
+        results._shutdown_workers()                         # as its __del__, which a traceback would put off
 
 
 def _chunks(order, batch_size: int) -> list[np.ndarray]:
@@ -413,12 +452,12 @@ def pair_batches(split: Split, tokens: Tokens, order, batch_size: int, *, worker
     crop_size augments photos as in training, drawing from `seed`; without it they are resized and cropped as in tests.
     """
     chunks = _chunks(np.ascontiguousarray(order), batch_size)[skip:]
-    return _stream(_PairFetcher(split, tokens, crop_size, seed), chunks, workers * split.images.parallel)
+    return stream(_PairFetcher(split, tokens, crop_size, seed), chunks, workers * split.images.parallel)
 
 
 def image_batches(images, batch_size: int, workers: int = 0):
     """All images of a split, each once, in order."""
-    return _stream(_ImageFetcher(images), _chunks(np.arange(len(images)), batch_size), workers * images.parallel)
+    return stream(_ImageFetcher(images), _chunks(np.arange(len(images)), batch_size), workers * images.parallel)
 
 
 def check(data_path: str, data_name: str, vocab_path: str | None = None, text_features: str | None = None) -> int:
@@ -440,6 +479,8 @@ def check(data_path: str, data_name: str, vocab_path: str | None = None, text_fe
                 faults.append(f"{x.path} has rows of {x.shape}, {first[kind].path} of {first[kind].shape}; extract all alike")
         vocab = vocab or Vocabulary.build(split.words)
         known = np.array([word in vocab.index for words in split.words for word in words] or [False])
+        for note in split.notes:
+            print(f"note: {note}")
         print(f"{name:8}{len(split.images):>8,} images {len(split.captions):>8,} captions  {split.images.describe()}\n"
               f"{'':8}captions of {np.mean([len(w) for w in split.words]):.1f} words; "
               f"{100 * known.mean():.2f}% of the words are in the vocabulary of {len(vocab):,}")
@@ -458,15 +499,13 @@ def check(data_path: str, data_name: str, vocab_path: str | None = None, text_fe
 def main(argv=None) -> None:
     parser = Arguments("Look at a data set.")
     parser.add_argument("command", choices=["check"], help="check: print what is there and every fault")
-    parser.add_argument("--data_path", default="data", help="folder that holds the data sets")
-    parser.add_argument("--data_name", default="coco_precomp", help="folder of the data set below --data_path")
+    parser.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    parser.add_argument("--data_name", type=data_set, default="coco_precomp", help="folder of the data set below --data_path")
     parser.add_argument("--text_features", metavar="NAME", help="features of captions to check too, {split}_NAME.npy")
-    parser.add_argument("--vocab", help="vocabulary to measure coverage with (default: of the training captions)")
+    parser.add_argument("--vocab", type=filename,
+                        help="vocabulary to measure coverage with (default: of the training captions)")
     opt = parser.parse_args(argv)
-    try:
-        sys.exit(1 if check(opt.data_path, opt.data_name, opt.vocab and _need(opt.vocab), opt.text_features) else 0)
-    except InputError as error:
-        sys.exit(f"data.py: {error}")
+    sys.exit(cli.run("data.py", lambda: int(check(opt.data_path, opt.data_name, opt.vocab, opt.text_features) > 0)))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,8 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
+import cli
+from cli import Arguments, InputError, natural
 from demo_scenes import (
     ATTRIBUTES,
     CANVAS,
@@ -56,7 +59,7 @@ from demo_scenes import (
     shown,
     shuffled,
 )
-from vocab import Arguments, InputError
+from files import atomic, read_json, save_array, save_lines
 
 VERSION = 3                      # raise it whenever the same seed would give other files
 SPLITS = ("train", "dev", "test")
@@ -146,14 +149,17 @@ def caption_ids(split, index, told):
 
 
 def save_json(path, content):
-    path.write_text(json.dumps(content) + "\n", encoding="utf-8", newline="\n")
+    with atomic(path) as file:
+        file.write(json.dumps(content) + "\n")
 
 
-def save_lines(path, lines):
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+def save_picture(path, pixels):
+    with atomic(path, "wb", sync=False) as file:
+        Image.fromarray(pixels).save(file, "PNG")
 
 
 def link(source, target):
+    target.unlink(missing_ok=True)
     try:
         os.link(source, target)
     except OSError:              # file systems without hard links
@@ -184,7 +190,7 @@ def write_coco(folder, photos, entries):
     made = {year: {"images": [], "captions": [], "instances": []} for year in ("train2014", "val2014")}
     ids = {"train": [], "dev": [], "test": [], "restval": []}
     for year in made:
-        (folder / "images" / year).mkdir(parents=True)
+        (folder / "images" / year).mkdir(parents=True, exist_ok=True)
     for split in SPLITS:
         for index, (filename, scene, told) in enumerate(entries[split]):
             rest = split == "train" and index >= len(entries[split]) - max(len(entries[split]) // 5, 1)
@@ -207,7 +213,7 @@ def write_coco(folder, photos, entries):
         save_json(folder / "annotations" / f"instances_{year}.json",
                   {**head, "images": images, "categories": categories, "annotations": seen})
     for part, numbers in ids.items():
-        np.save(folder / "annotations" / f"coco_{part}_ids.npy", np.array(numbers, np.int64))
+        save_array(folder / "annotations" / f"coco_{part}_ids.npy", np.array(numbers, np.int64))
 
 
 def write_cxc(folder, seed, entries):
@@ -218,7 +224,7 @@ def write_cxc(folder, seed, entries):
                 for number in caption_ids(split, index, told)]
         for kind, rows in ratings(seed, split, [entry[1:] for entry in entries[split]]).items():
             left, right = {"sts": (told, told), "sis": (images, images), "sits": (told, images)}[kind]
-            with open(folder / f"{kind}_{named}.csv", "w", encoding="utf-8", newline="") as file:
+            with atomic(folder / f"{kind}_{named}.csv") as file:
                 table = csv.writer(file, lineterminator="\n")
                 table.writerow([*COLUMNS[kind], "agg_score", "sampling_method"])
                 table.writerows([left[a], right[b], score, method] for a, b, score, method in rows)
@@ -231,7 +237,7 @@ def write_vg(folder, seed, world, count, bar):
     for index in range(count):
         rng, number = random.Random(f"{seed}-vg-{index}"), 1 + (index + 4243) * 7919 % 999_983
         scene = random_scene(rng, replace(world, objects=VG_OBJECTS))
-        Image.fromarray(draw(scene)).save(folder / "images" / f"{number}.png")
+        save_picture(folder / "images" / f"{number}.png", draw(scene))
         coco = photo_id("test", index) if rng.random() < 1 / 8 else None
         regions = [] if rng.random() < 1 / 16 else region_phrases(rng, scene, world)
         image, region = ("image_id", "region_id") if index % 2 else ("id", "id")
@@ -245,6 +251,19 @@ def write_vg(folder, seed, world, count, bar):
     save_json(folder / "region_descriptions.json", told)
 
 
+def read_manifest(manifest, folders):
+    """What the demo wrote down of these folders, {} where they are not there. Raises InputError where one of them holds files
+    and is not the demo's: nothing in it is touched."""
+    found = read_json(str(manifest), "move its folder away, or give another --data_path") if manifest.exists() else {}
+    if not isinstance(found, dict) or manifest.exists() and not {"version", "size", "seed"} <= set(found):
+        raise InputError(f"{manifest} does not describe demo data; move its folder away, or give another --data_path")
+    for folder in folders if not found else ():
+        if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError(f"{folder} is there already and is none that demo.py wrote ({manifest} would say so); move it "
+                             "away, or give another --data_path")
+    return found
+
+
 def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     """Write all files below data_path unless they are there already; return the counts of what they hold."""
     if not MIN_SIZE <= size <= MAX_SIZE:
@@ -252,17 +271,20 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     demo, coco, cxc, vg, *precomp = (Path(data_path) / f"{scenes}{folder}" for folder in FOLDERS)
     world, stream = WORLDS[scenes], seed if scenes == "demo" else f"{scenes}-{seed}"
     manifest, made_of = demo / f"{scenes}.json", {"version": VERSION, "size": size, "seed": seed}
-    if manifest.exists() and all(folder.is_dir() for folder in (coco, cxc, vg, *precomp)):
-        found = json.loads(manifest.read_text(encoding="utf-8"))
-        if {**found, **made_of} == found:
-            if progress:
-                print(f"{scenes} data of size {size} and seed {seed} are in {data_path} already")
-            return found["counts"]
-    manifest.unlink(missing_ok=True)
-    for images in (demo / "images", coco / "images", vg / "images"):
-        shutil.rmtree(images, ignore_errors=True)
+    folders = (demo, coco, cxc, vg, *precomp)
+    found = read_manifest(manifest, folders)
+    if all(folder.is_dir() for folder in folders) and "counts" in found and {**found, **made_of} == found:
+        if progress:
+            print(f"{scenes} data of size {size} and seed {seed} are in {data_path} already")
+        return found["counts"]
     for folder in (demo / "images", coco / "annotations", cxc, vg / "images", *precomp):
         folder.mkdir(parents=True, exist_ok=True)
+    save_json(manifest, made_of)             # from here on the folders are the demo's
+    for images, pattern in ((demo, r"(train|dev|test)_\d{5}\.png"), (coco, r"COCO_(train|val)2014_\d{12}\.png"),
+                            (vg, r"\d+\.png")):
+        for path in (images / "images").rglob("*.png"):     # of another size or seed; what else lies there stays
+            if re.fullmatch(pattern, path.name):
+                path.unlink()
 
     sizes = {"train": size, "dev": size // 4, "test": size // 2}
     entries = {split: [] for split in SPLITS}                # of (filename, scene, captions)
@@ -277,7 +299,7 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
                     scene, filename = random_scene(rng, world), f"{split}_{index:05d}.png"
                     told = captions(rng, scene, world)
                     pixels.append(draw(scene))
-                    Image.fromarray(pixels[-1]).save(demo / "images" / filename)
+                    save_picture(demo / "images" / filename, pixels[-1])
                     entries[split].append((filename, scene, told))
                     described.append(scene_entry(split, filename, scene, told))
                     sentences = [{"raw": caption.text, "sentid": k, "imgid": number}        # COCO's ids, as dataset_coco.json
@@ -292,10 +314,10 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
             photos = [photo_id(split, index) for index in range(sizes[split])]
             numbers = [k for index, (_, _, told) in enumerate(entries[split]) for k in caption_ids(split, index, told)]
             for folder, chunks in zip(precomp, (pooled_chunks, region_chunks), strict=True):
-                np.save(folder / f"{split}_ims.npy", np.concatenate(chunks))
+                save_array(folder / f"{split}_ims.npy", np.concatenate(chunks))
                 save_lines(folder / f"{split}_ids.txt", [filename for filename, _, _ in entries[split]])
-                np.save(folder / f"{split}_img_ids.npy", np.array(photos, np.int64))                # (N,)
-                np.save(folder / f"{split}_ann_ids.npy", np.array(numbers, np.int64))               # (M,)
+                save_array(folder / f"{split}_img_ids.npy", np.array(photos, np.int64))                # (N,)
+                save_array(folder / f"{split}_ann_ids.npy", np.array(numbers, np.int64))               # (M,)
                 save_lines(folder / f"{split}_caps.txt", [c.text for _, _, told in entries[split] for c in told])
         write_vg(vg, stream, world, size // 2, bar)
     save_json(demo / f"dataset_{scenes}.json", {"dataset": scenes, "images": karpathy})
@@ -304,8 +326,7 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     write_cxc(cxc, stream, entries)
     counted = {**sizes, "captions": sum(len(entry["captions"]) for entry in described),
                "objects": sum(len(entry["objects"]) for entry in described)}
-    save_json(demo / f"{scenes}.json.part", {**made_of, "counts": counted})
-    os.replace(demo / f"{scenes}.json.part", manifest)
+    save_json(manifest, {**made_of, "counts": counted})
     if progress:
         print(f"{data_path}: {sizes['train']} train, {sizes['dev']} dev and {sizes['test']} test images, "
               f"{counted['captions']} captions, {counted['objects']} objects\n"
@@ -320,19 +341,21 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
 
 def main(argv=None):
     parser = Arguments("write the demo data: scenes of coloured shapes in the formats of real data sets")
-    parser.add_argument("--data_path", default="data", help="folder to write to")
-    parser.add_argument("--size", type=int, default=2000,
+    parser.add_argument("--data_path", type=cli.filename, default="data", help="folder to write to")
+    parser.add_argument("--size", type=natural, default=2000,
                         help="training images; dev gets a quarter and test half as many")
-    parser.add_argument("--seed", type=int, default=0, help="other numbers give other scenes")
+    parser.add_argument("--seed", type=natural, default=0, help="other numbers give other scenes")
     parser.add_argument("--scenes", choices=list(WORLDS), default="demo",
                         help="distribution of scenes and captions, and what the folders' names start with")
     args = parser.parse_args(argv)
-    try:
-        write(args.data_path, args.size, args.seed, scenes=args.scenes)
-    except InputError as error:
-        parser.error(str(error))
-    except OSError as error:
-        parser.error(f"--data_path {args.data_path} cannot be written ({error}); give a folder that can")
+
+    def work():
+        try:
+            write(args.data_path, args.size, args.seed, scenes=args.scenes)
+        except OSError as error:
+            raise InputError(f"--data_path {args.data_path} cannot be written ({cli.reason(error)}); give a folder that "
+                             "can") from error
+    cli.run("demo.py", work)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from cli import InputError
 from losses import unit
-from vocab import UNK, InputError
+from vocab import UNK
 
 
 def vsepp_linear(inputs: int, outputs: int) -> nn.Linear:

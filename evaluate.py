@@ -14,193 +14,33 @@ import csv
 import json
 import os
 import sys
-import time
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-import annotations
+import cli
+import items
 import metrics
 import originals
-import protocols
-from annotations import MATCH, Index, Pairs, Ratings
-from losses import SIMILARITIES, Cosine, Embedding, uncertainty
-from protocols import FOLD, Record, Subject
-from report import SIDES, comparisons, foreign_words, render, seed_tables, tables
-from subjects import load_checkpoint, newest_run, open_embeddings, open_run, open_scores, open_subject, output_file, save_json
-from vocab import Arguments, InputError, writable
+from annotations import Pairs
+from assess import INSTANCES, Judgements, assess, read_judgements, without_nan
+from cli import Arguments, InputError, data_set, filename, natural, positive, workers
+from files import atomic, is_drawn, output, read_json, save_json, starts_with
+from losses import SIMILARITIES
+from protocols import Record, Subject
+from report import SIDES, comparisons, doubts, foreign_words, render, seed_tables, tables
+from subjects import (
+    is_embeddings,
+    load_checkpoint,
+    newest_run,
+    open_embeddings,
+    open_run,
+    open_scores,
+    open_subject,
+    output_file,
+)
 
-INSTANCES = "instances_val2014.json"  # COCO's dev and test images are of its 2014 validation set
-
-# ---- what is reported
-
-@dataclass
-class Judgements:
-    """Matches and ratings beyond the original pairs, as positions in the split."""
-    ratings: dict[str, Ratings] | None = None     # of Crisscrossed Captions
-    cxc: dict[str, Pairs] | None = None
-    codes: np.ndarray | None = None               # (N, K) bool, categories that an image shows
-    eccv: dict[str, Pairs] | None = None
-    positives: dict[str, tuple[Pairs, int]] | None = None
-
-    def lines(self, n: int, m: int):
-        """What was read, for the reader of the report."""
-        if self.ratings:
-            for kind, rated in self.ratings.items():
-                high = int((rated.score >= MATCH[kind]).sum())
-                yield f"{kind.upper()}: {len(rated.score):,} rated pairs, {high:,} of them {MATCH[kind]:g} or more"
-            for side, pairs in self.cxc.items():
-                queries, total = len(np.unique(pairs.query)), n if side[0] == "i" else m
-                yield f"CxC {SIDES[side]}: {len(pairs.query):,} matches of {queries:,} queries" + (
-                    f"; {total - queries:,} queries without a match do not count" if queries < total else "")
-        if self.codes is not None:
-            shown, categories = int(self.codes.any(1).sum()), self.codes.shape[1]
-            yield f"PMRP: {shown:,} of {n:,} images show at least one of {categories} categories"
-        for side, pairs in (self.eccv or {}).items():
-            yield f"ECCV {SIDES[side]}: {len(pairs.query):,} matches of {len(np.unique(pairs.query)):,} queries"
-        for side, (pairs, without) in (self.positives or {}).items():
-            yield f"positives {SIDES[side]}: {len(pairs.query):,} matches of {len(np.unique(pairs.query)):,} queries" + (
-                f"; {without:,} queries list none and do not count" if without else "")
-
-
-def read_judgements(subject: Subject, opt) -> Judgements:
-    """Those that the options ask for."""
-    found = Judgements()
-    if opt.cxc or opt.pmrp or opt.eccv or opt.positives:
-        images = Index(subject.image_ids, "image", subject.source)
-    if opt.pmrp:
-        path = opt.instances or os.path.join(subject.folder, "annotations", INSTANCES)
-        found.codes = annotations.read_instances(path, images)
-    if opt.cxc or opt.eccv or opt.positives:
-        captions = Index(subject.caption_ids, "caption", subject.source)
-    if opt.cxc:
-        part = "val" if opt.split in ("dev", "val") else "test"
-        folder = opt.cxc_path or os.path.normpath(os.path.join(subject.folder, "..", "cxc"))
-        found.ratings = annotations.read_cxc(folder, part, images, captions)
-        found.cxc = annotations.cxc_pairs(found.ratings, subject.caption_image, opt.cxc_rule)
-    if opt.eccv:
-        found.eccv = annotations.read_eccv(opt.eccv_path or annotations.eccv_folder(), images, captions)
-    if opt.positives:
-        found.positives = annotations.read_positives(opt.positives, images, captions)
-    return found
-
-
-@torch.no_grad()
-def run_protocols(subject: Subject, judged: Judgements, opt, record: Record) -> tuple[dict, list[str]]:
-    """The "protocols" of results.json, and sentences on what cannot be had."""
-    if opt.fold5 and subject.n_images < 5 * FOLD:
-        raise InputError(f"--fold5 needs 5 x 1,000 images and {subject.name} has {subject.n_images:,}; leave it out or name a "
-                         "larger split (COCO: testall for precomputed features)")
-    if opt.rerank and not (subject.members and all(similarity.parts for similarity, *_ in subject.members)):
-        raise InputError(f"--rerank {opt.rerank} saves time where words are compared with regions, and {subject.name} is "
-                         f"scored by {subject.similarity}; leave it out, or evaluate a model of --sim scan")
-    results, absent, scores, began, seconds = {}, [], None, time.perf_counter(), {}
-    chosen = protocols.folds(subject) if opt.fold5 else None
-    every = [(np.arange(subject.n_images), np.arange(len(subject.caption_image)))]
-    if subject.has_images:
-        several_matches = judged.cxc or judged.eccv or judged.positives or judged.codes is not None
-        if several_matches or subject.scores is not None:
-            scores = protocols.score_matrix(subject, opt.block)
-        variants = {"full": subject.members, "mean_only": means_only(subject),
-                    "shuffled": shuffled(subject) if opt.uncertainty and opt.control else []}
-        for name, members in variants.items():
-            fold_parts = chosen if name != "shuffled" else None
-            if members or (name == "full" and scores is not None):
-                tile = protocols.image_text(members) if scores is None or name != "full" else protocols.image_text_of(scores)
-                for key, part in ((name, None), (f"{name}_folds5".replace("full_", ""), fold_parts)):
-                    if part or key == name:
-                        results[key] = protocols.plain(subject, record, key, tile, part, opt.block)
-                        seconds[key] = time.perf_counter() - began
-        if opt.rerank:
-            began = time.perf_counter()
-            for key, part in (("rerank", None), ("rerank_folds5", chosen)):
-                if part or key == "rerank":
-                    results[key] = protocols.two_stages(subject, record, key, opt.rerank, part)
-                    results["rerank"].setdefault("seconds", time.perf_counter() - began)
-            results["rerank"]["seconds_full"] = seconds["full"]
-    else:
-        absent.append("image to text and text to image: there are no images")
-    if scores is not None:
-        if judged.codes is not None:
-            for key, part in (("pmrp", every), ("pmrp_folds5", chosen)):
-                if part:
-                    results[key] = protocols.pmrp(scores, judged.codes, subject.caption_image, part, record, key)
-        if judged.eccv:
-            results["eccv"] = protocols.eccv(scores, judged.eccv, record)
-        if judged.positives:
-            pairs = {side: found for side, (found, _) in judged.positives.items()}
-            results["positives"] = protocols.several(scores, pairs, record, "positives", every, "rp")
-            for side, (_, without) in judged.positives.items():
-                results["positives"][side]["without"] = without
-    elif judged.codes is not None or judged.eccv or judged.positives:
-        absent.append("PMRP, ECCV Caption and --positives: there are no images")
-    if judged.cxc:
-        held, scores, tile = [scores], None, None           # handed over: cxc lets go of the matrix before text to text
-        found, lacking = protocols.cxc(subject, held.pop(), judged.ratings, judged.cxc, opt.fold5, record)
-        results, absent = {**results, **found}, absent + lacking
-    return results, absent
-
-
-def means_only(subject: Subject) -> list:
-    """The members of a Gaussian model as points: the row that shows what the variances do."""
-    return [(Cosine(), Embedding(i.mean), Embedding(c.mean)) for _, i, c in subject.members] if subject.gaussian else []
-
-
-def shuffled(subject: Subject, seed: int = 0) -> list:
-    """The members with their variances dealt to other items: the row that shows whether it matters whose they are."""
-    def dealt(e: Embedding) -> Embedding:
-        order = torch.randperm(len(e.mean), generator=torch.Generator().manual_seed(seed)).to(e.mean.device)
-        return e if e.log_var is None else e._replace(log_var=e.log_var[order])
-    return [(similarity, dealt(i), dealt(c)) for similarity, i, c in subject.members] if subject.gaussian else []
-
-
-def uncertainties(subject: Subject) -> dict[str, np.ndarray]:
-    """log det Sigma of images (N,) and captions (M,) where they are Gaussian, averaged over the members; nats."""
-    found = {}
-    for which, side in ((1, "images"), (2, "captions")):
-        values = [uncertainty(m[which]) for m in subject.members if m[which] is not None and m[which].log_var is not None]
-        if values:
-            found[side] = torch.stack(values).mean(0).cpu().numpy()
-    return found
-
-
-def assess(subject: Subject, judged: Judgements, opt) -> tuple[dict, Record, dict[str, np.ndarray]]:
-    """Everything the options ask about one subject: what results.json holds, the outcome of every query, uncertainties."""
-    record, spreads = Record(), uncertainties(subject)
-    found, absent = run_protocols(subject, judged, opt, record)
-    results = {"checkpoints": subject.name.split(" + "), "data_name": subject.data_name, "split": opt.split,
-               "similarity": subject.similarity, "images": subject.n_images, "captions": len(subject.caption_image),
-               "protocols": found}
-    if found.get("full"):
-        results["best_ranks"] = {side: metrics.best_rank_means(rank[~np.isnan(rank)])
-                                 for side in ("i2t", "t2i") for rank in [record["full", side, "rank"]]}
-    if absent:
-        results["absent"] = absent
-    if judged.codes is not None and subject.members and subject.has_images:
-        results["neighbours"] = protocols.neighbours(subject, judged.codes)
-    if subject.unknown_words:
-        results["unknown_words"] = subject.unknown_words
-    if opt.uncertainty and not spreads:
-        raise InputError(f"--uncertainty: {subject.name} has points, which have no uncertainty; evaluate a Gaussian model")
-    for side, values in spreads.items():
-        report = {"mean": float(values.mean()), "std": float(values.std())}
-        if opt.uncertainty and "full" in found:
-            ranks = record["full", "i2t" if side == "images" else "t2i", "rank"]
-            report.update(protocols.uncertainty_report(values, ranks))
-        results.setdefault("uncertainty", {})[side] = report
-    return without_nan(results), record, spreads
-
-
-def without_nan(value):
-    """The same with None for NaN, which JSON does not know: a correlation with a constant, say."""
-    if isinstance(value, dict):
-        return {key: without_nan(v) for key, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_nan(v) for v in value]
-    return None if isinstance(value, float) and np.isnan(value) else value
-
+RANKS = ["protocol", "direction", "query", "id", "rank_from_0"]     # columns of --ranks
 
 def rho(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.3f}"
@@ -235,10 +75,10 @@ def sentences(results: dict):
 
 def write_ranks(path: str, subject: Subject, record: Record) -> None:
     """The rank of every query as CSV: protocol, direction, query, its id, 0-based rank of its best match."""
-    ids = {"i": subject.image_ids, "t": subject.caption_ids}
-    with open(path, "w", encoding="utf-8", newline="") as f:
+    ids = {"i": subject.items.image_ids, "t": subject.items.caption_ids}
+    with atomic(path) as f:
         rows = csv.writer(f)
-        rows.writerow(["protocol", "direction", "query", "id", "rank_from_0"])
+        rows.writerow(RANKS)
         for (protocol, side, name), values in record.items():
             if name == "rank":
                 known = ids[side[0]] or [""] * len(values)
@@ -258,22 +98,17 @@ def compare(names: list[str], opt) -> dict:
             subject = open_subject(path, opt)
             if first is None:
                 first, judged = subject, read_judgements(subject, opt)
-            elif not np.array_equal(subject.caption_image, first.caption_image) or any(
-                    mine and theirs and type(mine[0]) is type(theirs[0]) and mine != theirs for mine, theirs in (
-                        (subject.image_ids, first.image_ids), (subject.captions, first.captions))):
-                raise InputError(f"--compare: {path} has {subject.n_images} images and {len(subject.caption_image)} captions "
-                                 f"of {subject.source}, {first.name} has {first.n_images} and {len(first.caption_image)} of "
-                                 f"{first.source}; compare runs on the same split with --data_name and --split")
+            else:
+                take_order_of(first, subject)
             results, record, _ = assess(subject, judged, opt)
             runs[path] = results
             groups.setdefault(group, []).append(record.totals(first.caption_image, first.n_images))
     label = {group: common_name(group.split(",")) for group in groups}
     if len(set(label.values())) < len(groups):
         label = {group: group for group in groups}
-    mean, seeds = {}, {}
+    seeds = {}
     for group, totals in groups.items():
         names = [name for name in totals[0] if all(name in t for t in totals)]
-        mean[group] = {name: tuple(np.mean([t[name] for t in totals], 0)) for name in names}
         values = {name: [t[name][0].sum() / t[name][1].sum() for t in totals] for name in names}
         values.update({name: [sum(values[term][k] for term in terms) for k in range(len(totals))]
                        for name, terms in rsums(names).items()})
@@ -285,9 +120,18 @@ def compare(names: list[str], opt) -> dict:
                                for name, v in values.items()}
     base, *others = groups
     found = [{"a": label[base], "b": label[other], "seeds": [len(groups[base]), len(groups[other])],
-              "metrics": metrics.paired_bootstrap(mean[base], mean[other], rsums(mean[base].keys() & mean[other].keys()))}
-             for other in others]
+              "metrics": metrics.paired_bootstrap(groups[base], groups[other], rsums(set.intersection(
+                  *(set(run) for run in [*groups[base], *groups[other]]))))} for other in others]
     return without_nan({"runs": runs, "groups": seeds, "comparisons": found})
+
+
+def take_order_of(first: Subject, subject: Subject) -> None:
+    """Put a subject's items in the order of another one's; raises InputError where they are other items."""
+    rows = items.order_like(subject.items, first.items)
+    if not rows.same:
+        subject.take(rows)
+    subject.caption_image, subject.items, subject.photos = first.caption_image, first.items, first.photos
+    subject.notes += [note for note in rows.notes if note not in subject.notes]
 
 
 def common_name(paths: list[str]) -> str:
@@ -312,6 +156,11 @@ def show(made: list, lines, opt) -> None:
     if opt.format != "json":
         print("\n" + render(made, opt.format))
         print("\n".join(lines))
+
+
+def noted(results: dict):
+    """What was assumed of the items, or changed."""
+    yield from (f"note: {note}" for note in results.get("notes", ()))
 
 
 def write(results: dict, output: str) -> None:
@@ -340,18 +189,28 @@ def check_vocab(opt) -> None:
         raise InputError(f"--vocab {opt.vocab} is for original checkpoints of VSE++ and VSRN, and none is given; leave it out")
 
 
+def is_results(path: str) -> bool:
+    """Knows what this command writes, of one subject or of a comparison."""
+    return not {"protocols", "comparisons"}.isdisjoint(read_json(path))
+
+
 def several(opt) -> dict:
     """Compare subjects as --compare names them."""
-    output = writable(opt.output or "comparison.json")
+    given = [path for group in opt.compare for path in group.split(",")]
+    name = "_".join(os.path.basename(os.path.splitext(common_name(group.split(",")))[0]) for group in opt.compare)
+    path = output(opt.output or f"comparison_{name[:80]}.json", is_results, given)
     results = compare(opt.compare, opt)
-    made = tables({name: r["protocols"] for name, r in results["runs"].items()})
+    first = next(iter(results["runs"].values()))
+    made = tables({name: r["protocols"] for name, r in results["runs"].items()},
+                  {name: r["similarity"] for name, r in results["runs"].items()}, first.get("chance"))
     if any(n > 1 for group in results["groups"].values() for *_, n in group.values()):
         made += seed_tables(results["groups"])
     lines = [f"{name}: {line}" for name, r in results["runs"].items() for line in sentences(r)]
+    lines += [*dict.fromkeys(line for r in results["runs"].values() for line in noted(r)), *doubts(results["comparisons"])]
     show(made + comparisons(results["comparisons"]), lines, opt)
-    write(results, output)
+    write(results, path)
     if opt.uncertainty:
-        draw_curves({name: r.get("uncertainty", {}) for name, r in results["runs"].items()}, output)
+        draw_curves({name: r.get("uncertainty", {}) for name, r in results["runs"].items()}, path)
     return results
 
 
@@ -363,65 +222,81 @@ def one(opt) -> dict:
         print(f"no --checkpoint given, taking the newest run: {paths[0]}")
     if opt.export and len(paths) > 1:
         raise InputError(f"--export writes one model's embeddings, and {len(paths)} checkpoints were given; export each alone")
-    for path in filter(None, (opt.export, opt.ranks)):
-        writable(path)
-    output = output_file(opt.output, paths[0], "" if opt.output else default_name(paths, opt))
+    inputs = [path for path in (*paths, opt.vocab, opt.positives, opt.instances) if path]
+    wanted = [path for path in (opt.export, opt.ranks, opt.output) if path]
+    if len({os.path.realpath(path) for path in wanted}) < len(wanted):
+        raise InputError(f"--export, --ranks and --output name one file ({wanted[-1]}) for two things; name two")
+    if opt.export:
+        output(opt.export, is_embeddings, inputs)
+    if opt.ranks:
+        output(opt.ranks, starts_with(",".join(RANKS)), inputs)
+    target = output_file(opt.output, paths[0], "" if opt.output else default_name(paths, opt), is_results, inputs)
+    pictures = [picture(name, target) for name in ("uncertainty", "uncertain_images", "uncertain_captions")]
+    for path in pictures if opt.uncertainty and os.path.exists(os.path.dirname(target) or ".") else ():
+        output(path, is_drawn)
     subject = (open_embeddings(given, opt) if opt.embeddings else open_scores(given, opt) if opt.scores
                else open_run(paths, opt))
     judged = read_judgements(subject, opt)
     results, record, spreads = assess(subject, judged, opt)
-    print(f"\n{results['data_name']} {opt.split}: {subject.n_images:,} images, {len(subject.caption_image):,} captions"
+    print(f"\n{' '.join(filter(None, [results['data_name'], subject.split]))}: {subject.n_images:,} images, "
+          f"{len(subject.caption_image):,} captions"
           + (f", mean of the scores of {len(paths)} models" if len(paths) > 1 else ""))
-    show(tables({subject.name: results["protocols"]}),
-         [*judged.lines(subject.n_images, len(subject.caption_image)), *sentences(results)], opt)
+    show(tables({subject.name: results["protocols"]}, {subject.name: subject.similarity}, results.get("chance")),
+         [*judged.lines(subject.n_images, len(subject.caption_image)), *sentences(results), *noted(results)], opt)
     if opt.ranks:
         write_ranks(opt.ranks, subject, record)
         print(f"ranks of all queries in {opt.ranks}")
-    write(results, output)
+    write(results, target)
     if opt.uncertainty:
-        draw_curves({subject.name: results["uncertainty"]}, output)
-        draw_extremes(subject, spreads, judged, opt, output)
+        draw_curves({subject.name: results["uncertainty"]}, target)
+        draw_extremes(subject, spreads, judged, opt, target)
     return results
 
 
 def default_name(paths: list[str], opt) -> str:
-    """The file of results: results.json is of the test split of a run's own data, others say what they are of."""
+    """The file of results: results.json is of the test split of a run's own data by its own similarity, others say what they
+    are of."""
+    of_data, of_sim = "", f"_{opt.sim}" if opt.sim else ""
     if opt.embeddings or opt.scores:
-        return f"{os.path.splitext(os.path.basename(paths[0]))[0]}_results.json"
-    name = "results" if len(paths) == 1 else "results_ensemble"
-    if opt.data_name or opt.split != "test":
-        own = load_checkpoint(paths[0], vocab=opt.vocab)["options"]["data_name"]
-        data_name = opt.data_name or own
-        name += f"_{data_name}_{opt.split}".replace(os.sep, "_") if (data_name, opt.split) != (own, "test") else ""
-    return f"{name}.json"
+        name = f"{os.path.splitext(os.path.basename(paths[0]))[0]}_results"
+        of_data = f"_{opt.data_name}_{opt.split or 'test'}" if opt.data_name else ""
+    else:
+        name = "results" if len(paths) == 1 else "results_ensemble"
+        if opt.data_name or opt.split or opt.sim:
+            own = load_checkpoint(paths[0], vocab=opt.vocab)["options"]
+            data_name, split = opt.data_name or own["data_name"], opt.split or "test"
+            of_data = f"_{data_name}_{split}" if (data_name, split) != (own["data_name"], "test") else ""
+            of_sim = of_sim if opt.sim != own["sim"] else ""
+    return f"{name}{of_sim}{of_data}.json".replace(os.sep, "_")
 
 
-def picture(name: str, output: str) -> str:
-    """A picture's file beside those of the results; of results_DATA_SPLIT.json it is name_DATA_SPLIT.png."""
-    folder, file = os.path.split(output)
-    of_data = os.path.splitext(file)[0].removeprefix("results") if file.startswith("results") else ""
-    return os.path.join(folder, f"{name}{of_data}.png")
+def picture(name: str, target: str) -> str:
+    """A picture's file beside those of the results: of results_DATA_SPLIT.json it is name_DATA_SPLIT.png, of CLIP_results.json
+    CLIP_name.png, of mine.json mine_name.png."""
+    folder, file = os.path.split(target)
+    stem = os.path.splitext(file)[0]
+    return os.path.join(folder, f"{stem.replace('results', name, 1) if 'results' in stem else f'{stem}_{name}'}.png")
 
 
-def draw_curves(reports: dict, output: str) -> None:
+def draw_curves(reports: dict, target: str) -> None:
     from plots import curves  # matplotlib takes a second to start
 
-    path = picture("uncertainty", output)
+    path = picture("uncertainty", target)
     if not any("recall_bins" in side for report in reports.values() for side in report.values()):
         return                                              # a text-only split has no recalls
     curves(reports, path)
     print(f"recall by uncertainty in {path}", file=sys.stderr)
 
 
-def draw_extremes(subject: Subject, spreads: dict, judged: Judgements, opt, output: str) -> None:
+def draw_extremes(subject: Subject, spreads: dict, judged: Judgements, opt, target: str) -> None:
     from plots import extremes, locate
 
     own = Pairs.of(subject.caption_image, np.arange(len(subject.caption_image)))
     matches = judged.cxc or {"i2t": own, "t2i": own.swapped()}
     photos = locate(subject.photos, opt.photos)
     for side, values in spreads.items():
-        path = picture(f"uncertain_{side}", output)
-        extremes(values, matches["i2t" if side == "images" else "t2i"], subject.captions, photos, subject.caption_image,
+        path = picture(f"uncertain_{side}", target)
+        extremes(values, matches["i2t" if side == "images" else "t2i"], subject.items.captions, photos, subject.caption_image,
                  side == "images", path)
         print(f"most and least uncertain {side} in {path}", file=sys.stderr)
 
@@ -429,50 +304,52 @@ def draw_extremes(subject: Subject, spreads: dict, judged: Judgements, opt, outp
 def parse_args(argv=None) -> argparse.Namespace:
     p = Arguments("Evaluate image-caption retrieval.")
     add = p.add_argument
-    add("--checkpoint", nargs="+", metavar="RUN", help="run folders or checkpoint files (default: the newest run); several are "
+    add("--checkpoint", nargs="+", type=filename, metavar="RUN", help="run folders or checkpoint files (default: the newest "
+                                                                      "run); several are "
         "an ensemble")
-    add("--compare", nargs="+", metavar="RUN", help="runs, .npz embeddings or .npy scores, each alone, and paired bootstraps "
+    add("--compare", nargs="+", type=group, metavar="RUN", help="runs, .npz embeddings or .npy scores, each alone, and paired "
+                                                                "bootstraps "
         "against the first; A0,A1,A2 are seeds of one model")
-    add("--embeddings", metavar="FILE.npz", help="embeddings of any model, as --export writes them")
-    add("--scores", metavar="FILE.npy", help="a ready matrix of scores, images x captions, higher is better")
+    add("--embeddings", type=filename, metavar="FILE.npz", help="embeddings of any model, as --export writes them")
+    add("--scores", type=filename, metavar="FILE.npy", help="a ready matrix of scores, images x captions, higher is better")
     add("--sim", choices=list(SIMILARITIES), help="similarity of --embeddings (default: what the file says, else cosine), or "
         "of a run's means and variances instead of its own")
-    add("--data_path", help="folder that holds the data sets (default: that of the training)")
-    add("--data_name", help="data set (default: that of the training)")
-    add("--split", default="test", help="train, dev, test or testall")
-    add("--dev_images", type=int, help="images of the dev split; 0: all (default: as in training)")
-    add("--vocab", metavar="FILE.json", help="vocabulary of an original VSE++ or VSRN checkpoint (python vocab.py convert)")
+    add("--data_path", type=filename, help="folder that holds the data sets (default: that of the training)")
+    add("--data_name", type=data_set, help="data set (default: that of the training)")
+    add("--split", help="train, dev, test or testall (default: test, or what a file of embeddings says)")
+    add("--dev_images", type=natural, help="images of the dev split; 0: all (default: as in training)")
+    add("--vocab", type=filename, metavar="FILE.json",
+        help="vocabulary of an original VSE++ or VSRN checkpoint (python vocab.py convert)")
     add("--fold5", action="store_true", help="also the mean over five folds of 1,000 images (COCO 1K)")
     add("--cxc", action="store_true", help="Crisscrossed Captions: all four directions, RPC2, STS, SIS and SITS")
-    add("--cxc_path", metavar="FOLDER", help="its csv files (default: DATA_PATH/cxc)")
+    add("--cxc_path", type=filename, metavar="FOLDER", help="its csv files (default: DATA_PATH/cxc)")
     add("--cxc_rule", choices=["ucmr", "eccv"], default="ucmr", help="matches of image and caption: original pairs and those "
         "rated 3 or more, or only the latter")
     add("--pmrp", action="store_true", help="Plausible Match R-Precision from COCO instances")
-    add("--instances", metavar="FILE.json", help="instances of the split's images (default: "
+    add("--instances", type=filename, metavar="FILE.json", help="instances of the split's images (default: "
         "DATA_PATH/DATA_NAME/annotations/" + INSTANCES + ")")
     add("--eccv", action="store_true", help="ECCV Caption, from --eccv_path or the package eccv_caption")
-    add("--eccv_path", metavar="FOLDER", help="folder of eccv_image_to_caption.json and eccv_caption_to_image.json")
-    add("--positives", metavar="FILE.json", help="recalls and R-precision of your own matches: "
+    add("--eccv_path", type=filename, metavar="FOLDER",
+        help="folder of eccv_image_to_caption.json and eccv_caption_to_image.json")
+    add("--positives", type=filename, metavar="FILE.json", help="recalls and R-precision of your own matches: "
         '{"i2t": {image id: [caption ids]}, "t2i": {...}}')
     add("--rerank", type=int, default=0, metavar="K", help="--sim scan: also in two stages, the cosine of the means keeps the "
         "K nearest of each query and attention re-ranks them; reports what that loses and saves")
     add("--uncertainty", action="store_true", help="what log det Sigma says about recall: bins, risk-coverage, pictures")
     add("--control", action=argparse.BooleanOptionalAction, default=True,
         help="with --uncertainty: also rank with the variances dealt to other items")
-    add("--photos", metavar="FOLDER", help="photos of precomputed features, for the pictures")
-    add("--ranks", metavar="FILE.csv", help="write the rank of every query")
-    add("--export", metavar="FILE.npz", help="write the embeddings")
+    add("--photos", type=filename, metavar="FOLDER", help="photos of precomputed features, for the pictures")
+    add("--ranks", type=filename, metavar="FILE.csv", help="write the rank of every query")
+    add("--export", type=filename, metavar="FILE.npz", help="write the embeddings")
     add("--format", choices=["text", "markdown", "latex", "json"], default="text", help="of what is printed")
-    add("--output", metavar="FILE", help="write the results there (default: results.json in the run folder, and "
-        "results_DATA_SPLIT.json of other data or splits than the run's own test split)")
-    add("--batch_size", type=int, default=128, help="images or captions encoded at once")
-    add("--block", type=int, default=1000, help="images scored at once: memory grows with it, results do not change")
-    add("--workers", type=int, default=min(10, os.cpu_count() or 1), help="processes that read photos")
+    add("--output", type=filename, metavar="FILE", help="write the results there (default: results.json in the run folder, and "
+        "results_SIM_DATA_SPLIT.json of another similarity, data or split than the run's own test split)")
+    add("--batch_size", type=positive, default=128, help="images or captions encoded at once")
+    add("--block", type=positive, default=1000, help="images scored at once: memory grows with it, results do not change")
+    add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
     opt = p.parse_args(argv)
     opt.eccv = opt.eccv or opt.eccv_path is not None
-    if opt.batch_size < 1 or opt.block < 1 or opt.workers < 0 or (opt.dev_images or 0) < 0:
-        p.error("--batch_size and --block must be at least 1, --workers and --dev_images at least 0")
     if opt.rerank < 0:
         p.error(f"--rerank {opt.rerank} is no number of items to keep; give at least 1, 100 is usual, or leave it out")
     given = [name for name in ("checkpoint", "compare", "embeddings", "scores") if getattr(opt, name)]
@@ -493,12 +370,14 @@ def parse_args(argv=None) -> argparse.Namespace:
     return opt
 
 
+def group(text: str) -> str:
+    """A run, or seeds of one joined by commas."""
+    return ",".join(path and filename(path) for path in text.split(","))
+
+
 def main(argv=None) -> None:
     opt = parse_args(argv)
-    try:
-        run(opt)
-    except ValueError as error:       # InputError, and what metrics say of scores that cannot be ranked
-        sys.exit(f"evaluate.py: {error}")
+    cli.run("evaluate.py", lambda: run(opt) and None)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@
     python extract.py captions --data_name coco_vgg_precomp --kind hglmm --ica --pca 6000 --word_vectors FILE
     python extract.py captions --data_name f30k_vgg_precomp --fitted data/coco_vgg_precomp/hglmm_model.npz --word_vectors FILE
 
-`images` writes a folder in the layout of `*_precomp` and skips splits that are done. `captions` adds {split}_{name}.npy (M, F)
+`images` writes a folder in the layout of `*_precomp`; stopped at any moment it goes on where it was, and called again it
+computes the photos that are new or changed. `captions` adds {split}_{name}.npy (M, F)
 float32, a row a caption. features.json beside them says in one line what made each file, with checksums: a model fits only
 features of its own extractor. Mixture, PCA or idf, fitted on the training captions, go to {name}_model.npz; --fitted takes
 them for another data set.
 """
-import hashlib
 import os
 import re
 import sys
@@ -21,12 +21,23 @@ import numpy as np
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
-from data import Split, extractors, image_batches, read_split
-from encoders import CNN, CNNS
+import cli
+from cli import Arguments, InputError, Stopped, data_set, filename, positive, workers
+from data import Split, extractors, read_split
+from encoders import CNNS
+from files import (
+    holds_arrays,
+    locked,
+    mapped,
+    output,
+    save_arrays,
+    save_json,
+)
 from hglmm import HGLMM, fit_ica, fit_pca, improve, load_arrays, project, unit
 from inputs import Photos
-from subjects import save_json, torch_device
-from vocab import Arguments, InputError, Vocabulary, natural, positive, writable
+from photo_features import Extraction, checksum, in_order, network, write_texts
+from subjects import torch_device
+from vocab import Vocabulary
 from word_vectors import table_for
 
 SPLITS = ("train", "restval", "dev", "val", "test", "testall")
@@ -40,25 +51,15 @@ FITTING = {                           # numbers of a fit: its kind, default, lea
     "vocab_threshold": ("tfidf", 4, 1, "words seen at least this often count")}
 
 
-def checksum(parts) -> str:
-    """The first 12 digits of the sha256 of bytes or arrays."""
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).tobytes())
-    return f"sha256:{digest.hexdigest()[:12]}"
-
-
 def write_rows(path: str, shape: tuple, dtype, blocks, title: str) -> None:
     """Blocks of rows into a mapped .npy file of this shape, which has its name only when it is whole."""
-    out, at = np.lib.format.open_memmap(path + ".tmp", "w+", dtype, shape), 0
-    with tqdm(total=shape[0], desc=title, disable=None, leave=False) as bar:
+    with mapped(path, shape, dtype) as out, tqdm(total=shape[0], desc=title, disable=None, leave=False) as bar:
+        at = 0
         for rows in blocks:
             out[at:at + len(rows)] = rows
             at += len(rows)
             bar.update(len(rows))
-    assert at == shape[0], (at, shape)
-    out.flush()
-    os.replace(path + ".tmp", path)
+        assert at == shape[0], (at, shape)
 
 
 def claim(folder: str, suffix: str, line: str) -> None:
@@ -77,51 +78,6 @@ def claim(folder: str, suffix: str, line: str) -> None:
 
 # ---- images
 
-def network(cnn_type: str, layer: str | None = None, weights: str | None = None, pretrained: bool = True) -> tuple[CNN, str]:
-    """A frozen network that gives raw activations of a layer, and its one-line name.
-
-    fc7 and fc6 (VGG): (B, 4096) behind the ReLU. pooled (the others): (B, F). cells: the last map, (B, 49, C).
-    """
-    allowed = ("fc7", "fc6", "cells") if cnn_type.startswith("vgg") else ("pooled", "cells")
-    layer = layer or allowed[0]
-    if layer not in allowed:
-        raise InputError(f"--layer {layer} is no layer of {cnn_type}; it has {', '.join(allowed)}")
-    cnn = CNN(cnn_type, weights=weights, pretrained=pretrained, cells=layer == "cells", normalise=False).eval()
-    if layer == "fc6":
-        cnn.net.classifier = cnn.net.classifier[:2]                                 # linear, ReLU
-    return cnn, f"{cnn_type} {layer} {checksum(x.numpy() for x in cnn.net.state_dict().values())}"
-
-
-def in_order(split: Split, per_image: int | None) -> np.ndarray:
-    """Which captions to write, those of an image together and equally many of each, as precomputed data has them: indices."""
-    counts = np.bincount(split.caption_image, minlength=len(split.images))          # (N,)
-    keep = per_image or int(counts.max())
-    if keep < 1 or counts.min() < keep:
-        raise InputError(f"the images of {split.name} have {counts.min()} to {counts.max()} captions and precomputed data has "
-                         f"the same number for each, {keep} here; --captions_per_image {counts.min()} writes the first ones")
-    order = np.argsort(split.caption_image, kind="stable")                          # (M,)
-    place = np.arange(len(order)) - (np.cumsum(counts) - counts)[split.caption_image[order]]    # 0, 1, ... within the image
-    return order[place < keep]
-
-
-def write_texts(folder: str, split: Split, order: np.ndarray) -> None:
-    """Captions, the photos' names, and where they are numbers the ids of images (N,) and captions (M,).
-
-    Photos of one name in several folders are told apart by their paths below what those folders share.
-    """
-    start, paths = os.path.join(folder, split.name), split.images.paths
-    names = [os.path.basename(path) for path in paths]
-    if len(set(names)) < len(names):
-        names = [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
-    for end, lines in (("caps", [split.captions[m] for m in order]), ("ids", names)):
-        with open(f"{start}_{end}.txt", "w", encoding="utf-8") as f:
-            f.writelines(re.sub(r"[\r\n]+", " ", line) + "\n" for line in lines)
-    if split.image_ids and isinstance(split.image_ids[0], int):
-        np.save(f"{start}_img_ids.npy", np.array(split.image_ids, np.int64))
-    if split.caption_ids is not None:
-        np.save(f"{start}_ann_ids.npy", split.caption_ids[order])
-
-
 def extract_images(opt) -> None:
     folder = os.path.join(opt.data_path, opt.output_name)
     splits = [read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval, dev_images=0) for name in opt.splits]
@@ -129,21 +85,45 @@ def extract_images(opt) -> None:
         raise InputError(f"--data_name {opt.data_name} holds features, not photos; give a data set of photos, such as coco")
     if os.path.realpath(folder) == os.path.realpath(os.path.join(opt.data_path, opt.data_name)):
         raise InputError(f"--output_name {opt.output_name} is the folder of the photos; give the features another name")
-    orders = [in_order(split.require_sound(), opt.captions_per_image) for split in splits]
+    orders = [in_order(split.require_sound(images=not opt.skip_broken), opt.captions_per_image) for split in splits]
     device = torch_device(opt.device)
     cnn, line = network(opt.cnn_type, opt.layer, opt.cnn_weights)
-    writable(os.path.join(folder, "features.json"))
-    claim(folder, "ims", line)
-    cnn = cnn.to(device)
-    for split, order in zip(splits, orders):
-        path, shape = os.path.join(folder, f"{split.name}_ims.npy"), (len(split.images), *([49] if cnn.cells else []), cnn.dim)
-        write_texts(folder, split, order)
-        if os.path.isfile(path) and np.load(path, mmap_mode="r", allow_pickle=False).shape == shape:
-            print(f"{path}: done already")
-            continue
-        photos = image_batches(split.images, opt.batch_size, opt.workers)
-        write_rows(path, shape, np.float16 if cnn.cells else np.float32, (cnn(x.to(device)).cpu() for x in photos), split.name)
-        print(f"{path}: {shape} of {line}, {len(order):,} captions")
+    check_own(folder, splits)
+    output(os.path.join(folder, "features.json"), lambda path: extractors(folder) is not None)
+    with locked(folder, "extracting into"):
+        claim(folder, "ims", line)
+        cnn = cnn.to(device)
+        for split, order in zip(splits, orders):
+            for note in split.notes:
+                print(f"note: {note}")
+            shape, dtype = ((49, cnn.dim), np.float16) if cnn.cells else ((cnn.dim,), np.float32)
+            work = Extraction(folder, split, line, shape, dtype)
+            if work.prepare():
+                write_texts(folder, split, order)
+                print(f"{work.path}: done already")
+                continue
+            try:
+                work.run(cnn, opt, device)
+            except Stopped as stop:
+                done = sum(row is not None for row in work.rows)
+                stop.advice = f"{done:,} of {len(work.rows):,} photos of {split.name} are done, and the same command goes on"
+                raise
+            work.commit(order)
+            broken = [row for row in work.rows if len(row) == 2]
+            print(f"{work.path}: {(len(work.rows) - len(broken), *work.shape[1:])} of {line}, "
+                  f"{len(order) - len(broken) * len(order) // len(work.rows):,} captions")
+            if broken:
+                print(f"warning: {len(broken):,} of {len(work.rows):,} photos of {split.name} cannot be read and are left out "
+                      f"with their captions, the first: {broken[0][1]}", file=sys.stderr)
+
+
+def check_own(folder: str, splits: list[Split]) -> None:
+    """Raise InputError where captions of a split are in the folder that no extraction of images put there."""
+    for split in splits:
+        path = os.path.join(folder, f"{split.name}_caps.txt")
+        if os.path.isfile(path) and "ims" not in extractors(folder) and not os.path.isfile(path.replace("caps.txt", "ims.npy")):
+            raise InputError(f"{path} is there already, and no features that extract.py wrote; give --output_name a folder of "
+                             "its own")
 
 
 # ---- captions
@@ -184,6 +164,10 @@ class Fisher(Mean):
         rng = np.random.default_rng(opt.seed)
         a = self.arrays = stored or dict.fromkeys(self.names, np.zeros((0, 0)))
         if stored:
+            clusters, size = a["weight"].shape, a["location"].shape
+            if len(size) != 2 or clusters != size[:1] or {a[name].shape for name in ("scale", "laplacian")} != {size}:
+                raise InputError(f"the mixture of {opt.fitted} has weights {clusters} and locations {size} that do not fit "
+                                 "each other; give the .npz file that `python extract.py captions` wrote")
             fits = (a["ica_axes"] if a["ica_axes"].size else a["location"]).shape[1]
             if fits != self.size:
                 raise InputError(f"the vectors of {opt.word_vectors} have {self.size} values and {opt.fitted} was fitted on "
@@ -282,11 +266,11 @@ def extract_captions(opt) -> None:
     stored, folder = checked(opt), os.path.join(opt.data_path, opt.data_name)
     found = [name for name in SPLITS if os.path.isfile(os.path.join(folder, f"{name}_caps.txt"))] or ["train", "dev", "test"]
     read = partial(read_split, opt.data_path, opt.data_name, dev_images=0, text_only=True)
-    splits = {name: read(name) for name in opt.splits or found}
+    splits = {name: read(name).require_sound(images=False) for name in opt.splits or found}
     if any(isinstance(split.images, Photos) for split in splits.values()):
         raise InputError(f"--data_name {opt.data_name} holds photos, and features of captions are read beside precomputed "
                          "ones; write those first with extract.py images, and name their folder")
-    writable(os.path.join(folder, "features.json"))
+    output(os.path.join(folder, "features.json"), lambda path: extractors(folder) is not None)
     train = None if stored or opt.kind == "mean" else (splits.get("train") or read("train")).words
     words = {word for split in splits.values() for caption in split.words for word in caption}
     kind = KINDS[opt.kind](opt, sorted(words.union(*train or ())), train, stored)
@@ -295,9 +279,7 @@ def extract_captions(opt) -> None:
     claim(folder, opt.name, kind.line)
     if kind.names:
         path = os.path.join(folder, f"{opt.name}_model.npz")
-        with open(path + ".tmp", "wb") as f:
-            np.savez(f, kind=np.array(opt.kind), **kind.arrays)
-        os.replace(path + ".tmp", path)
+        save_arrays(output(path, holds_arrays("kind"), [opt.fitted or ""]), {"kind": np.array(opt.kind), **kind.arrays})
     for split in splits.values():
         counts = word_counts(split.words, kind.index)                               # (M, V)
         empty = np.asarray(counts.sum(1)) == 0                                      # (M,)
@@ -314,27 +296,32 @@ def extract_captions(opt) -> None:
 def arguments(what: str) -> Arguments:
     p = Arguments(f"Write features of {what}.")
     p.prog += f" {what}"
-    p.add_argument("--data_path", default="data", help="folder that holds the data sets")
+    p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
     if what == "images":
-        p.add_argument("--data_name", default="coco", help="photos to read: a folder below --data_path")
-        p.add_argument("--output_name", required=True, help="folder to write below --data_path")
+        p.add_argument("--data_name", type=data_set, default="coco", help="photos to read: a folder below --data_path")
+        p.add_argument("--output_name", type=data_set, required=True, help="folder to write below --data_path")
         p.add_argument("--splits", nargs="+", choices=SPLITS, default=["train", "dev", "test"], help="splits to read")
         p.add_argument("--use_restval", action="store_true", help="COCO: add the restval images to train")
         p.add_argument("--captions_per_image", type=positive, metavar="N", help="write the first N captions of every image")
         p.add_argument("--cnn_type", choices=CNNS, default="vgg19", help="network")
         p.add_argument("--layer", choices=["fc6", "fc7", "pooled", "cells"],
                        help="fc6 or fc7 (VGG, default: fc7), pooled (the others), or cells: 7 x 7 of the last map, in float16")
-        p.add_argument("--cnn_weights", metavar="FILE", help="weights of the network (default: ImageNet's, as in train.py)")
+        p.add_argument("--cnn_weights", type=filename, metavar="FILE",
+                       help="weights of the network (default: ImageNet's, as in train.py)")
         p.add_argument("--batch_size", type=positive, default=64, help="photos at a time")
-        p.add_argument("--workers", type=natural, default=4, help="processes that read photos")
+        p.add_argument("--workers", type=workers, default=min(4, os.cpu_count() or 1), help="processes that read photos")
+        p.add_argument("--skip_broken", action="store_true", help="leave out photos that cannot be read, with their captions, "
+                                                                  "and "
+                       "say how many")
         p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
         return p
-    p.add_argument("--data_name", default="coco_precomp", help="captions to read: a folder below --data_path")
+    p.add_argument("--data_name", type=data_set, default="coco_precomp", help="captions to read: a folder below --data_path")
     p.add_argument("--splits", nargs="+", choices=SPLITS, help="splits to write (default: all)")
     p.add_argument("--kind", choices=KINDS, help="mean of word vectors, hglmm Fisher vectors, or tfidf (default: mean)")
     p.add_argument("--name", help="writes {split}_NAME.npy (default: the kind)")
-    p.add_argument("--word_vectors", metavar="FILE", help="word2vec's text or .bin, or GloVe's text")
-    p.add_argument("--fitted", metavar="MODEL.npz", help="take mixture, PCA or idf from this file instead of fitting them")
+    p.add_argument("--word_vectors", type=filename, metavar="FILE", help="word2vec's text or .bin, or GloVe's text")
+    p.add_argument("--fitted", type=filename, metavar="MODEL.npz",
+                   help="take mixture, PCA or idf from this file instead of fitting them")
     for name, (kind, default, _, told) in FITTING.items():
         p.add_argument(f"--{name}", type=int, default=default, help=f"{kind}: {told}")
     p.add_argument("--ica", action="store_true", help="hglmm: take independent components of the word vectors first")
@@ -348,10 +335,7 @@ def main(argv=None) -> None:
         p = Arguments("Write features of photos or of captions; `extract.py images --help` and `captions --help` say more.")
         p.add_argument("what", choices=kinds, help="what to write features of")
         p.parse_args(argv[:1])
-    try:
-        kinds[argv[0]](arguments(argv[0]).parse_args(argv[1:]))
-    except InputError as error:
-        sys.exit(f"extract.py: {error}")
+    cli.run("extract.py", kinds[argv[0]], arguments(argv[0]).parse_args(argv[1:]))
 
 
 if __name__ == "__main__":

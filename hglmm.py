@@ -7,7 +7,8 @@ import numpy as np
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
-from vocab import InputError
+from cli import InputError
+from files import read_arrays, save_arrays
 
 BLOCK = 1 << 24                       # numbers that a temporary array may hold
 AT_MEDIAN = 1e-4                      # scales; a median is the value of a word, whose sign must not hang on rounding
@@ -139,8 +140,7 @@ class HGLMM:
         return {"weight": self.weight, "location": self.location, "scale": self.scale, "laplacian": self.laplacian}
 
     def save(self, path: str) -> None:
-        with open(path, "wb") as f:
-            np.savez(f, **self.arrays())
+        save_arrays(path, self.arrays())
 
     @classmethod
     def load(cls, path: str) -> "HGLMM":
@@ -149,12 +149,15 @@ class HGLMM:
 
 def load_arrays(path: str, names) -> dict:
     """These arrays of an .npz file; runs no code from it. Raises InputError where it is none or lacks one."""
+    fix = "give the .npz file that `python extract.py captions` wrote"
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in names}
-    except Exception as error:  # no file, no archive, a damaged one, a pickle, another model: each fails in its own way
-        raise InputError(f"{path} cannot be read as a model with {', '.join(names)} ({error}); give the .npz file that "
-                         "`python extract.py captions` wrote") from error
+        arrays = read_arrays(path, fix)
+    except InputError as error:
+        raise InputError(f"{path} cannot be read as a model with {', '.join(names)}: {error}") from error
+    lacking = [name for name in names if name not in arrays]
+    if lacking:
+        raise InputError(f"{path} cannot be read as a model with {', '.join(names)}: it lacks {', '.join(lacking)}; {fix}")
+    return {name: arrays[name] for name in names}
 
 
 def _log_sum(joint: np.ndarray) -> np.ndarray:

@@ -1,4 +1,5 @@
 """What a data set consists of, as models read it: features, photos, captions as numbers or as features."""
+import functools
 import hashlib
 import mmap
 import os
@@ -6,17 +7,43 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from tqdm import tqdm
 
+from cli import InputError, reason
+from files import FAULTS, read_array
 from trigrams import Trigrams, TrigramTokens
-from vocab import UNK, InputError, Vocabulary
+from vocab import UNK, Vocabulary
 
 SCAN_BYTES = 4 << 30                  # feature files up to this size are searched for NaN before training starts
 RESIDENT_BYTES = 1 << 30              # rows read from a mapped file before its pages are handed back to the system
-HELP = "'Getting data' in README.md says where it comes from, `python data.py check` what is there, `python demo.py` " \
-       "writes demo data"
+SQUARABLE = 1e-18, 1e18                # between these float32 can add up squares
+PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")     # none that starts a program
+# Where real data come from, by folder or file below --data_path, as far as it is known (addresses of the years 2017 to 2026).
+SOURCES = {
+    "coco": "COCO's train2014.zip, val2014.zip and annotations_trainval2014.zip (cocodataset.org) and the coco_*_ids.npy of "
+            "VSE++ (data.tar of github.com/fartashf/vsepp)",
+    "coco_precomp": "SCAN's region features of COCO, 31 GiB (github.com/kuanghuei/SCAN; Kaggle kuanghueilee/scan-features); "
+                    "for CxC and PMRP also testall_img_ids.npy and testall_ann_ids.npy",
+    "f30k_precomp": "SCAN's region features of Flickr30k (github.com/kuanghuei/SCAN; Kaggle kuanghueilee/scan-features)",
+    "f30k": "Flickr30k's photos (by a form of the University of Illinois) and dataset_flickr30k.json of Karpathy's "
+            "caption_datasets.zip",
+    "f8k": "Flickr8k's photos, Flickr8k_Dataset.zip (by a form of the University of Illinois), and dataset_flickr8k.json of "
+           "Karpathy's caption_datasets.zip",
+    "f8k_precomp": "features of Flickr8k's photos (VSE++'s data.tar, or extract.py images)",
+    "f8k_region_precomp": "features of regions or cells of Flickr8k's photos (extract.py images --layer cells)",
+    "coco/annotations/instances_val2014.json": "COCO's instances, in annotations_trainval2014.zip (cocodataset.org)",
+    "cxc": "the csv files of Crisscrossed Captions (github.com/google-research-datasets/Crisscrossed-Captions)",
+    "vg": "Visual Genome's image_data.json, region_descriptions.json and photos (visualgenome.org)",
+    "GoogleNews-vectors-negative300.bin": "word2vec's vectors of Google News, 3.4 GiB (code.google.com/archive/p/word2vec)"}
+HELP = ("'Getting data' in README.md says what comes from where, `python data.py check` what is there, `python demo.py` "
+        "writes demo data")
+
+
+def advice(data_name: str) -> str:
+    """What to do where a data set is not there."""
+    return f"{f'{data_name} is {SOURCES[data_name]}; ' if data_name in SOURCES else ''}{HELP}"
 
 
 class Features:
@@ -24,11 +51,7 @@ class Features:
 
     def __init__(self, path: str):
         self.path, self.step = path, 1                                              # row of image i: i * step
-        try:
-            self.array = np.lib.format.open_memmap(path, mode="r")                  # np.load would open .npz archives too
-        except (ValueError, OSError, EOFError) as error:
-            raise InputError(f"{path} is not a whole .npy file of numbers ({error}); write it again with "
-                             "np.save(path, array.astype(np.float32))") from error
+        self.array = read_array(path, "write it again with np.save(path, array.astype(np.float32))")
         if self.array.dtype.kind != "f" or self.array.ndim not in (2, 3) or 0 in self.array.shape:
             raise InputError(f"{path} holds {self.array.dtype} of shape {self.array.shape}; features are float16 or "
                              "float32 of shape (images, F) or (images, regions, F)")
@@ -73,13 +96,20 @@ class Features:
 
     def faults(self, deep: bool):
         """Sentences on what is wrong; `deep` reads every row however large the file, and names rows of zeros."""
-        zero = []
+        zero, extreme = [], None
         if deep or self.array.nbytes <= SCAN_BYTES:
             for chunk in np.array_split(np.arange(len(self)), max(1, self.array.nbytes >> 28)):
                 try:
-                    zero += chunk[~self.gather(chunk).flatten(1).any(1).numpy()].tolist()
+                    most = self.gather(chunk).flatten(1).abs().amax(1).numpy()      # (n,)
                 except InputError as error:
                     yield str(error)
+                    continue
+                zero += chunk[most == 0].tolist()
+                odd = np.flatnonzero((most > SQUARABLE[1]) | (most > 0) & (most < SQUARABLE[0]))
+                if len(odd) and extreme is None:
+                    extreme = chunk[odd[0]] * self.step
+                    yield (f"{self.path} has values of {most[odd[0]]:.0e} in row {extreme}, whose squares are beyond float32; "
+                           "scale the features, or extract them again")
         if deep and zero:
             yield (f"{self.path} holds only zeros in {len(zero) * self.step} of {len(self.array)} rows, the first is row "
                    f"{zero[0] * self.step}; their extraction failed, so extract them again")
@@ -106,11 +136,16 @@ class Photos:
         return len(self.paths)
 
     def open(self, i: int) -> Image.Image:
+        """Photo i as one sees it: turned as its EXIF tag says, in RGB of 8 bits. Raises InputError."""
         try:
-            with Image.open(self.paths[i]) as image:
-                return image.convert("RGB")                                         # grey, CMYK and palettes too
-        except (OSError, SyntaxError, ValueError) as error:
-            raise InputError(f"the photo {self.paths[i]} cannot be read ({error}); replace it or fetch it again") from error
+            with Image.open(self.paths[i], formats=photo_formats()) as image:
+                return in_rgb(ImageOps.exif_transpose(image))                       # grey, CMYK and palettes too
+        except Image.DecompressionBombError as error:
+            raise InputError(f"the photo {self.paths[i]} has more than {2 * Image.MAX_IMAGE_PIXELS:,} pixels, which is the "
+                             "limit; make a smaller copy of it") from error
+        except FAULTS as error:
+            raise InputError(f"the photo {self.paths[i]} cannot be read ({reason(error)}); replace it or fetch it "
+                             "again") from error
 
     def gather(self, index, transform=None) -> Tensor:
         transform = transform or eval_transform()
@@ -134,6 +169,30 @@ class Photos:
         return hashlib.sha256("\n".join(map(os.path.basename, self.paths)).encode()).hexdigest()
 
 
+@functools.cache
+def photo_formats() -> list[str]:
+    """Those of PHOTO_FORMATS that this Pillow can read."""
+    Image.init()
+    return [name for name in PHOTO_FORMATS if name in Image.OPEN]
+
+
+def in_rgb(image: Image.Image) -> Image.Image:
+    """8 bits of red, green and blue. What has more bits is scaled, where a plain conversion would cut it off at 255.
+
+    16 bits: divided by 257. Whole numbers of 32 bits and floats say nothing of their white: it is the smallest of 1 (floats
+    only), 255, 65535 and their own largest value that none exceeds.
+    """
+    if not image.mode.startswith(("I", "F")):
+        return image.convert("RGB")
+    values = np.asarray(image).astype(np.float64)                                   # (H, W)
+    if not np.isfinite(values).all():
+        raise ValueError("it has pixels that are no finite numbers")
+    top = values.max(initial=0)
+    whites = [65535] if ";16" in image.mode else [1] * (image.mode == "F") + [255, 65535, top]
+    white = next(white for white in whites if top <= white)
+    return Image.fromarray(np.rint(255 * np.clip(values / white, 0, 1)).astype(np.uint8)).convert("RGB")
+
+
 class NoImages:
     """Stands for N images of which nothing but their captions is at hand (a text-only split)."""
     parallel, dim, regions, step = False, None, None, 1
@@ -149,6 +208,9 @@ class NoImages:
 
     def describe(self) -> str:
         return "no images: text only"
+
+    def digest(self) -> str:
+        return hashlib.sha256(f"{self.count} images of which only captions are there".encode()).hexdigest()
 
 
 def eval_transform():

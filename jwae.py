@@ -12,15 +12,16 @@ pairs take the latents as they are, and the cosine alone looks at their directio
 Every term is summed over the batch, as the hinge is (`jwae` eq. 1 and 6): the weights of the paper are per item.
 """
 
-import sys
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+import cli
+from cli import Arguments, natural, up_to
 from losses import Embedding, pair_mse, real_rows
-from vocab import PAD, UNK, Arguments, InputError
+from vocab import PAD, UNK
 
 WORD_ENCODERS = ("gru", "bigru")      # text encoders that read word by word: their decoder tells the words again
 
@@ -256,32 +257,34 @@ def prior_report(z: Tensor, generator: torch.Generator, permutations: int = 200)
             "p": float((1 + (energy(shuffled) >= observed).sum()) / (1 + permutations))}
 
 
-def command(argv=None) -> None:
-    from subjects import load_run, newest_run, run_arguments, torch_device
+def report(opt) -> None:
+    from subjects import load_run, newest_run, torch_device
 
-    p = Arguments("How near are the latents of a run to the prior N(0, I)?")
-    run_arguments(p, "split whose latents are looked at")
-    p.add_argument("--rows", type=int, default=1000, help="latents a side that are compared with as many samples of the prior")
-    p.add_argument("--seed", type=int, default=0, help="of the samples and of which latents are taken")
-    opt = p.parse_args(argv)
-    try:
-        if opt.rows < 2:
-            raise InputError(f"--rows {opt.rows} is too few for a comparison; give at least 2, 1000 is usual")
-        path, device = opt.checkpoint or newest_run(), torch_device(opt.device)
-        run = load_run(path, opt)
-        found = all_latents(run.model.to(device), run.split, run.tokens(), device, workers=opt.workers)
-        rows = {}
-        for side, z in found.items():
-            generator = torch.Generator().manual_seed(opt.seed)
-            rows[side] = prior_report(z[torch.randperm(len(z), generator=generator)[:opt.rows]], generator)
-        z = torch.randn(min(opt.rows, len(found["captions"])), z.shape[1], generator=generator)
-        rows["samples of N(0, I)"] = prior_report(z, generator)
-    except InputError as error:
-        sys.exit(f"jwae.py: {error}")
+    path, device = opt.checkpoint or newest_run(), torch_device(opt.device)
+    run = load_run(path, opt, vocab=opt.vocab)
+    found = all_latents(run.model.to(device), run.split, run.tokens(), device, workers=opt.workers)
+    rows = {}
+    for side, z in found.items():
+        generator = torch.Generator().manual_seed(opt.seed)
+        rows[side] = prior_report(z[torch.randperm(len(z), generator=generator)[:opt.rows]], generator)
+    z = torch.randn(min(opt.rows, len(found["captions"])), z.shape[1], generator=generator)
+    rows["samples of N(0, I)"] = prior_report(z, generator)
     print(f"{path}: latents of {run.folder[1]} {opt.split}, before the l2 norm, {z.shape[1]} numbers each")
     print(f"{'':22}" + "".join(f"{side:>20}" for side in rows))
     for key in rows["images"]:
         print(f"{key:22}" + "".join(f"{rows[side][key]:>20.4g}" for side in rows))
+
+
+def command(argv=None) -> None:
+    from subjects import run_arguments
+
+    p = Arguments("How near are the latents of a run to the prior N(0, I)?")
+    run_arguments(p, "split whose latents are looked at")
+    p.add_argument("--rows", type=up_to(100_000, least=2), default=1000, help="latents a side that are compared with as many "
+                                                                              "samples "
+                   "of the prior")
+    p.add_argument("--seed", type=natural, default=0, help="of the samples and of which latents are taken")
+    cli.run("jwae.py", report, p.parse_args(argv))
 
 
 if __name__ == "__main__":

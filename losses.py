@@ -59,6 +59,24 @@ def uncertainty(e: Embedding) -> Tensor:
     return e.log_var.expand_as(e.mean).sum(1)
 
 
+def deal_variances(images: Embedding, captions: Embedding, seed: int = 0) -> tuple[Embedding, Embedding]:
+    """Both sides with the variances of other items: the control that shows whether it matters whose they are.
+
+    Each side goes round one random circle, so that no item keeps its own; the circles are drawn one after the other, since with
+    as many captions as images a common one would leave matching variances together. Points stay as they are.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def dealt(e: Embedding) -> Embedding:
+        circle = torch.randperm(len(e.mean), generator=generator).to(e.mean.device)
+        if e.log_var is None:
+            return e
+        log_var = torch.empty_like(e.log_var)
+        log_var[circle] = e.log_var[circle.roll(1)]
+        return e._replace(log_var=log_var)
+    return dealt(images), dealt(captions)
+
+
 def negative_root(raw: Tensor) -> Tensor:
     """-sqrt of a negated squared distance. The clamp keeps the gradient finite where the distance is zero."""
     return (-raw).clamp_(min=torch.finfo(raw.dtype).eps ** 2).sqrt().neg()

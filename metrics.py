@@ -6,8 +6,12 @@ Scores below float32 are raised to float32 first (bfloat16 ties in 13% of rows).
 """
 import numpy as np
 import torch
+from scipy import special
+
+from cli import InputError
 
 RECALLS = (1, 5, 10)
+NOT_FINITE = "the scores hold NaN or infinity, so they cannot be ranked; check the embeddings"
 
 
 def _pairs(positives, queries: int) -> tuple[np.ndarray, np.ndarray]:
@@ -23,10 +27,10 @@ def _pairs(positives, queries: int) -> tuple[np.ndarray, np.ndarray]:
         item = np.concatenate(items) if items else np.zeros(0, np.int64)
         given = len(items)
     if given != queries:
-        raise ValueError(f"{given} lists of positives were given for {queries} queries; give one for each row of scores")
+        raise InputError(f"{given} lists of positives were given for {queries} queries; give one for each row of scores")
     missing = np.flatnonzero(np.bincount(query, minlength=queries) == 0)
     if len(missing):
-        raise ValueError(f"{len(missing)} queries have no positive, the first is query {missing[0]}; leave them out")
+        raise InputError(f"{len(missing)} queries have no positive, the first is query {missing[0]}; leave them out")
     return query, item
 
 
@@ -37,7 +41,7 @@ def _as_scores(scores) -> np.ndarray:
     scores = np.asarray(scores)
     scores = scores.astype(np.promote_types(scores.dtype, np.float32), copy=False)
     if np.isnan(scores).any() or np.isposinf(scores).any():
-        raise ValueError("the scores hold NaN or infinity, so they cannot be ranked; check the embeddings")
+        raise InputError(NOT_FINITE)
     return scores
 
 
@@ -50,7 +54,7 @@ def best_ranks(scores, positives) -> np.ndarray:
     scores = _as_scores(scores)
     result = ranks_of_pairs(scores, *_pairs(positives, len(scores)))
     if (result < 0).any():
-        raise ValueError(f"query {np.flatnonzero(result < 0)[0]} has all its positives outside its gallery (-inf)")
+        raise InputError(f"query {np.flatnonzero(result < 0)[0]} has all its positives outside its gallery (-inf)")
     return result
 
 
@@ -117,7 +121,7 @@ def summary(ranks) -> dict:
     """Recall at 1, 5, 10 in percent, median and mean rank (1-based) and number of queries, from 0-based ranks (Q,)."""
     ranks = np.asarray(ranks)
     if not len(ranks):
-        raise ValueError("there are no queries to summarise")
+        raise InputError("there are no queries to summarise")
     return {**{f"r{k}": float(100 * np.mean(ranks < k)) for k in RECALLS},
             "medr": float(np.floor(np.median(ranks)) + 1), "meanr": float(ranks.mean() + 1), "queries": len(ranks)}
 
@@ -133,6 +137,28 @@ def both_directions(i2t, t2i) -> dict:
     result = {"i2t": summary(i2t), "t2i": summary(t2i)}
     result["rsum"] = sum(result[side][f"r{k}"] for side in ("i2t", "t2i") for k in RECALLS)
     return result
+
+
+def chance(caption_image, n_images: int) -> dict:
+    """What a random order of every gallery gives in expectation, as `both_directions`; `medr` is the median over all queries
+    and orders. caption_image (M,): whose caption each is; images without a caption are no queries."""
+    captions = np.bincount(caption_image, minlength=n_images)                       # (N,) of each image
+    result = {"i2t": _random_order(captions[captions > 0], len(caption_image)),
+              "t2i": _random_order(np.ones(len(caption_image), int), n_images)}
+    result["rsum"] = sum(result[side][f"r{k}"] for side in ("i2t", "t2i") for k in RECALLS)
+    return result
+
+
+def _random_order(positives: np.ndarray, gallery: int) -> dict:
+    """`summary` of queries with c positives each, (Q,), in a gallery of G in random order: the best positive has rank k or
+    more (0-based, counting the others before it) with probability prod_{j < k} (G - c - j) / (G - j)."""
+    counts, share = np.unique(positives, return_counts=True)
+    share = share / share.sum()                                                     # (U,)
+    j = np.arange(gallery)
+    left = np.cumprod(np.clip((gallery - counts[:, None] - j) / (gallery - j), 0, 1), axis=1)   # (U, G): rank above j
+    found = 100 * (1 - share @ left)                                                # (G,): rank at most j, percent
+    return {**{f"r{k}": float(found[min(k, gallery) - 1]) for k in RECALLS}, "medr": float(1 + np.argmax(found >= 50 - 1e-9)),
+            "meanr": float(1 + share @ ((gallery - counts) / (counts + 1))), "queries": len(positives)}
 
 
 def average(results: list[dict]) -> dict:
@@ -154,9 +180,9 @@ def ranks(tile, caption_image, n_images: int, block: int = 1000) -> tuple[np.nda
     """
     caption_image = np.asarray(caption_image)
     if not len(caption_image):
-        raise ValueError("there are no captions to rank")
+        raise InputError("there are no captions to rank")
     if caption_image.min() < 0 or caption_image.max() >= n_images:
-        raise ValueError(f"caption_image holds {caption_image.min()} to {caption_image.max()}; there are images 0 to "
+        raise InputError(f"caption_image holds {caption_image.min()} to {caption_image.max()}; there are images 0 to "
                          f"{n_images - 1}")
     order = np.argsort(caption_image, kind="stable")                                # captions by image
     starts = np.arange(0, n_images, block)
@@ -170,7 +196,7 @@ def ranks(tile, caption_image, n_images: int, block: int = 1000) -> tuple[np.nda
         scores = tile(i, c)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         if not torch.isfinite(scores.sum()) and not torch.isfinite(scores).all():
-            raise ValueError("the scores hold NaN or infinity, so they cannot be ranked; check the embeddings")
+            raise InputError(NOT_FINITE)
         return scores
 
     def count(scores, i, c):
@@ -212,7 +238,7 @@ def retrieval(scores, caption_image) -> dict:
     """
     scores = torch.as_tensor(scores)
     if scores.ndim != 2 or scores.shape[1] != len(caption_image):
-        raise ValueError(f"scores of shape {tuple(scores.shape)} do not fit {len(caption_image)} captions; rows are "
+        raise InputError(f"scores of shape {tuple(scores.shape)} do not fit {len(caption_image)} captions; rows are "
                          "images, columns captions")
     i2t, t2i = ranks(lambda i, c: scores[i, c], caption_image, len(scores))
     return both_directions(i2t[i2t >= 0], t2i)
@@ -284,31 +310,52 @@ def risk_coverage(uncertainty, hits, points: int = 100) -> dict:
             "area_random": float(100 * wrong.mean()), "area_best": float(100 * (np.cumsum(np.sort(wrong)) / given).mean())}
 
 
-def paired_bootstrap(a: dict, b: dict, sums: dict, samples: int = 10000, seed: int = 0) -> dict:
-    """Is the difference between two models real? Images are resampled with replacement, each with all that belongs to it.
+def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, samples: int = 10000, seed: int = 0) -> dict:
+    """Is the difference between two models real? a, b: one run of each, or a list of several seeds.
 
-    a, b: {metric: (total (N,), count (N,))}, the sum over the queries of each image and their number, so that the metric is
+    A run is {metric: (total (N,), count (N,))}, the sum over the queries of each image and their number, so that the metric is
     total.sum() / count.sum(), as a recall or a mean rank is. sums: {name: metrics to add up} (rsum). Returns {metric: {"a",
-    "b", "difference" (b - a), "low", "high" (95% interval), "p" (two-sided)}}.
+    "b", "difference" (b - a), "low", "high" (95% interval), "p" (two-sided), "least" (no sample was on the other side: p is at
+    most what is given)}}.
+
+    Images are resampled with replacement, for all runs alike, each with all that belongs to it; and the seeds of a model that
+    has several (a hierarchical bootstrap). Few seeds show too little of their spread, so S - 1 of S are drawn (Rao and Wu
+    1988) and their distance from the mean of all is stretched by Student's t. One run says nothing of other seeds: its
+    interval covers the choice of images alone.
     """
-    names = [name for name in a if name in b]
-    n = len(a[names[0]][0])
-    table = np.array([[side[name] for side in (a, b)] for name in names], dtype=np.float64)      # (K, 2, 2, N)
-    flat = table.reshape(-1, n).T                                                   # (N, 4 K)
+    a, b = ([side] if isinstance(side, dict) else side for side in (a, b))
+    runs = [*a, *b]
+    names = [name for name in runs[0] if all(name in run for run in runs)]
+    n = len(runs[0][names[0]][0])
+    table = np.array([[run[name] for name in names] for run in runs], dtype=np.float64)          # (S, K, 2, N)
+    flat = table.reshape(-1, n).T                                                   # (N, 2 S K)
     rng, draws, step = np.random.default_rng(seed), [], max(1, 2 ** 22 // n)
     for done in range(-1, samples, step):                                           # the first row takes each image once
         rows = min(step, samples - done)
         weight = np.array([np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(rows)], dtype=np.float64)
         if done < 0:
             weight[0] = 1
-        total, count = np.moveaxis((weight @ flat).reshape(rows, len(names), 2, 2), 3, 0)        # (rows, K, a | b)
+        total, count = np.moveaxis((weight @ flat).reshape(rows, len(runs), len(names), 2), 3, 0)    # (rows, S, K)
         with np.errstate(invalid="ignore"):                                         # NaN where no image drawn has a query
             draws.append(total / count)
-    draws = np.concatenate(draws)                                                   # (1 + samples, K, 2)
-    columns = {name: draws[:, k] for k, name in enumerate(names)}
+    draws = np.concatenate(draws)                                                   # (1 + samples, S, K)
+    picks, freedom = np.random.default_rng([seed, 1]), len(runs) - 2
+    stretch = special.stdtrit(freedom, 0.975) / special.ndtri(0.975) if freedom else 1.0
+    first, second = (_with_other_seeds(side, picks, stretch) for side in (draws[:, :len(a)], draws[:, len(a):]))
+    columns = {name: (first[:, k], second[:, k]) for k, name in enumerate(names)}
     for name, terms in sums.items():
-        columns[name] = sum(columns[term] for term in terms)
-    return {name: _interval(*values[0], values[1:, 1] - values[1:, 0]) for name, values in columns.items()}
+        columns[name] = tuple(sum(columns[term][side] for term in terms) for side in (0, 1))
+    return {name: _interval(x[0], y[0], y[1:] - x[1:]) for name, (x, y) in columns.items()}
+
+
+def _with_other_seeds(draws: np.ndarray, rng, stretch: float) -> np.ndarray:
+    """The mean over S seeds of each draw of images, (1 + samples, S, K) -> (1 + samples, K), with seeds drawn too."""
+    mean, seeds = draws.mean(1), draws.shape[1]
+    if seeds > 1:
+        picked = rng.integers(seeds, size=(len(draws) - 1, seeds - 1))
+        chosen = draws[np.arange(1, len(draws))[:, None], picked].mean(1)           # (samples, K)
+        mean[1:] += stretch * (chosen - mean[1:])
+    return mean
 
 
 def _interval(a: float, b: float, differences: np.ndarray) -> dict:
@@ -316,4 +363,4 @@ def _interval(a: float, b: float, differences: np.ndarray) -> dict:
     low, high = np.percentile(differences, [2.5, 97.5])
     tail = min(np.count_nonzero(differences <= 0), np.count_nonzero(differences >= 0))
     return {"a": float(a), "b": float(b), "difference": float(b - a), "low": float(low), "high": float(high),
-            "p": float(min(1, 2 * (tail + 1) / (len(differences) + 1)))}
+            "p": float(min(1, 2 * (tail + 1) / (len(differences) + 1))), "least": bool(tail == 0)}

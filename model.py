@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import jwae
 from attention import CrossAttention
 from captioner import Captioner
+from cli import InputError
 from encoders import (
     CNN,
     BagOfWords,
@@ -35,7 +36,7 @@ from objectives import build_objective, vib
 from pie import MMD, BiGRU, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from trigrams import TanhLayers, TrigramBag, TrigramConv, Trigrams, TrigramWords
 from two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
-from vocab import InputError, Vocabulary
+from vocab import Vocabulary
 from word_vectors import table_for
 
 ALL_SIMILARITIES: dict[str, type[Similarity]] = {                      # and those of parts and of samples

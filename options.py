@@ -2,12 +2,12 @@
 import argparse
 import functools
 import os
-import sys
+import re
 
 import numpy as np
-import yaml
 
 from attention import AGGREGATES, DIRECTIONS, NORMS
+from cli import Arguments, InputError, data_set, filename, natural, number, positive, up_to, width, workers
 from data import DEV_IMAGES
 from encoders import CNNS
 from inputs import Photos
@@ -15,22 +15,40 @@ from model import ALL_SIMILARITIES, SHAPES, TRIGRAM_NETWORKS
 from objectives import OBJECTIVES
 from subjects import load_checkpoint, torch_device
 from unpaired import learns_alone
-from vocab import Arguments, InputError, natural, number, positive
 
 GAUSSIANS = [shape for shape in SHAPES if shape != "point"]
 TEXT_ENCODERS = ["gru", "bigru", "pie", "mean", "sum", "features", *TRIGRAM_NETWORKS]
 MAY_CHANGE = {"data_path", "num_epochs", "workers", "log_step", "val_step", "device", "logger_name", "resume", "overwrite",
-              "dry_run", "config", "word_vectors", "cnn_weights"}    # options that a resumed run may set anew
+              "dry_run", "config", "word_vectors", "cnn_weights", "vocab"}    # options that a resumed run may set anew
+COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run"}    # what a file of options never says: which run
 SCAN = {"cross_attn": "t2i", "raw_feature_norm": "clipped_l2norm", "agg_func": "LogSumExp", "lambda_lse": 6.0,
         "lambda_softmax": 9.0, "bi_gru": False, "precomp_enc_type": "basic", "no_txtnorm": False}    # its options' defaults
 
 
+# Flags of other code bases, and what to do here instead: VSE++, VSRN, SCAN, PVSE, PCME and VSE-infinity.
+ADVICE = {
+    "--reset_train": "leave it out, everything that learns is in training mode after every validation (VSE++'s branches)",
+    "--model_name": "SCAN's folder of checkpoints is the run folder here, --logger_name",
+    "--num_workers": "--workers", "--lr": "--learning_rate", "--log_dir": "--logger_name", "--ckpt": "--init_from RUN",
+    "--order": "--sim order", "--num_embeds": "--n_embeds, with --sim mil",
+    "--img_attention": "--sim mil (PVSE) or --img_enc pie", "--txt_attention": "--sim mil (PVSE) or --txt_enc pie",
+    "--mmd_weight": "--mmd, times the batch size", "--div_weight": "--diversity, times the batch size",
+    "--img_finetune": "--finetune", "--txt_finetune": "leave --freeze_words out",
+    "--wemb_type": "--word_vectors FILE of GloVe or word2vec", "--amsgrad": "leave it out, Adam is VSE++'s",
+    "--dim_word": "--word_dim", "--dim_vid": "leave it out, it is --embed_size", "--bidirectional": "--txt_enc bigru",
+    "--rnn_type": "leave it out, the captioner has GRUs", "--input_dropout_p": "leave it out, the captioner has VSRN's 0.2",
+    "--rnn_dropout_p": "leave it out, the captioner has VSRN's 0.5", "--eval_on_gpu": "evaluate.py --device cuda",
+    "--vse_mean_warmup_epoch": "--vse_mean_warmup_epochs", "--backbone_source": "--cnn_weights FILE",
+    "--weight_decay": "there is none here, as in VSE++", "--fold5": "evaluate.py --fold5, after the training"}
+
+
 def parser() -> argparse.ArgumentParser:
-    p = Arguments("Train a joint embedding of images and captions.")
+    p = Arguments("Train a joint embedding of images and captions.", ADVICE)
     add, switch = p.add_argument, argparse.BooleanOptionalAction
-    add("--data_path", default="data", help="folder that holds the data sets")
-    add("--data_name", default="coco_precomp", help="folder of the data set below --data_path")
-    add("--vocab_path", default="./vocab/", help="folder that may hold {data_name}_vocab.json; built when it is not there")
+    add("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    add("--data_name", type=data_set, default="coco_precomp", help="folder of the data set below --data_path")
+    add("--vocab_path", type=filename, default="./vocab/",
+        help="folder that may hold {data_name}_vocab.json; built when it is not there")
     add("--vocab_splits", default="train", help="splits whose words count (train,dev reproduces the original vocabularies)")
     add("--vocab_threshold", type=positive, default=4, help="keep words seen at least this often")
     add("--use_restval", action="store_true", help="train on COCO's restval images too")
@@ -46,9 +64,10 @@ def parser() -> argparse.ArgumentParser:
         "region features; pie: attention to regions or to a network's last map, PVSE and PCME; scan: every region by itself, "
         "for --sim scan)")
     add("--cnn_type", choices=list(CNNS), default="vgg19", help="network for photos")
-    add("--cnn_weights", help="file with the network's weights (default: torch's cache, nothing is fetched; a run that goes "
+    add("--cnn_weights", type=filename, help="file with the network's weights (default: torch's cache, nothing is fetched; a "
+                                             "run that goes "
         "on from another, by --init_from or --resume, has its network)")
-    add("--crop_size", type=positive, default=224, help="side of the random crops of training photos")
+    add("--crop_size", type=up_to(4096), default=224, help="side of the random crops of training photos")
     add("--img_dim", type=positive, help="size of the image features (default: read from the data)")
     add("--txt_dim", type=positive, help="size of the features of --text_features (default: read from the data)")
     add("--n_regions", type=positive, help="regions of an image (default: read from the data)")
@@ -68,10 +87,11 @@ def parser() -> argparse.ArgumentParser:
     add("--layer_style", choices=["relu", "tanh", "branch"], default="relu", help="hidden layers: relu (jWAE), tanh, the last "
         "layer too (DMSM), branch: BatchNorm, ReLU and dropout, one hidden layer (two-branch networks)")
     add("--text_features", metavar="NAME", help="read captions as ready features, {split}_NAME.npy (extract.py captions)")
-    add("--word_vectors", metavar="FILE", help="start the words from word2vec or GloVe vectors of --word_dim numbers")
+    add("--word_vectors", type=filename, metavar="FILE",
+        help="start the words from word2vec or GloVe vectors of --word_dim numbers")
     add("--freeze_words", action="store_true", help="keep the vectors of --word_vectors as they are")
-    add("--n_embeds", type=positive, metavar="K", help="mil: embeddings an item (default: 2)")
-    add("--n_samples", type=positive, default=7, metavar="J", help="match_prob: samples of every Gaussian")
+    add("--n_embeds", type=up_to(1024), metavar="K", help="mil: embeddings an item (default: 2)")
+    add("--n_samples", type=up_to(1024), default=7, metavar="J", help="match_prob: samples of every Gaussian")
     add("--cross_attn", choices=DIRECTIONS, default=SCAN["cross_attn"],
         help="scan: words attend to regions (t2i), or regions to words (i2t)")
     add("--raw_feature_norm", choices=list(NORMS), default=SCAN["raw_feature_norm"],
@@ -84,9 +104,9 @@ def parser() -> argparse.ArgumentParser:
     add("--precomp_enc_type", choices=["basic", "weight_norm"], default=SCAN["precomp_enc_type"],
         help="scan: linear layer of the regions, plain or weight-normalised")
     add("--no_txtnorm", action="store_true", help="scan: do not normalise word states")
-    add("--word_dim", type=positive, default=300, help="size of the word vectors")
-    add("--embed_size", type=positive, help="size of the joint embedding (default: 1024; vsrn: 2048)")
-    add("--num_layers", type=positive, default=1, help="layers of the GRU")
+    add("--word_dim", type=width, default=300, help="size of the word vectors")
+    add("--embed_size", type=width, help="size of the joint embedding (default: 1024; vsrn: 2048)")
+    add("--num_layers", type=up_to(64), default=1, help="layers of the GRU")
     add("--use_abs", action="store_true", help="absolute values of the embeddings (order embeddings)")
     add("--no_imgnorm", action="store_true", help="do not normalise image means; 'cosine' is then their inner product")
     add("--loss", choices=OBJECTIVES, help="objective: hinge (VSE++), infonce (CLIP), match: binary cross-entropy of every "
@@ -102,13 +122,14 @@ def parser() -> argparse.ArgumentParser:
             "latents")
         add(f"--prior_{side}", type=number, default=0.0, metavar="WEIGHT", help=f"jWAE: latents of {side} follow N(0, I), by a "
             "critic")
-        add(f"--unpaired_{side}", metavar="NAME", help=f"data set below --data_path whose training {side} join these terms")
+        add(f"--unpaired_{side}", type=data_set, metavar="NAME",
+            help=f"data set below --data_path whose training {side} join these terms")
     add("--mse_weight", type=number, default=1.0, help="mse: of the squared distance per dimension (--embed_size: jWAE's eq. 7 "
         "as printed)")
     add("--latent_bn", action=switch, default=None, help="latents pass a BatchNorm without scale and shift, which gives each "
         "dimension the prior's mean and variance (default: with --prior_images or --prior_captions)")
     add("--recon_norm", type=int, choices=[1, 2], default=2, help="norm of what a reconstructed image misses")
-    add("--decoder_dim", type=positive, default=1024, help="hidden layer of the decoders of vectors")
+    add("--decoder_dim", type=width, default=1024, help="hidden layer of the decoders of vectors")
     add("--word_dropout", type=number, default=0.2, help="share of the words that the caption decoder does not see in training")
     add("--critic_learning_rate", type=number, default=5e-5, help="of the critic's own Adam")
     add("--supervised_fraction", type=number, default=1.0, help="share of the training images whose pairs are known; the "
@@ -119,8 +140,8 @@ def parser() -> argparse.ArgumentParser:
         help="match: pairs that score above the true one count as matches at this weight (PCME++: 0.1)")
     add("--captioner", type=number, default=0.0, metavar="WEIGHT", help="vsrn: the image's regions also generate the caption, "
         "at this weight (VSRN: 1; 0: off)")
-    add("--dim_hidden", type=positive, default=512, help="captioner: size of its GRUs")
-    add("--max_len", type=positive, default=60, help="captioner: captions are cut after so many tokens, <start> and <end> "
+    add("--dim_hidden", type=width, default=512, help="captioner: size of its GRUs")
+    add("--max_len", type=up_to(10_000), default=60, help="captioner: captions are cut after so many tokens, <start> and <end> "
         "among them")
     add("--vib", type=number, default=0.0, metavar="WEIGHT", help="KL of every Gaussian to N(0, I), in nats (PCME++ averages "
         "it over dimensions: its 1e-4 is 1e-4 / embed_size here)")
@@ -147,85 +168,36 @@ def parser() -> argparse.ArgumentParser:
     add("--finetune", action="store_true", help="train the CNN too")
     add("--amp", choices=["off", "bf16", "fp16"], default="off", help="precision of the networks (fp16: CUDA only)")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to train (auto: CUDA when present)")
-    add("--workers", type=natural, default=min(10, os.cpu_count() or 1),
+    add("--workers", type=workers, default=min(10, os.cpu_count() or 1),
         help="processes that read photos or large feature files")
     add("--seed", type=natural, default=0, help="of initialisation, batch order and crops")
     add("--log_step", type=positive, default=10, help="steps between log lines")
     add("--val_step", type=positive, default=500, help="steps between validations within an epoch")
-    add("--logger_name", help="run folder (default: runs/{data_name}_{sim})")
-    add("--resume", nargs="?", const="", metavar="RUN", help="go on exactly where RUN, or the run in --logger_name, stopped")
-    add("--init_from", metavar="RUN", help="start from the weights and vocabulary of RUN, with a new optimiser")
+    add("--logger_name", type=filename, help="run folder (default: runs/{data_name}_{sim}_seed{seed})")
+    add("--resume", type=lambda text: text and filename(text), nargs="?", const="", metavar="RUN", help="go on exactly where "
+                                                                                                        "RUN, or the run in "
+                                                                                                        "--logger_name, "
+        "stopped; a checkpoint file with --logger_name NEW goes on from there in a new folder")
+    add("--init_from", type=filename, metavar="RUN", help="start from the weights and vocabulary of RUN, with a new optimiser")
+    add("--vocab", type=filename, metavar="FILE.json", help="vocabulary of an --init_from checkpoint of the original VSE++ or "
+                                                            "VSRN "
+        "(python vocab.py convert)")
     add("--overwrite", action="store_true", help="replace a run that --logger_name already holds")
-    add("--config", metavar="FILE", help="YAML file of options; the command line comes before it")
+    add("--config", type=filename, metavar="FILE", help="YAML file of options; the command line comes before it")
     add("--dry_run", action="store_true", help="check everything, print sizes and options, write nothing")
     return p
 
 
 def sizes(text: str) -> str:
-    layers = [int(size) if size.isdigit() else -1 for size in text.split("-")]
-    if min(layers) < (len(layers) > 1):
-        raise argparse.ArgumentTypeError(f"'{text}' is no list of layer sizes; give numbers joined by '-', as 2000-1000, or 0 "
-                                         "for none")
-    return "-".join(map(str, layers))
-
-
-def parse_args(argv=None) -> argparse.Namespace:
-    """Options of the command line, resolved: heads, objective and run folder are filled in. Exits on wrong ones."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    p = parser()
-    opt = p.parse_args(argv)
-    try:
-        if opt.config:
-            opt = p.parse_args(config_arguments(opt.config, p) + argv)
-        if opt.resume is not None:
-            given = opt
-            folder = opt.resume or opt.logger_name or default_run(opt)
-            stored = load_checkpoint(folder, "checkpoint.pt")["options"]
-            p.set_defaults(**stored)
-            opt = p.parse_args(config_arguments(given.config, p) + argv if given.config else argv)
-            opt.logger_name = run_folder(folder)
-            resolve(opt)
-            changed = [key for key in stored if key not in MAY_CHANGE and getattr(opt, key) != stored[key]]
-            if changed:
-                raise InputError(f"--{changed[0]} {getattr(opt, changed[0])} differs from the {stored[changed[0]]} of the run "
-                                 f"in {folder}; a resumed run keeps its options, so leave it out or start a new run with "
-                                 "--init_from")
-        resolve(opt)
-    except InputError as error:
-        p.error(str(error))
-    return opt
-
-
-def config_arguments(path: str, p: argparse.ArgumentParser) -> list[str]:
-    """The options of a YAML file as command-line words, so that they are checked like typed ones."""
-    try:
-        with open(path, encoding="utf-8") as f:
-            values = yaml.safe_load(f)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"--config {path} cannot be read ({error}); give a YAML file of options") from error
-    values = values.get("options", values) if isinstance(values, dict) else values  # a run's config.yaml serves too
-    known = {action.dest: action for action in p._actions}
-    if not isinstance(values, dict) or set(values) - set(known):
-        wrong = sorted(map(str, set(values) - set(known))) if isinstance(values, dict) else [type(values).__name__]
-        raise InputError(f"--config {path} holds '{wrong[0]}', which is no option; options are those of train.py --help")
-    words = []
-    for key, value in values.items():
-        action = known[key]
-        if isinstance(action, argparse.BooleanOptionalAction):
-            words += [] if value is None else [f"--{key}" if value else f"--no-{key}"]
-        elif action.nargs == 0:
-            words += [f"--{key}"] if value else []
-        elif value is not None:
-            words += [f"--{key}={value}"]
-    return words
+    parts = text.split("-")
+    if text != "0" and (not all(re.fullmatch("[1-9][0-9]{0,4}", size) for size in parts) or len(parts) > 64):
+        raise argparse.ArgumentTypeError(f"'{text}' is no list of layer sizes; give numbers below 100,000 joined by '-', as "
+                                         "2000-1000, or 0 for none")
+    return text
 
 
 def default_run(opt) -> str:
-    return os.path.join("runs", f"{opt.data_name}_{opt.sim}")
-
-
-def run_folder(path: str) -> str:
-    return os.path.dirname(path) or "." if os.path.isfile(path) else path
+    return os.path.join("runs", f"{opt.data_name}_{opt.sim}_seed{opt.seed}".replace("/", "_"))
 
 
 def resolve(opt) -> None:
@@ -299,7 +271,10 @@ def resolve(opt) -> None:
                          "first must be above 0, the others at least 0")
     refuse_unused(opt)
     if opt.init_from and opt.resume is None:
-        load_checkpoint(opt.init_from)                      # a wrong one is refused before data load
+        load_checkpoint(opt.init_from, "model_best.pt", opt.vocab)   # a wrong one is refused before data load
+    if opt.vocab and not opt.init_from:
+        raise InputError(f"--vocab {opt.vocab} is the vocabulary of an original checkpoint that --init_from names; give both, "
+                         "or a vocabulary for training in --vocab_path")
     opt.logger_name = opt.logger_name or default_run(opt)
 
 
@@ -370,7 +345,7 @@ def resolve_scan(opt) -> None:
                              "--sim scan, or leave --img_enc out")
         foreign = [name for name, default in SCAN.items() if getattr(opt, name) != default]
         if foreign:
-            raise InputError(f"--{foreign[0]} is for --sim scan, not {opt.sim}; leave it out")
+            raise InputError(f"--{foreign[0]} is for --sim scan, not {opt.sim}; give --sim scan too, or leave it out")
         return
     opt.img_enc = "scan" if opt.img_enc == "auto" else opt.img_enc
     if opt.text_features:
@@ -479,6 +454,9 @@ def prepare_images(opt, images) -> None:
         raise InputError(f"--unpaired_images and --supervised_fraction need precomputed features, and {opt.data_name} has "
                          "photos; extract features first: extract.py images")
     needed = "cnn" if isinstance(images, Photos) else "precomp"
+    if opt.use_restval and needed == "precomp":
+        raise InputError(f"--use_restval adds COCO's restval photos, and {opt.data_name} has precomputed features, whose train "
+                         "split is what it is; leave it out")
     img_enc = needed if opt.img_enc == "auto" else opt.img_enc
     if img_enc == "pie" and needed == "precomp" and images.array.ndim != 3:
         other = "another --sim" if opt.sim == "mil" else "--img_enc precomp"

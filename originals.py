@@ -11,13 +11,14 @@ import os
 import re
 import struct
 import warnings
+import zipfile
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from cli import InputError, reason
 from encoders import CNNS
-from vocab import InputError
 
 
 class _Dtype:
@@ -45,14 +46,18 @@ ADMITTED = [(argparse.Namespace, "argparse.Namespace"), (_Dtype, "numpy.dtype"),
 def read(path: str):
     """What a checkpoint file, ours or an original's, holds; nothing from it is run. InputError if it cannot be read."""
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:                                  # torch packs nothing
+                if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                    raise ValueError("its contents are compressed, which no checkpoint's are")
         with warnings.catch_warnings(), torch.serialization.safe_globals(ADMITTED):
             warnings.simplefilter("ignore")                                         # says that `encoding` has no effect: it has
             return torch.load(path, map_location="cpu", weights_only=True, encoding="latin1")   # strings of Python 2
     except Exception as error:  # torch raises many kinds for a damaged or foreign file
         wanted = re.search(r"GLOBAL (\S+)", str(error))
-        reason = (f"it wants to call {wanted[1]}, which no checkpoint needs, and nothing of it was run" if wanted
-                  else (str(error) or type(error).__name__).splitlines()[0][:120])
-        raise InputError(f"{path} is damaged or no checkpoint of this project, VSE++ or VSRN ({reason}); take another one "
+        why = (f"it wants to call {wanted[1][:60]}, which no checkpoint needs, and nothing of it was run" if wanted
+               else reason(error, 120))
+        raise InputError(f"{path} is damaged or no checkpoint of this project, VSE++ or VSRN ({why}); take another one "
                          "or train again") from error
 
 

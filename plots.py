@@ -2,19 +2,47 @@
 
 `evaluate.py --uncertainty` draws them; `ucmr` Fig. 4-7 for the last.
 """
+import contextlib
 import os
 import sys
 import textwrap
 
 import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 
+from cli import InputError
+from files import atomic, below, is_drawn, output
 from inputs import Photos
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402  after the choice of a backend that needs no screen
-
 SHOWN, MATCHES = 5, 3                 # items at each end, matches of each
+FORMATS = ("png", "pdf", "svg", "ps", "eps")          # that tell who drew them, so that no photo is ever replaced
+
+
+def picture_file(path: str, inputs=()) -> str:
+    """`path`, a picture that can be drawn there; raises InputError, before the work."""
+    if format_of(path) not in FORMATS:
+        raise InputError(f"{path} ends in none of {', '.join(f'.{name}' for name in FORMATS)}, which pictures are drawn as; "
+                         "give it such an ending")
+    return output(path, is_drawn, inputs)
+
+
+def format_of(path: str) -> str:
+    return os.path.splitext(path)[1][1:].lower()
+
+
+@contextlib.contextmanager
+def drawing(path: str, rows: int, columns: int, size: tuple[float, float]):
+    """(figure, axes (rows, columns)) of this size in inches; at the end the picture is written to `path`.
+
+    No window system and none of pyplot's state is touched, so that importing this changes nothing in a notebook; captions and
+    names are drawn as they are, where matplotlib would read two $ as a formula.
+    """
+    with matplotlib.rc_context({"text.parse_math": False}):
+        figure = Figure(figsize=size)
+        yield figure, figure.subplots(rows, columns, squeeze=False)
+        with atomic(path, "wb") as f:
+            figure.savefig(f, format=format_of(path), dpi=80)
 
 
 def curves(reports: dict[str, dict], path: str) -> None:
@@ -23,7 +51,12 @@ def curves(reports: dict[str, dict], path: str) -> None:
     reports: {run: {"images" | "captions": what `protocols.uncertainty_report` returns, and more}}.
     """
     sides = [side for side in ("images", "captions") if any("recall_bins" in r.get(side, ()) for r in reports.values())]
-    figure, axes = plt.subplots(len(sides), 2, figsize=(10, 3.6 * len(sides)), squeeze=False)
+    with drawing(path, len(sides), 2, (10, 3.6 * len(sides))) as (figure, axes):
+        draw_curves(reports, sides, axes)
+        figure.tight_layout()
+
+
+def draw_curves(reports: dict[str, dict], sides: list[str], axes) -> None:
     for (left, right), side in zip(axes, sides):
         for run, report in reports.items():
             if "recall_bins" not in report.get(side, ()):
@@ -41,9 +74,6 @@ def curves(reports: dict[str, dict], path: str) -> None:
         for axis in (left, right):
             axis.grid(alpha=0.3)
             axis.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
 def extremes(values: np.ndarray, pairs, texts: list[str] | None, photos: Photos | None, caption_image: np.ndarray,
@@ -58,7 +88,12 @@ def extremes(values: np.ndarray, pairs, texts: list[str] | None, photos: Photos 
     order = np.argsort(values, kind="stable")
     columns = {"most uncertain": order[::-1][:SHOWN], "least uncertain": order[:SHOWN]}
     rows = max(len(chosen) for chosen in columns.values())
-    figure, axes = plt.subplots(rows, 2, figsize=(13, 1.75 * rows + 0.6), squeeze=False)
+    with drawing(path, rows, 2, (13, 1.75 * rows + 0.6)) as (figure, axes):
+        draw_extremes(values, pairs, texts, photos, first, of_images, columns, axes)
+        figure.tight_layout()
+
+
+def draw_extremes(values, pairs, texts, photos, first: dict, of_images: bool, columns: dict, axes) -> None:
     for axis in axes.flat:
         axis.axis("off")
     for column, (title, chosen) in enumerate(columns.items()):
@@ -83,14 +118,13 @@ def extremes(values: np.ndarray, pairs, texts: list[str] | None, photos: Photos 
             axis.text(0, 0.88, f"{values[q]:.1f} nats{more}", fontsize=8, color="grey", transform=axis.transAxes)
             if not row:
                 axis.set_title(f"{title} {'images' if of_images else 'captions'}", fontsize=11)
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
-def locate(names: list[str] | None, folder: str | None) -> Photos | None:
-    """Photos of the images, or None unless all their files are there; says so where `folder` is given."""
-    paths = [os.path.join(folder or "", str(name)) for name in names or ()]
+def locate(photos: Photos | list[str] | None, folder: str | None) -> Photos | None:
+    """Photos of the images, of a split that has them or by their names in `folder`, or None unless all their files are there;
+    says so where `folder` is given."""
+    paths = photos.paths if isinstance(photos, Photos) else [
+        below(folder, name, "the list of photos") for name in (photos or () if folder else ())]
     absent = [path for path in paths if not os.path.isfile(path)]
     if folder and (absent or not paths):
         what = f"{len(absent):,} of {len(paths):,} photos are missing, the first is {absent[0]}" if paths else "none has a name"

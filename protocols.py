@@ -13,6 +13,9 @@ import torch
 import metrics
 from annotations import Pairs, Ratings
 from attention import CrossAttention
+from cli import InputError
+from inputs import Photos
+from items import Items
 from losses import Cosine, Embedding, Mahalanobis
 from two_branch import ProductNetwork
 
@@ -30,14 +33,19 @@ class Subject:
     n_images: int
     members: list = field(default_factory=list)
     scores: np.ndarray | None = None              # (N, M), mapped or in memory
-    source: str = ""                              # where ids and captions come from, for messages
-    image_ids: list | None = None
-    caption_ids: list | None = None
-    captions: list[str] | None = None
-    photos: list[str] | None = None               # paths or file names
+    items: Items | None = None                    # whose they are
+    photos: Photos | list[str] | None = None      # or file names
     data_name: str = ""
+    split: str = ""                               # nothing where no split is known
     folder: str = ""                              # of the data set
     unknown_words: dict | None = None             # of a data set other than that of the training
+    notes: list[str] = field(default_factory=list)    # what was assumed, left out or put in another order
+
+    def take(self, rows) -> None:
+        """Put images and captions in the order `rows` (items.Order)."""
+        self.members = [(similarity, images and images.rows(rows.images), captions and captions.rows(rows.captions))
+                        for similarity, images, captions in self.members]
+        self.scores = None if self.scores is None else self.scores[rows.images][:, rows.captions]
 
     @property
     def has_images(self) -> bool:
@@ -113,7 +121,7 @@ def score_matrix(subject: Subject, block: int) -> np.ndarray:
 
 def checked(block: np.ndarray) -> np.ndarray:
     if not np.isfinite(block).all():
-        raise ValueError("the scores hold NaN or infinity, so they cannot be ranked; check the embeddings")
+        raise InputError(metrics.NOT_FINITE)
     return block
 
 
@@ -249,7 +257,7 @@ def several(scores: np.ndarray, pairs: dict[str, Pairs], record: Record, name: s
             chosen = pairs[side].among(queries, items) if len(parts) > 1 else pairs[side]
             rank, precision = direction(side_rows(scores, side, images, captions), chosen, len(queries), True)
             if not (rank >= 0).any():
-                raise ValueError(f"no {side} query of '{name}' has a match in its gallery; give at least one, or leave it out")
+                raise InputError(f"no {side} query of '{name}' has a match in its gallery; give at least one, or leave it out")
             result[side] = {**metrics.summary(rank[rank >= 0]), rp: float(100 * np.nanmean(precision))}
             ranks[side][queries], precisions[side][queries] = rank, precision
         if len(result) == 2:
@@ -334,7 +342,7 @@ def pmrp(scores: np.ndarray, codes: np.ndarray, caption_image: np.ndarray, parts
     for images, captions in parts:
         images, captions = images[shown[images]], captions[shown[caption_image[captions]]]
         if not len(images) or not len(captions):
-            raise ValueError("no image of a gallery has an instance; give the instances of these images with --instances")
+            raise InputError("no image of a gallery has an instance; give the instances of these images with --instances")
         result = {}
         for side, queries, items in (("i2t", images, captions), ("t2i", captions, images)):
             rows = side_rows(scores, side, images, captions)
@@ -370,7 +378,7 @@ def neighbours(subject: Subject, codes: np.ndarray, k: int = 10) -> dict[str, fl
     shown = np.flatnonzero(codes.any(1))
     k = min(k, len(shown) - 1)
     if k < 1:
-        raise ValueError("neighbours among images need two images with instances; give the instances with --instances")
+        raise InputError("neighbours among images need two images with instances; give the instances with --instances")
     tile, number = within_modality(subject, 0), codes[shown].astype(np.float32)
     size, near, chance = number.sum(1), 0.0, 0.0
     for start in range(0, len(shown), ROWS):

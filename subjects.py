@@ -3,24 +3,26 @@
 Loading runs no code from a file: weights_only=True for checkpoints, allow_pickle=False for arrays.
 """
 import argparse
+import difflib
 import glob
-import json
 import os
-import zipfile
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+import items
 import metrics
 import originals
+from cli import InputError, data_set, filename, reason, workers
 from data import Split, image_batches, read_split
-from inputs import NoImages, Photos, Tokens
-from losses import SIMILARITIES, Embedding
+from files import holds_arrays, output, read_array, read_arrays, save_arrays
+from inputs import SQUARABLE, NoImages, Photos, Tokens
+from losses import SIMILARITIES, Cosine, Embedding
 from model import JointEmbedding, build_model, build_vocabulary
 from protocols import Subject
-from vocab import InputError, Vocabulary, natural, writable
+from vocab import Vocabulary
 
 FORMAT = 1                            # of checkpoint.pt and model_best.pt
 
@@ -35,13 +37,46 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
         raise InputError(f"there is no checkpoint {path}; give a run folder that holds {name}, or a file")
     stored = originals.read(path)
     if originals.is_original(stored):
-        return originals.convert(stored, vocab and Vocabulary.load(vocab).words, path)
+        return original(stored, path, vocab)
     if not isinstance(stored, dict) or not {"format", "options", "vocabulary", "model"} <= set(stored):
         raise InputError(f"{path} is no checkpoint of this project; give one that train.py wrote")
     if stored["format"] != FORMAT:
-        raise InputError(f"{path} has checkpoint format {stored['format']}, this version reads format {FORMAT}; use the "
-                         "version that wrote it, or train again")
+        told = stored["format"] if type(stored["format"]) is int else f"of type {type(stored['format']).__name__}"
+        raise InputError(f"{path} has checkpoint format {told}, this version reads format {FORMAT}; use the version that wrote "
+                         "it, or train again")
+    check_contents(stored, path)
     return stored
+
+
+def original(stored: dict, path: str, vocab: str | None) -> dict:
+    """An original's checkpoint converted with the vocabulary of a file, as far as the two can be seen to belong together."""
+    given = vocab and Vocabulary.load(vocab)
+    if given and (given.origin or "").startswith("built"):
+        raise InputError(f"{path} cannot belong to the vocabulary {vocab}, which was {given.origin}: the originals number "
+                         "words in an order that cannot be built again, so every word would get another one's vector; convert "
+                         "the vocabulary that it was trained with (python vocab.py convert OLD NEW.json)")
+    unchecked = (f"{path} holds no words: its vocabulary is taken to be {vocab} since that has as many; whether they stand in "
+                 "its order is unchecked, and recalls near chance would say that they do not")
+    return {**originals.convert(stored, given and given.words, path), "notes": [unchecked]}
+
+
+def check_contents(stored: dict, path: str) -> None:
+    """Refuse a checkpoint whose parts are not of the kinds that train.py writes: what is read of it later relies on them."""
+    plain = (str, int, float, bool, type(None))
+    state, data = stored.get("state", {}), stored.get("data", {})
+    kinds = {
+        "options": isinstance(stored["options"], dict) and all(
+            isinstance(key, str) and isinstance(value, plain) for key, value in stored["options"].items()),
+        "vocabulary": isinstance(stored["vocabulary"], list) and all(isinstance(word, str) for word in stored["vocabulary"]),
+        "model": isinstance(stored["model"], dict) and all(
+            isinstance(key, str) and torch.is_tensor(value) for key, value in stored["model"].items()),
+        "state": isinstance(state, dict) and {"epoch", "best_rsum"} <= set(state) and all(
+            type(value) in (int, float) for value in state.values()),
+        "data": isinstance(data, dict) and isinstance(data.get("extractors") or {}, dict)}
+    wrong = next((name for name, right in kinds.items() if not right), None)
+    if wrong:
+        raise InputError(f"{path} holds something else under '{wrong}' than train.py writes; it was changed or is of another "
+                         "program, so take another one or train again")
 
 
 def load_weights(model: JointEmbedding, stored: dict, path: str = "the checkpoint") -> None:
@@ -55,15 +90,22 @@ def load_weights(model: JointEmbedding, stored: dict, path: str = "the checkpoin
     model.load_state_dict(stored["model"])
 
 
-def load_model(stored: dict) -> tuple[JointEmbedding, Vocabulary, argparse.Namespace]:
+def load_model(stored: dict, path: str = "the checkpoint") -> tuple[JointEmbedding, Vocabulary, argparse.Namespace]:
     """The model of a checkpoint, in eval mode on the CPU, its vocabulary and its options."""
-    from options import parse_args  # which imports this module
+    import recipes  # which imports this module
 
-    defaults = vars(parse_args([]))                         # of options that are younger than the checkpoint
+    recipes.check_values(stored["options"], path)
+    defaults = vars(recipes.parse_args([]))                 # of options that are younger than the checkpoint
     opt = argparse.Namespace(**{**defaults, **stored["options"]})
     vocab = build_vocabulary(opt, stored["vocabulary"])
-    model = build_model(opt, vocab, pretrained=False)
-    load_weights(model, stored)
+    try:
+        model = build_model(opt, vocab, pretrained=False)
+    except InputError:
+        raise
+    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:    # each value is right, not all together
+        raise InputError(f"the options of {path} describe no model ({reason(error)}); it was changed, so take another one or "
+                         "train again") from error
+    load_weights(model, stored, path)
     return model.eval(), vocab, opt
 
 
@@ -118,12 +160,14 @@ def validate(model: JointEmbedding, split: Split, tokens: Tokens, device, worker
 
 def run_arguments(p: argparse.ArgumentParser, split: str) -> None:
     """The options of commands that show what one run makes of a split; `split` says what the split is for."""
-    p.add_argument("--checkpoint", metavar="RUN", help="run folder or checkpoint file (default: the newest run)")
-    p.add_argument("--data_path", help="folder that holds the data sets (default: that of the training)")
-    p.add_argument("--data_name", help="data set (default: that of the training)")
+    p.add_argument("--checkpoint", type=filename, metavar="RUN", help="run folder or checkpoint file (default: the newest run)")
+    p.add_argument("--vocab", type=filename, metavar="FILE.json", help="vocabulary of an original VSE++ or VSRN checkpoint "
+                   "(python vocab.py convert)")
+    p.add_argument("--data_path", type=filename, help="folder that holds the data sets (default: that of the training)")
+    p.add_argument("--data_name", type=data_set, help="data set (default: that of the training)")
     p.add_argument("--split", default="test", help=split)
     p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
-    p.add_argument("--workers", type=natural, default=min(10, os.cpu_count() or 1),
+    p.add_argument("--workers", type=workers, default=min(10, os.cpu_count() or 1),
                    help="processes that read photos or large feature files")
 
 
@@ -134,10 +178,10 @@ def newest_run(root: str = "runs") -> str:
     return os.path.dirname(max(found, key=os.path.getmtime))
 
 
-def output_file(given: str | None, run: str, name: str) -> str:
-    """`given`, else `name` in a run folder or beside a file; `writable`, which is not tried where there is no `run`."""
+def output_file(given: str | None, run: str, name: str, ours, inputs=()) -> str:
+    """`given`, else `name` in a run folder or beside a file, as `files.output` has it; what cannot be there is not tried."""
     path = given or os.path.join(run if os.path.isdir(run) else os.path.dirname(run), name)
-    return writable(path) if given or os.path.exists(run) else path
+    return output(path, ours, inputs) if given or os.path.exists(run) else path
 
 
 def check_fits(opt: argparse.Namespace, split: Split, path: str) -> None:
@@ -184,6 +228,7 @@ class Run(NamedTuple):
     state: dict                                             # epoch, best_rsum, ...
     folder: tuple[str, str]                                 # data_path and data_name of the split
     split: Split
+    notes: list[str]                                        # for the reader of any result
 
     @property
     def foreign(self) -> bool:
@@ -201,7 +246,7 @@ def load_run(path: str, opt, first: Run | None = None, *, vocab: str | None = No
     Raises InputError where the model cannot take the data.
     """
     stored = load_checkpoint(path, vocab=vocab)
-    model, words, trained = load_model(stored)
+    model, words, trained = load_model(stored, path)
     folder, lead = (opt.data_path or trained.data_path, opt.data_name or trained.data_name), first.trained if first else trained
     if first and not opt.data_name and len({os.path.realpath(os.path.join(*f)) for f in (folder, first.folder)}) > 1:
         raise InputError(f"{path} was trained on {os.path.join(*folder)}, the first run on {os.path.join(*first.folder)}; an "
@@ -210,34 +255,33 @@ def load_run(path: str, opt, first: Run | None = None, *, vocab: str | None = No
     if first and trained.text_features == lead.text_features:
         split = first.split
     else:
-        split = read_split(*folder, opt.split, text_only=text_only, text_features=trained.text_features,
+        split = read_split(*folder, opt.split or "test", text_only=text_only, text_features=trained.text_features,
                            dev_images=lead.dev_images if dev_images is None else dev_images).require_sound()
+        if first and not items.order_like(items.of_split(split, folder[1]), items.of_split(first.split, folder[1])).same:
+            raise InputError(f"{split.source} stands in another order than {first.split.source}; an ensemble needs one split")
     check_fits(trained, split, path)
     check_extractors(stored["data"].get("extractors") if "data" in stored else None, split, trained.text_features, path)
-    return Run(model, words, trained, stored["state"], folder, split)
+    return Run(model, words, trained, stored["state"], folder, split, [*stored.get("notes", ()), *split.notes])
 
 
-def save_json(value, path: str) -> None:
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    with open(path + ".tmp", "w", encoding="utf-8") as f:
-        json.dump(value, f, indent=1)
-        f.write("\n")
-    os.replace(path + ".tmp", path)
+# What a file of embeddings may hold, and what each array is.
+ARRAYS = ("image_mean", "caption_mean", "image_log_var", "caption_log_var", "caption_image", "image_id", "caption_id",
+          "image_name", "similarity", "data_name", "split")
+is_embeddings = holds_arrays("image_mean", "caption_mean", "caption_image", "similarity")
 
 
-def export(path: str, similarity: str, images: Embedding, captions: Embedding, split: Split) -> None:
-    """Means, log-variances where there are any, whose caption each is, and ids where known, as .npz."""
+def export(path: str, similarity: str, images: Embedding, captions: Embedding, split: Split, data_name: str) -> None:
+    """Means, log-variances where there are any, whose caption each is, ids where known, and of which split, as .npz."""
     arrays = {"image_mean": images.mean, "caption_mean": captions.mean, "image_log_var": images.log_var,
               "caption_log_var": captions.log_var}
     arrays = {name: value.cpu().numpy() for name, value in arrays.items() if value is not None}
-    for ids in (split.image_ids, split.photo_names):
+    whose = items.of_split(split, data_name)
+    for name, ids in (("image_id", whose.image_ids), ("image_name", whose.image_names), ("caption_id", whose.caption_ids)):
         if ids is not None:
-            arrays["image_name" if isinstance(ids[0], str) else "image_id"] = np.array(ids)
-    if split.caption_ids is not None:
-        arrays["caption_id"] = split.caption_ids
-    with open(path + ".tmp", "wb") as f:                    # then renamed: a kill leaves no half of it
-        np.savez(f, caption_image=split.caption_image, similarity=np.array(similarity), **arrays)
-    os.replace(path + ".tmp", path)
+            arrays[name] = np.array(ids)
+    arrays.update(caption_image=split.caption_image, similarity=np.array(similarity), data_name=np.array(data_name),
+                  split=np.array(whose.split))
+    save_arrays(path, arrays)
 
 
 def open_run(paths: list[str], opt) -> Subject:
@@ -247,6 +291,7 @@ def open_run(paths: list[str], opt) -> Subject:
         run = load_run(path, opt, first, vocab=opt.vocab, dev_images=opt.dev_images, text_only=opt.cxc)
         first, split, trained = first or run, run.split, run.trained
         subject = subject or of_split(split, " + ".join(paths), run.folder)
+        subject.notes += [note for note in run.notes if note not in subject.notes]
         if run.foreign and split.text is None:
             subject.unknown_words = split.unknown_words(run.vocab)
         images, captions = encode(run.model.to(device), split, run.tokens(), device, opt.batch_size, opt.workers)
@@ -263,7 +308,7 @@ def open_run(paths: list[str], opt) -> Subject:
     if opt.export:
         if images is None:
             raise InputError(f"--export: {subject.source} has no images beside it; export a split with features or photos")
-        export(opt.export, subject.similarity, images, captions, split)
+        export(opt.export, subject.similarity, images, captions, split, subject.data_name)
         held = f"means{' and log-variances' if subject.gaussian else ''} only"
         print(f"embeddings in {opt.export}" + ("" if subject.similarity in SIMILARITIES else
               f": {held}, from which its similarity '{subject.similarity}' cannot be recomputed"))
@@ -271,86 +316,133 @@ def open_run(paths: list[str], opt) -> Subject:
 
 
 def of_split(split: Split, name: str, folder: tuple[str, str]) -> Subject:
-    photos = split.images.paths if isinstance(split.images, Photos) else None
-    return Subject(name, "", split.caption_image, len(split.images), source=split.source, image_ids=split.image_ids,
-                   caption_ids=None if split.caption_ids is None else split.caption_ids.tolist(), captions=split.captions,
-                   photos=photos or split.photo_names, data_name=folder[1], folder=os.path.join(*folder))
+    whose = items.of_split(split, folder[1])
+    return Subject(name, "", split.caption_image, len(split.images), items=whose,
+                   photos=split.images if isinstance(split.images, Photos) else split.photo_names,
+                   data_name=folder[1], split=whose.split, folder=os.path.join(*folder), notes=list(split.notes))
 
 
 def open_embeddings(path: str, opt) -> Subject:
     """Embeddings of any model: the arrays that --export writes (the README lists them)."""
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, TypeError, AttributeError) as error:   # an .npy file too
-        raise InputError(f"{path} is no .npz file of plain arrays ({error}); write it with --export or np.savez") from error
+    arrays = read_arrays(path, "write it with --export or np.savez")
+    unknown = next((name for name in arrays if name not in ARRAYS), None)
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown, ARRAYS, 1, 0.5)
+        raise InputError(f"{path} has an array '{unknown[:40]}', which means nothing here"
+                         f"{f' (do you mean {near[0]}?)' if near else ''}; it may hold {', '.join(ARRAYS)}")
     sides = []
     for side in ("image", "caption"):
         mean, log_var = arrays.get(f"{side}_mean"), arrays.get(f"{side}_log_var")
         if mean is None or mean.ndim != 2 or mean.dtype.kind not in "fiu" or (
-                log_var is not None and log_var.shape not in (mean.shape, (len(mean), 1))):
-            held = ", ".join(f"{name} {value.shape}" for name, value in arrays.items()) or "nothing"
+                log_var is not None and (log_var.shape not in (mean.shape, (len(mean), 1)) or log_var.dtype.kind not in "fiu")):
+            held = ", ".join(f"{name} {value.shape} of {value.dtype}" for name, value in arrays.items()) or "nothing"
             raise InputError(f"{path} needs {side}_mean of shape (items, D), and {side}_log_var, where given, of the same "
-                             f"shape or (items, 1); it holds {held}")
+                             f"shape or (items, 1), both numbers; it holds {held}")
         sides.append(Embedding(*(None if x is None else torch.from_numpy(np.ascontiguousarray(x, np.float32))
                                  for x in (mean, log_var))))
+        for name, x in ((f"{side}_mean", sides[-1].mean), (f"{side}_log_var", sides[-1].log_var)):
+            if x is not None and not torch.isfinite(x).all():
+                raise InputError(f"{path} holds NaN or infinity, or numbers beyond float32, in {name}; check the embeddings")
     widths = [e.mean.shape[1] for e in sides]
     if widths[0] != widths[1] or not widths[0]:
         raise InputError(f"{path} has image means of width {widths[0]} and caption means of width {widths[1]}; they live in "
                          "one space, so the widths must be equal")
-    subject = described(path, opt, len(sides[0].mean), len(sides[1].mean), arrays)
-    name = opt.sim or str(arrays.get("similarity", "cosine"))
+    name = opt.sim or text_of(arrays, "similarity") or "cosine"
     if name not in SIMILARITIES:
         raise InputError(f"{path} has similarity '{name}', which cannot be computed from a file of embeddings; evaluate the "
                          f"run, or rank by another similarity with --sim, one of {', '.join(SIMILARITIES)}")
+    similarity = SIMILARITIES[name]()
     try:
-        SIMILARITIES[name]().check(*sides)
+        similarity.check(*sides)
     except ValueError as error:
         raise InputError(f"{path} does not fit --sim {name}: {error}") from error
-    subject.similarity, subject.members = name, [(SIMILARITIES[name](), *sides)]
+    subject, order = described(path, opt, len(sides[0].mean), len(sides[1].mean), arrays)
+    if not opt.sim and "similarity" not in arrays:
+        unused = ", and its variances are not used" if any(e.log_var is not None for e in sides) else ""
+        subject.notes.append(f"{path} names no similarity: the cosine of the means is taken{unused} (--sim takes another)")
+    subject.notes += lengths(path, sides, isinstance(similarity, Cosine))
+    subject.similarity, subject.members = name, [(similarity, *sides)]
+    subject.take(order)
     return subject
+
+
+def text_of(arrays: dict, name: str) -> str:
+    """A single text among arrays, empty where there is none."""
+    return str(arrays[name]) if name in arrays and arrays[name].ndim == 0 and arrays[name].dtype.kind == "U" else ""
+
+
+def lengths(path: str, sides: list[Embedding], normalised: bool) -> list[str]:
+    """Notes on means of zeros. Raises InputError on means whose norms float32 cannot tell."""
+    notes = []
+    for side, e in zip(("image", "caption"), sides):
+        largest = e.mean.abs().amax(1)                                              # (N,)
+        least = 1e-6 if normalised else 0.0                 # where `losses.unit` stops to divide
+        odd = (largest > SQUARABLE[1]) | (largest > 0) & (e.mean.norm(dim=1) < least)
+        if odd.any():
+            k = int(odd.nonzero()[0])
+            raise InputError(f"{path}: {side}_mean has values of at most {float(largest[k]):.0e} in row {k}, whose squares "
+                             "float32 cannot add up; scale all means alike, to norms near 1")
+        zeros = int((largest == 0).sum())
+        if zeros:
+            notes.append(f"{path}: {zeros:,} of {len(largest):,} {side} means are zeros and score alike with everything")
+    return notes
 
 
 def open_scores(path: str, opt) -> Subject:
     """A ready matrix of scores, images x captions, mapped and not read whole."""
-    try:
-        scores = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise InputError(f"{path} is no whole .npy file of numbers ({error}); write it with np.save") from error
-    if not isinstance(scores, np.ndarray):
-        raise InputError(f"{path} is no whole .npy file but holds several arrays; give one matrix, or embeddings to "
-                         "--embeddings")
+    scores = read_array(path, "write it with np.save, images x captions; embeddings go to --embeddings")
     if scores.ndim != 2 or scores.dtype.kind != "f":
         raise InputError(f"{path} holds {scores.dtype} of shape {scores.shape}; scores are floats, images x captions")
-    subject = described(path, opt, *scores.shape, {})
+    subject, _ = described(path, opt, *scores.shape, {})    # it names no items, so their order is the split's
+    some = scores[np.linspace(0, len(scores) - 1, min(len(scores), 50)).astype(int)]
+    rounded = some.astype(np.float32)
+    lost = sum(len(np.unique(a)) - len(np.unique(b)) for a, b in zip(some, rounded)) if scores.dtype.itemsize > 4 else 0
+    if lost:
+        subject.notes.append(f"{path}: scores are ranked in float32, where {lost:,} of {some.size:,} looked at are equal to "
+                             "another one of their image that they differ from in the file; ties count against the model")
     subject.similarity, subject.scores = "scores", scores
     return subject
 
 
-def described(path: str, opt, n: int, m: int, arrays: dict) -> Subject:
-    """Whose caption each is, and ids: from --data_name's split, else from the file, else m / n captions an image."""
+def described(path: str, opt, n: int, m: int, arrays: dict) -> tuple[Subject, items.Order]:
+    """Whose items a file is about, and the rows that put them in order: those of --data_name's split, with which whatever the
+    file says is compared, else what the file says, else m / n captions an image."""
+    split = None
     if opt.data_name:
         folder = opt.data_path or "data", opt.data_name
-        split = read_split(*folder, opt.split, dev_images=opt.dev_images or 0, text_only=True)
+        split = read_split(*folder, opt.split or "test", dev_images=opt.dev_images or 0, text_only=True)
         if (len(split.images), len(split.captions)) != (n, m):
-            raise InputError(f"{path} has {n} images and {m} captions, {opt.data_name} {opt.split} has {len(split.images)} and "
-                             f"{len(split.captions)}; they must be the same items in the same order")
-        return of_split(split, path, folder)
-    if "caption_image" not in arrays and (not n or m % n):
+            raise InputError(f"{path} has {n} images and {m} captions, {opt.data_name} {opt.split or 'test'} has "
+                             f"{len(split.images)} and {len(split.captions)}; they must be the same items")
+    told = "caption_image" in arrays
+    if not told and not split and (not n or m % n):
         raise InputError(f"{path} has {m} captions for {n} images and does not say whose they are; add caption_image, or name "
                          "the split with --data_path, --data_name and --split")
-    caption_image = np.asarray(arrays.get("caption_image", np.arange(m) // max(1, m // max(1, n))))
-    if caption_image.shape != (m,) or caption_image.dtype.kind not in "iu" or not m or not (
-            0 <= caption_image.min() and caption_image.max() < n):
+    owner = arrays["caption_image"] if told else np.arange(m) // max(1, m // max(1, n))
+    if owner.shape != (m,) or owner.dtype.kind not in "iu" or not m or not (0 <= owner.min() and owner.max() < n):
         raise InputError(f"{path}: caption_image must hold {m} whole numbers from 0 to {n - 1}, the row of each one's image")
     for key, count in (("image_id", n), ("caption_id", m), ("image_name", n)):
-        if key in arrays and (arrays[key].shape != (count,) or (key != "image_name" and arrays[key].dtype.kind not in "iu")):
+        kinds = "U" if key == "image_name" else "iu"
+        if key in arrays and (arrays[key].shape != (count,) or arrays[key].dtype.kind not in kinds):
             raise InputError(f"{path}: {key} must hold {count} {'names' if key == 'image_name' else 'whole numbers'}, one for "
                              f"each, and has shape {arrays[key].shape} of {arrays[key].dtype}; leave it out or write it again")
-    ids = {key: None if arrays.get(key) is None else arrays[key].tolist() for key in ("image_id", "caption_id")}
-    return Subject(path, "", caption_image.astype(np.int64), n, source=path, image_ids=ids["image_id"],
-                   caption_ids=ids["caption_id"], photos=arrays["image_name"].tolist() if "image_name" in arrays else None,
-                   data_name=os.path.basename(path), folder=os.path.join(opt.data_path or "data", "."))
+    known = {key: None if arrays.get(key) is None else arrays[key].tolist() for key in ("image_id", "image_name", "caption_id")}
+    mine = items.Items(path, owner.astype(np.int64), n, known["image_id"], known["image_name"], known["caption_id"], None,
+                       text_of(arrays, "data_name"), text_of(arrays, "split"), assumed=not told)
+    if split:
+        order = items.order_like(mine, items.of_split(split, opt.data_name))
+        subject = of_split(split, path, folder)
+        subject.notes += order.notes
+        return subject, order
+    subject = Subject(path, "", mine.owner, n, items=mine, photos=known["image_name"], data_name=os.path.basename(path),
+                      split=mine.split or opt.split or "", folder=os.path.join(opt.data_path or "data", "."))
+    if not told:
+        subject.notes.append(f"{path} does not say whose caption each is: {COUNTS.get(m // n, m // n)} caption{'s' * (m != n)} "
+                             "per image, in order, assumed (caption_image says it)")
+    return subject, items.Order(np.arange(n), np.arange(m), [])
+
+
+COUNTS = {1: "one", 5: "five"}
 
 
 def open_subject(path: str, opt) -> Subject:

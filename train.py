@@ -6,11 +6,7 @@ Writes runs/NAME/: config.yaml, vocab.json, log.txt, log.jsonl, tensorboard even
 model_best.pt (by rsum on the dev split, for evaluate.py).
 """
 import contextlib
-import json
 import os
-import shlex
-import signal
-import subprocess
 import sys
 import time
 
@@ -20,92 +16,21 @@ import yaml
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_avg_fn
 from tqdm import tqdm
 
+import cli
+import metrics
+import runs
+from cli import InputError, Stop, Stopped
 from data import pair_batches, read_split
+from files import locked, same_file
 from model import build_model, build_vocabulary
-from options import defaults, parse_args, prepare_images, prepare_text
+from options import defaults, prepare_images, prepare_text
+from recipes import load_resumable, parse_args
 from subjects import FORMAT, check_extractors, check_fits, load_checkpoint, load_weights, torch_device, validate
 from two_branch import sibling_order
 from unpaired import build_unpaired, choose_pairs
-from vocab import InputError, Vocabulary, writable
+from vocab import Vocabulary
 
 EMA = 0.999                           # share of the average that a step keeps
-OUTPUTS = {"checkpoint.pt", "model_best.pt", "log.txt", "log.jsonl"}
-
-
-def save_atomic(state: dict, path: str, advice: str) -> None:
-    """Write to a temporary name, then rename: a kill or a full disk leaves the old file as it was, and `advice` is given."""
-    try:
-        with open(path + ".tmp", "wb") as f:
-            torch.save(state, f)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(path + ".tmp", path)
-    except (OSError, RuntimeError) as error:
-        with contextlib.suppress(OSError):
-            os.remove(path + ".tmp")
-        raise InputError(f"{path} could not be saved ({error}); the one before it is whole: {advice}") from error
-
-
-class Log:
-    """log.txt for people, log.jsonl for programs, tensorboard events; and the terminal."""
-
-    def __init__(self, folder: str, iteration: int):
-        import tensorboard_logger
-
-        self.events = tensorboard_logger.Logger(folder, flush_secs=5)
-        self.text = open(os.path.join(folder, "log.txt"), "a", encoding="utf-8")
-        self.path = os.path.join(folder, "log.jsonl")
-        kept = []
-        if os.path.isfile(self.path):  # lines that a killed run wrote after its last checkpoint will come again
-            with open(self.path, encoding="utf-8") as f:
-                kept = [line for line in f if line.endswith("}\n") and json.loads(line)["iteration"] <= iteration]
-        with open(self.path, "w", encoding="utf-8") as f:
-            f.writelines(kept)
-        self.json = open(self.path, "a", encoding="utf-8")
-
-    def say(self, line: str, terminal: bool = True) -> None:
-        if terminal:
-            tqdm.write(line)
-            sys.stdout.flush()
-        self.text.write(line + "\n")
-        self.text.flush()
-
-    def validation(self, state: dict, result: dict) -> None:
-        """Recalls under VSE++'s names: r1 image to text, r1i text to image."""
-        i, t = result["i2t"], result["t2i"]
-        sides = [f"{name} R@1 {r['r1']:.1f} R@5 {r['r5']:.1f} R@10 {r['r10']:.1f} medr {r['medr']:.0f}"
-                 for name, r in (("image to text", i), ("text to image", t))]
-        self.say(f"epoch {state['epoch']} step {state['step']}: dev rsum {result['rsum']:.1f} | {' | '.join(sides)}")
-        keys = ("r1", "r5", "r10", "medr", "meanr")
-        self.record(state["iteration"], {**{k: i[k] for k in keys}, **{f"{k}i": t[k] for k in keys}, "rsum": result["rsum"]},
-                    kind="validation", epoch=state["epoch"], step=state["step"])
-
-    def record(self, iteration: int, scalars: dict, **fields) -> None:
-        self.json.write(json.dumps({"iteration": iteration, **fields, **scalars}) + "\n")
-        self.json.flush()
-        for name, value in scalars.items():
-            self.events.log_value(name, value, step=iteration)
-
-
-class Stop:
-    """Turns the first Ctrl-C or SIGTERM into a wish that the loop grants after the step; the second one is immediate."""
-
-    received = None
-
-    def __enter__(self):
-        self.before = {s: signal.signal(s, self.wish) for s in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_):
-        self.restore()
-
-    def wish(self, number, frame):
-        self.received = number
-        self.restore()
-
-    def restore(self):
-        for s, handler in self.before.items():
-            signal.signal(s, handler)
 
 
 def make_vocabulary(opt, train) -> tuple[Vocabulary, str]:
@@ -141,41 +66,47 @@ def objective_name(opt) -> str:
     return f"{violations}, margin {opt.margin}" if opt.loss == "hinge" else opt.loss
 
 
-def describe_run(opt, splits: dict) -> dict:
-    """What config.yaml holds."""
-    commit = subprocess.run(["git", "rev-parse", "--verify", "-q", "HEAD"], capture_output=True, text=True, check=False,
-                            cwd=os.path.dirname(os.path.abspath(__file__)))
-    return {"command": shlex.join(["python", "train.py", *sys.argv[1:]]), "git_commit": commit.stdout.strip() or "unknown",
-            "versions": {"python": sys.version.split()[0], "torch": str(torch.__version__), "numpy": np.__version__},
-            "data": {name: split.fingerprint() for name, split in splits.items()}, "options": vars(opt)}
-
-
 def main(argv=None) -> None:
-    opt = parse_args(argv)
-    try:
-        sys.exit(train(opt))
-    except InputError as error:
-        sys.exit(f"train.py: {error}")
+    sys.exit(cli.run("train.py", train, parse_args(argv)))
 
 
 def train(opt) -> int:
-    """Train as the options say; returns the exit status: 0, or 128 + signal after a wished stop."""
+    """Train as the options say; returns the exit status: 0, 1 where no model came out, or 128 + signal after a wished stop."""
+    try:
+        with contextlib.ExitStack() as held:
+            return run_epochs(opt, held)
+    except BrokenPipeError:
+        raise
+    except OSError as error:                                # a log line on a full disk
+        raise InputError(f"{opt.logger_name}: {cli.reason(error)}; its last checkpoint is whole: make room and "
+                         "--resume") from error
+
+
+def run_epochs(opt, held: contextlib.ExitStack) -> int:
+    """Reading, the epoch loop, validation and checkpoints. What `held` takes in ends with the training: the lock of the run
+    folder, the hold of signals."""
     device = torch_device(opt.device)
-    resumed = load_checkpoint(opt.logger_name, "checkpoint.pt") if opt.resume is not None else None
-    start = resumed or (load_checkpoint(opt.init_from) if opt.init_from else None)
-    if resumed is None and not opt.overwrite and os.path.exists(os.path.join(opt.logger_name, "config.yaml")):
-        raise InputError(f"{opt.logger_name} already holds a run; go on with --resume, replace it with --overwrite, or name "
-                         "another folder with --logger_name")
+    going_on = opt.resume is not None and same_file(opt.logger_name, opt.resume if os.path.isdir(opt.resume) else
+                                                    os.path.dirname(opt.resume) or ".")
+    if not going_on:
+        runs.check_new(opt.logger_name, opt.overwrite)
+    elif not runs.is_run(opt.logger_name):
+        raise InputError(f"--resume {opt.resume} lies in a folder that is no run; name a new folder to go on in with "
+                         "--logger_name")
+    elif not opt.dry_run:
+        held.enter_context(locked(opt.logger_name, "training"))
+    resumed = load_resumable(opt.resume) if opt.resume is not None else None
+    start = resumed or (load_checkpoint(opt.init_from, vocab=opt.vocab) if opt.init_from else None)
 
     split = {name: read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval, dev_images=opt.dev_images,
                               text_features=opt.text_features).require_sound() for name in ("train", "dev")}
     prepare_images(opt, split["train"].images)
     prepare_text(opt, split["train"].text)
     check_fits(opt, split["dev"], "the model")
-    data = split["train"].fingerprint()
+    data = {**split["train"].fingerprint(), "dev": split["dev"].fingerprint()}
     check_data(opt, resumed, data)
-    check_extractors(start["data"].get("extractors") if start and "data" in start else None, split["train"], opt.text_features,
-                     str(opt.init_from))
+    check_extractors(start["data"].get("extractors") if start and "data" in start else None, split["train"],
+                     opt.text_features, str(opt.init_from))
     words, source = ((Vocabulary(start["vocabulary"]), opt.init_from or opt.logger_name) if start
                      else make_vocabulary(opt, split["train"]))
     vocab = build_vocabulary(opt, words.words)
@@ -195,30 +126,34 @@ def train(opt) -> int:
     # with bf16 too on CUDA, whose GRUs compute in float16 under either
     scaler = torch.amp.GradScaler(device.type, enabled=opt.amp == "fp16" or opt.amp == "bf16" and device.type == "cuda")
     average = averaged(model, opt.average)
-    state = {"epoch": 0, "step": 0, "iteration": 0, "best_rsum": 0.0, "loss_sum": 0.0, "loss_count": 0}
+    state = {"epoch": 0, "step": 0, "iteration": 0, "best_rsum": 0.0, "loss_sum": 0.0, "loss_count": 0, "due": 0}
     if resumed:
-        for name, optimizer in optimizers.items():
-            optimizer.load_state_dict(resumed[name])
-        if resumed["scaler"]:                           # empty where none was needed, as with bf16 on a CPU
-            scaler.load_state_dict(resumed["scaler"])
-        if average and opt.num_epochs == resumed["options"]["num_epochs"]:          # else the last third is another one
-            average.load_state_dict(resumed["average"])
-        state = dict(resumed["state"])
-        torch.set_rng_state(resumed["rng"])
-        if device.type == "cuda" and resumed["cuda_rng"]:
-            torch.cuda.set_rng_state_all(resumed["cuda_rng"])
+        restore(resumed, opt, optimizers, scaler, average, device)
+        state.update(resumed["state"])
 
+    chance = metrics.chance(split["dev"].caption_image, len(split["dev"].images))["rsum"]
     facts = (f"{opt.data_name}: {len(pairs):,} training pairs of {len(split['train'].images):,} images, "
-             f"{len(split['dev'].images):,} dev images, {len(vocab):,} words of {source}\n"
+             f"{len(split['dev'].images):,} dev images (rsum by chance {chance:.1f}), {len(vocab):,} words of {source}\n"
              f"{opt.sim}, image head {opt.image_head}, text head {opt.text_head}, {objective_name(opt)}, embed_size "
              f"{opt.embed_size}, {sum(p.numel() for p in parameters):,} trainable parameters, {device}, seed {opt.seed}")
+    facts = "\n".join([facts, *(f"note: {note}" for note in [*(start or {}).get("notes", ()), *split["train"].notes,
+                                                              *split["dev"].notes])])
     if opt.dry_run:
-        print(facts + "\n" + yaml.safe_dump(vars(opt), sort_keys=True) + "dry run: nothing was written")
+        print(yaml.safe_dump(vars(opt), sort_keys=True) + facts + "\ndry run: nothing was written")
         return 0
 
-    write_run_folder(opt, split, vocab, resumed)
+    stop = held.enter_context(Stop(later=True))
+    if not going_on:
+        try:
+            os.makedirs(opt.logger_name, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{opt.logger_name}/config.yaml cannot be written ({error}); name another folder with "
+                             "--logger_name") from error
+        held.enter_context(locked(opt.logger_name, "training"))
+        runs.check_new(opt.logger_name, opt.overwrite)  # another process may have been faster
+    runs.write(opt.logger_name, runs.describe(opt, split), vocab, new=not going_on)
     options = {key: value for key, value in vars(opt).items() if key not in ("resume", "overwrite", "config", "dry_run")}
-    log = Log(opt.logger_name, state["iteration"])
+    log = runs.Log(opt.logger_name, state, opt.num_epochs)
     log.say(facts + f"\nrun folder {opt.logger_name}")
 
     def judged():
@@ -228,96 +163,118 @@ def train(opt) -> int:
     def save(name="checkpoint.pt", whole=True):
         content = {"format": FORMAT, "options": options, "vocabulary": vocab.words, "state": dict(state),
                    "model": (model if whole else judged()).state_dict(), "data": data}
-        if whole:                                           # what only --resume needs
+        if whole:                                       # what only --resume needs
             content.update({name: optimizer.state_dict() for name, optimizer in optimizers.items()})
             content.update(scaler=scaler.state_dict(), rng=torch.get_rng_state(), cuda_rng=torch.cuda.get_rng_state_all()
                            if device.type == "cuda" else [])
             content.update({"average": average.state_dict()} if average else {})
-        save_atomic(content, os.path.join(opt.logger_name, name), "make room and --resume")
+        runs.save_state(content, os.path.join(opt.logger_name, name), "make room and --resume")
 
-    def validation() -> float:
-        result = validate(judged().eval(), split["dev"], tokens["dev"], device, opt.workers)
-        model.train()
-        log.validation(state, result)
-        return result["rsum"]
+    def validation() -> None:
+        """Recalls on dev, of which those at the ends of epochs choose the best model, as in VSE++; and a checkpoint. Where a
+        signal breaks it off it is due again when the run goes on."""
+        state["due"], before = 1, torch.get_rng_state()
+        try:
+            with stop.at_once():
+                result = validate(judged().eval(), split["dev"], tokens["dev"], device, opt.workers)
+        except Stopped:
+            torch.set_rng_state(before)
+            return
+        finally:
+            model.train()
+        state["due"] = 0
+        log.validation(state, n_steps, result)
+        if not state["step"] and result["rsum"] > state["best_rsum"]:
+            state["best_rsum"] = result["rsum"]
+            save("model_best.pt", whole=False)
+        save()
+
+    def stopped() -> int:
+        save()
+        due = ", before a validation" * state["due"]
+        log.say(f"stopped at {log.where(state, n_steps)}{due}; go on with: python train.py --resume {opt.logger_name}")
+        return 128 + stop.received
 
     model.train()
     n_steps = -(-len(epoch_order(opt, split["train"], pairs, 0)) // opt.batch_size)
-    with Stop() as stop:
-        while state["epoch"] < opt.num_epochs:
-            epoch = state["epoch"]
-            for optimizer in optimizers.values():
-                for group in optimizer.param_groups:
-                    group["lr"] = group["initial_lr"] * 0.1 ** (epoch // opt.lr_update)
-            if opt.loss == "hinge":
-                model.objective.max_violation = opt.max_violation and epoch >= opt.vse_mean_warmup_epochs
-            order = epoch_order(opt, split["train"], pairs, epoch)
-            batches = pair_batches(split["train"], tokens["train"], order, opt.batch_size, workers=opt.workers,
-                                   crop_size=opt.crop_size, seed=(opt.seed, epoch), skip=state["step"])
-            bar = tqdm(total=n_steps, initial=state["step"], desc=f"epoch {epoch + 1}/{opt.num_epochs}", disable=None,
-                       leave=False)
-            clock = time.perf_counter()
-            for batch in batches:
-                data_time = time.perf_counter() - clock
-                if unpaired:
-                    batch = batch._replace(unpaired=unpaired.batch(state["iteration"]))
-                terms = train_step(model, batch.to(device), optimizers, scaler, parameters, opt, state)
-                loss = sum(terms.values())
-                if opt.average == "ema" and averaging(opt, epoch):
-                    average.update_parameters(model)
-                batch_time, clock = time.perf_counter() - clock, time.perf_counter()
-                state.update(step=state["step"] + 1, iteration=state["iteration"] + 1, loss_sum=state["loss_sum"] + loss,
-                             loss_count=state["loss_count"] + len(batch.lengths))
-                rate = len(batch.lengths) / batch_time
-                bar.set_postfix_str(f"loss {loss:.2f}, {rate:,.0f} pairs/s", refresh=False)
-                bar.update()
-                if state["step"] % opt.log_step == 0 or state["step"] == n_steps:
-                    parts = " = " + " + ".join(f"{name} {term:.4g}" for name, term in terms.items()) if len(terms) > 1 else ""
-                    log.say(f"epoch {epoch} step {state['step']}/{n_steps}: loss {loss:.4f}{parts}, {rate:,.0f} pairs/s, "
-                            f"{batch_time * (n_steps - state['step']) / 60:.1f} min left in epoch", terminal=bar.disable)
-                    log.record(state["iteration"], {
-                        "epoch": epoch, "step": state["step"], "Eit": state["iteration"], "Le": loss,
-                        "lr": optimizers["optimizer"].param_groups[0]["lr"], "batch_time": batch_time, "data_time": data_time,
-                        **(terms if parts else {})}, kind="step")
-                if state["iteration"] % opt.val_step == 0 and state["step"] < n_steps:
-                    validation()
-                    save()
-                if stop.received:
-                    bar.close()
-                    save()
-                    log.say(f"stopped in epoch {epoch} after step {state['step']}; go on with: python train.py --resume "
-                            f"{opt.logger_name}")
-                    return 128 + stop.received
-            bar.close()
-            log.record(state["iteration"], {"epoch_loss": state["loss_sum"] / state["loss_count"]}, kind="epoch", epoch=epoch)
-            state.update(epoch=epoch + 1, step=0, loss_sum=0.0, loss_count=0)
-            if opt.average == "swa" and averaging(opt, epoch):
+    if not going_on:
+        save()                                          # so that a run that began can always go on
+    if state["due"]:
+        validation()
+    while state["epoch"] < opt.num_epochs and not stop.received:
+        epoch = state["epoch"]
+        for optimizer in optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * 0.1 ** (epoch // opt.lr_update)
+        if opt.loss == "hinge":
+            model.objective.max_violation = opt.max_violation and epoch >= opt.vse_mean_warmup_epochs
+        order = epoch_order(opt, split["train"], pairs, epoch)
+        batches = pair_batches(split["train"], tokens["train"], order, opt.batch_size, workers=opt.workers,
+                               crop_size=opt.crop_size, seed=(opt.seed, epoch), skip=state["step"])
+        bar = tqdm(total=n_steps, initial=state["step"], desc=f"epoch {epoch + 1}/{opt.num_epochs}", disable=None,
+                   leave=False)
+        clock = time.perf_counter()
+        for batch in batches:
+            data_time = time.perf_counter() - clock
+            if unpaired:
+                batch = batch._replace(unpaired=unpaired.batch(state["iteration"]))
+            terms = train_step(model, batch.to(device), optimizers, scaler, parameters, opt, state)
+            loss = sum(terms.values())
+            if opt.average == "ema" and averaging(opt, epoch):
                 average.update_parameters(model)
-            rsum = validation()
-            if rsum > state["best_rsum"]:                   # as in VSE++, chosen at the ends of epochs only
-                state["best_rsum"] = rsum
-                save("model_best.pt", whole=False)
-            save()
+            batch_time, clock = time.perf_counter() - clock, time.perf_counter()
+            state.update(step=state["step"] + 1, iteration=state["iteration"] + 1, loss_sum=state["loss_sum"] + loss,
+                         loss_count=state["loss_count"] + len(batch.lengths))
+            rate = len(batch.lengths) / batch_time
+            bar.set_postfix_str(f"loss {loss:.2f}, {rate:,.0f} pairs/s", refresh=False)
+            bar.update()
+            if state["step"] % opt.log_step == 0 or state["step"] == n_steps:
+                parts = " = " + " + ".join(f"{name} {term:.4g}" for name, term in terms.items()) if len(terms) > 1 else ""
+                left = batch_time / 60 * (n_steps - state["step"])              # minutes
+                in_all = left + batch_time / 60 * n_steps * (opt.num_epochs - epoch - 1)
+                log.say(f"{log.where(state, n_steps)}: loss {loss:.4f}{parts}, {rate:,.0f} pairs/s, {left:.1f} min left in "
+                        f"epoch, {in_all:.1f} in all", terminal=bar.disable)
+                log.record(state["iteration"], {
+                    "epoch": epoch + 1, "step": state["step"], "Eit": state["iteration"], "Le": loss,
+                    "lr": optimizers["optimizer"].param_groups[0]["lr"], "batch_time": batch_time, "data_time": data_time,
+                    **(terms if parts else {})}, kind="step")
+            if state["iteration"] % opt.val_step == 0 and state["step"] < n_steps:
+                validation()
+            if stop.received:
+                bar.close()
+                return stopped()
+        bar.close()
+        log.record(state["iteration"], {"epoch_loss": state["loss_sum"] / state["loss_count"]}, kind="epoch", epoch=epoch + 1)
+        state.update(epoch=epoch + 1, step=0, loss_sum=0.0, loss_count=0)
+        if opt.average == "swa" and averaging(opt, epoch):
+            average.update_parameters(model)
+        validation()
+    if stop.received:
+        return stopped()
+    if not os.path.isfile(os.path.join(opt.logger_name, "model_best.pt")):
+        log.say(f"done, but dev rsum was 0 after every epoch, so {opt.logger_name} holds no model: nothing of what was learned "
+                "finds one match; look at log.txt and the data (python data.py check)")
+        return 1
     log.say(f"done: best dev rsum {state['best_rsum']:.1f}; evaluate with: python evaluate.py --checkpoint {opt.logger_name}")
     return 0
 
 
-def write_run_folder(opt, split: dict, vocab: Vocabulary, resumed: dict | None) -> None:
-    """config.yaml and vocab.json; what an overwritten run left goes."""
-    path = writable(os.path.join(opt.logger_name, "config.yaml"))
-    description = describe_run(opt, split)
-    if resumed:
-        with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as f:
-            first = yaml.safe_load(f)
-            description["resumed_with"] = [*first.get("resumed_with", []), description["command"]]
-            description["command"] = first["command"]
-    else:
-        for name in os.listdir(opt.logger_name):
-            if name in OUTPUTS or name.startswith(("results", "events.out.tfevents")):
-                os.remove(os.path.join(opt.logger_name, name))
-    with open(path, "w", encoding="utf-8") as f:
-        yaml.safe_dump(description, f, sort_keys=False)
-    vocab.save(os.path.join(opt.logger_name, "vocab.json"))
+def restore(resumed: dict, opt, optimizers: dict, scaler, average, device) -> None:
+    """Optimisers, averages and random states of a checkpoint. Raises InputError where they are of something else."""
+    try:
+        for name, optimizer in optimizers.items():
+            optimizer.load_state_dict(resumed[name])
+        if resumed["scaler"]:                               # empty where none was needed, as with bf16 on a CPU
+            scaler.load_state_dict(resumed["scaler"])
+        if average and opt.num_epochs == resumed["options"]["num_epochs"]:          # else the last third is another one
+            average.load_state_dict(resumed["average"])
+        torch.set_rng_state(resumed["rng"])
+        if device.type == "cuda" and resumed["cuda_rng"]:
+            torch.cuda.set_rng_state_all(resumed["cuda_rng"])
+    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise InputError(f"the checkpoint {opt.resume} holds optimisers or random states of something else "
+                         f"({cli.reason(error)}); take another one, or start a new run from its weights with "
+                         "--init_from") from error
 
 
 def check_data(opt, resumed: dict | None, data: dict) -> None:
@@ -361,7 +318,7 @@ def train_step(model, batch, optimizers, scaler, parameters, opt, state) -> dict
         loss = sum(terms.values())
     if not torch.isfinite(loss):
         wrong = next(name for name, term in terms.items() if not torch.isfinite(term))
-        raise InputError(f"the term '{wrong}' of the loss became {terms[wrong].item()} at epoch {state['epoch']} step "
+        raise InputError(f"the term '{wrong}' of the loss became {terms[wrong].item()} at epoch {state['epoch'] + 1} step "
                          f"{state['step'] + 1}; the last checkpoint is whole: lower --learning_rate or use --amp off")
     for optimizer in optimizers.values():
         optimizer.zero_grad(set_to_none=True)
@@ -369,8 +326,8 @@ def train_step(model, batch, optimizers, scaler, parameters, opt, state) -> dict
     scaler.unscale_(optimizers["optimizer"])
     norm = torch.nn.utils.clip_grad_norm_(parameters, opt.grad_clip or torch.inf)
     if not torch.isfinite(norm) and not scaler.is_enabled():    # the scaler skips such a step
-        raise InputError(f"the gradient of the loss became {norm.item()} at epoch {state['epoch']} step {state['step'] + 1}; "
-                         "the last checkpoint is whole: lower --learning_rate or use --amp off")
+        raise InputError(f"the gradient of the loss became {norm.item()} at epoch {state['epoch'] + 1} step "
+                         f"{state['step'] + 1}; the last checkpoint is whole: lower --learning_rate or use --amp off")
     for optimizer in optimizers.values():
         scaler.step(optimizer)
     scaler.update()

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from cli import InputError
 from data import Batch, Split, read_split
 from inputs import NoImages, Photos
 from subjects import check_extractors
-from vocab import InputError
 
 
 class Pool:

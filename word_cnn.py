@@ -5,7 +5,6 @@
 """
 import math
 import os
-import sys
 from collections import Counter
 
 import numpy as np
@@ -14,13 +13,15 @@ import torch.nn.functional as F
 from torch import nn
 from tqdm import tqdm
 
+import cli
 from captioner import is_function
+from cli import Arguments, InputError, data_set, filename, natural, positive, up_to, workers
 from data import Split, image_batches, pair_batches, read_split
 from encoders import CNN, CNNS, vsepp_linear
+from files import output
 from inputs import Photos
+from runs import save_state
 from subjects import torch_device
-from train import save_atomic
-from vocab import Arguments, InputError, natural, positive, writable
 
 
 def content_words(captions, count: int) -> list[str]:
@@ -147,7 +148,7 @@ def run(opt) -> list[float]:
         raise InputError(f"--learning_rate {opt.learning_rate:g} is not a positive number; 1e-4 is usual")
     if os.path.exists(opt.output):
         raise InputError(f"--output {opt.output} is there already; name another file, or delete it first")
-    writable(opt.output)
+    output(opt.output)
     device = torch_device(opt.device)
     train, dev = (read_split(opt.data_path, opt.data_name, name) for name in ("train", "dev"))
     if not isinstance(train.images, Photos):
@@ -177,7 +178,7 @@ def run(opt) -> list[float]:
     judge("untrained")
     for epoch in range(opt.num_epochs):
         loss = train_epoch(model, optimizer, train, labels, epoch, opt, device)
-        save_atomic(whole_state(model.cnn, opt.cnn_type), opt.output, "make room and name another --output")
+        save_state(whole_state(model.cnn, opt.cnn_type), opt.output, "make room and name another --output")
         judge(f"epoch {epoch + 1}, training loss {loss:.3f} nats an image")
     print(f"weights for train.py --cnn_type {opt.cnn_type} --cnn_weights {opt.output}")
     return reached
@@ -186,26 +187,22 @@ def run(opt) -> list[float]:
 def main(argv=None) -> None:
     p = Arguments("Fine-tune a network for photos to predict the words of an image's captions.")
     add = p.add_argument
-    add("--data_path", default="data", help="folder that holds the data sets")
-    add("--data_name", default="coco", help="folder of the data set below --data_path; it needs photos")
+    add("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    add("--data_name", type=data_set, default="coco", help="folder of the data set below --data_path; it needs photos")
     add("--cnn_type", choices=list(CNNS), default="vgg19", help="network for photos")
-    add("--cnn_weights", metavar="FILE", help="the network's weights (default: torch's cache; nothing is fetched)")
+    add("--cnn_weights", type=filename, metavar="FILE",
+        help="the network's weights (default: torch's cache; nothing is fetched)")
     add("--n_words", type=positive, default=1000, help="the most frequent content words of the training captions to predict")
     add("--num_epochs", type=positive, default=2, help="times that every training image is seen")
     add("--learning_rate", type=float, default=1e-4, help="of Adam")
     add("--batch_size", type=positive, default=64, help="images a step")
-    add("--crop_size", type=positive, default=224, help="side of the random crops of training photos")
-    add("--output", metavar="FILE.pt", default="cnn.pt", help="new file for the weights, written after each epoch")
-    add("--workers", type=natural, default=min(10, os.cpu_count() or 1), help="processes that read photos")
+    add("--crop_size", type=up_to(4096), default=224, help="side of the random crops of training photos")
+    add("--output", type=filename, metavar="FILE.pt", default="cnn.pt",
+        help="new file for the weights, written after each epoch")
+    add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to train (auto: CUDA when present)")
     add("--seed", type=natural, default=0, help="of initialisation, order and crops")
-    opt = p.parse_args(argv)
-    try:
-        run(opt)
-    except InputError as error:
-        sys.exit(f"word_cnn.py: {error}")
-    except KeyboardInterrupt:
-        sys.exit(f"word_cnn.py: stopped; {opt.output} holds the last whole epoch, if there was one")
+    cli.run("word_cnn.py", lambda: run(p.parse_args(argv)) and None)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ learned from captions need no download: they stand in for those of news text, an
 """
 import os
 import re
-import sys
 from collections import Counter
 
 import numpy as np
@@ -16,8 +15,10 @@ from scipy.sparse import coo_array
 from scipy.sparse.linalg import eigsh
 from tqdm import tqdm
 
+import cli
+from cli import Arguments, InputError, data_set, filename, positive, reason, width
+from files import atomic, output
 from hglmm import unit
-from vocab import Arguments, InputError, writable
 
 CHUNK = 1 << 24                       # bytes of a binary file held at a time
 LONGEST = 1 << 12                     # bytes of a word in a binary file; a longer one means that it is none
@@ -34,14 +35,20 @@ def read_vectors(path: str, words: list[str] | None = None) -> tuple[list[str], 
     if not os.path.isfile(path):
         raise InputError(f"there is no file {path}; {FORMS}, and `python word_vectors.py` learns a file from captions")
     wanted = None if words is None else {word.encode() for word in words}
-    with open(path, "rb") as f, tqdm(total=os.path.getsize(path), desc="word vectors", unit="B", unit_scale=True, disable=None,
+    try:
+        opened = open(path, "rb")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({reason(error)}); check its permissions") from error
+    with opened as f, tqdm(total=os.path.getsize(path), desc="word vectors", unit="B", unit_scale=True, disable=None,
                                      leave=False) as bar:
+        mark = 3 * (f.read(3) == b"\xef\xbb\xbf")           # some editors write one first
+        f.seek(mark)
         start = f.read(1 << 16)
         if start[:2] in COMPRESSED and b"\0" in start:
             raise InputError(f"{path} is compressed; {FORMS}, so unpack it first ({COMPRESSED[start[:2]]})")
         header = re.match(rb"\s*(\d{1,12})[ \t]+([1-9]\d{0,8})[ \t]*\r?\n", start)
         count, dim = map(int, header.groups()) if header else (None, None)
-        f.seek(header.end() if header else 0)
+        f.seek(mark + (header.end() if header else 0))
         line = start[header.end():].split(b"\n")[0].split() if header else []
         text = not header or b"\0" not in start and (not line or _number(line[-1]) or all(part.isascii() for part in line))
         found = (_text_rows if text else _binary_rows)(f, path, count, dim, wanted, bar)
@@ -179,12 +186,10 @@ def train_vectors(captions: list[list[str]], dim: int, threshold: int = 1, windo
 
 def write_vectors(path: str, words: list[str], vectors: np.ndarray) -> None:
     """Words and vectors (n, D) in word2vec's text form."""
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    with open(path + ".tmp", "w", encoding="utf-8") as f:
+    with atomic(path) as f:
         f.write(f"{len(words)} {vectors.shape[1]}\n")
         for word, row in zip(words, vectors):
             f.write(f"{word} {' '.join(f'{x:.6g}' for x in row)}\n")
-    os.replace(path + ".tmp", path)
 
 
 def neighbours(words: list[str], vectors: np.ndarray, word: str, count: int = 5) -> list[str]:
@@ -198,10 +203,8 @@ def learn(opt) -> None:
     from captioner import is_function
     from data import read_split
 
-    if opt.window < 1 or opt.vocab_threshold < 1:
-        raise InputError(f"--window {opt.window} and --vocab_threshold {opt.vocab_threshold}: both are 1 or more; give 5 and 1")
-    writable(opt.output)
-    split = read_split(opt.data_path, opt.data_name, "train", text_only=True)
+    output(opt.output)                                      # a file of vectors may be anybody's, so none is replaced
+    split = read_split(opt.data_path, opt.data_name, "train", text_only=True).require_sound()
     words, vectors = train_vectors(split.words, opt.dim, opt.vocab_threshold, opt.window)
     write_vectors(opt.output, words, vectors)
     print(f"{opt.output}: vectors of {opt.dim} values for {len(words):,} words of {len(split.captions):,} captions")
@@ -214,16 +217,13 @@ def learn(opt) -> None:
 
 def main(argv=None) -> None:
     p = Arguments("Learn word vectors from the training captions of a data set, and show what is near a few words.")
-    p.add_argument("--data_path", default="data", help="folder that holds the data sets")
-    p.add_argument("--data_name", default="coco_precomp", help="folder of the data set below --data_path")
-    p.add_argument("--dim", type=int, default=300, help="values of a vector")
-    p.add_argument("--window", type=int, default=5, help="words count as near each other up to this many places apart")
-    p.add_argument("--vocab_threshold", type=int, default=1, help="words seen at least this often get a vector")
-    p.add_argument("--output", required=True, metavar="FILE.txt", help="file to write, in word2vec's text form")
-    try:
-        learn(p.parse_args(argv))
-    except InputError as error:
-        sys.exit(f"word_vectors.py: {error}")
+    p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    p.add_argument("--data_name", type=data_set, default="coco_precomp", help="folder of the data set below --data_path")
+    p.add_argument("--dim", type=width, default=300, help="values of a vector")
+    p.add_argument("--window", type=positive, default=5, help="words count as near each other up to this many places apart")
+    p.add_argument("--vocab_threshold", type=positive, default=1, help="words seen at least this often get a vector")
+    p.add_argument("--output", type=filename, required=True, metavar="FILE.txt", help="file to write, in word2vec's text form")
+    cli.run("word_vectors.py", learn, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -7,13 +7,12 @@ val2014 goes where the paper does not say. At COCO's size: 82,783, 20,252 and 20
 """
 import argparse
 import os
-import sys
 
 import numpy as np
 
-from data import read_json
-from subjects import save_json
-from vocab import Arguments, InputError
+import cli
+from cli import Arguments, InputError, filename
+from files import holds_keys, output, read_json, save_json
 
 
 def images(annotations: str, part: str, names: list[str]) -> list[dict]:
@@ -41,7 +40,8 @@ def write(data_path: str) -> None:
     os.makedirs(folder, exist_ok=True)
     if not os.path.lexists(photos):
         os.symlink(os.path.join("..", "coco", "images"), photos)
-    save_json({"dataset": "coco_halves", "images": found}, os.path.join(folder, "dataset_coco_halves.json"))
+    path = os.path.join(folder, "dataset_coco_halves.json")
+    save_json({"dataset": "coco_halves", "images": found}, output(path, holds_keys("dataset", "images")))
     counts = [sum(image["split"] == name for image in found) for name in ("train", "val", "test")]
     print("{}: {:,} images to train on, {:,} dev, {:,} test".format(folder, *counts))
 
@@ -49,11 +49,8 @@ def write(data_path: str) -> None:
 def main(argv=None) -> None:
     p = Arguments(__doc__)
     p.formatter_class = argparse.RawDescriptionHelpFormatter
-    p.add_argument("--data_path", default="data", help="folder that holds coco/")
-    try:
-        write(p.parse_args(argv).data_path)
-    except InputError as error:
-        sys.exit(f"coco_halves: {error}")
+    p.add_argument("--data_path", type=filename, default="data", help="folder that holds coco/")
+    cli.run("coco_halves", write, p.parse_args(argv).data_path)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,11 @@ import sys
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
+import cli
+from cli import Arguments, InputError, filename, up_to
+from files import read_json
 from paper_tables.runs import MINUTES, SCALES, Run, Step, Stopped, execute, run_steps
 from report import FORMATS, NAMES, SIDES, render
-from vocab import Arguments, InputError
 
 # ---- what a table is
 
@@ -90,8 +92,7 @@ def collect(table: Table, rows: list[Row], opt) -> list[dict]:
             for seed in range(opt.seeds or table.seeds) if run else ():
                 steps, path = run_steps(run, seed, opt)
                 if os.path.exists(path) and all(step.done for step in steps if step.folder or step is steps[-1]):
-                    with open(path, encoding="utf-8") as f:
-                        stored.append(json.load(f))
+                    stored.append(read_json(path, "delete it, and it is made again"))
                     files.append(path)
             seeds = max(seeds, len(stored))
             for path in columns.paths:
@@ -165,14 +166,15 @@ def arguments(what: str) -> Arguments:
     p = Arguments(what)
     p.formatter_class = argparse.RawDescriptionHelpFormatter
     add = p.add_argument
-    add("--data_path", help="folder that holds the data sets (default: data; with --demo data/demo_tables, which is written)")
+    add("--data_path", type=filename,
+        help="folder that holds the data sets (default: data; with --demo data/demo_tables, which is written)")
     size = p.add_mutually_exclusive_group()
     size.add_argument("--demo", action="store_const", const="demo", dest="scale", help=SCALES["demo"].says)
     size.add_argument("--f8k", action="store_const", const="f8k", dest="scale", help=SCALES["f8k"].says)
     add("--only", nargs="+", metavar="ROW", help="rows by number from 1, label, or a part of it")
-    add("--seeds", type=int, help="seeds of every row, from 0 (default: the table's)")
+    add("--seeds", type=up_to(1000, least=0), help="seeds of every row, from 0 (default: the table's)")
     add("--also", default="", metavar='"OPTIONS"', help='more options of train.py for every row, as --also="--amp bf16"')
-    add("--runs", default="runs/paper_tables", metavar="FOLDER", help="where the runs are")
+    add("--runs", type=filename, default="runs/paper_tables", metavar="FOLDER", help="where the runs are")
     add("--format", choices=[*FORMATS, "json"], default="text", help="of the printed table")
     add("--dry_run", action="store_true", help="print the commands and run nothing")
     add("--print_only", action="store_true", help="print what there is and run nothing")
@@ -182,7 +184,7 @@ def arguments(what: str) -> Arguments:
 
 def settle(opt, table: Table | None = None) -> None:
     """Refuse what cannot be, before anything runs; fill in the data path."""
-    if opt.seeds is not None and opt.seeds < 1:
+    if opt.seeds == 0:
         raise InputError(f"--seeds {opt.seeds} leaves nothing to run; give at least 1")
     if opt.scale == "f8k" and table and not table.f8k:
         raise InputError(f"--f8k: Flickr8k has no data for {table.title}; take --demo, or leave it out with the paper's data "
@@ -207,6 +209,11 @@ def main(table: Table, says: str = "", argv=None) -> None:
         rows = chosen(table, opt.only)
     except InputError as error:
         p.error(str(error))
+    cli.run(p.prog, run_table, table, rows, opt)
+
+
+def run_table(table: Table, rows: list[Row], opt) -> None:
+    """Run what is missing of a table's rows and print it."""
     if table.later:
         print(table.later, file=sys.stderr)
     todo = unique(rows, opt.seeds or table.seeds)

@@ -5,24 +5,22 @@
 
 retrieval.png: above, captions and the best image of each model (Table 1); below, images and the best four captions of each
 model (Table 2); green is a match. Items are drawn by --seed, or are the numbers of --images and --captions. With --cxc or
---uncertain, evaluate.py draws uncertain_images.png and uncertain_captions.png beside each Gaussian run.
+--uncertain, evaluate.py draws uncertain_images.png and uncertain_captions.png in the folder uncertain/ of each Gaussian run.
 """
 import os
-import sys
 import textwrap
 
-import matplotlib
 import numpy as np
 import torch
 
+import cli
 import evaluate
-from data import Photos
+from cli import Arguments, InputError, data_set, filename, natural, up_to, workers
 from draw import photo_paths
+from files import holds_keys, is_drawn
+from inputs import Photos
+from plots import drawing, picture_file
 from subjects import encode, load_checkpoint, load_run, output_file, torch_device
-from vocab import Arguments, InputError, natural
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402  after the choice of a backend that needs no screen
 
 TOP = 4                               # captions an image, as in `jwae` Table 2
 
@@ -56,13 +54,19 @@ def rankings(runs: list[str], opt) -> tuple:
 
 
 def draw(opt) -> str:
-    output = output_file(opt.output, opt.checkpoint[0], "retrieval.png")
+    target = picture_file(output_file(opt.output, opt.checkpoint[0], "retrieval.png", is_drawn), opt.checkpoint)
     split, rows, texts, found = rankings(opt.checkpoint, opt)
-    photos, owner = Photos(photo_paths(split, opt.photos)), split.caption_image
+    photos = Photos(photo_paths(split, opt.photos))
     names = ["/".join(os.path.normpath(run).split(os.sep)[-1 if os.path.isdir(run) else -2:]) for run in opt.checkpoint]
-    columns = 1 + len(found)
-    figure, axes = plt.subplots(len(texts) + len(rows), columns, figsize=(3.6 * columns, 2.2 * (len(texts) + len(rows))),
-                                squeeze=False)
+    with drawing(target, len(texts) + len(rows), 1 + len(found), (3.6 * (1 + len(found)), 2.2 * (len(texts) + len(rows)))) as (
+            figure, axes):
+        draw_answers(split, rows, texts, found, names, photos, axes)
+        figure.tight_layout()
+    return f"{len(texts)} captions with their best image and {len(rows)} images with their best {TOP} captions in {target}"
+
+
+def draw_answers(split, rows, texts, found, names, photos: Photos, axes) -> None:
+    owner = split.caption_image
     for axis in axes.flat:
         axis.axis("off")
 
@@ -89,16 +93,13 @@ def draw(opt) -> str:
             y = 0.98
             for caption in best[k]:
                 y = write(axis, y, f"- {split.captions[caption]}", owner[caption] == image)
-    figure.tight_layout()
-    figure.savefig(output, dpi=80)
-    plt.close(figure)
-    return f"{len(texts)} captions with their best image and {len(rows)} images with their best {TOP} captions in {output}"
 
 
 def uncertain(run: str, opt) -> None:
     """evaluate.py's pictures of the most and least uncertain items, with their matches (`ucmr` Fig. 4-7)."""
+    target = output_file(None, run, os.path.join("uncertain", "results.json"), holds_keys("protocols"))
     words = ["--checkpoint", run, "--uncertainty", "--no-control", "--split", opt.split, "--device", opt.device, "--output",
-             output_file(None, run, "uncertainty.json"), "--workers", str(opt.workers)]
+             target, "--workers", str(opt.workers)]
     for name in ("data_path", "data_name", "photos", "cxc_path"):
         words += [f"--{name}", getattr(opt, name)] if getattr(opt, name) else []
     evaluate.run(evaluate.parse_args([*words, *["--cxc"] * bool(opt.cxc or opt.cxc_path)]))
@@ -108,32 +109,32 @@ def main(argv=None) -> None:
     p = Arguments("Draw examples of retrieval and uncertain items.")
     p.prog = "paper_tables.figures"
     add = p.add_argument
-    add("--checkpoint", required=True, nargs="+", metavar="RUN", help="run folders")
-    add("--data_path", help="folder that holds the data sets (default: that of the training)")
-    add("--data_name", help="data set (default: that of the training)")
+    add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN", help="run folders")
+    add("--data_path", type=filename, help="folder that holds the data sets (default: that of the training)")
+    add("--data_name", type=data_set, help="data set (default: that of the training)")
     add("--split", default="test", help="split to draw from")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
-    add("--workers", type=natural, default=0, help="processes that read photos or large feature files")
-    add("--photos", help="folder of the photos that precomputed features belong to")
-    add("--images", type=int, nargs="+", metavar="N", help="images to draw, from 0 (default: by chance)")
-    add("--captions", type=int, nargs="+", metavar="N", help="captions to draw, from 0 (default: by chance)")
-    add("--count", type=int, default=3, help="images and captions by chance")
-    add("--seed", type=int, default=0, help="of the chance")
+    add("--workers", type=workers, default=0, help="processes that read photos or large feature files")
+    add("--photos", type=filename, help="folder of the photos that precomputed features belong to")
+    add("--images", type=natural, nargs="+", metavar="N", help="images to draw, from 0 (default: by chance)")
+    add("--captions", type=natural, nargs="+", metavar="N", help="captions to draw, from 0 (default: by chance)")
+    add("--count", type=up_to(100), default=3, help="images and captions by chance")
+    add("--seed", type=natural, default=0, help="of the chance")
     add("--uncertain", action="store_true", help="also the most and least uncertain items of Gaussian runs")
     add("--cxc", action="store_true", help="the same with the matches of Crisscrossed Captions")
-    add("--cxc_path", metavar="FOLDER", help="its csv files (default: DATA_PATH/cxc)")
-    add("--output", metavar="FILE.png", help="picture to write (default: retrieval.png in the first run)")
-    opt = p.parse_args(argv)
-    try:
-        if opt.count < 1:
-            raise InputError(f"--count {opt.count} draws nothing; give at least 1")
-        print(draw(opt))
-        for run in opt.checkpoint:
-            trained = load_checkpoint(run)["options"]
-            if (opt.uncertain or opt.cxc or opt.cxc_path) and "point" not in (trained["image_head"], trained["text_head"]):
-                uncertain(run, opt)
-    except ValueError as error:
-        sys.exit(f"{p.prog}: {error}")
+    add("--cxc_path", type=filename, metavar="FOLDER", help="its csv files (default: DATA_PATH/cxc)")
+    add("--output", type=filename, metavar="FILE.png", help="picture to write (default: retrieval.png in the first run)")
+    cli.run(p.prog, draw_all, p.parse_args(argv))
+
+
+def draw_all(opt) -> None:
+    print(draw(opt))
+    for run in opt.checkpoint if opt.uncertain or opt.cxc or opt.cxc_path else ():
+        trained = load_checkpoint(run)["options"]
+        if trained.get("vae") or (trained["image_head"], trained["text_head"]) == ("point", "point"):
+            print(f"{run} compares points, which have no uncertainty: no picture of uncertain items")
+        else:
+            uncertain(run, opt)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 
-import yaml
+from files import read_yaml
 
 SIZE, HIDDEN, WORDS = "--embed_size 1024", " --dim_hidden 512", 300     # defaults of embedding, captioner, word vectors
 VG = "vg_experiments."
@@ -79,15 +79,6 @@ TEXTS = {"w2v": "--text_features w2v", "hglmm": "--text_features hglmm",
 VECTORS = "GoogleNews-vectors-negative300.bin"
 # of an epoch of COCO, for gpu_hours
 MINUTES = {"": 5, " tuned": 5, " cells": 5, " regions": 10, " fc6": 0.5, " halves": 0.5, " halves fc6": 0.5}
-FETCH = {"coco": "COCO's images, annotations and VSE++'s ids",
-         "f30k": "Flickr30k's images and Karpathy's dataset_flickr30k.json",
-         "coco_precomp": "SCAN's regions of COCO (31 GiB; for CxC and PMRP also testall_img_ids.npy and testall_ann_ids.npy)",
-         "f30k_precomp": "SCAN's regions of Flickr30k",
-         "coco/annotations/instances_val2014.json": "COCO's instances (annotations_trainval2014.zip)",
-         "cxc": "the ratings of Crisscrossed Captions, sts_test.csv and the others,",
-         "vg": "Visual Genome's image_data.json, region_descriptions.json and photos",
-         "f8k_precomp": "features of Flickr8k", "f8k_region_precomp": "region features of Flickr8k",
-         "f8k": "Flickr8k's photos and dataset_flickr8k.json", VECTORS: "word2vec's vectors of Google News (3.4 GiB)"}
 
 
 def resized(options: str, k: int) -> str:
@@ -160,15 +151,15 @@ class Step:
     def differs(self) -> list[str]:
         """What the configuration in a run's folder has otherwise than the step's options give today; "config.yaml" alone where
         it cannot be read, nothing where there is none."""
-        from options import MAY_CHANGE, parse_args  # torch takes seconds to load
+        from options import MAY_CHANGE  # torch takes seconds to load
+        from recipes import parse_args
 
         path = os.path.join(self.folder, "config.yaml")
         if not os.path.exists(path):
             return []
         try:
-            with open(path, encoding="utf-8") as f:
-                stored = dict(yaml.safe_load(f)["options"])
-        except (TypeError, KeyError, ValueError, yaml.YAMLError):
+            stored = dict(read_yaml(path)["options"])
+        except (TypeError, KeyError, ValueError):
             return ["config.yaml"]
         words, start = self.words[1:], None
         if "--init_from" in words:                          # which may be gone by now
@@ -261,8 +252,11 @@ def manifest(opt) -> str:
 def missing(data: str, name: str) -> str:
     """What to fetch and where it goes; empty where it is there."""
     path = os.path.join(data, name)
-    return "" if os.path.exists(path) else (f"{path} is not there; put {FETCH.get(name, 'the data set')} there (README, "
-                                            "Getting data), or try --demo")
+    if os.path.exists(path):
+        return ""
+    from inputs import SOURCES  # torch takes seconds to load
+
+    return f"{path} is not there; put there {SOURCES.get(name, 'the data set')}, or try --demo"
 
 
 def run_steps(run: Run, seed: int, opt) -> tuple[list[Step], str]:
@@ -278,7 +272,7 @@ def run_steps(run: Run, seed: int, opt) -> tuple[list[Step], str]:
     kind = "cca" if run.tool == "cca.py" else sim[-1] if sim else "cosine"
     name = f"{told['folder']}_{kind}_{short(' '.join(sorted(listed(options))))}_seed{seed}"
     folder = os.path.join(opt.runs, opt.scale, name)
-    log = os.path.join(folder, "output.txt")
+    log = f"{folder}.txt"                                   # beside the folder, which is train.py's own
     words = [run.tool, "--data_path", opt.data_path, *(word.format(**told) for word in options.split())]
     if run.tool == "cca.py":
         other = ["--test_name", DATA[run.test][opt.scale][0]] if run.test else []
@@ -324,7 +318,7 @@ def execute(step: Step) -> str:
             try:                                            # held by the command too, so that it outlives this process
                 fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                return f"another process is at work in {os.path.dirname(step.log)}; wait for it, or stop it"
+                return f"another process is at work in {os.path.splitext(step.log)[0]}; wait for it, or stop it"
         start = log.tell()
         child = subprocess.Popen([sys.executable, *step.command], stdout=log if step.log else subprocess.PIPE,
                                  stderr=subprocess.STDOUT, text=True, start_new_session=True)

@@ -12,12 +12,13 @@ import protocols
 import subjects
 import train
 from attention import AGGREGATES, DIRECTIONS, NORMS, CrossAttention
+from cli import InputError
 from data import Batch
 from encoders import RegionEmbedding, WordStates
 from losses import Embedding, hinge
 from metrics import retrieval
 from model import build_model
-from vocab import SPECIALS, InputError, Vocabulary
+from vocab import SPECIALS, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 EVERY = list(itertools.product(DIRECTIONS, NORMS, AGGREGATES))

@@ -16,10 +16,11 @@ import evaluate
 import options
 import train
 from captioner import Captioner, is_function, word_precision
+from cli import InputError
 from data import Batch, read_split
 from model import build_model
 from subjects import load_checkpoint, load_model
-from vocab import END, PAD, SPECIALS, START, UNK, InputError, Vocabulary
+from vocab import END, PAD, SPECIALS, START, UNK, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 RUN = ["--data_name", "demo_region_precomp", "--img_enc", "vsrn", "--captioner", "1", "--dim_hidden", "16", "--embed_size",

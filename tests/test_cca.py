@@ -10,10 +10,10 @@ from test_cli import unwritable
 import cca
 import evaluate
 from cca import CCA, WordRows
+from cli import InputError
 from data import Split, read_split
 from inputs import Features, NoImages
 from metrics import retrieval
-from vocab import InputError
 
 
 def views(n=90, f=7, g=5, seed=0, repeats=1):
@@ -134,8 +134,10 @@ def test_joint_gallery_holds_both_splits(demo_path, tmp_path, capsys):
     for split in ("dev", "test", "dev+test"):
         cca.main([*words, "--split", split, "--output", str(tmp_path / f"{split}.npz")])
     dev, test, both = (np.load(tmp_path / f"{split}.npz") for split in ("dev", "test", "dev+test"))
-    for key in set(dev.files) - {"similarity", "caption_image"}:
+    for key in set(dev.files) - {"similarity", "caption_image", "data_name", "split"}:
         np.testing.assert_array_equal(both[key], np.concatenate([dev[key], test[key]]))
+    assert [str(e["split"]) for e in (dev, test, both)] == ["dev", "test", "dev+test"]
+    assert str(both["data_name"]) == "demo_precomp"
     owner = np.concatenate([dev["caption_image"], test["caption_image"] + len(dev["image_mean"])])
     np.testing.assert_array_equal(both["caption_image"], owner)
 

@@ -23,6 +23,8 @@ import protocols
 import subjects
 import train
 import vocab
+from cli import InputError
+from files import holds_keys, output, starts_with
 from losses import SIMILARITIES, Embedding
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -63,12 +65,17 @@ def unwritable(folder) -> list[str]:
 
 def test_whether_a_file_can_be_written_is_tried_without_a_trace(tmp_path):
     for path in [*unwritable(tmp_path), "/dev/null"]:
-        with pytest.raises(vocab.InputError, match=f"^{path} cannot be written .*; name a file"):
-            vocab.writable(path)
+        with pytest.raises(InputError, match=f"^{path} cannot be written .*; name a file"):
+            output(path)
     new = tmp_path / "new" / "r.json"
-    assert vocab.writable(str(new)) == str(new) and not os.listdir(tmp_path / "new")
+    assert output(str(new)) == str(new) and not os.listdir(tmp_path / "new")
     new.write_text("kept")
-    assert vocab.writable(str(new)) and new.read_text() == "kept" and os.listdir(tmp_path / "new") == ["r.json"]
+    assert output(str(new), starts_with("ke")) and new.read_text() == "kept" and os.listdir(tmp_path / "new") == ["r.json"]
+    for ours in (None, starts_with("other"), holds_keys("protocols")):              # somebody else's
+        with pytest.raises(InputError, match="r.json is there already and is none that this command wrote; name another"):
+            output(str(new), ours)
+    with pytest.raises(InputError, match="r.json is to be read and cannot be written too"):
+        output(str(new), starts_with("ke"), [str(new)])
 
 
 # ---- options

@@ -174,7 +174,7 @@ def test_wrong_embeddings_are_refused(exported, everything, capsys, change, mess
 
 
 @pytest.mark.parametrize("matrix,message", [
-    (np.zeros((24, 120), object), "is no whole .npy file of numbers"), (np.zeros((24, 120), int), "holds int64"),
+    (np.zeros((24, 120), object), "is not a whole .npy file of numbers"), (np.zeros((24, 120), int), "holds int64"),
     (np.zeros(120), r"of shape \(120,\); scores are floats, images x captions"),
     (np.zeros((120, 24)), "24 captions for 120 images"),
     (np.zeros((24, 119)), "119 captions for 24 images"), (np.zeros((0, 5)), "for 0 images"),
@@ -196,7 +196,7 @@ def test_files_of_another_kind_are_refused(exported, capsys, demo_path):
     for words in (["--embeddings", "cut.npz"], ["--embeddings", "none.npz"], ["--embeddings", "."], ["--embeddings", "m.npy"]):
         refused(capsys, words, "is no .npz file of plain arrays")
     for words in (["--scores", "cut.npy"], ["--scores", "none.npy"], ["--scores", "."], ["--scores", "e.npz"]):
-        refused(capsys, words, "is no whole .npy file")
+        refused(capsys, words, "is not a whole .npy file")
     refused(capsys, ["--embeddings", "e.npz", "--data_path", demo_path, "--data_name", "demo_precomp", "--split", "dev"],
             "24 images and 120 captions, demo_precomp dev has 12 and 60")
     refused(capsys, ["--embeddings", "e.npz", "--fold5"], "--fold5 needs 5 x 1,000 images")
@@ -367,7 +367,8 @@ def test_results_of_other_data_or_splits_have_their_own_file(runs, demo_path, tm
         assert set(os.listdir(run)) - before == {f"{name}.json"}
 
 
-@pytest.mark.parametrize("results, picture", [("run/results.json", "run/uncertainty.png"), ("r.json", "uncertainty.png"),
+@pytest.mark.parametrize("results, picture", [("run/results.json", "run/uncertainty.png"), ("r.json", "r_uncertainty.png"),
+                                              ("CLIP_results.json", "CLIP_uncertainty.png"),
                                               ("run/results_f8k_dev.json", "run/uncertainty_f8k_dev.png")])
 def test_pictures_of_other_data_or_splits_have_their_own_files(results, picture):
     assert evaluate.picture("uncertainty", results) == picture
@@ -412,7 +413,7 @@ def test_uncertainty_numbers_and_pictures(runs, ev, exported, capsys, name):
         recall = [100 * hit[part].mean() for part in np.array_split(order, 10)]
         assert found[side]["recall_bins"]["recall"] == pytest.approx(recall)
         assert found[side]["risk_coverage"]["area_random"] == pytest.approx(100 * (1 - hit.mean()))
-    for picture in ("uncertainty", "uncertain_images", "uncertain_captions"):
+    for picture in ("r_uncertainty", "r_uncertain_images", "r_uncertain_captions"):
         with open(f"{picture}.png", "rb") as f:
             assert f.read(8) == b"\x89PNG\r\n\x1a\n" and os.path.getsize(f"{picture}.png") > 5000
     assert "area under risk-coverage" in capsys.readouterr().out
@@ -430,9 +431,9 @@ def test_variances_of_other_items(ev, exported):
 
 def test_pictures_show_photos_where_they_are(runs, ev, demo_path):
     ev("--checkpoint", runs / "wasserstein0", "--uncertainty")
-    without = os.path.getsize("uncertain_images.png")
+    without = os.path.getsize("r_uncertain_images.png")
     ev("--checkpoint", runs / "wasserstein0", "--uncertainty", "--photos", f"{demo_path}/demo/images")
-    assert os.path.getsize("uncertain_images.png") != without
+    assert os.path.getsize("r_uncertain_images.png") != without
 
 
 def test_photos_that_are_not_there_are_said(runs, ev, demo_path, monkeypatch, capsys):

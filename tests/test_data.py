@@ -11,9 +11,10 @@ from PIL import Image
 
 import data
 from annotations import Index
+from cli import InputError
 from data import pair_batches, read_split
 from inputs import Features, Photos
-from vocab import END, SPECIALS, START, UNK, InputError, Vocabulary, tokenize
+from vocab import END, SPECIALS, START, UNK, Vocabulary, tokenize
 
 
 def write_precomp(folder, features, captions, split="train", ids=None):

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import demo
+from cli import InputError
 from data import read_split
 from demo_scenes import (
     COLOURS,
@@ -29,7 +30,6 @@ from demo_scenes import (
     said,
     shown,
 )
-from vocab import InputError
 
 PRECOMP = ("demo_precomp", "demo_region_precomp")
 METHODS = {"sts": {"c2c_cocaption", "c2c_isim"}, "sis": {"i2i_csim"}, "sits": {"c2i_original", "c2i_intrasim"}}

@@ -10,9 +10,10 @@ from test_cli import refused
 
 import extract
 import hglmm
+import photo_features
+from cli import InputError
 from data import Photos, Split, read_split
 from encoders import CNN
-from vocab import InputError
 from word_vectors import read_vectors, train_vectors, write_vectors
 
 
@@ -82,38 +83,151 @@ def test_cells_are_regions(folder, weights):
     torch.testing.assert_close(split.images.gather([5]), expected, rtol=1e-2, atol=1e-2)
 
 
-def test_an_interrupted_extraction_goes_on(folder, weights, monkeypatch, capsys):
-    """What is done stays; a split that was broken off has no file of its name and is written anew."""
-    whole = extract.image_batches
+COMMON = ("--data_name", "demo", "--output_name", "new", "--batch_size", "4")
 
-    def broken(photos, *rest):
-        if done:
+
+def rows_of(folder, split="test"):
+    return np.load(folder / "new" / f"{split}_ims.npy")
+
+
+def own_photos(folder, n=10):
+    """A set of photos that may be changed, test images of the demo: its entries, to be written by `describe`."""
+    os.remove(folder / "demo")
+    (folder / "demo" / "images").mkdir(parents=True)
+    paths = read_split(str(folder), "demo_coco", "test").images.paths[:n]
+    for path in paths:
+        shutil.copy(path, folder / "demo" / "images")
+    return [{"filename": os.path.basename(path), "split": "test",
+             "sentences": [{"raw": f"a photo {k} ."}, {"raw": "a photo ."}]} for k, path in enumerate(paths)]
+
+
+def describe(folder, entries):
+    (folder / "demo" / "dataset_demo.json").write_text(json.dumps({"images": entries}))
+
+
+def counted(monkeypatch, stop_after=None):
+    """How many photos the network sees; the network ends with Ctrl-C's exception at a batch."""
+    seen, forward = [], CNN.forward
+
+    def watched(self, photos):
+        if stop_after is not None and len(seen) == stop_after:
             raise KeyboardInterrupt
-        done.append(1)
-        return whole(photos, *rest)
+        seen.append(len(photos))
+        return forward(self, photos)
+    monkeypatch.setattr(CNN, "forward", watched)
+    return seen
 
-    done = []
-    monkeypatch.setattr(extract, "image_batches", broken)
-    with pytest.raises(KeyboardInterrupt):
-        images(folder, weights, "--data_name", "demo", "--output_name", "new", "--splits", "dev", "test")
-    assert (folder / "new" / "dev_ims.npy").exists() and not (folder / "new" / "test_ims.npy").exists()
+
+@pytest.mark.parametrize("stop_after", [0, 1, 3])
+def test_an_interrupted_extraction_goes_on(folder, weights, monkeypatch, capsys, stop_after):
+    """What is done stays, no file of a split has its name before all are whole, and nothing is computed twice."""
+    images(folder, weights, *COMMON, "--splits", "dev", "test")
+    whole = {name: (folder / "new" / name).read_bytes() for name in os.listdir(folder / "new") if name.startswith("test")}
+    shutil.rmtree(folder / "new")
+    images(folder, weights, *COMMON, "--splits", "dev")
+    with monkeypatch.context() as patch:
+        counted(patch, stop_after)
+        with pytest.raises(KeyboardInterrupt):
+            images(folder, weights, *COMMON, "--splits", "dev", "test")
+    assert not [name for name in os.listdir(folder / "new") if name.startswith("test")]
     before = os.stat(folder / "new" / "dev_ims.npy").st_mtime_ns
-    monkeypatch.setattr(extract, "image_batches", whole)
-    images(folder, weights, "--data_name", "demo", "--output_name", "new", "--splits", "dev", "test")
-    assert "dev_ims.npy: done already" in capsys.readouterr().out
+    seen = counted(monkeypatch)
+    capsys.readouterr()
+    images(folder, weights, *COMMON, "--splits", "dev", "test")
+    assert "dev_ims.npy: done already" in capsys.readouterr().out and sum(seen) == 24 - 4 * stop_after
     assert os.stat(folder / "new" / "dev_ims.npy").st_mtime_ns == before
-    assert len(read_split(str(folder), "new", "test").images) == len(read_split(str(folder), "demo", "test").images)
+    assert {name: (folder / "new" / name).read_bytes() for name in whole} == whole
+    assert not [name for name in os.listdir(folder / "new") if name.endswith(".part")]
+
+
+def test_rows_follow_their_photos(folder, weights, monkeypatch, capsys):
+    """Another order or choice, a photo that was replaced or came to it: what is known is kept, what changed is computed."""
+    entries = own_photos(folder)
+    describe(folder, entries)
+    images(folder, weights, *COMMON, "--splits", "test")
+    first = rows_of(folder)
+    seen = counted(monkeypatch)
+    images(folder, weights, *COMMON, "--splits", "test")
+    assert "done already" in capsys.readouterr().out and not seen
+    for path in (folder / "demo" / "images").iterdir():     # the same bytes at another time, as after a copy
+        os.utime(path, (1, 1))
+    images(folder, weights, *COMMON, "--splits", "test")
+    assert "done already" in capsys.readouterr().out and not seen
+    order = [7, 2, 9, 0]
+    describe(folder, [entries[k] for k in order])
+    images(folder, weights, *COMMON, "--splits", "test")
+    np.testing.assert_array_equal(rows_of(folder), first[order])
+    assert not seen and read_split(str(folder), "new", "test").captions[0] == "a photo 7 ."
+    assert (folder / "new" / "test_ids.txt").read_text().split() == [entries[k]["filename"] for k in order]
+    shutil.copy(folder / "demo" / "images" / entries[5]["filename"], folder / "demo" / "images" / entries[2]["filename"])
+    describe(folder, [entries[k] for k in [*order, 1]])
+    images(folder, weights, *COMMON, "--splits", "test")
+    assert sum(seen) == 2                                   # number 2, and 1, which had been dropped from the list
+    np.testing.assert_allclose(rows_of(folder), first[[7, 5, 9, 0, 1]], rtol=1e-4, atol=1e-5)
+
+
+def test_broken_photos_are_skipped_and_counted(folder, weights, monkeypatch, capsys):
+    entries = own_photos(folder)
+    describe(folder, entries)
+    images(folder, weights, *COMMON, "--splits", "test")
+    whole = rows_of(folder)
+    shutil.rmtree(folder / "new")
+    broken = folder / "demo" / "images" / entries[5]["filename"]
+    good = broken.read_bytes()
+    broken.write_bytes(b"no picture")
+    os.remove(folder / "demo" / "images" / entries[8]["filename"])
+    refused(capsys, lambda words: images(folder, weights, *words), COMMON[:2] + ("--output_name", "new", "--splits", "test"),
+            "1 of 10 photos are missing")
+    shutil.copy(folder / "demo" / "images" / entries[0]["filename"], folder / "demo" / "images" / entries[8]["filename"])
+    seen = counted(monkeypatch)
+    refused(capsys, lambda words: images(folder, weights, *words), [*COMMON, "--splits", "test"],
+            f"the photo .*{entries[5]['filename']} cannot be read .*--skip_broken")
+    assert not (folder / "new" / "test_ims.npy").exists() and sum(seen) == 7
+    os.remove(folder / "demo" / "images" / entries[8]["filename"])
+    images(folder, weights, *COMMON, "--splits", "test", "--skip_broken")
+    said = capsys.readouterr().err
+    assert "warning: 2 of 10 photos of test cannot be read and are left out with their captions, the first: the photo" in said
+    kept = [k for k in range(10) if k not in (5, 8)]
+    np.testing.assert_allclose(rows_of(folder), whole[kept], rtol=1e-4, atol=1e-5)
+    split = read_split(str(folder), "new", "test")
+    assert split.captions == [c for k in kept for c in (f"a photo {k} .", "a photo .")] and sum(seen) == 8
+    broken.write_bytes(good)                                # mended: one more row, and no other is computed again
+    images(folder, weights, *COMMON, "--splits", "test", "--skip_broken")
+    assert sum(seen) == 9 and len(rows_of(folder)) == 9
+
+
+def test_a_split_between_two_extractions_is_not_read(folder, weights, monkeypatch):
+    """Stopped while files are put in their places: readers refuse the mixture, and the next call mends it."""
+    entries = own_photos(folder)
+    describe(folder, entries)
+    images(folder, weights, *COMMON, "--splits", "test")
+    first = rows_of(folder)
+    order = [3, 2, 1, 0, 9, 8, 7, 6, 5, 4]
+    for turn, name in enumerate(("photo_features.save_lines", "photo_features.os.replace", "photo_features.save_json")):
+        describe(folder, [entries[k] for k in order])
+        with monkeypatch.context() as patch:
+            real = getattr(os if ".os." in name else photo_features, name.split(".")[-1])
+
+            def broken(*args, name=name, real=real):
+                if str(args[-1]).endswith("test_ims.npy") if ".os." in name else not str(args[-1]).endswith(".part"):
+                    raise KeyboardInterrupt
+                return real(*args)
+            patch.setattr(name, broken)
+            with pytest.raises(KeyboardInterrupt):
+                images(folder, weights, *COMMON, "--splits", "test")
+        with pytest.raises(InputError, match="the files of split 'test' belong to two extractions, .* call it again"):
+            read_split(str(folder), "new", "test")
+        images(folder, weights, *COMMON, "--splits", "test")
+        np.testing.assert_array_equal(rows_of(folder), first[order])
+        assert read_split(str(folder), "new", "test").captions[::2] == [f"a photo {k} ." for k in order]
+        order = np.random.default_rng(turn).permutation(10).tolist()
 
 
 def test_images_with_different_numbers_of_captions(folder, weights, capsys):
     """Refused, or the first of each; captions of an image come together, whatever their order was."""
-    os.remove(folder / "demo")
-    (folder / "demo").mkdir()
-    original = read_split(str(folder), "demo_coco", "test")
-    entries = [{"filename": os.path.basename(path), "filepath": os.path.dirname(path), "split": "test",
-                "sentences": [{"raw": f"caption {k}\nof {i}"} for k in range(2 + i % 2)]}
-               for i, path in enumerate(original.images.paths[:4])]
-    (folder / "demo" / "dataset_demo.json").write_text(json.dumps({"images": entries}))
+    entries = [{**entry, "sentences": [{"raw": f"caption {k}\nof {i}"} for k in range(2 + i % 2)]}
+               for i, entry in enumerate(own_photos(folder, 4))]
+    describe(folder, entries)
     common = ["--data_name", "demo", "--output_name", "new", "--splits", "test"]
     refused(capsys, lambda words: images(folder, weights, *words), common,
             "images of test have 2 to 3 captions .* --captions_per_image 2")

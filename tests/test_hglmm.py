@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 import hglmm
+from cli import InputError
 from hglmm import HGLMM, fit_ica, fit_pca, improve, project, weighted_median
-from vocab import InputError
 
 
 def data(n=300, d=4, seed=0):

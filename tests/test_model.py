@@ -9,11 +9,12 @@ import torch.nn.functional as F
 
 import encoders
 import train
+from cli import InputError
 from data import Batch
 from encoders import CNN, GRUEmbedding, LinearEmbedding, Precomputed, RegionGraph, RegionGRU, Words, import_torchvision
 from inputs import Features, Photos
 from model import SHAPES, JointEmbedding, Tower, build_model
-from vocab import SPECIALS, InputError, Vocabulary
+from vocab import SPECIALS, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 

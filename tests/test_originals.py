@@ -24,10 +24,11 @@ import originals
 import subjects
 import train
 import vocab
+from cli import InputError
 from data import read_split
 from encoders import import_torchvision
 from model import build_model
-from vocab import SPECIALS, InputError, Vocabulary
+from vocab import SPECIALS, Vocabulary
 
 WORDS = [*SPECIALS, *(f"w{k}" for k in range(40))]
 MARKER = "ran.txt"                    # what a malicious file would leave in the working directory

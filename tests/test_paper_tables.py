@@ -12,6 +12,7 @@ import yaml
 
 import evaluate
 import options
+import recipes
 import train
 from data import read_split
 from paper_tables import __main__ as listing
@@ -42,7 +43,7 @@ def runs(table):
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", TABLES)
 def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
-    """Of training, with options.parse_args as train.py has it, and of evaluation; and they keep what the row asks for."""
+    """Of training, with recipes.parse_args as train.py has it, and of evaluation; and they keep what the row asks for."""
     if scale == "f8k" and not TABLES[name].f8k:
         return
     monkeypatch.setattr(options, "load_checkpoint", lambda *_: None)    # of a run to start from
@@ -258,7 +259,7 @@ def test_missing_data_are_named_and_the_published_numbers_printed(tmp_path, caps
     with pytest.raises(SystemExit, match="2 of 2 runs failed"):
         common.main(TABLES["pmrl_table1"], "", ["--data_path", str(tmp_path), "--only", "VSE++", "2"])
     out, err = capsys.readouterr()
-    assert "coco is not there; put COCO's images" in err and "58.3" in out and "78.0" in out and "94.0" not in out
+    assert "coco is not there; put there COCO's train2014.zip" in err and "58.3" in out and "78.0" in out and "94.0" not in out
 
 
 def test_dry_run_names_all_that_is_missing(tmp_path, capsys):
@@ -272,7 +273,8 @@ def test_dry_run_names_all_that_is_missing(tmp_path, capsys):
 def test_nothing_is_trained_that_cannot_be_tested(tmp_path, capsys):
     """COCO is there, Crisscrossed Captions and the instances are not."""
     (tmp_path / "coco").mkdir()
-    for name, lacks in (("ucmr_table2", "cxc is not there; put the ratings"), ("ucmr_table1", "instances_val2014.json is not")):
+    for name, lacks in (("ucmr_table2", "cxc is not there; put there the csv "
+                                        "files"), ("ucmr_table1", "instances_val2014.json is not")):
         with pytest.raises(SystemExit, match=lacks):
             common.main(TABLES[name], "", ["--data_path", str(tmp_path), "--only", "1", "--runs", str(tmp_path / "runs")])
         assert "train.py" not in capsys.readouterr().err and not (tmp_path / "runs").exists()
@@ -329,7 +331,7 @@ def test_a_table_runs_resumes_and_skips(tmp_path, demo_path):
     assert "train.py" not in skipped.stderr and skipped.stdout == again.stdout
     figures.main(["--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images"), "--count", "2",
                   "--images", "3", "--uncertain", "--output", str(tmp_path / "picture.png")])
-    assert (tmp_path / "picture.png").stat().st_size > 10_000 and (folder / "uncertain_captions.png").exists()
+    assert (tmp_path / "picture.png").stat().st_size > 10_000 and (folder / "uncertain" / "uncertain_captions.png").exists()
     with pytest.raises(SystemExit, match="--images 99: the split has images 0 to 23"):
         figures.main(["--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images"), "--images", "99"])
     for words, message in ((["--output", str(tmp_path)], "cannot be written"), (["--workers", "-1"], "2")):
@@ -374,7 +376,7 @@ def test_a_finished_run_needs_neither_its_start_nor_another_spelling_of_it(tmp_p
     os.makedirs(tuned.folder)
     words = tuned.words[1:]
     at = words.index("--init_from")
-    stored = {**vars(options.parse_args(words[:at] + words[at + 2:])), "init_from": os.path.join("elsewhere", words[at + 1])}
+    stored = {**vars(recipes.parse_args(words[:at] + words[at + 2:])), "init_from": os.path.join("elsewhere", words[at + 1])}
     with open(os.path.join(tuned.folder, "config.yaml"), "w", encoding="utf-8") as f:
         yaml.safe_dump({"options": stored}, f)
     assert tuned.command[-1] == "--overwrite" and not tuned.differs and not tuned.done

@@ -12,8 +12,10 @@ import torch.nn.functional as F
 
 import evaluate
 import pie
+import protocols
 import subjects
 import train
+from cli import InputError
 from data import Batch, Split, read_split
 from encoders import CNN, Words, import_torchvision
 from inputs import Features, Photos
@@ -22,7 +24,7 @@ from metrics import retrieval_blocks
 from model import SHAPES, JointEmbedding, build_model
 from objectives import Match
 from pie import MMD, BiGRU, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
-from vocab import SPECIALS, InputError, Vocabulary
+from vocab import SPECIALS, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 PVSE, PCME = ["--sim", "mil"], ["--sim", "match_prob"]
@@ -485,10 +487,10 @@ def test_crisscrossed_captions_of_a_run(tmp_path, demo_path, words):
     split, model = read_split(demo_path, "demo_region_precomp", "test"), subjects.load_checkpoint(str(tmp_path / "run"))
     model, vocab, _ = subjects.load_model(model)
     images, captions = subjects.encode(model, split, split.encode(vocab), torch.device("cpu"))
-    subject = evaluate.Subject("run", "", split.caption_image, len(split.images), [(model.similarity, images, captions)])
+    subject = protocols.Subject("run", "", split.caption_image, len(split.images), [(model.similarity, images, captions)])
     for side, e in ((0, images), (1, captions)):
         with torch.no_grad():
-            tile = evaluate.protocols.within_modality(subject, side)(slice(0, 5), slice(None))
+            tile = protocols.within_modality(subject, side)(slice(0, 5), slice(None))
         assert tile.shape == (5, len(e.mean)) and tile.isfinite().all()
         if words is PVSE:
             torch.testing.assert_close(tile.diagonal(), torch.ones(5))              # each is most similar to itself

@@ -13,6 +13,7 @@ import torch
 from test_cli import refused
 
 import train
+from cli import InputError
 from subjects import load_checkpoint
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -112,7 +113,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, demo_path):
     process = subprocess.Popen([sys.executable, "train.py", *SMALL, "--data_path", demo_path, "--num_epochs", "10000",
                                 "--logger_name", str(tmp_path / "run")], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     for line in process.stdout:
-        if "epoch 1 step" in line:
+        if "epoch 2/10000 step" in line:
             process.send_signal(signal.SIGINT)
             break
     rest = process.stdout.read()
@@ -143,7 +144,7 @@ def test_a_non_finite_loss_stops_with_the_name_of_the_term(tmp_path, demo_path, 
         calls.append(1)
         return scores.sum() * (float("nan") if len(calls) == 3 else 0.0)
     monkeypatch.setattr("objectives.hinge", broken)
-    with pytest.raises(train.InputError, match="the term 'hinge' of the loss became nan at epoch 0 step 3"):
+    with pytest.raises(InputError, match="the term 'hinge' of the loss became nan at epoch 1 step 3"):
         fit("--data_path", demo_path, "--num_epochs", 1, "--logger_name", tmp_path / "run")
 
 

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 
+from cli import InputError
 from data import read_split
 from trigrams import TanhLayers, TrigramBag, TrigramConv, Trigrams, TrigramTokens, TrigramWords, trigrams_of
-from vocab import SPECIALS, InputError
+from vocab import SPECIALS
 
 WORDS = "a man rides the brown horse banana nanana on".split()
 VOCAB = Trigrams([*SPECIALS, *WORDS])

@@ -11,17 +11,19 @@ from scipy.stats import ttest_rel
 
 import demo_scenes
 import train
+from cli import InputError
 from data import read_split
 from encoders import CNN
 from extract import network
 from inputs import eval_transform
 from losses import Embedding, uncertainty
 from model import build_model
-from options import parse_args, prepare_images
+from options import prepare_images
+from recipes import parse_args
 from subjects import FORMAT, load_checkpoint, load_model
 from vg_experiments import crops, encoding, prepare, selection
 from vg_experiments import uncertainty as figure2
-from vocab import InputError, Vocabulary
+from vocab import Vocabulary
 
 MODELS = {"wasserstein": ["--sim", "wasserstein"], "cosine": ["--sim", "cosine"], "gce": ["--sim", "mahalanobis"],
           "regions": ["--sim", "kl", "--data_name", "demo_region_precomp"]}

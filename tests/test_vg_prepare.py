@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 
+from cli import InputError
 from vg_experiments import prepare
-from vocab import InputError
 
 IMAGES, THRESHOLDS = 60, (10, 20, 30, 40, 50)
 

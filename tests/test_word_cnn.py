@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import word_cnn
+from cli import InputError
 from data import read_split
 from encoders import CNN, import_torchvision
-from vocab import InputError
 from word_cnn import WordCNN, average_precision, chance_precision, content_words, whole_state, word_labels
 
 # ---- average precision

@@ -6,7 +6,7 @@ import pytest
 from test_cli import refused, unwritable
 
 import word_vectors
-from vocab import InputError
+from cli import InputError
 from word_vectors import neighbours, read_vectors, table_for, train_vectors, write_vectors
 
 WORDS = ["the", "naïve", "dog", "“", "1984"]

@@ -10,21 +10,20 @@ crop and the crops for the caption. The picture shows the crops and, a column a 
 scores; give a Gaussian and a point model to see them side by side. Beside it stands the same as JSON.
 """
 import os
-import sys
+import re
 import textwrap
 
-import matplotlib
 import numpy as np
+from matplotlib.patches import Rectangle
 
+import cli
+from cli import Arguments, InputError, filename, natural, number, up_to
+from files import holds_keys, output, save_json
 from inputs import Photos
 from losses import uncertainty
-from subjects import save_json
+from plots import drawing, picture_file
 from vg_experiments.encoding import Encoder, encoders, model_arguments, names, photo_path
 from vg_experiments.prepare import drawn, read_manifest
-from vocab import Arguments, InputError, writable
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402  after the choice of a backend that needs no screen
 
 COLOURS = {"a": "red", "b": "blue", "c": "black"}
 
@@ -34,7 +33,7 @@ def read_boxes(given: list[str], width: int, height: int) -> list[tuple]:
     boxes = []
     for text in given:
         parts = text.split(",")
-        if len(parts) != 4 or not all(part.strip().lstrip("-").isdigit() for part in parts):
+        if len(parts) != 4 or not all(re.fullmatch(r"\s*-?[0-9]{1,9}\s*", part) for part in parts):
             raise InputError(f"--boxes {text}: a box is x,y,width,height in whole pixels, such as 10,20,90,80")
         x, y, w, h = map(int, parts)
         low, high = (max(x, 0), max(y, 0)), (min(x + w, width), min(y + h, height))
@@ -78,10 +77,17 @@ def table(texts: list[str], boxes: list[tuple], found: dict[str, dict]):
                    f"{places(scores.T)[k]:>21} of {len(texts)}")
 
 
-def draw(path: str, boxes: list[tuple], texts: list[str], found: dict[str, dict], output: str) -> None:
+def draw(path: str, boxes: list[tuple], texts: list[str], found: dict[str, dict], target: str) -> None:
     """A row a crop; a column a model with the captions from the best to the worst, the crop's own in green."""
     photo = Photos([path]).open(0)
-    figure, axes = plt.subplots(len(boxes), 1 + len(found), figsize=(3 + 4.5 * len(found), 2.4 * len(boxes)), squeeze=False)
+    with drawing(target, len(boxes), 1 + len(found), (3 + 4.5 * len(found), 2.4 * len(boxes))) as (figure, axes):
+        draw_crops(photo, boxes, texts, found, axes)
+        figure.suptitle("captions from the best to the worst for the crop, each with [its log det Sigma] and its score; green: "
+                        "the crop's own", fontsize=9)
+        figure.tight_layout()
+
+
+def draw_crops(photo, boxes: list[tuple], texts: list[str], found: dict[str, dict], axes) -> None:
     for k, (row, (x, y, w, h)) in enumerate(zip(axes, boxes)):
         row[0].imshow(np.asarray(photo.crop((x, y, x + w, y + h))))
         for axis in row:
@@ -96,37 +102,33 @@ def draw(path: str, boxes: list[tuple], texts: list[str], found: dict[str, dict]
                 axis.text(0, at, "\n".join(wrapped), va="top", fontsize=8, color="green" if m == k else "black",
                           weight="bold" if m == k else "normal", transform=axis.transAxes)
                 at -= 0.115 * len(wrapped) + 0.03
-    figure.suptitle("captions from the best to the worst for the crop, each with [its log det Sigma] and its score; green: the "
-                    "crop's own", fontsize=9)
-    figure.tight_layout()
-    figure.savefig(output, dpi=80)
-    plt.close(figure)
 
 
-def draw_triplets(manifest: dict, chosen: list[dict], folder: str | None, models: list[Encoder], output: str) -> None:
+def draw_triplets(manifest: dict, chosen: list[dict], folder: str | None, models: list[Encoder], target: str) -> None:
     """Whole images with the boxes of A, B and C, their captions, and what the models' uncertainties of A and C are."""
-    figure, axes = plt.subplots(1, len(chosen), figsize=(4 * len(chosen), 5.2), squeeze=False)
-    for axis, triplet in zip(axes[0], chosen):
-        path = photo_path(manifest, triplet["image"], folder)
-        axis.imshow(np.asarray(Photos([path]).open(0)))
-        axis.axis("off")
-        told = []
-        for which, colour in COLOURS.items():
-            x, y, w, h = triplet[which]
-            axis.add_patch(plt.Rectangle((x - 0.5, y - 0.5), w, h, fill=False, edgecolor=colour, linewidth=2,
-                                         linestyle="--" if which == "c" else "-"))
-            told.append(f"{which.upper()} ({colour}): {triplet[f'caption_{which}']}")
-        for name, model in zip(names(models), models):
-            images = model.crops([(path, tuple(triplet[which])) for which in "ac"])
-            captions = model.captions([triplet["caption_a"], triplet["caption_c"]])
-            for kind, e in (("crops", images), ("captions", captions)):
-                if e.log_var is not None:
-                    told.append("{}, {}: A {:.1f}, C {:.1f}".format(name, kind, *uncertainty(e).tolist()))
-        axis.text(0, -0.03, "\n".join(part for line in told for part in textwrap.wrap(line, 48, subsequent_indent="   ")),
-                  va="top", fontsize=8, transform=axis.transAxes)
-    figure.subplots_adjust(0.02, 0.38, 0.98, 0.98, wspace=0.1)
-    figure.savefig(output, dpi=80)
-    plt.close(figure)
+    with drawing(target, 1, len(chosen), (4 * len(chosen), 5.2)) as (figure, axes):
+        for axis, triplet in zip(axes[0], chosen):
+            draw_triplet(axis, triplet, photo_path(manifest, triplet["image"], folder), models)
+        figure.subplots_adjust(0.02, 0.38, 0.98, 0.98, wspace=0.1)
+
+
+def draw_triplet(axis, triplet: dict, path: str, models: list[Encoder]) -> None:
+    axis.imshow(np.asarray(Photos([path]).open(0)))
+    axis.axis("off")
+    told = []
+    for which, colour in COLOURS.items():
+        x, y, w, h = triplet[which]
+        axis.add_patch(Rectangle((x - 0.5, y - 0.5), w, h, fill=False, edgecolor=colour, linewidth=2,
+                                     linestyle="--" if which == "c" else "-"))
+        told.append(f"{which.upper()} ({colour}): {triplet[f'caption_{which}']}")
+    for name, model in zip(names(models), models):
+        images = model.crops([(path, tuple(triplet[which])) for which in "ac"])
+        captions = model.captions([triplet["caption_a"], triplet["caption_c"]])
+        for kind, e in (("crops", images), ("captions", captions)):
+            if e.log_var is not None:
+                told.append("{}, {}: A {:.1f}, C {:.1f}".format(name, kind, *uncertainty(e).tolist()))
+    axis.text(0, -0.03, "\n".join(part for line in told for part in textwrap.wrap(line, 48, subsequent_indent="   ")),
+              va="top", fontsize=8, transform=axis.transAxes)
 
 
 def own_photo(opt, models: list[Encoder]) -> None:
@@ -139,7 +141,7 @@ def own_photo(opt, models: list[Encoder]) -> None:
     found = {name: look(model, opt.image, boxes, texts) for name, model in zip(names(models), models)}
     print("\n".join(table(texts, boxes, found)))
     draw(opt.image, boxes, texts, found, opt.output)
-    numbers = os.path.splitext(opt.output)[0] + ".json"
+    numbers = numbers_of(opt.output)
     save_json({"image": opt.image, "boxes": boxes, "captions": texts,
                "models": {name: {**model.facts, **found[name]} for name, model in zip(found, models)}}, numbers)
     print(f"picture in {opt.output}, numbers in {numbers}")
@@ -159,27 +161,35 @@ def examples(opt, models: list[Encoder]) -> None:
 def main(argv=None) -> None:
     p = Arguments("Crops of a photo and truncated captions as models see them; examples of triplets.")
     p.prog = "vg_experiments.crops"
-    p.add_argument("--checkpoint", required=True, nargs="+", metavar="RUN", help="run folders or checkpoint files")
+    p.add_argument("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN",
+                   help="run folders or checkpoint files")
     model_arguments(p)
-    p.add_argument("--image", metavar="FILE", help="a photo")
+    p.add_argument("--image", type=filename, metavar="FILE", help="a photo")
     p.add_argument("--boxes", nargs="+", metavar="X,Y,W,H", help="crops of it, whole pixels")
     p.add_argument("--captions", nargs="+", metavar="TEXT", help="of the whole photo, then of each box")
-    p.add_argument("--manifest", default="runs/vg/manifest.json", help="what the examples are taken from")
-    p.add_argument("--examples", type=int, metavar="N", help="draw so many triplets of the manifest instead")
-    p.add_argument("--threshold", type=float, default=30, metavar="PERCENT", help="of the examples")
-    p.add_argument("--vg", help="folder of the manifest's photos (default: the one it was made of)")
-    p.add_argument("--seed", type=int, default=0, help="draws the examples")
-    p.add_argument("--output", default="runs/vg/crops.png", metavar="FILE.png", help="picture to write")
-    opt = p.parse_args(argv)
-    try:
-        if (opt.image is None) == (opt.examples is None):
-            raise InputError("give either --image FILE with --boxes and --captions, or --examples N with --manifest")
-        if opt.image and not os.path.isfile(opt.image):
-            raise InputError(f"--image {opt.image}: there is no such file; give a photo")
-        writable(opt.output)
-        (own_photo if opt.image else examples)(opt, encoders(opt))
-    except InputError as error:
-        sys.exit(f"{p.prog}: {error}")
+    p.add_argument("--manifest", type=filename, default="runs/vg/manifest.json", help="what the examples are taken from")
+    p.add_argument("--examples", type=up_to(100), metavar="N", help="draw so many triplets of the manifest instead")
+    p.add_argument("--threshold", type=number, default=30, metavar="PERCENT", help="of the examples")
+    p.add_argument("--vg", type=filename, help="folder of the manifest's photos (default: the one it was made of)")
+    p.add_argument("--seed", type=natural, default=0, help="draws the examples")
+    p.add_argument("--output", type=filename, default="runs/vg/crops.png", metavar="FILE.png", help="picture to write")
+    cli.run(p.prog, show, p.parse_args(argv))
+
+
+def show(opt) -> None:
+    if (opt.image is None) == (opt.examples is None):
+        raise InputError("give either --image FILE with --boxes and --captions, or --examples N with --manifest")
+    if opt.image and not os.path.isfile(opt.image):
+        raise InputError(f"--image {opt.image}: there is no such file; give a photo")
+    picture_file(opt.output, [opt.image or opt.manifest])
+    if opt.image:
+        output(numbers_of(opt.output), holds_keys("image", "boxes", "models"), [opt.image])
+    (own_photo if opt.image else examples)(opt, encoders(opt))
+
+
+def numbers_of(picture: str) -> str:
+    """The file of numbers beside a picture."""
+    return os.path.splitext(picture)[0] + ".json"
 
 
 if __name__ == "__main__":

@@ -19,12 +19,14 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import demo_scenes
+from cli import Arguments, InputError, filename, natural
 from encoders import CNN, CNNS
-from extract import checksum, network
+from files import read_array, save_array
 from inputs import Photos, encode_captions
 from losses import Embedding
+from photo_features import checksum, network
 from subjects import load_checkpoint, load_model, torch_device
-from vocab import Arguments, InputError, tokenize
+from vocab import tokenize
 
 FITS = ("stretch", "centre", "pad")
 MEAN, STD = ((np.array(x, np.float32)[:, None, None]) for x in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
@@ -151,9 +153,11 @@ class Cache:
     def refresh(self) -> None:
         """Take in files that others wrote since: another model of this run, or another process."""
         for file in sorted(os.listdir(self.folder)) if self.folder else ():
-            if file.endswith("_keys.npy") and file not in self.read:
-                keys = np.load(os.path.join(self.folder, file), allow_pickle=False)
-                array = np.load(os.path.join(self.folder, file.replace("_keys", "")), mmap_mode="r", allow_pickle=False)
+            if file.endswith("_keys.npy") and not file.startswith(".") and file not in self.read:
+                fix = f"delete {self.folder}, it is computed again"
+                keys, array = (read_array(os.path.join(self.folder, name), fix) for name in (file, file.replace("_keys", "")))
+                if keys.ndim != 1 or keys.dtype.kind != "U" or len(keys) != len(array):
+                    raise InputError(f"{os.path.join(self.folder, file)} does not list the rows of the file beside it; {fix}")
                 self.take(file, keys.tolist(), array)
 
     def take(self, file: str, keys: list[str], array: np.ndarray) -> None:
@@ -166,10 +170,9 @@ class Cache:
         name = hashlib.sha256("".join(keys).encode()).hexdigest()[:16]
         if self.folder:
             path = os.path.join(self.folder, name)
-            np.save(path, features)
-            np.save(f"{path}_new.npy", np.array(keys))
-            os.replace(f"{path}_new.npy", f"{path}_keys.npy")
-            features = np.load(f"{path}.npy", mmap_mode="r", allow_pickle=False)
+            save_array(f"{path}.npy", features)
+            save_array(f"{path}_keys.npy", np.array(keys))
+            features = read_array(f"{path}.npy", "free some room")
         self.take(f"{name}_keys.npy", keys, features)
 
     def rows(self, keys: list[str]) -> np.ndarray:
@@ -223,7 +226,7 @@ class Encoder:
                  weights: str | None = None, vocab: str | None = None):
         stored = load_checkpoint(run, vocab=vocab)
         self.run, self.device = run, device
-        self.model, self.vocab, self.trained = load_model(stored)
+        self.model, self.vocab, self.trained = load_model(stored, run)
         if self.trained.text_features:
             raise InputError(f"{run} reads ready features of captions and knows no words; give a model of words")
         self.extractor = extractor_for(self.model, self.trained, stored, run, device, extractor, fit, weights)
@@ -307,20 +310,23 @@ def joined(batches: list[Embedding]) -> Embedding:
 # ---- what the commands share
 
 def arguments(p: Arguments) -> None:
-    p.add_argument("--checkpoint", required=True, nargs="+", metavar="RUN", help="run folders or checkpoint files")
+    p.add_argument("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN",
+                   help="run folders or checkpoint files")
     model_arguments(p)
-    p.add_argument("--manifest", default="runs/vg/manifest.json", help="what python -m vg_experiments.prepare wrote")
-    p.add_argument("--vg", help="folder of the photos (default: the one that the manifest was made of)")
-    p.add_argument("--output", default="runs/vg", metavar="FOLDER", help="where to write figures and numbers")
-    p.add_argument("--seed", type=int, default=0, help="of the control")
+    p.add_argument("--manifest", type=filename, default="runs/vg/manifest.json",
+                   help="what python -m vg_experiments.prepare wrote")
+    p.add_argument("--vg", type=filename, help="folder of the photos (default: the one that the manifest was made of)")
+    p.add_argument("--output", type=filename, default="runs/vg", metavar="FOLDER", help="where to write figures and numbers")
+    p.add_argument("--seed", type=natural, default=0, help="of the control")
 
 
 def model_arguments(p: Arguments) -> None:
-    p.add_argument("--cache", default="runs/vg/cache", help="folder that keeps features of crops")
+    p.add_argument("--cache", type=filename, default="runs/vg/cache", help="folder that keeps features of crops")
     p.add_argument("--extractor", help="of the training features, where no features.json beside them recorded it: demo, or a "
                                        "network and layer such as 'resnet152 pooled'")
-    p.add_argument("--cnn_weights", metavar="FILE", help="weights of that network (default: torch's cache)")
-    p.add_argument("--vocab", metavar="FILE.json", help="vocabulary of a checkpoint of the original VSE++ or VSRN")
+    p.add_argument("--cnn_weights", type=filename, metavar="FILE", help="weights of that network (default: torch's cache)")
+    p.add_argument("--vocab", type=filename, metavar="FILE.json",
+                   help="vocabulary of a checkpoint of the original VSE++ or VSRN")
     p.add_argument("--fit", choices=FITS, help="how crops are fitted to the input: whole and resized, VSE++'s middle, or "
                                                "padded (default: stretch; demo: pad)")
     p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")

@@ -14,15 +14,14 @@ import hashlib
 import json
 import os
 import re
-import sys
 from dataclasses import dataclass
 
 import numpy as np
 from tqdm import tqdm
 
-from data import read_json
-from subjects import save_json
-from vocab import Arguments, InputError, writable
+import cli
+from cli import Arguments, InputError, filename, natural, number, reason
+from files import below, holds_keys, output, read_json, save_json
 
 FORMAT = 1                            # of the manifest
 LARGEST = 10                          # regions below the threshold that a triplet is chosen from (`ucmr` 4.6)
@@ -71,20 +70,29 @@ def stream(path: str):
                 try:
                     found, at = decoder.raw_decode(text, at)
                     yield found, read
+                except RecursionError as error:
+                    raise InputError(f"{path} is not whole JSON (it is nested hundreds of levels deep); fetch it "
+                                     "again") from error
                 except json.JSONDecodeError as error:
                     more = f.read(READ)
                     if not more or len(text) - at > LONGEST:
                         raise InputError(f"{path} is not whole JSON ({error.msg} near character "
                                          f"{read - len(text) + error.pos}); fetch it again") from error
                     text, at, read = text[at:] + more, 0, read + len(more)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text ({error}); fetch it again") from error
+    except ValueError as error:                             # bytes that are no text, a number of thousands of digits
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} is not JSON in UTF-8 ({reason(error)}); fetch it again") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({reason(error)}); check its permissions") from error
 
 
 def number_of(entry: dict, names: tuple, path: str, what: str) -> int:
     """The id under the first of its spellings that is there."""
+    if not isinstance(entry, dict):
+        raise InputError(f"{path}: {what} is a {type(entry).__name__} and no object; give the file as Visual Genome ships it")
     for name in names:
-        if isinstance(entry.get(name), int):
+        if type(entry.get(name)) is int and abs(entry[name]) < 2 ** 63:
             return entry[name]
     raise InputError(f"{path}: {what} has no whole number under {' or '.join(names)}, only {', '.join(list(entry)[:6])}; "
                      "give the file as Visual Genome ships it")
@@ -103,7 +111,7 @@ def read_images(path: str, counts: dict) -> tuple[np.ndarray, np.ndarray, list]:
         size = entry.get("width"), entry.get("height")
         if entry.get("coco_id") is not None:
             counts["images_in_coco"] += 1
-        elif not all(isinstance(side, int) and side > 0 for side in size):
+        elif not all(type(side) is int and 0 < side < 2 ** 31 for side in size):
             counts["images_without_size"] += 1
         else:
             rows.append((number, *size, os.path.basename(entry.get("url") or "") or None))
@@ -334,7 +342,20 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
 
 def read_manifest(path: str) -> dict:
     manifest = read_json(path) if os.path.isfile(path) else None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or "triplets" not in manifest:
+    try:
+        right = manifest["format"] == FORMAT and isinstance(manifest["folder"], str)
+        for photo in manifest["images"].values():
+            below(manifest["folder"], photo["file"] or "", path)
+            right = right and all(type(photo[side]) is int for side in ("width", "height"))
+        items = [t for triplets in manifest["triplets"].values() for t in triplets]
+        right = right and all(str(t["image"]) in manifest["images"] and all(len(t[box]) == 4 for box in "abc") and all(
+            isinstance(t[f"caption_{which}"], str) for which in "abc") for t in items)
+        right = right and all(str(w["image"]) in manifest["images"] and isinstance(w["description"], str)
+                              and len(w["crops"]) == len(w["captions"]) == manifest["crops"] for w in manifest["wholes"])
+    except (TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"{path} is no manifest of format {FORMAT}; write one with python -m vg_experiments.prepare "
+                         f"({reason(error)})") from error
+    if not right:
         raise InputError(f"{path} is no manifest of format {FORMAT}; write one with python -m vg_experiments.prepare")
     return manifest
 
@@ -342,23 +363,24 @@ def read_manifest(path: str) -> dict:
 def main(argv=None) -> None:
     p = Arguments("Choose crops and captions of Visual Genome and write them as a manifest.")
     p.prog = "vg_experiments.prepare"
-    p.add_argument("--vg", default="data/demo_vg", help="folder with image_data.json, region_descriptions.json and the photos, "
+    p.add_argument("--vg", type=filename, default="data/demo_vg", help="folder with image_data.json, region_descriptions.json "
+                                                                       "and the photos, "
                                                         "in images/, VG_100K/ or VG_100K_2/")
-    p.add_argument("--output", default="runs/vg/manifest.json", metavar="FILE.json", help="manifest to write")
-    p.add_argument("--images", type=int, default=2000, help="images with triplets; fewer if there are not so many")
-    p.add_argument("--wholes", type=int, default=950, help="images with three crops and a description of the whole")
-    p.add_argument("--thresholds", type=float, nargs="+", default=[10, 20, 30, 40, 50], metavar="PERCENT",
+    p.add_argument("--output", type=filename, default="runs/vg/manifest.json", metavar="FILE.json", help="manifest to write")
+    p.add_argument("--images", type=natural, default=2000, help="images with triplets; fewer if there are not so many")
+    p.add_argument("--wholes", type=natural, default=950, help="images with three crops and a description of the whole")
+    p.add_argument("--thresholds", type=number, nargs="+", default=[10, 20, 30, 40, 50], metavar="PERCENT",
                    help="of the image: regions A and B are smaller")
-    p.add_argument("--max_iou", type=float, default=0.5, help="of two of the three crops of an image")
-    p.add_argument("--seed", type=int, default=0, help="draws the images")
+    p.add_argument("--max_iou", type=number, default=0.5, help="of two of the three crops of an image")
+    p.add_argument("--seed", type=natural, default=0, help="draws the images")
     p.add_argument("--skip_missing", action="store_true", help="draw from the images whose photos are there")
-    opt = p.parse_args(argv)
-    try:
-        writable(opt.output)
-        manifest = prepare(opt.vg, opt.images, opt.wholes, opt.thresholds, opt.seed, opt.max_iou, opt.skip_missing)
-        save_json(manifest, opt.output)
-    except InputError as error:
-        sys.exit(f"{p.prog}: {error}")
+    cli.run(p.prog, choose, p.parse_args(argv))
+
+
+def choose(opt) -> None:
+    output(opt.output, holds_keys("format", "triplets", "wholes"))
+    manifest = prepare(opt.vg, opt.images, opt.wholes, opt.thresholds, opt.seed, opt.max_iou, opt.skip_missing)
+    save_json(manifest, opt.output)
     for name, count in manifest["counts"].items():
         print(f"{count:>10,}  {name.replace('_', ' ')}")
     print(f"{opt.output}: {len(next(iter(manifest['triplets'].values()))):,} triplets at each of {len(manifest['thresholds'])} "

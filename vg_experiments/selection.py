@@ -10,18 +10,17 @@ differences to the first model (95%, p) are of a paired bootstrap over images. B
 (their cosine) and, as a control, the model with the variances dealt to other items at random.
 """
 import os
-import sys
 
 import numpy as np
-import torch
 
-from losses import Cosine, Embedding
+import cli
+from cli import Arguments
+from files import holds_keys, output, save_json
+from losses import Cosine, Embedding, deal_variances
 from metrics import paired_bootstrap
 from paper_tables import pmrl_section34, ucmr_table4
-from subjects import save_json
 from vg_experiments.encoding import Encoder, arguments, common, encoders, known, names, photo_path, whole_box
 from vg_experiments.prepare import read_manifest
-from vocab import Arguments, InputError
 
 QUERIES = {"table4": ("crop A", "crop C", "caption A", "caption C"),
            "section34": ("crop description", "image description", "crop", "image")}
@@ -45,11 +44,8 @@ def variants(model: Encoder, images: Embedding, captions: Embedding, seed: int) 
     """{row: (similarity or None for the model's own, images, captions)}: the model and, if it is Gaussian, its controls."""
     rows = {"": (None, images, captions)}
     if images.log_var is not None or captions.log_var is not None:
-        generator = torch.Generator().manual_seed(seed)
-        dealt = [e if e.log_var is None else e._replace(log_var=e.log_var[torch.randperm(len(e.mean), generator=generator)])
-                 for e in (images, captions)]
         rows[" means only"] = (Cosine(), Embedding(images.mean), Embedding(captions.mean))
-        rows[" variances dealt"] = (None, *dealt)
+        rows[" variances dealt"] = (None, *deal_variances(images, captions, seed))
     return rows
 
 
@@ -132,21 +128,22 @@ def main(argv=None) -> None:
     p = Arguments("Binary selection between crops and between captions.")
     p.prog = "vg_experiments.selection"
     arguments(p)
-    opt = p.parse_args(argv)
-    try:
-        manifest, models = read_manifest(opt.manifest), encoders(opt)
-        chosen, without = common(manifest, models)
-        wholes = manifest["wholes"]
-        kept = known(wholes, lambda w: (*w["captions"], w["description"]), models) if wholes else np.zeros(0, bool)
-        wholes = [w for w, keep in zip(wholes, kept) if keep]
-        hits = {"table4": {}, "section34": {}}
-        for name, model in zip(names(models), models):
-            found = {"table4": table4(model, manifest, chosen, opt.vg, opt.seed),
-                     "section34": section34(model, manifest, wholes, opt.vg, opt.seed) if wholes else {}}
-            for kind, rows in found.items():
-                hits[kind].update({name + variant: values for variant, values in rows.items()})
-    except InputError as error:
-        sys.exit(f"{p.prog}: {error}")
+    cli.run(p.prog, select, p.parse_args(argv))
+
+
+def select(opt) -> None:
+    path = output(os.path.join(opt.output, "selection.json"), holds_keys("manifest", "models"))
+    manifest, models = read_manifest(opt.manifest), encoders(opt)
+    chosen, without = common(manifest, models)
+    wholes = manifest["wholes"]
+    kept = known(wholes, lambda w: (*w["captions"], w["description"]), models) if wholes else np.zeros(0, bool)
+    wholes = [w for w, keep in zip(wholes, kept) if keep]
+    hits = {"table4": {}, "section34": {}}
+    for name, model in zip(names(models), models):
+        found = {"table4": table4(model, manifest, chosen, opt.vg, opt.seed),
+                 "section34": section34(model, manifest, wholes, opt.vg, opt.seed) if wholes else {}}
+        for kind, rows in found.items():
+            hits[kind].update({name + variant: values for variant, values in rows.items()})
     tables = {kind: table(kind, rows) for kind, rows in hits.items() if rows}
     each = {percent: {row: dict(zip(QUERIES["table4"], (100 * values[g].mean(1)).tolist()))
                       for row, values in hits["table4"].items()} for g, percent in enumerate(chosen)}
@@ -154,7 +151,8 @@ def main(argv=None) -> None:
     for kind, rows in tables.items():
         print(f"\n{TITLES[kind]}: {counts[kind][0]:,} images; {counts[kind][1]} without a word that all models know left out")
         print("\n".join(lines(kind, rows)))
-    path = os.path.join(opt.output, "selection.json")
+    print("\nevery model is one run: intervals and p cover the choice of images for its very weights, and two seeds of one "
+          "method differ as much")
     save_json({"manifest": opt.manifest, "seed": opt.seed, "images": {kind: n for kind, (n, _) in counts.items()},
                "unknown": {kind: n for kind, (_, n) in counts.items()},
                "models": {name: model.facts for name, model in zip(names(models), models)}, **tables,

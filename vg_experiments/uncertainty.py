@@ -9,21 +9,19 @@ control deals the same uncertainties to other items at random: what is left of a
 Spearman's rho with what is trivial, the area of a crop and the number of words of a caption.
 """
 import os
-import sys
 
-import matplotlib
 import numpy as np
 from scipy import stats
 
+import cli
+from cli import Arguments, InputError
+from files import holds_keys, output, save_json
 from losses import uncertainty
 from metrics import spearman
-from subjects import save_json
+from plots import drawing, picture_file
 from vg_experiments.encoding import arguments, common, encoders, names, photo_path
 from vg_experiments.prepare import read_manifest
-from vocab import Arguments, InputError, tokenize
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402  after the choice of a backend that needs no screen
+from vocab import tokenize
 
 SIGNS = {"images": 1, "captions": -1}            # of C - A, as `ucmr` 4.6 finds it
 SURE = 0.05
@@ -59,6 +57,10 @@ def measure(model, manifest: dict, chosen: dict[str, list[dict]], folder: str | 
     report, rng = {}, np.random.default_rng(seed)
     triplets = [t for items in chosen.values() for t in items]
     n, ends = len(triplets), np.cumsum([0, *map(len, chosen.values())])
+    if model.trained.vae:
+        raise InputError(f"{model.run} samples points from its Gaussians in training (--vae) and compares points, whose "
+                         "uncertainty no score uses; train a model of Gaussians, such as --sim wasserstein, or give this one "
+                         "to vg_experiments.selection")
     if model.model.image_tower.log_var is not None:
         boxes = [(photo_path(manifest, t["image"], folder), tuple(t[which])) for which in "ac" for t in triplets]
         values = uncertainty(model.crops(boxes)).double().cpu().numpy()                    # (2 n,): all A, then all C
@@ -81,7 +83,12 @@ def measure(model, manifest: dict, chosen: dict[str, list[dict]], folder: str | 
 
 def draw(reports: dict[str, dict], path: str) -> None:
     """Fig. 2a (images) and 2b (captions), a row a model."""
-    figure, axes = plt.subplots(len(reports), 2, figsize=(9, 3.4 * len(reports)), squeeze=False)
+    with drawing(path, len(reports), 2, (9, 3.4 * len(reports))) as (figure, axes):
+        draw_rows(reports, axes)
+        figure.tight_layout()
+
+
+def draw_rows(reports: dict[str, dict], axes) -> None:
     for row, (name, report) in zip(axes, reports.items()):
         for axis, side in zip(row, SIGNS):
             axis.set_title(f"{name}: {'crops' if side == 'images' else 'captions'}", fontsize=10)
@@ -101,9 +108,6 @@ def draw(reports: dict[str, dict], path: str) -> None:
             axis.set(xlabel="area threshold, percent of the image", ylabel="log det Sigma, nats", xticks=percents)
             axis.grid(alpha=0.3)
             axis.legend(fontsize=8, title="dotted: dealt at random", title_fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
 WORDS = {"holds": "as in the paper", "opposite": "AGAINST the paper", "open": "no difference found"}
@@ -126,19 +130,19 @@ def main(argv=None) -> None:
     p = Arguments("Uncertainty of crops and captions by area threshold, and whether the paper's direction holds.")
     p.prog = "vg_experiments.uncertainty"
     arguments(p)
-    opt = p.parse_args(argv)
-    try:
-        manifest, models = read_manifest(opt.manifest), encoders(opt)
-        chosen, without = common(manifest, models)
-        n = len(next(iter(chosen.values())))
-        reports = {name: measure(model, manifest, chosen, opt.vg, opt.seed) for name, model in zip(names(models), models)}
-    except InputError as error:
-        sys.exit(f"{p.prog}: {error}")
+    cli.run(p.prog, measure_all, p.parse_args(argv))
+
+
+def measure_all(opt) -> None:
+    picture = picture_file(os.path.join(opt.output, "uncertainty.png"))
+    numbers = output(os.path.join(opt.output, "uncertainty.json"), holds_keys("manifest", "models"))
+    manifest, models = read_manifest(opt.manifest), encoders(opt)
+    chosen, without = common(manifest, models)
+    n = len(next(iter(chosen.values())))
+    reports = {name: measure(model, manifest, chosen, opt.vg, opt.seed) for name, model in zip(names(models), models)}
     print(f"{n:,} triplets at each threshold; {without} images without a word that all models know left out")
     for name, report in reports.items():
         print("\n".join(lines(name, report)))
-    picture = os.path.join(opt.output, "uncertainty.png")
-    numbers = os.path.join(opt.output, "uncertainty.json")
     save_json({"manifest": opt.manifest, "triplets": n, "unknown": without, "seed": opt.seed,
                "models": {name: {**model.facts, **reports[name]} for name, model in zip(reports, models)}}, numbers)
     draw(reports, picture)

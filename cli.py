@@ -1,0 +1,210 @@
+"""What all commands share: errors as sentences, types of arguments, and one way to end, also when they are stopped."""
+import argparse
+import contextlib
+import functools
+import math
+import os
+import re
+import signal
+import sys
+import threading
+import time
+
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
+LARGEST = 2 ** 63 - 1                 # the largest whole number that an option takes
+IMPATIENT = 1.0                       # seconds from which on another Ctrl-C ends a process that is saving
+
+
+class InputError(ValueError):
+    """Something the user gave cannot be used. Its text is one line: what was given, what is allowed, the fix."""
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.split()))
+
+
+# ---- arguments
+
+class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the default of every option that has one."""
+
+    def _get_help_string(self, action):
+        return action.help if action.default in (None, False) else super()._get_help_string(action)
+
+
+class Arguments(argparse.ArgumentParser):
+    """A command line whose errors are one line without the usage; options are never abbreviated.
+
+    advice: {flag of another code base: what to do here instead}, said where the flag is met.
+    """
+
+    def __init__(self, description: str, advice: dict[str, str] | None = None):
+        super().__init__(description=description, allow_abbrev=False, formatter_class=_Defaults)
+        self.advice = advice or {}
+
+    def parse_known_args(self, args=None, namespace=None):
+        words = sys.argv[1:] if args is None else list(args)
+        for word in words:
+            if any("\ud800" <= letter <= "\udfff" for letter in word):
+                self.error(f"the argument {ascii(word)} is no UTF-8 text; rename the file, or type it in UTF-8")
+        return super().parse_known_args(words, namespace)
+
+    def error(self, message: str):
+        if message.startswith("unrecognized arguments: "):
+            flags = [word.split("=")[0] for word in message.split()[2:]]
+            message += "".join(f"; {flag}: {self.advice[flag]}" for flag in flags if flag in self.advice)
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
+
+
+def number(text: str) -> float:
+    """A finite number."""
+    with contextlib.suppress(ValueError):
+        if math.isfinite(float(text)):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"'{text}' is not a finite number")
+
+
+def whole(text: str, least: int, most: int) -> int:
+    """A whole number in decimal digits, least <= n <= most."""
+    decimal = re.fullmatch(r"-?[0-9]{1,20}", text)
+    if not decimal or not least <= int(text) <= most:
+        limits = f"of at least {least}" + (f" and at most {most:,}" if decimal and int(text) > most else "")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number {limits}")
+    return int(text)
+
+
+def natural(text: str) -> int:
+    """0, 1, 2, ..."""
+    return whole(text, 0, LARGEST)
+
+
+def positive(text: str) -> int:
+    """1, 2, 3, ..."""
+    return whole(text, 1, LARGEST)
+
+
+def up_to(most: int, least: int = 1):
+    """The type of a whole number from `least` to `most`."""
+    return functools.partial(whole, least=least, most=most)
+
+
+width = up_to(2 ** 16)                # of a layer or an embedding: more is a slip, and would end in an allocator's traceback
+workers = up_to(256, least=0)         # processes
+
+
+def filename(text: str) -> str:
+    """A file or folder; ~ is the home folder, also in `--option=~/x`, which the shell leaves as it is."""
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError("an empty name is no file or folder")
+    return os.path.expanduser(text)
+
+
+def data_set(text: str) -> str:
+    """The name of a data set, a folder below --data_path that stays there."""
+    parts = text.replace("\\", "/").split("/")
+    if not text or "\0" in text or os.path.isabs(text) or ".." in parts or text in (".", "~"):
+        raise argparse.ArgumentTypeError(f"'{text}' is no name of a data set; give a folder below --data_path by its name, and "
+                                         "the folder above it with --data_path")
+    return text.rstrip("/")
+
+
+# ---- the end of a command
+
+class Stopped(BaseException):
+    """A signal asks the command to end. No Exception, so that nothing on the way takes it for a fault of the data."""
+
+    advice = "no file was left half written"
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = number
+
+
+class Stop:
+    """Within it Ctrl-C, SIGTERM and SIGHUP raise Stopped, or, where `later` holds, are kept in `received` until it is looked
+    at. Signals that were ignored before (nohup) stay ignored. Repeats are ignored too, as `timeout` and batch systems signal a
+    process and then its whole group; only another Ctrl-C a second later ends the process as it is."""
+
+    def __init__(self, later: bool = False):
+        self.later, self.received, self.since, self.before = later, None, 0.0, {}
+
+    def __enter__(self) -> "Stop":
+        if threading.current_thread() is threading.main_thread():
+            known = {number: signal.getsignal(number) for number in SIGNALS}
+            self.before = {number: handler for number, handler in known.items() if handler not in (signal.SIG_IGN, None)}
+            for number in self.before:
+                signal.signal(number, self.wish)
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def wish(self, number: int, frame) -> None:
+        now = time.monotonic()
+        if self.received is None:
+            self.received, self.since = number, now
+            if not self.later:
+                raise Stopped(number)
+        elif number == signal.SIGINT and now - self.since > IMPATIENT:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    @contextlib.contextmanager
+    def at_once(self):
+        """Where work can be given up at any place: raises Stopped, also for a signal that came before."""
+        if self.received is not None:
+            raise Stopped(self.received)
+        self.later = False
+        try:
+            yield
+        finally:
+            self.later = True
+
+
+@contextlib.contextmanager
+def unsignalled():
+    """Processes started within it never see SIGNALS, which are for the main process: a batch system signals all of a group,
+    and a worker that dies takes the main process along before it has saved."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def run(prog: str, work, *args) -> int:
+    """work(*args), a command: returns its status, 0 where it names none. Ends the process with one line and status 1 on what a
+    user can mend, 128 + n on signal n."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")   # a terminal that lacks a letter of a caption is no reason to end
+    try:
+        with Stop():
+            status = work(*args)
+    except Stopped as stop:
+        with contextlib.suppress(OSError):                  # SIGHUP: the terminal is gone
+            print(f"{prog}: stopped by {NAMES[signal.Signals(stop.number).name]}; {stop.advice}", file=sys.stderr)
+        sys.exit(128 + stop.number)
+    except InputError as error:
+        sys.exit(f"{prog}: {error}")
+    except BrokenPipeError:                                 # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(128 + 13)
+    except OSError as error:
+        sys.exit(f"{prog}: {reason(error)}; no file was left half written: make room or choose another folder, and call it "
+                 "again")
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not re.search(r"can't allocate|out of memory|failed to allocate", str(error)):
+            raise
+        sys.exit(f"{prog}: it needs more memory than there is ({reason(error)}); give smaller sizes, batches or blocks")
+    return status or 0
+
+
+def reason(error: BaseException, most: int = 160) -> str:
+    """What an exception says, in one line of bounded length."""
+    text = " ".join((str(error) or type(error).__name__).split())
+    return text if len(text) <= most else f"{text[:most]}..."
