@@ -14,6 +14,10 @@ batches     reading batches from a mapped feature file against the pace of train
 
 A time is the least of `--repeats` rounds. On a busy machine OMP_NUM_THREADS=1 makes the ratios steadier.
 """
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
 import contextlib
 import itertools
 import math

@@ -7,6 +7,10 @@ Li et al. 2019 (VSRN) add this loss to the ranking loss, 1 : 1: regions that suf
 The generator is that of Venugopalan et al. 2015 (sequence to sequence: one GRU reads, another writes) with the attention of
 Bahdanau et al. 2015. It serves training only; retrieval never runs it.
 """
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
 import argparse
 from collections import Counter
 

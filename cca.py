@@ -6,6 +6,10 @@
 
 After Klein et al. 2015 (Fisher vectors of word vectors); the CCA of `jwae` Table 3 (joint Wasserstein autoencoders).
 """
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
 import argparse
 import contextlib
 import itertools

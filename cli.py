@@ -162,6 +162,19 @@ class Stop:
             self.later = True
 
 
+def starting() -> None:
+    """Answer signals in a line while a command loads, which takes torch seconds; `run` takes over. Called before the other
+    imports of a script."""
+    def stop(number: int, frame) -> None:
+        with contextlib.suppress(OSError):
+            name = os.path.basename(sys.argv[0])
+            print(f"{name}: stopped by {NAMES[signal.Signals(number).name]} before it began", file=sys.stderr)
+        os._exit(128 + number)
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, stop)
+
+
 @contextlib.contextmanager
 def unsignalled():
     """Processes started within it never see SIGNALS, which are for the main process: a batch system signals all of a group,

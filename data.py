@@ -5,6 +5,10 @@
 What a folder holds decides how it is read: `{split}_caps.txt` and `{split}_ims.npy` (precomputed), `annotations/` with
 COCO's captions and ids files, or a `dataset_*.json` in Karpathy's layout beside `images/`.
 """
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
 import atexit
 import contextlib
 import functools

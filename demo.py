@@ -24,6 +24,10 @@ A rating is the mean of five simulated raters who look at what two scenes show o
 and at nothing else. A terse caption is true of many images and so rates high on them, though it was told of another: the
 plausible matches that make retrieval ambiguous.
 """
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
 import csv
 import itertools
 import json

@@ -5,6 +5,10 @@
 
 Without --captions it takes five captions of the split, from the least to the most uncertain of a Gaussian model.
 """
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
 import textwrap
 
 import numpy as np

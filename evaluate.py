@@ -8,6 +8,10 @@
 
 Prints tables and writes results.json; `--export FILE.npz` keeps the embeddings.
 """
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
 import argparse
 import contextlib
 import csv

@@ -11,6 +11,10 @@ float32, a row a caption. features.json beside them says in one line what made e
 features of its own extractor. Mixture, PCA or idf, fitted on the training captions, go to {name}_model.npz; --fitted takes
 them for another data set.
 """
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
 import os
 import re
 import sys

@@ -11,6 +11,10 @@ pairs take the latents as they are, and the cosine alone looks at their directio
 
 Every term is summed over the batch, as the hinge is (`jwae` eq. 1 and 6): the weights of the paper are per item.
 """
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
 
 
 import torch

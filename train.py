@@ -5,6 +5,10 @@
 Writes runs/NAME/: config.yaml, vocab.json, log.txt, log.jsonl, tensorboard events, checkpoint.pt (to --resume from) and
 model_best.pt (by rsum on the dev split, for evaluate.py).
 """
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
 import contextlib
 import os
 import sys

@@ -3,6 +3,10 @@
     python vocab.py --data_path data --data_name coco_precomp      # writes ./vocab/coco_precomp_vocab.json
     python vocab.py convert coco_precomp_vocab.pkl new.json        # a vocabulary of VSE++, VSRN or SCAN as ours
 """
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
 import io
 import json
 import os

@@ -3,6 +3,10 @@
     python word_cnn.py --data_name coco --cnn_type vgg19 --n_words 1000 --output cnn.pt
     python train.py --data_name coco --cnn_type vgg19 --cnn_weights cnn.pt ...
 """
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
 import math
 import os
 from collections import Counter

@@ -6,6 +6,10 @@ Three forms are read, told apart by what the file holds: word2vec's text (`n D`,
 (the same without the first line) and word2vec's binary form (`n D`, then word, blank, D float32), such as GoogleNews. Vectors
 learned from captions need no download: they stand in for those of news text, and know nothing beyond the captions.
 """
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
 import os
 import re
 from collections import Counter

@@ -7,6 +7,10 @@ retrieval.png: above, captions and the best image of each model (Table 1); below
 model (Table 2); green is a match. Items are drawn by --seed, or are the numbers of --images and --captions. With --cxc or
 --uncertain, evaluate.py draws uncertain_images.png and uncertain_captions.png in the folder uncertain/ of each Gaussian run.
 """
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
 import os
 import textwrap
 

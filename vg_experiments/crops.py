@@ -9,6 +9,10 @@ crop the table gives log det Sigma in nats (`pmrl` eq. 18; "-": a point), of eve
 crop and the crops for the caption. The picture shows the crops and, a column a model, the captions in the order of their
 scores; give a Gaussian and a point model to see them side by side. Beside it stands the same as JSON.
 """
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
 import os
 import re
 import textwrap

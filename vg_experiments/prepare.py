@@ -10,6 +10,10 @@ is the largest, B of the others the one with the least IoU with A, C the smalles
 " and " are the description of the whole image. The manifest holds all that follows from: boxes, captions, photos, seed,
 thresholds, counts.
 """
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
 import hashlib
 import json
 import os

@@ -9,6 +9,10 @@ choice the crop or the image, or the other way round. A model that always takes 
 differences to the first model (95%, p) are of a paired bootstrap over images. Beside a Gaussian model stand its means alone
 (their cosine) and, as a control, the model with the variances dealt to other items at random.
 """
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
 import os
 
 import numpy as np

@@ -8,6 +8,10 @@ things are more ambiguous than one) and caption C below caption A (it says more)
 control deals the same uncertainties to other items at random: what is left of a difference then is chance. Beside them
 Spearman's rho with what is trivial, the area of a crop and the number of words of a caption.
 """
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
 import os
 
 import numpy as np

@@ -1,0 +1,284 @@
+"""Stops at any instant: kills after each change of a file, signals to a whole group of processes in every phase, two at "
+  "once."""
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from test_train import SMALL, log_of
+
+import files
+import runs
+import train
+from cli import Stop, Stopped
+from subjects import load_checkpoint
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+WORDS = [*SMALL, "--num_epochs", "3", "--sim", "wasserstein", "--val_step", "5", "--batch_size", "40", "--log_step", "3"]
+
+
+def trained(words) -> int:
+    return train.train(train.parse_args(list(map(str, words))))
+
+
+def same_runs(a, b) -> bool:
+    """Weights, Adam's moments, random states, the best model and the log, but for its clocks, to the bit."""
+    for name in ("checkpoint.pt", "model_best.pt"):
+        x, y = (load_checkpoint(str(folder), name) for folder in (a, b))
+        if name == "checkpoint.pt":
+            moments = [[v for values in c["optimizer"]["state"].values() for v in values.values()] for c in (x, y)]
+            assert len(moments[0]) == len(moments[1]) and all(map(torch.equal, *moments)) and torch.equal(x["rng"], y["rng"])
+        assert x["state"] == y["state"] and all(torch.equal(x["model"][key], y["model"][key]) for key in x["model"])
+    assert log_of(a) == log_of(b)
+    return True
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, demo_path):
+    """An unbroken run."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert trained([*WORDS, "--data_path", demo_path, "--logger_name", folder]) == 0
+    return folder
+
+
+# ---- kills
+
+def instants(at: int | None, folder) -> list:
+    """Counts what this process does to files of a run folder, before and after each; at number `at` it is killed."""
+    seen = []
+
+    def passed(what) -> None:
+        seen.append(what)
+        if len(seen) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watched(owner, name):
+        real = getattr(owner, name)
+
+        def call(*args, **kwargs):
+            passed(f"before {name}")
+            result = real(*args, **kwargs)
+            passed(f"after {name}")
+            return result
+        setattr(owner, name, call)
+    for owner, names in ((os, ("replace", "fsync", "remove", "makedirs")), (torch, ("save",)), (runs.Log, ("say", "record")),
+                         (files, ("locked",))):
+        for name in names:
+            watched(owner, name)
+    return seen
+
+
+def in_a_process(words, at=None, folder=None) -> int:
+    """Train in a process of its own, forked so that torch need not load again; its exit code, negative where it was killed."""
+    def work(told):
+        seen = instants(at, folder)
+        sys.stdout = sys.stderr = open(os.devnull, "w")
+        status = trained(words)
+        told.send(len(seen))
+        os._exit(status)
+    there, here = multiprocessing.Pipe(False)
+    process = multiprocessing.get_context("fork").Process(target=work, args=(here,))
+    process.start()
+    process.join()
+    return process.exitcode if at else there.recv()
+
+
+@pytest.mark.slow
+def test_a_kill_after_any_change_of_a_file_loses_nothing(tmp_path, demo_path, whole):
+    """50 instants, spread over a fresh run and over one that goes on from its middle: what goes on ends as the unbroken run."""
+    words = [*WORDS, "--data_path", demo_path, "--logger_name"]
+    middle = tmp_path / "middle"
+    count = {False: in_a_process([*words, tmp_path / "count"])}
+    count[True] = 0
+    at = count[False] // 2
+    assert in_a_process([*words, middle], at) == -signal.SIGKILL
+    shutil.copytree(middle, tmp_path / "again")
+    count[True] = in_a_process(["--resume", tmp_path / "again"])
+    assert same_runs(tmp_path / "again", whole) and min(count.values()) > 30
+    kills = 0
+    for resumed in (False, True):
+        for at in sorted({1 + k * (count[resumed] - 1) // 24 for k in range(25)}):
+            folder = tmp_path / f"{resumed}{at}"
+            if resumed:
+                shutil.copytree(middle, folder)
+            assert in_a_process(["--resume", folder] if resumed else [*words, folder], at) == -signal.SIGKILL, at
+            kills += 1
+            going_on = (folder / "checkpoint.pt").exists()  # else it never took a step, and the same command begins anew
+            assert trained(["--resume", folder] if going_on else [*words, folder]) == 0
+            assert same_runs(folder, whole), (resumed, at)
+            assert not [name for name in os.listdir(folder) if name.endswith((".part", ".tmp"))], (resumed, at)
+            shutil.rmtree(folder)
+    assert kills == 50
+
+
+# ---- signals to a group
+
+def in_a_group(code: str, *words, delay=None, number=None) -> subprocess.CompletedProcess:
+    """Python `code` in a session of its own, as a batch system starts a job. `delay`: seconds until the whole group gets the
+    signal `number`, where the code does not send it itself. Nothing of the session may live on."""
+    process = subprocess.Popen([sys.executable, *(["-c", code] if code else []), *map(str, words)], cwd=ROOT, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    if delay is not None:
+        time.sleep(delay)
+        os.killpg(process.pid, number)
+    out, err = process.communicate(timeout=120)
+    for _ in range(100):
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("processes of the group live on")
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def signalling(command: str, where: str, call: int, number: int) -> str:
+    """Code that runs a command whose whole group, main process and workers, is signalled in the call-th call of `where`."""
+    owner, name = where.rsplit(".", 1)
+    return f"""
+import os, sys, torch, {command}, {where.split(".")[0]}
+real, calls = {where}, []
+def watched(*args, **kwargs):
+    calls.append(1)
+    if len(calls) == {call}:
+        os.killpg(0, {int(number)})
+    return real(*args, **kwargs)
+setattr({owner}, {name!r}, watched)
+{command}.main(sys.argv[1:])
+"""
+
+
+def stopped_in_one_line(done, number: int) -> str:
+    assert done.returncode == 128 + number, done.stderr
+    line, = done.stderr.strip().splitlines()
+    return line
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory, demo_path):
+    """Words of a training on photos with workers, and its unbroken run."""
+    from encoders import import_torchvision
+    root = tmp_path_factory.mktemp("photos")
+    torch.manual_seed(0)
+    torch.save(import_torchvision().models.resnet18(weights=None).state_dict(), root / "w.pt")
+    words = ["--data_path", demo_path, "--data_name", "demo", "--cnn_type", "resnet18", "--cnn_weights", root / "w.pt",
+             "--crop_size", 32, "--embed_size", 8, "--word_dim", 8, "--batch_size", 60, "--num_epochs", 2, "--val_step", 2,
+             "--vocab_threshold", 1, "--log_step", 1, "--device", "cpu", "--workers", 2]
+    assert trained([*words, "--logger_name", root / "whole"]) == 0
+    return words, root / "whole"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where, call, number", [("train.read_split", 2, signal.SIGINT), ("train.build_model", 1, signal.SIGHUP)])
+def test_a_signal_to_the_group_before_the_first_step_leaves_nothing(tmp_path, photos, where, call, number):
+    done = in_a_group(signalling("train", where, call, number), *photos[0], "--logger_name", tmp_path / "run")
+    assert "no file was left half written" in stopped_in_one_line(done, number)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase, where, call, number", [
+    ("training", "train.train_step", 3, signal.SIGTERM), ("validating", "subjects._join", 1, signal.SIGINT),
+    ("validating at an end", "subjects._join", 3, signal.SIGTERM), ("saving", "torch.save", 4, signal.SIGHUP)])
+def test_a_signal_to_the_group_saves_a_training_exactly(tmp_path, photos, phase, where, call, number):
+    words, whole = photos
+    done = in_a_group(signalling("train", where, call, number), *words, "--logger_name", tmp_path / "run")
+    assert done.returncode == 128 + number and not done.stderr, done.stderr
+    assert "python train.py --resume" in done.stdout.strip().splitlines()[-1]
+    assert not [name for name in os.listdir(tmp_path / "run") if name.endswith(".part")]
+    assert trained(["--resume", tmp_path / "run"]) == 0 and same_runs(tmp_path / "run", whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_group_stops_an_evaluation_in_one_line(tmp_path, photos, number):
+    done = in_a_group(signalling("evaluate", "model.JointEmbedding.embed_images", 1, number), "--checkpoint", photos[1],
+                      "--output", tmp_path / "r.json", "--export", tmp_path / "e.npz", "--workers", 2, "--batch_size", 5)
+    assert "evaluate.py: stopped by " in stopped_in_one_line(done, number) and os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_group_stops_an_extraction_which_goes_on(tmp_path, photos, demo_path, number):
+    os.symlink(os.path.join(demo_path, "demo"), tmp_path / "demo")
+    words = ["images", "--data_path", tmp_path, "--data_name", "demo", "--output_name", "new", "--splits", "train", "--device",
+             "cpu", "--cnn_type", "resnet18", "--cnn_weights", photos[0][7], "--batch_size", 8, "--workers", 2]
+    line = stopped_in_one_line(in_a_group(signalling("extract", "encoders.CNN.forward", 4, number), *words), number)
+    assert "24 of 48 photos of train are done, and the same command goes on" in line
+    again = in_a_group(signalling("extract", "encoders.CNN.forward", 4, signal.SIGKILL), *words)
+    assert again.returncode == 0, again.stderr              # three batches were left: in the fourth it would have been killed
+    assert {name for name in os.listdir(tmp_path / "new") if name.startswith("train_")} == {
+        f"train_{end}" for end in ("caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy", "ims.npy", "photos.json")}
+    assert not [name for name in os.listdir(tmp_path / "new") if name.endswith(".part")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words, number", [(["train.py"], signal.SIGINT), (["evaluate.py"], signal.SIGTERM),
+                                           (["extract.py", "images"], signal.SIGHUP)])
+def test_a_signal_while_a_command_loads_is_one_line(words, number):
+    done = in_a_group("", *words, "--help", delay=0.5, number=number)
+    assert f"{words[0]}: stopped by " in stopped_in_one_line(done, number)
+
+
+def test_nohup_keeps_a_run_alive():
+    """A signal that was ignored when the command started stays ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stop():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.01)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_repeated_signal_does_not_break_off_the_save():
+    """`timeout` signals a process and then its whole group."""
+    with Stop(later=True) as stop:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)
+        assert stop.received == signal.SIGTERM
+        with pytest.raises(Stopped), stop.at_once():
+            pytest.fail("not reached")
+    with pytest.raises(Stopped) as stopped, Stop():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+    assert stopped.value.number == signal.SIGTERM
+
+
+# ---- two processes, one folder
+
+def test_a_folder_that_another_process_trains_in_is_left_alone(tmp_path, demo_path):
+    run = tmp_path / "run"
+    words = ["train.py", *WORDS, "--data_path", demo_path, "--logger_name", str(run), "--num_epochs", "100000"]
+
+    def python(*words, **how):
+        return subprocess.Popen([sys.executable, *words], cwd=ROOT, text=True, stdout=subprocess.PIPE, **how)
+    process = python(*words)
+    try:
+        while "epoch 1/100000 done" not in process.stdout.readline():
+            pass
+        for other, message in (([*words, "--seed", "1"], "already holds a run"), (["train.py", "--resume", str(run)], "training"),
+                               ([*words, "--overwrite"], f"another process is training {run} .number {process.pid}.; wait for")):
+            second = python(*other, stderr=subprocess.PIPE)
+            _, said = second.communicate()
+            assert second.returncode == 1 and len(said.strip().splitlines()) == 1 and re.search(message, said), said
+    finally:
+        process.terminate()
+        process.stdout.read()
+        process.stdout.close()
+        assert process.wait() == 143
+    lines = [json.loads(line) for line in open(run / "log.jsonl")]
+    steps = [line["iteration"] for line in lines if line["kind"] == "step"]
+    assert steps == sorted(set(steps))
+    epochs = load_checkpoint(str(run), "checkpoint.pt")["state"]["epoch"]
+    assert trained(["--resume", run, "--num_epochs", epochs + 1]) == 0              # the lock went with the process
