@@ -177,7 +177,8 @@ def photos(tmp_path_factory, demo_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where, call, number", [("train.read_split", 2, signal.SIGINT), ("train.build_model", 1, signal.SIGHUP)])
+@pytest.mark.parametrize("where, call, number", [("train.read_split", 2, signal.SIGINT),
+                                                 ("train.build_model", 1, signal.SIGHUP)])
 def test_a_signal_to_the_group_before_the_first_step_leaves_nothing(tmp_path, photos, where, call, number):
     done = in_a_group(signalling("train", where, call, number), *photos[0], "--logger_name", tmp_path / "run")
     assert "no file was left half written" in stopped_in_one_line(done, number)
@@ -267,8 +268,8 @@ def test_a_folder_that_another_process_trains_in_is_left_alone(tmp_path, demo_pa
     try:
         while "epoch 1/100000 done" not in process.stdout.readline():
             pass
-        for other, message in (([*words, "--seed", "1"], "already holds a run"), (["train.py", "--resume", str(run)], "training"),
-                               ([*words, "--overwrite"], f"another process is training {run} .number {process.pid}.; wait for")):
+        for other, message in (([*words, "--seed", "1"], "already holds"), (["train.py", "--resume", str(run)], "training"),
+                               ([*words, "--overwrite"], f"another process is training {run} .number {process.pid}.; wait")):
             second = python(*other, stderr=subprocess.PIPE)
             _, said = second.communicate()
             assert second.returncode == 1 and len(said.strip().splitlines()) == 1 and re.search(message, said), said

@@ -1,0 +1,197 @@
+"""Whose items are these? Two things that meet are put in one order where that can be told, and what is assumed is said."""
+import os
+import re
+import shutil
+
+import numpy as np
+import pytest
+from test_cli import SMALL
+
+import data
+import evaluate
+import items
+import subjects
+import train
+from cli import InputError
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory, demo_path):
+    """The arrays of a Gaussian run's --export, and its results."""
+    root = tmp_path_factory.mktemp("exported")
+    words = [*SMALL, "--data_path", demo_path, "--sim", "wasserstein", "--logger_name", str(root / "run")]
+    assert train.train(train.parse_args(words)) == 0
+    opt = evaluate.parse_args(["--checkpoint", str(root / "run"), "--export", str(root / "e.npz")])
+    results = evaluate.run(opt)
+    with np.load(root / "e.npz", allow_pickle=False) as stored:
+        return dict(stored), results, root
+
+
+@pytest.fixture
+def ev(tmp_path, monkeypatch, capsys):
+    """ev(arrays, *words): what evaluate.py makes of a file of these arrays, x.npz, and what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(arrays, *words, how="--embeddings"):
+        np.savez("x.npz", **{name: value for name, value in arrays.items() if value is not None})
+        capsys.readouterr()
+        given = [how, "x.npz"] if how == "--embeddings" else [how, *words[:1], "x.npz"]
+        results = evaluate.run(evaluate.parse_args([*map(str, [*given, *words[how != "--embeddings":]]), "--output", "r.json"]))
+        return results, capsys.readouterr().out
+    return call
+
+
+def shuffled(arrays, of_images=True, of_captions=True):
+    """The same items in another order."""
+    rng = np.random.default_rng(3)
+    i, c = (rng.permutation(n) if on else np.arange(n) for n, on in ((24, of_images), (120, of_captions)))
+    place = np.empty(24, int)
+    place[i] = np.arange(24)
+    moved = {name: value[i] if name.startswith("image_") else value[c] if name.startswith("caption_") else value
+             for name, value in arrays.items()}
+    return {**moved, "caption_image": place[moved["caption_image"]]}
+
+
+SPLIT = ("--data_name", "demo_precomp")
+
+
+def split_of(demo_path):
+    return "--data_path", demo_path, *SPLIT
+
+
+@pytest.mark.parametrize("images, captions", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("by", ["ids", "names"])
+def test_a_file_in_another_order_is_put_in_the_order_of_the_split(exported, ev, demo_path, images, captions, by):
+    """With --data_name its recalls, and CxC's, are those of the run; without it too, as it says whose captions are whose."""
+    arrays, results, _ = exported
+    moved = shuffled(arrays, images, captions)
+    if by == "names":
+        del moved["image_id"]
+        moved["image_name"] = np.array([f"some/folder/{name}" for name in moved["image_name"]])
+    alone, _ = ev(moved)
+    assert alone["protocols"]["full"]["rsum"] == pytest.approx(results["protocols"]["full"]["rsum"]) and "notes" not in alone
+    found, shown = ev(moved, *split_of(demo_path), "--cxc", "--cxc_path", f"{demo_path}/demo_cxc")
+    own, _ = ev(arrays, *split_of(demo_path), "--cxc", "--cxc_path", f"{demo_path}/demo_cxc")
+    assert found["protocols"] == own["protocols"]
+    assert [note.split()[4] for note in found["notes"]] == ["images"] * images + ["captions"] * captions
+    for note in found["notes"]:
+        assert re.fullmatch(r"x.npz: \d+ of \d+ (images|captions) stood in another order and were put in that of "
+                            ".*test_caps.txt by their (ids|names)", note) and f"note: {note}\n" in shown
+
+
+def test_means_alone_take_the_split_for_granted_and_say_so(exported, ev, demo_path):
+    arrays, results, _ = exported
+    means = {name: arrays[name] for name in ("image_mean", "caption_mean", "image_log_var", "caption_log_var", "similarity")}
+    found, shown = ev(means, *split_of(demo_path))
+    assert found["protocols"] == results["protocols"]
+    assert "note: x.npz does not say which images and captions it is about: those of " in shown and "order, assumed" in shown
+    found, shown = ev(means)
+    assert "note: x.npz does not say whose caption each is: five captions per image, in order, assumed" in shown
+    assert found["split"] is None and found["protocols"] == results["protocols"]
+    found, shown = ev({**means, "caption_image": arrays["caption_image"]}, *split_of(demo_path))
+    assert "does not say which images and captions" in shown
+
+
+def test_scores_are_taken_in_order_and_say_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    np.save("s.npy", np.random.default_rng(0).random((8, 24)))
+    evaluate.main(["--scores", "s.npy"])
+    shown = capsys.readouterr().out
+    assert "note: s.npy does not say whose caption each is: 3 captions per image, in order, assumed" in shown
+    assert "float32" not in shown and "all, scores" in shown
+    np.save("s.npy", 1 + 1e-9 * np.random.default_rng(0).random((8, 24)))
+    evaluate.main(["--scores", "s.npy"])
+    shown = capsys.readouterr().out
+    assert "note: s.npy: scores are ranked in float32, where 184 of 192 looked at are equal to another" in shown
+
+
+def test_a_comparison_puts_the_second_in_the_order_of_the_first(exported, ev, demo_path):
+    arrays, _, root = exported
+    found, shown = ev(shuffled(arrays), root / "run", how="--compare")
+    assert all((m["p"], m["low"], m["high"]) == (1, 0, 0) for m in found["comparisons"][0]["metrics"].values())
+    assert "note: x.npz: " in shown and "stood in another order" in shown
+
+
+def test_the_table_names_the_similarity(exported, ev):
+    arrays, results, _ = exported
+    _, shown = ev(arrays)
+    assert "\nall, wasserstein " in shown and "\nall, cosine of the means " in shown
+    found, shown = ev({**arrays, "similarity": None}, "--uncertainty")
+    assert "\nall, cosine " in shown and found["similarity"] == "cosine"
+    assert set(found["protocols"]) == {"full"}              # means only, or the variances of others, would be the same thrice
+    assert "note: x.npz names no similarity: the cosine of the means is taken, and its variances are not used (--sim" in shown
+    assert found["protocols"]["full"] == results["protocols"]["mean_only"]
+    _, shown = ev(arrays, "--sim", "kl")
+    assert "\nall, kl " in shown
+
+
+def test_means_of_zeros_are_counted(exported, ev):
+    arrays, _, _ = exported
+    mean = arrays["image_mean"].copy()
+    mean[:3] = 0
+    _, shown = ev({**arrays, "image_mean": mean})
+    assert "note: x.npz: 3 of 24 image means are zeros and score alike with everything" in shown
+
+
+def test_chance_stands_beside_recalls(exported, ev):
+    arrays, _, _ = exported
+    found, shown = ev(arrays)
+    assert found["chance"]["full"]["t2i"]["r1"] == pytest.approx(100 / 24)
+    assert found["chance"]["full"]["i2t"]["r1"] == pytest.approx(100 / 24)
+    assert f"\nchance  {found['chance']['full']['rsum']:.1f}"[:8] in shown
+
+
+# ---- the rule itself
+
+def made(n=3, each=2, **known):
+    owner = np.repeat(np.arange(n), each)
+    return items.Items(known.pop("source", "a"), known.pop("owner", owner), n, **known)
+
+
+def test_texts_tell_items_where_ids_do_not():
+    texts = ["a dog", "a cat", "a cat", "a cow", "a dog", "a hen"]
+    mine = made(captions=[texts[k] for k in (2, 3, 0, 1, 5, 4)], image_names=["y", "x", "z"])
+    order = items.order_like(mine, made(captions=texts, image_names=["x", "y", "z"], source="b"))
+    assert order.images.tolist() == [1, 0, 2] and order.captions.tolist() == [2, 3, 0, 1, 5, 4]
+    with pytest.raises(InputError, match="other items than b: by their texts it lacks 1 of its 6 captions, the first is a pig"):
+        items.order_like(made(captions=texts), made(captions=["a pig", *texts[1:]], source="b"))
+
+
+def test_equal_texts_are_told_apart_by_their_order():
+    texts = ["a dog", "a dog", "a dog", "a cat"]
+    order = items.order_like(made(2, captions=["a dog", "a dog", "a cat", "a dog"]), made(2, captions=texts))
+    assert order.captions.tolist() == [0, 1, 3, 2]
+
+
+def test_the_same_words_are_the_same_items_whatever_their_numbers():
+    """SCAN numbers the rows of its files where VSE++ has COCO's ids."""
+    texts = [f"caption {k}" for k in range(6)]
+    theirs = made(captions=texts, image_ids=[391895, 7, 9], source="b")
+    order = items.order_like(made(captions=texts, image_ids=[0, 1, 2]), theirs)
+    assert order.same and "a and b have other image ids; their captions are the same word for word" in order.notes[0]
+
+
+def test_splits_of_one_set_are_not_of_each_other():
+    with pytest.raises(InputError, match="a is of the dev split of x and b of its test split"):
+        items.order_like(made(data_name="x", split="dev"), made(data_name="x", split="test", source="b"))
+    assert items.order_like(made(data_name="x", split="test"), made(data_name="y", split="testall", source="b")).same
+
+
+def test_an_ensemble_of_other_items_is_refused(exported, tmp_path, demo_path, monkeypatch):
+    """The second model reads features of captions, so that its split is read anew; say it had changed in the meantime."""
+    _, _, root = exported
+    shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "x")
+    for split, count in (("train", 240), ("dev", 60), ("test", 120)):
+        np.save(tmp_path / "x" / f"{split}_bag.npy", np.random.default_rng(0).random((count, 7)).astype(np.float32))
+    mine = ["--data_path", str(tmp_path), "--data_name", "x"]
+    assert train.train(train.parse_args([*SMALL, *mine, "--text_features", "bag", "--logger_name", str(tmp_path / "r")])) == 0
+
+    def changed(*args, **kwargs):
+        split = data.read_split(*args, **kwargs)
+        if kwargs.get("text_features"):
+            split.caption_ids, split.captions = split.caption_ids + 1, split.captions[::-1]
+        return split
+    monkeypatch.setattr(subjects, "read_split", changed)
+    opt = evaluate.parse_args(["--checkpoint", str(root / "run"), str(tmp_path / "r"), *mine, "--output", str(tmp_path / "o")])
+    with pytest.raises(InputError, match="about other items than .*: by their ids it lacks 1?[0-9]* of its 120 captions"):
+        evaluate.run(opt)
