@@ -2,6 +2,7 @@
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -22,10 +23,12 @@ def is_run(folder: str) -> bool:
     """Whether train.py made a folder: its config.yaml says so, or, where that was lost, its checkpoint.pt."""
     try:
         stored = read_yaml(os.path.join(folder, "config.yaml"))
-        return isinstance(stored, dict) and {"command", "versions", "data", "options"} <= set(stored)
     except InputError:
-        path, log = (os.path.join(folder, name) for name in ("checkpoint.pt", "log.jsonl"))
-        return os.path.isfile(path) and os.path.isfile(log) and is_checkpoint(path)
+        stored = None
+    if isinstance(stored, dict) and {"command", "versions", "data", "options"} <= set(stored):
+        return True
+    path, log = (os.path.join(folder, name) for name in ("checkpoint.pt", "log.jsonl"))
+    return os.path.isfile(path) and os.path.isfile(log) and is_checkpoint(path)
 
 
 def is_checkpoint(path: str) -> bool:
@@ -91,6 +94,18 @@ def write(folder: str, description: dict, vocab: Vocabulary, new: bool) -> None:
     with atomic(path) as f:
         yaml.safe_dump(description, f, sort_keys=False)
     vocab.save(os.path.join(folder, "vocab.json"))
+
+
+def take_best(source: str, folder: str, best_rsum: float) -> float:
+    """Copy the best model of the run that a new folder goes on from, if it is of no later epoch; what has to be surpassed then."""
+    from subjects import load_checkpoint  # which builds models
+
+    path = os.path.join(source if os.path.isdir(source) else os.path.dirname(source), "model_best.pt")
+    if not best_rsum or not os.path.isfile(path) or load_checkpoint(path)["state"]["best_rsum"] != best_rsum:
+        return 0.0
+    with open(path, "rb") as old, atomic(os.path.join(folder, "model_best.pt"), "wb") as new:
+        shutil.copyfileobj(old, new)
+    return best_rsum
 
 
 def save_state(state: dict, path: str, advice: str) -> None:

@@ -202,6 +202,8 @@ def run_epochs(opt, held: contextlib.ExitStack) -> int:
     model.train()
     n_steps = -(-len(epoch_order(opt, split["train"], pairs, 0)) // opt.batch_size)
     if not going_on:
+        if resumed:
+            state["best_rsum"] = runs.take_best(opt.resume, opt.logger_name, state["best_rsum"])
         save()                                          # so that a run that began can always go on
     if state["due"]:
         validation()

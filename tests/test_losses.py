@@ -1,17 +1,20 @@
 """Every similarity against a double loop over torch.distributions or the textbook formula; objectives against loops."""
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
 
+import metrics
 from losses import (
     LOG_VAR_BOUNDS,
     SIMILARITIES,
     Embedding,
     Separable,
     bound_log_var,
+    deal_variances,
     hinge,
     uncertainty,
 )
@@ -270,3 +273,32 @@ def test_hinge_of_perfect_scores_is_zero_and_of_equal_scores_the_margins():
     assert float(hinge(torch.eye(6), 0.2)) == 0
     assert float(hinge(torch.zeros(6, 6), 0.2, max_violation=True)) == pytest.approx(2 * 6 * 0.2)
     assert float(hinge(torch.zeros(6, 6), 0.2)) == pytest.approx(2 * 6 * 5 * 0.2)
+
+
+# ---- the control of dealt variances
+
+@pytest.mark.parametrize("each", [1, 5])
+def test_dealt_variances_are_those_of_other_items(each):
+    """No item keeps its own, every one is dealt once, and with one caption an image matching variances do not stay together."""
+    n = 40
+    images, captions = (Embedding(torch.zeros(k, 3), torch.arange(k * 3.0).reshape(k, 3)) for k in (n, each * n))
+    for seed in range(20):
+        dealt = deal_variances(images, captions, seed)
+        for before, after in zip((images, captions), dealt):
+            assert torch.equal(before.mean, after.mean) and (before.log_var != after.log_var).all()
+            assert torch.equal(before.log_var, after.log_var[after.log_var[:, 0].argsort()])
+        if each == 1:
+            assert (dealt[0].log_var == dealt[1].log_var).all(1).sum() < 8
+    point = Embedding(images.mean)
+    assert deal_variances(point, captions)[0] is point
+    again = deal_variances(images, captions, 3), deal_variances(images, captions, 3)
+    assert all(torch.equal(a.log_var, b.log_var) for a, b in zip(*again))
+
+
+def test_the_control_destroys_what_variances_alone_tell():
+    """Means all zero, each caption with the variances of its image: perfect as they are, and chance with those of others."""
+    log_var = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    images = captions = Embedding(torch.zeros(50, 4), log_var)
+    similarity = SIMILARITIES["wasserstein"]()
+    assert metrics.retrieval(similarity(images, captions), np.arange(50))["rsum"] == 600
+    assert metrics.retrieval(similarity(*deal_variances(images, captions)), np.arange(50))["rsum"] < 150

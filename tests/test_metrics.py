@@ -465,3 +465,87 @@ def test_bootstrap_where_few_images_have_queries():
     result = metrics.paired_bootstrap(a, b, {}, samples=2000)["r1"]
     assert result["difference"] == 0 and result["p"] > 0.5
     assert (result["low"], result["high"]) == (-100, 100)
+
+
+# ---- is a difference more than the choice of seeds?
+
+def seeds_of_two_models(gain=0.0, n=120, seeds=(3, 3), noise=0.5, seed=0):
+    """Runs of two models whose seeds differ by more than the choice of images does: {metric: (total, count)} of each."""
+    rng = np.random.default_rng(seed)
+    hard = rng.normal(size=n)
+
+    def run(better):
+        chance = 1 / (1 + np.exp(hard - better - noise * rng.normal()))
+        return {"r1": (100.0 * (rng.random(n) < chance), np.ones(n))}
+    return [run(0) for _ in range(seeds[0])], [run(gain) for _ in range(seeds[1])]
+
+
+@pytest.mark.parametrize("seeds", [(3, 3), (2, 5), (1, 3)])
+def test_bootstrap_over_seeds_and_images_equals_a_slow_one(seeds):
+    """Images with replacement, S - 1 of S seeds with replacement, their distance from the mean stretched by Student's t."""
+    a, b = seeds_of_two_models(seeds=seeds)
+    rng, differences = random.Random(5), []
+    freedom = sum(s - 1 for s in seeds)
+    stretch = scipy.stats.t.ppf(0.975, freedom) / scipy.stats.norm.ppf(0.975)
+    for _ in range(3000):
+        images = [rng.randrange(120) for _ in range(120)]
+        sides = []
+        for runs in (a, b):
+            recall = [sum(run["r1"][0][i] for i in images) / 120 for run in runs]
+            mean = sum(recall) / len(recall)
+            drawn = [rng.choice(recall) for _ in recall[1:]] or recall
+            sides.append(mean + stretch * (sum(drawn) / len(drawn) - mean))
+        differences.append(sides[1] - sides[0])
+    result = metrics.paired_bootstrap(a, b, {}, samples=4000)["r1"]
+    means = [np.mean([run["r1"][0].mean() for run in runs]) for runs in (a, b)]
+    assert (result["a"], result["b"]) == (pytest.approx(means[0]), pytest.approx(means[1]))
+    width = np.std(differences)
+    for key, percent in (("low", 2.5), ("high", 97.5)):
+        assert result[key] == pytest.approx(np.percentile(differences, percent), abs=0.2 * width)
+
+
+def test_two_groups_of_seeds_of_one_method_rarely_differ():
+    """Where seeds differ by more than images do, one run of each is said to differ again and again, a group of each is not."""
+    alone = groups = 0
+    for seed in range(100):
+        a, b = seeds_of_two_models(seed=seed)
+        alone += metrics.paired_bootstrap(a[0], b[0], {}, samples=200, seed=seed)["r1"]["p"] < 0.05
+        groups += metrics.paired_bootstrap(a, b, {}, samples=200, seed=seed)["r1"]["p"] < 0.05
+    assert alone > 25 and groups <= 10
+    a, b = seeds_of_two_models(gain=3)                       # and a real one is found
+    assert metrics.paired_bootstrap(a, b, {}, samples=2000)["r1"]["p"] < 0.01
+
+
+def test_a_single_run_of_each_is_compared_as_ever():
+    (a, b), _ = two_models(0.04)
+    assert metrics.paired_bootstrap([a], [b], {}, samples=300) == metrics.paired_bootstrap(a, b, {}, samples=300)
+    result = metrics.paired_bootstrap(*two_models(0.5)[0], {}, samples=300)["t2i r1"]
+    assert result["least"] and result["p"] == pytest.approx(2 / 301)
+    assert not metrics.paired_bootstrap(a, a, {}, samples=300)["t2i r1"]["least"]
+
+
+# ---- chance
+
+@pytest.mark.parametrize("owner, n", [([0, 0, 1, 1, 1, 3], 4), ([0, 1, 2, 3, 4], 5), ([0] * 7, 1)])
+def test_chance_is_the_mean_over_all_orders(owner, n):
+    """Every order of a gallery, counted out; the median is over all queries and orders."""
+    owner = np.array(owner)
+    found = metrics.chance(owner, n)
+    ranks = {"i2t": [], "t2i": []}
+    for order in itertools.permutations(range(len(owner))):
+        for i in set(owner.tolist()):
+            ranks["i2t"].append(next(k for k, c in enumerate(order) if owner[c] == i))
+    for order in itertools.permutations(range(n)):
+        ranks["t2i"] += [order.index(i) for i in owner]
+    for side, every in ranks.items():
+        every = np.array(every)
+        for k in (1, 5, 10):
+            assert found[side][f"r{k}"] == pytest.approx(100 * np.mean(every < k))
+        assert found[side]["meanr"] == pytest.approx(every.mean() + 1)
+        assert found[side]["medr"] == np.sort(every)[(len(every) - 1) // 2] + 1
+    assert found["rsum"] == pytest.approx(sum(found[s][f"r{k}"] for s in ranks for k in (1, 5, 10)))
+
+
+def test_chance_of_coco():
+    found = metrics.chance(np.arange(25000) // 5, 5000)
+    assert found["t2i"]["r10"] == pytest.approx(0.2) and found["i2t"]["r1"] == pytest.approx(100 / 5000)

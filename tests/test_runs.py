@@ -1,0 +1,268 @@
+"""Run folders: nothing of the user's is replaced, files of options vary a run, checkpoint files are gone on from."""
+import json
+import os
+import shutil
+
+import pytest
+import torch
+import yaml
+from test_cli import SMALL, refused
+from test_stopping import same_runs
+from test_train import log_of
+
+import draw
+import evaluate
+import options
+import runs
+import train
+from cli import InputError
+from files import atomic, holds_keys, locked, output, part_of, save_json
+from recipes import parse_args
+from subjects import load_checkpoint
+
+
+def fit(*words) -> int:
+    return train.train(train.parse_args([*SMALL, *map(str, words)]))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, demo_path):
+    """A Gaussian run of two epochs, evaluated, with pictures."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    assert fit("--data_path", demo_path, "--sim", "wasserstein", "--num_epochs", 2, "--logger_name", folder) == 0
+    evaluate.main(["--checkpoint", str(folder), "--uncertainty"])
+    draw.main(["--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images")])
+    return folder
+
+
+# ---- what stays
+
+def test_overwriting_a_run_keeps_what_train_did_not_write(run, demo_path, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    mine = {"results_paper.csv": "1,2", "resultsfolder.tex": "x", "notes.txt": "mine",
+            "uncertainty_of_mine.png": "a photo",
+            "results_of_mine.json": '{"mine": 1}', "log_old.txt": "old"}
+    for name, text in mine.items():
+        (folder / name).write_text(text)
+    assert fit("--data_path", demo_path, "--logger_name", folder, "--overwrite") == 0
+    assert {name: (folder / name).read_text() for name in mine} == mine
+    assert load_checkpoint(str(folder))["options"]["sim"] == "cosine"
+    for name in ("results.json", "uncertainty.png", "uncertain_images.png", "uncertain_captions.png", "retrieval.png"):
+        assert (run / name).exists() and not (folder / name).exists(), name         # of the model that is gone
+
+
+def test_a_run_that_was_killed_before_its_first_step_begins_anew(run, demo_path, tmp_path, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    shutil.copy(run / "config.yaml", folder)
+    refused(capsys, train.main, ["--resume", folder], "has no checkpoint.pt: it was stopped before its first step.*config.yaml")
+    assert fit("--data_path", demo_path, "--logger_name", folder) == 0
+
+
+def test_default_folders_hold_the_seed(tmp_path, monkeypatch, demo_path):
+    assert options.default_run(parse_args(["--seed", "7", "--sim", "kl"])) == os.path.join("runs", "coco_precomp_kl_seed7")
+    monkeypatch.chdir(tmp_path)
+    for seed in (0, 1):
+        assert fit("--data_path", demo_path, "--seed", seed) == 0
+    assert sorted(os.listdir("runs")) == ["demo_precomp_cosine_seed0", "demo_precomp_cosine_seed1"]
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch, demo_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert fit("--data_path", demo_path, "--logger_name=~/run") == 0
+    evaluate.main(["--checkpoint=~/run", "--output=~/r.json", "--export=~/e.npz"])
+    assert evaluate.parse_args(["--compare", "~/a,~/b", "~/c"]).compare == [f"{tmp_path}/home/a,{tmp_path}/home/b",
+                                                                          f"{tmp_path}/home/c"]
+    assert os.listdir(tmp_path) == ["home"] and {"run", "r.json", "e.npz"} == set(os.listdir(tmp_path / "home"))
+
+
+# ---- files of options
+
+def test_a_configuration_varies_without_naming_or_replacing_a_run(run, tmp_path, monkeypatch, demo_path):
+    """The options that were asked for, from which others follow; neither the folder nor --overwrite."""
+    folder = tmp_path / "first"
+    assert fit("--data_path", demo_path, "--logger_name", folder, "--overwrite", "--config", run / "config.yaml") == 0
+    again = parse_args(["--config", str(folder / "config.yaml")])
+    assert (again.overwrite, again.logger_name) == (False, os.path.join("runs", "demo_precomp_wasserstein_seed0"))
+    assert again.embed_size == 16 and again.image_head == "ellipsoidal"
+    point = parse_args(["--config", str(folder / "config.yaml"), "--sim", "cosine"])
+    assert (point.image_head, point.max_violation) == ("point", False)
+    monkeypatch.chdir(tmp_path)
+    before = (folder / "checkpoint.pt").read_bytes()
+    assert train.train(parse_args(["--config", str(folder / "config.yaml"), "--seed", "1"])) == 0
+    assert os.path.isdir("runs/demo_precomp_wasserstein_seed1") and (folder / "checkpoint.pt").read_bytes() == before
+
+
+def test_configurations_of_older_runs_are_read(run, tmp_path):
+    """They hold the resolved options alone."""
+    stored = yaml.safe_load((run / "config.yaml").read_text())
+    del stored["asked"]
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(stored))
+    assert vars(parse_args(["--config", str(tmp_path / "c.yaml"), "--logger_name", "x"])) == {
+        **stored["options"], "config": str(tmp_path / "c.yaml"), "logger_name": "x"}
+
+
+def test_a_configuration_of_a_run_that_was_resumed_starts_a_new_one(run, tmp_path, demo_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    assert train.train(parse_args(["--resume", str(folder), "--num_epochs", "3"])) == 0
+    opt = parse_args(["--config", str(folder / "config.yaml"), "--logger_name", str(tmp_path / "new")])
+    assert opt.resume is None and opt.logger_name == str(tmp_path / "new")
+
+
+# ---- going on
+
+def test_a_checkpoint_file_is_gone_on_from_in_a_new_folder(run, tmp_path, demo_path):
+    """The copy of a first epoch's checkpoint, while the run itself is further."""
+    whole, first = tmp_path / "whole", tmp_path / "first"
+    common = ["--data_path", demo_path, "--sim", "wasserstein"]
+    assert fit(*common, "--num_epochs", 3, "--logger_name", whole) == 0
+    assert fit(*common, "--num_epochs", 1, "--logger_name", first) == 0
+    shutil.copy(first / "checkpoint.pt", whole / "epoch1.pt")
+    before = (whole / "checkpoint.pt").read_bytes()
+    assert train.train(parse_args(["--resume", str(whole / "epoch1.pt"), "--num_epochs", "3", "--logger_name",
+                                   str(tmp_path / "branch")])) == 0
+    assert (whole / "checkpoint.pt").read_bytes() == before
+    a, b = (load_checkpoint(str(folder), "checkpoint.pt") for folder in (whole, tmp_path / "branch"))
+    assert all(torch.equal(a["model"][name], b["model"][name]) for name in a["model"])
+    assert log_of(tmp_path / "branch") == [line for line in log_of(whole) if line["iteration"] > 8]
+    best = load_checkpoint(str(tmp_path / "branch"))["state"]
+    assert best["best_rsum"] == b["state"]["best_rsum"] > 0 and best["epoch"] <= 3
+
+
+@pytest.mark.parametrize("content", ["", "- a", "a: [", None])
+def test_a_lost_configuration_does_not_lose_the_run(run, tmp_path, content):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    os.remove(folder / "config.yaml") if content is None else (folder / "config.yaml").write_text(content)
+    assert train.train(parse_args(["--resume", str(folder), "--num_epochs", "3"])) == 0
+    assert yaml.safe_load((folder / "config.yaml").read_text())["options"]["sim"] == "wasserstein"
+
+
+@pytest.mark.parametrize("bad", ["no json\n", '{"other": 1}\n', "[1]\n", '"text"\n'])
+def test_a_log_with_other_lines_is_gone_on_with(run, tmp_path, bad):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    lines = (folder / "log.jsonl").read_text().splitlines(keepends=True)
+    (folder / "log.jsonl").write_text("".join([*lines[:2], bad, *lines[2:], '{"iteration": 99, "kind": "st']))
+    assert train.train(parse_args(["--resume", str(folder), "--num_epochs", "3"])) == 0
+    kept = (folder / "log.jsonl").read_text().splitlines(keepends=True)
+    assert kept[2] == bad and all(line.endswith("\n") for line in kept) and '"iteration": 99' not in "".join(kept)
+
+
+def test_other_dev_features_are_noticed(run, tmp_path, demo_path, capsys):
+    shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "demo_precomp")
+    shutil.copy(tmp_path / "demo_precomp" / "test_ims.npy", tmp_path / "other.npy")
+    import numpy as np
+    np.save(tmp_path / "demo_precomp" / "dev_ims.npy", np.load(tmp_path / "other.npy")[:12])
+    refused(capsys, train.main, ["--resume", run, "--data_path", tmp_path], "are not those of the run")
+
+
+def test_a_run_that_finds_nothing_says_that_there_is_no_model(tmp_path, demo_path, monkeypatch, capsys):
+    zero = {"r1": 0.0, "r5": 0.0, "r10": 0.0, "medr": 12.0, "meanr": 12.0, "queries": 12}
+    monkeypatch.setattr(train, "validate", lambda *_: {"i2t": zero, "t2i": zero, "rsum": 0.0})
+    assert fit("--data_path", demo_path, "--logger_name", tmp_path / "run") == 1
+    assert "done, but dev rsum was 0 after every epoch, so" in capsys.readouterr().out
+    assert not (tmp_path / "run" / "model_best.pt").exists() and (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+def test_epochs_are_counted_from_one_everywhere(run):
+    lines = log_of(run)
+    assert {line["epoch"] for line in lines} == {1, 2}
+    said = (run / "log.txt").read_text()
+    assert "epoch 1/2 done: dev rsum" in said and "epoch 2/2 step 8/8: loss" in said and " in all" in said
+    assert "epoch 0" not in said and "rsum by chance 239.2" in said
+
+
+# ---- results have names of their own
+
+def test_results_by_another_similarity_leave_those_of_the_run(run, tmp_path, demo_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    before = (folder / "results.json").read_bytes()
+    evaluate.main(["--checkpoint", str(folder), "--sim", "kl"])
+    evaluate.main(["--checkpoint", str(folder), "--sim", "kl", "--split", "dev"])
+    evaluate.main(["--checkpoint", str(folder), "--sim", "wasserstein"])            # its own: results.json again
+    assert (folder / "results_kl.json").exists() and (folder / "results_kl_demo_precomp_dev.json").exists()
+    assert json.loads(before)["protocols"] == {**json.loads((folder / "results.json").read_bytes())["protocols"],
+                                               "shuffled": json.loads(before)["protocols"]["shuffled"]}
+
+
+def test_two_files_in_a_folder_have_results_and_pictures_of_their_own(run, tmp_path, demo_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    evaluate.main(["--checkpoint", str(run), "--export", "a.npz", "--output", "r.json"])
+    shutil.copy("a.npz", "b.npz")
+    split = ["--data_path", demo_path, "--data_name", "demo_precomp"]
+    for words in (["a.npz"], ["b.npz"], ["a.npz", *split], ["a.npz", "--sim", "kl"]):
+        evaluate.main(["--embeddings", *words, "--uncertainty"])
+    for stem, end in (("a", ""), ("b", ""), ("a", "_demo_precomp_test"), ("a", "_kl")):
+        assert os.path.exists(f"{stem}_results{end}.json")
+        for picture in ("uncertainty", "uncertain_images", "uncertain_captions"):
+            assert os.path.exists(f"{stem}_{picture}{end}.png")
+    evaluate.main(["--compare", "a.npz", "b.npz"])
+    evaluate.main(["--compare", str(run), "b.npz"])
+    assert {"comparison_a_b.json", "comparison_run_b.json"} <= set(os.listdir("."))
+
+
+# ---- the mechanisms
+
+def test_what_breaks_while_writing_leaves_the_old_file_alone(tmp_path):
+    path = tmp_path / "new" / "a.txt"
+    with atomic(str(path)) as f:
+        f.write("old")
+    for error in (KeyboardInterrupt, OSError, ValueError):
+        with pytest.raises(error), atomic(str(path)) as f:
+            f.write("half of the ne")
+            raise error
+        assert path.read_text() == "old" and os.listdir(tmp_path / "new") == ["a.txt"]
+    os.symlink(path, tmp_path / "link")
+    save_json({"a": 1}, str(tmp_path / "link"))
+    assert os.path.islink(tmp_path / "link") and json.loads(path.read_text()) == {"a": 1}
+
+
+def test_what_a_killed_process_left_is_cleared_by_the_next(tmp_path):
+    path = str(tmp_path / "a.txt")
+    dead = os.fork()
+    if not dead:
+        os._exit(0)
+    os.waitpid(dead, 0)
+    for name in (f".a.txt.{dead}.part", f".a.txt.{os.getppid()}.part", ".b.txt.1.part"):
+        (tmp_path / name).write_text("half")
+    with atomic(path) as f:
+        f.write("whole")
+    assert sorted(os.listdir(tmp_path)) == sorted([f".a.txt.{os.getppid()}.part", ".b.txt.1.part", "a.txt"])
+    assert os.path.basename(part_of(path)) == f".a.txt.{os.getpid()}.part"
+
+
+def test_a_lock_is_of_one_process_and_ends_with_it(tmp_path):
+    def other() -> int:
+        child = os.fork()
+        if not child:
+            try:
+                with locked(str(tmp_path), "training"):
+                    os._exit(0)
+            except InputError as error:
+                os._exit(1 if f"another process is training {tmp_path} (number {os.getppid()})" in str(error) else 2)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with locked(str(tmp_path), "training"):
+        assert other() == 1
+    assert other() == 0 and other() == 0
+    with pytest.raises(InputError, match="takes no new files"), locked(str(tmp_path / "absent"), "training"):
+        pass
+
+
+def test_outputs_know_their_own_kind(tmp_path):
+    path = str(tmp_path / "r.json")
+    save_json({"protocols": {}}, path)
+    assert output(path, holds_keys("protocols")) == path
+    with pytest.raises(InputError, match="none that this command wrote"):
+        output(path, holds_keys("comparisons"))
+    (tmp_path / "empty").write_text("")
+    assert output(str(tmp_path / "empty"))
+
+
+def test_is_a_run(run, tmp_path):
+    assert runs.is_run(str(run)) and not runs.is_run(str(tmp_path)) and not runs.is_run(str(tmp_path / "absent"))
+    assert same_runs(run, run)
