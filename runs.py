@@ -97,7 +97,7 @@ def write(folder: str, description: dict, vocab: Vocabulary, new: bool) -> None:
 
 
 def take_best(source: str, folder: str, best_rsum: float) -> float:
-    """Copy the best model of the run that a new folder goes on from, if it is of no later epoch; what has to be surpassed then."""
+    """Copy the best model of the run gone on from, unless it is of a later epoch; the rsum to surpass then."""
     from subjects import load_checkpoint  # which builds models
 
     path = os.path.join(source if os.path.isdir(source) else os.path.dirname(source), "model_best.pt")

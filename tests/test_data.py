@@ -455,3 +455,97 @@ def test_worker_processes_leave_the_generator_of_training_alone(demo_path):
     for _ in data.image_batches(split.images, 16, workers=1):
         pass
     assert torch.equal(torch.get_rng_state(), before)
+
+
+# ---- photos as one sees them
+
+def shown(path):
+    return np.asarray(Photos([str(path)]).open(0))
+
+
+def gradient():
+    """A picture with no symmetry, (40, 60, 3)."""
+    y, x = np.mgrid[:40, :60]
+    return np.stack([4 * x, 6 * y, (x + y) * 2], 2).astype(np.uint8)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photos_are_turned_as_their_camera_says(tmp_path, orientation):
+    """EXIF 1 to 8: what is stored is the upright picture turned the other way, written by hand."""
+    upright = gradient()
+    stored = {1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 4: upright[::-1], 5: upright.transpose(1, 0, 2),
+              6: upright.transpose(1, 0, 2)[::-1], 7: upright[::-1, ::-1].transpose(1, 0, 2),
+              8: upright.transpose(1, 0, 2)[:, ::-1]}[orientation]
+    image = Image.fromarray(np.ascontiguousarray(stored))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image.save(tmp_path / "p.png", exif=exif)
+    np.testing.assert_array_equal(shown(tmp_path / "p.png"), upright)
+    image.save(tmp_path / "p.jpg", exif=exif, quality=95)
+    assert np.abs(shown(tmp_path / "p.jpg").astype(int) - upright).mean() < 4
+
+
+@pytest.mark.parametrize("name, scale", [("16.png", 257), ("16.tiff", 257), ("32.tiff", 257), ("32.tiff", 1),
+                                         ("32.tiff", 60_000),
+                                         ("float.tiff", 1 / 255), ("float.tiff", 1), ("float.tiff", 257), ("float.tiff", 1e6)])
+def test_photos_of_more_than_8_bits_are_scaled_and_not_cut_off(tmp_path, name, scale):
+    grey = gradient()[:, :, 0].astype(np.float64)
+    grey[0, 0] = 255                                        # the white of numbers that do not say theirs
+    kind = {"16": np.uint16, "32": np.int32, "float": np.float32}[name.split(".")[0]]
+    Image.fromarray((grey * scale).astype(kind)).save(tmp_path / name)
+    found = shown(tmp_path / name)
+    assert found.shape == (40, 60, 3) and np.abs(found[:, :, 1].astype(float) - grey).max() <= 1
+
+
+def test_pixels_that_are_no_numbers_are_refused(tmp_path):
+    Image.fromarray(np.full((9, 9), np.nan, np.float32)).save(tmp_path / "p.tiff")
+    with pytest.raises(InputError, match="p.tiff cannot be read .it has pixels that are no finite numbers"):
+        shown(tmp_path / "p.tiff")
+
+
+def test_images_without_sentences_are_counted_and_said(tmp_path, capsys):
+    entries = [{"filename": f"{k}.png", "split": "test", "sentences": [{"raw": "a dog"}] * (k % 4 > 0)} for k in range(8)]
+    (tmp_path / "x" / "images").mkdir(parents=True)
+    for entry in entries:
+        Image.new("RGB", (9, 9)).save(tmp_path / "x" / "images" / entry["filename"])
+    (tmp_path / "x" / "dataset_x.json").write_text(json.dumps({"images": entries}))
+    split = read_split(str(tmp_path), "x", "test")
+    assert len(split.images) == 6
+    assert split.notes == [f"{tmp_path}/x/dataset_x.json: 2 of 8 images of split 'test' have no sentence and are left out"]
+    data.check(str(tmp_path), "x")
+    assert f"note: {split.notes[0]}\n" in capsys.readouterr().out
+
+
+def test_features_beyond_float32_are_named(tmp_path):
+    for value, message in ((1e30, "values of 1e\\+30 in row 2"), (1e-30, "values of 1e-30 in row 2")):
+        odd = FEATURES.copy()
+        odd[2] = value
+        write_precomp(tmp_path / "x", odd, captions(20))
+        refused(tmp_path, f"train_ims.npy has {message}, whose squares are beyond float32; scale the features")
+
+
+def test_missing_data_say_where_they_come_from(tmp_path):
+    refused(tmp_path, "coco_precomp is SCAN's region features of COCO, 31 GiB .github.com/kuanghuei/SCAN; Kaggle",
+            name="coco_precomp")
+    refused(tmp_path, "f30k is Flickr30k's photos .* dataset_flickr30k.json", name="f30k")
+
+
+# ---- words
+
+def test_captions_read_fast_are_read_the_same():
+    """Plain captions skip the tokenizer's thirty expressions, and only those that it would not change otherwise."""
+    from nltk.tokenize import word_tokenize
+    rng = np.random.default_rng(0)
+    pieces = ["a", "b", "9", " ", ",", " ,", ", ", ".", "-", "--", " .", "cannot", "gonna", "wanna", "can", "not", "'s", "'",
+              '"',
+              "(", "$", "é", "’", ":", ";", "...", "\t", "n't", "A"]
+    for _ in range(20_000):
+        text = "".join(rng.choice(pieces, rng.integers(0, 9)))
+        assert tokenize(text) == word_tokenize(text.lower(), preserve_line=True), text
+
+
+def test_real_captions_read_fast_are_read_the_same(real_path):
+    from nltk.tokenize import word_tokenize
+    texts = open(os.path.join(real_path, "coco_text", "test_caps.txt"), encoding="utf-8").read().splitlines()
+    texts += open(os.path.join(real_path, "f8k_precomp", "train_caps.txt"), encoding="utf-8").read().splitlines()[:5000]
+    assert all(tokenize(text) == word_tokenize(text.lower(), preserve_line=True) for text in texts)
