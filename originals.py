@@ -89,7 +89,7 @@ def convert(stored: dict, words: list[str] | None, path: str) -> dict:
             raise InputError(f"{path} has no matrix {name}, which every VSE++ and VSRN checkpoint has; take another one")
     if words is None:
         raise InputError(f"{path} is an original checkpoint, which holds no words; convert its vocabulary with `python "
-                         "vocab.py convert OLD NEW.json` and give evaluate.py --vocab NEW.json")
+                         "vocab.py convert OLD NEW.json` and give it with --vocab NEW.json")
     if len(words) != len(text["embed.weight"]):
         raise InputError(f"{path} has vectors for {len(text['embed.weight']):,} words and the vocabulary lists "
                          f"{len(words):,}; convert the one it was trained with")

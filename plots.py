@@ -73,7 +73,7 @@ def draw_curves(reports: dict[str, dict], sides: list[str], axes) -> None:
                   title="risk and coverage; dotted: no knowledge", ylim=(0, 100))
         for axis in (left, right):
             axis.grid(alpha=0.3)
-            axis.legend(fontsize=8)
+            axis.legend(fontsize=8).set_in_layout(False)    # a long name may cover the curves, not squeeze them
 
 
 def extremes(values: np.ndarray, pairs, texts: list[str] | None, photos: Photos | None, caption_image: np.ndarray,

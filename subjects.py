@@ -338,8 +338,9 @@ def open_embeddings(path: str, opt) -> Subject:
             held = ", ".join(f"{name} {value.shape} of {value.dtype}" for name, value in arrays.items()) or "nothing"
             raise InputError(f"{path} needs {side}_mean of shape (items, D), and {side}_log_var, where given, of the same "
                              f"shape or (items, 1), both numbers; it holds {held}")
-        sides.append(Embedding(*(None if x is None else torch.from_numpy(np.ascontiguousarray(x, np.float32))
-                                 for x in (mean, log_var))))
+        with np.errstate(over="ignore"):                    # which the next lines say in our words
+            sides.append(Embedding(*(None if x is None else torch.from_numpy(np.ascontiguousarray(x, np.float32))
+                                     for x in (mean, log_var))))
         for name, x in ((f"{side}_mean", sides[-1].mean), (f"{side}_log_var", sides[-1].log_var)):
             if x is not None and not torch.isfinite(x).all():
                 raise InputError(f"{path} holds NaN or infinity, or numbers beyond float32, in {name}; check the embeddings")

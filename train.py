@@ -35,6 +35,8 @@ from unpaired import build_unpaired, choose_pairs
 from vocab import Vocabulary
 
 EMA = 0.999                           # share of the average that a step keeps
+COMPUTE = ("feature_norm", "region_norm", "pool", "layer_style", "no_imgnorm", "use_abs", "logvar_norm", "var_min", "var_max",
+           "no_txtnorm", "raw_feature_norm")                # options that change embeddings and no weight's shape
 
 
 def make_vocabulary(opt, train) -> tuple[Vocabulary, str]:
@@ -63,6 +65,15 @@ def averaged(model, kind: str):
 def averaging(opt, epoch: int) -> bool:
     """Whether an epoch lies in the last third."""
     return 3 * epoch >= 2 * opt.num_epochs
+
+
+def read_otherwise(opt, start: dict | None) -> list[str]:
+    """A note where --init_from has weights that, under the options given now, make other embeddings of the same item."""
+    theirs = start["options"] if start and opt.resume is None else {}
+    unlike = [name for name in COMPUTE if name in theirs and theirs[name] != getattr(opt, name)]
+    before, now = (", ".join(f"{name} {options[name]}" for name in unlike) for options in (theirs, vars(opt)))
+    told = f"{opt.init_from} was trained with {before}, this run with {now}, so its weights do not embed as they did"
+    return [told] if unlike else []
 
 
 def objective_name(opt) -> str:
@@ -140,8 +151,8 @@ def run_epochs(opt, held: contextlib.ExitStack) -> int:
              f"{len(split['dev'].images):,} dev images (rsum by chance {chance:.1f}), {len(vocab):,} words of {source}\n"
              f"{opt.sim}, image head {opt.image_head}, text head {opt.text_head}, {objective_name(opt)}, embed_size "
              f"{opt.embed_size}, {sum(p.numel() for p in parameters):,} trainable parameters, {device}, seed {opt.seed}")
-    facts = "\n".join([facts, *(f"note: {note}" for note in [*(start or {}).get("notes", ()), *split["train"].notes,
-                                                              *split["dev"].notes])])
+    notes = [*(start or {}).get("notes", ()), *read_otherwise(opt, start), *split["train"].notes, *split["dev"].notes]
+    facts = "\n".join([facts, *(f"note: {note}" for note in notes)])
     if opt.dry_run:
         print(yaml.safe_dump(vars(opt), sort_keys=True) + facts + "\ndry run: nothing was written")
         return 0

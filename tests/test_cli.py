@@ -19,6 +19,7 @@ import draw
 import evaluate
 import jwae
 import metrics
+import plots
 import protocols
 import subjects
 import train
@@ -388,6 +389,41 @@ def test_draw_command(runs, demo_path, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(draw, "load_run", None)             # it is said before the work
     for path in unwritable(tmp_path):
         refused(capsys, draw.main, [*words, "--output", path], f"{path} cannot be written")
+
+
+def test_draw_shows_as_many_as_asked_and_no_more_than_there_are(runs, demo_path, tmp_path, capsys):
+    photos = os.path.join(demo_path, "demo", "images")
+    words = ["--checkpoint", str(runs / "cosine"), "--photos", photos, "--captions", "a star"]
+    for top, shown in (("1", 1), ("8", 8), ("50", 24)):
+        draw.main([*words, "--top", top, "--output", str(tmp_path / f"{top}.png")])
+        assert f"picture of 1 captions and their best {shown} images in" in capsys.readouterr().out
+    for top, message in (("0", "'0' is not a whole number of at least 1"), ("51", "51")):
+        refused(capsys, draw.main, [*words, "--top", top], message)
+
+
+def test_dollars_are_drawn_as_they_are(tmp_path):
+    """matplotlib reads two of them as a formula, and stops at one that it cannot read."""
+    from matplotlib.figure import Figure
+
+    texts = ["a sign says $5 or $10 here", r"from $\nonsense to $", "one $ alone"]
+    with plots.drawing(str(tmp_path / "p.png"), 1, 1, (4, 2)) as (figure, axes):
+        drawn = [axes[0, 0].text(0, k / 3, text) for k, text in enumerate(texts)]
+        axes[0, 0].plot([0, 1], label=texts[0])
+        drawn += axes[0, 0].legend().get_texts()
+        figure.canvas.draw()
+        found = [text.get_window_extent().width for text in drawn]
+    plain = Figure(figsize=(4, 2), dpi=figure.dpi)
+    wanted = [plain.text(0, 0, text.replace("$", r"\$"), fontsize=old.get_fontsize()) for text, old in zip(texts, drawn)]
+    plain.canvas.draw()
+    assert found[:3] == [text.get_window_extent().width for text in wanted]
+
+
+def test_importing_draw_leaves_the_backend_of_matplotlib_alone():
+    """Plots in a notebook that imports embed_texts are shown as before."""
+    code = ("import sys, matplotlib; matplotlib.use('svg'); import draw, plots, evaluate, captioner; "
+            "print(matplotlib.get_backend(), 'matplotlib.pyplot' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "svg False\n"
 
 
 @pytest.fixture

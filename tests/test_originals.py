@@ -10,6 +10,7 @@ import math
 import os
 import pickle
 import re
+import shutil
 import struct
 import sys
 import types
@@ -19,6 +20,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import draw
+import evaluate
 import metrics
 import originals
 import subjects
@@ -619,3 +622,61 @@ def test_convert_overwrites_nothing_and_the_plain_command_stays(tmp_path, capsys
         assert message in stop.value.code
     vocab.main(["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", str(tmp_path / "v")])
     assert os.listdir(tmp_path / "v") == ["demo_precomp_vocab.json"]
+
+
+# ---- whole commands on an original checkpoint
+
+@pytest.fixture
+def stored(tmp_path, capsys, pickled):
+    """A checkpoint of the original VSE++, its converted vocabulary, and features with photos: (words naming both, the data)."""
+    from PIL import Image
+
+    convert(tmp_path, pickled(WORDS), capsys)
+    opt, rng = namespace(data_name="f8k_precomp"), np.random.default_rng(7)
+    torch.save(checkpoint(opt, precomp_state(opt)), tmp_path / "model_best.pth.tar")
+    folder = tmp_path / "data" / "f8k_precomp"
+    write_split(folder, rng.normal(size=(6, 9)))
+    for part in ("ims.npy", "caps.txt"):
+        for split in ("train", "dev"):
+            shutil.copy(folder / f"test_{part}", folder / f"{split}_{part}")
+    (tmp_path / "photos").mkdir()
+    (folder / "test_ids.txt").write_text("".join(f"{k}.png\n" for k in range(6)))
+    for k in range(6):
+        Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(tmp_path / "photos" / f"{k}.png")
+    return ([str(tmp_path / "model_best.pth.tar"), "--vocab", str(tmp_path / "new.json")],
+            ["--data_path", str(tmp_path / "data"), "--data_name", "f8k_precomp", "--device", "cpu"])
+
+
+def test_an_original_is_evaluated_drawn_and_trained_further(tmp_path, stored, capsys):
+    words, folder = stored
+    evaluate.main(["--checkpoint", *words, *folder, "--output", str(tmp_path / "r.json")])
+    first = json.loads((tmp_path / "r.json").read_text())["protocols"]["full"]["rsum"]
+    assert "whether they stand in its order is unchecked, and recalls near chance would say that" in capsys.readouterr().out
+
+    for more in ([], ["--captions", "w1 w2 w3"]):
+        draw.main(["--checkpoint", *words, *folder, "--photos", str(tmp_path / "photos"), "--output", str(tmp_path / "p.png"),
+                   *more])
+        assert "unchecked" in capsys.readouterr().out and (tmp_path / "p.png").stat().st_size > 10000
+
+    run = [*folder, "--init_from", *words, "--logger_name", str(tmp_path / "run"), "--embed_size", "12", "--word_dim", "7",
+           "--batch_size", "8", "--workers", "0"]
+    for more, note in (([], True), (["--no-feature_norm"], False)):
+        with pytest.raises(SystemExit) as stop:             # the learning rate leaves the weights as they are
+            train.main([*run, "--num_epochs", "1", "--learning_rate", "1e-30", "--overwrite", *more])
+        told = "was trained with feature_norm False, this run with feature_norm True, so its weights do not embed"
+        assert stop.value.code == 0 and (told in capsys.readouterr().out) == note
+    evaluate.main(["--checkpoint", str(tmp_path / "run"), *folder, "--output", str(tmp_path / "after.json")])
+    assert json.loads((tmp_path / "after.json").read_text())["protocols"]["full"]["rsum"] == first
+
+
+def test_a_vocabulary_that_was_built_here_is_refused(tmp_path, stored, capsys):
+    """It may be as long, and every word would get the vector of another."""
+    words, folder = stored
+    vocab.main([*folder[:4], "--vocab_path", str(tmp_path / "built"), "--vocab_threshold", "1"])
+    built = tmp_path / "built" / "f8k_precomp_vocab.json"
+    for main, more in ((evaluate.main, ["--checkpoint"]), (draw.main, ["--checkpoint"]), (train.main, ["--init_from"])):
+        for vocabulary, message in ((["--vocab", str(built)], "was built from f8k_precomp train, words seen 1 times: the orig"),
+                                    ([], "convert its vocabulary with .* and give it with --vocab")):
+            with pytest.raises(SystemExit) as stop:
+                main([*folder, *more, words[0], *vocabulary])
+            assert re.search(message, capsys.readouterr().err + str(stop.value.code))
