@@ -494,6 +494,7 @@ def check(data_path: str, data_name: str, vocab_path: str | None = None, text_fe
                 split.encode(vocab)
             except InputError as error:
                 faults.append(str(error))
+    faults = faults if found else faults[:1]                # no data set at all is one fault, not one a split
     for fault in faults:
         print(f"fault: {fault}")
     print(f"{root}: {found} splits, {len(faults)} faults")

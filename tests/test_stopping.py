@@ -120,11 +120,17 @@ def test_a_kill_after_any_change_of_a_file_loses_nothing(tmp_path, demo_path, wh
 
 # ---- signals to a group
 
+def heed() -> None:
+    """In a new process: its signals as of a terminal, also where the tests run by nohup or in the background of a script."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def in_a_group(code: str, *words, delay=None, number=None) -> subprocess.CompletedProcess:
     """Python `code` in a session of its own, as a batch system starts a job. `delay`: seconds until the whole group gets the
     signal `number`, where the code does not send it itself. Nothing of the session may live on."""
     process = subprocess.Popen([sys.executable, *(["-c", code] if code else []), *map(str, words)], cwd=ROOT, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, preexec_fn=heed)
     if delay is not None:
         time.sleep(delay)
         os.killpg(process.pid, number)

