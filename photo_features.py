@@ -115,11 +115,11 @@ class Extraction:
 
     def listed(self, path: str) -> list:
         """What a list of photos says, of this extractor only."""
-        stored = read_json(path) if os.path.isfile(path) else {}
+        stored = read_json(path, "delete it and extract again") if os.path.isfile(path) else {}
         rows = stored.get("photos") if isinstance(stored, dict) and stored.get("extractor") == self.line else None
-        return rows if isinstance(rows, list) and all(row is None or isinstance(row, list) and len(row) in (2, 4) for row in
-        rows) \
-            else []
+        sound = isinstance(rows, list) and all(
+            row is None or isinstance(row, list) and len(row) in (2, 4) and isinstance(row[0], str) for row in rows)
+        return rows if sound else []
 
     def unchanged(self, i: int, row: list) -> bool:
         """Whether photo i is the one that a list's row is about."""

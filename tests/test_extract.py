@@ -153,6 +153,11 @@ def test_rows_follow_their_photos(folder, weights, monkeypatch, capsys):
         os.utime(path, (1, 1))
     images(folder, weights, *COMMON, "--splits", "test")
     assert "done already" in capsys.readouterr().out and not seen
+    listed = (folder / "new" / "test_photos.json").read_text()
+    (folder / "new" / "test_photos.json").write_text(listed[:-20])
+    refused(capsys, lambda words: images(folder, weights, *words), [*COMMON, "--splits", "test"],
+            "test_photos.json is not JSON .*delete it and extract again")
+    (folder / "new" / "test_photos.json").write_text(listed)
     order = [7, 2, 9, 0]
     describe(folder, [entries[k] for k in order])
     images(folder, weights, *COMMON, "--splits", "test")
@@ -164,6 +169,17 @@ def test_rows_follow_their_photos(folder, weights, monkeypatch, capsys):
     images(folder, weights, *COMMON, "--splits", "test")
     assert sum(seen) == 2                                   # number 2, and 1, which had been dropped from the list
     np.testing.assert_allclose(rows_of(folder), first[[7, 5, 9, 0, 1]], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("photos", [3, {}, [3], [[]], [[["a"], 1, 2, "c"]], [["x.jpg", 1, 2, "c"]], [None, None]])
+def test_a_list_of_photos_that_tells_nothing_is_not_believed(folder, weights, photos):
+    describe(folder, own_photos(folder))
+    images(folder, weights, *COMMON, "--splits", "test")
+    first, path = rows_of(folder), folder / "new" / "test_photos.json"
+    np.save(folder / "new" / "test_ims.npy", np.zeros_like(first))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "photos": photos}))
+    images(folder, weights, *COMMON, "--splits", "test")
+    np.testing.assert_array_equal(rows_of(folder), first)
 
 
 def test_broken_photos_are_skipped_and_counted(folder, weights, monkeypatch, capsys):

@@ -109,10 +109,7 @@ def json_places(world, tmp_path) -> dict:
                     ("prepare", ["--vg", tmp_path / "vg", "--output", tmp_path / "m.json"])),
         "manifest": (tmp_path / "m2.json", ("selection", [*run, "--manifest", tmp_path / "m2.json", "--output", tmp_path])),
         "demo.json": (tmp_path / "d" / "demo" / "demo.json", ("demo", ["--data_path", tmp_path / "d", "--size", "8"])),
-        "coco halves": (tmp_path / "coco" / "annotations" / "captions_train2014.json", ("halves", ["--data_path", tmp_path])),
-        "photos.json": (tmp_path / "f" / "test_photos.json",
-                        ("extract", ["images", "--data_path", tmp_path, "--data_name", "demo", "--output_name", "f", "--splits",
-                                     "test", "--cnn_type", "efficientnet_lite0"]))}
+        "coco halves": (tmp_path / "coco" / "annotations" / "captions_train2014.json", ("halves", ["--data_path", tmp_path]))}
 
 
 PLACES = ("features.json", "dataset.json", "captions", "instances", "positives", "eccv", "vocabulary", "original vocabulary",
