@@ -155,8 +155,8 @@ def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> s
     except OSError as error:
         raise InputError(f"{path} cannot be written ({reason(error)}); name a file in a folder that takes new files") from error
     if os.path.lexists(path) and os.path.getsize(path) and not (ours and recognised(ours, path)):
-        raise InputError(f"{path} is there already and is none that this command wrote; name another file, or move that one "
-                         "away")
+        raise InputError(f"{path} is there already{' and is none that this command wrote' if ours else ''}; name another file, "
+                         "or move that one away")
     return path
 
 

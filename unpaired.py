@@ -105,12 +105,10 @@ def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpai
         rows = np.flatnonzero(~read.unknown) if other.text is None else np.arange(len(other.captions))
         if not len(rows):
             raise InputError(f"--unpaired_captions {opt.unpaired_captions} has no caption with a known word; use captions of "
-                             "the same "
-                             "language")
+                             "the same language")
         if other.text is not None and other.text.dim != split.text.dim:
             raise InputError(f"--unpaired_captions {opt.unpaired_captions} has features of width {other.text.dim}, "
-                             f"{opt.data_name} of "
-                             f"width {split.text.dim}; use features of the same extractor")
+                             f"{opt.data_name} of width {split.text.dim}; use features of the same extractor")
         check_extractors({**(split.extractors or {}), "ims": None}, other, opt.text_features, opt.data_name)
         caption_sources.append((read, rows, np.full(len(rows), -1)))
         data["captions"] = other.fingerprint()
@@ -121,5 +119,5 @@ def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpai
 
 
 def read_unpaired(opt, name: str, text: bool) -> Split:
-    return read_split(opt.data_path, name, "train", text_only=text, text_features=opt.text_features if text else
-    None).require_sound()
+    features = opt.text_features if text else None
+    return read_split(opt.data_path, name, "train", text_only=text, text_features=features).require_sound()

@@ -1,6 +1,7 @@
 """Readers of judgements on small files in the real formats, every bad input and its sentence, and counts of the real files."""
 import csv
 import json
+import os
 
 import numpy as np
 import pytest
@@ -255,6 +256,28 @@ def test_real_crisscrossed_captions(real_path):
     strict = annotations.cxc_pairs(read, split.caption_image, "eccv")
     assert len(strict["i2t"].query) == 35585 and len(np.unique(strict["t2i"].query)) == 24972
     assert all(np.array_equal(strict[side], pairs[side]) for side in ("i2i", "t2t"))
+
+
+@pytest.mark.parametrize("name", ["sts_val", "sis_val", "sits_val", "sts_test", "sis_test", "sits_test"])
+def test_real_files_that_were_cut_off_are_refused(real_path, tmp_path, name):
+    """What is left is well-formed, also where the last rating, 4.97, was cut to 4: only the known file tells."""
+    path, kind = tmp_path / f"{name}.csv", name.split("_")[0]
+    with open(os.path.join(real_path, "cxc", path.name), encoding="utf-8") as f:
+        lines = f.read().splitlines()
+    column, last = lines[0].split(",").index("agg_score"), lines[-1].split(",")
+    other = ",".join([*last[:column], "2.25", *last[column + 1:]])
+    split = read_split(real_path, "coco_text", "test", text_only=True)
+    known = index(split.image_ids, split.caption_ids.tolist())
+    for left, message in ((lines[:-1000], "rows where the published file that begins with the same 10 has"),
+                          ([*lines[:-1], other], ", and other ratings; it was cut off or changed, so fetch it again"),
+                          (lines, None if name.endswith("test") else "that split lacks")):           # ids of val in test
+        path.write_text("\n".join(left))
+        if message is None:
+            assert len(annotations.read_ratings(str(path), kind, *known).score) == len(lines) - 1
+            continue
+        with pytest.raises(InputError) as stop:
+            annotations.read_ratings(str(path), kind, *known)
+        assert message in str(stop.value)
 
 
 def test_matches_equal_those_of_the_package_eccv_caption(real_path):

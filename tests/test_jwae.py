@@ -396,6 +396,9 @@ def test_items_enter_only_terms_that_there_are(tmp_path, demo_path):
     found = unpaired("--supervised_fraction", "0.5", "--prior_captions", "1")
     assert found.captions and not found.images
     assert len(unpaired("--unpaired_captions", "more", "--prior_captions", "1").captions) == 15
+    os.remove(tmp_path / "more" / "train_ims.npy")          # captions are all that is asked of it
+    found = unpaired("--unpaired_captions", "more", "--prior_captions", "1")
+    assert len(found.captions) == 15 and found.images is None
 
 
 def test_resuming_on_other_unpaired_data_is_refused(tmp_path, demo_path):

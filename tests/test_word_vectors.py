@@ -24,7 +24,8 @@ def binary(end=b"", count=5, dim=4):
 
 
 FORMS = {"word2vec text": text(), "GloVe": text(False), "tabs": text(blank="\t"), "windows": text().replace(b"\n", b"\r\n"),
-         "binary": binary(), "binary with newlines": binary(b"\n")}
+         "binary": binary(), "binary with newlines": binary(b"\n"), "a UTF-8 mark": b"\xef\xbb\xbf" + text(),
+         "GloVe with a UTF-8 mark": b"\xef\xbb\xbf" + text(False)}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -148,9 +149,12 @@ def test_the_command(tmp_path, demo_path, capsys, monkeypatch):
     assert vectors.shape == (len(words), 20) and "circle" in words
     write_vectors(out, words, vectors)
     np.testing.assert_array_equal(read_vectors(out)[1], vectors)
+    refused(capsys, word_vectors.main, ["--data_path", demo_path, "--data_name", "demo", "--dim", "20", "--output", out],
+            "v.txt is there already; name another file")
+    out = str(tmp_path / "new" / "w.txt")
     for words, message in ((["--data_name", "demo", "--dim", 9999], "vectors of 9999 values cannot be learned"),
                            (["--data_name", "none"], "there is no folder .*none"),
-                           (["--data_name", "demo", "--window", 0], "--window 0")):
+                           (["--data_name", "demo", "--window", 0], "--window: '0' is not a whole number of at least 1")):
         refused(capsys, word_vectors.main, ["--data_path", demo_path, "--output", out, *words], message)
     monkeypatch.setattr(word_vectors, "train_vectors", None)
     for path in unwritable(tmp_path):
