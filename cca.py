@@ -253,9 +253,8 @@ def main(argv=None) -> None:
     p.add_argument("--eta_text", type=ridge, help="the same of text (default: 1e-4; auto with --eta_image auto)")
     p.add_argument("--feature_norm", action=argparse.BooleanOptionalAction, default=True, help="l2-normalise stored features")
     p.add_argument("--split", default="test", help="split to embed; dev+test makes one gallery of two")
-    p.add_argument("--test_name", type=data_set, metavar="NAME", help="data set whose split is embedded (default: --data_name, "
-                                                                      "to which the "
-                   "maps are fitted)")
+    p.add_argument("--test_name", type=data_set, metavar="NAME",
+                   help="data set whose split is embedded (default: --data_name, to which the maps are fitted)")
     p.add_argument("--output", type=filename, default="cca_test.npz", metavar="FILE.npz",
                    help="embeddings to write, for evaluate.py")
     opt = p.parse_args(argv)

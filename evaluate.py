@@ -308,12 +308,11 @@ def draw_extremes(subject: Subject, spreads: dict, judged: Judgements, opt, targ
 def parse_args(argv=None) -> argparse.Namespace:
     p = Arguments("Evaluate image-caption retrieval.")
     add = p.add_argument
-    add("--checkpoint", nargs="+", type=filename, metavar="RUN", help="run folders or checkpoint files (default: the newest "
-                                                                      "run); several are "
-        "an ensemble")
-    add("--compare", nargs="+", type=group, metavar="RUN", help="runs, .npz embeddings or .npy scores, each alone, and paired "
-                                                                "bootstraps "
-        "against the first; A0,A1,A2 are seeds of one model")
+    add("--checkpoint", nargs="+", type=filename, metavar="RUN",
+        help="run folders or checkpoint files (default: the newest run); several are an ensemble")
+    add("--compare", nargs="+", type=group, metavar="RUN",
+        help="runs, .npz embeddings or .npy scores, each alone, and paired bootstraps against the first; A0,A1,A2 are seeds "
+        "of one model")
     add("--embeddings", type=filename, metavar="FILE.npz", help="embeddings of any model, as --export writes them")
     add("--scores", type=filename, metavar="FILE.npy", help="a ready matrix of scores, images x captions, higher is better")
     add("--sim", choices=list(SIMILARITIES), help="similarity of --embeddings (default: what the file says, else cosine), or "

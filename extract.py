@@ -314,9 +314,8 @@ def arguments(what: str) -> Arguments:
                        help="weights of the network (default: ImageNet's, as in train.py)")
         p.add_argument("--batch_size", type=positive, default=64, help="photos at a time")
         p.add_argument("--workers", type=workers, default=min(4, os.cpu_count() or 1), help="processes that read photos")
-        p.add_argument("--skip_broken", action="store_true", help="leave out photos that cannot be read, with their captions, "
-                                                                  "and "
-                       "say how many")
+        p.add_argument("--skip_broken", action="store_true",
+                       help="leave out photos that cannot be read, with their captions, and say how many")
         p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
         return p
     p.add_argument("--data_name", type=data_set, default="coco_precomp", help="captions to read: a folder below --data_path")

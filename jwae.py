@@ -284,9 +284,8 @@ def command(argv=None) -> None:
 
     p = Arguments("How near are the latents of a run to the prior N(0, I)?")
     run_arguments(p, "split whose latents are looked at")
-    p.add_argument("--rows", type=up_to(100_000, least=2), default=1000, help="latents a side that are compared with as many "
-                                                                              "samples "
-                   "of the prior")
+    p.add_argument("--rows", type=up_to(100_000, least=2), default=1000,
+                   help="latents a side that are compared with as many samples of the prior")
     p.add_argument("--seed", type=natural, default=0, help="of the samples and of which latents are taken")
     cli.run("jwae.py", report, p.parse_args(argv))
 

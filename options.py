@@ -64,9 +64,9 @@ def parser() -> argparse.ArgumentParser:
         "region features; pie: attention to regions or to a network's last map, PVSE and PCME; scan: every region by itself, "
         "for --sim scan)")
     add("--cnn_type", choices=list(CNNS), default="vgg19", help="network for photos")
-    add("--cnn_weights", type=filename, help="file with the network's weights (default: torch's cache, nothing is fetched; a "
-                                             "run that goes "
-        "on from another, by --init_from or --resume, has its network)")
+    add("--cnn_weights", type=filename,
+        help="file with the network's weights (default: torch's cache, nothing is fetched; a run that goes on from "
+        "another, by --init_from or --resume, has its network)")
     add("--crop_size", type=up_to(4096), default=224, help="side of the random crops of training photos")
     add("--img_dim", type=positive, help="size of the image features (default: read from the data)")
     add("--txt_dim", type=positive, help="size of the features of --text_features (default: read from the data)")
@@ -174,14 +174,12 @@ def parser() -> argparse.ArgumentParser:
     add("--log_step", type=positive, default=10, help="steps between log lines")
     add("--val_step", type=positive, default=500, help="steps between validations within an epoch")
     add("--logger_name", type=filename, help="run folder (default: runs/{data_name}_{sim}_seed{seed})")
-    add("--resume", type=lambda text: text and filename(text), nargs="?", const="", metavar="RUN", help="go on exactly where "
-                                                                                                        "RUN, or the run in "
-                                                                                                        "--logger_name, "
-        "stopped; a checkpoint file with --logger_name NEW goes on from there in a new folder")
+    add("--resume", type=lambda text: text and filename(text), nargs="?", const="", metavar="RUN",
+        help="go on exactly where RUN, or the run in --logger_name, stopped; a checkpoint file with --logger_name NEW goes on "
+        "from there in a new folder")
     add("--init_from", type=filename, metavar="RUN", help="start from the weights and vocabulary of RUN, with a new optimiser")
-    add("--vocab", type=filename, metavar="FILE.json", help="vocabulary of an --init_from checkpoint of the original VSE++ or "
-                                                            "VSRN "
-        "(python vocab.py convert)")
+    add("--vocab", type=filename, metavar="FILE.json",
+        help="vocabulary of an --init_from checkpoint of the original VSE++ or VSRN (python vocab.py convert)")
     add("--overwrite", action="store_true", help="replace a run that --logger_name already holds")
     add("--config", type=filename, metavar="FILE", help="YAML file of options; the command line comes before it")
     add("--dry_run", action="store_true", help="check everything, print sizes and options, write nothing")
