@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import demo
+import files
 from cli import InputError
 from data import read_split
 from demo_scenes import (
@@ -94,6 +95,35 @@ def test_files_at_hand_are_kept_and_a_missing_folder_is_written_again(tmp_path, 
     assert demo.write(tmp_path, size=8, progress=False) == counts and path.read_bytes() == before
     with pytest.raises(InputError, match="--size is 7, but must be from 8"):
         demo.write(tmp_path, size=7)
+
+
+@pytest.mark.parametrize("after", [2, 12, 40, 55])
+def test_a_demo_that_was_stopped_is_written_anew_and_files_of_others_stay(tmp_path, monkeypatch, after):
+    """Stopped at any file there is no demo that trains half, and the next call writes what a call without a stop does."""
+    whole, kept = tmp_path / "whole", tmp_path / "data"
+    counts = demo.write(whole, size=8, progress=False)
+    demo.write(kept, size=16, progress=False)                # larger: what it leaves must not be taken for the new one's
+    mine = [kept / "demo" / "images" / "holiday.png", kept / "demo_vg" / "notes.txt", kept / "demo_coco" / "images" / "cat.png"]
+    for path in mine:
+        path.write_bytes(b"mine")
+    written, atomic = [], files.atomic
+
+    def stopping(path, *args, **kwargs):
+        written.append(path)
+        if len(written) == after:
+            raise KeyboardInterrupt
+        return atomic(path, *args, **kwargs)
+    monkeypatch.setattr(files, "atomic", stopping)
+    monkeypatch.setattr(demo, "atomic", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        demo.write(kept, size=8, progress=False)
+    monkeypatch.undo()
+    assert "counts" not in json.loads((kept / "demo" / "demo.json").read_text())
+    assert demo.write(kept, size=8, progress=False) == counts
+    for path in mine:
+        assert path.read_bytes() == b"mine"
+        path.unlink()
+    assert digests(kept) == digests(whole)
 
 
 def test_the_three_demo_formats_hold_the_same_captions(demo_path):

@@ -367,6 +367,22 @@ def test_pictures_of_runs_on_different_data_are_refused(tmp_path, demo_path):
     assert (tmp_path / "run_one" / "retrieval.png").stat().st_size > 10_000         # beside a file that is given
 
 
+@pytest.mark.parametrize("words, sides", [(["--sim", "mahalanobis"], ["captions"]),
+                                          (["--sim", "mahalanobis", "--image_head", "ellipsoidal"], ["images"]),
+                                          (["--sim", "wasserstein"], ["images", "captions"]), (["--sim", "cosine"], []),
+                                          (["--max_violation", "--vae", "0.001", "--var_min", "1e-6"], [])])
+def test_uncertain_items_are_drawn_of_the_sides_that_are_gaussian(tmp_path, demo_path, capsys, words, sides):
+    small = ["--data_path", demo_path, "--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8", "--batch_size",
+             "32", "--num_epochs", "1", "--vocab_threshold", "1", "--device", "cpu", "--logger_name", str(tmp_path / "run")]
+    assert train.train(train.parse_args([*small, *words])) == 0
+    capsys.readouterr()
+    figures.main(["--checkpoint", str(tmp_path / "run"), "--photos", os.path.join(demo_path, "demo", "images"), "--count", "1",
+                  "--uncertain"])
+    drawn = [side for side in ("images", "captions") if (tmp_path / "run" / "uncertain" / f"uncertain_{side}.png").exists()]
+    assert drawn == sides
+    assert ("compares points, which have no uncertainty" in capsys.readouterr().out) == (not sides)
+
+
 def test_a_finished_run_needs_neither_its_start_nor_another_spelling_of_it(tmp_path, monkeypatch):
     """Of a fine-tuned run the folders are written by hand: its configuration, and the last line of its log."""
     monkeypatch.setattr(options, "load_checkpoint", lambda *_: None)
