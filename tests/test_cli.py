@@ -72,8 +72,9 @@ def test_whether_a_file_can_be_written_is_tried_without_a_trace(tmp_path):
     assert output(str(new)) == str(new) and not os.listdir(tmp_path / "new")
     new.write_text("kept")
     assert output(str(new), starts_with("ke")) and new.read_text() == "kept" and os.listdir(tmp_path / "new") == ["r.json"]
-    for ours in (None, starts_with("other"), holds_keys("protocols")):              # somebody else's
-        with pytest.raises(InputError, match="r.json is there already and is none that this command wrote; name another"):
+    for ours, why in ((None, ""), (starts_with("other"), " and is none that this command wrote"),       # somebody else's
+                      (holds_keys("protocols"), " and is none that this command wrote")):
+        with pytest.raises(InputError, match=f"r.json is there already{why}; name another"):
             output(str(new), ours)
     with pytest.raises(InputError, match="r.json is to be read and cannot be written too"):
         output(str(new), starts_with("ke"), [str(new)])

@@ -63,7 +63,7 @@ def test_features_of_photos_are_what_the_network_gives(folder, weights, name):
     np.testing.assert_allclose(stored[[0, -1]], cnn(photos.images.gather([0, len(stored) - 1])), rtol=1e-3, atol=1e-4)
     made = json.loads((folder / "new" / "features.json").read_text())
     assert list(made) == ["ims"] and made["ims"].startswith("resnet18 pooled sha256:")
-    assert not [file for file in os.listdir(folder / "new") if file.endswith(".tmp")]
+    assert not [file for file in os.listdir(folder / "new") if file.endswith((".tmp", ".part"))]
 
 
 def test_photos_of_one_name_in_several_folders_keep_both_names(tmp_path):

@@ -12,7 +12,7 @@ import time
 
 import pytest
 import torch
-from test_train import SMALL, log_of
+from test_train import SMALL, heed, log_of
 
 import files
 import runs
@@ -119,12 +119,6 @@ def test_a_kill_after_any_change_of_a_file_loses_nothing(tmp_path, demo_path, wh
 
 
 # ---- signals to a group
-
-def heed() -> None:
-    """In a new process: its signals as of a terminal, also where the tests run by nohup or in the background of a script."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
 
 def in_a_group(code: str, *words, delay=None, number=None) -> subprocess.CompletedProcess:
     """Python `code` in a session of its own, as a batch system starts a job. `delay`: seconds until the whole group gets the

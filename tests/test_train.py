@@ -25,6 +25,12 @@ def fit(*words) -> None:
     assert train.train(train.parse_args([*SMALL, *map(str, words)])) == 0
 
 
+def heed() -> None:
+    """In a new process: its signals as of a terminal, also where the tests run by nohup or in the background of a script."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def log_of(folder, keep=lambda line: True) -> list[dict]:
     """log.jsonl without its clocks."""
     with open(os.path.join(folder, "log.jsonl")) as f:
@@ -111,7 +117,8 @@ def test_kill_at_any_instant_leaves_a_checkpoint_that_resumes(tmp_path, demo_pat
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, demo_path):
     process = subprocess.Popen([sys.executable, "train.py", *SMALL, "--data_path", demo_path, "--num_epochs", "10000",
-                                "--logger_name", str(tmp_path / "run")], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+                                "--logger_name", str(tmp_path / "run")], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+                               preexec_fn=heed)
     for line in process.stdout:
         if "epoch 2/10000 step" in line:
             process.send_signal(signal.SIGINT)
@@ -134,7 +141,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, demo_path):
     assert done.returncode == 1
     assert "could not be saved" in done.stderr and done.stderr.count("\n") == 1
     assert (run / "checkpoint.pt").read_bytes() == before
-    assert not [name for name in os.listdir(run) if name.endswith(".tmp")]
+    assert not [name for name in os.listdir(run) if name.endswith((".tmp", ".part"))]
 
 
 def test_a_non_finite_loss_stops_with_the_name_of_the_term(tmp_path, demo_path, monkeypatch):
