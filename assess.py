@@ -78,6 +78,9 @@ def run_protocols(subject: Subject, judged: Judgements, opt, record: Record) -> 
     if opt.rerank and not (subject.members and all(similarity.parts for similarity, *_ in subject.members)):
         raise InputError(f"--rerank {opt.rerank} saves time where words are compared with regions, and {subject.name} is "
                          f"scored by {subject.similarity}; leave it out, or evaluate a model of --sim scan")
+    if opt.rerank >= max(subject.n_images, len(subject.caption_image)):
+        raise InputError(f"--rerank {opt.rerank} keeps all of {subject.n_images:,} images and {len(subject.caption_image):,} "
+                         "captions, so nothing is saved; give fewer, 100 is usual, or leave it out")
     results, absent, scores, began, seconds = {}, [], None, time.perf_counter(), {}
     chosen = protocols.folds(subject) if opt.fold5 else None
     every = [(np.arange(subject.n_images), np.arange(len(subject.caption_image)))]

@@ -494,7 +494,7 @@ def main(argv=None) -> None:
 
 def measure(opt, p) -> None:
     if opt.output:
-        output(opt.output, holds_keys("machine", "measurements"))
+        output(opt.output, holds_keys("machine", "repeats", "seed", "measurements"))
     if set(opt.parts) - set(PARTS):
         p.error(f"'{(set(opt.parts) - set(PARTS)).pop()}' is no part; the parts are {', '.join(PARTS)}")
     device = torch_device(opt.device)

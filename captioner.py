@@ -216,7 +216,7 @@ def write_captions(opt) -> None:
         raise InputError(f"--beam {opt.beam}: a beam has from 1 to 1,000 captions; 3 is usual")
     device, run = torch_device(opt.device), opt.checkpoint or newest_run()
     if opt.output:
-        output(opt.output, holds_keys("checkpoint", "beam", "captions"), [run])
+        output(opt.output, holds_keys("checkpoint", "data_name", "split", "beam", "precision", "captions"), [run])
     model, vocab, _, _, (_, name), split, _ = load_run(run, opt, vocab=opt.vocab)
     if "captioner" not in model.terms:
         raise InputError(f"{run} was trained without a captioner (--captioner 0); train one with train.py --img_enc vsrn "
@@ -237,6 +237,9 @@ def write_captions(opt) -> None:
         print(f"image {i}" + ("" if names[i] is None else f" ({names[i]})") + f"\n  generated: {' '.join(captions[i])}\n"
               f"  true:      {split.captions[references[i][0]]}")
     groups = dict(opt.words or [])
+    if len(groups) < len(opt.words or []):
+        raise InputError(f"--words names a group twice among {', '.join(name for name, _ in opt.words)}; give each another "
+                         "name")
     precision = word_precision(captions, [[split.words[m] for m in mine] for mine in references], groups)
     print(f"{name} {opt.split}, {count:,} images, beam {opt.beam}: generated words that a true caption of the image has")
     for kind, p in precision.items():

@@ -22,7 +22,7 @@ from scipy import linalg, sparse
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, data_set, filename, positive
+from cli import Arguments, InputError, data_set, filename, positive, split_names
 from data import Split, read_split
 from encoders import Precomputed
 from files import output
@@ -252,7 +252,8 @@ def main(argv=None) -> None:
     p.add_argument("--eta_image", type=ridge, default=1e-4, help="weight of the identity, or auto: by rsum on dev")
     p.add_argument("--eta_text", type=ridge, help="the same of text (default: 1e-4; auto with --eta_image auto)")
     p.add_argument("--feature_norm", action=argparse.BooleanOptionalAction, default=True, help="l2-normalise stored features")
-    p.add_argument("--split", default="test", help="split to embed; dev+test makes one gallery of two")
+    p.add_argument("--split", type=lambda text: split_names(text, "+"), default="test",
+                   help="split to embed; dev+test makes one gallery of two")
     p.add_argument("--test_name", type=data_set, metavar="NAME",
                    help="data set whose split is embedded (default: --data_name, to which the maps are fitted)")
     p.add_argument("--output", type=filename, default="cca_test.npz", metavar="FILE.npz",

@@ -57,10 +57,9 @@ class Arguments(argparse.ArgumentParser):
 
 
 def number(text: str) -> float:
-    """A finite number."""
-    with contextlib.suppress(ValueError):
-        if math.isfinite(float(text)):
-            return float(text)
+    """A finite number in decimal digits."""
+    if re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text) and math.isfinite(float(text)):
+        return float(text)
     raise argparse.ArgumentTypeError(f"'{text}' is not a finite number")
 
 
@@ -105,7 +104,22 @@ def data_set(text: str) -> str:
     if not text or "\0" in text or os.path.isabs(text) or ".." in parts or text in (".", "~"):
         raise argparse.ArgumentTypeError(f"'{text}' is no name of a data set; give a folder below --data_path by its name, and "
                                          "the folder above it with --data_path")
-    return text.rstrip("/")
+    return os.path.normpath(text)
+
+
+def split_name(text: str) -> str:
+    """The name of a split, which stands in the names of its files."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no name of a split; give train, dev, test or testall")
+    return text
+
+
+def split_names(text: str, between: str = ",") -> str:
+    """Names of splits, each once."""
+    names = [split_name(name.strip()) for name in text.split(between)]
+    if len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"'{text}' names a split twice; name each once")
+    return between.join(names)
 
 
 # ---- the end of a command

@@ -32,13 +32,12 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, data_set, filename, reason
-from files import below, integers, read_array, read_json, read_lines
+from files import CHANGING, below, integers, read_array, read_json, read_lines
 from inputs import CaptionFeatures, Features, NoImages, Photos, Tokens, advice, encode_captions, train_transform
 from trigrams import TrigramTokens
 from vocab import Vocabulary, tokenize
 
 DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and COCO to 5,000 captions
-CHANGING = ".{}_changing"             # stands in a folder while files of a split are replaced by others that belong together
 LONGEST = 10_000                      # words of a caption; the network would read for minutes
 
 
@@ -98,8 +97,13 @@ class Split:
                 yield (f"{self.source}, caption {m + 1} has {len(caption.split()):,} words in {len(caption):,} letters; at "
                        f"most {LONGEST:,} words in {10 * LONGEST:,} letters are read, so shorten or remove it")
         yield from self.images.faults(deep) if images else ()
+        for what, ids in (("images", self.image_ids), ("captions", self.caption_ids)) if deep and images else ():
+            twice = 0 if ids is None else len(ids) - len(set(ids if isinstance(ids, list) else ids.tolist()))
+            if twice:
+                yield (f"{self.source}: {twice} of {len(ids)} {what} have the id or name of another one; give each its own, or "
+                       "leave the ids out")
         if self.text is not None:
-            yield from self.text.faults(deep)
+            yield from self.text.faults(deep, distinct=False)
 
     def require_sound(self, images: bool = True) -> "Split":
         for fault in self.faults(images=images):
@@ -109,7 +113,7 @@ class Split:
     def fingerprint(self) -> dict:
         """Sizes and checksums for a run's config.yaml: all captions; of features the shape and 64 rows."""
         found = {"images": len(self.images), "captions": len(self.captions), "images_sha256": self.images.digest(),
-                 "captions_sha256": hashlib.sha256("\n".join(self.captions).encode()).hexdigest()}
+                 **told_of(self.captions)}
         found.update({} if self.text is None else {"text_sha256": self.text.digest()})
         return {**found, "extractors": self.extractors} if self.extractors else found
 
@@ -131,8 +135,15 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     {split}_{name}.npy, features of the captions of precomputed data.
     """
     root = os.path.join(data_path, data_name)
+    if not re.fullmatch(r"[\w-]+", split):
+        raise InputError(f"'{split}' is no name of a split; give train, dev, test, testall or what a file of captions begins "
+                         "with")
     if not os.path.isdir(root):
         raise InputError(f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); {advice(data_name)}")
+    names = ("dev", "val") if split in ("dev", "val") else (split,)                 # one split with two names
+    if any(os.path.exists(os.path.join(root, CHANGING.format(name))) for name in names):
+        raise InputError(f"{root}: the files of split '{split}' do not belong together, as `extract.py images` or demo.py was "
+                         "stopped while it put them in their places; call it again")
     karpathy = sorted(glob.glob(os.path.join(root, "dataset*.json")))
     precomputed = glob.glob(os.path.join(root, "*_caps.txt")) or glob.glob(os.path.join(root, "*_ims.npy"))
     if text_features and not precomputed:
@@ -182,10 +193,7 @@ def _read_precomp(root: str, split: str, text_only: bool = False, text_features:
         split = next((s for s in (split, "dev", "val") if os.path.isfile(os.path.join(root, f"{s}_caps.txt"))), split)
     path = functools.partial("{0}/{1}_{2}".format, root, split)
     source = _need(path("caps.txt"))
-    if os.path.exists(os.path.join(root, CHANGING.format(split))):
-        raise InputError(f"{root}: the files of split '{split}' belong to two extractions, as `extract.py images` was stopped "
-                         "while it put them in their places; call it again")
-    captions, ids, names = read_lines(source), _read_ids(path("img_ids.npy")), _read_ids(path("ids.txt"))
+    captions, ids, names, notes = read_lines(source), _read_ids(path("img_ids.npy")), _read_ids(path("ids.txt")), []
     if text_only and not os.path.isfile(path("ims.npy")):
         images = NoImages(len(ids or captions[::5]))
         rows = len(images)
@@ -199,7 +207,10 @@ def _read_precomp(root: str, split: str, text_only: bool = False, text_features:
     if isinstance(images, Features) and rows == count:
         images.step = _repeats(images)                                              # SCAN and VSE++ repeat rows
     n = len(images)
-    ids, names = (x[::count // n] if len(x) == count else x for x in (ids, names))  # one for each image
+    if n < count == len(names) and len(set(names)) == count:                        # they name captions
+        notes.append(f"{path('ids.txt')} names every caption differently, so it does not say which the images are")
+        names = []
+    ids, names = (_one_an_image(x, n, count, path(file)) for x, file in ((ids, "img_ids.npy"), (names, "ids.txt")))
     ids_path = path("ann_ids.npy" if os.path.isfile(path("ann_ids.npy")) else "capids.txt")
     caption_ids = _read_ids(ids_path)
     if len(caption_ids) not in (0, count):
@@ -212,9 +223,26 @@ def _read_precomp(root: str, split: str, text_only: bool = False, text_features:
     if text and text.array.shape[:-1] != (count,):
         raise InputError(f"{text.path} has shape {text.array.shape} for the {count} captions of {source}; give one row a "
                          "caption")
+    told = path(f"{text_features}.json")
+    if text and os.path.isfile(told) and read_json(told, "extract the features again") != told_of(captions):
+        raise InputError(f"{text.path} was extracted from other captions than {source} holds now; call extract.py captions "
+                         "again")
     caption_ids = _as_integers(caption_ids)                                         # Flickr's x.jpg#0 name no annotation
     return Split(split, images, captions, np.arange(count) // (count // n), source, ids or _as_integers(names) or names or None,
-                 np.array(caption_ids, np.int64) if caption_ids else None, names or None, text, extractors(root) or None)
+                 np.array(caption_ids, np.int64) if caption_ids else None, names or None, text, extractors(root) or None, notes)
+
+
+def _one_an_image(x: list, n: int, count: int, path: str) -> list:
+    """Ids that stand beside every caption as one for each image. Raises InputError where captions of one image have several,
+    which tells that not every image has count / n captions in a row."""
+    each = count // n
+    wrong = next((m for m in range(count) if x[m] != x[m - m % each]), None) if len(x) == count else None
+    if wrong is not None:
+        first = wrong - wrong % each
+        raise InputError(f"{path} gives the captions {first + 1} to {first + each}, which {count} captions for {n} images make "
+                         "those of one image, more than one id; let the captions of an image stand together, equally many of "
+                         "each")
+    return x[::each] if len(x) == count else x
 
 
 def _read_ids(path: str) -> list:
@@ -251,6 +279,11 @@ def _repeats(images: Features) -> int:
         last = next((k for k in [*turns, rows] if k % turns[0]), equal[0] + 1) - 1
         raise InputError(f"some images of {images.path} stand in {turns[0]} equal rows and others do not (the one up to "
                          f"row {last}); repeat every image once for each of its captions, or none")
+    for times in range(2, 11) if step == 1 else ():         # np.tile where np.repeat was meant
+        period, k = rows // times, rows // times // 2
+        if rows % times == 0 and np.array_equal(images.array[[0, k]], images.array[[period, period + k]]):
+            raise InputError(f"{images.path} holds the same {period} rows {times} times one after another; let the rows of an "
+                             "image stand together (np.repeat, not np.tile), or give each image once")
     return step if turns else 5 if rows % 5 == 0 else 1                             # no turns: all rows are the same
 
 
@@ -260,6 +293,11 @@ def _grouped(name, source, keys, paths, captions, caption_ids=None) -> Split:
     path_of = dict(zip(keys, paths))
     return Split(name, Photos([path_of[key] for key in position]), captions,
                  np.array([position[key] for key in keys], np.int64), source, list(position), caption_ids)
+
+
+def told_of(captions: list[str]) -> dict:
+    """What {split}_{name}.json says of the captions that features were extracted from."""
+    return {"captions_sha256": hashlib.sha256("\n".join(captions).encode()).hexdigest()}
 
 
 def extractors(folder: str) -> dict[str, str]:

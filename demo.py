@@ -5,8 +5,8 @@
 An image has a random stream of its own and all arithmetic is exact: a seed gives the same data on every machine, and a
 smaller size gives the first images of each split. Below data_path (dev = size // 4 images, test = size // 2):
 
-    demo/                 images/*.png, dataset_demo.json (Karpathy layout), scenes.json (the objects, and what each
-                          caption says of which), demo.json (size and seed; written last)
+    demo/                 images/*.png, dataset_demo.json (Karpathy layout), demo.json (size and seed), scenes.json (the
+                          objects, and what each caption says of which; written last)
     demo_coco/            images/{train,val}2014/*.png, annotations/{captions,instances}_{train,val}2014.json and
                           coco_{train,dev,test,restval}_ids.npy (caption ids, five in a row an image)
     demo_precomp/         {train,dev,test}_caps.txt, _ids.txt (file names in demo/), _ims.npy, (N, 960) float32, and
@@ -43,7 +43,7 @@ from PIL import Image
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, natural
+from cli import Arguments, InputError, Stopped, natural
 from demo_scenes import (
     ATTRIBUTES,
     CANVAS,
@@ -63,7 +63,7 @@ from demo_scenes import (
     shown,
     shuffled,
 )
-from files import atomic, read_json, save_array, save_lines
+from files import CHANGING, atomic, read_json, save_array, save_lines
 
 VERSION = 3                      # raise it whenever the same seed would give other files
 SPLITS = ("train", "dev", "test")
@@ -277,12 +277,17 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     manifest, made_of = demo / f"{scenes}.json", {"version": VERSION, "size": size, "seed": seed}
     folders = (demo, coco, cxc, vg, *precomp)
     found = read_manifest(manifest, folders)
-    if all(folder.is_dir() for folder in folders) and "counts" in found and {**found, **made_of} == found:
+    last = demo / "scenes.json"
+    if last.exists() and all(folder.is_dir() for folder in folders) and "counts" in found and {**found, **made_of} == found:
         if progress:
             print(f"{scenes} data of size {size} and seed {seed} are in {data_path} already")
         return found["counts"]
     for folder in (demo / "images", coco / "annotations", cxc, vg / "images", *precomp):
         folder.mkdir(parents=True, exist_ok=True)
+    marks = [folder / CHANGING.format(split) for folder in (demo, coco, *precomp) for split in SPLITS]
+    last.unlink(missing_ok=True)
+    for mark in marks:                       # readers refuse what a stop leaves
+        mark.touch()
     save_json(manifest, made_of)             # from here on the folders are the demo's
     for images, pattern in ((demo, r"(train|dev|test)_\d{5}\.png"), (coco, r"COCO_(train|val)2014_\d{12}\.png"),
                             (vg, r"\d+\.png")):
@@ -325,12 +330,14 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
                 save_lines(folder / f"{split}_caps.txt", [c.text for _, _, told in entries[split] for c in told])
         write_vg(vg, stream, world, size // 2, bar)
     save_json(demo / f"dataset_{scenes}.json", {"dataset": scenes, "images": karpathy})
-    save_json(demo / "scenes.json", described)
     write_coco(coco, demo / "images", entries)
     write_cxc(cxc, stream, entries)
     counted = {**sizes, "captions": sum(len(entry["captions"]) for entry in described),
                "objects": sum(len(entry["objects"]) for entry in described)}
+    for mark in marks:
+        mark.unlink()
     save_json(manifest, {**made_of, "counts": counted})
+    save_json(last, described)
     if progress:
         print(f"{data_path}: {sizes['train']} train, {sizes['dev']} dev and {sizes['test']} test images, "
               f"{counted['captions']} captions, {counted['objects']} objects\n"
@@ -356,6 +363,9 @@ def main(argv=None):
     def work():
         try:
             write(args.data_path, args.size, args.seed, scenes=args.scenes)
+        except Stopped as stop:
+            stop.advice = "what there is of the demo data is not read before the same command has written all of them"
+            raise
         except OSError as error:
             raise InputError(f"--data_path {args.data_path} cannot be written ({cli.reason(error)}); give a folder that "
                              "can") from error

@@ -28,11 +28,11 @@ import metrics
 import originals
 from annotations import Pairs
 from assess import INSTANCES, Judgements, assess, read_judgements, without_nan
-from cli import Arguments, InputError, data_set, filename, natural, positive, workers
-from files import atomic, is_drawn, output, read_json, save_json, starts_with
+from cli import Arguments, InputError, data_set, filename, natural, positive, split_name, workers
+from files import atomic, first_line, is_drawn, output, read_json, save_json
 from losses import SIMILARITIES
 from protocols import Record, Subject
-from report import SIDES, comparisons, doubts, foreign_words, render, seed_tables, tables
+from report import SIDES, comparisons, doubts, foreign_words, is_comparison, is_results, render, seed_tables, tables
 from subjects import (
     is_embeddings,
     load_checkpoint,
@@ -193,16 +193,12 @@ def check_vocab(opt) -> None:
         raise InputError(f"--vocab {opt.vocab} is for original checkpoints of VSE++ and VSRN, and none is given; leave it out")
 
 
-def is_results(path: str) -> bool:
-    """Knows what this command writes, of one subject or of a comparison."""
-    return not {"protocols", "comparisons"}.isdisjoint(read_json(path))
-
-
 def several(opt) -> dict:
     """Compare subjects as --compare names them."""
     given = [path for group in opt.compare for path in group.split(",")]
     name = "_".join(os.path.basename(os.path.splitext(common_name(group.split(",")))[0]) for group in opt.compare)
-    path = output(opt.output or f"comparison_{name[:80]}.json", is_results, given)
+    ours = is_comparison if opt.output else lambda path: is_comparison(path) and set(read_json(path)["runs"]) == set(given)
+    path = output(opt.output or f"comparison_{name[:80]}{of_split(opt)}.json".replace(os.sep, "_"), ours, given)
     results = compare(opt.compare, opt)
     first = next(iter(results["runs"].values()))
     made = tables({name: r["protocols"] for name, r in results["runs"].items()},
@@ -224,19 +220,25 @@ def one(opt) -> dict:
     paths = [given] if given else opt.checkpoint or [newest_run()]
     if not given and not opt.checkpoint:
         print(f"no --checkpoint given, taking the newest run: {paths[0]}")
+    if len(set(map(os.path.realpath, paths))) < len(paths):
+        raise InputError(f"--checkpoint {' '.join(paths)} names a model twice; name each of an ensemble once")
     if opt.export and len(paths) > 1:
         raise InputError(f"--export writes one model's embeddings, and {len(paths)} checkpoints were given; export each alone")
     inputs = [path for path in (*paths, opt.vocab, opt.positives, opt.instances) if path]
-    wanted = [path for path in (opt.export, opt.ranks, opt.output) if path]
-    if len({os.path.realpath(path) for path in wanted}) < len(wanted):
-        raise InputError(f"--export, --ranks and --output name one file ({wanted[-1]}) for two things; name two")
+    target = opt.output or os.path.join(paths[0] if os.path.isdir(paths[0]) else os.path.dirname(paths[0]),
+                                        default_name(paths, opt))
+    pictures = [picture(name, target) for name in ("uncertainty", "uncertain_images", "uncertain_captions")] * opt.uncertainty
+    wanted = [path for path in (target, *pictures, opt.export, opt.ranks) if path]
+    twice = [path for path, n in Counter(map(os.path.realpath, wanted)).items() if n > 1]
+    if twice:
+        raise InputError(f"--export, --ranks, --output or a picture beside it name one file ({twice[0]}) for two things; name "
+                         "another")
     if opt.export:
         output(opt.export, is_embeddings, inputs)
     if opt.ranks:
-        output(opt.ranks, starts_with(",".join(RANKS)), inputs)
-    target = output_file(opt.output, paths[0], "" if opt.output else default_name(paths, opt), is_results, inputs)
-    pictures = [picture(name, target) for name in ("uncertainty", "uncertain_images", "uncertain_captions")]
-    for path in pictures if opt.uncertainty and os.path.exists(os.path.dirname(target) or ".") else ():
+        output(opt.ranks, first_line(",".join(RANKS)), inputs)
+    output_file(opt.output, paths[0], os.path.basename(target), is_results, inputs)
+    for path in pictures if os.path.exists(os.path.dirname(target) or ".") else ():
         output(path, is_drawn)
     subject = (open_embeddings(given, opt) if opt.embeddings else open_scores(given, opt) if opt.scores
                else open_run(paths, opt))
@@ -263,15 +265,26 @@ def default_name(paths: list[str], opt) -> str:
     of_data, of_sim = "", f"_{opt.sim}" if opt.sim else ""
     if opt.embeddings or opt.scores:
         name = f"{os.path.splitext(os.path.basename(paths[0]))[0]}_results"
-        of_data = f"_{opt.data_name}_{opt.split or 'test'}" if opt.data_name else ""
+        of_data = of_split(opt)
     else:
-        name = "results" if len(paths) == 1 else "results_ensemble"
+        name, file = "results", os.path.basename(paths[0])
+        if len(paths) > 1:
+            name = "results_ensemble_" + "_".join(os.path.basename(os.path.normpath(path)) for path in paths)[:80]
+        elif not os.path.isdir(paths[0]) and file != "model_best.pt":
+            name = f"results_{file.split('.')[0]}"
         if opt.data_name or opt.split or opt.sim:
             own = load_checkpoint(paths[0], vocab=opt.vocab)["options"]
             data_name, split = opt.data_name or own["data_name"], opt.split or "test"
-            of_data = f"_{data_name}_{split}" if (data_name, split) != (own["data_name"], "test") else ""
+            of_data = of_split(opt, own["data_name"]) if (data_name, split) != (own["data_name"], "test") else ""
             of_sim = of_sim if opt.sim != own["sim"] else ""
     return f"{name}{of_sim}{of_data}.json".replace(os.sep, "_")
+
+
+def of_split(opt, own: str = "") -> str:
+    """The part of a file's name that says which data it is of, where they were named."""
+    few = "" if opt.dev_images is None else str(opt.dev_images)
+    named = filter(None, [opt.data_name or own, f"{opt.split or 'test'}{few}"])
+    return "_".join(["", *named]) if opt.data_name or opt.split else ""
 
 
 def picture(name: str, target: str) -> str:
@@ -319,7 +332,7 @@ def parse_args(argv=None) -> argparse.Namespace:
         "of a run's means and variances instead of its own")
     add("--data_path", type=filename, help="folder that holds the data sets (default: that of the training)")
     add("--data_name", type=data_set, help="data set (default: that of the training)")
-    add("--split", help="train, dev, test or testall (default: test, or what a file of embeddings says)")
+    add("--split", type=split_name, help="train, dev, test or testall (default: test, or what a file of embeddings says)")
     add("--dev_images", type=natural, help="images of the dev split; 0: all (default: as in training)")
     add("--vocab", type=filename, metavar="FILE.json",
         help="vocabulary of an original VSE++ or VSRN checkpoint (python vocab.py convert)")
@@ -355,6 +368,8 @@ def parse_args(argv=None) -> argparse.Namespace:
     opt.eccv = opt.eccv or opt.eccv_path is not None
     if opt.rerank < 0:
         p.error(f"--rerank {opt.rerank} is no number of items to keep; give at least 1, 100 is usual, or leave it out")
+    if opt.dev_images is not None and opt.split not in ("dev", "val"):
+        p.error(f"--dev_images {opt.dev_images} cuts the dev split, and the split is {opt.split or 'test'}; leave it out")
     given = [name for name in ("checkpoint", "compare", "embeddings", "scores") if getattr(opt, name)]
     if len(given) > 1:
         p.error(f"--{given[0]} and --{given[1]} both name what to evaluate; give one of them")

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, Stopped, data_set, filename, positive, workers
-from data import Split, extractors, read_split
+from data import Split, extractors, read_split, told_of
 from encoders import CNNS
 from files import (
     holds_arrays,
@@ -122,12 +122,14 @@ def extract_images(opt) -> None:
 
 
 def check_own(folder: str, splits: list[Split]) -> None:
-    """Raise InputError where captions of a split are in the folder that no extraction of images put there."""
+    """Raise InputError where files of a split are in the folder that no extraction of images put there. (Of features by
+    another extractor, or none that is known, `claim` speaks.)"""
     for split in splits:
-        path = os.path.join(folder, f"{split.name}_caps.txt")
-        if os.path.isfile(path) and "ims" not in extractors(folder) and not os.path.isfile(path.replace("caps.txt", "ims.npy")):
-            raise InputError(f"{path} is there already, and no features that extract.py wrote; give --output_name a folder of "
-                             "its own")
+        of = os.path.join(folder, f"{split.name}_{{}}").format
+        found = [of(name) for name in ("caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy") if os.path.exists(of(name))]
+        if found and "ims" not in extractors(folder) and not os.path.isfile(of("ims.npy")):
+            raise InputError(f"{found[0]} is there already, and no features that extract.py wrote; give --output_name a folder "
+                             "of its own")
 
 
 # ---- captions
@@ -283,7 +285,8 @@ def extract_captions(opt) -> None:
     claim(folder, opt.name, kind.line)
     if kind.names:
         path = os.path.join(folder, f"{opt.name}_model.npz")
-        save_arrays(output(path, holds_arrays("kind"), [opt.fitted or ""]), {"kind": np.array(opt.kind), **kind.arrays})
+        output(path, holds_arrays("kind", *kind.names), [opt.fitted or ""])
+        save_arrays(path, {"kind": np.array(opt.kind), **kind.arrays})
     for split in splits.values():
         counts = word_counts(split.words, kind.index)                               # (M, V)
         empty = np.asarray(counts.sum(1)) == 0                                      # (M,)
@@ -291,6 +294,7 @@ def extract_captions(opt) -> None:
         blocks = (np.where(empty[part, None], 0, kind.rows(counts[part])) for part in parts)
         path = os.path.join(folder, f"{split.name}_{opt.name}.npy")
         write_rows(path, (len(empty), kind.size), np.float32, blocks, split.name)
+        save_json(told_of(split.captions), path.replace(".npy", ".json"))
         print(f"{path}: ({len(empty)}, {kind.size}) of {kind.line}")
         if empty.any():
             print(f"warning: {empty.sum()} of {len(empty)} captions of {split.name} have no word that counts, the first is "

@@ -28,6 +28,8 @@ except ImportError:                   # no POSIX system: nothing is locked there
 NPZ_BYTES = 16 << 30                  # an .npz file is read whole; one of more arrays than this is refused
 YAML_BYTES = 1 << 20                  # options, some hundred lines
 INT64 = np.iinfo(np.int64)
+DRAWN = "drawn by a command of probabilistic image-caption retrieval"      # in every picture, among what is told of it
+CHANGING = ".{}_changing"             # stands in a folder while files of a split are replaced by others that belong together
 # What foreign contents raise in zipfile, numpy, json and yaml, as tried with files cut, flipped, nested, encrypted and lying.
 FAULTS = (OSError, ValueError, TypeError, AttributeError, KeyError, IndexError, EOFError, SyntaxError, MemoryError,
           OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, yaml.YAMLError)
@@ -145,7 +147,8 @@ def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> s
         raise InputError(f"{path} is to be read and cannot be written too; name another file for what comes out")
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        if os.path.lexists(path) and not os.path.isfile(path):
+        device = os.path.abspath(path).startswith(("/dev/", "/proc/"))              # /dev/stdout is a link to a file
+        if device or os.path.lexists(path) and not os.path.isfile(path):
             raise OSError("it is a folder" if os.path.isdir(path) else "it is no plain file")
         if os.path.lexists(path):
             open(path, "ab").close()
@@ -171,33 +174,37 @@ def recognised(ours, path: str) -> bool:
         return False
 
 
-def holds_keys(*keys: str):
-    """Knows JSON objects with these keys."""
-    return lambda path: set(keys) <= set(read_json(path))
-
-
-def holds_arrays(*names: str):
-    """Knows .npz files with these arrays."""
+def holds_keys(*keys: str, optional=()):
+    """Knows JSON objects with these keys and, but for `optional` ones, no others."""
     def knows(path: str) -> bool:
-        with zipfile.ZipFile(path) as archive:
-            return {f"{name}.npy" for name in names} <= set(archive.namelist())
+        found = read_json(path)
+        return isinstance(found, dict) and set(keys) <= set(found) <= {*keys, *optional}
     return knows
 
 
-def starts_with(text: str):
-    """Knows text files that begin so."""
+def holds_arrays(*names: str, optional=()):
+    """Knows .npz files with these arrays and, but for `optional` ones, no others."""
+    def knows(path: str) -> bool:
+        with zipfile.ZipFile(path) as archive:
+            found = {name.removesuffix(".npy") for name in archive.namelist()}
+        return set(names) <= found <= {*names, *optional}
+    return knows
+
+
+def first_line(text: str):
+    """Knows text files whose first line this is."""
     def knows(path: str) -> bool:
         with open(path, "rb") as f:
-            return f.read(len(text.encode())) == text.encode()
+            return f.readline(1 << 16).rstrip(b"\r\n") == text.encode()
     return knows
 
 
 def is_drawn(path: str) -> bool:
-    """Knows pictures that matplotlib drew, which says so in each of its formats; a photo is none."""
+    """Knows pictures that `plots.drawing` drew, which hold its mark in each of its formats."""
     with open(path, "rb") as f:
         head = f.read(1 << 14)
         f.seek(max(0, os.path.getsize(path) - (1 << 14)))
-        return b"atplotlib" in head + f.read()
+        return DRAWN.encode() in head + f.read()
 
 
 @contextlib.contextmanager

@@ -94,11 +94,13 @@ class Features:
             self.unreturned = 0
         return features
 
-    def faults(self, deep: bool):
-        """Sentences on what is wrong; `deep` reads every row however large the file, and names rows of zeros."""
-        zero, extreme = [], None
+    def faults(self, deep: bool, distinct: bool = True):
+        """Sentences on what is wrong; `deep` reads every row however large the file, and names rows of zeros and, where rows
+        are to be `distinct`, images that mostly look the same."""
+        zero, extreme, seen = [], None, set()
         if deep or self.array.nbytes <= SCAN_BYTES:
             for chunk in np.array_split(np.arange(len(self)), max(1, self.array.nbytes >> 28)):
+                seen.update(hash(row.tobytes()) for row in self.array[chunk * self.step] if deep and distinct)
                 try:
                     most = self.gather(chunk).flatten(1).abs().amax(1).numpy()      # (n,)
                 except InputError as error:
@@ -110,6 +112,9 @@ class Features:
                     extreme = chunk[odd[0]] * self.step
                     yield (f"{self.path} has values of {most[odd[0]]:.0e} in row {extreme}, whose squares are beyond float32; "
                            "scale the features, or extract them again")
+        if deep and distinct and 2 * len(seen) < len(self):
+            yield (f"{self.path} holds only {len(seen)} different rows for {len(self)} images; their extraction failed, or "
+                   "they do not stand one image after another")
         if deep and zero:
             yield (f"{self.path} holds only zeros in {len(zero) * self.step} of {len(self.array)} rows, the first is row "
                    f"{zero[0] * self.step}; their extraction failed, so extract them again")
@@ -188,6 +193,8 @@ def in_rgb(image: Image.Image) -> Image.Image:
     if not np.isfinite(values).all():
         raise ValueError("it has pixels that are no finite numbers")
     top = values.max(initial=0)
+    if values.min(initial=0) < 0:
+        raise ValueError("it has negative pixels")
     whites = [65535] if ";16" in image.mode else [1] * (image.mode == "F") + [255, 65535, top]
     white = next(white for white in whites if top <= white)
     return Image.fromarray(np.rint(255 * np.clip(values / white, 0, 1)).astype(np.uint8)).convert("RGB")

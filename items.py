@@ -57,9 +57,11 @@ def order_like(mine: Items, theirs: Items) -> Order:
         raise InputError(f"{mine.source} has {counts[0][0]} images and {counts[0][1]} captions where what it meets has "
                          f"{counts[1][0]} and {counts[1][1]} of {theirs.source}; compare runs on the same split with "
                          "--data_name and --split")
-    if mine.split and theirs.split and mine.data_name == theirs.data_name and mine.split != theirs.split:
-        raise InputError(f"{mine.source} is of the {mine.split} split of {mine.data_name} and {theirs.source} of its "
-                         f"{theirs.split} split; they must be about the same items, so give both of one split")
+    one = not (mine.data_name and theirs.data_name) or mine.data_name == theirs.data_name
+    if mine.split and theirs.split and one and mine.split != theirs.split:
+        raise InputError(f"{mine.source} is of the {mine.split} split and {theirs.source} of the {theirs.split} split of "
+                         f"{mine.data_name or theirs.data_name or 'some data'}; they must be about the same items, so give "
+                         "both of one split")
     notes, rows = [], np.arange(mine.n_images)
     if mine.captions is not None and mine.captions == theirs.captions and np.array_equal(mine.owner, theirs.owner):
         for kind in ("image_ids", "caption_ids"):           # SCAN numbers rows where VSE++ has COCO's ids
@@ -87,9 +89,13 @@ def order_like(mine: Items, theirs: Items) -> Order:
         raise InputError(f"{mine.source} and {theirs.source} name the same captions and give some of them to different images; "
                          "one of the two is wrong about whose captions they are, so they cannot be compared: compare runs on "
                          "the same split")
+    notes += contradictions(mine, theirs, rows, columns)
     unknown = [what for what, found in (("images", images), ("captions", captions)) if found is None]
     if unknown == ["images"] and not mine.assumed:
         unknown = []                                        # captions that are the same, of the same images
+    if unknown and mine.data_name and theirs.data_name and mine.data_name != theirs.data_name:
+        raise InputError(f"{mine.source} is of {mine.data_name} and {theirs.source} of {theirs.data_name}, and no ids tell "
+                         f"that their {' and '.join(unknown)} are the same; compare what is of one data set, or give both ids")
     if unknown:
         notes.append(f"{mine.source} does not say which {' and '.join(unknown)} it is about: those of {theirs.source} in their "
                      "order, assumed")
@@ -117,6 +123,34 @@ def matched(mine: Items, theirs: Items, what: str, kinds, notes: list[str]) -> n
                          f"{theirs.source} by their {kind}")
         return rows
     return None
+
+
+def contradictions(mine: Items, theirs: Items, rows: np.ndarray, columns: np.ndarray) -> list[str]:
+    """Notes on what else is known of items that were matched and is not the same on both sides. Raises InputError where that
+    shows other items under the same ids, as two data sets that both count from 0 have."""
+    notes = []
+    for what, own, other, order in (("image names", *alike(mine.image_names, theirs.image_names), rows),
+                                    ("captions", mine.captions, theirs.captions, columns)):
+        if own is None or other is None:
+            continue
+        other_words = [(own[k], name) for k, name in zip(order, other) if plain(own[k]) != plain(name)]
+        if len(other_words) > len(other) / 10:
+            raise InputError(f"{mine.source} and {theirs.source} have the same ids and other {what}, {len(other_words)} of "
+                             f"{len(other)}, as '{reason(ValueError(str(other_words[0][0])), 40)}' and "
+                             f"'{reason(ValueError(str(other_words[0][1])), 40)}': they are other items; compare runs on the "
+                             "same split")
+        if other_words:
+            notes.append(f"{mine.source} and {theirs.source} have other {what} in {len(other_words)} of {len(other)} places; "
+                         "their ids agree, so the items are taken for the same")
+    if mine.data_name and theirs.data_name and mine.data_name != theirs.data_name:
+        notes.append(f"{mine.source} is of {mine.data_name} and {theirs.source} of {theirs.data_name}; what else is known of "
+                     "their items agrees, so they are taken for the same")
+    return notes
+
+
+def plain(name) -> str:
+    """Letters and digits alone, in small: captions of one data set are often stored in several spellings."""
+    return "".join(filter(str.isalnum, str(name).lower()))
 
 
 def first_of(name) -> str:

@@ -11,7 +11,8 @@ from scipy import special
 from cli import InputError
 
 RECALLS = (1, 5, 10)
-NOT_FINITE = "the scores hold NaN or infinity, so they cannot be ranked; check the embeddings"
+NOT_FINITE = ("the scores hold NaN or infinity, or numbers beyond float32, so they cannot be ranked; check them, or the means "
+              "and variances that they are of")
 
 
 def _pairs(positives, queries: int) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from attention import AGGREGATES, DIRECTIONS, NORMS
-from cli import Arguments, InputError, data_set, filename, natural, number, positive, up_to, width, workers
+from cli import Arguments, InputError, data_set, filename, natural, number, positive, split_names, up_to, width, workers
 from data import DEV_IMAGES
 from encoders import CNNS
 from inputs import Photos
@@ -49,7 +49,8 @@ def parser() -> argparse.ArgumentParser:
     add("--data_name", type=data_set, default="coco_precomp", help="folder of the data set below --data_path")
     add("--vocab_path", type=filename, default="./vocab/",
         help="folder that may hold {data_name}_vocab.json; built when it is not there")
-    add("--vocab_splits", default="train", help="splits whose words count (train,dev reproduces the original vocabularies)")
+    add("--vocab_splits", type=split_names, default="train",
+        help="splits whose words count (train,dev reproduces the original vocabularies)")
     add("--vocab_threshold", type=positive, default=4, help="keep words seen at least this often")
     add("--use_restval", action="store_true", help="train on COCO's restval images too")
     add("--dev_images", type=natural, default=DEV_IMAGES,

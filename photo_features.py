@@ -9,9 +9,9 @@ import torch
 from tqdm import tqdm
 
 from cli import InputError
-from data import CHANGING, Split, stream
+from data import Split, stream
 from encoders import CNN
-from files import allocate, mapped, read_array, read_json, save_array, save_json, save_lines
+from files import CHANGING, allocate, mapped, read_array, read_json, save_array, save_json, save_lines
 from inputs import Photos, eval_transform
 
 ROWS = 1024                           # rows copied at a time

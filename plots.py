@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from cli import InputError
-from files import atomic, below, is_drawn, output
+from files import DRAWN, atomic, below, is_drawn, output
 from inputs import Photos
 
 SHOWN, MATCHES = 5, 3                 # items at each end, matches of each
@@ -42,7 +42,8 @@ def drawing(path: str, rows: int, columns: int, size: tuple[float, float]):
         figure = Figure(figsize=size)
         yield figure, figure.subplots(rows, columns, squeeze=False)
         with atomic(path, "wb") as f:
-            figure.savefig(f, format=format_of(path), dpi=80)
+            key = "Creator" if format_of(path) in ("ps", "eps") else "Title"
+            figure.savefig(f, format=format_of(path), dpi=80, metadata={key: DRAWN})
 
 
 def curves(reports: dict[str, dict], path: str) -> None:

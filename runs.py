@@ -12,7 +12,8 @@ import yaml
 from tqdm import tqdm
 
 from cli import InputError, reason
-from files import atomic, clear, holds_keys, is_drawn, read_lines, read_yaml, recognised
+from files import atomic, clear, is_drawn, read_lines, read_yaml, recognised
+from report import is_results
 from vocab import Vocabulary
 
 CHECKPOINTS = ("checkpoint.pt", "model_best.pt")
@@ -61,7 +62,7 @@ def clear_old(folder: str) -> None:
     for name in dict.fromkeys(names):
         path = os.path.join(folder, name)
         drawn = name.startswith(PICTURES) and os.path.isfile(path) and recognised(is_drawn, path)
-        judged = name.startswith("results") and name.endswith(".json") and recognised(holds_keys("protocols"), path)
+        judged = name.startswith("results") and name.endswith(".json") and recognised(is_results, path)
         if os.path.isfile(path) and (name in names[:4] or name.startswith("events.out.tfevents") or drawn or judged):
             os.remove(path)
 

@@ -6,6 +6,7 @@ import argparse
 import difflib
 import glob
 import os
+import zipfile
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +16,9 @@ from tqdm import tqdm
 import items
 import metrics
 import originals
-from cli import InputError, data_set, filename, reason, workers
+from cli import InputError, data_set, filename, reason, split_name, workers
 from data import Split, image_batches, read_split
-from files import holds_arrays, output, read_array, read_arrays, save_arrays
+from files import FAULTS, holds_arrays, output, read_array, read_arrays, save_arrays
 from inputs import SQUARABLE, NoImages, Photos, Tokens
 from losses import SIMILARITIES, Cosine, Embedding
 from model import JointEmbedding, build_model, build_vocabulary
@@ -165,7 +166,7 @@ def run_arguments(p: argparse.ArgumentParser, split: str) -> None:
                    "(python vocab.py convert)")
     p.add_argument("--data_path", type=filename, help="folder that holds the data sets (default: that of the training)")
     p.add_argument("--data_name", type=data_set, help="data set (default: that of the training)")
-    p.add_argument("--split", default="test", help=split)
+    p.add_argument("--split", type=split_name, default="test", help=split)
     p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
     p.add_argument("--workers", type=workers, default=min(10, os.cpu_count() or 1),
                    help="processes that read photos or large feature files")
@@ -267,7 +268,7 @@ def load_run(path: str, opt, first: Run | None = None, *, vocab: str | None = No
 # What a file of embeddings may hold, and what each array is.
 ARRAYS = ("image_mean", "caption_mean", "image_log_var", "caption_log_var", "caption_image", "image_id", "caption_id",
           "image_name", "similarity", "data_name", "split")
-is_embeddings = holds_arrays("image_mean", "caption_mean", "caption_image", "similarity")
+is_embeddings = holds_arrays("image_mean", "caption_mean", "caption_image", "similarity", optional=ARRAYS)
 
 
 def export(path: str, similarity: str, images: Embedding, captions: Embedding, split: Split, data_name: str) -> None:
@@ -348,7 +349,7 @@ def open_embeddings(path: str, opt) -> Subject:
     if widths[0] != widths[1] or not widths[0]:
         raise InputError(f"{path} has image means of width {widths[0]} and caption means of width {widths[1]}; they live in "
                          "one space, so the widths must be equal")
-    name = opt.sim or text_of(arrays, "similarity") or "cosine"
+    name = opt.sim or text_of(arrays, "similarity", path) or "cosine"
     if name not in SIMILARITIES:
         raise InputError(f"{path} has similarity '{name}', which cannot be computed from a file of embeddings; evaluate the "
                          f"run, or rank by another similarity with --sim, one of {', '.join(SIMILARITIES)}")
@@ -367,9 +368,14 @@ def open_embeddings(path: str, opt) -> Subject:
     return subject
 
 
-def text_of(arrays: dict, name: str) -> str:
+def text_of(arrays: dict, name: str, path: str) -> str:
     """A single text among arrays, empty where there is none."""
-    return str(arrays[name]) if name in arrays and arrays[name].ndim == 0 and arrays[name].dtype.kind == "U" else ""
+    value = arrays.get(name, np.array(""))
+    if value.size != 1 or value.dtype.kind not in "US":
+        raise InputError(f"{path}: {name} must hold one text, as np.array('...'), and has shape {value.shape} of "
+                         f"{value.dtype}; write it so, or leave it out")
+    text = value.reshape(-1)[0]
+    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
 
 
 def lengths(path: str, sides: list[Embedding], normalised: bool) -> list[str]:
@@ -396,7 +402,8 @@ def open_scores(path: str, opt) -> Subject:
         raise InputError(f"{path} holds {scores.dtype} of shape {scores.shape}; scores are floats, images x captions")
     subject, _ = described(path, opt, *scores.shape, {})    # it names no items, so their order is the split's
     some = scores[np.linspace(0, len(scores) - 1, min(len(scores), 50)).astype(int)]
-    rounded = some.astype(np.float32)
+    with np.errstate(over="ignore"):                        # ranking finds infinity in our words
+        rounded = some.astype(np.float32)
     lost = sum(len(np.unique(a)) - len(np.unique(b)) for a, b in zip(some, rounded)) if scores.dtype.itemsize > 4 else 0
     if lost:
         subject.notes.append(f"{path}: scores are ranked in float32, where {lost:,} of {some.size:,} looked at are equal to "
@@ -408,7 +415,10 @@ def open_scores(path: str, opt) -> Subject:
 def described(path: str, opt, n: int, m: int, arrays: dict) -> tuple[Subject, items.Order]:
     """Whose items a file is about, and the rows that put them in order: those of --data_name's split, with which whatever the
     file says is compared, else what the file says, else m / n captions an image."""
-    split = None
+    split, told_split = None, {"val": "dev"}.get(text_of(arrays, "split", path), text_of(arrays, "split", path))
+    if opt.split and told_split and {"val": "dev"}.get(opt.split, opt.split) != told_split:
+        raise InputError(f"--split {opt.split}: {path} says that it is of the split {told_split}; leave --split out, or give a "
+                         "file of the other")
     if opt.data_name:
         folder = opt.data_path or "data", opt.data_name
         split = read_split(*folder, opt.split or "test", dev_images=opt.dev_images or 0, text_only=True)
@@ -429,7 +439,7 @@ def described(path: str, opt, n: int, m: int, arrays: dict) -> tuple[Subject, it
                              f"each, and has shape {arrays[key].shape} of {arrays[key].dtype}; leave it out or write it again")
     known = {key: None if arrays.get(key) is None else arrays[key].tolist() for key in ("image_id", "image_name", "caption_id")}
     mine = items.Items(path, owner.astype(np.int64), n, known["image_id"], known["image_name"], known["caption_id"], None,
-                       text_of(arrays, "data_name"), text_of(arrays, "split"), assumed=not told)
+                       text_of(arrays, "data_name", path), told_split, assumed=not told)
     if split:
         order = items.order_like(mine, items.of_split(split, opt.data_name))
         subject = of_split(split, path, folder)
@@ -447,5 +457,20 @@ COUNTS = {1: "one", 5: "five"}
 
 
 def open_subject(path: str, opt) -> Subject:
-    return (open_embeddings(path, opt) if path.endswith(".npz") else open_scores(path, opt) if path.endswith(".npy")
-            else open_run([path], opt))
+    """By what a path holds: embeddings (.npz), scores (.npy), else a run."""
+    kind = None
+    if os.path.isfile(path):
+        with open(path, "rb") as f:
+            start = f.read(6)
+        kind = "scores" if start == b"\x93NUMPY" else "embeddings" if start[:2] == b"PK" and holds_arrays_only(path) else None
+    kind = kind or {".npz": "embeddings", ".npy": "scores"}.get(os.path.splitext(path)[1].lower())
+    return {"embeddings": open_embeddings, "scores": open_scores}.get(kind, lambda path, opt: open_run([path], opt))(path, opt)
+
+
+def holds_arrays_only(path: str) -> bool:
+    """Whether a zip file is an .npz; a checkpoint is a zip file too."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return all(name.endswith(".npy") for name in archive.namelist())
+    except FAULTS:
+        return False

@@ -18,7 +18,7 @@ from collections import Counter
 
 from nltk.tokenize import word_tokenize
 
-from cli import Arguments, InputError, data_set, filename, positive, reason, run
+from cli import Arguments, InputError, data_set, filename, positive, reason, run, split_names
 from files import atomic, output, read_json
 
 TOKENIZER = "nltk.word_tokenize(preserve_line=True), lower case"
@@ -195,7 +195,7 @@ def main(argv=None) -> None:
     parser.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
     parser.add_argument("--data_name", type=data_set, default="coco_precomp", help="folder of the data set below --data_path")
     parser.add_argument("--vocab_path", type=filename, default="./vocab/", help="folder to write {data_name}_vocab.json to")
-    parser.add_argument("--vocab_splits", default="train",
+    parser.add_argument("--vocab_splits", type=split_names, default="train",
                         help="comma-separated splits to count (train,dev counts those that the originals counted)")
     parser.add_argument("--vocab_threshold", type=positive, default=4, help="keep words seen at least this often")
     parser.add_argument("--use_restval", action="store_true", help="count COCO's restval captions with train")

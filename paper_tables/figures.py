@@ -19,11 +19,12 @@ import torch
 
 import cli
 import evaluate
-from cli import Arguments, InputError, data_set, filename, natural, up_to, workers
+from cli import Arguments, InputError, data_set, filename, natural, split_name, up_to, workers
 from draw import photo_paths
-from files import holds_keys, is_drawn
+from files import is_drawn
 from inputs import Photos
 from plots import drawing, picture_file
+from report import is_results
 from subjects import encode, load_checkpoint, load_run, output_file, torch_device
 
 TOP = 4                               # captions an image, as in `jwae` Table 2
@@ -101,7 +102,7 @@ def draw_answers(split, rows, texts, found, names, photos: Photos, axes) -> None
 
 def uncertain(run: str, opt) -> None:
     """evaluate.py's pictures of the most and least uncertain items, with their matches (`ucmr` Fig. 4-7)."""
-    target = output_file(None, run, os.path.join("uncertain", "results.json"), holds_keys("protocols"))
+    target = output_file(None, run, os.path.join("uncertain", "results.json"), is_results)
     words = ["--checkpoint", run, "--uncertainty", "--no-control", "--split", opt.split, "--device", opt.device, "--output",
              target, "--workers", str(opt.workers)]
     for name in ("data_path", "data_name", "photos", "cxc_path"):
@@ -116,7 +117,7 @@ def main(argv=None) -> None:
     add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN", help="run folders")
     add("--data_path", type=filename, help="folder that holds the data sets (default: that of the training)")
     add("--data_name", type=data_set, help="data set (default: that of the training)")
-    add("--split", default="test", help="split to draw from")
+    add("--split", type=split_name, default="test", help="split to draw from")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
     add("--workers", type=workers, default=0, help="processes that read photos or large feature files")
     add("--photos", type=filename, help="folder of the photos that precomputed features belong to")

@@ -208,7 +208,7 @@ def preparations(run: Run, opt) -> list[Step]:
         if opt.scale == "demo":
             scenes = folder.split("_")[0]
             steps.append(Step(["demo.py", "--data_path", data, "--size", str(DEMO_SIZE), "--scenes", scenes],
-                              os.path.join(data, scenes, f"{scenes}.json")))
+                              os.path.join(data, scenes, "scenes.json")))
         elif re.search(r"_(vgg|halves|halves_fc6)_precomp$", folder):
             photos, source = "coco_halves" if "halves" in folder else folder.split("_")[0], folder.split("_")[0]
             lacks = missing(data, source)
@@ -233,7 +233,7 @@ def preparations(run: Run, opt) -> list[Step]:
                                    "48", "--output", vectors], vectors))
                 if opt.scale == "demo":
                     steps.insert(-1, replace(steps[0], words=[*steps[0].words[:-1], "demo"],
-                                             target=os.path.join(data, "demo", "demo.json")))
+                                             target=os.path.join(data, "demo", "scenes.json")))
             kind = ["--kind", "hglmm", *(["--n_clusters", "4"] if small else ["--ica", "--pca", "6000"])]
             steps.append(Step(["extract.py", "captions", "--data_path", data, "--data_name", folder, "--name", run.text,
                                "--word_vectors", vectors, *kind * (run.text == "hglmm")], f"{path}/test_{run.text}.npy",

@@ -25,7 +25,7 @@ import subjects
 import train
 import vocab
 from cli import InputError
-from files import holds_keys, output, starts_with
+from files import first_line, holds_keys, output
 from losses import SIMILARITIES, Embedding
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -71,13 +71,13 @@ def test_whether_a_file_can_be_written_is_tried_without_a_trace(tmp_path):
     new = tmp_path / "new" / "r.json"
     assert output(str(new)) == str(new) and not os.listdir(tmp_path / "new")
     new.write_text("kept")
-    assert output(str(new), starts_with("ke")) and new.read_text() == "kept" and os.listdir(tmp_path / "new") == ["r.json"]
-    for ours, why in ((None, ""), (starts_with("other"), " and is none that this command wrote"),       # somebody else's
+    assert output(str(new), first_line("kept")) and new.read_text() == "kept" and os.listdir(tmp_path / "new") == ["r.json"]
+    for ours, why in ((None, ""), (first_line("other"), " and is none that this command wrote"),       # somebody else's
                       (holds_keys("protocols"), " and is none that this command wrote")):
         with pytest.raises(InputError, match=f"r.json is there already{why}; name another"):
             output(str(new), ours)
     with pytest.raises(InputError, match="r.json is to be read and cannot be written too"):
-        output(str(new), starts_with("ke"), [str(new)])
+        output(str(new), first_line("kept"), [str(new)])
 
 
 # ---- options

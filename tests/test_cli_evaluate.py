@@ -45,12 +45,13 @@ def everything(demo_path):
 
 @pytest.fixture
 def ev(tmp_path, monkeypatch):
-    """evaluate.run on words; its results, which it wrote to r.json. In an empty folder."""
+    """evaluate.run on words; its results, which it wrote to r.json, comparisons to c.json. In an empty folder."""
     monkeypatch.chdir(tmp_path)
 
     def call(*words):
-        results = evaluate.run(evaluate.parse_args([*map(str, words), "--output", "r.json"]))
-        with open("r.json", encoding="utf-8") as f:
+        path = "c.json" if "--compare" in words else "r.json"
+        results = evaluate.run(evaluate.parse_args([*map(str, words), "--output", path]))
+        with open(path, encoding="utf-8") as f:
             assert f.read() == json.dumps(results, indent=1) + "\n"
         return results
     return call
@@ -198,7 +199,7 @@ def test_files_of_another_kind_are_refused(exported, capsys, demo_path):
     for words in (["--scores", "cut.npy"], ["--scores", "none.npy"], ["--scores", "."], ["--scores", "e.npz"]):
         refused(capsys, words, "is not a whole .npy file")
     refused(capsys, ["--embeddings", "e.npz", "--data_path", demo_path, "--data_name", "demo_precomp", "--split", "dev"],
-            "24 images and 120 captions, demo_precomp dev has 12 and 60")
+            "--split dev: e.npz says that it is of the split test")
     refused(capsys, ["--embeddings", "e.npz", "--fold5"], "--fold5 needs 5 x 1,000 images")
     refused(capsys, ["--embeddings", "e.npz", "--cxc", "--cxc_path", "."], "there is no file .*sts_test.csv")
     refused(capsys, ["--embeddings", "e.npz", "--scores", "m.npy"], "--embeddings and --scores both name")
@@ -352,19 +353,50 @@ def test_an_ensemble_shares_the_split_of_its_first_run(runs, ev, demo_path, tmp_
 
 # ---- what is written
 
-def test_results_of_other_data_or_splits_have_their_own_file(runs, demo_path, tmp_path):
+def test_results_of_other_data_or_splits_have_their_own_file(runs, demo_path, tmp_path, capsys):
     run = tmp_path / "run"
     run.mkdir()
     shutil.copy(runs / "cosine0" / "model_best.pt", run)
     shutil.copytree(f"{demo_path}/demo_precomp", tmp_path / "two")
+    other = tmp_path / "other.v2"
+    shutil.copytree(run, other)
+    shutil.copy(run / "model_best.pt", run / "checkpoint.pt")
     two = ["--data_path", tmp_path, "--data_name", "two"]
     own = ["--data_path", demo_path, "--data_name", "demo_precomp"]
     for words, name in (([run, *own], "results"), ([run, "--split", "dev"], "results_demo_precomp_dev"),
-                        ([run, *two], "results_two_test"), ([run, run], "results_ensemble"),
-                        ([run, run, *two], "results_ensemble_two_test")):
+                        ([run, *two], "results_two_test"), ([run / "checkpoint.pt"], "results_checkpoint"),
+                        ([run, "--split", "dev", "--dev_images", 5], "results_demo_precomp_dev5"),
+                        ([run, other], "results_ensemble_run_other.v2"),
+                        ([run, runs / "wasserstein0"], "results_ensemble_run_wasserstein0"),
+                        ([run, other, *two], "results_ensemble_run_other.v2_two_test")):
         before = set(os.listdir(run))
         evaluate.run(evaluate.parse_args(["--checkpoint", *map(str, words)]))
         assert set(os.listdir(run)) - before == {f"{name}.json"}
+    refused(capsys, ["--checkpoint", run, f"{run}/."], "names a model twice")
+
+
+def test_a_comparison_of_other_runs_or_splits_has_a_file_of_its_own(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for words in ([], ["--split", "dev"]):
+        evaluate.main(["--compare", str(runs / "cosine0"), str(runs / "wasserstein0"), *words])
+    name = "comparison_cosine0_wasserstein0"
+    assert sorted(os.listdir()) == [f"{name}.json", f"{name}_dev.json"]
+    shutil.copytree(runs / "cosine0", "cosine0")
+    refused(capsys, ["--compare", "cosine0", runs / "wasserstein0"], f"{name}.json is there already and")
+
+
+@pytest.mark.parametrize("option", ["--ranks", "--export"])
+@pytest.mark.parametrize("name", ["uncertainty.png", "uncertain_images.png", "results.json"])
+def test_no_two_things_are_written_to_one_file(runs, tmp_path, monkeypatch, capsys, option, name):
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("u")
+    refused(capsys, ["--checkpoint", runs / "wasserstein0", "--uncertainty", "--output", "u/results.json", option, f"u/{name}"],
+            f"name one file .*{name}.* for two things")
+    assert not os.listdir("u")
+
+
+def test_standard_output_is_no_file_to_put_ranks_into(runs, capsys):
+    refused(capsys, ["--checkpoint", runs / "cosine0", "--ranks", "/dev/stdout"], "/dev/stdout cannot be written .it is no plain")
 
 
 @pytest.mark.parametrize("results, picture", [("run/results.json", "run/uncertainty.png"), ("r.json", "r_uncertainty.png"),

@@ -549,3 +549,57 @@ def test_real_captions_read_fast_are_read_the_same(real_path):
     texts = open(os.path.join(real_path, "coco_text", "test_caps.txt"), encoding="utf-8").read().splitlines()
     texts += open(os.path.join(real_path, "f8k_precomp", "train_caps.txt"), encoding="utf-8").read().splitlines()[:5000]
     assert all(tokenize(text) == word_tokenize(text.lower(), preserve_line=True) for text in texts)
+
+
+# ---- whose captions and rows they are
+
+def grouped(tmp_path, n=6, each=5, **files):
+    folder = tmp_path / "g"
+    folder.mkdir(parents=True)
+    rows = np.random.default_rng(0).standard_normal((n, 4)).astype(np.float32)
+    np.save(folder / "test_ims.npy", files.pop("rows", rows))
+    (folder / "test_caps.txt").write_text("".join(f"a dog number {m}\n" for m in range(n * each)))
+    for name, content in files.items():
+        if isinstance(content, list):
+            (folder / f"test_{name}.txt").write_text("\n".join(content) + "\n")
+        else:
+            np.save(folder / f"test_{name}.npy", content)
+    return read_split(str(tmp_path), "g", "test")
+
+
+def test_ids_beside_captions_have_to_agree_on_whose_they_are(tmp_path):
+    ids = np.arange(6) + 40
+    assert grouped(tmp_path / "a", img_ids=np.repeat(ids, 5)).image_ids == ids.tolist()
+    assert grouped(tmp_path / "b", img_ids=ids).image_ids == ids.tolist()
+    names = [f"{i}.jpg" for i in ids]
+    assert grouped(tmp_path / "c", ids=list(np.repeat(names, 5))).photo_names == names
+    sizes = np.repeat(ids, [4, 6, 5, 5, 5, 5])
+    for k, (what, beside) in enumerate((("img_ids.npy", {"img_ids": np.tile(ids, 5)}), ("img_ids.npy", {"img_ids": sizes}),
+                                        ("ids.txt", {"ids": names * 5}))):
+        with pytest.raises(InputError, match=f"test_{what} gives the captions 1 to 5, which 30 captions for 6 images make"):
+            grouped(tmp_path / f"x{k}", **beside)
+    found = grouped(tmp_path / "d", ids=[f"{m}" for m in range(30)])                # as some files of regions have them
+    assert found.image_ids is None and "names every caption differently" in found.notes[0]
+
+
+def test_rows_that_were_tiled_are_refused(tmp_path):
+    rows = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
+    assert len(grouped(tmp_path / "a", rows=np.repeat(rows, 5, 0)).images) == 6
+    with pytest.raises(InputError, match=r"holds the same 6 rows 5 times one after another; .*np.repeat, not np.tile"):
+        grouped(tmp_path / "b", rows=np.tile(rows, (5, 1)))
+
+
+@pytest.mark.parametrize("split", ["../g/test", "a/b", "", "te st", "test\0"])
+def test_a_split_is_a_name_and_no_path(tmp_path, split):
+    grouped(tmp_path)
+    with pytest.raises(InputError, match="is no name of a split"):
+        read_split(str(tmp_path), "g", split)
+
+
+def test_check_tells_ids_that_name_several_things_and_images_that_look_the_same(tmp_path, capsys):
+    grouped(tmp_path, img_ids=np.zeros(6, int), ann_ids=np.arange(30) // 2, rows=np.ones((6, 4), np.float32))
+    data.check(str(tmp_path), "g")
+    shown = capsys.readouterr().out
+    assert "5 of 6 images have the id or name of another one" in shown
+    assert "15 of 30 captions have the id or name of another one" in shown
+    assert "holds only 1 different rows for 6 images" in shown

@@ -118,7 +118,10 @@ def test_a_demo_that_was_stopped_is_written_anew_and_files_of_others_stay(tmp_pa
     with pytest.raises(KeyboardInterrupt):
         demo.write(kept, size=8, progress=False)
     monkeypatch.undo()
-    assert "counts" not in json.loads((kept / "demo" / "demo.json").read_text())
+    assert not (kept / "demo" / "scenes.json").exists()
+    for name in ("demo", "demo_coco", *PRECOMP):
+        with pytest.raises(InputError, match="do not belong together, as .* demo.py was stopped"):
+            read_split(str(kept), name, "test")
     assert demo.write(kept, size=8, progress=False) == counts
     for path in mine:
         assert path.read_bytes() == b"mine"

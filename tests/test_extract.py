@@ -231,7 +231,7 @@ def test_a_split_between_two_extractions_is_not_read(folder, weights, monkeypatc
             patch.setattr(name, broken)
             with pytest.raises(KeyboardInterrupt):
                 images(folder, weights, *COMMON, "--splits", "test")
-        with pytest.raises(InputError, match="the files of split 'test' belong to two extractions, .* call it again"):
+        with pytest.raises(InputError, match="the files of split 'test' do not belong together, as .* call it again"):
             read_split(str(folder), "new", "test")
         images(folder, weights, *COMMON, "--splits", "test")
         np.testing.assert_array_equal(rows_of(folder), first[order])
@@ -448,3 +448,24 @@ def test_mean_vectors_of_real_captions(real_path, tmp_path):
     rows = np.load(tmp_path / "x" / "test_mean.npy").reshape(500, 5, 50)
     own, other = (rows[:, 0] * rows[:, 1]).sum(1), (rows[:-1, 0] * rows[1:, 1]).sum(1)
     assert own.mean() > other.mean() + 0.1
+
+
+def test_features_of_captions_that_changed_are_not_read(folder, tmp_path):
+    captions(tmp_path, "--kind", "tfidf", "--vocab_threshold", "1")
+    assert read_split(str(tmp_path), "x", "test", text_features="tfidf").text is not None
+    path = tmp_path / "x" / "test_caps.txt"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[1], lines[0], *lines[2:]]) + "\n")
+    with pytest.raises(InputError, match="test_tfidf.npy was extracted from other captions than .*test_caps.txt holds now"):
+        read_split(str(tmp_path), "x", "test", text_features="tfidf")
+    captions(tmp_path, "--kind", "tfidf", "--vocab_threshold", "1")
+    assert read_split(str(tmp_path), "x", "test", text_features="tfidf").text is not None
+
+
+@pytest.mark.parametrize("name", ["test_ids.txt", "test_img_ids.npy", "test_ann_ids.npy", "test_caps.txt"])
+def test_files_of_a_split_that_it_did_not_write_are_never_replaced(folder, weights, capsys, name):
+    (folder / f"own_{name}").mkdir()
+    (folder / f"own_{name}" / name).write_bytes(b"mine")
+    refused(capsys, lambda words: images(folder, weights, *words), ["--data_name", "demo", "--splits", "test", "--output_name",
+            f"own_{name}"], f"{name} is there already, and no features that extract.py wrote")
+    assert os.listdir(folder / f"own_{name}") == [name] and (folder / f"own_{name}" / name).read_bytes() == b"mine"

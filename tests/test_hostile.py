@@ -264,7 +264,7 @@ def items_cases(world) -> dict:
                       "by their ids it lacks 1 of its 24 images"),
         "owners against ids": (with_(caption_image=arrays["caption_image"][::-1].copy()), split, "to different images"),
         "another split": (with_(["image_id", "image_name", "caption_id"], split=np.array("train")), split,
-                          "is of the train split of demo_precomp and .* of its test split"),
+                          "is of the train split and .* of the test split of demo_precomp"),
         "too few": ({"image_mean": arrays["image_mean"][:20], "caption_mean": arrays["caption_mean"]}, split,
                     "20 images and 120 captions, demo_precomp test has 24 and 120")}
 
@@ -301,7 +301,7 @@ def test_dev_is_not_compared_with_test(refused, world, tmp_path):
     evaluate.main([*words, "dev", "--dev_images", "0", "--export", "dev.npz", "--output", "r.json"])
     evaluate.main([*words, "test", "--export", "test.npz", "--output", "r.json"])
     refused("evaluate", ["--compare", "test.npz", "dev.npz"],
-            "dev.npz is of the dev split of half and test.npz of its test split")
+            "dev.npz is of the dev split and test.npz of the test split of half")
     for name in ("test", "dev"):                            # as they were before they said so
         with np.load(f"{name}.npz") as stored:
             np.savez(f"{name}.npz", **{key: stored[key] for key in stored.files if key not in ("split", "data_name")})

@@ -187,7 +187,7 @@ def show(opt) -> None:
         raise InputError(f"--image {opt.image}: there is no such file; give a photo")
     picture_file(opt.output, [opt.image or opt.manifest])
     if opt.image:
-        output(numbers_of(opt.output), holds_keys("image", "boxes", "models"), [opt.image])
+        output(numbers_of(opt.output), holds_keys("image", "boxes", "captions", "models"), [opt.image])
     (own_photo if opt.image else examples)(opt, encoders(opt))
 
 

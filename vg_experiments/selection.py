@@ -136,7 +136,8 @@ def main(argv=None) -> None:
 
 
 def select(opt) -> None:
-    path = output(os.path.join(opt.output, "selection.json"), holds_keys("manifest", "models"))
+    path = output(os.path.join(opt.output, "selection.json"), holds_keys(
+        "manifest", "seed", "images", "unknown", "models", "table4_by_threshold", optional=("table4", "section34")))
     manifest, models = read_manifest(opt.manifest), encoders(opt)
     chosen, without = common(manifest, models)
     wholes = manifest["wholes"]

@@ -139,7 +139,8 @@ def main(argv=None) -> None:
 
 def measure_all(opt) -> None:
     picture = picture_file(os.path.join(opt.output, "uncertainty.png"))
-    numbers = output(os.path.join(opt.output, "uncertainty.json"), holds_keys("manifest", "models"))
+    numbers = output(os.path.join(opt.output, "uncertainty.json"), holds_keys("manifest", "triplets", "unknown", "seed",
+                                                                                 "models"))
     manifest, models = read_manifest(opt.manifest), encoders(opt)
     chosen, without = common(manifest, models)
     n = len(next(iter(chosen.values())))
