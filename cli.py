@@ -1,5 +1,6 @@
 """What all commands share: errors as sentences, types of arguments, and one way to end, also when they are stopped."""
 import argparse
+import atexit
 import contextlib
 import functools
 import math
@@ -187,6 +188,13 @@ def starting() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, stop)
+    atexit.register(ending)
+
+
+def ending() -> None:
+    """A signal to a command whose work is done changes nothing, and not its status while the interpreter ends."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager

@@ -334,9 +334,17 @@ def read_yaml(path: str, fix: str = "give a YAML file of options"):
         raise InputError(f"{path} cannot be read ({reason(error)}); {fix}") from error
 
 
+def plain_file(path: str) -> str:
+    """`path`, unless it is a pipe or a device, which would be waited for without end."""
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise OSError("it is no plain file")
+    return path
+
+
 def read_array(path: str, fix: str, what: str = "numbers") -> np.ndarray:
     """The array of an .npy file, mapped and not read. Raises InputError on any other file, also on an .npz archive."""
     try:
+        plain_file(path)
         return np.lib.format.open_memmap(path, mode="r")
     except FAULTS as error:
         raise InputError(f"{path} is not a whole .npy file of {what} ({reason(error)}); {fix}") from error
@@ -346,7 +354,7 @@ def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
     """The arrays of an .npz file, {name: array}. Raises InputError on any other file, and on one that would not fit."""
     arrays = {}
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(plain_file(path)) as archive:
             members = archive.infolist()
             size = sum(member.file_size for member in members)
             if size > NPZ_BYTES:

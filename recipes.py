@@ -46,7 +46,8 @@ def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str])
     opt = p.parse_args(config_arguments(given.config, p) + argv if given.config else argv, Options())
     opt.resume, opt.logger_name = start, given.logger_name or run_folder(start)
     resolve(opt)
-    changed = [key for key in stored if key in vars(opt) and key not in MAY_CHANGE and getattr(opt, key) != stored[key]]
+    changed = [key for key in stored if key in vars(opt) and key not in MAY_CHANGE
+               and getattr(opt, key) not in (stored[key], "auto")]                  # auto: what the data need, as before
     if changed:
         raise InputError(f"--{changed[0]} {getattr(opt, changed[0])} differs from the {stored[changed[0]]} of the run in "
                          f"{start}; a resumed run keeps its options, so leave it out or start a new run with --init_from")
@@ -85,7 +86,7 @@ def config_arguments(path: str, p: argparse.ArgumentParser) -> list[str]:
     if isinstance(values, dict) and isinstance(values.get("options"), dict):
         values = values["asked"] if isinstance(values.get("asked"), dict) else values["options"]
         values = {name: value for name, value in values.items() if name not in COMMAND_LINE}
-    known = {action.dest: action for action in p._actions}
+    known = {action.dest: action for action in p._actions if action.dest != "help"}
     if not isinstance(values, dict) or set(values) - set(known):
         wrong = sorted(map(str, set(values) - set(known))) if isinstance(values, dict) else [type(values).__name__]
         raise InputError(f"--config {path} holds {ascii(wrong[0])[:60]}, which is no option; options are those of train.py "

@@ -77,36 +77,57 @@ def describe(opt, splits: dict) -> dict:
             "options": vars(opt)}
 
 
-def write(folder: str, description: dict, vocab: Vocabulary, new: bool) -> None:
-    """config.yaml and vocab.json, into a folder of which this process holds the lock; what a run before left goes if `new`."""
-    path = os.path.join(folder, "config.yaml")
+def begin(folder: str, description: dict, vocab: Vocabulary, content: dict, best: str | None) -> None:
+    """A new run, in a folder of which this process holds the lock: its first checkpoint, so that it can always go on, its
+    description, and the model `best` that it has to surpass. A run before goes when that checkpoint is on the disk."""
+    clear_parts(folder)
+    path = os.path.join(folder, "checkpoint.pt")
+    with atomic(path, "wb") as f:
+        try:
+            torch.save(content, f)
+            f.flush()
+            os.fsync(f.fileno())
+        except (OSError, RuntimeError) as error:
+            raise InputError(f"{path} could not be written ({reason(error)}); nothing was replaced: make room, or name a "
+                             "folder elsewhere with --logger_name") from error
+        clear_old(folder)
+        write(folder, description, vocab)
+        if best:
+            with open(best, "rb") as old, atomic(os.path.join(folder, "model_best.pt"), "wb") as new:
+                shutil.copyfileobj(old, new)
+
+
+def go_on(folder: str, description: dict, vocab: Vocabulary) -> None:
+    """Describe a run that goes on in its own folder, whose lock this process holds."""
+    clear_parts(folder)
+    try:
+        first = read_yaml(os.path.join(folder, "config.yaml"))
+    except InputError:
+        first = None
+    if isinstance(first, dict):                             # else it was lost, and the checkpoint knows the options
+        description["resumed_with"] = [*(first.get("resumed_with") or []), description["command"]]
+        description.update({name: first[name] for name in ("command", "asked") if name in first})
+    write(folder, description, vocab)
+
+
+def clear_parts(folder: str) -> None:
     for name in ("config.yaml", "vocab.json", "log.jsonl", *CHECKPOINTS):
         clear(os.path.join(folder, name))                   # of a process that was killed while it wrote
-    if new:
-        clear_old(folder)
-    else:
-        try:
-            first = read_yaml(path)
-        except InputError:
-            first = None
-        if isinstance(first, dict):                         # else it was lost, and the checkpoint knows the options
-            description["resumed_with"] = [*(first.get("resumed_with") or []), description["command"]]
-            description.update({name: first[name] for name in ("command", "asked") if name in first})
-    with atomic(path) as f:
+
+
+def write(folder: str, description: dict, vocab: Vocabulary) -> None:
+    with atomic(os.path.join(folder, "config.yaml")) as f:
         yaml.safe_dump(description, f, sort_keys=False)
     vocab.save(os.path.join(folder, "vocab.json"))
 
 
-def take_best(source: str, folder: str, best_rsum: float) -> float:
-    """Copy the best model of the run gone on from, unless it is of a later epoch; the rsum to surpass then."""
+def best_of(source: str, best_rsum: float) -> str | None:
+    """The file of the best model of the run gone on from, unless it is of a later epoch."""
     from subjects import load_checkpoint  # which builds models
 
     path = os.path.join(source if os.path.isdir(source) else os.path.dirname(source), "model_best.pt")
-    if not best_rsum or not os.path.isfile(path) or load_checkpoint(path)["state"]["best_rsum"] != best_rsum:
-        return 0.0
-    with open(path, "rb") as old, atomic(os.path.join(folder, "model_best.pt"), "wb") as new:
-        shutil.copyfileobj(old, new)
-    return best_rsum
+    found = best_rsum and os.path.isfile(path) and load_checkpoint(path)["state"]["best_rsum"] == best_rsum
+    return path if found else None
 
 
 def save_state(state: dict, path: str, advice: str) -> None:

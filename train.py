@@ -93,8 +93,8 @@ def train(opt) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:                                # a log line on a full disk
-        raise InputError(f"{opt.logger_name}: {cli.reason(error)}; its last checkpoint is whole: make room and "
-                         "--resume") from error
+        raise InputError(f"{opt.logger_name}: {cli.reason(error)}; a checkpoint that it holds is whole: make room, or move "
+                         "what is in the way, and --resume") from error
 
 
 def run_epochs(opt, held: contextlib.ExitStack) -> int:
@@ -166,24 +166,34 @@ def run_epochs(opt, held: contextlib.ExitStack) -> int:
                              "--logger_name") from error
         held.enter_context(locked(opt.logger_name, "training"))
         runs.check_new(opt.logger_name, opt.overwrite)  # another process may have been faster
-    runs.write(opt.logger_name, runs.describe(opt, split), vocab, new=not going_on)
     options = {key: value for key, value in vars(opt).items() if key not in ("resume", "overwrite", "config", "dry_run")}
-    log = runs.Log(opt.logger_name, state, opt.num_epochs)
-    log.say(facts + f"\nrun folder {opt.logger_name}")
 
     def judged():
         """What is validated and kept as the best: the averaged weights once there are any."""
         return average.module if average and average.n_averaged else model
 
-    def save(name="checkpoint.pt", whole=True):
-        content = {"format": FORMAT, "options": options, "vocabulary": vocab.words, "state": dict(state),
-                   "model": (model if whole else judged()).state_dict(), "data": data}
-        if whole:                                       # what only --resume needs
-            content.update({name: optimizer.state_dict() for name, optimizer in optimizers.items()})
-            content.update(scaler=scaler.state_dict(), rng=torch.get_rng_state(), cuda_rng=torch.cuda.get_rng_state_all()
-                           if device.type == "cuda" else [])
-            content.update({"average": average.state_dict()} if average else {})
-        runs.save_state(content, os.path.join(opt.logger_name, name), "make room and --resume")
+    def content(whole: bool = True) -> dict:
+        """Of a checkpoint; `whole`: with what only --resume needs."""
+        held = {"format": FORMAT, "options": options, "vocabulary": vocab.words, "state": dict(state),
+                "model": (model if whole else judged()).state_dict(), "data": data}
+        if whole:
+            held.update({name: optimizer.state_dict() for name, optimizer in optimizers.items()})
+            held.update(scaler=scaler.state_dict(), rng=torch.get_rng_state(), cuda_rng=torch.cuda.get_rng_state_all()
+                        if device.type == "cuda" else [])
+            held.update({"average": average.state_dict()} if average else {})
+        return held
+
+    def save(name: str = "checkpoint.pt", whole: bool = True) -> None:
+        runs.save_state(content(whole), os.path.join(opt.logger_name, name), "make room and --resume")
+
+    if going_on:
+        runs.go_on(opt.logger_name, runs.describe(opt, split), vocab)
+    else:
+        best = runs.best_of(opt.resume, state["best_rsum"]) if resumed else None
+        state["best_rsum"] = state["best_rsum"] if best else 0.0
+        runs.begin(opt.logger_name, runs.describe(opt, split), vocab, content(), best)
+    log = runs.Log(opt.logger_name, state, opt.num_epochs)
+    log.say(facts + f"\nrun folder {opt.logger_name}")
 
     def validation() -> None:
         """Recalls on dev, of which those at the ends of epochs choose the best model, as in VSE++; and a checkpoint. Where a
@@ -212,10 +222,6 @@ def run_epochs(opt, held: contextlib.ExitStack) -> int:
 
     model.train()
     n_steps = -(-len(epoch_order(opt, split["train"], pairs, 0)) // opt.batch_size)
-    if not going_on:
-        if resumed:
-            state["best_rsum"] = runs.take_best(opt.resume, opt.logger_name, state["best_rsum"])
-        save()                                          # so that a run that began can always go on
     if state["due"]:
         validation()
     while state["epoch"] < opt.num_epochs and not stop.received:
@@ -268,12 +274,17 @@ def run_epochs(opt, held: contextlib.ExitStack) -> int:
         validation()
     if stop.received:
         return stopped()
-    if not os.path.isfile(os.path.join(opt.logger_name, "model_best.pt")):
+    if os.path.isfile(os.path.join(opt.logger_name, "model_best.pt")):
+        log.say(f"done: best dev rsum {state['best_rsum']:.1f}; evaluate with: python evaluate.py --checkpoint "
+                f"{opt.logger_name}")
+        return 0
+    if state["best_rsum"]:
+        log.say(f"done, but model_best.pt, of dev rsum {state['best_rsum']:.1f}, is not in {opt.logger_name} any more; "
+                f"evaluate the last weights with: python evaluate.py --checkpoint {opt.logger_name}/checkpoint.pt")
+    else:
         log.say(f"done, but dev rsum was 0 after every epoch, so {opt.logger_name} holds no model: nothing of what was learned "
                 "finds one match; look at log.txt and the data (python data.py check)")
-        return 1
-    log.say(f"done: best dev rsum {state['best_rsum']:.1f}; evaluate with: python evaluate.py --checkpoint {opt.logger_name}")
-    return 0
+    return 1
 
 
 def restore(resumed: dict, opt, optimizers: dict, scaler, average, device) -> None:

@@ -19,7 +19,7 @@ from collections import Counter
 from nltk.tokenize import word_tokenize
 
 from cli import Arguments, InputError, data_set, filename, positive, reason, run, split_names
-from files import atomic, output, read_json
+from files import atomic, output, plain_file, read_json
 
 TOKENIZER = "nltk.word_tokenize(preserve_line=True), lower case"
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
@@ -94,12 +94,13 @@ def read_original(path: str) -> list[str]:
     Runs no code from the file. Raises InputError if it is none.
     """
     try:
-        with open(path, "rb") as f:
+        with open(plain_file(path), "rb") as f:
             content = f.read()
     except OSError as error:
         raise InputError(f"{path} cannot be read ({reason(error)}); give a vocabulary of VSE++, VSRN or SCAN") from error
     try:
-        fields = json.loads(content) if content.lstrip()[:1] == b"{" else _unpickle(content, path)
+        text = content.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
+        fields = read_json(path, "give a vocabulary of VSE++, VSRN or SCAN") if text else _unpickle(content, path)
     except InputError:
         raise
     except Exception as error:  # a pickle can fail in as many ways as there are instructions in it

@@ -396,7 +396,7 @@ def test_no_two_things_are_written_to_one_file(runs, tmp_path, monkeypatch, caps
 
 
 def test_standard_output_is_no_file_to_put_ranks_into(runs, capsys):
-    refused(capsys, ["--checkpoint", runs / "cosine0", "--ranks", "/dev/stdout"], "/dev/stdout cannot be written .it is no plain")
+    refused(capsys, ["--checkpoint", runs / "cosine0", "--ranks", "/dev/stdout"], "/dev/stdout cannot be written .it is no pl")
 
 
 @pytest.mark.parametrize("results, picture", [("run/results.json", "run/uncertainty.png"), ("r.json", "r_uncertainty.png"),

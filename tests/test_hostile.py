@@ -13,6 +13,7 @@ import struct
 import zipfile
 import zlib
 
+import matplotlib.figure
 import numpy as np
 import pytest
 import torch
@@ -629,3 +630,116 @@ def test_the_demo_never_clears_a_folder_that_it_did_not_write(refused, tmp_path,
     (tmp_path / "data" / name / "images" / "mine.jpg").write_bytes(b"a photo of mine")
     refused("demo", ["--data_path", "data", "--size", "8", "--scenes", "other" if name == "other" else "demo"],
             f"data/{name} is there already and is none that demo.py wrote")
+
+
+# ---- what a second visit found
+
+OURS = {
+    "a figure of the user's": ("draw", ["--checkpoint", "RUN", "--photos", "PHOTOS", "--output", "mine.png"]),
+    "a list": ("evaluate", ["--checkpoint", "RUN", "--output", "mine.json"]),
+    "results and more": ("evaluate", ["--checkpoint", "RUN", "--output", "mine.json"]),
+    "results of one for several": ("evaluate", ["--compare", "RUN", "OTHER", "--output", "mine.json"]),
+    "an npz and more": ("evaluate", ["--checkpoint", "RUN", "--export", "mine.npz", "--output", "r.json"]),
+    "ranks and a column": ("evaluate", ["--checkpoint", "RUN", "--ranks", "mine.csv", "--output", "r.json"])}
+
+
+@pytest.mark.parametrize("kind", list(OURS))
+def test_files_that_look_like_ours_are_not_replaced(refused, world, tmp_path, kind):
+    run, other = world / "cosine", world / "wasserstein"
+    command, words = OURS[kind]
+    words = [{"RUN": run, "OTHER": other, "PHOTOS": world / "data" / "demo" / "images"}.get(word, word) for word in words]
+    if kind == "a figure of the user's":
+        figure = matplotlib.figure.Figure()
+        figure.subplots().plot([1, 2])
+        figure.savefig(tmp_path / "mine.png")
+    elif kind.startswith(("an npz", "ranks")):
+        evaluate.main(list(map(str, [*words[:4], "--output", tmp_path / "r.json"])))
+        if kind.startswith("ranks"):
+            lines = (tmp_path / "mine.csv").read_text().splitlines()
+            (tmp_path / "mine.csv").write_text("\n".join(f"{line},x" for line in lines))
+        else:
+            with np.load("mine.npz") as stored:
+                np.savez("mine.npz", my_work=np.arange(3), **stored)
+    else:
+        evaluate.main(["--checkpoint", str(run), "--output", str(tmp_path / "mine.json")])
+        found = json.loads((tmp_path / "mine.json").read_text())
+        (tmp_path / "mine.json").write_text(json.dumps(
+            ["protocols", "notes"] if kind == "a list" else {**found, "own": 1} if kind == "results and more" else found))
+    refused(command, words, "mine.* is there already and is none that this command wrote")
+
+
+def test_overwriting_a_run_leaves_files_of_the_users_whatever_their_names(world, tmp_path):
+    shutil.copytree(world / "cosine", tmp_path / "run")
+    figure = matplotlib.figure.Figure()
+    figure.subplots()
+    figure.savefig(tmp_path / "run" / "uncertainty_for_the_paper.png")
+    (tmp_path / "run" / "results_of_my_study.json").write_text('{"protocols": "of my study"}')
+    assert train.train(train.parse_args(list(map(str, [*SMALL, "--data_path", world / "data", "--logger_name", tmp_path / "run",
+                                                       "--overwrite"])))) == 0
+    assert {"uncertainty_for_the_paper.png", "results_of_my_study.json"} <= set(os.listdir(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("value, message", [(np.array(["wasserstein"]), None), (np.array(b"wasserstein"), None),
+                                            (np.array(["a", "b"]), "similarity must hold one text"),
+                                            (np.array(3), "similarity must hold one text")])
+def test_a_similarity_is_read_in_every_form_or_refused(refused, world, tmp_path, value, message):
+    with np.load(world / "wasserstein.npz") as stored:
+        np.savez(tmp_path / "x.npz", **{**stored, "similarity": value})
+    if message:
+        refused("evaluate", ["--embeddings", "x.npz"], message)
+    else:
+        results = evaluate.run(evaluate.parse_args(["--embeddings", str(tmp_path / "x.npz"), "--output", str(tmp_path / "x")]))
+        assert results["similarity"] == "wasserstein"
+
+
+def test_other_items_under_the_same_ids_are_refused(refused, world, tmp_path):
+    """Two demo sets count their images alike."""
+    demo.write(tmp_path / "data", size=48, seed=5, progress=False)
+    os.rename(tmp_path / "data" / "demo_precomp", tmp_path / "data" / "two")
+    words = [*SMALL, "--data_path", str(tmp_path / "data"), "--data_name", "two", "--logger_name", str(tmp_path / "two")]
+    assert train.train(train.parse_args(words)) == 0
+    refused("evaluate", ["--compare", world / "cosine", "two"], "have the same ids and other captions, .*they are other items")
+    evaluate.main(["--checkpoint", "two", "--export", "two.npz", "--output", "r.json"])
+    results = evaluate.run(evaluate.parse_args(["--compare", str(world / "cosine"), "two.npz", "--output", "c.json"]))
+    assert any("two.npz is of two and" in note and "of demo_precomp" in note for note in results["runs"]["two.npz"]["notes"])
+    with np.load("two.npz") as stored:
+        unnamed = {k: v for k, v in stored.items() if k not in ("image_id", "image_name", "caption_id")}
+    np.savez("unnamed.npz", **unnamed)
+    refused("evaluate", ["--compare", world / "cosine", "unnamed.npz"], "no ids tell that their images and captions are the")
+
+
+def test_names_that_contradict_ids_are_refused(refused, world, tmp_path):
+    _, split, _ = items_cases(world)["ids twice"]
+    with np.load(world / "wasserstein.npz") as stored:
+        arrays = dict(stored)
+    np.savez("x.npz", **{**arrays, "image_name": np.roll(arrays["image_name"], 1)})
+    refused("evaluate", ["--embeddings", "x.npz", *split], "have the same ids and other image names, 24 of 24")
+
+
+@pytest.mark.parametrize("command, words", [("evaluate", ["--embeddings", "pipe"]), ("evaluate", ["--scores", "pipe"]),
+                                            ("vocab", ["convert", "pipe", "new.json"])])
+def test_a_pipe_is_not_waited_for(refused, tmp_path, command, words):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SystemExit, match="it is no plain file"):
+        MAINS[command](words)
+
+
+@pytest.mark.parametrize("command, words, message", [
+    ("train", [*SMALL, "--learning_rate", "１"], "is not a finite number"), ("train", [*SMALL, "--margin", "1_0"], "finite"),
+    ("train", [*SMALL, "--margin", " 0.1"], "is not a finite number"), ("train", [*SMALL, "--vocab_splits", "train,train"],
+                                                                        "names a split twice"),
+    ("vocab", ["--vocab_splits", "../x/train"], "is no name of a split"), ("cca", ["--split", "test+test"], "twice"),
+    ("evaluate", ["--split", ""], "is no name of a split"), ("evaluate", ["--split", "../demo_precomp/test"], "is no name"),
+    ("evaluate", ["--checkpoint", "RUN", "--dev_images", "3"], "--dev_images 3 cuts the dev split, and the split is test"),
+    ("train", [*SMALL, "--config", "help.yaml"], "holds 'help', which is no option")])
+def test_values_that_were_taken_for_others_are_refused(refused, world, tmp_path, command, words, message):
+    (tmp_path / "help.yaml").write_text("help: true\n")
+    refused(command, [world / "cosine" if word == "RUN" else word for word in words], message)
+
+
+def test_embeddings_and_scores_are_known_by_what_they_hold(world, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(world / "wasserstein.npz", "X.NPZ")
+    shutil.copy(world / "wasserstein.npz", "embeddings")
+    results = evaluate.run(evaluate.parse_args(["--compare", "X.NPZ", "embeddings", "--output", "c.json"]))
+    assert {r["similarity"] for r in results["runs"].values()} == {"wasserstein"}

@@ -120,6 +120,14 @@ def test_a_kill_after_any_change_of_a_file_loses_nothing(tmp_path, demo_path, wh
 
 # ---- signals to a group
 
+def test_a_signal_to_a_command_that_is_done_does_not_change_its_status():
+    code = ("import cli; cli.starting(); import atexit, os, signal, sys; sys.exit(cli.run('x', lambda: 0))")
+    late = "import atexit, os, signal; atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM)); "
+    for text, status in ((code, 0), (code.replace("lambda: 0", "lambda: 3"), 3)):
+        done = in_a_group(text.replace("import cli; cli.starting();", f"import cli; {late}cli.starting();"))
+        assert done.returncode == status and not done.stderr
+
+
 def in_a_group(code: str, *words, delay=None, number=None) -> subprocess.CompletedProcess:
     """Python `code` in a session of its own, as a batch system starts a job. `delay`: seconds until the whole group gets the
     signal `number`, where the code does not send it itself. Nothing of the session may live on."""

@@ -144,6 +144,39 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, demo_path):
     assert not [name for name in os.listdir(run) if name.endswith((".tmp", ".part"))]
 
 
+def test_a_full_disk_leaves_the_run_that_was_to_be_replaced(tmp_path, demo_path):
+    run = tmp_path / "run"
+    fit("--data_path", demo_path, "--num_epochs", 1, "--logger_name", run)
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    code = ("import resource, train; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); "
+            f"train.main({[*SMALL, '--data_path', demo_path, '--logger_name', str(run), '--overwrite']!r})")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "checkpoint.pt could not be written" in done.stderr and "nothing was replaced" in done.stderr
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.name != ".lock"} == {
+        name: content for name, content in before.items() if name != ".lock"}
+
+
+def test_a_finished_run_whose_best_model_was_removed_says_so(tmp_path, demo_path, capsys):
+    run = tmp_path / "run"
+    fit("--data_path", demo_path, "--num_epochs", 1, "--logger_name", run)
+    os.remove(run / "model_best.pt")
+    assert train.train(train.parse_args(["--resume", str(run)])) == 1
+    said = capsys.readouterr().out
+    assert re.search(r"done, but model_best.pt, of dev rsum [\d.]+, is not in .*run any more; evaluate the last weights", said)
+    assert "was 0 after every epoch" not in said
+
+
+def test_a_run_goes_on_with_its_own_configuration(tmp_path, demo_path):
+    run = tmp_path / "run"
+    fit("--data_path", demo_path, "--num_epochs", 1, "--logger_name", run)
+    assert train.train(train.parse_args(["--resume", str(run), "--config", str(run / "config.yaml"), "--num_epochs", "2"])) == 0
+    assert load_checkpoint(str(run), "checkpoint.pt")["state"]["epoch"] == 2
+    (tmp_path / "other.yaml").write_text("margin: 0.3\n")
+    with pytest.raises(SystemExit):
+        train.parse_args(["--resume", str(run), "--config", str(tmp_path / "other.yaml")])
+
+
 def test_a_non_finite_loss_stops_with_the_name_of_the_term(tmp_path, demo_path, monkeypatch):
     calls = []
 
