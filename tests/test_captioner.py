@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 
 import numpy as np
@@ -294,7 +295,8 @@ def test_evaluation_and_ensembles_never_run_it(run, demo_path, tmp_path, monkeyp
     def fail(*_):
         raise AssertionError("the captioner ran")
     monkeypatch.setattr(Captioner, "read", fail)
-    for k, runs in enumerate(([run], [run, run])):
+    shutil.copytree(run, tmp_path / "copy")
+    for k, runs in enumerate(([run], [run, str(tmp_path / "copy")])):
         evaluate.main(["--checkpoint", *runs, "--data_path", demo_path, "--output", str(tmp_path / f"{k}.json")])
     one, two = (json.loads((tmp_path / f"{k}.json").read_text())["protocols"]["full"]["rsum"] for k in range(2))
     assert one == pytest.approx(two)
