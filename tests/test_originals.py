@@ -591,7 +591,8 @@ def scan(**changes):
 
 
 @pytest.mark.parametrize("content,message", [
-    (b"", "neither a pickled vocabulary nor JSON"), (b"\x80\x02}q", "neither a pickled"), (b'{"word2idx": ', "old.pkl is not JSON"),
+    (b"", "neither a pickled vocabulary nor JSON"), (b"\x80\x02}q", "neither a pickled"),
+    (b'{"word2idx": ', "old.pkl is not JSON"),
     (b'\xef\xbb\xbf{"word2idx": ', "old.pkl is not JSON"), (b'{"word2idx": {"\\ud800": 4}}', "half a surrogate pair"),
     (b"(lp0\n.", "lacks one of word2idx"), (scan(idx="44"), "lacks one of"), (scan(idx2word=WORDS), "lacks one of"),
     (json.dumps({"words": WORDS}).encode(), "vocabulary of this project already"),
