@@ -440,6 +440,7 @@ def described(path: str, opt, n: int, m: int, arrays: dict) -> tuple[Subject, it
     known = {key: None if arrays.get(key) is None else arrays[key].tolist() for key in ("image_id", "image_name", "caption_id")}
     mine = items.Items(path, owner.astype(np.int64), n, known["image_id"], known["image_name"], known["caption_id"], None,
                        text_of(arrays, "data_name", path), told_split, assumed=not told)
+    without = n - len(np.unique(owner))
     if split:
         order = items.order_like(mine, items.of_split(split, opt.data_name))
         subject = of_split(split, path, folder)
@@ -447,6 +448,8 @@ def described(path: str, opt, n: int, m: int, arrays: dict) -> tuple[Subject, it
         return subject, order
     subject = Subject(path, "", mine.owner, n, items=mine, photos=known["image_name"], data_name=os.path.basename(path),
                       split=mine.split or opt.split or "", folder=os.path.join(opt.data_path or "data", "."))
+    if without:
+        subject.notes.append(f"{path}: {without:,} of {n:,} images have no caption and are no queries, but in the gallery")
     if not told:
         subject.notes.append(f"{path} does not say whose caption each is: {COUNTS.get(m // n, m // n)} caption{'s' * (m != n)} "
                              "per image, in order, assumed (caption_image says it)")

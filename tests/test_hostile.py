@@ -632,7 +632,7 @@ def test_the_demo_never_clears_a_folder_that_it_did_not_write(refused, tmp_path,
             f"data/{name} is there already and is none that demo.py wrote")
 
 
-# ---- what a second visit found
+# ---- lookalikes of our files, contradictions, values that were taken for others
 
 OURS = {
     "a figure of the user's": ("draw", ["--checkpoint", "RUN", "--photos", "PHOTOS", "--output", "mine.png"]),
@@ -735,6 +735,16 @@ def test_a_pipe_is_not_waited_for(refused, tmp_path, command, words):
 def test_values_that_were_taken_for_others_are_refused(refused, world, tmp_path, command, words, message):
     (tmp_path / "help.yaml").write_text("help: true\n")
     refused(command, [world / "cosine" if word == "RUN" else word for word in words], message)
+
+
+def test_images_without_a_caption_are_counted(world, tmp_path):
+    with np.load(world / "wasserstein.npz") as stored:
+        arrays = {name: value for name, value in stored.items() if name not in ("data_name", "split")}
+    kept = arrays["caption_image"] != 3
+    np.savez(tmp_path / "x.npz", **{k: v[kept] if k.startswith("caption_") else v for k, v in arrays.items()})
+    results = evaluate.run(evaluate.parse_args(["--embeddings", str(tmp_path / "x.npz"), "--output", str(tmp_path / "r.json")]))
+    assert results["protocols"]["full"]["i2t"]["queries"] == 23
+    assert any("1 of 24 images have no caption and are no queries" in note for note in results["notes"])
 
 
 def test_embeddings_and_scores_are_known_by_what_they_hold(world, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import sys
 import pytest
 import yaml
 
+import demo
 import evaluate
 import options
 import recipes
@@ -419,6 +420,17 @@ def test_halves_of_val2014_are_disjoint_and_even(tmp_path, demo_path, capsys):
     assert (tmp_path / "coco_halves" / "dataset_coco_halves.json").read_bytes() == before
     with pytest.raises(SystemExit, match="there is no file .*captions_train2014.json; put COCO's captions"):
         coco_halves.main(["--data_path", str(tmp_path / "nowhere")])
+
+
+def test_demo_data_that_were_stopped_are_written_again(tmp_path, monkeypatch):
+    said = opt(tmp_path, "--demo")
+    step = next(s for s in running.preparations(runs(TABLES["pmrl_table1"])[0], said) if s.words[:1] == ["demo.py"])
+    demo.write(said.data_path, size=8, progress=False)
+    assert step.done
+    monkeypatch.setattr(demo, "write_cxc", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        demo.write(said.data_path, size=8, seed=1, progress=False)
+    assert not step.done
 
 
 def test_failing_command_is_told_in_one_line(tmp_path):
