@@ -43,23 +43,25 @@ class Captioner(nn.Module):
 
         alpha = softmax_p(w . tanh(K s_p + Q [word, h] + b)),  context = sum_p alpha_p s_p,  h' = GRU([word, context], h)
 
-    Dropout: 0.2 of x, 0.5 of h' before that layer. The original has s_p = GRU(x)_p and looks with h alone: it then cannot
-    look for the object that the word before has begun to name, and learns only what the image as a whole tells. (It gives its
-    dropout of 0.5 to a GRU of one layer, where torch drops nothing, and drops 0.2 of [word, context].)
+    Dropout: 0.2 of x, 0.5 of h' before that layer. The original (`original`) has s_p = GRU(x)_p and looks with h alone: it
+    then cannot look for the object that the word before has begun to name, and learns only what the image as a whole tells.
+    It drops 0.2 of [word, context] and nothing of h' (its 0.5 goes to a GRU of one layer, where torch drops nothing).
 
     max_len counts a caption's tokens with `<start>` and `<end>`: longer ones are cut there, generated ones too.
     """
 
-    def __init__(self, region_dim: int, vocab_size: int, dim_hidden: int = 512, max_len: int = 60, *, word_dim: int = 300):
+    def __init__(self, region_dim: int, vocab_size: int, dim_hidden: int = 512, max_len: int = 60, *, word_dim: int = 300,
+                 original: bool = False):
         super().__init__()
-        self.max_len, self.word_dim = max_len, word_dim
+        self.max_len, self.word_dim, self.original = max_len, word_dim, original
         self.squeeze = nn.Sequential(nn.Linear(region_dim, dim_hidden), nn.Dropout(0.2))
         self.reader = nn.GRU(dim_hidden, dim_hidden, batch_first=True)
         self.words = nn.Embedding(vocab_size, word_dim)
-        self.key, self.query = nn.Linear(dim_hidden, dim_hidden, bias=False), nn.Linear(word_dim + dim_hidden, dim_hidden)
+        self.key = nn.Linear(dim_hidden, dim_hidden, bias=False)
+        self.query = nn.Linear((0 if original else word_dim) + dim_hidden, dim_hidden)
         self.weight = nn.Linear(dim_hidden, 1, bias=False)   # the softmax would take a bias out again
         self.cell = nn.GRUCell(word_dim + dim_hidden, dim_hidden)
-        self.dropout = nn.Dropout(0.5)
+        self.drop_input, self.dropout = nn.Dropout(0.2 if original else 0.0), nn.Dropout(0.0 if original else 0.5)
         self.out = nn.Linear(dim_hidden, vocab_size)
 
     def forward(self, images, captions, seen: dict, told: dict, batch) -> Tensor:
@@ -92,14 +94,15 @@ class Captioner(nn.Module):
         """Regions (B, P, D) -> the reader's states s_p (B, P, H), their keys K s_p (B, P, H), its last state (B, H)."""
         squeezed = self.squeeze(regions)                                            # (B, P, H)
         read, last = self.reader(squeezed)
-        states = squeezed + read
+        states = read if self.original else squeezed + read
         return states, self.key(states), last[-1]
 
     def read_words(self, words: Tensor) -> Tensor:
         """What words (...) add to the query and to the gates of the writer, whatever its state: (..., H + 3 H)."""
-        words = self.words(words)
-        return torch.cat([F.linear(words, self.query.weight[:, :self.word_dim], self.query.bias),
-                          F.linear(words, self.cell.weight_ih[:, :self.word_dim], self.cell.bias_ih)], -1)
+        words = self.drop_input(self.words(words))
+        query = (self.query.bias.expand(*words.shape[:-1], -1) if self.original else
+                 F.linear(words, self.query.weight[:, :self.word_dim], self.query.bias))
+        return torch.cat([query, F.linear(words, self.cell.weight_ih[:, :self.word_dim], self.cell.bias_ih)], -1)
 
     def step(self, words: Tensor, h: Tensor, states: Tensor, keys: Tensor) -> Tensor:
         """One step of the writer: words as read_words gives them (B, 4 H), (B, H), (B, P, H), (B, P, H) -> (B, H).
@@ -107,9 +110,9 @@ class Captioner(nn.Module):
         The GRU is torch's: r = sigmoid(i_r + h_r),  z = sigmoid(i_z + h_z),  n = tanh(i_n + r h_n),  h' = (1 - z) n + z h
         """
         size = h.shape[1]
-        query = words[:, :size] + F.linear(h, self.query.weight[:, self.word_dim:])         # (B, H)
+        query = words[:, :size] + F.linear(h, self.query.weight[:, -size:])         # (B, H)
         looks = self.weight(torch.tanh(keys + query[:, None]))[..., 0].softmax(1)   # (B, P, H) -> (B, P)
-        context = (looks[:, None] @ states)[:, 0]                                   # (B, 1, P) (B, P, H) -> (B, H)
+        context = self.drop_input((looks[:, None] @ states)[:, 0])                  # (B, 1, P) (B, P, H) -> (B, H)
         taken = words[:, size:] + F.linear(context, self.cell.weight_ih[:, self.word_dim:])     # (B, 3 H)
         own = F.linear(h, self.cell.weight_hh, self.cell.bias_hh)                   # (B, 3 H)
         (i_r, i_z, i_n), (h_r, h_z, h_n) = taken.chunk(3, 1), own.chunk(3, 1)       # (B, H) each

@@ -220,6 +220,13 @@ def ranks(tile, caption_image, n_images: int, block: int = 1000) -> tuple[np.nda
     return i2t.numpy(), t2i.numpy()
 
 
+def mean_cosine(means: torch.Tensor) -> float:
+    """The mean cosine of two different items, (N, D) or, of parts that are averaged, (N, P, D): 1 where all are one point."""
+    rows = torch.nn.functional.normalize((means.mean(1) if means.ndim == 3 else means).double(), dim=1)      # (N, D)
+    pairs = rows.sum(0).square().sum() - rows.square().sum()                        # sum over i != j of cos(i, j)
+    return float(pairs / max(1, len(rows) * (len(rows) - 1)))
+
+
 def retrieval_blocks(similarity, images, captions, caption_image, block: int = 1000) -> dict:
     """Both directions from embeddings, a block of the score matrix at a time; what `retrieval` returns.
 

@@ -200,9 +200,10 @@ def build_image_tower(opt, pretrained: bool) -> Tower:
     if opt.img_enc == "vsrn":
         trunk = RegionGraph(opt.img_dim, opt.embed_size, opt.feature_norm, opt.region_norm == "regions")
     elif opt.img_enc == "cnn":
-        trunk = CNN(opt.cnn_type, opt.finetune, opt.cnn_weights, pretrained)
+        trunk = CNN(opt.cnn_type, opt.finetune, opt.cnn_weights, pretrained, freeze_bn=opt.freeze_bn)
     elif opt.img_enc == "pie" and opt.img_dim is None:      # photos
-        trunk = CNN(opt.cnn_type, opt.finetune, opt.cnn_weights, pretrained, cells=True, normalise=opt.feature_norm)
+        trunk = CNN(opt.cnn_type, opt.finetune, opt.cnn_weights, pretrained, cells=True, normalise=opt.feature_norm,
+                    freeze_bn=opt.freeze_bn)
     elif opt.img_enc == "pie":
         trunk = Precomputed(opt.img_dim, opt.feature_norm, average=False)
     else:
@@ -275,7 +276,7 @@ def build_text_tower(opt, vocab, pretrained: bool) -> Tower:
             return WordStates(trunk.dim, opt.embed_size, opt.num_layers, opt.bi_gru)
         if opt.txt_enc == "bigru":
             return BiGRUEmbedding(BiGRU(trunk.dim, opt.embed_size, opt.num_layers), opt.embed_size)
-        return GRUEmbedding(trunk.dim, opt.embed_size, opt.num_layers)
+        return GRUEmbedding(trunk.dim, opt.embed_size, opt.num_layers, opt.txt_fc)
 
     def pcme_log_var():
         return PIEVariance(trunk.dim, opt.embed_size, BiGRU(trunk.dim, opt.embed_size, opt.num_layers))
@@ -314,8 +315,8 @@ def build_similarity(opt) -> Similarity:
     return ALL_SIMILARITIES[opt.sim]()
 
 
-def build_terms(opt, vocab, image_tower: Tower, text_tower: Tower) -> tuple[dict[str, tuple[float, nn.Module]], nn.Module |
-None]:
+def build_terms(opt, vocab, image_tower: Tower,
+                text_tower: Tower) -> tuple[dict[str, tuple[float, nn.Module]], nn.Module | None]:
     """{name: (weight, module)} of what is trained beside the objective, only those with a weight; and the critic of jWAE."""
     terms, critic = jwae.build_terms(opt, vocab, image_tower, text_tower)
     if opt.loss == "mse":
@@ -325,7 +326,8 @@ None]:
     if opt.vib:
         terms["vib"] = (opt.vib, VIB())
     if opt.captioner:
-        terms["captioner"] = (opt.captioner, Captioner(image_tower.trunk.dim, len(vocab), opt.dim_hidden, opt.max_len))
+        terms["captioner"] = (opt.captioner, Captioner(image_tower.trunk.dim, len(vocab), opt.dim_hidden, opt.max_len,
+                                                          original=opt.captioner_original))
     if opt.diversity:
         terms["diversity"] = (opt.diversity, Diversity())
     if opt.mmd:

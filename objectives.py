@@ -44,11 +44,13 @@ class InfoNCE(nn.Module):
 
 
 class Match(nn.Module):
-    """Binary cross-entropy of every pair of the batch: does it match? PCME++ eq. 2-4, mean over the B x B pairs, in nats.
+    """Binary cross-entropy of every pair of the batch: does it match? PCME++ eq. 2-4, in nats.
 
-    The probability of a match is sigmoid(scale * score + shift), both learned; `logits` says that scores are logits already,
-    as PCME's are. One matrix serves both directions, which are equal. pseudo_positives > 0 adds, at that weight, pairs that
-    score at least as high as the true one of their row or column as if they matched. smoothing keeps targets off 0 and 1.
+    Summed over the B pairs of an item and averaged over items, as in SigLIP and ProLIP: a mean over all B x B pairs is the same
+    objective with gradients B times smaller, of which Adam's epsilon leaves little. The probability of a match is
+    sigmoid(scale * score + shift), both learned; `logits` says that scores are logits already, as PCME's are. One matrix
+    serves both directions, which are equal. pseudo_positives > 0 adds, at that weight, pairs that score at least as high as the
+    true one of their row or column as if they matched. smoothing keeps targets off 0 and 1.
     """
 
     def __init__(self, logits: bool = False, pseudo_positives: float = 0.0, smoothing: float = 0.0):
@@ -62,11 +64,11 @@ class Match(nn.Module):
         own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
         counts = torch.ones_like(own) if same is None else own | ~same              # pairs that count
         target = own.to(logits.dtype) * (1 - 2 * self.smoothing) + self.smoothing
-        terms = {"match": F.binary_cross_entropy_with_logits(logits, target, reduction="none")[counts].mean()}
+        terms = {"match": F.binary_cross_entropy_with_logits(logits, target, reduction="none")[counts].sum() / len(scores)}
         if self.pseudo_positives:
             best = scores.diagonal()
             nearer = ((scores >= best[:, None]) | (scores >= best)) & ~own & counts
-            terms["pseudo_positives"] = self.pseudo_positives * (F.softplus(-logits) * nearer).sum() / counts.sum()
+            terms["pseudo_positives"] = self.pseudo_positives * (F.softplus(-logits) * nearer).sum() / len(scores)
         return terms
 
 
@@ -103,5 +105,5 @@ def build_objective(opt, logits: bool) -> nn.Module | None:
     no function of the scores, and is among the terms of model.build_terms."""
     return {"hinge": lambda: Hinge(opt.margin, opt.max_violation), "infonce": InfoNCE,
             "match": lambda: Match(logits, opt.pseudo_positives, 1e-4 if opt.pseudo_positives else 0.0),
-            "nll": lambda: SampledNLL(opt.gamma, opt.negatives, opt.negative_source == "set"), 
+            "nll": lambda: SampledNLL(opt.gamma, opt.negatives, opt.negative_source == "set"),
             "logistic": PairLogistic, "mse": lambda: None, "two_branch": lambda: None}[opt.loss]()

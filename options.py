@@ -76,14 +76,16 @@ def parser() -> argparse.ArgumentParser:
         "(vsrn: what its first linear layer makes of them; the original does not on Flickr30k)")
     add("--pool", choices=["mean", "gpo"], default="mean", help="pooling of regions: mean of the features, or "
         "generalised pooling of their embeddings (VSE-infinity)")
-    add("--region_norm", choices=["features", "regions"], default="features",
-        help="vsrn: norm of each region over its features, or, as the original's code, of each feature over the regions")
+    add("--region_norm", choices=["entries", "regions"], default="entries",
+        help="vsrn: each region to entries of order 1, or, as the original's code, each feature to norm 1 over the regions")
     add("--region_bn", action="store_true", help="vsrn: BatchNorm after the GRU, as the original on Flickr30k")
     add("--img_layers", type=sizes, help="image embedding of a vector: sizes of hidden layers, as 1024 or 2000-1000, in the "
         "style of --layer_style (default: one linear layer; 0: none)")
     add("--txt_enc", choices=TEXT_ENCODERS, help="text embedding (default: gru, and pie for mil and match_prob: attention to "
         "word vectors beside a bidirectional GRU; bigru: jWAE's; mean, sum: of word vectors; features: --text_features; "
         "trigram_conv, trigram_bag: DMSM's over letter trigrams)")
+    add("--txt_fc", action="store_true", help="gru: a linear layer behind each GRU, as pmrl's equations print it: variances of "
+        "captions then reach --var_min and --var_max")
     add("--txt_layers", type=sizes, help="text embedding of mean, sum, features and trigrams: as --img_layers")
     add("--layer_style", choices=["relu", "tanh", "branch"], default="relu", help="hidden layers: relu (jWAE), tanh, the last "
         "layer too (DMSM), branch: BatchNorm, ReLU and dropout, one hidden layer (two-branch networks)")
@@ -141,11 +143,13 @@ def parser() -> argparse.ArgumentParser:
         help="match: pairs that score above the true one count as matches at this weight (PCME++: 0.1)")
     add("--captioner", type=number, default=0.0, metavar="WEIGHT", help="vsrn: the image's regions also generate the caption, "
         "at this weight (VSRN: 1; 0: off)")
+    add("--captioner_original", action="store_true", help="captioner: as VSRN's code has it, which looks at the regions with "
+        "its state alone (the default with the word before, too)")
     add("--dim_hidden", type=width, default=512, help="captioner: size of its GRUs")
     add("--max_len", type=up_to(10_000), default=60, help="captioner: captions are cut after so many tokens, <start> and <end> "
         "among them")
-    add("--vib", type=number, default=0.0, metavar="WEIGHT", help="KL of every Gaussian to N(0, I), in nats (PCME++ averages "
-        "it over dimensions: its 1e-4 is 1e-4 / embed_size here)")
+    add("--vib", type=number, default=0.0, metavar="WEIGHT", help="KL of every Gaussian to N(0, I), in nats, averaged over "
+        "items (PCME++ averages over dimensions, too: its 1e-4 is 1e-4 / embed_size here; PCME: 5e-6)")
     add("--diversity", type=number, default=0.0, metavar="WEIGHT", help="keeps the K embeddings of mil apart (PVSE: 0.1 "
         "beside a hinge that is averaged over the batch; ours is summed, so 0.1 x batch size)")
     add("--mmd", type=number, default=0.0, metavar="WEIGHT", help="draws the distributions of image and caption embeddings "
@@ -167,11 +171,14 @@ def parser() -> argparse.ArgumentParser:
     add("--lr_update", type=positive, default=15, help="epochs between tenfold reductions of the learning rate")
     add("--grad_clip", type=number, default=2.0, help="largest norm of the gradient; 0: no limit")
     add("--finetune", action="store_true", help="train the CNN too")
+    add("--freeze_bn", action="store_true", help="with --finetune: the CNN's BatchNorms keep their statistics, as VSE++'s did")
     add("--amp", choices=["off", "bf16", "fp16"], default="off", help="precision of the networks (fp16: CUDA only)")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to train (auto: CUDA when present)")
     add("--workers", type=workers, default=min(10, os.cpu_count() or 1),
         help="processes that read photos or large feature files")
     add("--seed", type=natural, default=0, help="of initialisation, batch order and crops")
+    add("--select", choices=["rsum", "hbr"], default="rsum", help="the best model on dev: the highest sum of recalls, or the "
+        "lowest harmonic mean of the images' best ranks (DMSM)")
     add("--log_step", type=positive, default=10, help="steps between log lines")
     add("--val_step", type=positive, default=500, help="steps between validations within an epoch")
     add("--logger_name", type=filename, help="run folder (default: runs/{data_name}_{sim}_seed{seed})")
@@ -298,13 +305,15 @@ def refuse_unused(opt) -> None:
              "--recon_images, and --recon_captions with --txt_enc mean or features"),
             ("word_dropout", opt.recon_captions and words, "--recon_captions with --txt_enc gru or bigru"),
             ("critic_learning_rate", opt.prior_images or opt.prior_captions, "--prior_images and --prior_captions"),
-            ("dim_hidden max_len", opt.captioner, "--captioner"),
+            ("dim_hidden max_len captioner_original", opt.captioner, "--captioner"),
             ("n_samples", opt.sim == "match_prob", "--sim match_prob"),
             ("var_max logvar_init logvar_norm", gaussian, "Gaussian heads"),
             ("lambda_lse", opt.agg_func == "LogSumExp", "--agg_func LogSumExp"),
             ("no_imgnorm", opt.sim not in ("mil", "product"), "similarities that do not normalise by themselves"),
             ("layer_style", {"tanh": layers or vectors or bags, "branch": layers}.get(opt.layer_style, True),
              "--img_layers and --txt_layers"),
+            ("freeze_bn", opt.finetune, "--finetune"),
+            ("txt_fc", opt.txt_enc == "gru" and opt.sim != "scan", "--txt_enc gru and one vector a caption"),
             ("num_layers", words or opt.txt_enc == "pie", "--txt_enc gru, bigru and pie")):
         given = [] if used else [name for name in names.split() if getattr(opt, name) != defaults()[name]]
         if given:
@@ -473,7 +482,7 @@ def prepare_images(opt, images) -> None:
     if opt.pool == "gpo" and (img_enc != "precomp" or images.array.ndim != 3):
         raise InputError(f"--pool gpo pools regions with --img_enc precomp, and {opt.data_name} with --img_enc {img_enc} has "
                          "none to pool; give features of shape (images, regions, F), or leave it out")
-    if img_enc != "vsrn" and (opt.region_bn or opt.region_norm != "features"):
+    if img_enc != "vsrn" and (opt.region_bn or opt.region_norm != "entries"):
         raise InputError(f"--region_norm and --region_bn are for --img_enc vsrn, not {img_enc}; leave them out")
     if opt.img_dim not in (None, images.dim) and needed == "precomp":
         raise InputError(f"--img_dim {opt.img_dim} differs from the {images.dim} of {images.path}; leave --img_dim out")

@@ -162,7 +162,7 @@ class MatchProbability(Similarity):
     Samples z = mean + std * noise, J a side, not normalised again. scale and shift are learned and start at 15. The logit
     rather than p itself, so that hopeless pairs still rank and objectives.Match(logits=True) is PCME's soft contrastive
     loss: -log p of matching pairs, -log(1 - p) of all others. (The original sums it over the pairs and over two equal
-    directions, 2 B^2 times our mean.)
+    directions, 2 B times ours.)
 
     In training every item gets fresh noise, seeded from torch's global generator. In evaluation all images share J fixed
     noise vectors, and all captions J others: each pair's estimate is what independent noise would give, and the score of a

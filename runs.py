@@ -179,7 +179,9 @@ class Log:
                  for name, r in (("image to text", i), ("text to image", t))]
         self.say(f"{self.where(state, steps)}: dev rsum {result['rsum']:.1f} | {' | '.join(sides)}")
         keys = ("r1", "r5", "r10", "medr", "meanr")
-        self.record(state["iteration"], {**{k: i[k] for k in keys}, **{f"{k}i": t[k] for k in keys}, "rsum": result["rsum"]},
+        self.record(state["iteration"], {**{k: i[k] for k in keys}, **{f"{k}i": t[k] for k in keys}, "rsum": result["rsum"],
+                                         "hbr": result["hbr"],
+                                         **{f"cos_{side}": cosine for side, cosine in result["alike"].items()}},
                     kind="validation", epoch=state["epoch"] + (state["step"] > 0), step=state["step"] or steps)
 
     def record(self, iteration: int, scalars: dict, **fields) -> None:

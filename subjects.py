@@ -46,6 +46,12 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
         raise InputError(f"{path} has checkpoint format {told}, this version reads format {FORMAT}; use the version that wrote "
                          "it, or train again")
     check_contents(stored, path)
+    if stored["options"].get("region_norm") == "features":  # until the first norm of VSRN's graph had its size
+        if stored["options"].get("img_enc") == "vsrn":
+            raise InputError(f"{path} is a VSRN whose first norm left regions of norm 1, which this version has not "
+                             "(--region_norm entries makes them sqrt(D)); evaluate it with the version that trained it, or "
+                             "train again")
+        stored["options"]["region_norm"] = "entries"
     return stored
 
 
@@ -153,10 +159,15 @@ def _join(batches: list[Embedding], order: np.ndarray) -> Embedding:
     return Embedding(*fields)
 
 
+@torch.no_grad()
 def validate(model: JointEmbedding, split: Split, tokens: Tokens, device, workers: int = 0) -> dict:
-    """Recalls of one split as `metrics.retrieval` gives them."""
-    return metrics.retrieval_blocks(model.similarity, *encode(model, split, tokens, device, workers=workers),
-                                    split.caption_image)
+    """Recalls of one split as `metrics.retrieval` gives them; "hbr", DMSM's best rank of the images; and "alike", the mean
+    cosines of two images and of two captions, 1 where a side is one point."""
+    images, captions = encode(model, split, tokens, device, workers=workers)
+    i2t, t2i = metrics.ranks(model.similarity.tiles(images, captions), split.caption_image, len(images.mean))
+    i2t = i2t[i2t >= 0]
+    return {**metrics.both_directions(i2t, t2i), "hbr": metrics.best_rank_means(i2t)["hbr"],
+            "alike": {side: metrics.mean_cosine(e.mean) for side, e in (("images", images), ("captions", captions))}}
 
 
 def run_arguments(p: argparse.ArgumentParser, split: str) -> None:

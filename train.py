@@ -35,6 +35,8 @@ from unpaired import build_unpaired, choose_pairs
 from vocab import Vocabulary
 
 EMA = 0.999                           # share of the average that a step keeps
+COLLAPSED = 0.98                      # mean cosine of two items from which on a side is nearly one point
+MORE_WARMUP = ", or begin with the sum of violations (--vse_mean_warmup_epochs)"
 COMPUTE = ("feature_norm", "region_norm", "pool", "layer_style", "no_imgnorm", "use_abs", "logvar_norm", "var_min", "var_max",
            "no_txtnorm", "raw_feature_norm")                # options that change embeddings and no weight's shape
 
@@ -141,7 +143,8 @@ def run_epochs(opt, held: contextlib.ExitStack) -> int:
     # with bf16 too on CUDA, whose GRUs compute in float16 under either
     scaler = torch.amp.GradScaler(device.type, enabled=opt.amp == "fp16" or opt.amp == "bf16" and device.type == "cuda")
     average = averaged(model, opt.average)
-    state = {"epoch": 0, "step": 0, "iteration": 0, "best_rsum": 0.0, "loss_sum": 0.0, "loss_count": 0, "due": 0}
+    state = {"epoch": 0, "step": 0, "iteration": 0, "best_rsum": 0.0, "best_hbr": 0.0, "loss_sum": 0.0,
+             "loss_count": 0, "due": 0}
     if resumed:
         restore(resumed, opt, optimizers, scaler, average, device)
         state.update(resumed["state"])
@@ -190,7 +193,7 @@ def run_epochs(opt, held: contextlib.ExitStack) -> int:
         runs.go_on(opt.logger_name, runs.describe(opt, split), vocab)
     else:
         best = runs.best_of(opt.resume, state["best_rsum"]) if resumed else None
-        state["best_rsum"] = state["best_rsum"] if best else 0.0
+        state.update({} if best else {"best_rsum": 0.0, "best_hbr": 0.0})
         runs.begin(opt.logger_name, runs.describe(opt, split), vocab, content(), best)
     log = runs.Log(opt.logger_name, state, opt.num_epochs)
     log.say(facts + f"\nrun folder {opt.logger_name}")
@@ -209,8 +212,13 @@ def run_epochs(opt, held: contextlib.ExitStack) -> int:
             model.train()
         state["due"] = 0
         log.validation(state, n_steps, result)
-        if not state["step"] and result["rsum"] > state["best_rsum"]:
-            state["best_rsum"] = result["rsum"]
+        side, cosine = max(result["alike"].items(), key=lambda found: found[1])
+        if cosine > COLLAPSED and state["epoch"] > 1 and not state["step"]:     # before, a model may not have begun to learn
+            log.say(f"warning: two {side} have a mean cosine of {cosine:.3f}, so nearly all are one point; if that stays so, "
+                    f"lower --learning_rate{MORE_WARMUP if opt.max_violation else ''}")
+        better = (not 0 < state["best_hbr"] <= result["hbr"] if opt.select == "hbr" else result["rsum"] > state["best_rsum"])
+        if not state["step"] and better:
+            state.update(best_rsum=result["rsum"], best_hbr=result["hbr"])
             save("model_best.pt", whole=False)
         save()
 
@@ -275,7 +283,8 @@ def run_epochs(opt, held: contextlib.ExitStack) -> int:
     if stop.received:
         return stopped()
     if os.path.isfile(os.path.join(opt.logger_name, "model_best.pt")):
-        log.say(f"done: best dev rsum {state['best_rsum']:.1f}; evaluate with: python evaluate.py --checkpoint "
+        chosen = f", HBR {state['best_hbr']:.2f}, which chose it" if opt.select == "hbr" else ""
+        log.say(f"done: best dev rsum {state['best_rsum']:.1f}{chosen}; evaluate with: python evaluate.py --checkpoint "
                 f"{opt.logger_name}")
         return 0
     if state["best_rsum"]:

@@ -55,11 +55,12 @@ def slow_nll(net, regions, caption) -> float:
     h, states = torch.zeros(12, dtype=torch.float64), []
     for region in regions:
         h = reader(net.squeeze[0](region), h)
-        states.append(net.squeeze[0](region) + h)
+        states.append(h if net.original else net.squeeze[0](region) + h)
     total = 0.0
     for word, following in zip(caption[:net.max_len - 1], caption[1:net.max_len]):
         word = net.words.weight[word]
-        energy = [math.exp(net.weight(torch.tanh(net.key(s) + net.query(torch.cat([word, h])))).item()) for s in states]
+        energy = [math.exp(net.weight(torch.tanh(net.key(s) + net.query(h if net.original else torch.cat([word, h])))).item())
+                  for s in states]
         context = sum(e / sum(energy) * s for e, s in zip(energy, states))
         h = net.cell(torch.cat([word, context]), h)
         logits = net.out(h).tolist()
@@ -67,9 +68,10 @@ def slow_nll(net, regions, caption) -> float:
     return total
 
 
+@pytest.mark.parametrize("original", [False, True])
 @pytest.mark.parametrize("max_len", [60, 5])
-def test_loss_against_loops(max_len):
-    net, batch = small(max_len=max_len).double(), pairs()
+def test_loss_against_loops(max_len, original):
+    net, batch = small(max_len=max_len, original=original).double(), pairs()
     regions = batch.images.double()
     expected = [slow_nll(net, image, caption[:n].tolist()) for image, caption, n in zip(regions, batch.tokens, batch.lengths)]
     np.testing.assert_allclose(net.nll(regions, batch.tokens, batch.lengths).detach(), expected, rtol=1e-10)
@@ -77,8 +79,25 @@ def test_loss_against_loops(max_len):
     assert float(loss) == pytest.approx(sum(expected) / 6, rel=1e-10)               # summed over tokens, averaged over captions
 
 
-def test_gradient_of_the_loss():
-    net, batch = small().double(), pairs(3, 2)
+def test_the_original_drops_inputs_and_ours_states():
+    """Where every dropout is seen by what it does to a loss of twice the same caption in one batch."""
+    for original in (False, True):
+        net, batch = small(original=original).train(), pairs(2)
+        net.squeeze[1].p = 0.0
+        tokens, lengths = batch.tokens[:1].expand(2, -1), batch.lengths[:1].expand(2)
+        regions = batch.images[:1].expand(2, -1, -1)
+        net.drop_input.p = 0.0
+        a, b = net.nll(regions, tokens, lengths).tolist()
+        assert (a == b) == original                             # h' is dropped by ours alone
+        net.drop_input.p, net.dropout.p = (0.2 if original else 0.0), 0.0
+        a, b = net.nll(regions, tokens, lengths).tolist()
+        assert (a == b) != original
+    assert small(original=True).drop_input.p == 0.2 and small().dropout.p == 0.5
+
+
+@pytest.mark.parametrize("original", [False, True])
+def test_gradient_of_the_loss(original):
+    net, batch = small(original=original).double(), pairs(3, 2)
     regions = batch.images.double().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: net.nll(x, batch.tokens, batch.lengths), regions)
 

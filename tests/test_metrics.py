@@ -1,6 +1,7 @@
 """Worked examples by hand, and random matrices against a reference written from the definition."""
 import itertools
 import json
+import math
 import os
 import random
 
@@ -34,6 +35,19 @@ def reference(scores, caption_image):
                         "meanr": sum(ranks) / len(ranks) + 1, "queries": len(ranks)}
     result["rsum"] = sum(result[side][k] for side in ("i2t", "t2i") for k in ("r1", "r5", "r10"))
     return result
+
+
+def test_mean_cosine_against_all_pairs():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(7, 5))
+    x[3] = 0                                                 # of no direction: cosine 0 with all others
+    rows = [row / (math.sqrt(sum(v * v for v in row)) or 1) for row in x]
+    slow = np.mean([np.dot(rows[i], rows[j]) for i in range(7) for j in range(7) if i != j])
+    assert metrics.mean_cosine(torch.tensor(x)) == pytest.approx(slow, abs=1e-12)
+    parts = torch.tensor(np.stack([x + 1, x - 1], 1))        # (7, 2, 5): their mean is x
+    assert metrics.mean_cosine(parts) == pytest.approx(slow, abs=1e-12)
+    assert metrics.mean_cosine(torch.ones(4, 3)) == pytest.approx(1) and metrics.mean_cosine(torch.ones(1, 3)) == 0
+    assert metrics.mean_cosine(torch.tensor([[1.0, 0], [-1, 0]])) == pytest.approx(-1)
 
 
 def same(a, b):

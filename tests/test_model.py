@@ -174,6 +174,13 @@ def test_cnn_trunks(name, dim, tmp_path):
     assert all(torch.equal(v, net.state_dict()[k]) for k, v in trunk.net.state_dict().items())
     tuned = CNN(name, finetune=True, weights=str(tmp_path / "weights.pt")).train()
     assert tuned.net.training and tuned(torch.randn(2, 3, 224, 224)).requires_grad
+    kept = CNN(name, finetune=True, freeze_bn=True, weights=str(tmp_path / "weights.pt")).train()
+    photos = torch.randn(2, 3, 224, 224)
+    kept(photos).sum().backward()
+    assert kept.net.training and all(p.grad is not None for p in kept.parameters())         # scales and shifts of norms too
+    assert all(torch.equal(before[k], v) for k, v in kept.state_dict().items())     # no drift of batch statistics
+    drifted = [k for k, v in tuned.state_dict().items() if not torch.equal(before[k], v)]
+    assert all("running" in k or "num_batches" in k for k in drifted) and bool(drifted) == (name == "resnet18")
 
 
 def test_wrong_cnn_weights_are_refused(tmp_path, monkeypatch):
@@ -249,7 +256,7 @@ def slow_graph(trunk, images, first_norm, across, training):
     def norm(regions):                                                              # (P, D)
         if across:
             return np.array(regions) / np.sqrt((np.array(regions) ** 2).sum(0, keepdims=True))
-        return [np.array(v) / math.sqrt(sum(x * x for x in v)) for v in regions]
+        return [np.array(v) / math.sqrt(sum(x * x for x in v) / len(v)) for v in regions]
 
     batch = [[linear(trunk.fc, region) for region in image.tolist()] for image in images]
     batch = [norm(image) if first_norm else image for image in batch]
@@ -279,9 +286,20 @@ def test_region_graph_against_loops(first_norm, across, training):
     trunk.train(training)
     images = torch.randn(3, 5, 9, dtype=torch.float64)
     expected = slow_graph(trunk, images, first_norm, across, training)
-    np.testing.assert_allclose(np.linalg.norm(expected, axis=1 if across else 2), 1)
-    scale = 1 if across else 6 ** 0.5                                               # sqrt(D)
-    np.testing.assert_allclose(trunk(images).detach(), scale * expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(np.linalg.norm(expected, axis=1 if across else 2), 1 if across else 6 ** 0.5)
+    np.testing.assert_allclose(trunk(images).detach(), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dim", [8, 256, 2048])
+def test_what_enters_the_graph_and_leaves_it_is_of_order_one_at_any_size(dim):
+    """Else its BatchNorms, which put out entries of order 1, drown the regions; of the original's norm it is 1 / sqrt(P)."""
+    torch.manual_seed(0)
+    images, seen = torch.randn(4, 9, 40) * 5, []
+    for across, size in ((False, 1.0), (True, 1 / 3)):
+        trunk = RegionGraph(40, dim, across_regions=across)
+        trunk.layers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        for v in (trunk(images), seen.pop()):
+            assert v.square().mean().sqrt().item() == pytest.approx(size, rel=1e-5)
 
 
 def test_an_untrained_graph_layer_is_the_identity():
@@ -333,6 +351,22 @@ def test_vsrn_with_every_head(shape, flags):
     assert len({id(p) for p in model.parameters()}) == len(list(model.parameters()))
 
 
+def test_a_linear_layer_behind_the_gru_lets_variances_of_captions_leave_the_range_of_a_state():
+    batch = pairs()
+    for words, widest in (([], 1.0), (["--txt_fc"], math.log(10))):
+        torch.manual_seed(0)
+        model = build_model(options("--sim", "mahalanobis", *words), VOCAB)
+        tower = model.text_tower
+        assert isinstance(tower.mean, GRUEmbedding) and isinstance(tower.mean.fc, torch.nn.Linear) == bool(words)
+        with torch.no_grad():
+            for p in tower.log_var.parameters():
+                p.mul_(50)                                   # states saturate
+        log_var = model.embed_captions(batch.tokens, batch.lengths).log_var
+        assert log_var.abs().max().item() == pytest.approx(widest, abs=1e-3)
+    with pytest.raises(SystemExit):
+        options("--txt_fc", "--txt_enc", "bigru")
+
+
 def test_vsrn_copies_share_the_graph_alone():
     tower = build_model(options("--img_enc", "vsrn", "--sim", "kl"), VOCAB).image_tower
     assert isinstance(tower.trunk, RegionGraph) and isinstance(tower.mean, RegionGRU) and isinstance(tower.log_var, RegionGRU)
@@ -369,7 +403,7 @@ def test_vsrn_takes_regions_only(tmp_path):
             train.prepare_images(train.parse_args(words), images)
     opt = train.parse_args(vsrn)
     train.prepare_images(opt, regions)
-    assert (opt.img_enc, opt.img_dim, opt.region_norm, opt.region_bn, opt.feature_norm) == ("vsrn", 9, "features", False, True)
+    assert (opt.img_enc, opt.img_dim, opt.region_norm, opt.region_bn, opt.feature_norm) == ("vsrn", 9, "entries", False, True)
 
 
 def test_vsrn_is_trained_and_resumed_by_the_command(tmp_path, demo_path):

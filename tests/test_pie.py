@@ -350,10 +350,10 @@ def test_many_samples_agree_whatever_the_noise():
 
 
 def test_objective_is_pcmes_soft_contrastive_loss():
-    """-log p of the pairs that match and -log(1 - p) of all others, averaged; the original sums both directions."""
+    """-log p of the pairs that match and -log(1 - p) of all others, summed for each item; the original sums all, both ways."""
     similarity, images, captions = MatchProbability(3).double().eval(), gaussians(5, seed=1), gaussians(5, seed=2)
     p = slow_probability(similarity, images, captions, evaluation_noise(similarity, images, captions))
-    expected = sum(-math.log(p[i, c] if i == c else 1 - p[i, c]) for i in range(5) for c in range(5)) / 25
+    expected = sum(-math.log(p[i, c] if i == c else 1 - p[i, c]) for i in range(5) for c in range(5)) / 5
     assert float(Match(logits=True)(similarity(images, captions))["match"]) == pytest.approx(expected, rel=1e-7)
 
 

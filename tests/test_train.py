@@ -14,7 +14,7 @@ from test_cli import refused
 
 import train
 from cli import InputError
-from subjects import load_checkpoint
+from subjects import load_checkpoint, load_model
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SMALL = ["--embed_size", "32", "--word_dim", "16", "--batch_size", "16", "--learning_rate", "0.005", "--log_step", "1",
@@ -128,6 +128,63 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, demo_path):
     assert process.wait() == 130
     assert "python train.py --resume" in rest.strip().splitlines()[-1]
     assert load_checkpoint(str(tmp_path / "run"), "checkpoint.pt")["state"]["iteration"] >= 15
+
+
+def test_the_best_model_is_that_of_the_lowest_hbr_where_that_is_asked_for(tmp_path, demo_path, monkeypatch):
+    """Epochs whose recalls and best ranks disagree: each criterion keeps its own, also across a stop."""
+    told, found = iter([(30.0, 9.0), (50.0, 7.0), (40.0, 5.0), (10.0, 6.0)] * 3), train.validate
+
+    def validate(*args):
+        rsum, hbr = next(told)
+        return {**found(*args), "rsum": rsum, "hbr": hbr}
+    monkeypatch.setattr(train, "validate", validate)
+    for name, more, best in (("rsum", [], (2, 50.0, 7.0)), ("hbr", ["--select", "hbr"], (3, 40.0, 5.0))):
+        fit("--data_path", demo_path, "--num_epochs", 4, "--logger_name", tmp_path / name, *more)
+        state = load_checkpoint(str(tmp_path / name))["state"]
+        assert (state["epoch"], state["best_rsum"], state["best_hbr"]) == best
+    run = tmp_path / "stopped"
+    fit("--data_path", demo_path, "--num_epochs", 2, "--logger_name", run, "--select", "hbr")
+    fit("--resume", run, "--num_epochs", 4)
+    assert load_checkpoint(str(run))["state"]["epoch"] == 3
+    assert "HBR 5.00, which chose it" in (run / "log.txt").read_text()
+
+
+def test_a_side_that_is_one_point_is_told_and_logged(tmp_path, demo_path, monkeypatch):
+    fit("--data_path", demo_path, "--num_epochs", 1, "--logger_name", tmp_path / "whole")
+    log = log_of(tmp_path / "whole", lambda line: line["kind"] == "validation")
+    assert 0.5 < log[0]["cos_images"] < log[0]["cos_captions"] < 1             # of a model that has hardly begun
+    assert "warning" not in (tmp_path / "whole" / "log.txt").read_text()
+    monkeypatch.setattr(train, "build_model", collapsed(train.build_model))
+    fit("--data_path", demo_path, "--num_epochs", 2, "--max_violation", "--logger_name", tmp_path / "point")
+    text = (tmp_path / "point" / "log.txt").read_text()
+    assert text.count("warning: two images") == 1
+    assert re.search(r"warning: two images have a mean cosine of (0.99\d|1.000), so nearly all are one point; if that stays "
+                     r"so, lower --learning_rate, or begin with the sum of violations \(--vse_mean_warmup_epochs\)", text)
+
+
+def collapsed(build):
+    """build_model with an image embedding whose bias outweighs the features."""
+    def wrapped(*args, **kwargs):
+        model = build(*args, **kwargs)
+        with torch.no_grad():
+            model.image_tower.mean.fc.bias.fill_(100.0)
+        return model
+    return wrapped
+
+
+def test_checkpoints_of_the_old_region_norm(tmp_path, demo_path):
+    """Of any model but a VSRN the option says nothing; a VSRN of it would embed otherwise."""
+    fit("--data_path", demo_path, "--num_epochs", 1, "--logger_name", tmp_path / "run")
+    for name in ("model_best.pt", "checkpoint.pt"):
+        stored = torch.load(tmp_path / "run" / name, weights_only=True)
+        stored["options"]["region_norm"] = "features"
+        torch.save(stored, tmp_path / "run" / name)
+    load_model(load_checkpoint(str(tmp_path / "run")))
+    fit("--resume", tmp_path / "run", "--num_epochs", 2)
+    stored["options"]["img_enc"] = "vsrn"
+    torch.save(stored, tmp_path / "old.pt")
+    with pytest.raises(InputError, match="is a VSRN whose first norm left regions of norm 1, which this version has not"):
+        load_checkpoint(str(tmp_path / "old.pt"))
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, demo_path):
