@@ -10,7 +10,7 @@ from dataclasses import replace
 from paper_tables import pmrl_table1
 from paper_tables.common import Row, Table, main, recalls
 
-TUNE = "--finetune --learning_rate {} --num_epochs 15"
+TUNE = "--finetune --freeze_bn --learning_rate {} --num_epochs 15"
 
 
 def tuned(run, rate: str = "2e-5"):
