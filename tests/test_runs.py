@@ -162,7 +162,8 @@ def test_other_dev_features_are_noticed(run, tmp_path, demo_path, capsys):
 
 def test_a_run_that_finds_nothing_says_that_there_is_no_model(tmp_path, demo_path, monkeypatch, capsys):
     zero = {"r1": 0.0, "r5": 0.0, "r10": 0.0, "medr": 12.0, "meanr": 12.0, "queries": 12}
-    monkeypatch.setattr(train, "validate", lambda *_: {"i2t": zero, "t2i": zero, "rsum": 0.0})
+    monkeypatch.setattr(train, "validate", lambda *_: {"i2t": zero, "t2i": zero, "rsum": 0.0, "hbr": 12.0,
+                                                       "alike": {"images": 0.5, "captions": 0.5}})
     assert fit("--data_path", demo_path, "--logger_name", tmp_path / "run") == 1
     assert "done, but dev rsum was 0 after every epoch, so" in capsys.readouterr().out
     assert not (tmp_path / "run" / "model_best.pt").exists() and (tmp_path / "run" / "checkpoint.pt").exists()
