@@ -22,7 +22,7 @@ from scipy import linalg, sparse
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, data_set, filename, positive, split_names
+from cli import Arguments, InputError, data_set, filename, number, positive, split_names
 from data import Split, read_split
 from encoders import Precomputed
 from files import output
@@ -236,10 +236,10 @@ def fit_and_embed(opt) -> None:
 
 
 def ridge(text: str) -> float | str:
-    with contextlib.suppress(ValueError):
-        if text == "auto" or 0 < float(text) < float("inf"):
-            return text if text == "auto" else float(text)
-    raise argparse.ArgumentTypeError(f"'{text}' is neither a number above 0 nor auto")
+    with contextlib.suppress(argparse.ArgumentTypeError):
+        if text == "auto" or 0 < number(text) <= 1e6:       # beyond, nothing of the features would be left
+            return text if text == "auto" else number(text)
+    raise argparse.ArgumentTypeError(f"'{text}' is neither a number above 0 and at most 1e6 nor auto")
 
 
 def main(argv=None) -> None:

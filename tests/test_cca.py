@@ -233,9 +233,11 @@ def test_fit_refuses_in_a_sentence(change, message):
 
 
 @pytest.mark.parametrize("words,message", [
-    (["--eta_image", "0"], "'0' is neither a number above 0 nor auto"),
-    (["--eta_text", "nan"], "'nan' is neither a number above 0 nor auto"),
-    (["--eta_text", "much"], "'much' is neither a number above 0 nor auto"),
+    (["--eta_image", "0"], "'0' is neither a number above 0 and at most 1e6 nor auto"),
+    (["--eta_image", "1e308"], "'1e308' is neither a number above 0 and at most 1e6 nor auto"),
+    (["--eta_text", "1_0"], "'1_0' is neither a number above 0 and at most 1e6 nor auto"),
+    (["--eta_text", "nan"], "'nan' is neither a number above 0 and at most 1e6 nor auto"),
+    (["--eta_text", "much"], "'much' is neither a number above 0 and at most 1e6 nor auto"),
     (["--dim", "0"], "'0' is not a whole number of at least 1"),
     (["--dim", "5000"], "5000 directions cannot be had"),
     (["--text", "hglmm"], "there is no file .*train_hglmm.npy; --text takes tfidf, words, or the NAME of"),
