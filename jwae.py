@@ -6,10 +6,12 @@ prior.
     python jwae.py --checkpoint runs/f8k_precomp_cosine            # how near are the latents to the prior?
 
 Mahajan et al. 2019 (`jwae`). A latent is what f_emb gives, before the l2 norm of the similarity: unit vectors in D dimensions
-cannot follow N(0, I), whose vectors have norms near sqrt(D), so the critic, the decoders and the squared distance of matching
-pairs take the latents as they are, and the cosine alone looks at their directions.
+cannot follow N(0, I), whose vectors have norms near sqrt(D), and the cosine, which is free of scale, lets f_emb keep what norm
+it started with. `latent_norm` gives latents that scale; the critic, the decoders and the squared distance of matching pairs
+take them after it.
 
-Every term is summed over the batch, as the hinge is (`jwae` eq. 1 and 6): the weights of the paper are per item.
+Weights are those of `jwae` eq. 6: reconstructions are summed over the batch, as the hinge is (eq. 1), and D_JS, which is of two
+distributions and not of items, is counted once.
 """
 if __name__ == "__main__":
     import cli
@@ -24,7 +26,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import cli
 from cli import Arguments, natural, up_to
-from losses import Embedding, pair_mse, real_rows
+from encoders import BatchNorm
+from losses import Embedding, pair_mse, real_rows, unit
 from vocab import PAD, UNK
 
 WORD_ENCODERS = ("gru", "bigru")      # text encoders that read word by word: their decoder tells the words again
@@ -118,8 +121,8 @@ class Retelling(nn.Module):
 class PairMSE(nn.Module):
     """`losses.pair_mse` of the latents (`jwae` eq. 7) over their dimension D, summed over the batch.
 
-    Over D, since at the prior's scale eq. 7 grows with D, and weights of 0.2 of the prior beside it cannot keep the latents
-    from shrinking: as printed it takes --mse_weight D, and norms end below 1 where the prior's are sqrt(D).
+    Over D, since at the prior's scale eq. 7 grows with D. As printed, a mean over the pairs and a sum over D, it takes
+    --mse_weight D / B; without a latent_norm the latents then shrink to norms below 1, where the prior's are sqrt(D).
     """
     sides = ()
 
@@ -143,7 +146,8 @@ class Critic(nn.Module):
 
 class Prior(nn.Module):
     """What an encoder is told to make its latents pass for samples of the prior: -log sigmoid(critic), mean over the latents
-    (parts: all of them), times the batch (`jwae` eq. 6, D_JS in its non-saturating form). The critic learns nothing here."""
+    (parts: all of them), `jwae` eq. 6, D_JS in its non-saturating form. The critic learns nothing here."""
+    reduction = "mean"
 
     def __init__(self, side: str, critic: Critic):
         super().__init__()
@@ -155,12 +159,13 @@ class Prior(nn.Module):
         critic = self.critic[0]
         frozen = {name: p.detach() for name, p in critic.named_parameters()}
         odds = torch.func.functional_call(critic, frozen, latent)
-        return F.softplus(-odds.float()).mean() * len(e.mean)
+        return F.softplus(-odds.float()).mean()
 
 
 class CriticLoss(nn.Module):
     """Binary cross-entropy of the critic: the latents of one side against as many samples of N(0, I), mean, in nats; log 2
     where it cannot tell them apart. The encoders learn nothing here, so one backward pass serves them and the critic."""
+    reduction = "mean"
 
     def __init__(self, side: str, critic: Critic):
         super().__init__()
@@ -171,6 +176,32 @@ class CriticLoss(nn.Module):
         encoded = real_rows(extras["latent"].detach().float(), e.n_parts)           # (R, D)
         real, fake = self.critic[0](torch.cat([torch.randn_like(encoded), encoded])).float().chunk(2)    # (2 R,) -> (R,) twice
         return (F.softplus(-real).mean() + F.softplus(fake).mean()) / 2
+
+
+class PriorMMD(nn.Module):
+    """Maximum mean discrepancy of the latents of one side (parts: all of them) and as many samples of the prior N(0, I), the
+    unbiased estimate of its square, about 0 where both are alike: the WAE-MMD of Tolstikhin et al. 2018 (`jwae` ref. 39), sum
+    of the kernels k(x, y) = C / (C + |x - y|^2) at C = 2 D s, s = 0.1, 0.2, 0.5, 1, 2, 5, 10."""
+    reduction = "mean"
+
+    def __init__(self, side: str):
+        super().__init__()
+        self.sides = (side,)
+
+    def forward(self, images, captions, seen: dict, told: dict, batch) -> Tensor:
+        extras, e = (seen, images) if self.sides == ("images",) else (told, captions)
+        x = real_rows(extras["latent"].float(), e.n_parts)                          # (R, D)
+        y = torch.randn_like(x)
+
+        def kernel(a: Tensor, b: Tensor) -> Tensor:
+            """Sum over all pairs."""
+            squared = (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp(min=0)           # (R, R)
+            return sum((c / (c + squared)).sum() for c in (2 * a.shape[1] * s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10)))
+        n = max(len(x), 2)                                  # k(x, x) = 1 of the 7 kernels is no pair
+        return (kernel(x, x) + kernel(y, y) - 14 * len(x)) / (n * (n - 1)) - 2 * kernel(x, y) / n ** 2
+
+
+PRIOR_LOSSES = ("gan", "mmd")
 
 
 class LatentKL(nn.Module):
@@ -186,10 +217,24 @@ class LatentKL(nn.Module):
         return 0.5 * (x["log_var"].exp() - x["log_var"] + x["centre"].float().square() - 1).sum()
 
 
+class Sphere(nn.Module):
+    """Vectors (R, D) of norm sqrt(D), near which N(0, I) has its mass in many dimensions: the directions that a cosine
+    compares, at the prior's scale."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return unit(x) * x.shape[1] ** 0.5
+
+
+def latent_norm(kind: str, dim: int) -> nn.Module | None:
+    """"sphere"; "batch": a BatchNorm without scale and shift, mean 0 and variance 1 of each dimension over a batch, and no more
+    than that; "none"."""
+    return {"batch": lambda: BatchNorm(dim, eps=1e-8, affine=False), "sphere": Sphere, "none": lambda: None}[kind]()
+
+
 def build_terms(opt, vocab, image_tower, text_tower) -> tuple[dict[str, tuple[float, nn.Module]], Critic | None]:
     """{name: (weight, module)} of what the options ask for, and the critic that the terms of both sides share."""
     terms, priors = {}, {"images": opt.prior_images, "captions": opt.prior_captions}
-    critic = Critic(opt.embed_size) if any(priors.values()) else None
+    critic = Critic(opt.embed_size) if any(priors.values()) and opt.prior_loss == "gan" else None
     if opt.recon_images:
         decoder = VectorDecoder(opt.embed_size, opt.decoder_dim, image_tower.trunk.dim)
         terms["recon_images"] = opt.recon_images, Reconstruction("images", decoder, opt.recon_norm)
@@ -200,9 +245,11 @@ def build_terms(opt, vocab, image_tower, text_tower) -> tuple[dict[str, tuple[fl
         decoder = VectorDecoder(opt.embed_size, opt.decoder_dim, text_tower.trunk.dim)
         terms["recon_captions"] = opt.recon_captions, Reconstruction("captions", decoder, None)
     for side, weight in priors.items():
-        if weight:
+        if weight and critic:
             terms[f"prior_{side}"] = weight, Prior(side, critic)
             terms[f"critic_{side}"] = 1.0, CriticLoss(side, critic)
+        elif weight:
+            terms[f"prior_{side}"] = weight, PriorMMD(side)
         if opt.vae:
             terms[f"vae_{side}"] = opt.vae, LatentKL(side)
     return terms, critic
@@ -235,7 +282,8 @@ def prior_report(z: Tensor, generator: torch.Generator, permutations: int = 200)
 
     norm: |z|, mean. mean: |average z| / sqrt(D). variance: average over dimensions. correlation: root mean square off the
     diagonal of the correlation matrix. eigenvalues: largest and smallest of the covariance. energy: energy distance to as many
-    samples of the prior, over sqrt(D); p: share of random relabellings of the two samples with one at least as large.
+    samples of the prior, over sqrt(D); p: share of random relabellings of the two samples with one at least as large. on the
+    sphere: the energy distance of sqrt(D) z / |z|, which the norm of the latents does not move.
     """
     n, d = z.shape
     z = z.double()
@@ -244,21 +292,21 @@ def prior_report(z: Tensor, generator: torch.Generator, permutations: int = 200)
     std = covariance.diagonal().clamp(min=1e-12).sqrt()
     correlation = covariance / std / std[:, None]
     eigenvalues = torch.linalg.eigvalsh(covariance)
-    both = torch.cat([z, torch.randn(n, d, generator=generator, dtype=z.dtype)])    # (2 R, D)
-    distance = torch.cdist(both, both)                                              # (2 R, 2 R)
-    label = torch.cat([torch.ones(n), -torch.ones(n)]).to(distance)
+    prior = torch.randn(n, d, generator=generator, dtype=z.dtype)                   # (R, D)
+    label = torch.cat([torch.ones(n), -torch.ones(n)]).to(z)                        # (2 R,)
 
-    def energy(sign: Tensor) -> Tensor:
-        """2 E|x - y| - E|x - x'| - E|y - y'| = -s^T |..| s / R^2 for labels s = +-1: (2 R, L) -> (L,)."""
-        return -(sign * (distance @ sign)).sum(0) / n ** 2
-    shuffled = torch.stack([label[torch.randperm(2 * n, generator=generator)] for _ in range(permutations)], 1)
-    observed = energy(label[:, None])[0]
+    def energy(x: Tensor, signs: Tensor) -> Tensor:
+        """2 E|x - y| - E|x - x'| - E|y - y'| = -s^T |..| s / R^2 for labels s = +-1, over sqrt(D): (R, D), (2 R, L) -> (L,)."""
+        both = torch.cat([x, prior])                                                # (2 R, D)
+        return -(signs * (torch.cdist(both, both) @ signs)).sum(0) / n ** 2 / d ** 0.5
+    shuffled = [label[torch.randperm(2 * n, generator=generator)] for _ in range(permutations)]
+    observed, *others = energy(z, torch.stack([label, *shuffled], 1))
     return {"norm": float(z.norm(dim=1).mean()), "mean": float(z.mean(0).norm() / d ** 0.5),
             "variance": float(std.square().mean()),
             "correlation": float((correlation.square().sum() - d).clamp(min=0).div(d * (d - 1)).sqrt()),
             "largest eigenvalue": float(eigenvalues[-1]), "smallest eigenvalue": float(eigenvalues[0]),
-            "energy distance": float(observed / d ** 0.5),
-            "p": float((1 + (energy(shuffled) >= observed).sum()) / (1 + permutations))}
+            "energy distance": float(observed), "p": float((1 + sum(e >= observed for e in others)) / (1 + permutations)),
+            "on the sphere": float(energy(unit(z) * d ** 0.5, label[:, None])[0])}
 
 
 def report(opt) -> None:

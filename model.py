@@ -16,7 +16,6 @@ from cli import InputError
 from encoders import (
     CNN,
     BagOfWords,
-    BatchNorm,
     BiGRUEmbedding,
     GRUEmbedding,
     LinearEmbedding,
@@ -61,18 +60,16 @@ class Tower(nn.Module):
     otherwise. normalise: unit-norm means and parts (VSE++). use_abs: absolute values of the means (order embeddings).
     logvar_norm: unit-norm log-variances before they are bounded to variances in [0.1, 10] or what `bounds` say. logvar_init:
     added before, since f_emb starts near 0. sample: the point is a sample of the Gaussian in training and its mean otherwise,
-    as in a VAE. whiten: D, where latents are to follow
-    N(0, I): a BatchNorm without scale and shift gives every dimension mean 0 and variance 1 over a batch, and no more than
-    that.
+    as in a VAE. latent_norm: (R, D) -> (R, D), what gives latents that are to follow N(0, I) its scale (jwae.latent_norm).
     """
 
     def __init__(self, trunk: nn.Module, make_embed: Callable[[], nn.Module], shape: str = "point", *,
                  make_log_var: Callable[[], nn.Module] | None = None, normalise: bool = True, use_abs: bool = False,
                  logvar_norm: bool = False, bounds: tuple[float, float] = LOG_VAR_BOUNDS,
-                 logvar_init: float = 0.0, sample: bool = False, whiten: int | None = None):
+                 logvar_init: float = 0.0, sample: bool = False, latent_norm: nn.Module | None = None):
         super().__init__()
         self.trunk, self.mean, self.bounds, self.logvar_init = trunk, make_embed(), bounds, logvar_init
-        self.sample, self.whiten = sample, BatchNorm(whiten, eps=1e-8, affine=False) if whiten else None
+        self.sample, self.latent_norm = sample, latent_norm
         self.log_var = None if shape == "point" else (make_log_var or make_embed)()
         self.one = vsepp_linear(self.log_var.dim, 1) if shape == "spherical_one" else None
         self.shape, self.normalise, self.use_abs, self.logvar_norm = SHAPES[shape], normalise, use_abs, logvar_norm
@@ -86,8 +83,8 @@ class Tower(nn.Module):
         mean = self.mean(features, lengths)                                         # (B, D) | (B, P, D)
         if isinstance(mean, tuple):                                                 # f_emb gives something beside it
             mean, extras["residual"] = mean
-        if self.whiten is not None:
-            mean = self.standardised(mean.float(), lengths)
+        if self.latent_norm is not None:
+            mean = self.scaled(mean.float(), lengths)
         log_var = None if self.log_var is None else self.bounded_log_var(features, lengths)
         if self.sample:
             extras["centre"], extras["log_var"] = mean, log_var
@@ -103,13 +100,13 @@ class Tower(nn.Module):
         mean = mean.abs() if self.use_abs else mean
         return Embedding(mean, log_var, parts, n_parts)
 
-    def standardised(self, mean: Tensor, lengths: Tensor | None) -> Tensor:
-        """(B, D) or (B, P, D), each dimension over the batch and its real parts; padding stays 0."""
+    def scaled(self, mean: Tensor, lengths: Tensor | None) -> Tensor:
+        """latent_norm of the vectors (B, D), or of the real parts of (B, P, D); padding is 0."""
         if mean.ndim == 2:
-            return self.whiten(mean)
+            return self.latent_norm(mean)
         count = lengths.to(mean.device) if self.mean.per_word else lengths_of(mean)
         real = torch.arange(mean.shape[1], device=mean.device) < count[:, None]     # (B, P)
-        return torch.zeros_like(mean).masked_scatter(real[:, :, None], self.whiten(mean[real]))
+        return torch.zeros_like(mean).masked_scatter(real[:, :, None], self.latent_norm(mean[real]))
 
     def bounded_log_var(self, features: Tensor, lengths: Tensor | None) -> Tensor:
         """What the second copy of f_emb makes of the features, in the tower's shape: (B, D) or (B, 1)."""
@@ -136,8 +133,8 @@ class JointEmbedding(nn.Module):
 
     objective: scores (B, B) -> terms of the loss, or None. terms: {name: (weight, module)}; a module takes (images, captions,
     image extras, caption extras, batch) and returns a scalar to be weighted. One with an attribute `sides`, of "images" and
-    "captions", needs those only and no pairs, and is also taken of what a batch holds unpaired. critic: has an optimiser of
-    its own.
+    "captions", needs those only and no pairs, and is also taken of what a batch holds unpaired: added, or averaged with the
+    paired items' where its `reduction` is "mean". critic: has an optimiser of its own.
     """
 
     def __init__(self, image_tower: Tower, text_tower: Tower, similarity: Similarity, objective: nn.Module | None = None, *,
@@ -171,7 +168,8 @@ class JointEmbedding(nn.Module):
             for name, term in self.terms.items():
                 if view == 0 or (getattr(term, "sides", ()) and held.issuperset(term.sides)):
                     value = self.weights[name] * term(images, captions, seen, told, items)
-                    losses[name] = losses[name] + value if name in losses else value
+                    mean = name in losses and getattr(term, "reduction", "sum") == "mean"
+                    losses[name] = (losses.get(name, 0) + value) / (2 if mean else 1)
         return losses
 
     def embed(self, batch) -> tuple[Embedding | None, Embedding | None, dict, dict]:
@@ -224,7 +222,7 @@ def build_image_tower(opt, pretrained: bool) -> Tower:
         return PIEVariance(trunk.dim, opt.embed_size, MeanLinear(trunk.dim, opt.embed_size))
     return Tower(trunk, make_embed, opt.image_head, normalise=not opt.no_imgnorm, use_abs=opt.use_abs,
                  logvar_norm=opt.logvar_norm, bounds=log_var_bounds(opt), logvar_init=opt.logvar_init, sample=opt.vae > 0,
-                 whiten=opt.embed_size if opt.latent_bn else None,
+                 latent_norm=jwae.latent_norm(opt.latent_norm, opt.embed_size),
                  make_log_var=pcme_log_var if opt.img_enc == "pie" and opt.sim == "match_prob" else None)
 
 
@@ -284,7 +282,7 @@ def build_text_tower(opt, vocab, pretrained: bool) -> Tower:
                  normalise=not opt.no_txtnorm,                                      # VSE++ always normalises text
                  use_abs=opt.use_abs, logvar_norm=opt.logvar_norm,
                  bounds=log_var_bounds(opt), logvar_init=opt.logvar_init, sample=opt.vae > 0,
-                 whiten=opt.embed_size if opt.latent_bn else None,
+                 latent_norm=jwae.latent_norm(opt.latent_norm, opt.embed_size),
                  make_log_var=pcme_log_var if opt.txt_enc == "pie" and opt.sim == "match_prob" else None)
 
 

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+import jwae
 from attention import AGGREGATES, DIRECTIONS, NORMS
 from cli import Arguments, InputError, data_set, filename, natural, number, positive, split_names, up_to, width, workers
 from data import DEV_IMAGES
@@ -38,7 +39,8 @@ ADVICE = {
     "--dim_word": "--word_dim", "--dim_vid": "leave it out, it is --embed_size", "--bidirectional": "--txt_enc bigru",
     "--rnn_type": "leave it out, the captioner has GRUs", "--input_dropout_p": "leave it out, the captioner has VSRN's 0.2",
     "--rnn_dropout_p": "leave it out, the captioner has VSRN's 0.5", "--eval_on_gpu": "evaluate.py --device cuda",
-    "--vse_mean_warmup_epoch": "--vse_mean_warmup_epochs", "--backbone_source": "--cnn_weights FILE",
+    "--vse_mean_warmup_epoch": "--vse_mean_warmup_epochs", "--latent_bn": "--latent_norm batch",
+    "--no-latent_bn": "--latent_norm none", "--backbone_source": "--cnn_weights FILE",
     "--weight_decay": "there is none here, as in VSE++", "--fold5": "evaluate.py --fold5, after the training"}
 
 
@@ -123,14 +125,18 @@ def parser() -> argparse.ArgumentParser:
     for side in ("images", "captions"):
         add(f"--recon_{side}", type=number, default=0.0, metavar="WEIGHT", help=f"jWAE: {side} are reconstructed from their "
             "latents")
-        add(f"--prior_{side}", type=number, default=0.0, metavar="WEIGHT", help=f"jWAE: latents of {side} follow N(0, I), by a "
-            "critic")
+        add(f"--prior_{side}", type=number, default=0.0, metavar="WEIGHT", help=f"jWAE: latents of {side} follow N(0, I), by "
+            "--prior_loss")
         add(f"--unpaired_{side}", type=data_set, metavar="NAME",
             help=f"data set below --data_path whose training {side} join these terms")
-    add("--mse_weight", type=number, default=1.0, help="mse: of the squared distance per dimension (--embed_size: jWAE's eq. 7 "
-        "as printed)")
-    add("--latent_bn", action=switch, default=None, help="latents pass a BatchNorm without scale and shift, which gives each "
-        "dimension the prior's mean and variance (default: with --prior_images or --prior_captions)")
+    add("--mse_weight", type=number, default=1.0, help="mse: of the squared distance per dimension, summed over the batch "
+        "(embed_size / batch_size: jWAE's eq. 7 as printed, beside the sums of eq. 6)")
+    add("--prior_loss", choices=list(jwae.PRIOR_LOSSES), default="gan", help="what tells latents from the prior: gan, a critic "
+        "(jWAE), or mmd, a maximum mean discrepancy (both of Tolstikhin et al. 2018)")
+    add("--latent_norm", choices=["batch", "sphere", "none"], help="gives latents the prior's scale: sphere, a norm of "
+        "sqrt(embed_size), the vector that the cosine compares; batch, mean 0 and variance 1 of each dimension over a batch "
+        "(default: with --prior_images or --prior_captions sphere, and batch for --loss mse, which else shrinks; none "
+        "without)")
     add("--recon_norm", type=int, choices=[1, 2], default=2, help="norm of what a reconstructed image misses")
     add("--decoder_dim", type=width, default=1024, help="hidden layer of the decoders of vectors")
     add("--word_dropout", type=number, default=0.2, help="share of the words that the caption decoder does not see in training")
@@ -304,7 +310,9 @@ def refuse_unused(opt) -> None:
             ("decoder_dim", opt.recon_images or opt.recon_captions and bags,
              "--recon_images, and --recon_captions with --txt_enc mean or features"),
             ("word_dropout", opt.recon_captions and words, "--recon_captions with --txt_enc gru or bigru"),
-            ("critic_learning_rate", opt.prior_images or opt.prior_captions, "--prior_images and --prior_captions"),
+            ("prior_loss", opt.prior_images or opt.prior_captions, "--prior_images and --prior_captions"),
+            ("critic_learning_rate", (opt.prior_images or opt.prior_captions) and opt.prior_loss == "gan",
+             "--prior_images and --prior_captions with --prior_loss gan"),
             ("dim_hidden max_len captioner_original", opt.captioner, "--captioner"),
             ("n_samples", opt.sim == "match_prob", "--sim match_prob"),
             ("var_max logvar_init logvar_norm", gaussian, "Gaussian heads"),
@@ -405,7 +413,8 @@ def resolve_jwae(opt) -> None:
     wrong = next((name for name, weight in terms.items() if not 0 <= weight < np.inf), None)
     if wrong:
         raise InputError(f"--{wrong} {terms[wrong]} is a weight; give at least 0")
-    opt.latent_bn = bool(opt.prior_images or opt.prior_captions) if opt.latent_bn is None else opt.latent_bn
+    prior = opt.prior_images or opt.prior_captions
+    opt.latent_norm = opt.latent_norm or ("none" if not prior else "batch" if opt.loss == "mse" else "sphere")
     if opt.recon_images and opt.img_enc in ("vsrn", "pie"):
         raise InputError(f"--recon_images {opt.recon_images}: --img_enc {opt.img_enc} learns what its embedding is given, and "
                          "that is no target; take --img_enc precomp or --sim scan")

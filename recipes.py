@@ -10,7 +10,7 @@ from cli import InputError, data_set, filename
 from files import read_yaml
 from options import COMMAND_LINE, MAY_CHANGE, default_run, parser, resolve
 from runs import is_run
-from subjects import load_checkpoint
+from subjects import load_checkpoint, modern
 
 
 class Options(argparse.Namespace):
@@ -86,6 +86,7 @@ def config_arguments(path: str, p: argparse.ArgumentParser) -> list[str]:
     if isinstance(values, dict) and isinstance(values.get("options"), dict):
         values = values["asked"] if isinstance(values.get("asked"), dict) else values["options"]
         values = {name: value for name, value in values.items() if name not in COMMAND_LINE}
+    values = modern(values, path) if isinstance(values, dict) else values
     known = {action.dest: action for action in p._actions if action.dest != "help"}
     if not isinstance(values, dict) or set(values) - set(known):
         wrong = sorted(map(str, set(values) - set(known))) if isinstance(values, dict) else [type(values).__name__]

@@ -46,13 +46,28 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
         raise InputError(f"{path} has checkpoint format {told}, this version reads format {FORMAT}; use the version that wrote "
                          "it, or train again")
     check_contents(stored, path)
-    if stored["options"].get("region_norm") == "features":  # until the first norm of VSRN's graph had its size
-        if stored["options"].get("img_enc") == "vsrn":
+    stored["options"] = modern(stored["options"], path)
+    for weights in (stored["model"], stored.get("average", {})):        # the BatchNorm of jWAE's latents had another name
+        for name in [name for name in weights if "_tower.whiten." in name]:
+            weights[name.replace(".whiten.", ".latent_norm.")] = weights.pop(name)
+    return stored
+
+
+def modern(options: dict, path: str) -> dict:
+    """Options of an earlier state of this code by today's names. Raises InputError where this code has no such model."""
+    if options.get("region_norm") == "features":            # until the first norm of VSRN's graph had its size
+        if options.get("img_enc") == "vsrn":
             raise InputError(f"{path} is a VSRN whose first norm left regions of norm 1, which this version has not "
                              "(--region_norm entries makes them sqrt(D)); evaluate it with the version that trained it, or "
                              "train again")
-        stored["options"]["region_norm"] = "entries"
-    return stored
+        options = {**options, "region_norm": "entries"}
+    if "latent_bn" in options:                              # until then jWAE's priors were counted times the batch
+        batch_norm = {True: "batch", False: "none"}.get(options["latent_bn"])
+        weights = {name: options[name] * options.get("batch_size", 128) for name in ("prior_images", "prior_captions")
+                   if isinstance(options.get(name), float) and options[name]}
+        options = {**options, "latent_norm": batch_norm or ("batch" if weights else None), **weights}
+        del options["latent_bn"]
+    return options
 
 
 def original(stored: dict, path: str, vocab: str | None) -> dict:

@@ -234,9 +234,9 @@ def run_epochs(opt, held: contextlib.ExitStack) -> int:
         validation()
     while state["epoch"] < opt.num_epochs and not stop.received:
         epoch = state["epoch"]
-        for optimizer in optimizers.values():
+        for name, optimizer in optimizers.items():          # the critic keeps its rate (`jwae` 5.1)
             for group in optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * 0.1 ** (epoch // opt.lr_update)
+                group["lr"] = group["initial_lr"] * (0.1 ** (epoch // opt.lr_update) if name == "optimizer" else 1)
         if opt.loss == "hinge":
             model.objective.max_violation = opt.max_violation and epoch >= opt.vse_mean_warmup_epochs
         order = epoch_order(opt, split["train"], pairs, epoch)

@@ -16,7 +16,18 @@ import evaluate
 import jwae
 import train
 from data import Batch, read_split
-from jwae import CaptionDecoder, Critic, CriticLoss, LatentKL, PairMSE, Prior, Reconstruction, Retelling, VectorDecoder
+from jwae import (
+    CaptionDecoder,
+    Critic,
+    CriticLoss,
+    LatentKL,
+    PairMSE,
+    Prior,
+    PriorMMD,
+    Reconstruction,
+    Retelling,
+    VectorDecoder,
+)
 from losses import Embedding, pair_mse
 from model import build_model
 from subjects import load_checkpoint
@@ -120,7 +131,7 @@ class InDouble(torch.nn.Module):
             return self.term(*words)
 
 
-@pytest.mark.parametrize("which", ["recon_1", "recon_2", "recon_mse", "retelling", "mse", "kl", "prior"])
+@pytest.mark.parametrize("which", ["recon_1", "recon_2", "recon_mse", "retelling", "mse", "kl", "prior", "mmd"])
 def test_gradients_are_those_of_finite_differences(which):
     torch.manual_seed(0)
     tokens, lengths = sentences()
@@ -128,11 +139,12 @@ def test_gradients_are_those_of_finite_differences(which):
     term = InDouble({"recon_1": Reconstruction("captions", VectorDecoder(4, 7, 6), 1), "mse": PairMSE(),
                      "recon_2": Reconstruction("captions", VectorDecoder(4, 7, 6), 2), "kl": LatentKL("captions"),
                      "recon_mse": Reconstruction("captions", VectorDecoder(4, 7, 6), None),
-                     "retelling": Retelling(CaptionDecoder(4, 34, 5, 0.2)), "prior": Prior("captions", Critic(4,
-                     8).double())}[which])
+                     "retelling": Retelling(CaptionDecoder(4, 34, 5, 0.2)), "mmd": PriorMMD("captions"),
+                     "prior": Prior("captions", Critic(4, 8).double())}[which])
     term.eval()
 
     def loss(latent):
+        torch.manual_seed(1)
         told = {"latent": latent, "trunk": numbers(5, 6, seed=3), "centre": latent, "log_var": latent / 2}
         return term(point(), point(), {"latent": numbers(5, 4, seed=4)}, told, batch)
     assert torch.autograd.gradcheck(loss, numbers(5, 4).requires_grad_())
@@ -148,6 +160,50 @@ def test_gradients_of_the_critic_are_those_of_finite_differences():
         term.term.critic[0] = lambda x: torch.func.functional_call(critic, named, x)
         return term(point(), point(), {"latent": numbers(5, 4)}, {}, None)
     assert torch.autograd.gradcheck(loss, [v.requires_grad_() for v in values])
+
+
+def test_prior_mmd_equals_loops_and_is_about_0_of_the_prior():
+    latent, generator = numbers(5, 4).float(), torch.manual_seed(2)
+    got = float(PriorMMD("images")(point(), None, {"latent": latent}, {}, None))
+    torch.manual_seed(2)
+    x, y, total = latent.double(), torch.randn_like(latent).double(), 0.0
+
+    def kernel(a, b):
+        return sum(8 * s / (8 * s + float((a - b).square().sum())) for s in (0.1, 0.2, 0.5, 1, 2, 5, 10))
+    for i in range(5):
+        for j in range(5):
+            total -= 2 * kernel(x[i], y[j]) / 25
+            total += (kernel(x[i], x[j]) + kernel(y[i], y[j])) / 20 * (i != j)
+    assert got == pytest.approx(total, rel=1e-4)
+
+    def distance(z):
+        return float(PriorMMD("images")(point(), None, {"latent": z}, {}, None))
+    z = torch.randn(400, 16, generator=generator)
+    assert abs(distance(z)) < 0.01 < 0.05 < min(map(distance, (0.5 * z, z + 1, 4 * z / z.norm(dim=1, keepdim=True) ** 2)))
+    assert -3.5 < distance(z[:1]) < 0                       # a single item is not divided by 0
+
+
+def test_the_prior_counts_once_whatever_the_batch():
+    """`jwae` eq. 6: D_JS is of distributions, no sum over items; nor does a second view of the same items double it."""
+    critic, latent = Critic(4, 8), numbers(5, 4).float()
+    once, twice = (float(Prior("images", critic)(point(), None, {"latent": z}, {}, None))
+                   for z in (latent, latent.repeat(2, 1)))
+    odds = critic(latent).detach()
+    assert once == pytest.approx(twice) and once == pytest.approx(float(-odds.sigmoid().log().mean()), rel=1e-5)
+    model, batch = model_and_batch(*JWAE, "--latent_norm", "none", "--word_dropout", "0")
+    model.eval()
+    alone, same = model(batch), model(batch._replace(unpaired=batch._replace(unpaired=None)))
+    for side in ("images", "captions"):
+        assert float(same[f"prior_{side}"]) == pytest.approx(float(alone[f"prior_{side}"]), rel=1e-5)
+        assert float(same[f"recon_{side}"]) == pytest.approx(2 * float(alone[f"recon_{side}"]), rel=1e-5)
+
+
+def test_the_critic_keeps_its_rate(tmp_path, demo_path):
+    fit("--data_path", demo_path, *JWAE, "--num_epochs", 3, "--lr_update", 1, "--logger_name", tmp_path / "run")
+    stored = load_checkpoint(str(tmp_path / "run"), "checkpoint.pt")
+    rates = {name: stored[name]["param_groups"][0]["lr"] for name in ("optimizer", "critic_optimizer")}
+    assert rates["critic_optimizer"] == 5e-5
+    assert rates["optimizer"] == pytest.approx(stored["options"]["learning_rate"] / 100)
 
 
 def test_critic_loss_is_log_2_where_it_knows_nothing():
@@ -190,7 +246,7 @@ def test_critic_and_encoders_share_a_backward_pass_and_no_gradient(more):
 
 @pytest.mark.parametrize("words", [[], ["--sim", "scan", "--bi_gru"]])
 def test_latents_have_the_mean_and_variance_of_the_prior(words):
-    model, batch = model_and_batch(*JWAE, *words)
+    model, batch = model_and_batch(*JWAE, "--latent_norm", "batch", *words)
     batch = batch._replace(images=numbers(6, 4, 9).float()) if words else batch
     images, captions, seen, told = model.embed(batch)
     for e, extras in ((images, seen), (captions, told)):
@@ -200,6 +256,46 @@ def test_latents_have_the_mean_and_variance_of_the_prior(words):
     if words:                                               # padding neither counts nor appears
         padding = torch.arange(told["latent"].shape[1]) >= batch.lengths[:, None]
         assert not told["latent"][padding].any()
+
+
+@pytest.mark.parametrize("words", [[], ["--sim", "scan", "--bi_gru"]])
+def test_on_the_sphere_latents_have_the_priors_norm_and_retrieval_is_untouched(words):
+    sphere, batch = model_and_batch(*JWAE, *words)
+    plain, _ = model_and_batch(*JWAE, "--latent_norm", "none", *words)
+    batch = batch._replace(images=numbers(6, 4, 9).float()) if words else batch
+    images, captions, seen, told = sphere.embed(batch)
+    for e, extras in ((images, seen), (captions, told)):
+        rows = jwae.real_rows(extras["latent"], e.n_parts)
+        torch.testing.assert_close(rows.norm(dim=1), torch.full((len(rows),), 32 ** 0.5))
+    if words:
+        assert not told["latent"][torch.arange(told["latent"].shape[1]) >= batch.lengths[:, None]].any()
+    others = plain.embed(batch)
+    torch.testing.assert_close(sphere.similarity(images, captions), plain.similarity(*others[:2]))
+
+
+def test_the_latents_norm_is_the_sphere_for_a_prior_and_batch_for_mse():
+    def norm(*words):
+        return train.parse_args([*SMALL, *words]).latent_norm
+    assert norm() == norm("--recon_images", "1") == "none" and norm(*JWAE) == "sphere"
+    assert norm(*JWAE, "--loss", "mse") == "batch" and norm(*JWAE, "--loss", "mse", "--latent_norm", "none") == "none"
+
+
+def test_runs_from_before_the_sphere_load_as_they_were(tmp_path, demo_path):
+    """`latent_bn`, a prior times the batch, and the BatchNorm under its old name."""
+    fit("--data_path", demo_path, *JWAE, "--latent_norm", "batch", "--num_epochs", 1, "--logger_name", tmp_path / "run")
+    path = tmp_path / "run" / "model_best.pt"
+    new = torch.load(path, weights_only=True)
+    old = {**new, "options": {**new["options"], "latent_bn": True, "prior_images": 0.1 / new["options"]["batch_size"]},
+           "model": {name.replace(".latent_norm.", ".whiten."): value for name, value in new["model"].items()}}
+    del old["options"]["latent_norm"]
+    torch.save(old, path)
+    read = load_checkpoint(str(tmp_path / "run"))
+    assert read["options"]["latent_norm"] == "batch" and read["options"]["prior_images"] == pytest.approx(0.1)
+    assert set(read["model"]) == set(new["model"]) != set(old["model"])
+    assert evaluate.run(evaluate.parse_args(["--checkpoint", str(tmp_path / "run")]))["protocols"]["full"]["rsum"] > 0
+    (tmp_path / "old.yaml").write_text("latent_bn: null\nprior_images: 0.01\nbatch_size: 50\n")
+    opt = train.parse_args(["--config", str(tmp_path / "old.yaml"), "--img_layers", "16"])
+    assert opt.latent_norm == "batch" and opt.prior_images == 0.5
 
 
 def test_every_parameter_has_one_optimiser():
@@ -390,7 +486,8 @@ def test_items_enter_only_terms_that_there_are(tmp_path, demo_path):
         vocab = Vocabulary.build(split.words, 1)
         return build_unpaired(opt, split, split.encode(vocab), choose_pairs(split, opt.supervised_fraction, 0), vocab)
     linked(tmp_path, demo_path, "more", captions="a red circle\nzyx xyz\n" * 15)
-    assert unpaired("--supervised_fraction", "0.5") is unpaired("--supervised_fraction", "0.5", "--latent_bn") is None
+    assert unpaired("--supervised_fraction", "0.5") is None
+    assert unpaired("--supervised_fraction", "0.5", "--latent_norm", "batch") is None
     found = unpaired("--supervised_fraction", "0.5", "--recon_images", "1")
     assert found.images and not found.captions
     found = unpaired("--supervised_fraction", "0.5", "--prior_captions", "1")
