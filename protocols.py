@@ -16,7 +16,7 @@ from attention import CrossAttention
 from cli import InputError
 from inputs import Photos
 from items import Items
-from losses import Cosine, Embedding, Mahalanobis
+from losses import Cosine, Embedding, Mahalanobis, Similarity
 from two_branch import ProductNetwork
 
 FOLD = 1000                           # images; COCO 1K is the mean of five such folds
@@ -94,16 +94,17 @@ def image_text_of(scores: np.ndarray):
 
 
 def within_modality(subject: Subject, side: int):
-    """tile(i, c) of scores among captions (side 1) or images (side 0): queries are rows. The Mahalanobis distance needs one
-    Gaussian and one point, cross-attention regions and words, the Similarity Network an image and a caption, which a modality
-    does not hold beside itself: there the cosine of the means serves."""
-    tiles = []
-    for similarity, *sides in subject.members:
-        e = sides[side]
-        if isinstance(similarity, (Mahalanobis, CrossAttention, ProductNetwork)):
-            similarity, e = Cosine(), Embedding(e.mean)
-        tiles.append(similarity.tiles(e, e))
-    return mean_of(tiles)
+    """tile(i, c) of scores among captions (side 1) or images (side 0): queries are rows."""
+    return mean_of([alike(similarity, sides[side]) for similarity, *sides in subject.members])
+
+
+def alike(similarity: Similarity, e: Embedding):
+    """tile(i, c) of scores of the items of one modality. The Mahalanobis distance needs one Gaussian and one point,
+    cross-attention regions and words, the Similarity Network an image and a caption, which a modality does not hold beside
+    itself: there the cosine of the means serves."""
+    if isinstance(similarity, (Mahalanobis, CrossAttention, ProductNetwork)):
+        similarity, e = Cosine(), Embedding(e.mean)
+    return similarity.tiles(e, e)
 
 
 @torch.no_grad()

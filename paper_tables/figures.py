@@ -1,11 +1,13 @@
-"""The papers' pictures from any run: `jwae` Tables 1 and 2 (examples of retrieval), `ucmr` Fig. 4-7 (uncertain items).
+"""The papers' pictures from any run: `jwae` Tables 1 and 2 (examples of retrieval) and Fig. 2 (neighbours), `ucmr` Fig. 4-7.
 
     python -m paper_tables.figures --checkpoint runs/A runs/B --photos data/demo/images     # several models side by side
+    python -m paper_tables.figures --checkpoint runs/A runs/B --photos FOLDER --neighbours  # and the images nearest to an image
     python -m paper_tables.figures --checkpoint runs/A --cxc --photos FOLDER                # and Fig. 4-7 of the Gaussian ones
 
 retrieval.png: above, captions and the best image of each model (Table 1); below, images and the best four captions of each
-model (Table 2); green is a match. Items are drawn by --seed, or are the numbers of --images and --captions. With --cxc or
---uncertain, evaluate.py draws uncertain_images.png and uncertain_captions.png in the folder uncertain/ of each Gaussian run.
+model (Table 2); green is a match. Items are drawn by --seed, or are the numbers of --images and --captions. With --neighbours
+neighbours.png has a row for each image and model: the images that are most alike to it (Fig. 2). With --cxc or --uncertain,
+evaluate.py draws uncertain_images.png and uncertain_captions.png in the folder uncertain/ of each Gaussian run.
 """
 if __name__ == "__main__":
     import cli
@@ -23,11 +25,14 @@ from cli import Arguments, InputError, data_set, filename, natural, split_name, 
 from draw import photo_paths
 from files import is_drawn
 from inputs import Photos
+from losses import Embedding
 from plots import drawing, picture_file
+from protocols import alike
 from report import is_results
 from subjects import encode, load_checkpoint, load_run, output_file, torch_device
 
 TOP = 4                               # captions an image, as in `jwae` Table 2
+NEAREST = 6                           # neighbours an image
 
 
 def chosen(given: list[int] | None, total: int, count: int, seed: int, what: str) -> list[int]:
@@ -40,7 +45,8 @@ def chosen(given: list[int] | None, total: int, count: int, seed: int, what: str
 
 @torch.no_grad()
 def rankings(runs: list[str], opt) -> tuple:
-    """The split, rows of images and captions, and per run the best image of each caption and best captions of each image."""
+    """The split, rows of images and captions, and per run the best image of each caption, the best captions of each image, and
+    the other images that are most alike to each image."""
     device, first, found = torch_device(opt.device), None, []
     for path in runs:
         run = load_run(path, opt)
@@ -54,20 +60,47 @@ def rankings(runs: list[str], opt) -> tuple:
         texts = chosen(opt.captions, len(split.captions), opt.count, opt.seed, "captions")
         found.append((model.similarity(images, captions.rows(torch.tensor(texts, device=device))).argmax(0).tolist(),
                       model.similarity(images.rows(torch.tensor(rows, device=device)), captions).topk(
-                          min(TOP, len(split.captions))).indices.tolist()))
+                          min(TOP, len(split.captions))).indices.tolist(),
+                      neighbours(model.similarity, images, rows)))
     return first, rows, texts, found
+
+
+def neighbours(similarity, images: Embedding, rows: list[int]) -> list[list[int]]:
+    """The NEAREST other images of each of `rows`, most alike first."""
+    tile, count = alike(similarity, images), min(NEAREST, len(images.mean) - 1)
+    scores = torch.cat([tile(slice(n, n + 1), slice(0, len(images.mean))) for n in rows])           # (R, N)
+    return scores.scatter(1, torch.tensor(rows, device=scores.device)[:, None], -torch.inf).topk(count).indices.tolist()
 
 
 def draw(opt) -> str:
     target = picture_file(output_file(opt.output, opt.checkpoint[0], "retrieval.png", is_drawn), opt.checkpoint)
+    beside = os.path.join(os.path.dirname(target), "neighbours" + os.path.splitext(target)[1])
+    beside = picture_file(beside, opt.checkpoint) if opt.neighbours else None
     split, rows, texts, found = rankings(opt.checkpoint, opt)
     photos = Photos(photo_paths(split, opt.photos))
     names = ["/".join(os.path.normpath(run).split(os.sep)[-1 if os.path.isdir(run) else -2:]) for run in opt.checkpoint]
+    if beside:
+        with drawing(beside, len(rows) * len(found), 1 + NEAREST, (1.5 * (1 + NEAREST), 1.7 * len(rows) * len(found))) as (
+                figure, axes):
+            draw_neighbours(rows, found, names, photos, axes)
+            figure.tight_layout()
     with drawing(target, len(texts) + len(rows), 1 + len(found), (3.6 * (1 + len(found)), 2.2 * (len(texts) + len(rows)))) as (
             figure, axes):
         draw_answers(split, rows, texts, found, names, photos, axes)
         figure.tight_layout()
-    return f"{len(texts)} captions with their best image and {len(rows)} images with their best {TOP} captions in {target}"
+    said = f"{len(texts)} captions with their best image and {len(rows)} images with their best {TOP} captions in {target}"
+    return said + f"\n{len(rows)} images with the images most alike to them in {beside}" * bool(beside)
+
+
+def draw_neighbours(rows, found, names, photos: Photos, axes) -> None:
+    """A row an image and model: the image, named by the model, and its neighbours."""
+    for axis in axes.flat:
+        axis.axis("off")
+    lines = [(image, name, near[k]) for k, image in enumerate(rows) for name, (*_, near) in zip(names, found)]
+    for line, (image, name, near) in zip(axes, lines):
+        line[0].set_title("\n".join(textwrap.wrap(name, 20)), fontsize=8, color="green")
+        for axis, shown in zip(line, (image, *near)):
+            axis.imshow(np.asarray(photos.open(shown)))
 
 
 def draw_answers(split, rows, texts, found, names, photos: Photos, axes) -> None:
@@ -90,11 +123,11 @@ def draw_answers(split, rows, texts, found, names, photos: Photos, axes) -> None
         axis.set_title(name, fontsize=9)
     for k, caption in enumerate(texts):
         write(axes[k, 0], 0.9, split.captions[caption])
-        for axis, (best, _) in zip(axes[k, 1:], found):
+        for axis, (best, *_) in zip(axes[k, 1:], found):
             show(axis, best[k], best[k] == owner[caption])
     for k, (image, row) in enumerate(zip(rows, axes[len(texts):])):
         show(row[0], image, False)
-        for axis, (_, best) in zip(row[1:], found):
+        for axis, (_, best, _) in zip(row[1:], found):
             y = 0.98
             for caption in best[k]:
                 y = write(axis, y, f"- {split.captions[caption]}", owner[caption] == image)
@@ -125,6 +158,8 @@ def main(argv=None) -> None:
     add("--captions", type=natural, nargs="+", metavar="N", help="captions to draw, from 0 (default: by chance)")
     add("--count", type=up_to(100), default=3, help="images and captions by chance")
     add("--seed", type=natural, default=0, help="of the chance")
+    add("--neighbours", action="store_true", help="also the images that are most alike to each image, in neighbours.png beside "
+        "the picture")
     add("--uncertain", action="store_true", help="also the most and least uncertain items of Gaussian runs")
     add("--cxc", action="store_true", help="the same with the matches of Crisscrossed Captions")
     add("--cxc_path", type=filename, metavar="FOLDER", help="its csv files (default: DATA_PATH/cxc)")

@@ -18,20 +18,22 @@ def across(label: str, source: int) -> tuple[Run]:
 
 def rows(numbers: dict, source: int) -> tuple[Row, ...]:
     """`jWAE-MH+SCAN` and `SCAN` are Table 3's of text to image attention, CCA's words its mean vectors."""
-    in_table_3 = {"CCA (VGG+w2v)": "CCA (Mean Vector)"}
+    in_table_3 = {"CCA (VGG+w2v)": "CCA (Mean Vector)", "CCA (VGG+w2v), tuned": "CCA (Mean Vector), tuned"}
     return tuple(Row(label, values, across(in_table_3.get(label, label.replace("SCAN", "SCAN t-i")), source))
                  for label, values in numbers.items())
 
 
 TABLE = Table("jwae Table 5: Flickr30K (train) to COCO (test)", (recalls("folds5", ks=(5, 10)),), rows({
     "CCA (VGG+w2v)": (13.3, 20.1, 10.3, 16.0),
+    "CCA (VGG+w2v), tuned": (None,) * 4,
     "Emb. Network (VGG+w2v)": (37.6, 49.5, 32.5, 45.8),
     "MSE (VGG+w2v)": (40.1, 52.9, 21.7, 33.8),
     "SCAN (ResNet+GRU)": (59.2, 70.0, 53.2, 66.6),
     "jWAE-MSE (VGG+w2v)": (42.8, 55.3, 28.3, 40.9),
     "jWAE-MH (VGG+w2v)": (43.4, 58.4, 34.5, 49.2),
     "jWAE-MH+SCAN (ResNet+GRU)": (64.4, 76.9, 55.2, 68.7)}, 0), notes=(
-        "which attention SCAN has the paper does not say: text to image here",))
+        "which attention SCAN has the paper does not say: text to image here",
+        "CCA is Klein's, with his regularisation of 1e-4; the tuned row, chosen on dev, is ours"))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

@@ -8,10 +8,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import yaml
 
 import demo
 import evaluate
+import losses
 import options
 import recipes
 import train
@@ -80,7 +82,9 @@ TUNED = {**VSEPP, "num_epochs": 15, "learning_rate": 2e-5, "finetune": True, "fr
 REGIONS = {"img_enc": "vsrn", "num_epochs": 30, "learning_rate": 2e-4, "lr_update": 15, "batch_size": 128, "embed_size": 2048,
            "word_dim": 300, "region_norm": "regions", "captioner": 1.0, "captioner_original": True}
 JWAE = {"learning_rate": 1e-4, "critic_learning_rate": 5e-5, "batch_size": 128}
-MH = {"recon_images": 0.5, "recon_captions": 0.005, "prior_images": 0.01, "prior_captions": 0.01, "max_violation": True}
+RAW = {"feature_norm": False}
+MH = {"latent_norm": "sphere", "recon_images": 0.5, "recon_captions": 0.005, "prior_images": 0.01, "prior_captions": 0.01,
+      "max_violation": True}
 DMSM = {"optimizer": "sgd", "learning_rate": 0.5, "lr_update": 1000, "negatives": 40, "gamma": 10.0, "embed_size": 300,
         "layer_style": "tanh", "feature_norm": False, "select": "hbr", "txt_enc": "trigram_conv"}
 RECIPES = [
@@ -93,10 +97,16 @@ RECIPES = [
     ("ucmr_table1", "VSRN ours", REGIONS | {"margin": 0.1}, "ucmr 4.2: margin of 0.1 for VSRN; the official codebase"),
     ("ucmr_table1", "VSRN", REGIONS | {"margin": 0.2, "image_head": "point"}, "VSRN's code"),
     ("ucmr_table1", "VSRN, wide", REGIONS | {"margin": 0.2, "embed_size": 4096}, "ucmr 4.2: doubling the dimension"),
-    ("jwae_table3", "jWAE-MH (VGG+w2v)", JWAE | MH | {"img_layers": "1024", "txt_layers": "1024"}, "jwae 4.2, 5.1"),
+    ("jwae_table3", "jWAE-MH (VGG+w2v)", JWAE | MH | RAW | {"img_layers": "1024", "txt_layers": "1024"}, "jwae 4.2, 5.1"),
     ("jwae_table3", "jWAE-MH (ResNet+GRU)", MH | {"txt_enc": "bigru", "num_layers": 2}, "jwae 4.2, 5.1"),
-    ("jwae_table3", "jWAE-MSE (VGG+w2v)", JWAE | {"loss": "mse", "recon_images": 1.0, "recon_captions": 1.0,
-                                                  "prior_images": 0.2, "prior_captions": 0.2}, "jwae 5.1"),
+    ("jwae_table3", "jWAE-MSE (VGG+w2v)", JWAE | RAW | {
+        "loss": "mse", "recon_images": 1.0, "recon_captions": 1.0, "prior_images": 0.2, "prior_captions": 0.2,
+        "mse_weight": 1024 / 128}, "jwae 5.1; eq. 7 a mean beside the sums of eq. 6"),
+    ("jwae_table3", "jWAE-MH+SCAN i-t (ResNet+GRU)", MH | RAW | {"cross_attn": "i2t", "agg_func": "Mean"}, "SCAN's code"),
+    ("jwae_table3", "Emb. Network (VGG+w2v)", {"lr_update": 1000, "num_epochs": 20, "batch_size": 1000},
+     "the two-branch networks' code: 20 epochs at a constant rate"),
+    ("jwae_table4", "VAE-MH", MH | {"prior_images": 0.0, "prior_captions": 0.0, "latent_norm": "none", "logvar_init": -6.0},
+     "jwae 5.2: in place of the WAE"),
     ("dmsm_table1", "FC7, 2000-1000-300 | 4000-2000-1000-500-300",
      DMSM | {"img_layers": "2000-1000", "txt_layers": "4000-2000-1000-500"}, "dmsm 4.2, Table 1")]
 
@@ -201,6 +211,9 @@ def test_numbers_stand_in_the_papers(name):
             assert all(f" {x:.2f} " in found for x in row.published), row.label
             continue
         numbers = [x for x in row.published if x is not None]
+        if not numbers:                                     # a row of ours
+            assert row.label.endswith(", tuned"), row.label
+            continue
         form = "{:.2f}" if name == "pmrl_table3" else "{:.1f}"
         place = found.find(f" {' '.join(form.format(x) for x in numbers)} ", at + 1)
         assert place > at, row.label
@@ -401,8 +414,17 @@ def test_pictures_of_runs_on_different_data_are_refused(tmp_path, demo_path):
         with pytest.raises(SystemExit, match=message):
             figures.main(["--checkpoint", one, *words])
     figures.main(["--checkpoint", one, two, "--data_name", "two", "--photos", os.path.join(demo_path, "demo", "images"),
-                  "--count", "1"])
-    assert (tmp_path / "run_one" / "retrieval.png").stat().st_size > 10_000         # beside a file that is given
+                  "--count", "1", "--neighbours"])
+    for name in ("retrieval", "neighbours"):                # beside a file that is given
+        assert (tmp_path / "run_one" / f"{name}.png").stat().st_size > 10_000
+
+
+def test_neighbours_are_the_images_most_alike_without_the_image_itself():
+    mean = torch.nn.functional.normalize(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), dim=1)
+    for similarity, log_var in ((losses.Cosine(), None), (losses.KL(), torch.zeros(9, 4))):
+        near = figures.neighbours(similarity, losses.Embedding(mean, log_var), [2, 7])
+        for n, row in zip((2, 7), near):                    # equal variances: KL ranks as the cosine of unit means
+            assert row == [k for k in (mean @ mean[n]).argsort(descending=True).tolist() if k != n][:figures.NEAREST]
 
 
 @pytest.mark.parametrize("words, sides", [(["--sim", "mahalanobis"], ["captions"]),

@@ -1,0 +1,99 @@
+"""The tables of results that README and docs show, printed from what evaluate.py wrote.
+
+    python -m results                                       # all of them
+    python -m results regions                               # one
+    python -m results --add vsrn_0 runs/f8k_region_precomp_cosine_seed0      # keep a run's results.json, as results/vsrn_0.json
+
+rows.yaml says which runs make a row (several seeds: their mean, and the deviation of rsum); NAME.json is the run's results.json
+with its command, the commit of the code and the versions that made it.
+"""
+import os
+import shlex
+import subprocess
+from statistics import mean, stdev
+
+import cli
+from cli import Arguments, InputError, filename
+from files import read_json, read_yaml, save_json
+from subjects import load_checkpoint
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+LOCAL = {"data_path", "vocab_path", "logger_name", "device", "workers", "log_step", "val_step"}       # of a machine
+KEPT = ("data_name", "split", "similarity", "images", "captions", "protocols", "best_ranks")
+RECALLS = [(f"{side} R@{k}" if k == 1 else f"R@{k}", f"protocols/full/{side}/r{k}")
+           for side in ("i2t", "t2i") for k in (1, 5, 10)]
+COLUMNS = {"recalls": RECALLS, "rsum": [("rsum", "protocols/full/rsum")], "dev": [("dev rsum", "dev_rsum")],
+           "ranks": [("HBR", "best_ranks/i2t/hbr"), ("ABR", "best_ranks/i2t/abr")]}
+
+
+def value(stored: dict, path: str) -> float:
+    for key in path.split("/"):
+        stored = stored[key]
+    return stored
+
+
+def cell(name: str, path: str, runs: list[dict], counted: bool) -> str:
+    """Mean over runs; of a sum of recalls its deviation, too, and with `counted` how many runs there are."""
+    values = [value(run, path) for run in runs]
+    digits = 2 if name == "HBR" else 1
+    if not name.endswith("rsum") or len(values) == 1:
+        return f"{mean(values):.{digits}f}"
+    return f"{mean(values):.1f} ± {stdev(values):.1f}" + f" ({len(values)})" * counted
+
+
+def lines(table: dict) -> list[str]:
+    """A table of rows.yaml in Markdown."""
+    columns = [column for kind in table["columns"] if kind != "n" for column in COLUMNS[kind]]
+    counted = "n" in table["columns"]
+    made = [" | ".join([f"| {table['of']} | FLAGS", *["n"] * counted, *(name for name, _ in columns)]) + " |"]
+    made.append("|---" * (2 + counted + len(columns)) + "|")
+    for label, flags, names in table["rows"]:
+        runs = [read_json(os.path.join(HERE, f"{name}.json")) for name in names.split()]
+        cells = [label, flags, *[str(len(runs))] * counted, *(cell(*column, runs, not counted) for column in columns)]
+        made.append("| " + " | ".join(cells) + " |")
+    return made
+
+
+def tables() -> dict[str, list[str]]:
+    return {name: lines(table) for name, table in read_yaml(os.path.join(HERE, "rows.yaml")).items()}
+
+
+def stored(run: str) -> dict:
+    """What a run's row is made of, without the places of the machine that made it."""
+    results, config = read_json(os.path.join(run, "results.json")), read_yaml(os.path.join(run, "config.yaml"))
+    if len(results.get("checkpoints", ())) != 1:
+        raise InputError(f"{run}/results.json is not of one run; evaluate the run by itself")
+    words, kept = shlex.split(config["command"])[2:], []
+    while words:                                            # --name value ... without those of the machine
+        take = 1 + next((k for k, word in enumerate(words[1:]) if word.startswith("--")), len(words) - 1)
+        kept, words = kept + words[:take] * (words[0].lstrip("-") not in LOCAL), words[take:]
+    start = config["options"].get("init_from")              # a run's name is enough
+    kept = [os.path.basename(os.path.normpath(word)) if word == start else word for word in kept]
+    known = not subprocess.run(["git", "merge-base", "--is-ancestor", config["git_commit"], "HEAD"], cwd=HERE, check=False,
+                               capture_output=True).returncode
+    return {"train": shlex.join(["python", "train.py", *kept]), "git_commit": config["git_commit"] if known else "unknown",
+            "versions": config["versions"], "dev_rsum": load_checkpoint(run)["state"]["best_rsum"],
+            **{name: results[name] for name in KEPT}}
+
+
+def main(argv=None) -> None:
+    p = Arguments("Print the tables of results, or keep the results of a run.")
+    p.prog = "results"
+    p.add_argument("table", nargs="*", help="which (default: all)")
+    p.add_argument("--add", nargs=2, type=filename, metavar=("NAME", "RUN"), help="keep a run's results as results/NAME.json")
+    cli.run(p.prog, command, p.parse_args(argv))
+
+
+def command(opt) -> None:
+    if opt.add:
+        save_json(stored(opt.add[1]), os.path.join(HERE, f"{opt.add[0]}.json"))
+        return
+    made = tables()
+    wrong = next((name for name in opt.table if name not in made), None)
+    if wrong:
+        raise InputError(f"there is no table {wrong}; there are {', '.join(made)}")
+    print("\n\n".join("\n".join([f"{name}:", "", *made[name]]) for name in opt.table or made))
+
+
+if __name__ == "__main__":
+    main()
