@@ -121,8 +121,9 @@ class Retelling(nn.Module):
 class PairMSE(nn.Module):
     """`losses.pair_mse` of the latents (`jwae` eq. 7) over their dimension D, summed over the batch.
 
-    Over D, since at the prior's scale eq. 7 grows with D. As printed, a mean over the pairs and a sum over D, it takes
-    --mse_weight D / B; without a latent_norm the latents then shrink to norms below 1, where the prior's are sqrt(D).
+    Over D, since at the prior's scale eq. 7 grows with D: --mse_weight D is eq. 7 per item. It is a mean over pairs, so beside
+    it all of eq. 6 counts per item, too: the weights of the priors, which are no sums here, are to be times the batch. Without
+    a latent_norm the latents shrink to norms below 1, where the prior's are sqrt(D).
     """
     sides = ()
 

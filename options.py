@@ -130,7 +130,7 @@ def parser() -> argparse.ArgumentParser:
         add(f"--unpaired_{side}", type=data_set, metavar="NAME",
             help=f"data set below --data_path whose training {side} join these terms")
     add("--mse_weight", type=number, default=1.0, help="mse: of the squared distance per dimension, summed over the batch "
-        "(embed_size / batch_size: jWAE's eq. 7 as printed, beside the sums of eq. 6)")
+        "(--embed_size: jWAE's eq. 7, counted per item)")
     add("--prior_loss", choices=list(jwae.PRIOR_LOSSES), default="gan", help="what tells latents from the prior: gan, a critic "
         "(jWAE), or mmd, a maximum mean discrepancy (both of Tolstikhin et al. 2018)")
     add("--latent_norm", choices=["batch", "sphere", "none"], help="gives latents the prior's scale: sphere, a norm of "

@@ -1,7 +1,7 @@
 """`ucmr` Table 1: VSE++ and VSRN as points, wider, and as Gaussians, on COCO with PMRP.
 
 Needs COCO's photos, annotations (with instances_val2014.json) and VSE++'s ids in D/coco, SCAN's regions with image and
-caption ids in D/coco_precomp (51 GiB together); about 42 GPU hours a seed and 30 GiB of runs. All are estimates.
+caption ids in D/coco_precomp (51 GiB together); about 45 GPU hours a seed and 30 GiB of runs. All are estimates.
 
     python -m paper_tables.ucmr_table1 --data_path D
 """

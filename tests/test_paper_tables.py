@@ -100,8 +100,8 @@ RECIPES = [
     ("jwae_table3", "jWAE-MH (VGG+w2v)", JWAE | MH | RAW | {"img_layers": "1024", "txt_layers": "1024"}, "jwae 4.2, 5.1"),
     ("jwae_table3", "jWAE-MH (ResNet+GRU)", MH | {"txt_enc": "bigru", "num_layers": 2}, "jwae 4.2, 5.1"),
     ("jwae_table3", "jWAE-MSE (VGG+w2v)", JWAE | RAW | {
-        "loss": "mse", "recon_images": 1.0, "recon_captions": 1.0, "prior_images": 0.2, "prior_captions": 0.2,
-        "mse_weight": 1024 / 128}, "jwae 5.1; eq. 7 a mean beside the sums of eq. 6"),
+        "loss": "mse", "recon_images": 1.0, "recon_captions": 1.0, "prior_images": 0.2 * 128, "prior_captions": 0.2 * 128,
+        "mse_weight": 1024.0}, "jwae 5.1; eq. 7 a mean over pairs, so all terms count per item"),
     ("jwae_table3", "jWAE-MH+SCAN i-t (ResNet+GRU)", MH | RAW | {"cross_attn": "i2t", "agg_func": "Mean"}, "SCAN's code"),
     ("jwae_table3", "Emb. Network (VGG+w2v)", {"lr_update": 1000, "num_epochs": 20, "batch_size": 1000},
      "the two-branch networks' code: 20 epochs at a constant rate"),
