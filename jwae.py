@@ -198,7 +198,7 @@ class PriorMMD(nn.Module):
             """Sum over all pairs."""
             squared = (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp(min=0)           # (R, R)
             return sum((c / (c + squared)).sum() for c in (2 * a.shape[1] * s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10)))
-        n = max(len(x), 2)                                  # k(x, x) = 1 of the 7 kernels is no pair
+        n = max(len(x), 2)                                  # 14: the 7 kernels of x and of y with itself, which is no pair
         return (kernel(x, x) + kernel(y, y) - 14 * len(x)) / (n * (n - 1)) - 2 * kernel(x, y) / n ** 2
 
 
