@@ -45,8 +45,8 @@ def chosen(given: list[int] | None, total: int, count: int, seed: int, what: str
 
 @torch.no_grad()
 def rankings(runs: list[str], opt) -> tuple:
-    """The split, rows of images and captions, and per run the best image of each caption, the best captions of each image, and
-    the other images that are most alike to each image."""
+    """The split, rows of images and captions, and per run the best image of each caption, the best captions of each image, and,
+    with --neighbours, the other images that are most alike to each image."""
     device, first, found = torch_device(opt.device), None, []
     for path in runs:
         run = load_run(path, opt)
@@ -61,7 +61,7 @@ def rankings(runs: list[str], opt) -> tuple:
         found.append((model.similarity(images, captions.rows(torch.tensor(texts, device=device))).argmax(0).tolist(),
                       model.similarity(images.rows(torch.tensor(rows, device=device)), captions).topk(
                           min(TOP, len(split.captions))).indices.tolist(),
-                      neighbours(model.similarity, images, rows)))
+                      neighbours(model.similarity, images, rows) if opt.neighbours else None))
     return first, rows, texts, found
 
 
@@ -74,8 +74,11 @@ def neighbours(similarity, images: Embedding, rows: list[int]) -> list[list[int]
 
 def draw(opt) -> str:
     target = picture_file(output_file(opt.output, opt.checkpoint[0], "retrieval.png", is_drawn), opt.checkpoint)
-    beside = os.path.join(os.path.dirname(target), "neighbours" + os.path.splitext(target)[1])
-    beside = picture_file(beside, opt.checkpoint) if opt.neighbours else None
+    beside = None
+    if opt.neighbours:
+        beside = picture_file(os.path.join(os.path.dirname(target), "neighbours" + os.path.splitext(target)[1]), opt.checkpoint)
+        if os.path.abspath(beside) == os.path.abspath(target):
+            raise InputError(f"--output {target} is where --neighbours draws its picture; name another file")
     split, rows, texts, found = rankings(opt.checkpoint, opt)
     photos = Photos(photo_paths(split, opt.photos))
     names = ["/".join(os.path.normpath(run).split(os.sep)[-1 if os.path.isdir(run) else -2:]) for run in opt.checkpoint]

@@ -86,7 +86,12 @@ def main(argv=None) -> None:
 
 def command(opt) -> None:
     if opt.add:
-        save_json(stored(opt.add[1]), os.path.join(HERE, f"{opt.add[0]}.json"))
+        name, run = opt.add
+        path = os.path.join(HERE, f"{name}.json")
+        if os.sep in name or os.path.lexists(path):
+            raise InputError(f"--add {name}: it has to be the name of a new file in results/, without .json; name another, or "
+                             "remove the file first")
+        save_json(stored(run), path)
         return
     made = tables()
     wrong = next((name for name in opt.table if name not in made), None)

@@ -414,6 +414,9 @@ def test_pictures_of_runs_on_different_data_are_refused(tmp_path, demo_path):
             figures.main(["--checkpoint", one, *words])
     figures.main(["--checkpoint", one, two, "--data_name", "two", "--photos", os.path.join(demo_path, "demo", "images"),
                   "--count", "1", "--neighbours"])
+    with pytest.raises(SystemExit, match="neighbours.png is where --neighbours draws its picture; name another file"):
+        figures.main(["--checkpoint", one, "--photos", os.path.join(demo_path, "demo", "images"), "--neighbours", "--output",
+                      str(tmp_path / "neighbours.png")])
     for name in ("retrieval", "neighbours"):                # beside a file that is given
         assert (tmp_path / "run_one" / f"{name}.png").stat().st_size > 10_000
 

@@ -56,5 +56,9 @@ def test_a_row_is_the_mean_of_its_runs(tmp_path, monkeypatch, demo_path, capsys)
     assert one[:2] == ["one", "G"] and one[8] == f"{a:.1f}" and both[:2] == ["both", "`F`"]
     assert both[8] == f"{(a + b) / 2:.1f} ± {abs(a - b) / 2 ** 0.5:.1f} (2)"
     assert both[2] == f"{sum(run['protocols']['full']['i2t']['r1'] for run in kept) / 2:.1f}"
+    for name in ("kept_0", "../kept_2"):
+        with pytest.raises(SystemExit, match="has to be the name of a new file in results/"):
+            results.main(["--add", name, str(tmp_path / "run1")])
+    assert json.loads((tmp_path / "kept_0.json").read_text()) == kept[0] and not (tmp_path.parent / "kept_2.json").exists()
     with pytest.raises(SystemExit, match="there is no table u; there are t"):
         results.main(["u"])
