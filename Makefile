@@ -7,11 +7,11 @@ PY := .venv/bin/python
 .PHONY: demo test lint setup
 
 demo: .venv/runtime
-	$(PY) demo.py --data_path $(DATA)
+	$(PY) -m demo --data_path $(DATA)
 	$(PY) train.py --config demo.yaml --data_path $(DATA) --logger_name $(RUN) --overwrite
 	$(PY) evaluate.py --checkpoint $(RUN) --uncertainty --photos $(DATA)/demo/images --cxc --cxc_path $(DATA)/demo_cxc \
 		--pmrp --instances $(DATA)/demo_coco/annotations/instances_val2014.json
-	$(PY) draw.py --checkpoint $(RUN) --photos $(DATA)/demo/images --output $(RUN)/retrieval.png
+	$(PY) show.py retrieval --checkpoint $(RUN) --photos $(DATA)/demo/images --output $(RUN)/retrieval.png
 
 test: .venv/dev
 	$(PY) -m pytest

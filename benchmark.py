@@ -37,18 +37,17 @@ from torch import Tensor
 
 import cli
 import train
-from annotations import Pairs, Ratings, cxc_pairs
-from attention import DIRECTIONS, CrossAttention
-from cli import Arguments, filename, natural, positive
+from cli import Arguments, filename, natural, positive, torch_device
 from data import Batch, Split, pair_batches
 from evaluate import Judgements, assess, parse_args
+from evaluation.annotations import Pairs, Ratings, cxc_pairs
+from evaluation.protocols import Subject
 from files import holds_keys, output, save_json
 from inputs import Features, Tokens
-from losses import LOG_VAR_BOUNDS, SIMILARITIES, Embedding
+from methods.scan import DIRECTIONS, CrossAttention
 from metrics import retrieval_blocks
 from model import build_model
-from protocols import Subject
-from subjects import torch_device
+from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding
 from vocab import SPECIALS, Vocabulary
 
 DIM = 1024

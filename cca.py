@@ -23,14 +23,14 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, data_set, filename, number, positive, split_names
-from data import Split, read_split
+from data import Split, check_extractors, read_split
 from encoders import Precomputed
+from evaluation.report import foreign_words
+from evaluation.sources import export, is_embeddings
 from files import output
 from inputs import Features, NoImages
-from losses import Cosine, Embedding
 from metrics import chance, retrieval_blocks
-from report import foreign_words
-from subjects import check_extractors, export, is_embeddings
+from similarities import Cosine, Embedding
 from vocab import Vocabulary
 
 BLOCK = 4096                          # rows read at a time

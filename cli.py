@@ -33,14 +33,21 @@ class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
         return action.help if action.default in (None, False) else super()._get_help_string(action)
 
 
+def program() -> str:
+    """How the command was called: train.py, or python -m features.extract."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return f"python -m {spec.name.removesuffix('.__main__')}" if spec else os.path.basename(sys.argv[0])
+
+
 class Arguments(argparse.ArgumentParser):
     """A command line whose errors are one line without the usage; options are never abbreviated.
 
     advice: {flag of another code base: what to do here instead}, said where the flag is met.
     """
 
-    def __init__(self, description: str, advice: dict[str, str] | None = None):
-        super().__init__(description=description, allow_abbrev=False, formatter_class=_Defaults)
+    def __init__(self, description: str, advice: dict[str, str] | None = None, **of_subparser):
+        super().__init__(**{"prog": program(), "description": description, "allow_abbrev": False,
+                            "formatter_class": _Defaults, **of_subparser})
         self.advice = advice or {}
 
     def parse_known_args(self, args=None, namespace=None):
@@ -182,8 +189,7 @@ def starting() -> None:
     imports of a script."""
     def stop(number: int, frame) -> None:
         with contextlib.suppress(OSError):
-            name = os.path.basename(sys.argv[0])
-            print(f"{name}: stopped by {NAMES[signal.Signals(number).name]} before it began", file=sys.stderr)
+            print(f"{program()}: stopped by {NAMES[signal.Signals(number).name]} before it began", file=sys.stderr)
         os._exit(128 + number)
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
@@ -243,3 +249,25 @@ def reason(error: BaseException, most: int = 160) -> str:
     """What an exception says, in one line of bounded length."""
     text = " ".join((str(error) or type(error).__name__).split())
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def torch_device(name: str):
+    """The torch.device of --device; auto: CUDA when present."""
+    import torch  # takes seconds to load, and this module answers signals before
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: no CUDA device is here; use --device cpu")
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def run_arguments(p: argparse.ArgumentParser, split: str) -> None:
+    """The options of commands that show what one run makes of a split; `split` says what the split is for."""
+    p.add_argument("--checkpoint", type=filename, metavar="RUN", help="run folder or checkpoint file (default: the newest run)")
+    p.add_argument("--vocab", type=filename, metavar="FILE.json", help="vocabulary of an original VSE++ or VSRN checkpoint "
+                   "(python vocab.py convert)")
+    p.add_argument("--data_path", type=filename, help="folder that holds the data sets (default: that of the training)")
+    p.add_argument("--data_name", type=data_set, help="data set (default: that of the training)")
+    p.add_argument("--split", type=split_name, default="test", help=split)
+    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
+    p.add_argument("--workers", type=workers, default=min(10, os.cpu_count() or 1),
+                   help="processes that read photos or large feature files")

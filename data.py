@@ -33,8 +33,7 @@ from tqdm import tqdm
 import cli
 from cli import Arguments, InputError, data_set, filename, reason
 from files import CHANGING, below, integers, read_array, read_json, read_lines
-from inputs import CaptionFeatures, Features, NoImages, Photos, Tokens, advice, encode_captions, train_transform
-from trigrams import TrigramTokens
+from inputs import CaptionFeatures, Features, NoImages, Photos, Tokens, TrigramTokens, advice, encode_captions, train_transform
 from vocab import Vocabulary, tokenize
 
 DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and COCO to 5,000 captions
@@ -142,13 +141,14 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
         raise InputError(f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); {advice(data_name)}")
     names = ("dev", "val") if split in ("dev", "val") else (split,)                 # one split with two names
     if any(os.path.exists(os.path.join(root, CHANGING.format(name))) for name in names):
-        raise InputError(f"{root}: the files of split '{split}' do not belong together, as `extract.py images` or demo.py was "
+        raise InputError(f"{root}: the files of split '{split}' do not belong together, as `features.extract images` or "
+                         "`demo` was "
                          "stopped while it put them in their places; call it again")
     karpathy = sorted(glob.glob(os.path.join(root, "dataset*.json")))
     precomputed = glob.glob(os.path.join(root, "*_caps.txt")) or glob.glob(os.path.join(root, "*_ims.npy"))
     if text_features and not precomputed:
         raise InputError(f"--text_features {text_features}: {root} holds photos, and features of captions lie beside "
-                         "precomputed ones; extract both with extract.py")
+                         "precomputed ones; extract both with features.extract")
     if os.path.isdir(os.path.join(root, "annotations")):
         result = _read_coco(root, split, use_restval)
     elif karpathy:
@@ -225,7 +225,8 @@ def _read_precomp(root: str, split: str, text_only: bool = False, text_features:
                          "caption")
     told = path(f"{text_features}.json")
     if text and os.path.isfile(told) and read_json(told, "extract the features again") != told_of(captions):
-        raise InputError(f"{text.path} was extracted from other captions than {source} holds now; call extract.py captions "
+        raise InputError(f"{text.path} was extracted from other captions than {source} holds now; call features.extract "
+                         "captions "
                          "again")
     caption_ids = _as_integers(caption_ids)                                         # Flickr's x.jpg#0 name no annotation
     return Split(split, images, captions, np.arange(count) // (count // n), source, ids or _as_integers(names) or names or None,
@@ -549,6 +550,16 @@ def main(argv=None) -> None:
                         help="vocabulary to measure coverage with (default: of the training captions)")
     opt = parser.parse_args(argv)
     sys.exit(cli.run("data.py", lambda: int(check(opt.data_path, opt.data_name, opt.vocab, opt.text_features) > 0)))
+
+
+def check_extractors(trained: dict | None, split: Split, text_features: str | None, path: str) -> None:
+    """Refuse features whose recorded extractor (features.json) is not that of the training."""
+    for kind in ("ims", text_features):
+        before, now = ((made or {}).get(kind) for made in (trained, split.extractors))
+        if before and now and before != now:
+            what = "image features" if kind == "ims" else f"caption features '{kind}'"
+            raise InputError(f"{split.source}: the {what} beside it were made by '{now}', {path} was trained on those of "
+                             f"'{before}'; extract them with the same network or vectors")
 
 
 if __name__ == "__main__":

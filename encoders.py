@@ -1,14 +1,14 @@
 """Trunks f and embeddings f_emb of the towers (model.py). All take (inputs, lengths); lengths is None for images."""
 import os
-import sys
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from cli import InputError
-from losses import unit
+from inputs import import_torchvision
+from similarities import unit
 from vocab import UNK
 
 
@@ -46,51 +46,6 @@ class BatchNorm(nn.BatchNorm1d):
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
-class GraphLayer(nn.Module):
-    """One round of reasoning between the regions of an image, as in VSRN: v + norm(out(R g(v))), (B, P, D) -> (B, P, D).
-
-    R = theta(v) phi(v)^T / P, (B, P, P), says how much each region takes from each other one: inner products without a
-    softmax. The scale and shift of the norm start at 0, so that an untrained layer is the identity. (The original writes
-    the linear maps as convolutions of width 1.)
-    """
-
-    def __init__(self, dim: int):
-        super().__init__()
-        self.g, self.theta, self.phi, self.out = (nn.Linear(dim, dim) for _ in range(4))
-        self.norm = BatchNorm(dim)
-        nn.init.zeros_(self.norm.weight)
-
-    def forward(self, v: Tensor) -> Tensor:
-        relation = self.theta(v) @ self.phi(v).transpose(1, 2) / v.shape[1]         # (B, P, P)
-        y = self.out(relation @ self.g(v))                                          # (B, P, D)
-        return v + self.norm(y.flatten(0, 1)).view_as(v)                            # statistics over batch and regions
-
-
-class RegionGraph(nn.Module):
-    """Image trunk of VSRN: a linear map of each region, a norm, four graph layers, a norm. (B, P, F) -> (B, P, D).
-
-    Both norms make each region sqrt(D) long, so that its entries are of order 1 at any D. Entries of unit regions, 0.02 at
-    D = 2,048, are drowned: the graph adds to them what its BatchNorms put out, whose scale and shift move by the learning rate
-    a step whatever the entries are, until all images are one point; and GRUs hardly see them. `across_regions` takes the unit
-    norm of each feature over the P regions, as the original's code does: entries of 1 / sqrt(P), 0.17 of 36 regions.
-    `first_norm=False` leaves the first norm out, as VSRN does on Flickr30k.
-    """
-
-    def __init__(self, img_dim: int, embed_size: int, first_norm: bool = True, across_regions: bool = False):
-        super().__init__()
-        self.dim, self.first_norm, self.across_regions = embed_size, first_norm, across_regions
-        self.fc = vsepp_linear(img_dim, embed_size)
-        self.layers = nn.Sequential(*(GraphLayer(embed_size) for _ in range(4)))
-
-    def forward(self, regions: Tensor, lengths=None) -> Tensor:
-        v = self.fc(regions)                                                        # (B, P, F) -> (B, P, D)
-        v = self.normalise(v) if self.first_norm else v
-        return self.normalise(self.layers(v))
-
-    def normalise(self, v: Tensor) -> Tensor:
-        return unit(v, 1) if self.across_regions else unit(v, 2) * self.dim ** 0.5  # (B, P, D)
-
-
 class CNN(nn.Module):
     """Image trunk for photos: an ImageNet network without its classifier, l2-normalised (VSE++'s EncoderImageFull).
 
@@ -122,25 +77,6 @@ class CNN(nn.Module):
             if self.cells:
                 out = out.unflatten(1, (self.dim, -1)).transpose(1, 2)              # (B, C * 49) -> (B, C, 49) -> (B, 49, C)
             return F.normalize(out, dim=-1) if self.normalise else out
-
-
-def import_torchvision():
-    """torchvision, also beside a CPU-only torch, where the compiled part of its wheel cannot load.
-
-    There the import stops at two detection operators that were never registered; nothing here calls them, so declaring
-    their signatures is enough.
-    """
-    try:
-        import torchvision
-    except RuntimeError as error:
-        if "torchvision::" not in str(error):
-            raise
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        import torchvision
-    return torchvision
 
 
 def _read_weights(net: nn.Module, path: str, cnn_type: str) -> None:
@@ -315,39 +251,6 @@ class GeneralisedPooling(nn.Module):
         return torch.einsum("p,bpd->bd", self.weights(parts.shape[1], parts.device).to(ordered.dtype), ordered)
 
 
-class RegionEmbedding(nn.Module):
-    """f_emb of an image in SCAN: one linear layer for every region (3.2). (B, P, F) -> (B, P, D).
-
-    `weight_norm` writes its matrix as a scale times a direction, one scale for the whole matrix.
-    """
-    per_word = False
-
-    def __init__(self, inputs: int, embed_size: int, weight_norm: bool = False):
-        super().__init__()
-        self.dim = embed_size
-        layer = vsepp_linear(inputs, embed_size)
-        self.fc = nn.utils.parametrizations.weight_norm(layer, dim=None) if weight_norm else layer
-
-    def forward(self, regions: Tensor, lengths=None) -> Tensor:
-        return self.fc(regions)
-
-
-class RegionGRU(nn.Module):
-    """f_emb of an image in VSRN: the last state of a GRU that reads the regions in turn. (B, P, F) -> (B, D).
-
-    `batch_norm` ends in a BatchNorm, as VSRN does on Flickr30k.
-    """
-
-    def __init__(self, inputs: int, embed_size: int, batch_norm: bool = False):
-        super().__init__()
-        self.dim = embed_size
-        self.rnn = nn.GRU(inputs, embed_size, batch_first=True)
-        self.norm = BatchNorm(embed_size) if batch_norm else nn.Identity()
-
-    def forward(self, regions: Tensor, lengths=None) -> Tensor:
-        return self.norm(self.rnn(regions)[1][-1])                                  # last layer: (B, D)
-
-
 class GRUEmbedding(nn.Module):
     """f_emb of a caption in VSE++: the last state of a GRU at each caption's end. (B, T, F) -> (B, D).
 
@@ -375,21 +278,3 @@ class BiGRUEmbedding(nn.Module):
 
     def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
         return self.fc(self.states(words, lengths))                                 # (B, T, F) -> (B, D) -> (B, D)
-
-
-class WordStates(nn.Module):
-    """f_emb of the words of a caption in SCAN: the state of a GRU at every word (3.2). (B, T, F) -> (B, T, D).
-
-    `bi_gru` reads the words in both directions and averages the two states of each. Padding is zero.
-    """
-    per_word = True                                                                 # parts are words: as many as the caption's
-
-    def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, bi_gru: bool = False):
-        super().__init__()
-        self.dim = embed_size
-        self.rnn = nn.GRU(inputs, embed_size, num_layers, batch_first=True, bidirectional=bi_gru)
-
-    def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
-        packed = pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        states, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=words.shape[1])
-        return states.unflatten(2, (-1, self.dim)).mean(2)                          # (B, T, D | 2 D) -> (B, T, D)

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
+import torch
 import yaml
 
 from cli import InputError, reason
@@ -25,6 +26,8 @@ try:
 except ImportError:                   # no POSIX system: nothing is locked there
     fcntl = None
 
+
+FORMAT = 1                            # of checkpoint.pt and model_best.pt
 NPZ_BYTES = 16 << 30                  # an .npz file is read whole; one of more arrays than this is refused
 YAML_BYTES = 1 << 20                  # options, some hundred lines
 INT64 = np.iinfo(np.int64)
@@ -84,6 +87,15 @@ def alive(process: int) -> bool:
     except OSError:                   # another user's
         return True
     return True
+
+
+def save_state(state: dict, path: str, advice: str) -> None:
+    """A checkpoint in place of the old one, which a full disk or a kill leaves as it was: then `advice` is given."""
+    try:
+        with atomic(path, "wb") as f:
+            torch.save(state, f)
+    except (OSError, RuntimeError) as error:
+        raise InputError(f"{path} could not be saved ({reason(error)}); the one before it is whole: {advice}") from error
 
 
 def save_json(value, path: str) -> None:

@@ -3,6 +3,8 @@ import functools
 import hashlib
 import mmap
 import os
+import sys
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +15,7 @@ from tqdm import tqdm
 
 from cli import InputError, reason
 from files import FAULTS, read_array
-from trigrams import Trigrams, TrigramTokens
-from vocab import UNK, Vocabulary
+from vocab import UNK, Trigrams, Vocabulary
 
 SCAN_BYTES = 4 << 30                  # feature files up to this size are searched for NaN before training starts
 RESIDENT_BYTES = 1 << 30              # rows read from a mapped file before its pages are handed back to the system
@@ -31,13 +32,13 @@ SOURCES = {
             "caption_datasets.zip",
     "f8k": "Flickr8k's photos, Flickr8k_Dataset.zip (by a form of the University of Illinois), and dataset_flickr8k.json of "
            "Karpathy's caption_datasets.zip",
-    "f8k_precomp": "features of Flickr8k's photos (VSE++'s data.tar, or extract.py images)",
-    "f8k_region_precomp": "features of regions or cells of Flickr8k's photos (extract.py images --layer cells)",
+    "f8k_precomp": "features of Flickr8k's photos (VSE++'s data.tar, or features.extract images)",
+    "f8k_region_precomp": "features of regions or cells of Flickr8k's photos (features.extract images --layer cells)",
     "coco/annotations/instances_val2014.json": "COCO's instances, in annotations_trainval2014.zip (cocodataset.org)",
     "cxc": "the csv files of Crisscrossed Captions (github.com/google-research-datasets/Crisscrossed-Captions)",
     "vg": "Visual Genome's image_data.json, region_descriptions.json and photos (visualgenome.org)",
     "GoogleNews-vectors-negative300.bin": "word2vec's vectors of Google News, 3.4 GiB (code.google.com/archive/p/word2vec)"}
-HELP = ("'Getting data' in README.md says what comes from where, `python data.py check` what is there, `python demo.py` "
+HELP = ("'Getting data' in README.md says what comes from where, `python data.py check` what is there, `python -m demo` "
         "writes demo data")
 
 
@@ -229,7 +230,6 @@ def train_transform(crop_size: int):
 
 
 def _transform(first):
-    from encoders import import_torchvision  # only photos need it
 
     import_torchvision()
     from torchvision import transforms as t
@@ -251,6 +251,43 @@ class Tokens(NamedTuple):
         return torch.from_numpy(tokens * (position < length[:, None])), torch.from_numpy(length)
 
 
+class TrigramTokens(NamedTuple):
+    """Hashed captions, one after another, each distinct word once. No `<start>` or `<end>`."""
+    table: np.ndarray                 # (U, K) int64, the trigrams of the U distinct words, zero-padded
+    width: np.ndarray                 # (U,) how many each has
+    flat: np.ndarray                  # (sum of lengths,) which distinct word
+    start: np.ndarray                 # (M,)
+    length: np.ndarray                # (M,) int64 words a caption
+    unknown: np.ndarray               # (M,) bool: captions of which no trigram is known, empty ones among them
+
+    @classmethod
+    def of(cls, captions: list[list[str]], vocab: Trigrams) -> "TrigramTokens":
+        """From tokenised captions."""
+        number = {word: u for u, word in enumerate(dict.fromkeys(chain.from_iterable(captions)))}
+        hashed = vocab.hash(number)
+        width = np.array([len(numbers) for numbers in hashed], np.int64)
+        table = np.zeros((len(hashed), width.max(initial=1)), np.int64)
+        table[np.arange(table.shape[1]) < width[:, None]] = np.fromiter(chain.from_iterable(hashed), np.int64)
+        flat = np.array([number[word] for word in chain.from_iterable(captions)], np.int64)
+        length = np.array([len(words) for words in captions], np.int64)
+        owner = np.repeat(np.arange(len(captions)), length)                         # whose word each of `flat` is
+        return cls(table, width, flat, np.cumsum(length) - length, length,
+                   np.bincount(owner, width[flat], len(captions)) == 0)
+
+    def batch(self, index) -> tuple[Tensor, Tensor]:
+        """Captions `index` (B,) -> zero-padded trigram numbers (B, T, K) and lengths (B,), without a loop.
+
+        T is the most words of a caption of this batch, K the most trigrams of a word.
+        """
+        length = self.length[index]
+        position = np.arange(length.max())
+        real = position < length[:, None]                                           # (B, T)
+        words = self.flat[np.minimum(self.start[index][:, None] + position, len(self.flat) - 1)]    # (B, T)
+        most = (self.width[words] * real).max(initial=1)
+        ids = self.table[:, :most][words] * real[:, :, None]                        # (U, K) -> (B, T, K)
+        return torch.from_numpy(ids), torch.from_numpy(length)
+
+
 def encode_captions(captions: list[list[str]], vocab: Vocabulary) -> Tokens | TrigramTokens:
     """Tokenised captions as numbers of words, or of their letter trigrams where the vocabulary is of those."""
     if isinstance(vocab, Trigrams):
@@ -270,3 +307,22 @@ class CaptionFeatures:
     def batch(self, index) -> tuple[Tensor, Tensor]:
         """Captions `index` (B,) -> (B, F) and lengths of 1 (B,)."""
         return self.features.gather(index), torch.from_numpy(self.length[index])
+
+
+def import_torchvision():
+    """torchvision, also beside a CPU-only torch, where the compiled part of its wheel cannot load.
+
+    There the import stops at two detection operators that were never registered; nothing here calls them, so declaring
+    their signatures is enough.
+    """
+    try:
+        import torchvision
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        import torchvision
+    return torchvision

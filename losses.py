@@ -1,449 +1,19 @@
-"""Similarities of points and Gaussians, and the objectives that train them.
+"""What a model learns from: the ranking objectives, the GAN of jWAE, and terms that stand beside an objective.
 
-Every similarity is higher-is-better, rows images, columns captions; a distance is returned negated. All but `order`
-are an inner product of lifted features, score = finish(A(images) @ B(captions).T + a(images) + b(captions)), so the
-same definition serves a training batch, an evaluation in blocks and a maximum-inner-product index, and nothing of
-size N x M x D is ever made.
+An objective turns the scores of a batch of matching pairs (B, B), with matches on the diagonal, into a loss. The similarities
+that give those scores are in similarities.py and can be imported from here, too.
 
-Papers: `pmrl` Probabilistic Multimodal Representation Learning; `ucmr` Uncertainty-based Cross-Modal Retrieval with
-Probabilistic Representations; VSE++ Faghri et al. 2018; PCME++ Chun 2024.
+Papers: `pmrl` Probabilistic Multimodal Representation Learning; `jwae` Mahajan et al. 2019; `dmsm` He et al. 2015; VSE++
+Faghri et
+al. 2018; PCME++ Chun 2024.
 """
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LOG_VAR_BOUNDS = (math.log(0.1), math.log(10.0))  # `pmrl` 3.1: variances in [0.1, 10]
-PIECE = 256                           # captions lifted and scored at once, so that temporaries stay in the cache
-
-
-class Embedding(NamedTuple):
-    """A batch of points or of diagonal Gaussians."""
-    mean: Tensor                      # (N, D)
-    log_var: Tensor | None = None     # (N, D) ellipsoidal | (N, 1) spherical | None: a point
-    parts: Tensor | None = None       # (N, P, D) regions, words, or K embeddings
-    n_parts: Tensor | None = None     # (N,) how many of P are real
-
-    def rows(self, index) -> "Embedding":
-        """The items that `index` (slice, list or tensor) selects."""
-        return Embedding(*(None if x is None else x[index] for x in self))
-
-    def split(self, size: int) -> list["Embedding"]:
-        """The items in runs of at most `size`."""
-        return [self.rows(slice(k, k + size)) for k in range(0, max(1, len(self.mean)), size)]
-
-
-def unit(x: Tensor, dim: int = -1) -> Tensor:
-    """l2-normalised vectors (..., D); the eps keeps the gradient of a zero vector (an image without features) below 1e6."""
-    return F.normalize(x, dim=dim, eps=1e-6)
-
-
-def real_rows(latent: Tensor, n_parts: Tensor | None) -> Tensor:
-    """Latents of items (B, D), or of their parts (B, P, D) without the padding -> (R, D)."""
-    if latent.ndim == 2:
-        return latent
-    return latent[torch.arange(latent.shape[1], device=latent.device) < n_parts[:, None]]            # (B, P, D) -> (R, D)
-
-
-def bound_log_var(raw: Tensor, bounds: tuple[float, float] = LOG_VAR_BOUNDS) -> Tensor:
-    """Clamp a log-variance, by default so that the variance stays in [0.1, 10] (`pmrl` 3.1, `ucmr` 4.2)."""
-    return raw.clamp(*bounds)
-
-
-def uncertainty(e: Embedding) -> Tensor:
-    """log det Sigma of every item, in nats (`ucmr` 3.3): (N, D) or spherical (N, 1) -> (N,)."""
-    if e.log_var is None:
-        raise ValueError("a point has no uncertainty; train with a Gaussian head (--head ellipsoidal)")
-    return e.log_var.expand_as(e.mean).sum(1)
-
-
-def deal_variances(images: Embedding, captions: Embedding, seed: int = 0) -> tuple[Embedding, Embedding]:
-    """Both sides with the variances of other items: the control that shows whether it matters whose they are.
-
-    Each side goes round one random circle, so that no item keeps its own; the circles are drawn one after the other, since with
-    as many captions as images a common one would leave matching variances together. Points stay as they are.
-    """
-    generator = torch.Generator().manual_seed(seed)
-
-    def dealt(e: Embedding) -> Embedding:
-        circle = torch.randperm(len(e.mean), generator=generator).to(e.mean.device)
-        if e.log_var is None:
-            return e
-        log_var = torch.empty_like(e.log_var)
-        log_var[circle] = e.log_var[circle.roll(1)]
-        return e._replace(log_var=log_var)
-    return dealt(images), dealt(captions)
-
-
-def negative_root(raw: Tensor) -> Tensor:
-    """-sqrt of a negated squared distance. The clamp keeps the gradient finite where the distance is zero."""
-    return (-raw).clamp_(min=torch.finfo(raw.dtype).eps ** 2).sqrt().neg()
-
-
-def side_by_side(blocks, m: int) -> Tensor:
-    """Blocks (n, p) from an iterator -> (n, m), each written while it is in the cache."""
-    scores, done = None, 0
-    for block in blocks:
-        scores = block.new_empty(len(block), m) if scores is None else scores
-        scores[:, done:done + block.shape[1]] = block
-        done += block.shape[1]
-    return scores
-
-
-class Similarity(nn.Module):
-    """forward(images, captions): (N, D), (M, D) -> scores (N, M)."""
-    gaussian_sides = 0                # how many of image and caption must be Gaussian: 0, 1 or 2
-    parts = False                     # compares parts (words, regions), which both sides must have
-    logits = False                    # scores are log-odds of a match
-
-    def check(self, images: Embedding, captions: Embedding) -> None:
-        given = (images.log_var is not None) + (captions.log_var is not None)
-        if self.gaussian_sides not in (0, given):
-            raise ValueError(f"{type(self).__name__} needs variances on {self.gaussian_sides} of the two sides, images and "
-                             f"captions; {given} of those given have them")
-
-    def tiles(self, images: Embedding, captions: Embedding):
-        """A function (image index, caption index) -> block of scores, for matrices too large to hold. Indices are slices
-        or integer tensors."""
-        return lambda i, c: self(images.rows(i), captions.rows(c))
-
-
-class Separable(Similarity):
-    """score = finish(A @ B.T + a[:, None] + b[None, :]).
-
-    `origin` names what both sides share: a similarity that does not change when both are moved (or scaled) together
-    subtracts it first, so that float32 never adds large terms that cancel. Without it (None) a lift depends on nothing but
-    its own item, which an index needs; that is what `images` and `captions` return.
-    """
-    centred: tuple[str, ...] = ()     # fields of the embeddings that an origin is taken from
-
-    def lift_image(self, e: Embedding, origin: Embedding | None) -> tuple[list[Tensor], Tensor, Tensor | None]:
-        """The blocks of columns that A (N, K) consists of, a (N,), and the level (N, 1) or None that an item's variances
-        have in common: see `gap`. Joining the blocks would cost a pass over memory that no product needs."""
-        raise NotImplementedError
-
-    def lift_caption(self, e: Embedding, origin: Embedding | None) -> tuple[list[Tensor], Tensor, Tensor | None]:
-        """The blocks of B (M, K), b (M,) and level (M, 1) or None, as in `lift_image`."""
-        raise NotImplementedError
-
-    def gap(self, image_level: Tensor, caption_level: Tensor, dim: int) -> Tensor:
-        """Part of the raw score that levels (n, 1) and (1, m) make. Taken pair by pair: as terms of an inner product they
-        would cancel where whole items differ in variance, as spherical ones do."""
-        raise NotImplementedError
-
-    def finish(self, raw: Tensor) -> Tensor:
-        """Monotone, so that ranking by the raw inner product is ranking by the score."""
-        return raw
-
-    def images(self, e: Embedding) -> tuple[Tensor, Tensor]:
-        """A (N, K), a (N,)."""
-        blocks, a, _ = self.lift_image(e, None)
-        return torch.cat(blocks, 1), a
-
-    def captions(self, e: Embedding) -> tuple[Tensor, Tensor]:
-        """B (M, K), b (M,)."""
-        blocks, b, _ = self.lift_caption(e, None)
-        return torch.cat(blocks, 1), b
-
-    def origin(self, images: Embedding, captions: Embedding) -> Embedding:
-        """Average over both sides of the fields in `centred`, (1, D) each; a constant to the gradient."""
-        fields = {}
-        for name in self.centred:
-            sides = [getattr(e, name) for e in (images, captions) if getattr(e, name) is not None]
-            fields[name] = sum(x.detach().mean(0, keepdim=True) for x in sides) / len(sides)
-        return Embedding(fields.get("mean"), fields.get("log_var"))
-
-    def forward(self, images: Embedding, captions: Embedding, origin: Embedding | None = None) -> Tensor:
-        self.check(images, captions)
-        origin = origin or self.origin(images, captions)
-        pieces = (self.lift_caption(piece, origin) for piece in captions.split(PIECE))
-        return self.score(self.lift_image(images, origin), pieces, len(captions.mean), images.mean.shape[1])
-
-    def tiles(self, images: Embedding, captions: Embedding, origin: Embedding | None = None):
-        """As in `Similarity`; the images are lifted once, captions a block at a time, and the last block is kept."""
-        self.check(images, captions)
-        origin = origin or self.origin(images, captions)
-        lifted, last = self.lift_image(images, origin), [None, []]
-
-        def tile(i, c):
-            if last[0] is not c:
-                last[:] = c, [self.lift_caption(piece, origin) for piece in captions.rows(c).split(PIECE)]
-            return self.score(chosen(lifted, i), last[1], sum(len(b) for _, b, _ in last[1]), images.mean.shape[1])
-        return tile
-
-    def score(self, lifted, pieces, m: int, dim: int) -> Tensor:
-        """Scores (n, m) of lifted images and m lifted captions in pieces of p."""
-        return side_by_side((self.piece(lifted, lift, dim) for lift in pieces), m)
-
-    def piece(self, image_lift, caption_lift, dim: int) -> Tensor:
-        """Scores (n, p) of n lifted images and p lifted captions."""
-        image_blocks, a, level = image_lift                                         # (n, k) each, (n,), (n, 1)
-        caption_blocks, b, caption_level = caption_lift                             # (p, k) each, (p,), (p, 1)
-        raw = a[:, None] + b                                                        # (n, p)
-        if caption_level is not None:
-            raw += self.gap(level, caption_level.T, dim)
-        for A, B in zip(image_blocks, caption_blocks):
-            raw.addmm_(A, B.T)
-        return self.finish(raw)
-
-
-def chosen(lifted, i):
-    """The items `i` of a lift."""
-    blocks, a, level = lifted
-    return [block[i] for block in blocks], a[i], None if level is None else level[i]
-
-
-def shift(e: Embedding, origin: Embedding | None) -> Tensor:
-    """Means seen from the common origin: (N, D)."""
-    return e.mean if origin is None else e.mean - origin.mean
-
-
-def normalise(e: Embedding, origin: Embedding | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Means and log-variances, (N, D) each, in the units of the origin, x -> (x - mean0) / std0; from the log-variances
-    their average over each item is taken out and given beside them, (N, 1). Without an origin: as they are, and 0."""
-    if origin is None:
-        return e.mean, e.log_var.expand_as(e.mean), e.mean.new_zeros(len(e.mean), 1)
-    log_var = e.log_var - origin.log_var
-    level = log_var.mean(1, keepdim=True)
-    mean = (e.mean - origin.mean).mul_((-origin.log_var / 2).exp())     # in place: fresh memory costs more than the sum
-    return mean, log_var.sub_(level).expand_as(e.mean), level
-
-
-class Dot(Separable):
-    """Inner product of the means: VSE++'s score, which is the cosine where both sides have unit norm."""
-
-    def lift_image(self, e, origin):
-        return [e.mean], e.mean.new_zeros(len(e.mean)), None
-
-    lift_caption = lift_image
-
-
-class Cosine(Separable):
-    """Cosine of the means, in [-1, 1] (VSE++ 3.1)."""
-
-    def lift_image(self, e, origin):
-        return [unit(e.mean)], e.mean.new_zeros(len(e.mean)), None
-
-    lift_caption = lift_image
-
-
-class Mahalanobis(Separable):
-    """-sqrt((x - mu)^T Sigma^-1 (x - mu)) with the mean and covariance of the one Gaussian side, <= 0.
-
-    `pmrl` eq. 6 (GCE: the caption is the Gaussian) and eq. 10 (GIE: the image is).
-    """
-    gaussian_sides, centred = 1, ("mean",)
-    finish = staticmethod(negative_root)
-
-    def lift_image(self, e, origin):
-        mean = shift(e, origin)
-        if e.log_var is None:
-            return [mean.square(), mean], mean.new_zeros(len(mean)), None
-        precision = (-e.log_var).exp().expand_as(mean)
-        scaled = precision * mean
-        return [-precision, 2 * scaled], -(scaled * mean).sum(1), None
-
-    lift_caption = lift_image
-
-
-class KL(Separable):
-    """-KL(image || caption) in nats, <= 0: `pmrl` eq. 15, `ucmr` eq. 4.
-
-    With l the log-variances less the level of their item, x = expm1(l_i), y = expm1(-l_c) and u = exp(level_i - level_c),
-    2 KL = sum_d [u (x y + x + y) + l_c - l_i + (mu_i - mu_c)^2 / v_c] + D (u - 1 - log u): what cancels is never added.
-    """
-    gaussian_sides, centred = 2, ("mean", "log_var")
-
-    def lift_image(self, e, origin):
-        return self.lift_p(*normalise(e, origin))
-
-    def lift_caption(self, e, origin):
-        return self.lift_q(*normalise(e, origin))
-
-    @staticmethod
-    def lift_p(mean: Tensor, log_var: Tensor, level: Tensor):
-        """The lift of p in KL(p || q), normalised: D + D + 2 columns."""
-        scale = level.exp()
-        excess = log_var.expm1() * scale
-        square = (mean.square() + excess).mul_(-0.5)
-        return [square, mean, torch.cat([square.sum(1, keepdim=True), -0.5 * scale], 1)], 0.5 * log_var.sum(1), level
-
-    @staticmethod
-    def lift_q(mean: Tensor, log_var: Tensor, level: Tensor):
-        """The lift of q in KL(p || q), normalised: D + D + 2 columns."""
-        scale = (-level).exp()
-        excess = (-log_var).expm1_() * scale
-        scaled = (excess + scale) * mean
-        return ([excess, scaled, torch.cat([scale, excess.sum(1, keepdim=True)], 1)],
-                -0.5 * torch.addcmul(log_var, mean, scaled).sum(1), level)
-
-    def gap(self, image_level, caption_level, dim):
-        ratio = image_level - caption_level                                         # log u: (n, m)
-        return (ratio.expm1() - ratio).mul_(-0.5 * dim)
-
-
-class KLReverse(KL):
-    """-KL(caption || image) in nats, <= 0: the other direction, `ucmr` Table 6."""
-
-    def lift_image(self, e, origin):
-        return super().lift_caption(e, origin)
-
-    def lift_caption(self, e, origin):
-        return super().lift_image(e, origin)
-
-    def gap(self, image_level, caption_level, dim):
-        return super().gap(caption_level, image_level, dim)
-
-
-class MinKL(Similarity):
-    """-min(KL(image || caption), KL(caption || image)) in nats, <= 0: `pmrl` eq. 16."""
-    gaussian_sides = 2
-
-    def __init__(self):
-        super().__init__()
-        self.kl, self.kl_reverse = KL(), KLReverse()
-
-    def forward(self, images, captions):
-        self.check(images, captions)
-        origin = self.kl.origin(images, captions)
-        pieces = (self.lift(piece, origin) for piece in captions.split(PIECE))
-        return self.score(self.lift(images, origin), pieces, len(captions.mean), images.mean.shape[1])
-
-    def tiles(self, images, captions):
-        self.check(images, captions)
-        origin, last = self.kl.origin(images, captions), [None, []]
-        p, q = self.lift(images, origin)
-
-        def tile(i, c):
-            if last[0] is not c:
-                last[:] = c, [self.lift(piece, origin) for piece in captions.rows(c).split(PIECE)]
-            m = sum(len(b) for (_, b, _), _ in last[1])
-            return self.score((chosen(p, i), chosen(q, i)), last[1], m, images.mean.shape[1])
-        return tile
-
-    @staticmethod
-    def lift(e: Embedding, origin: Embedding):
-        """Both lifts of an item, which share what they start from."""
-        normal = normalise(e, origin)
-        return KL.lift_p(*normal), KL.lift_q(*normal)
-
-    def score(self, images, pieces, m: int, dim: int) -> Tensor:
-        """Scores (n, m) of images and m captions in pieces, both lifted both ways."""
-        image_p, image_q = images
-        return side_by_side((torch.maximum(self.kl.piece(image_p, q, dim), self.kl_reverse.piece(image_q, p, dim))
-                             for p, q in pieces), m)
-
-
-class Wasserstein(Separable):
-    """-sqrt(|mu_i - mu_c|^2 + |sigma_i - sigma_c|^2), sigma the standard deviations, <= 0: 2-Wasserstein distance of
-    diagonal Gaussians, `pmrl` eq. 17 = `ucmr` eq. 7."""
-    gaussian_sides, centred = 2, ("mean", "log_var")
-    power = 0.5                       # of the variance
-    finish = staticmethod(negative_root)
-
-    def lift_caption(self, e, origin):
-        spread = (self.power * e.log_var).exp()                                     # (M, D) or spherical (M, 1)
-        level = None
-        if origin is not None:
-            spread = spread - (self.power * origin.log_var).exp()
-            level = spread.mean(1, keepdim=True)
-            spread = spread - level
-        mean, spread = shift(e, origin), spread.expand_as(e.mean)
-        return [mean, spread], -torch.addcmul(mean.square(), spread, spread).sum(1), level
-
-    def lift_image(self, e, origin):
-        blocks, norm, level = self.lift_caption(e, origin)
-        return [2 * block for block in blocks], norm, level
-
-    def gap(self, image_level, caption_level, dim):
-        return (image_level - caption_level).square() * -dim                        # (n, m)
-
-
-class WassersteinVar(Wasserstein):
-    """-sqrt(|mu_i - mu_c|^2 + |sigma_i^2 - sigma_c^2|^2): `ucmr` eq. 8 as printed, with variances, which contradicts
-    its eq. 7."""
-    power = 1.0
-
-
-class CSD(Separable):
-    """-(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0: closed-form sampled distance, PCME++ eq. 1."""
-    gaussian_sides, centred = 2, ("mean",)
-
-    def lift_caption(self, e, origin):
-        mean = shift(e, origin)
-        return [mean], -mean.square().sum(1) - e.log_var.exp().expand_as(e.mean).sum(1), None
-
-    def lift_image(self, e, origin):
-        blocks, norm, _ = self.lift_caption(e, origin)
-        return [2 * block for block in blocks], norm, None
-
-
-class Order(Similarity):
-    """-|max(0, caption - image)|, <= 0: order-violation of the means (Vendrov et al. 2016; VSE++ 4.4).
-
-    max(0, .) does not separate, so items meet in blocks of at most `elements` differences, which fit the cache.
-    """
-
-    def forward(self, images, captions, elements: int = 2 ** 20):
-        def piece(y):                                                               # (p, D)
-            step = max(1, elements // max(1, y.numel()))
-            return negative_root(torch.cat([-(y - x[:, None]).clamp(min=0).square().sum(2)       # (n, p, D) -> (n, p)
-                                            for x in images.mean.split(step)]))
-        return side_by_side(map(piece, captions.mean.split(PIECE)), len(captions.mean))          # (N, M)
-
-
-class Pairwise(Similarity):
-    """Closed forms for two Gaussians that do not separate either, in the same blocks."""
-    gaussian_sides = 2
-
-    def forward(self, images, captions, elements: int = 2 ** 20):
-        self.check(images, captions)
-
-        def piece(y):
-            step = max(1, elements // max(1, y.mean.numel()))
-            return torch.cat([self.pairs(x, y) for x in images.split(step)])        # (N, p)
-        return side_by_side(map(piece, captions.split(PIECE)), len(captions.mean))  # (N, M)
-
-    def pairs(self, x: Embedding, y: Embedding) -> Tensor:
-        """(n, D), (p, D) -> (n, p)."""
-        raise NotImplementedError
-
-    @staticmethod
-    def differences(x: Embedding, y: Embedding) -> tuple[Tensor, Tensor]:
-        """Squared differences of the means and sums of the variances, (n, p, D) each."""
-        a, b = x.log_var.exp().expand_as(x.mean), y.log_var.exp().expand_as(y.mean)
-        return (x.mean[:, None] - y.mean).square(), a[:, None] + b
-
-
-class ELK(Pairwise):
-    """log of the expected likelihood kernel, the integral of p q = N(mu_i - mu_c; 0, Sigma_i + Sigma_c), any real number in
-    nats (Jebara et al. 2004; among the similarities that PCME is evaluated with)."""
-
-    def pairs(self, x, y):
-        square, total = self.differences(x, y)
-        return -0.5 * (square / total + total.log()).sum(2) - 0.5 * math.log(2 * math.pi) * x.mean.shape[1]
-
-
-class Bhattacharyya(Pairwise):
-    """-sum_d [(mu_i - mu_c)^2 / (v_i + v_c) / 4 + log((v_i + v_c) / (2 sigma_i sigma_c)) / 2], <= 0: minus the Bhattacharyya
-    distance, -log of the integral of sqrt(p q), in nats.
-
-    The second term is log cosh(h) / 2 with h = (log v_i - log v_c) / 2, and log cosh h = log(1 + sinh(h)^2) / 2.
-    """
-
-    def pairs(self, x, y):
-        square, total = self.differences(x, y)
-        half = (x.log_var[:, None] - y.log_var).expand_as(square) / 2               # (n, p, D)
-        return -0.25 * (square / total + half.sinh().square().log1p()).sum(2)
-
-
-SIMILARITIES: dict[str, type[Similarity]] = {
-    "cosine": Cosine, "dot": Dot, "order": Order, "mahalanobis": Mahalanobis, "kl": KL, "kl_reverse": KLReverse,
-    "minkl": MinKL, "wasserstein": Wasserstein, "wasserstein_var": WassersteinVar, "csd": CSD, "elk": ELK,
-    "bhattacharyya": Bhattacharyya,
-}
+from similarities import SIMILARITIES, Embedding, Separable, Similarity, real_rows, uncertainty, unit  # noqa: F401
 
 
 def hinge(scores: Tensor, margin: float = 0.2, max_violation: bool = False, same_image: Tensor | None = None) -> Tensor:
@@ -484,3 +54,265 @@ def sampled_nll(scores: Tensor, gamma: float = 10.0, negatives: int = 40, genera
 def pair_mse(images: Tensor, captions: Tensor) -> Tensor:
     """Mean over N pairs of |f_v(x) - f_t(y)|^2, >= 0: (N, D), (N, D) -> scalar (`jwae` eq. 7)."""
     return (images - captions).square().sum(1).mean()
+
+
+def whole(latent: Tensor, n_parts: Tensor | None) -> Tensor:
+    """One latent an item, (B, D): the mean of its real parts where it has parts."""
+    if latent.ndim == 2:
+        return latent
+    real = torch.arange(latent.shape[1], device=latent.device) < n_parts[:, None]                    # (B, P)
+    return (latent * real[:, :, None]).sum(1) / n_parts[:, None]                    # (B, P, D) -> (B, D)
+
+
+class PairMSE(nn.Module):
+    """`losses.pair_mse` of the latents (`jwae` eq. 7) over their dimension D, summed over the batch.
+
+    Over D, since at the prior's scale eq. 7 grows with D: --mse_weight D is eq. 7 per item. It is a mean over pairs, so beside
+    it all of eq. 6 counts per item, too: the weights of the priors, which are no sums here, are to be times the batch. Without
+    a latent_norm the latents shrink to norms below 1, where the prior's are sqrt(D).
+    """
+    sides = ()
+
+    def forward(self, images: Embedding, captions: Embedding, seen: dict, told: dict, batch) -> Tensor:
+        x, y = whole(seen["latent"], images.n_parts).float(), whole(told["latent"], captions.n_parts).float()
+        return pair_mse(x, y) * len(x) / x.shape[1]
+
+
+class Critic(nn.Module):
+    """Log-odds that a latent is a sample of the prior N(0, I): three linear layers with leaky ReLUs between, (R, D) -> (R,).
+    One critic for both sides, which share the prior (`jwae` 4.2)."""
+
+    def __init__(self, latent: int, hidden: int = 256):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(latent, hidden), nn.LeakyReLU(0.2), nn.Linear(hidden, hidden), nn.LeakyReLU(0.2),
+                                    nn.Linear(hidden, 1))
+
+    def forward(self, latent: Tensor) -> Tensor:
+        return self.layers(latent)[:, 0]
+
+
+class Prior(nn.Module):
+    """What an encoder is told to make its latents pass for samples of the prior: -log sigmoid(critic), mean over the latents
+    (parts: all of them), `jwae` eq. 6, D_JS in its non-saturating form. The critic learns nothing here."""
+    reduction = "mean"
+
+    def __init__(self, side: str, critic: Critic):
+        super().__init__()
+        self.sides, self.critic = (side,), [critic]         # in a list: JointEmbedding lists its parameters, once
+
+    def forward(self, images, captions, seen: dict, told: dict, batch) -> Tensor:
+        extras, e = (seen, images) if self.sides == ("images",) else (told, captions)
+        latent = real_rows(extras["latent"].float(), e.n_parts)
+        critic = self.critic[0]
+        frozen = {name: p.detach() for name, p in critic.named_parameters()}
+        odds = torch.func.functional_call(critic, frozen, latent)
+        return F.softplus(-odds.float()).mean()
+
+
+class CriticLoss(nn.Module):
+    """Binary cross-entropy of the critic: the latents of one side against as many samples of N(0, I), mean, in nats; log 2
+    where it cannot tell them apart. The encoders learn nothing here, so one backward pass serves them and the critic."""
+    reduction = "mean"
+
+    def __init__(self, side: str, critic: Critic):
+        super().__init__()
+        self.sides, self.critic = (side,), [critic]
+
+    def forward(self, images: Embedding, captions: Embedding, seen: dict, told: dict, batch) -> Tensor:
+        extras, e = (seen, images) if self.sides == ("images",) else (told, captions)
+        encoded = real_rows(extras["latent"].detach().float(), e.n_parts)           # (R, D)
+        real, fake = self.critic[0](torch.cat([torch.randn_like(encoded), encoded])).float().chunk(2)    # (2 R,) -> (R,) twice
+        return (F.softplus(-real).mean() + F.softplus(fake).mean()) / 2
+
+
+class PriorMMD(nn.Module):
+    """Maximum mean discrepancy of the latents of one side (parts: all of them) and as many samples of the prior N(0, I), the
+    unbiased estimate of its square, about 0 where both are alike: the WAE-MMD of Tolstikhin et al. 2018 (`jwae` ref. 39), sum
+    of the kernels k(x, y) = C / (C + |x - y|^2) at C = 2 D s, s = 0.1, 0.2, 0.5, 1, 2, 5, 10."""
+    reduction = "mean"
+
+    def __init__(self, side: str):
+        super().__init__()
+        self.sides = (side,)
+
+    def forward(self, images, captions, seen: dict, told: dict, batch) -> Tensor:
+        extras, e = (seen, images) if self.sides == ("images",) else (told, captions)
+        x = real_rows(extras["latent"].float(), e.n_parts)                          # (R, D)
+        y = torch.randn_like(x)
+
+        def kernel(a: Tensor, b: Tensor) -> Tensor:
+            """Sum over all pairs."""
+            squared = (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp(min=0)           # (R, R)
+            return sum((c / (c + squared)).sum() for c in (2 * a.shape[1] * s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10)))
+        n = max(len(x), 2)                                  # 14: the 7 kernels of x and of y with itself, which is no pair
+        return (kernel(x, x) + kernel(y, y) - 14 * len(x)) / (n * (n - 1)) - 2 * kernel(x, y) / n ** 2
+
+
+PRIOR_LOSSES = ("gan", "mmd")
+
+
+class LatentKL(nn.Module):
+    """KL(N(mean, Sigma) || N(0, I)) of every latent of one side, summed over the batch, in nats: eq. 2, for the VAE that `jwae`
+    Table 4 compares with."""
+
+    def __init__(self, side: str):
+        super().__init__()
+        self.sides = (side,)
+
+    def forward(self, images, captions, seen: dict, told: dict, batch) -> Tensor:
+        x = seen if self.sides == ("images",) else told
+        return 0.5 * (x["log_var"].exp() - x["log_var"] + x["centre"].float().square() - 1).sum()
+
+
+class Hinge(nn.Module):
+    """Triplet ranking loss, VSE++ eq. 5-6: `losses.hinge`."""
+
+    def __init__(self, margin: float = 0.2, max_violation: bool = False):
+        super().__init__()
+        self.margin, self.max_violation = margin, max_violation
+
+    def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
+        return {"hinge": hinge(scores, self.margin, self.max_violation, same)}
+
+
+class InfoNCE(nn.Module):
+    """Symmetric cross-entropy of each caption among the batch's captions and each image among its images (CLIP), in nats.
+
+    A learned temperature, e^-log_scale, starts at 0.07 and stays above 0.01.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
+
+    def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
+        logits = scores * self.log_scale.clamp(max=math.log(100)).exp()
+        if same is not None:
+            logits = logits.masked_fill(same & ~torch.eye(len(scores), dtype=torch.bool, device=scores.device), -torch.inf)
+        own = torch.arange(len(scores), device=scores.device)
+        return {"infonce": (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2}
+
+
+class Match(nn.Module):
+    """Binary cross-entropy of every pair of the batch: does it match? PCME++ eq. 2-4, in nats.
+
+    Summed over the B pairs of an item and averaged over items, as in SigLIP and ProLIP: a mean over all B x B pairs is the same
+    objective with gradients B times smaller, of which Adam's epsilon leaves little. The probability of a match is
+    sigmoid(scale * score + shift), both learned; `logits` says that scores are logits already, as PCME's are. One matrix
+    serves both directions, which are equal. pseudo_positives > 0 adds, at that weight, pairs that score at least as high as the
+    true one of their row or column as if they matched. smoothing keeps targets off 0 and 1.
+    """
+
+    def __init__(self, logits: bool = False, pseudo_positives: float = 0.0, smoothing: float = 0.0):
+        super().__init__()
+        self.pseudo_positives, self.smoothing = pseudo_positives, smoothing
+        self.scale = None if logits else nn.Parameter(torch.tensor(5.0))
+        self.shift = None if logits else nn.Parameter(torch.tensor(5.0))
+
+    def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
+        logits = scores if self.scale is None else self.scale * scores + self.shift
+        own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+        counts = torch.ones_like(own) if same is None else own | ~same              # pairs that count
+        target = own.to(logits.dtype) * (1 - 2 * self.smoothing) + self.smoothing
+        terms = {"match": F.binary_cross_entropy_with_logits(logits, target, reduction="none")[counts].sum() / len(scores)}
+        if self.pseudo_positives:
+            best = scores.diagonal()
+            nearer = ((scores >= best[:, None]) | (scores >= best)) & ~own & counts
+            terms["pseudo_positives"] = self.pseudo_positives * (F.softplus(-logits) * nearer).sum() / len(scores)
+        return terms
+
+
+class SampledNLL(nn.Module):
+    """-log P(T+ | I) among the true caption and N others (`dmsm` eq. 2-3), mean over the images, in nats.
+
+    The others are drawn from the batch (`losses.sampled_nll`); or, where `outside` (B, N) is given, are N captions drawn from
+    the whole training set, which the images of a batch share, -inf where one belongs to the image itself.
+    """
+
+    def __init__(self, gamma: float = 10.0, negatives: int = 40, outside: bool = False):
+        super().__init__()
+        self.gamma, self.negatives, self.outside = gamma, negatives, outside
+
+    def forward(self, scores: Tensor, same: Tensor | None = None, outside: Tensor | None = None) -> dict[str, Tensor]:
+        if outside is None:
+            return {"nll": sampled_nll(scores, self.gamma, self.negatives, own=same).mean()}
+        own = scores.diagonal()[:, None]                                            # (B, 1)
+        logits = self.gamma * torch.cat([own, outside], 1)                          # (B, 1 + N)
+        return {"nll": (logits.logsumexp(1) - logits[:, 0]).mean()}
+
+
+def vib(e: Embedding) -> Tensor:
+    """KL(N(mean, Sigma) || N(0, I)) of each item, averaged, in nats: the information bottleneck of PCME and PCME++."""
+    variance, square = e.log_var.exp(), e.mean.square()
+    return 0.5 * (variance - e.log_var + square - 1).sum(1).mean()
+
+
+OBJECTIVES = ("hinge", "infonce", "match", "nll", "mse", "two_branch", "logistic")
+
+
+def build_objective(opt, logits: bool) -> nn.Module | None:
+    """The objective that the options name; `logits`: the similarity's scores are log-odds of a match. None: what is trained is
+    no function of the scores, and is among the terms of model.build_terms."""
+    return {"hinge": lambda: Hinge(opt.margin, opt.max_violation), "infonce": InfoNCE,
+            "match": lambda: Match(logits, opt.pseudo_positives, 1e-4 if opt.pseudo_positives else 0.0),
+            "nll": lambda: SampledNLL(opt.gamma, opt.negatives, opt.negative_source == "set"),
+            "logistic": PairLogistic, "mse": lambda: None, "two_branch": lambda: None}[opt.loss]()
+
+
+# ---- terms beside the objective
+
+class Diversity(nn.Module):
+    """Keeps an item's K attentions apart: |G - diag(G)|_F / K^2, G the cosines of its residuals, averaged over the items,
+    of images plus of captions, in [0, 0.71] (PVSE)."""
+
+    def forward(self, images: Embedding, captions: Embedding, seen: dict, told: dict, batch) -> Tensor:
+        return sum(self.alike(x["residual"].float()) for x in (seen, told))
+
+    @staticmethod
+    def alike(residual: Tensor) -> Tensor:
+        k = residual.shape[1]
+        x = unit(residual)                                                          # (B, K, D)
+        gram = (x[:, :, None] * x[:, None]).sum(3)                                  # (B, K, K), float32 under autocast
+        gram = gram.masked_fill(torch.eye(k, dtype=torch.bool, device=x.device), 0)
+        return torch.linalg.vector_norm(gram, dim=(1, 2)).mean() / k ** 2
+
+
+class MMD(nn.Module):
+    """Maximum mean discrepancy between a batch's image and caption embeddings, mean of k(x, x') - 2 k(x, y) + k(y, y'), with
+    k = exp(-|x - y| / 2); the distance is not squared (PVSE's code). All K embeddings of an item count; >= 0.
+
+    `latents` takes the embeddings before their norm, at distances divided by sqrt(D) (the MMD-MSE that jWAE compares with)."""
+
+    def __init__(self, latents: bool = False):
+        super().__init__()
+        self.latents = latents
+
+    def forward(self, images: Embedding, captions: Embedding, seen: dict, told: dict, batch) -> Tensor:
+        x, y = (e.mean if e.parts is None else real_rows(e.parts, e.n_parts) for e in (images, captions))    # (B K, D)
+        if self.latents:
+            x, y = (extras["latent"].float() / extras["latent"].shape[1] ** 0.5 for extras in (seen, told))   # (B, D)
+        return sum(sign * (-0.5 * torch.cdist(a, b)).exp().mean() for sign, a, b in ((1, x, x), (-2, x, y), (1, y, y)))
+
+
+class PairLogistic(nn.Module):
+    """Logistic loss of labelled pairs, mean of log(1 + e^(-y s)), in nats, >= 0: an objective for log-odds s (CITE's loss).
+
+    Positives, y = 1, are the B pairs of the diagonal; negatives, y = -1, for each of them `n_negatives` other captions of its
+    row and as many other images of its column, drawn without repeats from torch's global generator; fewer where there are
+    fewer. Pairs marked in `same` are never drawn. All labelled pairs weigh the same, and one drawn both ways counts twice.
+    """
+
+    def __init__(self, n_negatives: int = 2):
+        super().__init__()
+        self.n_negatives = n_negatives
+
+    def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
+        count = torch.zeros_like(scores)                                            # (B, B): how often each pair is drawn
+        barred = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+        barred = barred if same is None else barred | same
+        for axis in (1, 0):
+            keys = torch.rand(scores.shape).to(scores.device).masked_fill(barred, -1)            # from the CPU's generator
+            keys, chosen = keys.topk(min(self.n_negatives, len(scores)), axis)      # (B, n) or (n, B)
+            count.scatter_add_(axis, chosen, (keys >= 0).to(count.dtype))
+        total = F.softplus(-scores.diagonal()).sum() + (count * F.softplus(scores)).sum()
+        return {"logistic": total / (len(scores) + count.sum())}

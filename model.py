@@ -9,9 +9,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-import jwae
-from attention import CrossAttention
-from captioner import Captioner
 from cli import InputError
 from encoders import (
     CNN,
@@ -21,22 +18,21 @@ from encoders import (
     LinearEmbedding,
     PooledEmbedding,
     Precomputed,
-    RegionEmbedding,
-    RegionGraph,
-    RegionGRU,
     ReLULayers,
     Unchanged,
     Words,
-    WordStates,
     vsepp_linear,
 )
-from losses import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var, unit
-from objectives import build_objective, vib
-from pie import MMD, BiGRU, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
-from trigrams import TanhLayers, TrigramBag, TrigramConv, Trigrams, TrigramWords
-from two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
-from vocab import Vocabulary
-from word_vectors import table_for
+from features.word_vectors import table_for
+from losses import MMD, Diversity, PairMSE, build_objective, vib
+from methods import jwae
+from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
+from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
+from methods.scan import CrossAttention, RegionEmbedding, WordStates
+from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
+from methods.vsrn import Captioner, RegionGraph, RegionGRU
+from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var, unit
+from vocab import Trigrams, Vocabulary
 
 ALL_SIMILARITIES: dict[str, type[Similarity]] = {                      # and those of parts and of samples
     **SIMILARITIES, "mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention, "product": ProductNetwork,
@@ -129,7 +125,7 @@ def masked(parts: Tensor, n_parts: Tensor) -> Tensor:
 
 
 class JointEmbedding(nn.Module):
-    """Two towers, a similarity, an objective (objectives.py) and terms beside it.
+    """Two towers, a similarity, an objective (losses.py) and terms beside it.
 
     objective: scores (B, B) -> terms of the loss, or None. terms: {name: (weight, module)}; a module takes (images, captions,
     image extras, caption extras, batch) and returns a scalar to be weighted. One with an attribute `sides`, of "images" and
@@ -318,7 +314,7 @@ def build_terms(opt, vocab, image_tower: Tower,
     """{name: (weight, module)} of what is trained beside the objective, only those with a weight; and the critic of jWAE."""
     terms, critic = jwae.build_terms(opt, vocab, image_tower, text_tower)
     if opt.loss == "mse":
-        terms["mse"] = (opt.mse_weight, jwae.PairMSE())
+        terms["mse"] = (opt.mse_weight, PairMSE())
     if opt.loss == "two_branch":
         terms["two_branch"] = (1.0, TwoBranchLoss())
     if opt.vib:

@@ -6,16 +6,27 @@ import re
 
 import numpy as np
 
-import jwae
-from attention import AGGREGATES, DIRECTIONS, NORMS
-from cli import Arguments, InputError, data_set, filename, natural, number, positive, split_names, up_to, width, workers
+from cli import (
+    Arguments,
+    InputError,
+    data_set,
+    filename,
+    natural,
+    number,
+    positive,
+    split_names,
+    torch_device,
+    up_to,
+    width,
+    workers,
+)
 from data import DEV_IMAGES
 from encoders import CNNS
 from inputs import Photos
+from losses import OBJECTIVES, PRIOR_LOSSES
+from methods.jwae import learns_alone
+from methods.scan import AGGREGATES, DIRECTIONS, NORMS
 from model import ALL_SIMILARITIES, SHAPES, TRIGRAM_NETWORKS
-from objectives import OBJECTIVES
-from subjects import load_checkpoint, torch_device
-from unpaired import learns_alone
 
 GAUSSIANS = [shape for shape in SHAPES if shape != "point"]
 TEXT_ENCODERS = ["gru", "bigru", "pie", "mean", "sum", "features", *TRIGRAM_NETWORKS]
@@ -24,8 +35,6 @@ MAY_CHANGE = {"data_path", "num_epochs", "workers", "log_step", "val_step", "dev
 COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run"}    # what a file of options never says: which run
 SCAN = {"cross_attn": "t2i", "raw_feature_norm": "clipped_l2norm", "agg_func": "LogSumExp", "lambda_lse": 6.0,
         "lambda_softmax": 9.0, "bi_gru": False, "precomp_enc_type": "basic", "no_txtnorm": False}    # its options' defaults
-
-
 # Flags of other code bases, and what to do here instead: VSE++, VSRN, SCAN, PVSE, PCME and VSE-infinity.
 ADVICE = {
     "--reset_train": "leave it out, everything that learns is in training mode after every validation (VSE++'s branches)",
@@ -91,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
     add("--txt_layers", type=sizes, help="text embedding of mean, sum, features and trigrams: as --img_layers")
     add("--layer_style", choices=["relu", "tanh", "branch"], default="relu", help="hidden layers: relu (jWAE), tanh, the last "
         "layer too (DMSM), branch: BatchNorm, ReLU and dropout, one hidden layer (two-branch networks)")
-    add("--text_features", metavar="NAME", help="read captions as ready features, {split}_NAME.npy (extract.py captions)")
+    add("--text_features", metavar="NAME", help="read captions as ready features, {split}_NAME.npy (features.extract captions)")
     add("--word_vectors", type=filename, metavar="FILE",
         help="start the words from word2vec or GloVe vectors of --word_dim numbers")
     add("--freeze_words", action="store_true", help="keep the vectors of --word_vectors as they are")
@@ -131,7 +140,7 @@ def parser() -> argparse.ArgumentParser:
             help=f"data set below --data_path whose training {side} join these terms")
     add("--mse_weight", type=number, default=1.0, help="mse: of the squared distance per dimension, summed over the batch "
         "(--embed_size: jWAE's eq. 7, counted per item)")
-    add("--prior_loss", choices=list(jwae.PRIOR_LOSSES), default="gan", help="what tells latents from the prior: gan, a critic "
+    add("--prior_loss", choices=list(PRIOR_LOSSES), default="gan", help="what tells latents from the prior: gan, a critic "
         "(jWAE), or mmd, a maximum mean discrepancy (both of Tolstikhin et al. 2018)")
     add("--latent_norm", choices=["batch", "sphere", "none"], help="gives latents the prior's scale: sphere, a norm of "
         "sqrt(embed_size), the vector that the cosine compares; batch, mean 0 and variance 1 of each dimension over a batch "
@@ -282,8 +291,6 @@ def resolve(opt) -> None:
         raise InputError(f"--learning_rate {opt.learning_rate}, --margin {opt.margin} and --grad_clip {opt.grad_clip}: the "
                          "first must be above 0, the others at least 0")
     refuse_unused(opt)
-    if opt.init_from and opt.resume is None:
-        load_checkpoint(opt.init_from, "model_best.pt", opt.vocab)   # a wrong one is refused before data load
     if opt.vocab and not opt.init_from:
         raise InputError(f"--vocab {opt.vocab} is the vocabulary of an original checkpoint that --init_from names; give both, "
                          "or a vocabulary for training in --vocab_path")
@@ -394,7 +401,8 @@ def resolve_text(opt) -> None:
     if opt.word_vectors and opt.init_from and opt.resume is None:
         raise InputError(f"--word_vectors {opt.word_vectors}: the words are those of --init_from {opt.init_from}; leave it out")
     if opt.word_vectors and opt.resume is None and not os.path.isfile(opt.word_vectors):
-        raise InputError(f"there is no file {opt.word_vectors} of word vectors; `python word_vectors.py` learns some from the "
+        raise InputError(f"there is no file {opt.word_vectors} of word vectors; `python -m features.word_vectors` learns some "
+                         "from the "
                          "captions")
     if opt.freeze_words and not (opt.word_vectors or opt.init_from):
         raise InputError("--freeze_words keeps vectors of a file, or of a run, as they are; give --word_vectors FILE or "
@@ -469,7 +477,7 @@ def prepare_images(opt, images) -> None:
     """Settle --img_enc and --img_dim by what the data hold."""
     if isinstance(images, Photos) and (opt.unpaired_images or opt.supervised_fraction < 1):
         raise InputError(f"--unpaired_images and --supervised_fraction need precomputed features, and {opt.data_name} has "
-                         "photos; extract features first: extract.py images")
+                         "photos; extract features first: features.extract images")
     needed = "cnn" if isinstance(images, Photos) else "precomp"
     if opt.use_restval and needed == "precomp":
         raise InputError(f"--use_restval adds COCO's restval photos, and {opt.data_name} has precomputed features, whose train "

@@ -17,8 +17,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+import options
 from cli import InputError, reason
 from encoders import CNNS
+from files import FORMAT
 
 
 class _Dtype:
@@ -73,8 +75,6 @@ def convert(stored: dict, words: list[str] | None, path: str) -> dict:
     `words` are its vocabulary in index order, which the file does not hold (`python vocab.py convert`). InputError when
     the two do not fit or the checkpoint holds anything that is not carried over.
     """
-    from subjects import FORMAT  # these two import this module
-
     parts = [dict(part) if isinstance(part, Mapping) else {} for part in stored["model"]]
     if len(parts) != 2 or not all(isinstance(name, str) and torch.is_tensor(value) for part in parts
                                   for name, value in part.items()):
@@ -95,24 +95,24 @@ def convert(stored: dict, words: list[str] | None, path: str) -> dict:
                          f"{len(words):,}; convert the one it was trained with")
     for name in [name for name in image if name.endswith(".running_var")]:          # came with torch 0.4.1
         image.setdefault(name.replace("running_var", "num_batches_tracked"), torch.tensor(0))
-    options = _options(stored["opt"], path)
-    options.update(word_dim=text["embed.weight"].shape[1], embed_size=image["fc.weight"].shape[0])
+    settings = _options(stored["opt"], path)
+    settings.update(word_dim=text["embed.weight"].shape[1], embed_size=image["fc.weight"].shape[0])
     photos = any(name.startswith("cnn.") for name in image)
     if photos:
-        options.update(img_enc="cnn", img_dim=None)
+        settings.update(img_enc="cnn", img_dim=None)
         model = _rename(image, {**FC, **_cnn_names([name for name in image if name.startswith("cnn.")])}, path)
     else:                                                                           # `finetune` means nothing there
-        options.update(img_enc="precomp", img_dim=image["fc.weight"].shape[1], finetune=False, feature_norm=False)
+        settings.update(img_enc="precomp", img_dim=image["fc.weight"].shape[1], finetune=False, feature_norm=False)
         graph = any(name.startswith("Rs_GCN_") for name in image)
         batch_norm = graph and "bn.weight" in image                                 # the original's f30k_precomp
         if graph:
-            options.update(img_enc="vsrn", region_norm="regions", region_bn=batch_norm, feature_norm=not batch_norm)
+            settings.update(img_enc="vsrn", region_norm="regions", region_bn=batch_norm, feature_norm=not batch_norm)
         model = _rename(image, _vsrn_names(batch_norm) if graph else FC, path)
         model = {name: value.squeeze(2) if value.ndim == 3 else value for name, value in model.items()}   # (D, D, 1)
-    model |= _rename(text, _text_names(options["num_layers"]), path)
+    model |= _rename(text, _text_names(settings["num_layers"]), path)
     state = {name: _number(stored.get(theirs, 0), theirs, path)
              for name, theirs in (("epoch", "epoch"), ("iteration", "Eiters"), ("best_rsum", "best_rsum"))}
-    return {"format": FORMAT, "options": options, "vocabulary": list(words), "model": model, "state": {**state, "step": 0}}
+    return {"format": FORMAT, "options": settings, "vocabulary": list(words), "model": model, "state": {**state, "step": 0}}
 
 
 # Options of the originals that mean here what they mean there.
@@ -123,8 +123,6 @@ SAME = {"data_name": str, "margin": float, "max_violation": bool, "num_epochs": 
 
 def _options(theirs: argparse.Namespace, path: str) -> dict:
     """Our options, complete and resolved, for theirs; paths and the like stay at our defaults."""
-    import options  # which imports this module by way of subjects.py
-
     ours = options.parser().parse_args([])
     for name, kind in SAME.items():
         value = getattr(theirs, name, getattr(ours, name))

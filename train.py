@@ -9,6 +9,7 @@ if __name__ == "__main__":
     import cli
     cli.starting()
 
+import argparse
 import contextlib
 import os
 import sys
@@ -23,15 +24,24 @@ from tqdm import tqdm
 import cli
 import metrics
 import runs
-from cli import InputError, Stop, Stopped
-from data import pair_batches, read_split
-from files import locked, same_file
+from cli import InputError, Stop, Stopped, torch_device
+from data import check_extractors, pair_batches, read_split
+from evaluation.sources import check_fits, validate
+from files import FORMAT, locked, same_file, save_state
+from methods.two_branch import sibling_order
+from methods.unpaired import build_unpaired, choose_pairs
 from model import build_model, build_vocabulary
-from options import defaults, prepare_images, prepare_text
-from recipes import load_resumable, parse_args
-from subjects import FORMAT, check_extractors, check_fits, load_checkpoint, load_weights, torch_device, validate
-from two_branch import sibling_order
-from unpaired import build_unpaired, choose_pairs
+from options import (
+    COMMAND_LINE,
+    MAY_CHANGE,
+    default_run,
+    defaults,
+    parser,
+    prepare_images,
+    prepare_text,
+    resolve,
+)
+from runs import check_values, config_arguments, is_run, load_checkpoint, load_weights
 from vocab import Vocabulary
 
 EMA = 0.999                           # share of the average that a step keeps
@@ -187,7 +197,7 @@ def run_epochs(opt, held: contextlib.ExitStack) -> int:
         return held
 
     def save(name: str = "checkpoint.pt", whole: bool = True) -> None:
-        runs.save_state(content(whole), os.path.join(opt.logger_name, name), "make room and --resume")
+        save_state(content(whole), os.path.join(opt.logger_name, name), "make room and --resume")
 
     if going_on:
         runs.go_on(opt.logger_name, runs.describe(opt, split), vocab)
@@ -347,7 +357,7 @@ def epoch_order(opt, split, pairs: np.ndarray, epoch: int) -> np.ndarray:
 def train_step(model, batch, optimizers, scaler, parameters, opt, state) -> dict[str, float]:
     """One step of every optimiser on the loss, a sum of terms, which it returns. A non-finite term ends the run with its name.
 
-    The critic's terms and the others share the backward pass and no gradient: see jwae.py.
+    The critic's terms and the others share the backward pass and no gradient: see losses.py.
     """
     dtype = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[opt.amp]
     with torch.autocast(batch.tokens.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
@@ -369,6 +379,73 @@ def train_step(model, batch, optimizers, scaler, parameters, opt, state) -> dict
         scaler.step(optimizer)
     scaler.update()
     return {name: term.item() for name, term in terms.items()}
+
+
+class Options(argparse.Namespace):
+    """The options of train.py, resolved. `asked`, which is not among vars(): the same as they were asked for."""
+    __slots__ = ("asked",)
+
+
+def parse_args(argv=None) -> Options:
+    """Options of the command line, resolved: heads, objective and run folder are filled in. Exits on wrong ones."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    p = parser()
+    opt = p.parse_args(argv, Options())
+    try:
+        if opt.config:
+            opt = p.parse_args(config_arguments(opt.config, p) + argv, Options())
+        if opt.resume is not None:
+            opt = resumed_options(p, opt, argv)
+        opt.asked = {name: value for name, value in vars(opt).items() if name not in COMMAND_LINE}
+        resolve(opt)
+        if opt.init_from and opt.resume is None:            # a wrong one is refused before data load
+            load_checkpoint(opt.init_from, vocab=opt.vocab)
+    except InputError as error:
+        p.error(str(error))
+    return opt
+
+
+def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str]) -> Options:
+    """The options of a run that goes on: those of its checkpoint and, of what may change, those given. `resume` becomes the
+    checkpoint to read, `logger_name` the folder to write to."""
+    start = given.resume or given.logger_name or default_run(given)
+    checkpoint = load_resumable(start)
+    stored = checkpoint["options"]
+    check_values(stored, start)
+    p.set_defaults(**stored)
+    opt = p.parse_args(config_arguments(given.config, p) + argv if given.config else argv, Options())
+    opt.resume, opt.logger_name = start, given.logger_name or run_folder(start)
+    resolve(opt)
+    changed = [key for key in stored if key in vars(opt) and key not in MAY_CHANGE
+               and getattr(opt, key) not in (stored[key], "auto")]                  # auto: what the data need, as before
+    if changed:
+        raise InputError(f"--{changed[0]} {getattr(opt, changed[0])} differs from the {stored[changed[0]]} of the run in "
+                         f"{start}; a resumed run keeps its options, so leave it out or start a new run with --init_from")
+    newest = os.path.join(opt.logger_name, "checkpoint.pt")
+    if os.path.isfile(start) and os.path.isfile(newest) and not os.path.samefile(start, newest):
+        reached, at = (c["state"]["iteration"] for c in (load_checkpoint(newest), checkpoint))
+        raise InputError(f"{opt.logger_name} has a checkpoint.pt of its own, at step {reached:,} of the run where {start} is "
+                         f"at step {at:,}; go on from {start} in a new folder with --logger_name NEW, or leave the file's name "
+                         "out to go on from checkpoint.pt")
+    return opt
+
+
+def load_resumable(path: str) -> dict:
+    """A checkpoint that holds all that going on needs. Raises InputError."""
+    if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "checkpoint.pt")) and is_run(path):
+        raise InputError(f"{path} has no checkpoint.pt: it was stopped before its first step, so there is nothing to go on "
+                         "from; start it again with the command that its config.yaml holds")
+    stored = load_checkpoint(path, "checkpoint.pt")
+    lacking = [name for name in ("optimizer", "scaler", "rng", "state", "data") if name not in stored]
+    lacking += [name for name in ("step", "iteration", "loss_sum", "loss_count") if name not in stored.get("state", {})]
+    if lacking:
+        raise InputError(f"{path} holds a model but no {lacking[0]}, so training cannot go on exactly; resume the run's "
+                         "checkpoint.pt (--resume RUN), or start a new run from these weights with --init_from")
+    return stored
+
+
+def run_folder(path: str) -> str:
+    return os.path.dirname(path) or "." if os.path.isfile(path) else path
 
 
 if __name__ == "__main__":

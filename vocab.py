@@ -15,6 +15,7 @@ import pickletools
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterable
 
 from nltk.tokenize import word_tokenize
 
@@ -86,6 +87,39 @@ class Vocabulary:
         made = cls(words)
         made.origin = origin if isinstance(origin, str) else None
         return made
+
+
+# Words that nearly any caption has; they and punctuation are counted apart.
+FUNCTION_WORDS = frozenset(
+    "a about above across after along an and another any around as at be been before behind being below beneath beside between "
+    "but by down each for from had has have he her his i in inside into is it its near next no of off on onto or other our out "
+    "outside over she so some such that the their them there these they this those through to toward towards under up upon was "
+    "we were what when where which while who whose with within without you your".split())
+
+
+def is_function(word: str) -> bool:
+    return word in FUNCTION_WORDS or not any(letter.isalnum() for letter in word)
+
+
+def trigrams_of(word: str) -> list[str]:
+    """The letter trigrams of #word#, in order and with repeats: "cat" -> #ca, cat, at# (word hashing, Huang et al. 2013)."""
+    marked = f"#{word}#"
+    return [marked[k:k + 3] for k in range(len(marked) - 2)]
+
+
+class Trigrams(Vocabulary):
+    """A vocabulary that hashes words. Its trigrams are those of its words (the four specials aside), in order of first
+    appearance; they are numbered from 1, and 0 is padding. Saved and loaded as the list of words that it is."""
+
+    def __init__(self, words: list[str]):
+        super().__init__(words)
+        self.trigrams = list(dict.fromkeys(t for word in self.words[4:] for t in trigrams_of(word)))
+        self.trigram_index = {trigram: k for k, trigram in enumerate(self.trigrams, 1)}
+
+    def hash(self, words: Iterable[str]) -> list[list[int]]:
+        """Per word of a caption, listed here or not, the numbers of its known trigrams with repeats; maybe none."""
+        index = self.trigram_index
+        return [[index[t] for t in trigrams_of(word) if t in index] for word in words]
 
 
 def read_original(path: str) -> list[str]:
@@ -166,9 +200,7 @@ def convert(opt) -> None:
               "captions read as text hardly contain them", file=sys.stderr)
 
 
-def build(opt) -> None:
-    from data import read_split  # data builds on this module
-
+def build(opt, read_split) -> None:
     target = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
     if os.path.lexists(target):
         raise InputError(f"{target} is there already, and train.py reads it; move it away, or name another folder with "
@@ -183,7 +215,8 @@ def build(opt) -> None:
           f"in {sum(len(s.captions) for s in splits):,} captions")
 
 
-def main(argv=None) -> None:
+def main(argv=None, read_split=None) -> None:
+    """`read_split`: data.read_split, which stands above this module; only converting does without."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["convert"]:
         parser = Arguments("Convert a vocabulary of VSE++, VSRN (pickle) or SCAN (JSON) to this project's JSON.")
@@ -200,8 +233,9 @@ def main(argv=None) -> None:
                         help="comma-separated splits to count (train,dev counts those that the originals counted)")
     parser.add_argument("--vocab_threshold", type=positive, default=4, help="keep words seen at least this often")
     parser.add_argument("--use_restval", action="store_true", help="count COCO's restval captions with train")
-    run("vocab.py", build, parser.parse_args(argv))
+    run("vocab.py", build, parser.parse_args(argv), read_split)
 
 
 if __name__ == "__main__":
-    main()
+    from data import read_split
+    main(read_split=read_split)

@@ -5,9 +5,9 @@
 import importlib
 
 from cli import InputError
+from evaluation.report import FORMATS, render
 from paper_tables.common import Table, arguments, gpu_hours, settle, unique
 from paper_tables.runs import run_steps
-from report import FORMATS, render
 
 NAMES = ("pmrl_table1", "pmrl_table2", "pmrl_table3", "pmrl_section34", "ucmr_table1", "ucmr_table2", "ucmr_table3",
          "ucmr_table4", "ucmr_fig2", "ucmr_table5", "ucmr_table6", "ucmr_table7_8", "jwae_table3", "jwae_table4", "jwae_table5",
@@ -32,7 +32,6 @@ def state(name: str, opt) -> tuple[str, list[str]]:
 
 def main(argv=None) -> None:
     p = arguments(__doc__)
-    p.prog = "paper_tables"
     p.add_argument("--list", action="store_true", help="list the tables (the default)")
     opt = p.parse_args(argv)
     try:

@@ -37,7 +37,8 @@ TABLE = Table("dmsm Table 1: best ranks of an image's captions, lower is better"
     "random is published only and not uniform: uniform ranks of 5 among 101,260 captions give an HBR of about 2,027 and an ABR "
     "of about 16,877",
     "100-500-300 is taken for 1000-500-300; the epoch is chosen by HBR on the dev set; DeViSE's features are unit vectors here",
-    "section 3.1 takes fc7 of a network that was fine-tuned on caption words (word_cnn.py does that), 4.2 of one that saw "
+    "section 3.1 takes fc7 of a network that was fine-tuned on caption words (features.word_cnn does that), 4.2 of one that "
+    "saw "
     "ImageNet only: ours is the latter; 3.2 has a convolution over words, section 5 says that their order is ignored: ours "
     "has it",
     "the loss and optimiser of DeViSE are not printed: DMSM's loss and Adam here"))

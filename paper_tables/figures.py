@@ -21,15 +21,15 @@ import torch
 
 import cli
 import evaluate
-from cli import Arguments, InputError, data_set, filename, natural, split_name, up_to, workers
-from draw import photo_paths
+from cli import Arguments, InputError, data_set, filename, natural, split_name, torch_device, up_to, workers
+from evaluation.plots import drawing, picture_file
+from evaluation.protocols import alike
+from evaluation.sources import encode, load_run, output_file
 from files import is_drawn
 from inputs import Photos
-from losses import Embedding
-from plots import drawing, picture_file
-from protocols import alike
-from report import is_results
-from subjects import encode, load_checkpoint, load_run, output_file, torch_device
+from runs import is_results, load_checkpoint
+from show import photo_paths
+from similarities import Embedding
 
 TOP = 4                               # captions an image, as in `jwae` Table 2
 NEAREST = 6                           # neighbours an image
@@ -148,7 +148,6 @@ def uncertain(run: str, opt) -> None:
 
 def main(argv=None) -> None:
     p = Arguments("Draw examples of retrieval and uncertain items.")
-    p.prog = "paper_tables.figures"
     add = p.add_argument
     add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN", help="run folders")
     add("--data_path", type=filename, help="folder that holds the data sets (default: that of the training)")

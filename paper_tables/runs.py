@@ -151,8 +151,8 @@ class Step:
     def differs(self) -> list[str]:
         """What the configuration in a run's folder has otherwise than the step's options give today; "config.yaml" alone where
         it cannot be read, nothing where there is none."""
-        from options import MAY_CHANGE  # torch takes seconds to load
-        from recipes import parse_args
+        from options import MAY_CHANGE
+        from train import parse_args
 
         path = os.path.join(self.folder, "config.yaml")
         if not os.path.exists(path):
@@ -207,7 +207,7 @@ def preparations(run: Run, opt) -> list[Step]:
         path = os.path.join(data, folder)
         if opt.scale == "demo":
             scenes = folder.split("_")[0]
-            steps.append(Step(["demo.py", "--data_path", data, "--size", str(DEMO_SIZE), "--scenes", scenes],
+            steps.append(Step(["-m", "demo", "--data_path", data, "--size", str(DEMO_SIZE), "--scenes", scenes],
                               os.path.join(data, scenes, "scenes.json")))
         elif re.search(r"_(vgg|halves|halves_fc6)_precomp$", folder):
             photos, source = "coco_halves" if "halves" in folder else folder.split("_")[0], folder.split("_")[0]
@@ -217,25 +217,28 @@ def preparations(run: Run, opt) -> list[Step]:
                 lacks = "" if os.path.exists(dealt) else lacks
                 steps.append(Step(["-m", "paper_tables.coco_halves", "--data_path", data], dealt, lacks=lacks))
             layer = "fc7" if folder == "coco_halves_precomp" else "fc6"
-            steps.append(Step(["extract.py", "images", "--data_path", data, "--data_name", photos, "--output_name", folder,
+            steps.append(Step(["-m", "features.extract", "images", "--data_path", data, "--data_name", photos,
+                               "--output_name", folder,
                                "--cnn_type", "vgg19", "--layer", layer, *["--use_restval"] * (photos == "coco")],
                               os.path.join(path, "test_ims.npy"), lacks=lacks))
         else:
             steps.append(Step([], path, lacks=missing(data, folder)))
         if run.text == "own":
-            steps.append(Step(["word_vectors.py", "--data_path", data, "--data_name", folder, "--dim",
+            steps.append(Step(["-m", "features.word_vectors", "--data_path", data, "--data_name", folder, "--dim",
                                str(WORDS // SCALES[opt.scale].divide), "--output", f"{path}/own.txt"], f"{path}/own.txt"))
         elif run.text:
             vectors, small = os.path.join(data, VECTORS), opt.scale != "full"
             if small:                                       # one file for all sets: a model fits one extractor's features
                 vectors = os.path.join(data, f"{opt.scale}_words.txt")
-                steps.append(Step(["word_vectors.py", "--data_path", data, "--data_name", DATA["coco"][opt.scale][0], "--dim",
+                steps.append(Step(["-m", "features.word_vectors", "--data_path", data,
+                                   "--data_name", DATA["coco"][opt.scale][0], "--dim",
                                    "48", "--output", vectors], vectors))
                 if opt.scale == "demo":
                     steps.insert(-1, replace(steps[0], words=[*steps[0].words[:-1], "demo"],
                                              target=os.path.join(data, "demo", "scenes.json")))
             kind = ["--kind", "hglmm", *(["--n_clusters", "4"] if small else ["--ica", "--pca", "6000"])]
-            steps.append(Step(["extract.py", "captions", "--data_path", data, "--data_name", folder, "--name", run.text,
+            steps.append(Step(["-m", "features.extract", "captions", "--data_path", data, "--data_name", folder,
+                               "--name", run.text,
                                "--word_vectors", vectors, *kind * (run.text == "hglmm")], f"{path}/test_{run.text}.npy",
                               lacks="" if small else missing(data, VECTORS)))
     if run.judge.startswith(VG):
@@ -254,7 +257,7 @@ def missing(data: str, name: str) -> str:
     path = os.path.join(data, name)
     if os.path.exists(path):
         return ""
-    from inputs import SOURCES  # torch takes seconds to load
+    from inputs import SOURCES
 
     return f"{path} is not there; put there {SOURCES.get(name, 'the data set')}, or try --demo"
 

@@ -4,7 +4,7 @@ import os
 import pytest
 import torch
 
-import demo
+from demo import __main__ as demo
 
 REAL = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data")
 os.environ["OMP_NUM_THREADS"] = "1"   # of the commands that tests start; small tensors are slower on more threads
@@ -13,7 +13,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def demo_path(tmp_path_factory) -> str:
-    """A folder with all formats of demo.py, 48 training images."""
+    """A folder with all formats of the demo, 48 training images."""
     path = str(tmp_path_factory.mktemp("demo"))
     demo.write(path, size=48, seed=0, progress=False)
     return path

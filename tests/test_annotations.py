@@ -6,10 +6,10 @@ import os
 import numpy as np
 import pytest
 
-import annotations
-from annotations import Index, Pairs
 from cli import InputError
 from data import read_split
+from evaluation import annotations
+from evaluation.annotations import Index, Pairs
 
 IMAGES, CAPTIONS = [30, 10, 20], [105, 101, 104, 102, 103, 106, 107]       # neither sorted
 OWNER = np.array([0, 0, 1, 2, 2, 1, 2])                                     # unequal, not in runs

@@ -8,16 +8,16 @@ import torch
 import torch.nn.functional as F
 
 import evaluate
-import protocols
-import subjects
 import train
-from attention import AGGREGATES, DIRECTIONS, NORMS, CrossAttention
 from cli import InputError
 from data import Batch
-from encoders import RegionEmbedding, WordStates
-from losses import Embedding, hinge
+from evaluation import protocols, sources
+from losses import hinge
+from methods.scan import AGGREGATES, DIRECTIONS, NORMS, CrossAttention, RegionEmbedding, WordStates
 from metrics import retrieval
 from model import build_model
+from runs import load_checkpoint, load_model
+from similarities import Embedding
 from vocab import SPECIALS, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
@@ -315,17 +315,17 @@ def judged(root, *words):
 
 
 def test_a_run_evaluates_as_its_own_validation(runs):
-    stored = subjects.load_checkpoint(str(runs / "t2i"))
+    stored = load_checkpoint(str(runs / "t2i"))
     results = judged(runs, "--checkpoint", runs / "t2i", "--split", "dev")
     assert list(results["protocols"]) == ["full"] and results["similarity"] == "scan"
     assert results["protocols"]["full"]["rsum"] == pytest.approx(stored["state"]["best_rsum"])
 
 
 def test_captions_of_different_lengths_are_joined_in_their_order(runs, demo_path):
-    model, vocab, _ = subjects.load_model(subjects.load_checkpoint(str(runs / "t2i")))
+    model, vocab, _ = load_model(load_checkpoint(str(runs / "t2i")))
     split = train.read_split(demo_path, "demo_region_precomp", "test")
     tokens = split.encode(vocab)
-    images, captions = subjects.encode(model, split, tokens, torch.device("cpu"), batch_size=7)
+    images, captions = sources.encode(model, split, tokens, torch.device("cpu"), batch_size=7)
     assert captions.n_parts.tolist() == tokens.length.tolist() and captions.parts.shape[1] == tokens.length.max()
     for k in (0, 17, len(tokens.length) - 1):
         numbers, lengths = tokens.batch(np.array([k]))
@@ -337,7 +337,7 @@ def test_captions_of_different_lengths_are_joined_in_their_order(runs, demo_path
 
 
 def train_images(split):
-    return subjects.image_batches(split.images, 8, 0)
+    return sources.image_batches(split.images, 8, 0)
 
 
 @pytest.mark.parametrize("name", [["t2i"], ["i2t"], ["t2i", "i2t"]])
@@ -354,7 +354,7 @@ def test_all_protocols_of_a_run_and_of_an_ensemble(name, runs, demo_path, capsys
 
 
 def test_captions_among_themselves_are_compared_by_the_cosine_of_their_means(runs):
-    subject = subjects.open_run([str(runs / "t2i")], evaluate.parse_args(["--device", "cpu"]))
+    subject = sources.open_run([str(runs / "t2i")], evaluate.parse_args(["--device", "cpu"]))
     means = subject.members[0][2].mean
     torch.testing.assert_close(protocols.within_modality(subject, 1)(slice(0, 4), slice(None)), means[:4] @ means.T)
 

@@ -12,16 +12,17 @@ import pytest
 import torch
 from test_cli import refused, unwritable
 
-import captioner
 import evaluate
 import options
+import show
 import train
-from captioner import Captioner, is_function, word_precision
 from cli import InputError
 from data import Batch, read_split
+from methods.vsrn import Captioner
 from model import build_model
-from subjects import load_checkpoint, load_model
-from vocab import END, PAD, SPECIALS, START, UNK, Vocabulary
+from runs import load_checkpoint, load_model
+from show import word_precision
+from vocab import END, PAD, SPECIALS, START, UNK, Vocabulary, is_function
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 RUN = ["--data_name", "demo_region_precomp", "--img_enc", "vsrn", "--captioner", "1", "--dim_hidden", "16", "--embed_size",
@@ -323,7 +324,8 @@ def test_evaluation_and_ensembles_never_run_it(run, demo_path, tmp_path, monkeyp
 
 def test_the_command_writes_captions(run, demo_path, tmp_path, capsys):
     output = tmp_path / "captions.json"
-    captioner.main(["--checkpoint", run, "--data_path", demo_path, "--image_index", "3", "0", "--beam", "2", "--device", "cpu",
+    show.main(["captions", "--checkpoint", run, "--data_path", demo_path, "--image_index", "3", "0", "--beam", "2",
+               "--device", "cpu",
                     "--output", str(output)])
     printed, written = capsys.readouterr().out, json.loads(output.read_text())
     split = read_split(demo_path, "demo_region_precomp", "test")
@@ -338,8 +340,8 @@ def test_the_command_writes_captions(run, demo_path, tmp_path, capsys):
 
 def test_output_that_cannot_be_written_is_said_before_the_work(tmp_path):
     for path in unwritable(tmp_path):
-        with pytest.raises(SystemExit, match=f"captioner.py: {path} cannot be written"):
-            captioner.main(["--checkpoint", "none", "--output", path])
+        with pytest.raises(SystemExit, match=f"show.py captions: {path} cannot be written"):
+            show.main(["captions", "--checkpoint", "none", "--output", path])
 
 
 def test_bad_input_is_refused_in_a_sentence(run, demo_path, tmp_path, capsys):
@@ -360,7 +362,7 @@ def test_bad_input_is_refused_in_a_sentence(run, demo_path, tmp_path, capsys):
                            (["--checkpoint", run, "--image_index", "24"], "--image_index 24 is no image of .* test; "
                             "they are numbered from 0 to 23"),
                            (["--checkpoint", run, "--data_name", "demo_precomp"], "reasons over regions")):
-        with pytest.raises(SystemExit, match=f"captioner.py: .*{message}"):
-            captioner.main([*words, "--data_path", demo_path, "--device", "cpu"])
+        with pytest.raises(SystemExit, match=f"show.py captions: .*{message}"):
+            show.main(["captions", *words, "--data_path", demo_path, "--device", "cpu"])
     for words, message in (("pairs=red", "'pairs' is a count of its own"), ("red", "'red' is no group of words; give NAME=")):
-        refused(capsys, captioner.main, ["--words", words], message)
+        refused(capsys, show.main, ["captions", "--words", words], message)

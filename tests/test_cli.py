@@ -1,4 +1,5 @@
 """The commands as users run them: flags, refusals in one sentence with nothing written, evaluation and its files."""
+import functools
 import glob
 import json
 import os
@@ -12,21 +13,21 @@ import pytest
 import torch
 import yaml
 
-import captioner
 import data
-import demo
-import draw
 import evaluate
-import jwae
 import metrics
-import plots
-import protocols
-import subjects
+import show
 import train
 import vocab
 from cli import InputError
+from data import read_split
+from demo import __main__ as demo
+from evaluation import plots, protocols, sources
 from files import first_line, holds_keys, output
-from losses import SIMILARITIES, Embedding
+from runs import load_checkpoint, load_model
+from similarities import SIMILARITIES, Embedding
+
+vocab_main = functools.partial(vocab.main, read_split=read_split)
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SMALL = ["--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8", "--num_epochs", "1", "--batch_size", "32",
@@ -209,7 +210,7 @@ def test_overwrite_replaces_a_run(tmp_path, demo_path):
     words = [*SMALL, "--data_path", demo_path, "--logger_name", str(tmp_path / "run")]
     train.train(train.parse_args([*words, "--num_epochs", "2"]))
     train.train(train.parse_args([*words, "--overwrite"]))
-    assert subjects.load_checkpoint(str(tmp_path / "run"), "checkpoint.pt")["state"]["epoch"] == 1
+    assert load_checkpoint(str(tmp_path / "run"), "checkpoint.pt")["state"]["epoch"] == 1
     assert len(glob.glob(str(tmp_path / "run" / "events.out.tfevents*"))) == 1
 
 
@@ -262,9 +263,9 @@ def test_an_ensemble_averages_scores(runs, demo_path, tmp_path):
     results = evaluate.run(evaluate.parse_args(["--checkpoint", *paths, "--output", str(tmp_path / "r.json")]))
     scores = 0
     for path in paths:
-        model, words, opt = subjects.load_model(subjects.load_checkpoint(path))
+        model, words, opt = load_model(load_checkpoint(path))
         split = data.read_split(demo_path, "demo_precomp", "test")
-        scores = scores + model.similarity(*subjects.encode(model, split, split.encode(words), "cpu"))
+        scores = scores + model.similarity(*sources.encode(model, split, split.encode(words), "cpu"))
     assert results["protocols"]["full"] == metrics.retrieval(scores.detach() / 2, split.caption_image)
     assert results["checkpoints"] == paths and os.path.exists(tmp_path / "r.json")
 
@@ -285,7 +286,7 @@ def test_five_folds_are_the_mean_of_sequential_thousands():
 
 def test_raw_photos_train_evaluate_and_resume(tmp_path, demo_path):
     """COCO's layout through a CNN with local weights, frozen, then the fine-tuning recipe."""
-    from encoders import import_torchvision
+    from inputs import import_torchvision
     torch.manual_seed(0)
     torch.save(import_torchvision().models.get_model("resnet18", weights=None).state_dict(), tmp_path / "w.pt")
     words = ["--data_path", demo_path, "--data_name", "demo_coco", "--cnn_type", "resnet18", "--batch_size", "64",
@@ -294,7 +295,7 @@ def test_raw_photos_train_evaluate_and_resume(tmp_path, demo_path):
     fit(*words, "--cnn_weights", tmp_path / "w.pt", "--logger_name", frozen)
     fit(*words, "--init_from", frozen, "--finetune", "--learning_rate", "2e-5", "--logger_name", tuned)
     given = torch.load(tmp_path / "w.pt", weights_only=True)["conv1.weight"]
-    kept, moved = (subjects.load_checkpoint(run)["model"]["image_tower.trunk.net.conv1.weight"] for run in (frozen, tuned))
+    kept, moved = (load_checkpoint(run)["model"]["image_tower.trunk.net.conv1.weight"] for run in (frozen, tuned))
     assert torch.equal(given, kept) and not torch.equal(kept, moved)
     results = evaluate.run(evaluate.parse_args(["--checkpoint", tuned, "--workers", "0", "--export", str(tmp_path / "e.npz")]))
     assert results["images"] == 24 and results["data_name"] == "demo_coco"
@@ -358,16 +359,16 @@ def test_a_checkpoint_never_runs_code(tmp_path, capsys):
 # ---- the other commands
 
 def test_vocab_command(tmp_path, demo_path, capsys, monkeypatch):
-    vocab.main(["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", str(tmp_path)])
+    vocab_main(["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", str(tmp_path)])
     built = vocab.Vocabulary.load(str(tmp_path / "demo_precomp_vocab.json"))
     assert f"{len(built):,} words" in capsys.readouterr().out
     words = [*SMALL, "--data_path", demo_path, "--vocab_path", tmp_path, "--logger_name", tmp_path / "run"]
     refused(capsys, train.main, words, "--vocab_threshold 1 counts words .* lists the words already")
     fit(*words, "--vocab_threshold", 4)
     assert vocab.Vocabulary.load(str(tmp_path / "run" / "vocab.json")).words == built.words
-    refused(capsys, vocab.main, ["--data_path", tmp_path, "--data_name", "none"], "there is no folder")
+    refused(capsys, vocab_main, ["--data_path", tmp_path, "--data_name", "none"], "there is no folder")
     words = ["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", tmp_path / "run" / "vocab.json"]
-    refused(capsys, vocab.main, words, "vocab.json/demo_precomp_vocab.json cannot be written")
+    refused(capsys, vocab_main, words, "vocab.json/demo_precomp_vocab.json cannot be written")
 
 
 def test_check_command(demo_path, capsys):
@@ -386,24 +387,24 @@ def test_check_command(demo_path, capsys):
 def test_draw_command(runs, demo_path, tmp_path, capsys, monkeypatch):
     words = ["--checkpoint", str(runs / "wasserstein"), "--photos", os.path.join(demo_path, "demo", "images")]
     for name, more in (("a.png", []), ("b.png", ["--captions", "a red circle .", "a blue star ."])):
-        draw.main([*words, "--output", str(tmp_path / name), *more])
+        show.main(["retrieval", *words, "--output", str(tmp_path / name), *more])
         assert (tmp_path / name).stat().st_size > 10000
-    refused(capsys, draw.main, words[:2], "give the folder of their photos with --photos")
-    refused(capsys, draw.main, [*words, "--captions", "xyzzy"], "no word of 'xyzzy'")
-    refused(capsys, draw.main, [*words, "--workers", "-1"], "'-1' is not a whole number")
-    monkeypatch.setattr(draw, "load_run", None)             # it is said before the work
+    refused(capsys, show.main, ["retrieval", *words[:2]], "give the folder of their photos with --photos")
+    refused(capsys, show.main, ["retrieval", *words, "--captions", "xyzzy"], "no word of 'xyzzy'")
+    refused(capsys, show.main, ["retrieval", *words, "--workers", "-1"], "'-1' is not a whole number")
+    monkeypatch.setattr(show, "load_run", None)             # it is said before the work
     for path in unwritable(tmp_path):
-        refused(capsys, draw.main, [*words, "--output", path], f"{path} cannot be written")
+        refused(capsys, show.main, ["retrieval", *words, "--output", path], f"{path} cannot be written")
 
 
 def test_draw_shows_as_many_as_asked_and_no_more_than_there_are(runs, demo_path, tmp_path, capsys):
     photos = os.path.join(demo_path, "demo", "images")
     words = ["--checkpoint", str(runs / "cosine"), "--photos", photos, "--captions", "a star"]
     for top, shown in (("1", 1), ("8", 8), ("50", 24)):
-        draw.main([*words, "--top", top, "--output", str(tmp_path / f"{top}.png")])
+        show.main(["retrieval", *words, "--top", top, "--output", str(tmp_path / f"{top}.png")])
         assert f"picture of 1 captions and their best {shown} images in" in capsys.readouterr().out
     for top, message in (("0", "'0' is not a whole number of at least 1"), ("51", "51")):
-        refused(capsys, draw.main, [*words, "--top", top], message)
+        refused(capsys, show.main, ["retrieval", *words, "--top", top], message)
 
 
 def test_dollars_are_drawn_as_they_are(tmp_path):
@@ -425,7 +426,7 @@ def test_dollars_are_drawn_as_they_are(tmp_path):
 
 def test_importing_draw_leaves_the_backend_of_matplotlib_alone():
     """Plots in a notebook that imports embed_texts are shown as before."""
-    code = ("import sys, matplotlib; matplotlib.use('svg'); import draw, plots, evaluate, captioner; "
+    code = ("import sys, matplotlib; matplotlib.use('svg'); import show, evaluate, evaluation.plots; "
             "print(matplotlib.get_backend(), 'matplotlib.pyplot' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "svg False\n"
@@ -446,20 +447,21 @@ def foreign(runs, demo_path, tmp_path):
     return words
 
 
-@pytest.mark.parametrize("main", [draw.main, captioner.main, jwae.command])
-def test_commands_refuse_features_of_another_extractor(foreign, capsys, main):
-    refused(capsys, main, foreign("net B"), "were made by 'net B', .*run.pt was trained on those of 'net A'; extract them with")
+@pytest.mark.parametrize("name", ["retrieval", "captions", "latents"])
+def test_commands_refuse_features_of_another_extractor(foreign, capsys, name):
+    refused(capsys, show.main, [name, *foreign("net B")],
+            "were made by 'net B', .*run.pt was trained on those of 'net A'; extract them with")
 
 
 @pytest.mark.parametrize("more", [[], ["--captions", "a red circle ."]])
 def test_captions_of_other_data_may_be_unknown_when_drawing(foreign, demo_path, tmp_path, more):
     photos = ["--photos", os.path.join(demo_path, "demo", "images")]
-    draw.main([*foreign("net A"), *photos, "--output", str(tmp_path / "a.png"), *more])
+    show.main(["retrieval", *foreign("net A"), *photos, "--output", str(tmp_path / "a.png"), *more])
     assert (tmp_path / "a.png").stat().st_size > 10000
 
 
 def test_scripts_start_from_any_folder(tmp_path):
-    for script in ("train.py", "evaluate.py", "vocab.py", "data.py", "demo.py", "draw.py", "benchmark.py"):
+    for script in ("train.py", "evaluate.py", "vocab.py", "data.py", "show.py", "cca.py", "benchmark.py"):
         done = subprocess.run([sys.executable, os.path.join(ROOT, script), "--help"], cwd=tmp_path, capture_output=True,
                               text=True)
         assert done.returncode == 0 and "usage:" in done.stdout, done.stderr

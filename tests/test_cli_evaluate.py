@@ -12,9 +12,9 @@ from test_cli import unwritable
 
 import evaluate
 import metrics
-import subjects
 import train
-from losses import SIMILARITIES, Embedding
+from evaluation import compare, sources
+from similarities import SIMILARITIES, Embedding
 
 SMALL = ["--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8", "--num_epochs", "1", "--batch_size", "32",
          "--vocab_threshold", "1", "--device", "cpu"]
@@ -122,7 +122,7 @@ def test_scores_give_the_results_of_their_model(runs, ev, exported, everything, 
     matrix = SIMILARITIES["wasserstein"]()(*sides(exported("wasserstein0"))).numpy().astype(dtype)
     np.save("s.npy", matrix)
     words = ["--scores", "s.npy", "--data_path", demo_path, "--data_name", "demo_precomp", *everything]
-    assert isinstance(subjects.open_subject("s.npy", evaluate.parse_args(words)).scores, np.memmap)
+    assert isinstance(sources.open_subject("s.npy", evaluate.parse_args(words)).scores, np.memmap)
     found = ev(*words)["protocols"]
     assert set(found) == {"full", "cxc", "pmrp"} and set(found["cxc"]) == {"i2t", "t2i", "rsum", "sits"}
     assert found["full"] == metrics.retrieval(matrix, np.arange(120) // 5)
@@ -562,7 +562,7 @@ def test_names_of_groups(runs, ev, capsys):
     found = ev("--compare", f"{runs}/cosine0,{runs}/wasserstein0", runs / "spherical")
     assert set(found["groups"]) == {f"{runs}/cosine0", f"{runs}/spherical"}
     for paths, name in ((["a/b0", "a/b1/"], "a/b"), (["a0/b", "a1/b"], "a0/b"), (["x", "y"], "x"), (["a/w-1"], "a/w-1")):
-        assert evaluate.common_name(paths) == name
+        assert compare.common_name(paths) == name
     refused(capsys, ["--compare", runs / "cosine0", f"{runs}/cosine0/"], "names '.*cosine0' more than once")
 
 

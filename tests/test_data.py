@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 import data
-from annotations import Index
 from cli import InputError
 from data import pair_batches, read_split
+from evaluation.annotations import Index
 from inputs import Features, Photos
 from vocab import END, SPECIALS, START, UNK, Vocabulary, tokenize
 
@@ -277,7 +277,7 @@ def refused(tmp_path, message, split="train", name="x", encode=False, **kwargs):
 
 
 def test_missing_data(tmp_path):
-    refused(tmp_path, "there is no folder .*x .*README.md.*data.py check.*demo.py")
+    refused(tmp_path, "there is no folder .*x .*README.md.*data.py check.*-m demo")
     (tmp_path / "x").mkdir()
     refused(tmp_path, "looked for train_caps.txt and train_ims.npy")
     (tmp_path / "x" / "train_caps.txt").write_text("a\n")

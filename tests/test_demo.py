@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import demo
 import files
 from cli import InputError
 from data import read_split
-from demo_scenes import (
+from demo import __main__ as demo
+from demo.scenes import (
     COLOURS,
     WORLDS,
     Caption,
@@ -120,7 +120,7 @@ def test_a_demo_that_was_stopped_is_written_anew_and_files_of_others_stay(tmp_pa
     monkeypatch.undo()
     assert not (kept / "demo" / "scenes.json").exists()
     for name in ("demo", "demo_coco", *PRECOMP):
-        with pytest.raises(InputError, match="do not belong together, as .* demo.py was stopped"):
+        with pytest.raises(InputError, match="do not belong together, as .*`demo` was stopped"):
             read_split(str(kept), name, "test")
     assert demo.write(kept, size=8, progress=False) == counts
     for path in mine:

@@ -10,11 +10,9 @@ from test_train import fit, log_of, same_weights
 import evaluate
 import train
 from inputs import Features, encode_captions
-from losses import sampled_nll
-from objectives import SampledNLL
-from trigrams import Trigrams
-from unpaired import Pool, Unpaired, choose_pairs
-from vocab import SPECIALS, Vocabulary
+from losses import SampledNLL, sampled_nll
+from methods.unpaired import Pool, Unpaired, choose_pairs
+from vocab import SPECIALS, Trigrams, Vocabulary
 
 SCORES = torch.rand(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
 

@@ -8,13 +8,11 @@ import pytest
 import torch
 from test_cli import refused
 
-import extract
-import hglmm
-import photo_features
 from cli import InputError
 from data import Photos, Split, read_split
 from encoders import CNN
-from word_vectors import read_vectors, train_vectors, write_vectors
+from features import extract, hglmm, photos
+from features.word_vectors import read_vectors, train_vectors, write_vectors
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +20,7 @@ def weights(tmp_path_factory):
     """Untrained weights of resnet18, so that nothing has to be fetched."""
     path = tmp_path_factory.mktemp("weights") / "resnet18.pth"
     torch.manual_seed(0)
-    from encoders import import_torchvision
+    from inputs import import_torchvision
     torch.save(import_torchvision().models.resnet18(weights=None).state_dict(), path)
     return str(path)
 
@@ -219,10 +217,10 @@ def test_a_split_between_two_extractions_is_not_read(folder, weights, monkeypatc
     images(folder, weights, *COMMON, "--splits", "test")
     first = rows_of(folder)
     order = [3, 2, 1, 0, 9, 8, 7, 6, 5, 4]
-    for turn, name in enumerate(("photo_features.save_lines", "photo_features.os.replace", "photo_features.save_json")):
+    for turn, name in enumerate(("features.photos.save_lines", "features.photos.os.replace", "features.photos.save_json")):
         describe(folder, [entries[k] for k in order])
         with monkeypatch.context() as patch:
-            real = getattr(os if ".os." in name else photo_features, name.split(".")[-1])
+            real = getattr(os if ".os." in name else photos, name.split(".")[-1])
 
             def broken(*args, name=name, real=real):
                 if str(args[-1]).endswith("test_ims.npy") if ".os." in name else not str(args[-1]).endswith(".part"):
@@ -402,7 +400,7 @@ def test_refusals_of_captions(folder, capsys):
             (["--kind", "tfidf", "--n_clusters", 3], "--n_clusters is for fitting --kind hglmm, not for --kind tfidf"),
             ([*vectors, "--kind", "hglmm", "--vocab_threshold", 2], "--vocab_threshold is for fitting --kind tfidf"),
             ([*vectors, "--kind", "tfidf"], "v.txt: --kind tfidf counts words and has no vectors; leave it out"),
-            ([*vectors, "--data_name", "demo"], "demo holds photos, and .*; write those first with extract.py images"),
+            ([*vectors, "--data_name", "demo"], "demo holds photos, and .*; write those first with features.extract images"),
             ([*vectors, "--data_name", "demo_coco"], "--data_name demo_coco holds photos"),
             ([*vectors, "--fitted", folder / "junk.npz"], "junk.npz cannot be read as a model"),
             ([*vectors, "--data_name", "none"], "there is no folder .*none"),
@@ -415,7 +413,7 @@ def test_refusals_of_captions(folder, capsys):
 
 
 def test_wrong_dimension_is_a_sentence(folder):
-    from word_vectors import table_for
+    from features.word_vectors import table_for
 
     with pytest.raises(InputError, match="have 12 values and 300 are asked for"):
         table_for(["red", "blue"], str(folder / "v.txt"), 300)
@@ -467,5 +465,5 @@ def test_files_of_a_split_that_it_did_not_write_are_never_replaced(folder, weigh
     (folder / f"own_{name}").mkdir()
     (folder / f"own_{name}" / name).write_bytes(b"mine")
     refused(capsys, lambda words: images(folder, weights, *words), ["--data_name", "demo", "--splits", "test", "--output_name",
-            f"own_{name}"], f"{name} is there already, and no features that extract.py wrote")
+            f"own_{name}"], f"{name} is there already, and no features that features.extract wrote")
     assert os.listdir(folder / f"own_{name}") == [name] and (folder / f"own_{name}" / name).read_bytes() == b"mine"

@@ -2,9 +2,9 @@
 import numpy as np
 import pytest
 
-import hglmm
 from cli import InputError
-from hglmm import HGLMM, fit_ica, fit_pca, improve, project, weighted_median
+from features import hglmm
+from features.hglmm import HGLMM, fit_ica, fit_pca, improve, project, weighted_median
 
 
 def data(n=300, d=4, seed=0):

@@ -3,6 +3,7 @@
 Each case is a file or an option that is wrong in one way. The commands are called in this process; whatever they raise beside
 their exit fails the test, as does any file that is not there or not the same afterwards.
 """
+import functools
 import io
 import json
 import os
@@ -22,18 +23,21 @@ from test_cli import SMALL
 
 import cca
 import data
-import demo
-import draw
 import evaluate
-import extract
+import show
 import train
 import vocab
-import word_vectors
+from data import read_split
+from demo import __main__ as demo
+from features import extract, word_vectors
 from paper_tables import coco_halves
 from vg_experiments import prepare, selection
 
-MAINS = {"train": train.main, "evaluate": evaluate.main, "check": lambda words: data.main(["check", *words]), "draw": draw.main,
-         "vocab": vocab.main, "extract": extract.main, "cca": cca.main, "demo": demo.main, "vectors": word_vectors.main,
+vocab_main = functools.partial(vocab.main, read_split=read_split)
+
+MAINS = {"train": train.main, "evaluate": evaluate.main, "check": lambda words: data.main(["check", *words]),
+         "draw": lambda words: show.main(["retrieval", *words]),
+         "vocab": vocab_main, "extract": extract.main, "cca": cca.main, "demo": demo.main, "vectors": word_vectors.main,
          "prepare": prepare.main, "selection": selection.main, "halves": coco_halves.main}
 
 
@@ -629,7 +633,7 @@ def test_the_demo_never_clears_a_folder_that_it_did_not_write(refused, tmp_path,
     (tmp_path / "data" / name / "images").mkdir(parents=True)
     (tmp_path / "data" / name / "images" / "mine.jpg").write_bytes(b"a photo of mine")
     refused("demo", ["--data_path", "data", "--size", "8", "--scenes", "other" if name == "other" else "demo"],
-            f"data/{name} is there already and is none that demo.py wrote")
+            f"data/{name} is there already and is none that `python -m demo` wrote")
 
 
 # ---- lookalikes of our files, contradictions, values that were taken for others

@@ -9,10 +9,9 @@ from test_cli import SMALL
 
 import data
 import evaluate
-import items
-import subjects
 import train
 from cli import InputError
+from evaluation import items, sources
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +191,7 @@ def test_an_ensemble_of_other_items_is_refused(exported, tmp_path, demo_path, mo
         if kwargs.get("text_features"):
             split.caption_ids, split.captions = split.caption_ids + 1, split.captions[::-1]
         return split
-    monkeypatch.setattr(subjects, "read_split", changed)
+    monkeypatch.setattr(sources, "read_split", changed)
     opt = evaluate.parse_args(["--checkpoint", str(root / "run"), str(tmp_path / "r"), *mine, "--output", str(tmp_path / "o")])
     with pytest.raises(InputError, match="about other items than .*: by their ids it lacks 1?[0-9]* of its 120 captions"):
         evaluate.run(opt)

@@ -13,25 +13,16 @@ from torch.distributions import Normal, kl_divergence
 
 import data
 import evaluate
-import jwae
+import losses
+import show
 import train
 from data import Batch, read_split
-from jwae import (
-    CaptionDecoder,
-    Critic,
-    CriticLoss,
-    LatentKL,
-    PairMSE,
-    Prior,
-    PriorMMD,
-    Reconstruction,
-    Retelling,
-    VectorDecoder,
-)
-from losses import Embedding, pair_mse
+from losses import Critic, CriticLoss, LatentKL, PairMSE, Prior, PriorMMD, pair_mse
+from methods.jwae import CaptionDecoder, Reconstruction, Retelling, VectorDecoder
+from methods.unpaired import build_unpaired, choose_pairs
 from model import build_model
-from subjects import load_checkpoint
-from unpaired import build_unpaired, choose_pairs
+from runs import load_checkpoint
+from similarities import Embedding, real_rows
 from vocab import END, PAD, SPECIALS, START, UNK, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
@@ -112,9 +103,9 @@ def test_pair_mse_and_kl_equal_loops():
 
 def test_parts_meet_the_prior_one_by_one_without_padding():
     latent, n_parts = numbers(3, 4, 2), torch.tensor([4, 1, 2])
-    rows = jwae.real_rows(latent, n_parts)
+    rows = real_rows(latent, n_parts)
     assert torch.equal(rows, torch.cat([latent[0], latent[1, :1], latent[2, :2]]))
-    torch.testing.assert_close(jwae.whole(latent, n_parts), torch.stack([latent[0].mean(0), latent[1, 0], latent[2,
+    torch.testing.assert_close(losses.whole(latent, n_parts), torch.stack([latent[0].mean(0), latent[1, 0], latent[2,
     :2].mean(0)]))
 
 
@@ -250,7 +241,7 @@ def test_latents_have_the_mean_and_variance_of_the_prior(words):
     batch = batch._replace(images=numbers(6, 4, 9).float()) if words else batch
     images, captions, seen, told = model.embed(batch)
     for e, extras in ((images, seen), (captions, told)):
-        rows = jwae.real_rows(extras["latent"], e.n_parts).detach()
+        rows = real_rows(extras["latent"], e.n_parts).detach()
         torch.testing.assert_close(rows.mean(0), torch.zeros(32), atol=1e-5, rtol=0)
         torch.testing.assert_close(rows.std(0, correction=0), torch.ones(32), atol=0.05, rtol=0)
     if words:                                               # padding neither counts nor appears
@@ -265,7 +256,7 @@ def test_on_the_sphere_latents_have_the_priors_norm_and_retrieval_is_untouched(w
     batch = batch._replace(images=numbers(6, 4, 9).float()) if words else batch
     images, captions, seen, told = sphere.embed(batch)
     for e, extras in ((images, seen), (captions, told)):
-        rows = jwae.real_rows(extras["latent"], e.n_parts)
+        rows = real_rows(extras["latent"], e.n_parts)
         torch.testing.assert_close(rows.norm(dim=1), torch.full((len(rows),), 32 ** 0.5))
     if words:
         assert not told["latent"][torch.arange(told["latent"].shape[1]) >= batch.lengths[:, None]].any()
@@ -363,28 +354,28 @@ def test_scan_meets_the_prior_too_and_everything_evaluates(tmp_path, demo_path, 
         "--logger_name", tmp_path / "run", "--batch_size", 16)
     assert evaluate.run(evaluate.parse_args(["--checkpoint", str(tmp_path / "run")]))["protocols"]["full"]["rsum"] > 0
     used, whole = [], data.image_batches
-    monkeypatch.setattr(data, "image_batches", lambda images, size, workers: used.append(workers) or whole(images, size))
-    jwae.command(["--checkpoint", str(tmp_path / "run"), "--rows", "60", "--workers", "3"])
+    monkeypatch.setattr(show, "image_batches", lambda images, size, workers: used.append(workers) or whole(images, size))
+    show.main(["latents", "--checkpoint", str(tmp_path / "run"), "--rows", "60", "--workers", "3"])
     assert "energy distance" in capsys.readouterr().out and used == [3]
     with pytest.raises(SystemExit):
-        jwae.command(["--workers", "-1"])
+        show.main(["latents", "--workers", "-1"])
     assert "'-1' is not a whole number" in capsys.readouterr().err
 
 
 def test_prior_report_knows_the_prior_from_its_neighbours():
     g = torch.Generator().manual_seed(0)
     z = torch.randn(300, 16, generator=g)
-    same = jwae.prior_report(z, g)
+    same = show.prior_report(z, g)
     assert same["p"] > 0.02 and abs(same["variance"] - 1) < 0.1 and same["norm"] == pytest.approx(4, abs=0.15)
     assert same["mean"] < 0.1 and same["correlation"] < 0.1
     for wrong in (z / z.norm(dim=1, keepdim=True), z + 0.3, z * 0.8, z @ torch.randn(16, 16, generator=g) / 4):
-        assert jwae.prior_report(wrong, g)["p"] < 0.02
+        assert show.prior_report(wrong, g)["p"] < 0.02
 
 
 def test_energy_distance_equals_a_double_loop():
     g = torch.Generator().manual_seed(4)
     z = torch.randn(12, 3, generator=g) + 1
-    got = jwae.prior_report(z, torch.Generator().manual_seed(9))["energy distance"]
+    got = show.prior_report(z, torch.Generator().manual_seed(9))["energy distance"]
     x = torch.randn(12, 3, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
 
     def mean(a, b):

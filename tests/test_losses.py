@@ -8,16 +8,9 @@ import torch.nn.functional as F
 from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
 
 import metrics
-from losses import (
-    LOG_VAR_BOUNDS,
-    SIMILARITIES,
-    Embedding,
-    Separable,
-    bound_log_var,
-    deal_variances,
-    hinge,
-    uncertainty,
-)
+from evaluation.assess import deal_variances
+from losses import hinge
+from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Separable, bound_log_var, uncertainty
 
 LOW, HIGH = LOG_VAR_BOUNDS
 

@@ -11,7 +11,7 @@ import scipy.stats
 import torch
 
 import metrics
-from losses import SIMILARITIES, Embedding
+from similarities import SIMILARITIES, Embedding
 
 
 def reference_rank(row, positives):
@@ -248,8 +248,7 @@ def test_positives_tied_with_all_others_get_nothing():
 def test_eccv_equals_the_package_of_its_authors():
     """R@1, R-precision and mAP@R over the real query sets, on random scores of which half the positives are raised."""
     package = pytest.importorskip("eccv_caption")
-    import annotations
-    import protocols
+    from evaluation import annotations, protocols
     owner = json.load(open(os.path.join(annotations.eccv_folder(), "original_caption_to_image.json")))
     captions = np.load(os.path.join(annotations.eccv_folder(), "coco_test_ids.npy")).tolist()
     images = list(dict.fromkeys(owner[str(c)][0] for c in captions))

@@ -11,8 +11,10 @@ import encoders
 import train
 from cli import InputError
 from data import Batch
-from encoders import CNN, GRUEmbedding, LinearEmbedding, Precomputed, RegionGraph, RegionGRU, Words, import_torchvision
-from inputs import Features, Photos
+from encoders import CNN, GRUEmbedding, LinearEmbedding, Precomputed, Words
+from inputs import Features, Photos, import_torchvision
+from methods import vsrn
+from methods.vsrn import RegionGraph, RegionGRU
 from model import SHAPES, JointEmbedding, Tower, build_model
 from vocab import SPECIALS, Vocabulary
 
@@ -304,7 +306,7 @@ def test_what_enters_the_graph_and_leaves_it_is_of_order_one_at_any_size(dim):
 
 def test_an_untrained_graph_layer_is_the_identity():
     regions = torch.randn(3, 5, 6)
-    layer = encoders.GraphLayer(6)
+    layer = vsrn.GraphLayer(6)
     assert torch.equal(layer(regions), regions) and torch.equal(layer.eval()(regions), regions)
     trunk = RegionGraph(9, 6)
     raw = torch.randn(3, 5, 9)

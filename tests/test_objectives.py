@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from losses import Embedding, hinge
-from objectives import Hinge, InfoNCE, Match, vib
+from losses import Hinge, InfoNCE, Match, hinge, vib
+from similarities import Embedding
 
 
 def scores(n=7, seed=0):

@@ -4,6 +4,7 @@ The slow twins below compute the originals' embeddings in float64 from the weigh
 the originals did: by a sort of each query's scores.
 """
 import argparse
+import functools
 import io
 import json
 import math
@@ -20,18 +21,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import draw
 import evaluate
+import files
 import metrics
 import originals
-import subjects
+import runs
+import show
 import train
 import vocab
 from cli import InputError
 from data import read_split
-from encoders import import_torchvision
+from evaluation import sources
+from inputs import import_torchvision
 from model import build_model
 from vocab import SPECIALS, Vocabulary
+
+vocab_main = functools.partial(vocab.main, read_split=read_split)
 
 WORDS = [*SPECIALS, *(f"w{k}" for k in range(40))]
 MARKER = "ran.txt"                    # what a malicious file would leave in the working directory
@@ -198,7 +203,7 @@ def load(stored, path, words=WORDS, **how):
     """Save in the originals' way, read, convert, and build by subjects.load_model: (model, vocabulary, options, converted)."""
     torch.save(stored, path, **how)
     converted = originals.convert(originals.read(str(path)), words, str(path))
-    return (*subjects.load_model(converted), converted)
+    return (*runs.load_model(converted), converted)
 
 
 def write_split(root, features, seed=5, repeat=1):
@@ -214,14 +219,14 @@ def write_split(root, features, seed=5, repeat=1):
 
 def compare(model, words, split, images, captions, opt):
     """Embeddings close to the twin's, and every query's rank equal."""
-    ours = subjects.encode(model, split, split.encode(words), torch.device("cpu"))
+    ours = sources.encode(model, split, split.encode(words), torch.device("cpu"))
     np.testing.assert_allclose(ours[0].mean, images, atol=2e-5)
     np.testing.assert_allclose(ours[1].mean, captions, atol=2e-5)
     expected = original_ranks(images, captions, opt)
     found = metrics.ranks(model.similarity.tiles(*ours), split.caption_image, len(split.images), 7)
     for side in range(2):
         np.testing.assert_array_equal(found[side], expected[side])
-    result = subjects.validate(model, split, split.encode(words), torch.device("cpu"))
+    result = sources.validate(model, split, split.encode(words), torch.device("cpu"))
     for side, ranks in zip(("i2t", "t2i"), expected):
         for k in (1, 5, 10):
             assert result[side][f"r{k}"] == pytest.approx(100 * len(np.where(ranks < k)[0]) / len(ranks), rel=1e-12)
@@ -336,7 +341,7 @@ def test_options_are_complete_and_resolved(tmp_path):
     assert set(converted["options"]) == set(ours) - {"resume", "overwrite", "config", "dry_run"}
     assert converted["options"]["data_path"] == ours["data_path"]                   # not that of another machine
     torch.save(converted, tmp_path / "ours.pt")                                     # plain values and tensors only
-    assert subjects.load_checkpoint(str(tmp_path / "ours.pt"))["format"] == subjects.FORMAT
+    assert runs.load_checkpoint(str(tmp_path / "ours.pt"))["format"] == files.FORMAT
 
 
 # ---- file formats: torch's zip, its older one, and what Python 2 wrote
@@ -479,7 +484,7 @@ def test_checkpoints_that_do_not_fit_are_refused(stored, words, message):
 def test_weights_of_another_network_are_refused():
     stored = changed(opt={"cnn_type": "resnet18"}, image={"cnn.module.strange": torch.zeros(1)})
     with pytest.raises(InputError, match="are not those of a model of these options"):
-        subjects.load_model(originals.convert(stored, WORDS, "c"))
+        runs.load_model(originals.convert(stored, WORDS, "c"))
 
 
 def test_what_is_no_checkpoint_is_refused_and_ours_is_told_apart(tmp_path):
@@ -622,7 +627,7 @@ def test_convert_overwrites_nothing_and_the_plain_command_stays(tmp_path, capsys
         with pytest.raises(SystemExit) as stop:
             vocab.main(["convert", *map(str, words)])
         assert message in stop.value.code
-    vocab.main(["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", str(tmp_path / "v")])
+    vocab_main(["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", str(tmp_path / "v")])
     assert os.listdir(tmp_path / "v") == ["demo_precomp_vocab.json"]
 
 
@@ -656,7 +661,8 @@ def test_an_original_is_evaluated_drawn_and_trained_further(tmp_path, stored, ca
     assert "whether they stand in its order is unchecked, and recalls near chance would say that" in capsys.readouterr().out
 
     for more in ([], ["--captions", "w1 w2 w3"]):
-        draw.main(["--checkpoint", *words, *folder, "--photos", str(tmp_path / "photos"), "--output", str(tmp_path / "p.png"),
+        show.main(["retrieval", "--checkpoint", *words, *folder, "--photos", str(tmp_path / "photos"),
+                   "--output", str(tmp_path / "p.png"),
                    *more])
         assert "unchecked" in capsys.readouterr().out and (tmp_path / "p.png").stat().st_size > 10000
 
@@ -674,9 +680,10 @@ def test_an_original_is_evaluated_drawn_and_trained_further(tmp_path, stored, ca
 def test_a_vocabulary_that_was_built_here_is_refused(tmp_path, stored, capsys):
     """It may be as long, and every word would get the vector of another."""
     words, folder = stored
-    vocab.main([*folder[:4], "--vocab_path", str(tmp_path / "built"), "--vocab_threshold", "1"])
+    vocab_main([*folder[:4], "--vocab_path", str(tmp_path / "built"), "--vocab_threshold", "1"])
     built = tmp_path / "built" / "f8k_precomp_vocab.json"
-    for main, more in ((evaluate.main, ["--checkpoint"]), (draw.main, ["--checkpoint"]), (train.main, ["--init_from"])):
+    for main, more in ((evaluate.main, ["--checkpoint"]), (lambda words: show.main(["retrieval", *words]), ["--checkpoint"]),
+                       (train.main, ["--init_from"])):
         for vocabulary, message in ((["--vocab", str(built)], "was built from f8k_precomp train, words seen 1 times: the orig"),
                                     ([], "convert its vocabulary with .* and give it with --vocab")):
             with pytest.raises(SystemExit) as stop:

@@ -11,13 +11,11 @@ import pytest
 import torch
 import yaml
 
-import demo
 import evaluate
-import losses
-import options
-import recipes
+import similarities
 import train
 from data import read_split
+from demo import __main__ as demo
 from paper_tables import __main__ as listing
 from paper_tables import coco_halves, common, figures
 from paper_tables import runs as running
@@ -49,7 +47,7 @@ def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
     """Of training, with recipes.parse_args as train.py has it, and of evaluation; and they keep what the row asks for."""
     if scale == "f8k" and not TABLES[name].f8k:
         return
-    monkeypatch.setattr(options, "load_checkpoint", lambda *_: None)    # of a run to start from
+    monkeypatch.setattr(train, "load_checkpoint", lambda *_, **__: None)    # of a run to start from
     said = opt(tmp_path, *([f"--{scale}"] * (scale != "full")))
     for run in runs(TABLES[name]):
         for step in running.run_steps(run, 3, said)[0]:
@@ -113,7 +111,7 @@ RECIPES = [
 
 @pytest.mark.parametrize("table, label, expected, section", RECIPES, ids=[f"{table} {label}" for table, label, *_ in RECIPES])
 def test_recipes_are_those_of_the_papers(monkeypatch, table, label, expected, section):
-    monkeypatch.setattr("options.load_checkpoint", lambda *_: None)                 # --init_from of the fine-tuned rows
+    monkeypatch.setattr("train.load_checkpoint", lambda *_, **__: None)                 # --init_from of the fine-tuned rows
     run = next(row for row in TABLES[table].rows if row.label == label).runs[0]
     more = ["--init_from", "RUN"] if run.start else []
     found = vars(train.parse_args([*running.training_options(run, "full").split(), *more]))
@@ -423,8 +421,8 @@ def test_pictures_of_runs_on_different_data_are_refused(tmp_path, demo_path):
 
 def test_neighbours_are_the_images_most_alike_without_the_image_itself():
     mean = torch.nn.functional.normalize(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), dim=1)
-    for similarity, log_var in ((losses.Cosine(), None), (losses.KL(), torch.zeros(9, 4))):
-        near = figures.neighbours(similarity, losses.Embedding(mean, log_var), [2, 7])
+    for similarity, log_var in ((similarities.Cosine(), None), (similarities.KL(), torch.zeros(9, 4))):
+        near = figures.neighbours(similarity, similarities.Embedding(mean, log_var), [2, 7])
         for n, row in zip((2, 7), near):                    # equal variances: KL ranks as the cosine of unit means
             assert row == [k for k in (mean @ mean[n]).argsort(descending=True).tolist() if k != n][:figures.NEAREST]
 
@@ -447,14 +445,14 @@ def test_uncertain_items_are_drawn_of_the_sides_that_are_gaussian(tmp_path, demo
 
 def test_a_finished_run_needs_neither_its_start_nor_another_spelling_of_it(tmp_path, monkeypatch):
     """Of a fine-tuned run the folders are written by hand: its configuration, and the last line of its log."""
-    monkeypatch.setattr(options, "load_checkpoint", lambda *_: None)
+    monkeypatch.setattr(train, "load_checkpoint", lambda *_, **__: None)
     run = TABLES["pmrl_table2"].rows[10].runs[0]
     steps, _ = running.run_steps(run, 0, opt(tmp_path))
     start, tuned = (step for step in steps if step.folder)
     os.makedirs(tuned.folder)
     words = tuned.words[1:]
     at = words.index("--init_from")
-    stored = {**vars(recipes.parse_args(words[:at] + words[at + 2:])), "init_from": os.path.join("elsewhere", words[at + 1])}
+    stored = {**vars(train.parse_args(words[:at] + words[at + 2:])), "init_from": os.path.join("elsewhere", words[at + 1])}
     with open(os.path.join(tuned.folder, "config.yaml"), "w", encoding="utf-8") as f:
         yaml.safe_dump({"options": stored}, f)
     assert tuned.command[-1] == "--overwrite" and not tuned.differs and not tuned.done
@@ -485,7 +483,7 @@ def test_halves_of_val2014_are_disjoint_and_even(tmp_path, demo_path, capsys):
 
 def test_demo_data_that_were_stopped_are_written_again(tmp_path, monkeypatch):
     said = opt(tmp_path, "--demo")
-    step = next(s for s in running.preparations(runs(TABLES["pmrl_table1"])[0], said) if s.words[:1] == ["demo.py"])
+    step = next(s for s in running.preparations(runs(TABLES["pmrl_table1"])[0], said) if s.words[:2] == ["-m", "demo"])
     demo.write(said.data_path, size=8, progress=False)
     assert step.done
     monkeypatch.setattr(demo, "write_cxc", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

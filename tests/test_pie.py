@@ -11,19 +11,19 @@ import torch
 import torch.nn.functional as F
 
 import evaluate
-import pie
-import protocols
-import subjects
+import runs
+import similarities
 import train
 from cli import InputError
 from data import Batch, Split, read_split
-from encoders import CNN, Words, import_torchvision
-from inputs import Features, Photos
-from losses import SIMILARITIES, Embedding
+from encoders import CNN, Words
+from evaluation import protocols, sources
+from inputs import Features, Photos, import_torchvision
+from losses import MMD, Diversity, Match
+from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from metrics import retrieval_blocks
 from model import SHAPES, JointEmbedding, build_model
-from objectives import Match
-from pie import MMD, BiGRU, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
+from similarities import SIMILARITIES, Embedding
 from vocab import SPECIALS, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
@@ -225,7 +225,7 @@ def slow_mil(images, captions):
 
 @pytest.mark.parametrize("elements", [1, 50, 2 ** 20])
 def test_mil_equals_loops_in_blocks_of_any_size(elements, monkeypatch):
-    monkeypatch.setitem(pie.ELEMENTS, "cpu", elements)
+    monkeypatch.setitem(similarities.ELEMENTS, "cpu", elements)
     images, captions = several(7, 3, seed=1), several(9, 2, seed=2)
     scores = MaxOverParts()(images, captions)
     torch.testing.assert_close(scores, slow_mil(images, captions), rtol=1e-9, atol=1e-9)
@@ -274,7 +274,7 @@ def evaluation_noise(similarity, images, captions):
 @pytest.mark.parametrize("elements", [1, 300, 2 ** 20])
 @pytest.mark.parametrize("training", [False, True])
 def test_match_probability_equals_loops_in_blocks_of_any_size(training, elements, monkeypatch):
-    monkeypatch.setitem(pie.ELEMENTS, "cpu", elements)
+    monkeypatch.setitem(similarities.ELEMENTS, "cpu", elements)
     similarity, images, captions = MatchProbability(4).double().train(training), gaussians(5, seed=1), gaussians(6, seed=2)
     torch.manual_seed(3)
     scores = similarity(images, captions)
@@ -476,7 +476,7 @@ def test_a_run_is_evaluated_with_every_report(tmp_path, demo_path, words):
             results.append(json.load(f))
     assert results[0]["protocols"] == results[1]["protocols"] and results[0]["protocols"]["full"]["rsum"] > 0
     assert ("mean_only" in results[0]["protocols"]) == (words is PCME)
-    model, _, _ = subjects.load_model(subjects.load_checkpoint(str(tmp_path / "run")))
+    model, _, _ = runs.load_model(runs.load_checkpoint(str(tmp_path / "run")))
     assert type(model.similarity) is (MaxOverParts if words is PVSE else MatchProbability) and not model.training
 
 
@@ -484,9 +484,9 @@ def test_a_run_is_evaluated_with_every_report(tmp_path, demo_path, words):
 def test_crisscrossed_captions_of_a_run(tmp_path, demo_path, words):
     """Captions among captions and images among images: the same maximum over parts, the same probability."""
     fit(demo_path, tmp_path / "run", *words)
-    split, model = read_split(demo_path, "demo_region_precomp", "test"), subjects.load_checkpoint(str(tmp_path / "run"))
-    model, vocab, _ = subjects.load_model(model)
-    images, captions = subjects.encode(model, split, split.encode(vocab), torch.device("cpu"))
+    split, model = read_split(demo_path, "demo_region_precomp", "test"), runs.load_checkpoint(str(tmp_path / "run"))
+    model, vocab, _ = runs.load_model(model)
+    images, captions = sources.encode(model, split, split.encode(vocab), torch.device("cpu"))
     subject = protocols.Subject("run", "", split.caption_image, len(split.images), [(model.similarity, images, captions)])
     for side, e in ((0, images), (1, captions)):
         with torch.no_grad():
@@ -521,7 +521,7 @@ def test_stop_and_resume_equal_an_unbroken_run_with_fresh_noise(tmp_path, demo_p
     fit(demo_path, tmp_path / "broken", *common, status=128 + signal.SIGTERM)
     monkeypatch.setattr(train, "train_step", step)
     assert train.train(train.parse_args(["--resume", str(tmp_path / "broken")])) == 0
-    a, b = (subjects.load_checkpoint(str(tmp_path / name), "checkpoint.pt")["model"] for name in ("whole", "broken"))
+    a, b = (runs.load_checkpoint(str(tmp_path / name), "checkpoint.pt")["model"] for name in ("whole", "broken"))
     assert set(a) == set(b) and all(torch.equal(a[key], b[key]) for key in a)
 
 
@@ -561,16 +561,16 @@ def test_pie_takes_regions_and_photos_and_refuses_global_features(tmp_path):
         opt = train.parse_args(words)
         train.prepare_images(opt, regions)
         assert (opt.img_enc, opt.img_dim) == ("pie", 9)
-        subjects.check_fits(opt, shown(regions), "run")
+        sources.check_fits(opt, shown(regions), "run")
         for other, message in ((flat, "reasons over regions"), (Photos(["a.png"]), "trained on region features")):
             with pytest.raises(InputError, match=message):
-                subjects.check_fits(opt, shown(other), "run")
+                sources.check_fits(opt, shown(other), "run")
         opt = train.parse_args(words)
         train.prepare_images(opt, Photos(["a.png"]))
         assert (opt.img_enc, opt.img_dim) == ("pie", None)
-        subjects.check_fits(opt, shown(Photos(["a.png"])), "run")
+        sources.check_fits(opt, shown(Photos(["a.png"])), "run")
         with pytest.raises(InputError, match="was trained on photos"):
-            subjects.check_fits(opt, shown(regions), "run")
+            sources.check_fits(opt, shown(regions), "run")
     opt = train.parse_args([*PCME, "--img_enc", "precomp"])                         # any Gaussians have a match probability
     train.prepare_images(opt, flat)
     assert opt.img_enc == "precomp"

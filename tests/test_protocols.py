@@ -3,12 +3,11 @@ import numpy as np
 import pytest
 import torch
 
-import annotations
 import metrics
-import protocols
-from annotations import Pairs, Ratings
-from losses import SIMILARITIES, Embedding
-from protocols import Record, Subject
+from evaluation import annotations, protocols
+from evaluation.annotations import Pairs, Ratings
+from evaluation.protocols import Record, Subject
+from similarities import SIMILARITIES, Embedding
 
 N, M, D = 15, 52, 6
 

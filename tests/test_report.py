@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-import report
+from evaluation import report
 
 
 def recalls(start, **more):

@@ -10,15 +10,15 @@ from test_cli import SMALL, refused
 from test_stopping import same_runs
 from test_train import log_of
 
-import draw
 import evaluate
 import options
 import runs
+import show
 import train
 from cli import InputError
 from files import atomic, holds_keys, locked, output, part_of, save_json
-from recipes import parse_args
-from subjects import load_checkpoint
+from runs import load_checkpoint
+from train import parse_args
 
 
 def fit(*words) -> int:
@@ -31,7 +31,7 @@ def run(tmp_path_factory, demo_path):
     folder = tmp_path_factory.mktemp("runs") / "run"
     assert fit("--data_path", demo_path, "--sim", "wasserstein", "--num_epochs", 2, "--logger_name", folder) == 0
     evaluate.main(["--checkpoint", str(folder), "--uncertainty"])
-    draw.main(["--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images")])
+    show.main(["retrieval", "--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images")])
     return folder
 
 

@@ -18,7 +18,7 @@ import files
 import runs
 import train
 from cli import Stop, Stopped
-from subjects import load_checkpoint
+from runs import load_checkpoint
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WORDS = [*SMALL, "--num_epochs", "3", "--sim", "wasserstein", "--val_step", "5", "--batch_size", "40", "--log_step", "3"]
@@ -173,7 +173,7 @@ def stopped_in_one_line(done, number: int) -> str:
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory, demo_path):
     """Words of a training on photos with workers, and its unbroken run."""
-    from encoders import import_torchvision
+    from inputs import import_torchvision
     root = tmp_path_factory.mktemp("photos")
     torch.manual_seed(0)
     torch.save(import_torchvision().models.resnet18(weights=None).state_dict(), root / "w.pt")
@@ -195,8 +195,8 @@ def test_a_signal_to_the_group_before_the_first_step_leaves_nothing(tmp_path, ph
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase, where, call, number", [
-    ("training", "train.train_step", 3, signal.SIGTERM), ("validating", "subjects._join", 1, signal.SIGINT),
-    ("validating at an end", "subjects._join", 3, signal.SIGTERM), ("saving", "torch.save", 4, signal.SIGHUP)])
+    ("training", "train.train_step", 3, signal.SIGTERM), ("validating", "evaluation.sources._join", 1, signal.SIGINT),
+    ("validating at an end", "evaluation.sources._join", 3, signal.SIGTERM), ("saving", "torch.save", 4, signal.SIGHUP)])
 def test_a_signal_to_the_group_saves_a_training_exactly(tmp_path, photos, phase, where, call, number):
     words, whole = photos
     done = in_a_group(signalling("train", where, call, number), *words, "--logger_name", tmp_path / "run")
@@ -220,9 +220,9 @@ def test_a_signal_to_the_group_stops_an_extraction_which_goes_on(tmp_path, photo
     os.symlink(os.path.join(demo_path, "demo"), tmp_path / "demo")
     words = ["images", "--data_path", tmp_path, "--data_name", "demo", "--output_name", "new", "--splits", "train", "--device",
              "cpu", "--cnn_type", "resnet18", "--cnn_weights", photos[0][7], "--batch_size", 8, "--workers", 2]
-    line = stopped_in_one_line(in_a_group(signalling("extract", "encoders.CNN.forward", 4, number), *words), number)
+    line = stopped_in_one_line(in_a_group(signalling("features.extract", "encoders.CNN.forward", 4, number), *words), number)
     assert "24 of 48 photos of train are done, and the same command goes on" in line
-    again = in_a_group(signalling("extract", "encoders.CNN.forward", 4, signal.SIGKILL), *words)
+    again = in_a_group(signalling("features.extract", "encoders.CNN.forward", 4, signal.SIGKILL), *words)
     assert again.returncode == 0, again.stderr              # three batches were left: in the fourth it would have been killed
     assert {name for name in os.listdir(tmp_path / "new") if name.startswith("train_")} == {
         f"train_{end}" for end in ("caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy", "ims.npy", "photos.json")}
@@ -231,10 +231,10 @@ def test_a_signal_to_the_group_stops_an_extraction_which_goes_on(tmp_path, photo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words, number", [(["train.py"], signal.SIGINT), (["evaluate.py"], signal.SIGTERM),
-                                           (["extract.py", "images"], signal.SIGHUP)])
+                                           (["-m", "features.extract", "images"], signal.SIGHUP)])
 def test_a_signal_while_a_command_loads_is_one_line(words, number):
     done = in_a_group("", *words, "--help", delay=0.5, number=number)
-    assert f"{words[0]}: stopped by " in stopped_in_one_line(done, number)
+    assert f"{'python -m features.extract' if words[0] == '-m' else words[0]}: stopped by " in stopped_in_one_line(done, number)
 
 
 def test_nohup_keeps_a_run_alive():

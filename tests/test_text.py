@@ -8,13 +8,13 @@ import pytest
 import torch
 from test_train import SMALL, fit
 
-import draw
 import evaluate
+import show
 import train
 from data import read_split
 from encoders import BagOfWords, Words
 from model import build_model
-from subjects import load_checkpoint, load_model
+from runs import load_checkpoint, load_model
 from vocab import SPECIALS, Vocabulary, tokenize
 
 
@@ -96,7 +96,7 @@ def test_a_model_of_features_knows_no_words(folder, demo_path):
         folder / "run")
     photos = os.path.join(demo_path, "demo", "images")
     with pytest.raises(SystemExit, match="knows no words"):
-        draw.main(["--checkpoint", str(folder / "run"), "--photos", photos, "--captions", "a"])
+        show.main(["retrieval", "--checkpoint", str(folder / "run"), "--photos", photos, "--captions", "a"])
 
 
 def test_another_data_set_tells_its_unknown_words(folder, capsys):

@@ -14,7 +14,7 @@ from test_cli import refused
 
 import train
 from cli import InputError
-from subjects import load_checkpoint, load_model
+from runs import load_checkpoint, load_model
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SMALL = ["--embed_size", "32", "--word_dim", "16", "--batch_size", "16", "--learning_rate", "0.005", "--log_step", "1",
@@ -240,7 +240,7 @@ def test_a_non_finite_loss_stops_with_the_name_of_the_term(tmp_path, demo_path, 
     def broken(scores, *_):
         calls.append(1)
         return scores.sum() * (float("nan") if len(calls) == 3 else 0.0)
-    monkeypatch.setattr("objectives.hinge", broken)
+    monkeypatch.setattr("losses.hinge", broken)
     with pytest.raises(InputError, match="the term 'hinge' of the loss became nan at epoch 1 step 3"):
         fit("--data_path", demo_path, "--num_epochs", 1, "--logger_name", tmp_path / "run")
 

@@ -7,8 +7,9 @@ import torch
 
 from cli import InputError
 from data import read_split
-from trigrams import TanhLayers, TrigramBag, TrigramConv, Trigrams, TrigramTokens, TrigramWords, trigrams_of
-from vocab import SPECIALS
+from inputs import TrigramTokens
+from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
+from vocab import SPECIALS, Trigrams, trigrams_of
 
 WORDS = "a man rides the brown horse banana nanana on".split()
 VOCAB = Trigrams([*SPECIALS, *WORDS])

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from data import Batch
-from losses import Embedding
+from losses import PairLogistic
+from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss, distance, sibling_order
 from metrics import retrieval_blocks
-from two_branch import BranchEmbedding, PairLogistic, ProductNetwork, TwoBranchLoss, distance, sibling_order
+from similarities import Embedding
 
 
 def points(n, d=5, seed=0, dtype=torch.float64) -> torch.Tensor:
@@ -182,7 +183,7 @@ def test_blocks_equal_the_whole_and_pairs_do_not_depend_on_others(monkeypatch):
     net, x, y = network().eval(), Embedding(points(23)), Embedding(points(31, seed=1))
     whole = net(x, y)
     for elements in (1, 100, 10 ** 9):
-        monkeypatch.setattr("pie.ELEMENTS", {"cpu": elements, "cuda": elements})
+        monkeypatch.setattr("similarities.ELEMENTS", {"cpu": elements, "cuda": elements})
         torch.testing.assert_close(net(x, y), whole)
     torch.testing.assert_close(net.tiles(x, y)(slice(3, 9), torch.tensor([4, 1])), whole[3:9][:, [4, 1]])
     torch.testing.assert_close(net(y, x).T, whole)                                  # the product knows no sides
@@ -190,7 +191,7 @@ def test_blocks_equal_the_whole_and_pairs_do_not_depend_on_others(monkeypatch):
     assert retrieval_blocks(net, x, y, owner, 7) == retrieval_blocks(net, x, y, owner, 1000)
     net.train()
     together = net(x, y)                                                            # one pass over all pairs
-    monkeypatch.setattr("pie.ELEMENTS", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr("similarities.ELEMENTS", {"cpu": 1, "cuda": 1})
     assert torch.equal(together, net(x, y))
 
 

@@ -9,18 +9,18 @@ import torch
 from PIL import Image
 from scipy.stats import ttest_rel
 
-import demo_scenes
 import train
 from cli import InputError
 from data import read_split
+from demo import scenes
 from encoders import CNN
-from extract import network
+from features.extract import network
 from inputs import eval_transform
-from losses import Embedding, uncertainty
 from model import build_model
 from options import prepare_images
-from recipes import parse_args
-from subjects import FORMAT, load_checkpoint, load_model
+from runs import FORMAT, load_checkpoint, load_model
+from similarities import Embedding, uncertainty
+from train import parse_args
 from vg_experiments import crops, encoding, prepare, selection
 from vg_experiments import uncertainty as figure2
 from vocab import Vocabulary
@@ -326,4 +326,4 @@ def test_crops_of_a_photo_and_examples(call, demo_path, capsys):
 
 
 def test_demo_extractors_are_named_after_their_width():
-    assert demo_scenes.region_features(np.zeros((1, 128, 128, 3), np.uint8)).shape[2] in encoding.DEMO
+    assert scenes.region_features(np.zeros((1, 128, 128, 3), np.uint8)).shape[2] in encoding.DEMO

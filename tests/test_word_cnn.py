@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-import word_cnn
 from data import read_split
-from encoders import CNN, import_torchvision
-from word_cnn import WordCNN, average_precision, chance_precision, content_words, whole_state, word_labels
+from encoders import CNN
+from features import word_cnn
+from features.word_cnn import WordCNN, average_precision, chance_precision, content_words, whole_state, word_labels
+from inputs import import_torchvision
 
 # ---- average precision
 
@@ -159,7 +160,7 @@ def test_the_same_seed_gives_the_same_file_with_workers_too(tmp_path, demo_path,
 def test_what_cannot_work_is_said_in_a_sentence(words, message, tmp_path, demo_path, weights):
     with pytest.raises(SystemExit, match=message) as stopped:
         command(demo_path, weights, tmp_path / "cnn.pt", *words)
-    assert str(stopped.value).startswith("word_cnn.py: ") and "\n" not in str(stopped.value)
+    assert str(stopped.value).startswith("features.word_cnn: ") and "\n" not in str(stopped.value)
     assert not list(tmp_path.iterdir())
 
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from test_cli import refused, unwritable
 
-import word_vectors
 from cli import InputError
-from word_vectors import neighbours, read_vectors, table_for, train_vectors, write_vectors
+from features import word_vectors
+from features.word_vectors import neighbours, read_vectors, table_for, train_vectors, write_vectors
 
 WORDS = ["the", "naïve", "dog", "“", "1984"]
 VECTORS = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)

@@ -22,10 +22,10 @@ from matplotlib.patches import Rectangle
 
 import cli
 from cli import Arguments, InputError, filename, natural, number, up_to
+from evaluation.plots import drawing, picture_file
 from files import holds_keys, output, save_json
 from inputs import Photos
-from losses import uncertainty
-from plots import drawing, picture_file
+from similarities import uncertainty
 from vg_experiments.encoding import Encoder, encoders, model_arguments, names, photo_path
 from vg_experiments.prepare import drawn, read_manifest
 
@@ -164,7 +164,6 @@ def examples(opt, models: list[Encoder]) -> None:
 
 def main(argv=None) -> None:
     p = Arguments("Crops of a photo and truncated captions as models see them; examples of triplets.")
-    p.prog = "vg_experiments.crops"
     p.add_argument("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN",
                    help="run folders or checkpoint files")
     model_arguments(p)

@@ -18,14 +18,14 @@ from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
-import demo_scenes
-from cli import Arguments, InputError, filename, natural
+from cli import Arguments, InputError, filename, natural, torch_device
+from demo import scenes
 from encoders import CNN, CNNS
+from features.photos import checksum, network
 from files import read_array, save_array
 from inputs import Photos, encode_captions
-from losses import Embedding
-from photo_features import checksum, network
-from subjects import load_checkpoint, load_model, torch_device
+from runs import load_checkpoint, load_model
+from similarities import Embedding
 from vocab import tokenize
 
 FITS = ("stretch", "centre", "pad")
@@ -47,9 +47,9 @@ class Extractor:
 def demo_extractor(regions: bool, fit: str) -> Extractor:
     """demo_scenes' fixed features of (n, 128, 128, 3) uint8: (n, 960), or (n, 36, 192) with regions."""
     def compute(pixels):
-        cells = demo_scenes.region_features(pixels)
-        return cells.astype(np.float16) if regions else demo_scenes.global_features(cells)
-    return Extractor(DEMO[192 if regions else 960], demo_scenes.CANVAS, fit, compute)
+        cells = scenes.region_features(pixels)
+        return cells.astype(np.float16) if regions else scenes.global_features(cells)
+    return Extractor(DEMO[192 if regions else 960], scenes.CANVAS, fit, compute)
 
 
 def cnn_extractor(cnn: nn.Module, name: str, fit: str, device) -> Extractor:
@@ -79,7 +79,7 @@ def extractor_for(model: nn.Module, trained, stored: dict, run: str, device, giv
         return cnn_extractor(trunk, name, fit or "stretch", device)
     recorded = (stored.get("data", {}).get("extractors") or {}).get("ims")
     line = given or recorded
-    if line is None and trained.data_name in [f"{w}{kind}" for w in demo_scenes.WORLDS for kind in
+    if line is None and trained.data_name in [f"{w}{kind}" for w in scenes.WORLDS for kind in
                                               ("_precomp", "_region_precomp")]:
         line = "demo"
     if line is None:

@@ -58,7 +58,7 @@ class Regions:
 def stream(path: str):
     """The objects of a JSON array of objects one after the other, with the characters read so far; never all at once."""
     if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; get it from Visual Genome, or write demo data with python demo.py")
+        raise InputError(f"there is no file {path}; get it from Visual Genome, or write demo data with python -m demo")
     decoder, text, at, read, opened = json.JSONDecoder(), "", 0, 0, False
     try:
         with open(path, encoding="utf-8") as f:
@@ -105,7 +105,7 @@ def number_of(entry: dict, names: tuple, path: str, what: str) -> int:
 def read_images(path: str, counts: dict) -> tuple[np.ndarray, np.ndarray, list]:
     """Ids (N,), sizes (N, 2) and photos' names of the images that are not in COCO, by id; counts what there was."""
     if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; get it from Visual Genome, or write demo data with python demo.py")
+        raise InputError(f"there is no file {path}; get it from Visual Genome, or write demo data with python -m demo")
     listed = read_json(path)
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise InputError(f"{path} is no list of images; give image_data.json as Visual Genome ships it")
@@ -366,7 +366,6 @@ def read_manifest(path: str) -> dict:
 
 def main(argv=None) -> None:
     p = Arguments("Choose crops and captions of Visual Genome and write them as a manifest.")
-    p.prog = "vg_experiments.prepare"
     p.add_argument("--vg", type=filename, default="data/demo_vg", help="folder with image_data.json, region_descriptions.json "
                                                                        "and the photos, "
                                                         "in images/, VG_100K/ or VG_100K_2/")

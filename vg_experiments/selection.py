@@ -19,10 +19,11 @@ import numpy as np
 
 import cli
 from cli import Arguments
+from evaluation.assess import deal_variances
 from files import holds_keys, output, save_json
-from losses import Cosine, Embedding, deal_variances
 from metrics import paired_bootstrap
 from paper_tables import pmrl_section34, ucmr_table4
+from similarities import Cosine, Embedding
 from vg_experiments.encoding import Encoder, arguments, common, encoders, known, names, photo_path, whole_box
 from vg_experiments.prepare import read_manifest
 
@@ -130,7 +131,6 @@ def lines(kind: str, rows: dict):
 
 def main(argv=None) -> None:
     p = Arguments("Binary selection between crops and between captions.")
-    p.prog = "vg_experiments.selection"
     arguments(p)
     cli.run(p.prog, select, p.parse_args(argv))
 

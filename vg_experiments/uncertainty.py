@@ -19,10 +19,10 @@ from scipy import stats
 
 import cli
 from cli import Arguments, InputError
+from evaluation.plots import drawing, picture_file
 from files import holds_keys, output, save_json
-from losses import uncertainty
 from metrics import spearman
-from plots import drawing, picture_file
+from similarities import uncertainty
 from vg_experiments.encoding import arguments, common, encoders, names, photo_path
 from vg_experiments.prepare import read_manifest
 from vocab import tokenize
@@ -132,7 +132,6 @@ def lines(name: str, report: dict):
 
 def main(argv=None) -> None:
     p = Arguments("Uncertainty of crops and captions by area threshold, and whether the paper's direction holds.")
-    p.prog = "vg_experiments.uncertainty"
     arguments(p)
     cli.run(p.prog, measure_all, p.parse_args(argv))
 

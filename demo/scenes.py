@@ -2,7 +2,7 @@
 
 `random_scene` draws a Scene from a random stream, `draw` paints it, `captions` tells it five times, and
 `region_features` and `global_features` see its pixels only. A `Statement` holds what a scene shows or a caption says, so
-that `common` can tell how much two of them share: demo.py's human-like ratings rest on it, never on pixels or features.
+that `common` can tell how much two of them share: the demo's human-like ratings rest on it, never on pixels or features.
 Some captions say much and some say little, so a caption fits few images or many: the ambiguity is real, as every caption
 is true. A `World` is a distribution of scenes and of ways to tell them: WORLDS holds the demo's own and another, on
 which a model that was trained on the first can be tried. All arithmetic is exact, so a random stream gives the same on
@@ -18,7 +18,6 @@ import numpy as np
 CANVAS = 128                     # width and height of an image, pixels
 MAX_OBJECTS = 6
 MAX_IOU = 0.03                   # of the boxes of two objects
-
 COLOURS = {"red": (214, 38, 38), "green": (40, 160, 60), "blue": (40, 70, 220), "yellow": (245, 222, 40),
            "orange": (245, 135, 20), "purple": (130, 40, 165), "pink": (250, 140, 190), "white": (244, 244, 244)}
 BACKGROUNDS = {"grey": (140, 140, 140), "beige": (205, 190, 160), "brown": (112, 86, 66), "teal": (70, 118, 118),
@@ -27,7 +26,6 @@ SKY = (165, 190, 210)
 GROUNDS = {"grass": (96, 130, 84), "sand": (204, 182, 138), "water": (84, 116, 150)}
 RADII = {"large": (21, 25), "medium": (14, 16), "small": (8, 10)}     # half the side of the box, pixels
 TEXTURES = ("plain", "striped", "dotted", "checked")
-
 # Outlines in 25ths of the radius, x to the right and y down; each spans -25 .. 25 both ways, so the box follows from
 # the radius. The circle's corners are the whole points at distance 25; the ring is one line: round, in, round, out.
 CIRCLE = [(25, 0), (24, 7), (20, 15), (15, 20), (7, 24), (0, 25), (-7, 24), (-15, 20), (-20, 15), (-24, 7),
@@ -132,8 +130,6 @@ class Scene:
     shaded: bool                 # darker towards the bottom; only with one colour
     horizon: int                 # row where the ground starts
 
-
-# Only Random.random() promises the same stream in every version of Python, so all choices are made with it.
 
 def between(rng, low, high):
     return low + int(rng.random() * (high - low + 1))
@@ -362,9 +358,6 @@ def region_phrases(rng, scene, world=DEMO):
     return regions
 
 
-# ---- statements
-# What a scene shows and what a caption says, in one form, so that any two can be compared. Weights are whole numbers.
-
 ASPECTS = {"size": [*RADII], "texture": [*TEXTURES], "colour": [*COLOURS], "shape": [*OUTLINES],
            "across": ["left", "middle", "right"], "down": ["top", "middle", "bottom"]}      # of a thing
 ASPECT_WEIGHTS = np.array([1, 1, 3, 3, 1, 1])
@@ -452,9 +445,6 @@ def common(a, b):
         totals += RELATION_WEIGHT * (b.relations[ways[:, i], ways[:, j]] == a.relations[i, j]).sum(1)
     return int(totals.max()) + REST_WEIGHT * len(a.rest & b.rest)
 
-
-# ---- features
-# Until they are scaled, all numbers are whole and below 2 ** 24: float32 products are exact in any order of summing.
 
 GRID = 6                         # regions a side
 FILTERS = (9, 23, 22, 15, 15)    # hue (each on 13 maps), fine figure, coarse figure, texture, plain colour: 192 in all

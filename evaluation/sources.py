@@ -13,129 +13,17 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-import items
 import metrics
-import originals
-from cli import InputError, data_set, filename, reason, split_name, workers
-from data import Split, image_batches, read_split
+from cli import InputError, torch_device
+from data import Split, check_extractors, image_batches, read_split
+from evaluation import items
+from evaluation.protocols import Subject
 from files import FAULTS, holds_arrays, output, read_array, read_arrays, save_arrays
 from inputs import SQUARABLE, NoImages, Photos, Tokens
-from losses import SIMILARITIES, Cosine, Embedding
-from model import JointEmbedding, build_model, build_vocabulary
-from protocols import Subject
+from model import JointEmbedding
+from runs import load_checkpoint, load_model
+from similarities import SIMILARITIES, Cosine, Embedding
 from vocab import Vocabulary
-
-FORMAT = 1                            # of checkpoint.pt and model_best.pt
-
-
-def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = None) -> dict:
-    """Read a run folder's checkpoint or a checkpoint file, without running code from it; InputError if it is not one.
-
-    A checkpoint of the original VSE++ or VSRN is converted; it needs its vocabulary, the JSON file `vocab`.
-    """
-    path = os.path.join(path, name) if os.path.isdir(path) else path
-    if not os.path.isfile(path):
-        raise InputError(f"there is no checkpoint {path}; give a run folder that holds {name}, or a file")
-    stored = originals.read(path)
-    if originals.is_original(stored):
-        return original(stored, path, vocab)
-    if not isinstance(stored, dict) or not {"format", "options", "vocabulary", "model"} <= set(stored):
-        raise InputError(f"{path} is no checkpoint of this project; give one that train.py wrote")
-    if stored["format"] != FORMAT:
-        told = stored["format"] if type(stored["format"]) is int else f"of type {type(stored['format']).__name__}"
-        raise InputError(f"{path} has checkpoint format {told}, this version reads format {FORMAT}; use the version that wrote "
-                         "it, or train again")
-    check_contents(stored, path)
-    stored["options"] = modern(stored["options"], path)
-    for weights in (stored["model"], stored.get("average", {})):        # the BatchNorm of jWAE's latents had another name
-        for name in [name for name in weights if "_tower.whiten." in name]:
-            weights[name.replace(".whiten.", ".latent_norm.")] = weights.pop(name)
-    return stored
-
-
-def modern(options: dict, path: str) -> dict:
-    """Options of an earlier state of this code by today's names. Raises InputError where this code has no such model."""
-    if options.get("region_norm") == "features":            # until the first norm of VSRN's graph had its size
-        if options.get("img_enc") == "vsrn":
-            raise InputError(f"{path} is a VSRN whose first norm left regions of norm 1, which this version has not "
-                             "(--region_norm entries makes them sqrt(D)); evaluate it with the version that trained it, or "
-                             "train again")
-        options = {**options, "region_norm": "entries"}
-    if "latent_bn" in options:                              # until then jWAE's priors were counted times the batch
-        batch_norm = {True: "batch", False: "none"}.get(options["latent_bn"])
-        weights = {name: options[name] * options.get("batch_size", 128) for name in ("prior_images", "prior_captions")
-                   if isinstance(options.get(name), float) and options[name]}
-        options = {**options, "latent_norm": batch_norm or ("batch" if weights else None), **weights}
-        del options["latent_bn"]
-    return options
-
-
-def original(stored: dict, path: str, vocab: str | None) -> dict:
-    """An original's checkpoint converted with the vocabulary of a file, as far as the two can be seen to belong together."""
-    given = vocab and Vocabulary.load(vocab)
-    if given and (given.origin or "").startswith("built"):
-        raise InputError(f"{path} cannot belong to the vocabulary {vocab}, which was {given.origin}: the originals number "
-                         "words in an order that cannot be built again, so every word would get another one's vector; convert "
-                         "the vocabulary that it was trained with (python vocab.py convert OLD NEW.json)")
-    unchecked = (f"{path} holds no words: its vocabulary is taken to be {vocab} since that has as many; whether they stand in "
-                 "its order is unchecked, and recalls near chance would say that they do not")
-    return {**originals.convert(stored, given and given.words, path), "notes": [unchecked]}
-
-
-def check_contents(stored: dict, path: str) -> None:
-    """Refuse a checkpoint whose parts are not of the kinds that train.py writes: what is read of it later relies on them."""
-    plain = (str, int, float, bool, type(None))
-    state, data = stored.get("state", {}), stored.get("data", {})
-    kinds = {
-        "options": isinstance(stored["options"], dict) and all(
-            isinstance(key, str) and isinstance(value, plain) for key, value in stored["options"].items()),
-        "vocabulary": isinstance(stored["vocabulary"], list) and all(isinstance(word, str) for word in stored["vocabulary"]),
-        "model": isinstance(stored["model"], dict) and all(
-            isinstance(key, str) and torch.is_tensor(value) for key, value in stored["model"].items()),
-        "state": isinstance(state, dict) and {"epoch", "best_rsum"} <= set(state) and all(
-            type(value) in (int, float) for value in state.values()),
-        "data": isinstance(data, dict) and isinstance(data.get("extractors") or {}, dict)}
-    wrong = next((name for name, right in kinds.items() if not right), None)
-    if wrong:
-        raise InputError(f"{path} holds something else under '{wrong}' than train.py writes; it was changed or is of another "
-                         "program, so take another one or train again")
-
-
-def load_weights(model: JointEmbedding, stored: dict, path: str = "the checkpoint") -> None:
-    mine, theirs = ({name: tuple(x.shape) for name, x in state.items()} for state in (model.state_dict(), stored["model"]))
-    wrong = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
-    if wrong:
-        shapes = [found.get(wrong[0], "absent") for found in (theirs, mine)]
-        raise InputError(f"the weights of {path} are not those of a model of these options ({wrong[0]} is {shapes[0]} there "
-                         f"and {shapes[1]} here, {len(wrong)} differ); give the sizes, heads, encoders and terms of its "
-                         "config.yaml")
-    model.load_state_dict(stored["model"])
-
-
-def load_model(stored: dict, path: str = "the checkpoint") -> tuple[JointEmbedding, Vocabulary, argparse.Namespace]:
-    """The model of a checkpoint, in eval mode on the CPU, its vocabulary and its options."""
-    import recipes  # which imports this module
-
-    recipes.check_values(stored["options"], path)
-    defaults = vars(recipes.parse_args([]))                 # of options that are younger than the checkpoint
-    opt = argparse.Namespace(**{**defaults, **stored["options"]})
-    vocab = build_vocabulary(opt, stored["vocabulary"])
-    try:
-        model = build_model(opt, vocab, pretrained=False)
-    except InputError:
-        raise
-    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:    # each value is right, not all together
-        raise InputError(f"the options of {path} describe no model ({reason(error)}); it was changed, so take another one or "
-                         "train again") from error
-    load_weights(model, stored, path)
-    return model.eval(), vocab, opt
-
-
-def torch_device(name: str) -> torch.device:
-    """auto: CUDA when present."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda: no CUDA device is here; use --device cpu")
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 @torch.no_grad()
@@ -185,19 +73,6 @@ def validate(model: JointEmbedding, split: Split, tokens: Tokens, device, worker
             "alike": {side: metrics.mean_cosine(e.mean) for side, e in (("images", images), ("captions", captions))}}
 
 
-def run_arguments(p: argparse.ArgumentParser, split: str) -> None:
-    """The options of commands that show what one run makes of a split; `split` says what the split is for."""
-    p.add_argument("--checkpoint", type=filename, metavar="RUN", help="run folder or checkpoint file (default: the newest run)")
-    p.add_argument("--vocab", type=filename, metavar="FILE.json", help="vocabulary of an original VSE++ or VSRN checkpoint "
-                   "(python vocab.py convert)")
-    p.add_argument("--data_path", type=filename, help="folder that holds the data sets (default: that of the training)")
-    p.add_argument("--data_name", type=data_set, help="data set (default: that of the training)")
-    p.add_argument("--split", type=split_name, default="test", help=split)
-    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
-    p.add_argument("--workers", type=workers, default=min(10, os.cpu_count() or 1),
-                   help="processes that read photos or large feature files")
-
-
 def newest_run(root: str = "runs") -> str:
     found = glob.glob(os.path.join(root, "**", "model_best.pt"), recursive=True)
     if not found:
@@ -235,16 +110,6 @@ def check_fits(opt: argparse.Namespace, split: Split, path: str) -> None:
     if opt.n_regions != images.regions and (opt.n_regions or opt.img_enc == "precomp"):
         raise InputError(f"{images.path} has {images.regions or 'no'} regions an image, {path} was trained on "
                          f"{opt.n_regions or 'one vector an image'}; use features of the same extractor")
-
-
-def check_extractors(trained: dict | None, split: Split, text_features: str | None, path: str) -> None:
-    """Refuse features whose recorded extractor (features.json) is not that of the training."""
-    for kind in ("ims", text_features):
-        before, now = ((made or {}).get(kind) for made in (trained, split.extractors))
-        if before and now and before != now:
-            what = "image features" if kind == "ims" else f"caption features '{kind}'"
-            raise InputError(f"{split.source}: the {what} beside it were made by '{now}', {path} was trained on those of "
-                             f"'{before}'; extract them with the same network or vectors")
 
 
 class Run(NamedTuple):

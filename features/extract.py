@@ -1,9 +1,10 @@
 """Write features of photos by a network, or of captions by word vectors, as files that data sets are read from.
 
-    python extract.py images --data_name coco --cnn_type vgg19 --layer fc7 --output_name coco_vgg_precomp
-    python extract.py captions --data_name coco_vgg_precomp --name w2v --word_vectors GoogleNews-vectors-negative300.bin
-    python extract.py captions --data_name coco_vgg_precomp --kind hglmm --ica --pca 6000 --word_vectors FILE
-    python extract.py captions --data_name f30k_vgg_precomp --fitted data/coco_vgg_precomp/hglmm_model.npz --word_vectors FILE
+    python -m features.extract images --data_name coco --cnn_type vgg19 --layer fc7 --output_name coco_vgg_precomp
+    python -m features.extract captions --data_name coco_vgg_precomp --name w2v --word_vectors GoogleNews.bin
+    python -m features.extract captions --data_name coco_vgg_precomp --kind hglmm --ica --pca 6000 --word_vectors FILE
+    python -m features.extract captions --data_name f30k_vgg_precomp --fitted data/coco_vgg_precomp/hglmm_model.npz \\
+        --word_vectors FILE
 
 `images` writes a folder in the layout of `*_precomp`; stopped at any moment it goes on where it was, and called again it
 computes the photos that are new or changed. `captions` adds {split}_{name}.npy (M, F)
@@ -26,23 +27,15 @@ from scipy.sparse import csr_array
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, Stopped, data_set, filename, positive, workers
+from cli import Arguments, InputError, Stopped, data_set, filename, positive, torch_device, workers
 from data import Split, extractors, read_split, told_of
 from encoders import CNNS
-from files import (
-    holds_arrays,
-    locked,
-    mapped,
-    output,
-    save_arrays,
-    save_json,
-)
-from hglmm import HGLMM, fit_ica, fit_pca, improve, load_arrays, project, unit
+from features.hglmm import HGLMM, fit_ica, fit_pca, improve, load_arrays, project, unit
+from features.photos import Extraction, checksum, in_order, network, write_texts
+from features.word_vectors import table_for
+from files import holds_arrays, locked, mapped, output, save_arrays, save_json
 from inputs import Photos
-from photo_features import Extraction, checksum, in_order, network, write_texts
-from subjects import torch_device
 from vocab import Vocabulary
-from word_vectors import table_for
 
 SPLITS = ("train", "restval", "dev", "val", "test", "testall")
 NOT_NAMES = ("ims", "caps", "ids", "img_ids", "ann_ids")
@@ -128,7 +121,8 @@ def check_own(folder: str, splits: list[Split]) -> None:
         of = os.path.join(folder, f"{split.name}_{{}}").format
         found = [of(name) for name in ("caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy") if os.path.exists(of(name))]
         if found and "ims" not in extractors(folder) and not os.path.isfile(of("ims.npy")):
-            raise InputError(f"{found[0]} is there already, and no features that extract.py wrote; give --output_name a folder "
+            raise InputError(f"{found[0]} is there already, and no features that features.extract wrote; give --output_name a "
+                             "folder "
                              "of its own")
 
 
@@ -173,7 +167,7 @@ class Fisher(Mean):
             clusters, size = a["weight"].shape, a["location"].shape
             if len(size) != 2 or clusters != size[:1] or {a[name].shape for name in ("scale", "laplacian")} != {size}:
                 raise InputError(f"the mixture of {opt.fitted} has weights {clusters} and locations {size} that do not fit "
-                                 "each other; give the .npz file that `python extract.py captions` wrote")
+                                 "each other; give the .npz file that `python -m features.extract captions` wrote")
             fits = (a["ica_axes"] if a["ica_axes"].size else a["location"]).shape[1]
             if fits != self.size:
                 raise InputError(f"the vectors of {opt.word_vectors} have {self.size} values and {opt.fitted} was fitted on "
@@ -264,7 +258,8 @@ def checked(opt) -> dict | None:
     if opt.kind == "tfidf" and opt.word_vectors:
         raise InputError(f"--word_vectors {opt.word_vectors}: --kind tfidf counts words and has no vectors; leave it out")
     if opt.kind != "tfidf" and not opt.word_vectors:
-        raise InputError(f"--kind {opt.kind} needs --word_vectors FILE (word2vec, GloVe); `python word_vectors.py` learns one")
+        raise InputError(f"--kind {opt.kind} needs --word_vectors FILE (word2vec, GloVe); `python -m features.word_vectors` "
+                         "learns one")
     return load_arrays(opt.fitted, KINDS[opt.kind].names) if opt.fitted else None
 
 
@@ -275,7 +270,7 @@ def extract_captions(opt) -> None:
     splits = {name: read(name).require_sound(images=False) for name in opt.splits or found}
     if any(isinstance(split.images, Photos) for split in splits.values()):
         raise InputError(f"--data_name {opt.data_name} holds photos, and features of captions are read beside precomputed "
-                         "ones; write those first with extract.py images, and name their folder")
+                         "ones; write those first with features.extract images, and name their folder")
     output(os.path.join(folder, "features.json"), lambda path: extractors(folder) is not None)
     train = None if stored or opt.kind == "mean" else (splits.get("train") or read("train")).words
     words = {word for split in splits.values() for caption in split.words for word in caption}
@@ -339,10 +334,11 @@ def main(argv=None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     kinds = {"images": extract_images, "captions": extract_captions}
     if argv[:1] not in [[kind] for kind in kinds]:
-        p = Arguments("Write features of photos or of captions; `extract.py images --help` and `captions --help` say more.")
+        p = Arguments("Write features of photos or of captions; `features.extract images --help` and `captions --help` say "
+                      "more.")
         p.add_argument("what", choices=kinds, help="what to write features of")
         p.parse_args(argv[:1])
-    cli.run("extract.py", kinds[argv[0]], arguments(argv[0]).parse_args(argv[1:]))
+    cli.run("features.extract", kinds[argv[0]], arguments(argv[0]).parse_args(argv[1:]))
 
 
 if __name__ == "__main__":

@@ -1,37 +1,22 @@
 """VSRN's caption generator: a term of the loss that asks an image's regions to tell its caption, and a command to read it.
 
     python train.py --data_name coco_precomp --img_enc vsrn --captioner 1
-    python captioner.py --checkpoint runs/coco_precomp_cosine --images 10 --beam 3
+    python show.py captions --checkpoint runs/coco_precomp_cosine --images 10 --beam 3
 
 Li et al. 2019 (VSRN) add this loss to the ranking loss, 1 : 1: regions that suffice to write the caption hold what it says.
 The generator is that of Venugopalan et al. 2015 (sequence to sequence: one GRU reads, another writes) with the attention of
 Bahdanau et al. 2015. It serves training only; retrieval never runs it.
 """
-if __name__ == "__main__":
-    import cli
-    cli.starting()
-
-import argparse
-from collections import Counter
-
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
-from tqdm import tqdm
 
-import cli
-from cli import Arguments, InputError, filename, natural
-from files import holds_keys, output, save_json
+from encoders import BatchNorm, vsepp_linear
+from similarities import unit
 from vocab import END, PAD, START, UNK
 
 NEVER_SAID = [PAD, START, UNK]        # by a generated caption
-FUNCTION_WORDS = frozenset(           # counted apart, with punctuation: nearly any caption has them
-    "a about above across after along an and another any around as at be been before behind being below beneath beside between "
-    "but by down each for from had has have he her his i in inside into is it its near next no of off on onto or other our out "
-    "outside over she so some such that the their them there these they this those through to toward towards under up upon was "
-    "we were what when where which while who whose with within without you your".split())
 
 
 class Captioner(nn.Module):
@@ -164,124 +149,62 @@ class Captioner(nn.Module):
         return captions, log_p[:, 0]
 
 
-def spell(caption: list[int], vocab) -> list[str]:
-    """The words of a generated caption."""
-    return [vocab.words[number] for number in caption if number != END]
+class GraphLayer(nn.Module):
+    """One round of reasoning between the regions of an image, as in VSRN: v + norm(out(R g(v))), (B, P, D) -> (B, P, D).
 
-
-def is_function(word: str) -> bool:
-    return word in FUNCTION_WORDS or not any(letter.isalnum() for letter in word)
-
-
-def word_precision(captions: list[list[str]], references: list[list[list[str]]], groups: dict | None = None) -> dict:
-    """Of the words of N generated captions, the share that some reference of their image has, letter for letter.
-
-    {"content" | "function" | "pairs" | name of one of `groups`, sets of words: {"words": how many, "own": percent, "other":
-    percent}}, None where there are no words. "pairs" are two content words side by side, "red circle": who has seen red and a
-    circle may still say them of the wrong things.
-    "other" is the control: the same caption held against the references of another image, averaged over all N - 1 others. What
-    "own" has above it comes from the image; the rest comes from knowing what captions are like.
+    R = theta(v) phi(v)^T / P, (B, P, P), says how much each region takes from each other one: inner products without a
+    softmax. The scale and shift of the norm start at 0, so that an untrained layer is the identity. (The original writes
+    the linear maps as convolutions of width 1.)
     """
-    kinds = {"content": lambda text: [word for word in text if not is_function(word)],
-             "function": lambda text: [word for word in text if is_function(word)],
-             "pairs": lambda text: [pair for pair in zip(text, text[1:]) if not any(map(is_function, pair))],
-             **{name: lambda text, group=group: [word for word in text if word in group]
-                for name, group in (groups or {}).items()}}
-    result = {}
-    for kind, items in kinds.items():
-        said = [(item, i) for i, caption in enumerate(captions) for item in items(caption)]
-        held = [{item for text in texts for item in items(text)} for texts in references]
-        images = Counter(item for found in held for item in found)                  # word or pair -> images that have it
-        own = [item in held[i] for item, i in said]
-        others = [(images[item] - hit) / max(1, len(held) - 1) for (item, _), hit in zip(said, own)]
-        result[kind] = {"words": len(said), "own": 100 * float(np.mean(own)) if said else None,
-                        "other": 100 * float(np.mean(others)) if said and len(held) > 1 else None}
-    return result
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.g, self.theta, self.phi, self.out = (nn.Linear(dim, dim) for _ in range(4))
+        self.norm = BatchNorm(dim)
+        nn.init.zeros_(self.norm.weight)
+
+    def forward(self, v: Tensor) -> Tensor:
+        relation = self.theta(v) @ self.phi(v).transpose(1, 2) / v.shape[1]         # (B, P, P)
+        y = self.out(relation @ self.g(v))                                          # (B, P, D)
+        return v + self.norm(y.flatten(0, 1)).view_as(v)                            # statistics over batch and regions
 
 
-@torch.no_grad()
-def caption_images(model: nn.Module, images, width: int, device, workers: int = 0) -> list[list[int]]:
-    """A caption of every image of a split by the model's captioner, in their order."""
-    from data import image_batches  # these modules build on this one
+class RegionGraph(nn.Module):
+    """Image trunk of VSRN: a linear map of each region, a norm, four graph layers, a norm. (B, P, F) -> (B, P, D).
 
-    captions = []
-    with tqdm(total=len(images), desc="captions", disable=None, leave=False) as bar:
-        for batch in image_batches(images, 128, workers):
-            captions += model.terms["captioner"].beam(model.image_tower.trunk(batch.to(device)), width)
-            bar.update(len(batch))
-    return captions
+    Both norms make each region sqrt(D) long, so that its entries are of order 1 at any D. Entries of unit regions, 0.02 at
+    D = 2,048, are drowned: the graph adds to them what its BatchNorms put out, whose scale and shift move by the learning rate
+    a step whatever the entries are, until all images are one point; and GRUs hardly see them. `across_regions` takes the unit
+    norm of each feature over the P regions, as the original's code does: entries of 1 / sqrt(P), 0.17 of 36 regions.
+    `first_norm=False` leaves the first norm out, as VSRN does on Flickr30k.
+    """
 
+    def __init__(self, img_dim: int, embed_size: int, first_norm: bool = True, across_regions: bool = False):
+        super().__init__()
+        self.dim, self.first_norm, self.across_regions = embed_size, first_norm, across_regions
+        self.fc = vsepp_linear(img_dim, embed_size)
+        self.layers = nn.Sequential(*(GraphLayer(embed_size) for _ in range(4)))
 
-def write_captions(opt) -> None:
-    from subjects import load_run, newest_run, torch_device
+    def forward(self, regions: Tensor, lengths=None) -> Tensor:
+        v = self.fc(regions)                                                        # (B, P, F) -> (B, P, D)
+        v = self.normalise(v) if self.first_norm else v
+        return self.normalise(self.layers(v))
 
-    if not 1 <= opt.beam <= 1000:
-        raise InputError(f"--beam {opt.beam}: a beam has from 1 to 1,000 captions; 3 is usual")
-    device, run = torch_device(opt.device), opt.checkpoint or newest_run()
-    if opt.output:
-        output(opt.output, holds_keys("checkpoint", "data_name", "split", "beam", "precision", "captions"), [run])
-    model, vocab, _, _, (_, name), split, _ = load_run(run, opt, vocab=opt.vocab)
-    if "captioner" not in model.terms:
-        raise InputError(f"{run} was trained without a captioner (--captioner 0); train one with train.py --img_enc vsrn "
-                         "--captioner 1")
-    count = len(split.images)
-    wrong = [i for i in opt.image_index or [] if not 0 <= i < count]
-    if wrong:
-        raise InputError(f"--image_index {wrong[0]} is no image of {name} {opt.split}; they are numbered from 0 to "
-                         f"{count - 1}")
-    references = [[] for _ in range(count)]                                         # caption numbers of each image
-    for m, i in enumerate(split.caption_image):
-        references[i].append(m)
-    captions = caption_images(model.to(device), split.images, opt.beam, device, opt.workers)
-    captions = [spell(caption, vocab) for caption in captions]
-    names = split.photo_names or split.image_ids or [None] * count
-
-    for i in opt.image_index if opt.image_index else range(min(opt.images, count)):
-        print(f"image {i}" + ("" if names[i] is None else f" ({names[i]})") + f"\n  generated: {' '.join(captions[i])}\n"
-              f"  true:      {split.captions[references[i][0]]}")
-    groups = dict(opt.words or [])
-    if len(groups) < len(opt.words or []):
-        raise InputError(f"--words names a group twice among {', '.join(name for name, _ in opt.words)}; give each another "
-                         "name")
-    precision = word_precision(captions, [[split.words[m] for m in mine] for mine in references], groups)
-    print(f"{name} {opt.split}, {count:,} images, beam {opt.beam}: generated words that a true caption of the image has")
-    for kind, p in precision.items():
-        title = {"content": "content words", "function": "function words and punctuation",
-                 "pairs": "pairs of content words side by side"}.get(kind, kind)
-        own, other = ("-" if p[key] is None else f"{p[key]:.1f}%" for key in ("own", "other"))
-        print(f"  {title}: {own} of {p['words']:,} (control, captions of another image: {other})")
-    if opt.output:
-        told = [{"image": i, "name": names[i], "generated": " ".join(captions[i]), "true": [split.captions[m] for m in mine]}
-                for i, mine in enumerate(references)]
-        save_json({"checkpoint": run, "data_name": name, "split": opt.split, "beam": opt.beam, "precision": precision,
-                   "captions": told}, opt.output)
-        print(f"all captions in {opt.output}")
+    def normalise(self, v: Tensor) -> Tensor:
+        return unit(v, 1) if self.across_regions else unit(v, 2) * self.dim ** 0.5  # (B, P, D)
 
 
-def group(text: str) -> tuple[str, set[str]]:
-    name, _, words = text.partition("=")
-    if not name or not words:
-        raise argparse.ArgumentTypeError(f"'{text}' is no group of words; give NAME=WORD,WORD,...")
-    if name in ("content", "function", "pairs"):
-        raise argparse.ArgumentTypeError(f"'{name}' is a count of its own; give the group another name")
-    return name, set(words.split(","))
+class RegionGRU(nn.Module):
+    """f_emb of an image in VSRN: the last state of a GRU that reads the regions in turn. (B, P, F) -> (B, D).
 
+    `batch_norm` ends in a BatchNorm, as VSRN does on Flickr30k.
+    """
 
-def main(argv=None) -> None:
-    from subjects import run_arguments  # which imports model.py, which imports this module
+    def __init__(self, inputs: int, embed_size: int, batch_norm: bool = False):
+        super().__init__()
+        self.dim = embed_size
+        self.rnn = nn.GRU(inputs, embed_size, batch_first=True)
+        self.norm = BatchNorm(embed_size) if batch_norm else nn.Identity()
 
-    p = Arguments("Write captions of images with the captioner of a VSRN model, and count how many of their words are true.")
-    run_arguments(p, split="images to caption: all of them, for the count")
-    shown = p.add_mutually_exclusive_group()
-    shown.add_argument("--images", type=natural, default=10, metavar="N", help="print the captions of the first N")
-    shown.add_argument("--image_index", type=int, nargs="+", metavar="I", help="print the captions of these, counted from 0")
-    p.add_argument("--beam", type=natural, default=3, help="captions that the search keeps at a time; 1: greedy")
-    p.add_argument("--words", type=group, nargs="+", metavar="NAME=WORD,WORD", help="count these groups of words too, as "
-                   "colour=red,green,blue")
-    p.add_argument("--output", type=filename, metavar="FILE.json",
-                   help="write all captions, generated and true, and the counts")
-    cli.run("captioner.py", write_captions, p.parse_args(argv))
-
-
-if __name__ == "__main__":
-    main()
+    def forward(self, regions: Tensor, lengths=None) -> Tensor:
+        return self.norm(self.rnn(regions)[1][-1])                                  # last layer: (B, D)

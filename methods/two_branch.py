@@ -7,12 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoders import BatchNorm, vsepp_linear
-from losses import Similarity, unit
-from pie import block_side, by_blocks
+from similarities import Similarity, block_side, by_blocks, unit
 
 
 class BranchEmbedding(nn.Module):
@@ -116,27 +114,3 @@ class ProductNetwork(Similarity):
         """(1, n, D), (1, p, D) -> (n, p)."""
         product = x.shape[2] * x[0][:, None] * y[0]                                 # (n, p, D)
         return self.network(product.flatten(0, 1)).view(product.shape[:2])          # (n p, D) -> (n p, 1) -> (n, p)
-
-
-class PairLogistic(nn.Module):
-    """Logistic loss of labelled pairs, mean of log(1 + e^(-y s)), in nats, >= 0: an objective for log-odds s (CITE's loss).
-
-    Positives, y = 1, are the B pairs of the diagonal; negatives, y = -1, for each of them `n_negatives` other captions of its
-    row and as many other images of its column, drawn without repeats from torch's global generator; fewer where there are
-    fewer. Pairs marked in `same` are never drawn. All labelled pairs weigh the same, and one drawn both ways counts twice.
-    """
-
-    def __init__(self, n_negatives: int = 2):
-        super().__init__()
-        self.n_negatives = n_negatives
-
-    def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
-        count = torch.zeros_like(scores)                                            # (B, B): how often each pair is drawn
-        barred = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-        barred = barred if same is None else barred | same
-        for axis in (1, 0):
-            keys = torch.rand(scores.shape).to(scores.device).masked_fill(barred, -1)            # from the CPU's generator
-            keys, chosen = keys.topk(min(self.n_negatives, len(scores)), axis)      # (B, n) or (n, B)
-            count.scatter_add_(axis, chosen, (keys >= 0).to(count.dtype))
-        total = F.softplus(-scores.diagonal()).sum() + (count * F.softplus(scores)).sum()
-        return {"logistic": total / (len(scores) + count.sum())}

@@ -1,7 +1,7 @@
 """Hybrid Gaussian-Laplacian mixtures and their Fisher vectors (Klein et al. 2015), with PCA and ICA: a caption as one vector.
 
 A caption is a set of word vectors. A mixture is fitted to the words of all captions; the Fisher vector of a caption says in
-which direction its words would pull each location and scale of the mixture. extract.py runs the whole recipe.
+which direction its words would pull each location and scale of the mixture. features.extract runs the whole recipe.
 """
 import numpy as np
 from scipy.sparse import csr_array
@@ -149,7 +149,7 @@ class HGLMM:
 
 def load_arrays(path: str, names) -> dict:
     """These arrays of an .npz file; runs no code from it. Raises InputError where it is none or lacks one."""
-    fix = "give the .npz file that `python extract.py captions` wrote"
+    fix = "give the .npz file that `python -m features.extract captions` wrote"
     try:
         arrays = read_arrays(path, fix)
     except InputError as error:

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from cli import InputError
-from data import Batch, Split, read_split
+from data import Batch, Split, check_extractors, read_split
 from inputs import NoImages, Photos
-from subjects import check_extractors
+from methods.jwae import learns_alone
 
 
 class Pool:
@@ -69,11 +69,6 @@ def choose_pairs(split: Split, fraction: float, seed: int) -> np.ndarray:
     n = len(split.images)
     chosen = np.random.default_rng([seed, n]).permutation(n)[:max(1, round(fraction * n))]
     return np.flatnonzero(np.isin(split.caption_image, chosen))
-
-
-def learns_alone(opt, side: str) -> bool:
-    """Whether a term of the loss needs items of a side only, "images" or "captions", and no pairs."""
-    return bool(getattr(opt, f"recon_{side}") or getattr(opt, f"prior_{side}") or opt.vae)
 
 
 def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpaired | None:

@@ -1,6 +1,6 @@
-"""Demo data: scenes of coloured shapes (demo_scenes.py) in the formats of real data sets, with ratings of plausible matches.
+"""Demo data: scenes of coloured shapes (scenes.py) in the formats of real data sets, with ratings of plausible matches.
 
-    python demo.py --data_path data [--size 2000] [--seed 0] [--scenes other]
+    python -m demo --data_path data [--size 2000] [--seed 0] [--scenes other]
 
 An image has a random stream of its own and all arithmetic is exact: a seed gives the same data on every machine, and a
 smaller size gives the first images of each split. Below data_path (dev = size // 4 images, test = size // 2):
@@ -44,7 +44,7 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, Stopped, natural
-from demo_scenes import (
+from demo.scenes import (
     ATTRIBUTES,
     CANVAS,
     GROUNDS,
@@ -71,8 +71,6 @@ FOLDERS = ("", "_coco", "_cxc", "_vg", "_precomp", "_region_precomp")   # behind
 MIN_SIZE, MAX_SIZE = 8, 100_000  # training images; up to the larger the ids of images and captions are unique
 VG_OBJECTS = (3, 4, 5, 6)       # things in an image of Visual Genome, which are rich
 CHUNK = 20                       # images whose features are computed at a time
-
-
 # ---- ratings
 
 SHARES = {                       # 0 .. 1, of the weight two statements share and of the weight of each
@@ -263,7 +261,8 @@ def read_manifest(manifest, folders):
         raise InputError(f"{manifest} does not describe demo data; move its folder away, or give another --data_path")
     for folder in folders if not found else ():
         if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(f"{folder} is there already and is none that demo.py wrote ({manifest} would say so); move it "
+            raise InputError(f"{folder} is there already and is none that `python -m demo` wrote ({manifest} would say so); "
+                             "move it "
                              "away, or give another --data_path")
     return found
 
@@ -369,7 +368,7 @@ def main(argv=None):
         except OSError as error:
             raise InputError(f"--data_path {args.data_path} cannot be written ({cli.reason(error)}); give a folder that "
                              "can") from error
-    cli.run("demo.py", work)
+    cli.run("demo", work)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from encoders import vsepp_linear
-from losses import Embedding, Similarity, real_rows, side_by_side, unit
-
-ELEMENTS = {"cpu": 2 ** 18, "cuda": 2 ** 25}    # numbers in the largest temporary of a block of scores: what a cache holds
+from similarities import Embedding, Similarity, block_side, by_blocks, unit
 
 
 class SelfAttention(nn.Module):
@@ -109,22 +107,6 @@ class PIEVariance(nn.Module):
         return self.fc(self.attention(local, lengths)[:, 0]) + self.summary(local, lengths)      # (B, 1, F) -> (B, D)
 
 
-# ---- similarities
-
-def block_side(x: Tensor, per_pair: int) -> int:
-    """Items a side of a block of pairs, each of which takes `per_pair` numbers."""
-    return max(1, math.isqrt(ELEMENTS.get(x.device.type, ELEMENTS["cuda"]) // per_pair))
-
-
-def by_blocks(score, images: Tensor, captions, m: int, step: int) -> Tensor:
-    """Scores (N, M) in blocks of at most step x step pairs.
-
-    images (K, N, D); `captions` yields (L, p, D), p <= step, M in all; score: (K, n, D), (L, p, D) -> (n, p).
-    """
-    pieces = images.split(step, 1)
-    return side_by_side((torch.cat([score(x, y) for x in pieces]) for y in captions), m)
-
-
 class MaxOverParts(Similarity):
     """Cosine of the two most similar of an image's K and a caption's L embeddings, in [-1, 1]: PVSE's multiple
     instance learning, where it is enough that one pair matches."""
@@ -206,38 +188,3 @@ class MatchProbability(Similarity):
         odds = 2 * (self.shift - self.scale * distance).view(*x.shape[:2], *y.shape[:2])         # (J, n, J, p)
         match = F.logsigmoid(odds)
         return match.logsumexp((0, 2)) - (match - odds).logsumexp((0, 2))           # logsigmoid(-x) = logsigmoid(x) - x
-
-
-# ---- terms beside the objective
-
-class Diversity(nn.Module):
-    """Keeps an item's K attentions apart: |G - diag(G)|_F / K^2, G the cosines of its residuals, averaged over the items,
-    of images plus of captions, in [0, 0.71] (PVSE)."""
-
-    def forward(self, images: Embedding, captions: Embedding, seen: dict, told: dict, batch) -> Tensor:
-        return sum(self.alike(x["residual"].float()) for x in (seen, told))
-
-    @staticmethod
-    def alike(residual: Tensor) -> Tensor:
-        k = residual.shape[1]
-        x = unit(residual)                                                          # (B, K, D)
-        gram = (x[:, :, None] * x[:, None]).sum(3)                                  # (B, K, K), float32 under autocast
-        gram = gram.masked_fill(torch.eye(k, dtype=torch.bool, device=x.device), 0)
-        return torch.linalg.vector_norm(gram, dim=(1, 2)).mean() / k ** 2
-
-
-class MMD(nn.Module):
-    """Maximum mean discrepancy between a batch's image and caption embeddings, mean of k(x, x') - 2 k(x, y) + k(y, y'), with
-    k = exp(-|x - y| / 2); the distance is not squared (PVSE's code). All K embeddings of an item count; >= 0.
-
-    `latents` takes the embeddings before their norm, at distances divided by sqrt(D) (the MMD-MSE that jWAE compares with)."""
-
-    def __init__(self, latents: bool = False):
-        super().__init__()
-        self.latents = latents
-
-    def forward(self, images: Embedding, captions: Embedding, seen: dict, told: dict, batch) -> Tensor:
-        x, y = (e.mean if e.parts is None else real_rows(e.parts, e.n_parts) for e in (images, captions))    # (B K, D)
-        if self.latents:
-            x, y = (extras["latent"].float() / extras["latent"].shape[1] ** 0.5 for extras in (seen, told))   # (B, D)
-        return sum(sign * (-0.5 * torch.cdist(a, b)).exp().mean() for sign, a, b in ((1, x, x), (-2, x, y), (1, y, y)))

@@ -3,74 +3,10 @@
 A word is the counts of the letter trigrams of #word# (Huang et al. 2013), so that rare, unseen and misspelled words have a
 vector too. Counts are never written out: a linear map of counts is a sum of rows of a table, one row a trigram.
 """
-from collections.abc import Iterable
-from itertools import chain
-from typing import NamedTuple
-
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from encoders import vsepp_linear
-from vocab import Vocabulary
-
-
-def trigrams_of(word: str) -> list[str]:
-    """The letter trigrams of #word#, in order and with repeats: "cat" -> #ca, cat, at# (word hashing, Huang et al. 2013)."""
-    marked = f"#{word}#"
-    return [marked[k:k + 3] for k in range(len(marked) - 2)]
-
-
-class Trigrams(Vocabulary):
-    """A vocabulary that hashes words. Its trigrams are those of its words (the four specials aside), in order of first
-    appearance; they are numbered from 1, and 0 is padding. Saved and loaded as the list of words that it is."""
-
-    def __init__(self, words: list[str]):
-        super().__init__(words)
-        self.trigrams = list(dict.fromkeys(t for word in self.words[4:] for t in trigrams_of(word)))
-        self.trigram_index = {trigram: k for k, trigram in enumerate(self.trigrams, 1)}
-
-    def hash(self, words: Iterable[str]) -> list[list[int]]:
-        """Per word of a caption, listed here or not, the numbers of its known trigrams with repeats; maybe none."""
-        index = self.trigram_index
-        return [[index[t] for t in trigrams_of(word) if t in index] for word in words]
-
-
-class TrigramTokens(NamedTuple):
-    """Hashed captions, one after another, each distinct word once. No `<start>` or `<end>`."""
-    table: np.ndarray                 # (U, K) int64, the trigrams of the U distinct words, zero-padded
-    width: np.ndarray                 # (U,) how many each has
-    flat: np.ndarray                  # (sum of lengths,) which distinct word
-    start: np.ndarray                 # (M,)
-    length: np.ndarray                # (M,) int64 words a caption
-    unknown: np.ndarray               # (M,) bool: captions of which no trigram is known, empty ones among them
-
-    @classmethod
-    def of(cls, captions: list[list[str]], vocab: Trigrams) -> "TrigramTokens":
-        """From tokenised captions."""
-        number = {word: u for u, word in enumerate(dict.fromkeys(chain.from_iterable(captions)))}
-        hashed = vocab.hash(number)
-        width = np.array([len(numbers) for numbers in hashed], np.int64)
-        table = np.zeros((len(hashed), width.max(initial=1)), np.int64)
-        table[np.arange(table.shape[1]) < width[:, None]] = np.fromiter(chain.from_iterable(hashed), np.int64)
-        flat = np.array([number[word] for word in chain.from_iterable(captions)], np.int64)
-        length = np.array([len(words) for words in captions], np.int64)
-        owner = np.repeat(np.arange(len(captions)), length)                         # whose word each of `flat` is
-        return cls(table, width, flat, np.cumsum(length) - length, length,
-                   np.bincount(owner, width[flat], len(captions)) == 0)
-
-    def batch(self, index) -> tuple[Tensor, Tensor]:
-        """Captions `index` (B,) -> zero-padded trigram numbers (B, T, K) and lengths (B,), without a loop.
-
-        T is the most words of a caption of this batch, K the most trigrams of a word.
-        """
-        length = self.length[index]
-        position = np.arange(length.max())
-        real = position < length[:, None]                                           # (B, T)
-        words = self.flat[np.minimum(self.start[index][:, None] + position, len(self.flat) - 1)]    # (B, T)
-        most = (self.width[words] * real).max(initial=1)
-        ids = self.table[:, :most][words] * real[:, :, None]                        # (U, K) -> (B, T, K)
-        return torch.from_numpy(ids), torch.from_numpy(length)
 
 
 class TrigramWords(nn.Module):

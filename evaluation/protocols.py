@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 import metrics
-from annotations import Pairs, Ratings
-from attention import CrossAttention
 from cli import InputError
+from evaluation.annotations import Pairs, Ratings
+from evaluation.items import Items
 from inputs import Photos
-from items import Items
-from losses import Cosine, Embedding, Mahalanobis, Similarity
-from two_branch import ProductNetwork
+from methods.scan import CrossAttention
+from methods.two_branch import ProductNetwork
+from similarities import Cosine, Embedding, Mahalanobis, Similarity
 
 FOLD = 1000                           # images; COCO 1K is the mean of five such folds
 ROWS = 250                            # queries whose whole rows of scores are ranked at once

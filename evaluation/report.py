@@ -4,9 +4,6 @@ A table is (title, groups of columns, rows): groups [(heading, [column, ...])], 
 """
 from files import holds_keys
 
-# Which files hold results of one subject, and of a comparison.
-is_results = holds_keys("checkpoints", "data_name", "split", "images", "captions", "protocols", optional=(
-    "similarity", "chance", "notes", "best_ranks", "absent", "neighbours", "unknown_words", "uncertainty"))
 is_comparison = holds_keys("runs", "groups", "comparisons")
 NAMES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "medr", "meanr": "meanr", "rsum": "rsum", "rpc2": "RPC2", "rp": "R-P",
          "map_at_r": "mAP@R", "pmrp": "PMRP", "zeta0": "zeta 0", "zeta1": "zeta 1", "zeta2": "zeta 2", "queries": "queries",

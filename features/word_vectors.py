@@ -1,6 +1,6 @@
 """Word vectors: files of word2vec and GloVe as a table for a vocabulary, and vectors learned from the captions themselves.
 
-    python word_vectors.py --data_path data --data_name f30k_precomp --dim 300 --output f30k_vectors.txt
+    python -m features.word_vectors --data_path data --data_name f30k_precomp --dim 300 --output f30k_vectors.txt
 
 Three forms are read, told apart by what the file holds: word2vec's text (`n D`, then `word x1 ... xD` a line), GloVe's
 (the same without the first line) and word2vec's binary form (`n D`, then word, blank, D float32), such as GoogleNews. Vectors
@@ -21,8 +21,10 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, data_set, filename, positive, reason, width
+from data import read_split
+from features.hglmm import unit
 from files import atomic, output
-from hglmm import unit
+from vocab import is_function
 
 CHUNK = 1 << 24                       # bytes of a binary file held at a time
 LONGEST = 1 << 12                     # bytes of a word in a binary file; a longer one means that it is none
@@ -37,7 +39,7 @@ def read_vectors(path: str, words: list[str] | None = None) -> tuple[list[str], 
     InputError on a missing or foreign file, rows of another length, NaN, and a header that the rows do not bear out.
     """
     if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; {FORMS}, and `python word_vectors.py` learns a file from captions")
+        raise InputError(f"there is no file {path}; {FORMS}, and `python -m features.word_vectors` learns a file from captions")
     wanted = None if words is None else {word.encode() for word in words}
     try:
         opened = open(path, "rb")
@@ -204,9 +206,6 @@ def neighbours(words: list[str], vectors: np.ndarray, word: str, count: int = 5)
 
 
 def learn(opt) -> None:
-    from captioner import is_function
-    from data import read_split
-
     output(opt.output)                                      # a file of vectors may be anybody's, so none is replaced
     split = read_split(opt.data_path, opt.data_name, "train", text_only=True).require_sound()
     words, vectors = train_vectors(split.words, opt.dim, opt.vocab_threshold, opt.window)
@@ -227,7 +226,7 @@ def main(argv=None) -> None:
     p.add_argument("--window", type=positive, default=5, help="words count as near each other up to this many places apart")
     p.add_argument("--vocab_threshold", type=positive, default=1, help="words seen at least this often get a vector")
     p.add_argument("--output", type=filename, required=True, metavar="FILE.txt", help="file to write, in word2vec's text form")
-    cli.run("word_vectors.py", learn, p.parse_args(argv))
+    cli.run("features.word_vectors", learn, p.parse_args(argv))
 
 
 if __name__ == "__main__":

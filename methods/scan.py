@@ -14,10 +14,12 @@ norms come from the Gram matrix G of each context, C x C whatever D is.
 """
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from cli import InputError
-from losses import Embedding, Similarity
+from encoders import vsepp_linear
+from similarities import Embedding, Similarity
 
 DIRECTIONS = ("t2i", "i2t")           # words attend to regions; regions attend to words
 ELEMENTS = {"cpu": 2 ** 20, "cuda": 2 ** 26}    # products of parts in a block: what the cache, or the device, holds well
@@ -167,3 +169,38 @@ class Side:
         """Products of all parts of each item with one another: (N, P, P)."""
         runs = [(items, self.parts.shape[1]) for items in torch.arange(len(self.parts)).split(256)]
         return torch.cat([x @ x.transpose(1, 2) for x in map(self.parts_of(runs), range(len(runs)))])
+
+
+class RegionEmbedding(nn.Module):
+    """f_emb of an image in SCAN: one linear layer for every region (3.2). (B, P, F) -> (B, P, D).
+
+    `weight_norm` writes its matrix as a scale times a direction, one scale for the whole matrix.
+    """
+    per_word = False
+
+    def __init__(self, inputs: int, embed_size: int, weight_norm: bool = False):
+        super().__init__()
+        self.dim = embed_size
+        layer = vsepp_linear(inputs, embed_size)
+        self.fc = nn.utils.parametrizations.weight_norm(layer, dim=None) if weight_norm else layer
+
+    def forward(self, regions: Tensor, lengths=None) -> Tensor:
+        return self.fc(regions)
+
+
+class WordStates(nn.Module):
+    """f_emb of the words of a caption in SCAN: the state of a GRU at every word (3.2). (B, T, F) -> (B, T, D).
+
+    `bi_gru` reads the words in both directions and averages the two states of each. Padding is zero.
+    """
+    per_word = True                                                                 # parts are words: as many as the caption's
+
+    def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, bi_gru: bool = False):
+        super().__init__()
+        self.dim = embed_size
+        self.rnn = nn.GRU(inputs, embed_size, num_layers, batch_first=True, bidirectional=bi_gru)
+
+    def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        states, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=words.shape[1])
+        return states.unflatten(2, (-1, self.dim)).mean(2)                          # (B, T, D | 2 D) -> (B, T, D)

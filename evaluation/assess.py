@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-import annotations
 import metrics
-import protocols
-from annotations import MATCH, Index, Pairs, Ratings
 from cli import InputError
-from losses import Cosine, Embedding, deal_variances, uncertainty
-from protocols import FOLD, Record, Subject
-from report import SIDES
+from evaluation import annotations, protocols
+from evaluation.annotations import MATCH, Index, Pairs, Ratings
+from evaluation.protocols import FOLD, Record, Subject
+from evaluation.report import SIDES
+from similarities import Cosine, Embedding, uncertainty
 
 INSTANCES = "instances_val2014.json"  # COCO's dev and test images are of its 2014 validation set
 
@@ -126,6 +125,24 @@ def run_protocols(subject: Subject, judged: Judgements, opt, record: Record) -> 
         found, lacking = protocols.cxc(subject, held.pop(), judged.ratings, judged.cxc, opt.fold5, record)
         results, absent = {**results, **found}, absent + lacking
     return results, absent
+
+
+def deal_variances(images: Embedding, captions: Embedding, seed: int = 0) -> tuple[Embedding, Embedding]:
+    """Both sides with the variances of other items: the control that shows whether it matters whose they are.
+
+    Each side goes round one random circle, so that no item keeps its own; the circles are drawn one after the other, since with
+    as many captions as images a common one would leave matching variances together. Points stay as they are.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def dealt(e: Embedding) -> Embedding:
+        circle = torch.randperm(len(e.mean), generator=generator).to(e.mean.device)
+        if e.log_var is None:
+            return e
+        log_var = torch.empty_like(e.log_var)
+        log_var[circle] = e.log_var[circle.roll(1)]
+        return e._replace(log_var=log_var)
+    return dealt(images), dealt(captions)
 
 
 def means_only(subject: Subject) -> list:

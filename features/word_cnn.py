@@ -1,6 +1,6 @@
 """Fine-tunes a network for photos to say which words an image's captions have, which DMSM begins with (`dmsm` 3.1).
 
-    python word_cnn.py --data_name coco --cnn_type vgg19 --n_words 1000 --output cnn.pt
+    python -m features.word_cnn --data_name coco --cnn_type vgg19 --n_words 1000 --output cnn.pt
     python train.py --data_name coco --cnn_type vgg19 --cnn_weights cnn.pt ...
 """
 if __name__ == "__main__":
@@ -18,14 +18,12 @@ from torch import nn
 from tqdm import tqdm
 
 import cli
-from captioner import is_function
-from cli import Arguments, InputError, Stopped, data_set, filename, natural, positive, up_to, workers
+from cli import Arguments, InputError, Stopped, data_set, filename, natural, positive, torch_device, up_to, workers
 from data import Split, image_batches, pair_batches, read_split
 from encoders import CNN, CNNS, vsepp_linear
-from files import output
+from files import output, save_state
 from inputs import Photos
-from runs import save_state
-from subjects import torch_device
+from vocab import is_function
 
 
 def content_words(captions, count: int) -> list[str]:
@@ -210,7 +208,7 @@ def main(argv=None) -> None:
     add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to train (auto: CUDA when present)")
     add("--seed", type=natural, default=0, help="of initialisation, order and crops")
-    cli.run("word_cnn.py", lambda: run(p.parse_args(argv)) and None)
+    cli.run("features.word_cnn", lambda: run(p.parse_args(argv)) and None)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ import os
 import sys
 import textwrap
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 
 from cli import InputError
 from files import DRAWN, atomic, below, is_drawn, output
@@ -38,6 +36,9 @@ def drawing(path: str, rows: int, columns: int, size: tuple[float, float]):
     No window system and none of pyplot's state is touched, so that importing this changes nothing in a notebook; captions and
     names are drawn as they are, where matplotlib would read two $ as a formula.
     """
+    import matplotlib  # takes a second to start, and most commands draw nothing
+    from matplotlib.figure import Figure
+
     with matplotlib.rc_context({"text.parse_math": False}):
         figure = Figure(figsize=size)
         yield figure, figure.subplots(rows, columns, squeeze=False)

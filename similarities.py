@@ -1,0 +1,445 @@
+"""Similarities of points and Gaussians: how well an image and a caption match.
+
+Every similarity is higher-is-better, with images as rows and captions as columns; a distance is returned negated. Most are
+an inner product of lifted features, score = finish(A(images) @ B(captions).T + a(images) + b(captions)). One definition then
+serves a training batch, an evaluation in blocks and a nearest-neighbour index, and nothing of size N x M x D is ever made.
+Only `order`, `elk` and `bhattacharyya` compare pair by pair.
+
+Papers: `pmrl` Probabilistic Multimodal Representation Learning; `ucmr` Uncertainty-based Cross-Modal Retrieval with
+Probabilistic Representations; VSE++ Faghri et al. 2018; PCME++ Chun 2024.
+"""
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+LOG_VAR_BOUNDS = (math.log(0.1), math.log(10.0))  # `pmrl` 3.1: variances in [0.1, 10]
+PIECE = 256                           # captions lifted and scored at once, so that temporaries stay in the cache
+
+
+class Embedding(NamedTuple):
+    """A batch of points or of diagonal Gaussians."""
+    mean: Tensor                      # (N, D)
+    log_var: Tensor | None = None     # (N, D) ellipsoidal | (N, 1) spherical | None: a point
+    parts: Tensor | None = None       # (N, P, D) regions, words, or K embeddings
+    n_parts: Tensor | None = None     # (N,) how many of P are real
+
+    def rows(self, index) -> "Embedding":
+        """The items that `index` (slice, list or tensor) selects."""
+        return Embedding(*(None if x is None else x[index] for x in self))
+
+    def split(self, size: int) -> list["Embedding"]:
+        """The items in runs of at most `size`."""
+        return [self.rows(slice(k, k + size)) for k in range(0, max(1, len(self.mean)), size)]
+
+
+def unit(x: Tensor, dim: int = -1) -> Tensor:
+    """l2-normalised vectors (..., D); the eps keeps the gradient of a zero vector (an image without features) below 1e6."""
+    return F.normalize(x, dim=dim, eps=1e-6)
+
+
+def real_rows(latent: Tensor, n_parts: Tensor | None) -> Tensor:
+    """Latents of items (B, D), or of their parts (B, P, D) without the padding -> (R, D)."""
+    if latent.ndim == 2:
+        return latent
+    return latent[torch.arange(latent.shape[1], device=latent.device) < n_parts[:, None]]            # (B, P, D) -> (R, D)
+
+
+def bound_log_var(raw: Tensor, bounds: tuple[float, float] = LOG_VAR_BOUNDS) -> Tensor:
+    """Clamp a log-variance, by default so that the variance stays in [0.1, 10] (`pmrl` 3.1, `ucmr` 4.2)."""
+    return raw.clamp(*bounds)
+
+
+def uncertainty(e: Embedding) -> Tensor:
+    """log det Sigma of every item, in nats (`ucmr` 3.3): (N, D) or spherical (N, 1) -> (N,)."""
+    if e.log_var is None:
+        raise ValueError("a point has no uncertainty; train with a Gaussian head (--head ellipsoidal)")
+    return e.log_var.expand_as(e.mean).sum(1)
+
+
+def negative_root(raw: Tensor) -> Tensor:
+    """-sqrt of a negated squared distance. The clamp keeps the gradient finite where the distance is zero."""
+    return (-raw).clamp_(min=torch.finfo(raw.dtype).eps ** 2).sqrt().neg()
+
+
+def side_by_side(blocks, m: int) -> Tensor:
+    """Blocks (n, p) from an iterator -> (n, m), each written while it is in the cache."""
+    scores, done = None, 0
+    for block in blocks:
+        scores = block.new_empty(len(block), m) if scores is None else scores
+        scores[:, done:done + block.shape[1]] = block
+        done += block.shape[1]
+    return scores
+
+
+class Similarity(nn.Module):
+    """forward(images, captions): (N, D), (M, D) -> scores (N, M)."""
+    gaussian_sides = 0                # how many of image and caption must be Gaussian: 0, 1 or 2
+    parts = False                     # compares parts (words, regions), which both sides must have
+    logits = False                    # scores are log-odds of a match
+
+    def check(self, images: Embedding, captions: Embedding) -> None:
+        given = (images.log_var is not None) + (captions.log_var is not None)
+        if self.gaussian_sides not in (0, given):
+            raise ValueError(f"{type(self).__name__} needs variances on {self.gaussian_sides} of the two sides, images and "
+                             f"captions; {given} of those given have them")
+
+    def tiles(self, images: Embedding, captions: Embedding):
+        """A function (image index, caption index) -> block of scores, for matrices too large to hold. Indices are slices
+        or integer tensors."""
+        return lambda i, c: self(images.rows(i), captions.rows(c))
+
+
+class Separable(Similarity):
+    """score = finish(A @ B.T + a[:, None] + b[None, :]).
+
+    `origin` names what both sides share: a similarity that does not change when both are moved (or scaled) together
+    subtracts it first, so that float32 never adds large terms that cancel. Without it (None) a lift depends on nothing but
+    its own item, which an index needs; that is what `images` and `captions` return.
+    """
+    centred: tuple[str, ...] = ()     # fields of the embeddings that an origin is taken from
+
+    def lift_image(self, e: Embedding, origin: Embedding | None) -> tuple[list[Tensor], Tensor, Tensor | None]:
+        """The blocks of columns that A (N, K) consists of, a (N,), and the level (N, 1) or None that an item's variances
+        have in common: see `gap`. Joining the blocks would cost a pass over memory that no product needs."""
+        raise NotImplementedError
+
+    def lift_caption(self, e: Embedding, origin: Embedding | None) -> tuple[list[Tensor], Tensor, Tensor | None]:
+        """The blocks of B (M, K), b (M,) and level (M, 1) or None, as in `lift_image`."""
+        raise NotImplementedError
+
+    def gap(self, image_level: Tensor, caption_level: Tensor, dim: int) -> Tensor:
+        """Part of the raw score that levels (n, 1) and (1, m) make. Taken pair by pair: as terms of an inner product they
+        would cancel where whole items differ in variance, as spherical ones do."""
+        raise NotImplementedError
+
+    def finish(self, raw: Tensor) -> Tensor:
+        """Monotone, so that ranking by the raw inner product is ranking by the score."""
+        return raw
+
+    def images(self, e: Embedding) -> tuple[Tensor, Tensor]:
+        """A (N, K), a (N,)."""
+        blocks, a, _ = self.lift_image(e, None)
+        return torch.cat(blocks, 1), a
+
+    def captions(self, e: Embedding) -> tuple[Tensor, Tensor]:
+        """B (M, K), b (M,)."""
+        blocks, b, _ = self.lift_caption(e, None)
+        return torch.cat(blocks, 1), b
+
+    def origin(self, images: Embedding, captions: Embedding) -> Embedding:
+        """Average over both sides of the fields in `centred`, (1, D) each; a constant to the gradient."""
+        fields = {}
+        for name in self.centred:
+            sides = [getattr(e, name) for e in (images, captions) if getattr(e, name) is not None]
+            fields[name] = sum(x.detach().mean(0, keepdim=True) for x in sides) / len(sides)
+        return Embedding(fields.get("mean"), fields.get("log_var"))
+
+    def forward(self, images: Embedding, captions: Embedding, origin: Embedding | None = None) -> Tensor:
+        self.check(images, captions)
+        origin = origin or self.origin(images, captions)
+        pieces = (self.lift_caption(piece, origin) for piece in captions.split(PIECE))
+        return self.score(self.lift_image(images, origin), pieces, len(captions.mean), images.mean.shape[1])
+
+    def tiles(self, images: Embedding, captions: Embedding, origin: Embedding | None = None):
+        """As in `Similarity`; the images are lifted once, captions a block at a time, and the last block is kept."""
+        self.check(images, captions)
+        origin = origin or self.origin(images, captions)
+        lifted, last = self.lift_image(images, origin), [None, []]
+
+        def tile(i, c):
+            if last[0] is not c:
+                last[:] = c, [self.lift_caption(piece, origin) for piece in captions.rows(c).split(PIECE)]
+            return self.score(chosen(lifted, i), last[1], sum(len(b) for _, b, _ in last[1]), images.mean.shape[1])
+        return tile
+
+    def score(self, lifted, pieces, m: int, dim: int) -> Tensor:
+        """Scores (n, m) of lifted images and m lifted captions in pieces of p."""
+        return side_by_side((self.piece(lifted, lift, dim) for lift in pieces), m)
+
+    def piece(self, image_lift, caption_lift, dim: int) -> Tensor:
+        """Scores (n, p) of n lifted images and p lifted captions."""
+        image_blocks, a, level = image_lift                                         # (n, k) each, (n,), (n, 1)
+        caption_blocks, b, caption_level = caption_lift                             # (p, k) each, (p,), (p, 1)
+        raw = a[:, None] + b                                                        # (n, p)
+        if caption_level is not None:
+            raw += self.gap(level, caption_level.T, dim)
+        for A, B in zip(image_blocks, caption_blocks):
+            raw.addmm_(A, B.T)
+        return self.finish(raw)
+
+
+def chosen(lifted, i):
+    """The items `i` of a lift."""
+    blocks, a, level = lifted
+    return [block[i] for block in blocks], a[i], None if level is None else level[i]
+
+
+def shift(e: Embedding, origin: Embedding | None) -> Tensor:
+    """Means seen from the common origin: (N, D)."""
+    return e.mean if origin is None else e.mean - origin.mean
+
+
+def normalise(e: Embedding, origin: Embedding | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Means and log-variances, (N, D) each, in the units of the origin, x -> (x - mean0) / std0; from the log-variances
+    their average over each item is taken out and given beside them, (N, 1). Without an origin: as they are, and 0."""
+    if origin is None:
+        return e.mean, e.log_var.expand_as(e.mean), e.mean.new_zeros(len(e.mean), 1)
+    log_var = e.log_var - origin.log_var
+    level = log_var.mean(1, keepdim=True)
+    mean = (e.mean - origin.mean).mul_((-origin.log_var / 2).exp())     # in place: fresh memory costs more than the sum
+    return mean, log_var.sub_(level).expand_as(e.mean), level
+
+
+class Dot(Separable):
+    """Inner product of the means: VSE++'s score, which is the cosine where both sides have unit norm."""
+
+    def lift_image(self, e, origin):
+        return [e.mean], e.mean.new_zeros(len(e.mean)), None
+
+    lift_caption = lift_image
+
+
+class Cosine(Separable):
+    """Cosine of the means, in [-1, 1] (VSE++ 3.1)."""
+
+    def lift_image(self, e, origin):
+        return [unit(e.mean)], e.mean.new_zeros(len(e.mean)), None
+
+    lift_caption = lift_image
+
+
+class Mahalanobis(Separable):
+    """-sqrt((x - mu)^T Sigma^-1 (x - mu)) with the mean and covariance of the one Gaussian side, <= 0.
+
+    `pmrl` eq. 6 (GCE: the caption is the Gaussian) and eq. 10 (GIE: the image is).
+    """
+    gaussian_sides, centred = 1, ("mean",)
+    finish = staticmethod(negative_root)
+
+    def lift_image(self, e, origin):
+        mean = shift(e, origin)
+        if e.log_var is None:
+            return [mean.square(), mean], mean.new_zeros(len(mean)), None
+        precision = (-e.log_var).exp().expand_as(mean)
+        scaled = precision * mean
+        return [-precision, 2 * scaled], -(scaled * mean).sum(1), None
+
+    lift_caption = lift_image
+
+
+class KL(Separable):
+    """-KL(image || caption) in nats, <= 0: `pmrl` eq. 15, `ucmr` eq. 4.
+
+    With l the log-variances less the level of their item, x = expm1(l_i), y = expm1(-l_c) and u = exp(level_i - level_c),
+    2 KL = sum_d [u (x y + x + y) + l_c - l_i + (mu_i - mu_c)^2 / v_c] + D (u - 1 - log u): what cancels is never added.
+    """
+    gaussian_sides, centred = 2, ("mean", "log_var")
+
+    def lift_image(self, e, origin):
+        return self.lift_p(*normalise(e, origin))
+
+    def lift_caption(self, e, origin):
+        return self.lift_q(*normalise(e, origin))
+
+    @staticmethod
+    def lift_p(mean: Tensor, log_var: Tensor, level: Tensor):
+        """The lift of p in KL(p || q), normalised: D + D + 2 columns."""
+        scale = level.exp()
+        excess = log_var.expm1() * scale
+        square = (mean.square() + excess).mul_(-0.5)
+        return [square, mean, torch.cat([square.sum(1, keepdim=True), -0.5 * scale], 1)], 0.5 * log_var.sum(1), level
+
+    @staticmethod
+    def lift_q(mean: Tensor, log_var: Tensor, level: Tensor):
+        """The lift of q in KL(p || q), normalised: D + D + 2 columns."""
+        scale = (-level).exp()
+        excess = (-log_var).expm1_() * scale
+        scaled = (excess + scale) * mean
+        return ([excess, scaled, torch.cat([scale, excess.sum(1, keepdim=True)], 1)],
+                -0.5 * torch.addcmul(log_var, mean, scaled).sum(1), level)
+
+    def gap(self, image_level, caption_level, dim):
+        ratio = image_level - caption_level                                         # log u: (n, m)
+        return (ratio.expm1() - ratio).mul_(-0.5 * dim)
+
+
+class KLReverse(KL):
+    """-KL(caption || image) in nats, <= 0: the other direction, `ucmr` Table 6."""
+
+    def lift_image(self, e, origin):
+        return super().lift_caption(e, origin)
+
+    def lift_caption(self, e, origin):
+        return super().lift_image(e, origin)
+
+    def gap(self, image_level, caption_level, dim):
+        return super().gap(caption_level, image_level, dim)
+
+
+class MinKL(Similarity):
+    """-min(KL(image || caption), KL(caption || image)) in nats, <= 0: `pmrl` eq. 16."""
+    gaussian_sides = 2
+
+    def __init__(self):
+        super().__init__()
+        self.kl, self.kl_reverse = KL(), KLReverse()
+
+    def forward(self, images, captions):
+        self.check(images, captions)
+        origin = self.kl.origin(images, captions)
+        pieces = (self.lift(piece, origin) for piece in captions.split(PIECE))
+        return self.score(self.lift(images, origin), pieces, len(captions.mean), images.mean.shape[1])
+
+    def tiles(self, images, captions):
+        self.check(images, captions)
+        origin, last = self.kl.origin(images, captions), [None, []]
+        p, q = self.lift(images, origin)
+
+        def tile(i, c):
+            if last[0] is not c:
+                last[:] = c, [self.lift(piece, origin) for piece in captions.rows(c).split(PIECE)]
+            m = sum(len(b) for (_, b, _), _ in last[1])
+            return self.score((chosen(p, i), chosen(q, i)), last[1], m, images.mean.shape[1])
+        return tile
+
+    @staticmethod
+    def lift(e: Embedding, origin: Embedding):
+        """Both lifts of an item, which share what they start from."""
+        normal = normalise(e, origin)
+        return KL.lift_p(*normal), KL.lift_q(*normal)
+
+    def score(self, images, pieces, m: int, dim: int) -> Tensor:
+        """Scores (n, m) of images and m captions in pieces, both lifted both ways."""
+        image_p, image_q = images
+        return side_by_side((torch.maximum(self.kl.piece(image_p, q, dim), self.kl_reverse.piece(image_q, p, dim))
+                             for p, q in pieces), m)
+
+
+class Wasserstein(Separable):
+    """-sqrt(|mu_i - mu_c|^2 + |sigma_i - sigma_c|^2), sigma the standard deviations, <= 0: 2-Wasserstein distance of
+    diagonal Gaussians, `pmrl` eq. 17 = `ucmr` eq. 7."""
+    gaussian_sides, centred = 2, ("mean", "log_var")
+    power = 0.5                       # of the variance
+    finish = staticmethod(negative_root)
+
+    def lift_caption(self, e, origin):
+        spread = (self.power * e.log_var).exp()                                     # (M, D) or spherical (M, 1)
+        level = None
+        if origin is not None:
+            spread = spread - (self.power * origin.log_var).exp()
+            level = spread.mean(1, keepdim=True)
+            spread = spread - level
+        mean, spread = shift(e, origin), spread.expand_as(e.mean)
+        return [mean, spread], -torch.addcmul(mean.square(), spread, spread).sum(1), level
+
+    def lift_image(self, e, origin):
+        blocks, norm, level = self.lift_caption(e, origin)
+        return [2 * block for block in blocks], norm, level
+
+    def gap(self, image_level, caption_level, dim):
+        return (image_level - caption_level).square() * -dim                        # (n, m)
+
+
+class WassersteinVar(Wasserstein):
+    """-sqrt(|mu_i - mu_c|^2 + |sigma_i^2 - sigma_c^2|^2): `ucmr` eq. 8 as printed, with variances, which contradicts
+    its eq. 7."""
+    power = 1.0
+
+
+class CSD(Separable):
+    """-(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0: closed-form sampled distance, PCME++ eq. 1."""
+    gaussian_sides, centred = 2, ("mean",)
+
+    def lift_caption(self, e, origin):
+        mean = shift(e, origin)
+        return [mean], -mean.square().sum(1) - e.log_var.exp().expand_as(e.mean).sum(1), None
+
+    def lift_image(self, e, origin):
+        blocks, norm, _ = self.lift_caption(e, origin)
+        return [2 * block for block in blocks], norm, None
+
+
+class Order(Similarity):
+    """-|max(0, caption - image)|, <= 0: order-violation of the means (Vendrov et al. 2016; VSE++ 4.4).
+
+    max(0, .) does not separate, so items meet in blocks of at most `elements` differences, which fit the cache.
+    """
+
+    def forward(self, images, captions, elements: int = 2 ** 20):
+        def piece(y):                                                               # (p, D)
+            step = max(1, elements // max(1, y.numel()))
+            return negative_root(torch.cat([-(y - x[:, None]).clamp(min=0).square().sum(2)       # (n, p, D) -> (n, p)
+                                            for x in images.mean.split(step)]))
+        return side_by_side(map(piece, captions.mean.split(PIECE)), len(captions.mean))          # (N, M)
+
+
+class Pairwise(Similarity):
+    """Closed forms for two Gaussians that do not separate either, in the same blocks."""
+    gaussian_sides = 2
+
+    def forward(self, images, captions, elements: int = 2 ** 20):
+        self.check(images, captions)
+
+        def piece(y):
+            step = max(1, elements // max(1, y.mean.numel()))
+            return torch.cat([self.pairs(x, y) for x in images.split(step)])        # (N, p)
+        return side_by_side(map(piece, captions.split(PIECE)), len(captions.mean))  # (N, M)
+
+    def pairs(self, x: Embedding, y: Embedding) -> Tensor:
+        """(n, D), (p, D) -> (n, p)."""
+        raise NotImplementedError
+
+    @staticmethod
+    def differences(x: Embedding, y: Embedding) -> tuple[Tensor, Tensor]:
+        """Squared differences of the means and sums of the variances, (n, p, D) each."""
+        a, b = x.log_var.exp().expand_as(x.mean), y.log_var.exp().expand_as(y.mean)
+        return (x.mean[:, None] - y.mean).square(), a[:, None] + b
+
+
+class ELK(Pairwise):
+    """log of the expected likelihood kernel, the integral of p q = N(mu_i - mu_c; 0, Sigma_i + Sigma_c), any real number in
+    nats (Jebara et al. 2004; among the similarities that PCME is evaluated with)."""
+
+    def pairs(self, x, y):
+        square, total = self.differences(x, y)
+        return -0.5 * (square / total + total.log()).sum(2) - 0.5 * math.log(2 * math.pi) * x.mean.shape[1]
+
+
+class Bhattacharyya(Pairwise):
+    """-sum_d [(mu_i - mu_c)^2 / (v_i + v_c) / 4 + log((v_i + v_c) / (2 sigma_i sigma_c)) / 2], <= 0: minus the Bhattacharyya
+    distance, -log of the integral of sqrt(p q), in nats.
+
+    The second term is log cosh(h) / 2 with h = (log v_i - log v_c) / 2, and log cosh h = log(1 + sinh(h)^2) / 2.
+    """
+
+    def pairs(self, x, y):
+        square, total = self.differences(x, y)
+        half = (x.log_var[:, None] - y.log_var).expand_as(square) / 2               # (n, p, D)
+        return -0.25 * (square / total + half.sinh().square().log1p()).sum(2)
+
+
+SIMILARITIES: dict[str, type[Similarity]] = {
+    "cosine": Cosine, "dot": Dot, "order": Order, "mahalanobis": Mahalanobis, "kl": KL, "kl_reverse": KLReverse,
+    "minkl": MinKL, "wasserstein": Wasserstein, "wasserstein_var": WassersteinVar, "csd": CSD, "elk": ELK,
+    "bhattacharyya": Bhattacharyya,
+}
+ELEMENTS = {"cpu": 2 ** 18, "cuda": 2 ** 25}    # numbers in the largest temporary of a block of scores: what a cache holds
+
+
+# ---- similarities
+
+def block_side(x: Tensor, per_pair: int) -> int:
+    """Items a side of a block of pairs, each of which takes `per_pair` numbers."""
+    return max(1, math.isqrt(ELEMENTS.get(x.device.type, ELEMENTS["cuda"]) // per_pair))
+
+
+def by_blocks(score, images: Tensor, captions, m: int, step: int) -> Tensor:
+    """Scores (N, M) in blocks of at most step x step pairs.
+
+    images (K, N, D); `captions` yields (L, p, D), p <= step, M in all; score: (K, n, D), (L, p, D) -> (n, p).
+    """
+    pieces = images.split(step, 1)
+    return side_by_side((torch.cat([score(x, y) for x in pieces]) for y in captions), m)

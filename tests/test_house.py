@@ -1,0 +1,90 @@
+"""The order of the house: imports go one way, none hides inside a function, files can be held in the head."""
+import ast
+import glob
+import os
+import subprocess
+import sys
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# From the bottom to the top: a module may import those of its own floor and of the floors below.
+FLOORS = ["cli", "files", "vocab metrics similarities", "losses", "inputs", "encoders data", "methods", "features", "model",
+          "options", "originals", "runs", "evaluation", "train evaluate show cca", "demo results benchmark",
+          "paper_tables vg_experiments"]
+FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
+FILES = [path for path in sorted(glob.glob("**/*.py", root_dir=ROOT, recursive=True)) if path.split(os.sep)[0] in
+         {name for name in FLOOR} | {f"{name}.py" for name in FLOOR}]
+ON_TOP = sorted(glob.glob("*.py", root_dir=ROOT))
+
+
+def module(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+MODULES = {module(path): path for path in FILES}
+
+
+def imports(path: str):
+    """(line, module imported, whether inside a function) for every import of a module of ours; those of a script's
+    `if __name__ == "__main__":` block, which nobody imports, aside."""
+    with open(os.path.join(ROOT, path)) as f:
+        tree = ast.parse(f.read())
+    scripts = [node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
+    aside = {id(node) for script in scripts for node in ast.walk(script)}
+    within = {id(node) for function in ast.walk(tree) if isinstance(function, (ast.FunctionDef, ast.Lambda))
+              for node in ast.walk(function)}
+    for node in ast.walk(tree):
+        if id(node) in aside:
+            continue
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [name if (name := f"{node.module}.{alias.name}") in MODULES else node.module for alias in node.names]
+        else:
+            continue
+        yield from ((node.lineno, name, id(node) in within) for name in dict.fromkeys(names) if name in MODULES)
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_imports_go_down_and_stand_at_the_top(path):
+    mine = FLOOR[module(path).split(".")[0]]
+    for line, name, within in imports(path):
+        assert not within, f"{path}:{line} imports {name} inside a function"
+        assert FLOOR[name.split(".")[0]] <= mine, f"{path}:{line} imports {name}, which stands above it"
+
+
+def test_no_circle():
+    needed = {module(path): {name for _, name, _ in imports(path)} for path in FILES}
+    while bottom := [name for name, needs in needed.items() if not needs & set(needed)]:
+        for name in bottom:
+            del needed[name]
+    assert not needed, f"these import each other in a circle: {', '.join(needed)}"
+
+
+def test_the_top_shows_the_main_path():
+    first = {"train.py", "evaluate.py", "model.py", "losses.py", "data.py", "vocab.py"}
+    assert first <= set(ON_TOP) and len(ON_TOP) <= 18
+    assert {module(path).split(".")[0] for path in ON_TOP} <= set(FLOOR)
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_a_file_can_be_held_in_the_head(path):
+    with open(os.path.join(ROOT, path)) as f:
+        assert sum(1 for _ in f) <= 450
+
+
+def test_losses_hold_what_the_users_card_says():
+    import losses
+    import model
+
+    assert {"SIMILARITIES", "Embedding", "Separable", "uncertainty", "hinge", "sampled_nll", "pair_mse", "Critic",
+            "build_objective"} <= set(vars(losses))
+    assert {"Tower", "JointEmbedding", "build_model"} <= set(vars(model))
+
+
+@pytest.mark.parametrize("command", ["features.extract", "features.word_vectors", "features.word_cnn", "demo", "results",
+                                     "paper_tables", "vg_experiments.prepare"])
+def test_commands_in_folders_start(command):
+    done = subprocess.run([sys.executable, "-m", command, "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and f"usage: python -m {command}" in done.stdout, done.stderr
