@@ -1,29 +1,36 @@
-"""The tables of results that README and docs show, printed from what evaluate.py wrote.
+"""The tables of results that README.md and docs/ show, printed from what evaluate.py wrote.
 
     python -m results                                       # all of them
     python -m results regions                               # one
+    python -m results --write                               # into README.md and docs/*.md, between their marks
     python -m results --add vsrn_0 runs/f8k_region_precomp_cosine_seed0      # keep a run's results.json, as results/vsrn_0.json
 
 rows.yaml says which runs make a row (several seeds: their mean, and the deviation of rsum); NAME.json is the run's results.json
-with its command, the commit of the code and the versions that made it.
+with its command, the commit of the code and the versions that made it. A document shows table NAME between the lines
+<!-- results: NAME --> and <!-- /results -->.
 """
+import glob
 import os
+import re
 import shlex
 import subprocess
 from statistics import mean, stdev
 
 import cli
 from cli import Arguments, InputError, filename
-from files import read_json, read_yaml, save_json
-from subjects import load_checkpoint
+from files import read_json, read_text, read_yaml, save_json, save_lines
+from runs import load_checkpoint
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LOCAL = {"data_path", "vocab_path", "logger_name", "device", "workers", "log_step", "val_step"}       # of a machine
 KEPT = ("data_name", "split", "similarity", "images", "captions", "protocols", "best_ranks")
 RECALLS = [(f"{side} R@{k}" if k == 1 else f"R@{k}", f"protocols/full/{side}/r{k}")
            for side in ("i2t", "t2i") for k in (1, 5, 10)]
-COLUMNS = {"recalls": RECALLS, "rsum": [("rsum", "protocols/full/rsum")], "dev": [("dev rsum", "dev_rsum")],
+MEANS = "protocols/mean_only/rsum"
+COLUMNS = {"recalls": RECALLS, "short": [RECALLS[k] for k in (0, 2, 3, 5)], "rsum": [("rsum", "protocols/full/rsum")],
+           "means": [("rsum, means only", MEANS)], "dev": [("dev rsum", "dev_rsum")],
            "ranks": [("HBR", "best_ranks/i2t/hbr"), ("ABR", "best_ranks/i2t/abr")]}
+BLOCK = re.compile(r"^<!-- results: (\S+) -->\n(.*?)^<!-- /results -->$", re.DOTALL | re.MULTILINE)
 
 
 def value(stored: dict, path: str) -> float:
@@ -34,28 +41,62 @@ def value(stored: dict, path: str) -> float:
 
 def cell(name: str, path: str, runs: list[dict], counted: bool) -> str:
     """Mean over runs; of a sum of recalls its deviation, too, and with `counted` how many runs there are."""
+    if path == MEANS and not any("mean_only" in run["protocols"] for run in runs):       # a point is its own mean
+        return ""
     values = [value(run, path) for run in runs]
     digits = 2 if name == "HBR" else 1
-    if not name.endswith("rsum") or len(values) == 1:
+    if not path.endswith("rsum") or len(values) == 1:
         return f"{mean(values):.{digits}f}"
     return f"{mean(values):.1f} ± {stdev(values):.1f}" + f" ({len(values)})" * counted
 
 
 def lines(table: dict) -> list[str]:
-    """A table of rows.yaml in Markdown."""
-    columns = [column for kind in table["columns"] if kind != "n" for column in COLUMNS[kind]]
-    counted = "n" in table["columns"]
-    made = [" | ".join([f"| {table['of']} | FLAGS", *["n"] * counted, *(name for name, _ in columns)]) + " |"]
-    made.append("|---" * (2 + counted + len(columns)) + "|")
-    for label, flags, names in table["rows"]:
+    """A table of rows.yaml in Markdown, below the command that trained its runs."""
+    flags, counted = ("flags" in table["columns"]), ("n" in table["columns"])
+    columns = [column for kind in table["columns"] if kind not in ("flags", "n") for column in COLUMNS[kind]]
+    heads = [table["of"], *["FLAGS"] * flags, *["n"] * counted, *(name for name, _ in columns)]
+    made = ["```", f"python train.py {table['command']} FLAGS --seed SEED", "```", ""] if "command" in table else []
+    made += [row(heads), "|---" * len(heads) + "|"]
+    for label, options, names in table["rows"]:
         runs = [read_json(os.path.join(HERE, f"{name}.json")) for name in names.split()]
-        cells = [label, flags, *[str(len(runs))] * counted, *(cell(*column, runs, not counted) for column in columns)]
-        made.append("| " + " | ".join(cells) + " |")
+        made.append(row([label, *[options] * flags, *[str(len(runs))] * counted,
+                         *(cell(*column, runs, not counted) for column in columns)]))
     return made
 
 
+def row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
 def tables() -> dict[str, list[str]]:
-    return {name: lines(table) for name, table in read_yaml(os.path.join(HERE, "rows.yaml")).items()}
+    read = read_yaml(os.path.join(HERE, "rows.yaml"))
+    return {name: lines(whole(table, read)) for name, table in read.items()}
+
+
+def whole(table: dict, read: dict[str, dict]) -> dict:
+    """A table; one that is like another takes the named rows from it."""
+    if "like" not in table:
+        return table
+    other = read[table["like"]]
+    rows = {label: [label, *rest] for label, *rest in other["rows"]}
+    return {**other, "columns": table["columns"], "rows": [rows[label] for label in table["rows"]]}
+
+
+def documents() -> list[str]:
+    return [os.path.join(HERE, "..", "README.md"), *sorted(glob.glob(os.path.join(HERE, "..", "docs", "*.md")))]
+
+
+def filled(path: str, made: dict[str, list[str]]) -> str:
+    """A document's text with every block of results as it is printed."""
+    def block(match):
+        if match[1] not in made:
+            raise InputError(f"{path} shows a table {match[1]}; there are {', '.join(made)}")
+        return "\n".join([f"<!-- results: {match[1]} -->", *made[match[1]], "<!-- /results -->"])
+    text = read_text(path)
+    if not text.count("<!-- results: ") == text.count("<!-- /results -->") == len(BLOCK.findall(text)):
+        raise InputError(f"{path} has a block of results that does not open and close; write <!-- results: NAME --> and "
+                         "<!-- /results --> on lines of their own")
+    return BLOCK.sub(block, text)
 
 
 def stored(run: str) -> dict:
@@ -78,8 +119,8 @@ def stored(run: str) -> dict:
 
 def main(argv=None) -> None:
     p = Arguments("Print the tables of results, or keep the results of a run.")
-    p.prog = "results"
     p.add_argument("table", nargs="*", help="which (default: all)")
+    p.add_argument("--write", action="store_true", help="write the tables into README.md and docs/*.md, between their marks")
     p.add_argument("--add", nargs=2, type=filename, metavar=("NAME", "RUN"), help="keep a run's results as results/NAME.json")
     cli.run(p.prog, command, p.parse_args(argv))
 
@@ -94,6 +135,11 @@ def command(opt) -> None:
         save_json(stored(run), path)
         return
     made = tables()
+    if opt.write:
+        new = {path: filled(path, made) for path in documents()}            # all are sound before one is written
+        for path, text in new.items():
+            save_lines(path, text.splitlines())
+        return
     wrong = next((name for name in opt.table if name not in made), None)
     if wrong:
         raise InputError(f"there is no table {wrong}; there are {', '.join(made)}")
