@@ -14,7 +14,7 @@ demo: .venv/runtime
 	$(PY) show.py retrieval --checkpoint $(RUN) --photos $(DATA)/demo/images --output $(RUN)/retrieval.png
 
 test: .venv/dev
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist worksteal
 
 lint: .venv/dev
 	.venv/bin/ruff check .

@@ -3,10 +3,8 @@
     python benchmark.py [scores] [attention] [evaluation] [suite] [step] [regions] [batches] [--output FILE.json]
 
 scores      every similarity against one bare matrix product and against a loop of broadcasts; precision of float32
-attention   cross-attention of words and regions against a loop over captions that forms the attended vectors, as SCAN's code
-            does; equality of the scores; peak memory by size of block
-evaluation  both directions of the COCO 5K test against the matrix products alone, and against a loop of one product and one
-            sort a query, as the original code bases have it; peak memory
+attention   cross-attention of words and regions against a loop over captions, as SCAN's code has it; peak memory
+evaluation  the COCO 5K test both ways, against matrix products alone and the originals' sort per query; peak memory
 suite       the same test with CxC (text-text is 25,000 x 25,000), folds, PMRP, ECCV and uncertainty; peak memory
 step        a training step of Gaussians against one of points, and what of it is not the networks
 regions     the same of VSRN, SCAN, PVSE and PCME on regions, against the mean of the regions
@@ -33,21 +31,21 @@ from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 import cli
 import train
 from cli import Arguments, filename, natural, positive, torch_device
 from data import Batch, Split, pair_batches
 from evaluate import Judgements, assess, parse_args
-from evaluation.annotations import Pairs, Ratings, cxc_pairs
-from evaluation.protocols import Subject
+from evaluation.annotations import Crisscrossed, Pairs, Ratings, cxc_pairs
+from evaluation.subjects import Member, Subject
 from files import holds_keys, output, save_json
 from inputs import Features, Tokens
 from methods.scan import DIRECTIONS, CrossAttention
 from metrics import retrieval_blocks
 from model import build_model
 from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding
+from tests.references import attended, broadcasts, caption_ranks, image_ranks
 from vocab import SPECIALS, Vocabulary
 
 DIM = 1024
@@ -58,11 +56,12 @@ EVALUATION = (5000, 25000)            # COCO 5K test
 ORIGINAL = 40                         # queries that the originals' loop is timed on
 ATTENTION = (1000, 5000, 36)          # images, captions, regions
 TIMED_CAPTIONS = (250, 20)            # captions that ours, and the loop, are timed on; scaled to all
-ELEMENTS = (2 ** 18, 2 ** 20, 2 ** 22)    # products of words and regions in a block, of which the peak memory is measured
+ELEMENTS = (2 ** 18, 2 ** 20, 2 ** 22)  # products of words and regions in a block, of which the peak memory is measured
 BLOCKS = (1000, 640, 1700)            # images a block: the first is timed, all must agree
 BATCH, FEATURES, WORDS, LENGTHS = 128, 2048, 10000, (8, 20)
 REGION_STEP = ((36, 256), 256)        # features of an image, D
 FILES = {"features": ((20000, 2048), np.float32), "regions": ((2000, 36, 512), np.float16)}
+SUITE = ["--cxc", "--pmrp", "--eccv", "--fold5", "--uncertainty", "--no-control"]
 BROADCAST = ("order", "elk", "bhattacharyya")       # similarities that do not separate
 TIMED = ("kl", "kl_reverse", "mahalanobis", "wasserstein", "csd")       # the similarities with targets of speed
 AT_MOST = {"product": 2.5, "minkl": 2.0, "error": 1e-5, "evaluation": 1.5, "memory": 600, "suite": 25,
@@ -70,36 +69,6 @@ AT_MOST = {"product": 2.5, "minkl": 2.0, "error": 1e-5, "evaluation": 1.5, "memo
 AT_LEAST = {"loop": 40, "batches": 20, "equal": 1, "original": 8, "attention": 4}
 MIB = 2 ** 20
 records: list[dict] = []              # every measurement of this run
-
-
-def kl(mean1, log_var1, mean2, log_var2):
-    var1, var2 = log_var1.exp(), log_var2.exp()
-    return 0.5 * ((var2 / var1).log() + (var1 + (mean1 - mean2).square()) / var2 - 1).sum(1)
-
-
-# One image (1, D) against all captions (M, D) as the papers print it, means and log-variances -> (M,).
-BROADCASTS = {
-    "cosine": lambda mi, li, mc, lc: F.cosine_similarity(mi, mc, dim=1),
-    "dot": lambda mi, li, mc, lc: (mi * mc).sum(1),
-    "order": lambda mi, li, mc, lc: -(mc - mi).clamp(min=0).square().sum(1).sqrt(),
-    "mahalanobis": lambda mi, li, mc, lc: -((mi - mc).square() / lc.exp()).sum(1).sqrt(),
-    "kl": lambda mi, li, mc, lc: -kl(mi, li, mc, lc),
-    "kl_reverse": lambda mi, li, mc, lc: -kl(mc, lc, mi, li),
-    "minkl": lambda mi, li, mc, lc: -torch.minimum(kl(mi, li, mc, lc), kl(mc, lc, mi, li)),
-    "wasserstein": lambda mi, li, mc, lc: -((mi - mc).square() + (li.exp().sqrt() - lc.exp().sqrt()).square()).sum(1).sqrt(),
-    "wasserstein_var": lambda mi, li, mc, lc: -((mi - mc).square() + (li.exp() - lc.exp()).square()).sum(1).sqrt(),
-    "csd": lambda mi, li, mc, lc: -((mi - mc).square() + li.exp() + lc.exp()).sum(1),
-    "elk": lambda mi, li, mc, lc: torch.distributions.Normal(mc, (li.exp() + lc.exp()).sqrt()).log_prob(mi).sum(1),
-    "bhattacharyya": lambda mi, li, mc, lc: -((mi - mc).square() / (li.exp() + lc.exp()) / 4
-                                              + ((li.exp() + lc.exp()) / 2).log() / 2 - (li + lc) / 4).sum(1),
-}
-
-
-def loop(name: str, images: Embedding, captions: Embedding) -> Tensor:
-    """The plain way: images one by one against all captions -> (N, M)."""
-    log_var = images.mean if images.log_var is None else images.log_var             # a point's is not read
-    return torch.stack([BROADCASTS[name](m[None], v[None], captions.mean, captions.log_var)
-                        for m, v in zip(images.mean, log_var)])
 
 
 def cell(name: str, value: float, form: str, kind: str | None = None) -> str:
@@ -129,7 +98,7 @@ def race(runs: dict, repeats: int, device) -> dict:
 
 
 def pairs(n_images: int, n_captions: int, seed: int, device) -> tuple[Embedding, Embedding, np.ndarray]:
-    """Gaussians, (N, D) and (M, D), and whose each caption is: noisy copies of the images, found about half of the time."""
+    """Gaussians (N, D) and (M, D) and whose each caption is: noisy copies of the images, found half of the time."""
     generator, noise = torch.Generator().manual_seed(seed), 8.0
     caption_image = np.arange(n_captions) * n_images // n_captions
     fields = []
@@ -143,8 +112,7 @@ def pairs(n_images: int, n_captions: int, seed: int, device) -> tuple[Embedding,
 def error(name: str, dim: int, whole: bool, seed: int) -> float:
     """Largest relative error of float32 scores against the plain formula in float64, variances at their bounds.
 
-    Each variance at a bound of its own, or `whole` items at one, as spherical ones are. Cosine and dot pass through zero:
-    theirs is relative to the largest.
+    Each variance has a bound of its own, or `whole` items one. Errors of cosine and dot are relative to the largest.
     """
     generator, made = torch.Generator().manual_seed(seed), []
     for n in SAMPLE:
@@ -152,7 +120,7 @@ def error(name: str, dim: int, whole: bool, seed: int) -> float:
         made.append(Embedding(F.normalize(torch.randn(n, dim, generator=generator), dim=1),
                               torch.where(high, LOG_VAR_BOUNDS[1], LOG_VAR_BOUNDS[0])))
     images, captions = made if name != "mahalanobis" else (Embedding(made[0].mean), made[1])
-    exact = loop(name, *(Embedding(*(None if x is None else x.double() for x in e)) for e in (images, captions)))   # (n, m)
+    exact = broadcasts(name, *(Embedding(*(None if x is None else x.double() for x in e)) for e in (images, captions)))
     scale = exact.abs().max() if name in ("cosine", "dot") else exact.abs()
     return float(((SIMILARITIES[name]()(images, captions) - exact).abs() / scale).max())
 
@@ -168,7 +136,7 @@ def scores(opt, device) -> None:
         with torch.no_grad():
             best = race({"product": lambda: images.mean @ captions.mean.T,
                          "own": partial(SIMILARITIES[name](), i if scale == 1 else i.rows(slice(SLICE)), captions),
-                         "loop": partial(loop, name, i.rows(slice(SLICE)), captions),
+                         "loop": partial(broadcasts, name, i.rows(slice(SLICE)), captions),
                          **({"kl": partial(SIMILARITIES["kl"](), i, captions)} if name == "minkl" else {})},
                         opt.repeats, device)
         own, aims = best["own"] * scale, ("product", "loop") if name in TIMED else (None, None)
@@ -181,7 +149,7 @@ def scores(opt, device) -> None:
     print(f"\n  largest relative error of float32, {SAMPLE[0]} x {SAMPLE[1]}, variances at both bounds\n  {'':15}"
           + "".join(f"  {title:24}" for title in columns))
     for name in SIMILARITIES:
-        row = [cell(f"{name} error, {title}", error(name, *c, opt.seed), ".1e", "error") for title, c in columns.items()]
+        row = [cell(f"{name} error, {t}", error(name, *c, opt.seed), ".1e", "error") for t, c in columns.items()]
         print(f"  {name:15}{''.join(row)}".rstrip(), flush=True)
 
 
@@ -198,48 +166,28 @@ def attention_sides(captions: int, seed: int, device) -> tuple[Embedding, Embedd
     return parts_of(n, seed, device, regions, regions), parts_of(captions, seed + 1, device, LENGTHS[1], LENGTHS[0])
 
 
-def attention_loop(direction: str, images: Embedding, captions: Embedding) -> Tensor:
-    """SCAN's defaults the plain way: captions one by one against images in runs of 128, attended vectors formed -> (N, M)."""
-    rows = []
-    for regions in images.parts.split(128):
-        columns = []
-        for words, length in zip(captions.parts, captions.n_parts.tolist()):
-            words = words[:length].expand(len(regions), -1, -1)                     # (n, T, D)
-            query, context = (words, regions) if direction == "t2i" else (regions, words)
-            attention = F.leaky_relu(context @ query.transpose(1, 2), 0.1)          # (n, C, Q)
-            attention = (9 * F.normalize(attention, dim=2)).softmax(1)
-            attended = attention.transpose(1, 2) @ context                          # (n, Q, D)
-            columns.append((6 * F.cosine_similarity(query, attended, dim=2)).logsumexp(1) / 6)
-        rows.append(torch.stack(columns, 1))
-    return torch.cat(rows)
-
-
 def attention_memory(elements: int, seed: int, device) -> float:
     """MiB that a tile of the scores takes at its peak beyond the embeddings."""
     images, captions = attention_sides(TIMED_CAPTIONS[0], seed, device)
-    similarity, cuda = CrossAttention(elements=elements), device.type == "cuda"
+    similarity = CrossAttention(elements=elements)
     with torch.no_grad():
         similarity(images.rows(slice(8)), captions.rows(slice(8)))                  # warms up
-        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as f:
-            f.write("5")                                    # the peak starts at what is resident now
-        before = torch.cuda.memory_allocated(device) if cuda else resident("VmHWM")
-        similarity(images, captions)
-    return ((torch.cuda.max_memory_allocated(device) if cuda else resident("VmHWM")) - before) / MIB
+        return peak(lambda: similarity(images, captions), device)
 
 
 def attention(opt, device) -> None:
     (n, m, regions), (own, few) = ATTENTION, TIMED_CAPTIONS
     images, captions = attention_sides(own, opt.seed, device)
-    print(f"\nattention: {n:,} images of {regions} regions x {m:,} captions of {LENGTHS[0]} to {LENGTHS[1]} words, D = {DIM:,};"
-          f"\n  timed on {own} captions, the loop on {few}, scaled to all", flush=True)
+    print(f"\nattention: {n:,} images of {regions} regions x {m:,} captions of {LENGTHS[0]} to {LENGTHS[1]} words, D = "
+          f"{DIM:,};\n  timed on {own} captions, the loop on {few}, scaled to all", flush=True)
     some = captions.rows(slice(few))
     flat = images.parts.flatten(0, 1), some.parts.flatten(0, 1)                     # (N P, D), (few T, D)
     for direction in DIRECTIONS:
         similarity = CrossAttention(direction)
         with torch.no_grad():
-            best = race({"own": partial(similarity, images, captions), "loop": partial(attention_loop, direction, images, some),
-                         "product": lambda: flat[0] @ flat[1].T}, opt.repeats, device)
-            difference = (similarity(images, some) - attention_loop(direction, images, some)).abs().max()
+            best = race({"own": partial(similarity, images, captions), "product": lambda: flat[0] @ flat[1].T,
+                         "loop": partial(attended, direction, images, some)}, opt.repeats, device)
+            difference = (similarity(images, some) - attended(direction, images, some)).abs().max()
         ours, loop_time = best["own"] * m / own, best["loop"] * m / few
         product = best["product"] * m / few * float(some.n_parts.float().mean()) / LENGTHS[1]
         line(f"{direction}: seconds", ours, ".1f")
@@ -267,24 +215,29 @@ def in_fresh_process(function, *args):
         return pool.submit(function, *args).result()
 
 
-def evaluation_memory(name: str, seed: int, device) -> float:
-    """MiB that an evaluation takes at its peak beyond the embeddings."""
-    cuda, (images, captions, caption_image) = device.type == "cuda", pairs(*EVALUATION, seed, device)
-    similarity = SIMILARITIES[name]()
-    retrieval_blocks(similarity, images.rows(slice(50)), captions.rows(slice(250)), caption_image[:250])    # warms up
+def peak(work, device) -> float:
+    """MiB that `work` takes at its peak beyond what is there before it."""
+    cuda = device.type == "cuda"
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as f:
         f.write("5")                                        # the peak starts at what is resident now
     before = torch.cuda.memory_allocated(device) if cuda else resident("VmHWM")
-    retrieval_blocks(similarity, images, captions, caption_image, BLOCKS[0])
+    work()
     return ((torch.cuda.max_memory_allocated(device) if cuda else resident("VmHWM")) - before) / MIB
+
+
+def evaluation_memory(name: str, seed: int, device) -> float:
+    """MiB that an evaluation takes at its peak beyond the embeddings."""
+    images, captions, caption_image = pairs(*EVALUATION, seed, device)
+    similarity = SIMILARITIES[name]()
+    retrieval_blocks(similarity, images.rows(slice(50)), captions.rows(slice(250)), caption_image[:250])    # warms up
+    return peak(lambda: retrieval_blocks(similarity, images, captions, caption_image, BLOCKS[0]), device)
 
 
 def evaluation(opt, device) -> None:
     n, m = EVALUATION
     images, captions, caption_image = pairs(n, m, opt.seed, device)
     size = BLOCKS[0] * m // n
-    print(f"\nevaluation: {n:,} images x {m:,} captions, D = {DIM:,}, both directions, blocks of {BLOCKS[0]:,} x {size:,}",
-          flush=True)
+    print(f"\nevaluation: {n:,} images x {m:,} captions, D = {DIM:,}, blocks of {BLOCKS[0]:,} x {size:,}", flush=True)
 
     def products(a, b):
         for i, c in itertools.product(a.split(BLOCKS[0]), b.split(size)):
@@ -294,12 +247,17 @@ def evaluation(opt, device) -> None:
            for name in ("wasserstein", "cosine")}
     wide = [torch.cat(e[:2], 1) for e in (images, captions)]                        # (N, 2D), (M, 2D)
     best = race({**{name: partial(f, BLOCKS[0]) for name, f in run.items()},
-                 DIM: partial(products, images.mean, captions.mean), 2 * DIM: partial(products, *wide)}, opt.repeats, device)
+                 DIM: partial(products, images.mean, captions.mean), 2 * DIM: partial(products, *wide)}, opt.repeats,
+                 device)
     for name, width, needed in (("wasserstein", DIM, False), ("wasserstein", 2 * DIM, True), ("cosine", DIM, True)):
         line(f"{name} / products of width {width:,}" + (", which it needs" if needed else ", of the embeddings"),
              best[name] / best[width], ".2f", "evaluation" if needed else None)
-    slow = original_loop(images.mean, captions.mean, caption_image, ORIGINAL)
-    line(f"loop of one product and one sort a query (timed on {ORIGINAL}) / cosine", slow / best["cosine"], ".1f", "original")
+    means = [e.mean.cpu().double().numpy() for e in (images, captions)]
+    loops = {ranks: partial(ranks, *means, caption_image, ORIGINAL)
+             for ranks in (image_ranks, caption_ranks)}     # of the first images, of the first captions
+    spent = race(loops, 1, device)
+    slow = (spent[image_ranks] * n + spent[caption_ranks] * m) / ORIGINAL
+    line(f"loop of one product and one sort per query ({ORIGINAL}) / cosine", slow / best["cosine"], ".1f", "original")
     for name, f in run.items():
         results = [f(block) for block in BLOCKS]
         recalls = [[r[side][key] for side in ("i2t", "t2i") for key in ("r1", "r5", "r10")] for r in results]
@@ -309,20 +267,6 @@ def evaluation(opt, device) -> None:
         line(f"{name}: peak memory beyond the embeddings, MiB", memory, ".0f", "memory")
 
 
-def original_loop(images: Tensor, captions: Tensor, caption_image: np.ndarray, queries: int) -> float:
-    """Seconds that the plain way takes for both directions: float64, one product and one sort a query (timed on some)."""
-    images, captions = images.cpu().double().numpy(), captions.cpu().double().numpy()
-    start = time.perf_counter()
-    for i in range(queries):
-        order = np.argsort(images[i] @ captions.T)[::-1]
-        min(np.flatnonzero(order == c)[0] for c in np.flatnonzero(caption_image == i))
-    middle = time.perf_counter()
-    for c in range(queries):
-        order = np.argsort(captions[c] @ images.T)[::-1]
-        np.flatnonzero(order == caption_image[c])
-    return (middle - start) * len(images) / queries + (time.perf_counter() - middle) * len(captions) / queries
-
-
 def judged_subject(seed: int, device) -> tuple[Subject, Judgements]:
     """Embeddings of the size of the COCO 5K test, and random judgements of about the real numbers."""
     n, m = EVALUATION
@@ -330,42 +274,36 @@ def judged_subject(seed: int, device) -> tuple[Subject, Judgements]:
     rng = np.random.default_rng(seed)
 
     def rated(first, second, count):
-        return Ratings(rng.integers(first, size=count), rng.integers(second, size=count), 5 * rng.random(count) ** 3,
-                       np.array([""] * count))
+        places = (rng.integers(first, size=count), rng.integers(second, size=count))
+        return Ratings(*places, 5 * rng.random(count) ** 3, np.array([""] * count))
 
     ratings = {"sts": rated(m, m, 44000), "sis": rated(n, n, 47000), "sits": rated(m, n, 45000)}
     codes = rng.random((n, 80)) < 0.04
     some = {"i2t": Pairs.of(rng.integers(1261, size=22500), rng.integers(m, size=22500)),
             "t2i": Pairs.of(rng.integers(1332, size=11300), rng.integers(n, size=11300))}
-    subject = Subject("random", "wasserstein", caption_image, n, [(SIMILARITIES["wasserstein"](), images, captions)])
-    return subject, Judgements(ratings, cxc_pairs(ratings, caption_image, "ucmr"), codes, some)
-
-
-def suite_options():
-    return parse_args(["--cxc", "--pmrp", "--eccv", "--fold5", "--uncertainty", "--no-control"])
+    subject = Subject("random", "wasserstein", caption_image, n,
+                      [Member(SIMILARITIES["wasserstein"](), images, captions)])
+    cxc = Crisscrossed(ratings, cxc_pairs(ratings, caption_image, "ucmr"))
+    return subject, Judgements(pmrp=codes, eccv=some, cxc=cxc)
 
 
 def suite_memory(seed: int, device) -> float:
-    """MiB that the whole suite takes at its peak beyond the embeddings."""
+    """MiB of the process that the whole suite takes at its peak beyond the embeddings."""
     subject, judged = judged_subject(seed, device)
-    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as f:
-        f.write("5")
-    before = resident("VmHWM")
-    assess(subject, judged, suite_options())
-    return (resident("VmHWM") - before) / MIB
+    return peak(lambda: assess(subject, judged, parse_args(SUITE)), torch.device("cpu"))
 
 
 def suite(opt, device) -> None:
-    n, m = EVALUATION
     subject, judged = judged_subject(opt.seed, device)
     _, images, captions = subject.members[0]
-    print(f"\nsuite: {n:,} images x {m:,} captions, D = {DIM:,}, wasserstein: recalls, folds, CxC, PMRP, ECCV, uncertainty",
-          flush=True)
-    best = race({"product": lambda: images.mean @ captions.mean.T, "suite": lambda: assess(subject, judged, suite_options())},
-                1, device)
+    print(f"\nsuite: {EVALUATION[0]:,} images x {EVALUATION[1]:,} captions, D = {DIM:,}, wasserstein: recalls, folds, "
+          "CxC, PMRP, ECCV, uncertainty", flush=True)
+    best = race({"product": lambda: images.mean @ captions.mean.T,
+                 "suite": lambda: assess(subject, judged, parse_args(SUITE))}, 1, device)
     line("everything / one product of 5,000 x 25,000 x 1,024", best["suite"] / best["product"], ".1f", "suite")
     line("seconds", best["suite"], ".1f")
-    line("peak memory beyond the embeddings, MiB", in_fresh_process(suite_memory, opt.seed, device), ".0f", "suite memory")
+    line("peak memory beyond the embeddings, "
+         "MiB", in_fresh_process(suite_memory, opt.seed, device), ".0f", "suite memory")
 
 
 def training(words: list[str], shape: tuple, dim: int, seed: int, device) -> dict:
@@ -413,19 +351,20 @@ def training(words: list[str], shape: tuple, dim: int, seed: int, device) -> dic
 def steps(title: str, kinds: dict[str, list[str]], shape: tuple, dim: int, opt, device) -> dict:
     """Time the steps of several models on features of one shape and print their parts: {(kind, part): seconds}."""
     features = " x ".join(map(str, shape))
-    print(f"\n{title}: batch of {BATCH}, features of {features}, D = {dim:,}, {LENGTHS[0]} to {LENGTHS[1]} words, float32\n"
-          f"  {'ms, each alone':16}{'step':>9}{'networks':>12}{'similarity, loss':>20}{'clipping, Adam':>18}", flush=True)
+    print(f"\n{title}: batch of {BATCH}, features of {features}, D = {dim:,}, {LENGTHS[0]} to {LENGTHS[1]} words\n  "
+          f"{'ms, each alone':16}{'step':>9}{'networks':>12}{'similarity, loss':>20}{'clipping, Adam':>18}", flush=True)
     best = race({(kind, name): run for kind, words in kinds.items()
                  for name, run in training(words, shape, dim, opt.seed, device).items()}, opt.repeats, device)
     for kind in kinds:
         whole, *parts = (1000 * best[kind, name] for name in ("step", "networks", "objective", "update"))
         print("  {:16}{:9.1f}{:12.1f}{:20.1f}{:18.1f}".format(kind, whole, *parts))
-        line(f"{kind}: share of the step outside the networks, percent", 100 * (parts[1] + parts[2]) / sum(parts), ".1f")
+        line(f"{kind}: percent of the step outside the networks", 100 * (parts[1] + parts[2]) / sum(parts), ".1f")
     return best
 
 
 def step(opt, device) -> None:
-    best = steps("step", {"point": ["--sim", "cosine"], "gaussian": ["--sim", "wasserstein"]}, (FEATURES,), DIM, opt, device)
+    kinds = {"point": ["--sim", "cosine"], "gaussian": ["--sim", "wasserstein"]}
+    best = steps("step", kinds, (FEATURES,), DIM, opt, device)
     line("gaussian (wasserstein) / point (cosine)", best["gaussian", "step"] / best["point", "step"], ".2f", "step")
 
 
@@ -443,8 +382,8 @@ def epoch(path: str, seed: int):
     rng, features = np.random.default_rng(seed), Features(path)
     m = 5 * len(features)
     length = rng.integers(LENGTHS[0], LENGTHS[1], m, endpoint=True)
-    tokens = Tokens(rng.integers(len(SPECIALS), WORDS, length.sum()), np.cumsum(length) - length, length,
-                    np.zeros(m, bool))
+    words = rng.integers(len(SPECIALS), WORDS, length.sum())
+    tokens = Tokens(words, np.cumsum(length) - length, length, np.zeros(m, bool))
     split, order = Split("train", features, [""] * m, np.arange(m) // 5, path), rng.permutation(m)
     return lambda: sum(len(batch.lengths) for batch in pair_batches(split, tokens, order, BATCH)), m
 
@@ -458,7 +397,7 @@ def streaming_memory(path: str, seed: int) -> list[float]:
 
 
 def batches(opt, device) -> None:
-    print(f"\nbatches: of {BATCH} pairs, five captions an image, in random order, the file in the system's cache", flush=True)
+    print(f"\nbatches: of {BATCH} pairs, five captions per image, in random order, the file cached", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         path, runs, count = {}, {"step": training([], (FEATURES,), DIM, opt.seed, device)["step"]}, {}
         for name, (shape, dtype) in FILES.items():
@@ -473,11 +412,11 @@ def batches(opt, device) -> None:
             line(f"{name} {shape} {np.dtype(dtype)}, captions a second", count[name] / best[name], ".0f")
             line(f"{name}: as many times the pace of training", count[name] / best[name] / pace, ".1f", "batches")
             line(f"{name}: growth of the process in an epoch, MiB of its own", own, ".0f")
-            line(f"{name}: pages of the file it leaves mapped, MiB of {os.path.getsize(path[name]) >> 20}", mapped, ".0f")
+            line(f"{name}: pages of the file it leaves mapped, MiB of "
+                 f"{os.path.getsize(path[name]) >> 20}", mapped, ".0f")
 
 
-PARTS = {"scores": scores, "attention": attention, "evaluation": evaluation, "suite": suite, "step": step,
-         "regions": regions, "batches": batches}
+PARTS = {f.__name__: f for f in (scores, attention, evaluation, suite, step, regions, batches)}
 
 
 def main(argv=None) -> None:

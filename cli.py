@@ -71,6 +71,18 @@ def number(text: str) -> float:
     raise argparse.ArgumentTypeError(f"'{text}' is not a finite number")
 
 
+def bounded(text: str, fits, allowed: str) -> float:
+    value = number(text)
+    if not fits(value):
+        raise argparse.ArgumentTypeError(f"'{text}' is out of range; give {allowed}")
+    return value
+
+
+at_least_zero = functools.partial(bounded, fits=lambda x: x >= 0, allowed="a number of at least 0")
+above_zero = functools.partial(bounded, fits=lambda x: x > 0, allowed="a number above 0")
+fraction = functools.partial(bounded, fits=lambda x: 0 < x <= 1, allowed="more than 0 and at most 1")
+
+
 def whole(text: str, least: int, most: int) -> int:
     """A whole number in decimal digits, least <= n <= most."""
     decimal = re.fullmatch(r"-?[0-9]{1,20}", text)
@@ -95,8 +107,17 @@ def up_to(most: int, least: int = 1):
     return functools.partial(whole, least=least, most=most)
 
 
-width = up_to(2 ** 16)                # of a layer or an embedding: more is a slip, and would end in an allocator's traceback
+width = up_to(2 ** 16)           # of a layer or an embedding: more is a slip, and would end in an allocator's traceback
 workers = up_to(256, least=0)         # processes
+
+
+def sizes(text: str) -> str:
+    """Sizes of hidden layers, as 2000-1000; "0": no layer."""
+    parts = text.split("-")
+    if text != "0" and (not all(re.fullmatch("[1-9][0-9]{0,4}", size) for size in parts) or len(parts) > 64):
+        raise argparse.ArgumentTypeError(f"'{text}' is no list of layer sizes; give numbers below 100,000 joined by "
+                                         "'-', as 2000-1000, or 0 for none")
+    return text
 
 
 def filename(text: str) -> str:
@@ -110,8 +131,8 @@ def data_set(text: str) -> str:
     """The name of a data set, a folder below --data_path that stays there."""
     parts = text.replace("\\", "/").split("/")
     if not text or "\0" in text or os.path.isabs(text) or ".." in parts or text in (".", "~"):
-        raise argparse.ArgumentTypeError(f"'{text}' is no name of a data set; give a folder below --data_path by its name, and "
-                                         "the folder above it with --data_path")
+        raise argparse.ArgumentTypeError(f"'{text}' is no name of a data set; give a folder below --data_path by its "
+                                         "name, and the folder above it with --data_path")
     return os.path.normpath(text)
 
 
@@ -143,9 +164,9 @@ class Stopped(BaseException):
 
 
 class Stop:
-    """Within it Ctrl-C, SIGTERM and SIGHUP raise Stopped, or, where `later` holds, are kept in `received` until it is looked
-    at. Signals that were ignored before (nohup) stay ignored. Repeats are ignored too, as `timeout` and batch systems signal a
-    process and then its whole group; only another Ctrl-C a second later ends the process as it is."""
+    """Within it Ctrl-C, SIGTERM and SIGHUP raise Stopped, or, where `later` holds, are kept in `received` until it is
+    looked at. Signals that were ignored before (nohup) stay ignored. Repeats are ignored too, as `timeout` and batch
+    systems signal a process and then its whole group; only another Ctrl-C a second later ends the process as it is."""
 
     def __init__(self, later: bool = False):
         self.later, self.received, self.since, self.before = later, None, 0.0, {}
@@ -153,7 +174,8 @@ class Stop:
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():
             known = {number: signal.getsignal(number) for number in SIGNALS}
-            self.before = {number: handler for number, handler in known.items() if handler not in (signal.SIG_IGN, None)}
+            self.before = {number: handler for number,
+                           handler in known.items() if handler not in (signal.SIG_IGN, None)}
             for number in self.before:
                 signal.signal(number, self.wish)
         return self
@@ -185,8 +207,8 @@ class Stop:
 
 
 def starting() -> None:
-    """Answer signals in a line while a command loads, which takes torch seconds; `run` takes over. Called before the other
-    imports of a script."""
+    """Answer signals in a line while a command loads, which takes torch seconds; `run` takes over. Called before the
+    other imports of a script."""
     def stop(number: int, frame) -> None:
         with contextlib.suppress(OSError):
             print(f"{program()}: stopped by {NAMES[signal.Signals(number).name]} before it began", file=sys.stderr)
@@ -205,8 +227,8 @@ def ending() -> None:
 
 @contextlib.contextmanager
 def unsignalled():
-    """Processes started within it never see SIGNALS, which are for the main process: a batch system signals all of a group,
-    and a worker that dies takes the main process along before it has saved."""
+    """Processes started within it never see SIGNALS, which are for the main process: a batch system signals all of a
+    group, and a worker that dies takes the main process along before it has saved."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -218,11 +240,12 @@ def unsignalled():
 
 
 def run(prog: str, work, *args) -> int:
-    """work(*args), a command: returns its status, 0 where it names none. Ends the process with one line and status 1 on what a
-    user can mend, 128 + n on signal n."""
+    """work(*args), a command: returns its status, 0 where it names none. Ends the process with one line and status 1 on
+    what a user can mend, 128 + n on signal n."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")   # a terminal that lacks a letter of a caption is no reason to end
+            # a terminal that lacks a letter of a caption is no reason to end
+            stream.reconfigure(errors="backslashreplace")
     try:
         with Stop():
             status = work(*args)
@@ -236,10 +259,11 @@ def run(prog: str, work, *args) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(128 + 13)
     except OSError as error:
-        sys.exit(f"{prog}: {reason(error)}; no file was left half written: make room or choose another folder, and call it "
-                 "again")
+        sys.exit(f"{prog}: {reason(error)}; no file was left half written: make room or choose another folder, and "
+                 "call it again")
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not re.search(r"can't allocate|out of memory|failed to allocate", str(error)):
+        if isinstance(error, RuntimeError) and not re.search(r"can't allocate|out of memory|failed to allocate",
+                                                             str(error)):
             raise
         sys.exit(f"{prog}: it needs more memory than there is ({reason(error)}); give smaller sizes, batches or blocks")
     return status or 0
@@ -262,9 +286,10 @@ def torch_device(name: str):
 
 def run_arguments(p: argparse.ArgumentParser, split: str) -> None:
     """The options of commands that show what one run makes of a split; `split` says what the split is for."""
-    p.add_argument("--checkpoint", type=filename, metavar="RUN", help="run folder or checkpoint file (default: the newest run)")
-    p.add_argument("--vocab", type=filename, metavar="FILE.json", help="vocabulary of an original VSE++ or VSRN checkpoint "
-                   "(python vocab.py convert)")
+    p.add_argument("--checkpoint", type=filename, metavar="RUN",
+                   help="run folder or checkpoint file (default: the newest run)")
+    p.add_argument("--vocab", type=filename, metavar="FILE.json",
+                   help="vocabulary of an original VSE++ or VSRN checkpoint (python vocab.py convert)")
     p.add_argument("--data_path", type=filename, help="folder that holds the data sets (default: that of the training)")
     p.add_argument("--data_name", type=data_set, help="data set (default: that of the training)")
     p.add_argument("--split", type=split_name, default="test", help=split)

@@ -9,17 +9,11 @@ if __name__ == "__main__":
     import cli
     cli.starting()
 
-import atexit
-import contextlib
 import functools
 import glob
-import hashlib
-import io
-import math
 import os
 import re
 import sys
-import weakref
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -27,13 +21,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 import cli
+import inputs
 from cli import Arguments, InputError, data_set, filename, reason
-from files import CHANGING, below, integers, read_array, read_json, read_lines
-from inputs import CaptionFeatures, Features, NoImages, Photos, Tokens, TrigramTokens, advice, encode_captions, train_transform
+from files import CHANGING, as_integers, below, integers, read_coco, read_integers, read_json, read_lines
+from inputs import CaptionFeatures, Features, NoImages, Photos, Tokens, TrigramTokens, encode_captions, train_transform
 from vocab import Vocabulary, tokenize
 
 DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and COCO to 5,000 captions
@@ -47,7 +41,9 @@ class Batch(NamedTuple):
     lengths: Tensor                   # (B,) int64, on the CPU (packing needs them there)
     image_index: Tensor               # (B,) int64, which image of the split
     caption_index: Tensor             # (B,) int64, which caption
-    unpaired: "Batch | None" = None   # images and captions that do not belong together; what it has none of is None
+    # images and captions that do not belong together; what it has none of is None (jWAE)
+    unpaired: "Batch | None" = None
+    negatives: "Batch | None" = None  # captions of the whole training set, to compare the images with (DMSM)
 
     def to(self, device) -> "Batch":
         return Batch(*(x if x is self.lengths or x is None else x.to(device) if isinstance(x, Batch)
@@ -64,7 +60,7 @@ class Split:
     source: str                                   # where the captions come from, for messages
     image_ids: list | None = None                 # N integers (COCO's, Karpathy's imgid) or file names
     caption_ids: np.ndarray | None = None         # (M,) int64 (COCO's, Karpathy's sentid)
-    photo_names: list | None = None               # N file names, where features or ids that are numbers do not tell them
+    photo_names: list | None = None              # N file names, where features or ids that are numbers do not tell them
     text: Features | None = None                  # (M, F) features of the captions, where a model reads those
     extractors: dict | None = None                # what made the features, {"ims": name, ...}, from features.json
     notes: list[str] = field(default_factory=list)    # sentences for the reader of any result on this split
@@ -72,11 +68,12 @@ class Split:
     @cached_property
     def words(self) -> list[list[str]]:
         """Captions as lists of words; tokenised once."""
-        return [tokenize(caption) for caption in tqdm(self.captions, desc=f"words of {self.name}", disable=None, leave=False)]
+        return [tokenize(caption)
+                for caption in tqdm(self.captions, desc=f"words of {self.name}", disable=None, leave=False)]
 
     def encode(self, vocab: Vocabulary, known: bool = True) -> Tokens | TrigramTokens | CaptionFeatures:
-        """Captions as the model reads them: numbers of words or of letter trigrams, or features. `known`: raises InputError on
-        a caption of which no word is known."""
+        """Captions as the model reads them: numbers of words or of letter trigrams, or features. `known`: raises
+        InputError on a caption of which no word is known."""
         if self.text is not None:
             return CaptionFeatures(self.text)
         tokens = encode_captions(self.words, vocab)
@@ -87,20 +84,21 @@ class Split:
         return tokens
 
     def faults(self, deep: bool = False, images: bool = True):
-        """Sentences on what is wrong with the contents; `deep` opens every photo and reads every feature, without `images` only
-        captions are looked at."""
+        """Sentences on what is wrong with the contents; `deep` opens every photo and reads every feature, without
+        `images` only captions are looked at."""
         for m, caption in enumerate(self.captions):
             if not caption.strip():
                 yield f"{self.source}, caption {m + 1} is empty; every caption needs a word, so fill or remove it"
             elif len(caption) > LONGEST and (len(caption) > 10 * LONGEST or len(caption.split()) > LONGEST):
-                yield (f"{self.source}, caption {m + 1} has {len(caption.split()):,} words in {len(caption):,} letters; at "
-                       f"most {LONGEST:,} words in {10 * LONGEST:,} letters are read, so shorten or remove it")
+                yield (f"{self.source}, caption {m + 1} has {len(caption.split()):,} words in {len(caption):,} "
+                       f"letters; at most {LONGEST:,} words in {10 * LONGEST:,} letters are read, so shorten or remove "
+                       "it")
         yield from self.images.faults(deep) if images else ()
         for what, ids in (("images", self.image_ids), ("captions", self.caption_ids)) if deep and images else ():
             twice = 0 if ids is None else len(ids) - len(set(ids if isinstance(ids, list) else ids.tolist()))
             if twice:
-                yield (f"{self.source}: {twice} of {len(ids)} {what} have the id or name of another one; give each its own, or "
-                       "leave the ids out")
+                yield (f"{self.source}: {twice} of {len(ids)} {what} have the id or name of another one; give each its "
+                       "own, or leave the ids out")
         if self.text is not None:
             yield from self.text.faults(deep, distinct=False)
 
@@ -112,12 +110,13 @@ class Split:
     def fingerprint(self) -> dict:
         """Sizes and checksums for a run's config.yaml: all captions; of features the shape and 64 rows."""
         found = {"images": len(self.images), "captions": len(self.captions), "images_sha256": self.images.digest(),
-                 **told_of(self.captions)}
+                 **inputs.told_of(self.captions)}
         found.update({} if self.text is None else {"text_sha256": self.text.digest()})
         return {**found, "extractors": self.extractors} if self.extractors else found
 
     def unknown_words(self, vocab: Vocabulary) -> dict[str, int]:
-        """How many of the words, and of the distinct words, a vocabulary does not list; captions of which it lists none."""
+        """How many of the words, and of the distinct words, a vocabulary does not list; captions of which it lists
+        none."""
         unknown = [[word for word in words if word not in vocab.index] for words in self.words]
         return {"words": sum(map(len, self.words)), "unknown_words": sum(map(len, unknown)),
                 "distinct": len({word for words in self.words for word in words}),
@@ -135,15 +134,15 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     """
     root = os.path.join(data_path, data_name)
     if not re.fullmatch(r"[\w-]+", split):
-        raise InputError(f"'{split}' is no name of a split; give train, dev, test, testall or what a file of captions begins "
-                         "with")
+        raise InputError(f"'{split}' is no name of a split; give train, dev, test, testall or what a file of captions "
+                         "begins with")
     if not os.path.isdir(root):
-        raise InputError(f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); {advice(data_name)}")
+        raise InputError(f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); "
+                         f"{inputs.advice(data_name)}")
     names = ("dev", "val") if split in ("dev", "val") else (split,)                 # one split with two names
     if any(os.path.exists(os.path.join(root, CHANGING.format(name))) for name in names):
-        raise InputError(f"{root}: the files of split '{split}' do not belong together, as `features.extract images` or "
-                         "`demo` was "
-                         "stopped while it put them in their places; call it again")
+        raise InputError(f"{root}: the files of split '{split}' do not belong together, as `features.extract images` "
+                         "or `demo` was stopped while it put them in their places; call it again")
     karpathy = sorted(glob.glob(os.path.join(root, "dataset*.json")))
     precomputed = glob.glob(os.path.join(root, "*_caps.txt")) or glob.glob(os.path.join(root, "*_ims.npy"))
     if text_features and not precomputed:
@@ -157,7 +156,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
         result = _read_precomp(root, split, text_only, text_features)
     else:
         raise InputError(f"{root} holds no data set: looked for {split}_caps.txt and {split}_ims.npy (precomputed), "
-                         f"annotations/ (COCO) and dataset_*.json (Karpathy); {advice(data_name)}")
+                         f"annotations/ (COCO) and dataset_*.json (Karpathy); {inputs.advice(data_name)}")
     return _first_images(result, dev_images) if result.name in ("dev", "val") and dev_images else result
 
 
@@ -184,7 +183,7 @@ def _first_images(split: Split, n: int) -> Split:
 
 def _need(path: str) -> str:
     if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; {advice(os.path.basename(os.path.dirname(path)))}")
+        raise InputError(f"there is no file {path}; {inputs.advice(os.path.basename(os.path.dirname(path)))}")
     return path
 
 
@@ -202,10 +201,11 @@ def _read_precomp(root: str, split: str, text_only: bool = False, text_features:
         rows = len(images.array)
     count = len(captions)
     if not count or not rows or count % rows:
-        raise InputError(f"{source} has {count} captions for the {rows} rows of {getattr(images, 'path', 'text-only images')}; "
-                         "there must be the same number of captions for every row")
+        raise InputError(f"{source} has {count} captions for the {rows} rows of "
+                         f"{getattr(images, 'path', 'text-only images')}; there must be the same number of captions "
+                         "for every row")
     if isinstance(images, Features) and rows == count:
-        images.step = _repeats(images)                                              # SCAN and VSE++ repeat rows
+        images.step = inputs.rows_per_image(images)                                         # SCAN and VSE++ repeat rows
     n = len(images)
     if n < count == len(names) and len(set(names)) == count:                        # they name captions
         notes.append(f"{path('ids.txt')} names every caption differently, so it does not say which the images are")
@@ -214,35 +214,37 @@ def _read_precomp(root: str, split: str, text_only: bool = False, text_features:
     ids_path = path("ann_ids.npy" if os.path.isfile(path("ann_ids.npy")) else "capids.txt")
     caption_ids = _read_ids(ids_path)
     if len(caption_ids) not in (0, count):
-        raise InputError(f"{ids_path} has {len(caption_ids)} ids for the {count} captions of {source}; there must be one for "
-                         "each caption, in their order")
+        raise InputError(f"{ids_path} has {len(caption_ids)} ids for the {count} captions of {source}; there must be "
+                         "one for each caption, in their order")
     for what, x in (("img_ids.npy", ids), ("ids.txt", names)):
         if len(x) not in (0, n):
-            raise InputError(f"{path(what)} has {len(x)} ids for {n} images; there must be one for each image or caption")
+            raise InputError(f"{path(what)} has {len(x)} ids for {n} images; there must be one for each image or "
+                             "caption")
     text = Features(_need(path(f"{text_features}.npy"))) if text_features else None
     if text and text.array.shape[:-1] != (count,):
-        raise InputError(f"{text.path} has shape {text.array.shape} for the {count} captions of {source}; give one row a "
-                         "caption")
+        raise InputError(f"{text.path} has shape {text.array.shape} for the {count} captions of {source}; give one row "
+                         "a caption")
     told = path(f"{text_features}.json")
-    if text and os.path.isfile(told) and read_json(told, "extract the features again") != told_of(captions):
-        raise InputError(f"{text.path} was extracted from other captions than {source} holds now; call features.extract "
-                         "captions "
-                         "again")
-    caption_ids = _as_integers(caption_ids)                                         # Flickr's x.jpg#0 name no annotation
-    return Split(split, images, captions, np.arange(count) // (count // n), source, ids or _as_integers(names) or names or None,
-                 np.array(caption_ids, np.int64) if caption_ids else None, names or None, text, extractors(root) or None, notes)
+    if text and os.path.isfile(told) and read_json(told, "extract the features again") != inputs.told_of(captions):
+        raise InputError(f"{text.path} was extracted from other captions than {source} holds now; call "
+                         "features.extract captions again")
+    caption_ids = as_integers(caption_ids)                                         # Flickr's x.jpg#0 name no annotation
+    return Split(split, images, captions, np.arange(count) // (count // n), source,
+                 ids or as_integers(names) or names or None,
+                 np.array(caption_ids, np.int64) if caption_ids else None, names or None, text,
+                 inputs.extractors(root) or None, notes)
 
 
 def _one_an_image(x: list, n: int, count: int, path: str) -> list:
-    """Ids that stand beside every caption as one for each image. Raises InputError where captions of one image have several,
-    which tells that not every image has count / n captions in a row."""
+    """Ids that stand beside every caption as one for each image. Raises InputError where captions of one image have
+    several, which tells that not every image has count / n captions in a row."""
     each = count // n
     wrong = next((m for m in range(count) if x[m] != x[m - m % each]), None) if len(x) == count else None
     if wrong is not None:
         first = wrong - wrong % each
-        raise InputError(f"{path} gives the captions {first + 1} to {first + each}, which {count} captions for {n} images make "
-                         "those of one image, more than one id; let the captions of an image stand together, equally many of "
-                         "each")
+        raise InputError(f"{path} gives the captions {first + 1} to {first + each}, which {count} captions for {n} "
+                         "images make those of one image, more than one id; let the captions of an image stand "
+                         "together, equally many of each")
     return x[::each] if len(x) == count else x
 
 
@@ -250,42 +252,7 @@ def _read_ids(path: str) -> list:
     """Ids beside a precomputed split, from an integer .npy file or from lines of text; empty where there is no file."""
     if not os.path.isfile(path):
         return []
-    return _read_integers(path).tolist() if path.endswith(".npy") else read_lines(path)
-
-
-def _as_integers(ids: list) -> list | None:
-    """Ids and lines of digits as integers; None where one is other text, as a number beyond 64 bits is."""
-    return [int(i) for i in ids] if all(isinstance(i, int) or re.fullmatch("[0-9]{1,18}", i) for i in ids) else None
-
-
-def _read_integers(path: str) -> np.ndarray:
-    array = read_array(path, "fetch or save it again", "integers")
-    if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) and array.max() > np.iinfo(np.int64).max:
-        raise InputError(f"{path} is not a whole .npy file of integers (it holds {array.dtype} of shape {array.shape}); fetch "
-                         "or save it again")
-    return array.astype(np.int64)
-
-
-def _repeats(images: Features) -> int:
-    """How many equal rows each image has, judged by the first 128 rows and 32 times 16; runs of mixed lengths are refused."""
-    rows, turns, equal = len(images.array), [], []                                  # rows unlike, and like, the one before
-    for k in np.unique(np.linspace(0, max(0, rows - 16), 32).astype(int)):
-        some = np.ascontiguousarray(images.array[k:k + (17 if k else 128)])
-        some = some.view(np.uint8).reshape(len(some), -1)                           # as bytes, NaN is equal to itself
-        turn = (some[1:] != some[:-1]).any(1)
-        turns += (k + 1 + np.flatnonzero(turn)).tolist()
-        equal += (k + 1 + np.flatnonzero(~turn)).tolist()
-    step = math.gcd(rows, *turns)
-    if step == 1 and len(equal) > 0.4 * (len(turns) + len(equal)):
-        last = next((k for k in [*turns, rows] if k % turns[0]), equal[0] + 1) - 1
-        raise InputError(f"some images of {images.path} stand in {turns[0]} equal rows and others do not (the one up to "
-                         f"row {last}); repeat every image once for each of its captions, or none")
-    for times in range(2, 11) if step == 1 else ():         # np.tile where np.repeat was meant
-        period, k = rows // times, rows // times // 2
-        if rows % times == 0 and np.array_equal(images.array[[0, k]], images.array[[period, period + k]]):
-            raise InputError(f"{images.path} holds the same {period} rows {times} times one after another; let the rows of an "
-                             "image stand together (np.repeat, not np.tile), or give each image once")
-    return step if turns else 5 if rows % 5 == 0 else 1                             # no turns: all rows are the same
+    return read_integers(path).tolist() if path.endswith(".npy") else read_lines(path)
 
 
 def _grouped(name, source, keys, paths, captions, caption_ids=None) -> Split:
@@ -294,20 +261,6 @@ def _grouped(name, source, keys, paths, captions, caption_ids=None) -> Split:
     path_of = dict(zip(keys, paths))
     return Split(name, Photos([path_of[key] for key in position]), captions,
                  np.array([position[key] for key in keys], np.int64), source, list(position), caption_ids)
-
-
-def told_of(captions: list[str]) -> dict:
-    """What {split}_{name}.json says of the captions that features were extracted from."""
-    return {"captions_sha256": hashlib.sha256("\n".join(captions).encode()).hexdigest()}
-
-
-def extractors(folder: str) -> dict[str, str]:
-    """features.json of a folder: file suffix -> what made the files, in one line. Empty where there is none."""
-    path = os.path.join(folder, "features.json")
-    stored = read_json(path, "delete it and extract again") if os.path.isfile(path) else {}
-    if not isinstance(stored, dict) or not all(isinstance(value, str) for value in stored.values()):
-        raise InputError(f"{path} is not a JSON object, file suffix to extractor; delete it and extract again")
-    return stored
 
 
 def _read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split:
@@ -319,10 +272,11 @@ def _read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split
                 name = os.path.join(image.get("filepath", ""), image["filename"])
                 key = image.get("cocoid", name)
                 if name_of.setdefault(key, name) != name:
-                    raise InputError(f"{path} gives the images {name_of[key]} and {name} one cocoid, {key}; give each its own")
+                    raise InputError(f"{path} gives the images {name_of[key]} and {name} one cocoid, {key}; give each "
+                                     "its own")
                 if key in number:
-                    raise InputError(f"{path} lists the image {name} twice in split '{split}'; list each once, with all its "
-                                     "sentences")
+                    raise InputError(f"{path} lists the image {name} twice in split '{split}'; list each once, with "
+                                     "all its sentences")
                 number[key] = image.get("imgid")
                 without += not image["sentences"]
                 rows += [(key, name, sentence["raw"], sentence.get("sentid")) for sentence in image["sentences"]]
@@ -330,15 +284,15 @@ def _read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split
         raise InputError(f"{path} is not in Karpathy's layout (images with split, filename, sentences with raw): "
                          f"{reason(error)}; fetch it again") from error
     if not rows and without:
-        raise InputError(f"{path} has {without:,} images of split '{split}' and not one sentence of them; give every image at "
-                         "least one")
+        raise InputError(f"{path} has {without:,} images of split '{split}' and not one sentence of them; give every "
+                         "image at least one")
     if not rows:
         raise InputError(f"{path} has no images of split '{split}'; the splits are train, val (= dev) and test")
     keys, names, captions, caption_ids = map(list, zip(*rows))
     for name, caption in zip(names, captions):
         if not isinstance(caption, str):
-            raise InputError(f"{path}, image {name}: the raw sentence {ascii(caption)[:40]} is no string; put its text in "
-                             "quotes")
+            raise InputError(f"{path}, image {name}: the raw sentence {ascii(caption)[:40]} is no string; put its text "
+                             "in quotes")
     photos = [below(os.path.join(root, "images"), name, path) for name in names]
     result = _grouped("dev" if split == "val" else split, path, keys, photos, captions,
                       integers(caption_ids, path, "the sentid") if _own_integers(caption_ids) else None)
@@ -346,8 +300,8 @@ def _read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split
     if _own_integers(numbers) and all(key == name for key, name in name_of.items()):            # no cocoid
         result.image_ids, result.photo_names = integers(numbers, path, "the imgid").tolist(), result.image_ids
     if without:
-        result.notes.append(f"{path}: {without:,} of {len(number):,} images of split '{split}' have no sentence and are left "
-                            "out")
+        result.notes.append(f"{path}: {without:,} of {len(number):,} images of split '{split}' have no sentence and "
+                            "are left out")
     return result
 
 
@@ -365,40 +319,25 @@ def _read_coco(root: str, split: str, use_restval: bool) -> Split:
     for part, folder in parts:
         ids_path = os.path.join(root, "annotations", f"coco_{part}_ids.npy")
         json_path = _need(os.path.join(root, "annotations", f"captions_{folder}.json"))
-        wanted = _read_integers(_need(ids_path))                                    # caption ids
+        wanted = read_integers(_need(ids_path))                                    # caption ids
         coco = read_coco(json_path)
         absent = [int(i) for i in wanted if i not in coco.anns]
         if absent:
-            raise InputError(f"{ids_path} names {len(absent)} captions that {json_path} lacks, the first is {absent[0]}; "
-                             "the two files must belong together")
+            raise InputError(f"{ids_path} names {len(absent)} captions that {json_path} lacks, the first is "
+                             f"{absent[0]}; the two files must belong together")
         try:
             chosen = [coco.anns[int(i)] for i in wanted]
             keys += [a["image_id"] for a in chosen]
             photos = [coco.imgs[a["image_id"]]["file_name"] for a in chosen]
             captions += [a["caption"].replace("\n", " ").strip() for a in chosen]
         except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{json_path} is no file of COCO's captions ({reason(error)} is missing or no text); fetch it "
-                             "again") from error
+            raise InputError(f"{json_path} is no file of COCO's captions ({reason(error)} is missing or no text); "
+                             "fetch it again") from error
         paths += [below(os.path.join(root, "images", folder), name, json_path) for name in photos]
         ids += wanted.tolist()
     if not captions:
         raise InputError(f"{ids_path} names no captions; fetch it again")
     return _grouped(split, json_path, keys, paths, captions, np.array(ids, np.int64))
-
-
-def read_coco(path: str):
-    """A file of COCO's annotations, captions or instances, indexed by pycocotools. Raises InputError."""
-    from pycocotools.coco import COCO  # takes matplotlib along
-
-    coco = COCO()
-    coco.dataset = read_json(path)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            coco.createIndex()
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is no file of COCO's annotations ({reason(ValueError(repr(error)))} is missing); fetch it "
-                         "again") from error
-    return coco
 
 
 class _PairFetcher:
@@ -413,7 +352,8 @@ class _PairFetcher:
             images = self.augmented(index, image_index)
         else:
             images = self.split.images.gather(image_index)
-        return Batch(images, *self.tokens.batch(index), torch.from_numpy(image_index), torch.from_numpy(np.asarray(index)))
+        return Batch(images, *self.tokens.batch(index), torch.from_numpy(image_index),
+                     torch.from_numpy(np.asarray(index)))
 
     def augmented(self, index, image_index) -> Tensor:
         """Random crops and flips drawn from (seed, epoch, caption) alone: the same for any workers, and on resuming."""
@@ -422,85 +362,20 @@ class _PairFetcher:
         with torch.random.fork_rng(devices=[]):
             for caption, image in zip(index, image_index):
                 seed = np.random.SeedSequence([*self.seed, int(caption)]).generate_state(1, np.uint64)[0]
-                torch.default_generator.manual_seed(int(seed))          # and not CUDA's generators, as torch.manual_seed would
+                torch.default_generator.manual_seed(int(seed))   # and not CUDA's generators, as torch.manual_seed would
                 photos.append(transform(self.split.images.open(int(image))))
         return torch.stack(photos)                                                  # (B, 3, crop_size, crop_size)
 
 
-class _ImageFetcher:
-    """Image indices (B,) -> features or photos."""
-
-    def __init__(self, images):
-        self.images = images
-
-    def __getitem__(self, index) -> Tensor:
-        return self.images.gather(index)
-
-
-class _Guarded:
-    """Hands an InputError back from a worker process whole, instead of a traceback."""
-
-    def __init__(self, fetch):
-        self.fetch = fetch
-
-    def __getitem__(self, index):
-        try:
-            return self.fetch[index]
-        except InputError as error:
-            return error
-
-
-def _same(x):
-    return x
-
-
-_reading = weakref.WeakSet()          # iterators whose worker processes run
-
-
-@atexit.register
-def _end_workers() -> None:
-    """Before multiprocessing waits for them, which it would do for ever: it ends workers by a signal, and none reaches them."""
-    for results in list(_reading):
-        results._shutdown_workers()
-
-
-def stream(fetch, chunks, workers: int):
-    """fetch[chunk] for every chunk, in order, from `workers` processes, which no signal reaches: the main process saves and
-    ends them."""
-    if not workers:
-        yield from (fetch[chunk] for chunk in chunks)
-        return
-    own = torch.Generator()                                 # torch's global one belongs to training, which resumes from it
-    loader = DataLoader(_Guarded(fetch), sampler=chunks, batch_size=None, num_workers=workers, collate_fn=_same, generator=own)
-    with cli.unsignalled():
-        results = iter(loader)                              # starts the processes
-    _reading.add(results)
-    try:
-        for result in results:
-            if isinstance(result, InputError):
-                raise result
-            yield result
-    finally:
-        results._shutdown_workers()                         # as its __del__, which a traceback would put off
-
-
-def _chunks(order, batch_size: int) -> list[np.ndarray]:
-    return [order[k:k + batch_size] for k in range(0, len(order), batch_size)]
-
-
-def pair_batches(split: Split, tokens: Tokens, order, batch_size: int, *, workers: int = 0, crop_size: int | None = None,
+def pair_batches(split: Split, tokens: Tokens, order, batch_size: int, *, workers: int = 0,
+                 crop_size: int | None = None,
                  seed: tuple = (0,), skip: int = 0):
     """Batches of matching pairs in the given order of captions; `skip` leaves out the first ones (resuming).
 
     crop_size augments photos as in training, drawing from `seed`; without it they are resized and cropped as in tests.
     """
-    chunks = _chunks(np.ascontiguousarray(order), batch_size)[skip:]
-    return stream(_PairFetcher(split, tokens, crop_size, seed), chunks, workers * split.images.parallel)
-
-
-def image_batches(images, batch_size: int, workers: int = 0):
-    """All images of a split, each once, in order."""
-    return stream(_ImageFetcher(images), _chunks(np.arange(len(images)), batch_size), workers * images.parallel)
+    chunks = inputs.chunks(np.ascontiguousarray(order), batch_size)[skip:]
+    return inputs.stream(_PairFetcher(split, tokens, crop_size, seed), chunks, workers * split.images.parallel)
 
 
 def check(data_path: str, data_name: str, vocab_path: str | None = None, text_features: str | None = None) -> int:
@@ -511,7 +386,8 @@ def check(data_path: str, data_name: str, vocab_path: str | None = None, text_fe
     required = ("train", "dev", "test")[2 * text_only:] if os.path.isdir(root) else ("train",)
     for name in ("train", "restval", "dev", "test", "testall"):
         try:
-            split = read_split(data_path, data_name, name, dev_images=0, text_only=text_only, text_features=text_features)
+            split = read_split(data_path, data_name, name, dev_images=0, text_only=text_only,
+                               text_features=text_features)
         except InputError as error:
             if name in required:
                 faults.append(str(error))
@@ -519,7 +395,8 @@ def check(data_path: str, data_name: str, vocab_path: str | None = None, text_fe
         found += 1
         for kind, x in enumerate((split.images, split.text)):
             if isinstance(x, Features) and x.shape != first.setdefault(kind, x).shape:
-                faults.append(f"{x.path} has rows of {x.shape}, {first[kind].path} of {first[kind].shape}; extract all alike")
+                faults.append(f"{x.path} has rows of {x.shape}, {first[kind].path} of {first[kind].shape}; extract all "
+                              "alike")
         vocab = vocab or Vocabulary.build(split.words)
         known = np.array([word in vocab.index for words in split.words for word in words] or [False])
         for note in split.notes:
@@ -544,7 +421,8 @@ def main(argv=None) -> None:
     parser = Arguments("Look at a data set.")
     parser.add_argument("command", choices=["check"], help="check: print what is there and every fault")
     parser.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
-    parser.add_argument("--data_name", type=data_set, default="coco_precomp", help="folder of the data set below --data_path")
+    parser.add_argument("--data_name", type=data_set, default="coco_precomp",
+                        help="folder of the data set below --data_path")
     parser.add_argument("--text_features", metavar="NAME", help="features of captions to check too, {split}_NAME.npy")
     parser.add_argument("--vocab", type=filename,
                         help="vocabulary to measure coverage with (default: of the training captions)")
@@ -558,8 +436,8 @@ def check_extractors(trained: dict | None, split: Split, text_features: str | No
         before, now = ((made or {}).get(kind) for made in (trained, split.extractors))
         if before and now and before != now:
             what = "image features" if kind == "ims" else f"caption features '{kind}'"
-            raise InputError(f"{split.source}: the {what} beside it were made by '{now}', {path} was trained on those of "
-                             f"'{before}'; extract them with the same network or vectors")
+            raise InputError(f"{split.source}: the {what} beside it were made by '{now}', {path} was trained on those "
+                             f"of '{before}'; extract them with the same network or vectors")
 
 
 if __name__ == "__main__":

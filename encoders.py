@@ -1,5 +1,10 @@
-"""Trunks f and embeddings f_emb of the towers (model.py). All take (inputs, lengths); lengths is None for images."""
+"""Trunks f and embeddings f_emb of the towers (model.py).
+
+A trunk takes (inputs, lengths) and returns features; f_emb takes (features, lengths) and returns a Latent. lengths is
+None for images.
+"""
 import os
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +25,21 @@ def vsepp_linear(inputs: int, outputs: int) -> nn.Linear:
     return layer
 
 
+class Latent(NamedTuple):
+    """What f_emb makes of features, before any norm: one vector per item, or one per part."""
+    value: Tensor                     # (B, D) | (B, P, D)
+    n_parts: Tensor | None = None     # (B,) how many of P are real; None: one vector per item
+    residual: Tensor | None = None    # (B, K, D) what PIE-Net adds to the global view
+
+    @classmethod
+    def of_parts(cls, value: Tensor, residual: Tensor | None = None) -> "Latent":
+        """(B, P, D), all of which are real."""
+        return cls(value, torch.full((len(value),), value.shape[1], device=value.device), residual)
+
+
 class Precomputed(nn.Module):
-    """Image trunk for precomputed features: (B, F), or regions (B, P, F), averaged to (B, F) unless told not to; l2-normalised.
+    """Image trunk for precomputed features: (B, F), or regions (B, P, F), averaged to (B, F) unless told not to;
+    l2-normalised.
 
     VSE++ normalises what its CNN gives and assumes precomputed features to be normalised already. The mean embedding
     hardly cares, but a log-variance is linear in the features: at norm 17 the variances are noise to begin with.
@@ -49,10 +67,11 @@ class BatchNorm(nn.BatchNorm1d):
 class CNN(nn.Module):
     """Image trunk for photos: an ImageNet network without its classifier, l2-normalised (VSE++'s EncoderImageFull).
 
-    Frozen unless `finetune`: then no gradient, and eval mode always, so that its batch statistics never drift. `freeze_bn`:
-    BatchNorms of a fine-tuned network keep the statistics of ImageNet, as VSE++'s had in effect (its code is in eval mode from
-    the first validation of an epoch on, 3,926 of 4,426 steps on COCO); their scales and shifts learn. `cells` gives
-    the last map before pooling, 7 x 7 cells of photos of 224 x 224, each l2-normalised unless `normalise` is False.
+    Frozen unless `finetune`: then no gradient, and eval mode always, so that its batch statistics never drift.
+    `freeze_bn`: BatchNorms of a fine-tuned network keep the statistics of ImageNet, as VSE++'s had in effect (its code
+    is in eval mode from the first validation of an epoch on, 3,926 of 4,426 steps on COCO); their scales and shifts
+    learn. `cells` gives the last map before pooling, 7 x 7 cells of photos of 224 x 224, each l2-normalised unless
+    `normalise` is False.
     """
 
     def __init__(self, cnn_type: str, finetune: bool = False, weights: str | None = None, pretrained: bool = True, *,
@@ -75,7 +94,7 @@ class CNN(nn.Module):
         with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
             out = self.net(photos).flatten(1)                                       # (B, 3, H, W) -> (B, F)
             if self.cells:
-                out = out.unflatten(1, (self.dim, -1)).transpose(1, 2)              # (B, C * 49) -> (B, C, 49) -> (B, 49, C)
+                out = out.unflatten(1, (self.dim, -1)).transpose(1, 2)         # (B, C * 49) -> (B, C, 49) -> (B, 49, C)
             return F.normalize(out, dim=-1) if self.normalise else out
 
 
@@ -123,8 +142,8 @@ def _efficientnet_lite0(cnn_type, weights, pretrained):
 
 
 def keep_map(net: nn.Module, dim: int) -> int:
-    """Take out what a network of `CNNS` does to its last map, so that it gives C channels of all cells in a row, and return
-    C. VGG keeps its average pooling, which gives 7 x 7 cells whatever the size of the photo."""
+    """Take out what a network of `CNNS` does to its last map, so that it gives C channels of all cells in a row, and
+    return C. VGG keeps its average pooling, which gives 7 x 7 cells whatever the size of the photo."""
     if hasattr(net, "classifier"):
         net.classifier = nn.Identity()
         return 512
@@ -139,8 +158,8 @@ CNNS = {**dict.fromkeys(("vgg19", "resnet152", "vgg16", "resnet18", "resnet50", 
 class Words(nn.Module):
     """Text trunk: a vector a word, learned. (B, T) -> (B, T, word_dim).
 
-    It starts uniform +-0.1 as in VSE++, or, for the words that `table` ((V, word_dim), known (V,)) knows, from the vectors of a
-    file. `freeze` keeps those as they are, and words that the file lacks are zeros then.
+    It starts uniform +-0.1 as in VSE++, or, for the words that `table` ((V, word_dim), known (V,)) knows, from the
+    vectors of a file. `freeze` keeps those as they are, and words that the file lacks are zeros then.
     """
 
     def __init__(self, vocab_size: int, word_dim: int, table: tuple | None = None, freeze: bool = False):
@@ -161,7 +180,8 @@ class Words(nn.Module):
 class BagOfWords(nn.Module):
     """Text trunk without order: the sum of a caption's word vectors (DeViSE in `dmsm`), (B, T) -> (B, word_dim).
 
-    `normalise`: the sum at unit length, the direction of their mean, of word vectors at unit length: `jwae`'s mean vector.
+    `normalise`: the sum at unit length, the direction of their mean, of word vectors at unit length: `jwae`'s mean
+    vector.
     """
 
     def __init__(self, words: Words, normalise: bool):
@@ -172,7 +192,7 @@ class BagOfWords(nn.Module):
         vectors = self.words(tokens)                                                # (B, T) -> (B, T, F)
         if self.normalise:
             vectors = unit(vectors)
-        total = (vectors * (tokens >= UNK)[:, :, None]).sum(1)                      # neither padding, <start> nor <end>: (B, F)
+        total = (vectors * (tokens >= UNK)[:, :, None]).sum(1)              # neither padding, <start> nor <end>: (B, F)
         return unit(total) if self.normalise else total
 
 
@@ -183,8 +203,8 @@ class Unchanged(nn.Module):
         super().__init__()
         self.dim = embed_size
 
-    def forward(self, features: Tensor, lengths=None) -> Tensor:
-        return features
+    def forward(self, features: Tensor, lengths=None) -> Latent:
+        return Latent(features)
 
 
 class ReLULayers(nn.Module):
@@ -196,8 +216,8 @@ class ReLULayers(nn.Module):
         hidden = [layer for i, o in zip(widths, sizes) for layer in (vsepp_linear(i, o), nn.ReLU())]
         self.layers = nn.Sequential(*hidden, vsepp_linear(widths[-1], embed_size))
 
-    def forward(self, features: Tensor, lengths=None) -> Tensor:
-        return self.layers(features)
+    def forward(self, features: Tensor, lengths=None) -> Latent:
+        return Latent(self.layers(features))
 
 
 class LinearEmbedding(nn.Module):
@@ -208,27 +228,30 @@ class LinearEmbedding(nn.Module):
         self.dim = embed_size
         self.fc = vsepp_linear(inputs, embed_size)
 
-    def forward(self, features: Tensor, lengths=None) -> Tensor:
-        return self.fc(features)
+    def forward(self, features: Tensor, lengths=None) -> Latent:
+        return Latent(self.fc(features))
 
 
 class PooledEmbedding(nn.Module):
-    """f_emb of an image in VSE-infinity: a linear layer on every region, then generalised pooling. (B, P, F) -> (B, D)."""
+    """f_emb of an image in VSE-infinity: a linear layer on every region, then generalised pooling. (B, P, F) -> (B,
+    D)."""
 
     def __init__(self, inputs: int, embed_size: int):
         super().__init__()
         self.dim = embed_size
         self.fc, self.pool = vsepp_linear(inputs, embed_size), GeneralisedPooling()
 
-    def forward(self, regions: Tensor, lengths=None) -> Tensor:
-        return self.pool(self.fc(regions))                                          # (B, P, F) -> (B, P, D) -> (B, D)
+    def forward(self, regions: Tensor, lengths=None) -> Latent:
+        return Latent(self.pool(self.fc(regions)))                                  # (B, P, F) -> (B, P, D) -> (B, D)
 
 
 class GeneralisedPooling(nn.Module):
-    """GPO (Chen et al. 2021, VSE-infinity 3.2): a learned mean of the sorted values of each feature. (B, P, D) -> (B, D).
+    """GPO (Chen et al. 2021, VSE-infinity 3.2): a learned mean of the sorted values of each feature. (B, P, D) -> (B,
+    D).
 
-    out_d = sum_k theta_k max^k_d, where max^k is the k-th largest of P values; the weights theta come from the place k alone,
-    through a bidirectional GRU over sinusoids of k, so that mean (equal weights) and max (the first) are special cases.
+    out_d = sum_k theta_k max^k_d, where max^k is the k-th largest of P values; the weights theta come from the place k
+    alone, through a bidirectional GRU over sinusoids of k, so that mean (equal weights) and max (the first) are special
+    cases.
     """
 
     def __init__(self, dim: int = 32, hidden: int = 32, temperature: float = 0.1):
@@ -254,8 +277,8 @@ class GeneralisedPooling(nn.Module):
 class GRUEmbedding(nn.Module):
     """f_emb of a caption in VSE++: the last state of a GRU at each caption's end. (B, T, F) -> (B, D).
 
-    `linear`: a linear layer follows, W_g of `pmrl` eq. 4, 5, 9, 13 and 14. Without it a log-variance is a state, in (-1, 1),
-    and a variance in (0.37, 2.72), as `ucmr` 4.2 and VSE++'s code have it.
+    `linear`: a linear layer follows, W_g of `pmrl` eq. 4, 5, 9, 13 and 14. Without it a log-variance is a state, in
+    (-1, 1), and a variance in (0.37, 2.72), as `ucmr` 4.2 and VSE++'s code have it.
     """
 
     def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, linear: bool = False):
@@ -264,9 +287,9 @@ class GRUEmbedding(nn.Module):
         self.rnn = nn.GRU(inputs, embed_size, num_layers, batch_first=True)
         self.fc = vsepp_linear(embed_size, embed_size) if linear else nn.Identity()
 
-    def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, words: Tensor, lengths: Tensor) -> Latent:
         packed = pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        return self.fc(self.rnn(packed)[1][-1])                                     # last layer: (B, D)
+        return Latent(self.fc(self.rnn(packed)[1][-1]))                             # last layer: (B, D)
 
 
 class BiGRUEmbedding(nn.Module):
@@ -276,5 +299,5 @@ class BiGRUEmbedding(nn.Module):
         super().__init__()
         self.dim, self.states, self.fc = embed_size, states, vsepp_linear(embed_size, embed_size)
 
-    def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
-        return self.fc(self.states(words, lengths))                                 # (B, T, F) -> (B, D) -> (B, D)
+    def forward(self, words: Tensor, lengths: Tensor) -> Latent:
+        return Latent(self.fc(self.states(words, lengths)))                         # (B, T, F) -> (B, D) -> (B, D)

@@ -2,7 +2,7 @@
 
     python evaluate.py                                     # the newest run, its data set, the test split
     python evaluate.py --checkpoint runs/A runs/B          # an ensemble: the mean of their scores
-    python evaluate.py --cxc --pmrp --uncertainty          # Crisscrossed Captions, PMRP, what the uncertainty knows
+    python evaluate.py --cxc --pmrp --uncertainty          # Crisscrossed Captions, PMRP, what the uncertainty tells
     python evaluate.py --compare runs/A runs/B             # is the difference real?
     python evaluate.py --embeddings clip.npz --cxc         # a model that was not trained here
 
@@ -22,48 +22,51 @@ from collections import Counter
 
 import numpy as np
 
+import checkpoints
 import cli
-import originals
+from checkpoints import load_checkpoint
 from cli import Arguments, InputError, data_set, filename, natural, positive, split_name, workers
 from evaluation.annotations import Pairs
 from evaluation.assess import INSTANCES, Judgements, assess, read_judgements
 from evaluation.compare import common_name, compare
 from evaluation.plots import curves, extremes, locate
-from evaluation.protocols import Record, Subject
 from evaluation.report import SIDES, comparisons, doubts, foreign_words, is_comparison, render, seed_tables, tables
 from evaluation.sources import is_embeddings, newest_run, open_embeddings, open_run, open_scores, output_file
+from evaluation.subjects import Record, Subject
 from files import atomic, first_line, is_drawn, output, read_json, save_json
-from runs import is_results, load_checkpoint
+from runs import is_results
 from similarities import SIMILARITIES
 
 RANKS = ["protocol", "direction", "query", "id", "rank_from_0"]     # columns of --ranks
 
 
 def rho(value: float | None) -> str:
+    """A correlation for a sentence; None where one side is constant."""
     return "undefined" if value is None else f"{value:.3f}"
 
 
 def sentences(results: dict):
-    """What the tables do not show."""
+    """Sentences on what the tables do not show."""
     if "unknown_words" in results:
         yield foreign_words(results["data_name"], results["unknown_words"])
-    for side, m in results.get("best_ranks", {}).items():
-        yield f"best ranks, {SIDES[side]}: harmonic mean {m['hbr']:.2f} (HBR), arithmetic mean {m['abr']:.1f} (ABR)"
+    for side, ranks in results.get("best_ranks", {}).items():
+        yield (f"best ranks, {SIDES[side]}: harmonic mean {ranks['hbr']:.2f} (HBR), arithmetic mean {ranks['abr']:.1f} "
+               "(ABR)")
     if "neighbours" in results:
-        u = results["neighbours"]
-        yield (f"the {u['k']} nearest images to each of {u['images']:,} share {u['jaccard']:.1f}% of their categories with it "
-               f"(random images: {u['chance']:.1f}%)")
+        near = results["neighbours"]
+        yield (f"the {near['k']} nearest images to each of {near['images']:,} share {near['jaccard']:.1f}% of their "
+               f"categories with it (random images: {near['chance']:.1f}%)")
     if "rerank" in results["protocols"]:
         r = results["protocols"]["rerank"]
-        yield (f"re-ranking the {r['keep']:,} nearest by the cosine of the means: {r['i2t']['lost']:.2f}% of the images and "
-               f"{r['t2i']['lost']:.2f}% of the captions lose all their matches; {r['seconds']:.2f} s against "
-               f"{r['seconds_full']:.2f} s in full, {r['seconds_full'] / r['seconds']:.1f} times as fast")
+        yield (f"re-ranking the {r['keep']:,} nearest by the cosine of the means: {r['i2t']['lost']:.2f}% of the "
+               f"images and {r['t2i']['lost']:.2f}% of the captions lose all their matches; {r['seconds']:.2f} s "
+               f"against {r['seconds_full']:.2f} s in full, {r['seconds_full'] / r['seconds']:.1f} times as fast")
     for side, u in results.get("uncertainty", {}).items():
         yield f"uncertainty log det Sigma of the {side}: mean {u['mean']:.2f}, standard deviation {u['std']:.2f} nats"
         if "recall_bins" in u:
             bins, risk = u["recall_bins"], u["risk_coverage"]
-            yield (f"  R@1 from the surest to the least sure tenth: {' '.join(f'{r:.0f}' for r in bins['recall'])}; Spearman's "
-                   f"rho {rho(bins['rho'])} over tenths, {rho(bins['rho_queries'])} over queries")
+            yield (f"  R@1 from the surest to the least sure tenth: {' '.join(f'{r:.0f}' for r in bins['recall'])}; "
+                   f"Spearman's rho {rho(bins['rho'])} over tenths, {rho(bins['rho_queries'])} over queries")
             yield (f"  answering only the surest: area under risk-coverage {risk['area']:.1f} (no knowledge "
                    f"{risk['area_random']:.1f}, perfect {risk['area_best']:.1f}; lower is better)")
     for reason in results.get("absent", ()):
@@ -71,7 +74,7 @@ def sentences(results: dict):
 
 
 def write_ranks(path: str, subject: Subject, record: Record) -> None:
-    """The rank of every query as CSV: protocol, direction, query, its id, 0-based rank of its best match."""
+    """Writes the rank of every query as CSV: protocol, direction, query, its id, 0-based rank of its best match."""
     ids = {"i": subject.items.image_ids, "t": subject.items.caption_ids}
     with atomic(path) as f:
         rows = csv.writer(f)
@@ -82,83 +85,120 @@ def write_ranks(path: str, subject: Subject, record: Record) -> None:
                 rows.writerows((protocol, side, q, known[q], int(v)) for q, v in enumerate(values) if not np.isnan(v))
 
 
-def show(made: list, lines, opt) -> None:
+def show(all_tables: list, lines, opt) -> None:
+    """Prints tables and sentences, unless JSON is to be printed."""
     if opt.format != "json":
-        print("\n" + render(made, opt.format))
+        print("\n" + render(all_tables, opt.format))
         print("\n".join(lines))
 
 
-def noted(results: dict):
-    """What was assumed of the items, or changed."""
+def notes(results: dict):
+    """Sentences on what was assumed of the items, or changed."""
     yield from (f"note: {note}" for note in results.get("notes", ()))
 
 
 def write(results: dict, output: str) -> None:
+    """Writes results as JSON and says where."""
     save_json(results, output)
     print(f"written to {output}")
 
 
 def run(opt) -> dict:
-    """Evaluate as the options say; returns what results.json holds."""
+    """Evaluates as the options say; returns what results.json holds. Raises InputError on wrong options and files."""
     out, as_json = sys.stdout, opt.format == "json"
     with contextlib.redirect_stdout(sys.stderr if as_json else out):
         check_vocab(opt)
         if opt.photos and not os.path.isdir(opt.photos):
             raise InputError(f"--photos {opt.photos} is no folder; give the folder of the photos, or leave it out")
-        results = several(opt) if opt.compare else one(opt)
+        results = compare_many(opt) if opt.compare else evaluate_one(opt)
     if as_json:
         print(json.dumps(results, indent=1), file=out)
     return results
 
 
 def check_vocab(opt) -> None:
-    """Refuse --vocab where none of the checkpoints is an original's."""
+    """Raises InputError on --vocab where no checkpoint is of the original code of VSE++ or VSRN."""
     paths = opt.checkpoint or [path for group in opt.compare or () for path in group.split(",")]
     files = [path for path in paths if os.path.isfile(path) and not path.endswith((".npz", ".npy"))]
-    if opt.vocab and all(map(os.path.exists, paths)) and not any(originals.is_original(originals.read(f)) for f in files):
-        raise InputError(f"--vocab {opt.vocab} is for original checkpoints of VSE++ and VSRN, and none is given; leave it out")
+    if not opt.vocab or not all(map(os.path.exists, paths)):
+        return
+    if not any(checkpoints.is_original(checkpoints.read(file)) for file in files):
+        raise InputError(f"--vocab {opt.vocab} is for original checkpoints of VSE++ and VSRN, and none is given; leave "
+                         "it out")
 
 
-def several(opt) -> dict:
-    """Compare subjects as --compare names them."""
-    given = [path for group in opt.compare for path in group.split(",")]
+def compare_many(opt) -> dict:
+    """Compares what --compare names, prints tables and writes the results; returns what the file holds."""
+    paths = [path for group in opt.compare for path in group.split(",")]
     name = "_".join(os.path.basename(os.path.splitext(common_name(group.split(",")))[0]) for group in opt.compare)
-    ours = is_comparison if opt.output else lambda path: is_comparison(path) and set(read_json(path)["runs"]) == set(given)
-    path = output(opt.output or f"comparison_{name[:80]}{of_split(opt)}.json".replace(os.sep, "_"), ours, given)
+    default = f"comparison_{name[:80]}{of_split(opt)}.json".replace(os.sep, "_")
+
+    def is_ours(path):
+        return is_comparison(path) and (bool(opt.output) or set(read_json(path)["runs"]) == set(paths))
+    target = output(opt.output or default, is_ours, paths)
     results = compare(opt.compare, opt)
     first = next(iter(results["runs"].values()))
-    made = tables({name: r["protocols"] for name, r in results["runs"].items()},
-                  {name: r["similarity"] for name, r in results["runs"].items()}, first.get("chance"))
+    all_tables = tables({name: r["protocols"] for name, r in results["runs"].items()},
+                        {name: r["similarity"] for name, r in results["runs"].items()}, first.get("chance"))
     if any(n > 1 for group in results["groups"].values() for *_, n in group.values()):
-        made += seed_tables(results["groups"])
+        all_tables += seed_tables(results["groups"])
     lines = [f"{name}: {line}" for name, r in results["runs"].items() for line in sentences(r)]
-    lines += [*dict.fromkeys(line for r in results["runs"].values() for line in noted(r)), *doubts(results["comparisons"])]
-    show(made + comparisons(results["comparisons"]), lines, opt)
-    write(results, path)
+    lines += dict.fromkeys(line for r in results["runs"].values() for line in notes(r))
+    lines += doubts(results["comparisons"])
+    show(all_tables + comparisons(results["comparisons"]), lines, opt)
+    write(results, target)
     if opt.uncertainty:
-        draw_curves({name: r.get("uncertainty", {}) for name, r in results["runs"].items()}, path)
+        draw_curves({name: r.get("uncertainty", {}) for name, r in results["runs"].items()}, target)
     return results
 
 
-def one(opt) -> dict:
-    """Evaluate one subject: a run, an ensemble, embeddings or scores."""
-    given = opt.embeddings or opt.scores
-    paths = [given] if given else opt.checkpoint or [newest_run()]
-    if not given and not opt.checkpoint:
+def evaluate_one(opt) -> dict:
+    """Evaluates one subject (a run, an ensemble, embeddings or scores), prints tables and writes the results; returns
+    what results.json holds."""
+    file = opt.embeddings or opt.scores
+    paths = [file] if file else opt.checkpoint or [newest_run()]
+    if not file and not opt.checkpoint:
         print(f"no --checkpoint given, taking the newest run: {paths[0]}")
     if len(set(map(os.path.realpath, paths))) < len(paths):
         raise InputError(f"--checkpoint {' '.join(paths)} names a model twice; name each of an ensemble once")
     if opt.export and len(paths) > 1:
-        raise InputError(f"--export writes one model's embeddings, and {len(paths)} checkpoints were given; export each alone")
+        raise InputError(f"--export writes one model's embeddings, and {len(paths)} checkpoints were given; export "
+                         "each alone")
+    target = check_outputs(paths, opt)
+    if opt.embeddings:
+        subject = open_embeddings(file, opt)
+    else:
+        subject = open_scores(file, opt) if opt.scores else open_run(paths, opt)
+    judged = read_judgements(subject, opt)
+    results, record, uncertainties = assess(subject, judged, opt)
+    print(f"\n{' '.join(filter(None, [results['data_name'], subject.split]))}: {subject.n_images:,} images, "
+          f"{len(subject.caption_image):,} captions"
+          + (f", mean of the scores of {len(paths)} models" if len(paths) > 1 else ""))
+    show(tables({subject.name: results["protocols"]}, {subject.name: subject.similarity}, results.get("chance")),
+         [*judged.lines(subject.n_images, len(subject.caption_image)), *sentences(results), *notes(results)], opt)
+    if opt.ranks:
+        write_ranks(opt.ranks, subject, record)
+        print(f"ranks of all queries in {opt.ranks}")
+    write(results, target)
+    if opt.uncertainty:
+        draw_curves({subject.name: results["uncertainty"]}, target)
+        draw_extremes(subject, uncertainties, judged, opt, target)
+    return results
+
+
+def check_outputs(paths: list[str], opt) -> str:
+    """The file of results. Raises InputError, before the work, where a file cannot be written, is not ours to replace,
+    or is named for two things."""
     inputs = [path for path in (*paths, opt.vocab, opt.positives, opt.instances) if path]
-    target = opt.output or os.path.join(paths[0] if os.path.isdir(paths[0]) else os.path.dirname(paths[0]),
-                                        default_name(paths, opt))
-    pictures = [picture(name, target) for name in ("uncertainty", "uncertain_images", "uncertain_captions")] * opt.uncertainty
-    wanted = [path for path in (target, *pictures, opt.export, opt.ranks) if path]
-    twice = [path for path, n in Counter(map(os.path.realpath, wanted)).items() if n > 1]
+    folder = paths[0] if os.path.isdir(paths[0]) else os.path.dirname(paths[0])
+    target = opt.output or os.path.join(folder, default_name(paths, opt))
+    names = ("uncertainty", "uncertain_images", "uncertain_captions") if opt.uncertainty else ()
+    pictures = [picture(name, target) for name in names]
+    outputs = [path for path in (target, *pictures, opt.export, opt.ranks) if path]
+    twice = [path for path, n in Counter(map(os.path.realpath, outputs)).items() if n > 1]
     if twice:
-        raise InputError(f"--export, --ranks, --output or a picture beside it name one file ({twice[0]}) for two things; name "
-                         "another")
+        raise InputError(f"--export, --ranks, --output or a picture beside it name one file ({twice[0]}) for two "
+                         "things; name another")
     if opt.export:
         output(opt.export, is_embeddings, inputs)
     if opt.ranks:
@@ -166,28 +206,12 @@ def one(opt) -> dict:
     output_file(opt.output, paths[0], os.path.basename(target), is_results, inputs)
     for path in pictures if os.path.exists(os.path.dirname(target) or ".") else ():
         output(path, is_drawn)
-    subject = (open_embeddings(given, opt) if opt.embeddings else open_scores(given, opt) if opt.scores
-               else open_run(paths, opt))
-    judged = read_judgements(subject, opt)
-    results, record, spreads = assess(subject, judged, opt)
-    print(f"\n{' '.join(filter(None, [results['data_name'], subject.split]))}: {subject.n_images:,} images, "
-          f"{len(subject.caption_image):,} captions"
-          + (f", mean of the scores of {len(paths)} models" if len(paths) > 1 else ""))
-    show(tables({subject.name: results["protocols"]}, {subject.name: subject.similarity}, results.get("chance")),
-         [*judged.lines(subject.n_images, len(subject.caption_image)), *sentences(results), *noted(results)], opt)
-    if opt.ranks:
-        write_ranks(opt.ranks, subject, record)
-        print(f"ranks of all queries in {opt.ranks}")
-    write(results, target)
-    if opt.uncertainty:
-        draw_curves({subject.name: results["uncertainty"]}, target)
-        draw_extremes(subject, spreads, judged, opt, target)
-    return results
+    return target
 
 
 def default_name(paths: list[str], opt) -> str:
-    """The file of results: results.json is of the test split of a run's own data by its own similarity, others say what they
-    are of."""
+    """The file name of the results. results.json holds those of a run's own similarity on the test split of its own
+    data; all others say in their names what they hold."""
     of_data, of_sim = "", f"_{opt.sim}" if opt.sim else ""
     if opt.embeddings or opt.scores:
         name = f"{os.path.splitext(os.path.basename(paths[0]))[0]}_results"
@@ -199,29 +223,31 @@ def default_name(paths: list[str], opt) -> str:
         elif not os.path.isdir(paths[0]) and file != "model_best.pt":
             name = f"results_{file.split('.')[0]}"
         if opt.data_name or opt.split or opt.sim:
-            own = load_checkpoint(paths[0], vocab=opt.vocab)["options"]
-            data_name, split = opt.data_name or own["data_name"], opt.split or "test"
-            of_data = of_split(opt, own["data_name"]) if (data_name, split) != (own["data_name"], "test") else ""
-            of_sim = of_sim if opt.sim != own["sim"] else ""
+            trained = load_checkpoint(paths[0], vocab=opt.vocab)["options"]
+            data_name, split = opt.data_name or trained["data_name"], opt.split or "test"
+            same_data = (data_name, split) == (trained["data_name"], "test")
+            of_data = "" if same_data else of_split(opt, trained["data_name"])
+            of_sim = of_sim if opt.sim != trained["sim"] else ""
     return f"{name}{of_sim}{of_data}.json".replace(os.sep, "_")
 
 
-def of_split(opt, own: str = "") -> str:
-    """The part of a file's name that says which data it is of, where they were named."""
+def of_split(opt, data_name: str = "") -> str:
+    """The part of a file's name that names the data and the split; empty where the options name neither."""
     few = "" if opt.dev_images is None else str(opt.dev_images)
-    named = filter(None, [opt.data_name or own, f"{opt.split or 'test'}{few}"])
+    named = filter(None, [opt.data_name or data_name, f"{opt.split or 'test'}{few}"])
     return "_".join(["", *named]) if opt.data_name or opt.split else ""
 
 
 def picture(name: str, target: str) -> str:
-    """A picture's file beside those of the results: of results_DATA_SPLIT.json it is name_DATA_SPLIT.png, of CLIP_results.json
-    CLIP_name.png, of mine.json mine_name.png."""
+    """The file of a picture beside that of the results: NAME_DATA_SPLIT.png beside results_DATA_SPLIT.json,
+    CLIP_NAME.png beside CLIP_results.json, mine_NAME.png beside mine.json."""
     folder, file = os.path.split(target)
     stem = os.path.splitext(file)[0]
     return os.path.join(folder, f"{stem.replace('results', name, 1) if 'results' in stem else f'{stem}_{name}'}.png")
 
 
 def draw_curves(reports: dict, target: str) -> None:
+    """Draws `plots.curves` beside the results, and says where."""
     path = picture("uncertainty", target)
     if not any("recall_bins" in side for report in reports.values() for side in report.values()):
         return                                              # a text-only split has no recalls
@@ -229,78 +255,90 @@ def draw_curves(reports: dict, target: str) -> None:
     print(f"recall by uncertainty in {path}", file=sys.stderr)
 
 
-def draw_extremes(subject: Subject, spreads: dict, judged: Judgements, opt, target: str) -> None:
-    own = Pairs.of(subject.caption_image, np.arange(len(subject.caption_image)))
-    matches = judged.cxc or {"i2t": own, "t2i": own.swapped()}
+def draw_extremes(subject: Subject, uncertainties: dict, judged: Judgements, opt, target: str) -> None:
+    """Draws `plots.extremes` of both sides beside the results, and says where."""
+    pairs = Pairs.of(subject.caption_image, np.arange(len(subject.caption_image)))
+    matches = judged["cxc"].pairs if "cxc" in judged else {"i2t": pairs, "t2i": pairs.swapped()}
     photos = locate(subject.photos, opt.photos)
-    for side, values in spreads.items():
+    for side, values in uncertainties.items():
         path = picture(f"uncertain_{side}", target)
-        extremes(values, matches["i2t" if side == "images" else "t2i"], subject.items.captions, photos, subject.caption_image,
-                 side == "images", path)
+        extremes(values, matches["i2t" if side == "images" else "t2i"], subject.items.captions, photos,
+                 subject.caption_image, side == "images", path)
         print(f"most and least uncertain {side} in {path}", file=sys.stderr)
 
 
 def parse_args(argv=None) -> argparse.Namespace:
+    """The options of the command line. Ends the program with a sentence where they do not go together."""
     p = Arguments("Evaluate image-caption retrieval.")
     add = p.add_argument
     add("--checkpoint", nargs="+", type=filename, metavar="RUN",
-        help="run folders or checkpoint files (default: the newest run); several are an ensemble")
+        help="run folders or checkpoint files; several are an ensemble (default: the newest run)")
     add("--compare", nargs="+", type=group, metavar="RUN",
-        help="runs, .npz embeddings or .npy scores, each alone, and paired bootstraps against the first; A0,A1,A2 are seeds "
-        "of one model")
-    add("--embeddings", type=filename, metavar="FILE.npz", help="embeddings of any model, as --export writes them")
-    add("--scores", type=filename, metavar="FILE.npy", help="a ready matrix of scores, images x captions, higher is better")
-    add("--sim", choices=list(SIMILARITIES), help="similarity of --embeddings (default: what the file says, else cosine), or "
-        "of a run's means and variances instead of its own")
+        help="evaluate runs, .npz embeddings or .npy scores by themselves, and compare each with the first by a paired "
+        "bootstrap; A0,A1,A2 are seeds of one model")
+    add("--embeddings", type=filename, metavar="FILE.npz",
+        help="embeddings of any model, in the form that --export writes")
+    add("--scores", type=filename, metavar="FILE.npy",
+        help="a matrix of scores, images x captions; higher scores are better")
+    add("--sim", choices=list(SIMILARITIES),
+        help="similarity of the embeddings of --embeddings (default: the one that the file names, else cosine), or of "
+        "a run's means and variances, in place of its own")
     add("--data_path", type=filename, help="folder that holds the data sets (default: that of the training)")
     add("--data_name", type=data_set, help="data set (default: that of the training)")
-    add("--split", type=split_name, help="train, dev, test or testall (default: test, or what a file of embeddings says)")
-    add("--dev_images", type=natural, help="images of the dev split; 0: all (default: as in training)")
+    add("--split", type=split_name,
+        help="train, dev, test or testall (default: the split that a file of embeddings names, else test)")
+    add("--dev_images", type=natural, help="images of the dev split to take; 0 takes all (default: as in the training)")
     add("--vocab", type=filename, metavar="FILE.json",
-        help="vocabulary of an original VSE++ or VSRN checkpoint (python vocab.py convert)")
-    add("--fold5", action="store_true", help="also the mean over five folds of 1,000 images (COCO 1K)")
+        help="vocabulary of an original VSE++ or VSRN checkpoint (python vocab.py convert writes it)")
+    add("--fold5", action="store_true", help="also give the mean over five folds of 1,000 images (COCO 1K)")
     add("--cxc", action="store_true", help="Crisscrossed Captions: all four directions, RPC2, STS, SIS and SITS")
-    add("--cxc_path", type=filename, metavar="FOLDER", help="its csv files (default: DATA_PATH/cxc)")
-    add("--cxc_rule", choices=["ucmr", "eccv"], default="ucmr", help="matches of image and caption: original pairs and those "
-        "rated 3 or more, or only the latter")
-    add("--pmrp", action="store_true", help="Plausible Match R-Precision from COCO instances")
-    add("--instances", type=filename, metavar="FILE.json", help="instances of the split's images (default: "
-        "DATA_PATH/DATA_NAME/annotations/" + INSTANCES + ")")
+    add("--cxc_path", type=filename, metavar="FOLDER", help="folder of its csv files (default: DATA_PATH/cxc)")
+    add("--cxc_rule", choices=["ucmr", "eccv"], default="ucmr",
+        help="which images and captions match: ucmr, original pairs and those rated 3 or more; eccv, only the latter")
+    add("--pmrp", action="store_true", help="Plausible Match R-Precision, from the instances of COCO")
+    add("--instances", type=filename, metavar="FILE.json",
+        help="COCO's instances of the images of the split (default: DATA_PATH/DATA_NAME/annotations/" + INSTANCES + ")")
     add("--eccv", action="store_true", help="ECCV Caption, from --eccv_path or the package eccv_caption")
     add("--eccv_path", type=filename, metavar="FOLDER",
         help="folder of eccv_image_to_caption.json and eccv_caption_to_image.json")
-    add("--positives", type=filename, metavar="FILE.json", help="recalls and R-precision of your own matches: "
-        '{"i2t": {image id: [caption ids]}, "t2i": {...}}')
-    add("--rerank", type=int, default=0, metavar="K", help="--sim scan: also in two stages, the cosine of the means keeps the "
-        "K nearest of each query and attention re-ranks them; reports what that loses and saves")
-    add("--uncertainty", action="store_true", help="what log det Sigma says about recall: bins, risk-coverage, pictures")
+    add("--positives", type=filename, metavar="FILE.json",
+        help='recalls and R-precision of your own matches: {"i2t": {image id: [caption ids]}, "t2i": {...}}')
+    add("--rerank", type=int, default=0, metavar="K",
+        help="for --sim scan: also rank in two stages. The cosine of the means keeps the K nearest items of each "
+        "query, and attention re-ranks them; reports what this loses and saves")
+    add("--uncertainty", action="store_true",
+        help="what log det Sigma tells about recall: bins, risk and coverage, pictures")
     add("--control", action=argparse.BooleanOptionalAction, default=True,
-        help="with --uncertainty: also rank with the variances dealt to other items")
-    add("--photos", type=filename, metavar="FOLDER", help="photos of precomputed features, for the pictures")
-    add("--ranks", type=filename, metavar="FILE.csv", help="write the rank of every query")
-    add("--export", type=filename, metavar="FILE.npz", help="write the embeddings")
-    add("--format", choices=["text", "markdown", "latex", "json"], default="text", help="of what is printed")
-    add("--output", type=filename, metavar="FILE", help="write the results there (default: results.json in the run folder, and "
-        "results_SIM_DATA_SPLIT.json of another similarity, data or split than the run's own test split)")
-    add("--batch_size", type=positive, default=128, help="images or captions encoded at once")
-    add("--block", type=positive, default=1000, help="images scored at once: memory grows with it, results do not change")
-    add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
+        help="with --uncertainty: also rank with variances that are dealt to other items")
+    add("--photos", type=filename, metavar="FOLDER",
+        help="folder of the photos to draw where the data are precomputed features")
+    add("--ranks", type=filename, metavar="FILE.csv", help="write the rank of every query to this file")
+    add("--export", type=filename, metavar="FILE.npz", help="write the embeddings to this file")
+    add("--format", choices=["text", "markdown", "latex", "json"], default="text", help="format of what is printed")
+    add("--output", type=filename, metavar="FILE",
+        help="file of the results (default: results.json in the run folder, or results_SIM_DATA_SPLIT.json for another "
+        "similarity, data set or split than those of the run)")
+    add("--batch_size", type=positive, default=128, help="number of images or captions that are encoded at once")
+    add("--block", type=positive, default=1000,
+        help="number of images that are scored at once; memory grows with it, results do not change")
+    add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="number of processes that read photos")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA where it is present")
     opt = p.parse_args(argv)
     opt.eccv = opt.eccv or opt.eccv_path is not None
     if opt.rerank < 0:
         p.error(f"--rerank {opt.rerank} is no number of items to keep; give at least 1, 100 is usual, or leave it out")
     if opt.dev_images is not None and opt.split not in ("dev", "val"):
-        p.error(f"--dev_images {opt.dev_images} cuts the dev split, and the split is {opt.split or 'test'}; leave it out")
-    given = [name for name in ("checkpoint", "compare", "embeddings", "scores") if getattr(opt, name)]
-    if len(given) > 1:
-        p.error(f"--{given[0]} and --{given[1]} both name what to evaluate; give one of them")
+        p.error(f"--dev_images {opt.dev_images} cuts the dev split, and the split is {opt.split or 'test'}; leave it "
+                "out")
+    sources = [name for name in ("checkpoint", "compare", "embeddings", "scores") if getattr(opt, name)]
+    if len(sources) > 1:
+        p.error(f"--{sources[0]} and --{sources[1]} both name what to evaluate; give one of them")
     if opt.compare and len(opt.compare) < 2:
         p.error(f"--compare {opt.compare[0]} has nothing to compare with; give at least two runs, or use --checkpoint")
-    wrong = [name for name in ("export", "ranks") if getattr(opt, name) and given and given[0] != "checkpoint"
-             and not (name == "ranks" and given[0] != "compare")]
+    refused = {"export": ("compare", "embeddings", "scores"), "ranks": ("compare",)}
+    wrong = [name for name, others in refused.items() if getattr(opt, name) and set(sources) & set(others)]
     if wrong:
-        p.error(f"--{wrong[0]} does not go with --{given[0]}; evaluate a single model for it")
+        p.error(f"--{wrong[0]} does not go with --{sources[0]}; evaluate a single model for it")
     if opt.sim and opt.scores:
         p.error(f"--sim {opt.sim} does not go with --scores, a matrix of ready scores; leave it out")
     for name, needed in (("instances", "pmrp"), ("cxc_path", "cxc"), ("cxc_rule", "cxc"), ("photos", "uncertainty"),
@@ -311,7 +349,7 @@ def parse_args(argv=None) -> argparse.Namespace:
 
 
 def group(text: str) -> str:
-    """A run, or seeds of one joined by commas."""
+    """The type of an item of --compare: a path, or the paths of several seeds of one model joined by commas."""
     return ",".join(path and filename(path) for path in text.split(","))
 
 

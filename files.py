@@ -1,10 +1,12 @@
 """Reading and writing files so that nothing is silent and nothing is lost.
 
-One reader for each kind of file, JSON, YAML, lines of text, .npy and .npz: whatever is wrong with one ends in an `InputError`
-that names it, and nothing of it is run. One way to write: beside the old file, which is replaced only by a whole new one.
+One reader for each kind of file, JSON, YAML, lines of text, .npy and .npz: whatever is wrong with one ends in an
+`InputError` that names it, and nothing of it is run. One way to write: beside the old file, which is replaced only by a
+whole new one.
 """
 import contextlib
 import errno
+import io
 import json
 import os
 import re
@@ -32,19 +34,21 @@ NPZ_BYTES = 16 << 30                  # an .npz file is read whole; one of more 
 YAML_BYTES = 1 << 20                  # options, some hundred lines
 INT64 = np.iinfo(np.int64)
 DRAWN = "drawn by a command of probabilistic image-caption retrieval"      # in every picture, among what is told of it
-CHANGING = ".{}_changing"             # stands in a folder while files of a split are replaced by others that belong together
-# What foreign contents raise in zipfile, numpy, json and yaml, as tried with files cut, flipped, nested, encrypted and lying.
+CHANGING = ".{}_changing"        # stands in a folder while files of a split are replaced by others that belong together
+# What foreign contents raise in zipfile, numpy, json and yaml, as tried with files cut, flipped, nested, encrypted and
+# lying.
 FAULTS = (OSError, ValueError, TypeError, AttributeError, KeyError, IndexError, EOFError, SyntaxError, MemoryError,
-          OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, yaml.YAMLError)
+          OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError,
+          yaml.YAMLError)
 
 
 # ---- writing
 
 @contextlib.contextmanager
 def atomic(path: str, mode: str = "w", sync: bool = True):
-    """An open file that becomes `path` when it has been written whole; what happens before that leaves `path` as it was, and
-    nothing beside it. The folder is made. A link stays a link. Without `sync` a power cut may leave an empty file: for
-    thousands of small files that something else vouches for."""
+    """An open file that becomes `path` when it has been written whole; what happens before that leaves `path` as it
+    was, and nothing beside it. The folder is made. A link stays a link. Without `sync` a power cut may leave an empty
+    file: for thousands of small files that something else vouches for."""
     path = os.path.realpath(path)
     part = part_of(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -95,7 +99,8 @@ def save_state(state: dict, path: str, advice: str) -> None:
         with atomic(path, "wb") as f:
             torch.save(state, f)
     except (OSError, RuntimeError) as error:
-        raise InputError(f"{path} could not be saved ({reason(error)}); the one before it is whole: {advice}") from error
+        raise InputError(f"{path} could not be saved ({reason(error)}); the one before it is whole: "
+                         f"{advice}") from error
 
 
 def save_json(value, path: str) -> None:
@@ -123,8 +128,8 @@ def save_arrays(path: str, arrays: dict) -> None:
 
 
 def allocate(path: str, shape: tuple, dtype) -> np.ndarray:
-    """A mapped .npy file of this shape that may be written to, all of its room taken: on a disk that gets full a mapped file
-    would end the process without a word. Raises OSError."""
+    """A mapped .npy file of this shape that may be written to, all of its room taken: on a disk that gets full a mapped
+    file would end the process without a word. Raises OSError."""
     array = np.lib.format.open_memmap(path, "w+", dtype, shape)
     if hasattr(os, "posix_fallocate"):
         with open(path, "r+b") as f:
@@ -152,8 +157,8 @@ def mapped(path: str, shape: tuple, dtype):
 def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> str:
     """`path`, a file that results may be written to; to be called before the work, and without a trace.
 
-    Its folder is made. Raises InputError where it cannot be written, where it is one of `inputs`, and where a file is there
-    already that `ours` does not know as one that the command wrote (None: any file is refused).
+    Its folder is made. Raises InputError where it cannot be written, where it is one of `inputs`, and where a file is
+    there already that `ours` does not know as one that the command wrote (None: any file is refused).
     """
     if any(same_file(path, given) for given in inputs):
         raise InputError(f"{path} is to be read and cannot be written too; name another file for what comes out")
@@ -168,10 +173,11 @@ def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> s
         open(part, "ab").close()
         os.remove(part)
     except OSError as error:
-        raise InputError(f"{path} cannot be written ({reason(error)}); name a file in a folder that takes new files") from error
+        raise InputError(f"{path} cannot be written ({reason(error)}); name a file in a folder that takes new "
+                         "files") from error
     if os.path.lexists(path) and os.path.getsize(path) and not (ours and recognised(ours, path)):
-        raise InputError(f"{path} is there already{' and is none that this command wrote' if ours else ''}; name another file, "
-                         "or move that one away")
+        raise InputError(f"{path} is there already{' and is none that this command wrote' if ours else ''}; name "
+                         "another file, or move that one away")
     return path
 
 
@@ -221,8 +227,8 @@ def is_drawn(path: str) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: str, doing: str):
-    """Keeps other processes out of a folder; raises InputError where one is in it. The lock ends with the process, however
-    that ends. `doing` says what the other one does there, for the message."""
+    """Keeps other processes out of a folder; raises InputError where one is in it. The lock ends with the process,
+    however that ends. `doing` says what the other one does there, for the message."""
     try:
         holder = open(os.path.join(folder, ".lock"), "a+", encoding="utf-8")
     except OSError as error:
@@ -234,8 +240,9 @@ def locked(folder: str, doing: str):
             except OSError as error:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
                     holder.seek(0)
-                    raise InputError(f"another process is {doing} {folder} (number {holder.read(20).strip() or 'unknown'}); "
-                                     "wait for it or stop it, or name another folder") from error
+                    raise InputError(f"another process is {doing} {folder} (number "
+                                     f"{holder.read(20).strip() or 'unknown'}); wait for it or stop it, or name "
+                                     "another folder") from error
         holder.truncate(0)            # where the file system knows no locks: as before
         holder.write(f"{os.getpid()}\n")
         holder.flush()
@@ -248,8 +255,8 @@ def below(folder: str, name: str, source: str) -> str:
     """folder/name for a name that `source` gives; raises InputError where it leads out of the folder."""
     parts = str(name).replace("\\", "/").split("/")
     if os.path.isabs(str(name)) or ".." in parts or "\0" in str(name):
-        raise InputError(f"{source} names the file {reason(ValueError(ascii(name)), 80)}, which lies outside {folder}; names "
-                         "are of files within it, without a leading / and without ..")
+        raise InputError(f"{source} names the file {reason(ValueError(ascii(name)), 80)}, which lies outside {folder}; "
+                         "names are of files within it, without a leading / and without ..")
     return os.path.join(folder, str(name))
 
 
@@ -259,7 +266,8 @@ def read_text(path: str, most: int | None = None) -> str:
     """UTF-8 text, of `most` bytes where that is given; some editors write a mark first. Raises InputError."""
     try:
         if most is not None and os.path.getsize(path) > most:
-            raise InputError(f"{path} has {os.path.getsize(path):,} bytes, and at most {most:,} are read; it is another file")
+            raise InputError(f"{path} has {os.path.getsize(path):,} bytes, and at most {most:,} are read; it is "
+                             "another file")
         with open(path, encoding="utf-8-sig") as f:
             return f.read()
     except UnicodeDecodeError as error:
@@ -276,18 +284,19 @@ def read_lines(path: str) -> list[str]:
 
 
 def read_json(path: str, fix: str = "fetch it again", what: str = "JSON", unique: bool = False):
-    """What a JSON file holds. `unique`: a name that stands twice in an object is refused, and not the first one dropped.
+    """What a JSON file holds. `unique`: a name that stands twice in an object is refused, and not the first one
+    dropped.
 
     Raises InputError, with `fix`, on anything that is no JSON of finite numbers and text.
     """
     text = read_text(path)
     try:
         value = json.loads(text, parse_constant=no_number, object_pairs_hook=once if unique else None)
-        if re.search(r"\\u[dD][89a-fA-F]", text):           # halves of a pair can be escaped, and could not be written again
+        if re.search(r"\\u[dD][89a-fA-F]", text):      # halves of a pair can be escaped, and could not be written again
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"{path} is not {what} of UTF-8 text (it has half a surrogate pair, {error.object[error.start]!a}); "
-                         f"{fix}") from error
+        raise InputError(f"{path} is not {what} of UTF-8 text (it has half a surrogate pair, "
+                         f"{error.object[error.start]!a}); {fix}") from error
     except RecursionError as error:
         raise InputError(f"{path} is not {what} (it is nested hundreds of levels deep); {fix}") from error
     except ValueError as error:
@@ -327,10 +336,12 @@ class _Plain(yaml.SafeLoader):
 
     def decimal(self, node):
         text = self.construct_scalar(node)
-        if not re.fullmatch(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?\.inf|\.nan", text, re.IGNORECASE):
-            raise yaml.YAMLError(f"{text} is no decimal number in YAML; write it without leading zeros, 0x, : and _, or in "
-                                 "quotes")
-        return int(text) if re.fullmatch(r"[-+]?[0-9]+", text) else float(text.replace(".inf", "inf").replace(".nan", "nan"))
+        if not re.fullmatch(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?\.inf|\.nan", text,
+                            re.IGNORECASE):
+            raise yaml.YAMLError(f"{text} is no decimal number in YAML; write it without leading zeros, 0x, : and _, "
+                                 "or in quotes")
+        return int(text) if re.fullmatch(r"[-+]?[0-9]+",
+                                         text) else float(text.replace(".inf", "inf").replace(".nan", "nan"))
 
 
 for _kind in ("int", "float"):
@@ -387,8 +398,8 @@ def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
 
 
 def check_header(f, size: int) -> None:
-    """Raise ValueError unless an .npy file of `size` bytes holds just the plain numbers or text that its header announces:
-    memory is taken for what it announces."""
+    """Raise ValueError unless an .npy file of `size` bytes holds just the plain numbers or text that its header
+    announces: memory is taken for what it announces."""
     version = np.lib.format.read_magic(f)
     read = {(1, 0): np.lib.format.read_array_header_1_0}.get(version, np.lib.format.read_array_header_2_0)
     shape, _, dtype = read(f)
@@ -402,9 +413,38 @@ def check_header(f, size: int) -> None:
 
 
 def integers(values, path: str, what: str) -> np.ndarray:
-    """(K,) int64 of whole numbers read from `path`; raises InputError on anything else, also on those beyond 64 bits."""
+    """(K,) int64 of whole numbers read from `path`; raises InputError on anything else, also on those beyond 64
+    bits."""
     for value in values:
         if type(value) is not int and not isinstance(value, np.integer) or not INT64.min <= value <= INT64.max:
-            raise InputError(f"{path} gives {what} {reason(ValueError(ascii(value)), 40)}, which is no whole number of at most "
-                             "64 bits; write numbers such as COCO's")
+            raise InputError(f"{path} gives {what} {reason(ValueError(ascii(value)), 40)}, which is no whole number of "
+                             "at most 64 bits; write numbers such as COCO's")
     return np.array(list(values), np.int64)
+
+
+def as_integers(ids: list) -> list | None:
+    """Ids and lines of digits as integers; None where one is other text, as a number beyond 64 bits is."""
+    return [int(i) for i in ids] if all(isinstance(i, int) or re.fullmatch("[0-9]{1,18}", i) for i in ids) else None
+
+
+def read_integers(path: str) -> np.ndarray:
+    array = read_array(path, "fetch or save it again", "integers")
+    if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) and array.max() > np.iinfo(np.int64).max:
+        raise InputError(f"{path} is not a whole .npy file of integers (it holds {array.dtype} of shape "
+                         f"{array.shape}); fetch or save it again")
+    return array.astype(np.int64)
+
+
+def read_coco(path: str):
+    """A file of COCO's annotations, captions or instances, indexed by pycocotools. Raises InputError."""
+    from pycocotools.coco import COCO  # takes matplotlib along
+
+    coco = COCO()
+    coco.dataset = read_json(path)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            coco.createIndex()
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is no file of COCO's annotations ({reason(ValueError(repr(error)))} is missing); "
+                         "fetch it again") from error
+    return coco

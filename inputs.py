@@ -1,9 +1,12 @@
 """What a data set consists of, as models read it: features, photos, captions as numbers or as features."""
+import atexit
 import functools
 import hashlib
+import math
 import mmap
 import os
 import sys
+import weakref
 from itertools import chain
 from typing import NamedTuple
 
@@ -11,35 +14,41 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+import cli
 from cli import InputError, reason
-from files import FAULTS, read_array
+from files import FAULTS, read_array, read_json
 from vocab import UNK, Trigrams, Vocabulary
 
 SCAN_BYTES = 4 << 30                  # feature files up to this size are searched for NaN before training starts
 RESIDENT_BYTES = 1 << 30              # rows read from a mapped file before its pages are handed back to the system
 SQUARABLE = 1e-18, 1e18                # between these float32 can add up squares
-PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")     # none that starts a program
-# Where real data come from, by folder or file below --data_path, as far as it is known (addresses of the years 2017 to 2026).
+# none that starts a program
+PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+# Where real data come from, by folder or file below --data_path, as far as it is known (addresses of the years 2017 to
+# 2026).
 SOURCES = {
-    "coco": "COCO's train2014.zip, val2014.zip and annotations_trainval2014.zip (cocodataset.org) and the coco_*_ids.npy of "
-            "VSE++ (data.tar of github.com/fartashf/vsepp)",
-    "coco_precomp": "SCAN's region features of COCO, 31 GiB (github.com/kuanghuei/SCAN; Kaggle kuanghueilee/scan-features); "
-                    "for CxC and PMRP also testall_img_ids.npy and testall_ann_ids.npy",
-    "f30k_precomp": "SCAN's region features of Flickr30k (github.com/kuanghuei/SCAN; Kaggle kuanghueilee/scan-features)",
+    "coco": "COCO's train2014.zip, val2014.zip and annotations_trainval2014.zip (cocodataset.org) and the "
+            "coco_*_ids.npy of VSE++ (data.tar of github.com/fartashf/vsepp)",
+    "coco_precomp": "SCAN's region features of COCO, 31 GiB (github.com/kuanghuei/SCAN; Kaggle "
+                    "kuanghueilee/scan-features); for CxC and PMRP also testall_img_ids.npy and testall_ann_ids.npy",
+    "f30k_precomp": "SCAN's region features of Flickr30k (github.com/kuanghuei/SCAN; Kaggle "
+                    "kuanghueilee/scan-features)",
     "f30k": "Flickr30k's photos (by a form of the University of Illinois) and dataset_flickr30k.json of Karpathy's "
             "caption_datasets.zip",
-    "f8k": "Flickr8k's photos, Flickr8k_Dataset.zip (by a form of the University of Illinois), and dataset_flickr8k.json of "
-           "Karpathy's caption_datasets.zip",
+    "f8k": "Flickr8k's photos, Flickr8k_Dataset.zip (by a form of the University of Illinois), and "
+           "dataset_flickr8k.json of Karpathy's caption_datasets.zip",
     "f8k_precomp": "features of Flickr8k's photos (VSE++'s data.tar, or features.extract images)",
     "f8k_region_precomp": "features of regions or cells of Flickr8k's photos (features.extract images --layer cells)",
     "coco/annotations/instances_val2014.json": "COCO's instances, in annotations_trainval2014.zip (cocodataset.org)",
     "cxc": "the csv files of Crisscrossed Captions (github.com/google-research-datasets/Crisscrossed-Captions)",
     "vg": "Visual Genome's image_data.json, region_descriptions.json and photos (visualgenome.org)",
-    "GoogleNews-vectors-negative300.bin": "word2vec's vectors of Google News, 3.4 GiB (code.google.com/archive/p/word2vec)"}
-HELP = ("'Getting data' in README.md says what comes from where, `python data.py check` what is there, `python -m demo` "
-        "writes demo data")
+    "GoogleNews-vectors-negative300.bin": "word2vec's vectors of Google News, 3.4 GiB "
+                                          "(code.google.com/archive/p/word2vec)"}
+HELP = ("'Getting data' in README.md says what comes from where, `python data.py check` what is there, `python -m "
+        "demo` writes demo data")
 
 
 def advice(data_name: str) -> str:
@@ -96,8 +105,8 @@ class Features:
         return features
 
     def faults(self, deep: bool, distinct: bool = True):
-        """Sentences on what is wrong; `deep` reads every row however large the file, and names rows of zeros and, where rows
-        are to be `distinct`, images that mostly look the same."""
+        """Sentences on what is wrong; `deep` reads every row however large the file, and names rows of zeros and, where
+        rows are to be `distinct`, images that mostly look the same."""
         zero, extreme, seen = [], None, set()
         if deep or self.array.nbytes <= SCAN_BYTES:
             for chunk in np.array_split(np.arange(len(self)), max(1, self.array.nbytes >> 28)):
@@ -111,14 +120,14 @@ class Features:
                 odd = np.flatnonzero((most > SQUARABLE[1]) | (most > 0) & (most < SQUARABLE[0]))
                 if len(odd) and extreme is None:
                     extreme = chunk[odd[0]] * self.step
-                    yield (f"{self.path} has values of {most[odd[0]]:.0e} in row {extreme}, whose squares are beyond float32; "
-                           "scale the features, or extract them again")
+                    yield (f"{self.path} has values of {most[odd[0]]:.0e} in row {extreme}, whose squares are beyond "
+                           "float32; scale the features, or extract them again")
         if deep and distinct and 2 * len(seen) < len(self):
-            yield (f"{self.path} holds only {len(seen)} different rows for {len(self)} images; their extraction failed, or "
-                   "they do not stand one image after another")
+            yield (f"{self.path} holds only {len(seen)} different rows for {len(self)} images; their extraction "
+                   "failed, or they do not stand one image after another")
         if deep and zero:
-            yield (f"{self.path} holds only zeros in {len(zero) * self.step} of {len(self.array)} rows, the first is row "
-                   f"{zero[0] * self.step}; their extraction failed, so extract them again")
+            yield (f"{self.path} holds only zeros in {len(zero) * self.step} of {len(self.array)} rows, the first is "
+                   f"row {zero[0] * self.step}; their extraction failed, so extract them again")
 
     def describe(self) -> str:
         some = self.array[np.linspace(0, len(self.array) - 1, 256).astype(int)].astype(np.float32)
@@ -128,7 +137,8 @@ class Features:
 
     def digest(self) -> str:
         some = np.unique(np.linspace(0, len(self.array) - 1, 64).astype(int))
-        return hashlib.sha256(f"{self.array.shape} {self.array.dtype}".encode() + self.array[some].tobytes()).hexdigest()
+        return hashlib.sha256(f"{self.array.shape} "
+                              f"{self.array.dtype}".encode() + self.array[some].tobytes()).hexdigest()
 
 
 class Photos:
@@ -147,8 +157,8 @@ class Photos:
             with Image.open(self.paths[i], formats=photo_formats()) as image:
                 return in_rgb(ImageOps.exif_transpose(image))                       # grey, CMYK and palettes too
         except Image.DecompressionBombError as error:
-            raise InputError(f"the photo {self.paths[i]} has more than {2 * Image.MAX_IMAGE_PIXELS:,} pixels, which is the "
-                             "limit; make a smaller copy of it") from error
+            raise InputError(f"the photo {self.paths[i]} has more than {2 * Image.MAX_IMAGE_PIXELS:,} pixels, which is "
+                             "the limit; make a smaller copy of it") from error
         except FAULTS as error:
             raise InputError(f"the photo {self.paths[i]} cannot be read ({reason(error)}); replace it or fetch it "
                              "again") from error
@@ -185,8 +195,8 @@ def photo_formats() -> list[str]:
 def in_rgb(image: Image.Image) -> Image.Image:
     """8 bits of red, green and blue. What has more bits is scaled, where a plain conversion would cut it off at 255.
 
-    16 bits: divided by 257. Whole numbers of 32 bits and floats say nothing of their white: it is the smallest of 1 (floats
-    only), 255, 65535 and their own largest value that none exceeds.
+    16 bits: divided by 257. Whole numbers of 32 bits and floats say nothing of their white: it is the smallest of 1
+    (floats only), 255, 65535 and their own largest value that none exceeds.
     """
     if not image.mode.startswith(("I", "F")):
         return image.convert("RGB")
@@ -295,7 +305,8 @@ def encode_captions(captions: list[list[str]], vocab: Vocabulary) -> Tokens | Tr
     numbers = [vocab.encode(words) for words in captions]
     length = np.array([len(caption) for caption in numbers], np.int64)
     unknown = np.array([all(number == UNK for number in caption[1:-1]) for caption in numbers])
-    return Tokens(np.concatenate([np.asarray(c, np.int64) for c in numbers]), np.cumsum(length) - length, length, unknown)
+    return Tokens(np.concatenate([np.asarray(c, np.int64) for c in numbers]), np.cumsum(length) - length, length,
+                  unknown)
 
 
 class CaptionFeatures:
@@ -326,3 +337,110 @@ def import_torchvision():
             torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         import torchvision
     return torchvision
+
+
+def rows_per_image(images: Features) -> int:
+    """How many equal rows each image has, judged by the first 128 rows and 32 times 16; runs of mixed lengths are
+    refused."""
+    rows, turns, equal = len(images.array), [], []                               # rows unlike, and like, the one before
+    for k in np.unique(np.linspace(0, max(0, rows - 16), 32).astype(int)):
+        some = np.ascontiguousarray(images.array[k:k + (17 if k else 128)])
+        some = some.view(np.uint8).reshape(len(some), -1)                           # as bytes, NaN is equal to itself
+        turn = (some[1:] != some[:-1]).any(1)
+        turns += (k + 1 + np.flatnonzero(turn)).tolist()
+        equal += (k + 1 + np.flatnonzero(~turn)).tolist()
+    step = math.gcd(rows, *turns)
+    if step == 1 and len(equal) > 0.4 * (len(turns) + len(equal)):
+        last = next((k for k in [*turns, rows] if k % turns[0]), equal[0] + 1) - 1
+        raise InputError(f"some images of {images.path} stand in {turns[0]} equal rows and others do not (the one up "
+                         f"to row {last}); repeat every image once for each of its captions, or none")
+    for times in range(2, 11) if step == 1 else ():         # np.tile where np.repeat was meant
+        period, k = rows // times, rows // times // 2
+        if rows % times == 0 and np.array_equal(images.array[[0, k]], images.array[[period, period + k]]):
+            raise InputError(f"{images.path} holds the same {period} rows {times} times one after another; let the "
+                             "rows of an image stand together (np.repeat, not np.tile), or give each image once")
+    return step if turns else 5 if rows % 5 == 0 else 1                             # no turns: all rows are the same
+
+
+def extractors(folder: str) -> dict[str, str]:
+    """features.json of a folder: file suffix -> what made the files, in one line. Empty where there is none."""
+    path = os.path.join(folder, "features.json")
+    stored = read_json(path, "delete it and extract again") if os.path.isfile(path) else {}
+    if not isinstance(stored, dict) or not all(isinstance(value, str) for value in stored.values()):
+        raise InputError(f"{path} is not a JSON object, file suffix to extractor; delete it and extract again")
+    return stored
+
+
+def told_of(captions: list[str]) -> dict:
+    """What {split}_{name}.json says of the captions that features were extracted from."""
+    return {"captions_sha256": hashlib.sha256("\n".join(captions).encode()).hexdigest()}
+
+
+# ---- reading in order, by several processes
+
+class _ImageFetcher:
+    """Image indices (B,) -> features or photos."""
+
+    def __init__(self, images):
+        self.images = images
+
+    def __getitem__(self, index) -> Tensor:
+        return self.images.gather(index)
+
+
+class _Guarded:
+    """Hands an InputError back from a worker process whole, instead of a traceback."""
+
+    def __init__(self, fetch):
+        self.fetch = fetch
+
+    def __getitem__(self, index):
+        try:
+            return self.fetch[index]
+        except InputError as error:
+            return error
+
+
+def _same(x):
+    return x
+
+
+_reading = weakref.WeakSet()          # iterators whose worker processes run
+
+
+@atexit.register
+def _end_workers() -> None:
+    """Before multiprocessing waits for them, which it would do for ever: it ends workers by a signal, and none reaches
+    them."""
+    for results in list(_reading):
+        results._shutdown_workers()
+
+
+def stream(fetch, chunks, workers: int):
+    """fetch[chunk] for every chunk, in order, from `workers` processes, which no signal reaches: the main process saves
+    and ends them."""
+    if not workers:
+        yield from (fetch[chunk] for chunk in chunks)
+        return
+    own = torch.Generator()                              # torch's global one belongs to training, which resumes from it
+    loader = DataLoader(_Guarded(fetch), sampler=chunks, batch_size=None, num_workers=workers, collate_fn=_same,
+                        generator=own)
+    with cli.unsignalled():
+        results = iter(loader)                              # starts the processes
+    _reading.add(results)
+    try:
+        for result in results:
+            if isinstance(result, InputError):
+                raise result
+            yield result
+    finally:
+        results._shutdown_workers()                         # as its __del__, which a traceback would put off
+
+
+def chunks(order, batch_size: int) -> list[np.ndarray]:
+    return [order[k:k + batch_size] for k in range(0, len(order), batch_size)]
+
+
+def image_batches(images, batch_size: int, workers: int = 0):
+    """All images of a split, each once, in order."""
+    return stream(_ImageFetcher(images), chunks(np.arange(len(images)), batch_size), workers * images.parallel)

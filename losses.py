@@ -1,19 +1,20 @@
 """What a model learns from: the ranking objectives, the GAN of jWAE, and terms that stand beside an objective.
 
-An objective turns the scores of a batch of matching pairs (B, B), with matches on the diagonal, into a loss. The similarities
-that give those scores are in similarities.py and can be imported from here, too.
+An objective turns the scores of a batch of matching pairs (B, B), with matches on the diagonal, into a loss. The
+similarities that give those scores are in similarities.py and can be imported from here, too.
 
-Papers: `pmrl` Probabilistic Multimodal Representation Learning; `jwae` Mahajan et al. 2019; `dmsm` He et al. 2015; VSE++
-Faghri et
-al. 2018; PCME++ Chun 2024.
+Papers: `pmrl` Probabilistic Multimodal Representation Learning; `jwae` Mahajan et al. 2019; `dmsm` He et al. 2015;
+VSE++ Faghri et al. 2018; PCME++ Chun 2024.
 """
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from similarities import SIMILARITIES, Embedding, Separable, Similarity, real_rows, uncertainty, unit  # noqa: F401
+from similarities import SIMILARITIES, Embedding, Separable, Similarity, mean_rows, real_rows, uncertainty, unit  # noqa: F401 (part of this module)
 
 
 def hinge(scores: Tensor, margin: float = 0.2, max_violation: bool = False, same_image: Tensor | None = None) -> Tensor:
@@ -35,11 +36,11 @@ def hinge(scores: Tensor, margin: float = 0.2, max_violation: bool = False, same
 
 def sampled_nll(scores: Tensor, gamma: float = 10.0, negatives: int = 40, generator: torch.Generator | None = None,
                 own: Tensor | None = None) -> Tensor:
-    """-log P(T+ | I) of every image (row) among its own caption and `negatives` others drawn from the batch without repeats,
-    P the softmax of gamma R (`dmsm` eq. 2-3), in nats: (B, B), matching pairs on the diagonal -> (B,).
+    """-log P(T+ | I) of every image (row) among its own caption and `negatives` others drawn from the batch without
+    repeats, P the softmax of gamma R (`dmsm` eq. 2-3), in nats: (B, B), matching pairs on the diagonal -> (B,).
 
-    own (B, B) bool marks further captions of a row's image, which are never drawn. Rows with fewer others take them all: then
-    this is the full softmax over the batch.
+    own (B, B) bool marks further captions of a row's image, which are never drawn. Rows with fewer others take them
+    all: then this is the full softmax over the batch.
     """
     logits = gamma * scores
     diagonal = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
@@ -56,113 +57,72 @@ def pair_mse(images: Tensor, captions: Tensor) -> Tensor:
     return (images - captions).square().sum(1).mean()
 
 
-def whole(latent: Tensor, n_parts: Tensor | None) -> Tensor:
-    """One latent an item, (B, D): the mean of its real parts where it has parts."""
-    if latent.ndim == 2:
-        return latent
-    real = torch.arange(latent.shape[1], device=latent.device) < n_parts[:, None]                    # (B, P)
-    return (latent * real[:, :, None]).sum(1) / n_parts[:, None]                    # (B, P, D) -> (B, D)
+# ---- jWAE: the GAN that draws latents to the prior N(0, I), and what stands in for it
 
-
-class PairMSE(nn.Module):
-    """`losses.pair_mse` of the latents (`jwae` eq. 7) over their dimension D, summed over the batch.
-
-    Over D, since at the prior's scale eq. 7 grows with D: --mse_weight D is eq. 7 per item. It is a mean over pairs, so beside
-    it all of eq. 6 counts per item, too: the weights of the priors, which are no sums here, are to be times the batch. Without
-    a latent_norm the latents shrink to norms below 1, where the prior's are sqrt(D).
-    """
-    sides = ()
-
-    def forward(self, images: Embedding, captions: Embedding, seen: dict, told: dict, batch) -> Tensor:
-        x, y = whole(seen["latent"], images.n_parts).float(), whole(told["latent"], captions.n_parts).float()
-        return pair_mse(x, y) * len(x) / x.shape[1]
+class SideTerm(NamedTuple):
+    """A term of the loss that needs one side only. loss: (encoded, batch) -> scalar, of what the side's tower made of a
+    batch (model.Encoded). mean: it is a mean over items, so that paired and unpaired items are averaged and not
+    added."""
+    side: str                         # "images" | "captions"
+    weight: float
+    loss: Callable[..., Tensor]
+    mean: bool = False
 
 
 class Critic(nn.Module):
-    """Log-odds that a latent is a sample of the prior N(0, I): three linear layers with leaky ReLUs between, (R, D) -> (R,).
-    One critic for both sides, which share the prior (`jwae` 4.2)."""
+    """Log-odds that a latent is a sample of the prior N(0, I): three linear layers with leaky ReLUs between, (R, D) ->
+    (R,). One critic for both sides, which share the prior (`jwae` 4.2)."""
 
     def __init__(self, latent: int, hidden: int = 256):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(latent, hidden), nn.LeakyReLU(0.2), nn.Linear(hidden, hidden), nn.LeakyReLU(0.2),
+        self.layers = nn.Sequential(nn.Linear(latent, hidden), nn.LeakyReLU(0.2), nn.Linear(hidden, hidden),
+                                    nn.LeakyReLU(0.2),
                                     nn.Linear(hidden, 1))
 
     def forward(self, latent: Tensor) -> Tensor:
         return self.layers(latent)[:, 0]
 
 
-class Prior(nn.Module):
-    """What an encoder is told to make its latents pass for samples of the prior: -log sigmoid(critic), mean over the latents
-    (parts: all of them), `jwae` eq. 6, D_JS in its non-saturating form. The critic learns nothing here."""
-    reduction = "mean"
-
-    def __init__(self, side: str, critic: Critic):
-        super().__init__()
-        self.sides, self.critic = (side,), [critic]         # in a list: JointEmbedding lists its parameters, once
-
-    def forward(self, images, captions, seen: dict, told: dict, batch) -> Tensor:
-        extras, e = (seen, images) if self.sides == ("images",) else (told, captions)
-        latent = real_rows(extras["latent"].float(), e.n_parts)
-        critic = self.critic[0]
-        frozen = {name: p.detach() for name, p in critic.named_parameters()}
-        odds = torch.func.functional_call(critic, frozen, latent)
-        return F.softplus(-odds.float()).mean()
+def fool(critic: Critic, latents: Tensor) -> Tensor:
+    """What an encoder is told so that its latents pass for samples of the prior: -log sigmoid(critic), mean over
+    latents (R, D), in nats: `jwae` eq. 6, D_JS in its non-saturating form. The critic learns nothing here."""
+    frozen = {name: p.detach() for name, p in critic.named_parameters()}
+    return F.softplus(-torch.func.functional_call(critic, frozen, latents.float()).float()).mean()
 
 
-class CriticLoss(nn.Module):
-    """Binary cross-entropy of the critic: the latents of one side against as many samples of N(0, I), mean, in nats; log 2
-    where it cannot tell them apart. The encoders learn nothing here, so one backward pass serves them and the critic."""
-    reduction = "mean"
-
-    def __init__(self, side: str, critic: Critic):
-        super().__init__()
-        self.sides, self.critic = (side,), [critic]
-
-    def forward(self, images: Embedding, captions: Embedding, seen: dict, told: dict, batch) -> Tensor:
-        extras, e = (seen, images) if self.sides == ("images",) else (told, captions)
-        encoded = real_rows(extras["latent"].detach().float(), e.n_parts)           # (R, D)
-        real, fake = self.critic[0](torch.cat([torch.randn_like(encoded), encoded])).float().chunk(2)    # (2 R,) -> (R,) twice
-        return (F.softplus(-real).mean() + F.softplus(fake).mean()) / 2
+def critic_loss(critic: Critic, latents: Tensor) -> Tensor:
+    """Binary cross-entropy of the critic: latents (R, D) against as many samples of N(0, I), mean, in nats; log 2 where
+    it cannot tell them apart. The encoders learn nothing here, so one backward pass serves them and the critic."""
+    latents = latents.detach().float()
+    real, fake = critic(torch.cat([torch.randn_like(latents), latents])).float().chunk(2)         # (2 R,) -> (R,) twice
+    return (F.softplus(-real).mean() + F.softplus(fake).mean()) / 2
 
 
-class PriorMMD(nn.Module):
-    """Maximum mean discrepancy of the latents of one side (parts: all of them) and as many samples of the prior N(0, I), the
-    unbiased estimate of its square, about 0 where both are alike: the WAE-MMD of Tolstikhin et al. 2018 (`jwae` ref. 39), sum
-    of the kernels k(x, y) = C / (C + |x - y|^2) at C = 2 D s, s = 0.1, 0.2, 0.5, 1, 2, 5, 10."""
-    reduction = "mean"
+def prior_mmd(latents: Tensor) -> Tensor:
+    """Maximum mean discrepancy of latents (R, D) and as many samples of the prior N(0, I): the unbiased estimate of its
+    square, about 0 where both are alike. This is the WAE-MMD of Tolstikhin et al. 2018 (`jwae` ref. 39), the sum of the
+    kernels k(x, y) = C / (C + |x - y|^2) at C = 2 D s, s = 0.1, 0.2, 0.5, 1, 2, 5, 10."""
+    x = latents.float()
+    y = torch.randn_like(x)
 
-    def __init__(self, side: str):
-        super().__init__()
-        self.sides = (side,)
-
-    def forward(self, images, captions, seen: dict, told: dict, batch) -> Tensor:
-        extras, e = (seen, images) if self.sides == ("images",) else (told, captions)
-        x = real_rows(extras["latent"].float(), e.n_parts)                          # (R, D)
-        y = torch.randn_like(x)
-
-        def kernel(a: Tensor, b: Tensor) -> Tensor:
-            """Sum over all pairs."""
-            squared = (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp(min=0)           # (R, R)
-            return sum((c / (c + squared)).sum() for c in (2 * a.shape[1] * s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10)))
-        n = max(len(x), 2)                                  # 14: the 7 kernels of x and of y with itself, which is no pair
-        return (kernel(x, x) + kernel(y, y) - 14 * len(x)) / (n * (n - 1)) - 2 * kernel(x, y) / n ** 2
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        """Sum over all pairs."""
+        squared = (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp(min=0)       # (R, R)
+        return sum((c / (c + squared)).sum() for c in (2 * a.shape[1] * s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10)))
+    n = max(len(x), 2)                # 14: the 7 kernels of each x and of each y with itself, which are left out
+    return (kernel(x, x) + kernel(y, y) - 14 * len(x)) / (n * (n - 1)) - 2 * kernel(x, y) / n ** 2
 
 
 PRIOR_LOSSES = ("gan", "mmd")
 
 
-class LatentKL(nn.Module):
-    """KL(N(mean, Sigma) || N(0, I)) of every latent of one side, summed over the batch, in nats: eq. 2, for the VAE that `jwae`
-    Table 4 compares with."""
+def latent_kl(centre: Tensor, log_var: Tensor) -> Tensor:
+    """KL(N(centre, Sigma) || N(0, I)) of every latent, summed over the batch, in nats: `jwae` eq. 2, for the VAE of its
+    Table 4."""
+    return 0.5 * (log_var.exp() - log_var + centre.float().square() - 1).sum()
 
-    def __init__(self, side: str):
-        super().__init__()
-        self.sides = (side,)
 
-    def forward(self, images, captions, seen: dict, told: dict, batch) -> Tensor:
-        x = seen if self.sides == ("images",) else told
-        return 0.5 * (x["log_var"].exp() - x["log_var"] + x["centre"].float().square() - 1).sum()
-
+# ---- objectives
 
 class Hinge(nn.Module):
     """Triplet ranking loss, VSE++ eq. 5-6: `losses.hinge`."""
@@ -176,7 +136,8 @@ class Hinge(nn.Module):
 
 
 class InfoNCE(nn.Module):
-    """Symmetric cross-entropy of each caption among the batch's captions and each image among its images (CLIP), in nats.
+    """Symmetric cross-entropy of each caption among the batch's captions and each image among its images (CLIP), in
+    nats.
 
     A learned temperature, e^-log_scale, starts at 0.07 and stays above 0.01.
     """
@@ -188,7 +149,8 @@ class InfoNCE(nn.Module):
     def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
         logits = scores * self.log_scale.clamp(max=math.log(100)).exp()
         if same is not None:
-            logits = logits.masked_fill(same & ~torch.eye(len(scores), dtype=torch.bool, device=scores.device), -torch.inf)
+            logits = logits.masked_fill(same & ~torch.eye(len(scores), dtype=torch.bool, device=scores.device),
+                                        -torch.inf)
         own = torch.arange(len(scores), device=scores.device)
         return {"infonce": (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2}
 
@@ -196,11 +158,11 @@ class InfoNCE(nn.Module):
 class Match(nn.Module):
     """Binary cross-entropy of every pair of the batch: does it match? PCME++ eq. 2-4, in nats.
 
-    Summed over the B pairs of an item and averaged over items, as in SigLIP and ProLIP: a mean over all B x B pairs is the same
-    objective with gradients B times smaller, of which Adam's epsilon leaves little. The probability of a match is
-    sigmoid(scale * score + shift), both learned; `logits` says that scores are logits already, as PCME's are. One matrix
-    serves both directions, which are equal. pseudo_positives > 0 adds, at that weight, pairs that score at least as high as the
-    true one of their row or column as if they matched. smoothing keeps targets off 0 and 1.
+    Summed over the B pairs of an item and averaged over items, as in SigLIP and ProLIP: a mean over all B x B pairs is
+    the same objective with gradients B times smaller, of which Adam's epsilon leaves little. The probability of a match
+    is sigmoid(scale * score + shift), both learned; `logits` says that scores are logits already, as PCME's are. One
+    matrix serves both directions, which are equal. pseudo_positives > 0 adds, at that weight, pairs that score at least
+    as high as the true one of their row or column as if they matched. smoothing keeps targets off 0 and 1.
     """
 
     def __init__(self, logits: bool = False, pseudo_positives: float = 0.0, smoothing: float = 0.0):
@@ -214,7 +176,8 @@ class Match(nn.Module):
         own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
         counts = torch.ones_like(own) if same is None else own | ~same              # pairs that count
         target = own.to(logits.dtype) * (1 - 2 * self.smoothing) + self.smoothing
-        terms = {"match": F.binary_cross_entropy_with_logits(logits, target, reduction="none")[counts].sum() / len(scores)}
+        terms = {"match": F.binary_cross_entropy_with_logits(logits, target, reduction="none")[counts].sum()
+                 / len(scores)}
         if self.pseudo_positives:
             best = scores.diagonal()
             nearer = ((scores >= best[:, None]) | (scores >= best)) & ~own & counts
@@ -225,8 +188,8 @@ class Match(nn.Module):
 class SampledNLL(nn.Module):
     """-log P(T+ | I) among the true caption and N others (`dmsm` eq. 2-3), mean over the images, in nats.
 
-    The others are drawn from the batch (`losses.sampled_nll`); or, where `outside` (B, N) is given, are N captions drawn from
-    the whole training set, which the images of a batch share, -inf where one belongs to the image itself.
+    The others are drawn from the batch (`losses.sampled_nll`); or, where `outside` (B, N) is given, are N captions
+    drawn from the whole training set, which the images of a batch share, -inf where one belongs to the image itself.
     """
 
     def __init__(self, gamma: float = 10.0, negatives: int = 40, outside: bool = False):
@@ -251,22 +214,35 @@ OBJECTIVES = ("hinge", "infonce", "match", "nll", "mse", "two_branch", "logistic
 
 
 def build_objective(opt, logits: bool) -> nn.Module | None:
-    """The objective that the options name; `logits`: the similarity's scores are log-odds of a match. None: what is trained is
-    no function of the scores, and is among the terms of model.build_terms."""
+    """The objective that the options name; `logits`: the similarity's scores are log-odds of a match. None: what is
+    trained is no function of the scores, and is among the terms of model.build_terms."""
     return {"hinge": lambda: Hinge(opt.margin, opt.max_violation), "infonce": InfoNCE,
             "match": lambda: Match(logits, opt.pseudo_positives, 1e-4 if opt.pseudo_positives else 0.0),
             "nll": lambda: SampledNLL(opt.gamma, opt.negatives, opt.negative_source == "set"),
             "logistic": PairLogistic, "mse": lambda: None, "two_branch": lambda: None}[opt.loss]()
 
 
-# ---- terms beside the objective
+# ---- pair terms beside the objective: (image, caption, batch) -> scalar, of two model.Encoded
+
+class PairMSE(nn.Module):
+    """`pair_mse` of the latents (`jwae` eq. 7) over their dimension D, summed over the batch.
+
+    Over D, since at the prior's scale eq. 7 grows with D: --mse_weight D is eq. 7 per item. It is a mean over pairs, so
+    beside it all of eq. 6 counts per item, too: the weights of the priors, which are no sums here, are to be times the
+    batch. Without a latent_norm the latents shrink to norms below 1, where the prior's are sqrt(D).
+    """
+
+    def forward(self, image, caption, batch) -> Tensor:
+        x, y = (mean_rows(e.latent.value, e.latent.n_parts).float() for e in (image, caption))      # (B, D) each
+        return pair_mse(x, y) * len(x) / x.shape[1]
+
 
 class Diversity(nn.Module):
-    """Keeps an item's K attentions apart: |G - diag(G)|_F / K^2, G the cosines of its residuals, averaged over the items,
-    of images plus of captions, in [0, 0.71] (PVSE)."""
+    """Keeps an item's K attentions apart: |G - diag(G)|_F / K^2, G the cosines of its residuals, averaged over the
+    items, of images plus of captions, in [0, 0.71] (PVSE)."""
 
-    def forward(self, images: Embedding, captions: Embedding, seen: dict, told: dict, batch) -> Tensor:
-        return sum(self.alike(x["residual"].float()) for x in (seen, told))
+    def forward(self, image, caption, batch) -> Tensor:
+        return sum(self.alike(e.latent.residual.float()) for e in (image, caption))
 
     @staticmethod
     def alike(residual: Tensor) -> Tensor:
@@ -278,28 +254,32 @@ class Diversity(nn.Module):
 
 
 class MMD(nn.Module):
-    """Maximum mean discrepancy between a batch's image and caption embeddings, mean of k(x, x') - 2 k(x, y) + k(y, y'), with
-    k = exp(-|x - y| / 2); the distance is not squared (PVSE's code). All K embeddings of an item count; >= 0.
+    """Maximum mean discrepancy between a batch's image and caption embeddings, mean of k(x, x') - 2 k(x, y) + k(y, y'),
+    with k = exp(-|x - y| / 2); the distance is not squared (PVSE's code). All K embeddings of an item count; >= 0.
 
-    `latents` takes the embeddings before their norm, at distances divided by sqrt(D) (the MMD-MSE that jWAE compares with)."""
+    `latents` takes the embeddings before their norm, at distances divided by sqrt(D) (the MMD-MSE that jWAE compares
+    with)."""
 
     def __init__(self, latents: bool = False):
         super().__init__()
         self.latents = latents
 
-    def forward(self, images: Embedding, captions: Embedding, seen: dict, told: dict, batch) -> Tensor:
-        x, y = (e.mean if e.parts is None else real_rows(e.parts, e.n_parts) for e in (images, captions))    # (B K, D)
+    def forward(self, image, caption, batch) -> Tensor:
+        x, y = (e.mean if e.parts is None else real_rows(e.parts, e.n_parts)
+                for e in (image.embedding, caption.embedding))                      # (B K, D)
         if self.latents:
-            x, y = (extras["latent"].float() / extras["latent"].shape[1] ** 0.5 for extras in (seen, told))   # (B, D)
+            x, y = (e.latent.value.float() / e.latent.value.shape[1] ** 0.5 for e in (image, caption))      # (B, D)
         return sum(sign * (-0.5 * torch.cdist(a, b)).exp().mean() for sign, a, b in ((1, x, x), (-2, x, y), (1, y, y)))
 
 
 class PairLogistic(nn.Module):
-    """Logistic loss of labelled pairs, mean of log(1 + e^(-y s)), in nats, >= 0: an objective for log-odds s (CITE's loss).
+    """Logistic loss of labelled pairs, mean of log(1 + e^(-y s)), in nats, >= 0: an objective for log-odds s (CITE's
+    loss).
 
-    Positives, y = 1, are the B pairs of the diagonal; negatives, y = -1, for each of them `n_negatives` other captions of its
-    row and as many other images of its column, drawn without repeats from torch's global generator; fewer where there are
-    fewer. Pairs marked in `same` are never drawn. All labelled pairs weigh the same, and one drawn both ways counts twice.
+    Positives, y = 1, are the B pairs of the diagonal; negatives, y = -1, for each of them `n_negatives` other captions
+    of its row and as many other images of its column, drawn without repeats from torch's global generator; fewer where
+    there are fewer. Pairs marked in `same` are never drawn. All labelled pairs weigh the same, and one drawn both ways
+    counts twice.
     """
 
     def __init__(self, n_negatives: int = 2):
@@ -307,11 +287,11 @@ class PairLogistic(nn.Module):
         self.n_negatives = n_negatives
 
     def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
-        count = torch.zeros_like(scores)                                            # (B, B): how often each pair is drawn
+        count = torch.zeros_like(scores)                                          # (B, B): how often each pair is drawn
         barred = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
         barred = barred if same is None else barred | same
         for axis in (1, 0):
-            keys = torch.rand(scores.shape).to(scores.device).masked_fill(barred, -1)            # from the CPU's generator
+            keys = torch.rand(scores.shape).to(scores.device).masked_fill(barred, -1)         # from the CPU's generator
             keys, chosen = keys.topk(min(self.n_negatives, len(scores)), axis)      # (B, n) or (n, B)
             count.scatter_add_(axis, chosen, (keys >= 0).to(count.dtype))
         total = F.softplus(-scores.diagonal()).sum() + (count * F.softplus(scores)).sum()

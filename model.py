@@ -1,10 +1,13 @@
-"""Towers and the joint embedding: a shared trunk f and one or two copies of an embedding f_emb.
+"""The model: two towers, each a shared trunk f and one or two copies of an embedding f_emb, and what they are trained
+with.
 
-`ucmr` eq. 1-2: mu = f_emb(f(x); theta), sigma^2 = f_emb(f(x); gamma). A point has one copy of f_emb, a Gaussian two that
-share nothing; whatever the trunk, the Gaussian comes for free.
+`ucmr` eq. 1-2: mu = f_emb(f(x); theta), sigma^2 = f_emb(f(x); gamma). A point has one copy of f_emb. A Gaussian has
+two, which share nothing. So every trunk can have point and Gaussian heads, and every method of the papers is a row of
+the tables below.
 """
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +18,7 @@ from encoders import (
     BagOfWords,
     BiGRUEmbedding,
     GRUEmbedding,
+    Latent,
     LinearEmbedding,
     PooledEmbedding,
     Precomputed,
@@ -24,21 +28,23 @@ from encoders import (
     vsepp_linear,
 )
 from features.word_vectors import table_for
-from losses import MMD, Diversity, PairMSE, build_objective, vib
+from inputs import Photos
+from losses import MMD, Diversity, PairMSE, SideTerm, build_objective, vib
 from methods import jwae
 from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
 from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from methods.scan import CrossAttention, RegionEmbedding, WordStates
 from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
 from methods.vsrn import Captioner, RegionGraph, RegionGRU
-from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var, unit
+from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var, mean_rows, real_parts, unit
 from vocab import Trigrams, Vocabulary
 
-ALL_SIMILARITIES: dict[str, type[Similarity]] = {                      # and those of parts and of samples
-    **SIMILARITIES, "mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention, "product": ProductNetwork,
+# Every similarity by name: those of one vector or Gaussian per item, those of parts and of samples, and a learned one.
+ALL_SIMILARITIES: dict[str, type[Similarity]] = {
+    **SIMILARITIES, "mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention,
+    "product": ProductNetwork,
 }
-TRIGRAM_NETWORKS = {"trigram_conv": TrigramConv, "trigram_bag": TrigramBag}     # text embeddings of the DMSM
-# What becomes of the second copy's output, bounded log-variances (B, D).
+# Heads by name: what becomes of the second copy's output, bounded log-variances (B, D).
 SHAPES: dict[str, Callable[[Tensor], Tensor] | None] = {
     "point": None,
     "ellipsoidal": lambda log_var: log_var,                                                          # (B, D)
@@ -48,190 +54,195 @@ SHAPES: dict[str, Callable[[Tensor], Tensor] | None] = {
 }
 
 
-class Tower(nn.Module):
-    """One modality: inputs, lengths -> Embedding with mean (B, D) and log_var (B, D), (B, 1) or None.
+# ---- a tower
 
-    trunk(inputs, lengths) -> features; make_embed() builds a copy of f_emb: (features, lengths) -> (B, D), or parts (B, P, D),
-    of which the mean of the real ones is the mean then. make_log_var() is the copy for the variances where it is built
-    otherwise. normalise: unit-norm means and parts (VSE++). use_abs: absolute values of the means (order embeddings).
-    logvar_norm: unit-norm log-variances before they are bounded to variances in [0.1, 10] or what `bounds` say. logvar_init:
-    added before, since f_emb starts near 0. sample: the point is a sample of the Gaussian in training and its mean otherwise,
-    as in a VAE. latent_norm: (R, D) -> (R, D), what gives latents that are to follow N(0, I) its scale (jwae.latent_norm).
+class Encoded(NamedTuple):
+    """What a tower makes of its inputs."""
+    embedding: Embedding                             # what is compared
+    features: Tensor                                 # the trunk's (B, ...): what a reconstruction aims at
+    latent: Latent                                   # of f_emb, before it is normalised
+    posterior: tuple[Tensor, Tensor] | None = None   # centre (B, D) and log-variance of a sampled latent (`--vae`)
+
+
+class Tower(nn.Module):
+    """One modality: inputs, lengths -> Encoded, whose embedding has a mean (B, D) and a log_var (B, D), (B, 1) or None.
+
+    trunk: (inputs, lengths) -> features. make_embed: builds a copy of f_emb, (features, lengths) -> Latent.
+    head: one of SHAPES. make_log_var: builds the copy for the variances where it differs from make_embed.
+    normalise: means and parts have norm 1 (VSE++). use_abs: means are absolute values (order embeddings).
+    logvar_norm: log-variances have norm 1 before they are bounded. bounds: of log-variances, by default of variances in
+    [0.1, 10]. logvar_init: is added before they are bounded, since f_emb starts near 0.
+    sample: the embedding is a point, in training a sample of the Gaussian and else its mean, as in a VAE.
+    latent_norm: (R, D) -> (R, D), gives latents that are to follow N(0, I) its scale (methods.jwae.latent_norm).
     """
 
-    def __init__(self, trunk: nn.Module, make_embed: Callable[[], nn.Module], shape: str = "point", *,
+    def __init__(self, trunk: nn.Module, make_embed: Callable[[], nn.Module], head: str = "point", *,
                  make_log_var: Callable[[], nn.Module] | None = None, normalise: bool = True, use_abs: bool = False,
                  logvar_norm: bool = False, bounds: tuple[float, float] = LOG_VAR_BOUNDS,
                  logvar_init: float = 0.0, sample: bool = False, latent_norm: nn.Module | None = None):
         super().__init__()
         self.trunk, self.mean, self.bounds, self.logvar_init = trunk, make_embed(), bounds, logvar_init
         self.sample, self.latent_norm = sample, latent_norm
-        self.log_var = None if shape == "point" else (make_log_var or make_embed)()
-        self.one = vsepp_linear(self.log_var.dim, 1) if shape == "spherical_one" else None
-        self.shape, self.normalise, self.use_abs, self.logvar_norm = SHAPES[shape], normalise, use_abs, logvar_norm
+        self.log_var = None if head == "point" else (make_log_var or make_embed)()   # a module, named as in checkpoints
+        self.one = vsepp_linear(self.log_var.dim, 1) if head == "spherical_one" else None
+        self.shape, self.normalise, self.use_abs, self.logvar_norm = SHAPES[head], normalise, use_abs, logvar_norm
 
-    def forward(self, inputs: Tensor, lengths: Tensor | None = None, extras: dict | None = None) -> Embedding:
-        """`extras`, where given, takes what terms beside the objective need: "trunk", the features; "latent", what f_emb makes
-        of them before any norm, (B, D) or (B, P, D); "residual", where f_emb leaves one; with `sample` "centre" and
-        "log_var"."""
-        extras = {} if extras is None else extras
-        extras["trunk"] = features = self.trunk(inputs, lengths)
-        mean = self.mean(features, lengths)                                         # (B, D) | (B, P, D)
-        if isinstance(mean, tuple):                                                 # f_emb gives something beside it
-            mean, extras["residual"] = mean
+    @property
+    def gaussian(self) -> bool:
+        """Whether its embeddings are Gaussians."""
+        return self.log_var is not None and not self.sample
+
+    def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Encoded:
+        features = self.trunk(inputs, lengths)
+        latent = self.mean(features, lengths)                                       # value: (B, D) | (B, P, D)
         if self.latent_norm is not None:
-            mean = self.scaled(mean.float(), lengths)
-        log_var = None if self.log_var is None else self.bounded_log_var(features, lengths)
+            latent = latent._replace(value=self.scaled(latent))
+        log_var, posterior = self.bounded_log_var(features, lengths) if self.log_var is not None else None, None
         if self.sample:
-            extras["centre"], extras["log_var"] = mean, log_var
-            mean = mean + (log_var / 2).exp() * torch.randn_like(mean) if self.training else mean      # log_var: (B, D), (B, 1)
-            log_var = None
-        extras["latent"] = mean
-        parts = n_parts = None
-        if mean.ndim == 3:
-            parts = unit(mean) if self.normalise else mean
-            n_parts = lengths.to(parts.device) if self.mean.per_word else lengths_of(parts)
-            mean = masked(parts, n_parts).sum(1) / n_parts[:, None]                 # (B, P, D) -> (B, D)
-        mean = unit(mean) if self.normalise else mean
-        mean = mean.abs() if self.use_abs else mean
-        return Embedding(mean, log_var, parts, n_parts)
+            posterior, centre = (latent.value, log_var), latent.value
+            noise = (log_var / 2).exp() * torch.randn_like(centre) if self.training else 0    # log_var: (B, D) | (B, 1)
+            latent, log_var = latent._replace(value=centre + noise), None
+        return Encoded(self.compared(latent, log_var), features, latent, posterior)
 
-    def scaled(self, mean: Tensor, lengths: Tensor | None) -> Tensor:
+    def compared(self, latent: Latent, log_var: Tensor | None) -> Embedding:
+        """The embedding of a latent; of parts (B, P, D) the mean of the real ones is its mean."""
+        mean, parts = latent.value, None
+        if latent.n_parts is not None:
+            parts = unit(mean) if self.normalise else mean
+            mean = mean_rows(parts, latent.n_parts)                                 # (B, P, D) -> (B, D)
+        mean = unit(mean) if self.normalise else mean
+        return Embedding(mean.abs() if self.use_abs else mean, log_var, parts, latent.n_parts)
+
+    def scaled(self, latent: Latent) -> Tensor:
         """latent_norm of the vectors (B, D), or of the real parts of (B, P, D); padding is 0."""
-        if mean.ndim == 2:
-            return self.latent_norm(mean)
-        count = lengths.to(mean.device) if self.mean.per_word else lengths_of(mean)
-        real = torch.arange(mean.shape[1], device=mean.device) < count[:, None]     # (B, P)
-        return torch.zeros_like(mean).masked_scatter(real[:, :, None], self.latent_norm(mean[real]))
+        value = latent.value.float()
+        if latent.n_parts is None:
+            return self.latent_norm(value)
+        real = real_parts(value, latent.n_parts)                                    # (B, P)
+        return torch.zeros_like(value).masked_scatter(real[:, :, None], self.latent_norm(value[real]))
 
     def bounded_log_var(self, features: Tensor, lengths: Tensor | None) -> Tensor:
-        """What the second copy of f_emb makes of the features, in the tower's shape: (B, D) or (B, 1)."""
-        log_var = self.log_var(features, lengths)                                   # (B, D)
-        log_var = log_var[0] if isinstance(log_var, tuple) else log_var
+        """What the second copy of f_emb makes of the features, in the shape of the head: (B, D) or (B, 1)."""
+        log_var = self.log_var(features, lengths).value                             # (B, D)
         log_var = unit(log_var) if self.logvar_norm else log_var
         log_var = self.one(log_var) if self.one is not None else log_var            # (B, D) -> (B, 1)
         return self.shape(bound_log_var(log_var + self.logvar_init, self.bounds))
 
 
-def lengths_of(parts: Tensor) -> Tensor:
-    """(B, P, D) -> (B,): all P parts of every item are real."""
-    return torch.full((len(parts),), parts.shape[1], device=parts.device)
-
-
-def masked(parts: Tensor, n_parts: Tensor) -> Tensor:
-    """(B, P, D), (B,) -> the same with zeros in place of padding."""
-    real = torch.arange(parts.shape[1], device=parts.device) < n_parts[:, None]     # (B, P)
-    return parts * real[:, :, None]
-
+# ---- both towers and what they learn from
 
 class JointEmbedding(nn.Module):
-    """Two towers, a similarity, an objective (losses.py) and terms beside it.
+    """Two towers, a similarity, an objective and terms beside it (losses.py).
 
-    objective: scores (B, B) -> terms of the loss, or None. terms: {name: (weight, module)}; a module takes (images, captions,
-    image extras, caption extras, batch) and returns a scalar to be weighted. One with an attribute `sides`, of "images" and
-    "captions", needs those only and no pairs, and is also taken of what a batch holds unpaired: added, or averaged with the
-    paired items' where its `reduction` is "mean". critic: has an optimiser of its own.
+    objective: scores (B, B) -> terms of the loss; None where what is trained is among the pair terms.
+    pair_terms: {name: (weight, loss)}, loss(image, caption, batch) of two Encoded -> scalar.
+    side_terms: {name: SideTerm}, which need one side only, and so also learn from items without partners.
+    critic: jWAE's, which has an optimiser of its own.
     """
 
-    def __init__(self, image_tower: Tower, text_tower: Tower, similarity: Similarity, objective: nn.Module | None = None, *,
-                 mask_same_image: bool = False, terms: dict[str, tuple[float, nn.Module]] | None = None,
-                 critic: nn.Module | None = None):
+    def __init__(self, image_tower: Tower, text_tower: Tower, similarity: Similarity,
+                 objective: nn.Module | None = None, *,
+                 mask_same_image: bool = False, pair_terms: dict[str, tuple[float, Callable]] | None = None,
+                 side_terms: dict[str, SideTerm] | None = None, critic: nn.Module | None = None):
         super().__init__()
         self.image_tower, self.text_tower, self.similarity = image_tower, text_tower, similarity
         self.objective, self.mask_same_image, self.critic = objective, mask_same_image, critic
-        self.weights = {name: weight for name, (weight, _) in (terms or {}).items()}
-        self.terms = nn.ModuleDict({name: module for name, (_, module) in (terms or {}).items()})
+        self.side_terms, self.pair_terms = side_terms or {}, pair_terms or {}
+        losses = {name: term.loss for name, term in self.side_terms.items()} | {
+            name: loss for name, (_, loss) in self.pair_terms.items()}
+        self.terms = nn.ModuleDict({name: loss for name, loss in losses.items() if isinstance(loss, nn.Module)})
 
-    def embed_images(self, images: Tensor, extras: dict | None = None) -> Embedding:
+    def embed_images(self, images: Tensor) -> Embedding:
         """(B, F), (B, P, F) or photos (B, 3, H, W) -> Embedding of (B, D), float32."""
-        return in_float32(self.image_tower(images, None, extras))
+        return in_float32(self.image_tower(images)).embedding
 
-    def embed_captions(self, tokens: Tensor, lengths: Tensor, extras: dict | None = None) -> Embedding:
-        """Word numbers (B, T), zero-padded, and their lengths (B,) -> Embedding of (B, D), float32. (Trigrams (B, T, K), or
-        features of captions (B, F), where the text tower reads those.)"""
-        return in_float32(self.text_tower(tokens, lengths, extras))
+    def embed_captions(self, tokens: Tensor, lengths: Tensor) -> Embedding:
+        """Word numbers (B, T), zero-padded, and their lengths (B,) -> Embedding of (B, D), float32. (Trigrams (B, T,
+        K), or features of captions (B, F), where the text tower reads those.)"""
+        return in_float32(self.text_tower(tokens, lengths)).embedding
+
+    def encode(self, batch) -> dict[str, Encoded]:
+        """"images" and "captions", where the batch has any."""
+        encoded = {}
+        if batch.images is not None:
+            encoded["images"] = in_float32(self.image_tower(batch.images))
+        if batch.tokens is not None:
+            encoded["captions"] = in_float32(self.text_tower(batch.tokens, batch.lengths))
+        return encoded
 
     def forward(self, batch) -> dict[str, Tensor]:
-        """Terms of the training loss, to be summed; `batch` is a data.Batch of B matching pairs, and what it holds unpaired."""
-        losses, views = {}, [(batch, *self.embed(batch))]
-        if batch.unpaired is not None:
-            views.append((batch.unpaired, *self.embed(batch.unpaired)))
-        with torch.autocast(batch.tokens.device.type, enabled=False):               # scores are compared in float32
-            losses.update(self.objective_of(views) if self.objective else {})
-        negatives = getattr(self.objective, "outside", False)                       # view 1 is theirs alone
-        for view, (items, images, captions, seen, told) in enumerate(views[:1] if negatives else views):
-            held = {side for side, e in (("images", images), ("captions", captions)) if e is not None}
-            for name, term in self.terms.items():
-                if view == 0 or (getattr(term, "sides", ()) and held.issuperset(term.sides)):
-                    value = self.weights[name] * term(images, captions, seen, told, items)
-                    mean = name in losses and getattr(term, "reduction", "sum") == "mean"
-                    losses[name] = (losses.get(name, 0) + value) / (2 if mean else 1)
+        """Terms of the training loss, to be summed. `batch` is a data.Batch: B matching pairs, and what stands beside
+        them."""
+        pairs = self.encode(batch)
+        alone = self.encode(batch.unpaired) if batch.unpaired is not None else {}
+        others = self.encode(batch.negatives) if batch.negatives is not None else {}
+        losses = self.rank(batch, **pairs, others=others.get("captions"))
+        for name, term in self.side_terms.items():
+            losses[name] = term.weight * term.loss(pairs[term.side], batch)
+        for name, (weight, loss) in self.pair_terms.items():
+            losses[name] = weight * loss(*pairs.values(), batch)
+        for name, term in self.side_terms.items():
+            if term.side in alone:
+                more = term.weight * term.loss(alone[term.side], batch.unpaired)
+                losses[name] = (losses[name] + more) / (2 if term.mean else 1)
         return losses
 
-    def embed(self, batch) -> tuple[Embedding | None, Embedding | None, dict, dict]:
-        """Images, captions and the extras of both towers; None where the batch has none of the kind."""
-        seen, told = {}, {}
-        images = None if batch.images is None else self.embed_images(batch.images, seen)
-        captions = None if batch.tokens is None else self.embed_captions(batch.tokens, batch.lengths, told)
-        return images, captions, seen, told
-
-    def objective_of(self, views: list) -> dict[str, Tensor]:
-        batch, images, captions, *_ = views[0]
-        same = batch.image_index[:, None] == batch.image_index if self.mask_same_image else None    # (B, B)
-        scores = self.similarity(images, captions)                                  # (B, B)
-        if len(views) == 1 or not getattr(self.objective, "outside", False):
-            return self.objective(scores, same)
-        others, _, captions, *_ = views[1]
-        own = batch.image_index[:, None] == others.image_index                      # (B, N): no negatives of their image
-        return self.objective(scores, same, self.similarity(images, captions).masked_fill(own, -torch.inf))
+    def rank(self, batch, images: Encoded, captions: Encoded, others: Encoded | None = None) -> dict[str, Tensor]:
+        """The objective's terms. others: captions (N) of the whole training set, of which none of an image's own
+        counts."""
+        if self.objective is None:
+            return {}
+        with torch.autocast(batch.tokens.device.type, enabled=False):               # scores are compared in float32
+            same = batch.image_index[:, None] == batch.image_index if self.mask_same_image else None    # (B, B)
+            scores = self.similarity(images.embedding, captions.embedding)          # (B, B)
+            if others is None:
+                return self.objective(scores, same)
+            own = batch.image_index[:, None] == batch.negatives.image_index         # (B, N)
+            outside = self.similarity(images.embedding, others.embedding).masked_fill(own, -torch.inf)
+            return self.objective(scores, same, outside)
 
 
-def in_float32(e: Embedding) -> Embedding:
-    return Embedding(*(x.float() if torch.is_tensor(x) and x.is_floating_point() else x for x in e))
+def in_float32(e: Encoded) -> Encoded:
+    """With an embedding in float32: similarities and ranks are computed in it whatever the networks compute in."""
+    return e._replace(embedding=Embedding(*(x.float() if torch.is_tensor(x) and x.is_floating_point() else x
+                                            for x in e.embedding)))
 
 
-def build_image_tower(opt, pretrained: bool) -> Tower:
-    if opt.img_enc == "vsrn":
-        trunk = RegionGraph(opt.img_dim, opt.embed_size, opt.feature_norm, opt.region_norm == "regions")
-    elif opt.img_enc == "cnn":
-        trunk = CNN(opt.cnn_type, opt.finetune, opt.cnn_weights, pretrained, freeze_bn=opt.freeze_bn)
-    elif opt.img_enc == "pie" and opt.img_dim is None:      # photos
-        trunk = CNN(opt.cnn_type, opt.finetune, opt.cnn_weights, pretrained, cells=True, normalise=opt.feature_norm,
-                    freeze_bn=opt.freeze_bn)
-    elif opt.img_enc == "pie":
-        trunk = Precomputed(opt.img_dim, opt.feature_norm, average=False)
-    else:
-        trunk = Precomputed(opt.img_dim, opt.feature_norm, average=opt.pool == "mean" and opt.img_enc != "scan")
+# ---- encoders by name
 
-    def make_embed():
-        if opt.img_enc == "vsrn":
-            return RegionGRU(trunk.dim, opt.embed_size, opt.region_bn)
-        if opt.img_enc == "pie":
-            return build_pie(opt, trunk.dim, MeanLinear(trunk.dim, opt.embed_size))
-        if opt.img_enc == "scan":
-            return RegionEmbedding(trunk.dim, opt.embed_size, opt.precomp_enc_type == "weight_norm")
-        if opt.pool == "gpo":
-            return PooledEmbedding(trunk.dim, opt.embed_size)
-        return build_layers(opt, "img", trunk.dim)
+class ImageEncoder(NamedTuple):
+    """reads: "vector" (one per image, or the mean of its regions), "regions", "photos", or "cells" (regions, or photos
+    whose last map has cells). trunk: opt, pretrained -> f. embed: opt, width of f -> f_emb. log_var: the same for the
+    variances, where they differ. layers: takes --img_layers. target: what f gives can be reconstructed (`jwae`)."""
+    reads: str
+    trunk: Callable
+    embed: Callable
+    log_var: Callable | None = None
+    layers: bool = False
+    target: bool = True
 
-    def pcme_log_var():
-        return PIEVariance(trunk.dim, opt.embed_size, MeanLinear(trunk.dim, opt.embed_size))
-    return Tower(trunk, make_embed, opt.image_head, normalise=not opt.no_imgnorm, use_abs=opt.use_abs,
-                 logvar_norm=opt.logvar_norm, bounds=log_var_bounds(opt), logvar_init=opt.logvar_init, sample=opt.vae > 0,
-                 latent_norm=jwae.latent_norm(opt.latent_norm, opt.embed_size),
-                 make_log_var=pcme_log_var if opt.img_enc == "pie" and opt.sim == "match_prob" else None)
+
+class TextEncoder(NamedTuple):
+    """reads: "words", "trigrams" or "features". trunk: opt, vocab, table of word vectors -> f. embed, log_var: as of
+    images. layers: takes --txt_layers. decoder: what tells its captions again, "words", "vector" or None (`jwae`)."""
+    reads: str
+    trunk: Callable
+    embed: Callable
+    log_var: Callable | None = None
+    layers: bool = False
+    decoder: str | None = None
 
 
 def build_layers(opt, side: str, inputs: int) -> nn.Module:
-    """f_emb of a vector, (B, F) -> (B, D): a linear layer; with sizes such as "2000-1000", layers in a style; "0": none.
-    side: "img" or "txt"."""
+    """f_emb of a vector, (B, F) -> (B, D): a linear layer; with sizes such as "2000-1000", layers in a style; "0":
+    none. side: "img" or "txt"."""
     hidden, style, embed_size = getattr(opt, f"{side}_layers"), opt.layer_style, opt.embed_size
     if hidden == "0" and inputs != embed_size:
         raise InputError(f"--{side}_layers 0 makes the {inputs} numbers of a feature or word vector the embedding, and "
                          f"--embed_size is {embed_size}; make them equal")
     if hidden == "0":
         return Unchanged(embed_size)
-    sizes = [int(size) for size in (hidden or "").split("-") if size]
+    sizes = layer_sizes(hidden)
     if style == "branch" and sizes:
         return BranchEmbedding(inputs, sizes[0], embed_size)
     if style == "tanh":
@@ -239,101 +250,184 @@ def build_layers(opt, side: str, inputs: int) -> nn.Module:
     return ReLULayers(inputs, sizes, embed_size) if sizes else LinearEmbedding(inputs, embed_size)
 
 
-def build_pie(opt, inputs: int, summary: nn.Module) -> PIENet:
+def layer_sizes(hidden: str | None) -> list[int]:
+    return [int(size) for size in (hidden or "").split("-") if size]
+
+
+def photos(opt, pretrained: bool, **how) -> CNN:
+    return CNN(opt.cnn_type, opt.finetune, opt.cnn_weights, pretrained, freeze_bn=opt.freeze_bn, **how)
+
+
+def features(opt, average: bool) -> Precomputed:
+    return Precomputed(opt.img_dim, opt.feature_norm, average=average)
+
+
+def pie_trunk(opt, pretrained: bool) -> nn.Module:
+    if opt.img_dim is None:                                 # photos: the cells of the network's last map
+        return photos(opt, pretrained, cells=True, normalise=opt.feature_norm)
+    return features(opt, average=False)
+
+
+def pie_net(opt, inputs: int, summary: nn.Module) -> PIENet:
     return PIENet(inputs, opt.embed_size, summary, opt.n_embeds, parts=ALL_SIMILARITIES[opt.sim].parts)
 
 
-def build_text_trunk(opt, vocab, pretrained: bool) -> nn.Module:
-    if opt.txt_enc in TRIGRAM_NETWORKS:
-        return TrigramWords(len(vocab.trigrams) + 1)
-    if opt.txt_enc == "features":
-        return Precomputed(opt.txt_dim, opt.feature_norm)
-    table = None
-    if opt.word_vectors and pretrained:
-        table = table_for(vocab.words, opt.word_vectors, opt.word_dim)
-    trunk = Words(len(vocab), opt.word_dim, table, freeze=opt.freeze_words)
-    return BagOfWords(trunk, normalise=opt.txt_enc == "mean") if opt.txt_enc in ("mean", "sum") else trunk
+def mean_linear(opt, inputs: int) -> MeanLinear:
+    return MeanLinear(inputs, opt.embed_size)
 
 
-def build_text_tower(opt, vocab, pretrained: bool) -> Tower:
-    trunk = build_text_trunk(opt, vocab, pretrained)
+def bigru(opt, inputs: int) -> BiGRU:
+    return BiGRU(inputs, opt.embed_size, opt.num_layers)
 
-    def make_embed():
-        if opt.txt_enc == "pie":
-            return build_pie(opt, trunk.dim, BiGRU(trunk.dim, opt.embed_size, opt.num_layers))
-        if opt.txt_enc in TRIGRAM_NETWORKS:
-            sizes = [int(size) for size in (opt.txt_layers or "").split("-") if size]
-            return TRIGRAM_NETWORKS[opt.txt_enc](trunk.dim - 1, sizes, opt.embed_size)
-        if opt.txt_enc in ("mean", "sum", "features"):
-            return build_layers(opt, "txt", trunk.dim)
-        if opt.sim == "scan":
-            return WordStates(trunk.dim, opt.embed_size, opt.num_layers, opt.bi_gru)
-        if opt.txt_enc == "bigru":
-            return BiGRUEmbedding(BiGRU(trunk.dim, opt.embed_size, opt.num_layers), opt.embed_size)
-        return GRUEmbedding(trunk.dim, opt.embed_size, opt.num_layers, opt.txt_fc)
 
-    def pcme_log_var():
-        return PIEVariance(trunk.dim, opt.embed_size, BiGRU(trunk.dim, opt.embed_size, opt.num_layers))
-    return Tower(trunk, make_embed, opt.text_head,
-                 normalise=not opt.no_txtnorm,                                      # VSE++ always normalises text
-                 use_abs=opt.use_abs, logvar_norm=opt.logvar_norm,
-                 bounds=log_var_bounds(opt), logvar_init=opt.logvar_init, sample=opt.vae > 0,
+def image_vector(opt, inputs: int) -> nn.Module:
+    return PooledEmbedding(inputs, opt.embed_size) if opt.pool == "gpo" else build_layers(opt, "img", inputs)
+
+
+def words(opt, vocab, table) -> Words:
+    return Words(len(vocab), opt.word_dim, table, freeze=opt.freeze_words)
+
+
+def last_state(opt, inputs: int) -> nn.Module:
+    if opt.sim == "scan":                                   # which compares every word, so a state at each
+        return WordStates(inputs, opt.embed_size, opt.num_layers, opt.bi_gru)
+    return GRUEmbedding(inputs, opt.embed_size, opt.num_layers, opt.txt_fc)
+
+
+def trigrams(opt, vocab, table) -> TrigramWords:
+    return TrigramWords(len(vocab.trigrams) + 1)
+
+
+IMAGE_ENCODERS = {
+    "precomp": ImageEncoder("vector", lambda opt, _: features(opt, opt.pool == "mean"), image_vector, layers=True),
+    "cnn": ImageEncoder("photos", photos, image_vector, layers=True),
+    "vsrn": ImageEncoder("regions", lambda opt, _: RegionGraph(opt.img_dim, opt.embed_size, opt.feature_norm,
+                                                               opt.region_norm == "regions"),
+                         lambda opt, inputs: RegionGRU(inputs, opt.embed_size, opt.region_bn), target=False),
+    "pie": ImageEncoder("cells", pie_trunk, lambda opt, inputs: pie_net(opt, inputs, mean_linear(opt, inputs)),
+                        lambda opt, inputs: PIEVariance(inputs, opt.embed_size, mean_linear(opt, inputs)),
+                        target=False),
+    "scan": ImageEncoder("regions", lambda opt, _: features(opt, False),
+                         lambda opt,
+                         inputs: RegionEmbedding(inputs, opt.embed_size, opt.precomp_enc_type == "weight_norm")),
+}
+TEXT_ENCODERS = {
+    "gru": TextEncoder("words", words, last_state, decoder="words"),
+    "bigru": TextEncoder("words", words, lambda opt, inputs: BiGRUEmbedding(bigru(opt, inputs), opt.embed_size),
+                         decoder="words"),
+    "pie": TextEncoder("words", words, lambda opt, inputs: pie_net(opt, inputs, bigru(opt, inputs)),
+                       lambda opt, inputs: PIEVariance(inputs, opt.embed_size, bigru(opt, inputs))),
+    **{name: TextEncoder("words", lambda opt, vocab, table,
+                         mean=name == "mean": BagOfWords(words(opt, vocab, table), mean),
+                         lambda opt, inputs: build_layers(opt, "txt", inputs), layers=True, decoder="vector")
+       for name in ("mean", "sum")},
+    "features": TextEncoder("features", lambda opt, vocab, table: Precomputed(opt.txt_dim, opt.feature_norm),
+                            lambda opt, inputs: build_layers(opt, "txt", inputs), layers=True, decoder="vector"),
+    **{name: TextEncoder("trigrams", trigrams, lambda opt, inputs,
+                         kind=kind: kind(inputs - 1, layer_sizes(opt.txt_layers),
+                                                                                    opt.embed_size), layers=True)
+       for name, kind in (("trigram_conv", TrigramConv), ("trigram_bag", TrigramBag))},
+}
+
+
+# ---- a model from options
+
+def build_tower(opt, encoder: ImageEncoder | TextEncoder, trunk: nn.Module, head: str, normalise: bool) -> Tower:
+    samples = opt.sim == "match_prob" and encoder.log_var is not None
+    return Tower(trunk, lambda: encoder.embed(opt, trunk.dim), head, normalise=normalise, use_abs=opt.use_abs,
+                 logvar_norm=opt.logvar_norm, bounds=(math.log(opt.var_min), math.log(opt.var_max)),
+                 logvar_init=opt.logvar_init, sample=opt.vae > 0,
                  latent_norm=jwae.latent_norm(opt.latent_norm, opt.embed_size),
-                 make_log_var=pcme_log_var if opt.txt_enc == "pie" and opt.sim == "match_prob" else None)
+                 make_log_var=(lambda: encoder.log_var(opt, trunk.dim)) if samples else None)
+
+
+def build_image_tower(opt, pretrained: bool = True) -> Tower:
+    encoder = IMAGE_ENCODERS[opt.img_enc]
+    return build_tower(opt, encoder, encoder.trunk(opt, pretrained), opt.image_head, not opt.no_imgnorm)
+
+
+def build_text_tower(opt, vocab, pretrained: bool = True) -> Tower:
+    """VSE++ always normalises captions; only SCAN's --no_txtnorm leaves them as they are."""
+    encoder = TEXT_ENCODERS[opt.txt_enc]
+    table = table_for(vocab.words, opt.word_vectors, opt.word_dim) if opt.word_vectors and pretrained else None
+    return build_tower(opt, encoder, encoder.trunk(opt, vocab, table), opt.text_head, not opt.no_txtnorm)
 
 
 def build_vocabulary(opt, words: list[str]) -> Vocabulary:
     """Words as the text tower reads them: by their numbers, or by their letter trigrams."""
-    return Trigrams(words) if opt.txt_enc in TRIGRAM_NETWORKS else Vocabulary(words)
+    return (Trigrams if TEXT_ENCODERS[opt.txt_enc].reads == "trigrams" else Vocabulary)(words)
 
 
-def log_var_bounds(opt) -> tuple[float, float]:
-    return math.log(opt.var_min), math.log(opt.var_max)
+def information_bottleneck(image: Encoded, caption: Encoded, batch) -> Tensor:
+    """`losses.vib` of whichever sides are Gaussian."""
+    return sum(vib(e.embedding) for e in (image, caption) if e.embedding.log_var is not None)
 
 
-class VIB(nn.Module):
-    """`objectives.vib` of whichever sides are Gaussian."""
-
-    def forward(self, images: Embedding, captions: Embedding, seen, told, batch) -> Tensor:
-        return sum(vib(e) for e in (images, captions) if e.log_var is not None)
-
-
-def build_similarity(opt) -> Similarity:
-    """The similarity that the options name, with what they say of it."""
-    if opt.sim == "match_prob":
-        return MatchProbability(opt.n_samples)
-    if opt.sim == "scan":
-        return CrossAttention(opt.cross_attn, opt.raw_feature_norm, opt.agg_func, opt.lambda_lse, opt.lambda_softmax)
-    if opt.sim == "product":
-        return ProductNetwork(opt.embed_size)
-    return ALL_SIMILARITIES[opt.sim]()
-
-
-def build_terms(opt, vocab, image_tower: Tower,
-                text_tower: Tower) -> tuple[dict[str, tuple[float, nn.Module]], nn.Module | None]:
-    """{name: (weight, module)} of what is trained beside the objective, only those with a weight; and the critic of jWAE."""
-    terms, critic = jwae.build_terms(opt, vocab, image_tower, text_tower)
-    if opt.loss == "mse":
-        terms["mse"] = (opt.mse_weight, PairMSE())
-    if opt.loss == "two_branch":
-        terms["two_branch"] = (1.0, TwoBranchLoss())
-    if opt.vib:
-        terms["vib"] = (opt.vib, VIB())
-    if opt.captioner:
-        terms["captioner"] = (opt.captioner, Captioner(image_tower.trunk.dim, len(vocab), opt.dim_hidden, opt.max_len,
-                                                          original=opt.captioner_original))
-    if opt.diversity:
-        terms["diversity"] = (opt.diversity, Diversity())
-    if opt.mmd:
-        terms["mmd"] = (opt.mmd, MMD(latents=opt.loss == "mse"))
-    return terms, critic
+def build_pair_terms(opt, vocab, regions: int) -> dict[str, tuple[float, Callable]]:
+    """{name: (weight, loss)} of what is trained on pairs beside the objective, only those with a weight. regions: the
+    width of the image trunk."""
+    weights = {"mse": opt.mse_weight * (opt.loss == "mse"), "two_branch": 1.0 * (opt.loss == "two_branch"),
+               "vib": opt.vib,
+               "captioner": opt.captioner, "diversity": opt.diversity, "mmd": opt.mmd}
+    build = {"mse": PairMSE, "two_branch": TwoBranchLoss, "vib": lambda: information_bottleneck, "diversity": Diversity,
+             "captioner": lambda: Captioner(regions, len(vocab), opt.dim_hidden, opt.max_len,
+                                            original=opt.captioner_original),
+             "mmd": lambda: MMD(latents=opt.loss == "mse")}
+    return {name: (weight, build[name]()) for name, weight in weights.items() if weight}
 
 
 def build_model(opt, vocab, pretrained: bool = True) -> JointEmbedding:
-    """The model that resolved options (options.resolve) describe. `pretrained=False` leaves a CNN's weights and word vectors
-    to a checkpoint that is about to be loaded."""
-    similarity = build_similarity(opt)
+    """The model that resolved options (options.resolve) describe. `pretrained=False` leaves a CNN's weights and word
+    vectors to a checkpoint that is about to be loaded. Raises InputError where the options do not fit the data."""
+    similarity = ALL_SIMILARITIES[opt.sim].build(opt)
     image_tower, text_tower = build_image_tower(opt, pretrained), build_text_tower(opt, vocab, pretrained)
-    terms, critic = build_terms(opt, vocab, image_tower, text_tower)
+    side_terms, critic = jwae.build_side_terms(opt, vocab, image_tower.trunk.dim, text_tower.trunk.dim,
+                                               TEXT_ENCODERS[opt.txt_enc].decoder)
     return JointEmbedding(image_tower, text_tower, similarity, build_objective(opt, similarity.logits),
-                          mask_same_image=opt.mask_same_image, terms=terms, critic=critic)
+                          mask_same_image=opt.mask_same_image,
+                          pair_terms=build_pair_terms(opt, vocab, image_tower.trunk.dim),
+                          side_terms=side_terms, critic=critic)
+
+
+# ---- what the data say
+
+READ_BY = {"vector": ("vector", "regions"), "regions": ("regions",), "cells": ("regions", "photos"),
+           "photos": ("photos",)}
+
+
+def fit_to_data(opt, images, text) -> None:
+    """Settle --img_enc, --img_dim, --n_regions and --txt_dim by a split's images and the features of its captions
+    (None: the model reads words). Raises InputError where options and data do not fit."""
+    photos = isinstance(images, Photos)
+    held = "photos" if photos else "vector" if images.regions is None else "regions"
+    given = f"one vector per image in {images.path}" if held == "vector" else held
+    img_enc = ("cnn" if photos else "precomp") if opt.img_enc == "auto" else opt.img_enc
+    implied = img_enc == ALL_SIMILARITIES[opt.sim].implies.get("img_enc")
+    chooser = f"--sim {opt.sim}" if implied else f"--img_enc {img_enc}"
+    other = "another --sim" if implied else f"--img_enc {'cnn' if photos else 'precomp'}"
+    reads = " or ".join(READ_BY[IMAGE_ENCODERS[img_enc].reads])
+    width = None if text is None else text.dim
+    for wrong, sentence in (
+            (photos and (opt.unpaired_images or opt.supervised_fraction < 1),
+             f"--unpaired_images and --supervised_fraction need precomputed features, and {opt.data_name} has photos; "
+             "extract features first: features.extract images"),
+            (opt.use_restval and not photos,
+             f"--use_restval adds COCO's restval photos, and {opt.data_name} has precomputed features, whose train "
+             "split is what it is; leave it out"),
+            (held not in READ_BY[IMAGE_ENCODERS[img_enc].reads],
+             f"{chooser} reads {reads}, and {opt.data_name} has {given}; take {other}"
+             + ", or give features of shape (images, regions, F)" * (img_enc != "cnn")),
+            (opt.pool == "gpo" and (img_enc, held) != ("precomp", "regions"),
+             f"--pool gpo pools regions with --img_enc precomp, and {opt.data_name} with --img_enc {img_enc} has none "
+             "to pool; give features of shape (images, regions, F), or leave it out"),
+            (opt.img_dim not in (None, images.dim) and not photos,
+             f"--img_dim {opt.img_dim} differs from the {images.dim} of {getattr(images, 'path', '')}; leave --img_dim "
+             "out"),
+            (opt.n_regions not in (None, images.regions),
+             f"--n_regions {opt.n_regions} differs from the {images.regions or 'single vector'} of each image in "
+             f"{opt.data_name}; leave --n_regions out"),
+            (opt.txt_dim not in (None, width),
+             f"--txt_dim {opt.txt_dim} differs from the {width} of --text_features {opt.text_features}; leave it out")):
+        if wrong:
+            raise InputError(sentence)
+    opt.img_enc, opt.img_dim, opt.n_regions, opt.txt_dim = img_enc, images.dim, images.regions, width

@@ -1,24 +1,33 @@
 """A run folder: whether it is one, what a new run may replace, its description and its log."""
 import argparse
+import functools
 import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import yaml
 from tqdm import tqdm
 
-import originals
-from cli import InputError, data_set, filename, reason
-from files import FORMAT, atomic, clear, holds_keys, is_drawn, read_lines, read_yaml, recognised
-from model import JointEmbedding, build_model, build_vocabulary
-from options import COMMAND_LINE, MAY_CHANGE, parser, resolve
+from checkpoints import MAY_CHANGE, check_values, is_switch, load_checkpoint, modern
+from cli import InputError, reason
+from data import Split, check_extractors, pair_batches, read_split
+from files import atomic, clear, holds_keys, is_drawn, read_lines, read_yaml, recognised
+from inputs import NoImages, Photos
+from methods.two_branch import sibling_order
+from methods.unpaired import Unpaired, build_unpaired, choose_pairs
+from model import build_vocabulary, fit_to_data
+from options import default_run, defaults, refuse_unused, resolve
 from vocab import Vocabulary
 
+# Options that a file of options never holds, as they say which run it is.
+COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "methods"}
+NOT_KEPT = COMMAND_LINE - {"logger_name"}              # options that no checkpoint holds
 CHECKPOINTS = ("checkpoint.pt", "model_best.pt")
 PICTURES = ("uncertainty", "uncertain_images", "uncertain_captions", "retrieval")
 
@@ -40,8 +49,8 @@ def is_checkpoint(path: str) -> bool:
 
 
 def check_new(folder: str, overwrite: bool) -> None:
-    """Raise InputError unless a new run may go into a folder: one that is not there, an empty one, a run that never took a step
-    or, with `overwrite`, any run. A folder of other files is nobody's to clear."""
+    """Raise InputError unless a new run may go into a folder: one that is not there, an empty one, a run that never
+    took a step or, with `overwrite`, any run. A folder of other files is nobody's to clear."""
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise InputError(f"{folder} is no folder; name another one with --logger_name")
     held = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
@@ -52,13 +61,14 @@ def check_new(folder: str, overwrite: bool) -> None:
         raise InputError(f"{folder} holds {held[0]} and is no run that train.py made; name a folder of its own with "
                          "--logger_name")
     if not overwrite and any(os.path.exists(os.path.join(folder, name)) for name in CHECKPOINTS):
-        raise InputError(f"{folder} already holds a run; go on with --resume, replace it with --overwrite, or name another "
-                         "folder with --logger_name")
+        raise InputError(f"{folder} already holds a run; go on with --resume, replace it with --overwrite, or name "
+                         "another folder with --logger_name")
 
 
 def clear_old(folder: str) -> None:
-    """Remove what a run left and a new one replaces: checkpoints first, so that none ever stands under a new description, then
-    logs, events, and the results and pictures that evaluate.py and show.py made of it. Other files stay."""
+    """Remove what a run left and a new one replaces: checkpoints first, so that none ever stands under a new
+    description, then logs, events, and the results and pictures that evaluate.py and show.py made of it. Other files
+    stay."""
     names = [*CHECKPOINTS, "log.txt", "log.jsonl", *sorted(os.listdir(folder))]
     for name in dict.fromkeys(names):
         path = os.path.join(folder, name)
@@ -72,15 +82,17 @@ def describe(opt, splits: dict) -> dict:
     """What config.yaml holds: the command, where the code stood, the data, the options as asked for and as resolved."""
     commit = subprocess.run(["git", "rev-parse", "--verify", "-q", "HEAD"], capture_output=True, text=True, check=False,
                             cwd=os.path.dirname(os.path.abspath(__file__)))
-    return {"command": shlex.join(["python", "train.py", *sys.argv[1:]]), "git_commit": commit.stdout.strip() or "unknown",
+    return {"command": shlex.join(["python", "train.py", *sys.argv[1:]]),
+            "git_commit": commit.stdout.strip() or "unknown",
             "versions": {"python": sys.version.split()[0], "torch": str(torch.__version__), "numpy": np.__version__},
             "data": {name: split.fingerprint() for name, split in splits.items()}, "asked": opt.asked,
             "options": vars(opt)}
 
 
 def begin(folder: str, description: dict, vocab: Vocabulary, content: dict, best: str | None) -> None:
-    """A new run, in a folder of which this process holds the lock: its first checkpoint, so that it can always go on, its
-    description, and the model `best` that it has to surpass. A run before goes when that checkpoint is on the disk."""
+    """A new run, in a folder of which this process holds the lock: its first checkpoint, so that it can always go on,
+    its description, and the model `best` that it has to surpass. A run before goes when that checkpoint is on the
+    disk."""
     clear_parts(folder)
     path = os.path.join(folder, "checkpoint.pt")
     with atomic(path, "wb") as f:
@@ -89,8 +101,8 @@ def begin(folder: str, description: dict, vocab: Vocabulary, content: dict, best
             f.flush()
             os.fsync(f.fileno())
         except (OSError, RuntimeError) as error:
-            raise InputError(f"{path} could not be written ({reason(error)}); nothing was replaced: make room, or name a "
-                             "folder elsewhere with --logger_name") from error
+            raise InputError(f"{path} could not be written ({reason(error)}); nothing was replaced: make room, or name "
+                             "a folder elsewhere with --logger_name") from error
         clear_old(folder)
         write(folder, description, vocab)
         if best:
@@ -169,7 +181,8 @@ class Log:
                  for name, r in (("image to text", i), ("text to image", t))]
         self.say(f"{self.where(state, steps)}: dev rsum {result['rsum']:.1f} | {' | '.join(sides)}")
         keys = ("r1", "r5", "r10", "medr", "meanr")
-        self.record(state["iteration"], {**{k: i[k] for k in keys}, **{f"{k}i": t[k] for k in keys}, "rsum": result["rsum"],
+        self.record(state["iteration"],
+                    {**{k: i[k] for k in keys}, **{f"{k}i": t[k] for k in keys}, "rsum": result["rsum"],
                                          "hbr": result["hbr"],
                                          **{f"cos_{side}": cosine for side, cosine in result["alike"].items()}},
                     kind="validation", epoch=state["epoch"] + (state["step"] > 0), step=state["step"] or steps)
@@ -191,8 +204,8 @@ def ends_within_a_line(path: str) -> bool:
 
 
 def comes_before(line: str, state: dict) -> bool:
-    """Whether a line of log.jsonl stays when a run goes on from `state`: what was logged after its checkpoint comes again.
-    Lines that somebody else wrote stay, but for one that was torn off."""
+    """Whether a line of log.jsonl stays when a run goes on from `state`: what was logged after its checkpoint comes
+    again. Lines that somebody else wrote stay, but for one that was torn off."""
     try:
         entry = json.loads(line)
         again = state.get("due") and entry.get("kind") == "validation" and entry["iteration"] == state["iteration"]
@@ -204,90 +217,6 @@ def comes_before(line: str, state: dict) -> bool:
 # Which files hold results of one subject, and of a comparison.
 is_results = holds_keys("checkpoints", "data_name", "split", "images", "captions", "protocols", optional=(
     "similarity", "chance", "notes", "best_ranks", "absent", "neighbours", "unknown_words", "uncertainty"))
-
-def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = None) -> dict:
-    """Read a run folder's checkpoint or a checkpoint file, without running code from it; InputError if it is not one.
-
-    A checkpoint of the original VSE++ or VSRN is converted; it needs its vocabulary, the JSON file `vocab`.
-    """
-    path = os.path.join(path, name) if os.path.isdir(path) else path
-    if not os.path.isfile(path):
-        raise InputError(f"there is no checkpoint {path}; give a run folder that holds {name}, or a file")
-    stored = originals.read(path)
-    if originals.is_original(stored):
-        return original(stored, path, vocab)
-    if not isinstance(stored, dict) or not {"format", "options", "vocabulary", "model"} <= set(stored):
-        raise InputError(f"{path} is no checkpoint of this project; give one that train.py wrote")
-    if stored["format"] != FORMAT:
-        told = stored["format"] if type(stored["format"]) is int else f"of type {type(stored['format']).__name__}"
-        raise InputError(f"{path} has checkpoint format {told}, this version reads format {FORMAT}; use the version that wrote "
-                         "it, or train again")
-    check_contents(stored, path)
-    stored["options"] = modern(stored["options"], path)
-    for weights in (stored["model"], stored.get("average", {})):        # the BatchNorm of jWAE's latents had another name
-        for name in [name for name in weights if "_tower.whiten." in name]:
-            weights[name.replace(".whiten.", ".latent_norm.")] = weights.pop(name)
-    return stored
-
-
-def original(stored: dict, path: str, vocab: str | None) -> dict:
-    """An original's checkpoint converted with the vocabulary of a file, as far as the two can be seen to belong together."""
-    given = vocab and Vocabulary.load(vocab)
-    if given and (given.origin or "").startswith("built"):
-        raise InputError(f"{path} cannot belong to the vocabulary {vocab}, which was {given.origin}: the originals number "
-                         "words in an order that cannot be built again, so every word would get another one's vector; convert "
-                         "the vocabulary that it was trained with (python vocab.py convert OLD NEW.json)")
-    unchecked = (f"{path} holds no words: its vocabulary is taken to be {vocab} since that has as many; whether they stand in "
-                 "its order is unchecked, and recalls near chance would say that they do not")
-    return {**originals.convert(stored, given and given.words, path), "notes": [unchecked]}
-
-
-def check_contents(stored: dict, path: str) -> None:
-    """Refuse a checkpoint whose parts are not of the kinds that train.py writes: what is read of it later relies on them."""
-    plain = (str, int, float, bool, type(None))
-    state, data = stored.get("state", {}), stored.get("data", {})
-    kinds = {
-        "options": isinstance(stored["options"], dict) and all(
-            isinstance(key, str) and isinstance(value, plain) for key, value in stored["options"].items()),
-        "vocabulary": isinstance(stored["vocabulary"], list) and all(isinstance(word, str) for word in stored["vocabulary"]),
-        "model": isinstance(stored["model"], dict) and all(
-            isinstance(key, str) and torch.is_tensor(value) for key, value in stored["model"].items()),
-        "state": isinstance(state, dict) and {"epoch", "best_rsum"} <= set(state) and all(
-            type(value) in (int, float) for value in state.values()),
-        "data": isinstance(data, dict) and isinstance(data.get("extractors") or {}, dict)}
-    wrong = next((name for name, right in kinds.items() if not right), None)
-    if wrong:
-        raise InputError(f"{path} holds something else under '{wrong}' than train.py writes; it was changed or is of another "
-                         "program, so take another one or train again")
-
-
-def load_weights(model: JointEmbedding, stored: dict, path: str = "the checkpoint") -> None:
-    mine, theirs = ({name: tuple(x.shape) for name, x in state.items()} for state in (model.state_dict(), stored["model"]))
-    wrong = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
-    if wrong:
-        shapes = [found.get(wrong[0], "absent") for found in (theirs, mine)]
-        raise InputError(f"the weights of {path} are not those of a model of these options ({wrong[0]} is {shapes[0]} there "
-                         f"and {shapes[1]} here, {len(wrong)} differ); give the sizes, heads, encoders and terms of its "
-                         "config.yaml")
-    model.load_state_dict(stored["model"])
-
-
-def load_model(stored: dict, path: str = "the checkpoint") -> tuple[JointEmbedding, Vocabulary, argparse.Namespace]:
-    """The model of a checkpoint, in eval mode on the CPU, its vocabulary and its options."""
-    check_values(stored["options"], path)
-    opt = parser().parse_args([])                           # of options that are younger than the checkpoint
-    resolve(opt)
-    vars(opt).update(stored["options"])
-    vocab = build_vocabulary(opt, stored["vocabulary"])
-    try:
-        model = build_model(opt, vocab, pretrained=False)
-    except InputError:
-        raise
-    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:    # each value is right, not all together
-        raise InputError(f"the options of {path} describe no model ({reason(error)}); it was changed, so take another one or "
-                         "train again") from error
-    load_weights(model, stored, path)
-    return model.eval(), vocab, opt
 
 
 def config_arguments(path: str, p: argparse.ArgumentParser) -> list[str]:
@@ -306,19 +235,19 @@ def config_arguments(path: str, p: argparse.ArgumentParser) -> list[str]:
     known = {action.dest: action for action in p._actions if action.dest != "help"}
     if not isinstance(values, dict) or set(values) - set(known):
         wrong = sorted(map(str, set(values) - set(known))) if isinstance(values, dict) else [type(values).__name__]
-        raise InputError(f"--config {path} holds {ascii(wrong[0])[:60]}, which is no option; options are those of train.py "
-                         "--help")
+        raise InputError(f"--config {path} holds {ascii(wrong[0])[:60]}, which is no option; options are those of "
+                         "train.py --help")
     words = []
     for name, value in values.items():
         if name in COMMAND_LINE:
-            raise InputError(f"--config {path} holds '{name}', which only the command line can say, so that a file of options "
-                             f"never names or replaces a run; leave it out and give --{name}")
+            raise InputError(f"--config {path} holds '{name}', which only the command line can say, so that a file of "
+                             f"options never names or replaces a run; leave it out and give --{name}")
         if isinstance(value, (dict, list)):
             raise InputError(f"--config {path}: {name} is a {type(value).__name__}; give a single value")
         if is_switch(known[name]):
             if value is not None and not isinstance(value, bool):
-                raise InputError(f"--config {path}: {name} is {ascii(value)[:40]}, and a switch is true or false, without "
-                                 "quotes")
+                raise InputError(f"--config {path}: {name} is {ascii(value)[:40]}, and a switch is true or false, "
+                                 "without quotes")
             off = [f"--no-{name}"] * isinstance(known[name], argparse.BooleanOptionalAction)
             words += [f"--{name}"] if value else off if value is False else []
         elif value is not None:
@@ -326,40 +255,162 @@ def config_arguments(path: str, p: argparse.ArgumentParser) -> list[str]:
     return words
 
 
-def is_switch(action: argparse.Action) -> bool:
-    return action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction)
+# ---- what a run is trained on
+
+@dataclass
+class Data:
+    """What a run is trained on and validated with."""
+    opt: argparse.Namespace
+    train: Split
+    dev: Split
+    vocab: Vocabulary
+    source: str                       # where the vocabulary's words come from
+    tokens: dict                      # of "train" and "dev": the captions as the model reads them
+    pairs: np.ndarray                 # (m,) training captions whose images are known
+    unpaired: Unpaired | None
+    fingerprints: dict                # what a run that goes on must find again
+
+    @functools.cached_property
+    def steps(self) -> int:
+        """Per epoch."""
+        return -(-len(self.order(0)) // self.opt.batch_size)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The captions of an epoch: `pairs` shuffled; for the Embedding Network captions of an image side by side."""
+        rng = np.random.default_rng([self.opt.seed, epoch])
+        if self.opt.loss == "two_branch":
+            return self.pairs[sibling_order(self.train.caption_image[self.pairs], rng)]
+        return self.pairs[rng.permutation(len(self.pairs))]
+
+    def batches(self, state: dict):
+        """The batches of the current epoch that are still to come."""
+        opt, epoch = self.opt, state["epoch"]
+        batches = pair_batches(self.train, self.tokens["train"], self.order(epoch), opt.batch_size, workers=opt.workers,
+                               crop_size=opt.crop_size, seed=(opt.seed, epoch), skip=state["step"])
+        for batch in batches:
+            yield self.unpaired.added_to(batch, state["iteration"]) if self.unpaired else batch
 
 
-def check_values(stored: dict, path: str) -> None:
-    """Refuse options of a checkpoint that the command line would not have taken: a model of them cannot be built."""
-    known = {action.dest: action for action in parser()._actions}
-    for name, value in stored.items():
-        action = known.get(name)
-        if action is None or name in MAY_CHANGE or (value is None and action.default is None):
-            continue
-        try:
-            right = (isinstance(value, bool) if is_switch(action)
-                     else isinstance(value, str) if action.type in (filename, data_set)
-                     else not isinstance(value, bool) and (action.type or str)(str(value)) == value)
-        except (argparse.ArgumentTypeError, ValueError):
-            right = False
-        if not right or action.choices is not None and value is not None and value not in action.choices:
-            raise InputError(f"{path} has the option {name} = {ascii(value)[:40]}, which train.py would not take; it was "
-                             "changed, so take another checkpoint")
+def load_data(opt, start: dict | None, resumed: dict | None) -> Data:
+    """Read the splits and settle by them what the options left open. start: a checkpoint whose words are taken. Raises
+    InputError where data, options and checkpoint do not fit."""
+    train, dev = (read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval, dev_images=opt.dev_images,
+                             text_features=opt.text_features).require_sound() for name in ("train", "dev"))
+    fit_to_data(opt, train.images, train.text)
+    refuse_unused(opt)
+    check_fits(opt, dev, "the model")
+    fingerprints = {**train.fingerprint(), "dev": dev.fingerprint()}
+    check_same(opt, resumed, fingerprints)
+    check_extractors(start["data"].get("extractors") if start and "data" in start else None, train, opt.text_features,
+                     str(opt.init_from))
+    words, source = (Vocabulary(start["vocabulary"]),
+                     opt.init_from or opt.logger_name) if start else make_vocabulary(opt, train)
+    vocab = build_vocabulary(opt, words.words)
+    tokens = {"train": train.encode(vocab), "dev": dev.encode(vocab)}
+    pairs = choose_pairs(train, opt.supervised_fraction, opt.seed)
+    unpaired = build_unpaired(opt, train, tokens["train"], pairs, vocab)
+    if unpaired and unpaired.data:
+        fingerprints["unpaired"] = unpaired.data
+        check_same(opt, resumed, fingerprints)
+    return Data(opt, train, dev, vocab, source, tokens, pairs, unpaired, fingerprints)
 
 
-def modern(options: dict, path: str) -> dict:
-    """Options of an earlier state of this code by today's names. Raises InputError where this code has no such model."""
-    if options.get("region_norm") == "features":            # until the first norm of VSRN's graph had its size
-        if options.get("img_enc") == "vsrn":
-            raise InputError(f"{path} is a VSRN whose first norm left regions of norm 1, which this version has not "
-                             "(--region_norm entries makes them sqrt(D)); evaluate it with the version that trained it, or "
-                             "train again")
-        options = {**options, "region_norm": "entries"}
-    if "latent_bn" in options:                              # until then jWAE's priors were counted times the batch
-        batch_norm = {True: "batch", False: "none"}.get(options["latent_bn"])
-        weights = {name: options[name] * options.get("batch_size", 128) for name in ("prior_images", "prior_captions")
-                   if isinstance(options.get(name), float) and options[name]}
-        options = {**options, "latent_norm": batch_norm or ("batch" if weights else None), **weights}
-        del options["latent_bn"]
-    return options
+def check_same(opt, resumed: dict | None, fingerprints: dict) -> None:
+    """Refuse to go on with other data than those of the run, as far as their fingerprints tell."""
+    if resumed and any(resumed["data"].get(key, value) != value for key, value in fingerprints.items()):
+        raise InputError(f"the training data in {os.path.join(opt.data_path, opt.data_name)}, or the unpaired ones, "
+                         f"are not those of the run in {opt.logger_name}; give its --data_path, or start a new run "
+                         "with --init_from")
+
+
+def make_vocabulary(opt, train) -> tuple[Vocabulary, str]:
+    """The words of the vocabulary file of the data set if there is one, else of its captions; and which of the two."""
+    path = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
+    if os.path.isfile(path):
+        given = [name for name in ("vocab_threshold", "vocab_splits") if getattr(opt, name) != defaults()[name]]
+        if given:
+            raise InputError(f"--{given[0]} {getattr(opt, given[0])} counts words of the captions, and {path} lists "
+                             "the words already; leave it out, delete the file, or name another folder with "
+                             "--vocab_path")
+        return Vocabulary.load(path), path
+    names = [name.strip() for name in opt.vocab_splits.split(",")]
+    splits = [train if name == "train" else read_split(opt.data_path, opt.data_name, name, dev_images=0)
+              for name in names]
+    return Vocabulary.build((words for split in splits for words in split.words), opt.vocab_threshold), "the captions"
+
+
+def check_fits(opt: argparse.Namespace, split: Split, path: str) -> None:
+    """Refuse images and features of captions that the model of `path` cannot take."""
+    images, text = split.images, split.text
+    if text is not None and text.dim != opt.txt_dim:
+        raise InputError(f"{text.path} has features of width {text.dim}, {path} was trained on width {opt.txt_dim}; "
+                         "use features of the same vectors")
+    if isinstance(images, NoImages):
+        return
+    needed = "cnn" if isinstance(images, Photos) else "precomp"
+    photos = opt.img_enc == "cnn" or (opt.img_enc == "pie" and opt.img_dim is None)
+    if photos != (needed == "cnn"):
+        kind = {"cnn": "photos", "precomp": "precomputed features", "vsrn": "region features", "pie": "region features",
+                "scan": "region features"}
+        raise InputError(f"{path} was trained on {kind['cnn' if photos else opt.img_enc]} and the data are "
+                         f"{kind[needed]}; name data of the same kind with --data_name")
+    if opt.img_enc in ("vsrn", "pie", "scan") and not photos and images.array.ndim != 3:
+        raise InputError(f"{path} reasons over regions and {images.path} holds one vector an image; give features of "
+                         "shape (images, regions, F)")
+    if needed == "precomp" and images.dim != opt.img_dim:
+        raise InputError(f"{images.path} has features of width {images.dim}, {path} was trained on width "
+                         f"{opt.img_dim}; use features of the same extractor")
+    if opt.n_regions != images.regions and (opt.n_regions or opt.img_enc == "precomp"):
+        raise InputError(f"{images.path} has {images.regions or 'no'} regions an image, {path} was trained on "
+                         f"{opt.n_regions or 'one vector an image'}; use features of the same extractor")
+
+
+# ---- options that come from a file: a --config, the run that --resume goes on with
+
+class Options(argparse.Namespace):
+    """The options of train.py, resolved. `asked`, which is not among vars(): the same as they were asked for."""
+    __slots__ = ("asked",)
+
+
+def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str]) -> Options:
+    """The options of a run that goes on: those of its checkpoint and, of what may change, those given in `argv`.
+    `resume` becomes the checkpoint to read, `logger_name` the folder to write to."""
+    start = given.resume or given.logger_name or default_run(given)
+    checkpoint = load_resumable(start)
+    stored = checkpoint["options"]
+    check_values(stored, start)
+    p.set_defaults(**stored)
+    opt = p.parse_args(argv, Options())
+    opt.resume, opt.logger_name = start, given.logger_name or run_folder(start)
+    resolve(opt)
+    changed = [key for key in stored if key in vars(opt) and key not in MAY_CHANGE
+               and getattr(opt, key) not in (stored[key], "auto")]                 # auto: what the data need, as before
+    if changed:
+        raise InputError(f"--{changed[0]} {getattr(opt, changed[0])} differs from the {stored[changed[0]]} of the run "
+                         f"in {start}; a resumed run keeps its options, so leave it out or start a new run with "
+                         "--init_from")
+    newest = os.path.join(opt.logger_name, "checkpoint.pt")
+    if os.path.isfile(start) and os.path.isfile(newest) and not os.path.samefile(start, newest):
+        reached, at = (c["state"]["iteration"] for c in (load_checkpoint(newest), checkpoint))
+        raise InputError(f"{opt.logger_name} has a checkpoint.pt of its own, at step {reached:,} of the run where "
+                         f"{start} is at step {at:,}; go on from {start} in a new folder with --logger_name NEW, or "
+                         "leave the file's name out to go on from checkpoint.pt")
+    return opt
+
+
+def load_resumable(path: str) -> dict:
+    """A checkpoint that holds all that going on needs. Raises InputError."""
+    if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "checkpoint.pt")) and is_run(path):
+        raise InputError(f"{path} has no checkpoint.pt: it was stopped before its first step, so there is nothing to "
+                         "go on from; start it again with the command that its config.yaml holds")
+    stored = load_checkpoint(path, "checkpoint.pt")
+    lacking = [name for name in ("optimizer", "scaler", "rng", "state", "data") if name not in stored]
+    lacking += [name for name in ("step", "iteration", "loss_sum", "loss_count") if name not in stored.get("state", {})]
+    if lacking:
+        raise InputError(f"{path} holds a model but no {lacking[0]}, so training cannot go on exactly; resume the "
+                         "run's checkpoint.pt (--resume RUN), or start a new run from these weights with --init_from")
+    return stored
+
+
+def run_folder(path: str) -> str:
+    return os.path.dirname(path) or "." if os.path.isfile(path) else path

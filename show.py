@@ -1,9 +1,9 @@
 """Show what a trained model does: what it retrieves, the captions it writes, where its latents lie.
 
     python show.py retrieval --checkpoint runs/demo --photos data/demo/images
-    python show.py retrieval --checkpoint runs/demo --photos data/demo/images --captions "a red circle ." "three shapes ."
-    python show.py captions --checkpoint runs/vsrn           # of a VSRN model that was trained with --captioner
-    python show.py latents --checkpoint runs/jwae            # how near are they to the prior N(0, I)?
+    python show.py retrieval --checkpoint runs/demo --photos data/demo/images --captions "a red circle ." "a star ."
+    python show.py captions --checkpoint runs/vsrn           # a VSRN model that was trained with --captioner
+    python show.py latents --checkpoint runs/jwae            # how near are its latents to the prior N(0, I)?
 """
 if __name__ == "__main__":
     import cli
@@ -20,11 +20,10 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, filename, natural, run_arguments, torch_device, up_to
-from data import image_batches
 from evaluation.plots import drawing, picture_file
 from evaluation.sources import encode, load_run, newest_run, output_file
 from files import below, holds_keys, is_drawn, output, save_json
-from inputs import Photos, encode_captions
+from inputs import Photos, encode_captions, image_batches
 from similarities import Embedding, real_rows, uncertainty, unit
 from vocab import END, is_function, tokenize
 
@@ -34,47 +33,53 @@ SPREAD = (0.0, 0.25, 0.5, 0.75, 1.0)  # quantiles of uncertainty whose captions 
 
 
 def photo_paths(split, folder: str | None) -> list[str]:
-    """Where the photo of each image lies."""
+    """The path of the photo of each image. Raises InputError if precomputed features come without photos."""
     if isinstance(split.images, Photos):
         return split.images.paths
     if not folder or not split.photo_names:
-        raise InputError("precomputed features show no picture; give the folder of their photos with --photos, and file names "
-                         f"in {split.name}_ids.txt beside the features")
+        raise InputError("precomputed features show no picture; give the folder of their photos with --photos, and "
+                         f"file names in {split.name}_ids.txt beside the features")
     return [below(folder, name, f"the list of photos of {split.source}") for name in split.photo_names]
 
 
 def embed_texts(model, vocab, texts: list[str], device) -> Embedding:
-    """Free captions -> Embedding (B, D); a caption without one known word is refused."""
+    """Captions of the user's own -> Embedding (B, D). Raises InputError for a caption without a known word."""
     tokens = encode_captions([tokenize(text) for text in texts], vocab)
     if tokens.unknown.any():
-        raise InputError(f"no word of '{texts[tokens.unknown.argmax()]}' is in the vocabulary of {len(vocab)} words; use "
-                         "words of the training set")
+        raise InputError(f"no word of '{texts[tokens.unknown.argmax()]}' is in the vocabulary of {len(vocab)} words; "
+                         "use words of the training set")
     numbers, lengths = tokens.batch(np.arange(len(texts)))                          # (B, T), (B,)
     return model.embed_captions(numbers.to(device), lengths)
 
 
 @torch.no_grad()
 def draw_retrieval(opt) -> None:
-    """A picture of captions and their best images. Without --captions: five of the split, from the least to the most uncertain
-    of a Gaussian model."""
+    """The command `retrieval`: a picture of captions with their best images, scores and uncertainties.
+
+    Without --captions it shows five captions of the split, for a Gaussian model from the least to the most uncertain.
+    """
     device, path = torch_device(opt.device), opt.checkpoint or newest_run()
     target = picture_file(output_file(opt.output, path, "retrieval.png", is_drawn), [path])
     run = load_run(path, opt, vocab=opt.vocab)
     model, vocab, split = run.model.to(device), run.vocab, run.split
     if opt.captions and split.text is not None:
-        raise InputError(f"{path} reads ready features of captions and knows no words, so --captions cannot be embedded; leave "
-                         "it out")
+        raise InputError(f"{path} reads ready features of captions and knows no words, so --captions cannot be "
+                         "embedded; leave it out")
     photos = Photos(photo_paths(split, opt.photos))
     images, captions = encode(model, split, None if opt.captions else run.tokens(), device, workers=opt.workers)
     if opt.captions:
-        texts, owner, queries = opt.captions, [None] * len(opt.captions), embed_texts(model, vocab, opt.captions, device)
+        texts, owner = opt.captions, [None] * len(opt.captions)
+        queries = embed_texts(model, vocab, texts, device)
     else:
-        order = uncertainty(captions).argsort().cpu() if captions.log_var is not None else torch.arange(len(captions.mean))
-        chosen = order[[round(q * (len(order) - 1)) for q in SPREAD]]
-        texts, owner = [split.captions[m] for m in chosen], split.caption_image[chosen.numpy()].tolist()
-        queries = captions.rows(chosen.to(device))
+        order = torch.arange(len(captions.mean))
+        if captions.log_var is not None:
+            order = uncertainty(captions).argsort().cpu()
+        index = order[[round(q * (len(order) - 1)) for q in SPREAD]]
+        texts, owner = [split.captions[m] for m in index], split.caption_image[index.numpy()].tolist()
+        queries = captions.rows(index.to(device))
     scores = model.similarity(images, queries).T.cpu()                              # (queries, N)
-    unsure = {side: None if e.log_var is None else uncertainty(e).tolist() for side, e in (("q", queries), ("i", images))}
+    query_uncertainty, image_uncertainty = (None if e.log_var is None else uncertainty(e).tolist()
+                                            for e in (queries, images))
 
     top = min(opt.top, scores.shape[1])
     height = 2.7 * len(texts) + 0.6
@@ -82,7 +87,7 @@ def draw_retrieval(opt) -> None:
         for q, row in enumerate(axes):
             ranking = scores[q].argsort(descending=True)
             label = "\n".join(textwrap.wrap(texts[q], 18 * max(3, top))[:3])
-            facts = [] if unsure["q"] is None else [f"uncertainty {unsure['q'][q]:.1f}"]
+            facts = [] if query_uncertainty is None else [f"uncertainty {query_uncertainty[q]:.1f}"]
             if owner[q] is not None:
                 rank = int((scores[q] >= scores[q, owner[q]]).sum())
                 facts.append(f"its own image is number {rank} of {len(ranking):,}")
@@ -91,13 +96,13 @@ def draw_retrieval(opt) -> None:
                 axis.imshow(np.asarray(photos.open(i)))
                 axis.set_xticks([])
                 axis.set_yticks([])
-                axis.text(0, 1.02, f"{scores[q, i]:.3f}" + ("" if unsure["i"] is None else f" (unc. {unsure['i'][i]:.1f})"),
-                          transform=axis.transAxes, fontsize=8)
+                label = "" if image_uncertainty is None else f" (unc. {image_uncertainty[i]:.1f})"
+                axis.text(0, 1.02, f"{scores[q, i]:.3f}{label}", transform=axis.transAxes, fontsize=8)
                 for spine in axis.spines.values():
                     spine.set(color="limegreen" if i == owner[q] else "lightgrey", linewidth=4 if i == owner[q] else 1)
-        own = "" if opt.captions else "; green: its own"
-        figure.suptitle(f"{run.folder[1]} {opt.split}, {run.trained.sim}: the best {top} of {len(split.images):,} images for a "
-                        f"caption{own}", fontsize=10, y=1 - 0.15 / height)
+        legend = "" if opt.captions else "; green: its own"
+        figure.suptitle(f"{run.folder[1]} {opt.split}, {run.trained.sim}: the best {top} of {len(split.images):,} "
+                        f"images for a caption{legend}", fontsize=10, y=1 - 0.15 / height)
         figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 1.2 / height, wspace=0.06, hspace=0.45)
     for note in run.notes:
         print(f"note: {note}")
@@ -112,13 +117,13 @@ def spell(caption: list[int], vocab) -> list[str]:
 
 
 def word_precision(captions: list[list[str]], references: list[list[list[str]]], groups: dict | None = None) -> dict:
-    """Of the words of N generated captions, the share that some reference of their image has, letter for letter.
+    """The share of the words of N generated captions that some reference of their image has, letter for letter.
 
-    {"content" | "function" | "pairs" | name of one of `groups`, sets of words: {"words": how many, "own": percent, "other":
-    percent}}, None where there are no words. "pairs" are two content words side by side, "red circle": who has seen red and a
-    circle may still say them of the wrong things.
-    "other" is the control: the same caption held against the references of another image, averaged over all N - 1 others. What
-    "own" has above it comes from the image; the rest comes from knowing what captions are like.
+    Returns {"content" | "function" | "pairs" | name of one of `groups`, sets of words: {"words": number of words,
+    "own": percent, "other": percent}}, with None where there are no words. "pairs" are two adjacent content words, such
+    as "red circle": a model that recognises red and a circle may still combine them wrongly. "other" is the control:
+    the same caption compared with the references of another image, averaged over all N - 1 others. The part of "own"
+    above "other" comes from the image; the rest comes from knowing what captions are like.
     """
     kinds = {"content": lambda text: [word for word in text if not is_function(word)],
              "function": lambda text: [word for word in text if is_function(word)],
@@ -127,19 +132,19 @@ def word_precision(captions: list[list[str]], references: list[list[list[str]]],
                 for name, group in (groups or {}).items()}}
     result = {}
     for kind, items in kinds.items():
-        said = [(item, i) for i, caption in enumerate(captions) for item in items(caption)]
-        held = [{item for text in texts for item in items(text)} for texts in references]
-        images = Counter(item for found in held for item in found)                  # word or pair -> images that have it
-        own = [item in held[i] for item, i in said]
-        others = [(images[item] - hit) / max(1, len(held) - 1) for (item, _), hit in zip(said, own)]
-        result[kind] = {"words": len(said), "own": 100 * float(np.mean(own)) if said else None,
-                        "other": 100 * float(np.mean(others)) if said and len(held) > 1 else None}
+        generated = [(item, i) for i, caption in enumerate(captions) for item in items(caption)]
+        true = [{item for text in texts for item in items(text)} for texts in references]
+        images = Counter(item for of_image in true for item in of_image)            # item -> images that have it
+        hits = [item in true[i] for item, i in generated]
+        others = [(images[item] - hit) / max(1, len(true) - 1) for (item, _), hit in zip(generated, hits)]
+        result[kind] = {"words": len(generated), "own": 100 * float(np.mean(hits)) if generated else None,
+                        "other": 100 * float(np.mean(others)) if generated and len(true) > 1 else None}
     return result
 
 
 @torch.no_grad()
 def caption_images(model: nn.Module, images, width: int, device, workers: int = 0) -> list[list[int]]:
-    """A caption of every image of a split by the model's captioner, in their order."""
+    """A caption by the model's captioner for every image of a split, in their order, as lists of word numbers."""
     captions = []
     with tqdm(total=len(images), desc="captions", disable=None, leave=False) as bar:
         for batch in image_batches(images, 128, workers):
@@ -149,6 +154,7 @@ def caption_images(model: nn.Module, images, width: int, device, workers: int = 
 
 
 def write_captions(opt) -> None:
+    """The command `captions`. Raises InputError if the model has no captioner or an option does not fit."""
     if not 1 <= opt.beam <= 1000:
         raise InputError(f"--beam {opt.beam}: a beam has from 1 to 1,000 captions; 3 is usual")
     device, run = torch_device(opt.device), opt.checkpoint or newest_run()
@@ -156,8 +162,8 @@ def write_captions(opt) -> None:
         output(opt.output, holds_keys("checkpoint", "data_name", "split", "beam", "precision", "captions"), [run])
     model, vocab, _, _, (_, name), split, _ = load_run(run, opt, vocab=opt.vocab)
     if "captioner" not in model.terms:
-        raise InputError(f"{run} was trained without a captioner (--captioner 0); train one with train.py --img_enc vsrn "
-                         "--captioner 1")
+        raise InputError(f"{run} was trained without a captioner (--captioner 0); train one with train.py --img_enc "
+                         "vsrn --captioner 1")
     count = len(split.images)
     wrong = [i for i in opt.image_index or [] if not 0 <= i < count]
     if wrong:
@@ -171,28 +177,30 @@ def write_captions(opt) -> None:
     names = split.photo_names or split.image_ids or [None] * count
 
     for i in opt.image_index if opt.image_index else range(min(opt.images, count)):
-        print(f"image {i}" + ("" if names[i] is None else f" ({names[i]})") + f"\n  generated: {' '.join(captions[i])}\n"
-              f"  true:      {split.captions[references[i][0]]}")
+        title = f"image {i}" if names[i] is None else f"image {i} ({names[i]})"
+        print(f"{title}\n  generated: {' '.join(captions[i])}\n  true:      {split.captions[references[i][0]]}")
     groups = dict(opt.words or [])
     if len(groups) < len(opt.words or []):
-        raise InputError(f"--words names a group twice among {', '.join(name for name, _ in opt.words)}; give each another "
-                         "name")
-    precision = word_precision(captions, [[split.words[m] for m in mine] for mine in references], groups)
-    print(f"{name} {opt.split}, {count:,} images, beam {opt.beam}: generated words that a true caption of the image has")
+        raise InputError(f"--words names a group twice among {', '.join(name for name, _ in opt.words)}; give each "
+                         "another name")
+    precision = word_precision(captions, [[split.words[m] for m in rows] for rows in references], groups)
+    print(f"{name} {opt.split}, {count:,} images, beam {opt.beam}: generated words that a true caption of the image "
+          "has")
     for kind, p in precision.items():
         title = {"content": "content words", "function": "function words and punctuation",
                  "pairs": "pairs of content words side by side"}.get(kind, kind)
         own, other = ("-" if p[key] is None else f"{p[key]:.1f}%" for key in ("own", "other"))
         print(f"  {title}: {own} of {p['words']:,} (control, captions of another image: {other})")
     if opt.output:
-        told = [{"image": i, "name": names[i], "generated": " ".join(captions[i]), "true": [split.captions[m] for m in mine]}
-                for i, mine in enumerate(references)]
+        entries = [{"image": i, "name": names[i], "generated": " ".join(captions[i]),
+                    "true": [split.captions[m] for m in rows]} for i, rows in enumerate(references)]
         save_json({"checkpoint": run, "data_name": name, "split": opt.split, "beam": opt.beam, "precision": precision,
-                   "captions": told}, opt.output)
+                   "captions": entries}, opt.output)
         print(f"all captions in {opt.output}")
 
 
 def group(text: str) -> tuple[str, set[str]]:
+    """Parse NAME=WORD,WORD,... -> (name, words)."""
     name, _, words = text.partition("=")
     if not name or not words:
         raise argparse.ArgumentTypeError(f"'{text}' is no group of words; give NAME=WORD,WORD,...")
@@ -205,29 +213,30 @@ def group(text: str) -> tuple[str, set[str]]:
 
 @torch.no_grad()
 def all_latents(model, split, tokens, device, batch_size: int = 128, workers: int = 0) -> dict[str, Tensor]:
-    """The latents of a split's images (N, D) and captions (M, D), one an item (parts: their mean is no latent, so all of
-    them)."""
-    found = {"images": [], "captions": []}
+    """The latents of a split's images (N, D) and captions (M, D), one row per item.
+
+    An item with several parts gives a row per part, because the mean of its latents is not a latent.
+    """
+    latents = {"images": [], "captions": []}
     for batch in image_batches(split.images, batch_size, workers):
-        extras = {}
-        e = model.embed_images(batch.to(device), extras)
-        found["images"].append(real_rows(extras["latent"].float(), e.n_parts).cpu())
+        latent = model.image_tower(batch.to(device)).latent
+        latents["images"].append(real_rows(latent.value.float(), latent.n_parts).cpu())
     order = torch.arange(len(tokens.length))
     for index in order.split(batch_size):
-        extras = {}
         numbers, lengths = tokens.batch(index.numpy())
-        e = model.embed_captions(numbers.to(device), lengths, extras)
-        found["captions"].append(real_rows(extras["latent"].float(), e.n_parts).cpu())
-    return {side: torch.cat(rows) for side, rows in found.items()}
+        latent = model.text_tower(numbers.to(device), lengths).latent
+        latents["captions"].append(real_rows(latent.value.float(), latent.n_parts).cpu())
+    return {side: torch.cat(rows) for side, rows in latents.items()}
 
 
 def prior_report(z: Tensor, generator: torch.Generator, permutations: int = 200) -> dict[str, float]:
     """How latents (R, D) differ from samples of N(0, I).
 
-    norm: |z|, mean. mean: |average z| / sqrt(D). variance: average over dimensions. correlation: root mean square off the
-    diagonal of the correlation matrix. eigenvalues: largest and smallest of the covariance. energy: energy distance to as many
-    samples of the prior, over sqrt(D); p: share of random relabellings of the two samples with one at least as large. on the
-    sphere: the energy distance of sqrt(D) z / |z|, which the norm of the latents does not move.
+    norm: mean |z|. mean: |average z| / sqrt(D). variance: average over the dimensions. correlation: root mean square
+    off the diagonal of the correlation matrix. eigenvalues: the largest and smallest of the covariance. energy: energy
+    distance to as many samples of the prior, over sqrt(D). p: share of random relabellings of the two samples whose
+    distance is at least as large. on the sphere: the energy distance of sqrt(D) z / |z|, which does not depend on the
+    norm of the latents.
     """
     n, d = z.shape
     z = z.double()
@@ -240,7 +249,10 @@ def prior_report(z: Tensor, generator: torch.Generator, permutations: int = 200)
     label = torch.cat([torch.ones(n), -torch.ones(n)]).to(z)                        # (2 R,)
 
     def energy(x: Tensor, signs: Tensor) -> Tensor:
-        """2 E|x - y| - E|x - x'| - E|y - y'| = -s^T |..| s / R^2 for labels s = +-1, over sqrt(D): (R, D), (2 R, L) -> (L,)."""
+        """2 E|x - y| - E|x - x'| - E|y - y'|, over sqrt(D): (R, D), labels s = +-1 (2 R, L) -> (L,).
+
+        It is -s^T |..| s / R^2, where |..| holds all distances.
+        """
         both = torch.cat([x, prior])                                                # (2 R, D)
         return -(signs * (torch.cdist(both, both) @ signs)).sum(0) / n ** 2 / d ** 0.5
     shuffled = [label[torch.randperm(2 * n, generator=generator)] for _ in range(permutations)]
@@ -249,19 +261,21 @@ def prior_report(z: Tensor, generator: torch.Generator, permutations: int = 200)
             "variance": float(std.square().mean()),
             "correlation": float((correlation.square().sum() - d).clamp(min=0).div(d * (d - 1)).sqrt()),
             "largest eigenvalue": float(eigenvalues[-1]), "smallest eigenvalue": float(eigenvalues[0]),
-            "energy distance": float(observed), "p": float((1 + sum(e >= observed for e in others)) / (1 + permutations)),
+            "energy distance": float(observed),
+            "p": float((1 + sum(e >= observed for e in others)) / (1 + permutations)),
             "on the sphere": float(energy(unit(z) * d ** 0.5, label[:, None])[0])}
 
 
 def print_latents(opt) -> None:
+    """The command `latents`: a table of `prior_report` for both sides and for samples of the prior itself."""
     path, device = opt.checkpoint or newest_run(), torch_device(opt.device)
     run = load_run(path, opt, vocab=opt.vocab)
-    found = all_latents(run.model.to(device), run.split, run.tokens(), device, workers=opt.workers)
+    latents = all_latents(run.model.to(device), run.split, run.tokens(), device, workers=opt.workers)
     rows = {}
-    for side, z in found.items():
+    for side, z in latents.items():
         generator = torch.Generator().manual_seed(opt.seed)
         rows[side] = prior_report(z[torch.randperm(len(z), generator=generator)[:opt.rows]], generator)
-    z = torch.randn(min(opt.rows, len(found["captions"])), z.shape[1], generator=generator)
+    z = torch.randn(min(opt.rows, len(latents["captions"])), z.shape[1], generator=generator)
     rows["samples of N(0, I)"] = prior_report(z, generator)
     print(f"{path}: latents of {run.folder[1]} {opt.split}, before the l2 norm, {z.shape[1]} numbers each")
     print(f"{'':22}" + "".join(f"{side:>20}" for side in rows))
@@ -271,48 +285,54 @@ def print_latents(opt) -> None:
 
 # ---- the command
 
-def add_retrieval(p: argparse.ArgumentParser) -> None:
-    run_arguments(p, split="images to search")
-    p.add_argument("--photos", type=filename, help="folder of the photos that precomputed features belong to")
+def retrieval_options(p: argparse.ArgumentParser) -> None:
+    """Add the options of `retrieval`."""
+    run_arguments(p, split="split to search")
+    p.add_argument("--photos", type=filename, help="folder of the photos that the precomputed features were made from")
     p.add_argument("--captions", nargs="+", metavar="TEXT", help="captions to search for (default: five of the split)")
-    p.add_argument("--top", type=up_to(50), default=5, metavar="N", help="images a caption, the best first")
+    p.add_argument("--top", type=up_to(50), default=5, metavar="N", help="number of images to show per caption")
     p.add_argument("--output", type=filename, metavar="FILE.png",
                    help="picture to write (default: retrieval.png in the run folder)")
 
 
-def add_captions(p: argparse.ArgumentParser) -> None:
-    run_arguments(p, split="images to caption: all of them, for the count")
-    shown = p.add_mutually_exclusive_group()
-    shown.add_argument("--images", type=natural, default=10, metavar="N", help="print the captions of the first N")
-    shown.add_argument("--image_index", type=int, nargs="+", metavar="I", help="print the captions of these, counted from 0")
-    p.add_argument("--beam", type=natural, default=3, help="captions that the search keeps at a time; 1: greedy")
-    p.add_argument("--words", type=group, nargs="+", metavar="NAME=WORD,WORD", help="count these groups of words too, as "
-                   "colour=red,green,blue")
+def caption_options(p: argparse.ArgumentParser) -> None:
+    """Add the options of `captions`."""
+    run_arguments(p, split="split to caption; the counts are over all of its images")
+    printed = p.add_mutually_exclusive_group()
+    printed.add_argument("--images", type=natural, default=10, metavar="N",
+                         help="print the captions of the first N images")
+    printed.add_argument("--image_index", type=int, nargs="+", metavar="I",
+                         help="print the captions of the images with these numbers, counted from 0")
+    p.add_argument("--beam", type=natural, default=3, help="width of the beam search (1: greedy search)")
+    p.add_argument("--words", type=group, nargs="+", metavar="NAME=WORD,WORD",
+                   help="also count these groups of words, for example colour=red,green,blue")
     p.add_argument("--output", type=filename, metavar="FILE.json",
-                   help="write all captions, generated and true, and the counts")
+                   help="file to write all captions, generated and true, and the counts to")
 
 
-def add_latents(p: argparse.ArgumentParser) -> None:
-    run_arguments(p, "split whose latents are looked at")
+def latent_options(p: argparse.ArgumentParser) -> None:
+    """Add the options of `latents`."""
+    run_arguments(p, "split whose latents are examined")
     p.add_argument("--rows", type=up_to(100_000, least=2), default=1000,
-                   help="latents a side that are compared with as many samples of the prior")
-    p.add_argument("--seed", type=natural, default=0, help="of the samples and of which latents are taken")
+                   help="number of latents per side, compared with as many samples of the prior")
+    p.add_argument("--seed", type=natural, default=0, help="random seed of the samples and of the choice of latents")
 
 
-# name: what it says of itself, its options, what it does
-SHOWN = {"retrieval": ("Draw captions and the images that a model retrieves for them.", add_retrieval, draw_retrieval),
-         "captions": ("Write captions of images with a VSRN model's captioner, and count how many of their words are true.",
-                      add_captions, write_captions),
-         "latents": ("How near are the latents of a run to the prior N(0, I)?", add_latents, print_latents)}
+# name: (description, function that adds the options, function that does the work)
+COMMANDS = {
+    "retrieval": ("Draw captions and the images that a model retrieves for them.", retrieval_options, draw_retrieval),
+    "captions": ("Write captions of images with the captioner of a VSRN model, and count how many of their words are "
+                 "true.", caption_options, write_captions),
+    "latents": ("Measure how near the latents of a run are to the prior N(0, I).", latent_options, print_latents)}
 
 
 def main(argv=None) -> None:
     p = Arguments("Show what a trained model does.")
-    choice = p.add_subparsers(dest="shown", required=True, metavar="{" + ",".join(SHOWN) + "}")
-    for name, (told, add_options, _) in SHOWN.items():
-        add_options(choice.add_parser(name, help=told[:1].lower() + told[1:], description=told))
+    commands = p.add_subparsers(dest="shown", required=True, metavar="{" + ",".join(COMMANDS) + "}")
+    for name, (description, add_options, _) in COMMANDS.items():
+        add_options(commands.add_parser(name, help=description[:1].lower() + description[1:], description=description))
     opt = p.parse_args(argv)
-    cli.run(f"show.py {opt.shown}", SHOWN[opt.shown][2], opt)
+    cli.run(f"show.py {opt.shown}", COMMANDS[opt.shown][2], opt)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Similarities of points and Gaussians: how well an image and a caption match.
 
-Every similarity is higher-is-better, with images as rows and captions as columns; a distance is returned negated. Most are
-an inner product of lifted features, score = finish(A(images) @ B(captions).T + a(images) + b(captions)). One definition then
-serves a training batch, an evaluation in blocks and a nearest-neighbour index, and nothing of size N x M x D is ever made.
-Only `order`, `elk` and `bhattacharyya` compare pair by pair.
+Scores are higher-is-better, so a distance is returned negated. Rows are images, columns are captions. Most similarities
+are an inner product of lifted features, score = finish(A(images) @ B(captions).T + a(images) + b(captions)). This one
+definition serves a training batch, an evaluation in blocks and a nearest-neighbour index. Nothing of size N x M x D is
+ever made. Only `order`, `elk` and `bhattacharyya` compare pair by pair.
 
 Papers: `pmrl` Probabilistic Multimodal Representation Learning; `ucmr` Uncertainty-based Cross-Modal Retrieval with
 Probabilistic Representations; VSE++ Faghri et al. 2018; PCME++ Chun 2024.
@@ -36,15 +36,26 @@ class Embedding(NamedTuple):
 
 
 def unit(x: Tensor, dim: int = -1) -> Tensor:
-    """l2-normalised vectors (..., D); the eps keeps the gradient of a zero vector (an image without features) below 1e6."""
+    """l2-normalised vectors (..., D); the eps keeps the gradient of a zero vector (an image without features) below
+    1e6."""
     return F.normalize(x, dim=dim, eps=1e-6)
 
 
-def real_rows(latent: Tensor, n_parts: Tensor | None) -> Tensor:
-    """Latents of items (B, D), or of their parts (B, P, D) without the padding -> (R, D)."""
-    if latent.ndim == 2:
-        return latent
-    return latent[torch.arange(latent.shape[1], device=latent.device) < n_parts[:, None]]            # (B, P, D) -> (R, D)
+def real_parts(parts: Tensor, n_parts: Tensor) -> Tensor:
+    """Which parts are real and no padding: (B, P, ...), (B,) -> (B, P) bool."""
+    return torch.arange(parts.shape[1], device=parts.device) < n_parts.to(parts.device)[:, None]
+
+
+def real_rows(rows: Tensor, n_parts: Tensor | None) -> Tensor:
+    """Vectors of items (B, D), or of their real parts among (B, P, D) -> (R, D)."""
+    return rows if n_parts is None else rows[real_parts(rows, n_parts)]
+
+
+def mean_rows(rows: Tensor, n_parts: Tensor | None) -> Tensor:
+    """One vector per item: (B, D), or the mean of the real parts among (B, P, D) -> (B, D)."""
+    if n_parts is None:
+        return rows
+    return (rows * real_parts(rows, n_parts)[:, :, None]).sum(1) / n_parts[:, None]
 
 
 def bound_log_var(raw: Tensor, bounds: tuple[float, float] = LOG_VAR_BOUNDS) -> Tensor:
@@ -75,92 +86,117 @@ def side_by_side(blocks, m: int) -> Tensor:
 
 
 class Similarity(nn.Module):
-    """forward(images, captions): (N, D), (M, D) -> scores (N, M)."""
+    """How well images and captions match. Calling it with N images and M captions gives their scores (N, M)."""
     gaussian_sides = 0                # how many of image and caption must be Gaussian: 0, 1 or 2
     parts = False                     # compares parts (words, regions), which both sides must have
     logits = False                    # scores are log-odds of a match
+    within_modality = True            # also compares images with images and captions with captions; else cosine does
+    options: tuple[str, ...] = ()     # options of train.py that are its arguments
+    implies: dict[str, object] = {}   # defaults of other options of train.py
+
+    @classmethod
+    def build(cls, opt) -> "Similarity":
+        """The similarity with the arguments that the options of train.py give."""
+        return cls(*(getattr(opt, name) for name in cls.options))
 
     def check(self, images: Embedding, captions: Embedding) -> None:
-        given = (images.log_var is not None) + (captions.log_var is not None)
-        if self.gaussian_sides not in (0, given):
-            raise ValueError(f"{type(self).__name__} needs variances on {self.gaussian_sides} of the two sides, images and "
-                             f"captions; {given} of those given have them")
+        """Raises ValueError where the two sides lack what the similarity compares."""
+        gaussian = (images.log_var is not None) + (captions.log_var is not None)
+        if self.gaussian_sides not in (0, gaussian):
+            raise ValueError(f"{type(self).__name__} needs variances on {self.gaussian_sides} of the two sides, images "
+                             f"and captions; {gaussian} of those given have them")
 
-    def tiles(self, images: Embedding, captions: Embedding):
-        """A function (image index, caption index) -> block of scores, for matrices too large to hold. Indices are slices
-        or integer tensors."""
-        return lambda i, c: self(images.rows(i), captions.rows(c))
+    def columns(self, images: Embedding, captions: Embedding):
+        """Scores in blocks, for matrices that are too large to hold: columns(images, captions)(c)(i) is the block of
+        the images `i` and the captions `c`, each a slice or an integer tensor.
+
+        The first call fixes the two sides and the second the captions of the block. What a similarity prepares of
+        captions is kept for as long as the caller keeps what the second call returned."""
+        def column(c):
+            block = captions.rows(c)
+            return lambda i: self(images.rows(i), block)
+        return column
 
 
-class Separable(Similarity):
-    """score = finish(A @ B.T + a[:, None] + b[None, :]).
+class Lifted(Similarity):
+    """A similarity that first lifts each item by itself and then compares lifted items in pairs.
 
-    `origin` names what both sides share: a similarity that does not change when both are moved (or scaled) together
-    subtracts it first, so that float32 never adds large terms that cancel. Without it (None) a lift depends on nothing but
-    its own item, which an index needs; that is what `images` and `captions` return.
+    A subclass defines lift_image(e, origin) and lift_caption(e, origin), which lift the items of one side;
+    rows_of(lift, i), the items `i` (a slice or an integer tensor) of a lift; and piece(image_lift, caption_lift, dim),
+    the scores (n, p) of n lifted images and p lifted captions, whose embeddings have `dim` numbers.
+
+    `origin` names what both sides share. A similarity that does not change when both sides are moved (or scaled)
+    together subtracts it first, so that float32 never adds large terms that cancel.
     """
     centred: tuple[str, ...] = ()     # fields of the embeddings that an origin is taken from
 
-    def lift_image(self, e: Embedding, origin: Embedding | None) -> tuple[list[Tensor], Tensor, Tensor | None]:
-        """The blocks of columns that A (N, K) consists of, a (N,), and the level (N, 1) or None that an item's variances
-        have in common: see `gap`. Joining the blocks would cost a pass over memory that no product needs."""
-        raise NotImplementedError
-
-    def lift_caption(self, e: Embedding, origin: Embedding | None) -> tuple[list[Tensor], Tensor, Tensor | None]:
-        """The blocks of B (M, K), b (M,) and level (M, 1) or None, as in `lift_image`."""
-        raise NotImplementedError
-
-    def gap(self, image_level: Tensor, caption_level: Tensor, dim: int) -> Tensor:
-        """Part of the raw score that levels (n, 1) and (1, m) make. Taken pair by pair: as terms of an inner product they
-        would cancel where whole items differ in variance, as spherical ones do."""
-        raise NotImplementedError
-
-    def finish(self, raw: Tensor) -> Tensor:
-        """Monotone, so that ranking by the raw inner product is ranking by the score."""
-        return raw
-
-    def images(self, e: Embedding) -> tuple[Tensor, Tensor]:
-        """A (N, K), a (N,)."""
-        blocks, a, _ = self.lift_image(e, None)
-        return torch.cat(blocks, 1), a
-
-    def captions(self, e: Embedding) -> tuple[Tensor, Tensor]:
-        """B (M, K), b (M,)."""
-        blocks, b, _ = self.lift_caption(e, None)
-        return torch.cat(blocks, 1), b
-
     def origin(self, images: Embedding, captions: Embedding) -> Embedding:
-        """Average over both sides of the fields in `centred`, (1, D) each; a constant to the gradient."""
+        """The average over both sides of the fields in `centred`, (1, D) each; a constant to the gradient."""
         fields = {}
         for name in self.centred:
             sides = [getattr(e, name) for e in (images, captions) if getattr(e, name) is not None]
             fields[name] = sum(x.detach().mean(0, keepdim=True) for x in sides) / len(sides)
         return Embedding(fields.get("mean"), fields.get("log_var"))
 
-    def forward(self, images: Embedding, captions: Embedding, origin: Embedding | None = None) -> Tensor:
+    def forward(self, images: Embedding, captions: Embedding) -> Tensor:
         self.check(images, captions)
-        origin = origin or self.origin(images, captions)
-        pieces = (self.lift_caption(piece, origin) for piece in captions.split(PIECE))
-        return self.score(self.lift_image(images, origin), pieces, len(captions.mean), images.mean.shape[1])
+        origin = self.origin(images, captions)
+        lift, dim = self.lift_image(images, origin), images.mean.shape[1]
+        blocks = (self.piece(lift, self.lift_caption(piece, origin), dim) for piece in captions.split(PIECE))
+        return side_by_side(blocks, len(captions.mean))                             # (N, M)
 
-    def tiles(self, images: Embedding, captions: Embedding, origin: Embedding | None = None):
-        """As in `Similarity`; the images are lifted once, captions a block at a time, and the last block is kept."""
+    def columns(self, images: Embedding, captions: Embedding):
+        """As in `Similarity`. All images are lifted at once, and the captions of a block when the block is named."""
         self.check(images, captions)
-        origin = origin or self.origin(images, captions)
-        lifted, last = self.lift_image(images, origin), [None, []]
+        origin = self.origin(images, captions)
+        lifted, dim = self.lift_image(images, origin), images.mean.shape[1]
 
-        def tile(i, c):
-            if last[0] is not c:
-                last[:] = c, [self.lift_caption(piece, origin) for piece in captions.rows(c).split(PIECE)]
-            return self.score(chosen(lifted, i), last[1], sum(len(b) for _, b, _ in last[1]), images.mean.shape[1])
-        return tile
+        def column(c):
+            block = captions.rows(c)
+            pieces = [self.lift_caption(piece, origin) for piece in block.split(PIECE)]
 
-    def score(self, lifted, pieces, m: int, dim: int) -> Tensor:
-        """Scores (n, m) of lifted images and m lifted captions in pieces of p."""
-        return side_by_side((self.piece(lifted, lift, dim) for lift in pieces), m)
+            def score(i):
+                rows = self.rows_of(lifted, i)
+                return side_by_side((self.piece(rows, piece, dim) for piece in pieces), len(block.mean))     # (n, m)
+            return score
+        return column
+
+
+class Separable(Lifted):
+    """score = finish(A @ B.T + a[:, None] + b[None, :]).
+
+    Without an origin (None) a lift depends on its own item alone, as an index needs it: `images`, `captions`."""
+
+    def lift_image(self, e: Embedding, origin: Embedding | None) -> tuple[list[Tensor], Tensor, Tensor | None]:
+        """The blocks of columns (N, k) that make up A (N, K), a (N,), and the level (N, 1) that the variances of an
+        item have in common, or None: see `gap`. Joining the blocks would cost a pass over memory. `lift_caption`
+        returns the same of B (M, K) and b (M,)."""
+        raise NotImplementedError
+
+    def gap(self, image_level: Tensor, caption_level: Tensor, dim: int) -> Tensor:
+        """The part of the raw score (n, m) that the levels (n, 1) and (1, m) make. It is taken pair by pair: as terms
+        of an inner product such numbers cancel where whole items differ in variance, as spherical ones do."""
+        raise NotImplementedError
+
+    def finish(self, raw: Tensor) -> Tensor:
+        """From the raw inner product to the score. It is monotone, so both rank alike."""
+        return raw
+
+    def images(self, e: Embedding) -> tuple[Tensor, Tensor]:
+        """A (N, K), a (N,): what an index of images holds."""
+        blocks, a, _ = self.lift_image(e, None)
+        return torch.cat(blocks, 1), a
+
+    def captions(self, e: Embedding) -> tuple[Tensor, Tensor]:
+        """B (M, K), b (M,): what an index of captions holds."""
+        blocks, b, _ = self.lift_caption(e, None)
+        return torch.cat(blocks, 1), b
+
+    def rows_of(self, lift, i):
+        blocks, a, level = lift
+        return [block[i] for block in blocks], a[i], None if level is None else level[i]
 
     def piece(self, image_lift, caption_lift, dim: int) -> Tensor:
-        """Scores (n, p) of n lifted images and p lifted captions."""
         image_blocks, a, level = image_lift                                         # (n, k) each, (n,), (n, 1)
         caption_blocks, b, caption_level = caption_lift                             # (p, k) each, (p,), (p, 1)
         raw = a[:, None] + b                                                        # (n, p)
@@ -171,12 +207,6 @@ class Separable(Similarity):
         return self.finish(raw)
 
 
-def chosen(lifted, i):
-    """The items `i` of a lift."""
-    blocks, a, level = lifted
-    return [block[i] for block in blocks], a[i], None if level is None else level[i]
-
-
 def shift(e: Embedding, origin: Embedding | None) -> Tensor:
     """Means seen from the common origin: (N, D)."""
     return e.mean if origin is None else e.mean - origin.mean
@@ -184,7 +214,7 @@ def shift(e: Embedding, origin: Embedding | None) -> Tensor:
 
 def normalise(e: Embedding, origin: Embedding | None) -> tuple[Tensor, Tensor, Tensor]:
     """Means and log-variances, (N, D) each, in the units of the origin, x -> (x - mean0) / std0; from the log-variances
-    their average over each item is taken out and given beside them, (N, 1). Without an origin: as they are, and 0."""
+    the average (N, 1) over each item is taken out and returned beside them. Without an origin: as they are, and 0."""
     if origin is None:
         return e.mean, e.log_var.expand_as(e.mean), e.mean.new_zeros(len(e.mean), 1)
     log_var = e.log_var - origin.log_var
@@ -217,6 +247,7 @@ class Mahalanobis(Separable):
     `pmrl` eq. 6 (GCE: the caption is the Gaussian) and eq. 10 (GIE: the image is).
     """
     gaussian_sides, centred = 1, ("mean",)
+    within_modality = False           # one side is a point
     finish = staticmethod(negative_root)
 
     def lift_image(self, e, origin):
@@ -233,8 +264,9 @@ class Mahalanobis(Separable):
 class KL(Separable):
     """-KL(image || caption) in nats, <= 0: `pmrl` eq. 15, `ucmr` eq. 4.
 
-    With l the log-variances less the level of their item, x = expm1(l_i), y = expm1(-l_c) and u = exp(level_i - level_c),
-    2 KL = sum_d [u (x y + x + y) + l_c - l_i + (mu_i - mu_c)^2 / v_c] + D (u - 1 - log u): what cancels is never added.
+    With l the log-variances less the level of their item, x = expm1(l_i), y = expm1(-l_c) and u = exp(level_i -
+    level_c), 2 KL = sum_d [u (x y + x + y) + l_c - l_i + (mu_i - mu_c)^2 / v_c] + D (u - 1 - log u): what cancels is
+    never added.
     """
     gaussian_sides, centred = 2, ("mean", "log_var")
 
@@ -279,43 +311,27 @@ class KLReverse(KL):
         return super().gap(caption_level, image_level, dim)
 
 
-class MinKL(Similarity):
+class MinKL(Lifted):
     """-min(KL(image || caption), KL(caption || image)) in nats, <= 0: `pmrl` eq. 16."""
-    gaussian_sides = 2
+    gaussian_sides, centred = 2, ("mean", "log_var")
 
     def __init__(self):
         super().__init__()
         self.kl, self.kl_reverse = KL(), KLReverse()
 
-    def forward(self, images, captions):
-        self.check(images, captions)
-        origin = self.kl.origin(images, captions)
-        pieces = (self.lift(piece, origin) for piece in captions.split(PIECE))
-        return self.score(self.lift(images, origin), pieces, len(captions.mean), images.mean.shape[1])
-
-    def tiles(self, images, captions):
-        self.check(images, captions)
-        origin, last = self.kl.origin(images, captions), [None, []]
-        p, q = self.lift(images, origin)
-
-        def tile(i, c):
-            if last[0] is not c:
-                last[:] = c, [self.lift(piece, origin) for piece in captions.rows(c).split(PIECE)]
-            m = sum(len(b) for (_, b, _), _ in last[1])
-            return self.score((chosen(p, i), chosen(q, i)), last[1], m, images.mean.shape[1])
-        return tile
-
-    @staticmethod
-    def lift(e: Embedding, origin: Embedding):
-        """Both lifts of an item, which share what they start from."""
+    def lift_image(self, e, origin):
+        """Both lifts of every item, as p and as q. They share what they start from."""
         normal = normalise(e, origin)
         return KL.lift_p(*normal), KL.lift_q(*normal)
 
-    def score(self, images, pieces, m: int, dim: int) -> Tensor:
-        """Scores (n, m) of images and m captions in pieces, both lifted both ways."""
-        image_p, image_q = images
-        return side_by_side((torch.maximum(self.kl.piece(image_p, q, dim), self.kl_reverse.piece(image_q, p, dim))
-                             for p, q in pieces), m)
+    lift_caption = lift_image
+
+    def rows_of(self, lift, i):
+        return tuple(self.kl.rows_of(one, i) for one in lift)
+
+    def piece(self, image_lift, caption_lift, dim):
+        (image_p, image_q), (caption_p, caption_q) = image_lift, caption_lift
+        return torch.maximum(self.kl.piece(image_p, caption_q, dim), self.kl_reverse.piece(image_q, caption_p, dim))
 
 
 class Wasserstein(Separable):
@@ -344,8 +360,7 @@ class Wasserstein(Separable):
 
 
 class WassersteinVar(Wasserstein):
-    """-sqrt(|mu_i - mu_c|^2 + |sigma_i^2 - sigma_c^2|^2): `ucmr` eq. 8 as printed, with variances, which contradicts
-    its eq. 7."""
+    """-sqrt(|mu_i - mu_c|^2 + |sigma_i^2 - sigma_c^2|^2): `ucmr` eq. 8 as printed. It contradicts eq. 7 there."""
     power = 1.0
 
 
@@ -362,23 +377,8 @@ class CSD(Separable):
         return [2 * block for block in blocks], norm, None
 
 
-class Order(Similarity):
-    """-|max(0, caption - image)|, <= 0: order-violation of the means (Vendrov et al. 2016; VSE++ 4.4).
-
-    max(0, .) does not separate, so items meet in blocks of at most `elements` differences, which fit the cache.
-    """
-
-    def forward(self, images, captions, elements: int = 2 ** 20):
-        def piece(y):                                                               # (p, D)
-            step = max(1, elements // max(1, y.numel()))
-            return negative_root(torch.cat([-(y - x[:, None]).clamp(min=0).square().sum(2)       # (n, p, D) -> (n, p)
-                                            for x in images.mean.split(step)]))
-        return side_by_side(map(piece, captions.mean.split(PIECE)), len(captions.mean))          # (N, M)
-
-
 class Pairwise(Similarity):
-    """Closed forms for two Gaussians that do not separate either, in the same blocks."""
-    gaussian_sides = 2
+    """A closed form that does not separate. Items meet in blocks of at most `elements` numbers, which fit the cache."""
 
     def forward(self, images, captions, elements: int = 2 ** 20):
         self.check(images, captions)
@@ -389,7 +389,7 @@ class Pairwise(Similarity):
         return side_by_side(map(piece, captions.split(PIECE)), len(captions.mean))  # (N, M)
 
     def pairs(self, x: Embedding, y: Embedding) -> Tensor:
-        """(n, D), (p, D) -> (n, p)."""
+        """Scores of a block: (n, D), (p, D) -> (n, p)."""
         raise NotImplementedError
 
     @staticmethod
@@ -399,9 +399,17 @@ class Pairwise(Similarity):
         return (x.mean[:, None] - y.mean).square(), a[:, None] + b
 
 
+class Order(Pairwise):
+    """-|max(0, caption - image)|, <= 0: order-violation of the means (Vendrov et al. 2016; VSE++ 4.4)."""
+
+    def pairs(self, x, y):
+        return negative_root(-(y.mean - x.mean[:, None]).clamp(min=0).square().sum(2))           # (n, p, D) -> (n, p)
+
+
 class ELK(Pairwise):
-    """log of the expected likelihood kernel, the integral of p q = N(mu_i - mu_c; 0, Sigma_i + Sigma_c), any real number in
-    nats (Jebara et al. 2004; among the similarities that PCME is evaluated with)."""
+    """log of the expected likelihood kernel, the integral of p q = N(mu_i - mu_c; 0, Sigma_i + Sigma_c), any real
+    number in nats (Jebara et al. 2004; among the similarities that PCME is evaluated with)."""
+    gaussian_sides = 2
 
     def pairs(self, x, y):
         square, total = self.differences(x, y)
@@ -409,11 +417,12 @@ class ELK(Pairwise):
 
 
 class Bhattacharyya(Pairwise):
-    """-sum_d [(mu_i - mu_c)^2 / (v_i + v_c) / 4 + log((v_i + v_c) / (2 sigma_i sigma_c)) / 2], <= 0: minus the Bhattacharyya
-    distance, -log of the integral of sqrt(p q), in nats.
+    """-sum_d [(mu_i - mu_c)^2 / (v_i + v_c) / 4 + log((v_i + v_c) / (2 sigma_i sigma_c)) / 2], <= 0: minus the
+    Bhattacharyya distance, -log of the integral of sqrt(p q), in nats.
 
     The second term is log cosh(h) / 2 with h = (log v_i - log v_c) / 2, and log cosh h = log(1 + sinh(h)^2) / 2.
     """
+    gaussian_sides = 2
 
     def pairs(self, x, y):
         square, total = self.differences(x, y)
@@ -426,20 +435,16 @@ SIMILARITIES: dict[str, type[Similarity]] = {
     "minkl": MinKL, "wasserstein": Wasserstein, "wasserstein_var": WassersteinVar, "csd": CSD, "elk": ELK,
     "bhattacharyya": Bhattacharyya,
 }
-ELEMENTS = {"cpu": 2 ** 18, "cuda": 2 ** 25}    # numbers in the largest temporary of a block of scores: what a cache holds
+ELEMENTS = {"cpu": 2 ** 18, "cuda": 2 ** 25}    # numbers in the largest temporary of a block: what a cache holds
 
-
-# ---- similarities
 
 def block_side(x: Tensor, per_pair: int) -> int:
-    """Items a side of a block of pairs, each of which takes `per_pair` numbers."""
+    """Items on each side of a block of pairs, where a pair takes `per_pair` numbers of memory."""
     return max(1, math.isqrt(ELEMENTS.get(x.device.type, ELEMENTS["cuda"]) // per_pair))
 
 
 def by_blocks(score, images: Tensor, captions, m: int, step: int) -> Tensor:
-    """Scores (N, M) in blocks of at most step x step pairs.
-
-    images (K, N, D); `captions` yields (L, p, D), p <= step, M in all; score: (K, n, D), (L, p, D) -> (n, p).
-    """
+    """Scores (N, M) in blocks of at most step x step pairs. images (K, N, D); `captions` yields (L, p, D), p <= step, M
+    in all; score: (K, n, D), (L, p, D) -> (n, p)."""
     pieces = images.split(step, 1)
     return side_by_side((torch.cat([score(x, y) for x in pieces]) for y in captions), m)

@@ -25,8 +25,8 @@ from files import atomic, output, plain_file, read_json
 TOKENIZER = "nltk.word_tokenize(preserve_line=True), lower case"
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNK = range(4)
-# Captions that the tokenizer leaves as they are but for commas and a full stop at the end: 98% of real ones, read 14 times as
-# fast.
+# Captions that the tokenizer leaves as they are but for commas and a full stop at the end: 98% of real ones, read 14
+# times as fast.
 PLAIN = re.compile(r"(?:[a-z0-9 ]|-(?!-)|,(?= ))*\.?")
 SPLIT = re.compile("cannot|gimme|gonna|gotta|lemme|wanna")     # words that it takes apart
 TUPLES = 20                           # in a pickled vocabulary; thousands could double each other without end
@@ -45,13 +45,15 @@ def tokenize(caption: str) -> list[str]:
 
 
 class Vocabulary:
-    """Maps words to 0..V-1; 0..3 are `<pad> <start> <end> <unk>` as in VSE++. `origin`: where the words come from, if known."""
+    """Maps words to 0..V-1; 0..3 are `<pad> <start> <end> <unk>` as in VSE++. `origin`: where the words come from, if
+    known."""
 
     origin: str | None = None
 
     def __init__(self, words: list[str]):
         if tuple(words[:4]) != SPECIALS:
-            raise InputError(f"a vocabulary starts with {' '.join(SPECIALS)}, this one starts with {ascii(words[:4])[:80]}")
+            raise InputError(f"a vocabulary starts with {' '.join(SPECIALS)}, this one starts with "
+                             f"{ascii(words[:4])[:80]}")
         if len(set(words)) != len(words):
             raise InputError(f"a vocabulary lists each word once, this one has {len(words) - len(set(words))} repeats")
         self.words = list(words)
@@ -79,8 +81,8 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str) -> "Vocabulary":
-        stored = read_json(path, "build one with `python vocab.py`, or convert one of the originals with `python vocab.py "
-                                 "convert`", "a JSON vocabulary")
+        stored = read_json(path, "build one with `python vocab.py`, or convert one of the originals with `python "
+                                 "vocab.py convert`", "a JSON vocabulary")
         words, origin = (stored.get(name) if isinstance(stored, dict) else None for name in ("words", "origin"))
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise InputError(f'{path} has no list "words" of strings; build a vocabulary with `python vocab.py`')
@@ -91,10 +93,10 @@ class Vocabulary:
 
 # Words that nearly any caption has; they and punctuation are counted apart.
 FUNCTION_WORDS = frozenset(
-    "a about above across after along an and another any around as at be been before behind being below beneath beside between "
-    "but by down each for from had has have he her his i in inside into is it its near next no of off on onto or other our out "
-    "outside over she so some such that the their them there these they this those through to toward towards under up upon was "
-    "we were what when where which while who whose with within without you your".split())
+    "a about above across after along an and another any around as at be been before behind being below beneath beside "
+    "between but by down each for from had has have he her his i in inside into is it its near next no of off on onto "
+    "or other our out outside over she so some such that the their them there these they this those through to toward "
+    "towards under up upon was we were what when where which while who whose with within without you your".split())
 
 
 def is_function(word: str) -> bool:
@@ -102,7 +104,8 @@ def is_function(word: str) -> bool:
 
 
 def trigrams_of(word: str) -> list[str]:
-    """The letter trigrams of #word#, in order and with repeats: "cat" -> #ca, cat, at# (word hashing, Huang et al. 2013)."""
+    """The letter trigrams of #word#, in order and with repeats: "cat" -> #ca, cat, at# (word hashing, Huang et al.
+    2013)."""
     marked = f"#{word}#"
     return [marked[k:k + 3] for k in range(len(marked) - 2)]
 
@@ -131,32 +134,35 @@ def read_original(path: str) -> list[str]:
         with open(plain_file(path), "rb") as f:
             content = f.read()
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({reason(error)}); give a vocabulary of VSE++, VSRN or SCAN") from error
+        raise InputError(f"{path} cannot be read ({reason(error)}); give a vocabulary of VSE++, VSRN or "
+                         "SCAN") from error
     try:
         text = content.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
         fields = read_json(path, "give a vocabulary of VSE++, VSRN or SCAN") if text else _unpickle(content, path)
     except InputError:
         raise
     except Exception as error:  # a pickle can fail in as many ways as there are instructions in it
-        raise InputError(f"{path} is neither a pickled vocabulary nor JSON ({reason(error)}); give a vocabulary of VSE++, VSRN "
-                         "or SCAN") from error
+        raise InputError(f"{path} is neither a pickled vocabulary nor JSON ({reason(error)}); give a vocabulary of "
+                         "VSE++, VSRN or SCAN") from error
     if isinstance(fields, dict) and "words" in fields:
         raise InputError(f"{path} is a vocabulary of this project already; use it as it is")
-    index, words, size = (fields.get(name) if isinstance(fields, dict) else None for name in ("word2idx", "idx2word", "idx"))
+    index, words, size = (fields.get(name) if isinstance(fields, dict) else None
+                          for name in ("word2idx", "idx2word", "idx"))
     if not isinstance(index, dict) or not isinstance(words, dict) or type(size) is not int:
-        raise InputError(f"{path} lacks one of word2idx, idx2word (dictionaries) and idx (a number), which a vocabulary of "
-                         "VSE++, VSRN or SCAN has")
+        raise InputError(f"{path} lacks one of word2idx, idx2word (dictionaries) and idx (a number), which a "
+                         "vocabulary of VSE++, VSRN or SCAN has")
     if not all(type(key) is int or isinstance(key, str) and re.fullmatch("[0-9]{1,9}", key) for key in words):
         raise InputError(f"{path} has indices that are no whole numbers; they have to run from 0 without a gap")
-    words = {int(key): word for key, word in words.items()}                         # SCAN's JSON turned them into strings
+    words = {int(key): word for key, word in words.items()}                       # SCAN's JSON turned them into strings
     if sorted(words) != list(range(len(index))) or size != len(index):
-        raise InputError(f"{path} numbers {len(index)} words, lists {len(words)} and counts {size}; the indices have to run "
-                         "from 0 without a gap")
+        raise InputError(f"{path} numbers {len(index)} words, lists {len(words)} and counts {size}; the indices have "
+                         "to run from 0 without a gap")
     words = [words[i] for i in range(len(words))]
     for i, word in enumerate(words):
         if not isinstance(word, str) or index.get(word) != i:
             said = repr(word) if isinstance(word, (str, int, float)) else f"a {type(word).__name__}"
-            raise InputError(f"{path} has {said} at index {i} and another index for it in word2idx; each word needs one")
+            raise InputError(f"{path} has {said} at index {i} and another index for it in word2idx; each word needs "
+                             "one")
     return words
 
 
@@ -177,13 +183,13 @@ def _unpickle(content: bytes, path: str) -> dict:
                     return reconstruct
                 case ("__builtin__" | "builtins"), "object":
                     return object
-            raise InputError(f"{path} wants to call {module}.{name}, which no vocabulary needs; nothing of it was run, and "
-                             "it is better deleted")
+            raise InputError(f"{path} wants to call {module}.{name}, which no vocabulary needs; nothing of it was run, "
+                             "and it is better deleted")
 
     tuples = sum("TUPLE" in code.name or code.name == "FROZENSET" for code, *_ in pickletools.genops(content))
     if tuples > TUPLES:
-        raise InputError(f"{path} holds {tuples:,} tuples, which no vocabulary has; nothing of it was run, and it is better "
-                         "deleted")
+        raise InputError(f"{path} holds {tuples:,} tuples, which no vocabulary has; nothing of it was run, and it is "
+                         "better deleted")
     found = Reader(io.BytesIO(content), encoding="utf-8").load()
     return vars(found) if isinstance(found, Fields) else found
 
@@ -196,8 +202,8 @@ def convert(opt) -> None:
     print(f"{opt.new}: the {len(vocab):,} words of {opt.old}")
     raw = [word for word in vocab.words if word[:2] in ("b'", 'b"')]
     if raw:
-        print(f"warning: {len(raw)} of its words look like {raw[0]}: they come from captions that Python 3 read as bytes, and "
-              "captions read as text hardly contain them", file=sys.stderr)
+        print(f"warning: {len(raw)} of its words look like {raw[0]}: they come from captions that Python 3 read as "
+              "bytes, and captions read as text hardly contain them", file=sys.stderr)
 
 
 def build(opt, read_split) -> None:
@@ -205,7 +211,8 @@ def build(opt, read_split) -> None:
     if os.path.lexists(target):
         raise InputError(f"{target} is there already, and train.py reads it; move it away, or name another folder with "
                          "--vocab_path")
-    splits = [read_split(opt.data_path, opt.data_name, name.strip(), use_restval=opt.use_restval, dev_images=0).require_sound()
+    splits = [read_split(opt.data_path, opt.data_name, name.strip(), use_restval=opt.use_restval,
+                         dev_images=0).require_sound()
               for name in opt.vocab_splits.split(",")]
     output(target)
     vocab = Vocabulary.build((words for split in splits for words in split.words), opt.vocab_threshold)
@@ -225,10 +232,13 @@ def main(argv=None, read_split=None) -> None:
         parser.add_argument("new", metavar="NEW.json", type=filename, help="file to write")
         run("vocab.py", convert, parser.parse_args(argv[1:]))
         return
-    parser = Arguments("Build a vocabulary from the captions of a data set (or convert one: see `vocab.py convert --help`).")
+    parser = Arguments("Build a vocabulary from the captions of a data set (or convert one: see `vocab.py convert "
+                       "--help`).")
     parser.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
-    parser.add_argument("--data_name", type=data_set, default="coco_precomp", help="folder of the data set below --data_path")
-    parser.add_argument("--vocab_path", type=filename, default="./vocab/", help="folder to write {data_name}_vocab.json to")
+    parser.add_argument("--data_name", type=data_set, default="coco_precomp",
+                        help="folder of the data set below --data_path")
+    parser.add_argument("--vocab_path", type=filename, default="./vocab/",
+                        help="folder to write {data_name}_vocab.json to")
     parser.add_argument("--vocab_splits", type=split_names, default="train",
                         help="comma-separated splits to count (train,dev counts those that the originals counted)")
     parser.add_argument("--vocab_threshold", type=positive, default=4, help="keep words seen at least this often")

@@ -1,21 +1,22 @@
-"""Readers of judgements beyond the original pairs: Crisscrossed Captions, COCO instances, ECCV Caption, any positives file.
+"""Readers of judgements beyond the original pairs: Crisscrossed Captions, COCO instances, ECCV Caption, own positives.
 
-All name COCO's image and caption (annotation) ids; `Index` turns them into rows and columns of the score matrix.
+The files name COCO's image ids and caption (annotation) ids. `Index` turns them into rows and columns of the matrix of
+scores.
 """
 import csv
 import hashlib
 import importlib.util
 import os
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from cli import InputError, reason
-from data import read_coco
-from files import integers, read_json, read_lines
+from files import integers, read_coco, read_json, read_lines
 from inputs import SOURCES
 
-MATCH = {"sits": 3.0, "sts": 3.0, "sis": 2.5}       # ratings from which a pair is a match, Parekh et al. 2021
+MATCH = {"sits": 3.0, "sts": 3.0, "sis": 2.5}       # least rating of a match (Parekh et al. 2021)
 POSITIVES = 'give JSON {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}}'
 COLUMNS = {"sts": ("caption1", "caption2"), "sis": ("image1", "image2"), "sits": ("caption", "image")}
 
@@ -27,20 +28,22 @@ class Pairs(NamedTuple):
 
     @classmethod
     def of(cls, query, item) -> "Pairs":
+        """Pairs from (K,) queries and (K,) items in any order, repeats left out."""
         both = np.unique(np.stack([np.asarray(query, np.int64), np.asarray(item, np.int64)], 1), axis=0)
         return cls(both[:, 0], both[:, 1])
 
     def swapped(self) -> "Pairs":
-        """The other direction: items look for their queries."""
+        """The other direction: the items are the queries."""
         return Pairs.of(self.item, self.query)
 
     def among(self, queries: np.ndarray, items: np.ndarray) -> "Pairs":
-        """Pairs with both ends in these positions, each end counted within them."""
+        """The pairs of some queries (q,) and some items (i,), as positions within these two lists."""
         new_query, new_item = (np.full(1 + max(old.max(initial=0), kept.max(initial=0)), -1, np.int64)
                                for old, kept in ((self.query, queries), (self.item, items)))
         new_query[queries], new_item[items] = np.arange(len(queries)), np.arange(len(items))
         query, item = new_query[self.query], new_item[self.item]
-        return Pairs.of(query[(query >= 0) & (item >= 0)], item[(query >= 0) & (item >= 0)])
+        inside = (query >= 0) & (item >= 0)
+        return Pairs.of(query[inside], item[inside])
 
 
 class Ratings(NamedTuple):
@@ -51,8 +54,20 @@ class Ratings(NamedTuple):
     method: np.ndarray                # (K,) str
 
 
+class Crisscrossed(NamedTuple):
+    """Crisscrossed Captions: the ratings, and the matches that follow from them."""
+    ratings: dict[str, Ratings]       # sts, sis, sits
+    pairs: dict[str, Pairs]           # i2t, t2i, i2i, t2t
+
+
+class Listed(NamedTuple):
+    """Matches of one direction that a file lists."""
+    pairs: Pairs
+    without: int                      # queries that it names and lists no match of
+
+
 class Index:
-    """Positions of ids in a split; raises InputError on duplicates, and on a split that has no ids."""
+    """Positions of ids in a split. Raises InputError where ids are missing or stand there twice."""
 
     def __init__(self, ids, what: str, source: str):
         if ids is None or not all(isinstance(i, (int, np.integer)) for i in ids):
@@ -65,27 +80,43 @@ class Index:
         self.order, self.known = np.argsort(self.ids, kind="stable"), set(self.ids.tolist())
         twice = np.flatnonzero(np.diff(self.ids[self.order]) == 0)
         if len(twice):
-            raise InputError(f"{source} lists {what} id {self.ids[self.order][twice[0]]} twice ({len(twice)} such); every "
-                             f"{what} needs an id of its own")
+            raise InputError(f"{source} lists {what} id {self.ids[self.order][twice[0]]} twice ({len(twice)} such); "
+                             f"every {what} needs an id of its own")
 
     def __contains__(self, number: int) -> bool:
         return number in self.known
 
     def positions(self, ids, path: str) -> np.ndarray:
-        """(K,) ids -> (K,) positions. Raises InputError if the split lacks one."""
+        """(K,) ids -> (K,) positions. Raises InputError where the split lacks an id."""
         ids = integers(ids, path, f"an {self.what} the id")
         at = np.minimum(np.searchsorted(self.ids, ids, sorter=self.order), len(self.ids) - 1)
-        found = self.order[at]
-        absent = np.unique(ids[self.ids[found] != ids])
+        positions = self.order[at]
+        absent = np.unique(ids[self.ids[positions] != ids])
         if len(absent):
-            raise InputError(f"{path} names {len(absent)} {self.what}s that {self.source} lacks, the first is {absent[0]}; "
-                             "annotations and split must belong together (all 5,000 images of COCO's test, or of dev with "
-                             "--dev_images 0)")
-        return found
+            raise InputError(f"{path} names {len(absent)} {self.what}s that {self.source} lacks, the first is "
+                             f"{absent[0]}; annotations and split must belong together (all 5,000 images of COCO's "
+                             "test, or of dev with --dev_images 0)")
+        return positions
+
+
+class Ids:
+    """The `Index` of a split's images and that of its captions, each made when it is first needed."""
+
+    def __init__(self, items):
+        self.items = items
+
+    @cached_property
+    def images(self) -> Index:
+        return Index(self.items.image_ids, "image", self.items.source)
+
+    @cached_property
+    def captions(self) -> Index:
+        return Index(self.items.caption_ids, "caption", self.items.source)
 
 
 def _number(text: str, image: bool) -> int:
-    """COCO_val2014_000000365325.jpg -> 365325, COCO_val2014:sentid:732091 -> 732091."""
+    """The id in a name: COCO_val2014_000000365325.jpg -> 365325, COCO_val2014:sentid:732091 -> 732091. Raises
+    ValueError and IndexError on other names."""
     digits = text.rsplit("_", 1)[1].split(".")[0] if image else text.rsplit(":", 1)[1]
     if not digits.isascii() or not digits.isdigit():
         raise ValueError(f"{digits} is no number")
@@ -93,10 +124,14 @@ def _number(text: str, image: bool) -> int:
 
 
 def read_ratings(path: str, kind: str, images: Index, captions: Index) -> Ratings:
-    """One file of Crisscrossed Captions: kind is sts (caption pairs), sis (image pairs) or sits (caption and image)."""
+    """One file of Crisscrossed Captions: kind is sts (caption pairs), sis (image pairs) or sits (caption and image).
+
+    Raises InputError on a file that is missing, has other columns, holds other ratings than 0 to 5 or was cut off, and
+    on ids that the split lacks.
+    """
     if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; give the folder of {kind}_val.csv and {kind}_test.csv with --cxc_path: "
-                         f"{SOURCES['cxc']}")
+        raise InputError(f"there is no file {path}; give the folder of {kind}_val.csv and {kind}_test.csv with "
+                         f"--cxc_path: {SOURCES['cxc']}")
     first, second = COLUMNS[kind]
     rows = []
     reader = csv.DictReader(read_lines(path))
@@ -107,24 +142,25 @@ def read_ratings(path: str, kind: str, images: Index, captions: Index) -> Rating
             raise InputError(f"{path} has no column '{missing[0]}', its columns are "
                              f"{reason(ValueError(', '.join(reader.fieldnames or ['none'])))}; fetch it again")
         for row in reader:
-            rows.append((_number(row[first], first.startswith("image")), _number(row[second], second.startswith("image")),
+            rows.append((*(_number(row[name], name.startswith("image")) for name in (first, second)),
                          float(row["agg_score"]), row.get("sampling_method") or ""))
             if not 0 <= rows[-1][2] <= 5:
-                raise InputError(f"{path}, line {reader.line_num}: the rating {rows[-1][2]} is outside 0 to 5; fetch it again")
+                raise InputError(f"{path}, line {reader.line_num}: the rating {rows[-1][2]} is outside 0 to 5; fetch "
+                                 "it again")
     except InputError:
         raise
     except (ValueError, IndexError, AttributeError, TypeError, csv.Error) as error:
-        held = ", ".join(f"'{str(row.get(name))[:60]}'" for name in (first, second, "agg_score"))
-        raise InputError(f"{path}, line {reader.line_num}: {held} are not two ids and a rating ({reason(error)}); fetch it "
-                         "again") from error
+        cells = ", ".join(f"'{str(row.get(name))[:60]}'" for name in (first, second, "agg_score"))
+        raise InputError(f"{path}, line {reader.line_num}: {cells} are not two ids and a rating ({reason(error)}); "
+                         "fetch it again") from error
     check_whole(path, rows)
     a, b, score, method = (list(column) for column in zip(*rows)) if rows else ([],) * 4
     sides = {"sts": (captions, captions), "sis": (images, images), "sits": (captions, images)}[kind]
     return Ratings(sides[0].positions(a, path), sides[1].positions(b, path), np.array(score, float), np.array(method))
 
 
-FIRST = 10                            # rows that tell a published file
-# The files of Crisscrossed Captions as they were published: checksum of the first rows -> number of rows, checksum of all.
+FIRST = 10                            # rows by which a published file is recognised
+# The published files of Crisscrossed Captions: checksum of the first rows -> number of rows, checksum of all rows.
 PUBLISHED = {
     "2674a781f3cb79ed": (44_009, "529fd1b380c4cf32"),      # sts_val
     "e47c9446acc949ad": (42_767, "1ad84d5282fac5c7"),      # sis_val
@@ -136,30 +172,33 @@ PUBLISHED = {
 
 
 def rows_checksum(rows: list[tuple]) -> str:
+    """The first 16 hexadecimal digits of SHA-256 over ids and ratings."""
     return hashlib.sha256("\n".join(f"{a} {b} {score:.6f}" for a, b, score, _ in rows).encode()).hexdigest()[:16]
 
 
 def check_whole(path: str, rows: list[tuple]) -> None:
-    """Refuse a file that begins like a published one and does not go on like it: it was cut off or changed."""
+    """Raises InputError on a file that begins like a published one and differs from it later: it was cut off or
+    changed."""
     count, whole = PUBLISHED.get(rows_checksum(rows[:FIRST]), (None, None))
     if whole is not None and (len(rows) != count or rows_checksum(rows) != whole):
-        raise InputError(f"{path} has {len(rows):,} rows where the published file that begins with the same {FIRST} has "
-                         f"{count:,}{', and other ratings' if len(rows) == count else ''}; it was cut off or changed, so "
-                         "fetch it again")
+        raise InputError(f"{path} has {len(rows):,} rows where the published file that begins with the same {FIRST} "
+                         f"has {count:,}{', and other ratings' if len(rows) == count else ''}; it was cut off or "
+                         "changed, so fetch it again")
 
 
 def read_cxc(folder: str, part: str, images: Index, captions: Index) -> dict[str, Ratings]:
-    """The three files of one part, val or test."""
+    """The three files of one part, val or test: {"sts", "sis", "sits"}. Raises InputError as `read_ratings` does."""
     return {kind: read_ratings(os.path.join(folder, f"{kind}_{part}.csv"), kind, images, captions) for kind in COLUMNS}
 
 
 def cxc_pairs(ratings: dict[str, Ratings], caption_image: np.ndarray, rule: str) -> dict[str, Pairs]:
-    """Positives of Crisscrossed Captions: i2t, t2i, t2t and i2i.
+    """Matches of Crisscrossed Captions: i2t, t2i, t2t and i2i.
 
-    rule "ucmr" (`ucmr` 4.1): image and caption match if they are an original pair or are rated 3 or more; "eccv": only if they
-    are rated 3 or more, which leaves a few captions without a match. Captions match if they are of one image or rated 3 or
-    more, images if rated 2.5 or more. A pair that is listed more than once (many image pairs are, in both orders) counts
-    with the mean of its ratings, in both directions.
+    By the rule "ucmr" (`ucmr` 4.1), an image and a caption match if they are an original pair or are rated 3 or more.
+    By the rule "eccv" they match only if they are rated 3 or more, which leaves a few captions without a match. Two
+    captions match if they are of one image or are rated 3 or more, two images if they are rated 2.5 or more. A pair
+    that is listed more than once (many image pairs are, in both orders) counts with the mean of its ratings, in both
+    directions. caption_image (M,): the row of each caption's image.
     """
     sits = ratings["sits"]
     extra = sits.score >= MATCH["sits"]
@@ -175,17 +214,17 @@ def cxc_pairs(ratings: dict[str, Ratings], caption_image: np.ndarray, rule: str)
         mean = np.bincount(which, r.score) / np.bincount(which)
         good = pairs[(mean >= MATCH[kind] - 1e-9) & (pairs[:, 0] != pairs[:, 1])]
         alike[kind] = np.concatenate([good, good[:, ::-1]])
-    own = same_image_pairs(caption_image)
+    same = same_image_pairs(caption_image)
     return {"i2t": i2t, "t2i": i2t.swapped(), "i2i": Pairs.of(*alike["sis"].T),
-            "t2t": Pairs.of(np.r_[own.query, alike["sts"][:, 0]], np.r_[own.item, alike["sts"][:, 1]])}
+            "t2t": Pairs.of(np.r_[same.query, alike["sts"][:, 0]], np.r_[same.item, alike["sts"][:, 1]])}
 
 
 def same_image_pairs(caption_image: np.ndarray) -> Pairs:
-    """Every caption with every other caption of its image."""
+    """Every caption with every other caption of its image. caption_image (M,): the row of each caption's image."""
     order = np.argsort(caption_image, kind="stable")
     size = np.bincount(caption_image)
     start = np.cumsum(size) - size
-    n = size[caption_image[order]]                                                  # (M,) captions beside it, and itself
+    n = size[caption_image[order]]                                                  # (M,) captions of its image
     query = np.repeat(order, n)
     within = np.arange(len(query)) - np.repeat(np.cumsum(n) - n, n)
     item = order[np.repeat(start[caption_image[order]], n) + within]
@@ -193,7 +232,10 @@ def same_image_pairs(caption_image: np.ndarray) -> Pairs:
 
 
 def read_instances(path: str, images: Index) -> np.ndarray:
-    """COCO instances -> (N, K) bool: which of the K categories each image of the split shows."""
+    """COCO instances -> (N, K) bool: which of the K categories each image of the split shows.
+
+    Raises InputError on a file that is missing, holds no instances or lacks an image of the split.
+    """
     if not os.path.isfile(path):
         raise InputError(f"there is no file {path}; give COCO's instances_val2014.json with --instances")
     coco = read_coco(path)
@@ -202,11 +244,12 @@ def read_instances(path: str, images: Index) -> np.ndarray:
         columns = {category: k for k, category in enumerate(sorted(coco.cats))}
         shown = [[columns[a["category_id"]] for a in coco.imgToAnns[int(i)]] for i in images.ids]
     except (KeyError, TypeError) as error:
-        raise InputError(f"{path} is no file of COCO instances ({error!r} is missing); give instances_val2014.json") from error
+        raise InputError(f"{path} is no file of COCO instances ({error!r} is missing); give "
+                         "instances_val2014.json") from error
     if absent or not columns:
-        raise InputError(f"{path} has {len(columns)} categories and lacks {len(absent)} of the {len(images.ids)} images of "
-                         f"{images.source}{f', the first is {absent[0]}' if absent else ''}; give the instances of these "
-                         "images")
+        raise InputError(f"{path} has {len(columns)} categories and lacks {len(absent)} of the {len(images.ids)} "
+                         f"images of {images.source}{f', the first is {absent[0]}' if absent else ''}; give the "
+                         "instances of these images")
     codes = np.zeros((len(images.ids), len(columns)), bool)
     for n, categories in enumerate(shown):
         codes[n, categories] = True
@@ -214,28 +257,29 @@ def read_instances(path: str, images: Index) -> np.ndarray:
 
 
 def eccv_folder() -> str | None:
-    """Where the optional package eccv_caption keeps its data; it is found, not imported."""
+    """The folder in which the optional package eccv_caption keeps its data, or None. The package is not imported."""
     spec = importlib.util.find_spec("eccv_caption")
     return os.path.join(os.path.dirname(spec.origin), "data") if spec and spec.origin else None
 
 
 def read_eccv(folder: str | None, images: Index, captions: Index) -> dict[str, Pairs]:
-    """ECCV Caption: i2t positives of 1,261 images and t2i positives of 1,332 captions of COCO's test split.
+    """ECCV Caption: matches i2t of 1,261 images and t2i of 1,332 captions of COCO's test split.
 
-    Two of its 22,550 captions are the sixth of their image, which no split has; they are left out.
+    Two of its 22,550 captions are the sixth of their image. No split has these, so they are left out. Raises InputError
+    where a file is missing, broken or of other items.
     """
     if folder is None:
         raise InputError("ECCV Caption's data are not here; pip install eccv_caption, or give the folder of "
                          "eccv_image_to_caption.json and eccv_caption_to_image.json with --eccv_path")
-    return {side: _read_positives(os.path.join(folder, f"eccv_{name}.json"), None, queries, items)[0]
+    return {side: _read_positives(os.path.join(folder, f"eccv_{name}.json"), None, queries, items).pairs
             for side, name, queries, items in (("i2t", "image_to_caption", images, captions),
                                                ("t2i", "caption_to_image", captions, images))}
 
 
-def read_positives(path: str, images: Index, captions: Index) -> dict[str, tuple[Pairs, int]]:
-    """Any positives: JSON {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}}, one or both.
+def read_positives(path: str, images: Index, captions: Index) -> dict[str, Listed]:
+    """The user's own matches: JSON {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}}, one or both.
 
-    Returns the pairs of each direction and the number of queries that list no positive.
+    Raises InputError on a file that is missing, has another form, names an id twice or names ids that the split lacks.
     """
     if not os.path.isfile(path):
         raise InputError(f"there is no file {path}; name the file of your matches with --positives")
@@ -243,38 +287,40 @@ def read_positives(path: str, images: Index, captions: Index) -> dict[str, tuple
     ends = {"i2t": (images, captions), "t2i": (captions, images)}
     if not isinstance(stored, dict) or not stored or set(stored) - set(ends):
         wrong = f" but {ascii(next(iter(set(stored) - set(ends))))[:40]}" if isinstance(stored, dict) and stored else ""
-        raise InputError(f"{path} holds no positives under the names i2t and t2i{wrong}; {POSITIVES}, or one of the two")
+        raise InputError(f"{path} holds no positives under the names i2t and t2i{wrong}; {POSITIVES}, or one of the "
+                         "two")
     return {side: _read_positives(path, stored[side], *ends[side]) for side in stored}
 
 
 def decimal(value):
-    """Digits as the number that they write; anything else as it is."""
+    """A text of digits as the number that it writes; anything else as it is."""
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 else value
 
 
-def _read_positives(path: str, stored: dict | None, queries: Index, items: Index) -> tuple[Pairs, int]:
+def _read_positives(path: str, stored: dict | None, queries: Index, items: Index) -> Listed:
+    """Matches of one direction, from {query: [items]} or, where that is None, from a file of ECCV Caption."""
     eccv = stored is None
     if eccv:
         if not os.path.isfile(path):
             raise InputError(f"there is no file {path}; give the folder that holds it with --eccv_path")
         stored = read_json(path, unique=True)
-    if not isinstance(stored, dict) or not all(isinstance(found, list) for found in stored.values()):
+    if not isinstance(stored, dict) or not all(isinstance(ids, list) for ids in stored.values()):
         raise InputError(f"{path} is not a table of ids and lists of ids; {POSITIVES}")
     lists = []
-    for key, found in stored.items():
-        query, found = decimal(key), [decimal(i) for i in found]
-        wrong = next((i for i in (query, *found) if type(i) is not int or abs(i) >= 2 ** 63), None)
+    for key, ids in stored.items():
+        query, ids = decimal(key), [decimal(i) for i in ids]
+        wrong = next((i for i in (query, *ids) if type(i) is not int or abs(i) >= 2 ** 63), None)
         if wrong is not None:
-            raise InputError(f"{path} is not a table of ids and lists of ids: {ascii(wrong)[:40]} is no whole number of at "
-                             f"most 64 bits; {POSITIVES}")
-        lists.append((query, found))
-        if len(set(found)) < len(found):
+            raise InputError(f"{path} is not a table of ids and lists of ids: {ascii(wrong)[:40]} is no whole number "
+                             f"of at most 64 bits; {POSITIVES}")
+        lists.append((query, ids))
+        if len(set(ids)) < len(ids):
             raise InputError(f"{path} lists a positive of {queries.what} {query} twice; list each once")
     if eccv:
-        lists = [(query, [i for i in found if i in items]) for query, found in lists]
-    size = [len(found) for _, found in lists]
+        lists = [(query, [i for i in ids if i in items]) for query, ids in lists]
+    size = [len(ids) for _, ids in lists]
     query = queries.positions([query for query, _ in lists], path)
     if len(set(query.tolist())) < len(query):
         raise InputError(f"{path} lists a query under two spellings of its id; list each {queries.what} once")
-    item = items.positions([i for _, found in lists for i in found], path)
-    return Pairs.of(np.repeat(query, size), item), size.count(0)
+    item = items.positions([i for _, ids in lists for i in ids], path)
+    return Listed(Pairs.of(np.repeat(query, size), item), size.count(0))

@@ -1,137 +1,278 @@
-"""What is asked about one subject: judgements beyond the original pairs are read, protocols run, results collected."""
+"""What is asked about one subject: the judgements are read, the protocols run and the results collected.
+
+`PROTOCOLS` lists all protocols: what each needs, how it runs, and whether it also runs over five folds.
+"""
+import argparse
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 import metrics
 from cli import InputError
-from evaluation import annotations, protocols
-from evaluation.annotations import MATCH, Index, Pairs, Ratings
-from evaluation.protocols import FOLD, Record, Subject
-from evaluation.report import SIDES
+from evaluation import annotations, protocols, subjects
+from evaluation.annotations import MATCH, Crisscrossed, Ids, Listed, Pairs
+from evaluation.report import SIDES, TITLES
+from evaluation.subjects import Gallery, Member, Record, Subject
 from similarities import Cosine, Embedding, uncertainty
 
-INSTANCES = "instances_val2014.json"  # COCO's dev and test images are of its 2014 validation set
+INSTANCES = "instances_val2014.json"  # the dev and test images of COCO's splits are of its 2014 validation set
+
+
+class Judgements(dict):
+    """Matches and ratings beyond the original pairs, as positions in the split: {protocol: what was read for it}."""
+
+    def lines(self, n: int, m: int):
+        """Sentences on what was read, for the reader of the report, of N images and M captions."""
+        for name in TITLES:
+            if name in self:
+                yield from PROTOCOLS[name].lines(self[name], n, m)
 
 
 @dataclass
-class Judgements:
-    """Matches and ratings beyond the original pairs, as positions in the split."""
-    ratings: dict[str, Ratings] | None = None     # of Crisscrossed Captions
-    cxc: dict[str, Pairs] | None = None
-    codes: np.ndarray | None = None               # (N, K) bool, categories that an image shows
-    eccv: dict[str, Pairs] | None = None
-    positives: dict[str, tuple[Pairs, int]] | None = None
+class Task:
+    """One subject and what is asked about it. Protocols read all but the last three, and add to these."""
+    subject: Subject
+    judged: Judgements
+    opt: argparse.Namespace                       # the options of evaluate.py
+    record: Record = field(default_factory=Record)
+    absent: list[str] = field(default_factory=list)           # sentences on what cannot be had
+    seconds: dict[str, float] = field(default_factory=dict)   # that protocols took, by name
 
-    def lines(self, n: int, m: int):
-        """What was read, for the reader of the report."""
-        if self.ratings:
-            for kind, rated in self.ratings.items():
-                high = int((rated.score >= MATCH[kind]).sum())
-                yield f"{kind.upper()}: {len(rated.score):,} rated pairs, {high:,} of them {MATCH[kind]:g} or more"
-            for side, pairs in self.cxc.items():
-                queries, total = len(np.unique(pairs.query)), n if side[0] == "i" else m
-                yield f"CxC {SIDES[side]}: {len(pairs.query):,} matches of {queries:,} queries" + (
-                    f"; {total - queries:,} queries without a match do not count" if queries < total else "")
-        if self.codes is not None:
-            shown, categories = int(self.codes.any(1).sum()), self.codes.shape[1]
-            yield f"PMRP: {shown:,} of {n:,} images show at least one of {categories} categories"
-        for side, pairs in (self.eccv or {}).items():
-            yield f"ECCV {SIDES[side]}: {len(pairs.query):,} matches of {len(np.unique(pairs.query)):,} queries"
-        for side, (pairs, without) in (self.positives or {}).items():
-            yield f"positives {SIDES[side]}: {len(pairs.query):,} matches of {len(np.unique(pairs.query)):,} queries" + (
-                f"; {without:,} queries list none and do not count" if without else "")
+    @cached_property
+    def scores(self) -> np.ndarray:
+        """The whole matrix of scores (N, M). It is computed at first use and kept until `release`."""
+        return subjects.score_matrix(self.subject, self.opt.block)
+
+    def release(self) -> None:
+        """Let go of the matrix of scores, 500 MB for the 5,000 images of COCO's test split."""
+        self.__dict__.pop("scores", None)
+
+    @property
+    def needs_matrix(self) -> bool:
+        """Whether the whole matrix is there anyway, so that the recalls can be read from it."""
+        needed = any(p.matrix and p.is_asked(name, self) for name, p in PROTOCOLS.items())
+        return self.subject.scores is not None or needed
+
+
+class Protocol(NamedTuple):
+    """One line of PROTOCOLS."""
+    run: Callable[[Task, dict], dict]             # (task, {name: galleries}) -> {name: numbers}
+    asked: Callable[[Task], bool] | None = None   # do the options ask for it; None: they do where its reader read
+    read: Callable | None = None                  # (subject, ids, opt) -> its judgements, or None if not asked for
+    lines: Callable = lambda judged, n, m: ()     # sentences on what was read, of N images and M captions
+    title: str = ""                               # in the sentence that says what cannot be had
+    images: bool = True                           # needs images
+    matrix: bool = False                          # needs the whole matrix of scores
+    folds: bool = True                            # --fold5: also runs over the five folds
+
+    def is_asked(self, name: str, task: Task) -> bool:
+        return self.asked(task) if self.asked else name in task.judged
+
+
+# ---- readers of judgements, (subject, ids, opt) -> judgements, and what is said of them
+
+def read_instances(subject: Subject, ids: Ids, opt) -> np.ndarray | None:
+    """(N, K) bool: the categories that each image shows."""
+    path = opt.instances or os.path.join(subject.folder, "annotations", INSTANCES)
+    return annotations.read_instances(path, ids.images) if opt.pmrp else None
+
+
+def read_eccv(subject: Subject, ids: Ids, opt) -> dict[str, Pairs] | None:
+    """The matches of both directions."""
+    if not opt.eccv:
+        return None
+    return annotations.read_eccv(opt.eccv_path or annotations.eccv_folder(), ids.images, ids.captions)
+
+
+def read_positives(subject: Subject, ids: Ids, opt) -> dict[str, Listed] | None:
+    """The user's own matches, of one direction or both."""
+    return annotations.read_positives(opt.positives, ids.images, ids.captions) if opt.positives else None
+
+
+def read_cxc(subject: Subject, ids: Ids, opt) -> Crisscrossed | None:
+    """The ratings of the val or test part, and the matches that follow from them."""
+    if not opt.cxc:
+        return None
+    part = "val" if (subject.split or opt.split) in ("dev", "val") else "test"
+    folder = opt.cxc_path or os.path.normpath(os.path.join(subject.folder, "..", "cxc"))
+    ratings = annotations.read_cxc(folder, part, ids.images, ids.captions)
+    return Crisscrossed(ratings, annotations.cxc_pairs(ratings, subject.caption_image, opt.cxc_rule))
 
 
 def read_judgements(subject: Subject, opt) -> Judgements:
-    """Those that the options ask for."""
-    found = Judgements()
-    if opt.cxc or opt.pmrp or opt.eccv or opt.positives:
-        images = Index(subject.items.image_ids, "image", subject.items.source)
-    if opt.pmrp:
-        path = opt.instances or os.path.join(subject.folder, "annotations", INSTANCES)
-        found.codes = annotations.read_instances(path, images)
-    if opt.cxc or opt.eccv or opt.positives:
-        captions = Index(subject.items.caption_ids, "caption", subject.items.source)
-    if opt.cxc:
-        part = "val" if (subject.split or opt.split) in ("dev", "val") else "test"
-        folder = opt.cxc_path or os.path.normpath(os.path.join(subject.folder, "..", "cxc"))
-        found.ratings = annotations.read_cxc(folder, part, images, captions)
-        found.cxc = annotations.cxc_pairs(found.ratings, subject.caption_image, opt.cxc_rule)
-    if opt.eccv:
-        found.eccv = annotations.read_eccv(opt.eccv_path or annotations.eccv_folder(), images, captions)
-    if opt.positives:
-        found.positives = annotations.read_positives(opt.positives, images, captions)
-    return found
+    """Those that the options ask for. Raises InputError on files that are missing, broken or of other items."""
+    ids = Ids(subject.items)
+    judged = {name: protocol.read(subject, ids, opt) for name, protocol in PROTOCOLS.items() if protocol.read}
+    return Judgements({name: value for name, value in judged.items() if value is not None})
+
+
+def cxc_lines(judged: Crisscrossed, n: int, m: int):
+    for kind, rated in judged.ratings.items():
+        high = int((rated.score >= MATCH[kind]).sum())
+        yield f"{kind.upper()}: {len(rated.score):,} rated pairs, {high:,} of them {MATCH[kind]:g} or more"
+    for side, pairs in judged.pairs.items():
+        without = (n if side[0] == "i" else m) - len(np.unique(pairs.query))
+        yield f"CxC {matches(side, pairs)}" + (f"; {without:,} queries without a match do not count" if without else "")
+
+
+def instance_lines(codes: np.ndarray, n: int, m: int):
+    shown, categories = int(codes.any(1).sum()), codes.shape[1]
+    yield f"PMRP: {shown:,} of {n:,} images show at least one of {categories} categories"
+
+
+def eccv_lines(judged: dict[str, Pairs], n: int, m: int):
+    for side, pairs in judged.items():
+        yield f"ECCV {matches(side, pairs)}"
+
+
+def positive_lines(judged: dict[str, Listed], n: int, m: int):
+    for side, (pairs, without) in judged.items():
+        yield f"positives {matches(side, pairs)}" + (
+            f"; {without:,} queries list none and do not count" if without else "")
+
+
+def matches(side: str, pairs: Pairs) -> str:
+    return f"{SIDES[side]}: {len(pairs.query):,} matches of {len(np.unique(pairs.query)):,} queries"
+
+
+# ---- how protocols run: (task, galleries, name) -> numbers
+
+def each(run: Callable[[Task, list[Gallery], str], dict]) -> Callable[[Task, dict], dict]:
+    """A protocol that runs over everything and then over the folds, each by itself."""
+    return lambda task, galleries: {name: run(task, parts, name) for name, parts in galleries.items()}
+
+
+def run_full(task: Task, galleries: list[Gallery], name: str) -> dict:
+    began = time.perf_counter()
+    columns = subjects.image_text_of(task.scores) if task.needs_matrix else subjects.image_text(task.subject.members)
+    numbers = protocols.recalls(task.subject, columns, galleries, task.opt.block, task.record, name)
+    task.seconds[name] = time.perf_counter() - began
+    return numbers
+
+
+def run_mean_only(task: Task, galleries: list[Gallery], name: str) -> dict:
+    columns = subjects.image_text(means_only(task.subject))
+    return protocols.recalls(task.subject, columns, galleries, task.opt.block, task.record, name)
+
+
+def run_shuffled(task: Task, galleries: list[Gallery], name: str) -> dict:
+    columns = subjects.image_text(shuffled(task.subject))
+    return protocols.recalls(task.subject, columns, galleries, task.opt.block, task.record, name)
+
+
+def run_rerank(task: Task, galleries: list[Gallery], name: str) -> dict:
+    began = time.perf_counter()
+    numbers = protocols.two_stages(task.subject, task.opt.rerank, galleries, task.record, name)
+    if name == "rerank":
+        numbers |= {"seconds": time.perf_counter() - began, "seconds_full": task.seconds["full"]}
+    return numbers
+
+
+def run_pmrp(task: Task, galleries: list[Gallery], name: str) -> dict:
+    return protocols.pmrp(task.scores, task.judged["pmrp"], task.subject.caption_image, galleries, task.record, name)
+
+
+def run_eccv(task: Task, galleries: list[Gallery], name: str) -> dict:
+    return protocols.eccv(task.scores, task.judged["eccv"], task.record)
+
+
+def run_positives(task: Task, galleries: list[Gallery], name: str) -> dict:
+    pairs = {side: listed.pairs for side, listed in task.judged["positives"].items()}
+    numbers = protocols.recalls_of_matches(task.scores, pairs, galleries, task.record, name, "rp")
+    for side, listed in task.judged["positives"].items():
+        numbers[side]["without"] = listed.without
+    return numbers
+
+
+def run_cxc(task: Task, galleries: dict[str, list[Gallery]]) -> dict[str, dict]:
+    """Everything and the folds at once: scores within a modality are computed once for both."""
+    (ratings, pairs), between, within = task.judged["cxc"], {}, {}
+    if task.subject.has_images:
+        between = protocols.cxc_between(task.scores, ratings, pairs, galleries, task.record)
+        task.release()                                      # text to text needs the room
+    else:
+        task.absent.append("image-text and image-image retrieval, SITS and SIS: there are no images")
+    if task.subject.members:
+        within = protocols.cxc_within(task.subject, ratings, pairs, galleries, task.record)
+    else:
+        task.absent.append("text-text and image-image retrieval, STS and SIS: a score matrix holds image-text scores "
+                           "only")
+    return {name: {**between.get(name, {}), **within.get(name, {})} for name in galleries}
+
+
+# To add a protocol:
+# 1. Write a function (task, galleries, name) -> its numbers, such as {"i2t": {"mine": 12.5}, "t2i": {...}} in percent.
+#    It adds the outcome of every query to task.record under `name` and works for one gallery and for five folds.
+# 2. If it needs a file, write a reader (subject, ids, opt) -> what the file holds, or None if no option asks for it.
+#    The function finds what was read in task.judged; the options go to evaluate.py.
+# 3. Add a line here: "mine": Protocol(each(run_mine), read=read_mine).
+# 4. Add its title to report.TITLES and the heads of new columns to report.NAMES.
+PROTOCOLS: dict[str, Protocol] = {
+    "full": Protocol(each(run_full), lambda task: True, title="image to text and text to image"),
+    "mean_only": Protocol(each(run_mean_only), lambda task: uses_variances(task.subject)),
+    "shuffled": Protocol(each(run_shuffled), folds=False, asked=lambda task: (
+        task.opt.uncertainty and task.opt.control and uses_variances(task.subject))),
+    "rerank": Protocol(each(run_rerank), lambda task: task.opt.rerank > 0),
+    "pmrp": Protocol(each(run_pmrp), read=read_instances, lines=instance_lines, title="PMRP", matrix=True),
+    "eccv": Protocol(each(run_eccv), read=read_eccv, lines=eccv_lines, title="ECCV Caption", matrix=True, folds=False),
+    "positives": Protocol(each(run_positives), read=read_positives, lines=positive_lines, title="--positives",
+                          matrix=True, folds=False),
+    # It lets go of the matrix of scores, so it stands last.
+    "cxc": Protocol(run_cxc, read=read_cxc, lines=cxc_lines, images=False, matrix=True),
+}
+
+
+def name_over_folds(name: str) -> str:
+    """The key of a protocol's mean over five folds in results.json."""
+    return "folds5" if name == "full" else f"{name}_folds5"
+
+
+def check_asked(subject: Subject, opt) -> None:
+    """Raises InputError on --fold5 and --rerank where the subject does not allow them."""
+    if opt.fold5 and subject.n_images < 5 * subjects.FOLD:
+        raise InputError(f"--fold5 needs 5 x 1,000 images and {subject.name} has {subject.n_images:,}; leave it out or "
+                         "name a larger split (COCO: testall for precomputed features)")
+    if opt.rerank and not (subject.members and all(m.similarity.parts for m in subject.members)):
+        raise InputError(f"--rerank {opt.rerank} saves time where words are compared with regions, and {subject.name} "
+                         f"is scored by {subject.similarity}; leave it out, or evaluate a model of --sim scan")
+    if opt.rerank >= max(subject.n_images, len(subject.caption_image)):
+        raise InputError(f"--rerank {opt.rerank} keeps all of {subject.n_images:,} images and "
+                         f"{len(subject.caption_image):,} captions, so nothing is saved; give fewer, 100 is usual, or "
+                         "leave it out")
 
 
 @torch.no_grad()
-def run_protocols(subject: Subject, judged: Judgements, opt, record: Record) -> tuple[dict, list[str]]:
-    """The "protocols" of results.json, and sentences on what cannot be had."""
-    if opt.fold5 and subject.n_images < 5 * FOLD:
-        raise InputError(f"--fold5 needs 5 x 1,000 images and {subject.name} has {subject.n_images:,}; leave it out or name a "
-                         "larger split (COCO: testall for precomputed features)")
-    if opt.rerank and not (subject.members and all(similarity.parts for similarity, *_ in subject.members)):
-        raise InputError(f"--rerank {opt.rerank} saves time where words are compared with regions, and {subject.name} is "
-                         f"scored by {subject.similarity}; leave it out, or evaluate a model of --sim scan")
-    if opt.rerank >= max(subject.n_images, len(subject.caption_image)):
-        raise InputError(f"--rerank {opt.rerank} keeps all of {subject.n_images:,} images and {len(subject.caption_image):,} "
-                         "captions, so nothing is saved; give fewer, 100 is usual, or leave it out")
-    results, absent, scores, began, seconds = {}, [], None, time.perf_counter(), {}
-    chosen = protocols.folds(subject) if opt.fold5 else None
-    every = [(np.arange(subject.n_images), np.arange(len(subject.caption_image)))]
-    if subject.has_images:
-        several_matches = judged.cxc or judged.eccv or judged.positives or judged.codes is not None
-        if several_matches or subject.scores is not None:
-            scores = protocols.score_matrix(subject, opt.block)
-        variants = {"full": subject.members, "mean_only": means_only(subject),
-                    "shuffled": shuffled(subject) if opt.uncertainty and opt.control else []}
-        for name, members in variants.items():
-            fold_parts = chosen if name != "shuffled" else None
-            if members or (name == "full" and scores is not None):
-                tile = protocols.image_text(members) if scores is None or name != "full" else protocols.image_text_of(scores)
-                for key, part in ((name, None), (f"{name}_folds5".replace("full_", ""), fold_parts)):
-                    if part or key == name:
-                        results[key] = protocols.plain(subject, record, key, tile, part, opt.block)
-                        seconds[key] = time.perf_counter() - began
-        if opt.rerank:
-            began = time.perf_counter()
-            for key, part in (("rerank", None), ("rerank_folds5", chosen)):
-                if part or key == "rerank":
-                    results[key] = protocols.two_stages(subject, record, key, opt.rerank, part)
-                    results["rerank"].setdefault("seconds", time.perf_counter() - began)
-            results["rerank"]["seconds_full"] = seconds["full"]
-    else:
-        absent.append("image to text and text to image: there are no images")
-    if scores is not None:
-        if judged.codes is not None:
-            for key, part in (("pmrp", every), ("pmrp_folds5", chosen)):
-                if part:
-                    results[key] = protocols.pmrp(scores, judged.codes, subject.caption_image, part, record, key)
-        if judged.eccv:
-            results["eccv"] = protocols.eccv(scores, judged.eccv, record)
-        if judged.positives:
-            pairs = {side: found for side, (found, _) in judged.positives.items()}
-            results["positives"] = protocols.several(scores, pairs, record, "positives", every, "rp")
-            for side, (_, without) in judged.positives.items():
-                results["positives"][side]["without"] = without
-    elif judged.codes is not None or judged.eccv or judged.positives:
-        absent.append("PMRP, ECCV Caption and --positives: there are no images")
-    if judged.cxc:
-        held, scores, tile = [scores], None, None           # handed over: cxc lets go of the matrix before text to text
-        found, lacking = protocols.cxc(subject, held.pop(), judged.ratings, judged.cxc, opt.fold5, record)
-        results, absent = {**results, **found}, absent + lacking
-    return results, absent
+def run_protocols(task: Task) -> dict[str, dict]:
+    """The "protocols" of results.json. Raises InputError where the options do not fit the subject."""
+    check_asked(task.subject, task.opt)
+    results = {}
+    for name, protocol in PROTOCOLS.items():
+        if not protocol.is_asked(name, task):
+            continue
+        if protocol.images and not task.subject.has_images:
+            task.absent += [f"{protocol.title}: there are no images"] if protocol.title else []
+            continue
+        galleries = {name: subjects.everything(task.subject)}
+        if task.opt.fold5 and protocol.folds:
+            galleries[name_over_folds(name)] = subjects.folds(task.subject)
+        results |= protocol.run(task, galleries)
+    return results
 
+
+# ---- the same members as points, or with the variances of other items
 
 def deal_variances(images: Embedding, captions: Embedding, seed: int = 0) -> tuple[Embedding, Embedding]:
     """Both sides with the variances of other items: the control that shows whether it matters whose they are.
 
-    Each side goes round one random circle, so that no item keeps its own; the circles are drawn one after the other, since with
-    as many captions as images a common one would leave matching variances together. Points stay as they are.
+    Each side goes round one random circle, so that no item keeps its own variances. The circles are drawn one after the
+    other: with as many captions as images, a common one would leave matching variances together. Points stay as they
+    are.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -145,63 +286,81 @@ def deal_variances(images: Embedding, captions: Embedding, seed: int = 0) -> tup
     return dealt(images), dealt(captions)
 
 
-def means_only(subject: Subject) -> list:
-    """The members of a Gaussian model as points: the row that shows what the variances do."""
-    return [(Cosine(), Embedding(i.mean), Embedding(c.mean)) for _, i, c in subject.members] if uses_variances(subject) else []
+def means_only(subject: Subject) -> list[Member]:
+    """The members as points, compared by the cosine: the row that shows what the variances do."""
+    return [Member(Cosine(), Embedding(m.images.mean), Embedding(m.captions.mean)) for m in subject.members]
 
 
-def shuffled(subject: Subject) -> list:
-    """The members with their variances dealt to other items: the row that shows whether it matters whose they are."""
-    return [(similarity, *deal_variances(i, c)) for similarity, i, c in subject.members] if uses_variances(subject) else []
+def shuffled(subject: Subject) -> list[Member]:
+    """The members with the variances of other items: the row that shows whether it matters whose they are."""
+    return [Member(m.similarity, *deal_variances(m.images, m.captions)) for m in subject.members]
 
 
 def uses_variances(subject: Subject) -> bool:
     """Whether any member has variances and compares by them: the cosine looks at means alone."""
-    return subject.gaussian and not all(isinstance(similarity, Cosine) for similarity, *_ in subject.members)
+    return subject.gaussian and not all(isinstance(m.similarity, Cosine) for m in subject.members)
 
+
+# ---- everything about a subject
 
 def uncertainties(subject: Subject) -> dict[str, np.ndarray]:
-    """log det Sigma of images (N,) and captions (M,) where they are Gaussian, averaged over the members; nats."""
-    found = {}
-    for which, side in ((1, "images"), (2, "captions")):
-        values = [uncertainty(m[which]) for m in subject.members if m[which] is not None and m[which].log_var is not None]
+    """log det Sigma in nats of images (N,) and captions (M,) where they are Gaussian, averaged over the members."""
+    results = {}
+    for side in ("images", "captions"):
+        sides = [getattr(m, side) for m in subject.members]
+        values = [uncertainty(e) for e in sides if e is not None and e.log_var is not None]
         if values:
-            found[side] = torch.stack(values).mean(0).cpu().numpy()
-    return found
+            results[side] = torch.stack(values).mean(0).cpu().numpy()
+    return results
+
+
+def uncertainty_results(values: dict[str, np.ndarray], record: Record, opt) -> dict[str, dict]:
+    """Mean and deviation of the uncertainties of each side and, with --uncertainty, what they say of its recalls."""
+    results = {}
+    for side, v in values.items():
+        results[side] = {"mean": float(v.mean()), "std": float(v.std())}
+        ranks = record.get(("full", "i2t" if side == "images" else "t2i", "rank"))
+        if opt.uncertainty and ranks is not None:
+            results[side] |= protocols.uncertainty_report(v, ranks)
+    return results
+
+
+def chances(subject: Subject, over_folds: bool) -> dict[str, dict]:
+    """What a random order gives, in the gallery of everything and, where asked, as the mean over the folds."""
+    results = {"full": metrics.chance(subject.caption_image, subject.n_images)}
+    if over_folds:
+        results["folds5"] = metrics.average([metrics.chance(subject.caption_image[captions] - images[0], len(images))
+                                             for images, captions in subjects.folds(subject)])
+    return results
 
 
 def assess(subject: Subject, judged: Judgements, opt) -> tuple[dict, Record, dict[str, np.ndarray]]:
-    """Everything the options ask about one subject: what results.json holds, the outcome of every query, uncertainties."""
-    record, spreads = Record(), uncertainties(subject)
-    found, absent = run_protocols(subject, judged, opt, record)
+    """All that the options ask about one subject: what results.json holds, the outcome of every query, and the
+    uncertainties of `uncertainties`. Raises InputError where the options do not fit the subject."""
+    task, values = Task(subject, judged, opt), uncertainties(subject)
+    numbers = run_protocols(task)
     results = {"checkpoints": subject.name.split(" + "), "data_name": subject.data_name, "split": subject.split or None,
                "similarity": subject.similarity, "images": subject.n_images, "captions": len(subject.caption_image),
-               "protocols": found}
-    if found.get("full"):
-        results["chance"] = {"full": metrics.chance(subject.caption_image, subject.n_images)}
-        if opt.fold5:
-            results["chance"]["folds5"] = metrics.average([metrics.chance(subject.caption_image[c] - i[0], len(i))
-                                                           for i, c in protocols.folds(subject)])
+               "protocols": numbers}
+    if numbers.get("full"):
+        results["chance"] = chances(subject, opt.fold5)
     if subject.notes:
         results["notes"] = subject.notes
-    if found.get("full"):
-        results["best_ranks"] = {side: metrics.best_rank_means(rank[~np.isnan(rank)])
-                                 for side in ("i2t", "t2i") for rank in [record["full", side, "rank"]]}
-    if absent:
-        results["absent"] = absent
-    if judged.codes is not None and subject.members and subject.has_images:
-        results["neighbours"] = protocols.neighbours(subject, judged.codes)
+    if numbers.get("full"):
+        ranks = {side: task.record["full", side, "rank"] for side in ("i2t", "t2i")}
+        results["best_ranks"] = {side: metrics.best_rank_means(r[~np.isnan(r)]) for side, r in ranks.items()}
+    if task.absent:
+        results["absent"] = task.absent
+    if "pmrp" in judged and subject.members and subject.has_images:
+        results["neighbours"] = protocols.neighbours(subject, judged["pmrp"])
     if subject.unknown_words:
         results["unknown_words"] = subject.unknown_words
-    if opt.uncertainty and not spreads:
-        raise InputError(f"--uncertainty: {subject.name} has points, which have no uncertainty; evaluate a Gaussian model")
-    for side, values in spreads.items():
-        report = {"mean": float(values.mean()), "std": float(values.std())}
-        if opt.uncertainty and "full" in found:
-            ranks = record["full", "i2t" if side == "images" else "t2i", "rank"]
-            report.update(protocols.uncertainty_report(values, ranks))
-        results.setdefault("uncertainty", {})[side] = report
-    return without_nan(results), record, spreads
+    if opt.uncertainty and not values:
+        raise InputError(f"--uncertainty: {subject.name} has points, which have no uncertainty; evaluate a Gaussian "
+                         "model")
+    if values:
+        results["uncertainty"] = uncertainty_results(values, task.record, opt)
+    return without_nan(results), task.record, values
 
 
 def without_nan(value):

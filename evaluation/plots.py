@@ -1,6 +1,5 @@
-"""Pictures of what an uncertainty knows: recall by tenths, risk and coverage, the most and the least uncertain items.
-
-`evaluate.py --uncertainty` draws them; `ucmr` Fig. 4-7 for the last.
+"""Pictures of what the uncertainty tells: recall by tenths of uncertainty, risk and coverage, and the most and the
+least uncertain items (`ucmr` Fig. 4-7). `evaluate.py --uncertainty` draws them.
 """
 import contextlib
 import os
@@ -14,27 +13,28 @@ from files import DRAWN, atomic, below, is_drawn, output
 from inputs import Photos
 
 SHOWN, MATCHES = 5, 3                 # items at each end, matches of each
-FORMATS = ("png", "pdf", "svg", "ps", "eps")          # that tell who drew them, so that no photo is ever replaced
+FORMATS = ("png", "pdf", "svg", "ps", "eps")          # these say who drew them, so that no photo is ever replaced
 
 
 def picture_file(path: str, inputs=()) -> str:
-    """`path`, a picture that can be drawn there; raises InputError, before the work."""
+    """`path`, where a picture can be drawn. Raises InputError, before the work, where it cannot be."""
     if format_of(path) not in FORMATS:
-        raise InputError(f"{path} ends in none of {', '.join(f'.{name}' for name in FORMATS)}, which pictures are drawn as; "
-                         "give it such an ending")
+        raise InputError(f"{path} ends in none of {', '.join(f'.{name}' for name in FORMATS)}, which pictures are "
+                         "drawn as; give it such an ending")
     return output(path, is_drawn, inputs)
 
 
 def format_of(path: str) -> str:
+    """The ending of a file name, in small letters and without the dot."""
     return os.path.splitext(path)[1][1:].lower()
 
 
 @contextlib.contextmanager
 def drawing(path: str, rows: int, columns: int, size: tuple[float, float]):
-    """(figure, axes (rows, columns)) of this size in inches; at the end the picture is written to `path`.
+    """Yields (figure, axes (rows, columns)) of this size in inches, and writes the picture to `path` at the end.
 
-    No window system and none of pyplot's state is touched, so that importing this changes nothing in a notebook; captions and
-    names are drawn as they are, where matplotlib would read two $ as a formula.
+    Neither a window system nor pyplot's state is touched, so importing this file changes nothing in a notebook.
+    Captions and names are drawn as they are, where matplotlib would read two $ as a formula.
     """
     import matplotlib  # takes a second to start, and most commands draw nothing
     from matplotlib.figure import Figure
@@ -48,9 +48,10 @@ def drawing(path: str, rows: int, columns: int, size: tuple[float, float]):
 
 
 def curves(reports: dict[str, dict], path: str) -> None:
-    """Recall by tenths of uncertainty, and risk by coverage; a row a side, a line a run.
+    """Recall by tenths of uncertainty, and risk by coverage: a row of pictures per side, a line per run.
 
-    reports: {run: {"images" | "captions": what `protocols.uncertainty_report` returns, and more}}.
+    reports: {run: {"images" | "captions": what `protocols.uncertainty_report` returns}}. Other keys may stand beside
+    these.
     """
     sides = [side for side in ("images", "captions") if any("recall_bins" in r.get(side, ()) for r in reports.values())]
     with drawing(path, len(sides), 2, (10, 3.6 * len(sides))) as (figure, axes):
@@ -59,6 +60,7 @@ def curves(reports: dict[str, dict], path: str) -> None:
 
 
 def draw_curves(reports: dict[str, dict], sides: list[str], axes) -> None:
+    """The curves of `curves` on axes (sides, 2)."""
     for (left, right), side in zip(axes, sides):
         for run, report in reports.items():
             if "recall_bins" not in report.get(side, ()):
@@ -82,24 +84,26 @@ def extremes(values: np.ndarray, pairs, texts: list[str] | None, photos: Photos 
              of_images: bool, path: str) -> None:
     """The most and the least uncertain images, or captions, beside their plausible matches.
 
-    values (Q,): log det Sigma of the queries; pairs: their matches (`annotations.Pairs`); texts: all captions; photos: of all
-    images; where there are none an image is shown by the first of its captions.
+    values (Q,): log det Sigma of the queries in nats; pairs: their matches (`annotations.Pairs`); texts: all captions;
+    photos: those of all images. Where there are none, an image is shown by the first of its captions. caption_image
+    (M,): the row of each caption's image.
     """
     texts = texts or [f"caption {m}" for m in range(len(caption_image))]
     first = dict(zip(caption_image[::-1].tolist(), texts[::-1]))
     order = np.argsort(values, kind="stable")
     columns = {"most uncertain": order[::-1][:SHOWN], "least uncertain": order[:SHOWN]}
-    rows = max(len(chosen) for chosen in columns.values())
+    rows = max(len(queries) for queries in columns.values())
     with drawing(path, rows, 2, (13, 1.75 * rows + 0.6)) as (figure, axes):
         draw_extremes(values, pairs, texts, photos, first, of_images, columns, axes)
         figure.tight_layout()
 
 
 def draw_extremes(values, pairs, texts, photos, first: dict, of_images: bool, columns: dict, axes) -> None:
+    """The items of `extremes` on axes (rows, 2). first: {image: its first caption}; columns: {title: queries}."""
     for axis in axes.flat:
         axis.axis("off")
-    for column, (title, chosen) in enumerate(columns.items()):
-        for row, q in enumerate(chosen):
+    for column, (title, queries) in enumerate(columns.items()):
+        for row, q in enumerate(queries):
             axis = axes[row, column]
             matches = pairs.item[slice(*np.searchsorted(pairs.query, [q, q + 1]))]
             if of_images:
@@ -114,7 +118,8 @@ def draw_extremes(values, pairs, texts, photos, first: dict, of_images: bool, co
                 inset.imshow(np.asarray(photos.open(int(image))))
                 inset.axis("off")
             space = 0.16 * len(thumbnails) if photos is not None else 0
-            wrapped = [part for line in lines for part in textwrap.wrap(line, int(80 * (1 - space)), subsequent_indent="   ")]
+            width = int(80 * (1 - space))
+            wrapped = [part for line in lines for part in textwrap.wrap(line, width, subsequent_indent="   ")]
             axis.text(space, 0.82, "\n".join(wrapped[:7]), va="top", fontsize=9, transform=axis.transAxes)
             more = f", {MATCHES} of {len(matches)} matches" if len(matches) > MATCHES else ""
             axis.text(0, 0.88, f"{values[q]:.1f} nats{more}", fontsize=8, color="grey", transform=axis.transAxes)
@@ -123,12 +128,16 @@ def draw_extremes(values, pairs, texts, photos, first: dict, of_images: bool, co
 
 
 def locate(photos: Photos | list[str] | None, folder: str | None) -> Photos | None:
-    """Photos of the images, of a split that has them or by their names in `folder`, or None unless all their files are there;
-    says so where `folder` is given."""
+    """The photos of all images, or None where a file is missing; says so where `folder` is given.
+
+    photos: those of a split, or their file names in `folder`.
+    """
     paths = photos.paths if isinstance(photos, Photos) else [
         below(folder, name, "the list of photos") for name in (photos or () if folder else ())]
     absent = [path for path in paths if not os.path.isfile(path)]
     if folder and (absent or not paths):
-        what = f"{len(absent):,} of {len(paths):,} photos are missing, the first is {absent[0]}" if paths else "none has a name"
+        what = "none has a name"
+        if paths:
+            what = f"{len(absent):,} of {len(paths):,} photos are missing, the first is {absent[0]}"
         print(f"--photos {folder}: {what}; the pictures show captions in their place", file=sys.stderr)
     return None if absent or not paths else Photos(paths)

@@ -1,4 +1,4 @@
-"""Fine-tunes a network for photos to say which words an image's captions have, which DMSM begins with (`dmsm` 3.1).
+"""Fine-tune a network for photos to predict the words of an image's captions. DMSM starts with this step (`dmsm` 3.1).
 
     python -m features.word_cnn --data_name coco --cnn_type vgg19 --n_words 1000 --output cnn.pt
     python train.py --data_name coco --cnn_type vgg19 --cnn_weights cnn.pt ...
@@ -19,24 +19,26 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, Stopped, data_set, filename, natural, positive, torch_device, up_to, workers
-from data import Split, image_batches, pair_batches, read_split
+from data import Split, pair_batches, read_split
 from encoders import CNN, CNNS, vsepp_linear
 from files import output, save_state
-from inputs import Photos
+from inputs import Photos, image_batches
 from vocab import is_function
 
 
 def content_words(captions, count: int) -> list[str]:
-    """The `count` most frequent words of an iterable of token lists, by count, then alphabetically; fewer if there are fewer.
+    """The `count` most frequent content words of tokenised captions, by count, then alphabetically; fewer if there are
+    fewer.
 
-    Left out: captioner.FUNCTION_WORDS, punctuation, and the pieces with an apostrophe that the tokenizer makes ('s, n't).
+    Function words (vocab.is_function), punctuation and the pieces with an apostrophe that the tokenizer makes ('s, n't)
+    are left out.
     """
     counts = Counter(word for words in captions for word in words if not is_function(word) and "'" not in word)
     return sorted(counts, key=lambda word: (-counts[word], word))[:count]
 
 
 def word_labels(split: Split, words: list[str]) -> np.ndarray:
-    """(N, W) bool: whether any caption of an image has a word."""
+    """(N, W) bool: whether any caption of an image contains a word."""
     number = {word: w for w, word in enumerate(words)}
     pairs = [(image, number[word]) for image, caption in zip(split.caption_image, split.words) for word in caption
              if word in number]
@@ -46,19 +48,20 @@ def word_labels(split: Split, words: list[str]) -> np.ndarray:
 
 
 def average_precision(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Average precision of each word over N images: (N, W), (N, W) bool -> (W,) in 0..1; NaN for a word that no image has.
+    """Average precision of each word over N images: (N, W), (N, W) bool -> (W,) in 0..1; NaN for a word that no image
+    has.
 
-    Images are put in the order of their scores, at equal scores those without the word first (ties count against the
-    model): AP = mean over the images with the word of (how many with it are at or before this one) / (place, from 1).
-    Raises ValueError on scores that are not finite.
+    Images are sorted by their scores; at equal scores, those without the word come first, so ties count against the
+    model. AP is the mean, over the images with the word, of (number of images with the word up to this one) /
+    (place, from 1). Raises ValueError if scores are not finite.
     """
     if not np.isfinite(scores).all():
         raise ValueError("scores hold NaN or infinity, which have no order")
     order = np.lexsort((labels, -scores), axis=0)                                   # (N, W), the last key counts most
-    found = np.take_along_axis(labels, order, axis=0)
-    precision = found.cumsum(0) / np.arange(1, len(labels) + 1)[:, None]
+    relevant = np.take_along_axis(labels, order, axis=0)
+    precision = relevant.cumsum(0) / np.arange(1, len(labels) + 1)[:, None]
     with np.errstate(invalid="ignore"):
-        return (precision * found).sum(0) / labels.sum(0)
+        return (precision * relevant).sum(0) / labels.sum(0)
 
 
 def chance_precision(labels: np.ndarray) -> np.ndarray:
@@ -76,7 +79,8 @@ def chance_precision(labels: np.ndarray) -> np.ndarray:
 class WordCNN(nn.Module):
     """A network without its classifier, and a linear layer that gives the logits of W words. (B, 3, H, W) -> (B, W).
 
-    What the layer reads is not l2-normalised. Its biases start at the log-odds of each word, `share` (W,).
+    The input of the linear layer is not l2-normalised. Its biases start at the log-odds of each word, from `share`
+    (W,), the share of images that have it.
     """
 
     def __init__(self, cnn: CNN, share: np.ndarray):
@@ -90,17 +94,20 @@ class WordCNN(nn.Module):
         return self.words(self.cnn(photos))                                         # (B, 3, H, W) -> (B, F) -> (B, W)
 
 
-class Unread:
-    """In place of inputs.Tokens: batches of pairs carry captions, and nothing here reads them."""
+class NoTokens:
+    """Stands in for inputs.Tokens: batches of pairs carry captions, which are not read here."""
 
     def batch(self, index):
-        return torch.zeros(len(index), 1, dtype=torch.int64), torch.ones(len(index), dtype=torch.int64)     # (B, 1), (B,)
+        """One padding token per caption and lengths of 1: (B, 1), (B,)."""
+        n = len(index)
+        return torch.zeros(n, 1, dtype=torch.int64), torch.ones(n, dtype=torch.int64)      # (B, 1), (B,)
 
 
 def whole_state(cnn: CNN, cnn_type: str) -> dict:
-    """The state dict of a network of 1,000 classes, as --cnn_weights takes it, on the CPU.
+    """The state dict of a network of 1,000 classes, on the CPU, as --cnn_weights takes it.
 
-    The ImageNet classifier was cut off and does not fit what was learned; zeros are in its place, and are cut off again.
+    The ImageNet classifier was removed and does not fit what was learned. Zeros replace it; they are removed again when
+    the file is read.
     """
     last = {"vgg": "classifier.6", "res": "fc", "eff": "_fc"}[cnn_type[:3]]
     state = {name: x.cpu() for name, x in cnn.net.state_dict().items()}
@@ -108,16 +115,16 @@ def whole_state(cnn: CNN, cnn_type: str) -> dict:
 
 
 def train_epoch(model: WordCNN, optimizer, split: Split, labels: np.ndarray, epoch: int, opt, device) -> float:
-    """Every image once, cropped and flipped as in training; returns the mean loss of an image, in nats.
+    """One epoch over all images, cropped and flipped as in training. Returns the mean loss per image in nats.
 
-    The loss of an image is the binary cross-entropy summed over the words.
+    The loss of an image is the binary cross-entropy summed over the words. Raises InputError if it is not finite.
     """
     model.train()
     one = np.unique(split.caption_image, return_index=True)[1]                      # a caption of every image
     order, total = np.random.default_rng([opt.seed, epoch]).permutation(one), 0.0
     with tqdm(total=len(order), desc=f"epoch {epoch + 1}", disable=None, leave=False) as bar:
-        for batch in pair_batches(split, Unread(), order, opt.batch_size, workers=opt.workers, crop_size=opt.crop_size,
-                                  seed=(opt.seed, epoch)):
+        for batch in pair_batches(split, NoTokens(), order, opt.batch_size, workers=opt.workers,
+                                  crop_size=opt.crop_size, seed=(opt.seed, epoch)):
             target = torch.from_numpy(labels[batch.image_index.numpy()]).to(device, torch.float32)      # (B, W)
             logits = model(batch.images.to(device))
             loss = F.binary_cross_entropy_with_logits(logits, target, reduction="sum") / len(target)
@@ -145,7 +152,10 @@ def word_scores(model: WordCNN, images: Photos, opt, device) -> np.ndarray:
 
 
 def run(opt) -> list[float]:
-    """Trains and saves; returns the mean average precision on dev before training and after each epoch."""
+    """Train and save. Returns the mean average precision on dev, in percent, before training and after each epoch.
+
+    Raises InputError if an option or the data set does not fit.
+    """
     if not 0 < opt.learning_rate < math.inf:
         raise InputError(f"--learning_rate {opt.learning_rate:g} is not a positive number; 1e-4 is usual")
     if os.path.exists(opt.output):
@@ -154,8 +164,8 @@ def run(opt) -> list[float]:
     device = torch_device(opt.device)
     train, dev = (read_split(opt.data_path, opt.data_name, name) for name in ("train", "dev"))
     if not isinstance(train.images, Photos):
-        raise InputError(f"{opt.data_name} has {train.images.describe()}, and a network is fine-tuned on photos; give a data "
-                         "set that has them, such as coco, f30k or demo")
+        raise InputError(f"{opt.data_name} has {train.images.describe()}, and a network is fine-tuned on photos; give "
+                         "a data set that has them, such as coco, f30k or demo")
     train.require_sound(), dev.require_sound()
     words = content_words(train.words, opt.n_words)
     if not words:
@@ -168,46 +178,50 @@ def run(opt) -> list[float]:
     model = WordCNN(CNN(opt.cnn_type, True, opt.cnn_weights, normalise=False), labels.mean(0)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=opt.learning_rate)
     chance = 100 * chance_precision(truth[:, occurs]).mean()
-    print(f"{opt.cnn_type}, {device}: {len(words):,} words from '{words[0]}' to '{words[-1]}', {labels.sum(1).mean():.1f} an "
-          f"image; {len(train.images):,} training images, {len(dev.images):,} of dev, where {occurs.sum():,} words occur")
-    reached = []
+    print(f"{opt.cnn_type}, {device}: {len(words):,} words from '{words[0]}' to '{words[-1]}', "
+          f"{labels.sum(1).mean():.1f} per image; {len(train.images):,} training images, {len(dev.images):,} of dev, "
+          f"where {occurs.sum():,} words occur")
+    precisions = []
 
-    def judge(title: str) -> None:
+    def validate(title: str) -> None:
         scores = word_scores(model, dev.images, opt, device)
-        reached.append(100 * float(average_precision(scores[:, occurs], truth[:, occurs]).mean()))
-        print(f"{title}: mean average precision on dev {reached[-1]:.2f}% (chance {chance:.2f}%)", flush=True)
+        precisions.append(100 * float(average_precision(scores[:, occurs], truth[:, occurs]).mean()))
+        print(f"{title}: mean average precision on dev {precisions[-1]:.2f}% (chance {chance:.2f}%)", flush=True)
 
-    judge("untrained")
+    validate("untrained")
     for epoch in range(opt.num_epochs):
         try:
             loss = train_epoch(model, optimizer, train, labels, epoch, opt, device)
             save_state(whole_state(model.cnn, opt.cnn_type), opt.output, "make room and name another --output")
-            judge(f"epoch {epoch + 1}, training loss {loss:.3f} nats an image")
+            validate(f"epoch {epoch + 1}, training loss {loss:.3f} nats an image")
         except Stopped as stop:
-            stop.advice = f"{opt.output} holds the last whole epoch" if os.path.exists(opt.output) else "no epoch was whole"
+            stop.advice = (f"{opt.output} holds the last whole epoch" if os.path.exists(opt.output)
+                           else "no epoch was whole")
             raise
     print(f"weights for train.py --cnn_type {opt.cnn_type} --cnn_weights {opt.output}")
-    return reached
+    return precisions
 
 
 def main(argv=None) -> None:
     p = Arguments("Fine-tune a network for photos to predict the words of an image's captions.")
     add = p.add_argument
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
-    add("--data_name", type=data_set, default="coco", help="folder of the data set below --data_path; it needs photos")
-    add("--cnn_type", choices=list(CNNS), default="vgg19", help="network for photos")
+    add("--data_name", type=data_set, default="coco",
+        help="folder of the data set below --data_path; it must hold photos")
+    add("--cnn_type", choices=list(CNNS), default="vgg19", help="network to fine-tune")
     add("--cnn_weights", type=filename, metavar="FILE",
-        help="the network's weights (default: torch's cache; nothing is fetched)")
-    add("--n_words", type=positive, default=1000, help="the most frequent content words of the training captions to predict")
-    add("--num_epochs", type=positive, default=2, help="times that every training image is seen")
-    add("--learning_rate", type=float, default=1e-4, help="of Adam")
-    add("--batch_size", type=positive, default=64, help="images a step")
-    add("--crop_size", type=up_to(4096), default=224, help="side of the random crops of training photos")
+        help="weights to start from (default: those in torch's cache; nothing is downloaded)")
+    add("--n_words", type=positive, default=1000,
+        help="number of words to predict: the most frequent content words of the training captions")
+    add("--num_epochs", type=positive, default=2, help="number of passes over the training images")
+    add("--learning_rate", type=float, default=1e-4, help="learning rate of Adam")
+    add("--batch_size", type=positive, default=64, help="number of images per step")
+    add("--crop_size", type=up_to(4096), default=224, help="width and height of the random crops of training photos")
     add("--output", type=filename, metavar="FILE.pt", default="cnn.pt",
         help="new file for the weights, written after each epoch")
-    add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to train (auto: CUDA when present)")
-    add("--seed", type=natural, default=0, help="of initialisation, order and crops")
+    add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="number of processes that read photos")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA if there is a GPU")
+    add("--seed", type=natural, default=0, help="random seed of the initialisation, the order and the crops")
     cli.run("features.word_cnn", lambda: run(p.parse_args(argv)) and None)
 
 

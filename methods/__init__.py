@@ -1,0 +1,109 @@
+"""The methods of the papers by name: what `train.py --method NAME` trains.
+
+A method is written down here once. `train.py --methods`, the tables of README.md and docs/methods.md, and the rows of
+paper_tables/ are read from METHODS. Each file of this folder holds the networks of one paper.
+"""
+from typing import NamedTuple
+
+
+class Method(NamedTuple):
+    title: str
+    paper: str                        # pmrl, ucmr, jwae, dmsm (README.md names them), or authors and year
+    flags: str                        # options of train.py
+    needs: str = ""                   # what the data must have, or what the user has to give
+
+
+REGIONS = "features of regions"
+VECTORS = "features of captions (--text_features NAME)"
+VSRN = "--img_enc vsrn --embed_size 2048 --max_violation --captioner 1"
+SCAN = "--sim scan --bi_gru --max_violation"
+PRIORS = "--prior_images 0.01 --prior_captions 0.01"
+RECONSTRUCTIONS = "--recon_images 0.5 --recon_captions 0.005"
+AUTOENCODER = f"--max_violation --txt_enc bigru --num_layers 2 --img_layers 1024 {RECONSTRUCTIONS}"
+SQUARED = "--loss mse --mse_weight 1024 --txt_layers 1024 --img_layers 1024 --recon_images 1 --recon_captions 1"
+DMSM = ("--loss nll --txt_enc {} --txt_layers 4000-2000-1000-500 --img_layers 2000-1000 --layer_style tanh "
+        "--embed_size 300 --optimizer sgd --learning_rate 0.5 --lr_update 1000 --no-feature_norm --select hbr")
+BRANCHES = "--txt_layers 2048 --img_layers 2048 --layer_style branch --embed_size 512"
+
+METHODS = {
+    "vse0": Method("VSE0", "VSE++", "--no_imgnorm"),
+    "vse++": Method("VSE++", "VSE++", "--max_violation"),
+    "vse++_wide": Method("VSE++, higher capacity", "ucmr", "--max_violation --embed_size 2048"),
+    "order0": Method("Order0", "VSE++", "--sim order --use_abs --margin .05 --learning_rate .001"),
+    "order++": Method("Order++", "VSE++", "--sim order --max_violation"),
+    "gce": Method("GCE, ellipsoidal", "pmrl", "--sim mahalanobis"),
+    "gce_spherical": Method("GCE, spherical", "pmrl", "--sim mahalanobis --text_head spherical_logavg"),
+    "gie": Method("GIE, ellipsoidal", "pmrl", "--sim mahalanobis --image_head ellipsoidal"),
+    "gie_spherical": Method("GIE, spherical", "pmrl", "--sim mahalanobis --image_head spherical_logavg"),
+    "gcie_wasserstein": Method("GCIE, Wasserstein, ellipsoidal", "pmrl, ucmr", "--sim wasserstein"),
+    "gcie_kl": Method("GCIE, KL, ellipsoidal", "pmrl, ucmr", "--sim kl"),
+    "gcie_minkl": Method("GCIE, min KL, ellipsoidal", "pmrl, ucmr", "--sim minkl"),
+    "gcie_wasserstein_spherical": Method("GCIE, Wasserstein, "
+                                         "spherical", "pmrl", "--sim wasserstein --head spherical_logavg"),
+    "gcie_kl_spherical": Method("GCIE, KL, spherical", "pmrl", "--sim kl --head spherical_logavg"),
+    "gcie_minkl_spherical": Method("GCIE, min KL, spherical", "pmrl", "--sim minkl --head spherical_logavg"),
+    "gcie_kl_avgpool": Method("GCIE, KL, spherical by average pooling", "ucmr", "--sim kl --head spherical_avg"),
+    "gcie_kl_one": Method("GCIE, KL, spherical with one output", "ucmr", "--sim kl --head spherical_one"),
+    "gcie_kl_reverse": Method("GCIE, KL(caption || image)", "ucmr Table 6", "--sim kl_reverse"),
+    "gcie_wasserstein_var": Method("GCIE, Wasserstein as ucmr eq. 8 prints it", "ucmr", "--sim wasserstein_var"),
+    "vsrn": Method("VSRN", "Li et al. 2019", VSRN, REGIONS),
+    "vsrn_original": Method("VSRN, as the original code computes it", "Li et al. 2019",
+                            f"{VSRN} --region_norm regions --captioner_original", REGIONS),
+    "vsrn_gaussian": Method("VSRN with Gaussians", "ucmr", f"{VSRN} --sim wasserstein --margin 0.1", REGIONS),
+    "scan_t2i": Method("SCAN, text to image", "Lee et al. 2018", f"{SCAN} --cross_attn t2i", REGIONS),
+    "scan_i2t": Method("SCAN, image to text", "Lee et al. 2018",
+                       f"{SCAN} --cross_attn i2t --lambda_softmax 4 --lambda_lse 5", REGIONS),
+    "pvse": Method("PVSE", "Song and Soleymani "
+                           "2019", "--sim mil --n_embeds 2 --margin 0.1 --max_violation --batch_size 256 "
+                   "--diversity 25.6 --mmd 2.56", f"{REGIONS}, or photos"),
+    "pcme": Method("PCME", "Chun et al. 2021", "--sim match_prob --n_samples 7 --vib 5e-6", f"{REGIONS}, or photos"),
+    "pcme++": Method("PCME++", "Chun 2024", "--sim csd --loss match --vib 1e-7 --var_min 1e-5 --logvar_init -6"),
+    "vse_infinity": Method("generalised pooling of regions", "Chen et al. 2021", "--pool gpo --max_violation", REGIONS),
+    "infonce": Method("VSE++ with InfoNCE", "CLIP", "--loss infonce"),
+    "jwae_mh": Method("jWAE-MH, bidirectional GRU", "jwae", f"{AUTOENCODER} {PRIORS}"),
+    "jwae_mh_vectors": Method("jWAE-MH, caption "
+                              "vectors", "jwae", f"--max_violation --txt_layers 1024 --img_layers 1024 "
+                              f"{RECONSTRUCTIONS} {PRIORS}", VECTORS),
+    "jwae_mh_scan": Method("jWAE-MH on SCAN", "jwae", f"{SCAN} --cross_attn t2i {RECONSTRUCTIONS} {PRIORS}", REGIONS),
+    "jwae_mse": Method("jWAE-MSE", "jwae", f"{SQUARED} --prior_images 25.6 --prior_captions 25.6", VECTORS),
+    "mse": Method("MSE", "jwae", SQUARED, VECTORS),
+    "mmd_mse": Method("MMD-MSE", "jwae", f"{SQUARED} --mmd 128", VECTORS),
+    "vae_mh": Method("VAE-MH", "jwae", f"{AUTOENCODER} --vae 1e-5 --var_min 1e-6 --logvar_init -6"),
+    "dmsm": Method("DMSM", "dmsm", DMSM.format("trigram_conv")),
+    "dmsm_bag": Method("DMSM without the order of words", "dmsm", DMSM.format("trigram_bag")),
+    "devise": Method("DeViSE", "dmsm", "--loss nll --txt_enc sum --freeze_words --txt_layers 0 --embed_size 300",
+                     "word vectors of 300 numbers (--word_vectors FILE)"),
+    "embedding_network": Method("Embedding Network", "Wang et al. 2019",
+                                f"--loss two_branch {BRANCHES} --batch_size 1000", VECTORS),
+    "similarity_network": Method("Similarity Network", "Wang et al. 2019", f"--sim product {BRANCHES}", VECTORS),
+}
+
+
+def table(names=tuple(METHODS)) -> list[str]:
+    """Methods as lines of a Markdown table."""
+    lines = ["| `--method` | method | paper | the same by hand | needs |", "|---|---|---|---|---|"]
+    for name in names:
+        method = METHODS[name]
+        lines.append(f"| `{name}` | {method.title.replace('||', '&#124;&#124;')} | {method.paper} | `{method.flags}` | "
+                     f"{method.needs} |")
+    return lines
+
+
+# Flags of the methods' own code (VSE++, VSRN, SCAN, PVSE, PCME, VSE-infinity), and what to do here instead.
+ADVICE = {
+    "--reset_train": "leave it out, everything that learns is in training mode after every validation (VSE++'s "
+                     "branches)",
+    "--model_name": "SCAN's folder of checkpoints is the run folder here, --logger_name",
+    "--num_workers": "--workers", "--lr": "--learning_rate", "--log_dir": "--logger_name", "--ckpt": "--init_from RUN",
+    "--order": "--sim order", "--num_embeds": "--n_embeds, with --sim mil",
+    "--img_attention": "--sim mil (PVSE) or --img_enc pie", "--txt_attention": "--sim mil (PVSE) or --txt_enc pie",
+    "--mmd_weight": "--mmd, times the batch size", "--div_weight": "--diversity, times the batch size",
+    "--img_finetune": "--finetune", "--txt_finetune": "leave --freeze_words out",
+    "--wemb_type": "--word_vectors FILE of GloVe or word2vec", "--amsgrad": "leave it out, Adam is VSE++'s",
+    "--dim_word": "--word_dim", "--dim_vid": "leave it out, it is --embed_size", "--bidirectional": "--txt_enc bigru",
+    "--rnn_type": "leave it out, the captioner has "
+                  "GRUs", "--input_dropout_p": "leave it out, the captioner has VSRN's 0.2",
+    "--rnn_dropout_p": "leave it out, the captioner has VSRN's 0.5", "--eval_on_gpu": "evaluate.py --device cuda",
+    "--vse_mean_warmup_epoch": "--vse_mean_warmup_epochs", "--latent_bn": "--latent_norm batch",
+    "--no-latent_bn": "--latent_norm none", "--backbone_source": "--cnn_weights FILE",
+    "--weight_decay": "there is none here, as in VSE++", "--fold5": "evaluate.py --fold5, after the training"}

@@ -1,35 +1,38 @@
-"""Joint Wasserstein autoencoders: both sides reconstruct their input from their latents, and the latents of both meet one
-prior.
+"""Joint Wasserstein autoencoders: each side reconstructs its input from its latents, and the latents of both sides
+match one prior.
 
     python train.py --data_name f8k_precomp --txt_enc bigru --num_layers 2 --img_layers 1024 --max_violation \\
         --recon_images 0.5 --recon_captions 0.005 --prior_images 0.01 --prior_captions 0.01
     python show.py latents --checkpoint runs/f8k_precomp_cosine            # how near are the latents to the prior?
 
-Mahajan et al. 2019 (`jwae`). A latent is what f_emb gives, before the l2 norm of the similarity: unit vectors in D dimensions
-cannot follow N(0, I), whose vectors have norms near sqrt(D), and the cosine, which is free of scale, lets f_emb keep what norm
-it started with. `latent_norm` gives latents that scale; the critic, the decoders and the squared distance of matching pairs
-take them after it.
+Mahajan et al. 2019, Joint Wasserstein Autoencoders for Aligning Multimodal Embeddings (`jwae`).
 
-Weights are those of `jwae` eq. 6: reconstructions are summed over the batch, as the hinge is (eq. 1), and D_JS, which is of two
-distributions and not of items, is counted once.
+A latent is the output of f_emb, before the l2 norm of the similarity. Unit vectors in D dimensions cannot follow
+N(0, I), whose samples have norms near sqrt(D), and the cosine ignores scale, so f_emb may keep the norm it started
+with. `latent_norm` gives the latents the scale of the prior; the critic, the decoders and the squared distance of
+matching pairs then see the scaled latents.
+
+The weights are those of `jwae` eq. 6. Reconstruction errors are summed over the batch, as the hinge is (eq. 1). D_JS
+compares two distributions and not items, so it is counted once.
 """
+import functools
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from encoders import BatchNorm
-from losses import Critic, CriticLoss, LatentKL, Prior, PriorMMD, whole
-from similarities import unit
+from losses import Critic, SideTerm, critic_loss, fool, latent_kl, prior_mmd
+from similarities import mean_rows, real_rows, unit
 from vocab import PAD, UNK
-
-WORD_ENCODERS = ("gru", "bigru")      # text encoders that read word by word: their decoder tells the words again
-
 
 # ---- decoders
 
 class VectorDecoder(nn.Module):
-    """g of images and of captions that are vectors: two linear layers with a ReLU between, (..., D) -> (..., F)."""
+    """g of images, and of captions that are vectors: two linear layers with a ReLU between them, (..., D)
+    -> (..., F)."""
 
     def __init__(self, latent: int, hidden: int, outputs: int):
         super().__init__()
@@ -40,10 +43,11 @@ class VectorDecoder(nn.Module):
 
 
 class CaptionDecoder(nn.Module):
-    """g_t: a GRU whose first state is the latent says every word from the words before it (`jwae` 4.2, eq. 5).
+    """g_t: a GRU whose first state is the latent predicts every word from the words before it (`jwae` 4.2, eq. 5).
 
-    Word dropout: in training each word that goes in, `<start>` too, is `<unk>` with probability `word_dropout`, so that the
-    decoder has to ask the latent (Bowman et al. 2016). (The original predicts the word that goes in, not the next one.)
+    Word dropout: in training each input word, `<start>` included, is replaced by `<unk>` with probability
+    `word_dropout`, so that the decoder must use the latent (Bowman et al. 2016). (The original predicts the input word
+    and not the next one.)
     """
 
     def __init__(self, latent: int, vocab_size: int, word_dim: int, word_dropout: float):
@@ -54,93 +58,121 @@ class CaptionDecoder(nn.Module):
         self.out = nn.Linear(latent, vocab_size)
 
     def forward(self, latent: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """-log p(w_1 ... w_M, `<end>` | latent) in nats, >= 0: (B, D), `<start> ...` (B, T), lengths (B,) -> (B,)."""
-        given = tokens[:, :-1]                                                      # (B, T - 1)
+        """-log p(w_1 ... w_M, `<end>` | latent) in nats, >= 0: latents (B, D), `<start> ...` (B, T), lengths (B,)
+        -> (B,)."""
+        inputs = tokens[:, :-1]                                                     # (B, T - 1)
         if self.training and self.word_dropout:
-            dropped = torch.rand(given.shape, device=given.device) < self.word_dropout
-            given = given.masked_fill(dropped & (given != PAD), UNK)
-        packed = pack_padded_sequence(self.words(given), (lengths - 1).cpu(), batch_first=True, enforce_sorted=False)
+            dropped = torch.rand(inputs.shape, device=inputs.device) < self.word_dropout
+            inputs = inputs.masked_fill(dropped & (inputs != PAD), UNK)
+        packed = pack_padded_sequence(self.words(inputs), (lengths - 1).cpu(), batch_first=True, enforce_sorted=False)
         states = self.rnn(packed, latent[None].to(packed.data.dtype))[0]
-        place = pack_padded_sequence(torch.arange(tokens[:, 1:].numel(), device=tokens.device).view_as(given),
+        place = pack_padded_sequence(torch.arange(inputs.numel(), device=tokens.device).view_as(inputs),
                                      (lengths - 1).cpu(), batch_first=True, enforce_sorted=False).data
-        wanted = tokens[:, 1:].flatten()[place]                                     # (S,): the next words
-        nll = F.cross_entropy(self.out(states.data), wanted, reduction="none")      # (S, D) -> (S, V) -> (S,)
-        return nll.new_zeros(len(tokens)).index_add(0, place // given.shape[1], nll)    # (B,)
+        targets = tokens[:, 1:].flatten()[place]                                    # (S,): the next words
+        nll = F.cross_entropy(self.out(states.data), targets, reduction="none")     # (S, D) -> (S, V) -> (S,)
+        return nll.new_zeros(len(tokens)).index_add(0, place // inputs.shape[1], nll)   # (B,)
 
 
-# ---- terms beside the objective (model.JointEmbedding); `sides`: what they need where images and captions do not match
+# ---- terms of one side (losses.SideTerm): (encoded, batch) -> scalar
 
 class Reconstruction(nn.Module):
-    """|x - g(f(x))| summed over the batch; x is what the encoder was given. Images: the l1 or l2 norm (`jwae` eq. 6, first
-    sum), of regions its mean over the image. Captions that are vectors, norm None: its square (`jwae` 4.2, below eq. 6)."""
+    """|x - g(f(x))| summed over the batch, where x is the input of the encoder (`jwae` eq. 6, first sum).
 
-    def __init__(self, side: str, decoder: VectorDecoder, norm: int | None):
+    norm: 1 or 2 for images, the norm of the difference; for regions, its mean over the regions of the image. None for
+    captions that are vectors: the squared l2 norm (`jwae` 4.2, below eq. 6).
+    """
+
+    def __init__(self, decoder: VectorDecoder, norm: int | None):
         super().__init__()
-        self.sides, self.decoder, self.norm = (side,), decoder, norm
+        self.decoder, self.norm = decoder, norm
 
-    def forward(self, images, captions, seen: dict, told: dict, batch) -> Tensor:
-        extras = seen if self.sides == ("images",) else told
-        target = extras["trunk"].detach().float()                                   # (B, F) | (B, P, F)
-        residual = self.decoder(extras["latent"]).float()
+    def forward(self, encoded, batch) -> Tensor:
+        target = encoded.features.detach().float()                                  # (B, F) | (B, P, F)
+        residual = self.decoder(encoded.latent.value).float()
         assert residual.shape == target.shape, (residual.shape, target.shape)       # else they would broadcast
         residual = residual - target
-        missed = residual.abs().sum(-1) if self.norm == 1 else residual.square().sum(-1)
+        error = residual.abs().sum(-1) if self.norm == 1 else residual.square().sum(-1)
         if self.norm == 2:
-            missed = (missed + 1e-12).sqrt()                                        # its gradient is finite at 0
-        return (missed.mean(1) if missed.ndim == 2 else missed).sum()
+            error = (error + 1e-12).sqrt()                                          # its gradient is finite at 0
+        return (error.mean(1) if error.ndim == 2 else error).sum()
 
 
-class Retelling(nn.Module):
-    """-log p of the captions given their latents, summed over words and batch, in nats (`jwae` eq. 5 and 6, second sum)."""
-    sides = ("captions",)
+class CaptionNLL(nn.Module):
+    """-log p of the captions given their latents, summed over words and batch, in nats
+    (`jwae` eq. 5 and 6, second sum)."""
 
     def __init__(self, decoder: CaptionDecoder):
         super().__init__()
         self.decoder = decoder
 
-    def forward(self, images, captions, seen: dict, told: dict, batch) -> Tensor:
-        latent = whole(told["latent"], captions.n_parts)
+    def forward(self, encoded, batch) -> Tensor:
+        latent = mean_rows(encoded.latent.value, encoded.latent.n_parts)            # (B, D)
         return self.decoder(latent, batch.tokens, batch.lengths).float().sum()
 
 
+def of_latents(loss: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Turn a loss of latents (R, D) into a loss of (encoded, batch). An item with several parts gives one row per
+    part."""
+    return functools.partial(_of_latents, loss)
+
+
+def _of_latents(loss, encoded, batch) -> Tensor:
+    return loss(real_rows(encoded.latent.value.float(), encoded.latent.n_parts))
+
+
+def posterior_kl(encoded, batch) -> Tensor:
+    """KL of the posteriors N(mean, variance) from N(0, I), in nats: the regulariser of a VAE, as a loss of
+    (encoded, batch)."""
+    return latent_kl(*encoded.posterior)
+
+
 class Sphere(nn.Module):
-    """Vectors (R, D) of norm sqrt(D), near which N(0, I) has its mass in many dimensions: the directions that a cosine
-    compares, at the prior's scale."""
+    """Scale vectors (R, D) to norm sqrt(D), near which N(0, I) has its mass in many dimensions.
+
+    That keeps the directions, which the cosine compares, at the scale of the prior.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return unit(x) * x.shape[1] ** 0.5
 
 
 def latent_norm(kind: str, dim: int) -> nn.Module | None:
-    """"sphere"; "batch": a BatchNorm without scale and shift, mean 0 and variance 1 of each dimension over a batch, and no more
-    than that; "none"."""
+    """The module that scales latents (R, D), or None.
+
+    "sphere": Sphere. "batch": BatchNorm without scale and shift, which gives each dimension mean 0 and variance 1 over
+    a batch. "none": None.
+    """
     return {"batch": lambda: BatchNorm(dim, eps=1e-8, affine=False), "sphere": Sphere, "none": lambda: None}[kind]()
 
 
-def build_terms(opt, vocab, image_tower, text_tower) -> tuple[dict[str, tuple[float, nn.Module]], Critic | None]:
-    """{name: (weight, module)} of what the options ask for, and the critic that the terms of both sides share."""
+def build_side_terms(opt, vocab, image_dim: int, text_dim: int,
+                     decoder: str | None) -> tuple[dict[str, SideTerm], Critic | None]:
+    """The terms of one side that the options ask for, {name: SideTerm}, and the critic that both sides share, or None.
+
+    image_dim, text_dim: widths of the trunks. decoder: what reconstructs captions, "words" or "vector".
+    """
     terms, priors = {}, {"images": opt.prior_images, "captions": opt.prior_captions}
     critic = Critic(opt.embed_size) if any(priors.values()) and opt.prior_loss == "gan" else None
     if opt.recon_images:
-        decoder = VectorDecoder(opt.embed_size, opt.decoder_dim, image_tower.trunk.dim)
-        terms["recon_images"] = opt.recon_images, Reconstruction("images", decoder, opt.recon_norm)
-    if opt.recon_captions and opt.txt_enc in WORD_ENCODERS:
-        decoder = CaptionDecoder(opt.embed_size, len(vocab), opt.word_dim, opt.word_dropout)
-        terms["recon_captions"] = opt.recon_captions, Retelling(decoder)
-    elif opt.recon_captions:
-        decoder = VectorDecoder(opt.embed_size, opt.decoder_dim, text_tower.trunk.dim)
-        terms["recon_captions"] = opt.recon_captions, Reconstruction("captions", decoder, None)
+        loss = Reconstruction(VectorDecoder(opt.embed_size, opt.decoder_dim, image_dim), opt.recon_norm)
+        terms["recon_images"] = SideTerm("images", opt.recon_images, loss)
+    if opt.recon_captions:
+        if decoder == "words":
+            loss = CaptionNLL(CaptionDecoder(opt.embed_size, len(vocab), opt.word_dim, opt.word_dropout))
+        else:
+            loss = Reconstruction(VectorDecoder(opt.embed_size, opt.decoder_dim, text_dim), None)
+        terms["recon_captions"] = SideTerm("captions", opt.recon_captions, loss)
     for side, weight in priors.items():
         if weight and critic:
-            terms[f"prior_{side}"] = weight, Prior(side, critic)
-            terms[f"critic_{side}"] = 1.0, CriticLoss(side, critic)
+            terms[f"prior_{side}"] = SideTerm(side, weight, of_latents(functools.partial(fool, critic)), mean=True)
+            terms[f"critic_{side}"] = SideTerm(side, 1.0, of_latents(functools.partial(critic_loss, critic)), mean=True)
         elif weight:
-            terms[f"prior_{side}"] = weight, PriorMMD(side)
+            terms[f"prior_{side}"] = SideTerm(side, weight, of_latents(prior_mmd), mean=True)
         if opt.vae:
-            terms[f"vae_{side}"] = opt.vae, LatentKL(side)
+            terms[f"vae_{side}"] = SideTerm(side, opt.vae, posterior_kl)
     return terms, critic
 
 
 def learns_alone(opt, side: str) -> bool:
-    """Whether a term of the loss needs items of a side only, "images" or "captions", and no pairs."""
+    """Whether some term of the loss needs only items of this side, "images" or "captions", and no pairs."""
     return bool(getattr(opt, f"recon_{side}") or getattr(opt, f"prior_{side}") or opt.vae)

@@ -1,16 +1,18 @@
-"""Cross-attention of words and regions: SCAN, Lee et al. 2018, "Stacked Cross Attention for Image-Text Matching".
+"""SCAN: cross-attention between words and regions. Lee et al. 2018, Stacked Cross Attention for Image-Text Matching.
 
-Each part q of one side, the query, looks at the parts c_1 ... c_C of the other, the context, and is compared with the mixture
-v that it sees there. With the products s_j = c_j . q of unit vectors (SCAN eq. 1-4):
+    python train.py --data_name f8k_region_precomp --sim scan --bi_gru --max_violation
+
+Each part q of one side, the query, attends to the parts c_1 ... c_C of the other side, the context, and is compared
+with the mixture v that it gets. With the products s_j = c_j . q of unit vectors (SCAN eq. 1-4):
 
     a_j = norm(s_j)                     `raw_feature_norm`: by default [s_j]+, of unit norm along the QUERY's parts
     w_j = softmax_j(lambda_softmax a_j)
     v   = sum_j w_j c_j
     r   = cosine(q, v) = sum_j w_j s_j / (|q| sqrt(sum_jk w_j w_k G_jk)),   G_jk = c_j . c_k
 
-and the score of image and caption aggregates r over the query's parts (eq. 5-6). The attended vectors v, D numbers for every
-image, caption and part, are never formed: their products with q are sums of products that are there already, and their
-norms come from the Gram matrix G of each context, C x C whatever D is.
+The score of an image and a caption aggregates r over the parts of the query (eq. 5-6). The attended vectors v, D
+numbers for every image, caption and part, are never formed. Their products with q are sums of products that exist
+already, and their norms come from the Gram matrix G of each context, which is C x C whatever D is.
 """
 import torch
 import torch.nn.functional as F
@@ -18,27 +20,27 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from cli import InputError
-from encoders import vsepp_linear
+from encoders import Latent, vsepp_linear
 from similarities import Embedding, Similarity
 
 DIRECTIONS = ("t2i", "i2t")           # words attend to regions; regions attend to words
-ELEMENTS = {"cpu": 2 ** 20, "cuda": 2 ** 26}    # products of parts in a block: what the cache, or the device, holds well
+ELEMENTS = {"cpu": 2 ** 20, "cuda": 2 ** 26}    # products of parts per block: what fits the cache, or the device
 
 
 def clip(raw: Tensor) -> Tensor:
-    """[s]+ of SCAN 3.1 as its code has it: a tenth of what is negative stays."""
+    """[s]+ of SCAN 3.1 as the original code has it: negative values keep a tenth of their size."""
     return F.leaky_relu(raw, 0.1)
 
 
 def l2norm(raw: Tensor, scale: float) -> Tensor:
-    """Norm `scale` over the query's parts: (c, C, Q, q). The clamp keeps a part that meets only zeros, and its gradient,
-    finite."""
+    """Scale (c, C, Q, q) to norm `scale` over the query's parts Q. The clamp keeps parts with only zero products,
+    and their gradients, finite."""
     square = raw.square().sum(2, keepdim=True)                                      # (c, C, 1, q)
     return raw * (scale * square.clamp(min=torch.finfo(raw.dtype).eps ** 2).rsqrt())
 
 
-# Logits of the softmax over the context from products s (c, C, Q, q) of context and query parts, which are 0 where the query is
-# padding; `real` (Q, q) where it is not, `scale` lambda_softmax.
+# Logits of the softmax over the context. s (c, C, Q, q): products of context and query parts, 0 where the query part is
+# padding. real (Q, q): whether a query part is real. scale: lambda_softmax.
 NORMS = {
     "clipped_l2norm": lambda s, real, scale: l2norm(clip(s), scale),
     "l2norm": lambda s, real, scale: l2norm(s, scale),
@@ -46,7 +48,7 @@ NORMS = {
     "softmax": lambda s, real, scale: scale * s.masked_fill(~real, -torch.inf).softmax(2),
     "no_norm": lambda s, real, scale: scale * s,
 }
-# Scores (c, q) of cosines r (c, Q, q) of the query's parts; `real` (Q, q), `scale` lambda_lse. SCAN eq. 5-6.
+# Scores (c, q) from the cosines r (c, Q, q) of the query's parts (SCAN eq. 5-6). real (Q, q); scale: lambda_lse.
 AGGREGATES = {
     "LogSumExp": lambda r, real, scale: (scale * r).masked_fill(~real, -torch.inf).logsumexp(1) / scale,
     "Mean": lambda r, real, scale: (r * real).sum(1) / real.sum(0),
@@ -56,64 +58,78 @@ AGGREGATES = {
 
 
 class CrossAttention(Similarity):
-    """Score of the parts of images (N, P, D) and captions (M, T, D) -> (N, M); padding enters nowhere.
+    """Score of the parts of images (N, P, D) and captions (M, T, D) -> (N, M). Padding has no effect.
 
-    cross_attn: "t2i", words attend to regions, or "i2t", regions to words. raw_feature_norm: of NORMS. agg_func: of
-    AGGREGATES. r lies in [-1, 1], so "Mean" and "Max" do, "Sum" within the number of query parts, and "LogSumExp", which
-    is log(sum exp(lambda_lse r)) / lambda_lse, within [-1, 1 + log(parts) / lambda_lse]. elements: products of parts in a
-    block (default: by device). Raises InputError where a side has no parts.
+    cross_attn: "t2i", words attend to regions, or "i2t", regions attend to words. raw_feature_norm: a key of NORMS.
+    agg_func: a key of AGGREGATES. r lies in [-1, 1], and so do "Mean" and "Max"; "Sum" lies within the number of query
+    parts, and "LogSumExp", log(sum exp(lambda_lse r)) / lambda_lse, within [-1, 1 + log(parts) / lambda_lse]. elements:
+    products of parts per block (default: by device).
+
+    Raises InputError if an option is unknown, a side has no parts, or the widths differ.
     """
-    parts = True
+    parts, within_modality = True, False
+    options = ("cross_attn", "raw_feature_norm", "agg_func", "lambda_lse", "lambda_softmax")
+    implies = {"img_enc": "scan"}
 
     def __init__(self, cross_attn: str = "t2i", raw_feature_norm: str = "clipped_l2norm", agg_func: str = "LogSumExp",
                  lambda_lse: float = 6.0, lambda_softmax: float = 9.0, elements: int | None = None):
         super().__init__()
-        for name, value, allowed in (("cross_attn", cross_attn, DIRECTIONS), ("raw_feature_norm", raw_feature_norm, NORMS),
-                                     ("agg_func", agg_func, AGGREGATES)):
+        for name, value, allowed in (("cross_attn", cross_attn, DIRECTIONS),
+                                     ("raw_feature_norm", raw_feature_norm, NORMS), ("agg_func", agg_func, AGGREGATES)):
             if value not in allowed:
                 raise InputError(f"{name} '{value}' is unknown; give one of {', '.join(allowed)}")
         self.by_words, self.norm, self.aggregate = cross_attn == "t2i", NORMS[raw_feature_norm], AGGREGATES[agg_func]
         self.lambda_lse, self.lambda_softmax, self.elements = lambda_lse, lambda_softmax, elements
 
     def check(self, images: Embedding, captions: Embedding) -> None:
+        """Raise InputError if a side has no parts or the widths differ."""
         for name, e in (("images", images), ("captions", captions)):
             if e.parts is None or e.n_parts is None:
-                raise InputError(f"cross-attention compares regions with words, and the {name} given have a mean of width "
-                                 f"{e.mean.shape[1]} only; embed them by a model of --sim scan, or compare means: cosine")
+                raise InputError(f"cross-attention compares regions with words, and the {name} given have a mean of "
+                                 f"width {e.mean.shape[1]} only; embed them by a model of --sim scan, or compare "
+                                 "means: cosine")
         if images.parts.shape[2] != captions.parts.shape[2]:
-            raise InputError(f"regions have width {images.parts.shape[2]} and words {captions.parts.shape[2]}; cross-attention "
-                             "needs equal widths: embed both by one model")
+            raise InputError(f"regions have width {images.parts.shape[2]} and words {captions.parts.shape[2]}; "
+                             "cross-attention needs equal widths: embed both by one model")
 
     def forward(self, images: Embedding, captions: Embedding) -> Tensor:
-        return self.tiles(images, captions)(slice(None), slice(None))
+        return self.columns(images, captions)(slice(None))(slice(None))
 
-    def tiles(self, images: Embedding, captions: Embedding):
-        """As in `Similarity`. A tile is cut into blocks of at most about `elements` products, items of like length together;
-        the Gram matrices of the context are computed once for all tiles."""
+    def columns(self, images: Embedding, captions: Embedding):
+        """As in `Similarity`.
+
+        A block of scores is cut into blocks of at most about `elements` products, with items of similar length
+        together. The Gram matrices of the context are computed once for all.
+        """
         self.check(images, captions)
-        context, query = (Side(images, "images"), Side(captions, "captions"))[::1 if self.by_words else -1]
+        sides = RaggedParts(images, "images"), RaggedParts(captions, "captions")
+        context, query = sides if self.by_words else sides[::-1]
         gram = context.grams()                                                      # (contexts, C, C)
         elements = self.elements or ELEMENTS.get(images.parts.device.type, ELEMENTS["cuda"])
         size = max(1, int(elements ** 0.5))                                         # parts of each side in a block
 
-        def tile(i, c):
+        def score(i, c):
             rows, contexts = context.pieces(i if self.by_words else c, size)
             columns, queries = query.pieces(c if self.by_words else i, size)
             context_parts, query_parts, blocks = context.parts_of(contexts), query.parts_of(queries), []
-            for j, chosen in enumerate(queries):
+            for j, run in enumerate(queries):
                 parts = query_parts(j).transpose(0, 1).flatten(0, 1)                # (q, Q, D) -> (Q q, D)
-                real = query.real(*chosen).T                                        # (Q, q)
+                real = query.real(*run).T                                        # (Q, q)
                 blocks.append(torch.cat([
                     self.block(context_parts(k), gram[items, :width, :width], parts, real,
                                context.real(items, width) if context.ragged(items, width) else None)
                     for k, (items, width) in enumerate(contexts)]))
             scores = torch.cat(blocks, 1)[rows][:, columns]
             return scores if self.by_words else scores.T
-        return tile
+        return lambda c: lambda i: score(i, c)
 
-    def block(self, context: Tensor, gram: Tensor, query: Tensor, real: Tensor, present: Tensor | None = None) -> Tensor:
-        """Scores (c, q) of contexts (c, C, D), all of whose parts are real or those in `present` (c, C), with their Gram
-        matrices (c, C, C), and of query parts (Q q, D), of which those in `real` (Q, q) are."""
+    def block(self, context: Tensor, gram: Tensor, query: Tensor, real: Tensor,
+              present: Tensor | None = None) -> Tensor:
+        """Scores (c, q) of one block.
+
+        context (c, C, D) and its Gram matrices gram (c, C, C); query parts (Q q, D). real (Q, q) says which query parts
+        are real and present (c, C) which context parts are; present=None: all of them.
+        """
         shape = *context.shape[:2], *real.shape
         s = (context.flatten(0, 1) @ query.T).view(shape)                           # (c C, Q q) -> (c, C, Q, q)
         w = self.norm(s, real, self.lambda_softmax)
@@ -125,18 +141,23 @@ class CrossAttention(Similarity):
         return self.aggregate(cosine, real, self.lambda_lse)                        # (c, q)
 
 
-class Side:
-    """Parts (N, P, D) of one side and how many of each item are real, also on the CPU, where tiles are planned."""
+class RaggedParts:
+    """Parts (N, P, D) of one side, with the number of real parts of each item on the CPU, where tiles are planned.
+
+    Raises InputError if an item has no part, or more than there are.
+    """
 
     def __init__(self, e: Embedding, name: str):
         self.parts, self.count = e.parts, e.n_parts.cpu()
         if len(self.count) and not 1 <= int(self.count.min()) <= int(self.count.max()) <= self.parts.shape[1]:
-            raise InputError(f"n_parts of the {name} goes from {int(self.count.min())} to {int(self.count.max())}; each item "
-                             f"needs at least 1 part, and at most the {self.parts.shape[1]} given")
+            raise InputError(f"n_parts of the {name} goes from {int(self.count.min())} to {int(self.count.max())}; "
+                             f"each item needs at least 1 part, and at most the {self.parts.shape[1]} given")
 
     def pieces(self, index, size: int) -> tuple[Tensor, list[tuple[Tensor, int]]]:
-        """The items that `index` selects in runs [(items, width)], by length, of at most `size` parts or a single item; and
-        where among them each item of `index` has gone."""
+        """Cut the items that `index` selects into runs [(items, width)], sorted by length.
+
+        A run has at most `size` parts, or a single item. Also returns where among the runs each item of `index` is.
+        """
         index = index.cpu() if torch.is_tensor(index) else torch.arange(len(self.count))[index]
         order = self.count[index].argsort(stable=True)
         count, cuts = self.count[index][order].tolist(), [0]
@@ -147,15 +168,19 @@ class Side:
         return order.argsort(), [(index[order[a:b]], count[b - 1] if b else 1) for a, b in runs]
 
     def real(self, items: Tensor, width: int) -> Tensor:
-        """Which of the first `width` parts of some items are no padding: (n, W) bool."""
+        """Which of the first `width` parts of some items are real: (n, W) bool."""
         return (torch.arange(width) < self.count[items, None]).to(self.parts.device)
 
     def ragged(self, items: Tensor, width: int) -> bool:
+        """Whether some of these items have fewer than `width` parts."""
         return bool((self.count[items] < width).any())
 
     def parts_of(self, runs: list[tuple[Tensor, int]]):
-        """A function: number of a run -> its parts (n, W, D), zero in place of padding, whatever that holds. Copied when they
-        are asked for; where they take a gradient all at once, so that it is put together once."""
+        """A function from the number of a run to its parts (n, W, D), with zeros in place of padding.
+
+        Parts are copied when they are asked for. If they need a gradient they are copied all at once, so that the
+        gradient is put together once.
+        """
         def clean(parts, items, width):
             parts = parts[:, :width]
             return parts.where(self.real(items, width)[:, :, None], 0) if self.ragged(items, width) else parts
@@ -172,11 +197,10 @@ class Side:
 
 
 class RegionEmbedding(nn.Module):
-    """f_emb of an image in SCAN: one linear layer for every region (3.2). (B, P, F) -> (B, P, D).
+    """f_emb of SCAN's images: one linear layer for every region (3.2). (B, P, F) -> (B, P, D).
 
-    `weight_norm` writes its matrix as a scale times a direction, one scale for the whole matrix.
+    `weight_norm` writes its matrix as a scale times a direction, with one scale for the whole matrix.
     """
-    per_word = False
 
     def __init__(self, inputs: int, embed_size: int, weight_norm: bool = False):
         super().__init__()
@@ -184,23 +208,23 @@ class RegionEmbedding(nn.Module):
         layer = vsepp_linear(inputs, embed_size)
         self.fc = nn.utils.parametrizations.weight_norm(layer, dim=None) if weight_norm else layer
 
-    def forward(self, regions: Tensor, lengths=None) -> Tensor:
-        return self.fc(regions)
+    def forward(self, regions: Tensor, lengths=None) -> Latent:
+        return Latent.of_parts(self.fc(regions))
 
 
 class WordStates(nn.Module):
-    """f_emb of the words of a caption in SCAN: the state of a GRU at every word (3.2). (B, T, F) -> (B, T, D).
+    """f_emb of SCAN's captions: the state of a GRU at every word (3.2). (B, T, F) -> (B, T, D).
 
-    `bi_gru` reads the words in both directions and averages the two states of each. Padding is zero.
+    `bi_gru` reads the words in both directions and averages the two states of each word. Padding is zero.
     """
-    per_word = True                                                                 # parts are words: as many as the caption's
 
     def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, bi_gru: bool = False):
         super().__init__()
         self.dim = embed_size
         self.rnn = nn.GRU(inputs, embed_size, num_layers, batch_first=True, bidirectional=bi_gru)
 
-    def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, words: Tensor, lengths: Tensor) -> Latent:
         packed = pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
         states, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=words.shape[1])
-        return states.unflatten(2, (-1, self.dim)).mean(2)                          # (B, T, D | 2 D) -> (B, T, D)
+        states = states.unflatten(2, (-1, self.dim)).mean(2)                        # (B, T, D | 2 D) -> (B, T, D)
+        return Latent(states, lengths.to(states.device))

@@ -1,7 +1,12 @@
-"""Two-branch networks: an embedding network trained with triplets in both modalities, and a network that scores pairs.
+"""Two-branch networks: an embedding network trained with triplets across and within modalities, and a network that
+scores pairs.
 
-Wang et al. 2019, Learning Two-Branch Neural Networks for Image-Text Matching Tasks. The similarity network has no public
-code; where the paper's text leaves it open it follows its descendant, CITE (Plummer et al. 2018), with one concept.
+    python train.py --data_name f8k_precomp --loss two_branch --txt_enc mean --txt_layers 2048 --img_layers 2048 \\
+        --layer_style branch --embed_size 512
+
+Wang et al. 2019, Learning Two-Branch Neural Networks for Image-Text Matching Tasks. The similarity network
+(--sim product) has no public code. Where the text of the paper leaves it open, it follows its successor CITE
+(Plummer et al. 2018) with one concept.
 """
 from collections.abc import Sequence
 
@@ -9,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from encoders import BatchNorm, vsepp_linear
+from encoders import BatchNorm, Latent, vsepp_linear
 from similarities import Similarity, block_side, by_blocks, unit
 
 
 class BranchEmbedding(nn.Module):
-    """f_emb of a branch: linear, BatchNorm, ReLU, dropout, linear. (B, F) -> (B, D); the paper's hidden size is 2048, D 512."""
+    """f_emb of a branch: linear, BatchNorm, ReLU, dropout, linear. (B, F) -> (B, D). The paper's hidden size is 2048
+    and its D 512."""
 
     def __init__(self, inputs: int, hidden: int, embed_size: int, dropout: float = 0.5):
         super().__init__()
@@ -22,41 +28,54 @@ class BranchEmbedding(nn.Module):
         self.layers = nn.Sequential(vsepp_linear(inputs, hidden), BatchNorm(hidden), nn.ReLU(), nn.Dropout(dropout),
                                     vsepp_linear(hidden, embed_size))
 
-    def forward(self, features: Tensor, lengths=None) -> Tensor:
-        return self.layers(features)
+    def forward(self, features: Tensor, lengths=None) -> Latent:
+        return Latent(self.layers(features))
 
 
 # ---- the embedding network
 
 class TwoBranchLoss(nn.Module):
-    """Triplets of both modalities and within the captions, >= 0: a term of model.JointEmbedding that replaces its objective.
+    """Triplet loss across modalities and within the captions, >= 0: a term of model.JointEmbedding that replaces its
+    objective.
 
-    With d(x, y) = sqrt(|x - y|^2 + 1e-4) and, of each of the B pairs, v = max(0, margin + d(anchor, positive) - d(anchor, n)):
-    weights[0] * (anchor: the caption, positive: its image, negatives n: the other images) + weights[1] * (its image; the
-    caption; captions of other images) + weights[2] * (the caption; the farthest caption of its image in the batch, which may
-    be itself; captions of other images). Of an anchor the `top` largest v are averaged, all where it has fewer negatives, and
-    then the B anchors. An image is one negative however many of its captions are in the batch, and no caption is a negative
-    of its own image; the original's can be, where it draws two pairs of one image.
+    With d(x, y) = sqrt(|x - y|^2 + 1e-4) and, for each of the B pairs, v = max(0, margin + d(anchor, positive) -
+    d(anchor, negative)), the loss is the sum of three terms:
+
+        weights[0]   anchor: the caption, positive: its image, negatives: the other images
+        weights[1]   anchor: the image, positive: the caption, negatives: captions of other images
+        weights[2]   anchor: the caption, positive: the farthest caption of its image in the batch, which may be itself,
+                     negatives: captions of other images
+
+    For each anchor the `top` largest v are averaged, or all of them if it has fewer negatives; then the B anchors are
+    averaged. An image counts as one negative however many of its captions are in the batch, and no caption is a
+    negative of its own image. In the original it can be, if two pairs of one image are drawn.
     """
 
     def __init__(self, margin: float = 0.05, weights: Sequence[float] = (1.5, 1.0, 0.05), top: int = 10):
         super().__init__()
         self.margin, self.weights, self.top = margin, tuple(weights), top
 
-    def forward(self, images, captions, seen: dict, told: dict, batch) -> Tensor:
-        """Embeddings with unit means (B, D), pair by pair; batch.image_index (B,) says whose caption each is."""
-        own = batch.image_index[:, None] == batch.image_index                       # (B, B): of one image
-        first = own.long().argmax(1) == torch.arange(len(own), device=own.device)   # (B,): where an image comes first
+    def forward(self, image, caption, batch) -> Tensor:
+        """image, caption: model.Encoded with unit means (B, D), pair by pair. batch.image_index (B,) says whose
+        caption each one is."""
+        images, captions = image.embedding, caption.embedding
+        same = batch.image_index[:, None] == batch.image_index                      # (B, B): of one image
+        first = same.long().argmax(1) == torch.arange(len(same), device=same.device)        # (B,): an image's first row
         across = distance(captions.mean, images.mean)                               # (B, B): captions x images
         within = distance(captions.mean, captions.mean)                             # (B, B): captions x captions
-        farthest = within.masked_fill(~own, 0).amax(1)                              # (B,)
-        terms = (self.hardest(across.diagonal(), across, ~own & first), self.hardest(across.diagonal(), across.T, ~own),
-                 self.hardest(farthest, within, ~own))
+        farthest = within.masked_fill(~same, 0).amax(1)                             # (B,)
+        terms = (self.hardest(across.diagonal(), across, ~same & first),
+                 self.hardest(across.diagonal(), across.T, ~same), self.hardest(farthest, within, ~same))
         return sum(weight * term for weight, term in zip(self.weights, terms))
 
     def hardest(self, positive: Tensor, others: Tensor, negative: Tensor) -> Tensor:
-        """Distances (B,) and (B, B), which of the latter are to negatives -> mean over anchors; 0 where none has negatives."""
-        violation = (self.margin + positive[:, None] - others).clamp(min=0).masked_fill(~negative, 0)      # (B, B)
+        """Mean violation over the anchors, 0 if there are no negatives.
+
+        positive (B,): distance of each anchor to its positive. others (B, B): distances to all items. negative (B, B)
+        bool: which of these are negatives.
+        """
+        violation = (self.margin + positive[:, None] - others).clamp(min=0)         # (B, B)
+        violation = violation.masked_fill(~negative, 0)
         largest = violation.topk(min(self.top, violation.shape[1]), 1).values       # (B, B) -> (B, top)
         return (largest.sum(1) / negative.sum(1).clamp(1, self.top)).mean()
 
@@ -67,16 +86,19 @@ def distance(x: Tensor, y: Tensor) -> Tensor:
 
 
 def sibling_order(caption_image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """An epoch's order of captions, (M,) -> (2 M,): each caption followed by a random other one of its image, pairs shuffled.
+    """An epoch's order of captions, (M,) -> (2 M,): each caption followed by a random other one of its image, pairs
+    shuffled.
 
-    Every caption leads one pair, as in the original, whose epoch draws a sibling for each caption. A caption that is its
-    image's only one follows itself: all pairs start at even places, so that a batch of an even size splits none.
+    Every caption leads one pair, as in the original, whose epoch draws a sibling for each caption. A caption that is
+    the only one of its image follows itself. So all pairs start at even positions, and a batch of an even size splits
+    no pair.
     """
     caption_image = np.asarray(caption_image)
     order = np.argsort(caption_image, kind="stable")                                # (M,): captions image by image
-    _, start, group, count = np.unique(caption_image[order], return_index=True, return_inverse=True, return_counts=True)
+    _, start, group, count = np.unique(caption_image[order], return_index=True, return_inverse=True,
+                                       return_counts=True)
     start, count = start[group], count[group]                                       # (M,) each
-    step = 1 + rng.integers(np.maximum(count - 1, 1))                               # from 1 to count - 1: never to itself
+    step = 1 + rng.integers(np.maximum(count - 1, 1))                               # 1 ... count - 1: never to itself
     sibling = order[start + (np.arange(len(order)) - start + step) % count]         # (M,)
     return rng.permutation(np.stack([order, sibling], 1)).reshape(-1)               # (M, 2) -> (2 M,)
 
@@ -84,16 +106,17 @@ def sibling_order(caption_image: np.ndarray, rng: np.random.Generator) -> np.nda
 # ---- the similarity network
 
 class ProductNetwork(Similarity):
-    """Log-odds of a match that a network reads off the product of two unit vectors: any real number.
+    """Log-odds of a match, any real number, from a network that reads the product of two unit vectors.
 
-    x * y element by element, then linear, BatchNorm and ReLU for each size in `hidden`, then linear to one number. The
-    product is taken D times, which the first layer could do as well: its elements are of the size 1 / D, and their variance
-    after an untrained layer is less than what BatchNorm adds to it.
+    The input is x * y element by element; then come linear, BatchNorm and ReLU for each size in `hidden`, then a linear
+    layer to one number. The product is multiplied by D, which the first layer could do as well: its elements have size
+    1 / D, and after an untrained layer their variance is less than what BatchNorm adds to it.
 
-    Every pair passes the network, N * M times D * hidden[0] + ... multiplications. BatchNorm sees all B x B pairs of a
-    training batch, which are held at once, and running statistics in evaluation, where blocks are of bounded size.
+    Every pair passes through the network, with N * M times D * hidden[0] + ... multiplications. In training BatchNorm
+    sees all B x B pairs of the batch, which are held at once. In evaluation it uses its running statistics, and blocks
+    have bounded size.
     """
-    logits = True
+    logits, within_modality, options, implies = True, False, ("embed_size",), {"loss": "logistic"}
 
     def __init__(self, dim: int, hidden: Sequence[int] = (512, 512)):
         super().__init__()

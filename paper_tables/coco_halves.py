@@ -2,8 +2,8 @@
 
     python -m paper_tables.coco_halves --data_path D
 
-Reads D/coco, writes D/coco_halves/dataset_coco_halves.json in Karpathy's layout and links its photos beside it. Which image of
-val2014 goes where the paper does not say. At COCO's size: 82,783, 20,252 and 20,252 images.
+Reads D/coco, writes D/coco_halves/dataset_coco_halves.json in Karpathy's layout and links its photos beside it. Which
+image of val2014 goes where the paper does not say. At COCO's size: 82,783, 20,252 and 20,252 images.
 """
 import argparse
 import os
@@ -16,19 +16,21 @@ from files import holds_keys, output, read_json, save_json
 
 
 def images(annotations: str, part: str, names: list[str]) -> list[dict]:
-    """The images of captions_{part}.json with their captions, dealt at random to splits of these names, in equal numbers."""
+    """The images of captions_{part}.json with their captions, dealt at random to splits of these names, in equal
+    numbers."""
     path = os.path.join(annotations, f"captions_{part}.json")
     if not os.path.isfile(path):
         raise InputError(f"there is no file {path}; put COCO's captions (annotations_trainval2014.zip) there")
     stored, told = read_json(path), {}
     try:
         for a in sorted(stored["annotations"], key=lambda a: a["id"]):
-            told.setdefault(a["image_id"], []).append({"sentid": a["id"], "raw": a["caption"].replace("\n", " ").strip()})
+            told.setdefault(a["image_id"],
+                            []).append({"sentid": a["id"], "raw": a["caption"].replace("\n", " ").strip()})
         found = [{"cocoid": i["id"], "filepath": part, "filename": i["file_name"], "sentences": told[i["id"]]}
                  for i in sorted(stored["images"], key=lambda i: i["id"]) if i["id"] in told]
     except (KeyError, TypeError) as error:
-        raise InputError(f"{path} is not in COCO's layout (images, annotations with image_id and caption): {error!r}; fetch it "
-                         "again") from error
+        raise InputError(f"{path} is not in COCO's layout (images, annotations with image_id and caption): {error!r}; "
+                         "fetch it again") from error
     dealt = np.random.default_rng(0).permutation(len(found)) % len(names)
     return [{**image, "split": names[k]} for image, k in zip(found, dealt)]
 

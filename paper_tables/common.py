@@ -65,7 +65,8 @@ def recalls(protocol: str = "folds5", title: str = "", run: int = 0, rsum: bool 
     """R@K both ways of a protocol of results.json; `before`: a measure that comes first, as "pmrp pmrp_folds5"."""
     first = before.split()
     groups = [(SIDES[side], (*((NAMES[first[0]], f"protocols/{first[1]}/{side}/{first[0]}") for _ in first[:1]),
-                             *((f"R@{k}", f"protocols/{protocol}/{side}/r{k}") for k in ks))) for side in ("i2t", "t2i")]
+                             *((f"R@{k}", f"protocols/{protocol}/{side}/r{k}") for k in ks)))
+                             for side in ("i2t", "t2i")]
     return Columns(title, (*groups, *([("", (("rsum", f"protocols/{protocol}/rsum"),))] if rsum else [])), run)
 
 
@@ -81,8 +82,8 @@ def value(results: dict, path: str, folds: bool = True):
 
 
 def collect(table: Table, rows: list[Row], opt) -> list[dict]:
-    """Per row what its seeds gave: [{"label", "seeds", "ours": [(mean, deviation, n) or None a column], "published", "runs":
-    whether it has any, "results": their files}]."""
+    """Per row what its seeds gave: [{"label", "seeds", "ours": [(mean, deviation, n) or None a column], "published",
+    "runs": whether it has any, "results": their files}]."""
     found = []
     for row in rows:
         ours, folds, seeds, files = [], SCALES[opt.scale].folds, 0, []
@@ -97,7 +98,8 @@ def collect(table: Table, rows: list[Row], opt) -> list[dict]:
             seeds = max(seeds, len(stored))
             for path in columns.paths:
                 numbers = [v for v in (value(results, path, folds) for results in stored) if v is not None]
-                ours.append((mean(numbers), stdev(numbers) if len(numbers) > 1 else 0.0, len(numbers)) if numbers else None)
+                ours.append((mean(numbers), stdev(numbers) if len(numbers) > 1 else 0.0, len(numbers)) if numbers
+                            else None)
         found.append({"label": row.label, "seeds": seeds, "ours": ours, "published": list(row.published),
                       "runs": bool(row.runs), "results": list(dict.fromkeys(files))})
     return found
@@ -122,7 +124,8 @@ def tables(table: Table, found: list[dict]) -> list:
         for row in found:
             ours, published = row["ours"][span], row["published"][span]
             if any(ours):
-                lines.append((f"{row['label']}: ours ({max(x[2] for x in ours if x)})", [spread(x, places) for x in ours]))
+                lines.append((f"{row['label']}: ours "
+                              f"({max(x[2] for x in ours if x)})", [spread(x, places) for x in ours]))
                 if any(p is not None for p in published):
                     lines.append(("  published", [number(x, places) for x in published]))
                     lines.append(("  difference", ["" if x is None or p is None else
@@ -138,7 +141,8 @@ def tables(table: Table, found: list[dict]) -> list:
 
 def printed(table: Table, found: list[dict], opt) -> str:
     if opt.format == "json":
-        return json.dumps({"table": table.title, "scale": opt.scale, "columns": [p for c in table.columns for p in c.paths],
+        return json.dumps({"table": table.title, "scale": opt.scale,
+                           "columns": [p for c in table.columns for p in c.paths],
                            "rows": found, "notes": table.notes}, indent=1)
     says = [f"ours: mean and standard deviation over the seeds (their number); {SCALES[opt.scale].says}", *table.notes]
     mark = {"text": "", "markdown": "- ", "latex": "% "}[opt.format]
@@ -173,7 +177,8 @@ def arguments(what: str) -> Arguments:
     size.add_argument("--f8k", action="store_const", const="f8k", dest="scale", help=SCALES["f8k"].says)
     add("--only", nargs="+", metavar="ROW", help="rows by number from 1, label, or a part of it")
     add("--seeds", type=up_to(1000, least=0), help="seeds of every row, from 0 (default: the table's)")
-    add("--also", default="", metavar='"OPTIONS"', help='more options of train.py for every row, as --also="--amp bf16"')
+    add("--also", default="", metavar='"OPTIONS"',
+        help='more options of train.py for every row, as --also="--amp bf16"')
     add("--runs", type=filename, default="runs/paper_tables", metavar="FOLDER", help="where the runs are")
     add("--format", choices=[*FORMATS, "json"], default="text", help="of the printed table")
     add("--dry_run", action="store_true", help="print the commands and run nothing")
@@ -187,8 +192,8 @@ def settle(opt, table: Table | None = None) -> None:
     if opt.seeds == 0:
         raise InputError(f"--seeds {opt.seeds} leaves nothing to run; give at least 1")
     if opt.scale == "f8k" and table and not table.f8k:
-        raise InputError(f"--f8k: Flickr8k has no data for {table.title}; take --demo, or leave it out with the paper's data "
-                         "at hand")
+        raise InputError(f"--f8k: Flickr8k has no data for {table.title}; take --demo, or leave it out with the "
+                         "paper's data at hand")
     if set("{}\"'") & set(opt.also):
         raise InputError(f"--also {opt.also} holds braces or quotes, and is taken apart at blanks; leave them out")
     opt.data_path = opt.data_path or ("data/demo_tables" if opt.scale == "demo" else "data")
@@ -221,7 +226,7 @@ def run_table(table: Table, rows: list[Row], opt) -> None:
     for k, (label, run, seed) in enumerate(todo if not opt.print_only else (), 1):
         where, steps = f"[{k}/{len(todo)}] {label}, seed {seed}", run_steps(run, seed, opt)[0]
         lacking = [Step([], step.target, lacks=step.lacks) for step in steps if step.lacks and not step.done]
-        for step in [*([] if opt.dry_run else lacking[:1]), *steps]:                # nothing is trained that cannot be tested
+        for step in [*([] if opt.dry_run else lacking[:1]), *steps]:          # nothing is trained that cannot be tested
             key = step.shown, "" if step.words else step.target
             if opt.dry_run:
                 if (step.words or step.lacks) and key not in shown:
@@ -246,7 +251,8 @@ def run_table(table: Table, rows: list[Row], opt) -> None:
 
 
 def gpu_hours(table: Table) -> float:
-    """An estimate for all of a table's runs, each once, at one seed after another: nothing of this has been measured."""
+    """An estimate for all of a table's runs, each once, at one seed after another: nothing of this has been
+    measured."""
     hours = 0.0
     for run in {run for row in table.rows for run in row.runs if run and run.tool == "train.py"}:
         for part in (run, *([replace(run.start, data=run.data)] if run.start else [])):

@@ -1,7 +1,7 @@
 """`dmsm` Table 1: deep multimodal similarity models and DeViSE, harmonic and arithmetic mean of best ranks, COCO.
 
-Needs COCO's photos and annotations in D/coco and torchvision's VGG-19 weights; val2014 is dealt evenly to a dev and a test set
-(coco_halves.py) and features are extracted (3 GiB). About 2 GPU hours a seed. All are estimates.
+Needs COCO's photos and annotations in D/coco and torchvision's VGG-19 weights; val2014 is dealt evenly to a dev and a
+test set (coco_halves.py) and features are extracted (3 GiB). About 2 GPU hours a seed. All are estimates.
 
     python -m paper_tables.dmsm_table1 --data_path D
 """
@@ -15,8 +15,8 @@ DEVISE = "--loss nll --txt_enc sum --txt_layers 0 --word_dim 300 --embed_size 30
 def dmsm(fc: int, image: str, text: str) -> tuple[Run]:
     """Sizes of the trained layers as the paper prints them; the last one is the embedding."""
     hidden = [sizes.removesuffix("-300") for sizes in (image, text)]
-    return (Run(f"coco halves{' fc6' * (fc == 6)}", f"{NLL} --layer_style tanh --txt_enc trigram_conv --img_layers {hidden[0]} "
-                f"--txt_layers {hidden[1]}"),)
+    return (Run(f"coco halves{' fc6' * (fc == 6)}",
+                f"{NLL} --layer_style tanh --txt_enc trigram_conv --img_layers {hidden[0]} --txt_layers {hidden[1]}"),)
 
 
 TABLE = Table("dmsm Table 1: best ranks of an image's captions, lower is better", (
@@ -34,13 +34,13 @@ TABLE = Table("dmsm Table 1: best ranks of an image's captions, lower is better"
         Row("FC7, 1000-500-300 | 4000-2000-1000-500-300-300", (24.4, 1069.8),
             dmsm(7, "1000-500-300", "4000-2000-1000-500-300-300"))), f8k=True, notes=(
     "labels: pretrained image layers, trained image layers | trained text layers",
-    "random is published only and not uniform: uniform ranks of 5 among 101,260 captions give an HBR of about 2,027 and an ABR "
-    "of about 16,877",
-    "100-500-300 is taken for 1000-500-300; the epoch is chosen by HBR on the dev set; DeViSE's features are unit vectors here",
-    "section 3.1 takes fc7 of a network that was fine-tuned on caption words (features.word_cnn does that), 4.2 of one that "
-    "saw "
-    "ImageNet only: ours is the latter; 3.2 has a convolution over words, section 5 says that their order is ignored: ours "
-    "has it",
+    "random is published only and not uniform: uniform ranks of 5 among 101,260 captions give an HBR of about 2,027 "
+    "and an ABR of about 16,877",
+    "100-500-300 is taken for 1000-500-300; the epoch is chosen by HBR on the dev set; DeViSE's features are unit "
+    "vectors here",
+    "section 3.1 takes fc7 of a network that was fine-tuned on caption words (features.word_cnn does that), 4.2 of one "
+    "that saw ImageNet only: ours is the latter; 3.2 has a convolution over words, section 5 says that their order is "
+    "ignored: ours has it",
     "the loss and optimiser of DeViSE are not printed: DMSM's loss and Adam here"))
 
 if __name__ == "__main__":

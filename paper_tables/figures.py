@@ -1,13 +1,15 @@
-"""The papers' pictures from any run: `jwae` Tables 1 and 2 (examples of retrieval) and Fig. 2 (neighbours), `ucmr` Fig. 4-7.
+"""The papers' pictures from any run: `jwae` Tables 1 and 2 (examples of retrieval) and Fig. 2 (neighbours), `ucmr` Fig.
+4-7.
 
-    python -m paper_tables.figures --checkpoint runs/A runs/B --photos data/demo/images     # several models side by side
-    python -m paper_tables.figures --checkpoint runs/A runs/B --photos FOLDER --neighbours  # and the images nearest to an image
-    python -m paper_tables.figures --checkpoint runs/A --cxc --photos FOLDER                # and Fig. 4-7 of the Gaussian ones
+    python -m paper_tables.figures --checkpoint runs/A runs/B --photos data/demo/images    # several models side by side
+    python -m paper_tables.figures --checkpoint runs/A runs/B --photos FOLDER --neighbours  # images near an image
+    python -m paper_tables.figures --checkpoint runs/A --cxc --photos FOLDER         # and Fig. 4-7 of the Gaussian ones
 
-retrieval.png: above, captions and the best image of each model (Table 1); below, images and the best four captions of each
-model (Table 2); green is a match. Items are drawn by --seed, or are the numbers of --images and --captions. With --neighbours
-neighbours.png has a row for each image and model: the images that are most alike to it (Fig. 2). With --cxc or --uncertain,
-evaluate.py draws uncertain_images.png and uncertain_captions.png in the folder uncertain/ of each Gaussian run.
+retrieval.png: above, captions and the best image of each model (Table 1); below, images and the best four captions of
+each model (Table 2); green is a match. Items are drawn by --seed, or are the numbers of --images and --captions. With
+--neighbours neighbours.png has a row for each image and model: the images that are most alike to it (Fig. 2). With
+--cxc or --uncertain, evaluate.py draws uncertain_images.png and uncertain_captions.png in the folder uncertain/ of each
+Gaussian run.
 """
 if __name__ == "__main__":
     import cli
@@ -21,13 +23,14 @@ import torch
 
 import cli
 import evaluate
+from checkpoints import load_checkpoint
 from cli import Arguments, InputError, data_set, filename, natural, split_name, torch_device, up_to, workers
 from evaluation.plots import drawing, picture_file
-from evaluation.protocols import alike
 from evaluation.sources import encode, load_run, output_file
+from evaluation.subjects import columns_within
 from files import is_drawn
 from inputs import Photos
-from runs import is_results, load_checkpoint
+from runs import is_results
 from show import photo_paths
 from similarities import Embedding
 
@@ -45,16 +48,16 @@ def chosen(given: list[int] | None, total: int, count: int, seed: int, what: str
 
 @torch.no_grad()
 def rankings(runs: list[str], opt) -> tuple:
-    """The split, rows of images and captions, and per run the best image of each caption, the best captions of each image, and,
-    with --neighbours, the other images that are most alike to each image."""
+    """The split, rows of images and captions, and per run the best image of each caption, the best captions of each
+    image, and, with --neighbours, the other images that are most alike to each image."""
     device, first, found = torch_device(opt.device), None, []
     for path in runs:
         run = load_run(path, opt)
         model, split, first = run.model.to(device), run.split, first or run.split
         if split.captions != first.captions or not np.array_equal(split.caption_image, first.caption_image):
-            raise InputError(f"{path} has {len(split.images)} images and {len(split.captions)} captions of {split.source}, "
-                             f"{runs[0]} has {len(first.images)} and {len(first.captions)} of {first.source}; draw runs on the "
-                             "same split with --data_name and --split")
+            raise InputError(f"{path} has {len(split.images)} images and {len(split.captions)} captions of "
+                             f"{split.source}, {runs[0]} has {len(first.images)} and {len(first.captions)} of "
+                             f"{first.source}; draw runs on the same split with --data_name and --split")
         images, captions = encode(model, split, run.tokens(), device, workers=opt.workers)
         rows = chosen(opt.images, len(split.images), opt.count, opt.seed, "images")
         texts = chosen(opt.captions, len(split.captions), opt.count, opt.seed, "captions")
@@ -67,8 +70,8 @@ def rankings(runs: list[str], opt) -> tuple:
 
 def neighbours(similarity, images: Embedding, rows: list[int]) -> list[list[int]]:
     """The NEAREST other images of each of `rows`, most alike first."""
-    tile, count = alike(similarity, images), min(NEAREST, len(images.mean) - 1)
-    scores = torch.cat([tile(slice(n, n + 1), slice(0, len(images.mean))) for n in rows])           # (R, N)
+    score, count = columns_within(similarity, images)(slice(None)), min(NEAREST, len(images.mean) - 1)
+    scores = torch.cat([score(slice(n, n + 1)) for n in rows])                      # (R, N)
     return scores.scatter(1, torch.tensor(rows, device=scores.device)[:, None], -torch.inf).topk(count).indices.tolist()
 
 
@@ -76,22 +79,26 @@ def draw(opt) -> str:
     target = picture_file(output_file(opt.output, opt.checkpoint[0], "retrieval.png", is_drawn), opt.checkpoint)
     beside = None
     if opt.neighbours:
-        beside = picture_file(os.path.join(os.path.dirname(target), "neighbours" + os.path.splitext(target)[1]), opt.checkpoint)
+        beside = picture_file(os.path.join(os.path.dirname(target), "neighbours" + os.path.splitext(target)[1]),
+                              opt.checkpoint)
         if os.path.abspath(beside) == os.path.abspath(target):
             raise InputError(f"--output {target} is where --neighbours draws its picture; name another file")
     split, rows, texts, found = rankings(opt.checkpoint, opt)
     photos = Photos(photo_paths(split, opt.photos))
     names = ["/".join(os.path.normpath(run).split(os.sep)[-1 if os.path.isdir(run) else -2:]) for run in opt.checkpoint]
     if beside:
-        with drawing(beside, len(rows) * len(found), 1 + NEAREST, (1.5 * (1 + NEAREST), 1.7 * len(rows) * len(found))) as (
+        with drawing(beside, len(rows) * len(found), 1 + NEAREST,
+                     (1.5 * (1 + NEAREST), 1.7 * len(rows) * len(found))) as (
                 figure, axes):
             draw_neighbours(rows, found, names, photos, axes)
             figure.tight_layout()
-    with drawing(target, len(texts) + len(rows), 1 + len(found), (3.6 * (1 + len(found)), 2.2 * (len(texts) + len(rows)))) as (
+    with drawing(target, len(texts) + len(rows), 1 + len(found),
+                 (3.6 * (1 + len(found)), 2.2 * (len(texts) + len(rows)))) as (
             figure, axes):
         draw_answers(split, rows, texts, found, names, photos, axes)
         figure.tight_layout()
-    said = f"{len(texts)} captions with their best image and {len(rows)} images with their best {TOP} captions in {target}"
+    said = (f"{len(texts)} captions with their best image and {len(rows)} images with their best {TOP} captions in "
+            f"{target}")
     return said + f"\n{len(rows)} images with the images most alike to them in {beside}" * bool(beside)
 
 
@@ -113,7 +120,8 @@ def draw_answers(split, rows, texts, found, names, photos: Photos, axes) -> None
 
     def write(axis, y: float, text: str, own: bool = False) -> float:
         lines = textwrap.wrap(text, 46)
-        axis.text(0.02, y, "\n".join(lines), fontsize=8, va="top", color="green" if own else "black", transform=axis.transAxes)
+        axis.text(0.02, y, "\n".join(lines), fontsize=8, va="top", color="green" if own else "black",
+                  transform=axis.transAxes)
         return y - 0.085 * len(lines) - 0.05
 
     def show(axis, image: int, own: bool) -> None:
@@ -139,7 +147,8 @@ def draw_answers(split, rows, texts, found, names, photos: Photos, axes) -> None
 def uncertain(run: str, opt) -> None:
     """evaluate.py's pictures of the most and least uncertain items, with their matches (`ucmr` Fig. 4-7)."""
     target = output_file(None, run, os.path.join("uncertain", "results.json"), is_results)
-    words = ["--checkpoint", run, "--uncertainty", "--no-control", "--split", opt.split, "--device", opt.device, "--output",
+    words = ["--checkpoint", run, "--uncertainty", "--no-control", "--split", opt.split, "--device", opt.device,
+             "--output",
              target, "--workers", str(opt.workers)]
     for name in ("data_path", "data_name", "photos", "cxc_path"):
         words += [f"--{name}", getattr(opt, name)] if getattr(opt, name) else []
@@ -160,12 +169,13 @@ def main(argv=None) -> None:
     add("--captions", type=natural, nargs="+", metavar="N", help="captions to draw, from 0 (default: by chance)")
     add("--count", type=up_to(100), default=3, help="images and captions by chance")
     add("--seed", type=natural, default=0, help="of the chance")
-    add("--neighbours", action="store_true", help="also the images that are most alike to each image, in neighbours.png beside "
-        "the picture")
+    add("--neighbours", action="store_true",
+        help="also the images that are most alike to each image, in neighbours.png beside the picture")
     add("--uncertain", action="store_true", help="also the most and least uncertain items of Gaussian runs")
     add("--cxc", action="store_true", help="the same with the matches of Crisscrossed Captions")
     add("--cxc_path", type=filename, metavar="FOLDER", help="its csv files (default: DATA_PATH/cxc)")
-    add("--output", type=filename, metavar="FILE.png", help="picture to write (default: retrieval.png in the first run)")
+    add("--output", type=filename, metavar="FILE.png",
+        help="picture to write (default: retrieval.png in the first run)")
     cli.run(p.prog, draw_all, p.parse_args(argv))
 
 

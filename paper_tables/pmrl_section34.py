@@ -1,7 +1,7 @@
 """`pmrl` section 3.4: choosing between an image and its crop by a caption, and between their captions by an image.
 
-Needs Visual Genome's image_data.json, region_descriptions.json and photos in D/vg (about 15 GiB) beside what pmrl_table1
-needs; about 5 GPU hours for the two models. All are estimates.
+Needs Visual Genome's image_data.json, region_descriptions.json and photos in D/vg (about 15 GiB) beside what
+pmrl_table1 needs; about 5 GPU hours for the two models. All are estimates.
 
     python -m paper_tables.pmrl_section34 --data_path D
 """
@@ -13,7 +13,8 @@ from paper_tables.runs import VG
 
 QUERIES = ("crop description", "image description", "crop", "image")
 SELECTED = Columns("", tuple((heading, tuple((query, f"section34/*/{query}/percent") for query in queries))
-                             for heading, queries in (("images by text", QUERIES[:2]), ("captions by image", QUERIES[2:]))))
+                             for heading,
+                             queries in (("images by text", QUERIES[:2]), ("captions by image", QUERIES[2:]))))
 
 
 def select(run):

@@ -1,7 +1,7 @@
 """`pmrl` Table 2: the models of Table 1 with the network for photos trained too, 15 epochs from Table 1's runs.
 
-Needs what pmrl_table1 needs, and its runs, which are trained if they are not there; about 82 GPU hours a seed with them and
-30 GiB of runs. All are estimates.
+Needs what pmrl_table1 needs, and its runs, which are trained if they are not there; about 82 GPU hours a seed with them
+and 30 GiB of runs. All are estimates.
 
     python -m paper_tables.pmrl_table2 --data_path D
 """
@@ -32,10 +32,11 @@ NUMBERS = (
     (66.9, 90.6, 96.2, 52.4, 84.6, 92.7))
 ROWS = tuple(Row(label, numbers, (tuned(run, "2e-6" if label.startswith("GIE spherical") else "2e-5"),))
              for (label, run), numbers in zip(pmrl_table1.RUNS.items(), NUMBERS, strict=True))
-TABLE = Table("pmrl Table 2: COCO, fine-tuned, mean of five folds of 1,000 images", (recalls(),), ROWS, f8k=True, notes=(
+TABLE = Table("pmrl Table 2: COCO, fine-tuned, mean of five folds of 1,000 "
+              "images", (recalls(),), ROWS, f8k=True, notes=(
     "GIE spherical is fine-tuned at a learning rate of 2e-6, the others at 2e-5 (pmrl 3.1)",
-    "GCIE ellipsoidal with min KL has R@5 91.3 from image to text here and 91.2 in ucmr Table 1 (VSE++ft ours); its other "
-    "recalls agree"))
+    "GCIE ellipsoidal with min KL has R@5 91.3 from image to text here and 91.2 in ucmr Table 1 (VSE++ft ours); its "
+    "other recalls agree"))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

@@ -9,14 +9,16 @@ RUN: the best model of pmrl_table1 (GCIE ellipsoidal, Wasserstein), POINT_RUN: i
 from paper_tables.common import Columns, Row, Table, main
 
 LATER = "the paper names neither photos nor boxes; python -m vg_experiments.crops does the same with a photo of yours"
-TABLE = Table("pmrl Table 3: entropy of captions and images", (Columns("", (("", (("caption", ""), ("image", ""))),)),), (
+TABLE = Table("pmrl Table 3: entropy of captions and "
+              "images", (Columns("", (("", (("caption", ""), ("image", ""))),)),), (
     Row("A man with a red helmet on a small moped on a dirt road.", (18.19, 26.14)),
     Row("A man with a red helmet.", (15.51, 19.05)),
     Row("A swimming pool in a yard that has a cinderblock wall [...]", (19.20, 21.51)),
     Row("A swimming pool.", (10.52, 12.39)),
     Row("A cinderblock wall.", (15.48, 14.66)),
     Row("A dog sitting.", (14.28, 20.65))), later=LATER, notes=(
-        "the image of the row is the crop that the truncated caption tells of; the first and third rows are whole photos",))
+        "the image of the row is the crop that the truncated caption tells of; the first and third rows are whole "
+        "photos",))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

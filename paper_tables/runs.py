@@ -1,7 +1,7 @@
 """What trains and evaluates a row of a table: data sets, sizes, and the steps of a run in order.
 
-A run's folder is named by its options, so tables share runs, and what was stopped goes on where it was. It is not named by
---data_path: other data need another --runs folder.
+A run's folder is named by its options, so tables share runs, and what was stopped goes on where it was. It is not named
+by --data_path: other data need another --runs folder.
 """
 import fcntl
 import hashlib
@@ -13,7 +13,10 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 
+from checkpoints import MAY_CHANGE
 from files import read_yaml
+from inputs import SOURCES
+from train import parse_args
 
 SIZE, HIDDEN, WORDS = "--embed_size 1024", " --dim_hidden 512", 300     # defaults of embedding, captioner, word vectors
 VG = "vg_experiments."
@@ -51,7 +54,8 @@ SCALES = {
     "full": Scale("the papers' setting"),
     "demo": Scale("drawn scenes, small models, a few epochs: shows that the table runs, not what the methods do", 16,
                   "--num_epochs 4 --batch_size 64 --log_step 1000 --val_step 100000 --workers 0",
-                  "--learning_rate 2e-3 --lr_update 3", "--num_epochs 2", "--num_epochs 1 --learning_rate 1e-4", 2, False),
+                  "--learning_rate 2e-3 --lr_update "
+                  "3", "--num_epochs 2", "--num_epochs 1 --learning_rate 1e-4", 2, False),
     "f8k": Scale("Flickr8k's features, half the embedding and 10 epochs: not the papers' data", 2,
                  "--num_epochs 10 --amp bf16", "--learning_rate 1e-3 --lr_update 6", "",
                  "--num_epochs 3 --learning_rate 1e-4", 1, False)}
@@ -67,8 +71,8 @@ LITE = "--cnn_type efficientnet_lite0 --crop_size 64"
 PHOTOS = {"coco": "--cnn_type resnet152 --use_restval", "f30k": "--cnn_type resnet152"}
 SPLIT = {"coco": "--split testall", "f30k": ""}
 DATA = {f"{name}{kind}": place for name, demo in (("coco", "demo"), ("f30k", "other")) for kind, place in {
-    "": places(name, PHOTOS[name], "", f"{demo}_precomp"),                                  # photos, the network as it is
-    " tuned": places(name, PHOTOS[name], "", demo, "f8k", LITE),                            # photos, the network is trained
+    "": places(name, PHOTOS[name], "", f"{demo}_precomp"),                                # photos, the network as it is
+    " tuned": places(name, PHOTOS[name], "", demo, "f8k", LITE),                        # photos, the network is trained
     " cells": places(name, PHOTOS[name], "", f"{demo}_region_precomp", "f8k_region_precomp"),
     " regions": places(f"{name}_precomp", "", SPLIT[name], f"{demo}_region_precomp", "f8k_region_precomp"),
     " fc6": places(f"{name}_vgg_precomp", "", "", f"{demo}_precomp")}.items()}
@@ -92,11 +96,13 @@ def resized(options: str, k: int) -> str:
 def training_options(run: Run, scale: str, also: str = "") -> str:
     """What identifies a run: its options of train.py without data path, seed and folder."""
     size = SCALES[scale]
-    own = " ".join([(SIZE + HIDDEN * ("--captioner" in run.train)) * (size.divide > 1), run.train, TEXTS.get(run.text, "")])
+    own = " ".join([(SIZE + HIDDEN * ("--captioner" in run.train)) * (size.divide > 1), run.train,
+                    TEXTS.get(run.text, "")])
     tuned = "--finetune" in own
     folder, of_data, _ = DATA[run.data][scale]
     words = [f"--data_name {folder}", resized(own, size.divide), size.train,
-             size.tune if tuned else size.rate * ("sgd" not in own) + f" {size.start}" * run.data.endswith("tuned"), of_data]
+             size.tune if tuned else size.rate * ("sgd" not in own) + f" {size.start}" * run.data.endswith("tuned"),
+             of_data]
     hardest = (re.search(r"--max_violation|--sim (kl|minkl|mahalanobis|wasserstein)", own)
                and "--no-max_violation" not in f"{own} {also}")
     if size.warmup and hardest and not tuned:
@@ -149,11 +155,8 @@ class Step:
 
     @property
     def differs(self) -> list[str]:
-        """What the configuration in a run's folder has otherwise than the step's options give today; "config.yaml" alone where
-        it cannot be read, nothing where there is none."""
-        from options import MAY_CHANGE
-        from train import parse_args
-
+        """What the configuration in a run's folder has otherwise than the step's options give today; "config.yaml"
+        alone where it cannot be read, nothing where there is none."""
         path = os.path.join(self.folder, "config.yaml")
         if not os.path.exists(path):
             return []
@@ -170,7 +173,8 @@ class Step:
         except SystemExit:                                  # it has said what is wrong with them
             return ["config.yaml"]
         for options in (wanted, stored):                    # the same folder may be spelt otherwise
-            options.update({key: os.path.basename(options[key]) for key in ("init_from", "word_vectors") if options.get(key)})
+            options.update({key: os.path.basename(options[key]) for key in ("init_from", "word_vectors")
+                            if options.get(key)})
         by_data = {"img_enc", "img_dim", "n_regions", "txt_dim", *MAY_CHANGE}
         return [f"--{key} {value}, now {wanted[key]}" for key, value in stored.items()
                 if key in wanted and key not in by_data and wanted[key] != value]
@@ -180,13 +184,16 @@ class Step:
         """The words with what a run that began needs to go on."""
         if not self.folder or not os.path.exists(os.path.join(self.folder, "config.yaml")):
             return self.words
-        return [*self.words, "--resume" if os.path.exists(os.path.join(self.folder, "checkpoint.pt")) and not self.differs
+        return [*self.words,
+                "--resume" if os.path.exists(os.path.join(self.folder, "checkpoint.pt")) and not self.differs
                 else "--overwrite"]
 
     @property
     def shown(self) -> str:
         """The command as one types it; before it, why a run is not what the row says any more."""
-        changed = f"# {self.folder} was trained with {'; '.join(self.differs)}\n" if self.folder and self.differs else ""
+        changed = ""
+        if self.folder and self.differs:
+            changed = f"# {self.folder} was trained with {'; '.join(self.differs)}\n"
         return changed + shlex.join(["python", *self.command]) if self.words else f"# {self.lacks}"
 
 
@@ -225,10 +232,11 @@ def preparations(run: Run, opt) -> list[Step]:
             steps.append(Step([], path, lacks=missing(data, folder)))
         if run.text == "own":
             steps.append(Step(["-m", "features.word_vectors", "--data_path", data, "--data_name", folder, "--dim",
-                               str(WORDS // SCALES[opt.scale].divide), "--output", f"{path}/own.txt"], f"{path}/own.txt"))
+                               str(WORDS // SCALES[opt.scale].divide), "--output", f"{path}/own.txt"],
+                               f"{path}/own.txt"))
         elif run.text:
             vectors, small = os.path.join(data, VECTORS), opt.scale != "full"
-            if small:                                       # one file for all sets: a model fits one extractor's features
+            if small:                                     # one file for all sets: a model fits one extractor's features
                 vectors = os.path.join(data, f"{opt.scale}_words.txt")
                 steps.append(Step(["-m", "features.word_vectors", "--data_path", data,
                                    "--data_name", DATA["coco"][opt.scale][0], "--dim",
@@ -243,7 +251,8 @@ def preparations(run: Run, opt) -> list[Step]:
                               lacks="" if small else missing(data, VECTORS)))
     if run.judge.startswith(VG):
         folder = "vg" if opt.scale == "full" else "demo_vg"
-        steps.append(Step(["-m", VG + "prepare", "--vg", os.path.join(data, folder), "--output", manifest(opt)], manifest(opt),
+        steps.append(Step(["-m", VG + "prepare", "--vg", os.path.join(data, folder), "--output", manifest(opt)],
+                          manifest(opt),
                           lacks=missing(data, folder) if opt.scale == "full" else ""))
     return steps
 
@@ -257,8 +266,6 @@ def missing(data: str, name: str) -> str:
     path = os.path.join(data, name)
     if os.path.exists(path):
         return ""
-    from inputs import SOURCES
-
     return f"{path} is not there; put there {SOURCES.get(name, 'the data set')}, or try --demo"
 
 
@@ -266,7 +273,8 @@ def run_steps(run: Run, seed: int, opt) -> tuple[list[Step], str]:
     """All steps of a run in order, and the file of its results."""
     steps, options = preparations(run, opt), training_options(run, opt.scale, opt.also)
     told = {"data": opt.data_path, "folder": DATA[run.data][opt.scale][0], "start": os.path.join(opt.runs, opt.scale)}
-    before = run_steps(replace(run.start, data=run.data), seed, opt)[0][:-1] if run.start else []   # trained, not evaluated
+    # trained, not evaluated
+    before = run_steps(replace(run.start, data=run.data), seed, opt)[0][:-1] if run.start else []
     if before:
         options = f"{options} --init_from {{start}}/{os.path.basename(before[-1].folder)}"
     if run.tool == "cca.py":

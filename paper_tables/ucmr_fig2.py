@@ -1,7 +1,7 @@
 """`ucmr` Fig. 2: mean uncertainty (log det Sigma, nats) of crops A and C and of captions A and C by area threshold.
 
-Needs what ucmr_table4 needs; about 2 GPU hours for the model. All are estimates. The figure itself, with intervals and the
-paired test of the paper's direction, is vg/uncertainty.png in the run's folder.
+Needs what ucmr_table4 needs; about 2 GPU hours for the model. All are estimates. The figure itself, with intervals and
+the paired test of the paper's direction, is vg/uncertainty.png in the run's folder.
 
     python -m paper_tables.ucmr_fig2 --data_path D
 """
@@ -16,7 +16,8 @@ RUN = replace(pmrl_table1.RUNS["GCIE ellipsoidal, Wasserstein"], evaluate="", ju
 
 
 def panel(side: str) -> Columns:
-    return Columns(side, tuple((f"{percent}%", tuple((item.upper(), f"models/*/{side}/{percent}/{item}/mean") for item in "ac"))
+    return Columns(side, tuple((f"{percent}%",
+                                tuple((item.upper(), f"models/*/{side}/{percent}/{item}/mean") for item in "ac"))
                                for percent in PERCENT))
 
 

@@ -1,7 +1,7 @@
 """`ucmr` Table 3: VSE++ and VSRN as points, wider, and as Gaussians, on Flickr30K.
 
-Needs Flickr30k's photos and Karpathy's dataset_flickr30k.json in D/f30k, SCAN's regions in D/f30k_precomp (13 GiB together);
-about 9 GPU hours a seed. All are estimates.
+Needs Flickr30k's photos and Karpathy's dataset_flickr30k.json in D/f30k, SCAN's regions in D/f30k_precomp (13 GiB
+together); about 9 GPU hours a seed. All are estimates.
 
     python -m paper_tables.ucmr_table3 --data_path D
 """
@@ -25,8 +25,8 @@ TABLE = Table("ucmr Table 3: Flickr30K", (recalls("full"),), (
         (Run("f30k regions", VSRN_POINT.train.replace("2048", "4096")),)),
     Row("VSRN ours", (69.2, 89.4, 94.1, 52.3, 79.3, 86.5), (VSRN_OURS,))), f8k=True, notes=(
         "the paper cites VSE++ and VSE++ft and evaluated the official weights of VSRN",
-        "the paper's best on Flickr30K are spherical, KL for VSE++ and Wasserstein for VSRN; which of its two spherical "
-        "shapes, and the metric of VSE++ft, it does not say: ours averages variances, and fine-tunes KL"))
+        "the paper's best on Flickr30K are spherical, KL for VSE++ and Wasserstein for VSRN; which of its two "
+        "spherical shapes, and the metric of VSE++ft, it does not say: ours averages variances, and fine-tunes KL"))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

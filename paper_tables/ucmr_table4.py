@@ -1,7 +1,7 @@
 """`ucmr` Table 4: choosing between crops A and C by a caption, and between their captions by a crop.
 
-Needs Visual Genome's image_data.json, region_descriptions.json and photos in D/vg (about 15 GiB) beside COCO's photos; about
-5 GPU hours for the two models. All are estimates.
+Needs Visual Genome's image_data.json, region_descriptions.json and photos in D/vg (about 15 GiB) beside COCO's photos;
+about 5 GPU hours for the two models. All are estimates.
 
     python -m paper_tables.ucmr_table4 --data_path D
 """
@@ -14,7 +14,8 @@ TABLE = Table("ucmr Table 4: percent of right choices over 2,000 triplets, colum
     (heading, tuple((query, f"table4/*/{query}/percent") for query in queries)) for heading, queries in GROUPS)),), (
         Row("VSE++", (59.7, 66.0, 74.8, 54.0), (select(pmrl_table1.RUNS["VSE++, cosine"]),)),
         Row("VSE++ ours", (58.6, 69.5, 71.7, 58.9), (select(pmrl_table1.RUNS["GCIE ellipsoidal, Wasserstein"]),))),
-    notes=("ours is the mean over the area thresholds 10 to 50 percent; the paper does not say which threshold its table has",))
+    notes=("ours is the mean over the area thresholds 10 to 50 percent; the paper does not say which threshold its "
+           "table has",))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

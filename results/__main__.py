@@ -3,11 +3,11 @@
     python -m results                                       # all of them
     python -m results regions                               # one
     python -m results --write                               # into README.md and docs/*.md, between their marks
-    python -m results --add vsrn_0 runs/f8k_region_precomp_cosine_seed0      # keep a run's results.json, as results/vsrn_0.json
+    python -m results --add vsrn_0 runs/f8k_region_precomp_cosine_seed0      # keep a run's results.json
 
-rows.yaml says which runs make a row (several seeds: their mean, and the deviation of rsum); NAME.json is the run's results.json
-with its command, the commit of the code and the versions that made it. A document shows table NAME between the lines
-<!-- results: NAME --> and <!-- /results -->.
+rows.yaml says which runs make a row (several seeds: their mean, and the deviation of rsum); NAME.json is the run's
+results.json with its command, the commit of the code and the versions that made it. A document shows table NAME between
+the lines <!-- results: NAME --> and <!-- /results -->.
 """
 import glob
 import os
@@ -17,9 +17,11 @@ import subprocess
 from statistics import mean, stdev
 
 import cli
+import methods
+from checkpoints import load_checkpoint
 from cli import Arguments, InputError, filename
 from files import read_json, read_text, read_yaml, save_json, save_lines
-from runs import load_checkpoint
+from methods import METHODS
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LOCAL = {"data_path", "vocab_path", "logger_name", "device", "workers", "log_step", "val_step"}       # of a machine
@@ -31,6 +33,7 @@ COLUMNS = {"recalls": RECALLS, "short": [RECALLS[k] for k in (0, 2, 3, 5)], "rsu
            "means": [("rsum, means only", MEANS)], "dev": [("dev rsum", "dev_rsum")],
            "ranks": [("HBR", "best_ranks/i2t/hbr"), ("ABR", "best_ranks/i2t/abr")]}
 BLOCK = re.compile(r"^<!-- results: (\S+) -->\n(.*?)^<!-- /results -->$", re.DOTALL | re.MULTILINE)
+METHODS_BLOCK = re.compile(r"<!-- methods: ([^>]*) -->\n.*?<!-- /methods -->", re.S)
 
 
 def value(stored: dict, path: str) -> float:
@@ -92,10 +95,13 @@ def filled(path: str, made: dict[str, list[str]]) -> str:
         if match[1] not in made:
             raise InputError(f"{path} shows a table {match[1]}; there are {', '.join(made)}")
         return "\n".join([f"<!-- results: {match[1]} -->", *made[match[1]], "<!-- /results -->"])
-    text = read_text(path)
+    def methods_block(match):
+        names = tuple(METHODS) if match[1] == "all" else match[1].split()
+        return "\n".join([f"<!-- methods: {match[1]} -->", *methods.table(names), "<!-- /methods -->"])
+    text = METHODS_BLOCK.sub(methods_block, read_text(path))
     if not text.count("<!-- results: ") == text.count("<!-- /results -->") == len(BLOCK.findall(text)):
-        raise InputError(f"{path} has a block of results that does not open and close; write <!-- results: NAME --> and "
-                         "<!-- /results --> on lines of their own")
+        raise InputError(f"{path} has a block of results that does not open and close; write <!-- results: NAME --> "
+                         "and <!-- /results --> on lines of their own")
     return BLOCK.sub(block, text)
 
 
@@ -110,9 +116,11 @@ def stored(run: str) -> dict:
         kept, words = kept + words[:take] * (words[0].lstrip("-") not in LOCAL), words[take:]
     start = config["options"].get("init_from")              # a run's name is enough
     kept = [os.path.basename(os.path.normpath(word)) if word == start else word for word in kept]
-    known = not subprocess.run(["git", "merge-base", "--is-ancestor", config["git_commit"], "HEAD"], cwd=HERE, check=False,
+    known = not subprocess.run(["git", "merge-base", "--is-ancestor", config["git_commit"], "HEAD"], cwd=HERE,
+                               check=False,
                                capture_output=True).returncode
-    return {"train": shlex.join(["python", "train.py", *kept]), "git_commit": config["git_commit"] if known else "unknown",
+    return {"train": shlex.join(["python", "train.py", *kept]),
+            "git_commit": config["git_commit"] if known else "unknown",
             "versions": config["versions"], "dev_rsum": load_checkpoint(run)["state"]["best_rsum"],
             **{name: results[name] for name in KEPT}}
 
@@ -120,8 +128,10 @@ def stored(run: str) -> dict:
 def main(argv=None) -> None:
     p = Arguments("Print the tables of results, or keep the results of a run.")
     p.add_argument("table", nargs="*", help="which (default: all)")
-    p.add_argument("--write", action="store_true", help="write the tables into README.md and docs/*.md, between their marks")
-    p.add_argument("--add", nargs=2, type=filename, metavar=("NAME", "RUN"), help="keep a run's results as results/NAME.json")
+    p.add_argument("--write", action="store_true",
+                   help="write the tables into README.md and docs/*.md, between their marks")
+    p.add_argument("--add", nargs=2, type=filename, metavar=("NAME", "RUN"),
+                   help="keep a run's results as results/NAME.json")
     cli.run(p.prog, command, p.parse_args(argv))
 
 
@@ -130,8 +140,8 @@ def command(opt) -> None:
         name, run = opt.add
         path = os.path.join(HERE, f"{name}.json")
         if os.sep in name or os.path.lexists(path):
-            raise InputError(f"--add {name}: it has to be the name of a new file in results/, without .json; name another, or "
-                             "remove the file first")
+            raise InputError(f"--add {name}: it has to be the name of a new file in results/, without .json; name "
+                             "another, or remove the file first")
         save_json(stored(run), path)
         return
     made = tables()

@@ -1,10 +1,12 @@
 """Shared by all tests: where the real data are, and a small demo data set."""
 import os
+import shutil
 
 import pytest
 import torch
 
 from demo import __main__ as demo
+from tests import helpers
 
 REAL = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data")
 os.environ["OMP_NUM_THREADS"] = "1"   # of the commands that tests start; small tensors are slower on more threads
@@ -17,6 +19,20 @@ def demo_path(tmp_path_factory) -> str:
     path = str(tmp_path_factory.mktemp("demo"))
     demo.write(path, size=48, seed=0, progress=False)
     return path
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory, demo_path):
+    """small_run(*words): the folder of a run of helpers.SMALL and `words` on the demo's features, trained once a
+    session. It is for reading alone; small_run(*words, to=FOLDER) is a copy of it, to be changed."""
+    found = {}
+
+    def call(*words, to=None) -> str:
+        if words not in found:
+            found[words] = tmp_path_factory.mktemp("small") / "run"
+            helpers.fit("--data_path", demo_path, *words, "--logger_name", found[words])
+        return shutil.copytree(found[words], to) if to else found[words]
+    return call
 
 
 @pytest.fixture(scope="session")

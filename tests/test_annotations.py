@@ -1,4 +1,4 @@
-"""Readers of judgements on small files in the real formats, every bad input and its sentence, and counts of the real files."""
+"""Readers of judgements: small files in the real formats, every bad input with its sentence, counts of real files."""
 import csv
 import json
 import os
@@ -84,7 +84,8 @@ def test_same_image_pairs(owner):
 
 def test_ratings_are_read_in_order(cxc):
     read = annotations.read_cxc(str(cxc), "test", *index())
-    for kind, (firsts, seconds) in {"sts": (CAPTIONS, CAPTIONS), "sis": (IMAGES, IMAGES), "sits": (CAPTIONS, IMAGES)}.items():
+    for kind, (firsts, seconds) in {"sts": (CAPTIONS, CAPTIONS), "sis": (IMAGES, IMAGES),
+                                    "sits": (CAPTIONS, IMAGES)}.items():
         r = read[kind]
         assert [(firsts[a], seconds[b], s) for a, b, s in zip(r.first, r.second, r.score)] == RATED[kind]
         assert set(r.method) == {"c2c_isim"}
@@ -165,8 +166,10 @@ def test_positions_in_any_order():
 # ---- instances
 
 def coco(pairs, images=IMAGES, categories=(90, 1, 7)):
-    return {"images": [{"id": i, "file_name": f"{i}.jpg"} for i in images], "categories": [{"id": c} for c in categories],
-            "annotations": [{"id": k, "image_id": i, "category_id": c, "iscrowd": k % 2} for k, (i, c) in enumerate(pairs)]}
+    return {"images": [{"id": i, "file_name": f"{i}.jpg"} for i in images],
+            "categories": [{"id": c} for c in categories],
+            "annotations": [{"id": k, "image_id": i, "category_id": c, "iscrowd": k % 2}
+                            for k, (i, c) in enumerate(pairs)]}
 
 
 def test_instances(tmp_path):
@@ -181,13 +184,15 @@ def test_instances(tmp_path):
     (json.dumps(coco([], images=[7])), "lacks 3 of the 3 images"),
     (json.dumps(coco([(10, 5)])), r"KeyError\(5\) is missing"),
     (json.dumps({"images": [{"file_name": "a.jpg"}]}), r"KeyError\('id'\) is missing"),
-    (json.dumps(coco([], categories=())), "has 0 categories"), (json.dumps([1, 2]), "has 0 categories"), ("{", "is not JSON"),
+    (json.dumps(coco([], categories=())), "has 0 categories"), (json.dumps([1, 2]), "has 0 categories"),
+    ("{", "is not JSON"),
 ])
 def test_bad_instances(tmp_path, content, message):
     path = tmp_path / "instances.json"
     path.write_text(content)
     refused(lambda: annotations.read_instances(str(path), index()[0]), message)
-    refused(lambda: annotations.read_instances(str(tmp_path / "none.json"), index()[0]), "there is no file .*--instances")
+    refused(lambda: annotations.read_instances(str(tmp_path / "none.json"), index()[0]),
+            "there is no file .*--instances")
 
 
 # ---- positives
@@ -230,7 +235,8 @@ def test_positives_that_are_absent_or_no_json(tmp_path):
 def test_eccv_files(tmp_path):
     """Read by id; captions that no split holds, of which the real file names two, are left out."""
     refused(lambda: annotations.read_eccv(None, *index()), "pip install eccv_caption")
-    refused(lambda: annotations.read_eccv(str(tmp_path), *index()), "there is no file .*image_to_caption.json.*--eccv_path")
+    refused(lambda: annotations.read_eccv(str(tmp_path), *index()),
+            "there is no file .*image_to_caption.json.*--eccv_path")
     write_json(tmp_path / "eccv_image_to_caption.json", {"30": [105, 999, 101], "20": [102]})
     write_json(tmp_path / "eccv_caption_to_image.json", {"107": [20, 10]})
     pairs = annotations.read_eccv(str(tmp_path), *index())
@@ -270,7 +276,7 @@ def test_real_files_that_were_cut_off_are_refused(real_path, tmp_path, name):
     known = index(split.image_ids, split.caption_ids.tolist())
     for left, message in ((lines[:-1000], "rows where the published file that begins with the same 10 has"),
                           ([*lines[:-1], other], ", and other ratings; it was cut off or changed, so fetch it again"),
-                          (lines, None if name.endswith("test") else "that split lacks")):           # ids of val in test
+                          (lines, None if name.endswith("test") else "that split lacks")):  # ids of val in test
         path.write_text("\n".join(left))
         if message is None:
             assert len(annotations.read_ratings(str(path), kind, *known).score) == len(lines) - 1

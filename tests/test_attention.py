@@ -9,38 +9,26 @@ import torch.nn.functional as F
 
 import evaluate
 import train
+from checkpoints import load_checkpoint, load_model
 from cli import InputError
-from data import Batch
-from evaluation import protocols, sources
+from data import Batch, pair_batches, read_split
+from evaluation import protocols, sources, subjects
+from inputs import image_batches
 from losses import hinge
 from methods.scan import AGGREGATES, DIRECTIONS, NORMS, CrossAttention, RegionEmbedding, WordStates
 from metrics import retrieval
-from model import build_model
-from runs import load_checkpoint, load_model
+from model import build_model, fit_to_data
 from similarities import Embedding
+from tests import helpers
+from tests.references import pair_score
 from vocab import SPECIALS, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
-EVERY = list(itertools.product(DIRECTIONS, NORMS, AGGREGATES))
-
-
-def pair_score(regions, words, direction, norm, aggregate, scale=6.0, sharpness=9.0):
-    """One image (P, D) and one caption (T, D), one query part after the other, as the paper and its code define it."""
-    query, context = (words, regions) if direction == "t2i" else (regions, words)
-    products = torch.stack([torch.stack([c @ q for q in query]) for c in context])              # (C, Q)
-    if "clipped" in norm:
-        products = torch.where(products > 0, products, 0.1 * products)
-    if norm == "softmax":
-        products = torch.stack([row.exp() / row.exp().sum() for row in products])
-    if norm.endswith("l2norm"):
-        products = torch.stack([row / row.square().sum().sqrt() for row in products])
-    cosines = []
-    for k, q in enumerate(query):
-        weights = (sharpness * products[:, k]).exp()
-        attended = sum(w * c for w, c in zip(weights / weights.sum(), context))                 # (D,)
-        cosines.append(q @ attended / (q.norm() * attended.norm()))
-    r = torch.stack(cosines)
-    return {"LogSumExp": lambda: (scale * r).exp().sum().log() / scale, "Mean": r.mean, "Max": r.max, "Sum": r.sum}[aggregate]()
+# Norms and aggregates are functions of their own: each beside the default of the other, and one pair of two others.
+EVERY = [(direction, norm, aggregate) for direction in DIRECTIONS for norm, aggregate in (
+    *((norm, "LogSumExp") for norm in NORMS),
+    *(("clipped_l2norm", aggregate) for aggregate in AGGREGATES if aggregate !=
+                                                "LogSumExp"), ("softmax", "Sum"))]
 
 
 def side(n, parts, d=6, seed=0, dtype=torch.float64, unit=True, ragged=True):
@@ -126,7 +114,8 @@ def test_zero_and_equal_parts_give_finite_scores_and_gradients(direction, norm):
     v, w = torch.zeros(2, 3, 4), torch.zeros(2, 2, 4)
     v[0, 1:], w[0] = 0.5, 0.5
     leaves = v.requires_grad_(), w.requires_grad_()
-    scores = CrossAttention(direction, norm)(*(Embedding(x.mean(1), None, x, torch.full((2,), x.shape[1])) for x in leaves))
+    scores = CrossAttention(direction,
+                            norm)(*(Embedding(x.mean(1), None, x, torch.full((2,), x.shape[1])) for x in leaves))
     scores.sum().backward()
     assert torch.isfinite(scores).all() and all(torch.isfinite(x.grad).all() for x in leaves)
 
@@ -136,10 +125,11 @@ def test_zero_and_equal_parts_give_finite_scores_and_gradients(direction, norm):
 def test_blocks_and_tiles_equal_the_whole(direction, elements):
     images, captions = side(7, 4), side(11, 6, seed=1)
     whole = CrossAttention(direction)(images, captions)
-    tile = CrossAttention(direction, elements=elements).tiles(images, captions)
-    for i, c in ((slice(None), slice(None)), (slice(2, 6), torch.tensor([9, 0, 3, 3])), (torch.tensor([5]), slice(4, None)),
+    columns = CrossAttention(direction, elements=elements).columns(images, captions)
+    for i, c in ((slice(None), slice(None)), (slice(2, 6), torch.tensor([9, 0, 3, 3])),
+                 (torch.tensor([5]), slice(4, None)),
                  (slice(0, 3), torch.tensor([], dtype=torch.long))):
-        torch.testing.assert_close(tile(i, c), whole[i][:, c], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(columns(c)(i), whole[i][:, c], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -166,7 +156,8 @@ def test_sides_that_cannot_be_compared_are_refused(given, message):
 
 
 @pytest.mark.parametrize("words,message", [({"cross_attn": "both"}, "cross_attn 'both' .*t2i, i2t"),
-                                           ({"raw_feature_norm": "l1norm"}, "raw_feature_norm 'l1norm' .*clipped_l2norm"),
+                                           ({"raw_feature_norm": "l1norm"},
+                                            "raw_feature_norm 'l1norm' .*clipped_l2norm"),
                                            ({"agg_func": "Min"}, "agg_func 'Min' .*LogSumExp, Mean, Max, Sum")])
 def test_unknown_choices_are_refused(words, message):
     with pytest.raises(InputError, match=message):
@@ -189,7 +180,8 @@ def pairs(n=6, regions=5, seed=0) -> Batch:
     return Batch(torch.randn(n, regions, 9, generator=g), tokens, lengths, torch.arange(n) // 2, torch.arange(n))
 
 
-@pytest.mark.parametrize("words", [[], ["--bi_gru"], ["--precomp_enc_type", "weight_norm"], ["--num_layers", "2", "--bi_gru"]])
+@pytest.mark.parametrize("words",
+                         [[], ["--bi_gru"], ["--precomp_enc_type", "weight_norm"], ["--num_layers", "2", "--bi_gru"]])
 def test_towers_give_unit_regions_and_words(words):
     torch.manual_seed(0)
     model, batch = build_model(options(*words), VOCAB), pairs()
@@ -202,13 +194,13 @@ def test_towers_give_unit_regions_and_words(words):
         torch.testing.assert_close(mean, F.normalize(parts[:length].mean(0), dim=0))
     sum(model(batch).values()).backward()
     for name, p in model.named_parameters():
-        still = name.endswith("original0")      # a weight's size under weight norm: the regions' norm takes it out again
+        still = name.endswith("original0")     # a weight's size under weight norm: the regions' norm takes it out again
         assert p.grad is not None and (still or p.grad.abs().sum() > 0), name
 
 
 def test_no_txtnorm_leaves_the_states_as_the_gru_gives_them():
     model, batch = build_model(options("--no_txtnorm"), VOCAB), pairs()
-    states = model.text_tower.mean(model.text_tower.trunk(batch.tokens), batch.lengths)
+    states = model.text_tower.mean(model.text_tower.trunk(batch.tokens), batch.lengths).value
     e = model.embed_captions(batch.tokens, batch.lengths)
     torch.testing.assert_close(e.parts, states)
     assert (e.parts[0, 0].norm() - 1).abs() > 0.01
@@ -221,7 +213,7 @@ def test_words_average_both_directions_of_a_gru_run_alone():
     state = embed.rnn.state_dict()
     forward.load_state_dict({k: v for k, v in state.items() if not k.endswith("_reverse")})
     backward.load_state_dict({k.removesuffix("_reverse"): v for k, v in state.items() if k.endswith("_reverse")})
-    states = embed(words, torch.tensor([6, 3]))
+    states = embed(words, torch.tensor([6, 3])).value
     for k, length in enumerate((6, 3)):
         own = words[k:k + 1, :length]
         expected = (forward(own)[0] + backward(own.flip(1))[0].flip(1)) / 2
@@ -234,7 +226,7 @@ def test_weight_norm_starts_as_the_plain_layer_and_has_one_scale():
     plain, x = RegionEmbedding(9, 12), torch.randn(2, 5, 9)
     torch.manual_seed(0)
     normed = RegionEmbedding(9, 12, weight_norm=True)
-    torch.testing.assert_close(normed(x), plain(x))
+    torch.testing.assert_close(normed(x).value, plain(x).value)
     assert sorted(p.numel() for p in normed.parameters()) == [1, 12, 108]
 
 
@@ -243,9 +235,10 @@ def test_weight_norm_starts_as_the_plain_layer_and_has_one_scale():
     (["--img_enc", "vsrn"], "--img_enc vsrn does not leave; leave --img_enc out"),
     (["--txt_enc", "pie"], "--txt_enc pie does not leave"),
     (["--use_abs"], "--use_abs is for order"),
-    (["--lambda_softmax", "0"], "--lambda_softmax 0.0 must be positive"),
-    (["--lambda_lse", "-1"], "--lambda_lse -1.0"), (["--lambda_lse", "nan"], "'nan' is not a finite number"),
-    (["--sim", "cosine", "--agg_func", "Mean"], "--agg_func is for --sim scan, not cosine"),
+    (["--lambda_softmax", "0"], "--lambda_softmax: '0' is out of range; give a number above 0"),
+    (["--lambda_lse", "-1"], "--lambda_lse: '-1' is out of range"),
+    (["--lambda_lse", "nan"], "'nan' is not a finite number"),
+    (["--sim", "cosine", "--agg_func", "Mean"], "--agg_func Mean is for --sim scan, and has no effect"),
     (["--sim", "cosine", "--no_txtnorm"], "--no_txtnorm is for --sim scan"),
     (["--sim", "cosine", "--img_enc", "scan"], "--img_enc scan keeps every region"),
 ])
@@ -256,24 +249,25 @@ def test_options_that_cannot_work_are_refused(words, message, capsys):
     assert re.search(message, shown) and len(shown.strip().splitlines()) == 1, shown
 
 
-@pytest.mark.parametrize("name,message", [("demo_precomp", "has one vector an image"), ("demo", "has photos")])
+@pytest.mark.parametrize("name,message", [("demo_precomp", "has one vector per image"), ("demo", "has photos")])
 def test_data_without_regions_are_refused(name, message, demo_path):
     opt = train.parse_args(["--sim", "scan", "--data_path", demo_path, "--data_name", name, "--dry_run"])
-    with pytest.raises(InputError, match=f"--sim scan attends to regions and {name} {message}.*; give features of shape"):
+    with pytest.raises(InputError, match=f"--sim scan reads regions, and {name} {message}.* give features of shape"):
         train.train(opt)
 
 
 # ---- training and evaluation
 
-SMALL = ["--sim", "scan", "--data_name", "demo_region_precomp", "--embed_size", "32", "--word_dim", "24", "--batch_size", "60",
-         "--vocab_threshold", "1", "--device", "cpu", "--workers", "0", "--num_epochs", "1"]
+SCAN = ["--sim", "scan", "--data_name", "demo_region_precomp", "--embed_size", "32", "--word_dim", "24",
+        "--batch_size", "60", "--workers", "0"]
 
 
-@pytest.mark.parametrize("words", [["--bi_gru"], ["--cross_attn", "i2t", "--lambda_softmax", "4", "--agg_func", "Mean"]])
+@pytest.mark.parametrize("words",
+                         [["--bi_gru"], ["--cross_attn", "i2t", "--lambda_softmax", "4", "--agg_func", "Mean"]])
 def test_overfits_sixty_pairs(words, demo_path):
-    split = train.read_split(demo_path, "demo_region_precomp", "train")
-    opt = train.parse_args(["--data_path", demo_path, *SMALL, *words, "--mask_same_image"])
-    train.prepare_images(opt, split.images)
+    split = read_split(demo_path, "demo_region_precomp", "train")
+    opt = helpers.options("--data_path", demo_path, *SCAN, *words, "--mask_same_image")
+    fit_to_data(opt, split.images, None)
     vocab = Vocabulary.build(iter(split.words), 1)
     images, told = [], set()
     for i in range(len(split.images)):                      # 12 images none of which shares a caption with another
@@ -284,7 +278,7 @@ def test_overfits_sixty_pairs(words, demo_path):
     chosen = np.flatnonzero(np.isin(split.caption_image, images))
     torch.manual_seed(0)
     model = build_model(opt, vocab)
-    batch = next(iter(train.pair_batches(split, split.encode(vocab), chosen, len(chosen), workers=0)))
+    batch = next(iter(pair_batches(split, split.encode(vocab), chosen, len(chosen), workers=0)))
     batch = batch._replace(images=batch.images[:, ::2])     # 18 of the 36 regions, for speed
     adam, result = torch.optim.Adam(model.parameters(), 1e-2), None
     for step in range(200):
@@ -294,7 +288,8 @@ def test_overfits_sixty_pairs(words, demo_path):
         adam.step()
         if step % 10 == 9:
             with torch.no_grad():
-                scores = model.similarity(model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths))
+                scores = model.similarity(model.embed_images(batch.images),
+                                          model.embed_captions(batch.tokens, batch.lengths))
             result = retrieval(scores[::5], np.arange(60) // 5)
             if result["rsum"] == 600:
                 break
@@ -305,8 +300,7 @@ def test_overfits_sixty_pairs(words, demo_path):
 def runs(tmp_path_factory, demo_path):
     root = tmp_path_factory.mktemp("scan")
     for name, words in {"t2i": ["--bi_gru"], "i2t": ["--cross_attn", "i2t", "--amp", "bf16"]}.items():
-        words = ["--data_path", demo_path, *SMALL, *words, "--logger_name", str(root / name)]
-        assert train.train(train.parse_args(words)) == 0
+        helpers.fit("--data_path", demo_path, *SCAN, *words, "--logger_name", root / name)
     return root
 
 
@@ -323,7 +317,7 @@ def test_a_run_evaluates_as_its_own_validation(runs):
 
 def test_captions_of_different_lengths_are_joined_in_their_order(runs, demo_path):
     model, vocab, _ = load_model(load_checkpoint(str(runs / "t2i")))
-    split = train.read_split(demo_path, "demo_region_precomp", "test")
+    split = read_split(demo_path, "demo_region_precomp", "test")
     tokens = split.encode(vocab)
     images, captions = sources.encode(model, split, tokens, torch.device("cpu"), batch_size=7)
     assert captions.n_parts.tolist() == tokens.length.tolist() and captions.parts.shape[1] == tokens.length.max()
@@ -337,12 +331,13 @@ def test_captions_of_different_lengths_are_joined_in_their_order(runs, demo_path
 
 
 def train_images(split):
-    return sources.image_batches(split.images, 8, 0)
+    return image_batches(split.images, 8, 0)
 
 
 @pytest.mark.parametrize("name", [["t2i"], ["i2t"], ["t2i", "i2t"]])
 def test_all_protocols_of_a_run_and_of_an_ensemble(name, runs, demo_path, capsys):
-    results = judged(runs, "--checkpoint", *(runs / n for n in name), "--cxc", "--cxc_path", f"{demo_path}/demo_cxc", "--pmrp",
+    results = judged(runs, "--checkpoint", *(runs / n for n in name), "--cxc", "--cxc_path", f"{demo_path}/demo_cxc",
+                     "--pmrp",
                      "--instances", f"{demo_path}/demo_coco/annotations/instances_val2014.json", "--rerank", 5)
     found = results["protocols"]
     assert {"full", "rerank", "cxc", "pmrp"} == set(found)
@@ -355,8 +350,9 @@ def test_all_protocols_of_a_run_and_of_an_ensemble(name, runs, demo_path, capsys
 
 def test_captions_among_themselves_are_compared_by_the_cosine_of_their_means(runs):
     subject = sources.open_run([str(runs / "t2i")], evaluate.parse_args(["--device", "cpu"]))
-    means = subject.members[0][2].mean
-    torch.testing.assert_close(protocols.within_modality(subject, 1)(slice(0, 4), slice(None)), means[:4] @ means.T)
+    means = subject.members[0].captions.mean
+    score = subjects.within_modality(subject, "captions")(slice(None))
+    torch.testing.assert_close(score(slice(0, 4)), means[:4] @ means.T)
 
 
 # ---- two stages
@@ -365,21 +361,23 @@ def subject_of(n=6, m=15, seed=0, equal=False):
     """Images and captions of unlike number, one image without captions."""
     images, captions = (side(k, 4, seed=seed + s, dtype=torch.float32) for s, k in enumerate((n, m)))
     if equal:
-        images, captions = (Embedding(torch.ones(k, 6), None, torch.ones(k, 1, 6), torch.ones(k).long()) for k in (n, m))
+        images, captions = (Embedding(torch.ones(k, 6), None, torch.ones(k, 1, 6), torch.ones(k).long())
+                            for k in (n, m))
     owner = np.random.default_rng(seed).integers(n - 1, size=m)
-    return protocols.Subject("s", "scan", owner, n, [(CrossAttention(), images, captions)])
+    return subjects.Subject("s", "scan", owner, n, [subjects.Member(CrossAttention(), images, captions)])
 
 
 def two_stages(subject, keep):
-    record = protocols.Record()
-    return protocols.two_stages(subject, record, "rerank", keep, None), record
+    record = subjects.Record()
+    return protocols.two_stages(subject, keep, subjects.everything(subject), record, "rerank"), record
 
 
 @pytest.mark.parametrize("equal", [False, True])
 def test_keeping_everything_is_the_full_ranking(equal):
     subject = subject_of(equal=equal)
-    (found, record), full = two_stages(subject, 99), protocols.Record()
-    expected = protocols.plain(subject, full, "full", protocols.image_text(subject.members), None, 1000)
+    (found, record), full = two_stages(subject, 99), subjects.Record()
+    columns = subjects.image_text(subject.members)
+    expected = protocols.recalls(subject, columns, subjects.everything(subject), 1000, full, "full")
     assert found["rsum"] == expected["rsum"] and found["i2t"]["lost"] == found["t2i"]["lost"] == 0
     for direction in ("i2t", "t2i"):
         np.testing.assert_array_equal(record["rerank", direction, "rank"], full["full", direction, "rank"])
@@ -390,7 +388,8 @@ def test_keeping_everything_is_the_full_ranking(equal):
 def test_two_stages_against_sorting_each_query_twice(keep, seed):
     subject = subject_of(seed=seed)
     (_, images, captions), owner = subject.members[0], subject.caption_image
-    near, exact = F.normalize(images.mean, dim=1) @ F.normalize(captions.mean, dim=1).T, CrossAttention()(images, captions)
+    near, exact = F.normalize(images.mean, dim=1) @ F.normalize(captions.mean, dim=1).T, CrossAttention()(images,
+                                                                                                          captions)
     found, record = two_stages(subject, keep)
     for direction, first, second in (("i2t", near, exact), ("t2i", near.T, exact.T)):
         lost, queries = 0, 0
@@ -408,14 +407,15 @@ def test_two_stages_against_sorting_each_query_twice(keep, seed):
 def test_folds_are_galleries_of_their_own():
     subject = subject_of(n=6, m=15)
     parts = [(np.arange(k, k + 3), np.flatnonzero(subject.caption_image // 3 == k // 3)) for k in (0, 3)]
-    found, full = protocols.two_stages(subject, protocols.Record(), "rerank", 99, parts), protocols.Record()
-    expected = protocols.plain(subject, full, "full", protocols.image_text(subject.members), parts, 2)
+    found, full = protocols.two_stages(subject, 99, parts, subjects.Record(), "rerank"), subjects.Record()
+    expected = protocols.recalls(subject, subjects.image_text(subject.members), parts, 2, full, "full")
     assert found["rsum"] == pytest.approx(expected["rsum"])
 
 
 def test_rerank_of_what_has_no_parts_is_refused(capsys, tmp_path, demo_path):
     np.save(tmp_path / "s.npy", np.random.default_rng(0).random((4, 20), np.float32))
-    for words, message in ((["--scores", str(tmp_path / "s.npy"), "--rerank", "3"], "--rerank 3 saves time where words"),
+    for words, message in ((["--scores", str(tmp_path / "s.npy"), "--rerank", "3"],
+                            "--rerank 3 saves time where words"),
                            (["--rerank", "-1"], "--rerank -1 is no number")):
         with pytest.raises(SystemExit) as stop:
             evaluate.main(words)
@@ -424,6 +424,7 @@ def test_rerank_of_what_has_no_parts_is_refused(capsys, tmp_path, demo_path):
 
 
 def test_a_run_on_regions_refuses_other_features(runs, demo_path):
-    for name, message in (("demo_precomp", "reasons over regions and"), ("demo", "was trained on region features and the")):
+    for name, message in (("demo_precomp", "reasons over regions "
+                                           "and"), ("demo", "was trained on region features and the")):
         with pytest.raises(InputError, match=message):
             judged(runs, "--checkpoint", runs / "t2i", "--data_path", demo_path, "--data_name", name)

@@ -1,4 +1,4 @@
-"""Every part of the benchmark runs and measures something, at a small size."""
+"""Every part of the benchmark runs and measures something, at a small size; what it compares with is right."""
 import argparse
 
 import numpy as np
@@ -6,8 +6,11 @@ import pytest
 import torch
 
 import benchmark
+from metrics import retrieval
+from similarities import SIMILARITIES, Embedding
+from tests import references
 
-SMALL = {"DIM": 8, "SCORES": (20, 40), "SLICE": 2, "SAMPLE": (6, 8), "ORIGINAL": 2, "ATTENTION": (6, 10, 4),
+SIZES = {"DIM": 8, "SCORES": (20, 40), "SLICE": 2, "SAMPLE": (6, 8), "ORIGINAL": 2, "ATTENTION": (6, 10, 4),
          "TIMED_CAPTIONS": (4, 2), "BATCH": 6, "FEATURES": 12, "WORDS": 40, "REGION_STEP": ((4, 12), 8),
          "BLOCKS": (8, 5, 3), "ELEMENTS": (64, 128),
          "FILES": {"features": ((10, 12), np.float32), "regions": ((10, 4, 12), np.float16)}}
@@ -16,12 +19,47 @@ SMALL = {"DIM": 8, "SCORES": (20, 40), "SLICE": 2, "SAMPLE": (6, 8), "ORIGINAL":
 @pytest.mark.parametrize("part", [
     pytest.param(part, marks=pytest.mark.slow) if part == "suite" else part for part in benchmark.PARTS])
 def test_every_part_measures(part, monkeypatch, capsys):
-    for name, value in SMALL.items():
+    for name, value in SIZES.items():
         monkeypatch.setattr(benchmark, name, value)
-    if part != "suite":                                     # which needs five folds of 1,000 images
-        monkeypatch.setattr(benchmark, "EVALUATION", (20, 100))
+    size = (5000, 5000) if part == "suite" else (20, 100)   # the suite has five folds of 1,000 images
+    monkeypatch.setattr(benchmark, "EVALUATION", size)
     monkeypatch.setattr(benchmark, "records", [])
     monkeypatch.setattr(benchmark, "in_fresh_process", lambda function, *words: function(*words))
     benchmark.PARTS[part](argparse.Namespace(repeats=1, seed=0, device="cpu"), torch.device("cpu"))
     assert benchmark.records and all(np.isfinite(record["value"]) for record in benchmark.records)
     assert part in capsys.readouterr().out
+
+
+def gaussians(n: int, seed: int) -> Embedding:
+    g = torch.Generator().manual_seed(seed)
+    return Embedding(*torch.randn(2, n, 6, generator=g, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_broadcasts_are_the_similarities(name):
+    images, captions = gaussians(4, 1), gaussians(5, 2)
+    points = images._replace(log_var=None) if name == "mahalanobis" else images
+    scores = SIMILARITIES[name]()(points, captions)
+    torch.testing.assert_close(references.broadcasts(name, points, captions), scores, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("direction", ["t2i", "i2t"])
+def test_attended_is_the_loop_over_pairs(direction):
+    g = torch.Generator().manual_seed(0)
+    regions, words = (torch.randn(n, 4, 6, generator=g, dtype=torch.float64) for n in (130, 3))
+    count = torch.tensor([4, 1, 2])
+    images, captions = (Embedding(x.mean(1), None, x, n) for x, n in ((regions, torch.full((130,), 4)), (words, count)))
+    slow = [[references.pair_score(v, w[:n], direction, "clipped_l2norm", "LogSumExp") for w, n in zip(words, count)]
+            for v in (regions[0], regions[129])]
+    torch.testing.assert_close(references.attended(direction, images, captions)[[0, 129]],
+                               torch.stack([torch.stack(row) for row in slow]))
+
+
+def test_ranks_of_the_originals_loop_are_those_of_the_metrics():
+    rng, owner = np.random.default_rng(0), np.arange(40) // 5
+    images, captions = rng.standard_normal((8, 6)), rng.standard_normal((40, 6))
+    found = retrieval(torch.tensor(images @ captions.T), owner)
+    for side, ranks in (("i2t", references.image_ranks(images, captions, owner, 8)),
+                        ("t2i", references.caption_ranks(images, captions, owner, 40))):
+        assert found[side]["meanr"] == pytest.approx(np.mean(ranks) + 1)
+        assert found[side]["r1"] == pytest.approx(100 * np.mean(np.array(ranks) == 0))

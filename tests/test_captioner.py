@@ -1,4 +1,5 @@
-"""VSRN's captioner: the loss against loops, search against enumeration, and a life in training, evaluation and its command."""
+"""VSRN's captioner: the loss against loops, search against enumeration, and a life in training, evaluation and its
+command."""
 import itertools
 import json
 import math
@@ -10,22 +11,23 @@ import signal
 import numpy as np
 import pytest
 import torch
-from test_cli import refused, unwritable
 
 import evaluate
 import options
 import show
 import train
+from checkpoints import load_checkpoint, load_model
 from cli import InputError
 from data import Batch, read_split
 from methods.vsrn import Captioner
-from model import build_model
-from runs import load_checkpoint, load_model
+from model import Encoded, build_model
 from show import word_precision
+from tests.helpers import refused, unwritable
 from vocab import END, PAD, SPECIALS, START, UNK, Vocabulary, is_function
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
-RUN = ["--data_name", "demo_region_precomp", "--img_enc", "vsrn", "--captioner", "1", "--dim_hidden", "16", "--embed_size",
+RUN = ["--data_name", "demo_region_precomp", "--img_enc", "vsrn", "--captioner", "1", "--dim_hidden", "16",
+       "--embed_size",
        "16", "--word_dim", "8", "--batch_size", "16", "--vocab_threshold", "1", "--log_step", "1", "--device", "cpu",
        "--learning_rate", "0.005"]
 
@@ -60,7 +62,8 @@ def slow_nll(net, regions, caption) -> float:
     total = 0.0
     for word, following in zip(caption[:net.max_len - 1], caption[1:net.max_len]):
         word = net.words.weight[word]
-        energy = [math.exp(net.weight(torch.tanh(net.key(s) + net.query(h if net.original else torch.cat([word, h])))).item())
+        energy = [math.exp(net.weight(torch.tanh(net.key(s)
+                                                 + net.query(h if net.original else torch.cat([word, h])))).item())
                   for s in states]
         context = sum(e / sum(energy) * s for e, s in zip(energy, states))
         h = net.cell(torch.cat([word, context]), h)
@@ -74,10 +77,11 @@ def slow_nll(net, regions, caption) -> float:
 def test_loss_against_loops(max_len, original):
     net, batch = small(max_len=max_len, original=original).double(), pairs()
     regions = batch.images.double()
-    expected = [slow_nll(net, image, caption[:n].tolist()) for image, caption, n in zip(regions, batch.tokens, batch.lengths)]
+    expected = [slow_nll(net, image, caption[:n].tolist()) for image, caption,
+                n in zip(regions, batch.tokens, batch.lengths)]
     np.testing.assert_allclose(net.nll(regions, batch.tokens, batch.lengths).detach(), expected, rtol=1e-10)
-    loss = net(None, None, {"trunk": regions}, {}, batch).detach()
-    assert float(loss) == pytest.approx(sum(expected) / 6, rel=1e-10)               # summed over tokens, averaged over captions
+    loss = net(Encoded(None, regions, None), None, batch).detach()
+    assert float(loss) == pytest.approx(sum(expected) / 6, rel=1e-10)       # summed over tokens, averaged over captions
 
 
 def test_the_original_drops_inputs_and_ours_states():
@@ -126,7 +130,8 @@ def model_of(*words):
 
 
 def test_gradient_only_where_it_should_be():
-    """The term reaches the captioner and the graph; not the image's own GRU, not the text, not words that no step reads."""
+    """The term reaches the captioner and the graph; not the image's own GRU, not the text, not words that no step
+    reads."""
     model, batch = model_of("--captioner", "2"), pairs()
     losses = model.eval()(batch)                               # dropout may silence a word
     assert set(losses) == {"hinge", "captioner"}
@@ -139,9 +144,8 @@ def test_gradient_only_where_it_should_be():
     rows = set(model.terms["captioner"].words.weight.grad.abs().sum(1).nonzero()[:, 0].tolist())
     assert rows == set(batch.tokens.flatten().tolist()) - {PAD, END}
     assert len({id(p) for p in model.parameters()}) == len(list(model.parameters()))
-    seen = {}
-    model.embed_images(batch.images, seen)
-    alone = model.terms["captioner"].nll(seen["trunk"], batch.tokens, batch.lengths).mean()
+    regions = model.encode(batch)["images"].features
+    alone = model.terms["captioner"].nll(regions, batch.tokens, batch.lengths).mean()
     torch.testing.assert_close(model(batch)["captioner"], 2 * alone)
 
 
@@ -149,14 +153,16 @@ def test_the_captioner_leaves_the_rest_of_the_model_as_it_is():
     with_it, without = model_of("--captioner", "1").eval(), model_of().eval()
     assert "captioner" not in without.terms and set(without(pairs())) == {"hinge"}
     own = {name: value for name, value in with_it.state_dict().items() if not name.startswith("terms.")}
-    assert set(own) == set(without.state_dict()) and all(torch.equal(own[k], v) for k, v in without.state_dict().items())
+    assert set(own) == set(without.state_dict()) and all(torch.equal(own[k], v) for k,
+                                                         v in without.state_dict().items())
 
 
 def test_dropout_and_bf16():
     net, batch = small(), pairs()
     quiet = net.nll(batch.images, batch.tokens, batch.lengths).detach()
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(net.nll(batch.images, batch.tokens, batch.lengths).detach(), quiet, rtol=0.02, atol=0)
+        torch.testing.assert_close(net.nll(batch.images, batch.tokens, batch.lengths).detach(), quiet, rtol=0.02,
+                                   atol=0)
         assert len(net.beam(batch.images, 2)) == 6
     net.train()
     noisy = [net.nll(batch.images, batch.tokens, batch.lengths) for _ in range(2)]
@@ -254,10 +260,12 @@ def test_control_is_the_mean_over_all_other_images():
     words = [f"w{k}" for k in range(12)]
     references = [[list(g.choice(words, 3)) for _ in range(2)] for _ in range(7)]
     captions = [list(g.choice(words, 4)) for _ in range(7)]
-    slow = [np.mean([[word in sum(references[j], []) for word in captions[i]] for j in range(7) if j != i]) for i in range(7)]
+    slow = [np.mean([[word in sum(references[j], []) for word in captions[i]] for j in range(7) if j != i])
+            for i in range(7)]
     assert word_precision(captions, references)["content"]["other"] == pytest.approx(100 * np.mean(slow))
     lines = [[" " + " ".join(text) + " " for text in texts] for texts in references]
-    slow = [any(f" {a} {b} " in line for line in lines[i]) for i in range(7) for a, b in zip(captions[i], captions[i][1:])]
+    slow = [any(f" {a} "
+                f"{b} " in line for line in lines[i]) for i in range(7) for a, b in zip(captions[i], captions[i][1:])]
     assert word_precision(captions, references)["pairs"]["own"] == pytest.approx(100 * np.mean(slow))
 
 
@@ -266,7 +274,8 @@ def test_control_is_the_mean_over_all_other_images():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, demo_path) -> str:
     folder = str(tmp_path_factory.mktemp("runs") / "captions")
-    assert train.train(train.parse_args([*RUN, "--data_path", demo_path, "--num_epochs", "2", "--logger_name", folder])) == 0
+    assert train.train(train.parse_args([*RUN, "--data_path", demo_path, "--num_epochs", "2", "--logger_name",
+                                         folder])) == 0
     return folder
 
 
@@ -330,7 +339,8 @@ def test_the_command_writes_captions(run, demo_path, tmp_path, capsys):
     printed, written = capsys.readouterr().out, json.loads(output.read_text())
     split = read_split(demo_path, "demo_region_precomp", "test")
     assert len(written["captions"]) == len(split.images) and written["beam"] == 2
-    assert printed.index("image 3 (test_00003.png)") < printed.index("image 0 (test_00000.png)") and "image 1 " not in printed
+    assert printed.index("image 3 "
+                         "(test_00003.png)") < printed.index("image 0 (test_00000.png)") and "image 1 " not in printed
     assert split.captions[15] in printed and written["captions"][3]["generated"] in printed
     said = [entry["generated"].split() for entry in written["captions"]]
     references = [[split.words[m] for m in range(5 * i, 5 * i + 5)] for i in range(len(said))]
@@ -345,24 +355,27 @@ def test_output_that_cannot_be_written_is_said_before_the_work(tmp_path):
 
 
 def test_bad_input_is_refused_in_a_sentence(run, demo_path, tmp_path, capsys):
-    for words, message in ((["--captioner", "1"], "--captioner 1.0 reads the regions of --img_enc vsrn, not of auto; give"),
-                           (["--captioner", "1", "--img_enc", "cnn"], "not of cnn"),
-                           (["--captioner", "-1", "--img_enc", "vsrn"], "a weight of at least 0"),
-                           (["--max_len", "1", "--img_enc", "vsrn"], "--max_len 1: .* at least 2")):
+    for words, message in ((["--captioner", "1"],
+                            "--captioner 1.0 reads the regions of --img_enc vsrn, not of auto; give"),
+                           (["--captioner", "1", "--img_enc", "cnn"], "not of cnn")):
         with pytest.raises(InputError, match=message):
             options.resolve(options.parser().parse_args(words))
         with pytest.raises(SystemExit):
             train.parse_args(words)
         assert capsys.readouterr().err.count("\n") == 1
+    for words, message in ((["--captioner", "-1"], "--captioner: '-1' is out of range; give a number of at least 0"),
+                           (["--max_len", "1"], "--max_len: '1' is not a whole number of at least 2")):
+        refused(capsys, train.parse_args, [*words, "--img_enc", "vsrn"], message)
     plain = str(tmp_path / "plain")
     words = [*RUN[:4], *RUN[8:], "--data_path", demo_path, "--num_epochs", "1", "--logger_name", plain]
     assert train.train(train.parse_args(words)) == 0
     for words, message in ((["--checkpoint", plain], "was trained without a captioner .*; train one with"),
                            (["--checkpoint", run, "--beam", "0"], "--beam 0"),
-                           (["--checkpoint", run, "--image_index", "24"], "--image_index 24 is no image of .* test; "
-                            "they are numbered from 0 to 23"),
+                           (["--checkpoint", run, "--image_index", "24"],
+                            "--image_index 24 is no image of .* test; they are numbered from 0 to 23"),
                            (["--checkpoint", run, "--data_name", "demo_precomp"], "reasons over regions")):
         with pytest.raises(SystemExit, match=f"show.py captions: .*{message}"):
             show.main(["captions", *words, "--data_path", demo_path, "--device", "cpu"])
-    for words, message in (("pairs=red", "'pairs' is a count of its own"), ("red", "'red' is no group of words; give NAME=")):
+    for words, message in (("pairs=red", "'pairs' is a count of its "
+                                         "own"), ("red", "'red' is no group of words; give NAME=")):
         refused(capsys, show.main, ["captions", "--words", words], message)

@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 from scipy import linalg, sparse
-from test_cli import unwritable
 
 import cca
 import evaluate
@@ -14,10 +13,12 @@ from cli import InputError
 from data import Split, read_split
 from inputs import Features, NoImages
 from metrics import retrieval
+from tests.helpers import unwritable
 
 
 def views(n=90, f=7, g=5, seed=0, repeats=1):
-    """Two views of one hidden cause, far from the origin; with `repeats`, so many rows of the second a row of the first."""
+    """Two views of one hidden cause, far from the origin; with `repeats`, so many rows of the second a row of the
+    first."""
     rng = np.random.default_rng(seed)
     cause = rng.normal(size=(n, 3))
     x = cause @ rng.normal(size=(3, f)) + 0.5 * rng.normal(size=(n, f)) + 40
@@ -27,7 +28,8 @@ def views(n=90, f=7, g=5, seed=0, repeats=1):
 
 
 def by_eigenvalues(x, y, eta_x, eta_y):
-    """The generalised eigenproblem [0 Cxy; Cyx 0] w = s [Rxx 0; 0 Ryy] w, largest s first: s, Wx, Wy with unit variances."""
+    """The generalised eigenproblem [0 Cxy; Cyx 0] w = s [Rxx 0; 0 Ryy] w, largest s first: s, Wx, Wy with unit
+    variances."""
     f, c = x.shape[1], np.cov(x.T, y.T, bias=True)
     left, right = np.zeros_like(c), np.zeros_like(c)
     left[:f, f:], left[f:, :f] = c[:f, f:], c[f:, :f]
@@ -52,7 +54,8 @@ def test_equals_a_generalised_eigen_solver(eta_x, eta_y):
     for side, rows, w in ((0, x, wx), (1, y, wy)):
         same_up_to_sign(fitted.maps[side], w, rtol=1e-6, atol=1e-9)
         projected = (rows - rows.mean(0)) @ w * values
-        same_up_to_sign(fitted.project(side, rows), projected / np.linalg.norm(projected, axis=1, keepdims=True), atol=1e-8)
+        same_up_to_sign(fitted.project(side, rows), projected / np.linalg.norm(projected, axis=1, keepdims=True),
+                        atol=1e-8)
     if eta_x == eta_y == 0:                     # then they are the correlations of the projected rows
         for k in range(4):
             a, b = (rows @ fitted.maps[side][:, k] for side, rows in enumerate((x, y)))
@@ -60,11 +63,12 @@ def test_equals_a_generalised_eigen_solver(eta_x, eta_y):
 
 
 def test_regularisation_lowers_correlations_and_first_directions_are_those_of_a_smaller_fit():
-    x, y, _ = views(n=12, f=7, g=5)                                                 # few rows: nearly all can be correlated
+    x, y, _ = views(n=12, f=7, g=5)                                             # few rows: nearly all can be correlated
     free, held = (CCA().fit(x, y, 5, eta, eta) for eta in (1e-6, 0.1))
     assert free.correlations[0] > 0.99 and (held.correlations < free.correlations).all()
     assert (np.diff(held.correlations) <= 0).all()
-    np.testing.assert_allclose(np.abs(held.project(0, x, 2)), np.abs(CCA().fit(x, y, 2, 0.1, 0.1).project(0, x)), atol=1e-10)
+    np.testing.assert_allclose(np.abs(held.project(0, x, 2)), np.abs(CCA().fit(x, y, 2, 0.1, 0.1).project(0, x)),
+                               atol=1e-10)
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
@@ -158,7 +162,8 @@ def test_maps_of_one_data_set_embed_another(demo_path, tmp_path, capsys):
     assert "unknown" not in capsys.readouterr().out
     cca.main([*words, "--test_name", "other", "--output", str(tmp_path / "other.npz")])
     out, known = capsys.readouterr().out, np.arange(len(captions)) % 10 >= 5
-    assert f"{(~known).sum():,} captions have no known word" in out and f"other test, {len(captions) // 5:,} images" in out
+    assert f"{(~known).sum():,} captions have no known word" in out
+    assert f"other test, {len(captions) // 5:,} images" in out
     own, across = np.load(tmp_path / "own.npz"), np.load(tmp_path / "other.npz")
     np.testing.assert_array_equal(own["image_mean"], across["image_mean"])
     np.testing.assert_array_equal(own["caption_mean"][known], across["caption_mean"][known])
@@ -167,7 +172,8 @@ def test_maps_of_one_data_set_embed_another(demo_path, tmp_path, capsys):
 
     (other / "test_ims.npy").unlink()
     np.save(other / "test_ims.npy", np.ones((len(captions) // 5, 3), np.float32))
-    with pytest.raises(SystemExit, match=r"other test has features of 3 numbers, own train of \d+; extract both with the same"):
+    with pytest.raises(SystemExit,
+                       match=r"other test has features of 3 numbers, own train of \d+; extract both with the same"):
         cca.main([*words, "--test_name", "other", "--output", str(tmp_path / "no.npz")])
     for folder, extractor in ((tmp_path / "own", "vgg19 fc7"), (other, "resnet152 pooled")):
         (folder / "features.json").write_text(f'{{"ims": "{extractor}"}}')
@@ -177,7 +183,8 @@ def test_maps_of_one_data_set_embed_another(demo_path, tmp_path, capsys):
 
 
 def test_auto_takes_the_best_of_its_table(demo_path, tmp_path, capsys):
-    words = ["--data_path", demo_path, "--data_name", "demo_precomp", "--output", str(tmp_path / "e.npz"), "--text", "words"]
+    words = ["--data_path", demo_path, "--data_name", "demo_precomp", "--output", str(tmp_path / "e.npz"), "--text",
+             "words"]
     cca.main([*words, "--eta_image", "auto", "--split", "dev"])
     out = capsys.readouterr().out
     table = [line.split() for line in out.splitlines() if re.match(r" +[\d.]+ +[\d.]+ +", line)]
@@ -209,7 +216,8 @@ def test_stored_features_of_captions(demo_path, tmp_path, capsys):
 
 def test_flickr8k(real_path, tmp_path, capsys):
     """Of 1,000 images (dev and test) about 52% have a caption of their own among the best ten."""
-    cca.main(["--data_path", real_path, "--data_name", "f8k_precomp", "--eta_text", "0.01", "--split", "dev+test", "--output",
+    cca.main(["--data_path", real_path, "--data_name", "f8k_precomp", "--eta_text", "0.01", "--split", "dev+test",
+              "--output",
               str(tmp_path / "e.npz")])
     r10 = float(re.search(r"i2t [\d.]+ / [\d.]+ / ([\d.]+)", capsys.readouterr().out)[1])
     assert 49 < r10 < 54

@@ -3,7 +3,6 @@ import functools
 import glob
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,50 +18,24 @@ import metrics
 import show
 import train
 import vocab
+from checkpoints import load_checkpoint, load_model
 from cli import InputError
 from data import read_split
 from demo import __main__ as demo
-from evaluation import plots, protocols, sources
+from evaluation import plots, sources, subjects
 from files import first_line, holds_keys, output
-from runs import load_checkpoint, load_model
 from similarities import SIMILARITIES, Embedding
+from tests.helpers import ROOT, SMALL, fit, refused, unwritable
 
 vocab_main = functools.partial(vocab.main, read_split=read_split)
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SMALL = ["--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8", "--num_epochs", "1", "--batch_size", "32",
-         "--vocab_threshold", "1", "--device", "cpu"]
-
-
-def fit(*words) -> None:
-    assert train.train(train.parse_args([*SMALL, *map(str, words)])) == 0
-
-
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, demo_path):
+def runs(tmp_path_factory, small_run):
     """A point and a Gaussian run on the demo features."""
     root = tmp_path_factory.mktemp("runs")
     for sim in ("cosine", "wasserstein"):
-        fit("--data_path", demo_path, "--sim", sim, "--logger_name", root / sim)
+        small_run("--sim", sim, to=root / sim)
     return root
-
-
-def refused(capsys, main, words, message):
-    """Non-zero exit and one line on stderr that says it."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main([str(word) for word in words])
-    shown = capsys.readouterr().err + (stop.value.code if isinstance(stop.value.code, str) else "")
-    assert stop.value.code not in (0, None)
-    assert len(shown.strip().splitlines()) == 1, shown
-    assert re.search(message, shown), shown
-    assert "Traceback" not in shown
-
-
-def unwritable(folder) -> list[str]:
-    """Where no file can be written: a folder, below a file, below what has no folders."""
-    (folder / "file").write_text("kept")
-    return [str(folder), str(folder / "file" / "below"), "/proc/x/y"]
 
 
 def test_whether_a_file_can_be_written_is_tried_without_a_trace(tmp_path):
@@ -72,7 +45,8 @@ def test_whether_a_file_can_be_written_is_tried_without_a_trace(tmp_path):
     new = tmp_path / "new" / "r.json"
     assert output(str(new)) == str(new) and not os.listdir(tmp_path / "new")
     new.write_text("kept")
-    assert output(str(new), first_line("kept")) and new.read_text() == "kept" and os.listdir(tmp_path / "new") == ["r.json"]
+    assert output(str(new),
+                  first_line("kept")) and new.read_text() == "kept" and os.listdir(tmp_path / "new") == ["r.json"]
     for ours, why in ((None, ""), (first_line("other"), " and is none that this command wrote"),       # somebody else's
                       (holds_keys("protocols"), " and is none that this command wrote")):
         with pytest.raises(InputError, match=f"r.json is there already{why}; name another"):
@@ -106,11 +80,13 @@ def test_defaults_are_vsepps():
     assert (opt.margin, opt.num_epochs, opt.batch_size, opt.word_dim, opt.embed_size, opt.grad_clip, opt.num_layers,
             opt.learning_rate, opt.lr_update, opt.val_step, opt.log_step, opt.crop_size, opt.cnn_type) == \
         (0.2, 30, 128, 300, 1024, 2.0, 1, 2e-4, 15, 500, 10, 224, "vgg19")
-    assert [train.parse_args(["--img_enc", "vsrn", *words]).embed_size for words in ([], ["--embed_size", "9"])] == [2048, 9]
+    assert [train.parse_args(["--img_enc", "vsrn", *words]).embed_size
+            for words in ([], ["--embed_size", "9"])] == [2048, 9]
 
 
 @pytest.mark.parametrize("words,message", [
-    (["--sim", "kl", "--head", "point"], "--sim kl needs a Gaussian on both sides, not image head 'point'.*; give both"),
+    (["--sim", "kl", "--head", "point"], "--sim kl needs a Gaussian on both sides, not image head 'point'.*; give "
+                                         "both"),
     (["--sim", "wasserstein", "--image_head", "point"], "image head 'point' and text head 'ellipsoidal'"),
     (["--sim", "mahalanobis", "--head", "ellipsoidal"], "--sim mahalanobis needs one Gaussian side.*GIE.*GCE"),
     (["--sim", "cosine", "--head", "ellipsoidal"], "--sim cosine compares points, not .*ellipsoidal.*wasserstein"),
@@ -123,7 +99,7 @@ def test_defaults_are_vsepps():
     (["--embed", "5"], "unrecognized arguments: --embed"),
     (["--vse_mean_warmup_epochs", "1"], "delays --max_violation, which is off"),
     (["--amp", "fp16", "--device", "cpu"], "--amp fp16 needs CUDA"),
-    (["--learning_rate", "-1"], "--learning_rate -1.0"),
+    (["--learning_rate", "-1"], "--learning_rate: '-1' is out of range; give a number above 0"),
     (["--config", "nowhere.yaml"], "--config nowhere.yaml cannot be read"),
     (["--resume", "nowhere"], "there is no checkpoint nowhere"),
     (["--init_from", "nowhere"], "there is no checkpoint nowhere"),
@@ -150,8 +126,8 @@ def test_config_file(tmp_path, capsys):
 @pytest.mark.parametrize("words,message", [
     (["--data_name", "absent"], "there is no folder .*absent"),
     (["--img_dim", "7"], "--img_dim 7 differs from the \\d+ of"),
-    (["--img_enc", "cnn"], "--img_enc cnn cannot read demo_precomp"),
-    (["--finetune"], "--finetune is for photos"),
+    (["--img_enc", "cnn"], "--img_enc cnn reads photos, and demo_precomp has one vector per image"),
+    (["--finetune"], "--finetune is for photos, and has no effect here"),
     (["--data_name", "demo", "--cnn_weights", "absent.pt", "--cnn_type", "resnet18"], "there is no file absent.pt"),
 ])
 def test_training_that_cannot_start_writes_nothing(capsys, tmp_path, monkeypatch, demo_path, words, message):
@@ -203,7 +179,8 @@ def test_a_folder_that_holds_a_run_is_kept(runs, demo_path, capsys):
 
 def test_a_run_folder_that_cannot_be_made_is_a_sentence(tmp_path, demo_path, capsys):
     for path in unwritable(tmp_path)[1:]:
-        refused(capsys, train.main, [*SMALL, "--data_path", demo_path, "--logger_name", path], "config.yaml cannot be written")
+        refused(capsys, train.main, [*SMALL, "--data_path", demo_path, "--logger_name", path],
+                "config.yaml cannot be written")
 
 
 def test_overwrite_replaces_a_run(tmp_path, demo_path):
@@ -217,7 +194,8 @@ def test_overwrite_replaces_a_run(tmp_path, demo_path):
 def test_resuming_on_other_data_is_refused(tmp_path, demo_path, capsys):
     fit("--data_path", demo_path, "--logger_name", tmp_path / "run")
     demo.write(str(tmp_path / "other"), size=48, seed=5, progress=False)
-    refused(capsys, train.main, ["--resume", tmp_path / "run", "--data_path", tmp_path / "other"], "are not those of the run")
+    refused(capsys, train.main, ["--resume", tmp_path / "run", "--data_path", tmp_path / "other"],
+            "are not those of the run")
 
 
 def test_run_folder_describes_the_run(runs):
@@ -275,8 +253,8 @@ def test_five_folds_are_the_mean_of_sequential_thousands():
     images = torch.randn(5000, 8, generator=g)
     caption_image = np.arange(10000) // 2
     captions = images[caption_image] + torch.randn(10000, 8, generator=g)
-    member = (SIMILARITIES["cosine"](), Embedding(images), Embedding(captions))
-    subject = protocols.Subject("random", "cosine", caption_image, 5000, [member])
+    member = subjects.Member(SIMILARITIES["cosine"](), Embedding(images), Embedding(captions))
+    subject = subjects.Subject("random", "cosine", caption_image, 5000, [member])
     opt = evaluate.parse_args(["--fold5"])
     got = evaluate.assess(subject, evaluate.Judgements(), opt)[0]["protocols"]["folds5"]
     rsums = [metrics.retrieval(member[0](Embedding(images[k:k + 1000]), Embedding(captions[2 * k:2 * k + 2000])),
@@ -297,7 +275,8 @@ def test_raw_photos_train_evaluate_and_resume(tmp_path, demo_path):
     given = torch.load(tmp_path / "w.pt", weights_only=True)["conv1.weight"]
     kept, moved = (load_checkpoint(run)["model"]["image_tower.trunk.net.conv1.weight"] for run in (frozen, tuned))
     assert torch.equal(given, kept) and not torch.equal(kept, moved)
-    results = evaluate.run(evaluate.parse_args(["--checkpoint", tuned, "--workers", "0", "--export", str(tmp_path / "e.npz")]))
+    results = evaluate.run(evaluate.parse_args(["--checkpoint", tuned, "--workers", "0", "--export",
+                                                str(tmp_path / "e.npz")]))
     assert results["images"] == 24 and results["data_name"] == "demo_coco"
     e = np.load(tmp_path / "e.npz", allow_pickle=False)
     assert e["image_id"].dtype.kind == "i" and e["caption_id"].shape == (120,)
@@ -326,14 +305,17 @@ def test_bad_evaluations_are_refused(runs, tmp_path, monkeypatch, demo_path, cap
             open(f"{name}/{split}_caps.txt", "w").write("\n".join(["a red circle ."] * 4) + "\n")
     other = ["--checkpoint", run, "--data_path", ".", "--data_name", "few"]
     refused(capsys, evaluate.main, other, "has 4 regions an image.*one vector")
-    fit("--data_path", ".", "--data_name", "few", "--logger_name", "regional", "--vocab_threshold", 1, "--batch_size", 2)
+    fit("--data_path", ".", "--data_name", "few", "--logger_name", "regional", "--vocab_threshold", 1, "--batch_size",
+        2)
     np.save("global/dev_ims.npy", np.ones((4, 100), np.float32))
     refused(capsys, train.main, ["--data_path", ".", "--data_name", "global"], "dev_ims.npy has features of width 100")
     words = ["--checkpoint", "regional", "--data_path", "."]
     refused(capsys, evaluate.main, [*words, "--data_name", "many"], "has 5 regions an image, regional was trained on 4")
-    refused(capsys, evaluate.main, [*words, "--data_name", "global"], "has no regions an image, regional was trained on 4")
+    refused(capsys, evaluate.main, [*words, "--data_name", "global"],
+            "has no regions an image, regional was trained on 4")
     refused(capsys, evaluate.main, ["--checkpoint", run, "--split", "nope"], "there is no file .*nope_caps.txt")
-    refused(capsys, evaluate.main, ["--checkpoint", run, runs / "cosine", "--export", "e.npz"], "--export writes one model's")
+    refused(capsys, evaluate.main, ["--checkpoint", run, runs / "cosine", "--export", "e.npz"],
+            "--export writes one model's")
     whole = (run / "model_best.pt").read_bytes()
     (tmp_path / "cut.pt").write_bytes(whole[:len(whole) // 2])
     refused(capsys, evaluate.main, ["--checkpoint", "cut.pt"], "is damaged or no checkpoint")
@@ -419,7 +401,8 @@ def test_dollars_are_drawn_as_they_are(tmp_path):
         figure.canvas.draw()
         found = [text.get_window_extent().width for text in drawn]
     plain = Figure(figsize=(4, 2), dpi=figure.dpi)
-    wanted = [plain.text(0, 0, text.replace("$", r"\$"), fontsize=old.get_fontsize()) for text, old in zip(texts, drawn)]
+    wanted = [plain.text(0, 0, text.replace("$", r"\$"), fontsize=old.get_fontsize()) for text,
+              old in zip(texts, drawn)]
     plain.canvas.draw()
     assert found[:3] == [text.get_window_extent().width for text in wanted]
 
@@ -434,7 +417,8 @@ def test_importing_draw_leaves_the_backend_of_matplotlib_alone():
 
 @pytest.fixture
 def foreign(runs, demo_path, tmp_path):
-    """Words for a run on features of another extractor, beside captions that hold a word it does not know; then of the same."""
+    """Words for a run on features of another extractor, beside captions that hold a word it does not know; then of the
+    same."""
     shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "two")
     captions = (tmp_path / "two" / "test_caps.txt").read_text().splitlines()
     (tmp_path / "two" / "test_caps.txt").write_text("\n".join(["zebra", *captions[1:]]) + "\n")
@@ -443,7 +427,8 @@ def foreign(runs, demo_path, tmp_path):
 
     def words(extractor):
         (tmp_path / "two" / "features.json").write_text(json.dumps({"ims": extractor}))
-        return ["--checkpoint", str(tmp_path / "run.pt"), "--data_path", str(tmp_path), "--data_name", "two", "--device", "cpu"]
+        return ["--checkpoint", str(tmp_path / "run.pt"), "--data_path", str(tmp_path), "--data_name", "two",
+                "--device", "cpu"]
     return words
 
 
@@ -461,7 +446,20 @@ def test_captions_of_other_data_may_be_unknown_when_drawing(foreign, demo_path, 
 
 
 def test_scripts_start_from_any_folder(tmp_path):
-    for script in ("train.py", "evaluate.py", "vocab.py", "data.py", "show.py", "cca.py", "benchmark.py"):
-        done = subprocess.run([sys.executable, os.path.join(ROOT, script), "--help"], cwd=tmp_path, capture_output=True,
-                              text=True)
-        assert done.returncode == 0 and "usage:" in done.stdout, done.stderr
+    """The first as a user starts it; the others in one process, which spares them the loading of torch."""
+    first, *others = (os.path.join(ROOT, f"{name}.py") for name in ("train", "evaluate", "vocab", "data", "show", "cca",
+                                                                    "benchmark"))
+    code = """
+import runpy, sys
+scripts, sys.path[0] = sys.argv[2:], sys.argv[1]                        # as Python has it for a script
+for script in scripts:
+    sys.argv = [script, "--help"]
+    try:
+        runpy.run_path(script, run_name="__main__")
+        raise AssertionError(script)
+    except SystemExit as stop:
+        assert stop.code == 0, script
+"""
+    for words, count in (([first, "--help"], 1), (["-c", code, ROOT, *others], len(others))):
+        done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0 and done.stdout.count("usage: ") == count, done.stderr

@@ -8,15 +8,16 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from test_cli import unwritable
 
 import evaluate
 import metrics
 import train
 from evaluation import compare, sources
 from similarities import SIMILARITIES, Embedding
+from tests.helpers import unwritable
 
-SMALL = ["--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8", "--num_epochs", "1", "--batch_size", "32",
+SMALL = ["--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8", "--num_epochs", "1", "--batch_size",
+         "32",
          "--vocab_threshold", "1", "--device", "cpu"]
 MODELS = {"wasserstein0": ["--sim", "wasserstein"], "wasserstein1": ["--sim", "wasserstein", "--seed", "1"],
           "cosine0": ["--sim", "cosine"], "cosine1": ["--sim", "cosine", "--seed", "1"],
@@ -90,7 +91,8 @@ def test_embeddings_give_the_results_of_their_run(runs, ev, exported, everything
     assert e.get("image_log_var", np.zeros((24, 0))).shape == (24, {"wasserstein0": 16, "spherical": 1}.get(name, 0))
     more = [*everything, "--uncertainty"] if name in ("wasserstein0", "spherical") else everything
     own, again = ev("--checkpoint", runs / name, *more), ev("--embeddings", "e.npz", *more)
-    assert {"full", "cxc", "pmrp"} <= set(own["protocols"]) and {"i2t", "t2i", "t2t", "i2i"} <= set(own["protocols"]["cxc"])
+    assert {"full", "cxc", "pmrp"} <= set(own["protocols"])
+    assert {"i2t", "t2i", "t2t", "i2i"} <= set(own["protocols"]["cxc"])
     assert again["protocols"] == own["protocols"] and again["best_ranks"] == own["best_ranks"]
     assert again["similarity"] == own["similarity"]
     assert json.dumps(again.get("uncertainty")) == json.dumps(own.get("uncertainty"))       # as text: NaN is NaN
@@ -114,7 +116,8 @@ def test_embeddings_of_a_split_take_its_captions_and_ids(ev, exported, everythin
     split = ["--data_path", demo_path, "--data_name", "demo_precomp"]
     own = ev("--embeddings", "e.npz", *everything)["protocols"]
     assert ev("--embeddings", "means.npz", *split, *everything)["protocols"] == own
-    assert ev("--embeddings", "means.npz")["protocols"] == ev("--embeddings", "e.npz")["protocols"]     # five captions an image
+    # five captions per image
+    assert ev("--embeddings", "means.npz")["protocols"] == ev("--embeddings", "e.npz")["protocols"]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
@@ -194,11 +197,13 @@ def test_files_of_another_kind_are_refused(exported, capsys, demo_path):
     for name, cut in (("e.npz", "cut.npz"), ("m.npy", "cut.npy")):
         with open(name, "rb") as f, open(cut, "wb") as g:
             g.write(f.read()[:700])
-    for words in (["--embeddings", "cut.npz"], ["--embeddings", "none.npz"], ["--embeddings", "."], ["--embeddings", "m.npy"]):
+    for words in (["--embeddings", "cut.npz"], ["--embeddings", "none.npz"], ["--embeddings", "."],
+                  ["--embeddings", "m.npy"]):
         refused(capsys, words, "is no .npz file of plain arrays")
     for words in (["--scores", "cut.npy"], ["--scores", "none.npy"], ["--scores", "."], ["--scores", "e.npz"]):
         refused(capsys, words, "is not a whole .npy file")
-    refused(capsys, ["--embeddings", "e.npz", "--data_path", demo_path, "--data_name", "demo_precomp", "--split", "dev"],
+    refused(capsys,
+            ["--embeddings", "e.npz", "--data_path", demo_path, "--data_name", "demo_precomp", "--split", "dev"],
             "--split dev: e.npz says that it is of the split test")
     refused(capsys, ["--embeddings", "e.npz", "--fold5"], "--fold5 needs 5 x 1,000 images")
     refused(capsys, ["--embeddings", "e.npz", "--cxc", "--cxc_path", "."], "there is no file .*sts_test.csv")
@@ -213,16 +218,19 @@ def test_files_of_another_kind_are_refused(exported, capsys, demo_path):
     (["--photos", "x"], "--photos has no effect without --uncertainty"),
     (["--no-control"], "--no-control has no effect without --uncertainty"),
     (["--scores", "s.npy", "--sim", "cosine"], "--sim cosine does not go with --scores"),
-    (["--scores", "s.npy", "--vocab", "v.json"], "--vocab v.json is for original checkpoints of VSE.. and VSRN, and none is"),
+    (["--scores", "s.npy", "--vocab", "v.json"],
+     "--vocab v.json is for original checkpoints of VSE.. and VSRN, and none is"),
 ])
 def test_options_without_effect_are_refused(capsys, words, message):
     refused(capsys, words, message)
 
 
 def test_a_vocabulary_is_for_original_checkpoints(runs, capsys):
-    for words in (["--checkpoint", runs / "cosine0"], ["--checkpoint", runs / "cosine0" / "model_best.pt", runs / "cosine1"],
+    for words in (["--checkpoint", runs / "cosine0"],
+                  ["--checkpoint", runs / "cosine0" / "model_best.pt", runs / "cosine1"],
                   ["--compare", f"{runs / 'cosine0'},{runs / 'cosine1'}", runs / "gce"]):
-        refused(capsys, [*words, "--vocab", runs / "cosine0" / "vocab.json"], "vocab.json is for original checkpoints of VSE")
+        refused(capsys, [*words, "--vocab", runs / "cosine0" / "vocab.json"],
+                "vocab.json is for original checkpoints of VSE")
     refused(capsys, ["--checkpoint", "absent.pt", "--vocab", "v.json"], "there is no checkpoint absent.pt")
 
 
@@ -242,17 +250,20 @@ def test_files_that_cannot_be_written_are_named_before_the_work(runs, tmp_path, 
 def test_crisscrossed_captions_by_the_ids_of_the_split(runs, ev, exported, capsys):
     """Files of a few rows: three more matches of captions 0, 0 and 7, one of an original pair."""
     e = exported("wasserstein0")
-    c, i = ([f"COCO_val2014:sentid:{k}" for k in e["caption_id"]], [f"COCO_val2014_{k:012d}.jpg" for k in e["image_id"]])
+    c, i = ([f"COCO_val2014:sentid:{k}" for k in e["caption_id"]],
+            [f"COCO_val2014_{k:012d}.jpg" for k in e["image_id"]])
     rows = {"sts": ("caption1,caption2", [(c[0], c[1], 0), (c[0], c[9], 3), (c[3], c[40], 2.9)]),
             "sis": ("image1,image2", [(i[3], i[1], 2.4), (i[1], i[3], 2.6), (i[3], i[5], 2.4)]),
-            "sits": ("caption,image", [(c[0], i[5], 3), (c[0], i[6], 5), (c[7], i[0], 4), (c[7], i[1], 4), (c[8], i[2], 2.9)])}
+            "sits": ("caption,image",
+                     [(c[0], i[5], 3), (c[0], i[6], 5), (c[7], i[0], 4), (c[7], i[1], 4), (c[8], i[2], 2.9)])}
     for kind, (head, lines) in rows.items():
         with open(f"{kind}_test.csv", "w", encoding="utf-8") as f:
             f.write(f"{head},agg_score,sampling_method\n" + "".join(f"{a},{b},{s},x\n" for a, b, s in lines))
     capsys.readouterr()
     found = ev("--checkpoint", runs / "wasserstein0", "--cxc", "--cxc_path", ".")["protocols"]["cxc"]
     shown = capsys.readouterr().out
-    assert "image to text: 123 matches of 24 queries\n" in shown and "text to text: 482 matches of 120 queries\n" in shown
+    assert "image to text: 123 matches of 24 queries\n" in shown
+    assert "text to text: 482 matches of 120 queries\n" in shown
     assert "image to image: 2 matches of 2 queries; 22 queries without a match do not count" in shown
     scores = SIMILARITIES["wasserstein"]()(*sides(e)).numpy()
     match = np.arange(120) // 5 == np.arange(24)[:, None]
@@ -262,7 +273,8 @@ def test_crisscrossed_captions_by_the_ids_of_the_split(runs, ev, exported, capsy
         ranks = [sum(row >= max(row[p])) - sum(row[p] >= max(row[p])) for row, p in zip(s, positives)]
         assert found[side]["r5"] == pytest.approx(100 * np.mean([r < 5 for r in ranks])) and \
             found[side]["meanr"] == pytest.approx(np.mean(ranks) + 1)
-    strict = ev("--checkpoint", runs / "wasserstein0", "--cxc", "--cxc_path", ".", "--cxc_rule", "eccv")["protocols"]["cxc"]
+    strict = ev("--checkpoint", runs / "wasserstein0", "--cxc", "--cxc_path", ".", "--cxc_rule", "eccv")
+    strict = strict["protocols"]["cxc"]
     assert strict["t2i"]["queries"] == 2 and strict["i2t"]["queries"] == 4
 
 
@@ -277,16 +289,19 @@ def test_pmrp_by_the_instances_of_the_split(ev, exported, capsys):
     ids = e["image_id"].tolist()
     with open("i.json", "w", encoding="utf-8") as f:
         json.dump({"images": [{"id": k} for k in reversed(ids)], "categories": [{"id": 3}, {"id": 5}], "annotations": [
-            {"id": n, "image_id": ids[k], "category_id": c} for n, (k, c) in enumerate(((0, 3), (1, 5), (2, 5), (2, 3)))]}, f)
+            {"id": n, "image_id": ids[k], "category_id": c}
+            for n, (k, c) in enumerate(((0, 3), (1, 5), (2, 5), (2, 3)))]}, f)
     found = ev("--embeddings", "e.npz", "--pmrp", "--instances", "i.json")["protocols"]["pmrp"]
     scores = SIMILARITIES["wasserstein"]()(*sides(e)).numpy()[:3, :15]
     exact = [np.mean(np.argsort(-row)[:5] // 5 == k) for k, row in enumerate(scores)]
     near = [np.mean(np.argsort(-scores[k])[:10] // 5 != 1 - k) for k in (0, 1)]  # 0 and 1 differ in two categories
-    assert found["i2t"] == pytest.approx({"zeta0": 100 * np.mean(exact), "zeta1": 100 * np.mean([*near, 1]), "zeta2": 100,
+    assert found["i2t"] == pytest.approx({"zeta0": 100 * np.mean(exact), "zeta1": 100 * np.mean([*near, 1]),
+                                          "zeta2": 100,
                                           "pmrp": 100 * (np.mean(exact) + np.mean([*near, 1]) + 1) / 3, "queries": 3})
     with open("i.json", "w", encoding="utf-8") as f:
         json.dump({"images": [{"id": k} for k in ids], "annotations": [], "categories": [{"id": 1}]}, f)
-    refused(capsys, ["--embeddings", "e.npz", "--pmrp", "--instances", "i.json"], "no image of a gallery has an instance")
+    refused(capsys, ["--embeddings", "e.npz", "--pmrp", "--instances", "i.json"],
+            "no image of a gallery has an instance")
 
 
 def test_positives_of_the_user(ev, exported, capsys):
@@ -337,12 +352,16 @@ def test_an_ensemble_has_all_protocols(runs, ev, exported, everything):
 
 
 def test_an_ensemble_shares_the_split_of_its_first_run(runs, ev, demo_path, tmp_path, capsys):
-    """The other run reads features of captions, so that it cannot take over the split that was read, and has 5 dev images."""
+    """The other run reads features of captions, so that it cannot take over the split that was read, and has 5 dev
+    images."""
     shutil.copytree(f"{demo_path}/demo_precomp", tmp_path / "two")
     for split, count in (("train", 240), ("dev", 60), ("test", 120)):
-        np.save(tmp_path / "two" / f"{split}_bag.npy", np.random.default_rng(0).standard_normal((count, 7)).astype(np.float32))
-    fit("--data_path", tmp_path, "--data_name", "two", "--text_features", "bag", "--dev_images", 5, "--logger_name", "other")
-    refused(capsys, ["--checkpoint", runs / "cosine0", "other"], "other was trained on .*two, the first run on .*demo_precomp; "
+        np.save(tmp_path / "two" / f"{split}_bag.npy",
+                np.random.default_rng(0).standard_normal((count, 7)).astype(np.float32))
+    fit("--data_path", tmp_path, "--data_name", "two", "--text_features", "bag", "--dev_images", 5,
+        "--logger_name", "other")
+    refused(capsys, ["--checkpoint", runs / "cosine0", "other"],
+            "other was trained on .*two, the first run on .*demo_precomp; "
             "an ensemble needs one split, so name the data of both with --data_name")
     both = ["--data_path", tmp_path, "--data_name", "two"]
     found = ev("--checkpoint", "other", runs / "cosine0", *both)
@@ -390,16 +409,19 @@ def test_a_comparison_of_other_runs_or_splits_has_a_file_of_its_own(runs, tmp_pa
 def test_no_two_things_are_written_to_one_file(runs, tmp_path, monkeypatch, capsys, option, name):
     monkeypatch.chdir(tmp_path)
     os.mkdir("u")
-    refused(capsys, ["--checkpoint", runs / "wasserstein0", "--uncertainty", "--output", "u/results.json", option, f"u/{name}"],
+    refused(capsys,
+            ["--checkpoint", runs / "wasserstein0", "--uncertainty", "--output", "u/results.json", option, f"u/{name}"],
             f"name one file .*{name}.* for two things")
     assert not os.listdir("u")
 
 
 def test_standard_output_is_no_file_to_put_ranks_into(runs, capsys):
-    refused(capsys, ["--checkpoint", runs / "cosine0", "--ranks", "/dev/stdout"], "/dev/stdout cannot be written .it is no pl")
+    refused(capsys, ["--checkpoint", runs / "cosine0", "--ranks", "/dev/stdout"],
+            "/dev/stdout cannot be written .it is no pl")
 
 
-@pytest.mark.parametrize("results, picture", [("run/results.json", "run/uncertainty.png"), ("r.json", "r_uncertainty.png"),
+@pytest.mark.parametrize("results, picture", [("run/results.json", "run/uncertainty.png"),
+                                              ("r.json", "r_uncertainty.png"),
                                               ("CLIP_results.json", "CLIP_uncertainty.png"),
                                               ("run/results_f8k_dev.json", "run/uncertainty_f8k_dev.png")])
 def test_pictures_of_other_data_or_splits_have_their_own_files(results, picture):
@@ -428,7 +450,8 @@ def test_rank_files_agree_with_the_recalls(runs, ev, exported, everything):
     for (protocol, side), r in ranks.items():
         table = found[protocol][side]
         assert table["queries"] == len(r) and table["meanr"] == pytest.approx(np.mean(r) + 1)
-        assert [table[f"r{k}"] for k in (1, 5, 10)] == pytest.approx([100 * np.mean(np.array(r) < k) for k in (1, 5, 10)])
+        recalls = [100 * np.mean(np.array(r) < k) for k in (1, 5, 10)]
+        assert [table[f"r{k}"] for k in (1, 5, 10)] == pytest.approx(recalls)
 
 
 @pytest.mark.parametrize("name", ["wasserstein0", "spherical"])
@@ -436,7 +459,8 @@ def test_uncertainty_numbers_and_pictures(runs, ev, exported, capsys, name):
     e = exported(name)
     found = ev("--checkpoint", runs / name, "--uncertainty")["uncertainty"]
     scores = SIMILARITIES[str(e["similarity"])]()(*sides(e)).numpy()
-    hits = {"images": np.argmax(scores, 1) // 5 == np.arange(24), "captions": np.argmax(scores, 0) == np.arange(120) // 5}
+    hits = {"images": np.argmax(scores, 1) // 5 == np.arange(24),
+            "captions": np.argmax(scores, 0) == np.arange(120) // 5}
     for side, hit in hits.items():
         log_var = e[f"{side[:-1]}_log_var"]
         spread = log_var.sum(1) * (16 if log_var.shape[1] == 1 else 1)          # log det of 16 dimensions
@@ -519,9 +543,11 @@ def test_comparison_of_two_runs(runs, ev, everything, capsys):
     found = ev("--compare", first, second, *everything)
     shown = capsys.readouterr().out
     alone = {path: ev("--checkpoint", path, *everything) for path in (first, second)}
-    assert {path: r["protocols"] for path, r in found["runs"].items()} == {path: r["protocols"] for path, r in alone.items()}
+    both = [{path: r["protocols"] for path, r in runs.items()} for runs in (found["runs"], alone)]
+    assert both[0] == both[1]
     pair, = found["comparisons"]
-    assert (pair["a"], pair["b"]) == (first, second) and "cxc i2i r1" in pair["metrics"] and "pmrp t2i pmrp" in pair["metrics"]
+    assert (pair["a"], pair["b"]) == (first, second)
+    assert "cxc i2i r1" in pair["metrics"] and "pmrp t2i pmrp" in pair["metrics"]
     for name, m in pair["metrics"].items():
         protocol, side, key = (*name.split(), None)[:3] if name.endswith("rsum") else name.split()
         a, b = (alone[path]["protocols"][protocol] for path in (first, second))
@@ -561,14 +587,16 @@ def test_names_of_groups(runs, ev, capsys):
     """What the last parts of their paths share; a run is the same under another spelling."""
     found = ev("--compare", f"{runs}/cosine0,{runs}/wasserstein0", runs / "spherical")
     assert set(found["groups"]) == {f"{runs}/cosine0", f"{runs}/spherical"}
-    for paths, name in ((["a/b0", "a/b1/"], "a/b"), (["a0/b", "a1/b"], "a0/b"), (["x", "y"], "x"), (["a/w-1"], "a/w-1")):
+    for paths, name in ((["a/b0", "a/b1/"], "a/b"), (["a0/b", "a1/b"], "a0/b"), (["x", "y"], "x"),
+                        (["a/w-1"], "a/w-1")):
         assert compare.common_name(paths) == name
     refused(capsys, ["--compare", runs / "cosine0", f"{runs}/cosine0/"], "names '.*cosine0' more than once")
 
 
 def test_different_splits_are_not_compared(runs, exported, capsys):
     exported("wasserstein0", "--split", "dev")
-    refused(capsys, ["--compare", runs / "wasserstein0", "e.npz"], "e.npz has 12 images and 60 captions .* has 24 and 120 of")
+    refused(capsys, ["--compare", runs / "wasserstein0", "e.npz"],
+            "e.npz has 12 images and 60 captions .* has 24 and 120 of")
     refused(capsys, ["--compare", runs / "wasserstein0"], "nothing to compare with")
     refused(capsys, ["--compare", runs / "wasserstein0", runs / "none"], "there is no checkpoint")
     e = exported("wasserstein0")

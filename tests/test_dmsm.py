@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_train import fit, log_of, same_weights
 
 import evaluate
 import train
 from inputs import Features, encode_captions
 from losses import SampledNLL, sampled_nll
-from methods.unpaired import Pool, Unpaired, choose_pairs
+from methods.unpaired import ShuffledItems, Unpaired, choose_pairs
+from tests.helpers import fit_steps as fit
+from tests.helpers import log_of, same_weights
 from vocab import SPECIALS, Trigrams, Vocabulary
 
 SCORES = torch.rand(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
@@ -28,7 +29,8 @@ def test_all_negatives_make_the_full_softmax():
 
 
 def test_samples_are_those_of_the_definition_and_all_are_drawn():
-    expected = {row: {round(slow_nll(SCORES, 3, row, others), 9) for others in itertools.combinations(set(range(6)) - {row}, 2)}
+    expected = {row: {round(slow_nll(SCORES, 3, row, others), 9)
+                      for others in itertools.combinations(set(range(6)) - {row}, 2)}
                 for row in range(6)}
     g, seen = torch.Generator().manual_seed(1), {row: set() for row in range(6)}
     for _ in range(300):
@@ -47,7 +49,7 @@ def test_captions_of_the_same_image_are_never_drawn():
 
 
 def test_the_whole_set_as_negatives_makes_the_full_softmax():
-    every = torch.rand(4, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2))       # 4 images, 9 captions
+    every = torch.rand(4, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2))     # 4 images, 9 captions
     owner = torch.tensor([0, 0, 1, 2, 2, 2, 3, 3, 1])
     batch = torch.tensor([1, 2, 4, 6])                      # one caption of each image
     outside = every.masked_fill(owner == torch.arange(4)[:, None], -torch.inf)
@@ -65,10 +67,12 @@ class Numbers:
 
 
 def test_a_pool_gives_every_item_once_before_any_comes_again():
-    pool = Pool([(Numbers(), np.arange(3), np.full(3, -1)), (Numbers(), np.array([7, 9]), np.array([1, 2]))], (0,))
+    pool = ShuffledItems([(Numbers(), np.arange(3), np.full(3, -1)), (Numbers(), np.array([7, 9]), np.array([1, 2]))],
+                         (0,))
     drawn = np.concatenate([rows for step in range(5) for _, rows, _ in pool.draw(step, 3)])
     assert all(sorted(drawn.tolist()).count(k) == 3 for k in (0, 1, 2, 7, 9))
-    again = Pool([(Numbers(), np.arange(3), np.full(3, -1)), (Numbers(), np.array([7, 9]), np.array([1, 2]))], (0,))
+    again = ShuffledItems([(Numbers(), np.arange(3), np.full(3, -1)), (Numbers(), np.array([7, 9]), np.array([1, 2]))],
+                          (0,))
     late, after = ([rows.tolist() for _, rows, _ in p.draw(4, 3)] for p in (again, pool))
     assert late == after                                    # whatever was drawn before
     assert {tuple(images) for _, rows, images in pool.draw(0, 5) if 7 in rows} <= {(1, 2), (2, 1)}
@@ -78,7 +82,7 @@ def test_unpaired_captions_of_two_sources_are_padded_to_one_length():
     vocab = Vocabulary([*SPECIALS, "a", "b"])
     for words in (vocab, Trigrams([*SPECIALS, "a", "bbb"])):
         one, other = encode_captions([["a"], ["a", "b"]], words), encode_captions([["b"] * 5], words)
-        pool = Pool([(one, np.arange(2), np.array([0, 0])), (other, np.arange(1), np.array([-1]))], (0,))
+        pool = ShuffledItems([(one, np.arange(2), np.array([0, 0])), (other, np.arange(1), np.array([-1]))], (0,))
         batch = Unpaired(None, pool, 3).batch(0)
         assert batch.images is None and len(batch.tokens) == 3 and batch.tokens.shape[1] == batch.lengths.max()
         assert sorted(batch.image_index.tolist()) == [-1, 0, 0]
@@ -93,7 +97,8 @@ def test_supervised_fraction_keeps_the_pairs_of_a_share_of_the_images(tmp_path):
     assert len(choose_pairs(split, 0.001, 0)) == 5
 
 
-DMSM = ["--txt_enc", "trigram_conv", "--txt_layers", "24-24", "--img_layers", "24", "--layer_style", "tanh", "--loss", "nll",
+DMSM = ["--txt_enc", "trigram_conv", "--txt_layers", "24-24", "--img_layers", "24", "--layer_style", "tanh", "--loss",
+        "nll",
         "--negatives", "10", "--optimizer", "sgd", "--learning_rate", "0.5"]
 
 

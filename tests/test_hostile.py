@@ -1,7 +1,8 @@
-"""Bad and odd input of every kind that was tried: one sentence that names it, a non-zero exit, nothing run and nothing lost.
+"""Bad and odd input of every kind that was tried: one sentence that names it, a non-zero exit, nothing run and nothing
+lost.
 
-Each case is a file or an option that is wrong in one way. The commands are called in this process; whatever they raise beside
-their exit fails the test, as does any file that is not there or not the same afterwards.
+Each case is a file or an option that is wrong in one way. The commands are called in this process; whatever they raise
+beside their exit fails the test, as does any file that is not there or not the same afterwards.
 """
 import functools
 import io
@@ -19,7 +20,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_cli import SMALL
 
 import cca
 import data
@@ -31,6 +31,7 @@ from data import read_split
 from demo import __main__ as demo
 from features import extract, word_vectors
 from paper_tables import coco_halves
+from tests.helpers import SMALL
 from vg_experiments import prepare, selection
 
 vocab_main = functools.partial(vocab.main, read_split=read_split)
@@ -52,7 +53,8 @@ def world(tmp_path_factory, demo_path):
         evaluate.main(["--checkpoint", str(root / sim), "--export", str(root / f"{sim}.npz")])
     word_vectors.main(["--data_path", str(root / "data"), "--data_name", "demo_precomp", "--dim", "8", "--output",
                        str(root / "v.txt")])
-    prepare.main(["--vg", str(root / "data" / "demo_vg"), "--output", str(root / "manifest.json"), "--images", "3", "--wholes",
+    prepare.main(["--vg", str(root / "data" / "demo_vg"), "--output", str(root / "manifest.json"), "--images", "3",
+                  "--wholes",
                   "1", "--thresholds", "50"])
     return root
 
@@ -107,17 +109,21 @@ def json_places(world, tmp_path) -> dict:
         "positives": (tmp_path / "p.json", ("evaluate", [*run, "--positives", tmp_path / "p.json"])),
         "eccv": (tmp_path / "eccv_image_to_caption.json", ("evaluate", [*run, "--eccv_path", tmp_path])),
         "vocabulary": (tmp_path / "v.json", ("check", [*mine, "--vocab", tmp_path / "v.json"])),
-        "original vocabulary": (tmp_path / "o.json", ("vocab", ["convert", tmp_path / "o.json", tmp_path / "new.json"])),
+        "original "
+        "vocabulary": (tmp_path / "o.json", ("vocab", ["convert", tmp_path / "o.json", tmp_path / "new.json"])),
         "image_data": (tmp_path / "vg2" / "image_data.json", ("prepare",
                                                               ["--vg", tmp_path / "vg2", "--output", tmp_path / "m"])),
         "regions": (tmp_path / "vg" / "region_descriptions.json",
                     ("prepare", ["--vg", tmp_path / "vg", "--output", tmp_path / "m.json"])),
-        "manifest": (tmp_path / "m2.json", ("selection", [*run, "--manifest", tmp_path / "m2.json", "--output", tmp_path])),
+        "manifest": (tmp_path / "m2.json",
+                     ("selection", [*run, "--manifest", tmp_path / "m2.json", "--output", tmp_path])),
         "demo.json": (tmp_path / "d" / "demo" / "demo.json", ("demo", ["--data_path", tmp_path / "d", "--size", "8"])),
-        "coco halves": (tmp_path / "coco" / "annotations" / "captions_train2014.json", ("halves", ["--data_path", tmp_path]))}
+        "coco halves": (tmp_path / "coco" / "annotations" / "captions_train2014.json",
+                        ("halves", ["--data_path", tmp_path]))}
 
 
-PLACES = ("features.json", "dataset.json", "captions", "instances", "positives", "eccv", "vocabulary", "original vocabulary",
+PLACES = ("features.json", "dataset.json", "captions", "instances", "positives", "eccv", "vocabulary",
+          "original vocabulary",
           "image_data", "regions", "manifest", "demo.json", "coco halves")
 
 
@@ -143,8 +149,10 @@ def saved(array, **kwargs) -> bytes:
 
 
 BAD_NPY = {
-    "cut": saved(np.ones((24, 7), np.float32))[:200], "empty": b"", "text": b"1 2 3\n", "unclosed": npy(b"{'descr': '<f4', ("),
-    "nested": npy(b"(" * 5000), "digits": npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (" + b"9" * 5000 + b",)}"),
+    "cut": saved(np.ones((24, 7), np.float32))[:200], "empty": b"", "text": b"1 2 3\n",
+    "unclosed": npy(b"{'descr': '<f4', ("),
+    "nested": npy(b"(" * 5000),
+    "digits": npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (" + b"9" * 5000 + b",)}"),
     "no header": npy(b""), "other header": npy(b"[1, 2]"), "lying": npy(
         b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999, 999)}", b"\0" * 64),
     "objects": saved(np.array([{"a": 1}] * 24, object), allow_pickle=True), "text array": saved(np.array(["a"] * 24)),
@@ -160,7 +168,8 @@ def test_files_that_are_no_array(refused, world, tmp_path, place, kind):
         "features": ("one/train_ims.npy", "train", mine), "ids": ("one/train_img_ids.npy", "train", mine),
         "caption features": ("one/train_w2v.npy", "train", [*mine, "--text_features", "w2v"]),
         "scores": ("s.npy", "evaluate", ["--scores", "s.npy"]),
-        "coco ids": ("c/annotations/coco_dev_ids.npy", "vocab", ["--data_path", tmp_path, "--data_name", "c", "--vocab_splits",
+        "coco ids": ("c/annotations/coco_dev_ids.npy", "vocab",
+                     ["--data_path", tmp_path, "--data_name", "c", "--vocab_splits",
                                                                "dev"])}[place]
     if place == "coco ids":
         shutil.copytree(world / "data" / "demo_coco" / "annotations", tmp_path / "c" / "annotations")
@@ -202,7 +211,8 @@ def npz_cases(world) -> dict:
         "foreign member": (archive({"readme.txt": b"hello"}), "no array of a name of its own"),
         "objects": (archive({"image_mean.npy": BAD_NPY["objects"]}), "Python objects"),
         "header": (archive({"image_mean.npy": BAD_NPY["unclosed"]}), "no .npz file"),
-        "misspelt": (with_(caption_image=None, caption_images=arrays["caption_image"]), "'caption_images'.*mean caption_image"),
+        "misspelt": (with_(caption_image=None, caption_images=arrays["caption_image"]),
+                     "'caption_images'.*mean caption_image"),
         "misspelt too": (with_(image_logvar=flat), "'image_logvar'.*do you mean image_log_var"),
         "unknown": (with_(colour=flat), "an array 'colour', which means nothing"),
         "text as variances": (with_(image_log_var=np.full((24, 16), "0.5"), similarity="cosine"), "both numbers"),
@@ -242,7 +252,8 @@ def test_an_archive_of_too_many_bytes_is_not_unpacked(refused, world, tmp_path, 
     with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as z:
         z.writestr("image_mean.npy", saved(np.zeros((512, 1024), np.float32)))
     assert os.path.getsize(tmp_path / "x.npz") < 10_000
-    refused("evaluate", ["--embeddings", "x.npz"], "x.npz holds 2,097,280 bytes of arrays, and at most 1,048,576 are read")
+    refused("evaluate", ["--embeddings", "x.npz"],
+            "x.npz holds 2,097,280 bytes of arrays, and at most 1,048,576 are read")
 
 
 # ---- whose items
@@ -285,7 +296,8 @@ def test_embeddings_of_other_items(refused, world, tmp_path, kind, how):
         message = "20 images and 120 captions where what it meets has 24 and 120 of"
         refused("evaluate", ["--compare", world / "cosine", "x.npz"], message)
         return
-    refused("evaluate", ["--embeddings", "x.npz", *split] if how == "embeddings" else ["--compare", world / "cosine", "x.npz"],
+    refused("evaluate",
+            ["--embeddings", "x.npz", *split] if how == "embeddings" else ["--compare", world / "cosine", "x.npz"],
             message)
 
 
@@ -310,27 +322,34 @@ def test_dev_is_not_compared_with_test(refused, world, tmp_path):
     for name in ("test", "dev"):                            # as they were before they said so
         with np.load(f"{name}.npz") as stored:
             np.savez(f"{name}.npz", **{key: stored[key] for key in stored.files if key not in ("split", "data_name")})
-    refused("evaluate", ["--compare", "test.npz", "dev.npz"], "by their names it lacks 24 of its 24 images, the first is test_")
+    refused("evaluate", ["--compare", "test.npz", "dev.npz"],
+            "by their names it lacks 24 of its 24 images, the first is test_")
 
 
 # ---- options in YAML
 
 @pytest.mark.parametrize("text, message", [
     ("max_violation: 'false'", "max_violation is 'false', and a switch is true or false, without quotes"),
-    ("mask_same_image: 'False'", "mask_same_image is 'False'"), ("max_violation: 2", "max_violation is 2, and a switch"),
-    ("seed: 010", "010 is no decimal number"), ("seed: 0x10", "0x10 is no decimal"), ("seed: 1_000", "1_000 is no decimal"),
-    ("seed: 1:30", "1:30 is no decimal"), ("seed: yes", "'True' is not a whole number"), ("seed: 1.5", "'1.5' is not a whole"),
-    ("seed: 1\nsim: kl\nseed: 2", "'seed' stands twice"), ("config: other.yaml", "holds 'config', which only the command line"),
+    ("mask_same_image: "
+     "'False'", "mask_same_image is 'False'"), ("max_violation: 2", "max_violation is 2, and a switch"),
+    ("seed: "
+     "010", "010 is no decimal number"), ("seed: 0x10", "0x10 is no decimal"), ("seed: 1_000", "1_000 is no decimal"),
+    ("seed: 1:30", "1:30 is no "
+                   "decimal"), ("seed: yes", "'True' is not a whole number"), ("seed: 1.5", "'1.5' is not a whole"),
+    ("seed: 1\nsim: kl\nseed: "
+     "2", "'seed' stands twice"), ("config: other.yaml", "holds 'config', which only the command line"),
     ("overwrite: true", "holds 'overwrite'"), ("logger_name: runs/x", "holds 'logger_name'"),
     ("resume: runs/x", "holds 'resume'"),
-    ("dry_run: true", "holds 'dry_run'"), ("a: &a [x]\nb: *a", "refers to another place"), ("sim: [kl]", "sim is a list"),
+    ("dry_run: "
+     "true", "holds 'dry_run'"), ("a: &a [x]\nb: *a", "refers to another place"), ("sim: [kl]", "sim is a list"),
     ("margin: {a: 1}", "margin is a dict"), ("simm: kl", "'simm', which is no option"), ("- a", "holds 'list'"),
     ("sim: nope", "invalid choice: 'nope'"), ("a: [", "cannot be read"),
     ("seed: !!python/object/apply:os.getcwd []", "cannot be read"),
     ("x: " + "[" * 3000, "cannot be read"), ("# " + "x" * (1 << 20), "at most 1,048,576 are read"),
     ("sim: \x00", "cannot be read"),
     ("a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(f"a{k}: &a{k} "
-                                             f"[{','.join(['*a' + str(k - 1) if k else '*a'] * 9)}]\n" for k in range(9)),
+                                             f"[{','.join(['*a' + str(k - 1) if k else '*a'] * 9)}]\n"
+                                             for k in range(9)),
      "refers to another place")])
 def test_options_of_a_file(refused, tmp_path, text, message):
     (tmp_path / "c.yaml").write_bytes(text.encode())
@@ -342,15 +361,18 @@ def test_options_of_a_file(refused, tmp_path, text, message):
     (["--word_dim", "99999999"], "at most 65,536"), (["--crop_size", "20000"], "at most 4,096"),
     (["--seed", str(2 ** 64)], "at most 9,223,372,036,854,775,807"), (["--seed", "9" * 100], "is not a whole number"),
     (["--seed", "²"], "'²' is not a whole number"), (["--batch_size", "٣"], "is not a whole number"),
-    (["--img_layers", "99999999"], "no list of layer sizes"), (["--txt_enc", "mean", "--txt_layers", "²"], "no list of layer"),
-    (["--num_layers", "1000"], "at most 64"), (["--workers", "100000"], "at most 256"), (["--margin", "nan"], "not a finite"),
-    (["--data_name", "/abs/own"], "'/abs/own' is no name of a data set"), (["--data_name", "../own"], "'../own' is no name"),
+    (["--img_layers", "99999999"], "no list of layer "
+                                   "sizes"), (["--txt_enc", "mean", "--txt_layers", "²"], "no list of layer"),
+    (["--num_layers", "1000"], "at most "
+                               "64"), (["--workers", "100000"], "at most 256"), (["--margin", "nan"], "not a finite"),
+    (["--data_name", "/abs/own"], "'/abs/own' is no name of a data "
+                                  "set"), (["--data_name", "../own"], "'../own' is no name"),
     (["--data_name", ""], "'' is no name of a data set"), (["--logger_name", ""], "an empty name is no file or folder"),
     (["--unpaired_images", "../x"], "no name of a data set"), (["--data_path", "\udcff"], "is no UTF-8 text"),
     (["--reset_train"], "unrecognized arguments: --reset_train; --reset_train: leave it out"),
     (["--model_name", "x"], "--model_name: SCAN's folder of checkpoints is the run folder here, --logger_name"),
     (["--lr", "1"], "--lr: --learning_rate"), (["--num_embeds=2"], "--num_embeds: --n_embeds, with --sim mil"),
-    (["--bi_gru"], "--bi_gru is for --sim scan, not cosine; give --sim scan too, or leave it out"),
+    (["--bi_gru"], "--bi_gru is for --sim scan, and has no effect here; leave it out"),
     (["--vocab", "v.json"], "--vocab v.json is the vocabulary of an original checkpoint that --init_from names")])
 def test_options_of_the_command_line(refused, words, message):
     refused("train", words, message)
@@ -368,23 +390,29 @@ def checkpoint_cases(stored: dict) -> dict:
     return {
         "options list": {"options": []}, "options tuple": {"options": {**options, "sim": ("kl",)}},
         "sim number": {"options": {**options, "sim": 5}}, "sim unknown": {"options": {**options, "sim": "euclid"}},
-        "size text": {"options": {**options, "embed_size": "16"}}, "size huge": {"options": {**options, "embed_size": 10 ** 9}},
-        "size negative": {"options": {**options, "embed_size": -4}}, "size float": {"options": {**options, "embed_size": 16.5}},
+        "size text": {"options": {**options, "embed_size": "16"}},
+        "size huge": {"options": {**options, "embed_size": 10 ** 9}},
+        "size negative": {"options": {**options, "embed_size": -4}},
+        "size float": {"options": {**options, "embed_size": 16.5}},
         "switch text": {"options": {**options, "use_abs": "no"}}, "none": {"options": {**options, "word_dim": None}},
-        "no width": {"options": {**options, "img_dim": None}}, "other encoder": {"options": {**options, "img_enc": "vsrn"}},
+        "no width": {"options": {**options, "img_dim": None}},
+        "other encoder": {"options": {**options, "img_enc": "vsrn"}},
         "name number": {"options": {1: 2}}, "vocabulary text": {"vocabulary": "words"},
         "vocabulary numbers": {"vocabulary": [1, 2]},
         "vocabulary short": {"vocabulary": stored["vocabulary"][:9]},
         "vocabulary twice": {"vocabulary": stored["vocabulary"] * 2},
-        "model list": {"model": [1]}, "model numbers": {"model": {"a": 1}}, "model foreign": {"model": {"a": torch.ones(3)}},
+        "model "
+        "list": {"model": [1]}, "model numbers": {"model": {"a": 1}}, "model foreign": {"model": {"a": torch.ones(3)}},
         "model empty": {"model": {}}, "state text": {"state": "x"}, "state empty": {"state": {}},
         "state tuple": {"state": {**stored["state"], "best_rsum": (1,)}}, "data list": {"data": []},
-        "extractors": {"data": {"extractors": "x"}}, "format": {"format": "1"}, "format nested": {"format": ((((),),),)}}
+        "extractors": {"data": {"extractors": "x"}}, "format": {"format": "1"},
+        "format nested": {"format": ((((),),),)}}
 
 
 CHECKPOINTS = ("options list", "options tuple", "sim number", "sim unknown", "size text", "size huge", "size negative",
                "size float",
-               "switch text", "none", "no width", "other encoder", "name number", "vocabulary text", "vocabulary numbers",
+               "switch "
+               "text", "none", "no width", "other encoder", "name number", "vocabulary text", "vocabulary numbers",
                "vocabulary short", "vocabulary twice", "model list", "model numbers", "model foreign", "model empty",
                "state text",
                "state empty", "state tuple", "data list", "extractors", "format", "format nested")
@@ -420,7 +448,8 @@ def test_files_that_are_no_checkpoint(refused, world, tmp_path, kind, message):
 @pytest.mark.parametrize("kind, message", [
     ("model_best.pt", "model_best.pt holds a model but no optimizer, .*--init_from"),
     ("epoch1.pt", "has a checkpoint.pt of its own, at step 8 .* where .*epoch1.pt is at step 8; .*--logger_name NEW"),
-    ("optimizer", "optimisers or random states of something else"), ("rng", "optimisers or random states of something else"),
+    ("optimizer", "optimisers or random states of something "
+                  "else"), ("rng", "optimisers or random states of something else"),
     ("moved.pt", "lies in a folder that is no run; name a new folder")])
 def test_checkpoints_that_cannot_be_gone_on_from(refused, world, tmp_path, kind, message):
     run = tmp_path / "run"
@@ -444,7 +473,7 @@ def test_checkpoints_that_cannot_be_gone_on_from(refused, world, tmp_path, kind,
 
 def test_a_pickled_vocabulary_that_doubles_without_end(refused, tmp_path):
     """Its repr, or a hash of it, would take longer than the universe has."""
-    doubling = b"\x80\x02}(X\x08\x00\x00\x00word2idx}X\x08\x00\x00\x00idx2word}K\x00(" + b"K\x01" + b"2\x86" * 60 + b"ts"
+    doubling = b"\x80\x02}(X\x08\x00\x00\x00word2idx}X\x08\x00\x00\x00idx2word}K\x00(K\x01" + b"2\x86" * 60 + b"ts"
     for content in (doubling, b"\x80\x02K\x01" + b"2\x86" * 60 + b"."):
         (tmp_path / "v.pkl").write_bytes(content)
         refused("vocab", ["convert", "v.pkl", "new.json"], "v.pkl (holds 6. tuples|is neither a pickled)")
@@ -457,7 +486,8 @@ def png(width: int, height: int) -> bytes:
     def chunk(kind, content):
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND",
+                                                                                                              b"")
 
 
 BAD_PHOTOS = {"bomb": (png(50_000, 50_000), "more than 178,956,970 pixels"), "text": (b"no picture", "cannot be read"),
@@ -482,10 +512,12 @@ def test_photos_that_are_none(refused, world, tmp_path, capsys, command, kind):
     elif command == "draw":
         refused("draw", ["--checkpoint", world / "cosine", "--data_path", world / "data", "--photos",
                          tmp_path / "photos/images",
-                         "--captions", "a red circle .", "--top", 24, "--output", "x.png"], f"test_00003.png.*{message}")
+                         "--captions", "a red circle "
+                                       ".", "--top", 24, "--output", "x.png"], f"test_00003.png.*{message}")
     elif command == "extract":
         with pytest.raises(SystemExit, match=message):
-            MAINS["extract"]([str(w) for w in ["images", *mine, "--output_name", "new", *lite, "--splits", "test", "--workers",
+            MAINS["extract"]([str(w)
+                              for w in ["images", *mine, "--output_name", "new", *lite, "--splits", "test", "--workers",
                                                0]])
         assert not (tmp_path / "new" / "test_ims.npy").exists()
     else:
@@ -528,7 +560,8 @@ def test_names_in_an_ids_file_outside_the_photos(refused, world, tmp_path, name)
     ([{"filename": "1.jpg", "imgid": 2 ** 70}], "the imgid 1180591620717411303424"),
     ([{"filename": "1.jpg", "sentences": [{"raw": "word " * 10_001}]}], "caption 1 has 10,001 words"),
     ([{"filename": "1.jpg", "sentences": [{"raw": "x" * 1_000_000}]}], "caption 1 has 1 words in 1,000,000 letters"),
-    ([{"filename": 7}], "not in Karpathy's layout"), ([{"filename": "1.jpg", "sentences": "ab"}], "not in Karpathy's layout")])
+    ([{"filename": 7}], "not in Karpathy's "
+                        "layout"), ([{"filename": "1.jpg", "sentences": "ab"}], "not in Karpathy's layout")])
 def test_data_sets_that_contradict_themselves(refused, tmp_path, images, message):
     (tmp_path / "k").mkdir()
     entries = [{"split": "train", "sentences": [{"raw": "a dog"}], **image} for image in images]
@@ -548,9 +581,11 @@ def test_captions_in_a_file_that_may_not_be_read(refused, world, tmp_path):
 
 @pytest.mark.parametrize("content, message", [
     ({"i2t": {"1": "12"}}, "not a table of ids and lists of ids"), ({"T2I": {}},
-                                                                    "no positives under the names i2t and t2i but 'T2I'"),
+                                                                    "no positives under the names i2t and t2i but "
+                                                                    "'T2I'"),
     ({"i2t": {}, "T2I": {}}, "but 'T2I'"), ({"i2t": {"1": [50950.7]}}, "50950.7 is no whole number"),
-    ({"i2t": {"1": [True]}}, "True is no whole number"), ({"i2t": {"1": [2 ** 70]}}, "is no whole number of at most 64 bits"),
+    ({"i2t": {"1": [True]}}, "True is no whole "
+                             "number"), ({"i2t": {"1": [2 ** 70]}}, "is no whole number of at most 64 bits"),
     ({"i2t": {"x": [1]}}, "'x' is no whole number"), ([], "no positives"), ({"i2t": [1]}, "not a table"),
     ({"i2t": {"1": [[1]]}}, r"\[1\] is no whole number"), ("i2t twice", "'1' stands twice in one object")])
 def test_positives_that_are_none(refused, world, tmp_path, content, message):
@@ -562,11 +597,14 @@ def test_positives_that_are_none(refused, world, tmp_path, content, message):
 @pytest.mark.parametrize("row, message", [
     ("COCO_val2014:sentid:" + "9" * 30 + ",COCO_val2014_000000000001.jpg,3,x", "no whole number of at most 64 bits"),
     ("x" * 200_000 + ",b,3,x", "are not two ids and a rating"), ("a,b", "are not two ids and a rating"),
-    ("COCO_val2014:sentid:1,COCO_val2014_1.jpg,nan,x", "outside 0 to 5"), ("COCO_val2014:sentid:٣,b_1.jpg,1,x", "not two ids")])
+    ("COCO_val2014:sentid:1,COCO_val2014_1.jpg,nan,x", "outside 0 to 5"),
+    ("COCO_val2014:sentid:٣,b_1.jpg,1,x", "not two ids")])
 def test_ratings_that_are_none(refused, world, tmp_path, row, message):
     for kind, head in (("sts", "caption1,caption2"), ("sis", "image1,image2"), ("sits", "caption,image")):
-        (tmp_path / f"{kind}_test.csv").write_text(f"{head},agg_score,sampling_method\n" + (row + "\n") * (kind == "sits"))
-    refused("evaluate", ["--embeddings", world / "cosine.npz", "--cxc", "--cxc_path", tmp_path], f"sits_test.csv.*{message}")
+        (tmp_path / f"{kind}_test.csv").write_text(f"{head},agg_score,sampling_method\n" + (row + "\n")
+                                                   * (kind == "sits"))
+    refused("evaluate", ["--embeddings", world / "cosine.npz", "--cxc", "--cxc_path", tmp_path],
+            f"sits_test.csv.*{message}")
 
 
 # ---- outputs that would replace something
@@ -581,11 +619,13 @@ def test_an_output_never_replaces_another_file(refused, world, tmp_path, option,
             tmp_path / "test_caps.txt", "notes": tmp_path / "notes.json", "folder": tmp_path}[target]
     if (option, target) == ("--export", "embeddings"):
         path = world / "data" / "demo_precomp" / "test_ims.npy"
-    refused("evaluate", ["--checkpoint", tmp_path / "run", option, path], "is there already and is none that|cannot be written")
+    refused("evaluate", ["--checkpoint", tmp_path / "run", option, path],
+            "is there already and is none that|cannot be written")
 
 
 @pytest.mark.parametrize("command, words", [
-    ("evaluate", ["--embeddings", "e.npz", "--output", "e.npz"]), ("evaluate", ["--scores", "s.npy", "--ranks", "s.npy"]),
+    ("evaluate", ["--embeddings", "e.npz", "--output", "e.npz"]),
+    ("evaluate", ["--scores", "s.npy", "--ranks", "s.npy"]),
     ("evaluate", ["--compare", "e.npz", "e2.npz", "--output", "e2.npz"]),
     ("draw", ["--checkpoint", "RUN", "--output", "photo.png"]),
     ("evaluate", ["--embeddings", "e.npz", "--positives", "p.json", "--output", "p.json"]),
@@ -594,7 +634,8 @@ def test_an_output_never_replaces_another_file(refused, world, tmp_path, option,
     ("vocab", ["convert", "v.pkl", "v.pkl"]),
     ("vectors", ["--data_path", "DATA", "--data_name", "demo_precomp", "--dim", "4", "--output", "v.txt"]),
     ("vocab", ["--data_path", "DATA", "--data_name", "demo_precomp", "--vocab_path", "."]),
-    ("prepare", ["--vg", "DATA/demo_vg", "--output", "p.json"]), ("draw", ["--checkpoint", "RUN", "--output", "x.xyz"])])
+    ("prepare", ["--vg", "DATA/demo_vg", "--output", "p.json"]),
+    ("draw", ["--checkpoint", "RUN", "--output", "x.xyz"])])
 def test_outputs_and_inputs_are_different_files(refused, world, tmp_path, command, words):
     shutil.copy(world / "cosine.npz", tmp_path / "e.npz")
     shutil.copy(world / "cosine.npz", tmp_path / "e2.npz")
@@ -625,7 +666,8 @@ def test_a_folder_that_is_no_run_is_left_alone(refused, world, tmp_path, held, m
 
 def test_the_working_directory_is_no_run(refused, world, tmp_path):
     (tmp_path / "results_2024.csv").write_text("mine")
-    refused("train", [*SMALL, "--data_path", world / "data", "--logger_name", "."], "holds results_2024.csv and is no run")
+    refused("train", [*SMALL, "--data_path", world / "data", "--logger_name", "."],
+            "holds results_2024.csv and is no run")
 
 
 @pytest.mark.parametrize("name", ["demo", "other", "demo_vg", "demo_cxc"])
@@ -651,7 +693,8 @@ OURS = {
 def test_files_that_look_like_ours_are_not_replaced(refused, world, tmp_path, kind):
     run, other = world / "cosine", world / "wasserstein"
     command, words = OURS[kind]
-    words = [{"RUN": run, "OTHER": other, "PHOTOS": world / "data" / "demo" / "images"}.get(word, word) for word in words]
+    words = [{"RUN": run, "OTHER": other, "PHOTOS": world / "data" / "demo" / "images"}.get(word, word)
+             for word in words]
     if kind == "a figure of the user's":
         figure = matplotlib.figure.Figure()
         figure.subplots().plot([1, 2])
@@ -668,7 +711,8 @@ def test_files_that_look_like_ours_are_not_replaced(refused, world, tmp_path, ki
         evaluate.main(["--checkpoint", str(run), "--output", str(tmp_path / "mine.json")])
         found = json.loads((tmp_path / "mine.json").read_text())
         (tmp_path / "mine.json").write_text(json.dumps(
-            ["protocols", "notes"] if kind == "a list" else {**found, "own": 1} if kind == "results and more" else found))
+            ["protocols", "notes"] if kind == "a list" else {**found, "own": 1} if kind == "results and more"
+            else found))
     refused(command, words, "mine.* is there already and is none that this command wrote")
 
 
@@ -678,7 +722,8 @@ def test_overwriting_a_run_leaves_files_of_the_users_whatever_their_names(world,
     figure.subplots()
     figure.savefig(tmp_path / "run" / "uncertainty_for_the_paper.png")
     (tmp_path / "run" / "results_of_my_study.json").write_text('{"protocols": "of my study"}')
-    assert train.train(train.parse_args(list(map(str, [*SMALL, "--data_path", world / "data", "--logger_name", tmp_path / "run",
+    assert train.train(train.parse_args(list(map(str, [*SMALL, "--data_path", world / "data", "--logger_name",
+                                                       tmp_path / "run",
                                                        "--overwrite"])))) == 0
     assert {"uncertainty_for_the_paper.png", "results_of_my_study.json"} <= set(os.listdir(tmp_path / "run"))
 
@@ -692,7 +737,8 @@ def test_a_similarity_is_read_in_every_form_or_refused(refused, world, tmp_path,
     if message:
         refused("evaluate", ["--embeddings", "x.npz"], message)
     else:
-        results = evaluate.run(evaluate.parse_args(["--embeddings", str(tmp_path / "x.npz"), "--output", str(tmp_path / "x")]))
+        results = evaluate.run(evaluate.parse_args(["--embeddings", str(tmp_path / "x.npz"), "--output",
+                                                    str(tmp_path / "x")]))
         assert results["similarity"] == "wasserstein"
 
 
@@ -700,16 +746,20 @@ def test_other_items_under_the_same_ids_are_refused(refused, world, tmp_path):
     """Two demo sets count their images alike."""
     demo.write(tmp_path / "data", size=48, seed=5, progress=False)
     os.rename(tmp_path / "data" / "demo_precomp", tmp_path / "data" / "two")
-    words = [*SMALL, "--data_path", str(tmp_path / "data"), "--data_name", "two", "--logger_name", str(tmp_path / "two")]
+    words = [*SMALL, "--data_path", str(tmp_path / "data"), "--data_name", "two", "--logger_name",
+             str(tmp_path / "two")]
     assert train.train(train.parse_args(words)) == 0
-    refused("evaluate", ["--compare", world / "cosine", "two"], "have the same ids and other captions, .*they are other items")
+    refused("evaluate", ["--compare", world / "cosine", "two"],
+            "have the same ids and other captions, .*they are other items")
     evaluate.main(["--checkpoint", "two", "--export", "two.npz", "--output", "r.json"])
     results = evaluate.run(evaluate.parse_args(["--compare", str(world / "cosine"), "two.npz", "--output", "c.json"]))
-    assert any("two.npz is of two and" in note and "of demo_precomp" in note for note in results["runs"]["two.npz"]["notes"])
+    assert any("two.npz is of two "
+               "and" in note and "of demo_precomp" in note for note in results["runs"]["two.npz"]["notes"])
     with np.load("two.npz") as stored:
         unnamed = {k: v for k, v in stored.items() if k not in ("image_id", "image_name", "caption_id")}
     np.savez("unnamed.npz", **unnamed)
-    refused("evaluate", ["--compare", world / "cosine", "unnamed.npz"], "no ids tell that their images and captions are the")
+    refused("evaluate", ["--compare", world / "cosine", "unnamed.npz"],
+            "no ids tell that their images and captions are the")
 
 
 def test_names_that_contradict_ids_are_refused(refused, world, tmp_path):
@@ -729,12 +779,16 @@ def test_a_pipe_is_not_waited_for(refused, tmp_path, command, words):
 
 
 @pytest.mark.parametrize("command, words, message", [
-    ("train", [*SMALL, "--learning_rate", "１"], "is not a finite number"), ("train", [*SMALL, "--margin", "1_0"], "finite"),
-    ("train", [*SMALL, "--margin", " 0.1"], "is not a finite number"), ("train", [*SMALL, "--vocab_splits", "train,train"],
+    ("train", [*SMALL, "--learning_rate", "１"], "is not a finite number"),
+    ("train", [*SMALL, "--margin", "1_0"], "finite"),
+    ("train", [*SMALL, "--margin", " 0.1"], "is not a finite number"),
+    ("train", [*SMALL, "--vocab_splits", "train,train"],
                                                                         "names a split twice"),
     ("vocab", ["--vocab_splits", "../x/train"], "is no name of a split"), ("cca", ["--split", "test+test"], "twice"),
-    ("evaluate", ["--split", ""], "is no name of a split"), ("evaluate", ["--split", "../demo_precomp/test"], "is no name"),
-    ("evaluate", ["--checkpoint", "RUN", "--dev_images", "3"], "--dev_images 3 cuts the dev split, and the split is test"),
+    ("evaluate", ["--split", ""], "is no name of a "
+                                  "split"), ("evaluate", ["--split", "../demo_precomp/test"], "is no name"),
+    ("evaluate", ["--checkpoint", "RUN", "--dev_images", "3"],
+     "--dev_images 3 cuts the dev split, and the split is test"),
     ("train", [*SMALL, "--config", "help.yaml"], "holds 'help', which is no option")])
 def test_values_that_were_taken_for_others_are_refused(refused, world, tmp_path, command, words, message):
     (tmp_path / "help.yaml").write_text("help: true\n")
@@ -746,7 +800,8 @@ def test_images_without_a_caption_are_counted(world, tmp_path):
         arrays = {name: value for name, value in stored.items() if name not in ("data_name", "split")}
     kept = arrays["caption_image"] != 3
     np.savez(tmp_path / "x.npz", **{k: v[kept] if k.startswith("caption_") else v for k, v in arrays.items()})
-    results = evaluate.run(evaluate.parse_args(["--embeddings", str(tmp_path / "x.npz"), "--output", str(tmp_path / "r.json")]))
+    results = evaluate.run(evaluate.parse_args(["--embeddings", str(tmp_path / "x.npz"), "--output",
+                                                str(tmp_path / "r.json")]))
     assert results["protocols"]["full"]["i2t"]["queries"] == 23
     assert any("1 of 24 images have no caption and are no queries" in note for note in results["notes"])
 

@@ -9,8 +9,9 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # From the bottom to the top: a module may import those of its own floor and of the floors below.
-FLOORS = ["cli", "files", "vocab metrics similarities", "losses", "inputs", "encoders data", "methods", "features", "model",
-          "options", "originals", "runs", "evaluation", "train evaluate show cca", "demo results benchmark",
+FLOORS = ["cli", "files", "vocab metrics "
+                          "similarities", "losses", "inputs", "encoders data", "methods", "features", "model",
+          "options", "checkpoints", "runs", "evaluation", "train evaluate show cca", "demo results benchmark",
           "paper_tables vg_experiments"]
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 FILES = [path for path in sorted(glob.glob("**/*.py", root_dir=ROOT, recursive=True)) if path.split(os.sep)[0] in
@@ -40,7 +41,8 @@ def imports(path: str):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names = [name if (name := f"{node.module}.{alias.name}") in MODULES else node.module for alias in node.names]
+            names = [name if (name := f"{node.module}.{alias.name}") in MODULES else node.module
+                     for alias in node.names]
         else:
             continue
         yield from ((node.lineno, name, id(node) in within) for name in dict.fromkeys(names) if name in MODULES)
@@ -83,7 +85,8 @@ def test_losses_hold_what_the_users_card_says():
     assert {"Tower", "JointEmbedding", "build_model"} <= set(vars(model))
 
 
-@pytest.mark.parametrize("command", ["features.extract", "features.word_vectors", "features.word_cnn", "demo", "results",
+@pytest.mark.parametrize("command",
+                         ["features.extract", "features.word_vectors", "features.word_cnn", "demo", "results",
                                      "paper_tables", "vg_experiments.prepare"])
 def test_commands_in_folders_start(command):
     done = subprocess.run([sys.executable, "-m", command, "--help"], cwd=ROOT, capture_output=True, text=True)

@@ -1,17 +1,17 @@
-"""Whose items are these? Two things that meet are put in one order where that can be told, and what is assumed is said."""
+"""Two things that meet are put in one order where their items are known, and what is assumed of them is said."""
 import os
 import re
 import shutil
 
 import numpy as np
 import pytest
-from test_cli import SMALL
 
 import data
 import evaluate
 import train
 from cli import InputError
 from evaluation import items, sources
+from tests.helpers import SMALL
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,8 @@ def ev(tmp_path, monkeypatch, capsys):
         np.savez("x.npz", **{name: value for name, value in arrays.items() if value is not None})
         capsys.readouterr()
         given = [how, "x.npz"] if how == "--embeddings" else [how, *words[:1], "x.npz"]
-        results = evaluate.run(evaluate.parse_args([*map(str, [*given, *words[how != "--embeddings":]]), "--output", "r.json"]))
+        options = map(str, [*given, *words[how != "--embeddings":]])
+        results = evaluate.run(evaluate.parse_args([*options, "--output", "r.json"]))
         return results, capsys.readouterr().out
     return call
 
@@ -61,14 +62,16 @@ def split_of(demo_path):
 @pytest.mark.parametrize("images, captions", [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("by", ["ids", "names"])
 def test_a_file_in_another_order_is_put_in_the_order_of_the_split(exported, ev, demo_path, images, captions, by):
-    """With --data_name its recalls, and CxC's, are those of the run; without it too, as it says whose captions are whose."""
+    """With --data_name its recalls, and CxC's, are those of the run; without it too, as it says whose captions are
+    whose."""
     arrays, results, _ = exported
     moved = shuffled(arrays, images, captions)
     if by == "names":
         del moved["image_id"]
         moved["image_name"] = np.array([f"some/folder/{name}" for name in moved["image_name"]])
     alone, _ = ev(moved)
-    assert alone["protocols"]["full"]["rsum"] == pytest.approx(results["protocols"]["full"]["rsum"]) and "notes" not in alone
+    assert alone["protocols"]["full"]["rsum"] == pytest.approx(results["protocols"]["full"]["rsum"])
+    assert "notes" not in alone
     found, shown = ev(moved, *split_of(demo_path), "--cxc", "--cxc_path", f"{demo_path}/demo_cxc")
     own, _ = ev(arrays, *split_of(demo_path), "--cxc", "--cxc_path", f"{demo_path}/demo_cxc")
     assert found["protocols"] == own["protocols"]
@@ -80,10 +83,12 @@ def test_a_file_in_another_order_is_put_in_the_order_of_the_split(exported, ev, 
 
 def test_means_alone_take_the_split_for_granted_and_say_so(exported, ev, demo_path):
     arrays, results, _ = exported
-    means = {name: arrays[name] for name in ("image_mean", "caption_mean", "image_log_var", "caption_log_var", "similarity")}
+    means = {name: arrays[name]
+             for name in ("image_mean", "caption_mean", "image_log_var", "caption_log_var", "similarity")}
     found, shown = ev(means, *split_of(demo_path))
     assert found["protocols"] == results["protocols"]
-    assert "note: x.npz does not say which images and captions it is about: those of " in shown and "order, assumed" in shown
+    assert "note: x.npz does not say which images and captions it is about: those of " in shown
+    assert "order, assumed" in shown
     found, shown = ev(means)
     assert "note: x.npz does not say whose caption each is: five captions per image, in order, assumed" in shown
     assert found["split"] is None and found["protocols"] == results["protocols"]
@@ -117,8 +122,8 @@ def test_the_table_names_the_similarity(exported, ev):
     assert "\nall, wasserstein " in shown and "\nall, cosine of the means " in shown
     found, shown = ev({**arrays, "similarity": None}, "--uncertainty")
     assert "\nall, cosine " in shown and found["similarity"] == "cosine"
-    assert set(found["protocols"]) == {"full"}              # means only, or the variances of others, would be the same thrice
-    assert "note: x.npz names no similarity: the cosine of the means is taken, and its variances are not used (--sim" in shown
+    assert set(found["protocols"]) == {"full"}  # means only, or the variances of others, would be the same thrice
+    assert "note: x.npz names no similarity: the cosine of the means is taken, and its variances are not used" in shown
     assert found["protocols"]["full"] == results["protocols"]["mean_only"]
     _, shown = ev(arrays, "--sim", "kl")
     assert "\nall, kl " in shown
@@ -152,7 +157,8 @@ def test_texts_tell_items_where_ids_do_not():
     mine = made(captions=[texts[k] for k in (2, 3, 0, 1, 5, 4)], image_names=["y", "x", "z"])
     order = items.order_like(mine, made(captions=texts, image_names=["x", "y", "z"], source="b"))
     assert order.images.tolist() == [1, 0, 2] and order.captions.tolist() == [2, 3, 0, 1, 5, 4]
-    with pytest.raises(InputError, match="other items than b: by their texts it lacks 1 of its 6 captions, the first is a pig"):
+    message = "other items than b: by their texts it lacks 1 of its 6 captions, the first is a pig"
+    with pytest.raises(InputError, match=message):
         items.order_like(made(captions=texts), made(captions=["a pig", *texts[1:]], source="b"))
 
 
@@ -178,13 +184,14 @@ def test_splits_of_one_set_are_not_of_each_other():
 
 
 def test_an_ensemble_of_other_items_is_refused(exported, tmp_path, demo_path, monkeypatch):
-    """The second model reads features of captions, so that its split is read anew; say it had changed in the meantime."""
+    """The second model reads features of captions, so that its split is read anew: say it has changed meanwhile."""
     _, _, root = exported
     shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "x")
     for split, count in (("train", 240), ("dev", 60), ("test", 120)):
         np.save(tmp_path / "x" / f"{split}_bag.npy", np.random.default_rng(0).random((count, 7)).astype(np.float32))
     mine = ["--data_path", str(tmp_path), "--data_name", "x"]
-    assert train.train(train.parse_args([*SMALL, *mine, "--text_features", "bag", "--logger_name", str(tmp_path / "r")])) == 0
+    words = [*SMALL, *mine, "--text_features", "bag", "--logger_name", str(tmp_path / "r")]
+    assert train.train(train.parse_args(words)) == 0
 
     def changed(*args, **kwargs):
         split = data.read_split(*args, **kwargs)
@@ -192,6 +199,8 @@ def test_an_ensemble_of_other_items_is_refused(exported, tmp_path, demo_path, mo
             split.caption_ids, split.captions = split.caption_ids + 1, split.captions[::-1]
         return split
     monkeypatch.setattr(sources, "read_split", changed)
-    opt = evaluate.parse_args(["--checkpoint", str(root / "run"), str(tmp_path / "r"), *mine, "--output", str(tmp_path / "o")])
-    with pytest.raises(InputError, match="about other items than .*: by their ids it lacks 1?[0-9]* of its 120 captions"):
+    opt = evaluate.parse_args(["--checkpoint", str(root / "run"), str(tmp_path / "r"), *mine,
+                               "--output", str(tmp_path / "o")])
+    message = "about other items than .*: by their ids it lacks 1?[0-9]* of its 120 captions"
+    with pytest.raises(InputError, match=message):
         evaluate.run(opt)

@@ -1,4 +1,6 @@
-"""jWAE: every term against loops and finite differences, a critic that shares no gradient, and latents against the prior."""
+"""jWAE: every term against loops and finite differences, a critic that shares no gradient, and latents against the
+prior."""
+import functools
 import os
 import re
 import shutil
@@ -7,22 +9,22 @@ import signal
 import numpy as np
 import pytest
 import torch
-from test_cli import refused
-from test_train import SMALL, fit, log_of, same_weights
 from torch.distributions import Normal, kl_divergence
 
-import data
 import evaluate
-import losses
+import inputs
 import show
 import train
+from checkpoints import load_checkpoint
 from data import Batch, read_split
-from losses import Critic, CriticLoss, LatentKL, PairMSE, Prior, PriorMMD, pair_mse
-from methods.jwae import CaptionDecoder, Reconstruction, Retelling, VectorDecoder
+from encoders import Latent
+from losses import Critic, PairMSE, critic_loss, fool, pair_mse, prior_mmd
+from methods.jwae import CaptionDecoder, CaptionNLL, Reconstruction, VectorDecoder, of_latents, posterior_kl
 from methods.unpaired import build_unpaired, choose_pairs
-from model import build_model
-from runs import load_checkpoint
-from similarities import Embedding, real_rows
+from model import Encoded, build_model
+from similarities import mean_rows, real_rows
+from tests.helpers import STEPS, log_of, refused, same_weights
+from tests.helpers import fit_steps as fit
 from vocab import END, PAD, SPECIALS, START, UNK, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
@@ -43,8 +45,9 @@ def numbers(*shape, seed=0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def point(n=5) -> Embedding:
-    return Embedding(numbers(n, 4))
+def encoded(latent: torch.Tensor, features=None, posterior=None) -> Encoded:
+    """What the terms of a side read."""
+    return Encoded(None, features, Latent(latent), posterior)
 
 
 def test_caption_decoder_equals_a_loop_over_words():
@@ -81,9 +84,9 @@ def test_word_dropout_hides_words_in_training_only():
 @pytest.mark.parametrize("shape", [(5,), (5, 3)])
 def test_reconstruction_equals_a_loop(norm, shape):
     torch.manual_seed(0)
-    term = Reconstruction("images", VectorDecoder(4, 7, 6), norm)
+    term = Reconstruction(VectorDecoder(4, 7, 6), norm)
     target, latent = numbers(*shape, 6).float(), numbers(*shape, 4, seed=1).float()
-    got = term(None, None, {"trunk": target, "latent": latent}, {}, None)
+    got = term(encoded(latent, target), None)
     wrong = (term.decoder(latent) - target).detach().double().reshape(shape[0], -1, 6)
     size = (lambda row: sum(x ** 2 for x in row)) if norm is None else lambda row: np.linalg.norm(row, norm)
     total = sum(np.mean([size(row) for row in item.numpy()]) for item in wrong)
@@ -94,68 +97,64 @@ def test_pair_mse_and_kl_equal_loops():
     x, y = numbers(5, 4), numbers(5, 4, seed=1)
     slow = sum(float(sum((x[n, d] - y[n, d]) ** 2 for d in range(4))) for n in range(5))
     assert float(pair_mse(x, y)) == pytest.approx(slow / 5)
-    assert float(PairMSE()(point(), point(), {"latent": x}, {"latent": y}, None)) == pytest.approx(slow / 4, rel=1e-6)
+    assert float(PairMSE()(encoded(x), encoded(y), None)) == pytest.approx(slow / 4, rel=1e-6)
     log_var = numbers(5, 4, seed=2)
     slow = kl_divergence(Normal(x, (log_var / 2).exp()), Normal(0.0, 1.0)).sum()
-    got = LatentKL("captions")(None, None, {}, {"centre": x, "log_var": log_var}, None)
-    assert float(got) == pytest.approx(float(slow), rel=1e-6)
+    assert float(posterior_kl(encoded(y, posterior=(x, log_var)), None)) == pytest.approx(float(slow), rel=1e-6)
 
 
 def test_parts_meet_the_prior_one_by_one_without_padding():
     latent, n_parts = numbers(3, 4, 2), torch.tensor([4, 1, 2])
     rows = real_rows(latent, n_parts)
     assert torch.equal(rows, torch.cat([latent[0], latent[1, :1], latent[2, :2]]))
-    torch.testing.assert_close(losses.whole(latent, n_parts), torch.stack([latent[0].mean(0), latent[1, 0], latent[2,
-    :2].mean(0)]))
+    means = torch.stack([latent[0].mean(0), latent[1, 0], latent[2, :2].mean(0)])
+    torch.testing.assert_close(mean_rows(latent, n_parts), means)
+    seen, side = [], Encoded(None, None, Latent(latent, n_parts), None)
+    of_latents(seen.append)(side, None)                     # what the prior and the critic are given
+    assert torch.equal(seen[0], rows.float())
 
 
-class InDouble(torch.nn.Module):
-    """A term whose own arithmetic stays in float64: gradcheck needs it."""
-
-    def __init__(self, term):
-        super().__init__()
-        self.term = term.double()
-
-    def forward(self, *words):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch.Tensor, "float", torch.Tensor.double)
-            return self.term(*words)
+@pytest.fixture
+def in_double(monkeypatch):
+    """Terms whose own arithmetic stays in float64: gradcheck needs it."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
 
 
-@pytest.mark.parametrize("which", ["recon_1", "recon_2", "recon_mse", "retelling", "mse", "kl", "prior", "mmd"])
-def test_gradients_are_those_of_finite_differences(which):
+SIDE_TERMS = {
+    "recon_1": lambda: Reconstruction(VectorDecoder(4, 7, 6).double(), 1),
+    "recon_2": lambda: Reconstruction(VectorDecoder(4, 7, 6).double(), 2),
+    "recon_mse": lambda: Reconstruction(VectorDecoder(4, 7, 6).double(), None),
+    "caption_nll": lambda: CaptionNLL(CaptionDecoder(4, 34, 5, 0.2).double().eval()), "kl": lambda: posterior_kl,
+    "mse": lambda: lambda side, batch: PairMSE()(encoded(numbers(5, 4, seed=4)), side, batch),
+    "prior": lambda: of_latents(functools.partial(fool, Critic(4, 8).double())), "mmd": lambda: of_latents(prior_mmd)}
+
+
+@pytest.mark.parametrize("which", SIDE_TERMS)
+def test_gradients_are_those_of_finite_differences(which, in_double):
     torch.manual_seed(0)
     tokens, lengths = sentences()
-    batch = Batch(None, tokens, lengths, None, None)
-    term = InDouble({"recon_1": Reconstruction("captions", VectorDecoder(4, 7, 6), 1), "mse": PairMSE(),
-                     "recon_2": Reconstruction("captions", VectorDecoder(4, 7, 6), 2), "kl": LatentKL("captions"),
-                     "recon_mse": Reconstruction("captions", VectorDecoder(4, 7, 6), None),
-                     "retelling": Retelling(CaptionDecoder(4, 34, 5, 0.2)), "mmd": PriorMMD("captions"),
-                     "prior": Prior("captions", Critic(4, 8).double())}[which])
-    term.eval()
+    batch, term = Batch(None, tokens, lengths, None, None), SIDE_TERMS[which]()
 
     def loss(latent):
         torch.manual_seed(1)
-        told = {"latent": latent, "trunk": numbers(5, 6, seed=3), "centre": latent, "log_var": latent / 2}
-        return term(point(), point(), {"latent": numbers(5, 4, seed=4)}, told, batch)
+        return term(encoded(latent, numbers(5, 6, seed=3), (latent, latent / 2)), batch)
     assert torch.autograd.gradcheck(loss, numbers(5, 4).requires_grad_())
 
 
-def test_gradients_of_the_critic_are_those_of_finite_differences():
+def test_gradients_of_the_critic_are_those_of_finite_differences(in_double):
     critic = Critic(4, 3).double()
-    term, values = InDouble(CriticLoss("images", critic)), [p.detach().clone() for p in critic.parameters()]
+    values = [p.detach().clone().requires_grad_() for p in critic.parameters()]
 
     def loss(*parameters):
         torch.manual_seed(0)
         named = dict(zip([name for name, _ in critic.named_parameters()], parameters))
-        term.term.critic[0] = lambda x: torch.func.functional_call(critic, named, x)
-        return term(point(), point(), {"latent": numbers(5, 4)}, {}, None)
-    assert torch.autograd.gradcheck(loss, [v.requires_grad_() for v in values])
+        return critic_loss(lambda x: torch.func.functional_call(critic, named, x), numbers(5, 4))
+    assert torch.autograd.gradcheck(loss, values)
 
 
 def test_prior_mmd_equals_loops_and_is_about_0_of_the_prior():
     latent, generator = numbers(5, 4).float(), torch.manual_seed(2)
-    got = float(PriorMMD("images")(point(), None, {"latent": latent}, {}, None))
+    got = float(prior_mmd(latent))
     torch.manual_seed(2)
     x, y, total = latent.double(), torch.randn_like(latent).double(), 0.0
 
@@ -168,17 +167,17 @@ def test_prior_mmd_equals_loops_and_is_about_0_of_the_prior():
     assert got == pytest.approx(total, rel=1e-4)
 
     def distance(z):
-        return float(PriorMMD("images")(point(), None, {"latent": z}, {}, None))
+        return float(prior_mmd(z))
     z = torch.randn(400, 16, generator=generator)
-    assert abs(distance(z)) < 0.01 < 0.05 < min(map(distance, (0.5 * z, z + 1, 4 * z / z.norm(dim=1, keepdim=True) ** 2)))
+    assert abs(distance(z)) < 0.01 < 0.05 < min(map(distance,
+                                                    (0.5 * z, z + 1, 4 * z / z.norm(dim=1, keepdim=True) ** 2)))
     assert -3.5 < distance(z[:1]) < 0                       # a single item is not divided by 0
 
 
 def test_the_prior_counts_once_whatever_the_batch():
     """`jwae` eq. 6: D_JS is of distributions, no sum over items; nor does a second view of the same items double it."""
     critic, latent = Critic(4, 8), numbers(5, 4).float()
-    once, twice = (float(Prior("images", critic)(point(), None, {"latent": z}, {}, None))
-                   for z in (latent, latent.repeat(2, 1)))
+    once, twice = (float(fool(critic, z)) for z in (latent, latent.repeat(2, 1)))
     odds = critic(latent).detach()
     assert once == pytest.approx(twice) and once == pytest.approx(float(-odds.sigmoid().log().mean()), rel=1e-5)
     model, batch = model_and_batch(*JWAE, "--latent_norm", "none", "--word_dropout", "0")
@@ -201,12 +200,13 @@ def test_critic_loss_is_log_2_where_it_knows_nothing():
     critic = Critic(4, 8)
     torch.nn.init.zeros_(critic.layers[-1].weight)
     torch.nn.init.zeros_(critic.layers[-1].bias)
-    assert float(CriticLoss("images", critic)(point(), None, {"latent": numbers(5, 4)}, {}, None)) == pytest.approx(np.log(2))
+    assert float(critic_loss(critic, numbers(5, 4))) == pytest.approx(np.log(2))
 
 
 def model_and_batch(*words):
-    opt = train.parse_args([*SMALL, *([] if "scan" in words else ["--img_layers", "16"]), *words])
-    opt.img_dim, opt.img_enc, opt.txt_dim = 9, "scan" if "scan" in words else "precomp", 9 if opt.text_features else None
+    opt = train.parse_args([*STEPS, *([] if "scan" in words else ["--img_layers", "16"]), *words])
+    opt.img_dim, opt.txt_dim = 9, 9 if opt.text_features else None
+    opt.img_enc = "scan" if "scan" in words else "precomp"
     torch.manual_seed(0)
     tokens, lengths = sentences(6)
     owner = torch.tensor([0, 0, 1, 2, 3, 4])
@@ -228,7 +228,8 @@ def test_critic_and_encoders_share_a_backward_pass_and_no_gradient(more):
     both = gradients(model, lambda losses: list(losses), batch)
     critic = gradients(model, lambda losses: [name for name in losses if name.startswith("critic")], batch)
     others = gradients(model, lambda losses: [name for name in losses if not name.startswith("critic")], batch)
-    assert {name for name, g in critic.items() if g.abs().sum()} == {name for name in both if name.startswith("critic.")}
+    assert {name for name,
+            g in critic.items() if g.abs().sum()} == {name for name in both if name.startswith("critic.")}
     assert not any(g.abs().sum() for name, g in others.items() if name.startswith("critic."))
     for name in both:
         torch.testing.assert_close(both[name], (critic if name.startswith("critic.") else others)[name])
@@ -239,14 +240,14 @@ def test_critic_and_encoders_share_a_backward_pass_and_no_gradient(more):
 def test_latents_have_the_mean_and_variance_of_the_prior(words):
     model, batch = model_and_batch(*JWAE, "--latent_norm", "batch", *words)
     batch = batch._replace(images=numbers(6, 4, 9).float()) if words else batch
-    images, captions, seen, told = model.embed(batch)
-    for e, extras in ((images, seen), (captions, told)):
-        rows = real_rows(extras["latent"], e.n_parts).detach()
+    sides = model.encode(batch)
+    for side in sides.values():
+        rows = real_rows(side.latent.value, side.latent.n_parts).detach()
         torch.testing.assert_close(rows.mean(0), torch.zeros(32), atol=1e-5, rtol=0)
         torch.testing.assert_close(rows.std(0, correction=0), torch.ones(32), atol=0.05, rtol=0)
     if words:                                               # padding neither counts nor appears
-        padding = torch.arange(told["latent"].shape[1]) >= batch.lengths[:, None]
-        assert not told["latent"][padding].any()
+        latent = sides["captions"].latent.value
+        assert not latent[torch.arange(latent.shape[1]) >= batch.lengths[:, None]].any()
 
 
 @pytest.mark.parametrize("words", [[], ["--sim", "scan", "--bi_gru"]])
@@ -254,19 +255,20 @@ def test_on_the_sphere_latents_have_the_priors_norm_and_retrieval_is_untouched(w
     sphere, batch = model_and_batch(*JWAE, *words)
     plain, _ = model_and_batch(*JWAE, "--latent_norm", "none", *words)
     batch = batch._replace(images=numbers(6, 4, 9).float()) if words else batch
-    images, captions, seen, told = sphere.embed(batch)
-    for e, extras in ((images, seen), (captions, told)):
-        rows = real_rows(extras["latent"], e.n_parts)
+    sides = sphere.encode(batch)
+    for side in sides.values():
+        rows = real_rows(side.latent.value, side.latent.n_parts)
         torch.testing.assert_close(rows.norm(dim=1), torch.full((len(rows),), 32 ** 0.5))
     if words:
-        assert not told["latent"][torch.arange(told["latent"].shape[1]) >= batch.lengths[:, None]].any()
-    others = plain.embed(batch)
-    torch.testing.assert_close(sphere.similarity(images, captions), plain.similarity(*others[:2]))
+        latent = sides["captions"].latent.value
+        assert not latent[torch.arange(latent.shape[1]) >= batch.lengths[:, None]].any()
+    one, other = (net.similarity(*(side.embedding for side in net.encode(batch).values())) for net in (sphere, plain))
+    torch.testing.assert_close(one, other)
 
 
 def test_the_latents_norm_is_the_sphere_for_a_prior_and_batch_for_mse():
     def norm(*words):
-        return train.parse_args([*SMALL, *words]).latent_norm
+        return train.parse_args([*STEPS, *words]).latent_norm
     assert norm() == norm("--recon_images", "1") == "none" and norm(*JWAE) == "sphere"
     assert norm(*JWAE, "--loss", "mse") == "batch" and norm(*JWAE, "--loss", "mse", "--latent_norm", "none") == "none"
 
@@ -292,7 +294,7 @@ def test_runs_from_before_the_sphere_load_as_they_were(tmp_path, demo_path):
 def test_every_parameter_has_one_optimiser():
     model, _ = model_and_batch(*JWAE)
     critic = list(model.critic.parameters())
-    built = train.build_optimizers(train.parse_args([*SMALL, *JWAE]), model)
+    built = train.build_optimizers(train.parse_args([*STEPS, *JWAE]), model)
     held = {name: [p for group in o.param_groups for p in group["params"]] for name, o in built.items()}
     everything = [p for found in held.values() for p in found]
     assert len(everything) == len({id(p) for p in everything}) == len(list(model.parameters()))
@@ -304,10 +306,9 @@ def test_a_vae_samples_in_training_and_takes_the_mean_otherwise():
     model, batch = model_and_batch("--vae", "0.1", "--txt_enc", "bigru")
     assert not torch.equal(model.embed_images(batch.images).mean, model.embed_images(batch.images).mean)
     model.eval()
-    extras = {}
-    first, again = model.embed_images(batch.images, extras), model.embed_images(batch.images)
-    assert torch.equal(first.mean, again.mean) and first.log_var is None
-    torch.testing.assert_close(first.mean, torch.nn.functional.normalize(extras["centre"], dim=1))
+    first, again = model.encode(batch)["images"], model.embed_images(batch.images)
+    assert torch.equal(first.embedding.mean, again.mean) and first.embedding.log_var is None
+    torch.testing.assert_close(again.mean, torch.nn.functional.normalize(first.posterior[0], dim=1))
     assert {"vae_images", "vae_captions", "hinge"} == set(model(batch))
 
 
@@ -325,8 +326,8 @@ def test_unpaired_items_join_the_terms_that_need_no_pairs():
 
 
 @pytest.mark.parametrize("more", [
-    [], ["--loss", "mse"], ["--txt_enc", "bigru", "--num_layers", "2", "--img_layers", "24", "--supervised_fraction", "0.5"],
-    ["--unpaired_images", "demo_precomp", "--unpaired_captions", "demo_precomp"]])
+    ["--loss", "mse"], ["--txt_enc", "bigru", "--num_layers", "2", "--img_layers", "24", "--supervised_fraction", "0.5",
+                        "--unpaired_images", "demo_precomp", "--unpaired_captions", "demo_precomp"]])
 def test_kill_and_resume_equals_an_unbroken_run(tmp_path, demo_path, more, monkeypatch):
     words = ["--data_path", demo_path, *JWAE, *more]
     fit(*words, "--num_epochs", 2, "--logger_name", tmp_path / "whole")
@@ -339,22 +340,25 @@ def test_kill_and_resume_equals_an_unbroken_run(tmp_path, demo_path, more, monke
             os.kill(os.getpid(), signal.SIGTERM)
         return loss
     monkeypatch.setattr(train, "train_step", killed)
-    opt = train.parse_args([*SMALL, *map(str, words), "--num_epochs", "2", "--logger_name", str(tmp_path / "parts")])
+    opt = train.parse_args([*STEPS, *map(str, words), "--num_epochs", "2", "--logger_name", str(tmp_path / "parts")])
     assert train.train(opt) == 128 + signal.SIGTERM
     monkeypatch.setattr(train, "train_step", step)
     assert train.train(train.parse_args(["--resume", str(tmp_path / "parts")])) == 0
-    assert same_weights(tmp_path / "whole", tmp_path / "parts") and log_of(tmp_path / "whole") == log_of(tmp_path / "parts")
+    assert same_weights(tmp_path / "whole",
+                        tmp_path / "parts") and log_of(tmp_path / "whole") == log_of(tmp_path / "parts")
     states = [load_checkpoint(str(tmp_path / name), "checkpoint.pt")["critic_optimizer"]["state"]
               for name in ("whole", "parts")]
     assert all(torch.equal(states[0][k]["exp_avg"], states[1][k]["exp_avg"]) for k in states[0]) and states[0]
 
 
 def test_scan_meets_the_prior_too_and_everything_evaluates(tmp_path, demo_path, capsys, monkeypatch):
-    fit("--data_path", demo_path, "--data_name", "demo_region_precomp", "--sim", "scan", "--bi_gru", *JWAE, "--num_epochs", 1,
+    fit("--data_path", demo_path, "--data_name", "demo_region_precomp", "--sim", "scan", "--bi_gru", *JWAE,
+        "--num_epochs", 1,
         "--logger_name", tmp_path / "run", "--batch_size", 16)
     assert evaluate.run(evaluate.parse_args(["--checkpoint", str(tmp_path / "run")]))["protocols"]["full"]["rsum"] > 0
-    used, whole = [], data.image_batches
-    monkeypatch.setattr(show, "image_batches", lambda images, size, workers: used.append(workers) or whole(images, size))
+    used, whole = [], inputs.image_batches
+    monkeypatch.setattr(show, "image_batches", lambda images, size,
+                        workers: used.append(workers) or whole(images, size))
     show.main(["latents", "--checkpoint", str(tmp_path / "run"), "--rows", "60", "--workers", "3"])
     assert "energy distance" in capsys.readouterr().out and used == [3]
     with pytest.raises(SystemExit):
@@ -384,39 +388,42 @@ def test_energy_distance_equals_a_double_loop():
 
 
 @pytest.mark.parametrize("words, said", [
-    (["--recon_images", "-1"], "--recon_images -1.0 is a weight"),
+    (["--recon_images", "-1"], "--recon_images: '-1' is out of range; give a number of at least 0"),
     (["--supervised_fraction", "0"], "more than 0 and at most 1"), (["--supervised_fraction", "1.5"], "at most 1"),
     (["--unpaired_images", "x", "--prior_captions", "1"], "give a weight, such as --recon_images"),
     (["--unpaired_captions", "x", "--recon_images", "1"], "nothing is learned from captions without partners"),
     (["--sim", "wasserstein", "--prior_images", "1"], "is for points"),
     (["--sim", "product", "--recon_images", "1"], "is for points compared by their cosine, not for --sim product"),
-    (["--recon_images", "1", "--pool", "gpo"], "one latent of all regions"), (["--vae", "1", "--vib", "1"], "leave --vib out"),
+    (["--recon_images", "1", "--pool", "gpo"], "one latent of all regions"),
+    (["--vae", "1", "--vib", "1"], "leave --vib out"),
     (["--vae", "1", "--head", "point"], "--vae 1.0 needs a Gaussian on both sides"),
     (["--txt_enc", "bigru", "--embed_size", "31"], "--embed_size 31 is odd, and --txt_enc bigru joins"),
     (["--txt_enc", "mean", "--recon_captions", "1"], "move its own target"),
-    (["--txt_enc", "trigram_conv", "--recon_captions", "1"], "has no decoder"), (["--sim", "order", "--loss", "mse"], "--sim "
-        "cosine"),
-    (["--loss", "nll", "--negatives", "128"], "has 127 other captions"), (["--vae", "1", "--sim", "scan"], "compares parts"),
-    (["--sim", "product", "--loss", "hinge"], "give both or neither"), (["--loss", "two_branch", "--batch_size", "7"], "even "
-        "number"),
+    (["--txt_enc", "trigram_conv", "--recon_captions", "1"], "has no decoder"),
+    (["--sim", "order", "--loss", "mse"], "--sim cosine"),
+    (["--loss", "nll", "--negatives", "128"], "a batch of 128 captions has one less"),
+    (["--vae", "1", "--sim", "scan"], "compares parts"),
+    (["--sim", "product", "--loss", "hinge"], "give both or neither"),
+    (["--loss", "two_branch", "--batch_size", "7"], "even number"),
     (["--word_vectors", "nowhere.txt"], "there is no file nowhere.txt"),
     (["--freeze_words"], "give --word_vectors FILE or --init_from RUN too"),
     (["--word_vectors", "x", "--init_from", "y"], "the words are those of --init_from y; leave it out"),
     (["--loss", "two_branch", "--no_imgnorm"], "compares unit vectors; leave it out"),
     (["--txt_enc", "features"], "give both or neither"), (["--img_layers", "12-x"], "no list of layer sizes"),
     (["--img_layers", "5-00"], "no list of layer sizes"), (["--txt_layers", "12"], "leave it out"),
-    (["--word_dropout", "1"], "[0, 1)")])
+    (["--word_dropout", "1"], "--word_dropout 1.0 is a share of the words; give less than 1")])
 def test_what_cannot_work_is_one_sentence(words, said, capsys):
     refused(capsys, train.parse_args, words, re.escape(said))
 
 
 def test_variances_need_a_layer_and_a_model_something_to_learn(demo_path, tmp_path):
     words = ["--data_path", demo_path, "--logger_name", str(tmp_path / "run")]
-    with pytest.raises(ValueError, match="--img_layers 0 makes the [0-9]+ numbers .* the embedding, and --embed_size is 32"):
+    with pytest.raises(ValueError, match="--img_layers 0 makes the [0-9]+ numbers .* the embedding, and --embed_size "
+                                         "is 32"):
         fit(*words, "--img_layers", "0")
     with pytest.raises(SystemExit):
         fit(*words, "--img_layers", "00", "--sim", "kl")
-    opt = train.parse_args([*SMALL, "--img_layers", "0", "--txt_enc", "sum", "--txt_layers", "0", "--embed_size", "9",
+    opt = train.parse_args([*STEPS, "--img_layers", "0", "--txt_enc", "sum", "--txt_layers", "0", "--embed_size", "9",
                             "--word_dim", "9"])
     opt.img_dim, opt.img_enc = 9, "precomp"
     model = build_model(opt, VOCAB)
@@ -427,9 +434,8 @@ def test_variances_need_a_layer_and_a_model_something_to_learn(demo_path, tmp_pa
 
 def test_a_spherical_vae_draws_a_number_for_every_dimension():
     model, batch = model_and_batch("--vae", "0.1", "--head", "spherical_avg")
-    extras = {}
-    model.embed_images(batch.images, extras)
-    noise = extras["latent"] - extras["centre"]
+    side = model.encode(batch)["images"]
+    noise = side.latent.value - side.posterior[0]
     assert noise.std(1).min() > 0.3
 
 
@@ -441,7 +447,7 @@ def test_drawn_negatives_are_the_objectives_alone():
 
     def losses(owner):
         torch.manual_seed(3)
-        return model(batch._replace(unpaired=Batch(None, tokens, lengths, torch.tensor(owner), None)))
+        return model(batch._replace(negatives=Batch(None, tokens, lengths, torch.tensor(owner), None)))
     plain, others, own = losses([7, 7, 7, 7]), losses([8, 8, 8, 8]), losses([0, 7, 7, 7])
     torch.manual_seed(3)
     alone = model(batch)
@@ -469,10 +475,10 @@ def linked(tmp_path, demo_path, name: str, *, scale: float = 1.0, captions: str 
 
 
 def test_items_enter_only_terms_that_there_are(tmp_path, demo_path):
-    """Without terms of their side the items left by --supervised_fraction are not even embedded; captions without a known
-    word never are."""
+    """Without terms of their side the items left by --supervised_fraction are not even embedded; captions without a
+    known word never are."""
     def unpaired(*words):
-        opt = train.parse_args([*SMALL, "--data_path", str(tmp_path), *words])
+        opt = train.parse_args([*STEPS, "--data_path", str(tmp_path), *words])
         split = read_split(str(tmp_path), "demo_precomp", "train")
         vocab = Vocabulary.build(split.words, 1)
         return build_unpaired(opt, split, split.encode(vocab), choose_pairs(split, opt.supervised_fraction, 0), vocab)
@@ -491,7 +497,8 @@ def test_items_enter_only_terms_that_there_are(tmp_path, demo_path):
 
 def test_resuming_on_other_unpaired_data_is_refused(tmp_path, demo_path):
     linked(tmp_path, demo_path, "more")
-    fit("--data_path", tmp_path, *JWAE, "--unpaired_images", "more", "--num_epochs", 1, "--logger_name", tmp_path / "run")
+    fit("--data_path", tmp_path, *JWAE, "--unpaired_images", "more", "--num_epochs", 1, "--logger_name",
+        tmp_path / "run")
     linked(tmp_path, demo_path, "more", scale=3.0)
     with pytest.raises(ValueError, match="or the unpaired ones, are not those of the run"):
         train.train(train.parse_args(["--resume", str(tmp_path / "run"), "--num_epochs", "2"]))
@@ -499,9 +506,10 @@ def test_resuming_on_other_unpaired_data_is_refused(tmp_path, demo_path):
     os.remove(tmp_path / "demo_precomp")
     shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "demo_precomp")
     (tmp_path / "demo_precomp" / "features.json").write_text('{"ims": "some network"}')
-    opt = train.parse_args([*SMALL, "--data_path", str(tmp_path), *JWAE, "--unpaired_images", "more", "--logger_name",
+    opt = train.parse_args([*STEPS, "--data_path", str(tmp_path), *JWAE, "--unpaired_images", "more", "--logger_name",
                             str(tmp_path / "new")])
-    with pytest.raises(ValueError, match="made by 'another network', demo_precomp was trained on those of 'some network'"):
+    with pytest.raises(ValueError, match="made by 'another network', demo_precomp was trained on those of 'some "
+                                         "network'"):
         train.train(opt)
 
 
@@ -511,7 +519,7 @@ def test_unpaired_features_of_another_width_are_refused(tmp_path, demo_path):
     np.save(other / "train_ims.npy", np.ones((4, 3), np.float32))
     (other / "train_caps.txt").write_text("a red cat\n" * 20)
     (tmp_path / "demo_precomp").symlink_to(os.path.join(demo_path, "demo_precomp"))
-    opt = train.parse_args([*SMALL, "--data_path", str(tmp_path), *JWAE, "--unpaired_images", "narrow", "--logger_name",
+    opt = train.parse_args([*STEPS, "--data_path", str(tmp_path), *JWAE, "--unpaired_images", "narrow", "--logger_name",
                             str(tmp_path / "run")])
     with pytest.raises(ValueError, match="same extractor"):
         train.train(opt)

@@ -82,7 +82,8 @@ def to(e, dtype):
 
 
 def double_loop(name, images, captions):
-    return torch.tensor([[float(REFERENCE[name](images.mean[i], images.log_var[i], captions.mean[c], captions.log_var[c]))
+    return torch.tensor([[float(REFERENCE[name](images.mean[i], images.log_var[i],
+                                                captions.mean[c], captions.log_var[c]))
                           for c in range(len(captions.mean))] for i in range(len(images.mean))], dtype=torch.float64)
 
 
@@ -143,12 +144,12 @@ def test_lift_is_an_inner_product_that_ranks_like_the_score(name):
 
 
 @pytest.mark.parametrize("name", SIMILARITIES)
-def test_tiles_equal_the_whole_matrix(name):
+def test_columns_equal_the_whole_matrix(name):
     similarity = SIMILARITIES[name]()
     images, captions = sides(name, embedding(10, 16, seed=1), embedding(14, 16, seed=2))
-    tile, whole = similarity.tiles(images, captions), similarity(images, captions)
+    columns, whole = similarity.columns(images, captions), similarity(images, captions)
     chosen = torch.tensor([3, 0, 13, 7])
-    torch.testing.assert_close(tile(slice(2, 9), chosen), whole[2:9, chosen], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(columns(chosen)(slice(2, 9)), whole[2:9, chosen], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", GAUSSIAN)
@@ -159,7 +160,8 @@ def test_spherical_is_ellipsoidal_with_a_repeated_value(name):
     torch.testing.assert_close(uncertainty(images), uncertainty(wide[0]))
 
 
-@pytest.mark.parametrize("name", ["cosine", "dot", "minkl", "wasserstein", "wasserstein_var", "csd", "elk", "bhattacharyya"])
+@pytest.mark.parametrize("name",
+                         ["cosine", "dot", "minkl", "wasserstein", "wasserstein_var", "csd", "elk", "bhattacharyya"])
 def test_symmetric_similarities(name):
     images, captions = sides(name, embedding(4, 10, seed=1), embedding(5, 10, seed=2))
     similarity = SIMILARITIES[name]()
@@ -207,7 +209,8 @@ def test_gradients_are_finite(name, case, dtype):
 
 @pytest.mark.parametrize("name", ["cosine", "dot"])
 def test_an_image_without_features_leaves_the_gradient_finite_in_float32(name):
-    """At 0 the direction is undefined; 1e12 of it and a batch of 128 would overflow when the norm of all gradients is taken."""
+    """At 0 the direction is undefined; 1e12 of it and a batch of 128 would overflow when the norm of all gradients is
+    taken."""
     image = torch.zeros(1, 8, requires_grad=True)
     SIMILARITIES[name]()(Embedding(image), Embedding(torch.randn(4, 8))).sum().backward()
     assert image.grad.norm() < 1e7
@@ -272,7 +275,8 @@ def test_hinge_of_perfect_scores_is_zero_and_of_equal_scores_the_margins():
 
 @pytest.mark.parametrize("each", [1, 5])
 def test_dealt_variances_are_those_of_other_items(each):
-    """No item keeps its own, every one is dealt once, and with one caption an image matching variances do not stay together."""
+    """No item keeps its own, every one is dealt once, and with one caption an image matching variances do not stay
+    together."""
     n = 40
     images, captions = (Embedding(torch.zeros(k, 3), torch.arange(k * 3.0).reshape(k, 3)) for k in (n, each * n))
     for seed in range(20):
@@ -289,7 +293,8 @@ def test_dealt_variances_are_those_of_other_items(each):
 
 
 def test_the_control_destroys_what_variances_alone_tell():
-    """Means all zero, each caption with the variances of its image: perfect as they are, and chance with those of others."""
+    """Means all zero, each caption with the variances of its image: perfect as they are, and chance with those of
+    others."""
     log_var = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
     images = captions = Embedding(torch.zeros(50, 4), log_var)
     similarity = SIMILARITIES["wasserstein"]()

@@ -30,7 +30,8 @@ def reference(scores, caption_image):
     for side, ranks in (("i2t", i2t), ("t2i", t2i)):
         ordered = sorted(ranks)
         middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-        result[side] = {"r1": 100 * sum(r < 1 for r in ranks) / len(ranks), "r5": 100 * sum(r < 5 for r in ranks) / len(ranks),
+        result[side] = {"r1": 100 * sum(r < 1 for r in ranks) / len(ranks),
+                        "r5": 100 * sum(r < 5 for r in ranks) / len(ranks),
                         "r10": 100 * sum(r < 10 for r in ranks) / len(ranks), "medr": middle // 1 + 1,
                         "meanr": sum(ranks) / len(ranks) + 1, "queries": len(ranks)}
     result["rsum"] = sum(result[side][k] for side in ("i2t", "t2i") for k in ("r1", "r5", "r10"))
@@ -76,7 +77,7 @@ def test_medr_is_the_floor_of_the_median_plus_one():
 @pytest.mark.parametrize("ties", [False, True])
 def test_retrieval_equals_definition(seed, ties):
     rng = np.random.default_rng(seed)
-    caption_image = rng.integers(0, 23, 61)                  # unequal numbers of captions, shuffled, some images with none
+    caption_image = rng.integers(0, 23, 61)  # unequal numbers of captions, shuffled, some images with none
     scores = rng.standard_normal((23, 61)).astype(np.float32)
     scores = np.round(scores) if ties else scores
     same(metrics.retrieval(scores, caption_image), reference(scores, caption_image))
@@ -87,7 +88,7 @@ def test_retrieval_equals_definition(seed, ties):
 def test_blocks_equal_whole(block):
     rng = np.random.default_rng(0)
     scores, caption_image = np.round(rng.standard_normal((20, 50)), 1), rng.integers(0, 20, 50)
-    i2t, t2i = metrics.ranks(lambda i, c: torch.from_numpy(scores)[i, c], caption_image, 20, block)
+    i2t, t2i = metrics.ranks_by_blocks(lambda c: lambda i: torch.from_numpy(scores)[i, c], caption_image, 20, block)
     same(metrics.both_directions(i2t[i2t >= 0], t2i), reference(scores, caption_image))
 
 
@@ -208,18 +209,19 @@ def test_pairs_of_positives_equal_definition(seed, digits):
     scores, sets = random_problem(seed, digits)
     query, item = as_pairs(sets)
     ranks = [reference_rank(row, s) if s else -1 for row, s in zip(scores, sets)]
-    assert metrics.ranks_of_pairs(scores, query, item).tolist() == ranks
+    assert metrics.best_ranks_of_pairs(scores, query, item).tolist() == ranks
     fewer = [set(sorted(s)[:2]) for s in sets]                       # two sets of positives share one pass
-    found = metrics.r_precisions(scores, [(query, item), as_pairs(fewer)])
+    found = metrics.r_precisions_of_sets(scores, [(query, item), as_pairs(fewer)])
     for values, chosen in zip(found, (sets, fewer)):
         assert np.isnan(values[0]) and len(values) == len(sets)
-        assert values[1:].tolist() == pytest.approx([reference_r_precision(row, s) for row, s in zip(scores[1:], chosen[1:])])
+        assert values[1:].tolist() == pytest.approx([reference_r_precision(row, s)
+                                                     for row, s in zip(scores[1:], chosen[1:])])
 
 
 def test_r_precision_of_a_whole_gallery_is_one():
     scores = np.round(np.random.default_rng(0).standard_normal((3, 8)))
     assert metrics.r_precision(scores, np.ones((3, 8), bool)).tolist() == [1, 1, 1]
-    assert metrics.average_precision(scores, np.ones((3, 8), bool)).tolist() == [1, 1, 1]
+    assert metrics.average_precision_at_r(scores, np.ones((3, 8), bool)).tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("digits", [0, 1, 6])
@@ -228,27 +230,29 @@ def test_average_precision_equals_definition(seed, digits):
     scores, sets = random_problem(seed, digits)
     lists = [sorted(s) for s in sets[1:]]
     expected = [reference_average_precision(row, s) for row, s in zip(scores[1:], sets[1:])]
-    assert metrics.average_precision(scores[1:], lists).tolist() == pytest.approx(expected)
+    assert metrics.average_precision_at_r(scores[1:], lists).tolist() == pytest.approx(expected)
     dense = np.array([[g in s for g in range(scores.shape[1])] for s in sets[1:]])
-    assert metrics.average_precision(torch.from_numpy(scores[1:]), dense).tolist() == pytest.approx(expected)
+    assert metrics.average_precision_at_r(torch.from_numpy(scores[1:]), dense).tolist() == pytest.approx(expected)
 
 
 def test_average_precision_by_hand():
     scores = np.array([[0.9, 0.8, 0.7, 0.6, 0.5]])
-    assert metrics.average_precision(scores, [[0, 2, 4]])[0] == pytest.approx((1 + 2 / 3) / 3)    # item 4 is fifth, R is 3
-    assert metrics.average_precision(scores, [[3, 4]])[0] == 0
+    # R is 3, and item 4 is fifth
+    assert metrics.average_precision_at_r(scores, [[0, 2, 4]])[0] == pytest.approx((1 + 2 / 3) / 3)
+    assert metrics.average_precision_at_r(scores, [[3, 4]])[0] == 0
 
 
 def test_positives_tied_with_all_others_get_nothing():
     scores, lists = np.zeros((2, 20)), [[0, 1, 2], [5]]
-    assert metrics.r_precision(scores, lists).tolist() == [0, 0] == metrics.average_precision(scores, lists).tolist()
+    for metric in (metrics.r_precision, metrics.average_precision_at_r):
+        assert metric(scores, lists).tolist() == [0, 0]
     assert metrics.best_ranks(scores, lists).tolist() == [17, 19]
 
 
 def test_eccv_equals_the_package_of_its_authors():
     """R@1, R-precision and mAP@R over the real query sets, on random scores of which half the positives are raised."""
     package = pytest.importorskip("eccv_caption")
-    from evaluation import annotations, protocols
+    from evaluation import annotations, protocols, subjects
     owner = json.load(open(os.path.join(annotations.eccv_folder(), "original_caption_to_image.json")))
     captions = np.load(os.path.join(annotations.eccv_folder(), "coco_test_ids.npy")).tolist()
     images = list(dict.fromkeys(owner[str(c)][0] for c in captions))
@@ -261,15 +265,16 @@ def test_eccv_equals_the_package_of_its_authors():
     ranked = {}
     for side, matrix, queries, items in (("i2t", scores, images, captions), ("t2i", scores.T, captions, images)):
         asked = np.unique(pairs[side].query)
-        best = [np.argpartition(-matrix[q], 60)[:60] for q in asked]                        # at most 48 positives a query
+        best = [np.argpartition(-matrix[q], 60)[:60] for q in asked]  # at most 48 positives a query
         assert all(len(np.unique(matrix[q, b])) == 60 for q, b in zip(asked, best))
         ranked[side] = {queries[q]: [items[g] for g in b[np.argsort(-matrix[q, b])]] for q, b in zip(asked, best)}
     judge = package.Metrics()
-    for image, gone in ((575916, 144675), (421999, 467259)):         # sixth captions, which no split and no ranking holds
+    for image, gone in ((575916, 144675), (421999, 467259)):  # sixth captions, which no split and no ranking holds
         judge.eccv_gts["i2t"][image].remove(gone)
     theirs = judge.compute_all_metrics(
-        ranked["i2t"], ranked["t2i"], target_metrics=("eccv_r1", "eccv_map_at_r", "eccv_rprecision"), Ks=(1,), verbose=False)
-    ours = protocols.eccv(scores, pairs, protocols.Record())
+        ranked["i2t"], ranked["t2i"], target_metrics=("eccv_r1", "eccv_map_at_r", "eccv_rprecision"), Ks=(1,),
+        verbose=False)
+    ours = protocols.eccv(scores, pairs, subjects.Record())
     assert (ours["i2t"]["queries"], ours["t2i"]["queries"]) == (1261, 1332)
     for side in ("i2t", "t2i"):
         for name, key in (("eccv_r1", "r1"), ("eccv_rprecision", "rp"), ("eccv_map_at_r", "map_at_r")):
@@ -330,7 +335,7 @@ def test_sampled_spearman_equals_a_slow_one_in_distribution():
     fast = metrics.sampled_spearman(query, x, y, samples=400, seed=3)
     assert fast["spearman"] == pytest.approx(slow.mean(), abs=5 * slow.std() / 20)          # means of 400 draws each
     assert fast["std"] == pytest.approx(slow.std(), rel=0.25)
-    assert metrics.spearman(x, y) < slow.mean() - 10 * slow.std() / 20                      # all pairs at once tell otherwise
+    assert metrics.spearman(x, y) < slow.mean() - 10 * slow.std() / 20  # all pairs at once tell otherwise
     assert metrics.sampled_spearman(query, x, y, samples=20, seed=3) == metrics.sampled_spearman(query, x, y, 20, 3)
 
 
@@ -384,7 +389,8 @@ def test_risk_coverage_equals_definition():
     uncertainty, hits = rng.permutation(57), rng.random(57) < 0.7
     expected = risks(sorted(range(57), key=lambda k: uncertainty[k]), hits)
     result = metrics.risk_coverage(uncertainty, hits, points=1000)
-    assert result["coverage"] == pytest.approx([n / 57 for n in range(1, 58)]) and result["risk"] == pytest.approx(expected)
+    assert result["coverage"] == pytest.approx([n / 57 for n in range(1, 58)])
+    assert result["risk"] == pytest.approx(expected)
     assert result["area"] == pytest.approx(sum(expected) / 57)
     assert result["area_random"] == pytest.approx(100 * (1 - hits.mean()))
     assert result["area_best"] == pytest.approx(np.mean(risks(sorted(range(57), key=lambda k: not hits[k]), hits)))
@@ -407,7 +413,7 @@ def test_risk_coverage_of_ties_is_the_mean_over_their_orders():
 # ---- is a difference real?
 
 def two_models(gain, n=150, seed=0):
-    """Hits of two models on unequal numbers of captions an image, as {metric: (total, count)} by image, and as lists."""
+    """Hits of two models, unequal numbers of captions per image: as {metric: (total, count)} by image, and as lists."""
     rng = np.random.default_rng(seed)
     count = rng.integers(0, 7, n)
     hard = rng.random(n)
@@ -422,7 +428,8 @@ def test_paired_bootstrap_equals_a_slow_one():
     rng, differences = random.Random(5), []
     for _ in range(1500):
         images = [rng.randrange(150) for _ in range(150)]
-        recall = [100 * sum(hits[i].sum() for i in images) / sum(len(hits[i]) for i in images) for hits in (first, second)]
+        recall = [100 * sum(hits[i].sum() for i in images) / sum(len(hits[i]) for i in images)
+                  for hits in (first, second)]
         differences.append(recall[1] - recall[0])
     result = metrics.paired_bootstrap(a, b, {}, samples=4000)["t2i r1"]
     assert result["a"] == pytest.approx(100 * np.concatenate(first).mean())
@@ -443,11 +450,12 @@ def test_identical_models_do_not_differ():
 def test_p_of_two_models():
     (a, b), _ = two_models(0.15)
     better, worse = (metrics.paired_bootstrap(*pair, {}, samples=2000)["t2i r1"] for pair in ((a, b), (b, a)))
-    assert better["p"] == pytest.approx(2 / 2001) and better["low"] > 0                     # the least that 2,000 samples tell
+    assert better["p"] == pytest.approx(2 / 2001) and better["low"] > 0  # the least that 2,000 samples tell
     assert worse["p"] == better["p"] and worse["high"] < 0
-    assert worse["low"] == pytest.approx(-better["high"]) and worse["difference"] == pytest.approx(-better["difference"])
+    assert worse["low"] == pytest.approx(-better["high"])
+    assert worse["difference"] == pytest.approx(-better["difference"])
     (a, _), (other, _) = two_models(0)[0], two_models(0)[0]
-    other["t2i r1"] = (np.roll(other["t2i r1"][0], 1), np.roll(other["t2i r1"][1], 1))      # the same hits, of other images
+    other["t2i r1"] = (np.roll(other["t2i r1"][0], 1), np.roll(other["t2i r1"][1], 1))  # the same hits, of other images
     same_level = metrics.paired_bootstrap(a, other, {}, samples=2000)["t2i r1"]
     assert same_level["p"] > 0.5 and same_level["low"] < 0 < same_level["high"]
 
@@ -483,7 +491,7 @@ def test_bootstrap_where_few_images_have_queries():
 # ---- is a difference more than the choice of seeds?
 
 def seeds_of_two_models(gain=0.0, n=120, seeds=(3, 3), noise=0.5, seed=0):
-    """Runs of two models whose seeds differ by more than the choice of images does: {metric: (total, count)} of each."""
+    """Runs of two models whose seeds differ by more than the choice of images: {metric: (total, count)} of each."""
     rng = np.random.default_rng(seed)
     hard = rng.normal(size=n)
 
@@ -495,7 +503,8 @@ def seeds_of_two_models(gain=0.0, n=120, seeds=(3, 3), noise=0.5, seed=0):
 
 @pytest.mark.parametrize("seeds", [(3, 3), (2, 5), (1, 3)])
 def test_bootstrap_over_seeds_and_images_equals_a_slow_one(seeds):
-    """Images with replacement, S - 1 of S seeds with replacement, their distance from the mean stretched by Student's t."""
+    """Images with replacement, S - 1 of S seeds with replacement, their distance from the mean stretched by Student's
+    t."""
     a, b = seeds_of_two_models(seeds=seeds)
     rng, differences = random.Random(5), []
     freedom = sum(s - 1 for s in seeds)
@@ -518,7 +527,8 @@ def test_bootstrap_over_seeds_and_images_equals_a_slow_one(seeds):
 
 
 def test_two_groups_of_seeds_of_one_method_rarely_differ():
-    """Where seeds differ by more than images do, one run of each is said to differ again and again, a group of each is not."""
+    """Where seeds differ by more than images do, one run of each is said to differ again and again, a group of each is
+    not."""
     alone = groups = 0
     for seed in range(100):
         a, b = seeds_of_two_models(seed=seed)

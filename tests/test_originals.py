@@ -1,7 +1,7 @@
 """Checkpoints and vocabularies of the original VSE++ and VSRN code, built here in the formats that those wrote.
 
-The slow twins below compute the originals' embeddings in float64 from the weights under the originals' names, and rank as
-the originals did: by a sort of each query's scores.
+The slow twins below compute the originals' embeddings in float64 from the weights under the originals' names, and rank
+as the originals did: by a sort of each query's scores.
 """
 import argparse
 import functools
@@ -21,11 +21,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import checkpoints
 import evaluate
 import files
 import metrics
-import originals
-import runs
 import show
 import train
 import vocab
@@ -51,7 +50,8 @@ def original_norm(x, axis=1):
 def gru(weights, prefix, inputs, layers=1):
     """States (T, D) of the last layer for one sequence (T, F), gate by gate."""
     for layer in range(layers):
-        w, u, b, c = (weights[f"{prefix}{kind}_l{layer}"].double() for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+        w, u, b, c = (weights[f"{prefix}{kind}_l{layer}"].double()
+                      for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
         d = u.shape[1]
         h, states = torch.zeros(d, dtype=torch.float64), []
         for x in inputs:
@@ -65,7 +65,8 @@ def gru(weights, prefix, inputs, layers=1):
 
 
 def original_captions(text, opt, captions):
-    rows = torch.stack([gru(text, "rnn.", text["embed.weight"].double()[caption], opt.num_layers)[-1] for caption in captions])
+    rows = torch.stack([gru(text, "rnn.", text["embed.weight"].double()[caption], opt.num_layers)[-1]
+                        for caption in captions])
     rows = original_norm(rows)
     return rows.abs() if opt.use_abs else rows
 
@@ -81,7 +82,8 @@ def original_features(image, opt, features):
 
 def batch_norm(state, prefix, x):
     """x (rows, D), running statistics."""
-    mean, var, scale, shift = (state[prefix + name].double() for name in ("running_mean", "running_var", "weight", "bias"))
+    mean, var, scale, shift = (state[prefix + name].double()
+                               for name in ("running_mean", "running_var", "weight", "bias"))
     return (x - mean) / (var + 1e-5).sqrt() * scale + shift
 
 
@@ -151,7 +153,8 @@ def tensors(shapes, seed=0, scale=0.5):
 def gru_shapes(prefix, inputs, dim, layers=1):
     shapes = {}
     for k in range(layers):
-        shapes |= {f"{prefix}weight_ih_l{k}": (3 * dim, inputs if k == 0 else dim), f"{prefix}weight_hh_l{k}": (3 * dim, dim),
+        shapes |= {f"{prefix}weight_ih_l{k}": (3 * dim, inputs if k == 0 else dim),
+                   f"{prefix}weight_hh_l{k}": (3 * dim, dim),
                    f"{prefix}bias_ih_l{k}": (3 * dim,), f"{prefix}bias_hh_l{k}": (3 * dim,)}
     return shapes
 
@@ -163,8 +166,10 @@ def norm_shapes(prefix, dim):
 def namespace(**changes):
     """VSE++'s options at their defaults, with small sizes."""
     return argparse.Namespace(**{**dict(
-        data_path="/elsewhere/data", data_name="coco_precomp", vocab_path="./vocab/", margin=0.2, num_epochs=30, batch_size=128,
-        word_dim=7, embed_size=12, grad_clip=2.0, crop_size=224, num_layers=1, learning_rate=2e-4, lr_update=15, workers=10,
+        data_path="/elsewhere/data", data_name="coco_precomp", vocab_path="./vocab/", margin=0.2, num_epochs=30,
+        batch_size=128,
+        word_dim=7, embed_size=12, grad_clip=2.0, crop_size=224, num_layers=1, learning_rate=2e-4, lr_update=15,
+        workers=10,
         log_step=10, val_step=500, logger_name="runs/runX", resume="", max_violation=False, img_dim=9, finetune=False,
         cnn_type="vgg19", use_restval=False, measure="cosine", use_abs=False, no_imgnorm=False, vocab_size=len(WORDS)),
         **changes})
@@ -188,7 +193,7 @@ def vsrn_state(opt, ticks=True):
         shapes |= norm_shapes(f"Rs_GCN_{k}.W.1.", d)
     if opt.data_name == "f30k_precomp":
         shapes |= norm_shapes("bn.", d)
-    state = tensors(shapes, scale=0.25)             # a layer is cubic in its input, and f30k does not norm the first one's
+    state = tensors(shapes, scale=0.25)          # a layer is cubic in its input, and f30k does not norm the first one's
     if ticks:
         state |= {name.replace("running_var", "num_batches_tracked"): torch.tensor(7) for name in shapes
                   if name.endswith("running_var")}
@@ -196,18 +201,21 @@ def vsrn_state(opt, ticks=True):
 
 
 def checkpoint(opt, image, text=None):
-    return {"epoch": 3, "model": [image, text or text_state(opt)], "best_rsum": np.float64(123.5), "opt": opt, "Eiters": 77}
+    return {"epoch": 3, "model": [image, text or text_state(opt)], "best_rsum": np.float64(123.5), "opt": opt,
+            "Eiters": 77}
 
 
 def load(stored, path, words=WORDS, **how):
-    """Save in the originals' way, read, convert, and build by subjects.load_model: (model, vocabulary, options, converted)."""
+    """Save in the originals' way, read, convert, and build by subjects.load_model: (model, vocabulary, options,
+    converted)."""
     torch.save(stored, path, **how)
-    converted = originals.convert(originals.read(str(path)), words, str(path))
-    return (*runs.load_model(converted), converted)
+    converted = checkpoints.convert(checkpoints.read(str(path)), words, str(path))
+    return (*checkpoints.load_model(converted), converted)
 
 
 def write_split(root, features, seed=5, repeat=1):
-    """A folder of precomputed features (each row `repeat` times) with five random captions an image; the captions' numbers."""
+    """A folder of precomputed features (each row `repeat` times) with five random captions an image; the captions'
+    numbers."""
     rng, captions = np.random.default_rng(seed), []
     root.mkdir(parents=True)
     for _ in range(5 * len(features)):
@@ -223,7 +231,7 @@ def compare(model, words, split, images, captions, opt):
     np.testing.assert_allclose(ours[0].mean, images, atol=2e-5)
     np.testing.assert_allclose(ours[1].mean, captions, atol=2e-5)
     expected = original_ranks(images, captions, opt)
-    found = metrics.ranks(model.similarity.tiles(*ours), split.caption_image, len(split.images), 7)
+    found = metrics.ranks_by_blocks(model.similarity.columns(*ours), split.caption_image, len(split.images), 7)
     for side in range(2):
         np.testing.assert_array_equal(found[side], expected[side])
     result = sources.validate(model, split, split.encode(words), torch.device("cpu"))
@@ -234,7 +242,8 @@ def compare(model, words, split, images, captions, opt):
         assert result[side]["meanr"] == pytest.approx(ranks.mean() + 1)
 
 
-VARIANTS = {"VSE++": {}, "VSE0": {"no_imgnorm": True}, "two layers": {"num_layers": 2, "max_violation": True, "margin": 0.1},
+VARIANTS = {"VSE++": {}, "VSE0": {"no_imgnorm": True},
+            "two layers": {"num_layers": 2, "max_violation": True, "margin": 0.1},
             "Order0": {"measure": "order", "use_abs": True, "margin": 0.05, "learning_rate": 0.001},
             "Order++": {"measure": "order", "max_violation": True}}
 
@@ -324,7 +333,7 @@ def test_vgg_names_and_its_older_numbering(old):
         number = {"0": "1", "3": "4"}[number] if old and part == "classifier" else number
         image[f"cnn.{part}.{'module.' if part == 'features' else ''}{number}.{kind}"] = value
     assert ("cnn.classifier.1.weight" in image) == old and "cnn.features.module.0.weight" in image
-    converted = originals.convert({**checkpoint(opt, image), "best_rsum": 123.5}, WORDS, "vgg")
+    converted = checkpoints.convert({**checkpoint(opt, image), "best_rsum": 123.5}, WORDS, "vgg")
     with torch.device("meta"):
         model = build_model(argparse.Namespace(**converted["options"]), Vocabulary(WORDS), pretrained=False)
     expected = {name: value.shape for name, value in model.state_dict().items()}
@@ -341,7 +350,7 @@ def test_options_are_complete_and_resolved(tmp_path):
     assert set(converted["options"]) == set(ours) - {"resume", "overwrite", "config", "dry_run"}
     assert converted["options"]["data_path"] == ours["data_path"]                   # not that of another machine
     torch.save(converted, tmp_path / "ours.pt")                                     # plain values and tensors only
-    assert runs.load_checkpoint(str(tmp_path / "ours.pt"))["format"] == files.FORMAT
+    assert checkpoints.load_checkpoint(str(tmp_path / "ours.pt"))["format"] == files.FORMAT
 
 
 # ---- file formats: torch's zip, its older one, and what Python 2 wrote
@@ -397,14 +406,15 @@ def test_file_formats(tmp_path, how):
         assert b"cnumpy.core.multiarray\nscalar" in content and b"X\x05\x00\x00\x00model" not in content
 
 
-@pytest.mark.parametrize("value", [np.float64(1.5), np.float32(-2.5), np.int64(-7), np.int32(9), np.dtype(">f8").type(4)])
+@pytest.mark.parametrize("value",
+                         [np.float64(1.5), np.float32(-2.5), np.int64(-7), np.int32(9), np.dtype(">f8").type(4)])
 def test_numpy_scalars_become_plain_numbers(tmp_path, value):
     torch.save({"x": value}, tmp_path / "x.pt")
-    found = originals.read(str(tmp_path / "x.pt"))["x"]
+    found = checkpoints.read(str(tmp_path / "x.pt"))["x"]
     assert found == value and type(found) in (int, float)
-    big_endian = originals._Dtype("f8", False, True)
+    big_endian = checkpoints._Dtype("f8", False, True)
     big_endian.__setstate__((3, ">", None, None, None, -1, -1, 0))
-    assert originals._scalar(big_endian, struct.pack(">d", 2.25)) == 2.25
+    assert checkpoints._scalar(big_endian, struct.pack(">d", 2.25)) == 2.25
 
 
 class Calls:
@@ -434,7 +444,7 @@ def test_checkpoints_that_want_to_run_code_are_refused(tmp_path, monkeypatch, at
     stored["opt"].resume = bomb
     torch.save(stored, "c.pth.tar", _use_new_zipfile_serialization=zipped)
     with pytest.raises(InputError, match=f"c.pth.tar .*wants to call {name},.*nothing of it was run"):
-        originals.read("c.pth.tar")
+        checkpoints.read("c.pth.tar")
     assert os.listdir(".") == ["c.pth.tar"]
     if attack in ("system", "open"):                                                # the bombs are live
         torch.load("c.pth.tar", weights_only=False)
@@ -456,7 +466,8 @@ BAD = {
     "words": (changed(), WORDS[:-1], r"vectors for 44 words and the vocabulary lists 43"),
     "no words": (changed(), None, r"python vocab.py convert OLD NEW.json.*--vocab NEW.json"),
     "leftover image": (changed(image={"cap.weight": torch.zeros(2)}), WORDS, r"holds the weights cap.weight"),
-    "leftover text": (changed(text={"rnn.weight_ih_l0_reverse": torch.zeros(2)}), WORDS, r"weights rnn.weight_ih_l0_rev"),
+    "leftover "
+    "text": (changed(text={"rnn.weight_ih_l0_reverse": torch.zeros(2)}), WORDS, r"weights rnn.weight_ih_l0_rev"),
     "leftover graph": (changed(image={"Rs_GCN_5.g.weight": torch.zeros(2)}), WORDS, r"holds the weights Rs_GCN_5"),
     "missing": (changed(image={"fc.bias": None}), WORDS, r"lacks the weights fc.bias"),
     "no matrix": (changed(image={"fc.weight": torch.zeros(3)}), WORDS, r"no matrix fc.weight"),
@@ -470,21 +481,22 @@ BAD = {
     "rsum": (changed(best_rsum="high"), WORDS, r"best_rsum = 'high', which is no number"),
     "three": (changed(model=[{}, {}, {}]), WORDS, r"a list of 3 under 'model'"),
     "no tensors": (changed(model=[{"fc.weight": 3}, {}]), WORDS, r"store the weights of an image and of a text"),
-    "twice": (changed(image={"cnn.module.conv1.weight": torch.zeros(1), "cnn.conv1.weight": torch.zeros(1)}), WORDS, r"twice"),
+    "twice": (changed(image={"cnn.module.conv1.weight": torch.zeros(1), "cnn.conv1.weight": torch.zeros(1)}), WORDS,
+              r"twice"),
 }
 
 
 @pytest.mark.parametrize("stored,words,message", BAD.values(), ids=list(BAD))
 def test_checkpoints_that_do_not_fit_are_refused(stored, words, message):
     with pytest.raises(InputError, match=message) as error:
-        originals.convert(stored, words, "c.pth.tar")
+        checkpoints.convert(stored, words, "c.pth.tar")
     assert len(str(error.value).splitlines()) == 1 and "c.pth.tar" in str(error.value)
 
 
 def test_weights_of_another_network_are_refused():
     stored = changed(opt={"cnn_type": "resnet18"}, image={"cnn.module.strange": torch.zeros(1)})
     with pytest.raises(InputError, match="are not those of a model of these options"):
-        runs.load_model(originals.convert(stored, WORDS, "c"))
+        checkpoints.load_model(checkpoints.convert(stored, WORDS, "c"))
 
 
 def test_what_is_no_checkpoint_is_refused_and_ours_is_told_apart(tmp_path):
@@ -492,10 +504,10 @@ def test_what_is_no_checkpoint_is_refused_and_ours_is_told_apart(tmp_path):
     for content in (b"", b"hello", b"PK\x03\x04", b"\x80\x02]q\x00."):
         path.write_bytes(content)
         with pytest.raises(InputError, match="is damaged or no checkpoint of this project, VSE"):
-            originals.read(str(path))
-    assert originals.is_original(checkpoint(namespace(), precomp_state(namespace())))
+            checkpoints.read(str(path))
+    assert checkpoints.is_original(checkpoint(namespace(), precomp_state(namespace())))
     for other in ({"model": {}, "opt": namespace()}, {"model": [], "opt": {}}, {"format": 1, "model": {}}, [], 3):
-        assert not originals.is_original(other)
+        assert not checkpoints.is_original(other)
 
 
 # ---- vocabularies
@@ -635,7 +647,8 @@ def test_convert_overwrites_nothing_and_the_plain_command_stays(tmp_path, capsys
 
 @pytest.fixture
 def stored(tmp_path, capsys, pickled):
-    """A checkpoint of the original VSE++, its converted vocabulary, and features with photos: (words naming both, the data)."""
+    """A checkpoint of the original VSE++, its converted vocabulary, and features with photos: (words naming both, the
+    data)."""
     from PIL import Image
 
     convert(tmp_path, pickled(WORDS), capsys)
@@ -658,7 +671,7 @@ def test_an_original_is_evaluated_drawn_and_trained_further(tmp_path, stored, ca
     words, folder = stored
     evaluate.main(["--checkpoint", *words, *folder, "--output", str(tmp_path / "r.json")])
     first = json.loads((tmp_path / "r.json").read_text())["protocols"]["full"]["rsum"]
-    assert "whether they stand in its order is unchecked, and recalls near chance would say that" in capsys.readouterr().out
+    assert "whether they stand in its order is unchecked, and recalls near chance would say" in capsys.readouterr().out
 
     for more in ([], ["--captions", "w1 w2 w3"]):
         show.main(["retrieval", "--checkpoint", *words, *folder, "--photos", str(tmp_path / "photos"),
@@ -666,7 +679,8 @@ def test_an_original_is_evaluated_drawn_and_trained_further(tmp_path, stored, ca
                    *more])
         assert "unchecked" in capsys.readouterr().out and (tmp_path / "p.png").stat().st_size > 10000
 
-    run = [*folder, "--init_from", *words, "--logger_name", str(tmp_path / "run"), "--embed_size", "12", "--word_dim", "7",
+    run = [*folder, "--init_from", *words, "--logger_name", str(tmp_path / "run"), "--embed_size", "12", "--word_dim",
+           "7",
            "--batch_size", "8", "--workers", "0"]
     for more, note in (([], True), (["--no-feature_norm"], False)):
         with pytest.raises(SystemExit) as stop:             # the learning rate leaves the weights as they are
@@ -682,9 +696,11 @@ def test_a_vocabulary_that_was_built_here_is_refused(tmp_path, stored, capsys):
     words, folder = stored
     vocab_main([*folder[:4], "--vocab_path", str(tmp_path / "built"), "--vocab_threshold", "1"])
     built = tmp_path / "built" / "f8k_precomp_vocab.json"
-    for main, more in ((evaluate.main, ["--checkpoint"]), (lambda words: show.main(["retrieval", *words]), ["--checkpoint"]),
+    for main, more in ((evaluate.main, ["--checkpoint"]),
+                       (lambda words: show.main(["retrieval", *words]), ["--checkpoint"]),
                        (train.main, ["--init_from"])):
-        for vocabulary, message in ((["--vocab", str(built)], "was built from f8k_precomp train, words seen 1 times: the orig"),
+        for vocabulary, message in ((["--vocab", str(built)],
+                                     "was built from f8k_precomp train, words seen 1 times: the orig"),
                                     ([], "convert its vocabulary with .* and give it with --vocab")):
             with pytest.raises(SystemExit) as stop:
                 main([*folder, *more, words[0], *vocabulary])

@@ -1,4 +1,6 @@
-"""The tables of the papers: rows that can be run, published numbers that are those of the papers, what is printed, resuming."""
+"""The tables of the papers: rows that can be run, published numbers that are those of the papers, what is printed,
+resuming."""
+import contextlib
 import fcntl
 import json
 import os
@@ -16,6 +18,7 @@ import similarities
 import train
 from data import read_split
 from demo import __main__ as demo
+from methods import METHODS
 from paper_tables import __main__ as listing
 from paper_tables import coco_halves, common, figures
 from paper_tables import runs as running
@@ -44,7 +47,8 @@ def runs(table):
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", TABLES)
 def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
-    """Of training, with recipes.parse_args as train.py has it, and of evaluation; and they keep what the row asks for."""
+    """Of training, with recipes.parse_args as train.py has it, and of evaluation; and they keep what the row asks
+    for."""
     if scale == "f8k" and not TABLES[name].f8k:
         return
     monkeypatch.setattr(train, "load_checkpoint", lambda *_, **__: None)    # of a run to start from
@@ -72,21 +76,26 @@ def test_full_rows_keep_the_papers_setting(tmp_path):
         assert (found.num_epochs, found.learning_rate) == ((15, 2e-5) if run.start else (30, 2e-4))
 
 
-# What the papers' experimental sections say, field by field, and how train.py spells it. (Where a paper says nothing, as `dmsm`
-# of epochs or `jwae` of when its rates decay, nothing is compared; the notes of the tables tell what was taken.)
+# What the papers' experimental sections say, field by field, and how train.py spells it. (Where a paper says nothing,
+# as `dmsm` of epochs or `jwae` of when its rates decay, nothing is compared; the notes of the tables tell what was
+# taken.)
 VSEPP = {"num_epochs": 30, "learning_rate": 2e-4, "lr_update": 15, "margin": 0.2, "embed_size": 1024, "word_dim": 300,
-         "batch_size": 128, "cnn_type": "resnet152", "use_restval": True, "finetune": False, "select": "rsum", "txt_enc": "gru"}
+         "batch_size": 128, "cnn_type": "resnet152", "use_restval": True, "finetune": False, "select": "rsum",
+         "txt_enc": "gru"}
 TUNED = {**VSEPP, "num_epochs": 15, "learning_rate": 2e-5, "finetune": True, "freeze_bn": True}
-REGIONS = {"img_enc": "vsrn", "num_epochs": 30, "learning_rate": 2e-4, "lr_update": 15, "batch_size": 128, "embed_size": 2048,
+REGIONS = {"img_enc": "vsrn", "num_epochs": 30, "learning_rate": 2e-4, "lr_update": 15, "batch_size": 128,
+           "embed_size": 2048,
            "word_dim": 300, "region_norm": "regions", "captioner": 1.0, "captioner_original": True}
 JWAE = {"learning_rate": 1e-4, "critic_learning_rate": 5e-5, "batch_size": 128}
 RAW = {"feature_norm": False}
-MH = {"latent_norm": "sphere", "recon_images": 0.5, "recon_captions": 0.005, "prior_images": 0.01, "prior_captions": 0.01,
+MH = {"latent_norm": "sphere", "recon_images": 0.5, "recon_captions": 0.005, "prior_images": 0.01,
+      "prior_captions": 0.01,
       "max_violation": True}
 DMSM = {"optimizer": "sgd", "learning_rate": 0.5, "lr_update": 1000, "negatives": 40, "gamma": 10.0, "embed_size": 300,
         "layer_style": "tanh", "feature_norm": False, "select": "hbr", "txt_enc": "trigram_conv"}
 RECIPES = [
-    ("pmrl_table1", "GCIE ellipsoidal, Wasserstein", VSEPP | {"var_min": 0.1, "var_max": 10.0}, "pmrl 3.1: 15 + 15 epochs"),
+    ("pmrl_table1", "GCIE ellipsoidal, "
+                    "Wasserstein", VSEPP | {"var_min": 0.1, "var_max": 10.0}, "pmrl 3.1: 15 + 15 epochs"),
     ("pmrl_table1", "VSE++, cosine", VSEPP, "pmrl 3.1"),
     ("pmrl_table2", "GCIE ellipsoidal, KL", TUNED, "pmrl 3.1: 15 epochs at 2e-5 from the trained models"),
     ("pmrl_table2", "GIE spherical, Mahalanobis", TUNED | {"learning_rate": 2e-6}, "pmrl 3.1: except GIE spherical"),
@@ -95,23 +104,28 @@ RECIPES = [
     ("ucmr_table1", "VSRN ours", REGIONS | {"margin": 0.1}, "ucmr 4.2: margin of 0.1 for VSRN; the official codebase"),
     ("ucmr_table1", "VSRN", REGIONS | {"margin": 0.2, "image_head": "point"}, "VSRN's code"),
     ("ucmr_table1", "VSRN, wide", REGIONS | {"margin": 0.2, "embed_size": 4096}, "ucmr 4.2: doubling the dimension"),
-    ("jwae_table3", "jWAE-MH (VGG+w2v)", JWAE | MH | RAW | {"img_layers": "1024", "txt_layers": "1024"}, "jwae 4.2, 5.1"),
+    ("jwae_table3", "jWAE-MH "
+                    "(VGG+w2v)", JWAE | MH | RAW | {"img_layers": "1024", "txt_layers": "1024"}, "jwae 4.2, 5.1"),
     ("jwae_table3", "jWAE-MH (ResNet+GRU)", MH | {"txt_enc": "bigru", "num_layers": 2}, "jwae 4.2, 5.1"),
     ("jwae_table3", "jWAE-MSE (VGG+w2v)", JWAE | RAW | {
-        "loss": "mse", "recon_images": 1.0, "recon_captions": 1.0, "prior_images": 0.2 * 128, "prior_captions": 0.2 * 128,
+        "loss": "mse", "recon_images": 1.0, "recon_captions": 1.0, "prior_images": 0.2 * 128,
+        "prior_captions": 0.2 * 128,
         "mse_weight": 1024.0}, "jwae 5.1; eq. 7 a mean over pairs, so all terms count per item"),
-    ("jwae_table3", "jWAE-MH+SCAN i-t (ResNet+GRU)", MH | RAW | {"cross_attn": "i2t", "agg_func": "Mean"}, "SCAN's code"),
+    ("jwae_table3", "jWAE-MH+SCAN i-t "
+                    "(ResNet+GRU)", MH | RAW | {"cross_attn": "i2t", "agg_func": "Mean"}, "SCAN's code"),
     ("jwae_table3", "Emb. Network (VGG+w2v)", {"lr_update": 1000, "num_epochs": 20, "batch_size": 1000},
      "the two-branch networks' code: 20 epochs at a constant rate"),
-    ("jwae_table4", "VAE-MH", MH | {"prior_images": 0.0, "prior_captions": 0.0, "latent_norm": "none", "logvar_init": -6.0},
+    ("jwae_table4", "VAE-MH",
+     MH | {"prior_images": 0.0, "prior_captions": 0.0, "latent_norm": "none", "logvar_init": -6.0},
      "jwae 5.2: in place of the WAE"),
     ("dmsm_table1", "FC7, 2000-1000-300 | 4000-2000-1000-500-300",
      DMSM | {"img_layers": "2000-1000", "txt_layers": "4000-2000-1000-500"}, "dmsm 4.2, Table 1")]
 
 
-@pytest.mark.parametrize("table, label, expected, section", RECIPES, ids=[f"{table} {label}" for table, label, *_ in RECIPES])
+@pytest.mark.parametrize("table, label, expected, "
+                         "section", RECIPES, ids=[f"{table} {label}" for table, label, *_ in RECIPES])
 def test_recipes_are_those_of_the_papers(monkeypatch, table, label, expected, section):
-    monkeypatch.setattr("train.load_checkpoint", lambda *_, **__: None)                 # --init_from of the fine-tuned rows
+    monkeypatch.setattr("train.load_checkpoint", lambda *_, **__: None)             # --init_from of the fine-tuned rows
     run = next(row for row in TABLES[table].rows if row.label == label).runs[0]
     more = ["--init_from", "RUN"] if run.start else []
     found = vars(train.parse_args([*running.training_options(run, "full").split(), *more]))
@@ -135,38 +149,53 @@ def test_tables_share_runs(tmp_path):
     assert tuned[-3].folder == one and tuned[-2].words[tuned[-2].words.index("--init_from") + 1] == one
 
 
-EXCEPTIONS = {                                              # rows of the README's method table that no paper's table has
-    "VSE0": "VSE++'s own baseline", "Order0": "VSE++'s own baseline", "Order++": "VSE++'s own baseline",
-    "closed-form sampled distance and objective (PCME++)": "later",
-    "any similarity with InfoNCE (CLIP's objective)": "later", "weights averaged over the last third": "not of these papers",
-    "SCAN, image to text": "with LogSumExp; jwae_table3 has the mean, as SCAN's own best",
-    "generalised pooling of regions (VSE-infinity)": "later", "jWAE with unpaired data": "in no table of the paper"}
+EXCEPTIONS = {                                              # methods that no paper's table has, and why
+    "vse0": "VSE++'s own baseline", "order0": "VSE++'s own baseline", "order++": "VSE++'s own baseline",
+    "pcme++": "later", "infonce": "later", "vse_infinity": "later", "dmsm_bag": "DSSM's bag, in no row",
+    "scan_i2t": "with LogSumExp; jwae_table3 has the mean, as SCAN's own best"}
 
 
-def test_readme_methods_are_rows():
-    """Every row of the README's method table is a row of a table here, by the first options it gives, or a named exception."""
-    def words(text):                                        # options without the names that the reader fills in
-        found = set(re.findall(r"--[\w-]+(?: (?!--)[^\s`A-Z][^\s`]*| (?=[A-Z][a-z])\S+)?", text))
-        return {re.sub(r"(--text_features|--word_vectors) .*", r"\1", option) for option in found}
-    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
-        lines = f.read().split("| method | flags |")[1].split("\n\n")[0].splitlines()[2:]
-    trained = [words(running.training_options(part, "full")) for table in TABLES.values() for run in runs(table)
+def words_of(options: str) -> set[str]:
+    return set(re.findall(r"--[\w-]+(?: (?!--)\S+)?", options))
+
+
+def test_methods_are_rows():
+    """The options of every method are among those of a row of a table, or the method is a named exception."""
+    trained = [words_of(running.training_options(part, "full")) for table in TABLES.values() for run in runs(table)
                for part in (run, run.start) if part]
-    methods, lacking = [], []
-    for line in lines:
-        method, flags = (cell.strip() for cell in line.strip("|").rsplit(" | ", 1))
-        methods.append(method)
-        spans = [words(span) for span in re.findall(r"`([^`]+)`", flags) if span.startswith("--")]
-        if method not in EXCEPTIONS and spans and not any(spans[0] <= row for row in trained):
-            lacking.append((method, spans[0]))
-    assert not lacking, f"neither rows of paper_tables nor exceptions here: {lacking}"
-    assert len(methods) > 20
+    rows = {name for name, method in METHODS.items() if any(words_of(method.flags) <= row for row in trained)}
+    assert set(METHODS) - rows == set(EXCEPTIONS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_its_options_and_a_flag_comes_before_it(name, tmp_path):
+    """With what it needs, and without."""
+    (tmp_path / "vectors.txt").write_text("a 1 2")
+    method = METHODS[name]
+    given = {"--text_features": ["--text_features", "w2v"], "--word_vectors":
+             ["--word_vectors", str(tmp_path / "vectors.txt")]}
+    more = next((words for flag, words in given.items() if flag in method.needs), [])
+    by_name, by_hand = (vars(train.parse_args([*words, *more])) for words in (["--method", name], method.flags.split()))
+    assert {**by_name, "method": None} == by_hand
+    assert train.parse_args(["--method", name, *more, "--embed_size", "14", "--seed", "3"]).embed_size == 14
+    if more:
+        with pytest.raises(SystemExit):
+            train.parse_args(["--method", name])
+
+
+def test_methods_are_listed(capsys):
+    with pytest.raises(SystemExit) as stop:
+        train.parse_args(["--methods"])
+    out = capsys.readouterr().out
+    assert not stop.value.code
+    assert all(f"{name}: {m.title} ({m.paper})\n    {m.flags}" in out for name, m in METHODS.items())
 
 
 # ---- published numbers
 
 def test_printed_sums_are_those_of_their_parts():
-    """To the rounding of seven numbers; where a paper misprints one, its row is named and the difference is not small."""
+    """To the rounding of seven numbers; where a paper misprints one, its row is named and the difference is not
+    small."""
     checked = 0
     for table in TABLES.values():
         for at, parts in table.sums:
@@ -189,7 +218,8 @@ def test_same_rows_in_two_papers_differ_only_where_the_notes_say():
         assert short == (*long[:2], *long[3:5])
     for theirs, ours, allowed in ((tuned, "VSE++ft", []), (published("pmrl_table1", "VSE++, cosine"), "VSE++", [3]),
                                   (published("pmrl_table2", "GCIE ellipsoidal, min KL"), "VSE++ft ours", [1]),
-                                  (published("pmrl_table1", "GCIE ellipsoidal, Wasserstein"), "VSE++ ours", [0, 1, 2, 3, 5])):
+                                  (published("pmrl_table1", "GCIE ellipsoidal, Wasserstein"), "VSE++ ours",
+                                   [0, 1, 2, 3, 5])):
         mine = published("ucmr_table1", ours)[1:4] + published("ucmr_table1", ours)[5:8]
         assert [k for k in range(6) if theirs[k] != mine[k]] == allowed
 
@@ -201,8 +231,9 @@ def test_numbers_stand_in_the_papers(name):
         pytest.skip("the papers (../shared/papers) are not on this machine")
     with open(os.path.join(PAPERS, FILES[name.split("_")[0]][0]), encoding="utf-8") as f:
         text = re.sub(r"</?b>|\*\*", "", f.read())
-    found = " " + " ".join(re.findall(r"(?<![\d.])\d+\.\d+(?!\d)", re.sub(r"(\d\.\d\d)plus-or-minus\S+", r"\1 ", text))) + " "
-    at = -1                                                 # of the row before: the order, and so the labels, are the paper's
+    found = " " + " ".join(re.findall(r"(?<![\d.])\d+\.\d+(?!\d)",
+                                      re.sub(r"(\d\.\d\d)plus-or-minus\S+", r"\1 ", text))) + " "
+    at = -1                                           # of the row before: the order, and so the labels, are the paper's
     for row in TABLES[name].rows:
         if name == "ucmr_table7_8":                         # each beside its deviation
             assert all(f" {x:.2f} " in found for x in row.published), row.label
@@ -218,8 +249,8 @@ def test_numbers_stand_in_the_papers(name):
 
 
 def test_both_extractions_of_ucmr_agree():
-    """The second one has columns where the first has rows; what it keeps of rows is compared: Tables 3, 4, 6 and three recalls
-    of Tables 1 and 2."""
+    """The second one has columns where the first has rows; what it keeps of rows is compared: Tables 3, 4, 6 and three
+    recalls of Tables 1 and 2."""
     if not os.path.isdir(PAPERS):
         pytest.skip("the papers (../shared/papers) are not on this machine")
     with open(os.path.join(PAPERS, FILES["ucmr"][1]), encoding="utf-8") as f:
@@ -247,7 +278,8 @@ TINY = Table("a table", (recalls("folds5", "1K", ks=(1, 5), rsum=True), OTHER), 
 def test_golden_printout(tmp_path):
     said = opt(tmp_path, "--demo")
     ours = [(11.25, 0.5, 2), (20.0, 0.0, 1), None, (4.0, 0.25, 2), (290.0, 2.0, 2), None]
-    found = [{"label": row.label, "seeds": 2 * bool(row.runs), "ours": ours if row.runs else [None] * 6, "runs": bool(row.runs),
+    found = [{"label": row.label, "seeds": 2 * bool(row.runs), "ours": ours if row.runs else [None] * 6,
+              "runs": bool(row.runs),
               "published": list(row.published)} for row in TINY.rows]
     assert common.printed(TINY, found, said) == """\
 a table, 1K
@@ -263,11 +295,12 @@ a table, other
 ours and theirs: published
 theirs: published only      447.74
 
-ours: mean and standard deviation over the seeds (their number); drawn scenes, small models, a few epochs: shows that the \
-table runs, not what the methods do
+ours: mean and standard deviation over the seeds (their number); drawn scenes, small models, a few epochs: shows \
+that the table runs, not what the methods do
 a note"""
     assert r"\begin{tabular}{lrrrrr}" in common.printed(TINY, found, opt(tmp_path, "--format", "latex"))
-    assert json.loads(common.printed(TINY, found, opt(tmp_path, "--format", "json")))["rows"] == json.loads(json.dumps(found))
+    assert json.loads(common.printed(TINY, found,
+                                     opt(tmp_path, "--format", "json")))["rows"] == json.loads(json.dumps(found))
 
 
 def test_other_printouts_keep_what_their_form_would_eat(tmp_path):
@@ -281,20 +314,24 @@ def test_other_printouts_keep_what_their_form_would_eat(tmp_path):
 
 def test_number_of_seeds_is_that_of_the_columns(tmp_path):
     """A row of two runs, the first with two seeds and the second with one."""
-    found = [{"label": "a", "seeds": 2, "ours": [(1.0, 0.5, 2)] * 5 + [(3.0, 0.0, 1)], "published": [None] * 6, "runs": True}]
+    found = [{"label": "a", "seeds": 2, "ours": [(1.0, 0.5, 2)] * 5 + [(3.0, 0.0, 1)], "published": [None] * 6,
+              "runs": True}]
     said = common.printed(TINY, found, opt(tmp_path))
     assert said.count("a: ours (2)") == 1 and said.count("a: ours (1)") == 1
 
 
 def test_values_of_small_sizes_come_from_the_whole_split():
     stored = {"protocols": {"full": {"rsum": 1}, "cxc": {"rsum": 2}, "folds5": {"rsum": 3}}}
-    assert common.value(stored, "protocols/folds5/rsum") == 3 and common.value(stored, "protocols/folds5/rsum", False) == 1
-    assert common.value(stored, "protocols/cxc_folds5/rsum", False) == 2 and common.value(stored, "protocols/a/b/c") is None
+    assert common.value(stored, "protocols/folds5/rsum") == 3 and common.value(stored, "protocols/folds5/rsum",
+                                                                               False) == 1
+    assert common.value(stored, "protocols/cxc_folds5/rsum", False) == 2 and common.value(stored,
+                                                                                          "protocols/a/b/c") is None
     assert common.value({"models": {"x": {"a": 4}}}, "models/*/a") == 4
 
 
 @pytest.mark.parametrize("words, sentence", [
-    (["--only", "nothing"], "--only nothing is no row of pmrl Table 1"), (["--seeds", "0"], "--seeds 0 leaves nothing to run"),
+    (["--only", "nothing"], "--only nothing is no row of pmrl Table "
+                            "1"), (["--seeds", "0"], "--seeds 0 leaves nothing to run"),
     (["--also", "{x}"], "holds braces or quotes"), (["--also", "--cnn_weights 'a b'"], "holds braces or quotes")])
 def test_wrong_options_are_one_sentence(words, sentence, capsys):
     with pytest.raises(SystemExit):
@@ -307,7 +344,8 @@ def test_missing_data_are_named_and_the_published_numbers_printed(tmp_path, caps
     with pytest.raises(SystemExit, match="2 of 2 runs failed"):
         common.main(TABLES["pmrl_table1"], "", ["--data_path", str(tmp_path), "--only", "VSE++", "2"])
     out, err = capsys.readouterr()
-    assert "coco is not there; put there COCO's train2014.zip" in err and "58.3" in out and "78.0" in out and "94.0" not in out
+    assert "coco is not there; put there COCO's train2014.zip" in err
+    assert "58.3" in out and "78.0" in out and "94.0" not in out
 
 
 def test_dry_run_names_all_that_is_missing(tmp_path, capsys):
@@ -324,7 +362,8 @@ def test_nothing_is_trained_that_cannot_be_tested(tmp_path, capsys):
     for name, lacks in (("ucmr_table2", "cxc is not there; put there the csv "
                                         "files"), ("ucmr_table1", "instances_val2014.json is not")):
         with pytest.raises(SystemExit, match=lacks):
-            common.main(TABLES[name], "", ["--data_path", str(tmp_path), "--only", "1", "--runs", str(tmp_path / "runs")])
+            common.main(TABLES[name], "",
+                        ["--data_path", str(tmp_path), "--only", "1", "--runs", str(tmp_path / "runs")])
         assert "train.py" not in capsys.readouterr().err and not (tmp_path / "runs").exists()
 
 
@@ -334,7 +373,8 @@ def test_list_and_hours(capsys, tmp_path):
     assert all(f"\n{name} " in said for name in TABLES) and "estimates" in said
     for name, table in TABLES.items():
         told = re.findall(r"bout\s+(\d+)\s+GPU\s+hours", sys.modules[f"paper_tables.{name}"].__doc__)
-        assert told == [f"{common.gpu_hours(table):.0f}"] or (not told and not any(run.train for run in runs(table))), name
+        assert told == [f"{common.gpu_hours(table):.0f}"] or (not told
+                                                              and not any(run.train for run in runs(table))), name
 
 
 def test_no_machines_path():
@@ -347,50 +387,84 @@ def test_no_machines_path():
 
 # ---- running
 
-TABLE = """
+SMALL_TABLE = """
 from paper_tables.common import Row, Run, Table, main, recalls
 ROW = Run("coco", "--sim wasserstein"); POINT = Run("coco", "--max_violation")
-main(Table("t", (recalls(),), (Row("a", (1.0,) * 6, (ROW,)), Row("b", (2.0,) * 6, (POINT,)), Row("c", (3.0,) * 6))))
+TABLE = Table("t", (recalls(),), (Row("a", (1.0,) * 6, (ROW,)), Row("b", (2.0,) * 6, (POINT,)), Row("c", (3.0,) * 6)))
+if __name__ == "__main__":
+    main(TABLE)
 """
 
 
-def command(tmp_path, demo_path, *more, check=True):
-    script = tmp_path / "table.py"
-    script.write_text(TABLE)
-    words = [sys.executable, str(script), "--demo", "--data_path", demo_path, "--runs", str(tmp_path / "runs"), *more]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": ROOT}, check=False)
-    assert not check or done.returncode == 0, done.stderr
-    return done
+def in_this_process(step: Step) -> str:
+    """running.execute without a process of its own, which would load torch once more."""
+    script, *words = step.command
+    main = {"train.py": train, "evaluate.py": evaluate}[script].main
+    os.makedirs(os.path.dirname(step.target) or ".", exist_ok=True)
+    with open(step.log or os.devnull, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
+        try:
+            main(words)
+        except SystemExit as stop:
+            return str(stop.code) if stop.code else ""
+    return ""
+
+
+@pytest.fixture
+def table_command(tmp_path, demo_path, monkeypatch, capsys):
+    """Stdout and stderr of a small table's command."""
+    monkeypatch.setattr(common, "execute", in_this_process)
+    told = {"__name__": "table"}
+    exec(SMALL_TABLE, told)
+
+    def call(*more) -> tuple[str, str]:
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            patch.chdir(ROOT)
+            try:
+                common.main(told["TABLE"], "",
+                            ["--demo", "--data_path", demo_path, "--runs", str(tmp_path / "runs"), *more])
+            except SystemExit as stop:
+                assert not stop.code
+        shown = capsys.readouterr()
+        return shown.out, shown.err
+    return call
 
 
 @pytest.mark.slow
-def test_a_table_runs_resumes_and_skips(tmp_path, demo_path):
+def test_a_table_runs_resumes_and_skips(tmp_path, demo_path, table_command):
     also = ["--also=--num_epochs 2 --vse_mean_warmup_epochs 0"]
-    dry = command(tmp_path, demo_path, "--dry_run", *also).stdout
+    dry, _ = table_command("--dry_run", *also)
     assert dry.count("train.py") == 2 and dry.count("evaluate.py") == 2 and not (tmp_path / "runs").exists()
-    first = command(tmp_path, demo_path, "--only", "a", *also)
+    (tmp_path / "table.py").write_text(SMALL_TABLE)         # as a user runs it: three processes
+    first = subprocess.run([sys.executable, str(tmp_path / "table.py"), "--demo", "--data_path", demo_path, "--runs",
+                            str(tmp_path / "runs"), "--only", "a", *also], capture_output=True, text=True, cwd=ROOT,
+                           env={**os.environ, "PYTHONPATH": ROOT})
+    assert first.returncode == 0, first.stderr
     assert "a: ours (1)" in first.stdout and "train.py" in first.stderr and first.stdout.count("difference") == 1
     folder = next(path for path in (tmp_path / "runs" / "demo").iterdir() if path.is_dir())
     log = (folder / "log.txt").read_text().splitlines(keepends=True)
     (folder / "log.txt").write_text("".join(log[:-1]))      # as if it had been stopped before its end
-    again = command(tmp_path, demo_path, *also)
-    assert "--resume" in again.stderr and again.stderr.count("train.py") == 2 and "c: published only" in again.stdout
-    skipped = command(tmp_path, demo_path, *also)
-    assert "train.py" not in skipped.stderr and skipped.stdout == again.stdout
+    again, told = table_command(*also)
+    assert "--resume" in told and "c: published only" in again
+    assert sum("train.py" in line for line in told.splitlines() if line.startswith("[")) == 2
+    skipped, told = table_command(*also)
+    assert "train.py" not in told and again == skipped
     figures.main(["--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images"), "--count", "2",
                   "--images", "3", "--uncertain", "--output", str(tmp_path / "picture.png")])
-    assert (tmp_path / "picture.png").stat().st_size > 10_000 and (folder / "uncertain" / "uncertain_captions.png").exists()
+    assert (tmp_path / "picture.png").stat().st_size > 10_000 and (folder / "uncertain"
+                                                                   / "uncertain_captions.png").exists()
     with pytest.raises(SystemExit, match="--images 99: the split has images 0 to 23"):
-        figures.main(["--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images"), "--images", "99"])
+        figures.main(["--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images"), "--images",
+                      "99"])
     for words, message in ((["--output", str(tmp_path)], "cannot be written"), (["--workers", "-1"], "2")):
         with pytest.raises(SystemExit, match=message):
             figures.main(["--checkpoint", str(folder), *words])
-    spelt = command(tmp_path, demo_path, "--print_only", "--runs", f"{tmp_path}/./runs", *also)
-    assert spelt.stdout == skipped.stdout
+    spelt, _ = table_command("--print_only", "--runs", f"{tmp_path}/./runs", *also)
+    assert spelt == skipped
     config = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(config.replace("margin: 0.2", "margin: 0.3"))   # not what the row says
-    assert "a: published" in command(tmp_path, demo_path, "--print_only", *also).stdout
-    dry = command(tmp_path, demo_path, "--dry_run", *also).stdout
+    assert "a: published" in table_command("--print_only", *also)[0]
+    dry, _ = table_command("--dry_run", *also)
     assert "--overwrite" in dry and "was trained with --margin 0.3, now 0.2" in dry
 
 
@@ -401,19 +475,23 @@ def test_pictures_of_runs_on_different_data_are_refused(tmp_path, demo_path):
         (tmp_path / name / "features.json").write_text('{"ims": "net %s"}' % ("B" if name == "three" else "A"))
     captions = (tmp_path / "two" / "test_caps.txt").read_text().splitlines()
     (tmp_path / "two" / "test_caps.txt").write_text("\n".join([*captions[3:], *captions[:3]]) + "\n")
-    small = ["--data_path", str(tmp_path), "--embed_size", "16", "--word_dim", "8", "--num_epochs", "1", "--batch_size", "32",
+    small = ["--data_path", str(tmp_path), "--embed_size", "16", "--word_dim", "8", "--num_epochs", "1",
+             "--batch_size", "32",
              "--vocab_threshold", "1", "--device", "cpu"]
     for name in ("one", "two"):
-        assert train.train(train.parse_args([*small, "--data_name", name, "--logger_name", str(tmp_path / f"run_{name}")])) == 0
+        assert train.train(train.parse_args([*small, "--data_name", name, "--logger_name",
+                                             str(tmp_path / f"run_{name}")])) == 0
     one, two = (str(tmp_path / f"run_{name}" / "model_best.pt") for name in ("one", "two"))
-    for words, message in (([two], "run_two.model_best.pt has 24 images and 120 captions .* draw runs on the same split with"),
+    for words, message in (([two], "run_two.model_best.pt has 24 images and 120 captions .* draw runs on the same "
+                                   "split with"),
                            (["--data_name", "three"], "were made by 'net B'")):
         with pytest.raises(SystemExit, match=message):
             figures.main(["--checkpoint", one, *words])
     figures.main(["--checkpoint", one, two, "--data_name", "two", "--photos", os.path.join(demo_path, "demo", "images"),
                   "--count", "1", "--neighbours"])
     with pytest.raises(SystemExit, match="neighbours.png is where --neighbours draws its picture; name another file"):
-        figures.main(["--checkpoint", one, "--photos", os.path.join(demo_path, "demo", "images"), "--neighbours", "--output",
+        figures.main(["--checkpoint", one, "--photos", os.path.join(demo_path, "demo", "images"), "--neighbours",
+                      "--output",
                       str(tmp_path / "neighbours.png")])
     for name in ("retrieval", "neighbours"):                # beside a file that is given
         assert (tmp_path / "run_one" / f"{name}.png").stat().st_size > 10_000
@@ -431,14 +509,14 @@ def test_neighbours_are_the_images_most_alike_without_the_image_itself():
                                           (["--sim", "mahalanobis", "--image_head", "ellipsoidal"], ["images"]),
                                           (["--sim", "wasserstein"], ["images", "captions"]), (["--sim", "cosine"], []),
                                           (["--max_violation", "--vae", "0.001", "--var_min", "1e-6"], [])])
-def test_uncertain_items_are_drawn_of_the_sides_that_are_gaussian(tmp_path, demo_path, capsys, words, sides):
-    small = ["--data_path", demo_path, "--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8", "--batch_size",
-             "32", "--num_epochs", "1", "--vocab_threshold", "1", "--device", "cpu", "--logger_name", str(tmp_path / "run")]
-    assert train.train(train.parse_args([*small, *words])) == 0
+def test_uncertain_items_are_drawn_of_the_sides_that_are_gaussian(tmp_path, demo_path, small_run, capsys, words, sides):
+    small_run(*words, to=tmp_path / "run")
     capsys.readouterr()
-    figures.main(["--checkpoint", str(tmp_path / "run"), "--photos", os.path.join(demo_path, "demo", "images"), "--count", "1",
+    figures.main(["--checkpoint", str(tmp_path / "run"), "--photos", os.path.join(demo_path, "demo", "images"),
+                  "--count", "1",
                   "--uncertain"])
-    drawn = [side for side in ("images", "captions") if (tmp_path / "run" / "uncertain" / f"uncertain_{side}.png").exists()]
+    drawn = [side for side in ("images", "captions")
+             if (tmp_path / "run" / "uncertain" / f"uncertain_{side}.png").exists()]
     assert drawn == sides
     assert ("compares points, which have no uncertainty" in capsys.readouterr().out) == (not sides)
 
@@ -452,7 +530,8 @@ def test_a_finished_run_needs_neither_its_start_nor_another_spelling_of_it(tmp_p
     os.makedirs(tuned.folder)
     words = tuned.words[1:]
     at = words.index("--init_from")
-    stored = {**vars(train.parse_args(words[:at] + words[at + 2:])), "init_from": os.path.join("elsewhere", words[at + 1])}
+    stored = {**vars(train.parse_args(words[:at] + words[at + 2:])),
+              "init_from": os.path.join("elsewhere", words[at + 1])}
     with open(os.path.join(tuned.folder, "config.yaml"), "w", encoding="utf-8") as f:
         yaml.safe_dump({"options": stored}, f)
     assert tuned.command[-1] == "--overwrite" and not tuned.differs and not tuned.done
@@ -468,7 +547,8 @@ def test_halves_of_val2014_are_disjoint_and_even(tmp_path, demo_path, capsys):
     words = ["--data_path", str(tmp_path)]
     coco_halves.main(words)
     assert "images to train on" in capsys.readouterr().out
-    train_, dev, test = (read_split(str(tmp_path), "coco_halves", name).require_sound() for name in ("train", "dev", "test"))
+    train_, dev, test = (read_split(str(tmp_path), "coco_halves", name).require_sound()
+                         for name in ("train", "dev", "test"))
     assert not set(dev.image_ids) & set(test.image_ids) and 0 <= len(dev.images) - len(test.images) <= 1
     for splits, part in (([train_], "train2014"), ([dev, test], "val2014")):
         stored = json.loads((tmp_path / "coco" / "annotations" / f"captions_{part}.json").read_text())
@@ -493,7 +573,8 @@ def test_demo_data_that_were_stopped_are_written_again(tmp_path, monkeypatch):
 
 
 def test_failing_command_is_told_in_one_line(tmp_path):
-    step = Step(["-c", "import sys; print('words'); sys.exit('the last line')"], str(tmp_path / "x"), str(tmp_path / "log"))
+    step = Step(["-c", "import sys; print('words'); sys.exit('the last "
+                       "line')"], str(tmp_path / "x"), str(tmp_path / "log"))
     assert running.execute(step) == "the last line"
     assert running.execute(Step([], str(tmp_path / "x"), lacks="nothing there")) == "nothing there"
 

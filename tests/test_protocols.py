@@ -3,10 +3,12 @@ import numpy as np
 import pytest
 import torch
 
+import evaluate
 import metrics
-from evaluation import annotations, protocols
-from evaluation.annotations import Pairs, Ratings
-from evaluation.protocols import Record, Subject
+from evaluation import annotations, assess, protocols, report, subjects
+from evaluation.annotations import Crisscrossed, Pairs, Ratings
+from evaluation.assess import Judgements, Protocol, Task
+from evaluation.subjects import Member, Record, Subject, score_matrix
 from similarities import SIMILARITIES, Embedding
 
 N, M, D = 15, 52, 6
@@ -38,8 +40,8 @@ SCORE = {"cosine": (cosine, cosine), "wasserstein": (wasserstein, wasserstein), 
 
 
 def embeddings(name, seed=0):
-    """Image and caption sides (mean, log-variance or None), captions near their images, and whose caption each is: unequal
-    numbers, shuffled, image 3 without any."""
+    """Image and caption sides (mean, log-variance or None), captions near their images, and the image of each caption:
+    unequal numbers, shuffled, image 3 without any."""
     rng = np.random.default_rng(seed)
     owner = rng.permutation(np.r_[np.setdiff1d(np.arange(N), 3), rng.choice(np.setdiff1d(np.arange(N), 3), M - N + 1)])
     image = rng.standard_normal((N, D))
@@ -51,18 +53,20 @@ def embeddings(name, seed=0):
 
 
 def member(name, sides):
-    return (SIMILARITIES[name](), *(Embedding(*(None if x is None else torch.from_numpy(x) for x in side)) for side in sides))
+    return Member(SIMILARITIES[name](), *(Embedding(*(None if x is None else torch.from_numpy(x) for x in side))
+                                          for side in sides))
 
 
 def matrix(function, left, right):
     """A double loop over single items."""
     def item(side, k):
         return tuple(None if x is None else x[k].astype(np.float64) for x in side)
-    return np.array([[function(item(left, a), item(right, b)) for b in range(len(right[0]))] for a in range(len(left[0]))])
+    return np.array([[function(item(left, a), item(right, b)) for b in range(len(right[0]))]
+                     for a in range(len(left[0]))])
 
 
 def problem(name, **more):
-    """A subject of one model, its scores of all three kinds, and random ratings and matches of Crisscrossed Captions."""
+    """A subject of one model, its scores of all kinds, and random ratings and matches of Crisscrossed Captions."""
     (image, caption), owner = embeddings(name)
     between, within = SCORE[name]
     scores = {"i2t": matrix(between, image, caption), "t2t": matrix(within, caption, caption),
@@ -83,6 +87,19 @@ def judgements(owner):
     return ratings, annotations.cxc_pairs(ratings, owner, "ucmr")
 
 
+def cxc(subject, scores, ratings, pairs, fold5, record, samples=50):
+    """Both halves of Crisscrossed Captions, as `assess` joins them."""
+    galleries = {"cxc": subjects.everything(subject), **({"cxc_folds5": subjects.folds(subject)} if fold5 else {})}
+    between = {} if scores is None else protocols.cxc_between(scores, ratings, pairs, galleries, record, samples)
+    within = protocols.cxc_within(subject, ratings, pairs, galleries, record, samples) if subject.members else {}
+    return {name: {**between.get(name, {}), **within.get(name, {})} for name in galleries}
+
+
+def task_of(subject, judged, *words):
+    """What evaluate.py asks about a subject with these options."""
+    return Task(subject, Judgements(judged), evaluate.parse_args(list(words)))
+
+
 # ---- the definitions
 
 def sets_of(pairs):
@@ -93,8 +110,8 @@ def sets_of(pairs):
 
 
 def expected(scores, matches, queries, gallery, same=False):
-    """Ranks and R-precisions {query: number}: the best match against the non-matches of the gallery, the share of matches
-    among the R best. Ties count against the model; within a modality a query is not in its gallery."""
+    """Ranks and R-precisions {query: number}: the best match against the non-matches of the gallery, the share of
+    matches among the R best. Ties count against the model; within a modality a query is not in its gallery."""
     ranks, precisions = {}, {}
     for q in queries:
         items = [g for g in gallery if not (same and g == q)]
@@ -115,15 +132,18 @@ def averaged(parts, precision=None):
     for ranks, precisions in parts:
         r = list(ranks.values())
         tables.append({**{f"r{k}": mean([100 * (x < k) for x in r]) for k in (1, 5, 10)}, "medr": np.median(r) // 1 + 1,
-                       "meanr": mean(r) + 1, **({precision: 100 * mean(list(precisions.values()))} if precision else {})})
-    return {**{key: mean([t[key] for t in tables]) for key in tables[0]}, "queries": sum(len(ranks) for ranks, _ in parts)}
+                       "meanr": mean(r) + 1,
+                       **({precision: 100 * mean(list(precisions.values()))} if precision else {})})
+    return {**{key: mean([t[key] for t in tables]) for key in tables[0]},
+            "queries": sum(len(ranks) for ranks, _ in parts)}
 
 
 def galleries(owner, size, count):
     """Sequential images and the captions of each; one of everything for size None."""
     if size is None:
         return [(list(range(N)), list(range(M)))]
-    return [(list(range(k, k + size)), [m for m in range(M) if k <= owner[m] < k + size]) for k in range(0, size * count, size)]
+    return [(list(range(k, k + size)), [m for m in range(M) if k <= owner[m] < k + size])
+            for k in range(0, size * count, size)]
 
 
 def ends(side, images, captions):
@@ -132,7 +152,8 @@ def ends(side, images, captions):
 
 def check(found, record, name, side, scores, pairs, parts, precision):
     """One direction: the averages, and the outcome of every query as recorded."""
-    outcomes = [expected(scores[side], sets_of(pairs[side]), *ends(side, *part), same=side in ("t2t", "i2i")) for part in parts]
+    outcomes = [expected(scores[side], sets_of(pairs[side]), *ends(side, *part), same=side in ("t2t", "i2i"))
+                for part in parts]
     assert found[side] == pytest.approx(averaged(outcomes, precision)), (name, side)
     for key, which in (("rank", 0), (precision, 1)):
         if key:
@@ -146,7 +167,7 @@ def check(found, record, name, side, scores, pairs, parts, precision):
 @pytest.fixture
 def small(monkeypatch):
     """Folds of 3 images, blocks of 4 queries, so that all loops turn several times."""
-    monkeypatch.setattr(protocols, "FOLD", 3)
+    monkeypatch.setattr(subjects, "FOLD", 3)
     monkeypatch.setattr(protocols, "ROWS", 4)
 
 
@@ -157,12 +178,13 @@ def test_cxc_equals_definition(small, monkeypatch, name):
     subject, scores, ratings, pairs = problem(name)
     record, rated, correlate = Record(), [], metrics.sampled_spearman
     monkeypatch.setattr(metrics, "sampled_spearman", lambda *given: rated.append(given) or correlate(*given))
-    found, absent = protocols.cxc(subject, protocols.score_matrix(subject, 7), ratings, pairs, True, record, samples=50)
-    assert absent == [] and set(found) == {"cxc", "cxc_folds5"}
+    found = cxc(subject, score_matrix(subject, 7), ratings, pairs, True, record, samples=50)
+    assert set(found) == {"cxc", "cxc_folds5"}
     for protocol, parts in (("cxc", galleries(subject.caption_image, None, 1)),
                             ("cxc_folds5", galleries(subject.caption_image, 3, 5))):
         for side in ("i2t", "t2i", "t2t", "i2i"):
-            check(found[protocol], record, protocol, side, scores, pairs, parts, "rpc2" if side in ("i2t", "t2i") else None)
+            precision = "rpc2" if side in ("i2t", "t2i") else None
+            check(found[protocol], record, protocol, side, scores, pairs, parts, precision)
         recalls = [found[protocol][side][f"r{k}"] for side in ("i2t", "t2i") for k in (1, 5, 10)]
         assert found[protocol]["rsum"] == pytest.approx(sum(recalls))
     # the correlations are those of the similarity's own scores; both ends of a pair as listed (KL is not symmetric)
@@ -176,40 +198,43 @@ def test_cxc_equals_definition(small, monkeypatch, name):
 @pytest.mark.parametrize("rows", [1, 5, 1000])
 def test_blocks_do_not_change_the_results(monkeypatch, rows):
     subject, _, ratings, pairs = problem("wasserstein")
-    monkeypatch.setattr(protocols, "FOLD", 3)
-    scores, results = protocols.score_matrix(subject, 4), []
+    monkeypatch.setattr(subjects, "FOLD", 3)
+    scores, results = score_matrix(subject, 4), []
     for size in (rows, 7):
         monkeypatch.setattr(protocols, "ROWS", size)
-        results.append(protocols.cxc(subject, scores, ratings, pairs, True, Record(), 5)[0])
+        results.append(cxc(subject, scores, ratings, pairs, True, Record(), 5))
     assert results[0] == results[1]
 
 
 def test_a_query_is_never_in_its_own_gallery(small):
-    """All scores but that of an item with itself are negative: where the self-similarity is 0 and stays in, it is first."""
+    """All scores but that of an item with itself are negative: where the self-similarity is 0 and stays in, it is
+    first."""
     subject, scores, ratings, pairs = problem("kl")
     assert (np.diag(scores["t2t"]) == 0).all() and (scores["t2t"] < 0).sum() == M * M - M
-    found = protocols.cxc(subject, protocols.score_matrix(subject, 7), ratings, pairs, False, Record(), 5)[0]["cxc"]
+    found = cxc(subject, score_matrix(subject, 7), ratings, pairs, False, Record(), 5)["cxc"]
     assert found["t2t"]["r1"] > 20
     # mutual nearest neighbours all: with themselves left out every query finds its twin first
     caption = torch.randn(M // 2, D, generator=torch.Generator().manual_seed(0)).repeat_interleave(2, 0)
     caption += 0.01 * torch.randn(M, D, generator=torch.Generator().manual_seed(1))
-    twins = Subject("model", "cosine", np.arange(M) // 2, M // 2, [(SIMILARITIES["cosine"](), Embedding(caption[::2]),
-                                                                  Embedding(caption))])
+    twins = Subject("model", "cosine", np.arange(M) // 2, M // 2,
+                    [Member(SIMILARITIES["cosine"](), Embedding(caption[::2]), Embedding(caption))])
     empty = Ratings(*(np.zeros(0, int),) * 2, np.zeros(0), np.zeros(0, str))
     own = Pairs.of(np.arange(M), np.arange(M) ^ 1)
-    ranks, _, _ = protocols.same_modality(protocols.within_modality(twins, 1), own, M, [], empty)
+    ranks, _, _ = protocols.same_modality(subjects.within_modality(twins, "captions"), own, M, [], empty)
     assert (ranks == 0).all()
 
 
 def test_text_only_subjects_lack_what_needs_images(small):
     subject, scores, ratings, pairs = problem("wasserstein")
-    similarity, _, captions = subject.members[0]
-    subject.members = [(similarity, None, captions)]
+    subject.members = [subject.members[0]._replace(images=None)]
     record = Record()
-    found, absent = protocols.cxc(subject, None, ratings, pairs, True, record, 20)
+    found = cxc(subject, None, ratings, pairs, True, record, 20)
     assert not subject.has_images and subject.gaussian
     assert set(found["cxc"]) == {"t2t", "sts"} and set(found["cxc_folds5"]) == {"t2t"}
-    assert absent == ["image-text and image-image retrieval, SITS and SIS: there are no images"]
+    task = task_of(subject, {"cxc": Crisscrossed(ratings, pairs)}, "--cxc", "--fold5")
+    assert set(assess.run_protocols(task)) == {"cxc", "cxc_folds5"}
+    assert task.absent == ["image to text and text to image: there are no images",
+                           "image-text and image-image retrieval, SITS and SIS: there are no images"]
     check(found["cxc"], record, "cxc", "t2t", scores, pairs, galleries(subject.caption_image, None, 1), None)
     check(found["cxc_folds5"], record, "cxc_folds5", "t2t", scores, pairs, galleries(subject.caption_image, 3, 5), None)
 
@@ -223,25 +248,29 @@ def test_a_ready_matrix_on_disk(small, tmp_path, dtype):
     scores = {"i2t": np.asarray(stored, np.float64), "t2i": np.asarray(stored, np.float64).T}
     subject.members, subject.scores = [], stored
     record = Record()
-    assert isinstance(stored, np.memmap) and protocols.score_matrix(subject, 7) is stored
-    found, absent = protocols.cxc(subject, stored, ratings, pairs, True, record, 20)
+    assert isinstance(stored, np.memmap) and score_matrix(subject, 7) is stored
+    found = cxc(subject, stored, ratings, pairs, True, record, 20)
     assert set(found["cxc"]) == {"i2t", "t2i", "rsum", "sits"}
-    assert absent == ["text-text and image-image retrieval, STS and SIS: a score matrix holds image-text scores only"]
+    task = task_of(subject, {"cxc": Crisscrossed(ratings, pairs)}, "--cxc", "--fold5")
+    assert set(assess.run_protocols(task)) == {"full", "folds5", "cxc", "cxc_folds5"}
+    assert task.absent == [
+        "text-text and image-image retrieval, STS and SIS: a score matrix holds image-text scores only"]
     for protocol, parts in (("cxc", galleries(subject.caption_image, None, 1)),
                             ("cxc_folds5", galleries(subject.caption_image, 3, 5))):
         for side in ("i2t", "t2i"):
             check(found[protocol], record, protocol, side, scores, pairs, parts, "rpc2")
-    plain = protocols.plain(subject, record, "full", protocols.image_text_of(stored), None, 4)
-    assert plain["rsum"] == metrics.retrieval(np.array(stored, np.float32), subject.caption_image)["rsum"]
+    recalls = protocols.recalls(subject, subjects.image_text_of(stored), whole(), 4, record, "full")
+    assert recalls["rsum"] == metrics.retrieval(np.array(stored, np.float32), subject.caption_image)["rsum"]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_scores_that_are_no_numbers_raise(bad):
     subject, _, ratings, pairs = problem("cosine")
-    scores = protocols.score_matrix(subject, 7)
+    scores = score_matrix(subject, 7)
     scores[2, 5] = bad
-    for call in (lambda: protocols.cxc(subject, scores, ratings, pairs, False, Record(), 5),
-                 lambda: protocols.pmrp(scores, np.ones((N, 2), bool), subject.caption_image, whole(), Record(), "pmrp"),
+    for call in (lambda: cxc(subject, scores, ratings, pairs, False, Record(), 5),
+                 lambda: protocols.pmrp(scores, np.ones((N, 2), bool), subject.caption_image, whole(), Record(),
+                                        "pmrp"),
                  lambda: protocols.eccv(scores, {"t2i": pairs["t2i"]}, Record())):
         with pytest.raises(ValueError, match="NaN or infinity"):
             call()
@@ -253,10 +282,10 @@ def test_original_pairs_equal_definition(small):
     subject, scores, _, _ = problem("wasserstein")
     own = Pairs.of(subject.caption_image, np.arange(M))
     pairs, record = {"i2t": own, "t2i": own.swapped()}, Record()
-    tile = protocols.image_text(subject.members)
-    for name, parts, chosen in (("full", galleries(subject.caption_image, None, 1), None),
-                                ("folds5", galleries(subject.caption_image, 3, 5), protocols.folds(subject))):
-        found = protocols.plain(subject, record, name, tile, chosen, 2)
+    columns = subjects.image_text(subject.members)
+    for name, parts, given in (("full", galleries(subject.caption_image, None, 1), whole()),
+                               ("folds5", galleries(subject.caption_image, 3, 5), subjects.folds(subject))):
+        found = protocols.recalls(subject, columns, given, 2, record, name)
         for side in ("i2t", "t2i"):
             check(found, record, name, side, scores, pairs, parts, None)
     assert record["full", "i2t", "rank"][3] != record["full", "i2t", "rank"][3]             # NaN: no captions, no query
@@ -268,8 +297,9 @@ def test_positives_of_one_direction_or_both(small, sides, folds):
     subject, scores, _, pairs = problem("cosine")
     pairs, record = {side: pairs[side] for side in sides}, Record()
     parts = galleries(subject.caption_image, 3 if folds else None, 5)
-    found = protocols.several(protocols.score_matrix(subject, 7), pairs, record, "mine",
-                              [tuple(map(np.array, part)) for part in parts], "rp")
+    found = protocols.recalls_of_matches(score_matrix(subject, 7), pairs,
+                                         [tuple(map(np.array, part)) for part in parts],
+                                         record, "mine", "rp")
     assert set(found) == {*sides, *(["rsum"] if len(sides) == 2 else [])}
     for side in sides:
         check(found, record, "mine", side, scores, pairs, parts, "rp")
@@ -285,13 +315,13 @@ def test_an_ensemble_is_the_mean_of_scores(small):
         within = within + matrix(SCORE[name][1], sides[1], sides[1]) / 3
     _, owner = embeddings("cosine")
     subject = Subject("three", "mixed", owner, N, members)
-    assert protocols.score_matrix(subject, 4) == pytest.approx(between, abs=1e-5)
-    tile = protocols.within_modality(subject, 1)
-    others = np.arange(2, 9)[:, None] != np.arange(M)                            # a caption's score with itself is not used
-    assert tile(slice(2, 9), slice(None)).numpy()[others] == pytest.approx(within[2:9][others], abs=1e-5)
+    assert score_matrix(subject, 4) == pytest.approx(between, abs=1e-5)
+    score = subjects.within_modality(subject, "captions")(slice(None))
+    others = np.arange(2, 9)[:, None] != np.arange(M)                    # a caption's score with itself is not used
+    assert score(slice(2, 9)).numpy()[others] == pytest.approx(within[2:9][others], abs=1e-5)
     ratings, pairs = judgements(owner)
     record = Record()
-    found, _ = protocols.cxc(subject, protocols.score_matrix(subject, 4), ratings, pairs, False, record, 5)
+    found = cxc(subject, score_matrix(subject, 4), ratings, pairs, False, record, 5)
     scores = {"i2t": between, "t2i": between.T, "t2t": within}
     for side, precision in (("i2t", "rpc2"), ("t2i", "rpc2"), ("t2t", None)):
         check(found["cxc"], record, "cxc", side, scores, pairs, galleries(owner, None, 1), precision)
@@ -301,7 +331,7 @@ def test_totals_of_images_give_the_averages(small):
     """What is handed to the bootstrap: sums and numbers of queries by image."""
     subject, _, ratings, pairs = problem("wasserstein")
     record = Record()
-    found = protocols.cxc(subject, protocols.score_matrix(subject, 7), ratings, pairs, False, record, 5)[0]["cxc"]
+    found = cxc(subject, score_matrix(subject, 7), ratings, pairs, False, record, 5)["cxc"]
     totals = record.totals(subject.caption_image, N)
     assert len(totals) == 4 * 4 + 2
     for key, (total, count) in totals.items():
@@ -320,7 +350,8 @@ def whole():
 
 
 def test_pmrp_equals_definition(small):
-    """Sets of categories that differ in at most zeta; images without instances and their captions are out of everything."""
+    """Sets of categories that differ in at most zeta; images without instances and their captions are out of
+    everything."""
     subject, scores, _, _ = problem("wasserstein")
     owner, rng = subject.caption_image, np.random.default_rng(3)
     codes = rng.random((N, 4)) < 0.4
@@ -328,18 +359,20 @@ def test_pmrp_equals_definition(small):
     codes[3] = True                                                              # the image without captions
     shown = {i for i in range(N) if codes[i].any()}
     code = {"i": [set(np.flatnonzero(row)) for row in codes], "t": [set(np.flatnonzero(codes[i])) for i in owner]}
-    for name, chosen, parts in (("pmrp", whole(), galleries(owner, None, 1)),
-                                ("pmrp_folds5", protocols.folds(subject), galleries(owner, 3, 5))):
+    for name, given, parts in (("pmrp", whole(), galleries(owner, None, 1)),
+                               ("pmrp_folds5", subjects.folds(subject), galleries(owner, 3, 5))):
         record = Record()
-        found = protocols.pmrp(protocols.score_matrix(subject, 7), codes, owner, chosen, record, name)
-        parts = [([i for i in images if i in shown], [m for m in captions if owner[m] in shown]) for images, captions in parts]
+        found = protocols.pmrp(score_matrix(subject, 7), codes, owner, given, record, name)
+        parts = [([i for i in images if i in shown], [m for m in captions if owner[m] in shown])
+                 for images, captions in parts]
         for side in ("i2t", "t2i"):
             values = {zeta: [] for zeta in (0, 1, 2)}
             singles = {}
             for part in parts:
                 queries, gallery = ends(side, *part)
                 for zeta in values:
-                    matches = {q: {g for g in gallery if len(code[side[0]][q] ^ code[side[2]][g]) <= zeta} for q in queries}
+                    matches = {q: {g for g in gallery if len(code[side[0]][q] ^ code[side[2]][g]) <= zeta}
+                               for q in queries}
                     precisions = expected(scores[side], matches, queries, gallery)[1]
                     values[zeta].append(100 * np.mean(list(precisions.values())))
                     for q in precisions:
@@ -375,13 +408,14 @@ def test_eccv_equals_definition():
     even = Pairs.of(*(x[pairs["i2t"].query % 2 == 0] for x in pairs["i2t"]))         # only some images are queries
     pairs = {"i2t": even, "t2i": pairs["t2i"]}
     record = Record()
-    found = protocols.eccv(protocols.score_matrix(subject, 7), pairs, record)
+    found = protocols.eccv(score_matrix(subject, 7), pairs, record)
     for side, n in (("i2t", N), ("t2i", M)):
         matches = sets_of(pairs[side])
         ranks, precisions = expected(scores[side], matches, sorted(matches), range(scores[side].shape[1]))
         average = {}
         for q, own in matches.items():
-            hit = [g in own for g in sorted(range(scores[side].shape[1]), key=lambda g: -scores[side][q, g])]  # noqa: B023
+            order = (-scores[side][q]).argsort(kind="stable")
+            hit = [g in own for g in order.tolist()]
             average[q] = sum(sum(hit[:k]) / k for k in range(1, len(own) + 1) if hit[k - 1]) / len(own)
         assert found[side] == pytest.approx({
             "r1": 100 * np.mean([r < 1 for r in ranks.values()]), "rp": 100 * np.mean(list(precisions.values())),
@@ -402,7 +436,7 @@ def test_neighbours_share_what_a_double_loop_says():
     codes, means = rng.random((9, 4)) < 0.4, rng.standard_normal((9, 3)).astype(np.float32)
     codes[4] = False                                        # shows nothing: left out
     embedding = Embedding(torch.from_numpy(means))
-    subject = Subject("x", "cosine", np.arange(9), 9, [(SIMILARITIES["cosine"](), embedding, embedding)])
+    subject = Subject("x", "cosine", np.arange(9), 9, [Member(SIMILARITIES["cosine"](), embedding, embedding)])
     got, shown, near, chance = protocols.neighbours(subject, codes, 3), [n for n in range(9) if codes[n].any()], [], []
     for i in shown:
         others = [j for j in shown if j != i]
@@ -410,5 +444,50 @@ def test_neighbours_share_what_a_double_loop_says():
         cosine = {j: means[i] @ means[j] / np.linalg.norm(means[i]) / np.linalg.norm(means[j]) for j in others}
         near.append(np.mean([alike[j] for j in sorted(others, key=cosine.get)[-3:]]))
         chance.append(np.mean(list(alike.values())))
-    assert got["jaccard"] == pytest.approx(100 * np.mean(near)) and got["chance"] == pytest.approx(100 * np.mean(chance))
+    assert got["jaccard"] == pytest.approx(100 * np.mean(near))
+    assert got["chance"] == pytest.approx(100 * np.mean(chance))
     assert got["images"] == len(shown) and got["k"] == 3
+
+
+# ---- one more protocol
+
+def test_a_protocol_is_added_by_a_function_a_reader_and_a_line(small, monkeypatch, tmp_path):
+    """As the comment at PROTOCOLS says: its numbers, over everything and over folds, are in results and in tables."""
+    path = tmp_path / "wanted.txt"
+    path.write_text("0 5")
+
+    def read_wanted(subject, ids, opt):
+        return np.array([int(row) for row in path.read_text().split()]) if opt.pmrp else None
+
+    def run_wanted(task, galleries, name):
+        """Mean reciprocal rank of the wanted images: 100 over the 1-based rank of their best caption, on average."""
+        results = []
+        for images, captions in galleries:
+            queries = np.intersect1d(task.judged["wanted"], images)
+            own = task.subject.caption_image[captions] == queries[:, None]
+            places = 1 + metrics.best_ranks(task.scores[np.ix_(queries, captions)], own)
+            results.append({"i2t": {"mrr": float(np.mean(100 / places)), "queries": len(queries)}})
+        task.record.add(name, "i2t", mrr=np.full(task.subject.n_images, np.nan))
+        return subjects.mean_over(results)
+
+    one = Protocol(assess.each(run_wanted), read=read_wanted, matrix=True)
+    monkeypatch.setattr(assess, "PROTOCOLS", {"full": assess.PROTOCOLS["full"], "wanted": one})
+    monkeypatch.setitem(report.TITLES, "wanted", "Wanted images")
+    monkeypatch.setitem(report.NAMES, "mrr", "MRR")
+    subject, scores, _, _ = problem("cosine")
+    monkeypatch.setattr(subjects, "folds", lambda s: [subjects.Gallery(*map(np.array, part)) for part in
+                                                      galleries(s.caption_image, 5, 2)])
+    subject.items = subjects.Items("here", subject.caption_image, N)
+    opt = evaluate.parse_args(["--pmrp", "--fold5"])
+    results, record, _ = assess.assess(subject, assess.read_judgements(subject, opt), opt)
+    ranks = {q: expected(scores["i2t"], {q: set(np.flatnonzero(subject.caption_image == q))}, [q], range(M))[0][q]
+             for q in (0, 5)}
+    assert set(results["protocols"]) == {"full", "folds5", "wanted", "wanted_folds5"}
+    value = np.mean([100 / (1 + rank) for rank in ranks.values()])
+    assert results["protocols"]["wanted"]["i2t"] == {"mrr": pytest.approx(value), "queries": 2}
+    assert results["protocols"]["wanted_folds5"]["i2t"]["queries"] == 2 and ("wanted", "i2t", "mrr") in record
+    table = report.tables({"run": results["protocols"]})[-1]
+    assert table == ("Wanted images", [("", ["queries", "MRR"])], [("image to text", ["2", f"{value:.1f}"])])
+    # what was not read is not asked for
+    opt = evaluate.parse_args([])
+    assert set(assess.assess(subject, assess.read_judgements(subject, opt), opt)[0]["protocols"]) == {"full"}

@@ -11,12 +11,12 @@ import train
 from data import read_lines, read_split
 from vocab import Vocabulary, tokenize
 
-SMALL = ["--embed_size", "64", "--word_dim", "64", "--num_epochs", "1", "--learning_rate", "0.002", "--seed", "0",
+SIZE = ["--embed_size", "64", "--word_dim", "64", "--num_epochs", "1", "--learning_rate", "0.002", "--seed", "0",
          "--device", "cpu"]
 
 
 def fit_and_evaluate(path, name, run, *words) -> dict:
-    opt = train.parse_args([*SMALL, "--data_path", path, "--data_name", name, "--logger_name", str(run), *words])
+    opt = train.parse_args([*SIZE, "--data_path", path, "--data_name", name, "--logger_name", str(run), *words])
     assert train.train(opt) == 0
     return evaluate.run(evaluate.parse_args(["--checkpoint", str(run)]))
 

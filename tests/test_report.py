@@ -7,7 +7,8 @@ from evaluation import report
 
 
 def recalls(start, **more):
-    return {**{key: start + k + 0.25 for k, key in enumerate(("r1", "r5", "r10", "medr", "meanr"))}, "queries": 25000, **more}
+    return {**{key: start + k + 0.25 for k, key in enumerate(("r1", "r5", "r10", "medr", "meanr"))}, "queries": 25000,
+            **more}
 
 
 def protocols(start=10):
@@ -26,7 +27,8 @@ def cells(table, form):
     if form == "markdown":
         rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     elif form == "latex":
-        rows = [[cell.strip() for cell in line.removesuffix(r"\\").split("&")] for line in lines if line.endswith(r"\\")]
+        rows = [[cell.strip() for cell in line.removesuffix(r"\\").split("&")] for line in lines
+                if line.endswith(r"\\")]
     else:
         rows = [re.split(r"\s{2,}", line.rstrip()) for line in lines]
     return {row[0]: row[1:] for row in rows}
@@ -56,11 +58,13 @@ def test_heads_stand_above_their_columns():
     both = [f"{side} {head}" for side in ("image to text", "text to image") for head in heads]
     assert cells(table, "markdown")[""] == [*both, "rsum"]
     latex = report.render([table], "latex")
-    assert r"\begin{tabular}{lrrrrrrrrrrr}" in latex and r" & \multicolumn{5}{c}{image to text} & \multicolumn{5}{c}" in latex
+    assert r"\begin{tabular}{lrrrrrrrrrrr}" in latex
+    assert r" & \multicolumn{5}{c}{image to text} & \multicolumn{5}{c}" in latex
     over, under, first, _ = report.render([table], "text").splitlines()
     for head, k in (("R@1", 0), ("rsum", 10)):
         end = [m.end() for m in re.finditer(r"\S+", under)][k]
-        assert under[:end].endswith(head) and first[:end].endswith(["10.2", *["?"] * 9, "500.1"][k]) and len(over) < len(under)
+        cell = ["10.2", *["?"] * 9, "500.1"][k]
+        assert under[:end].endswith(head) and first[:end].endswith(cell) and len(over) < len(under)
 
 
 def test_several_runs_stand_side_by_side():
@@ -79,6 +83,7 @@ def test_comparisons_and_seeds():
     assert table[0].startswith("two less one")
     assert cells(table, "markdown")["full rsum"] == ["400.0", "402.5", "+2.50", "-0.12 to +5.10", "0.0600"]
     assert cells(table, "latex")[""][3] == r"95\% interval"
-    table, = report.seed_tables({"one": {"full rsum": (400, 1.25, 3), "only": (1, 0, 3)}, "two": {"full rsum": (410, 0, 1)}})
+    table, = report.seed_tables({"one": {"full rsum": (400, 1.25, 3), "only": (1, 0, 3)},
+                                 "two": {"full rsum": (410, 0, 1)}})
     assert cells(table, "markdown") == {"": ["one", "two"], "only": ["1.0 +- 0.0 (3)", ""],
                                         "full rsum": ["400.0 +- 1.2 (3)", "410.0 +- 0.0 (1)"]}

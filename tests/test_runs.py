@@ -6,30 +6,24 @@ import shutil
 import pytest
 import torch
 import yaml
-from test_cli import SMALL, refused
-from test_stopping import same_runs
-from test_train import log_of
 
 import evaluate
 import options
 import runs
 import show
 import train
+from checkpoints import load_checkpoint
 from cli import InputError
 from files import atomic, holds_keys, locked, output, part_of, save_json
-from runs import load_checkpoint
+from tests.helpers import log_of, refused, same_runs, trained
 from train import parse_args
-
-
-def fit(*words) -> int:
-    return train.train(train.parse_args([*SMALL, *map(str, words)]))
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, demo_path):
     """A Gaussian run of two epochs, evaluated, with pictures."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    assert fit("--data_path", demo_path, "--sim", "wasserstein", "--num_epochs", 2, "--logger_name", folder) == 0
+    assert trained("--data_path", demo_path, "--sim", "wasserstein", "--num_epochs", 2, "--logger_name", folder) == 0
     evaluate.main(["--checkpoint", str(folder), "--uncertainty"])
     show.main(["retrieval", "--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images")])
     return folder
@@ -45,7 +39,7 @@ def test_overwriting_a_run_keeps_what_train_did_not_write(run, demo_path, tmp_pa
             "results_of_mine.json": '{"mine": 1}', "log_old.txt": "old"}
     for name, text in mine.items():
         (folder / name).write_text(text)
-    assert fit("--data_path", demo_path, "--logger_name", folder, "--overwrite") == 0
+    assert trained("--data_path", demo_path, "--logger_name", folder, "--overwrite") == 0
     assert {name: (folder / name).read_text() for name in mine} == mine
     assert load_checkpoint(str(folder))["options"]["sim"] == "cosine"
     for name in ("results.json", "uncertainty.png", "uncertain_images.png", "uncertain_captions.png", "retrieval.png"):
@@ -56,22 +50,24 @@ def test_a_run_that_was_killed_before_its_first_step_begins_anew(run, demo_path,
     folder = tmp_path / "run"
     folder.mkdir()
     shutil.copy(run / "config.yaml", folder)
-    refused(capsys, train.main, ["--resume", folder], "has no checkpoint.pt: it was stopped before its first step.*config.yaml")
-    assert fit("--data_path", demo_path, "--logger_name", folder) == 0
+    refused(capsys, train.main, ["--resume", folder],
+            "has no checkpoint.pt: it was stopped before its first step.*config.yaml")
+    assert trained("--data_path", demo_path, "--logger_name", folder) == 0
 
 
 def test_default_folders_hold_the_seed(tmp_path, monkeypatch, demo_path):
-    assert options.default_run(parse_args(["--seed", "7", "--sim", "kl"])) == os.path.join("runs", "coco_precomp_kl_seed7")
+    assert options.default_run(parse_args(["--seed", "7", "--sim", "kl"])) == os.path.join("runs",
+                                                                                           "coco_precomp_kl_seed7")
     monkeypatch.chdir(tmp_path)
     for seed in (0, 1):
-        assert fit("--data_path", demo_path, "--seed", seed) == 0
+        assert trained("--data_path", demo_path, "--seed", seed) == 0
     assert sorted(os.listdir("runs")) == ["demo_precomp_cosine_seed0", "demo_precomp_cosine_seed1"]
 
 
 def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch, demo_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    assert fit("--data_path", demo_path, "--logger_name=~/run") == 0
+    assert trained("--data_path", demo_path, "--logger_name=~/run") == 0
     evaluate.main(["--checkpoint=~/run", "--output=~/r.json", "--export=~/e.npz"])
     assert evaluate.parse_args(["--compare", "~/a,~/b", "~/c"]).compare == [f"{tmp_path}/home/a,{tmp_path}/home/b",
                                                                           f"{tmp_path}/home/c"]
@@ -83,7 +79,8 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch, demo_path):
 def test_a_configuration_varies_without_naming_or_replacing_a_run(run, tmp_path, monkeypatch, demo_path):
     """The options that were asked for, from which others follow; neither the folder nor --overwrite."""
     folder = tmp_path / "first"
-    assert fit("--data_path", demo_path, "--logger_name", folder, "--overwrite", "--config", run / "config.yaml") == 0
+    assert trained("--data_path", demo_path, "--logger_name", folder, "--overwrite", "--config",
+                   run / "config.yaml") == 0
     again = parse_args(["--config", str(folder / "config.yaml")])
     assert (again.overwrite, again.logger_name) == (False, os.path.join("runs", "demo_precomp_wasserstein_seed0"))
     assert again.embed_size == 16 and again.image_head == "ellipsoidal"
@@ -118,8 +115,8 @@ def test_a_checkpoint_file_is_gone_on_from_in_a_new_folder(run, tmp_path, demo_p
     """The copy of a first epoch's checkpoint, while the run itself is further."""
     whole, first = tmp_path / "whole", tmp_path / "first"
     common = ["--data_path", demo_path, "--sim", "wasserstein"]
-    assert fit(*common, "--num_epochs", 3, "--logger_name", whole) == 0
-    assert fit(*common, "--num_epochs", 1, "--logger_name", first) == 0
+    assert trained(*common, "--num_epochs", 3, "--logger_name", whole) == 0
+    assert trained(*common, "--num_epochs", 1, "--logger_name", first) == 0
     shutil.copy(first / "checkpoint.pt", whole / "epoch1.pt")
     before = (whole / "checkpoint.pt").read_bytes()
     assert train.train(parse_args(["--resume", str(whole / "epoch1.pt"), "--num_epochs", "3", "--logger_name",
@@ -164,7 +161,7 @@ def test_a_run_that_finds_nothing_says_that_there_is_no_model(tmp_path, demo_pat
     zero = {"r1": 0.0, "r5": 0.0, "r10": 0.0, "medr": 12.0, "meanr": 12.0, "queries": 12}
     monkeypatch.setattr(train, "validate", lambda *_: {"i2t": zero, "t2i": zero, "rsum": 0.0, "hbr": 12.0,
                                                        "alike": {"images": 0.5, "captions": 0.5}})
-    assert fit("--data_path", demo_path, "--logger_name", tmp_path / "run") == 1
+    assert trained("--data_path", demo_path, "--logger_name", tmp_path / "run") == 1
     assert "done, but dev rsum was 0 after every epoch, so" in capsys.readouterr().out
     assert not (tmp_path / "run" / "model_best.pt").exists() and (tmp_path / "run" / "checkpoint.pt").exists()
 

@@ -1,43 +1,34 @@
-"""Stops at any instant: kills after each change of a file, signals to a whole group of processes in every phase, two at "
-  "once."""
+"""Stops at any instant: kills after each change of a file, signals to a group of processes in every phase, two at
+once."""
+import functools
 import json
 import multiprocessing
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
 import torch
-from test_train import SMALL, heed, log_of
 
+import evaluate
 import files
 import runs
 import train
+from checkpoints import load_checkpoint
 from cli import Stop, Stopped
-from runs import load_checkpoint
+from features import extract
+from tests.helpers import ROOT, STEPS, heed, refused, same_runs
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-WORDS = [*SMALL, "--num_epochs", "3", "--sim", "wasserstein", "--val_step", "5", "--batch_size", "40", "--log_step", "3"]
+WORDS = [*STEPS, "--num_epochs", "3", "--sim", "wasserstein", "--val_step", "5", "--batch_size", "40", "--log_step",
+         "3"]
 
 
 def trained(words) -> int:
     return train.train(train.parse_args(list(map(str, words))))
-
-
-def same_runs(a, b) -> bool:
-    """Weights, Adam's moments, random states, the best model and the log, but for its clocks, to the bit."""
-    for name in ("checkpoint.pt", "model_best.pt"):
-        x, y = (load_checkpoint(str(folder), name) for folder in (a, b))
-        if name == "checkpoint.pt":
-            moments = [[v for values in c["optimizer"]["state"].values() for v in values.values()] for c in (x, y)]
-            assert len(moments[0]) == len(moments[1]) and all(map(torch.equal, *moments)) and torch.equal(x["rng"], y["rng"])
-        assert x["state"] == y["state"] and all(torch.equal(x["model"][key], y["model"][key]) for key in x["model"])
-    assert log_of(a) == log_of(b)
-    return True
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +59,8 @@ def instants(at: int | None, folder) -> list:
             passed(f"after {name}")
             return result
         setattr(owner, name, call)
-    for owner, names in ((os, ("replace", "fsync", "remove", "makedirs")), (torch, ("save",)), (runs.Log, ("say", "record")),
+    for owner, names in ((os, ("replace", "fsync", "remove", "makedirs")), (torch, ("save",)),
+                         (runs.Log, ("say", "record")),
                          (files, ("locked",))):
         for name in names:
             watched(owner, name)
@@ -76,7 +68,8 @@ def instants(at: int | None, folder) -> list:
 
 
 def in_a_process(words, at=None, folder=None) -> int:
-    """Train in a process of its own, forked so that torch need not load again; its exit code, negative where it was killed."""
+    """Train in a process of its own, forked so that torch need not load again; its exit code, negative where it was
+    killed."""
     def work(told):
         seen = instants(at, folder)
         sys.stdout = sys.stderr = open(os.devnull, "w")
@@ -92,7 +85,8 @@ def in_a_process(words, at=None, folder=None) -> int:
 
 @pytest.mark.slow
 def test_a_kill_after_any_change_of_a_file_loses_nothing(tmp_path, demo_path, whole):
-    """50 instants, spread over a fresh run and over one that goes on from its middle: what goes on ends as the unbroken run."""
+    """50 instants, spread over a fresh run and over one that goes on from its middle: what goes on ends as the unbroken
+    run."""
     words = [*WORDS, "--data_path", demo_path, "--logger_name"]
     middle = tmp_path / "middle"
     count = {False: in_a_process([*words, tmp_path / "count"])}
@@ -110,7 +104,8 @@ def test_a_kill_after_any_change_of_a_file_loses_nothing(tmp_path, demo_path, wh
                 shutil.copytree(middle, folder)
             assert in_a_process(["--resume", folder] if resumed else [*words, folder], at) == -signal.SIGKILL, at
             kills += 1
-            going_on = (folder / "checkpoint.pt").exists()  # else it never took a step, and the same command begins anew
+            # else it never took a step, and the same command begins anew
+            going_on = (folder / "checkpoint.pt").exists()
             assert trained(["--resume", folder] if going_on else [*words, folder]) == 0
             assert same_runs(folder, whole), (resumed, at)
             assert not [name for name in os.listdir(folder) if name.endswith((".part", ".tmp"))], (resumed, at)
@@ -129,39 +124,57 @@ def test_a_signal_to_a_command_that_is_done_does_not_change_its_status():
 
 
 def in_a_group(code: str, *words, delay=None, number=None) -> subprocess.CompletedProcess:
-    """Python `code` in a session of its own, as a batch system starts a job. `delay`: seconds until the whole group gets the
-    signal `number`, where the code does not send it itself. Nothing of the session may live on."""
+    """A new Python with `code` in a session of its own, as a batch system starts a job. `delay`: seconds until the
+    whole group gets the signal `number`, where the code does not send it itself. Nothing of the session may live on."""
     process = subprocess.Popen([sys.executable, *(["-c", code] if code else []), *map(str, words)], cwd=ROOT, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, preexec_fn=heed)
     if delay is not None:
         time.sleep(delay)
         os.killpg(process.pid, number)
     out, err = process.communicate(timeout=120)
-    for _ in range(100):
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail("processes of the group live on")
+    wait_for_the_group_of(process.pid)
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
-def signalling(command: str, where: str, call: int, number: int) -> str:
-    """Code that runs a command whose whole group, main process and workers, is signalled in the call-th call of `where`."""
+def wait_for_the_group_of(pid: int) -> None:
+    for _ in range(100):
+        try:
+            os.killpg(pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("processes of the group live on")
+
+
+def signalled(main, where: str, call: int, number: int, *words) -> subprocess.CompletedProcess:
+    """A command in a session of its own whose whole group, main process and workers, is signalled in the call-th call
+    of `where`. It is forked, so that torch need not load again."""
     owner, name = where.rsplit(".", 1)
-    return f"""
-import os, sys, torch, {command}, {where.split(".")[0]}
-real, calls = {where}, []
-def watched(*args, **kwargs):
-    calls.append(1)
-    if len(calls) == {call}:
-        os.killpg(0, {int(number)})
-    return real(*args, **kwargs)
-setattr({owner}, {name!r}, watched)
-{command}.main(sys.argv[1:])
-"""
+    owner = functools.reduce(getattr, owner.split(".")[1:], sys.modules[owner.split(".")[0]])
+    real, calls = getattr(owner, name), []
+
+    def watched(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == call:
+            os.killpg(0, number)
+        return real(*args, **kwargs)
+
+    def work():
+        os.setsid()
+        heed()
+        signal.signal(signal.SIGINT, signal.default_int_handler)              # as Python starts where it is not ignored
+        for stream, file in zip((1, 2), (out, err)):
+            os.dup2(file.fileno(), stream)
+        sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1) for stream in (1, 2))
+        setattr(owner, name, watched)
+        main(list(map(str, words)))
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = multiprocessing.get_context("fork").Process(target=work)
+        process.start()
+        process.join(120)
+        wait_for_the_group_of(process.pid)
+        return subprocess.CompletedProcess(words, process.exitcode,
+                                           *(file.seek(0) or file.read() for file in (out, err)))
 
 
 def stopped_in_one_line(done, number: int) -> str:
@@ -178,17 +191,18 @@ def photos(tmp_path_factory, demo_path):
     torch.manual_seed(0)
     torch.save(import_torchvision().models.resnet18(weights=None).state_dict(), root / "w.pt")
     words = ["--data_path", demo_path, "--data_name", "demo", "--cnn_type", "resnet18", "--cnn_weights", root / "w.pt",
-             "--crop_size", 32, "--embed_size", 8, "--word_dim", 8, "--batch_size", 60, "--num_epochs", 2, "--val_step", 2,
+             "--crop_size", 32, "--embed_size", 8, "--word_dim", 8, "--batch_size", 60, "--num_epochs", 2,
+             "--val_step", 2,
              "--vocab_threshold", 1, "--log_step", 1, "--device", "cpu", "--workers", 2]
     assert trained([*words, "--logger_name", root / "whole"]) == 0
     return words, root / "whole"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where, call, number", [("train.read_split", 2, signal.SIGINT),
+@pytest.mark.parametrize("where, call, number", [("runs.read_split", 2, signal.SIGINT),
                                                  ("train.build_model", 1, signal.SIGHUP)])
 def test_a_signal_to_the_group_before_the_first_step_leaves_nothing(tmp_path, photos, where, call, number):
-    done = in_a_group(signalling("train", where, call, number), *photos[0], "--logger_name", tmp_path / "run")
+    done = signalled(train.main, where, call, number, *photos[0], "--logger_name", tmp_path / "run")
     assert "no file was left half written" in stopped_in_one_line(done, number)
     assert not (tmp_path / "run").exists()
 
@@ -196,10 +210,11 @@ def test_a_signal_to_the_group_before_the_first_step_leaves_nothing(tmp_path, ph
 @pytest.mark.slow
 @pytest.mark.parametrize("phase, where, call, number", [
     ("training", "train.train_step", 3, signal.SIGTERM), ("validating", "evaluation.sources._join", 1, signal.SIGINT),
-    ("validating at an end", "evaluation.sources._join", 3, signal.SIGTERM), ("saving", "torch.save", 4, signal.SIGHUP)])
+    ("validating at an "
+     "end", "evaluation.sources._join", 3, signal.SIGTERM), ("saving", "torch.save", 4, signal.SIGHUP)])
 def test_a_signal_to_the_group_saves_a_training_exactly(tmp_path, photos, phase, where, call, number):
     words, whole = photos
-    done = in_a_group(signalling("train", where, call, number), *words, "--logger_name", tmp_path / "run")
+    done = signalled(train.main, where, call, number, *words, "--logger_name", tmp_path / "run")
     assert done.returncode == 128 + number and not done.stderr, done.stderr
     assert "python train.py --resume" in done.stdout.strip().splitlines()[-1]
     assert not [name for name in os.listdir(tmp_path / "run") if name.endswith(".part")]
@@ -209,8 +224,8 @@ def test_a_signal_to_the_group_saves_a_training_exactly(tmp_path, photos, phase,
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_group_stops_an_evaluation_in_one_line(tmp_path, photos, number):
-    done = in_a_group(signalling("evaluate", "model.JointEmbedding.embed_images", 1, number), "--checkpoint", photos[1],
-                      "--output", tmp_path / "r.json", "--export", tmp_path / "e.npz", "--workers", 2, "--batch_size", 5)
+    done = signalled(evaluate.main, "model.JointEmbedding.embed_images", 1, number, "--checkpoint", photos[1],
+                     "--output", tmp_path / "r.json", "--export", tmp_path / "e.npz", "--workers", 2, "--batch_size", 5)
     assert "evaluate.py: stopped by " in stopped_in_one_line(done, number) and os.listdir(tmp_path) == []
 
 
@@ -218,12 +233,13 @@ def test_a_signal_to_the_group_stops_an_evaluation_in_one_line(tmp_path, photos,
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_group_stops_an_extraction_which_goes_on(tmp_path, photos, demo_path, number):
     os.symlink(os.path.join(demo_path, "demo"), tmp_path / "demo")
-    words = ["images", "--data_path", tmp_path, "--data_name", "demo", "--output_name", "new", "--splits", "train", "--device",
+    words = ["images", "--data_path", tmp_path, "--data_name", "demo", "--output_name", "new", "--splits", "train",
+             "--device",
              "cpu", "--cnn_type", "resnet18", "--cnn_weights", photos[0][7], "--batch_size", 8, "--workers", 2]
-    line = stopped_in_one_line(in_a_group(signalling("features.extract", "encoders.CNN.forward", 4, number), *words), number)
+    line = stopped_in_one_line(signalled(extract.main, "encoders.CNN.forward", 4, number, *words), number)
     assert "24 of 48 photos of train are done, and the same command goes on" in line
-    again = in_a_group(signalling("features.extract", "encoders.CNN.forward", 4, signal.SIGKILL), *words)
-    assert again.returncode == 0, again.stderr              # three batches were left: in the fourth it would have been killed
+    again = signalled(extract.main, "encoders.CNN.forward", 4, signal.SIGKILL, *words)
+    assert again.returncode == 0, again.stderr        # three batches were left: in the fourth it would have been killed
     assert {name for name in os.listdir(tmp_path / "new") if name.startswith("train_")} == {
         f"train_{end}" for end in ("caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy", "ims.npy", "photos.json")}
     assert not [name for name in os.listdir(tmp_path / "new") if name.endswith(".part")]
@@ -234,7 +250,8 @@ def test_a_signal_to_the_group_stops_an_extraction_which_goes_on(tmp_path, photo
                                            (["-m", "features.extract", "images"], signal.SIGHUP)])
 def test_a_signal_while_a_command_loads_is_one_line(words, number):
     done = in_a_group("", *words, "--help", delay=0.5, number=number)
-    assert f"{'python -m features.extract' if words[0] == '-m' else words[0]}: stopped by " in stopped_in_one_line(done, number)
+    name = "python -m features.extract" if words[0] == "-m" else words[0]
+    assert f"{name}: stopped by " in stopped_in_one_line(done, number)
 
 
 def test_nohup_keeps_a_run_alive():
@@ -266,21 +283,19 @@ def test_a_repeated_signal_does_not_break_off_the_save():
 
 # ---- two processes, one folder
 
-def test_a_folder_that_another_process_trains_in_is_left_alone(tmp_path, demo_path):
+def test_a_folder_that_another_process_trains_in_is_left_alone(tmp_path, demo_path, capsys):
     run = tmp_path / "run"
     words = ["train.py", *WORDS, "--data_path", demo_path, "--logger_name", str(run), "--num_epochs", "100000"]
 
-    def python(*words, **how):
-        return subprocess.Popen([sys.executable, *words], cwd=ROOT, text=True, stdout=subprocess.PIPE, **how)
-    process = python(*words)
+    process = subprocess.Popen([sys.executable, *words], cwd=ROOT, text=True, stdout=subprocess.PIPE)
     try:
         while "epoch 1/100000 done" not in process.stdout.readline():
             pass
-        for other, message in (([*words, "--seed", "1"], "already holds"), (["train.py", "--resume", str(run)], "training"),
-                               ([*words, "--overwrite"], f"another process is training {run} .number {process.pid}.; wait")):
-            second = python(*other, stderr=subprocess.PIPE)
-            _, said = second.communicate()
-            assert second.returncode == 1 and len(said.strip().splitlines()) == 1 and re.search(message, said), said
+        for other, message in (([*words, "--seed", "1"], "already holds"),
+                               (["train.py", "--resume", str(run)], "training"),
+                               ([*words, "--overwrite"],
+                                f"another process is training {run} .number {process.pid}.; wait")):
+            refused(capsys, train.main, other[1:], message)
     finally:
         process.terminate()
         process.stdout.read()

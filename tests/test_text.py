@@ -1,4 +1,5 @@
-"""Captions as words with vectors of a file, as bags, as ready features; and models on other data sets than their own."""
+"""Captions as words with vectors of a file, as bags, as ready features; and models on other data sets than their
+own."""
 import json
 import os
 import shutil
@@ -6,15 +7,16 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from test_train import SMALL, fit
 
 import evaluate
 import show
 import train
+from checkpoints import load_checkpoint, load_model
 from data import read_split
 from encoders import BagOfWords, Words
 from model import build_model
-from runs import load_checkpoint, load_model
+from tests.helpers import STEPS
+from tests.helpers import fit_steps as fit
 from vocab import SPECIALS, Vocabulary, tokenize
 
 
@@ -56,27 +58,31 @@ def test_bags_equal_a_loop():
 def test_words_start_from_the_vectors_of_a_file(tmp_path, freeze):
     vocab = Vocabulary([*SPECIALS, "cat", "dog", "axolotl"])
     vectors = write_vectors(tmp_path / "v.txt", ["dog", "cat", "bird"])
-    opt = train.parse_args([*SMALL, "--word_dim", "6", "--word_vectors", str(tmp_path / "v.txt"), "--txt_enc", "mean",
+    opt = train.parse_args([*STEPS, "--word_dim", "6", "--word_vectors", str(tmp_path / "v.txt"), "--txt_enc", "mean",
                             *(["--freeze_words"] if freeze else [])])
     opt.img_dim, opt.img_enc = 9, "precomp"
     table = build_model(opt, vocab).text_tower.trunk.words.table.weight
     np.testing.assert_allclose(table[4:6].detach(), vectors[[1, 0]], rtol=1e-6)
     assert table.requires_grad != freeze and bool(table[6].abs().sum() == 0) == freeze
-    loaded = build_model(opt, vocab, pretrained=False).text_tower.trunk.words.table.weight     # the file is not needed again
+    # the file is not needed again
+    loaded = build_model(opt, vocab, pretrained=False).text_tower.trunk.words.table.weight
     assert not torch.equal(loaded[4:6], table[4:6])
 
 
 def test_resuming_needs_no_file_of_word_vectors(folder, tmp_path):
     write_vectors(tmp_path / "v.txt", ["red", "blue"])
-    fit("--data_path", folder, "--data_name", "one", "--num_epochs", 1, "--logger_name", tmp_path / "run", "--word_dim", 6,
+    fit("--data_path", folder, "--data_name", "one", "--num_epochs", 1, "--logger_name", tmp_path / "run",
+        "--word_dim", 6,
         "--word_vectors", tmp_path / "v.txt")
     os.remove(tmp_path / "v.txt")
     assert train.train(train.parse_args(["--resume", str(tmp_path / "run"), "--num_epochs", "2"])) == 0
 
 
 @pytest.mark.parametrize("more", [
-    ["--txt_enc", "mean"], ["--txt_enc", "sum", "--txt_layers", "12"], ["--text_features", "bag", "--txt_layers", "12-12"],
-    ["--text_features", "bag", "--txt_layers", "16", "--layer_style", "branch", "--img_layers", "16", "--loss", "two_branch"],
+    ["--txt_enc", "mean"], ["--txt_enc", "sum", "--txt_layers", "12"],
+    ["--text_features", "bag", "--txt_layers", "12-12"],
+    ["--text_features", "bag", "--txt_layers", "16", "--layer_style", "branch", "--img_layers", "16", "--loss",
+     "two_branch"],
     ["--txt_enc", "mean", "--sim", "product"], ["--text_features", "bag", "--sim", "wasserstein"],
     ["--text_features", "bag", "--recon_captions", "0.1", "--recon_images", "0.1", "--loss", "mse", "--mmd", "1"]])
 def test_every_reading_of_captions_trains_and_evaluates(folder, more):
@@ -88,7 +94,8 @@ def test_every_reading_of_captions_trains_and_evaluates(folder, more):
     numbers, lengths = split.encode(vocab).batch(np.array([3, 0, 4]))
     alone, length = split.encode(vocab).batch(np.array([0]))
     with torch.no_grad():
-        torch.testing.assert_close(model.embed_captions(numbers, lengths).mean[1:2], model.embed_captions(alone, length).mean)
+        torch.testing.assert_close(model.embed_captions(numbers, lengths).mean[1:2],
+                                   model.embed_captions(alone, length).mean)
 
 
 def test_a_model_of_features_knows_no_words(folder, demo_path):
@@ -107,7 +114,8 @@ def test_another_data_set_tells_its_unknown_words(folder, capsys):
     words = [w for c in read_split(str(folder), "two", "test").captions[3:] for w in tokenize(c) if w not in known]
     rare = len(words)
     assert rare == len(set(words))
-    assert (unknown["unknown_words"], unknown["unknown_distinct"], unknown["captions_without"]) == (4 + rare, 2 + rare, 2)
+    assert (unknown["unknown_words"], unknown["unknown_distinct"], unknown["captions_without"]) == (4 + rare, 2 + rare,
+                                                                                                    2)
     assert "two against the training vocabulary: " in capsys.readouterr().out
     assert "unknown_words" not in evaluate.run(evaluate.parse_args(["--checkpoint", str(folder / "run")]))
 
@@ -127,7 +135,7 @@ def test_features_of_another_extractor_are_refused(folder, kind):
 def test_caption_features_that_do_not_fit_are_one_sentence(folder):
     def said(*words):
         with pytest.raises(ValueError) as error:
-            train.train(train.parse_args([*SMALL, "--data_path", str(folder), "--data_name", "one", "--logger_name",
+            train.train(train.parse_args([*STEPS, "--data_path", str(folder), "--data_name", "one", "--logger_name",
                                           str(folder / "run"), *words]))
         assert not (folder / "run").exists()
         return str(error.value)
@@ -140,7 +148,8 @@ def test_caption_features_that_do_not_fit_are_one_sentence(folder):
     ("cat 1 2 3\ndog 1 2\n", "line 2"), ("cat 1 2 3\ndog 1 2 3\n", "6"), ("zebra 1 2 3 4 5 6\n", "none of the")])
 def test_wrong_word_vectors_are_one_sentence(tmp_path, demo_path, content, said):
     (tmp_path / "v.txt").write_text(content)
-    opt = train.parse_args([*SMALL, "--data_path", demo_path, "--word_dim", "6", "--word_vectors", str(tmp_path / "v.txt"),
+    opt = train.parse_args([*STEPS, "--data_path", demo_path, "--word_dim", "6", "--word_vectors",
+                            str(tmp_path / "v.txt"),
                             "--logger_name", str(tmp_path / "run")])
     with pytest.raises(ValueError) as error:
         train.train(opt)

@@ -1,7 +1,8 @@
 """Training itself: it learns, repeats, stops and goes on bit for bit, and never leaves a broken checkpoint."""
-import json
+import multiprocessing
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -10,44 +11,21 @@ import time
 import numpy as np
 import pytest
 import torch
-from test_cli import refused
 
 import train
+from checkpoints import load_checkpoint, load_model
 from cli import InputError
-from runs import load_checkpoint, load_model
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SMALL = ["--embed_size", "32", "--word_dim", "16", "--batch_size", "16", "--learning_rate", "0.005", "--log_step", "1",
-         "--data_name", "demo_precomp", "--vocab_threshold", "1", "--device", "cpu"]
-
-
-def fit(*words) -> None:
-    assert train.train(train.parse_args([*SMALL, *map(str, words)])) == 0
-
-
-def heed() -> None:
-    """In a new process: its signals as of a terminal, also where the tests run by nohup or in the background of a script."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
-
-def log_of(folder, keep=lambda line: True) -> list[dict]:
-    """log.jsonl without its clocks."""
-    with open(os.path.join(folder, "log.jsonl")) as f:
-        lines = [json.loads(line) for line in f]
-    return [{k: v for k, v in line.items() if k not in ("batch_time", "data_time")} for line in lines if keep(line)]
-
-
-def same_weights(a, b, name="checkpoint.pt") -> bool:
-    a, b = (load_checkpoint(str(folder), name)["model"] for folder in (a, b))
-    return set(a) == set(b) and all(torch.equal(a[key], b[key]) for key in a)
+from runs import Data
+from tests.helpers import ROOT, STEPS, heed, log_of, refused, same_weights
+from tests.helpers import fit_steps as fit
 
 
 @pytest.mark.parametrize("sim, more", [
     *((sim, ["--no-max_violation"]) for sim in ("cosine", "order", "mahalanobis", "kl", "minkl", "wasserstein", "csd")),
     ("cosine", ["--loss", "infonce"]), ("wasserstein", ["--loss", "infonce", "--average", "ema"]),
     ("csd", ["--loss", "match", "--var_min", "1e-5", "--logvar_init", "-6"]),
-    ("csd", ["--loss", "match", "--vib", "1e-4", "--pseudo_positives", "0.1", "--var_min", "1e-5", "--logvar_init", "-6"])])
+    ("csd", ["--loss", "match", "--vib", "1e-4", "--pseudo_positives", "0.1", "--var_min", "1e-5", "--logvar_init",
+             "-6"])])
 def test_overfits_a_tiny_set(tmp_path, sim, more):
     """12 images with one caption each that names them: every one is found again."""
     folder = tmp_path / "tiny"
@@ -81,7 +59,7 @@ def test_stop_and_resume_equal_an_unbroken_run(tmp_path, demo_path, monkeypatch,
             os.kill(os.getpid(), signal.SIGTERM)
         return step(*args)
     monkeypatch.setattr(train, "train_step", interrupted)
-    opt = train.parse_args([*SMALL, *map(str, common), "--logger_name", str(tmp_path / "broken")])
+    opt = train.parse_args([*STEPS, *map(str, common), "--logger_name", str(tmp_path / "broken")])
     assert train.train(opt) == 128 + signal.SIGTERM and len(steps) == stop_after
     monkeypatch.setattr(train, "train_step", step)
     assert train.train(train.parse_args(["--resume", str(tmp_path / "broken")])) == 0
@@ -91,32 +69,28 @@ def test_stop_and_resume_equal_an_unbroken_run(tmp_path, demo_path, monkeypatch,
 
 
 def test_kill_at_any_instant_leaves_a_checkpoint_that_resumes(tmp_path, demo_path):
-    """SIGKILL, which nothing can catch, a few times at odd moments; then the end equals an unbroken run's."""
-    words = [*SMALL, "--data_path", demo_path, "--num_epochs", "6", "--sim", "kl", "--val_step", "2"]
+    """SIGKILL, which nothing can catch, of a command as users start it; then the end equals an unbroken run's.
+    (test_stopping.py kills at fifty instants.)"""
+    words = [*STEPS, "--data_path", demo_path, "--num_epochs", "3", "--sim", "kl", "--val_step", "4"]
     run = tmp_path / "killed"
-    command = [sys.executable, "train.py", *words, "--logger_name", str(run)]
-    kills = 0
-    for delay in (0.05, 0.21, 0.13):
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        for line in process.stdout:
-            if line.startswith("epoch") and "dev rsum" in line:
-                time.sleep(delay)
-                process.kill()
-                kills += 1
-                break
-        process.wait()
-        process.stdout.close()
-        load_checkpoint(str(run), "checkpoint.pt")
-        command = [sys.executable, "train.py", "--resume", str(run)]
-    assert kills == 3
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    fit(*words[len(SMALL):], "--logger_name", tmp_path / "whole")
+    process = subprocess.Popen([sys.executable, "train.py", *words, "--logger_name", str(run)], cwd=ROOT, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    for line in process.stdout:
+        if line.startswith("epoch") and "dev rsum" in line:
+            time.sleep(0.05)
+            process.kill()
+            break
+    assert process.wait() == -signal.SIGKILL
+    process.stdout.close()
+    assert load_checkpoint(str(run), "checkpoint.pt")["state"]["epoch"] < 3
+    assert train.train(train.parse_args(["--resume", str(run)])) == 0
+    fit(*words[len(STEPS):], "--logger_name", tmp_path / "whole")
     assert same_weights(run, tmp_path / "whole")
     assert log_of(run) == log_of(tmp_path / "whole")
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, demo_path):
-    process = subprocess.Popen([sys.executable, "train.py", *SMALL, "--data_path", demo_path, "--num_epochs", "10000",
+    process = subprocess.Popen([sys.executable, "train.py", *STEPS, "--data_path", demo_path, "--num_epochs", "10000",
                                 "--logger_name", str(tmp_path / "run")], cwd=ROOT, stdout=subprocess.PIPE, text=True,
                                preexec_fn=heed)
     for line in process.stdout:
@@ -158,8 +132,9 @@ def test_a_side_that_is_one_point_is_told_and_logged(tmp_path, demo_path, monkey
     fit("--data_path", demo_path, "--num_epochs", 2, "--max_violation", "--logger_name", tmp_path / "point")
     text = (tmp_path / "point" / "log.txt").read_text()
     assert text.count("warning: two images") == 1
-    assert re.search(r"warning: two images have a mean cosine of (0.99\d|1.000), so nearly all are one point; if that stays "
-                     r"so, lower --learning_rate, or begin with the sum of violations \(--vse_mean_warmup_epochs\)", text)
+    assert re.search(r"two images have a mean cosine of (0.99\d|1.000), so nearly all are one point; if that stays "
+                     r"so, lower --learning_rate, or begin with the sum of violations \(--vse_mean_warmup_epochs\)",
+                     text)
 
 
 def collapsed(build):
@@ -172,9 +147,9 @@ def collapsed(build):
     return wrapped
 
 
-def test_checkpoints_of_the_old_region_norm(tmp_path, demo_path):
+def test_checkpoints_of_the_old_region_norm(tmp_path, small_run):
     """Of any model but a VSRN the option says nothing; a VSRN of it would embed otherwise."""
-    fit("--data_path", demo_path, "--num_epochs", 1, "--logger_name", tmp_path / "run")
+    small_run(*STEPS, to=tmp_path / "run")
     for name in ("model_best.pt", "checkpoint.pt"):
         stored = torch.load(tmp_path / "run" / name, weights_only=True)
         stored["options"]["region_norm"] = "features"
@@ -183,51 +158,58 @@ def test_checkpoints_of_the_old_region_norm(tmp_path, demo_path):
     fit("--resume", tmp_path / "run", "--num_epochs", 2)
     stored["options"]["img_enc"] = "vsrn"
     torch.save(stored, tmp_path / "old.pt")
-    with pytest.raises(InputError, match="is a VSRN whose first norm left regions of norm 1, which this version has not"):
+    with pytest.raises(InputError, match="is a VSRN whose first norm left regions of norm 1, which this version has "
+                                         "not"):
         load_checkpoint(str(tmp_path / "old.pt"))
 
 
-def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, demo_path):
-    """The system refuses to write past a size (as a full disk does): one sentence, the old file whole, no temporary one."""
-    run = tmp_path / "run"
-    fit("--data_path", demo_path, "--num_epochs", 1, "--logger_name", run)
+def on_a_full_disk(tmp_path, words) -> tuple[int, str]:
+    """Exit code and stderr of train.py where the system refuses to write past a size; forked, so that torch is
+    there."""
+    def work():
+        sys.stdout, sys.stderr = open(os.devnull, "w"), open(tmp_path / "stderr", "w")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+        train.main(list(map(str, words)))
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join()
+    return process.exitcode, (tmp_path / "stderr").read_text()
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, small_run):
+    """The system refuses to write past a size (as a full disk does): one sentence, the old file whole, no temporary
+    one."""
+    run = small_run(*STEPS, to=tmp_path / "run")
     before = (run / "checkpoint.pt").read_bytes()
-    code = ("import resource, train; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); "
-            f"train.main(['--resume', {str(run)!r}, '--num_epochs', '2'])")
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "could not be saved" in done.stderr and done.stderr.count("\n") == 1
+    status, said = on_a_full_disk(tmp_path, ["--resume", run, "--num_epochs", 2])
+    assert status == 1 and "could not be saved" in said and said.count("\n") == 1
     assert (run / "checkpoint.pt").read_bytes() == before
     assert not [name for name in os.listdir(run) if name.endswith((".tmp", ".part"))]
 
 
-def test_a_full_disk_leaves_the_run_that_was_to_be_replaced(tmp_path, demo_path):
-    run = tmp_path / "run"
-    fit("--data_path", demo_path, "--num_epochs", 1, "--logger_name", run)
+def test_a_full_disk_leaves_the_run_that_was_to_be_replaced(tmp_path, demo_path, small_run):
+    run = small_run(*STEPS, to=tmp_path / "run")
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    code = ("import resource, train; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); "
-            f"train.main({[*SMALL, '--data_path', demo_path, '--logger_name', str(run), '--overwrite']!r})")
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "checkpoint.pt could not be written" in done.stderr and "nothing was replaced" in done.stderr
+    status, said = on_a_full_disk(tmp_path, [*STEPS, "--data_path", demo_path, "--logger_name", run, "--overwrite"])
+    assert status == 1 and said.count("\n") == 1
+    assert "checkpoint.pt could not be written" in said and "nothing was replaced" in said
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.name != ".lock"} == {
         name: content for name, content in before.items() if name != ".lock"}
 
 
-def test_a_finished_run_whose_best_model_was_removed_says_so(tmp_path, demo_path, capsys):
-    run = tmp_path / "run"
-    fit("--data_path", demo_path, "--num_epochs", 1, "--logger_name", run)
+def test_a_finished_run_whose_best_model_was_removed_says_so(tmp_path, small_run, capsys):
+    run = small_run(*STEPS, to=tmp_path / "run")
     os.remove(run / "model_best.pt")
     assert train.train(train.parse_args(["--resume", str(run)])) == 1
     said = capsys.readouterr().out
-    assert re.search(r"done, but model_best.pt, of dev rsum [\d.]+, is not in .*run any more; evaluate the last weights", said)
+    assert re.search(r"done, but model_best.pt, of dev rsum [\d.]+, is not in .*run any more; evaluate the last", said)
     assert "was 0 after every epoch" not in said
 
 
-def test_a_run_goes_on_with_its_own_configuration(tmp_path, demo_path):
-    run = tmp_path / "run"
-    fit("--data_path", demo_path, "--num_epochs", 1, "--logger_name", run)
-    assert train.train(train.parse_args(["--resume", str(run), "--config", str(run / "config.yaml"), "--num_epochs", "2"])) == 0
+def test_a_run_goes_on_with_its_own_configuration(tmp_path, small_run):
+    run = small_run(*STEPS, to=tmp_path / "run")
+    assert train.train(train.parse_args(["--resume", str(run), "--config", str(run / "config.yaml"), "--num_epochs",
+                                         "2"])) == 0
     assert load_checkpoint(str(run), "checkpoint.pt")["state"]["epoch"] == 2
     (tmp_path / "other.yaml").write_text("margin: 0.3\n")
     with pytest.raises(SystemExit):
@@ -269,34 +251,46 @@ def test_bf16_training_runs_and_stays_close(tmp_path, demo_path):
     assert bf16 != off and bf16[0] == pytest.approx(off[0], rel=0.05)
 
 
-def test_log_has_vsepps_names(tmp_path, demo_path):
-    fit("--data_path", demo_path, "--num_epochs", 1, "--logger_name", tmp_path / "run")
+def test_log_has_vsepps_names(tmp_path, small_run):
+    small_run(*STEPS, to=tmp_path / "run")
     lines = log_of(tmp_path / "run", lambda line: line["kind"] == "validation")
     assert {"r1", "r5", "r10", "medr", "meanr", "r1i", "r5i", "r10i", "medri", "meanri", "rsum"} <= set(lines[-1])
     assert {"epoch", "step", "Eit", "lr", "Le"} <= set(log_of(tmp_path / "run", lambda line: line["kind"] == "step")[0])
     assert any(name.startswith("events.out.tfevents") for name in os.listdir(tmp_path / "run"))
 
 
-def test_a_large_feature_file_is_not_read_into_memory(tmp_path):
-    """A region file of 2.9 GiB trains in a process that never holds more than 2 GiB, 1 GiB of it mapped pages."""
-    n, folder = 20000, tmp_path / "big"
+def test_a_large_feature_file_is_not_read_into_memory(tmp_path, monkeypatch):
+    """A region file of 610 MB is searched for NaN in two pieces, each read and copied, and trained on with 64 MiB of it
+    mapped. All at once, or with pages that stay mapped, the process would grow by twice the file."""
+    n, folder = 3900, tmp_path / "big"
     folder.mkdir()
-    features = np.lib.format.open_memmap(folder / "train_ims.npy", "w+", np.float32, (n, 36, 1088))   # 3.1 GB, nearly all holes
+    features = np.lib.format.open_memmap(folder / "train_ims.npy", "w+", np.float32, (n, 36, 1088))   # nearly all holes
     features[:, 0, 0] = 1 + np.arange(n)
     features.flush()
     np.save(folder / "dev_ims.npy", np.zeros((10, 36, 1088), np.float32))
     for split, count in (("train", n), ("dev", 10)):
         (folder / f"{split}_caps.txt").write_text("".join(f"word{k % 50} and word{k % 7}\n" for k in range(count)))
-    words = ["--data_path", str(tmp_path), "--data_name", "big", "--embed_size", "8", "--num_epochs", "1", "--batch_size",
-             "256", "--workers", "0", "--logger_name", str(tmp_path / "run")]
-    check = f"""
-import train
-assert train.train(train.parse_args({words!r})) == 0
-print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))   # peak of this process, KiB
-"""
-    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout.strip().splitlines()[-1]) < 2 << 20
+    monkeypatch.setattr("inputs.RESIDENT_BYTES", 64 << 20)
+
+    def work(told):
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as f:
+            f.write("5")                                    # the peak starts at what is resident now
+        before = peak()
+        fit("--data_path", tmp_path, "--data_name", "big", "--embed_size", 8, "--batch_size", 128, "--workers", 0,
+            "--logger_name", tmp_path / "run")
+        told.send(peak() - before)
+    there, here = multiprocessing.Pipe(False)
+    process = multiprocessing.get_context("fork").Process(target=work, args=(here,))
+    process.start()
+    here.close()
+    assert there.recv() < 900_000
+    process.join()
+
+
+def peak() -> int:
+    """The most that this process has had in memory, KiB."""
+    with open("/proc/self/status", encoding="ascii") as f:
+        return next(int(line.split()[1]) for line in f if line.startswith("VmHWM"))
 
 
 @pytest.mark.parametrize("kind", ["ema", "swa"])
@@ -329,7 +323,7 @@ def test_averaged_weights_are_the_average_and_survive_a_stop(tmp_path, demo_path
             os.kill(os.getpid(), signal.SIGTERM)
         return step(*args)
     monkeypatch.setattr(train, "train_step", interrupted)
-    opt = train.parse_args([*SMALL, *map(str, common), "--logger_name", str(tmp_path / "broken")])
+    opt = train.parse_args([*STEPS, *map(str, common), "--logger_name", str(tmp_path / "broken")])
     assert train.train(opt) == 128 + signal.SIGTERM
     assert train.train(train.parse_args(["--resume", str(tmp_path / "broken")])) == 0
     again = load_checkpoint(str(tmp_path / "broken"), "checkpoint.pt")
@@ -339,7 +333,8 @@ def test_averaged_weights_are_the_average_and_survive_a_stop(tmp_path, demo_path
 
 @pytest.mark.parametrize("kind", ["ema", "swa"])
 def test_averages_take_batch_norm_on_the_way_that_cuda_takes(kind, monkeypatch):
-    """There torch averages many tensors at once, by a kernel that fails for the whole numbers of BatchNorm's counter."""
+    """There torch averages many tensors at once, by a kernel that fails for the whole numbers of BatchNorm's
+    counter."""
     monkeypatch.setattr(torch.optim.swa_utils, "_get_foreach_kernels_supported_devices", lambda: ["cpu", "cuda"])
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     average = train.averaged(model, kind)
@@ -369,34 +364,39 @@ def test_a_longer_run_averages_over_its_own_last_third(tmp_path, demo_path):
 
 
 @pytest.mark.parametrize("words, said", [
-    (["--loss", "infonce", "--margin", "0.3"], "--margin 0.3 is for --loss hinge"), (["--gamma", "5"], "is for --loss nll"),
-    (["--negatives", "5"], "is for --loss nll"), (["--loss", "mse", "--mask_same_image"], "is for objectives over the pairs"),
+    (["--loss", "infonce", "--margin", "0.3"], "--margin 0.3 is for --loss hinge"),
+    (["--gamma", "5"], "is for --loss nll"),
+    (["--negatives", "5"], "is for --loss "
+                           "nll"), (["--loss", "mse", "--mask_same_image"], "is for objectives over the pairs"),
     (["--recon_norm", "1"], "is for --recon_images"),
     (["--decoder_dim", "9", "--recon_captions", "1"], "is for --recon_images"),
     (["--word_dropout", "0.3"], "is for --recon_captions"), (["--critic_learning_rate", "1"], "is for --prior_images"),
     (["--dim_hidden", "9"], "is for --captioner"), (["--n_samples", "9"], "is for --sim match_prob"),
-    (["--var_max", "9"], "is for Gaussian heads"), (["--sim", "mil", "--no_imgnorm"], "is for similarities that do not"),
+    (["--var_max", "9"], "is for Gaussian "
+                         "heads"), (["--sim", "mil", "--no_imgnorm"], "is for similarities that do not"),
     (["--sim", "scan", "--agg_func", "Mean", "--lambda_lse", "5"], "is for --agg_func LogSumExp"),
     (["--layer_style", "branch"], "is for --img_layers and --txt_layers"),
     (["--txt_enc", "mean", "--num_layers", "2"], "is for --txt_enc gru"),
     (["--loss", "infonce", "--max_violation"], "--max_violation is for --loss hinge, not infonce"),
-    (["--learning_rate", "inf"], "'inf' is not a finite number"), (["--logvar_init", "nan"], "'nan' is not a finite number")])
+    (["--learning_rate", "inf"], "'inf' is not a finite "
+                                 "number"), (["--logvar_init", "nan"], "'nan' is not a finite number")])
 def test_options_without_effect_or_meaning_are_refused(words, said, capsys):
     refused(capsys, train.parse_args, words, re.escape(said))
 
 
 def test_a_run_keeps_its_options_when_they_come_from_its_own_configuration(tmp_path, demo_path):
     """Resolved options of any kind of run are no unused ones."""
-    for k, words in enumerate((["--sim", "kl"], ["--loss", "infonce"], ["--sim", "order", "--use_abs"], ["--no_imgnorm"])):
+    for k, words in enumerate((["--sim", "kl"], ["--loss", "infonce"], ["--sim", "order", "--use_abs"],
+                               ["--no_imgnorm"])):
         fit("--data_path", demo_path, "--num_epochs", 1, *words, "--logger_name", tmp_path / str(k))
         again = train.parse_args(["--config", str(tmp_path / str(k) / "config.yaml"), "--dry_run"])
         assert again.sim == load_checkpoint(str(tmp_path / str(k)))["options"]["sim"]
 
 
 def test_an_epoch_of_two_branch_has_siblings_side_by_side():
-    opt = train.parse_args([*SMALL, "--loss", "two_branch", "--txt_enc", "mean"])
+    opt = train.parse_args([*STEPS, "--loss", "two_branch", "--txt_enc", "mean"])
     split = type("Split", (), {"caption_image": np.arange(60) // 5})
-    order = train.epoch_order(opt, split, np.arange(60), 0)
+    order = Data(opt, split, split, None, "", {}, np.arange(60), None, {}).order(0)
     lead, sibling = split.caption_image[order].reshape(-1, 2).T
     assert (lead == sibling).all() and (order[::2] != order[1::2]).all()
 
@@ -404,6 +404,7 @@ def test_an_epoch_of_two_branch_has_siblings_side_by_side():
 def test_weights_of_another_model_are_named(tmp_path, demo_path):
     words = ["--data_path", demo_path, "--num_epochs", 1]
     fit(*words, "--logger_name", tmp_path / "point")
-    with pytest.raises(ValueError, match=r"the weights of .*point are not those .*text_tower.log_var.* is absent there and"):
+    with pytest.raises(ValueError,
+                       match=r"the weights of .*point are not those .*text_tower.log_var.* is absent there and"):
         fit(*words, "--init_from", tmp_path / "point", "--sim", "mahalanobis", "--logger_name", tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -14,7 +14,8 @@ from vocab import SPECIALS, Trigrams, trigrams_of
 WORDS = "a man rides the brown horse banana nanana on".split()
 VOCAB = Trigrams([*SPECIALS, *WORDS])
 CAPTIONS = [text.split() for text in (
-    "a man rides the brown horse on a banana", "horse", "a man", "zzz man qqq xyz", "the mane of horses nanananana", "zzz qqq",
+    "a man rides the brown horse on a "
+    "banana", "horse", "a man", "zzz man qqq xyz", "the mane of horses nanananana", "zzz qqq",
     "qqq rides zzz")]
 
 
@@ -126,14 +127,14 @@ def test_networks_equal_dense_counts_and_loops(kind, window, sizes):
     net = network(kind, *sizes, **({"window": window} if kind is TrigramConv else {}))
     ids, lengths = TrigramTokens.of(CAPTIONS, VOCAB).batch(np.arange(len(CAPTIONS)))
     slow = slow_conv if kind is TrigramConv else slow_bag
-    told, expected = net(ids, lengths), torch.stack([slow(net, words) for words in CAPTIONS])
+    told, expected = net(ids, lengths).value, torch.stack([slow(net, words) for words in CAPTIONS])
     assert told.shape == (len(CAPTIONS), net.dim) and net.dim == sizes[-1]
     torch.testing.assert_close(told, expected, rtol=0, atol=1e-12)
     direction = torch.randn(told.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     parameters = list(net.parameters())
     for a, b in zip(*(torch.autograd.grad((x * direction).sum(), parameters) for x in (told, expected))):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
-    net(ids, lengths).sum().backward()
+    net(ids, lengths).value.sum().backward()
     assert not net.table.weight.grad[0].any()                                       # padding learns nothing
 
 
@@ -142,28 +143,29 @@ def test_gradcheck(kind):
     net = network(kind, 4, 3)
     ids, lengths = TrigramTokens.of(CAPTIONS, VOCAB).batch(np.array([3, 1, 4]))
     names, values = zip(*net.named_parameters())
-    assert torch.autograd.gradcheck(lambda *x: torch.func.functional_call(net, dict(zip(names, x)), (ids, lengths)),
+    assert torch.autograd.gradcheck(lambda
+                                    *x: torch.func.functional_call(net, dict(zip(names, x)), (ids, lengths)).value,
                                     [v.detach().clone().requires_grad_() for v in values])
 
 
 @pytest.mark.parametrize("kind", [TrigramConv, TrigramBag])
 def test_padding_and_batch_order_change_nothing(kind):
     net, tokens = network(kind, 6, 5), TrigramTokens.of(CAPTIONS, VOCAB)
-    together = net(*tokens.batch(np.arange(len(CAPTIONS))))
+    together = net(*tokens.batch(np.arange(len(CAPTIONS)))).value
     order = np.array([4, 0, 6, 2, 5, 3, 1])
-    torch.testing.assert_close(net(*tokens.batch(order)), together[order], rtol=0, atol=1e-14)
+    torch.testing.assert_close(net(*tokens.batch(order)).value, together[order], rtol=0, atol=1e-14)
     for m in range(len(CAPTIONS)):
-        torch.testing.assert_close(net(*tokens.batch(np.array([m])))[0], together[m], rtol=0, atol=1e-14)
+        torch.testing.assert_close(net(*tokens.batch(np.array([m]))).value[0], together[m], rtol=0, atol=1e-14)
     ids, lengths = tokens.batch(np.arange(len(CAPTIONS)))
     wide = torch.nn.functional.pad(ids, (0, 3, 0, 4))                               # more padding trigrams and words
-    torch.testing.assert_close(net(wide, lengths), together, rtol=0, atol=1e-14)
+    torch.testing.assert_close(net(wide, lengths).value, together, rtol=0, atol=1e-14)
 
 
 def test_unlisted_words_are_heard_and_unknown_trigrams_are_not():
     net = network(TrigramConv, 6, 5)
 
     def told(*captions):
-        return net(*TrigramTokens.of([c.split() for c in captions], VOCAB).batch(np.arange(len(captions))))
+        return net(*TrigramTokens.of([c.split() for c in captions], VOCAB).batch(np.arange(len(captions)))).value
     near, same, other, unheard = told("the horses", "the horse", "the man", "the qqq")
     assert "horses" not in VOCAB.index
     assert not torch.allclose(near, same) and (near - same).norm() < (other - same).norm()
@@ -173,9 +175,9 @@ def test_unlisted_words_are_heard_and_unknown_trigrams_are_not():
 
 def test_word_order_matters_to_the_convolution_alone():
     ids, lengths = TrigramTokens.of([["man", "rides", "horse"], ["horse", "rides", "man"]], VOCAB).batch(np.arange(2))
-    a, b = network(TrigramBag, 6, 5)(ids, lengths)
+    a, b = network(TrigramBag, 6, 5)(ids, lengths).value
     torch.testing.assert_close(a, b)
-    a, b = network(TrigramConv, 6, 5)(ids, lengths)
+    a, b = network(TrigramConv, 6, 5)(ids, lengths).value
     assert (a - b).abs().max() > 1e-3
 
 
@@ -184,11 +186,11 @@ def test_trunk_passes_numbers_and_layers_end_in_tanh():
     trunk = TrigramWords(17)
     assert trunk(ids, torch.tensor([2, 2])) is ids and trunk.dim == 17 and not list(trunk.parameters())
     net, x = TanhLayers(9, [7, 6], 5), torch.randn(4, 9)
-    torch.testing.assert_close(net(x), torch.stack([slow_layers(v, net.layers) for v in x]))
+    torch.testing.assert_close(net(x).value, torch.stack([slow_layers(v, net.layers) for v in x]))
     assert [tuple(layer.weight.shape) for layer in net.layers] == [(7, 9), (6, 7), (5, 6)] and net.dim == 5
-    assert net(1e4 * x).abs().max() <= 1 and len(TanhLayers(9, [], 5).layers) == 1
+    assert net(1e4 * x).value.abs().max() <= 1 and len(TanhLayers(9, [], 5).layers) == 1
     alone = TanhLayers(9, [], 5)
-    torch.testing.assert_close(alone(x), torch.tanh(alone.layers[0](x)))
+    torch.testing.assert_close(alone(x).value, torch.tanh(alone.layers[0](x)))
 
 
 def test_initialised_as_a_linear_layer_of_the_dense_counts():

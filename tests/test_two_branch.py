@@ -1,4 +1,5 @@
-"""Two-branch networks: the losses against loops over triples and pairs, the order of siblings, both networks, blocks."""
+"""Two-branch networks: the losses against loops over triples and pairs, the order of siblings, both networks,
+blocks."""
 import math
 from collections import Counter
 
@@ -11,6 +12,7 @@ from data import Batch
 from losses import PairLogistic
 from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss, distance, sibling_order
 from metrics import retrieval_blocks
+from model import Encoded
 from similarities import Embedding
 
 
@@ -28,6 +30,10 @@ def pairs(owner, seed=0) -> tuple[Embedding, Embedding]:
     """Images, equal where the owner is, and captions near them."""
     images = points(max(owner) + 1, seed=seed)[owner]
     return Embedding(images), Embedding(F.normalize(images + 0.4 * points(len(owner), seed=seed + 1), dim=1))
+
+
+def loss_of(loss: TwoBranchLoss, images: Embedding, captions: Embedding, owner) -> torch.Tensor:
+    return loss(*(Encoded(side, None, None) for side in (images, captions)), batch_of(owner))
 
 
 OWNERS = {"siblings": [0, 0, 1, 1, 2, 2, 3, 3], "apart": [0, 1, 2, 1, 0, 3, 3, 3], "distinct": [0, 1, 2, 3, 4],
@@ -49,9 +55,11 @@ def slow_two_branch(images, captions, owner, margin, weights, top):
         positive = d(captions[m], images[m])
         total[0] += mean_of_largest(margin + positive - d(captions[m], images[k])
                                     for image, k in one_of_each.items() if image != owner[m])
-        total[1] += mean_of_largest(margin + positive - d(images[m], captions[k]) for k in range(n) if owner[k] != owner[m])
+        total[1] += mean_of_largest(margin + positive - d(images[m], captions[k]) for k in range(n)
+                                    if owner[k] != owner[m])
         positive = max(d(captions[m], captions[k]) for k in range(n) if owner[k] == owner[m])
-        total[2] += mean_of_largest(margin + positive - d(captions[m], captions[k]) for k in range(n) if owner[k] != owner[m])
+        total[2] += mean_of_largest(margin + positive - d(captions[m], captions[k]) for k in range(n)
+                                    if owner[k] != owner[m])
     return sum(weight * value / n for weight, value in zip(weights, total))
 
 
@@ -59,13 +67,14 @@ def slow_two_branch(images, captions, owner, margin, weights, top):
 @pytest.mark.parametrize("name", OWNERS)
 def test_two_branch_loss_equals_loops_over_triples(name, top):
     owner = OWNERS[name]
-    for margin, weights in ((0.05, (1.5, 1.0, 0.05)), (1.0, (0.0, 0.0, 1.0)), (0.6, (1.0, 0.0, 0.0)), (0.6, (0.0, 1.0, 0.0)),
+    for margin, weights in ((0.05, (1.5, 1.0, 0.05)), (1.0, (0.0, 0.0, 1.0)), (0.6, (1.0, 0.0, 0.0)),
+                            (0.6, (0.0, 1.0, 0.0)),
                             (3.0, (1.0, 2.0, 4.0))):
         images, captions = pairs(owner)
-        got = TwoBranchLoss(margin, weights, top)(images, captions, {}, {}, batch_of(owner))
+        got = loss_of(TwoBranchLoss(margin, weights, top), images, captions, owner)
         expected = slow_two_branch(images.mean, captions.mean, owner, margin, weights, top)
         assert float(got) == pytest.approx(expected, rel=1e-9, abs=1e-12)
-    assert (expected > 0) == (len(set(owner)) > 1)                                  # no distance is as large as the last margin
+    assert (expected > 0) == (len(set(owner)) > 1)                          # no distance is as large as the last margin
 
 
 def test_defaults_are_the_papers():
@@ -76,7 +85,7 @@ def test_defaults_are_the_papers():
 def test_captions_of_one_image_are_never_negatives():
     """Three captions in the same place: of one image they cost nothing, of three images they do."""
     x = points(1).expand(3, -1)
-    same, other = (TwoBranchLoss()(Embedding(x), Embedding(x), {}, {}, batch_of(owner)) for owner in ([7, 7, 7], [0, 1, 2]))
+    same, other = (loss_of(TwoBranchLoss(), Embedding(x), Embedding(x), owner) for owner in ([7, 7, 7], [0, 1, 2]))
     assert float(same) == 0 and float(other) == pytest.approx(2.55 * 0.05)
 
 
@@ -84,13 +93,14 @@ def test_the_farthest_sibling_is_the_positive_and_repeated_images_count_once():
     captions = torch.eye(4, dtype=torch.float64)[:, :3].clone()                     # the last one is at the origin
     captions[1] = captions[0]
     within = TwoBranchLoss(0.0, (0.0, 0.0, 1.0), top=10)
-    near = within(Embedding(captions), Embedding(captions), {}, {}, batch_of([0, 0, 1, 2]))
-    far = within(Embedding(captions), Embedding(captions), {}, {}, batch_of([0, 1, 0, 2]))
+    near = loss_of(within, Embedding(captions), Embedding(captions), [0, 0, 1, 2])
+    far = loss_of(within, Embedding(captions), Embedding(captions), [0, 1, 0, 2])
     assert float(near) == 0 < float(far)
     images, words = pairs([0, 1, 2])
     loss = TwoBranchLoss(0.6, (1.0, 0.0, 0.0), top=2)
-    alone = loss(images, words, {}, {}, batch_of([0, 1, 2]))
-    twice = loss(images.rows([0, 0, 1, 1, 2, 2]), words.rows([0, 0, 1, 1, 2, 2]), {}, {}, batch_of([0, 0, 1, 1, 2, 2]))
+    alone = loss_of(loss, images, words, [0, 1, 2])
+    again = [0, 0, 1, 1, 2, 2]
+    twice = loss_of(loss, images.rows(again), words.rows(again), again)
     torch.testing.assert_close(alone, twice)
 
 
@@ -98,9 +108,9 @@ def test_two_branch_gradients():
     owner = [0, 0, 1, 1, 2, 3]
     x, y = (e.mean.clone().requires_grad_() for e in pairs(owner))
     loss = TwoBranchLoss(0.3, (1.5, 1.0, 0.5), 2)
-    assert torch.autograd.gradcheck(lambda a, b: loss(Embedding(a), Embedding(b), {}, {}, batch_of(owner)), (x, y))
+    assert torch.autograd.gradcheck(lambda a, b: loss_of(loss, Embedding(a), Embedding(b), owner), (x, y))
     x = points(40, dtype=torch.float32).requires_grad_()                            # captions lie on their images
-    loss(Embedding(x), Embedding(x), {}, {}, batch_of(np.arange(40) // 2)).backward()
+    loss_of(loss, Embedding(x), Embedding(x), np.arange(40) // 2).backward()
     assert x.grad.isfinite().all() and x.grad.abs().max() < 10
 
 
@@ -133,21 +143,22 @@ def test_siblings_are_drawn_evenly():
     for seed in range(400):
         lead, sibling = sibling_order(np.array([0, 0, 0, 0, 1]), np.random.default_rng(seed)).reshape(-1, 2).T
         found.update(zip(lead.tolist(), sibling.tolist()))
-    assert len(found) == 13 and all(found[a, b] > 90 for a in range(4) for b in range(4) if a != b) and found[4, 4] == 400
+    assert len(found) == 13 and all(found[a, b] > 90 for a in range(4) for b in range(4) if a != b) and found[4,
+                                                                                                              4] == 400
 
 
 def test_branch_equals_its_parts():
     torch.manual_seed(0)
     branch, x = BranchEmbedding(7, 11, 4), torch.randn(6, 7)
-    assert branch.dim == 4 and branch(x[:1]).shape == (1, 4)                        # a batch of one row too
+    assert branch.dim == 4 and branch(x[:1]).value.shape == (1, 4)                        # a batch of one row too
     first, norm, _, drop, last = branch.layers
     assert drop.p == 0.5 and BranchEmbedding(7, 11, 4, dropout=0.0).layers[3].p == 0
     drop.p = 0.0
     h = x @ first.weight.T + first.bias
     h = (h - h.mean(0)) / (h.var(0, unbiased=False) + norm.eps).sqrt()
-    torch.testing.assert_close(branch(x, None), h.clamp(min=0) @ last.weight.T + last.bias)
+    torch.testing.assert_close(branch(x, None).value, h.clamp(min=0) @ last.weight.T + last.bias)
     branch.eval()
-    torch.testing.assert_close(branch(x)[2:3], branch(x[2:3]))
+    torch.testing.assert_close(branch(x).value[2:3], branch(x[2:3]).value)
 
 
 # ---- the similarity network
@@ -185,7 +196,7 @@ def test_blocks_equal_the_whole_and_pairs_do_not_depend_on_others(monkeypatch):
     for elements in (1, 100, 10 ** 9):
         monkeypatch.setattr("similarities.ELEMENTS", {"cpu": elements, "cuda": elements})
         torch.testing.assert_close(net(x, y), whole)
-    torch.testing.assert_close(net.tiles(x, y)(slice(3, 9), torch.tensor([4, 1])), whole[3:9][:, [4, 1]])
+    torch.testing.assert_close(net.columns(x, y)(torch.tensor([4, 1]))(slice(3, 9)), whole[3:9][:, [4, 1]])
     torch.testing.assert_close(net(y, x).T, whole)                                  # the product knows no sides
     owner = np.arange(31) % 23
     assert retrieval_blocks(net, x, y, owner, 7) == retrieval_blocks(net, x, y, owner, 1000)
@@ -230,7 +241,8 @@ def test_product_network_starts_with_logits_near_one_and_learns():
 # ---- the logistic loss
 
 def test_pair_logistic_equals_a_loop_over_labelled_pairs():
-    """With as many negatives as there are, no chance is left; same-image pairs are left out, rows with few have fewer."""
+    """With as many negatives as there are, no chance is left; same-image pairs are left out, rows with few have
+    fewer."""
     g = torch.Generator().manual_seed(0)
     scores = 3 * torch.randn(6, 6, generator=g, dtype=torch.float64)
     owner = torch.tensor([0, 0, 1, 2, 2, 2])
@@ -239,7 +251,7 @@ def test_pair_logistic_equals_a_loop_over_labelled_pairs():
         for i in range(6):
             for j in range(6):
                 if i != j and (same is None or not same[i, j]):
-                    terms += 2 * [math.log1p(math.exp(float(scores[i, j])))]        # once for the row, once for the column
+                    terms += 2 * [math.log1p(math.exp(float(scores[i, j])))]     # once for the row, once for the column
         got = PairLogistic(n_negatives=9)(scores, same)
         assert set(got) == {"logistic"} and float(got["logistic"]) == pytest.approx(sum(terms) / len(terms), rel=1e-12)
 
@@ -260,7 +272,7 @@ def test_negatives_are_drawn_evenly_from_the_global_generator(n):
         drawn += count
         torch.manual_seed(seed)
         assert torch.equal(loss(scores, same)["logistic"], value)
-    share = drawn / 300                                                             # n / negatives of its row and column
+    share = drawn / 300                                                            # n / negatives of its row and column
     negatives = (~same).sum(1)
     expected = (n / negatives[:, None] + n / negatives).masked_fill(same, 0)
     torch.testing.assert_close(share, expected, atol=0.17, rtol=0)

@@ -1,4 +1,5 @@
-"""vg_experiments: crops as the training set saw its images, their cache, and what the four commands report and refuse."""
+"""vg_experiments: crops as the training set saw its images, their cache, and what the four commands report and
+refuse."""
 import json
 import os
 import re
@@ -10,15 +11,15 @@ from PIL import Image
 from scipy.stats import ttest_rel
 
 import train
+from checkpoints import load_checkpoint, load_model
 from cli import InputError
 from data import read_split
 from demo import scenes
 from encoders import CNN
 from features.extract import network
+from files import FORMAT
 from inputs import eval_transform
-from model import build_model
-from options import prepare_images
-from runs import FORMAT, load_checkpoint, load_model
+from model import build_model, fit_to_data
 from similarities import Embedding, uncertainty
 from train import parse_args
 from vg_experiments import crops, encoding, prepare, selection
@@ -35,10 +36,12 @@ def runs(tmp_path_factory, demo_path):
     """Small runs on the demo features; the folder that holds them, and a manifest of demo_vg beside them."""
     root = tmp_path_factory.mktemp("runs")
     for name, words in MODELS.items():
-        words = ["--data_name", "demo_precomp", *words, "--data_path", demo_path, "--embed_size", "16", "--word_dim", "8",
+        words = ["--data_name", "demo_precomp", *words, "--data_path", demo_path, "--embed_size", "16", "--word_dim",
+                 "8",
                  "--num_epochs", "1", "--batch_size", "32", "--vocab_threshold", "1", "--device", "cpu"]
         assert train.train(train.parse_args([*words, "--logger_name", str(root / name)])) == 0
-    prepare.main(["--vg", os.path.join(demo_path, "demo_vg"), "--output", str(root / "m.json"), "--thresholds", "20", "40"])
+    prepare.main(["--vg", os.path.join(demo_path, "demo_vg"), "--output", str(root / "m.json"), "--thresholds", "20",
+                  "40"])
     return root
 
 
@@ -63,7 +66,8 @@ def refused(command, message, *words, **named):
 def photo_checkpoint(folder, vocab, seed=0, network_of=None, recorded=None):
     """A run folder of an untrained model: of photos, or with `recorded` of features that this extractor made."""
     opt = parse_args(["--data_name", "own", "--embed_size", "8", "--word_dim", "4", "--sim", "wasserstein"])
-    prepare_images(opt, type("Images", (), {"dim": 1280 if recorded else None, "regions": None, "parallel": False}))
+    fit_to_data(opt, type("Images", (),
+                          {"dim": 1280 if recorded else None, "regions": None, "parallel": False, "path": "x"}), None)
     opt.img_enc, opt.cnn_type = "precomp" if recorded else "cnn", "efficientnet_lite0"
     torch.manual_seed(seed)
     model = build_model(opt, vocab, pretrained=False)
@@ -84,7 +88,8 @@ def test_a_whole_image_has_the_features_that_the_model_was_trained_on(runs, demo
     paths = [os.path.join(demo_path, "demo", "images", name) for name in split.photo_names[:6]]
     e = model.crops([(path, (0, 0, 128, 128)) for path in paths])
     features = split.images.gather(np.arange(6))
-    np.testing.assert_array_equal(model.cache.rows([encoding.key_of(model.content(p), (0, 0, 128, 128), "pad") for p in paths]),
+    np.testing.assert_array_equal(model.cache.rows([encoding.key_of(model.content(p), (0, 0, 128, 128), "pad")
+                                                    for p in paths]),
                                   features.numpy())
     torch.testing.assert_close(e.mean, model.model.embed_images(features).mean)
 
@@ -146,7 +151,8 @@ def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path, capsys):
     run = photo_checkpoint(tmp_path / "a", vocab, 0, cnn.state_dict())
     whole, _, _ = load_model(load_checkpoint(run))
     model = encoding.Encoder(run, CPU, str(tmp_path / "cache"), fit="centre")
-    assert isinstance(whole.image_tower.trunk, CNN) and model.extractor.name.startswith("efficientnet_lite0 trunk sha256:")
+    assert isinstance(whole.image_tower.trunk,
+                      CNN) and model.extractor.name.startswith("efficientnet_lite0 trunk sha256:")
     with torch.no_grad():
         photo = Image.open(path).convert("RGB")
         pixels = torch.stack([eval_transform()(photo.crop((x, y, x + w, y + h))) for _, (x, y, w, h) in wanted])
@@ -161,7 +167,8 @@ def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path, capsys):
     features = photo_checkpoint(tmp_path / "c", vocab, recorded=line)
     model = encoding.Encoder(features, CPU, str(tmp_path / "cache"), fit="centre")
     with torch.no_grad():
-        torch.testing.assert_close(model.crops(wanted).mean, model.model.embed_images(cnn(pixels)).mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(model.crops(wanted).mean, model.model.embed_images(cnn(pixels)).mean, rtol=1e-4,
+                                   atol=1e-5)
     old = photo_checkpoint(tmp_path / "d", vocab, recorded=line.replace("sha256:", "sha256:0"))
     with pytest.raises(InputError, match="was trained on features by .* and the network at hand is"):
         encoding.Encoder(old, CPU)
@@ -185,7 +192,8 @@ def test_the_paired_test_and_its_verdicts():
     a = rng.normal(size=200)
     c = a + 0.3 + rng.normal(size=200)
     up, down = figure2.paired(a, c, 1), figure2.paired(a, c, -1)
-    assert up["verdict"] == "holds" and down["verdict"] == "opposite" and up["share"] + down["share"] == pytest.approx(100)
+    assert up["verdict"] == "holds" and down["verdict"] == "opposite"
+    assert up["share"] + down["share"] == pytest.approx(100)
     reference = ttest_rel(c, a)
     low, high = reference.confidence_interval(0.95)
     assert up["p"] == pytest.approx(reference.pvalue) and (up["low"], up["high"]) == pytest.approx((low, high))
@@ -219,8 +227,10 @@ def test_the_uncertainty_of_crops_and_captions(call, runs, capsys):
 
 def test_a_model_that_compares_points_is_refused_though_it_has_variances(call, runs, demo_path):
     """`--vae` samples from its Gaussians in training only: nothing that it was trained for uses log det Sigma."""
-    words = ["--data_name", "demo_precomp", "--vae", "0.001", "--var_min", "1e-6", "--data_path", demo_path, "--embed_size",
-             "16", "--word_dim", "8", "--num_epochs", "1", "--batch_size", "32", "--vocab_threshold", "1", "--device", "cpu"]
+    words = ["--data_name", "demo_precomp", "--vae", "0.001", "--var_min", "1e-6", "--data_path", demo_path,
+             "--embed_size",
+             "16", "--word_dim", "8", "--num_epochs", "1", "--batch_size", "32", "--vocab_threshold", "1", "--device",
+             "cpu"]
     assert train.train(train.parse_args([*words, "--logger_name", str(runs / "vae")])) == 0
     refused(call, "samples points from its Gaussians in training .--vae. and compares points", figure2, ["vae"])
 
@@ -236,7 +246,8 @@ def test_selection_is_that_of_a_slow_loop(call, runs):
         s = {(i, c): model.model.similarity(model.crops([(encoding.photo_path(manifest, image, None), tuple(box))]),
                                             model.captions([text])).item()
              for i, box in (("s", small), ("l", large)) for c, text in (("s", short), ("l", long))}
-        return [s["s", "s"] - s["s", "l"], s["l", "l"] - s["l", "s"], s["s", "s"] - s["l", "s"], s["l", "l"] - s["s", "l"]]
+        return [s["s", "s"] - s["s", "l"], s["l", "l"] - s["l", "s"], s["s", "s"] - s["l", "s"],
+                s["l", "l"] - s["s", "l"]]
 
     def same(hits, reference):
         """hits (G, 4, N) bool, reference (G, N, 4); an untrained model's near ties may fall either way."""
@@ -251,12 +262,14 @@ def test_selection_is_that_of_a_slow_loop(call, runs):
         one = [t["a"] == t["c"] for t in triplets]
         assert not found[2:, one].any()                      # a choice between equals is never right
     for percent, found in zip(manifest["triplets"], hits):
-        assert list(report["table4_by_threshold"][percent]["wasserstein"].values()) == pytest.approx(list(100 * found.mean(1)))
+        shares = report["table4_by_threshold"][percent]["wasserstein"].values()
+        assert list(shares) == pytest.approx(list(100 * found.mean(1)))
     row = report["table4"]["wasserstein"]
     assert [row[q]["percent"] for q in selection.QUERIES["table4"]] == pytest.approx(list(100 * hits.mean((0, 2))))
     assert row["images to text"]["percent"] == pytest.approx((row["crop A"]["percent"] + row["crop C"]["percent"]) / 2)
     hits = selection.section34(model, manifest, manifest["wholes"], None, 0)[""]
-    same(hits[:, [2, 3, 0, 1]], [[margins(w["image"], w["crops"][k], encoding.whole_box(manifest, w["image"]), w["captions"][k],
+    same(hits[:, [2, 3, 0, 1]],
+         [[margins(w["image"], w["crops"][k], encoding.whole_box(manifest, w["image"]), w["captions"][k],
                                           w["description"]) for w in manifest["wholes"]] for k in range(3)])
     assert [report["section34"]["wasserstein"][q]["percent"] for q in selection.QUERIES["section34"]] == pytest.approx(
         list(100 * hits.mean((0, 2))))
@@ -269,9 +282,9 @@ def test_a_model_without_opinion_is_never_right(runs):
     model = encoding.Encoder(str(runs / "cosine"), CPU)
     same = Embedding(torch.ones(6, 16) / 4)
     k = np.arange(3)
-    assert not selection.right(model, same, same, k, k + 3, k, k + 3).any()
+    assert not selection.correct_choices(model, same, same, k, k + 3, k, k + 3).any()
     assert selection.firsts(["a", "b", "a", "c", "b"]).tolist() == [0, 1, 0, 3, 1]
-    random = Embedding(torch.randn(400, 16))                 # the same pair again, wherever it stands, has the same score
+    random = Embedding(torch.randn(400, 16))               # the same pair again, wherever it stands, has the same score
     i, c = np.random.default_rng(0).integers(0, 400, (2, 500))
     twice = model.scores(random, random, np.concatenate([i, i[::-1]]), np.concatenate([c, c[::-1]]))
     np.testing.assert_array_equal(twice[:500], twice[:499:-1])
@@ -306,7 +319,8 @@ def test_crops_of_a_photo_and_examples(call, demo_path, capsys):
     texts = ["a red star and a blue circle", "a red star", "a blue circle"]
     words = ["--image", photo, "--boxes", "10,10,50,50", "60,60,500,40", "--captions", *texts, "--output", "o/c.png"]
     report = call(crops, ["wasserstein", "cosine"], *words, numbers="o/c.json")
-    assert report["boxes"] == [[0, 0, 128, 128], [10, 10, 50, 50], [60, 60, 68, 40]] and os.path.getsize("o/c.png") > 10_000
+    assert report["boxes"] == [[0, 0, 128, 128], [10, 10, 50, 50],
+                               [60, 60, 68, 40]] and os.path.getsize("o/c.png") > 10_000
     found = report["models"]
     assert np.array(found["cosine"]["scores"]).shape == (3, 3) and found["cosine"]["crop"] is None
     assert len(found["wasserstein"]["crop"]) == len(found["wasserstein"]["caption"]) == 3

@@ -1,4 +1,5 @@
-"""vg_experiments.prepare: the choice of crops against a slow reference, what is dropped and why, and what is refused."""
+"""vg_experiments.prepare: the choice of crops against a slow reference, what is dropped and why, and what is
+refused."""
 import hashlib
 import json
 import os
@@ -71,7 +72,8 @@ def slow(listed, told):
             box = [int(np.rint(r[key])) for key in ("x", "y", "width", "height")]
             x1, y1, x2, y2 = max(box[0], 0), max(box[1], 0), min(box[0] + box[2], w), min(box[1] + box[3], h)
             phrase = (r["phrase"] or "").strip()
-            why = ("flat" if min(box[2:]) <= 0 else "outside" if x2 <= x1 or y2 <= y1 else "empty" if not phrase else "kept")
+            why = ("flat" if min(box[2:]) <= 0 else "outside" if x2 <= x1 or y2 <= y1 else "empty" if not phrase
+                   else "kept")
             counts[why] += 1
             if why == "kept":
                 clipped = [x1, y1, x2 - x1, y2 - y1]
@@ -117,7 +119,8 @@ def test_the_manifest_is_that_of_the_slow_reference(tmp_path, monkeypatch, seed,
     monkeypatch.setattr(prepare, "READ", read)              # characters at a time; an object is many of them
     images, counts = slow(listed, told)
     found = prepare.prepare(str(tmp_path), images=15, wholes=12, thresholds=THRESHOLDS, seed=seed, max_iou=0.3)
-    names = dict(coco="images_in_coco", size="images_without_size", other="regions_of_other_images", kept="regions_kept",
+    names = dict(coco="images_in_coco", size="images_without_size", other="regions_of_other_images",
+                 kept="regions_kept",
                  flat="regions_without_area", outside="regions_outside", empty="regions_without_phrase",
                  clipped="regions_clipped", none="images_without_regions")
     assert {key: found["counts"][name] for key, name in names.items()} == counts and min(counts.values()) > 0
@@ -163,7 +166,8 @@ def test_missing_photos_are_named_and_can_be_passed_over(tmp_path):
     less = prepare.prepare(str(tmp_path), images=10, wholes=5, skip_missing=True)
     ids = [t["image"] for t in less["triplets"]["10"]]
     assert less["counts"]["photos_missing_triplets"] == 2 and len(ids) == 10
-    assert [i for i in ids if i in {t["image"] for t in every["triplets"]["10"]}] == ids[:8] and not set(gone) & set(ids)
+    assert [i for i in ids
+            if i in {t["image"] for t in every["triplets"]["10"]}] == ids[:8] and not set(gone) & set(ids)
 
 
 def test_what_cannot_work_is_one_sentence(tmp_path, capsys):
@@ -182,7 +186,8 @@ def test_what_cannot_work_is_one_sentence(tmp_path, capsys):
     one = '[{"id": 993, "regions": [{"id": 1, "x": %s, "y": 0, "width": 1, "height": 1, "phrase": "a"}]}]'
     for broken, message in ((text[:len(text) // 2], "not whole JSON"), ("{}", "not with a list"),
                             (text.replace('"width"', '"breadth"'), "not as Visual Genome ships.*KeyError.*width"),
-                            (text.replace('"image_id"', '"no"').replace('"id"', '"no"'), "no whole number under image_id"),
+                            (text.replace('"image_id"', '"no"').replace('"id"', '"no"'),
+                             "no whole number under image_id"),
                             (one % "1e400", "no finite number of pixels"), (one % '"a"', "no number")):
         path.write_text(broken, encoding="utf-8")
         refused(message)

@@ -22,7 +22,7 @@ def slow_average_precision(scores, labels):
     for i in np.flatnonzero(labels):
         higher, tied = scores > scores[i], scores == scores[i]
         before = (higher & labels).sum()
-        tied_places = range(1, (tied & labels).sum() + 1)                           # after the negatives of the same score
+        tied_places = range(1, (tied & labels).sum() + 1)                        # after the negatives of the same score
         found.append(np.mean([(before + k) / (higher.sum() + (tied & ~labels).sum() + k) for k in tied_places]))
     return np.mean(found)
 
@@ -42,7 +42,7 @@ def test_average_precision_of_known_orders():
         return average_precision(np.array(scores, float)[:, None], labels)[0]
     assert ap(4, 2, 3, 1) == 1 and ap(1, 4, 2, 3) == pytest.approx((1 / 3 + 2 / 4) / 2)
     assert ap(4, 3, 2, 1) == pytest.approx((1 + 2 / 3) / 2)
-    assert ap(0, 0, 0, 0) == ap(1, 4, 2, 3)                                         # one score for all is the worst order
+    assert ap(0, 0, 0, 0) == ap(1, 4, 2, 3)                                       # one score for all is the worst order
     assert np.isnan(average_precision(np.ones((3, 1)), np.zeros((3, 1), bool))[0])
     with pytest.raises(ValueError, match="NaN or infinity"):
         average_precision(np.array([[np.nan]]), np.ones((1, 1), bool))
@@ -50,7 +50,8 @@ def test_average_precision_of_known_orders():
 
 def test_chance_is_the_mean_over_all_orders():
     labels = np.array([[1, 1, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 1, 0], [0, 0, 1, 0]], bool)
-    told = [average_precision(np.repeat(np.array(order)[:, None], 4, 1), labels) for order in itertools.permutations(range(5))]
+    told = [average_precision(np.repeat(np.array(order)[:, None], 4, 1), labels)
+            for order in itertools.permutations(range(5))]
     np.testing.assert_allclose(chance_precision(labels), np.mean(told, 0), rtol=1e-12)
     assert chance_precision(np.ones((1, 1), bool)) == 1
 
@@ -58,7 +59,8 @@ def test_chance_is_the_mean_over_all_orders():
 # ---- words and labels
 
 def test_content_words_are_the_most_frequent_but_not_function_words():
-    captions = [text.split() for text in ("a dog 's ball .", "the dog runs", "two dogs run , a ball is n't there", "zebra")]
+    captions = [text.split() for text in ("a dog 's ball "
+                                          ".", "the dog runs", "two dogs run , a ball is n't there", "zebra")]
     assert content_words(captions, 2) == ["ball", "dog"]
     assert content_words(captions, 100) == ["ball", "dog", "dogs", "run", "runs", "two", "zebra"]
     assert content_words([["the", "."]], 5) == []
@@ -87,8 +89,10 @@ def weights(tmp_path_factory) -> str:
 
 
 def command(demo_path, weights, output, *more):
-    word_cnn.main(["--data_path", demo_path, "--data_name", "demo_coco", "--cnn_type", "resnet18", "--cnn_weights", weights,
-                   "--output", str(output), "--crop_size", "64", "--batch_size", "13", "--workers", "0", "--device", "cpu",
+    word_cnn.main(["--data_path", demo_path, "--data_name", "demo_coco", "--cnn_type", "resnet18", "--cnn_weights",
+                   weights,
+                   "--output", str(output), "--crop_size", "32", "--batch_size", "13", "--workers", "0", "--device",
+                   "cpu",
                    *more])
 
 
@@ -129,7 +133,8 @@ def test_learns_and_leaves_weights_that_load(tmp_path, demo_path, weights, monke
         states.append({name: x.clone() for name, x in model.cnn.net.state_dict().items()})
         return losses[-1]
     monkeypatch.setattr(word_cnn, "train_epoch", watched)
-    command(demo_path, weights, tmp_path / "new" / "cnn.pt", "--num_epochs", "4", "--learning_rate", "3e-4", "--n_words", "30")
+    command(demo_path, weights, tmp_path / "new" / "cnn.pt", "--num_epochs", "4", "--learning_rate", "3e-4",
+            "--n_words", "30")
     assert losses[-1] < 0.95 * losses[0] and len(losses) == 4
     told = capsys.readouterr().out
     assert "30 words from" in told and told.count("mean average precision on dev") == 5 and told.count("chance") == 5
@@ -137,7 +142,7 @@ def test_learns_and_leaves_weights_that_load(tmp_path, demo_path, weights, monke
     assert all(torch.equal(x, trained[name]) for name, x in states[-1].items())
     given = torch.load(weights, weights_only=True)
     assert not torch.equal(given["conv1.weight"], trained["conv1.weight"])
-    assert int(trained["bn1.num_batches_tracked"]) == 4 * 3                         # 39 images in steps of 13, once an epoch
+    assert int(trained["bn1.num_batches_tracked"]) == 4 * 3                    # 39 images in steps of 13, once an epoch
 
 
 def test_the_same_seed_gives_the_same_file_with_workers_too(tmp_path, demo_path, weights):
@@ -148,7 +153,8 @@ def test_the_same_seed_gives_the_same_file_with_workers_too(tmp_path, demo_path,
 
 
 @pytest.mark.parametrize("words,message", [
-    (["--data_name", "demo_precomp"], "demo_precomp has features .* fine-tuned on photos; give a data set that has them"),
+    (["--data_name", "demo_precomp"], "demo_precomp has features .* fine-tuned on photos; give a data set that has "
+                                      "them"),
     (["--learning_rate", "0"], "--learning_rate 0 is not a positive number"),
     (["--learning_rate", "nan"], "--learning_rate nan is not a positive number"),
     (["--learning_rate", "1e30"], "the loss became .* in epoch 1; lower --learning_rate"),

@@ -1,20 +1,22 @@
-"""Reading word vectors in each form and every bad file with its sentence; vectors learned from captions; the command."""
+"""Reading word vectors in each form and every bad file with its sentence; vectors learned from captions; the
+command."""
 import os
 
 import numpy as np
 import pytest
-from test_cli import refused, unwritable
 
 from cli import InputError
 from features import word_vectors
 from features.word_vectors import neighbours, read_vectors, table_for, train_vectors, write_vectors
+from tests.helpers import refused, unwritable
 
 WORDS = ["the", "naïve", "dog", "“", "1984"]
 VECTORS = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
 
 
 def text(header=True, blank=" "):
-    rows = [f"{word}{blank}{blank.join(map(repr, row.tolist()))}{blank if header else ''}" for word, row in zip(WORDS, VECTORS)]
+    rows = [f"{word}{blank}{blank.join(map(repr, row.tolist()))}{blank if header else ''}" for word,
+            row in zip(WORDS, VECTORS)]
     return "\n".join([*(["5 4"] if header else []), *rows, ""]).encode()
 
 
@@ -23,7 +25,8 @@ def binary(end=b"", count=5, dim=4):
     return b"%d %d\n" % (count, dim) + b"".join(rows)
 
 
-FORMS = {"word2vec text": text(), "GloVe": text(False), "tabs": text(blank="\t"), "windows": text().replace(b"\n", b"\r\n"),
+FORMS = {"word2vec "
+         "text": text(), "GloVe": text(False), "tabs": text(blank="\t"), "windows": text().replace(b"\n", b"\r\n"),
          "binary": binary(), "binary with newlines": binary(b"\n"), "a UTF-8 mark": b"\xef\xbb\xbf" + text(),
          "GloVe with a UTF-8 mark": b"\xef\xbb\xbf" + text(False)}
 
@@ -75,7 +78,8 @@ def test_words_with_blanks_and_repeated_words(tmp_path):
     (binary()[:-3], "v announces 5 words of 4 values|v is broken off"),
     (binary(count=4), "v goes on behind the 4 words"),
     (binary(count=50), "v announces 50 words of 4 values, which needs more than the file's"),
-    (binary(dim=5), "v announces 5 words of 5 values|v is broken off|values that are no finite|not UTF-8|goes on behind"),
+    (binary(dim=5), "v announces 5 words of 5 values|v is broken off|values that are no finite|not UTF-8|goes on "
+                    "behind"),
     (b"100 2\n" + b"\xff\x00" * 5000, "v is broken off or is no word2vec file: no word and 2 values at row 1"),
     (b"1 1\na " + np.float32(np.inf).tobytes(), "v, row 1 has values that are no finite numbers"),
     (b"1 1\n\xff " + np.float32(1).tobytes(), r"v, row 1: the word b'\\xff' is not UTF-8"),
@@ -105,7 +109,8 @@ def test_table_for_a_vocabulary(tmp_path):
 
 CAPTIONS = [f"a {animal} {verb} in the {place}".split() for animal, verb, place in
             [("dog", "runs", "park"), ("cat", "runs", "park"), ("dog", "sits", "park"), ("cat", "sits", "park"),
-             ("car", "drives", "street"), ("bus", "drives", "street"), ("car", "stops", "street"), ("bus", "stops", "street")]]
+             ("car", "drives", "street"), ("bus", "drives", "street"), ("car", "stops", "street"),
+             ("bus", "stops", "street")]]
 
 
 def slow_ppmi(captions, words, window):
@@ -149,12 +154,14 @@ def test_the_command(tmp_path, demo_path, capsys, monkeypatch):
     assert vectors.shape == (len(words), 20) and "circle" in words
     write_vectors(out, words, vectors)
     np.testing.assert_array_equal(read_vectors(out)[1], vectors)
-    refused(capsys, word_vectors.main, ["--data_path", demo_path, "--data_name", "demo", "--dim", "20", "--output", out],
+    refused(capsys, word_vectors.main,
+            ["--data_path", demo_path, "--data_name", "demo", "--dim", "20", "--output", out],
             "v.txt is there already; name another file")
     out = str(tmp_path / "new" / "w.txt")
     for words, message in ((["--data_name", "demo", "--dim", 9999], "vectors of 9999 values cannot be learned"),
                            (["--data_name", "none"], "there is no folder .*none"),
-                           (["--data_name", "demo", "--window", 0], "--window: '0' is not a whole number of at least 1")):
+                           (["--data_name", "demo", "--window", 0],
+                            "--window: '0' is not a whole number of at least 1")):
         refused(capsys, word_vectors.main, ["--data_path", demo_path, "--output", out, *words], message)
     monkeypatch.setattr(word_vectors, "train_vectors", None)
     for path in unwritable(tmp_path):

@@ -1,11 +1,11 @@
-"""Crops of photos as a trained model embeds them, their features cached by content and extractor.
+"""Crops of photos as a trained model embeds them, with their features cached by content and extractor.
 
-A crop is known by its photo's bytes, its box and how it is fitted to the network's input, so that a crop met again costs no
-network, and a second model on the same extractor costs only its tower. How crops are fitted:
+A crop is identified by the bytes of its photo, its box, and how it is fitted to the network's input. A crop that was
+seen before costs no network, and a second model on the same extractor costs only its tower. Ways to fit a crop:
 
-    stretch   the whole crop, resized to the input's width and height; nothing is lost, proportions are
+    stretch   the whole crop, resized to the width and height of the input; nothing is lost, but proportions change
     centre    VSE++'s transform of photos: shorter side to 256, then the middle 224 x 224
-    pad       never enlarged, in the middle of the input, its edge pixels repeated around it (demo: things keep their size)
+    pad       never enlarged, in the middle of the input, edge pixels repeated (demo: things keep their size)
 """
 import hashlib
 import os
@@ -18,13 +18,13 @@ from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from checkpoints import load_checkpoint, load_model
 from cli import Arguments, InputError, filename, natural, torch_device
 from demo import scenes
 from encoders import CNN, CNNS
 from features.photos import checksum, network
 from files import read_array, save_array
 from inputs import Photos, encode_captions
-from runs import load_checkpoint, load_model
 from similarities import Embedding
 from vocab import tokenize
 
@@ -33,19 +33,24 @@ MEAN, STD = ((np.array(x, np.float32)[:, None, None]) for x in ([0.485, 0.456, 0
 SIDE = 224                            # of a network's input, pixels
 SHARD = 4096                          # crops a file of the cache
 DEMO = {960: "demo_scenes global", 192: "demo_scenes regions"}
+DEMO_FOLDERS = [f"{world}{kind}" for world in scenes.WORLDS for kind in ("_precomp", "_region_precomp")]
 
 
 # ---- extractors
 
 class Extractor:
-    """Batches of crops -> features. `name`: what is recorded; `side`: pixels; `fit`: one of FITS; `compute(array)`."""
+    """Turns batches of crops into features.
+
+    name: what is recorded of it. side: of the input, in pixels. fit: one of FITS. compute: (n, side, side, 3) uint8
+    -> features.
+    """
 
     def __init__(self, name: str, side: int, fit: str, compute):
         self.name, self.side, self.fit, self.compute = name, side, fit, compute
 
 
 def demo_extractor(regions: bool, fit: str) -> Extractor:
-    """demo_scenes' fixed features of (n, 128, 128, 3) uint8: (n, 960), or (n, 36, 192) with regions."""
+    """The demo's fixed features of (n, 128, 128, 3) uint8: (n, 960), or (n, 36, 192) with regions."""
     def compute(pixels):
         cells = scenes.region_features(pixels)
         return cells.astype(np.float16) if regions else scenes.global_features(cells)
@@ -64,27 +69,29 @@ def cnn_extractor(cnn: nn.Module, name: str, fit: str, device) -> Extractor:
     return Extractor(name, SIDE, fit, compute)
 
 
-def extractor_for(model: nn.Module, trained, stored: dict, run: str, device, given: str | None = None, fit: str | None = None,
-                  weights: str | None = None) -> Extractor:
-    """The extractor of a model's training set; the network of a model of photos is taken out of the model's image tower.
+def extractor_for(model: nn.Module, trained, stored: dict, run: str, device, name: str | None = None,
+                  fit: str | None = None, weights: str | None = None) -> Extractor:
+    """The extractor of a model's training set. For a model of photos the network is taken out of its image tower.
 
-    given: its name where the training set does not record it: demo, or a network and a layer such as "resnet152 pooled".
+    name: the extractor where the training set does not record it: demo, or a network and a layer such as "resnet152
+    pooled". Raises InputError if it is unknown or does not fit the model.
     """
     tower = model.image_tower
     if isinstance(tower.trunk, CNN):                        # a model of photos
-        if given:
-            raise InputError(f"--extractor {given}: {run} reads photos with its own {trained.cnn_type}; leave the option out")
-        name = f"{trained.cnn_type} trunk{' cells' * tower.trunk.cells} {checksum(state_of(tower.trunk))}"
-        trunk, tower.trunk = tower.trunk, Ready()
-        return cnn_extractor(trunk, name, fit or "stretch", device)
+        if name:
+            raise InputError(f"--extractor {name}: {run} reads photos with its own {trained.cnn_type}; leave the "
+                             "option out")
+        line = f"{trained.cnn_type} trunk{' cells' * tower.trunk.cells} {checksum(state_of(tower.trunk))}"
+        trunk, tower.trunk = tower.trunk, Passed()
+        return cnn_extractor(trunk, line, fit or "stretch", device)
     recorded = (stored.get("data", {}).get("extractors") or {}).get("ims")
-    line = given or recorded
-    if line is None and trained.data_name in [f"{w}{kind}" for w in scenes.WORLDS for kind in
-                                              ("_precomp", "_region_precomp")]:
+    line = name or recorded
+    if line is None and trained.data_name in DEMO_FOLDERS:
         line = "demo"
     if line is None:
-        raise InputError(f"{run} was trained on the features of {trained.data_name}, and no features.json beside them said "
-                         "what made them; name network and layer with --extractor, such as 'resnet152 pooled', or demo")
+        raise InputError(f"{run} was trained on the features of {trained.data_name}, and no features.json beside them "
+                         "said what made them; name network and layer with --extractor, such as 'resnet152 pooled', or "
+                         "demo")
     if line.split()[0].startswith("demo"):
         if trained.img_dim not in DEMO:
             raise InputError(f"--extractor {line} gives 960 numbers an image or 36 x 192, {run} was trained on "
@@ -94,23 +101,24 @@ def extractor_for(model: nn.Module, trained, stored: dict, run: str, device, giv
     if cnn_type not in CNNS:
         raise InputError(f"{run}: features by '{line}' cannot be made of new crops here; the networks that can are "
                          f"{', '.join(CNNS)}, or demo")
-    cnn, name = network(cnn_type, layer, weights)
-    if recorded and recorded != name:
-        raise InputError(f"{run} was trained on features by '{recorded}' and the network at hand is '{name}'; give the same "
-                         "weights with --cnn_weights")
+    cnn, at_hand = network(cnn_type, layer, weights)
+    if recorded and recorded != at_hand:
+        raise InputError(f"{run} was trained on features by '{recorded}' and the network at hand is '{at_hand}'; give "
+                         "the same weights with --cnn_weights")
     if cnn.dim != trained.img_dim or (trained.n_regions or 0) != (49 if cnn.cells else 0):
-        raise InputError(f"{name} gives {'49 x ' * cnn.cells}{cnn.dim} numbers an image, {run} was trained on "
-                         f"{f'{trained.n_regions} x ' if trained.n_regions else ''}{trained.img_dim}; name with --extractor "
-                         "what made its training set")
-    return cnn_extractor(cnn, name, fit or "stretch", device)
+        raise InputError(f"{at_hand} gives {'49 x ' * cnn.cells}{cnn.dim} numbers an image, {run} was trained on "
+                         f"{f'{trained.n_regions} x ' if trained.n_regions else ''}{trained.img_dim}; name with "
+                         "--extractor what made its training set")
+    return cnn_extractor(cnn, at_hand, fit or "stretch", device)
 
 
 def state_of(module: nn.Module):
+    """The tensors of a module as arrays."""
     return (x.detach().cpu().numpy() for x in module.state_dict().values())
 
 
-class Ready(nn.Module):
-    """Stands for a trunk whose output was computed before."""
+class Passed(nn.Module):
+    """Stands in for a trunk whose output was computed before."""
 
     def forward(self, features: Tensor, lengths=None) -> Tensor:
         return features
@@ -119,7 +127,7 @@ class Ready(nn.Module):
 # ---- crops
 
 def cut(photo: Image.Image, box, side: int, fit: str) -> np.ndarray:
-    """(side, side, 3) uint8 of the box (x, y, width, height) of a photo."""
+    """The box (x, y, width, height) of a photo as (side, side, 3) uint8."""
     x, y, w, h = box
     crop = photo.crop((x, y, x + w, y + h))
     if fit == "stretch":
@@ -137,11 +145,13 @@ def cut(photo: Image.Image, box, side: int, fit: str) -> np.ndarray:
 
 
 def key_of(content: str, box, fit: str) -> str:
+    """The key of a crop in the cache: sha256 of the photo's digest, the box and the fit."""
     return hashlib.sha256(f"{content} {' '.join(map(str, box))} {fit}".encode()).hexdigest()
 
 
 class Cache:
-    """Features of crops of one extractor, in files of up to 4,096 crops below a folder; `folder` None keeps them in memory."""
+    """Features of the crops of one extractor, in files of up to 4,096 crops below a folder; with folder None, in
+    memory."""
 
     def __init__(self, folder: str | None, extractor: Extractor):
         name = hashlib.sha256(extractor.name.encode()).hexdigest()[:12]
@@ -151,22 +161,26 @@ class Cache:
             os.makedirs(self.folder, exist_ok=True)
 
     def refresh(self) -> None:
-        """Take in files that others wrote since: another model of this run, or another process."""
+        """Read files that others have written since: another model of this run, or another process."""
         for file in sorted(os.listdir(self.folder)) if self.folder else ():
             if file.endswith("_keys.npy") and not file.startswith(".") and file not in self.read:
                 fix = f"delete {self.folder}, it is computed again"
-                keys, array = (read_array(os.path.join(self.folder, name), fix) for name in (file, file.replace("_keys", "")))
+                keys, array = (read_array(os.path.join(self.folder, name), fix)
+                               for name in (file, file.replace("_keys", "")))
                 if keys.ndim != 1 or keys.dtype.kind != "U" or len(keys) != len(array):
-                    raise InputError(f"{os.path.join(self.folder, file)} does not list the rows of the file beside it; {fix}")
+                    raise InputError(f"{os.path.join(self.folder, file)} does not list the rows of the file beside it; "
+                                     f"{fix}")
                 self.take(file, keys.tolist(), array)
 
     def take(self, file: str, keys: list[str], array: np.ndarray) -> None:
+        """Add the rows of one file."""
         self.place.update((key, (len(self.arrays), row)) for row, key in enumerate(keys))
         self.arrays.append(array)
         self.read.add(file)
 
     def add(self, keys: list[str], features: np.ndarray) -> None:
-        """The keys are written last, so that a file without them, of a run that was stopped, is written over."""
+        """Write the features of new crops. The keys are written last, so a file without keys, from a run that was
+        stopped, is overwritten."""
         name = hashlib.sha256("".join(keys).encode()).hexdigest()[:16]
         if self.folder:
             path = os.path.join(self.folder, name)
@@ -176,12 +190,12 @@ class Cache:
         self.take(f"{name}_keys.npy", keys, features)
 
     def rows(self, keys: list[str]) -> np.ndarray:
-        """(B, ...) float32."""
+        """The features of these crops, (B, ...) float32."""
         return np.stack([self.arrays[file][row] for file, row in map(self.place.__getitem__, keys)]).astype(np.float32)
 
 
 def fill(cache: Cache, extractor: Extractor, wanted: list[tuple[str, tuple, str]], batch: int = 64) -> dict:
-    """Compute the features of crops (photo's path, box, key) that the cache lacks; the seconds it took.
+    """Compute the features of those crops (path of the photo, box, key) that the cache lacks.
 
     A thread cuts the next crops while the network works. Returns {"crops", "seconds", "network_seconds"}.
     """
@@ -220,7 +234,10 @@ def fill(cache: Cache, extractor: Extractor, wanted: list[tuple[str, tuple, str]
 # ---- models
 
 class Encoder:
-    """A trained model and the extractor of its training set: crops and captions -> Embedding."""
+    """A trained model and the extractor of its training set: crops and captions -> Embedding.
+
+    Raises InputError if the model reads ready features of captions, or its extractor is not to be had.
+    """
 
     def __init__(self, run: str, device, cache: str | None = None, extractor: str | None = None, fit: str | None = None,
                  weights: str | None = None, vocab: str | None = None):
@@ -235,14 +252,17 @@ class Encoder:
 
     @property
     def name(self) -> str:
+        """The name of the run folder."""
         return os.path.basename(os.path.normpath(self.run if os.path.isdir(self.run) else os.path.dirname(self.run)))
 
     @property
     def facts(self) -> dict:
-        """What reports say of the model."""
-        return {"checkpoint": self.run, "sim": self.trained.sim, "extractor": self.extractor.name, "fit": self.extractor.fit}
+        """What reports say about the model."""
+        return {"checkpoint": self.run, "sim": self.trained.sim, "extractor": self.extractor.name,
+                "fit": self.extractor.fit}
 
     def content(self, path: str) -> str:
+        """The sha256 of a photo. Raises InputError if it cannot be read."""
         if path not in self.contents:
             try:
                 with open(path, "rb") as f:
@@ -254,49 +274,52 @@ class Encoder:
 
     @torch.no_grad()
     def crops(self, wanted: list[tuple[str, tuple]], batch: int = 128) -> Embedding:
-        """Boxes (x, y, width, height) of photos, [(path, box)] of length N -> Embedding of N."""
+        """Embedding of N crops: [(path, box (x, y, width, height))] of length N -> Embedding of N."""
         keys = [key_of(self.content(path), box, self.extractor.fit) for path, box in wanted]
         took = fill(self.cache, self.extractor, [(*pair, key) for pair, key in zip(wanted, keys)])
         unique = list(dict.fromkeys(keys))
         row = {key: k for k, key in enumerate(unique)}
-        found = [self.model.embed_images(torch.from_numpy(self.cache.rows(unique[k:k + batch])).to(self.device))
-                 for k in range(0, len(unique), batch)]
+        embeddings = [self.model.embed_images(torch.from_numpy(self.cache.rows(unique[k:k + batch])).to(self.device))
+                      for k in range(0, len(unique), batch)]
         if took["crops"]:
             outside = 1 - took["network_seconds"] / took["seconds"]
             print(f"{self.run}: features of {took['crops']:,} crops by {self.extractor.name} ({self.extractor.fit}) in "
-                  f"{took['seconds']:.1f} s, {100 * outside:.0f}% of it outside the extractor; {len(unique) - took['crops']:,} "
-                  "were at hand")
-        return joined(found).rows(torch.tensor([row[key] for key in keys], device=self.device))
+                  f"{took['seconds']:.1f} s, {100 * outside:.0f}% of it outside the extractor; "
+                  f"{len(unique) - took['crops']:,} were at hand")
+        return concatenate(embeddings).rows(torch.tensor([row[key] for key in keys], device=self.device))
 
     @torch.no_grad()
     def captions(self, texts: list[str], batch: int = 128) -> Embedding:
-        """Texts -> Embedding of as many; words that the vocabulary lacks are <unk>."""
+        """Embedding of N texts. Words that are not in the vocabulary are <unk>."""
         unique = list(dict.fromkeys(texts))
-        row, tokens = {text: k for k, text in enumerate(unique)}, encode_captions([tokenize(t) for t in unique], self.vocab)
-        order, found = np.argsort(tokens.length, kind="stable"), []
+        row = {text: k for k, text in enumerate(unique)}
+        tokens = encode_captions([tokenize(text) for text in unique], self.vocab)
+        order, embeddings = np.argsort(tokens.length, kind="stable"), []
         for k in range(0, len(order), batch):
             numbers, lengths = tokens.batch(order[k:k + batch])
-            found.append(self.model.embed_captions(numbers.to(self.device), lengths))
+            embeddings.append(self.model.embed_captions(numbers.to(self.device), lengths))
         place = np.argsort(order)
-        return joined(found).rows(torch.tensor([place[row[text]] for text in texts], device=self.device))
+        return concatenate(embeddings).rows(torch.tensor([place[row[text]] for text in texts], device=self.device))
 
     def unknown(self, texts: list[str]) -> np.ndarray:
-        """(N,) bool: no word of the text is known."""
+        """(N,) bool: whether no word of a text is known."""
         return encode_captions([tokenize(text) for text in texts], self.vocab).unknown
 
     @torch.no_grad()
     def scores(self, images: Embedding, captions: Embedding, i, c, batch: int = 64) -> np.ndarray:
-        """Similarity of image i[k] and caption c[k]: (K,) float32, in blocks whose diagonals are kept. A pair that occurs
-        again has the same score to the last bit, so that equal choices are ties."""
+        """Similarity of image i[k] and caption c[k]: (K,) float32, computed in blocks of which the diagonals are kept.
+
+        A pair that occurs again has the same score to the last bit, so equal choices are ties.
+        """
         pairs, where = np.unique(np.stack([i, c]), axis=1, return_inverse=True)     # (2, P), (K,)
         i, c = torch.from_numpy(pairs).to(self.device)
-        found = [self.model.similarity(images.rows(i[k:k + batch]), captions.rows(c[k:k + batch])).diagonal()
-                 for k in range(0, len(i), batch)]
-        return torch.cat(found).float().cpu().numpy()[where.ravel()]
+        scores = [self.model.similarity(images.rows(i[k:k + batch]), captions.rows(c[k:k + batch])).diagonal()
+                  for k in range(0, len(i), batch)]
+        return torch.cat(scores).float().cpu().numpy()[where.ravel()]
 
 
-def joined(batches: list[Embedding]) -> Embedding:
-    """Batches one after the other; parts are zero-padded to the most there are."""
+def concatenate(batches: list[Embedding]) -> Embedding:
+    """Several Embeddings as one. Parts are zero-padded to the largest number of parts."""
     def one(values):
         if values[0] is None:
             return None
@@ -309,32 +332,40 @@ def joined(batches: list[Embedding]) -> Embedding:
 
 # ---- what the commands share
 
-def arguments(p: Arguments) -> None:
+def run_arguments(p: Arguments) -> None:
+    """Add the options that selection and uncertainty share."""
     p.add_argument("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN",
-                   help="run folders or checkpoint files")
+                   help="run folders or checkpoint files of the models")
     model_arguments(p)
     p.add_argument("--manifest", type=filename, default="runs/vg/manifest.json",
-                   help="what python -m vg_experiments.prepare wrote")
-    p.add_argument("--vg", type=filename, help="folder of the photos (default: the one that the manifest was made of)")
-    p.add_argument("--output", type=filename, default="runs/vg", metavar="FOLDER", help="where to write figures and numbers")
-    p.add_argument("--seed", type=natural, default=0, help="of the control")
+                   help="manifest that python -m vg_experiments.prepare wrote")
+    p.add_argument("--vg", type=filename,
+                   help="folder of the photos (default: the folder that the manifest was made from)")
+    p.add_argument("--output", type=filename, default="runs/vg", metavar="FOLDER",
+                   help="folder to write figures and numbers to")
+    p.add_argument("--seed", type=natural, default=0, help="random seed of the control")
 
 
 def model_arguments(p: Arguments) -> None:
-    p.add_argument("--cache", type=filename, default="runs/vg/cache", help="folder that keeps features of crops")
-    p.add_argument("--extractor", help="of the training features, where no features.json beside them recorded it: demo, or a "
-                                       "network and layer such as 'resnet152 pooled'")
-    p.add_argument("--cnn_weights", type=filename, metavar="FILE", help="weights of that network (default: torch's cache)")
+    """Add the options that say how models are read and how crops are encoded."""
+    p.add_argument("--cache", type=filename, default="runs/vg/cache", help="folder to keep the features of crops in")
+    p.add_argument("--extractor", help="what made the training features, if no features.json beside them says so: "
+                                       "demo, or a network and a layer, such as 'resnet152 pooled'")
+    p.add_argument("--cnn_weights", type=filename, metavar="FILE",
+                   help="weights of that network (default: those in torch's cache)")
     p.add_argument("--vocab", type=filename, metavar="FILE.json",
                    help="vocabulary of a checkpoint of the original VSE++ or VSRN")
-    p.add_argument("--fit", choices=FITS, help="how crops are fitted to the input: whole and resized, VSE++'s middle, or "
-                                               "padded (default: stretch; demo: pad)")
-    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
+    p.add_argument("--fit", choices=FITS, help="how to fit a crop to the input of the network: stretch (the whole "
+                                               "crop, resized), centre (as VSE++) or pad (default: stretch; demo: pad)")
+    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto",
+                   help="auto takes CUDA if there is a GPU")
 
 
 def encoders(opt) -> list[Encoder]:
+    """The Encoders of --checkpoint."""
     device = torch_device(opt.device)
-    return [Encoder(run, device, opt.cache, opt.extractor, opt.fit, opt.cnn_weights, opt.vocab) for run in opt.checkpoint]
+    return [Encoder(run, device, opt.cache, opt.extractor, opt.fit, opt.cnn_weights, opt.vocab)
+            for run in opt.checkpoint]
 
 
 def names(models) -> list[str]:
@@ -344,29 +375,33 @@ def names(models) -> list[str]:
 
 
 def photo_path(manifest: dict, image: int, folder: str | None) -> str:
+    """The path of the photo of an image of the manifest."""
     return os.path.join(folder or manifest["folder"], manifest["images"][str(image)]["file"])
 
 
-def known(items: list[dict], texts, models: list[Encoder]) -> np.ndarray:
-    """(N,) bool: every model knows a word of each of the texts(item) of an item; the same number of texts for all."""
-    told = [texts(item) for item in items]
-    flat = [text for several in told for text in several]
+def all_known(items: list[dict], texts, models: list[Encoder]) -> np.ndarray:
+    """(N,) bool: whether every model knows a word of each of texts(item). All items have the same number of texts."""
+    flat = [text for item in items for text in texts(item)]
     unknown = np.any([model.unknown(flat) for model in models], 0)
     return ~unknown.reshape(len(items), -1).any(1)
 
 
-def common(manifest: dict, models: list[Encoder]) -> tuple[dict[str, list[dict]], int]:
-    """The triplets at every threshold, of the images at all of whose thresholds every model knows a word of captions A and B;
-    and how many images were left out."""
-    keep = np.all([known(items, lambda t: (t["caption_a"], t["caption_b"]), models)
+def usable_triplets(manifest: dict, models: list[Encoder]) -> tuple[dict[str, list[dict]], int]:
+    """The triplets {threshold: [triplet]} of the images that can be used, and the number of images left out.
+
+    An image is used if, at every threshold, every model knows a word of captions A and B. Raises InputError if none is
+    left.
+    """
+    keep = np.all([all_known(items, lambda t: (t["caption_a"], t["caption_b"]), models)
                    for items in manifest["triplets"].values()], 0)
     if not keep.any():
-        raise InputError(f"no triplet is left: {', '.join(model.run for model in models)} know no word of the captions; give "
-                         "models of the manifest's language")
+        raise InputError(f"no triplet is left: {', '.join(model.run for model in models)} know no word of the "
+                         "captions; give models of the manifest's language")
     return ({percent: [t for t, kept in zip(items, keep) if kept] for percent, items in manifest["triplets"].items()},
             int((~keep).sum()))
 
 
 def whole_box(manifest: dict, image: int) -> tuple:
+    """The box (x, y, width, height) of a whole image."""
     size = manifest["images"][str(image)]
     return 0, 0, size["width"], size["height"]

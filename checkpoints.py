@@ -1,0 +1,351 @@
+"""Checkpoints as models: those that train.py wrote, and those of the original VSE++ and VSRN code.
+
+    python vocab.py convert coco_precomp_vocab.pkl vocab.json
+    python evaluate.py --checkpoint model_best.pth.tar --vocab vocab.json --data_name coco_precomp
+
+Loading runs no code from a file: torch's restricted unpickler reads both. The originals pickle an argparse.Namespace
+and two state dicts; reading them calls nothing but the few names in ADMITTED. Their weights then get our names.
+"""
+import argparse
+import os
+import re
+import struct
+import warnings
+import zipfile
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from cli import InputError, data_set, filename, reason
+from encoders import CNNS
+from files import FORMAT
+from model import JointEmbedding, build_model, build_vocabulary
+from options import parser, resolve
+from vocab import Vocabulary
+
+# Options that a resumed run may set anew.
+MAY_CHANGE = {"data_path", "num_epochs", "workers", "log_step", "val_step", "device", "logger_name", "resume",
+              "overwrite", "dry_run", "config", "word_vectors", "cnn_weights", "vocab"}
+
+
+def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = None) -> dict:
+    """Read a run folder's checkpoint or a checkpoint file, without running code from it; InputError if it is not one.
+
+    A checkpoint of the original VSE++ or VSRN is converted; it needs its vocabulary, the JSON file `vocab`.
+    """
+    path = os.path.join(path, name) if os.path.isdir(path) else path
+    if not os.path.isfile(path):
+        raise InputError(f"there is no checkpoint {path}; give a run folder that holds {name}, or a file")
+    stored = read(path)
+    if is_original(stored):
+        return original(stored, path, vocab)
+    if not isinstance(stored, dict) or not {"format", "options", "vocabulary", "model"} <= set(stored):
+        raise InputError(f"{path} is no checkpoint of this project; give one that train.py wrote")
+    if stored["format"] != FORMAT:
+        told = stored["format"] if type(stored["format"]) is int else f"of type {type(stored['format']).__name__}"
+        raise InputError(f"{path} has checkpoint format {told}, this version reads format {FORMAT}; use the version "
+                         "that wrote it, or train again")
+    check_contents(stored, path)
+    stored["options"] = modern(stored["options"], path)
+    for weights in (stored["model"], stored.get("average", {})):      # the BatchNorm of jWAE's latents had another name
+        for name in [name for name in weights if "_tower.whiten." in name]:
+            weights[name.replace(".whiten.", ".latent_norm.")] = weights.pop(name)
+    return stored
+
+
+def original(stored: dict, path: str, vocab: str | None) -> dict:
+    """An original's checkpoint converted with the vocabulary of a file, as far as the two can be seen to belong
+    together."""
+    given = vocab and Vocabulary.load(vocab)
+    if given and (given.origin or "").startswith("built"):
+        raise InputError(f"{path} cannot belong to the vocabulary {vocab}, which was {given.origin}: the originals "
+                         "number words in an order that cannot be built again, so every word would get another one's "
+                         "vector; convert the vocabulary that it was trained with (python vocab.py convert OLD "
+                         "NEW.json)")
+    unchecked = (f"{path} holds no words: its vocabulary is taken to be {vocab} since that has as many; whether they "
+                 "stand in its order is unchecked, and recalls near chance would say that they do not")
+    return {**convert(stored, given and given.words, path), "notes": [unchecked]}
+
+
+def check_contents(stored: dict, path: str) -> None:
+    """Refuse a checkpoint whose parts are not of the kinds that train.py writes: what is read of it later relies on
+    them."""
+    plain = (str, int, float, bool, type(None))
+    state, data = stored.get("state", {}), stored.get("data", {})
+    kinds = {
+        "options": isinstance(stored["options"], dict) and all(
+            isinstance(key, str) and isinstance(value, plain) for key, value in stored["options"].items()),
+        "vocabulary": isinstance(stored["vocabulary"], list)
+        and all(isinstance(word, str) for word in stored["vocabulary"]),
+        "model": isinstance(stored["model"], dict) and all(
+            isinstance(key, str) and torch.is_tensor(value) for key, value in stored["model"].items()),
+        "state": isinstance(state, dict) and {"epoch", "best_rsum"} <= set(state) and all(
+            type(value) in (int, float) for value in state.values()),
+        "data": isinstance(data, dict) and isinstance(data.get("extractors") or {}, dict)}
+    wrong = next((name for name, right in kinds.items() if not right), None)
+    if wrong:
+        raise InputError(f"{path} holds something else under '{wrong}' than train.py writes; it was changed or is of "
+                         "another program, so take another one or train again")
+
+
+def load_weights(model: JointEmbedding, stored: dict, path: str = "the checkpoint") -> None:
+    mine, theirs = ({name: tuple(x.shape) for name, x in state.items()}
+                    for state in (model.state_dict(), stored["model"]))
+    wrong = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
+    if wrong:
+        shapes = [found.get(wrong[0], "absent") for found in (theirs, mine)]
+        raise InputError(f"the weights of {path} are not those of a model of these options ({wrong[0]} is {shapes[0]} "
+                         f"there and {shapes[1]} here, {len(wrong)} differ); give the sizes, heads, encoders and terms "
+                         "of its config.yaml")
+    model.load_state_dict(stored["model"])
+
+
+def load_model(stored: dict, path: str = "the checkpoint") -> tuple[JointEmbedding, Vocabulary, argparse.Namespace]:
+    """The model of a checkpoint, in eval mode on the CPU, its vocabulary and its options."""
+    check_values(stored["options"], path)
+    opt = parser().parse_args([])                           # of options that are younger than the checkpoint
+    resolve(opt)
+    vars(opt).update(stored["options"])
+    vocab = build_vocabulary(opt, stored["vocabulary"])
+    try:
+        model = build_model(opt, vocab, pretrained=False)
+    except InputError:
+        raise
+    # each value is right, not all together
+    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
+        raise InputError(f"the options of {path} describe no model ({reason(error)}); it was changed, so take another "
+                         "one or train again") from error
+    load_weights(model, stored, path)
+    return model.eval(), vocab, opt
+
+
+def is_switch(action: argparse.Action) -> bool:
+    return action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction)
+
+
+def check_values(stored: dict, path: str) -> None:
+    """Refuse options of a checkpoint that the command line would not have taken: a model of them cannot be built."""
+    known = {action.dest: action for action in parser()._actions}
+    for name, value in stored.items():
+        action = known.get(name)
+        if action is None or name in MAY_CHANGE or (value is None and action.default is None):
+            continue
+        try:
+            right = (isinstance(value, bool) if is_switch(action)
+                     else isinstance(value, str) if action.type in (filename, data_set)
+                     else not isinstance(value, bool) and (action.type or str)(str(value)) == value)
+        except (argparse.ArgumentTypeError, ValueError):
+            right = False
+        if not right or action.choices is not None and value is not None and value not in action.choices:
+            raise InputError(f"{path} has the option {name} = {ascii(value)[:40]}, which train.py would not take; it "
+                             "was changed, so take another checkpoint")
+
+
+def modern(options: dict, path: str) -> dict:
+    """Options of an earlier state of this code by today's names. Raises InputError where this code has no such
+    model."""
+    if options.get("region_norm") == "features":            # until the first norm of VSRN's graph had its size
+        if options.get("img_enc") == "vsrn":
+            raise InputError(f"{path} is a VSRN whose first norm left regions of norm 1, which this version has not "
+                             "(--region_norm entries makes them sqrt(D)); evaluate it with the version that trained "
+                             "it, or train again")
+        options = {**options, "region_norm": "entries"}
+    if "latent_bn" in options:                              # until then jWAE's priors were counted times the batch
+        batch_norm = {True: "batch", False: "none"}.get(options["latent_bn"])
+        weights = {name: options[name] * options.get("batch_size", 128) for name in ("prior_images", "prior_captions")
+                   if isinstance(options.get(name), float) and options[name]}
+        options = {**options, "latent_norm": batch_norm or ("batch" if weights else None), **weights}
+        del options["latent_bn"]
+    return options
+
+
+# ---- checkpoints of the originals
+
+
+class _Dtype:
+    """Stands in for numpy.dtype('f8', False, True): keeps its name and byte order."""
+
+    def __init__(self, code: str, *_):
+        self.code, self.order = code, "<"
+
+    def __setstate__(self, state: tuple):
+        self.order = state[1]
+
+
+def _scalar(dtype: _Dtype, raw: bytes | str) -> float | int:
+    """Stands in for numpy's scalar of 8 or 4 bytes (best_rsum is one) and returns a plain number."""
+    kinds = {"f8": "d", "f4": "f", "i8": "q", "i4": "i"}
+    raw = raw.encode("latin1") if isinstance(raw, str) else raw                     # Python 2 knew no bytes
+    return struct.unpack((">" if dtype.order == ">" else "<") + kinds[dtype.code], raw)[0]
+
+
+# What a checkpoint may call beside torch's own tensors, under the names that the checkpoint uses.
+ADMITTED = [(argparse.Namespace, "argparse.Namespace"), (_Dtype, "numpy.dtype"),
+            *((_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core"))]
+
+
+def read(path: str):
+    """The content of a checkpoint file, ours or an original one; nothing from it is run. Raises InputError if it
+    cannot be read."""
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:                                  # torch packs nothing
+                if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                    raise ValueError("its contents are compressed, which no checkpoint's are")
+        with warnings.catch_warnings(), torch.serialization.safe_globals(ADMITTED):
+            warnings.simplefilter("ignore")                                         # wrong: `encoding` has an effect
+            return torch.load(path, map_location="cpu", weights_only=True, encoding="latin1")       # Python 2's strings
+    except Exception as error:  # torch raises many kinds for a damaged or foreign file
+        wanted = re.search(r"GLOBAL (\S+)", str(error))
+        why = (f"it wants to call {wanted[1][:60]}, which no checkpoint needs, and nothing of it was run" if wanted
+               else reason(error, 120))
+        raise InputError(f"{path} is damaged or no checkpoint of this project, VSE++ or VSRN ({why}); take another one "
+                         "or train again") from error
+
+
+def is_original(stored) -> bool:
+    """Whether what `read` returned has the layout of VSE++ and its descendants: {"model": [image, text], "opt":
+    Namespace}."""
+    return (isinstance(stored, dict) and isinstance(stored.get("model"), (list, tuple))
+            and isinstance(stored.get("opt"), argparse.Namespace))
+
+
+def convert(stored: dict, words: list[str] | None, path: str) -> dict:
+    """A VSE++ or VSRN checkpoint, as `read` returned it, -> one of ours: format, options, vocabulary, model, state.
+
+    `words` are its vocabulary in the order of the indices, which the file does not hold (`python vocab.py convert`).
+    Raises InputError if the two do not fit or the checkpoint holds anything that cannot be carried over.
+    """
+    parts = [dict(part) if isinstance(part, Mapping) else {} for part in stored["model"]]
+    if len(parts) != 2 or not all(isinstance(name, str) and torch.is_tensor(value) for part in parts
+                                  for name, value in part.items()):
+        raise InputError(f"{path} has a list of {len(parts)} under 'model'; VSE++ and VSRN store the weights of an "
+                         "image and of a text encoder there")
+    if hasattr(stored["opt"], "cross_attn"):
+        raise InputError(f"{path} is a checkpoint of SCAN, whose attention over words and regions is another model; "
+                         "VSE++ and VSRN can be read")
+    image, text = parts
+    for part, name in ((image, "fc.weight"), (text, "embed.weight")):
+        if name not in part or part[name].ndim != 2:
+            raise InputError(f"{path} has no matrix {name}, which every VSE++ and VSRN checkpoint has; take another "
+                             "one")
+    if words is None:
+        raise InputError(f"{path} is an original checkpoint, which holds no words; convert its vocabulary with `python "
+                         "vocab.py convert OLD NEW.json` and give it with --vocab NEW.json")
+    if len(words) != len(text["embed.weight"]):
+        raise InputError(f"{path} has vectors for {len(text['embed.weight']):,} words and the vocabulary lists "
+                         f"{len(words):,}; convert the one it was trained with")
+    for name in [name for name in image if name.endswith(".running_var")]:          # came with torch 0.4.1
+        image.setdefault(name.replace("running_var", "num_batches_tracked"), torch.tensor(0))
+    settings = _options(stored["opt"], path)
+    settings.update(word_dim=text["embed.weight"].shape[1], embed_size=image["fc.weight"].shape[0])
+    photos = any(name.startswith("cnn.") for name in image)
+    if photos:
+        settings.update(img_enc="cnn", img_dim=None)
+        model = _rename(image, {**FC, **_cnn_names([name for name in image if name.startswith("cnn.")])}, path)
+    else:                                                                           # `finetune` means nothing there
+        settings.update(img_enc="precomp", img_dim=image["fc.weight"].shape[1], finetune=False, feature_norm=False)
+        graph = any(name.startswith("Rs_GCN_") for name in image)
+        batch_norm = graph and "bn.weight" in image                                 # the original's f30k_precomp
+        if graph:
+            settings.update(img_enc="vsrn", region_norm="regions", region_bn=batch_norm, feature_norm=not batch_norm)
+        model = _rename(image, _vsrn_names(batch_norm) if graph else FC, path)
+        model = {name: value.squeeze(2) if value.ndim == 3 else value       # (D, D, 1) -> (D, D)
+                 for name, value in model.items()}
+    model |= _rename(text, _text_names(settings["num_layers"]), path)
+    state = {name: _number(stored.get(theirs, 0), theirs, path)
+             for name, theirs in (("epoch", "epoch"), ("iteration", "Eiters"), ("best_rsum", "best_rsum"))}
+    return {"format": FORMAT, "options": settings, "vocabulary": list(words), "model": model,
+            "state": {**state, "step": 0}}
+
+
+# Options of the originals that mean here what they mean there.
+SAME = {"data_name": str, "margin": float, "max_violation": bool, "num_epochs": int, "batch_size": int,
+        "num_layers": int, "grad_clip": float, "crop_size": int, "learning_rate": float, "lr_update": int,
+        "finetune": bool, "cnn_type": str, "use_abs": bool, "no_imgnorm": bool, "use_restval": bool}
+
+
+def _options(theirs: argparse.Namespace, path: str) -> dict:
+    """Our options, complete and resolved, for those of the original; paths and the like keep our defaults."""
+    ours = parser().parse_args([])
+    for name, kind in SAME.items():
+        value = getattr(theirs, name, getattr(ours, name))
+        if value is not getattr(ours, name):
+            if type(value) is not kind and not (kind is float and type(value) is int):
+                raise InputError(f"{path} has the option {name} = {value!r}, which is no {kind.__name__}; take another "
+                                 "checkpoint")
+            setattr(ours, name, value)
+    measure = getattr(theirs, "measure", "cosine")
+    if measure not in ("cosine", "order"):
+        raise InputError(f"{path} was trained with --measure {measure}; cosine and order can be read")
+    if ours.cnn_type not in CNNS:
+        raise InputError(f"{path} was trained with --cnn_type {ours.cnn_type}; networks that can be read are "
+                         f"{', '.join(CNNS)}")
+    ours.sim = {"cosine": "dot", "order": "order"}[measure]                         # their cosine is an inner product
+    ours.logger_name = os.path.dirname(path) or "."
+    resolve(ours)
+    return {name: value for name, value in vars(ours).items()
+            if name not in ("resume", "overwrite", "config", "dry_run")}
+
+
+def _number(value, name: str, path: str) -> float | int:
+    if type(value) not in (int, float):
+        raise InputError(f"{path} has {name} = {str(value)[:40]!r}, which is no number; take another checkpoint")
+    return value
+
+
+def _rename(state: dict[str, Tensor], names: dict[str, str], path: str) -> dict[str, Tensor]:
+    """The tensors of a state dict under our names. Raises InputError if a name is unexpected, missing or there
+    twice."""
+    unknown, missing = sorted(set(state) - set(names)), sorted(set(names) - set(state))
+    if unknown or missing:
+        wrong = (f"holds the weights {unknown[0]}, which no" if unknown
+                 else f"lacks the weights {missing[0]}, which every")
+        raise InputError(f"{path} {wrong} VSE++ or VSRN model of its options has; take another checkpoint")
+    if len(set(names.values())) < len(names):
+        raise InputError(f"{path} holds some weights twice, under names with and without 'module'; take another "
+                         "checkpoint")
+    return {names[name]: value for name, value in state.items()}
+
+
+# The tables below go from their names to ours.
+FC = {f"fc.{kind}": f"image_tower.mean.fc.{kind}" for kind in ("weight", "bias")}
+NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+
+
+def _gru(layers: int) -> list[str]:
+    return [f"rnn.{kind}_{side}_l{k}" for k in range(layers) for kind in ("weight", "bias") for side in ("ih", "hh")]
+
+
+def _text_names(layers: int) -> dict[str, str]:
+    return {"embed.weight": "text_tower.trunk.table.weight",
+            **{name: f"text_tower.mean.{name}" for name in _gru(layers)}}
+
+
+def _vsrn_names(batch_norm: bool) -> dict[str, str]:
+    names = {f"fc.{kind}": f"image_tower.trunk.fc.{kind}" for kind in ("weight", "bias")}
+    names |= {f"img_{name}": f"image_tower.mean.{name}" for name in _gru(1)}
+    names |= {f"bn.{kind}": f"image_tower.mean.norm.{kind}" for kind in NORM if batch_norm}
+    for k in range(4):
+        for theirs, ours in (("g", "g"), ("theta", "theta"), ("phi", "phi"), ("W.0", "out"), ("W.1", "norm")):
+            names |= {f"Rs_GCN_{k + 1}.{theirs}.{kind}": f"image_tower.trunk.layers.{k}.{ours}.{kind}"
+                      for kind in (NORM if ours == "norm" else NORM[:2])}
+    return names
+
+
+def _cnn_names(theirs: list[str]) -> dict[str, str]:
+    """Our names of the weights of a CNN.
+
+    DataParallel puts `module.` before a whole ResNet, or before the layers of VGG's `features`. The classifier of older
+    VGGs began with a dropout, so its two linear layers are 1 and 4 instead of 0 and 3.
+    """
+    moved, names = {}, {}
+    if "cnn.classifier.1.weight" in theirs:
+        moved = {"classifier.1.": "classifier.0.", "classifier.4.": "classifier.3."}
+    for name in theirs:
+        ours = re.sub(r"^(features\.)?module\.", r"\1", name.removeprefix("cnn."))
+        for old, new in moved.items():
+            ours = re.sub(f"^{re.escape(old)}", new, ours)
+        names[name] = f"image_tower.trunk.net.{ours}"
+    return names

@@ -1,0 +1,170 @@
+"""What is evaluated, its scores in blocks, the galleries that are searched, and the record of every query's outcome.
+
+A `Subject` is anything that scores images and captions: trained models, embeddings of any model, or a ready matrix of
+scores.
+"""
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+import metrics
+from cli import InputError
+from evaluation.items import Items
+from inputs import Photos
+from similarities import Cosine, Embedding, Similarity
+
+FOLD = 1000                           # images per fold; COCO 1K is the mean of five folds
+
+
+class Member(NamedTuple):
+    """One model of an ensemble: how it compares, and what it made of the items."""
+    similarity: Similarity
+    images: Embedding | None          # N items, or None where the images are not at hand
+    captions: Embedding | None        # M items
+
+
+class Gallery(NamedTuple):
+    """The items among which is searched, as positions in the split, rising."""
+    images: np.ndarray                # (n,) int64
+    captions: np.ndarray              # (m,) int64
+
+
+@dataclass
+class Subject:
+    """What is evaluated: members, whose scores are averaged, or a ready matrix of scores."""
+    name: str
+    similarity: str
+    caption_image: np.ndarray                     # (M,) the row of each caption's image
+    n_images: int
+    members: list[Member] = field(default_factory=list)
+    scores: np.ndarray | None = None              # (N, M), mapped or in memory
+    items: Items | None = None                    # what is known of the images and captions
+    photos: Photos | list[str] | None = None      # the photos, or their file names
+    data_name: str = ""
+    split: str = ""                               # empty where no split is known
+    folder: str = ""                              # folder of the data set
+    unknown_words: dict | None = None             # on a data set other than that of the training
+    notes: list[str] = field(default_factory=list)    # what was assumed, left out or put in another order
+
+    def take(self, rows) -> None:
+        """Put images and captions in the order `rows` (an items.Order)."""
+        self.members = [Member(m.similarity, m.images and m.images.rows(rows.images),
+                               m.captions and m.captions.rows(rows.captions)) for m in self.members]
+        self.scores = None if self.scores is None else self.scores[rows.images][:, rows.captions]
+
+    @property
+    def has_images(self) -> bool:
+        return self.scores is not None or all(m.images is not None for m in self.members)
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether any side of any member has variances."""
+        return any(e is not None and e.log_var is not None for m in self.members for e in (m.images, m.captions))
+
+
+class Record(dict):
+    """(protocol, direction, "rank" | "rp" | ...) -> one number per query; NaN where a query does not count.
+
+    Ranks are 0-based, all other numbers are shares in [0, 1].
+    """
+
+    def add(self, protocol: str, side: str, **values) -> None:
+        """Keep one number per query for each name; negative numbers mean that a query does not count."""
+        for name, value in values.items():
+            value = np.asarray(value, float)
+            self[protocol, side, name] = np.where(value < 0, np.nan, value)
+
+    def totals(self, caption_image: np.ndarray, n_images: int) -> dict:
+        """{metric: (total (N,), count (N,))} per image, as `metrics.paired_bootstrap` takes it; percent and 1-based
+        ranks."""
+        totals = {}
+        for (protocol, side, name), value in self.items():
+            owner = np.arange(n_images) if side in ("i2t", "i2i") else caption_image
+            known = ~np.isnan(value)
+            numbers = {name: 100 * value}
+            if name == "rank":
+                numbers = {f"r{k}": 100.0 * (value < k) for k in metrics.RECALLS} | {"meanr": value + 1}
+            for key, number in numbers.items():
+                totals[f"{protocol} {side} {key}"] = tuple(np.bincount(owner[known], x[known].astype(float), n_images)
+                                                           for x in (number, np.ones(len(value))))
+        return totals
+
+
+# ---- scores in blocks: columns(c)(i), as `Similarity.columns` returns them
+
+def mean_of(columns: list):
+    """The mean of several models' scores (the papers' ensembles), in blocks."""
+    if len(columns) == 1:
+        return columns[0]
+
+    def column(c):
+        blocks = [one(c) for one in columns]
+        return lambda i: sum(score(i) for score in blocks) / len(blocks)
+    return column
+
+
+def image_text(members: list[Member]):
+    """Scores between images and captions, in blocks: those of one model, or the mean of several."""
+    return mean_of([m.similarity.columns(m.images, m.captions) for m in members])
+
+
+def image_text_of(scores: np.ndarray):
+    """The scores of a ready matrix (N, M), in blocks."""
+    return lambda c: lambda i: torch.from_numpy(scores[i][:, np.asarray(c)].astype(np.float32, copy=False))
+
+
+def within_modality(subject: Subject, side: str):
+    """Scores among the images (side "images") or among the captions ("captions"), in blocks; queries are rows."""
+    return mean_of([columns_within(m.similarity, getattr(m, side)) for m in subject.members])
+
+
+def columns_within(similarity: Similarity, e: Embedding):
+    """Scores among the items of one modality, in blocks.
+
+    Some similarities need an image and a caption: the Mahalanobis distance takes one Gaussian and one point,
+    cross-attention takes regions and words. There the cosine of the means serves.
+    """
+    if not similarity.within_modality:
+        similarity, e = Cosine(), Embedding(e.mean)
+    return similarity.columns(e, e)
+
+
+@torch.no_grad()
+def score_matrix(subject: Subject, block: int) -> np.ndarray:
+    """All scores between images and captions, (N, M) in float32: the one copy that rules with several matches need."""
+    if subject.scores is not None:
+        return subject.scores
+    columns, n, m = image_text(subject.members), subject.n_images, len(subject.caption_image)
+    scores = np.empty((n, m), np.float32)
+    for c in (slice(k, min(k + 5 * block, m)) for k in range(0, m, 5 * block)):
+        score = columns(c)
+        for i in (slice(k, min(k + block, n)) for k in range(0, n, block)):
+            scores[i, c] = score(i).cpu().numpy()
+    return scores
+
+
+def finite(block: np.ndarray) -> np.ndarray:
+    """The block as it is. Raises InputError where it holds NaN or infinity."""
+    if not np.isfinite(block).all():
+        raise InputError(metrics.NOT_FINITE)
+    return block
+
+
+# ---- galleries
+
+def everything(subject: Subject) -> list[Gallery]:
+    """One gallery of all images and captions."""
+    return [Gallery(np.arange(subject.n_images), np.arange(len(subject.caption_image)))]
+
+
+def folds(subject: Subject) -> list[Gallery]:
+    """The five folds of COCO 1K: sequential images, and the captions of each fold's images."""
+    starts, owner = range(0, 5 * FOLD, FOLD), subject.caption_image
+    return [Gallery(np.arange(k, k + FOLD), np.flatnonzero((owner >= k) & (owner < k + FOLD))) for k in starts]
+
+
+def mean_over(results: list[dict]) -> dict:
+    """The mean over galleries; the numbers themselves where there is one gallery."""
+    return metrics.average(results) if len(results) > 1 else results[0]

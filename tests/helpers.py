@@ -1,0 +1,87 @@
+"""What several test files share: a small model, runs of it, and how a command refuses."""
+import json
+import os
+import re
+import signal
+
+import pytest
+import torch
+
+import train
+from checkpoints import load_checkpoint
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# One epoch of a small model on the demo's features.
+SMALL = ["--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8", "--num_epochs", "1",
+         "--batch_size", "32", "--vocab_threshold", "1", "--device", "cpu"]
+# The same, but wide enough to learn, and with every step in its log.
+STEPS = [*SMALL, "--embed_size", "32", "--word_dim", "16", "--batch_size", "16", "--learning_rate", "0.005",
+         "--log_step", "1"]
+
+
+def options(*words):
+    """Options of train.py: SMALL and then `words`, which come last and so count."""
+    return train.parse_args([*SMALL, *map(str, words)])
+
+
+def trained(*words) -> int:
+    """The status of training the model that SMALL and `words` describe."""
+    return train.train(options(*words))
+
+
+def fit(*words) -> None:
+    assert trained(*words) == 0
+
+
+def fit_steps(*words) -> None:
+    """The same of STEPS."""
+    fit(*STEPS, *words)
+
+
+def refused(capsys, main, words, message) -> None:
+    """Non-zero exit and one line on stderr that says it."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main([str(word) for word in words])
+    shown = capsys.readouterr().err + (stop.value.code if isinstance(stop.value.code, str) else "")
+    assert stop.value.code not in (0, None)
+    assert len(shown.strip().splitlines()) == 1, shown
+    assert re.search(message, shown), shown
+    assert "Traceback" not in shown
+
+
+def unwritable(folder) -> list[str]:
+    """Where no file can be written: a folder, below a file, below what has no folders."""
+    (folder / "file").write_text("kept")
+    return [str(folder), str(folder / "file" / "below"), "/proc/x/y"]
+
+
+def heed() -> None:
+    """In a new process: its signals as of a terminal, also where the tests run by nohup or in the background."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def log_of(folder, keep=lambda line: True) -> list[dict]:
+    """log.jsonl without its clocks."""
+    with open(os.path.join(folder, "log.jsonl"), encoding="utf-8") as f:
+        lines = [json.loads(line) for line in f]
+    return [{k: v for k, v in line.items() if k not in ("batch_time", "data_time")} for line in lines if keep(line)]
+
+
+def same_weights(a, b, name="checkpoint.pt") -> bool:
+    a, b = (load_checkpoint(str(folder), name)["model"] for folder in (a, b))
+    return set(a) == set(b) and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def same_runs(a, b) -> bool:
+    """Weights, Adam's moments, random states, the best model and the log, but for its clocks, to the bit."""
+    for name in ("checkpoint.pt", "model_best.pt"):
+        x, y = (load_checkpoint(str(folder), name) for folder in (a, b))
+        if name == "checkpoint.pt":
+            moments = [[v for values in c["optimizer"]["state"].values() for v in values.values()] for c in (x, y)]
+            assert len(moments[0]) == len(moments[1]) and all(map(torch.equal, *moments)) and torch.equal(x["rng"],
+                                                                                                          y["rng"])
+        assert x["state"] == y["state"] and all(torch.equal(x["model"][key], y["model"][key]) for key in x["model"])
+    assert log_of(a) == log_of(b)
+    return True

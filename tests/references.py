@@ -1,0 +1,94 @@
+"""The plain way of what the project does fast: formulas as the papers print them, loops as the original code has them.
+
+The tests compare results with these, benchmark.py their times.
+"""
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# ---- similarities
+
+def kl(mean1, log_var1, mean2, log_var2):
+    var1, var2 = log_var1.exp(), log_var2.exp()
+    return 0.5 * ((var2 / var1).log() + (var1 + (mean1 - mean2).square()) / var2 - 1).sum(1)
+
+
+# One image (1, D) against all captions (M, D), means and log-variances -> (M,).
+BROADCASTS = {
+    "cosine": lambda mi, li, mc, lc: F.cosine_similarity(mi, mc, dim=1),
+    "dot": lambda mi, li, mc, lc: (mi * mc).sum(1),
+    "order": lambda mi, li, mc, lc: -(mc - mi).clamp(min=0).square().sum(1).sqrt(),
+    "mahalanobis": lambda mi, li, mc, lc: -((mi - mc).square() / lc.exp()).sum(1).sqrt(),
+    "kl": lambda mi, li, mc, lc: -kl(mi, li, mc, lc),
+    "kl_reverse": lambda mi, li, mc, lc: -kl(mc, lc, mi, li),
+    "minkl": lambda mi, li, mc, lc: -torch.minimum(kl(mi, li, mc, lc), kl(mc, lc, mi, li)),
+    "wasserstein": lambda mi, li, mc, lc: -((mi - mc).square() + (li.exp().sqrt() - lc.exp().sqrt()).square()
+                                            ).sum(1).sqrt(),
+    "wasserstein_var": lambda mi, li, mc, lc: -((mi - mc).square() + (li.exp() - lc.exp()).square()).sum(1).sqrt(),
+    "csd": lambda mi, li, mc, lc: -((mi - mc).square() + li.exp() + lc.exp()).sum(1),
+    "elk": lambda mi, li, mc, lc: torch.distributions.Normal(mc, (li.exp() + lc.exp()).sqrt()).log_prob(mi).sum(1),
+    "bhattacharyya": lambda mi, li, mc, lc: -((mi - mc).square() / (li.exp() + lc.exp()) / 4
+                                              + ((li.exp() + lc.exp()) / 2).log() / 2 - (li + lc) / 4).sum(1),
+}
+
+
+def broadcasts(name: str, images, captions) -> Tensor:
+    """Embeddings of images one by one against those of all captions -> (N, M)."""
+    log_var = images.mean if images.log_var is None else images.log_var             # a point's is not read
+    return torch.stack([BROADCASTS[name](m[None], v[None], captions.mean, captions.log_var)
+                        for m, v in zip(images.mean, log_var)])
+
+
+# ---- cross-attention of words and regions (SCAN)
+
+def attended(direction: str, images, captions) -> Tensor:
+    """SCAN's defaults: captions one by one against images in runs of 128, attended vectors formed -> (N, M)."""
+    rows = []
+    for regions in images.parts.split(128):
+        columns = []
+        for words, length in zip(captions.parts, captions.n_parts.tolist()):
+            words = words[:length].expand(len(regions), -1, -1)                     # (n, T, D)
+            query, context = (words, regions) if direction == "t2i" else (regions, words)
+            attention = F.leaky_relu(context @ query.transpose(1, 2), 0.1)          # (n, C, Q)
+            attention = (9 * F.normalize(attention, dim=2)).softmax(1)
+            mixed = attention.transpose(1, 2) @ context                             # (n, Q, D)
+            columns.append((6 * F.cosine_similarity(query, mixed, dim=2)).logsumexp(1) / 6)
+        rows.append(torch.stack(columns, 1))
+    return torch.cat(rows)
+
+
+def pair_score(regions, words, direction, norm, aggregate, scale=6.0, sharpness=9.0):
+    """One image (P, D) and one caption (T, D), one query part after the other, as SCAN's paper and code define it."""
+    query, context = (words, regions) if direction == "t2i" else (regions, words)
+    products = torch.stack([torch.stack([c @ q for q in query]) for c in context])              # (C, Q)
+    if "clipped" in norm:
+        products = torch.where(products > 0, products, 0.1 * products)
+    if norm == "softmax":
+        products = torch.stack([row.exp() / row.exp().sum() for row in products])
+    if norm.endswith("l2norm"):
+        products = torch.stack([row / row.square().sum().sqrt() for row in products])
+    cosines = []
+    for k, q in enumerate(query):
+        weights = (sharpness * products[:, k]).exp()
+        mixed = sum(w * c for w, c in zip(weights / weights.sum(), context))                    # (D,)
+        cosines.append(q @ mixed / (q.norm() * mixed.norm()))
+    r = torch.stack(cosines)
+    return {"LogSumExp": lambda: (scale * r).exp().sum().log() / scale, "Mean": r.mean, "Max": r.max,
+            "Sum": r.sum}[aggregate]()
+
+
+# ---- ranks as the original code bases find them: float64, one product and one sort a query
+
+def image_ranks(images: np.ndarray, captions: np.ndarray, caption_image: np.ndarray, queries: int) -> list[int]:
+    """Of the first `queries` images (N, D): 0-based rank of the best of their own captions (M, D)."""
+    ranks = []
+    for i in range(queries):
+        order = np.argsort(images[i] @ captions.T)[::-1]
+        ranks.append(min(np.flatnonzero(order == c)[0] for c in np.flatnonzero(caption_image == i)))
+    return ranks
+
+
+def caption_ranks(images: np.ndarray, captions: np.ndarray, caption_image: np.ndarray, queries: int) -> list[int]:
+    """Of the first `queries` captions: 0-based rank of their image."""
+    return [np.flatnonzero(np.argsort(captions[c] @ images.T)[::-1] == caption_image[c])[0] for c in range(queries)]

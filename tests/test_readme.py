@@ -1,0 +1,43 @@
+"""README's recipes for a similarity, an encoder and a protocol of one's own work as they are written."""
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+CODE = re.compile(r"at the end of `([\w/]+\.py)`[^\n]*:\n\n```python\n(.*?)```", re.S)
+
+
+def test_own_similarity_encoder_and_protocol(tmp_path, demo_path):
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
+        recipes = CODE.findall(f.read())
+    assert [path for path, _ in recipes] == ["similarities.py", "model.py", "evaluation/assess.py"]
+    for name in ("methods", "evaluation", "features", *(name for name in os.listdir(ROOT) if name.endswith(".py"))):
+        (shutil.copytree if os.path.isdir(os.path.join(ROOT, name)) else shutil.copy)(os.path.join(ROOT, name),
+                                                                                      tmp_path / name)
+    for path, code in recipes:
+        assert len(code.strip().splitlines()) <= 6
+        with open(tmp_path / path, "a", encoding="utf-8") as f:
+            f.write(f"\n\n{code}")
+    data = ["--data_path", demo_path, "--device", "cpu", "--workers", "0"]
+    for words in (["train.py", *data, "--data_name", "demo_region_precomp", "--sim", "manhattan", "--img_enc", "max",
+                   "--num_epochs", "1", "--embed_size", "8", "--logger_name", "run"],
+                   ["evaluate.py", *data, "--checkpoint", "run"]):
+        done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    ranks = results["protocols"]["mrr"]
+    assert results["similarity"] == "manhattan" and 0 < ranks["i2t"]["mrr"] < 100 and 0 < ranks["t2i"]["mrr"] < 100
+
+
+def test_tables_of_methods_are_those_of_the_code():
+    """Those of README.md and docs/methods.md are printed by `python -m results --write`; every name in them trains."""
+    from methods import METHODS, table
+
+    for path, least in (("README.md", 10), ("docs/methods.md", len(METHODS))):
+        with open(os.path.join(ROOT, path), encoding="utf-8") as f:
+            names, rows = re.search(r"<!-- methods: ([^>]*) -->\n(.*?)\n<!-- /methods -->", f.read(), re.S).groups()
+        names = list(METHODS) if names == "all" else names.split()
+        assert rows.splitlines() == table(names) and len(names) >= least
