@@ -1,4 +1,4 @@
-"""What all commands share: errors as sentences, types of arguments, and one way to end, also when they are stopped."""
+"""Holds what all commands share: errors as sentences, types of arguments, and how a command ends or is stopped."""
 import argparse
 import atexit
 import contextlib
@@ -14,11 +14,11 @@ import time
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 LARGEST = 2 ** 63 - 1                 # the largest whole number that an option takes
-IMPATIENT = 1.0                       # seconds from which on another Ctrl-C ends a process that is saving
+IMPATIENT = 1.0                       # seconds after which another Ctrl-C ends a process that is still saving
 
 
 class InputError(ValueError):
-    """Something the user gave cannot be used. Its text is one line: what was given, what is allowed, the fix."""
+    """Something that the user gave cannot be used. Its text is one line: what was given, what is allowed, the fix."""
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.split()))
@@ -27,22 +27,22 @@ class InputError(ValueError):
 # ---- arguments
 
 class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows the default of every option that has one."""
+    """Help that shows the default of every option that has one."""
 
     def _get_help_string(self, action):
         return action.help if action.default in (None, False) else super()._get_help_string(action)
 
 
 def program() -> str:
-    """How the command was called: train.py, or python -m features.extract."""
+    """The command as it was called, such as "train.py" or "python -m features.extract"."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return f"python -m {spec.name.removesuffix('.__main__')}" if spec else os.path.basename(sys.argv[0])
 
 
 class Arguments(argparse.ArgumentParser):
-    """A command line whose errors are one line without the usage; options are never abbreviated.
+    """A parser whose errors are one line without the usage text. Options cannot be abbreviated.
 
-    advice: {flag of another code base: what to do here instead}, said where the flag is met.
+    advice: {flag of another code base: what to do here instead}. The error about such a flag contains this advice.
     """
 
     def __init__(self, description: str, advice: dict[str, str] | None = None, **of_subparser):
@@ -65,7 +65,7 @@ class Arguments(argparse.ArgumentParser):
 
 
 def number(text: str) -> float:
-    """A finite number in decimal digits."""
+    """The type of a finite number in decimal digits. Like all types here, it raises ArgumentTypeError."""
     if re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text) and math.isfinite(float(text)):
         return float(text)
     raise argparse.ArgumentTypeError(f"'{text}' is not a finite number")
@@ -84,7 +84,7 @@ fraction = functools.partial(bounded, fits=lambda x: 0 < x <= 1, allowed="more t
 
 
 def whole(text: str, least: int, most: int) -> int:
-    """A whole number in decimal digits, least <= n <= most."""
+    """The type of a whole number n in decimal digits, least <= n <= most."""
     decimal = re.fullmatch(r"-?[0-9]{1,20}", text)
     if not decimal or not least <= int(text) <= most:
         limits = f"of at least {least}" + (f" and at most {most:,}" if decimal and int(text) > most else "")
@@ -107,12 +107,12 @@ def up_to(most: int, least: int = 1):
     return functools.partial(whole, least=least, most=most)
 
 
-width = up_to(2 ** 16)           # of a layer or an embedding: more is a slip, and would end in an allocator's traceback
-workers = up_to(256, least=0)         # processes
+width = up_to(2 ** 16)           # of a layer or an embedding: more is a slip, and memory would run out
+workers = up_to(256, least=0)         # number of worker processes
 
 
 def sizes(text: str) -> str:
-    """Sizes of hidden layers, as 2000-1000; "0": no layer."""
+    """The type of sizes of hidden layers, such as 2000-1000. "0" means no layer."""
     parts = text.split("-")
     if text != "0" and (not all(re.fullmatch("[1-9][0-9]{0,4}", size) for size in parts) or len(parts) > 64):
         raise argparse.ArgumentTypeError(f"'{text}' is no list of layer sizes; give numbers below 100,000 joined by "
@@ -121,14 +121,14 @@ def sizes(text: str) -> str:
 
 
 def filename(text: str) -> str:
-    """A file or folder; ~ is the home folder, also in `--option=~/x`, which the shell leaves as it is."""
+    """The type of a file or folder. ~ is the home folder, also in `--option=~/x`, where the shell does not expand it."""
     if not text or "\0" in text:
         raise argparse.ArgumentTypeError("an empty name is no file or folder")
     return os.path.expanduser(text)
 
 
 def data_set(text: str) -> str:
-    """The name of a data set, a folder below --data_path that stays there."""
+    """The type of a data set's name: a folder below --data_path, from which `..` and absolute paths cannot lead away."""
     parts = text.replace("\\", "/").split("/")
     if not text or "\0" in text or os.path.isabs(text) or ".." in parts or text in (".", "~"):
         raise argparse.ArgumentTypeError(f"'{text}' is no name of a data set; give a folder below --data_path by its "
@@ -137,14 +137,14 @@ def data_set(text: str) -> str:
 
 
 def split_name(text: str) -> str:
-    """The name of a split, which stands in the names of its files."""
+    """The type of a split's name, which is part of the names of its files."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
         raise argparse.ArgumentTypeError(f"'{text}' is no name of a split; give train, dev, test or testall")
     return text
 
 
 def split_names(text: str, between: str = ",") -> str:
-    """Names of splits, each once."""
+    """The type of a list of splits' names, each given once."""
     names = [split_name(name.strip()) for name in text.split(between)]
     if len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"'{text}' names a split twice; name each once")
@@ -154,7 +154,7 @@ def split_names(text: str, between: str = ",") -> str:
 # ---- the end of a command
 
 class Stopped(BaseException):
-    """A signal asks the command to end. No Exception, so that nothing on the way takes it for a fault of the data."""
+    """A signal asks the command to end. It is not an Exception, so that no handler takes it for a fault of the data."""
 
     advice = "no file was left half written"
 
@@ -164,9 +164,10 @@ class Stopped(BaseException):
 
 
 class Stop:
-    """Within it Ctrl-C, SIGTERM and SIGHUP raise Stopped, or, where `later` holds, are kept in `received` until it is
-    looked at. Signals that were ignored before (nohup) stay ignored. Repeats are ignored too, as `timeout` and batch
-    systems signal a process and then its whole group; only another Ctrl-C a second later ends the process as it is."""
+    """A context in which Ctrl-C, SIGTERM and SIGHUP raise Stopped. With `later` they raise nothing: the signal is kept
+    in `received` until the command looks at it. Signals that were ignored before (nohup) stay ignored. Repeated signals
+    are ignored too, because `timeout` and batch systems signal a process and then its whole group. Only another Ctrl-C,
+    at least a second later, ends the process at once."""
 
     def __init__(self, later: bool = False):
         self.later, self.received, self.since, self.before = later, None, 0.0, {}
@@ -196,7 +197,7 @@ class Stop:
 
     @contextlib.contextmanager
     def at_once(self):
-        """Where work can be given up at any place: raises Stopped, also for a signal that came before."""
+        """A context for work that may be given up at any point. Raises Stopped, also for a signal that came before."""
         if self.received is not None:
             raise Stopped(self.received)
         self.later = False
@@ -207,8 +208,8 @@ class Stop:
 
 
 def starting() -> None:
-    """Answer signals in a line while a command loads, which takes torch seconds; `run` takes over. Called before the
-    other imports of a script."""
+    """Answer a signal with one line while a command loads, since importing torch takes seconds. `run` takes over later.
+    A script calls this before its other imports."""
     def stop(number: int, frame) -> None:
         with contextlib.suppress(OSError):
             print(f"{program()}: stopped by {NAMES[signal.Signals(number).name]} before it began", file=sys.stderr)
@@ -220,15 +221,15 @@ def starting() -> None:
 
 
 def ending() -> None:
-    """A signal to a command whose work is done changes nothing, and not its status while the interpreter ends."""
+    """Ignore signals once the work is done, so that they do not change the exit status while the interpreter ends."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def unsignalled():
-    """Processes started within it never see SIGNALS, which are for the main process: a batch system signals all of a
-    group, and a worker that dies takes the main process along before it has saved."""
+    """A context in which new processes start with SIGNALS blocked; only the main process receives them. A batch system
+    signals a whole group, and a worker that dies would end the main process before it has saved."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -240,11 +241,11 @@ def unsignalled():
 
 
 def run(prog: str, work, *args) -> int:
-    """work(*args), a command: returns its status, 0 where it names none. Ends the process with one line and status 1 on
-    what a user can mend, 128 + n on signal n."""
+    """Call work(*args), the work of a command, and return its status, or 0 where it returns none. Where a user can mend
+    what went wrong, the process ends with one line and status 1. On signal n it ends with status 128 + n."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # a terminal that lacks a letter of a caption is no reason to end
+            # a terminal that cannot show a letter of a caption must not end the command
             stream.reconfigure(errors="backslashreplace")
     try:
         with Stop():
@@ -270,14 +271,14 @@ def run(prog: str, work, *args) -> int:
 
 
 def reason(error: BaseException, most: int = 160) -> str:
-    """What an exception says, in one line of bounded length."""
+    """The text of an exception in one line, cut after `most` characters."""
     text = " ".join((str(error) or type(error).__name__).split())
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def torch_device(name: str):
-    """The torch.device of --device; auto: CUDA when present."""
-    import torch  # takes seconds to load, and this module answers signals before
+    """The torch.device that --device names; "auto" is CUDA when present. Raises InputError where there is no CUDA."""
+    import torch  # takes seconds to load; this module has to answer signals before that
 
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: no CUDA device is here; use --device cpu")
@@ -285,7 +286,7 @@ def torch_device(name: str):
 
 
 def run_arguments(p: argparse.ArgumentParser, split: str) -> None:
-    """The options of commands that show what one run makes of a split; `split` says what the split is for."""
+    """Add the options that commands share which apply one run to a split. `split`: the help text of --split."""
     p.add_argument("--checkpoint", type=filename, metavar="RUN",
                    help="run folder or checkpoint file (default: the newest run)")
     p.add_argument("--vocab", type=filename, metavar="FILE.json",

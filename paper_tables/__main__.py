@@ -1,4 +1,4 @@
-"""All tables, their state and GPU hours.
+"""The command that lists the tables of the papers: how far each has been run, and its estimated GPU hours.
 
     python -m paper_tables --list
 """
@@ -20,7 +20,8 @@ def table(name: str) -> Table:
 
 
 def state(name: str, opt) -> tuple[str, list[str]]:
-    """A line of the list: rows, rows that can be run, results of how many runs there are, GPU hours."""
+    """A line of the list: the table's name and its cells. These are the numbers of rows and of rows that can be run,
+    how many runs have their results, GPU hours, whether --f8k can serve the table, and its state in words."""
     made = table(name)
     runs = unique(made.rows, opt.seeds or made.seeds)
     steps = [run_steps(run, seed, opt)[0] for _, run, seed in runs]

@@ -1,9 +1,10 @@
-"""COCO as `dmsm` 4.1 splits it: all of train2014 to train on, val2014 dealt evenly to a dev and a test set, by a seed.
+"""Splits COCO as `dmsm` 4.1 does: train2014 is for training, and val2014 is dealt evenly to a dev and a test set.
 
     python -m paper_tables.coco_halves --data_path D
 
-Reads D/coco, writes D/coco_halves/dataset_coco_halves.json in Karpathy's layout and links its photos beside it. Which
-image of val2014 goes where the paper does not say. At COCO's size: 82,783, 20,252 and 20,252 images.
+Reads D/coco. Writes D/coco_halves/dataset_coco_halves.json in Karpathy's layout, and puts a link to the photos beside
+it. The paper does not say which image of val2014 goes to which set; here a fixed random seed decides. All of COCO gives
+82,783 images for training, 20,252 for dev and 20,252 for test.
 """
 import argparse
 import os
@@ -16,8 +17,11 @@ from files import holds_keys, output, read_json, save_json
 
 
 def images(annotations: str, part: str, names: list[str]) -> list[dict]:
-    """The images of captions_{part}.json with their captions, dealt at random to splits of these names, in equal
-    numbers."""
+    """The images of captions_{part}.json with their captions, dealt at random and evenly to splits of these names.
+
+    Returns one entry of Karpathy's layout per image. Raises InputError where the file is missing or is not in COCO's
+    layout.
+    """
     path = os.path.join(annotations, f"captions_{part}.json")
     if not os.path.isfile(path):
         raise InputError(f"there is no file {path}; put COCO's captions (annotations_trainval2014.zip) there")

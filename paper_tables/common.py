@@ -1,4 +1,4 @@
-"""What a table of a paper is, and the command that trains, evaluates, collects and prints one.
+"""Describes a table of a paper, and holds the command that trains, evaluates, collects and prints one.
 
     python -m paper_tables.pmrl_table1 --data_path data --dry_run      # the exact commands
     python -m paper_tables.pmrl_table1 --demo                          # the same code on the demo data, small
@@ -23,7 +23,10 @@ from paper_tables.runs import MINUTES, SCALES, Run, Step, Stopped, execute, run_
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns that print as one table: ((heading, ((name, path of the value in the results), ...)), ...)."""
+    """Columns that are printed as one table.
+
+    `groups`: ((heading, ((name of the column, path of its value in the results), ...)), ...).
+    """
     title: str
     groups: tuple
     run: int = 0                      # which of a row's runs they show
@@ -35,15 +38,15 @@ class Columns:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a paper's table. Without runs its numbers are published only."""
+    """One line of a paper's table. A row without runs shows its published numbers only."""
     label: str
-    published: tuple                  # one number a column of the table, None where the paper has none
+    published: tuple                  # one number per column of the table, None where the paper has none
     runs: tuple = ()
 
 
 @dataclass(frozen=True)
 class Table:
-    """`title` names paper and table; the script's docstring says what a full run needs."""
+    """One table of a paper. `title` names the paper and the table; the script's docstring says what a full run needs."""
     title: str
     columns: tuple
     rows: tuple
@@ -51,7 +54,7 @@ class Table:
     seeds: int = 1
     f8k: bool = False                 # whether Flickr8k's features can serve it
     later: str = ""                   # why none of its rows can be run yet
-    sums: tuple = ()                  # ((column of a sum, (columns of its parts)), ...), from 0
+    sums: tuple = ()                  # ((column of a sum, (columns of its parts)), ...), counted from 0
     misprints: tuple = ()             # labels of rows whose printed sum is not that of their parts
 
     def __post_init__(self):
@@ -62,7 +65,11 @@ class Table:
 
 def recalls(protocol: str = "folds5", title: str = "", run: int = 0, rsum: bool = False, ks=(1, 5, 10),
             before: str = "") -> Columns:
-    """R@K both ways of a protocol of results.json; `before`: a measure that comes first, as "pmrp pmrp_folds5"."""
+    """The columns of R@K in both directions, from a protocol of results.json.
+
+    `run`: which of a row's runs they show. `rsum`: add the sum of recalls. `before`: a measure and the protocol that
+    holds it, such as "pmrp pmrp_folds5"; it gets a column before the recalls of each direction.
+    """
     first = before.split()
     groups = [(SIDES[side], (*((NAMES[first[0]], f"protocols/{first[1]}/{side}/{first[0]}") for _ in first[:1]),
                              *((f"R@{k}", f"protocols/{protocol}/{side}/r{k}") for k in ks)))
@@ -73,7 +80,10 @@ def recalls(protocol: str = "folds5", title: str = "", run: int = 0, rsum: bool 
 # ---- collecting and printing
 
 def value(results: dict, path: str, folds: bool = True):
-    """The number at a path of keys; `*` is the first key; nothing where there is none."""
+    """The number at a path of keys, or None where there is none. `*` stands for the first key.
+
+    Without `folds` the path of five folds is read as that of the full test set.
+    """
     for key in (path if folds else path.replace("folds5", "full").replace("_full", "")).split("/"):
         if not isinstance(results, dict):
             return None
@@ -82,8 +92,11 @@ def value(results: dict, path: str, folds: bool = True):
 
 
 def collect(table: Table, rows: list[Row], opt) -> list[dict]:
-    """Per row what its seeds gave: [{"label", "seeds", "ours": [(mean, deviation, n) or None a column], "published",
-    "runs": whether it has any, "results": their files}]."""
+    """What the seeds of each row gave.
+
+    Returns [{"label", "seeds": how many have results, "ours": [(mean, standard deviation, n) or None, per column],
+    "published", "runs": whether the row has any, "results": files of the results}].
+    """
     found = []
     for row in rows:
         ours, folds, seeds, files = [], SCALES[opt.scale].folds, 0, []
@@ -114,7 +127,7 @@ def spread(x, places: int) -> str:
 
 
 def tables(table: Table, found: list[dict]) -> list:
-    """Three lines a row, ours, published and their difference, as tables of report.py."""
+    """Tables for `render` of report.py, with three lines per row: ours, published and their difference."""
     made, at = [], 0
     for columns in table.columns:
         span, lines = slice(at, at + len(columns.paths)), []
@@ -152,7 +165,10 @@ def printed(table: Table, found: list[dict], opt) -> str:
 # ---- the command
 
 def chosen(table: Table, only: list[str]) -> list[Row]:
-    """Rows by number from 1, by label, or by a part of it."""
+    """The rows that --only names: by number from 1, by label, or by a part of the label. Without names, all rows.
+
+    Raises InputError on a name that fits no row.
+    """
     if not only:
         return list(table.rows)
     rows = []
@@ -171,24 +187,24 @@ def arguments(what: str) -> Arguments:
     p.formatter_class = argparse.RawDescriptionHelpFormatter
     add = p.add_argument
     add("--data_path", type=filename,
-        help="folder that holds the data sets (default: data; with --demo data/demo_tables, which is written)")
+        help="folder that holds the data sets (default: data; with --demo: data/demo_tables, which the command writes)")
     size = p.add_mutually_exclusive_group()
     size.add_argument("--demo", action="store_const", const="demo", dest="scale", help=SCALES["demo"].says)
     size.add_argument("--f8k", action="store_const", const="f8k", dest="scale", help=SCALES["f8k"].says)
-    add("--only", nargs="+", metavar="ROW", help="rows by number from 1, label, or a part of it")
-    add("--seeds", type=up_to(1000, least=0), help="seeds of every row, from 0 (default: the table's)")
+    add("--only", nargs="+", metavar="ROW", help="rows to run and print, each by its number from 1, its label or a part of the label")
+    add("--seeds", type=up_to(1000, least=0), help="how many seeds each row gets, counted from 0 (default: the table's own number)")
     add("--also", default="", metavar='"OPTIONS"',
-        help='more options of train.py for every row, as --also="--amp bf16"')
-    add("--runs", type=filename, default="runs/paper_tables", metavar="FOLDER", help="where the runs are")
-    add("--format", choices=[*FORMATS, "json"], default="text", help="of the printed table")
-    add("--dry_run", action="store_true", help="print the commands and run nothing")
-    add("--print_only", action="store_true", help="print what there is and run nothing")
+        help='further options of train.py for every row, such as --also="--amp bf16"')
+    add("--runs", type=filename, default="runs/paper_tables", metavar="FOLDER", help="folder that holds the runs")
+    add("--format", choices=[*FORMATS, "json"], default="text", help="format of the printed table")
+    add("--dry_run", action="store_true", help="print the commands, and run nothing")
+    add("--print_only", action="store_true", help="print the results that are there, and run nothing")
     p.set_defaults(scale="full")
     return p
 
 
 def settle(opt, table: Table | None = None) -> None:
-    """Refuse what cannot be, before anything runs; fill in the data path."""
+    """Fill in the data path. Raises InputError on options that cannot be used together, before anything runs."""
     if opt.seeds == 0:
         raise InputError(f"--seeds {opt.seeds} leaves nothing to run; give at least 1")
     if opt.scale == "f8k" and table and not table.f8k:
@@ -200,7 +216,7 @@ def settle(opt, table: Table | None = None) -> None:
 
 
 def unique(rows: list[Row], seeds: int) -> list[tuple[str, Run, int]]:
-    """(label, run, seed) of all runs of the rows, each once, all rows of a seed before the next seed."""
+    """(label, run, seed) for every run of the rows. Each run comes once, and all rows of a seed before the next seed."""
     return list({(run, seed): (row.label, run, seed) for seed in range(seeds) for row in rows for run in row.runs
                  if run and (run.tool == "train.py" or seed == 0)}.values())
 
@@ -218,7 +234,7 @@ def main(table: Table, says: str = "", argv=None) -> None:
 
 
 def run_table(table: Table, rows: list[Row], opt) -> None:
-    """Run what is missing of a table's rows and print it."""
+    """Run what is still missing for a table's rows, then print the table. Exits with an error if a run failed."""
     if table.later:
         print(table.later, file=sys.stderr)
     todo = unique(rows, opt.seeds or table.seeds)
@@ -251,7 +267,7 @@ def run_table(table: Table, rows: list[Row], opt) -> None:
 
 
 def gpu_hours(table: Table) -> float:
-    """An estimate for all of a table's runs, each once, at one seed after another: nothing of this has been
+    """GPU hours of all runs of a table, each counted once per seed. This is an estimate; none of it has been
     measured."""
     hours = 0.0
     for run in {run for row in table.rows for run in row.runs if run and run.tool == "train.py"}:

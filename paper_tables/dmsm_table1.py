@@ -1,7 +1,8 @@
-"""`dmsm` Table 1: deep multimodal similarity models and DeViSE, harmonic and arithmetic mean of best ranks, COCO.
+"""`dmsm` Table 1: harmonic and arithmetic mean of best ranks on COCO, for deep multimodal similarity models and DeViSE.
 
-Needs COCO's photos and annotations in D/coco and torchvision's VGG-19 weights; val2014 is dealt evenly to a dev and a
-test set (coco_halves.py) and features are extracted (3 GiB). About 2 GPU hours a seed. All are estimates.
+Needs COCO's photos and annotations in D/coco, and torchvision's VGG-19 weights. The command deals val2014 evenly to a
+dev and a test set (coco_halves.py) and extracts features (3 GiB). A run takes about 2 GPU hours per seed. Sizes and
+hours are estimates.
 
     python -m paper_tables.dmsm_table1 --data_path D
 """
@@ -13,7 +14,8 @@ DEVISE = "--loss nll --txt_enc sum --txt_layers 0 --word_dim 300 --embed_size 30
 
 
 def dmsm(fc: int, image: str, text: str) -> tuple[Run]:
-    """Sizes of the trained layers as the paper prints them; the last one is the embedding."""
+    """The run of one DMSM row. `fc`: the VGG-19 layer that gives the image features, 6 or 7. `image`, `text`: sizes of
+    the trained layers as the paper prints them; the last one is the embedding."""
     hidden = [sizes.removesuffix("-300") for sizes in (image, text)]
     return (Run(f"coco halves{' fc6' * (fc == 6)}",
                 f"{NLL} --layer_style tanh --txt_enc trigram_conv --img_layers {hidden[0]} --txt_layers {hidden[1]}"),)

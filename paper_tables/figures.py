@@ -1,15 +1,14 @@
-"""The papers' pictures from any run: `jwae` Tables 1 and 2 (examples of retrieval) and Fig. 2 (neighbours), `ucmr` Fig.
-4-7.
+"""Draws the papers' pictures from any run: `jwae` Tables 1 and 2 (retrieval) and Fig. 2 (neighbours), `ucmr` Fig. 4-7.
 
     python -m paper_tables.figures --checkpoint runs/A runs/B --photos data/demo/images    # several models side by side
-    python -m paper_tables.figures --checkpoint runs/A runs/B --photos FOLDER --neighbours  # images near an image
-    python -m paper_tables.figures --checkpoint runs/A --cxc --photos FOLDER         # and Fig. 4-7 of the Gaussian ones
+    python -m paper_tables.figures --checkpoint runs/A runs/B --photos FOLDER --neighbours   # most similar images
+    python -m paper_tables.figures --checkpoint runs/A --cxc --photos FOLDER         # and Fig. 4-7 of Gaussian models
 
-retrieval.png: above, captions and the best image of each model (Table 1); below, images and the best four captions of
-each model (Table 2); green is a match. Items are drawn by --seed, or are the numbers of --images and --captions. With
---neighbours neighbours.png has a row for each image and model: the images that are most alike to it (Fig. 2). With
---cxc or --uncertain, evaluate.py draws uncertain_images.png and uncertain_captions.png in the folder uncertain/ of each
-Gaussian run.
+The upper part of retrieval.png shows captions and the best image of each model (Table 1). The lower part shows images
+and the best four captions of each model (Table 2). Matches are green. Items are chosen at random by --seed, or given by
+number with --images and --captions. --neighbours also draws neighbours.png: each row shows an image, and the images
+that one model finds most similar to it (Fig. 2). With --cxc or --uncertain, evaluate.py draws uncertain_images.png and
+uncertain_captions.png in the folder uncertain/ of each Gaussian run.
 """
 if __name__ == "__main__":
     import cli
@@ -34,12 +33,14 @@ from runs import is_results
 from show import photo_paths
 from similarities import Embedding
 
-TOP = 4                               # captions an image, as in `jwae` Table 2
-NEAREST = 6                           # neighbours an image
+TOP = 4                               # captions per image, as in `jwae` Table 2
+NEAREST = 6                           # neighbours per image
 
 
 def chosen(given: list[int] | None, total: int, count: int, seed: int, what: str) -> list[int]:
-    """Rows that are drawn: those given, or `count` by chance."""
+    """The rows to draw: those given, or `count` of `total` at random. Raises InputError on a row that does not exist.
+
+    `what`: the option that gives them, "images" or "captions", for the message."""
     wrong = next((n for n in given or () if not 0 <= n < total), None)
     if wrong is not None:
         raise InputError(f"--{what} {wrong}: the split has {what} 0 to {total - 1}; give numbers of these")
@@ -48,8 +49,11 @@ def chosen(given: list[int] | None, total: int, count: int, seed: int, what: str
 
 @torch.no_grad()
 def rankings(runs: list[str], opt) -> tuple:
-    """The split, rows of images and captions, and per run the best image of each caption, the best captions of each
-    image, and, with --neighbours, the other images that are most alike to each image."""
+    """What the pictures show: the split, the rows of images, the rows of captions, and a tuple per run.
+
+    The tuple holds the best image of each caption, the best captions of each image, and, with --neighbours, the other
+    images that are most similar to each image (else None). Raises InputError where runs have different splits.
+    """
     device, first, found = torch_device(opt.device), None, []
     for path in runs:
         run = load_run(path, opt)
@@ -69,7 +73,7 @@ def rankings(runs: list[str], opt) -> tuple:
 
 
 def neighbours(similarity, images: Embedding, rows: list[int]) -> list[list[int]]:
-    """The NEAREST other images of each of `rows`, most alike first."""
+    """For each image of `rows`, the NEAREST other images, the most similar first."""
     score, count = columns_within(similarity, images)(slice(None)), min(NEAREST, len(images.mean) - 1)
     scores = torch.cat([score(slice(n, n + 1)) for n in rows])                      # (R, N)
     return scores.scatter(1, torch.tensor(rows, device=scores.device)[:, None], -torch.inf).topk(count).indices.tolist()
@@ -103,7 +107,7 @@ def draw(opt) -> str:
 
 
 def draw_neighbours(rows, found, names, photos: Photos, axes) -> None:
-    """A row an image and model: the image, named by the model, and its neighbours."""
+    """Draw a row for each image and model: the image, with the model's name above it, and its neighbours."""
     for axis in axes.flat:
         axis.axis("off")
     lines = [(image, name, near[k]) for k, image in enumerate(rows) for name, (*_, near) in zip(names, found)]
@@ -145,7 +149,7 @@ def draw_answers(split, rows, texts, found, names, photos: Photos, axes) -> None
 
 
 def uncertain(run: str, opt) -> None:
-    """evaluate.py's pictures of the most and least uncertain items, with their matches (`ucmr` Fig. 4-7)."""
+    """Let evaluate.py draw the most and the least uncertain items with their matches (`ucmr` Fig. 4-7)."""
     target = output_file(None, run, os.path.join("uncertain", "results.json"), is_results)
     words = ["--checkpoint", run, "--uncertainty", "--no-control", "--split", opt.split, "--device", opt.device,
              "--output",
@@ -156,7 +160,7 @@ def uncertain(run: str, opt) -> None:
 
 
 def main(argv=None) -> None:
-    p = Arguments("Draw examples of retrieval and uncertain items.")
+    p = Arguments("Draw examples of retrieval, similar images and uncertain items.")
     add = p.add_argument
     add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN", help="run folders")
     add("--data_path", type=filename, help="folder that holds the data sets (default: that of the training)")
@@ -165,15 +169,15 @@ def main(argv=None) -> None:
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
     add("--workers", type=workers, default=0, help="processes that read photos or large feature files")
     add("--photos", type=filename, help="folder of the photos that precomputed features belong to")
-    add("--images", type=natural, nargs="+", metavar="N", help="images to draw, from 0 (default: by chance)")
-    add("--captions", type=natural, nargs="+", metavar="N", help="captions to draw, from 0 (default: by chance)")
-    add("--count", type=up_to(100), default=3, help="images and captions by chance")
-    add("--seed", type=natural, default=0, help="of the chance")
+    add("--images", type=natural, nargs="+", metavar="N", help="images to draw, from 0 (default: chosen at random)")
+    add("--captions", type=natural, nargs="+", metavar="N", help="captions to draw, from 0 (default: chosen at random)")
+    add("--count", type=up_to(100), default=3, help="how many images and captions to choose at random")
+    add("--seed", type=natural, default=0, help="seed of the random choice")
     add("--neighbours", action="store_true",
-        help="also the images that are most alike to each image, in neighbours.png beside the picture")
-    add("--uncertain", action="store_true", help="also the most and least uncertain items of Gaussian runs")
-    add("--cxc", action="store_true", help="the same with the matches of Crisscrossed Captions")
-    add("--cxc_path", type=filename, metavar="FOLDER", help="its csv files (default: DATA_PATH/cxc)")
+        help="also draw the images most similar to each image, in neighbours.png beside the picture")
+    add("--uncertain", action="store_true", help="also draw the most and the least uncertain items of Gaussian runs")
+    add("--cxc", action="store_true", help="as --uncertain, with the matches of Crisscrossed Captions")
+    add("--cxc_path", type=filename, metavar="FOLDER", help="folder of the csv files of Crisscrossed Captions (default: DATA_PATH/cxc)")
     add("--output", type=filename, metavar="FILE.png",
         help="picture to write (default: retrieval.png in the first run)")
     cli.run(p.prog, draw_all, p.parse_args(argv))

@@ -1,8 +1,8 @@
-"""`jwae` Table 3: joint Wasserstein autoencoders and what they are compared with, on Flickr30K and COCO.
+"""`jwae` Table 3: joint Wasserstein autoencoders and the methods they are compared with, on Flickr30K and COCO.
 
 Needs COCO's and Flickr30k's photos in D/coco and D/f30k, SCAN's regions in D/coco_precomp and D/f30k_precomp (90 GiB
-together), word2vec's Google News vectors in D; VGG-19's fc6 features are extracted. About 58 GPU hours a seed. All are
-estimates.
+together), and word2vec's Google News vectors in D. The command extracts VGG-19's fc6 features. A run takes about 58 GPU
+hours per seed. Sizes and hours are estimates.
 
     python -m paper_tables.jwae_table3 --data_path D
 """
@@ -10,37 +10,38 @@ from paper_tables.common import Row, Run, Table, main, recalls
 from paper_tables.pmrl_table2 import tuned
 
 PARTS = ("recon_images", "recon_captions", "prior_images", "prior_captions")
-TWO = "--img_layers 1024 --txt_layers 1024 --learning_rate 1e-4 --no-feature_norm"     # two layers a side
+TWO = "--img_layers 1024 --txt_layers 1024 --learning_rate 1e-4 --no-feature_norm"     # two layers on each side
 GRU = "--txt_enc bigru --num_layers 2 --img_layers 1024 --learning_rate 1e-4"
 BRANCH = ("--img_layers 2048 --txt_layers 2048 --layer_style branch --embed_size 512 --learning_rate 1e-4 --num_epochs "
           "20 --lr_update 1000")
 SCAN = {"t-i": "--sim scan --cross_attn t2i --agg_func Mean --bi_gru --max_violation --no-feature_norm",
         "i-t": "--sim scan --cross_attn i2t --agg_func Mean --lambda_softmax 4 --bi_gru --max_violation "
                "--no-feature_norm"}
-COCO_SCAN = " --num_epochs 20 --learning_rate 5e-4 --lr_update 10"     # SCAN's recipe there
+COCO_SCAN = " --num_epochs 20 --learning_rate 5e-4 --lr_update 10"     # SCAN's recipe on COCO
 EVALUATE = {"f30k": "", "coco": "--fold5"}
 
 
 def weights(*values) -> str:
-    """Reconstruction and prior of images and captions: lambda 1 to 4."""
+    """Options for the weights lambda 1 to 4: reconstruction of images and captions, prior of images and captions."""
     return " ".join(f"--{part} {value}" for part, value in zip(PARTS, values))
 
 
 MH = weights(0.5, 0.005, 0.01, 0.01)
-# Eq. 7 is a mean over pairs, so beside it all of eq. 6 counts per item; here reconstructions and distances (per
-# dimension) are summed over a batch of 128, so 1024 is the distance of eq. 7, and 25.6 the priors' weight of 0.2.
+# Eq. 7 is a mean over pairs, so all terms of eq. 6 beside it have to count per item. Our code sums reconstructions, and
+# distances per dimension, over a batch of 128. A weight of 1024 therefore gives the distance of eq. 7, and 25.6 gives
+# the priors' weight of 0.2.
 AE, MSE = (f"{words} --mse_weight 1024" for words in (weights(1, 1), weights(1, 1, 25.6, 25.6)))
 TUNED = "--eta_image auto --dim auto"                                  # CCA's regularisation and size, chosen on dev
 
 
 def method(options: str, kind: str = " fc6", text: str = "", tool: str = "train.py", data=("f30k", "coco"),
            more=("", "")):
-    """Runs on Flickr30K and COCO."""
+    """The runs of a method on the data sets `data`; `more`: further options on each."""
     return tuple(Run(d + kind, options + extra, EVALUATE[d], text=text, tool=tool) for d, extra in zip(data, more))
 
 
 METHODS = {
-    "CCA (VGG+HGLMM)": method("", text="hglmm", tool="cca.py"),        # Klein's: eta 1e-4
+    "CCA (VGG+HGLMM)": method("", text="hglmm", tool="cca.py"),        # regularisation 1e-4, as Klein's
     "CCA (VGG+HGLMM), tuned": method(TUNED, text="hglmm", tool="cca.py"),
     "CCA (Mean Vector)": method("", text="w2v", tool="cca.py"),
     "CCA (Mean Vector), tuned": method(TUNED, text="w2v", tool="cca.py"),

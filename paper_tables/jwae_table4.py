@@ -1,6 +1,7 @@
-"""`jwae` Table 4: joint Wasserstein autoencoder and variational autoencoder on VSE++, COCO.
+"""`jwae` Table 4: VSE++ with a joint Wasserstein autoencoder or a variational autoencoder, on COCO.
 
-Needs what pmrl_table1 needs; about 22 GPU hours a seed, of which jwae_table3 shares two thirds. All are estimates.
+Needs the data of pmrl_table1. A run takes about 22 GPU hours per seed; two thirds of them are shared with jwae_table3.
+All are estimates.
 
     python -m paper_tables.jwae_table4 --data_path D
 """

@@ -1,6 +1,6 @@
 """`jwae` Table 5: trained on Flickr30K, tested on COCO.
 
-Needs what jwae_table3 needs, and shares its runs; about 5 GPU hours a seed. All are estimates.
+Needs the data of jwae_table3 and shares its runs. These take about 5 GPU hours per seed, which is an estimate.
 
     python -m paper_tables.jwae_table5 --data_path D
 """
@@ -11,13 +11,14 @@ from paper_tables.jwae_table3 import EVALUATE, METHODS
 
 
 def across(label: str, source: int) -> tuple[Run]:
-    """A method of Table 3 trained on one data set (0: Flickr30K, 1: COCO) and tested on the other."""
+    """A method of Table 3, trained on one data set (`source` 0: Flickr30K, 1: COCO) and tested on the other."""
     run, other = METHODS[label][source], METHODS[label][1 - source]
     return (replace(run, test=other.data, evaluate=EVALUATE[other.data.split()[0]]),)
 
 
 def rows(numbers: dict, source: int) -> tuple[Row, ...]:
-    """`jWAE-MH+SCAN` and `SCAN` are Table 3's of text to image attention, CCA's words its mean vectors."""
+    """The rows of a table from {label: published numbers}. SCAN has Table 3's text-to-image attention in both of its
+    rows, and CCA's w2v is Table 3's mean vector. `source` is that of `across`."""
     in_table_3 = {"CCA (VGG+w2v)": "CCA (Mean Vector)", "CCA (VGG+w2v), tuned": "CCA (Mean Vector), tuned"}
     return tuple(Row(label, values, across(in_table_3.get(label, label.replace("SCAN", "SCAN t-i")), source))
                  for label, values in numbers.items())

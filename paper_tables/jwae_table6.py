@@ -1,6 +1,6 @@
 """`jwae` Table 6: trained on COCO, tested on Flickr30K.
 
-Needs what jwae_table3 needs, and shares its runs; about 14 GPU hours a seed. All are estimates.
+Needs the data of jwae_table3 and shares its runs. These take about 14 GPU hours per seed, which is an estimate.
 
     python -m paper_tables.jwae_table6 --data_path D
 """

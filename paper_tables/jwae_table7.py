@@ -1,6 +1,7 @@
-"""`jwae` Table 7: phrase localisation on Flickr30K Entities. Published numbers only: its runner comes later.
+"""`jwae` Table 7: phrase localisation on Flickr30K Entities. It prints published numbers only.
 
-It will need Flickr30K Entities' annotations and sentences beside Flickr30k's photos, and box proposals.
+There is no code yet that runs it. That code will need the annotations and sentences of Flickr30K Entities, Flickr30k's
+photos, and box proposals.
 
     python -m paper_tables.jwae_table7
 """

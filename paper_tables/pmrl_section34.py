@@ -1,7 +1,7 @@
-"""`pmrl` section 3.4: choosing between an image and its crop by a caption, and between their captions by an image.
+"""`pmrl` section 3.4: a caption selects an image or its crop, and an image selects one of their two captions.
 
-Needs Visual Genome's image_data.json, region_descriptions.json and photos in D/vg (about 15 GiB) beside what
-pmrl_table1 needs; about 5 GPU hours for the two models. All are estimates.
+Needs the data of pmrl_table1, and Visual Genome's image_data.json, region_descriptions.json and photos in D/vg (about
+15 GiB). The two models take about 5 GPU hours. All are estimates.
 
     python -m paper_tables.pmrl_section34 --data_path D
 """

@@ -1,14 +1,14 @@
-"""`pmrl` Table 1: Gaussian captions, images and both on VSE++, COCO, the network for photos as it is.
+"""`pmrl` Table 1: VSE++ with Gaussians for captions, for images and for both, on COCO, with a frozen ResNet-152.
 
-Needs COCO's photos, annotations and VSE++'s ids in D/coco (about 20 GiB) and torchvision's ResNet-152 weights; about 28
-GPU hours a seed and 20 GiB of runs. All are estimates.
+Needs COCO's photos and annotations and VSE++'s ids in D/coco (about 20 GiB), and torchvision's ResNet-152 weights. A
+run takes about 28 GPU hours per seed, and its runs fill 20 GiB. All are estimates.
 
     python -m paper_tables.pmrl_table1 --data_path D
 """
 from methods import METHODS
 from paper_tables.common import Row, Run, Table, main, recalls
 
-NAMES = {                                                   # row -> method
+NAMES = {                                                   # label of the row -> name in methods.py
     "VSE++, cosine": "vse++", "GCE spherical, Mahalanobis": "gce_spherical", "GCE ellipsoidal, Mahalanobis": "gce",
     "GIE spherical, Mahalanobis": "gie_spherical", "GIE ellipsoidal, Mahalanobis": "gie",
     "GCIE spherical, KL": "gcie_kl_spherical", "GCIE ellipsoidal, KL": "gcie_kl",

@@ -1,7 +1,7 @@
-"""`pmrl` Table 2: the models of Table 1 with the network for photos trained too, 15 epochs from Table 1's runs.
+"""`pmrl` Table 2: the models of Table 1 after 15 more epochs in which the image network is trained too.
 
-Needs what pmrl_table1 needs, and its runs, which are trained if they are not there; about 82 GPU hours a seed with them
-and 30 GiB of runs. All are estimates.
+Needs the data of pmrl_table1. It starts from the runs of Table 1 and trains those that are missing. With them, a run
+takes about 82 GPU hours per seed, and its runs fill 30 GiB. All are estimates.
 
     python -m paper_tables.pmrl_table2 --data_path D
 """
@@ -14,7 +14,7 @@ TUNE = "--finetune --freeze_bn --learning_rate {} --num_epochs 15"
 
 
 def tuned(run, rate: str = "2e-5"):
-    """A run of Table 1 and the same with the network for photos trained."""
+    """`run`, continued with its image network trained too, at the learning rate `rate`."""
     return replace(run, data=f"{run.data} tuned", train=f"{run.train} {TUNE.format(rate)}", start=run)
 
 

@@ -1,10 +1,11 @@
 """`pmrl` Table 3: entropies (log det Sigma, nats) of two photos, their crops, captions and truncations.
 
-The paper names neither photos nor boxes, so its numbers are published only. A photo, boxes and captions of one's own:
+The paper does not say which photos and boxes it used, so this table prints the published numbers only. The same can be
+done with a photo, boxes and captions of your own:
 
     python -m vg_experiments.crops --checkpoint RUN POINT_RUN --image FILE --boxes BOX ... --captions TEXT ...
 
-RUN: the best model of pmrl_table1 (GCIE ellipsoidal, Wasserstein), POINT_RUN: its VSE++.
+RUN is the best model of pmrl_table1 (GCIE ellipsoidal, Wasserstein). POINT_RUN is the VSE++ of the same table.
 """
 from paper_tables.common import Columns, Row, Table, main
 

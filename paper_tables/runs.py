@@ -1,7 +1,7 @@
-"""What trains and evaluates a row of a table: data sets, sizes, and the steps of a run in order.
+"""Trains and evaluates the rows of tables: data sets, sizes, and the steps of a run in order.
 
-A run's folder is named by its options, so tables share runs, and what was stopped goes on where it was. It is not named
-by --data_path: other data need another --runs folder.
+A run's folder is named after its options. Tables therefore share runs, and a stopped run continues where it was. The
+name does not depend on --data_path, so other data need another --runs folder.
 """
 import fcntl
 import hashlib
@@ -24,13 +24,13 @@ VG = "vg_experiments."
 
 @dataclass(frozen=True)
 class Run:
-    """A model and an evaluation of it, as options of the method alone."""
+    """A model and its evaluation, given by the options of the method alone."""
     data: str                         # training set, a key of DATA
     train: str = ""                   # options of train.py, or of cca.py
     evaluate: str = ""                # options of evaluate.py
-    start: "Run | None" = None        # whose weights it starts from
-    text: str = ""                    # captions as features, or word vectors: a key of TEXTS
-    test: str = ""                    # data set to evaluate on, a key of DATA (default: that of the training)
+    start: "Run | None" = None        # the run whose weights it starts from
+    text: str = ""                    # features in place of captions, or word vectors: a key of TEXTS
+    test: str = ""                    # data set to evaluate on, a key of DATA (default: the training set's)
     tool: str = "train.py"
     judge: str = "evaluate.py"        # or vg_experiments.NAME
 
@@ -39,14 +39,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Scale:
-    """A size of all runs: what divides embeddings and layers, and options that replace the rows' own."""
+    """A size at which all runs are made. `divide` divides the sizes of embeddings and layers; `train` and the other
+    options replace those of the rows."""
     says: str
     divide: int = 1
     train: str = ""
-    rate: str = ""                    # of Adam, and its reduction
-    start: str = ""                   # of what fine-tuning starts from, besides
-    tune: str = ""                    # of fine-tuning instead of the rate
-    warmup: int = 0                   # first epochs on the sum of violations, where a row has hardest negatives
+    rate: str = ""                    # learning rate of Adam, and its reduction
+    start: str = ""                   # further options of a run that fine-tuning starts from
+    tune: str = ""                    # options of fine-tuning, in place of `rate`
+    warmup: int = 0                   # epochs on the sum of violations before a row's hardest negatives
     folds: bool = True
 
 
@@ -59,7 +60,7 @@ SCALES = {
     "f8k": Scale("Flickr8k's features, half the embedding and 10 epochs: not the papers' data", 2,
                  "--num_epochs 10 --amp bf16", "--learning_rate 1e-3 --lr_update 6", "",
                  "--num_epochs 3 --learning_rate 1e-4", 1, False)}
-DEMO_SIZE = 200                       # training images; half as many are tested on
+DEMO_SIZE = 200                       # training images; the test set has half as many
 
 
 def places(full: str, train: str, evaluate: str, demo: str, f8k: str = "f8k_precomp", photos: str = "") -> dict:
@@ -71,8 +72,8 @@ LITE = "--cnn_type efficientnet_lite0 --crop_size 64"
 PHOTOS = {"coco": "--cnn_type resnet152 --use_restval", "f30k": "--cnn_type resnet152"}
 SPLIT = {"coco": "--split testall", "f30k": ""}
 DATA = {f"{name}{kind}": place for name, demo in (("coco", "demo"), ("f30k", "other")) for kind, place in {
-    "": places(name, PHOTOS[name], "", f"{demo}_precomp"),                                # photos, the network as it is
-    " tuned": places(name, PHOTOS[name], "", demo, "f8k", LITE),                        # photos, the network is trained
+    "": places(name, PHOTOS[name], "", f"{demo}_precomp"),                                # photos, frozen network
+    " tuned": places(name, PHOTOS[name], "", demo, "f8k", LITE),                        # photos, trained network
     " cells": places(name, PHOTOS[name], "", f"{demo}_region_precomp", "f8k_region_precomp"),
     " regions": places(f"{name}_precomp", "", SPLIT[name], f"{demo}_region_precomp", "f8k_region_precomp"),
     " fc6": places(f"{name}_vgg_precomp", "", "", f"{demo}_precomp")}.items()}
@@ -81,12 +82,12 @@ DATA["coco halves fc6"] = places("coco_halves_fc6_precomp", "--dev_images 0", ""
 TEXTS = {"w2v": "--text_features w2v", "hglmm": "--text_features hglmm",
          "own": "--word_vectors {data}/{folder}/own.txt --freeze_words"}
 VECTORS = "GoogleNews-vectors-negative300.bin"
-# of an epoch of COCO, for gpu_hours
+# estimated minutes of an epoch on COCO, for gpu_hours
 MINUTES = {"": 5, " tuned": 5, " cells": 5, " regions": 10, " fc6": 0.5, " halves": 0.5, " halves fc6": 0.5}
 
 
 def resized(options: str, k: int) -> str:
-    """Options with sizes of embeddings and layers divided by k, at least 4; 0 stays."""
+    """Options whose sizes of embeddings and layers are divided by k. No size falls below 4, and 0 stays 0."""
     def smaller(found):
         numbers = [n if n == "0" else str(max(4, int(n) // k)) for n in found[2].split("-")]
         return f"--{found[1]} {'-'.join(numbers)}"
@@ -94,7 +95,7 @@ def resized(options: str, k: int) -> str:
 
 
 def training_options(run: Run, scale: str, also: str = "") -> str:
-    """What identifies a run: its options of train.py without data path, seed and folder."""
+    """The options of train.py that identify a run: all but the data path, the seed and the folder."""
     size = SCALES[scale]
     own = " ".join([(SIZE + HIDDEN * ("--captioner" in run.train)) * (size.divide > 1), run.train,
                     TEXTS.get(run.text, "")])
@@ -111,17 +112,17 @@ def training_options(run: Run, scale: str, also: str = "") -> str:
 
 
 def last(options: str) -> str:
-    """Options with only the last of those that are given twice, at the place of the first; as argparse reads them."""
+    """Options without repeats: the last value counts, as in argparse, and stands at the place of the first."""
     return " ".join({option.split()[0]: option for option in listed(options)}.values())
 
 
 def listed(options: str) -> list[str]:
-    """["--name value", ...]"""
+    """The options as a list: ["--name value", ...]."""
     return re.findall(r"--\S+(?: (?!--)\S+)*", options)
 
 
 def evaluation_options(run: Run, scale: str) -> str:
-    """Options of evaluate.py, with {data} for the data path."""
+    """The options of evaluate.py for a run, with {data} in place of the data path."""
     folder, _, common = DATA[run.test or run.data][scale]
     words = f"{common} {run.evaluate}" if SCALES[scale].folds else run.evaluate.replace("--fold5", "")
     coco, cxc = ("demo_coco", "demo_cxc") if scale == "demo" else ("coco", "cxc")
@@ -134,17 +135,17 @@ def short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-# ---- steps: commands and what each leaves
+# ---- steps: commands and the files that they write
 
 @dataclass
 class Step:
-    """A command, the file that shows that it has been run, and what is missing for it."""
+    """A command, the file that shows that it has been run, and what is missing to run it."""
     words: list
     target: str
     log: str = ""
-    folder: str = ""                  # run folder that it trains
-    lacks: str = ""
-    after: str = ""                   # file that has to be older than the target
+    folder: str = ""                  # folder of the run that it trains, if any
+    lacks: str = ""                   # what is missing, as a sentence for the user
+    after: str = ""                   # the target has to be newer than this file
 
     @property
     def done(self) -> bool:
@@ -155,8 +156,8 @@ class Step:
 
     @property
     def differs(self) -> list[str]:
-        """What the configuration in a run's folder has otherwise than the step's options give today; "config.yaml"
-        alone where it cannot be read, nothing where there is none."""
+        """The options in which the configuration of a run's folder differs from the step's options of today: only
+        "config.yaml" where that file cannot be read, nothing where there is none."""
         path = os.path.join(self.folder, "config.yaml")
         if not os.path.exists(path):
             return []
@@ -165,14 +166,14 @@ class Step:
         except (TypeError, KeyError, ValueError):
             return ["config.yaml"]
         words, start = self.words[1:], None
-        if "--init_from" in words:                          # which may be gone by now
+        if "--init_from" in words:                          # its folder may be gone by now
             at = words.index("--init_from")
             start, words = words[at + 1], words[:at] + words[at + 2:]
         try:
             wanted = {**vars(parse_args(words)), "init_from": start}
-        except SystemExit:                                  # it has said what is wrong with them
+        except SystemExit:                                  # train.py has printed what is wrong
             return ["config.yaml"]
-        for options in (wanted, stored):                    # the same folder may be spelt otherwise
+        for options in (wanted, stored):                    # paths to the same folder may differ
             options.update({key: os.path.basename(options[key]) for key in ("init_from", "word_vectors")
                             if options.get(key)})
         by_data = {"img_enc", "img_dim", "n_regions", "txt_dim", *MAY_CHANGE}
@@ -181,7 +182,7 @@ class Step:
 
     @property
     def command(self) -> list:
-        """The words with what a run that began needs to go on."""
+        """The words of the command, with --resume or --overwrite where the run's folder holds an earlier start."""
         if not self.folder or not os.path.exists(os.path.join(self.folder, "config.yaml")):
             return self.words
         return [*self.words,
@@ -190,7 +191,7 @@ class Step:
 
     @property
     def shown(self) -> str:
-        """The command as one types it; before it, why a run is not what the row says any more."""
+        """The command as a user types it. A comment before it tells where an old run differs from the row of today."""
         changed = ""
         if self.folder and self.differs:
             changed = f"# {self.folder} was trained with {'; '.join(self.differs)}\n"
@@ -198,7 +199,7 @@ class Step:
 
 
 def trained(folder: str) -> bool:
-    """Whether a run has come to its end."""
+    """Whether the training of a run is complete."""
     try:
         with open(os.path.join(folder, "log.txt"), encoding="utf-8") as f:
             return "done: best" in (f.readlines() or [""])[-1] and os.path.exists(os.path.join(folder, "model_best.pt"))
@@ -207,7 +208,7 @@ def trained(folder: str) -> bool:
 
 
 def preparations(run: Run, opt) -> list[Step]:
-    """What has to be there before a run: demo data, extracted features, word vectors."""
+    """The steps that a run needs before it: demo data, extracted features, word vectors, the manifest of `vg`."""
     steps, data = [], opt.data_path
     for key in dict.fromkeys([run.data, run.test or run.data]):
         folder = DATA[key][opt.scale][0]
@@ -236,7 +237,7 @@ def preparations(run: Run, opt) -> list[Step]:
                                f"{path}/own.txt"))
         elif run.text:
             vectors, small = os.path.join(data, VECTORS), opt.scale != "full"
-            if small:                                     # one file for all sets: a model fits one extractor's features
+            if small:                                     # one file for all sets, as a model fits one extractor
                 vectors = os.path.join(data, f"{opt.scale}_words.txt")
                 steps.append(Step(["-m", "features.word_vectors", "--data_path", data,
                                    "--data_name", DATA["coco"][opt.scale][0], "--dim",
@@ -262,7 +263,7 @@ def manifest(opt) -> str:
 
 
 def missing(data: str, name: str) -> str:
-    """What to fetch and where it goes; empty where it is there."""
+    """A sentence on what to fetch and where to put it; empty where it is there already."""
     path = os.path.join(data, name)
     if os.path.exists(path):
         return ""
@@ -270,10 +271,10 @@ def missing(data: str, name: str) -> str:
 
 
 def run_steps(run: Run, seed: int, opt) -> tuple[list[Step], str]:
-    """All steps of a run in order, and the file of its results."""
+    """All steps of a run in order, and the path of its results."""
     steps, options = preparations(run, opt), training_options(run, opt.scale, opt.also)
     told = {"data": opt.data_path, "folder": DATA[run.data][opt.scale][0], "start": os.path.join(opt.runs, opt.scale)}
-    # trained, not evaluated
+    # the run that it starts from is trained, not evaluated
     before = run_steps(replace(run.start, data=run.data), seed, opt)[0][:-1] if run.start else []
     if before:
         options = f"{options} --init_from {{start}}/{os.path.basename(before[-1].folder)}"
@@ -292,7 +293,7 @@ def run_steps(run: Run, seed: int, opt) -> tuple[list[Step], str]:
         subject = ["--embeddings", output]
     else:
         training = Step([*words, "--seed", str(seed), "--logger_name", folder], "", log, folder)
-        steps += [training] if training.done else [*before, training]               # whose start may be gone by then
+        steps += [training] if training.done else [*before, training]               # done: `start` may be gone
         output, subject = os.path.join(folder, "model_best.pt"), ["--checkpoint", folder]
     if run.judge.startswith(VG):
         name, out = run.judge[len(VG):], os.path.join(folder, "vg")
@@ -312,11 +313,11 @@ def run_steps(run: Run, seed: int, opt) -> tuple[list[Step], str]:
 
 
 class Stopped(Exception):
-    """The user stopped the table; what runs has saved itself."""
+    """The user stopped the table. The command that ran has saved its state."""
 
 
 def execute(step: Step) -> str:
-    """Run a step; what went wrong in one line, or nothing. Its words go to step.log. Raises Stopped."""
+    """Run a step. Returns one line on what went wrong, or "". The command's output goes to step.log. Raises Stopped."""
     if step.lacks and not os.path.exists(step.target):
         return step.lacks
     if not step.words:
@@ -326,7 +327,7 @@ def execute(step: Step) -> str:
     received = []
     with open(step.log or os.devnull, "a", encoding="utf-8") as log:
         if step.log:
-            try:                                            # held by the command too, so that it outlives this process
+            try:                                            # the command holds the lock too, beyond this process's end
                 fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return f"another process is at work in {os.path.splitext(step.log)[0]}; wait for it, or stop it"

@@ -1,7 +1,7 @@
-"""`ucmr` Fig. 2: mean uncertainty (log det Sigma, nats) of crops A and C and of captions A and C by area threshold.
+"""`ucmr` Fig. 2: mean uncertainty (log det Sigma, nats) of crops A and C and of captions A and C, per area threshold.
 
-Needs what ucmr_table4 needs; about 2 GPU hours for the model. All are estimates. The figure itself, with intervals and
-the paired test of the paper's direction, is vg/uncertainty.png in the run's folder.
+Needs the data of ucmr_table4. The model takes about 2 GPU hours, which is an estimate. The figure itself is
+vg/uncertainty.png in the run's folder. It shows intervals and a paired test of the direction that the paper reports.
 
     python -m paper_tables.ucmr_fig2 --data_path D
 """

@@ -1,7 +1,8 @@
-"""`ucmr` Table 1: VSE++ and VSRN as points, wider, and as Gaussians, on COCO with PMRP.
+"""`ucmr` Table 1: VSE++ and VSRN with points, with wider points and with Gaussians, on COCO. Recalls and PMRP.
 
-Needs COCO's photos, annotations (with instances_val2014.json) and VSE++'s ids in D/coco, SCAN's regions with image and
-caption ids in D/coco_precomp (51 GiB together); about 45 GPU hours a seed and 30 GiB of runs. All are estimates.
+Needs COCO's photos, its annotations (with instances_val2014.json) and VSE++'s ids in D/coco, and SCAN's regions with
+image and caption ids in D/coco_precomp (51 GiB together). A run takes about 45 GPU hours per seed, and its runs fill 30
+GiB. All are estimates.
 
     python -m paper_tables.ucmr_table1 --data_path D
 """
@@ -15,7 +16,9 @@ EVALUATE = "--fold5 --pmrp"
 
 
 def models(evaluate: str) -> dict:
-    """The paper's models on COCO, the best of 6.2 for the Gaussians."""
+    """{label: run} of the paper's models on COCO. The Gaussian ones have the best settings of section 6.2.
+
+    `evaluate`: the options of evaluate.py."""
     def run(options, data="coco"):
         return Run(data, options, evaluate)
     def named(name, data="coco"):

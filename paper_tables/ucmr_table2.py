@@ -1,7 +1,7 @@
-"""`ucmr` Table 2: the models of Table 1 on COCO with the matches of Crisscrossed Captions, and RPC2.
+"""`ucmr` Table 2: the models of Table 1 on COCO with the matches of Crisscrossed Captions. Recalls and RPC2.
 
-Needs what ucmr_table1 needs without the instances, its runs, and the csv files of Crisscrossed Captions in D/cxc; about
-35 GPU hours a seed if Table 1 has not been run. All are estimates.
+Needs the data of ucmr_table1 (without the instances) and the csv files of Crisscrossed Captions in D/cxc. It shares the
+runs of Table 1. Without them it takes about 35 GPU hours per seed. All are estimates.
 
     python -m paper_tables.ucmr_table2 --data_path D
 """

@@ -1,7 +1,7 @@
-"""`ucmr` Table 5: similarities and shapes of Gaussians, on COCO's validation set.
+"""`ucmr` Table 5: VSE++ and VSRN with every similarity and every shape of Gaussians, on COCO's validation set.
 
-Needs COCO's photos in D/coco and SCAN's regions in D/coco_precomp (51 GiB together); about 135 GPU hours a seed and 80
-GiB of runs. All are estimates.
+Needs COCO's photos in D/coco and SCAN's regions in D/coco_precomp (51 GiB together). A run takes about 135 GPU hours
+per seed, and its runs fill 80 GiB. All are estimates.
 
     python -m paper_tables.ucmr_table5 --data_path D
 """
@@ -14,7 +14,7 @@ SHAPES = {"spherical-avgpool": " --head spherical_avg", "spherical-one": " --hea
 MODELS = {"VSE++": lambda options: Run("coco", options, "--split dev"),
           "VSE++ft": lambda options: tuned(Run("coco", options, "--split dev")),
           "VSRN": lambda options: Run("coco regions", f"{VSRN} {options} --margin 0.1", "--split dev")}
-NUMBERS = (                                             # KL, min KL, Wasserstein: averaged, one value, ellipsoidal each
+NUMBERS = (              # for each model: KL, min KL, Wasserstein; for each of these: averaged, one value, ellipsoidal
     (57.2, 86.5, 94.0, 43.9, 78.1, 88.9, 448.6),            # VSE++
     (56.2, 86.5, 94.1, 43.5, 77.7, 88.8, 446.8),
     (61.3, 88.1, 94.1, 46.6, 80.6, 90.4, 461.1),

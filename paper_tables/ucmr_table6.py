@@ -1,6 +1,7 @@
-"""`ucmr` Table 6: KL the other way round, the image's Gaussian as the reference, on COCO's validation set.
+"""`ucmr` Table 6: KL in the other direction, KL(caption || image), on COCO's validation set.
 
-Needs what ucmr_table5 needs; about 15 GPU hours a seed. All are estimates.
+The reference is the image's Gaussian. Needs the data of ucmr_table5. A run takes about 15 GPU hours per seed, which is
+an estimate.
 
     python -m paper_tables.ucmr_table6 --data_path D
 """

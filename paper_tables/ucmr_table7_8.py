@@ -1,7 +1,7 @@
-"""`ucmr` Tables 7 and 8: means and deviations of rsum over five runs of VSE++ and VSRN, as points and as Gaussians.
+"""`ucmr` Tables 7 and 8: mean and deviation of rsum over five seeds of VSE++ and VSRN, with points and with Gaussians.
 
-Needs what ucmr_table1 and ucmr_table3 need; about 94 GPU hours for the five seeds and 100 GiB of runs. All are
-estimates.
+Needs the data of ucmr_table1 and ucmr_table3. The five seeds take about 94 GPU hours, and their runs fill 100 GiB. All
+are estimates.
 
     python -m paper_tables.ucmr_table7_8 --data_path D
 """

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import encoders
+import options as options_module
 import train
 from cli import InputError
 from data import Batch
@@ -16,6 +17,7 @@ from inputs import Features, Photos, import_torchvision
 from methods import vsrn
 from methods.vsrn import RegionGraph, RegionGRU
 from model import SHAPES, JointEmbedding, Tower, build_model, fit_to_data
+from tests.helpers import refused
 from vocab import SPECIALS, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
@@ -411,7 +413,7 @@ def test_vsrn_trains_on_a_batch_of_one_and_on_zero_features():
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
-def test_vsrn_takes_regions_only(tmp_path):
+def test_vsrn_takes_regions_only(tmp_path, capsys):
     for name, shape in (("flat", (10, 9)), ("regions", (10, 5, 9))):
         np.save(tmp_path / f"{name}.npy", np.zeros(shape, np.float32))
     flat, regions = (Features(str(tmp_path / f"{name}.npy")) for name in ("flat", "regions"))
@@ -420,12 +422,15 @@ def test_vsrn_takes_regions_only(tmp_path):
             (vsrn, flat,
              "--img_enc vsrn reads regions, and .* has one vector per image in .*flat.npy; take --img_enc precomp"),
             (vsrn, Photos(["a.png"]), "--img_enc vsrn reads regions, and x has photos; take --img_enc cnn"),
-            ([*vsrn, "--finetune"], regions, "is for photos"),
-            ([*vsrn, "--img_dim", "7"], regions, "--img_dim 7 differs"),
-            (["--region_bn"], regions, "are for --img_enc vsrn, not precomp"),
-            (["--region_norm", "regions"], Photos(["a.png"]), "are for --img_enc vsrn, not cnn")):
+            ([*vsrn, "--img_dim", "7"], regions, "--img_dim 7 differs")):
         with pytest.raises(InputError, match=message):
             fit_to_data(train.parse_args(words), images, None)
+    opt = train.parse_args([*vsrn, "--finetune"])
+    fit_to_data(opt, regions, None)
+    with pytest.raises(InputError, match="--finetune is for photos, and has no effect here"):
+        options_module.refuse_unused(opt)
+    for words in (["--region_bn"], ["--region_norm", "regions"]):
+        refused(capsys, train.parse_args, words, f"{words[0]}.* is for --img_enc vsrn, and has no effect here")
     opt = train.parse_args(vsrn)
     fit_to_data(opt, regions, None)
     assert (opt.img_enc, opt.img_dim, opt.region_norm, opt.region_bn, opt.feature_norm) == ("vsrn", 9, "entries",
