@@ -57,6 +57,11 @@ class Arguments(argparse.ArgumentParser):
                 self.error(f"the argument {ascii(word)} is no UTF-8 text; rename the file, or type it in UTF-8")
         return super().parse_known_args(words, namespace)
 
+    def format_help(self) -> str:
+        if len(self._actions) > 30:                         # their names, twice, would fill a screen before the help
+            self.usage = "%(prog)s [options]"
+        return super().format_help()
+
     def error(self, message: str):
         if message.startswith("unrecognized arguments: "):
             flags = [word.split("=")[0] for word in message.split()[2:]]
@@ -107,7 +112,7 @@ def up_to(most: int, least: int = 1):
     return functools.partial(whole, least=least, most=most)
 
 
-width = up_to(2 ** 16)           # of a layer or an embedding: more is a slip, and memory would run out
+width = up_to(2 ** 16)           # of a layer or an embedding: more is a slip that would exhaust memory
 workers = up_to(256, least=0)         # number of worker processes
 
 
@@ -121,14 +126,14 @@ def sizes(text: str) -> str:
 
 
 def filename(text: str) -> str:
-    """The type of a file or folder. ~ is the home folder, also in `--option=~/x`, where the shell does not expand it."""
+    """The type of a file or folder. ~ is the home folder, also in `--option=~/x`, which the shell does not expand."""
     if not text or "\0" in text:
         raise argparse.ArgumentTypeError("an empty name is no file or folder")
     return os.path.expanduser(text)
 
 
 def data_set(text: str) -> str:
-    """The type of a data set's name: a folder below --data_path, from which `..` and absolute paths cannot lead away."""
+    """The type of a data set's name: a folder below --data_path. Absolute paths and names with .. are refused."""
     parts = text.replace("\\", "/").split("/")
     if not text or "\0" in text or os.path.isabs(text) or ".." in parts or text in (".", "~"):
         raise argparse.ArgumentTypeError(f"'{text}' is no name of a data set; give a folder below --data_path by its "

@@ -1,9 +1,9 @@
-"""Image-caption data sets: precomputed features, COCO and Karpathy-JSON photos, batches, and a check of a data folder.
+"""Reads image-caption data sets (precomputed features, COCO, Karpathy's JSON), makes batches, and checks data folders.
 
     python data.py check --data_path data --data_name f8k_precomp
 
-What a folder holds decides how it is read: `{split}_caps.txt` and `{split}_ims.npy` (precomputed), `annotations/` with
-COCO's captions and ids files, or a `dataset_*.json` in Karpathy's layout beside `images/`.
+The files in a folder decide how it is read: `{split}_caps.txt` and `{split}_ims.npy` (precomputed features),
+`annotations/` with COCO's captions and ids files, or a `dataset_*.json` in Karpathy's layout beside `images/`.
 """
 if __name__ == "__main__":
     import cli
@@ -30,8 +30,8 @@ from files import CHANGING, as_integers, below, integers, read_coco, read_intege
 from inputs import CaptionFeatures, Features, NoImages, Photos, Tokens, TrigramTokens, encode_captions, train_transform
 from vocab import Vocabulary, tokenize
 
-DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and COCO to 5,000 captions
-LONGEST = 10_000                      # words of a caption; the network would read for minutes
+DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and of COCO to 5,000 captions
+LONGEST = 10_000                      # words of a caption; a longer one would take the network minutes
 
 
 class Batch(NamedTuple):
@@ -39,11 +39,11 @@ class Batch(NamedTuple):
     images: Tensor                    # (B, F) features | (B, P, F) regions | (B, 3, H, W) photos
     tokens: Tensor                    # (B, T) int64 word numbers, zero-padded
     lengths: Tensor                   # (B,) int64, on the CPU (packing needs them there)
-    image_index: Tensor               # (B,) int64, which image of the split
-    caption_index: Tensor             # (B,) int64, which caption
-    # images and captions that do not belong together; what it has none of is None (jWAE)
+    image_index: Tensor               # (B,) int64, the row of each image in the split
+    caption_index: Tensor             # (B,) int64, the row of each caption
+    # images and captions that do not belong together (jWAE); fields that it lacks are None
     unpaired: "Batch | None" = None
-    negatives: "Batch | None" = None  # captions of the whole training set, to compare the images with (DMSM)
+    negatives: "Batch | None" = None  # captions from the whole training set that the images are compared with (DMSM)
 
     def to(self, device) -> "Batch":
         return Batch(*(x if x is self.lengths or x is None else x.to(device) if isinstance(x, Batch)
@@ -56,24 +56,24 @@ class Split:
     name: str
     images: Features | Photos | NoImages
     captions: list[str]
-    caption_image: np.ndarray                     # (M,) int64, whose caption each is
+    caption_image: np.ndarray                     # (M,) int64, the row of each caption's image
     source: str                                   # where the captions come from, for messages
     image_ids: list | None = None                 # N integers (COCO's, Karpathy's imgid) or file names
     caption_ids: np.ndarray | None = None         # (M,) int64 (COCO's, Karpathy's sentid)
-    photo_names: list | None = None              # N file names, where features or ids that are numbers do not tell them
-    text: Features | None = None                  # (M, F) features of the captions, where a model reads those
+    photo_names: list | None = None              # N file names, where neither the photos nor image_ids give them
+    text: Features | None = None                  # (M, F) features of the captions, where a model reads them
     extractors: dict | None = None                # what made the features, {"ims": name, ...}, from features.json
-    notes: list[str] = field(default_factory=list)    # sentences for the reader of any result on this split
+    notes: list[str] = field(default_factory=list)    # sentences for whoever reads a result on this split
 
     @cached_property
     def words(self) -> list[list[str]]:
-        """Captions as lists of words; tokenised once."""
+        """The captions as lists of words. They are tokenised only once."""
         return [tokenize(caption)
                 for caption in tqdm(self.captions, desc=f"words of {self.name}", disable=None, leave=False)]
 
     def encode(self, vocab: Vocabulary, known: bool = True) -> Tokens | TrigramTokens | CaptionFeatures:
-        """Captions as the model reads them: numbers of words or of letter trigrams, or features. `known`: raises
-        InputError on a caption of which no word is known."""
+        """The captions as a model reads them: numbers of words or of letter trigrams, or features. With `known`, raises
+        InputError on a caption without any known word."""
         if self.text is not None:
             return CaptionFeatures(self.text)
         tokens = encode_captions(self.words, vocab)
@@ -84,8 +84,8 @@ class Split:
         return tokens
 
     def faults(self, deep: bool = False, images: bool = True):
-        """Sentences on what is wrong with the contents; `deep` opens every photo and reads every feature, without
-        `images` only captions are looked at."""
+        """Yield sentences on what is wrong with the contents. `deep` opens every photo and reads every feature. Without
+        `images` only the captions are checked."""
         for m, caption in enumerate(self.captions):
             if not caption.strip():
                 yield f"{self.source}, caption {m + 1} is empty; every caption needs a word, so fill or remove it"
@@ -108,15 +108,15 @@ class Split:
         return self
 
     def fingerprint(self) -> dict:
-        """Sizes and checksums for a run's config.yaml: all captions; of features the shape and 64 rows."""
+        """Sizes and checksums for a run's config.yaml: of all captions, and of the features' shape and 64 rows."""
         found = {"images": len(self.images), "captions": len(self.captions), "images_sha256": self.images.digest(),
                  **inputs.told_of(self.captions)}
         found.update({} if self.text is None else {"text_sha256": self.text.digest()})
         return {**found, "extractors": self.extractors} if self.extractors else found
 
     def unknown_words(self, vocab: Vocabulary) -> dict[str, int]:
-        """How many of the words, and of the distinct words, a vocabulary does not list; captions of which it lists
-        none."""
+        """How many of all words and of the distinct words the vocabulary does not list, beside the totals. Also how
+        many captions have no listed word."""
         unknown = [[word for word in words if word not in vocab.index] for words in self.words]
         return {"words": sum(map(len, self.words)), "unknown_words": sum(map(len, unknown)),
                 "distinct": len({word for words in self.words for word in words}),
@@ -126,11 +126,11 @@ class Split:
 
 def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool = False,
                dev_images: int = DEV_IMAGES, text_only: bool = False, text_features: str | None = None) -> Split:
-    """Read one split of data_path/data_name. Raises InputError with one sentence when that cannot work.
+    """Read one split of data_path/data_name. Raises InputError, with one sentence, where it cannot be read.
 
-    split: train, dev (= val), test, testall. dev_images cuts the dev split of precomputed data and COCO to its first
-    images, as VSE++ does; 0 keeps all. text_only admits {split}_caps.txt without features. text_features: the name in
-    {split}_{name}.npy, features of the captions of precomputed data.
+    split: train, dev (= val), test or testall. dev_images: only the first images of a dev split of precomputed data or
+    COCO are kept, as in VSE++; 0 keeps all. text_only: {split}_caps.txt may stand there without features.
+    text_features: the name in {split}_{name}.npy, which holds features of the captions of precomputed data.
     """
     root = os.path.join(data_path, data_name)
     if not re.fullmatch(r"[\w-]+", split):
@@ -139,7 +139,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     if not os.path.isdir(root):
         raise InputError(f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); "
                          f"{inputs.advice(data_name)}")
-    names = ("dev", "val") if split in ("dev", "val") else (split,)                 # one split with two names
+    names = ("dev", "val") if split in ("dev", "val") else (split,)                 # two names of one split
     if any(os.path.exists(os.path.join(root, CHANGING.format(name))) for name in names):
         raise InputError(f"{root}: the files of split '{split}' do not belong together, as `features.extract images` "
                          "or `demo` was stopped while it put them in their places; call it again")
@@ -161,7 +161,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
 
 
 def _first_images(split: Split, n: int) -> Split:
-    """The first n images and their captions."""
+    """The split, cut to its first n images and their captions."""
     keep = np.flatnonzero(split.caption_image < n)
     if len(keep) == len(split.captions):
         return split
@@ -205,9 +205,9 @@ def _read_precomp(root: str, split: str, text_only: bool = False, text_features:
                          f"{getattr(images, 'path', 'text-only images')}; there must be the same number of captions "
                          "for every row")
     if isinstance(images, Features) and rows == count:
-        images.step = inputs.rows_per_image(images)                                         # SCAN and VSE++ repeat rows
+        images.step = inputs.rows_per_image(images)                                         # SCAN and VSE++ repeat them
     n = len(images)
-    if n < count == len(names) and len(set(names)) == count:                        # they name captions
+    if n < count == len(names) and len(set(names)) == count:                        # these name captions
         notes.append(f"{path('ids.txt')} names every caption differently, so it does not say which the images are")
         names = []
     ids, names = (_one_an_image(x, n, count, path(file)) for x, file in ((ids, "img_ids.npy"), (names, "ids.txt")))
@@ -228,7 +228,7 @@ def _read_precomp(root: str, split: str, text_only: bool = False, text_features:
     if text and os.path.isfile(told) and read_json(told, "extract the features again") != inputs.told_of(captions):
         raise InputError(f"{text.path} was extracted from other captions than {source} holds now; call "
                          "features.extract captions again")
-    caption_ids = as_integers(caption_ids)                                         # Flickr's x.jpg#0 name no annotation
+    caption_ids = as_integers(caption_ids)                                     # None for names such as Flickr's x.jpg#0
     return Split(split, images, captions, np.arange(count) // (count // n), source,
                  ids or as_integers(names) or names or None,
                  np.array(caption_ids, np.int64) if caption_ids else None, names or None, text,
@@ -236,8 +236,8 @@ def _read_precomp(root: str, split: str, text_only: bool = False, text_features:
 
 
 def _one_an_image(x: list, n: int, count: int, path: str) -> list:
-    """Ids that stand beside every caption as one for each image. Raises InputError where captions of one image have
-    several, which tells that not every image has count / n captions in a row."""
+    """One id per image, from ids that may be given per caption. Raises InputError where the captions of one image have
+    different ids: then not every image has count / n captions one after another."""
     each = count // n
     wrong = next((m for m in range(count) if x[m] != x[m - m % each]), None) if len(x) == count else None
     if wrong is not None:
@@ -249,14 +249,14 @@ def _one_an_image(x: list, n: int, count: int, path: str) -> list:
 
 
 def _read_ids(path: str) -> list:
-    """Ids beside a precomputed split, from an integer .npy file or from lines of text; empty where there is no file."""
+    """The ids beside a precomputed split, from an .npy file of integers or lines of text. Empty if there is no file."""
     if not os.path.isfile(path):
         return []
     return read_integers(path).tolist() if path.endswith(".npy") else read_lines(path)
 
 
 def _grouped(name, source, keys, paths, captions, caption_ids=None) -> Split:
-    """A Split of photos from one key and path a caption: images in order of first appearance."""
+    """A Split of photos, from a key and a path per caption. Images come in the order of their first appearance."""
     position = {key: n for n, key in enumerate(dict.fromkeys(keys))}
     path_of = dict(zip(keys, paths))
     return Split(name, Photos([path_of[key] for key in position]), captions,
@@ -306,7 +306,7 @@ def _read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split
 
 
 def _own_integers(ids: list) -> bool:
-    """Whether every id is an integer that no other has."""
+    """Whether all ids are integers and different from each other."""
     return all(type(i) is int for i in ids) and len(set(ids)) == len(ids)
 
 
@@ -341,7 +341,7 @@ def _read_coco(root: str, split: str, use_restval: bool) -> Split:
 
 
 class _PairFetcher:
-    """Caption indices (B,) -> Batch."""
+    """Turns caption indices (B,) into a Batch."""
 
     def __init__(self, split: Split, tokens: Tokens, crop_size: int | None, seed: tuple):
         self.split, self.tokens, self.crop_size, self.seed = split, tokens, crop_size, seed
@@ -356,13 +356,13 @@ class _PairFetcher:
                      torch.from_numpy(np.asarray(index)))
 
     def augmented(self, index, image_index) -> Tensor:
-        """Random crops and flips drawn from (seed, epoch, caption) alone: the same for any workers, and on resuming."""
+        """Photos, cropped and flipped at random by (seed, epoch, caption) alone; workers or resuming change nothing."""
         transform = train_transform(self.crop_size)
         photos = []
         with torch.random.fork_rng(devices=[]):
             for caption, image in zip(index, image_index):
                 seed = np.random.SeedSequence([*self.seed, int(caption)]).generate_state(1, np.uint64)[0]
-                torch.default_generator.manual_seed(int(seed))   # and not CUDA's generators, as torch.manual_seed would
+                torch.default_generator.manual_seed(int(seed))   # torch.manual_seed would seed CUDA's generators too
                 photos.append(transform(self.split.images.open(int(image))))
         return torch.stack(photos)                                                  # (B, 3, crop_size, crop_size)
 
@@ -370,16 +370,16 @@ class _PairFetcher:
 def pair_batches(split: Split, tokens: Tokens, order, batch_size: int, *, workers: int = 0,
                  crop_size: int | None = None,
                  seed: tuple = (0,), skip: int = 0):
-    """Batches of matching pairs in the given order of captions; `skip` leaves out the first ones (resuming).
+    """Yield batches of matching pairs in the given order of captions. The first `skip` batches are left out (resuming).
 
-    crop_size augments photos as in training, drawing from `seed`; without it they are resized and cropped as in tests.
+    With crop_size, photos are augmented as in training, at random by `seed`; without it they are cropped as in tests.
     """
     chunks = inputs.chunks(np.ascontiguousarray(order), batch_size)[skip:]
     return inputs.stream(_PairFetcher(split, tokens, crop_size, seed), chunks, workers * split.images.parallel)
 
 
 def check(data_path: str, data_name: str, vocab_path: str | None = None, text_features: str | None = None) -> int:
-    """Print what a data folder holds and every fault found; returns the number of faults."""
+    """Print what a data folder holds and every fault in it. Returns the number of faults."""
     faults, found, first, vocab = [], 0, {}, Vocabulary.load(vocab_path) if vocab_path else None
     root = os.path.join(data_path, data_name)
     text_only = bool(glob.glob(os.path.join(root, "*_caps.txt"))) and not glob.glob(os.path.join(root, "*_ims.npy"))
@@ -410,7 +410,7 @@ def check(data_path: str, data_name: str, vocab_path: str | None = None, text_fe
                 split.encode(vocab)
             except InputError as error:
                 faults.append(str(error))
-    faults = faults if found else faults[:1]                # no data set at all is one fault, not one a split
+    faults = faults if found else faults[:1]                # no data set at all is one fault, not one per split
     for fault in faults:
         print(f"fault: {fault}")
     print(f"{root}: {found} splits, {len(faults)} faults")
@@ -418,20 +418,20 @@ def check(data_path: str, data_name: str, vocab_path: str | None = None, text_fe
 
 
 def main(argv=None) -> None:
-    parser = Arguments("Look at a data set.")
-    parser.add_argument("command", choices=["check"], help="check: print what is there and every fault")
+    parser = Arguments("Check a data set.")
+    parser.add_argument("command", choices=["check"], help="check: print what the data set holds, and every fault")
     parser.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
     parser.add_argument("--data_name", type=data_set, default="coco_precomp",
                         help="folder of the data set below --data_path")
-    parser.add_argument("--text_features", metavar="NAME", help="features of captions to check too, {split}_NAME.npy")
+    parser.add_argument("--text_features", metavar="NAME", help="also check features of captions, {split}_NAME.npy")
     parser.add_argument("--vocab", type=filename,
-                        help="vocabulary to measure coverage with (default: of the training captions)")
+                        help="vocabulary whose coverage is measured (default: words of the training captions)")
     opt = parser.parse_args(argv)
     sys.exit(cli.run("data.py", lambda: int(check(opt.data_path, opt.data_name, opt.vocab, opt.text_features) > 0)))
 
 
 def check_extractors(trained: dict | None, split: Split, text_features: str | None, path: str) -> None:
-    """Refuse features whose recorded extractor (features.json) is not that of the training."""
+    """Raises InputError on features whose recorded extractor (features.json) differs from that in training."""
     for kind in ("ims", text_features):
         before, now = ((made or {}).get(kind) for made in (trained, split.extractors))
         if before and now and before != now:

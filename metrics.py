@@ -1,8 +1,9 @@
-"""Retrieval metrics: arrays in, numbers out, no model.
+"""Computes retrieval metrics from arrays of scores, ranks or uncertainties, without a model.
 
 Scores are higher-is-better. The rank of a query is the number of non-positive items that score at least as high as its
-best positive. It is 0-based, and ties count against the model. Positives and other items are compared in one matrix of
-scores. Scores of fewer bits than float32 are raised to float32 first (in bfloat16, 13% of rows hold ties).
+best positive. It is 0-based, and ties count against the model. A positive and another item are compared by their scores
+in the same matrix. Scores of fewer bits than float32 are converted to float32 first (in bfloat16, 13% of rows hold
+ties).
 """
 import numpy as np
 import torch
@@ -16,8 +17,11 @@ NOT_FINITE = ("the scores hold NaN or infinity, or numbers beyond float32, so th
 
 
 def _pairs(positives, queries: int) -> tuple[np.ndarray, np.ndarray]:
-    """Positives as pairs of indices, query (P,) and item (P,). They come as a bool matrix (Q, G) or, for each query, as
-    one index or several. Raises InputError where they do not fit the queries or a query has none."""
+    """Positives as pairs of indices: query (P,) and item (P,).
+
+    `positives` is a bool matrix (Q, G), or holds one index or several indices for each query. Raises InputError where
+    they do not fit the number of queries, or where a query has none.
+    """
     if isinstance(positives, torch.Tensor):
         positives = positives.detach().cpu().numpy()
     if isinstance(positives, np.ndarray) and positives.dtype == bool:
@@ -38,8 +42,10 @@ def _pairs(positives, queries: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _as_scores(scores) -> np.ndarray:
-    """Scores (Q, G) in at least float32; -inf means "not in this query's gallery". Raises InputError on NaN and
-    +inf."""
+    """Scores (Q, G) in at least float32. -inf means that the item is not in the gallery of the query.
+
+    Raises InputError on NaN and +inf.
+    """
     if isinstance(scores, torch.Tensor):
         scores = scores.detach().to("cpu", torch.promote_types(scores.dtype, torch.float32)).numpy()
     scores = np.asarray(scores)
@@ -52,7 +58,7 @@ def _as_scores(scores) -> np.ndarray:
 def best_ranks(scores, positives) -> np.ndarray:
     """0-based rank of each query's best positive: scores (Q, G), positives bool (Q, G) or index lists -> (Q,) int64.
 
-    A score of -inf keeps an item out of the gallery of a query, such as the query itself. Raises InputError, a
+    A score of -inf keeps an item, such as the query itself, out of the gallery of a query. Raises InputError, a
     ValueError, on NaN, on +inf, and on a query without positives in its gallery.
     """
     scores = _as_scores(scores)
@@ -63,7 +69,7 @@ def best_ranks(scores, positives) -> np.ndarray:
 
 
 def r_precision(scores, positives) -> np.ndarray:
-    """Share of positives among the R best items of each query, R the number of its positives (`ucmr` 4.3).
+    """Share of positives among the R best items of each query, where R is the number of its positives (`ucmr` 4.3).
 
     scores (Q, G), positives bool (Q, G) or index lists -> (Q,) in [0, 1]. Where a positive ties with a non-positive,
     the non-positive stands first. Raises InputError as `best_ranks` does.
@@ -73,12 +79,11 @@ def r_precision(scores, positives) -> np.ndarray:
 
 
 def average_precision_at_r(scores, positives) -> np.ndarray:
-    """AP@R of each query, (1 / R) sum_{k <= R} (precision@k if item k is positive, else 0), R the number of its
-    positives.
+    """AP@R of each query: (1 / R) sum_{k <= R} (precision@k if item k is positive, else 0).
 
-    mAP@R is its mean (ECCV Caption, Chun et al. 2022). scores (Q, G), positives bool (Q, G) or index lists -> (Q,) in
-    [0, 1]. Where a positive ties with a non-positive, the non-positive stands first. Raises InputError as `best_ranks`
-    does.
+    R is the number of the query's positives. The mean over queries is mAP@R (ECCV Caption, Chun et al. 2022).
+    scores (Q, G), positives bool (Q, G) or index lists -> (Q,) in [0, 1]. Where a positive ties with a non-positive,
+    the non-positive stands first. Raises InputError as `best_ranks` does.
     """
     scores = _as_scores(scores)
     query, item = _pairs(positives, len(scores))
@@ -98,8 +103,10 @@ def average_precision_at_r(scores, positives) -> np.ndarray:
 
 
 def best_ranks_of_pairs(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """`best_ranks` of positives that come as pairs of indices: scores (Q, G), query (P,), item (P,) -> (Q,) int64; -1
-    for a query without a positive in its gallery."""
+    """`best_ranks` for positives given as pairs of indices: scores (Q, G), query (P,), item (P,) -> (Q,) int64.
+
+    A query without a positive in its gallery gets -1.
+    """
     score = scores[query, item]                                                     # (P,)
     best = np.full(len(scores), -np.inf, scores.dtype)
     np.maximum.at(best, query, score)
@@ -108,11 +115,11 @@ def best_ranks_of_pairs(scores: np.ndarray, query: np.ndarray, item: np.ndarray)
 
 
 def r_precisions_of_sets(scores: np.ndarray, sets) -> list[np.ndarray]:
-    """`r_precision` of one block of scores (Q, G) for several sets of positives, each (query (P,), item (P,)): a list
-    of (Q,), NaN for a query without positives.
+    """`r_precision` of one block of scores (Q, G) for several sets of positives, each (query (P,), item (P,)).
 
-    The R best need not be put in order: they are what exceeds the R-th largest score t, and as many of the items that
-    tie with t as there are places left, non-positives first.
+    Returns a list of (Q,), with NaN for a query without positives. The R best items are found without sorting. They are
+    all items with scores above the R-th largest score t. Items that tie with t fill the places left, non-positives
+    first.
     """
     n, gallery = scores.shape
     counts = np.array([np.bincount(query, minlength=n) for query, _ in sets])       # (sets, Q): R
@@ -129,8 +136,10 @@ def r_precisions_of_sets(scores: np.ndarray, sets) -> list[np.ndarray]:
 
 
 def summary(ranks) -> dict:
-    """Recall at 1, 5 and 10 in percent, median and mean rank (1-based) and number of queries, from 0-based ranks (Q,).
-    Raises InputError where there is no query."""
+    """Recall at 1, 5 and 10 (percent), median and mean rank (1-based) and number of queries, from 0-based ranks (Q,).
+
+    Raises InputError where there is no query.
+    """
     ranks = np.asarray(ranks)
     if not len(ranks):
         raise InputError("there are no queries to summarise")
@@ -139,8 +148,10 @@ def summary(ranks) -> dict:
 
 
 def best_rank_means(ranks) -> dict:
-    """Harmonic and arithmetic mean of the 1-based ranks, from 0-based ones (Q,): HBR and ABR of `dmsm` 4.2, where the
-    queries are images."""
+    """Harmonic and arithmetic mean of 1-based ranks: HBR and ABR of `dmsm` 4.2, whose queries are images.
+
+    ranks (Q,): 0-based ranks of the best positives.
+    """
     places = np.asarray(ranks, dtype=float) + 1
     return {"hbr": float(len(places) / (1 / places).sum()), "abr": float(places.mean())}
 
@@ -157,9 +168,11 @@ def both_directions(i2t, t2i) -> dict:
 
 
 def chance(caption_image, n_images: int) -> dict:
-    """What a random order of every gallery gives in expectation, in the form of `both_directions`; "medr" is the median
-    over all queries and orders. caption_image (M,): the row of each caption's image. Images without a caption do not
-    count as queries."""
+    """The expected results of galleries in random order, in the form of `both_directions`.
+
+    "medr" is the median over all queries and orders. caption_image (M,): the row of each caption's image. Images
+    without a caption do not count as queries.
+    """
     captions = np.bincount(caption_image, minlength=n_images)                       # (N,) of each image
     result = {"i2t": _random_order(captions[captions > 0], len(caption_image)),
               "t2i": _random_order(np.ones(len(caption_image), int), n_images)}
@@ -167,9 +180,9 @@ def chance(caption_image, n_images: int) -> dict:
 
 
 def _random_order(positives: np.ndarray, gallery: int) -> dict:
-    """`summary` of queries that have c positives each, (Q,), in a gallery of G items in random order.
+    """The expected `summary` for queries in a gallery of G items in random order. positives (Q,): number of each.
 
-    The best positive has rank k or more (0-based) with probability prod_{j < k} (G - c - j) / (G - j).
+    The best of c positives has rank k or more (0-based) with probability prod_{j < k} (G - c - j) / (G - j).
     """
     counts, share = np.unique(positives, return_counts=True)
     share = share / share.sum()                                                     # (U,)
@@ -182,7 +195,7 @@ def _random_order(positives: np.ndarray, gallery: int) -> dict:
 
 
 def average(results: list[dict]) -> dict:
-    """The mean of every number of several results, such as those of five folds; "queries" is their sum."""
+    """The mean of every number over several results, such as those of five folds. "queries" is summed instead."""
     def mean(values, key):
         if isinstance(values[0], dict):
             return {k: mean([v[k] for v in values], k) for k in values[0]}
@@ -193,8 +206,8 @@ def average(results: list[dict]) -> dict:
 def ranks_by_blocks(columns, caption_image, n_images: int, block: int = 1000) -> tuple[np.ndarray, np.ndarray]:
     """Ranks of both directions from one pass over blocks of scores, so that the whole matrix is never held.
 
-    columns(c)(i), as `Similarity.columns` returns it: the scores (n, m) of images `i` (a slice) and captions `c` (an
-    index tensor), in a tensor of its own. caption_image (M,): the row of each caption's image. `block`: images per
+    columns(c)(i), as `Similarity.columns` returns it: a new tensor of the scores (n, m) of images `i` (a slice) and
+    captions `c` (an index tensor). caption_image (M,): the row of each caption's image. `block`: images per
     block. Returns image ranks (N,), -1 for an image without captions, and caption ranks (M,), both 0-based. Raises
     InputError where there are no captions, where caption_image names other rows, and on scores that are not finite.
 
@@ -243,15 +256,17 @@ def ranks_by_blocks(columns, caption_image, n_images: int, block: int = 1000) ->
 
 
 def mean_cosine(means: torch.Tensor) -> float:
-    """The mean cosine of two different items, 1 where all are one point. means (N, D), or (N, P, D) whose parts are
-    averaged first."""
+    """The mean cosine between two different items. It is 1 where all items are the same point.
+
+    means: (N, D), or (N, P, D), whose parts are averaged first.
+    """
     rows = torch.nn.functional.normalize((means.mean(1) if means.ndim == 3 else means).double(), dim=1)      # (N, D)
     pairs = rows.sum(0).square().sum() - rows.square().sum()                        # sum over i != j of cos(i, j)
     return float(pairs / max(1, len(rows) * (len(rows) - 1)))
 
 
 def retrieval_blocks(similarity, images, captions, caption_image, block: int = 1000) -> dict:
-    """Both directions from embeddings, a block of the score matrix at a time; returns what `retrieval` does.
+    """The results of `retrieval` from embeddings. It computes one block of the score matrix at a time.
 
     similarity: one of similarities.py; images, captions: the `Embedding` of N images and that of M captions.
     """
@@ -283,8 +298,10 @@ def spearman(x, y) -> float:
 
 
 def _spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """`spearman` of values that are numbered in their order, from 0, with gaps or without. It counts instead of
-    sorting."""
+    """`spearman` of values that are given as whole numbers from 0 in the same order, with or without gaps.
+
+    It counts the numbers instead of sorting them.
+    """
     ranked = []
     for number in (x, y):
         count = np.bincount(number)
@@ -298,7 +315,7 @@ def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
 
     query (K,), x (K,), y (K,): the item that each pair was rated for, its rating and its score. A sample takes half of
     the items, and one pair of each, so that items with many pairs do not dominate. "shuffled" is the correlation of the
-    first sample's ratings with its scores in random order: what chance gives.
+    first sample's ratings with its scores in random order. It shows what chance gives.
     """
     order = np.argsort(query, kind="stable")
     x, y = (np.unique(np.asarray(v)[order], return_inverse=True)[1] for v in (x, y))
@@ -329,12 +346,13 @@ def recall_in_bins(uncertainty, hits, bins: int = 10) -> dict:
 
 
 def risk_coverage(uncertainty, hits, points: int = 100) -> dict:
-    """Risk of answering only the surest queries: uncertainty (Q,), hits (Q,) bool -> coverage (points,), risk
-    (points,), area.
+    """Risk where only the queries of least uncertainty are answered.
 
-    Risk is the share of wrong answers among those given, in percent, and the area is its mean over all coverages 1/Q
-    ... 1 (AURC, Geifman and El-Yaniv 2017). Beside it stand the area that no knowledge gives ("area_random") and the
-    area that a perfect order would give ("area_best"). Ties in uncertainty share their wrong answers evenly.
+    uncertainty (Q,), hits (Q,) bool -> coverage (points,), risk (points,), area. Coverage is the share of queries that
+    are answered. Risk is the share of wrong answers among those given, in percent. The area is the mean risk over all
+    coverages 1/Q ... 1 (AURC, Geifman and El-Yaniv 2017). Also returned are the area that a random order gives
+    ("area_random") and the area that a perfect order gives ("area_best"). Ties in uncertainty share their wrong answers
+    evenly.
     """
     wrong = 1 - np.asarray(hits, dtype=float)
     _, group, size = np.unique(uncertainty, return_inverse=True, return_counts=True)
@@ -349,17 +367,18 @@ def risk_coverage(uncertainty, hits, points: int = 100) -> dict:
 
 def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, samples: int = 10000,
                      seed: int = 0) -> dict:
-    """Is the difference between two models real? a, b: one run of each model, or a list of runs with several seeds.
+    """Tests whether the difference between two models is more than chance, by a paired bootstrap over images.
 
-    A run is {metric: (total (N,), count (N,))}: the sum over the queries of each image, and their number. The metric is
-    total.sum() / count.sum(), as a recall or a mean rank is. sums: {name: metrics to add up}, such as rsum. Returns
-    {metric: {"a", "b", "difference" (b - a), "low" and "high" (95% interval), "p" (two-sided), "least" (true where no
-    sample was on the other side, so that p is at most the number given)}}.
+    a, b: one run of each model, or a list of its runs with several seeds. A run is {metric: (total (N,), count (N,))}:
+    for each image, the sum over its queries and their number. The metric is total.sum() / count.sum(), as for a recall
+    or a mean rank. sums: {name: metrics to add up}, such as rsum. Returns {metric: {"a", "b", "difference" (b - a),
+    "low" and "high" (95% interval), "p" (two-sided), "least" (true where no sample was on the other side; then p is at
+    most the number given)}}.
 
-    Images are resampled with replacement, each with all that belongs to it, and alike for all runs. The seeds of a
-    model that has several are resampled too (a hierarchical bootstrap). Few seeds show too little of their spread, so S
-    - 1 of S are drawn (Rao and Wu 1988), and their distance from the mean of all is stretched by Student's t. One run
-    says nothing about other seeds: its interval covers the choice of images alone.
+    Images are resampled with replacement, each with all its queries, and every run gets the same sample. Where a model
+    has several seeds, these are resampled too (a hierarchical bootstrap). Few seeds show too little of their spread.
+    Therefore S - 1 of S seeds are drawn (Rao and Wu 1988), and their distance from the mean of all is stretched by
+    Student's t. One run says nothing about other seeds, so its interval covers the choice of images alone.
     """
     a, b = ([side] if isinstance(side, dict) else side for side in (a, b))
     runs = [*a, *b]
@@ -387,8 +406,10 @@ def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, sam
 
 
 def _with_other_seeds(draws: np.ndarray, rng, stretch: float) -> np.ndarray:
-    """The mean over S seeds of each draw of images, (1 + samples, S, K) -> (1 + samples, K). Where there are several
-    seeds, they are drawn too."""
+    """The mean over S seeds for each draw of images: (1 + samples, S, K) -> (1 + samples, K).
+
+    Where there are several seeds, they are drawn too, except for the first row. `stretch`: see `paired_bootstrap`.
+    """
     mean, seeds = draws.mean(1), draws.shape[1]
     if seeds > 1:
         picked = rng.integers(seeds, size=(len(draws) - 1, seeds - 1))
@@ -398,7 +419,7 @@ def _with_other_seeds(draws: np.ndarray, rng, stretch: float) -> np.ndarray:
 
 
 def _interval(a: float, b: float, differences: np.ndarray) -> dict:
-    """What `paired_bootstrap` returns of one metric, from its differences (samples,) in the bootstrap samples."""
+    """The result of `paired_bootstrap` for one metric, from its differences (samples,) in the bootstrap samples."""
     differences = differences[~np.isnan(differences)]
     low, high = np.percentile(differences, [2.5, 97.5])
     tail = min(np.count_nonzero(differences <= 0), np.count_nonzero(differences >= 0))

@@ -1,7 +1,7 @@
 """Runs: their folders, the data that they are trained on, and the options that come from files.
 
-A run folder holds a description, logs and checkpoints. This file says whether a folder is one, what a new run may replace
-in it, and how a run goes on.
+A run folder holds a description, logs and checkpoints. This file says whether a folder is one, what a new run may
+replace in it, and how a run goes on.
 """
 import argparse
 import functools

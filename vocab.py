@@ -1,7 +1,7 @@
-"""Words and their numbers: tokenizer, vocabulary as JSON, and the command that builds or converts one.
+"""Turns words into numbers: the tokenizer, vocabularies as JSON, and the command that builds or converts one.
 
     python vocab.py --data_path data --data_name coco_precomp      # writes ./vocab/coco_precomp_vocab.json
-    python vocab.py convert coco_precomp_vocab.pkl new.json        # a vocabulary of VSE++, VSRN or SCAN as ours
+    python vocab.py convert coco_precomp_vocab.pkl new.json        # converts one of VSE++, VSRN or SCAN
 """
 if __name__ == "__main__":
     import cli
@@ -25,18 +25,18 @@ from files import atomic, output, plain_file, read_json
 TOKENIZER = "nltk.word_tokenize(preserve_line=True), lower case"
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNK = range(4)
-# Captions that the tokenizer leaves as they are but for commas and a full stop at the end: 98% of real ones, read 14
-# times as fast.
+# Captions in which the tokenizer would only split off commas and a final full stop. 98% of real captions are such, and
+# without the tokenizer they are read 14 times as fast.
 PLAIN = re.compile(r"(?:[a-z0-9 ]|-(?!-)|,(?= ))*\.?")
-SPLIT = re.compile("cannot|gimme|gonna|gotta|lemme|wanna")     # words that it takes apart
-TUPLES = 20                           # in a pickled vocabulary; thousands could double each other without end
+SPLIT = re.compile("cannot|gimme|gonna|gotta|lemme|wanna")     # words that the tokenizer takes apart
+TUPLES = 20                           # at most in a pickled vocabulary; nested ones could double in size without limit
 
 
 def tokenize(caption: str) -> list[str]:
-    """Lower-cased words and punctuation marks of a caption.
+    """The words and punctuation marks of a caption in lower case.
 
-    `preserve_line=True` needs no downloaded sentence model; it differs from VSE++'s call only where a full stop
-    stands inside a caption (53 of 200,000 real captions tried).
+    `preserve_line=True` needs no downloaded sentence model. It differs from VSE++'s call only where a full stop stands
+    inside a caption (53 of 200,000 real captions tried).
     """
     text = caption.lower()
     if PLAIN.fullmatch(text) and not SPLIT.search(text):
@@ -45,8 +45,11 @@ def tokenize(caption: str) -> list[str]:
 
 
 class Vocabulary:
-    """Maps words to 0..V-1; 0..3 are `<pad> <start> <end> <unk>` as in VSE++. `origin`: where the words come from, if
-    known."""
+    """A list of V words and their numbers 0..V-1.
+
+    Numbers 0..3 are `<pad> <start> <end> <unk>`, as in VSE++. `origin`: where the words come from, if that is known.
+    Raises InputError where the words start otherwise or one is repeated.
+    """
 
     origin: str | None = None
 
@@ -64,14 +67,17 @@ class Vocabulary:
 
     @classmethod
     def build(cls, tokenized, threshold: int = 4) -> "Vocabulary":
-        """Words seen at least `threshold` times in an iterable of token lists, by count, then alphabetically."""
+        """A vocabulary of the words that occur at least `threshold` times in an iterable of token lists.
+
+        Frequent words come first, and equally frequent ones are in alphabetical order.
+        """
         counts = Counter(word for tokens in tokenized for word in tokens)
         kept = sorted((w for w, n in counts.items() if n >= threshold and w not in SPECIALS),
                       key=lambda w: (-counts[w], w))
         return cls([*SPECIALS, *kept])
 
     def encode(self, tokens: list[str]) -> list[int]:
-        """`<start> tokens <end>` as numbers; a word that is not listed becomes `<unk>`."""
+        """The numbers of `<start> tokens <end>`. A word that is not listed becomes `<unk>`."""
         return [START, *(self.index.get(token, UNK) for token in tokens), END]
 
     def save(self, path: str) -> None:
@@ -91,7 +97,7 @@ class Vocabulary:
         return made
 
 
-# Words that nearly any caption has; they and punctuation are counted apart.
+# Words that are found in nearly any caption. They and punctuation are counted separately.
 FUNCTION_WORDS = frozenset(
     "a about above across after along an and another any around as at be been before behind being below beneath beside "
     "between but by down each for from had has have he her his i in inside into is it its near next no of off on onto "
@@ -104,15 +110,20 @@ def is_function(word: str) -> bool:
 
 
 def trigrams_of(word: str) -> list[str]:
-    """The letter trigrams of #word#, in order and with repeats: "cat" -> #ca, cat, at# (word hashing, Huang et al.
-    2013)."""
+    """The letter trigrams of #word#, in order and with repeats, such as #ca, cat, at# for "cat".
+
+    This is the word hashing of Huang et al. 2013.
+    """
     marked = f"#{word}#"
     return [marked[k:k + 3] for k in range(len(marked) - 2)]
 
 
 class Trigrams(Vocabulary):
-    """A vocabulary that hashes words. Its trigrams are those of its words (the four specials aside), in order of first
-    appearance; they are numbered from 1, and 0 is padding. Saved and loaded as the list of words that it is."""
+    """A vocabulary that turns words into letter trigrams.
+
+    Its trigrams are those of its words without the four specials. They are numbered from 1 in order of first
+    appearance, and 0 is padding. It is saved and loaded as a list of words, like any vocabulary.
+    """
 
     def __init__(self, words: list[str]):
         super().__init__(words)
@@ -120,15 +131,19 @@ class Trigrams(Vocabulary):
         self.trigram_index = {trigram: k for k, trigram in enumerate(self.trigrams, 1)}
 
     def hash(self, words: Iterable[str]) -> list[list[int]]:
-        """Per word of a caption, listed here or not, the numbers of its known trigrams with repeats; maybe none."""
+        """For each word, the numbers of its known trigrams, with repeats. The word need not be listed here.
+
+        A word without known trigrams gets an empty list.
+        """
         index = self.trigram_index
         return [[index[t] for t in trigrams_of(word) if t in index] for word in words]
 
 
 def read_original(path: str) -> list[str]:
-    """The words of a vocabulary that VSE++ or VSRN pickled (under Python 2 or 3) or SCAN wrote as JSON, in index order.
+    """The words of an original vocabulary in the order of their indices.
 
-    Runs no code from the file. Raises InputError if it is none.
+    VSE++ and VSRN pickled theirs (under Python 2 or 3), and SCAN wrote JSON. No code from the file is run. Raises
+    InputError if the file is not such a vocabulary.
     """
     try:
         with open(plain_file(path), "rb") as f:
@@ -153,7 +168,7 @@ def read_original(path: str) -> list[str]:
                          "vocabulary of VSE++, VSRN or SCAN has")
     if not all(type(key) is int or isinstance(key, str) and re.fullmatch("[0-9]{1,9}", key) for key in words):
         raise InputError(f"{path} has indices that are no whole numbers; they have to run from 0 without a gap")
-    words = {int(key): word for key, word in words.items()}                       # SCAN's JSON turned them into strings
+    words = {int(key): word for key, word in words.items()}                       # JSON has turned SCAN's into strings
     if sorted(words) != list(range(len(index))) or size != len(index):
         raise InputError(f"{path} numbers {len(index)} words, lists {len(words)} and counts {size}; the indices have "
                          "to run from 0 without a gap")
@@ -167,11 +182,15 @@ def read_original(path: str) -> list[str]:
 
 
 def _unpickle(content: bytes, path: str) -> dict:
-    """The fields of a pickled Vocabulary: plain values and one plain class are admitted, and nothing that could act."""
-    class Fields:
-        """Stands in for the class of the pickle; made anew for each file, so that none leaves a trace in it."""
+    """The fields of a pickled Vocabulary.
 
-    def reconstruct(kind, *_):        # how protocols 0 and 1 make an object
+    Only plain values and one plain class are admitted, so that no code from the pickle can run. Raises InputError on
+    anything else.
+    """
+    class Fields:
+        """Takes the place of the pickled class. It is made anew for each file, so that no file can change it."""
+
+    def reconstruct(kind, *_):        # protocols 0 and 1 make objects by this call
         return Fields()
 
     class Reader(pickle.Unpickler):
@@ -223,7 +242,11 @@ def build(opt, read_split) -> None:
 
 
 def main(argv=None, read_split=None) -> None:
-    """`read_split`: data.read_split, which stands above this module; only converting does without."""
+    """Build or convert a vocabulary.
+
+    `read_split` is data.read_split, which this module cannot import because data.py imports it. Converting does not
+    need it.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["convert"]:
         parser = Arguments("Convert a vocabulary of VSE++, VSRN (pickle) or SCAN (JSON) to this project's JSON.")
@@ -240,9 +263,9 @@ def main(argv=None, read_split=None) -> None:
     parser.add_argument("--vocab_path", type=filename, default="./vocab/",
                         help="folder to write {data_name}_vocab.json to")
     parser.add_argument("--vocab_splits", type=split_names, default="train",
-                        help="comma-separated splits to count (train,dev counts those that the originals counted)")
-    parser.add_argument("--vocab_threshold", type=positive, default=4, help="keep words seen at least this often")
-    parser.add_argument("--use_restval", action="store_true", help="count COCO's restval captions with train")
+                        help="comma-separated splits whose words are counted (the originals counted train,dev)")
+    parser.add_argument("--vocab_threshold", type=positive, default=4, help="keep words that occur at least this often")
+    parser.add_argument("--use_restval", action="store_true", help="count COCO's restval captions as part of train")
     run("vocab.py", build, parser.parse_args(argv), read_split)
 
 

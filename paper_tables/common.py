@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """One table of a paper. `title` names the paper and the table; the script's docstring says what a full run needs."""
+    """A table of a paper. `title` names the paper and the table; its script's docstring says what a full run needs."""
     title: str
     columns: tuple
     rows: tuple
@@ -187,12 +187,12 @@ def arguments(what: str) -> Arguments:
     p.formatter_class = argparse.RawDescriptionHelpFormatter
     add = p.add_argument
     add("--data_path", type=filename,
-        help="folder that holds the data sets (default: data; with --demo: data/demo_tables, which the command writes)")
+        help="folder that holds the data sets (default: data; with --demo: data/demo_tables, which it writes)")
     size = p.add_mutually_exclusive_group()
     size.add_argument("--demo", action="store_const", const="demo", dest="scale", help=SCALES["demo"].says)
     size.add_argument("--f8k", action="store_const", const="f8k", dest="scale", help=SCALES["f8k"].says)
-    add("--only", nargs="+", metavar="ROW", help="rows to run and print, each by its number from 1, its label or a part of the label")
-    add("--seeds", type=up_to(1000, least=0), help="how many seeds each row gets, counted from 0 (default: the table's own number)")
+    add("--only", nargs="+", metavar="ROW", help="rows to run and print: number from 1, label, or part of a label")
+    add("--seeds", type=up_to(1000, least=0), help="how many seeds each row gets, from 0 on (default: the table's)")
     add("--also", default="", metavar='"OPTIONS"',
         help='further options of train.py for every row, such as --also="--amp bf16"')
     add("--runs", type=filename, default="runs/paper_tables", metavar="FOLDER", help="folder that holds the runs")
@@ -216,7 +216,7 @@ def settle(opt, table: Table | None = None) -> None:
 
 
 def unique(rows: list[Row], seeds: int) -> list[tuple[str, Run, int]]:
-    """(label, run, seed) for every run of the rows. Each run comes once, and all rows of a seed before the next seed."""
+    """(label, run, seed) for every run of the rows, each once. All rows of a seed come before the next seed."""
     return list({(run, seed): (row.label, run, seed) for seed in range(seeds) for row in rows for run in row.runs
                  if run and (run.tool == "train.py" or seed == 0)}.values())
 

@@ -177,7 +177,8 @@ def main(argv=None) -> None:
         help="also draw the images most similar to each image, in neighbours.png beside the picture")
     add("--uncertain", action="store_true", help="also draw the most and the least uncertain items of Gaussian runs")
     add("--cxc", action="store_true", help="as --uncertain, with the matches of Crisscrossed Captions")
-    add("--cxc_path", type=filename, metavar="FOLDER", help="folder of the csv files of Crisscrossed Captions (default: DATA_PATH/cxc)")
+    add("--cxc_path", type=filename, metavar="FOLDER",
+        help="folder of the csv files of Crisscrossed Captions (default: DATA_PATH/cxc)")
     add("--output", type=filename, metavar="FILE.png",
         help="picture to write (default: retrieval.png in the first run)")
     cli.run(p.prog, draw_all, p.parse_args(argv))
