@@ -39,14 +39,15 @@ from data import Batch, Split, pair_batches
 from evaluate import Judgements, assess, parse_args
 from evaluation.annotations import Crisscrossed, Pairs, Ratings, cxc_pairs
 from evaluation.subjects import Member, Subject
-from files import holds_keys, output, save_json
+from files.reading import holds_keys
+from files.writing import output, save_json
 from inputs import Features, Tokens
 from methods.scan import DIRECTIONS, CrossAttention
 from metrics import retrieval_blocks
 from model import build_model
 from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding
 from tests.references import attended, broadcasts, caption_ranks, image_ranks
-from vocab import SPECIALS, Vocabulary
+from text import SPECIALS, Vocabulary
 
 DIM = 1024
 SCORES = (1000, 5000)                 # images, captions
@@ -302,14 +303,14 @@ def suite(opt, device) -> None:
                  "suite": lambda: assess(subject, judged, parse_args(SUITE))}, 1, device)
     line("everything / one product of 5,000 x 25,000 x 1,024", best["suite"] / best["product"], ".1f", "suite")
     line("seconds", best["suite"], ".1f")
-    line("peak memory beyond the embeddings, "
-         "MiB", in_fresh_process(suite_memory, opt.seed, device), ".0f", "suite memory")
+    line("peak memory beyond the embeddings, MiB",
+         in_fresh_process(suite_memory, opt.seed, device), ".0f", "suite memory")
 
 
 def training(words: list[str], shape: tuple, dim: int, seed: int, device) -> dict:
     """Functions that run one training step on precomputed features of a shape, and its parts each alone."""
-    hardest = [] if "match_prob" in words else ["--max_violation"]
-    options = train.parse_args([*hardest, "--img_dim", str(shape[-1]), "--embed_size", str(dim), *words])
+    words = words if "match_prob" in words else ["--max_violation", *words]
+    options = train.parse_args(["--img_dim", str(shape[-1]), "--embed_size", str(dim), *words])
     options.img_enc = "precomp" if options.img_enc == "auto" else options.img_enc
     torch.manual_seed(seed)
     model = build_model(options, Vocabulary([*SPECIALS, *map(str, range(WORDS - len(SPECIALS)))])).to(device).train()
@@ -342,9 +343,7 @@ def training(words: list[str], shape: tuple, dim: int, seed: int, device) -> dic
         torch.nn.utils.clip_grad_norm_(parameters, options.grad_clip)
         optimizers["optimizer"].step()
 
-    def step():
-        train.train_step(model, batch, optimizers, scaler, parameters, options, {"epoch": 0, "step": 0})
-
+    step = partial(train.train_step, model, batch, optimizers, scaler, parameters, options, {"epoch": 0, "step": 0})
     return {"objective": objective, "networks": networks, "update": update, "step": step}
 
 

@@ -28,11 +28,11 @@ from data import Split, check_extractors, read_split
 from encoders import Precomputed
 from evaluation.report import foreign_words
 from evaluation.sources import export, is_embeddings
-from files import output
+from files.writing import output
 from inputs import Features, NoImages
 from metrics import chance, retrieval_blocks
 from similarities import Cosine, Embedding
-from vocab import Vocabulary
+from text import Vocabulary
 
 BLOCK = 4096                          # rows that are read at a time
 ETAS, DIMS = (1e-4, 1e-3, 1e-2, 1e-1), (64, 128, 256, 512)      # the values that "auto" tries on the dev split

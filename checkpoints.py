@@ -19,10 +19,10 @@ from torch import Tensor
 
 from cli import InputError, data_set, filename, reason
 from encoders import CNNS
-from files import FORMAT
+from files.writing import FORMAT
 from model import JointEmbedding, build_model, build_vocabulary
 from options import parser, resolve
-from vocab import Vocabulary
+from text import Vocabulary
 
 # Options that a resumed run may set anew.
 MAY_CHANGE = {"data_path", "num_epochs", "workers", "log_step", "val_step", "device", "logger_name", "resume",

@@ -26,9 +26,10 @@ from tqdm import tqdm
 import cli
 import inputs
 from cli import Arguments, InputError, data_set, filename, reason
-from files import CHANGING, as_integers, below, integers, read_coco, read_integers, read_json, read_lines
+from files.reading import as_integers, below, integers, read_coco, read_integers, read_json, read_lines
+from files.writing import CHANGING
 from inputs import CaptionFeatures, Features, NoImages, Photos, Tokens, TrigramTokens, encode_captions, train_transform
-from vocab import Vocabulary, tokenize
+from text import Vocabulary, tokenize
 
 DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and of COCO to 5,000 captions
 LONGEST = 10_000                      # words of a caption; a longer one would take the network minutes

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from cli import InputError
 from inputs import import_torchvision
 from similarities import unit
-from vocab import UNK
+from text import UNK
 
 
 def vsepp_linear(inputs: int, outputs: int) -> nn.Linear:

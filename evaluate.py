@@ -33,7 +33,8 @@ from evaluation.plots import curves, extremes, locate
 from evaluation.report import SIDES, comparisons, doubts, foreign_words, is_comparison, render, seed_tables, tables
 from evaluation.sources import is_embeddings, newest_run, open_embeddings, open_run, open_scores, output_file
 from evaluation.subjects import Record, Subject
-from files import atomic, first_line, is_drawn, output, read_json, save_json
+from files.reading import first_line, is_drawn, read_json
+from files.writing import atomic, output, save_json
 from runs import is_results
 from similarities import SIMILARITIES
 

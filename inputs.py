@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 import cli
 from cli import InputError, reason
-from files import FAULTS, read_array, read_json
-from vocab import UNK, Trigrams, Vocabulary
+from files.reading import FAULTS, read_array, read_json
+from text import UNK, Trigrams, Vocabulary
 
 SCAN_BYTES = 4 << 30                  # feature files up to this size are checked for NaN before training
 RESIDENT_BYTES = 1 << 30              # bytes read from a mapped file before its memory pages are released
@@ -137,8 +137,8 @@ class Features:
 
     def digest(self) -> str:
         some = np.unique(np.linspace(0, len(self.array) - 1, 64).astype(int))
-        return hashlib.sha256(f"{self.array.shape} "
-                              f"{self.array.dtype}".encode() + self.array[some].tobytes()).hexdigest()
+        return hashlib.sha256(f"{self.array.shape} {self.array.dtype}".encode()
+                              + self.array[some].tobytes()).hexdigest()
 
 
 class Photos:

@@ -37,7 +37,7 @@ from methods.scan import CrossAttention, RegionEmbedding, WordStates
 from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
 from methods.vsrn import Captioner, RegionGraph, RegionGRU
 from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var, mean_rows, real_parts, unit
-from vocab import Trigrams, Vocabulary
+from text import Trigrams, Vocabulary
 
 # Every similarity by name: those of one vector or Gaussian per item, those of parts and of samples, and a learned one.
 ALL_SIMILARITIES: dict[str, type[Similarity]] = {

@@ -269,7 +269,7 @@ def refuse_unused(opt) -> None:
 # ---- what cannot work together: (when, the sentence that says so, formatted with the options)
 
 TERMS = ("recon_images", "recon_captions", "prior_images", "prior_captions", "vae")
-FEWEST_EPOCHS = {"none": 1, "ema": 3, "swa": 6}             # whose last third can be averaged
+FEWEST_EPOCHS = {"ema": 3, "swa": 6}             # whose last third can be averaged
 
 
 def text_reads(opt) -> str:
@@ -382,8 +382,8 @@ CONFLICTS = [
     (lambda o: o.vib and o.vae, "--vib {vib} and --vae {vae} draw the same Gaussians to N(0, I); leave --vib out"),
     (lambda o: o.vib and not gaussians(o),
      "--vib {vib} needs a Gaussian side, and --sim {sim} has points; choose a similarity of Gaussians or leave it out"),
-    (lambda o: o.var_min >= o.var_max, "--var_min {var_min} and --var_max {var_max}: variances are positive and in "
-                                       "order"),
+    (lambda o: o.var_min >= o.var_max,
+     "--var_min {var_min} and --var_max {var_max} are not in order; give a smaller --var_min"),
     # training
     (lambda o: o.max_violation and o.loss != "hinge", "--max_violation is for --loss hinge, not {loss}; leave it out"),
     (lambda o: o.vse_mean_warmup_epochs and not o.max_violation,

@@ -21,13 +21,14 @@ from tqdm import tqdm
 from checkpoints import MAY_CHANGE, check_values, is_switch, load_checkpoint, modern
 from cli import InputError, reason
 from data import Split, check_extractors, pair_batches, read_split
-from files import atomic, clear, holds_keys, is_drawn, read_lines, read_yaml, recognised
+from files.reading import holds_keys, is_drawn, read_lines, read_yaml, recognised
+from files.writing import atomic, clear
 from inputs import NoImages, Photos
 from methods.two_branch import sibling_order
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
 from model import build_vocabulary, fit_to_data
 from options import default_run, defaults, refuse_unused, resolve
-from vocab import Vocabulary
+from text import Vocabulary
 
 # Options that a file of options never holds, as they say which run it is.
 COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "methods"}

@@ -22,10 +22,11 @@ import cli
 from cli import Arguments, InputError, filename, natural, run_arguments, torch_device, up_to
 from evaluation.plots import drawing, picture_file
 from evaluation.sources import encode, load_run, newest_run, output_file
-from files import below, holds_keys, is_drawn, output, save_json
+from files.reading import below, holds_keys, is_drawn
+from files.writing import output, save_json
 from inputs import Photos, encode_captions, image_batches
 from similarities import Embedding, real_rows, uncertainty, unit
-from vocab import END, is_function, tokenize
+from text import END, is_function, tokenize
 
 # ---- retrieval: captions and their best images, with scores and uncertainties
 

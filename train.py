@@ -25,7 +25,7 @@ import runs
 from checkpoints import load_checkpoint, load_weights
 from cli import InputError, Stop, Stopped, torch_device
 from evaluation.sources import validate
-from files import FORMAT, locked, same_file, save_state
+from files.writing import FORMAT, locked, same_file, save_state
 from methods import METHODS
 from model import build_model
 from options import parser, resolve

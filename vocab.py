@@ -1,4 +1,4 @@
-"""Turns words into numbers: the tokenizer, vocabularies as JSON, and the command that builds or converts one.
+"""Vocabularies: the command that builds one from captions, or converts one of the originals. text.py holds the class.
 
     python vocab.py --data_path data --data_name coco_precomp      # writes ./vocab/coco_precomp_vocab.json
     python vocab.py convert coco_precomp_vocab.pkl new.json        # converts one of VSE++, VSRN or SCAN
@@ -8,135 +8,19 @@ if __name__ == "__main__":
     cli.starting()
 
 import io
-import json
 import os
 import pickle
 import pickletools
 import re
 import sys
-from collections import Counter
-from collections.abc import Iterable
-
-from nltk.tokenize import word_tokenize
 
 from cli import Arguments, InputError, data_set, filename, positive, reason, run, split_names
-from files import atomic, output, plain_file, read_json
+from data import read_split
+from files.reading import plain_file, read_json
+from files.writing import output
+from text import SPECIALS, Trigrams, Vocabulary, is_function, tokenize, trigrams_of  # noqa: F401 (part of this module)
 
-TOKENIZER = "nltk.word_tokenize(preserve_line=True), lower case"
-SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
-PAD, START, END, UNK = range(4)
-# Captions in which the tokenizer would only split off commas and a final full stop. 98% of real captions are such, and
-# without the tokenizer they are read 14 times as fast.
-PLAIN = re.compile(r"(?:[a-z0-9 ]|-(?!-)|,(?= ))*\.?")
-SPLIT = re.compile("cannot|gimme|gonna|gotta|lemme|wanna")     # words that the tokenizer takes apart
 TUPLES = 20                           # at most in a pickled vocabulary; nested ones could double in size without limit
-
-
-def tokenize(caption: str) -> list[str]:
-    """The words and punctuation marks of a caption in lower case.
-
-    `preserve_line=True` needs no downloaded sentence model. It differs from VSE++'s call only where a full stop stands
-    inside a caption (53 of 200,000 real captions tried).
-    """
-    text = caption.lower()
-    if PLAIN.fullmatch(text) and not SPLIT.search(text):
-        return text.replace(",", " ,").removesuffix(".").split() + ["."] * text.endswith(".")
-    return word_tokenize(text, preserve_line=True)
-
-
-class Vocabulary:
-    """A list of V words and their numbers 0..V-1.
-
-    Numbers 0..3 are `<pad> <start> <end> <unk>`, as in VSE++. `origin`: where the words come from, if that is known.
-    Raises InputError where the words start otherwise or one is repeated.
-    """
-
-    origin: str | None = None
-
-    def __init__(self, words: list[str]):
-        if tuple(words[:4]) != SPECIALS:
-            raise InputError(f"a vocabulary starts with {' '.join(SPECIALS)}, this one starts with "
-                             f"{ascii(words[:4])[:80]}")
-        if len(set(words)) != len(words):
-            raise InputError(f"a vocabulary lists each word once, this one has {len(words) - len(set(words))} repeats")
-        self.words = list(words)
-        self.index = {word: i for i, word in enumerate(self.words)}
-
-    def __len__(self) -> int:
-        return len(self.words)
-
-    @classmethod
-    def build(cls, tokenized, threshold: int = 4) -> "Vocabulary":
-        """A vocabulary of the words that occur at least `threshold` times in an iterable of token lists.
-
-        Frequent words come first, and equally frequent ones are in alphabetical order.
-        """
-        counts = Counter(word for tokens in tokenized for word in tokens)
-        kept = sorted((w for w, n in counts.items() if n >= threshold and w not in SPECIALS),
-                      key=lambda w: (-counts[w], w))
-        return cls([*SPECIALS, *kept])
-
-    def encode(self, tokens: list[str]) -> list[int]:
-        """The numbers of `<start> tokens <end>`. A word that is not listed becomes `<unk>`."""
-        return [START, *(self.index.get(token, UNK) for token in tokens), END]
-
-    def save(self, path: str) -> None:
-        stored = {"tokenizer": TOKENIZER, **({"origin": self.origin} if self.origin else {}), "words": self.words}
-        with atomic(path) as f:
-            json.dump(stored, f, ensure_ascii=False, indent=0)
-
-    @classmethod
-    def load(cls, path: str) -> "Vocabulary":
-        stored = read_json(path, "build one with `python vocab.py`, or convert one of the originals with `python "
-                                 "vocab.py convert`", "a JSON vocabulary")
-        words, origin = (stored.get(name) if isinstance(stored, dict) else None for name in ("words", "origin"))
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise InputError(f'{path} has no list "words" of strings; build a vocabulary with `python vocab.py`')
-        made = cls(words)
-        made.origin = origin if isinstance(origin, str) else None
-        return made
-
-
-# Words that are found in nearly any caption. They and punctuation are counted separately.
-FUNCTION_WORDS = frozenset(
-    "a about above across after along an and another any around as at be been before behind being below beneath beside "
-    "between but by down each for from had has have he her his i in inside into is it its near next no of off on onto "
-    "or other our out outside over she so some such that the their them there these they this those through to toward "
-    "towards under up upon was we were what when where which while who whose with within without you your".split())
-
-
-def is_function(word: str) -> bool:
-    return word in FUNCTION_WORDS or not any(letter.isalnum() for letter in word)
-
-
-def trigrams_of(word: str) -> list[str]:
-    """The letter trigrams of #word#, in order and with repeats, such as #ca, cat, at# for "cat".
-
-    This is the word hashing of Huang et al. 2013.
-    """
-    marked = f"#{word}#"
-    return [marked[k:k + 3] for k in range(len(marked) - 2)]
-
-
-class Trigrams(Vocabulary):
-    """A vocabulary that turns words into letter trigrams.
-
-    Its trigrams are those of its words without the four specials. They are numbered from 1 in order of first
-    appearance, and 0 is padding. It is saved and loaded as a list of words, like any vocabulary.
-    """
-
-    def __init__(self, words: list[str]):
-        super().__init__(words)
-        self.trigrams = list(dict.fromkeys(t for word in self.words[4:] for t in trigrams_of(word)))
-        self.trigram_index = {trigram: k for k, trigram in enumerate(self.trigrams, 1)}
-
-    def hash(self, words: Iterable[str]) -> list[list[int]]:
-        """For each word, the numbers of its known trigrams, with repeats. The word need not be listed here.
-
-        A word without known trigrams gets an empty list.
-        """
-        index = self.trigram_index
-        return [[index[t] for t in trigrams_of(word) if t in index] for word in words]
 
 
 def read_original(path: str) -> list[str]:
@@ -225,7 +109,7 @@ def convert(opt) -> None:
               "bytes, and captions read as text hardly contain them", file=sys.stderr)
 
 
-def build(opt, read_split) -> None:
+def build(opt) -> None:
     target = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
     if os.path.lexists(target):
         raise InputError(f"{target} is there already, and train.py reads it; move it away, or name another folder with "
@@ -241,12 +125,7 @@ def build(opt, read_split) -> None:
           f"in {sum(len(s.captions) for s in splits):,} captions")
 
 
-def main(argv=None, read_split=None) -> None:
-    """Build or convert a vocabulary.
-
-    `read_split` is data.read_split, which this module cannot import because data.py imports it. Converting does not
-    need it.
-    """
+def main(argv=None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["convert"]:
         parser = Arguments("Convert a vocabulary of VSE++, VSRN (pickle) or SCAN (JSON) to this project's JSON.")
@@ -266,9 +145,8 @@ def main(argv=None, read_split=None) -> None:
                         help="comma-separated splits whose words are counted (the originals counted train,dev)")
     parser.add_argument("--vocab_threshold", type=positive, default=4, help="keep words that occur at least this often")
     parser.add_argument("--use_restval", action="store_true", help="count COCO's restval captions as part of train")
-    run("vocab.py", build, parser.parse_args(argv), read_split)
+    run("vocab.py", build, parser.parse_args(argv))
 
 
 if __name__ == "__main__":
-    from data import read_split
-    main(read_split=read_split)
+    main()

@@ -61,7 +61,8 @@ from demo.scenes import (
     region_features,
     shuffled,
 )
-from files import CHANGING, atomic, read_json, save_array, save_lines
+from files.reading import read_json
+from files.writing import CHANGING, atomic, save_array, save_lines
 
 VERSION = 3                      # raise it whenever the same seed would give other files
 SPLITS = ("train", "dev", "test")

@@ -9,7 +9,8 @@ import textwrap
 import numpy as np
 
 from cli import InputError
-from files import DRAWN, atomic, below, is_drawn, output
+from files.reading import DRAWN, below, is_drawn
+from files.writing import atomic, output
 from inputs import Photos
 
 SHOWN, MATCHES = 5, 3                 # items at each end, matches of each

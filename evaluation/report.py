@@ -3,7 +3,7 @@
 A table is (title, groups of columns, rows): groups [(heading, [column, ...])], rows [(label, [cell, ...])]. Cells are
 text.
 """
-from files import holds_keys
+from files.reading import holds_keys
 
 is_comparison = holds_keys("runs", "groups", "comparisons")
 # Head of the column of each number, in the order of the columns.

@@ -20,12 +20,13 @@ from cli import InputError, torch_device
 from data import Split, check_extractors, read_split
 from evaluation import items
 from evaluation.subjects import Member, Subject
-from files import FAULTS, holds_arrays, output, read_array, read_arrays, save_arrays
+from files.reading import FAULTS, holds_arrays, read_array, read_arrays
+from files.writing import output, save_arrays
 from inputs import SQUARABLE, NoImages, Photos, Tokens, image_batches
 from model import JointEmbedding
 from runs import check_fits
 from similarities import SIMILARITIES, Cosine, Embedding
-from vocab import Vocabulary
+from text import Vocabulary
 
 
 @torch.no_grad()

@@ -33,9 +33,10 @@ from encoders import CNNS
 from features.hglmm import HGLMM, fit_ica, fit_pca, load_arrays, project, signed_square_root, unit
 from features.photos import Extraction, checksum, in_order, network, write_texts
 from features.word_vectors import table_for
-from files import holds_arrays, locked, mapped, output, save_arrays, save_json
+from files.reading import holds_arrays
+from files.writing import locked, mapped, output, save_arrays, save_json
 from inputs import Photos, extractors, told_of
-from vocab import Vocabulary
+from text import Vocabulary
 
 SPLITS = ("train", "restval", "dev", "val", "test", "testall")
 DEFAULT = ["train", "dev", "test"]    # splits to read where none are named

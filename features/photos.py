@@ -12,7 +12,8 @@ from tqdm import tqdm
 from cli import InputError
 from data import Split
 from encoders import CNN
-from files import CHANGING, allocate, mapped, read_array, read_json, save_array, save_json, save_lines
+from files.reading import read_array, read_json
+from files.writing import CHANGING, allocate, mapped, save_array, save_json, save_lines
 from inputs import Photos, eval_transform, stream
 
 ROWS = 1024                           # rows copied at a time

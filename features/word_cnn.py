@@ -21,9 +21,9 @@ import cli
 from cli import Arguments, InputError, Stopped, data_set, filename, natural, positive, torch_device, up_to, workers
 from data import Split, pair_batches, read_split
 from encoders import CNN, CNNS, vsepp_linear
-from files import output, save_state
+from files.writing import output, save_state
 from inputs import Photos, image_batches
-from vocab import is_function
+from text import is_function
 
 
 def content_words(captions, count: int) -> list[str]:

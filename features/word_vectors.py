@@ -25,8 +25,8 @@ import cli
 from cli import Arguments, InputError, data_set, filename, positive, reason, width
 from data import read_split
 from features.hglmm import unit
-from files import atomic, output
-from vocab import is_function
+from files.writing import atomic, output
+from text import is_function
 
 CHUNK = 1 << 24                       # bytes of a binary file held at a time
 LONGEST = 1 << 12                     # bytes of a word in a binary file; a longer one means that it is none

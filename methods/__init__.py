@@ -38,8 +38,8 @@ METHODS = {
     "gcie_wasserstein": Method("GCIE, Wasserstein, ellipsoidal", "pmrl, ucmr", "--sim wasserstein"),
     "gcie_kl": Method("GCIE, KL, ellipsoidal", "pmrl, ucmr", "--sim kl"),
     "gcie_minkl": Method("GCIE, min KL, ellipsoidal", "pmrl, ucmr", "--sim minkl"),
-    "gcie_wasserstein_spherical": Method("GCIE, Wasserstein, "
-                                         "spherical", "pmrl", "--sim wasserstein --head spherical_logavg"),
+    "gcie_wasserstein_spherical": Method("GCIE, Wasserstein, spherical",
+                                         "pmrl", "--sim wasserstein --head spherical_logavg"),
     "gcie_kl_spherical": Method("GCIE, KL, spherical", "pmrl", "--sim kl --head spherical_logavg"),
     "gcie_minkl_spherical": Method("GCIE, min KL, spherical", "pmrl", "--sim minkl --head spherical_logavg"),
     "gcie_kl_avgpool": Method("GCIE, KL, spherical by average pooling", "ucmr", "--sim kl --head spherical_avg"),
@@ -53,16 +53,16 @@ METHODS = {
     "scan_t2i": Method("SCAN, text to image", "Lee et al. 2018", f"{SCAN} --cross_attn t2i", REGIONS),
     "scan_i2t": Method("SCAN, image to text", "Lee et al. 2018",
                        f"{SCAN} --cross_attn i2t --lambda_softmax 4 --lambda_lse 5", REGIONS),
-    "pvse": Method("PVSE", "Song and Soleymani "
-                           "2019", "--sim mil --n_embeds 2 --margin 0.1 --max_violation --batch_size 256 "
+    "pvse": Method("PVSE", "Song and Soleymani 2019",
+                   "--sim mil --n_embeds 2 --margin 0.1 --max_violation --batch_size 256 "
                    "--diversity 25.6 --mmd 2.56", f"{REGIONS}, or photos"),
     "pcme": Method("PCME", "Chun et al. 2021", "--sim match_prob --n_samples 7 --vib 5e-6", f"{REGIONS}, or photos"),
     "pcme++": Method("PCME++", "Chun 2024", "--sim csd --loss match --vib 1e-7 --var_min 1e-5 --logvar_init -6"),
     "vse_infinity": Method("generalised pooling of regions", "Chen et al. 2021", "--pool gpo --max_violation", REGIONS),
     "infonce": Method("VSE++ with InfoNCE", "CLIP", "--loss infonce"),
     "jwae_mh": Method("jWAE-MH, bidirectional GRU", "jwae", f"{AUTOENCODER} {PRIORS}"),
-    "jwae_mh_vectors": Method("jWAE-MH, caption "
-                              "vectors", "jwae", f"--max_violation --txt_layers 1024 --img_layers 1024 "
+    "jwae_mh_vectors": Method("jWAE-MH, caption vectors",
+                              "jwae", f"--max_violation --txt_layers 1024 --img_layers 1024 "
                               f"{RECONSTRUCTIONS} {PRIORS}", VECTORS),
     "jwae_mh_scan": Method("jWAE-MH on SCAN", "jwae", f"{SCAN} --cross_attn t2i {RECONSTRUCTIONS} {PRIORS}", REGIONS),
     "jwae_mse": Method("jWAE-MSE", "jwae", f"{SQUARED} --prior_images 25.6 --prior_captions 25.6", VECTORS),
@@ -101,8 +101,8 @@ ADVICE = {
     "--img_finetune": "--finetune", "--txt_finetune": "leave --freeze_words out",
     "--wemb_type": "--word_vectors FILE of GloVe or word2vec", "--amsgrad": "leave it out, Adam is VSE++'s",
     "--dim_word": "--word_dim", "--dim_vid": "leave it out, it is --embed_size", "--bidirectional": "--txt_enc bigru",
-    "--rnn_type": "leave it out, the captioner has "
-                  "GRUs", "--input_dropout_p": "leave it out, the captioner has VSRN's 0.2",
+    "--rnn_type": "leave it out, the captioner has GRUs",
+    "--input_dropout_p": "leave it out, the captioner has VSRN's 0.2",
     "--rnn_dropout_p": "leave it out, the captioner has VSRN's 0.5", "--eval_on_gpu": "evaluate.py --device cuda",
     "--vse_mean_warmup_epoch": "--vse_mean_warmup_epochs", "--latent_bn": "--latent_norm batch",
     "--no-latent_bn": "--latent_norm none", "--backbone_source": "--cnn_weights FILE",

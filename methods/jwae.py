@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from encoders import BatchNorm
 from losses import Critic, SideTerm, critic_loss, fool, latent_kl, prior_mmd
 from similarities import mean_rows, real_rows, unit
-from vocab import PAD, UNK
+from text import PAD, UNK
 
 # ---- decoders
 

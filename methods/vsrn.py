@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from encoders import BatchNorm, Latent, vsepp_linear
 from similarities import unit
-from vocab import END, PAD, START, UNK
+from text import END, PAD, START, UNK
 
 NEVER_WRITTEN = [PAD, START, UNK]     # by a generated caption
 

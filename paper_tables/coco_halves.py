@@ -13,7 +13,8 @@ import numpy as np
 
 import cli
 from cli import Arguments, InputError, filename
-from files import holds_keys, output, read_json, save_json
+from files.reading import holds_keys, read_json
+from files.writing import output, save_json
 
 
 def images(annotations: str, part: str, names: list[str]) -> list[dict]:

@@ -27,7 +27,7 @@ from cli import Arguments, InputError, data_set, filename, natural, split_name, 
 from evaluation.plots import drawing, picture_file
 from evaluation.sources import encode, load_run, output_file
 from evaluation.subjects import columns_within
-from files import is_drawn
+from files.reading import is_drawn
 from inputs import Photos
 from runs import is_results
 from show import photo_paths

@@ -81,8 +81,8 @@ NUMBERS = {                                                 # Flickr30K, then CO
     "jWAE-MH (ResNet+GRU)": (53.9, 82.2, 87.4, 40.7, 72.4, 81.9, 66.6, 91.4, 96.6, 53.1, 84.5, 92.0),
     "jWAE-MH+SCAN t-i (ResNet+GRU)": (64.0, 89.4, 95.2, 47.1, 75.9, 84.0, 72.0, 94.5, 98.3, 57.1, 87.5, 94.1),
     "jWAE-MH+SCAN i-t (ResNet+GRU)": (68.5, 89.6, 94.2, 44.2, 74.2, 83.2, 69.8, 93.3, 98.1, 54.6, 86.1, 93.2)}
-TABLE = Table("jwae Table "
-              "3", (recalls("full", "Flickr30K"), recalls("folds5", "COCO, 1K, mean of five folds", run=1)), tuple(
+TABLE = Table("jwae Table 3",
+              (recalls("full", "Flickr30K"), recalls("folds5", "COCO, 1K, mean of five folds", run=1)), tuple(
     Row(label, numbers, METHODS.get(label, ())) for label, numbers in NUMBERS.items()), f8k=True, notes=(
         "2WayNet, GXN and SCO are cited by the paper and have no code here: published only",
         "COCO: the paper says 1,000 test images, VSE++'s and SCAN's rows are means of five folds; ours is the latter",

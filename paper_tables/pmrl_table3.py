@@ -10,8 +10,8 @@ RUN is the best model of pmrl_table1 (GCIE ellipsoidal, Wasserstein). POINT_RUN 
 from paper_tables.common import Columns, Row, Table, main
 
 LATER = "the paper names neither photos nor boxes; python -m vg_experiments.crops does the same with a photo of yours"
-TABLE = Table("pmrl Table 3: entropy of captions and "
-              "images", (Columns("", (("", (("caption", ""), ("image", ""))),)),), (
+TABLE = Table("pmrl Table 3: entropy of captions and images",
+              (Columns("", (("", (("caption", ""), ("image", ""))),)),), (
     Row("A man with a red helmet on a small moped on a dirt road.", (18.19, 26.14)),
     Row("A man with a red helmet.", (15.51, 19.05)),
     Row("A swimming pool in a yard that has a cinderblock wall [...]", (19.20, 21.51)),

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass, replace
 
 from checkpoints import MAY_CHANGE
-from files import read_yaml
+from files.reading import read_yaml
 from inputs import SOURCES
 from train import parse_args
 

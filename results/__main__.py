@@ -20,7 +20,8 @@ import cli
 import methods
 from checkpoints import load_checkpoint
 from cli import Arguments, InputError, filename
-from files import read_json, read_text, read_yaml, save_json, save_lines
+from files.reading import read_json, read_text, read_yaml
+from files.writing import save_json, save_lines
 from methods import METHODS
 
 HERE = os.path.dirname(os.path.abspath(__file__))

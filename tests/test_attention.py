@@ -21,7 +21,7 @@ from model import build_model, fit_to_data
 from similarities import Embedding
 from tests import helpers
 from tests.references import pair_score
-from vocab import SPECIALS, Vocabulary
+from text import SPECIALS, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 # Norms and aggregates are functions of their own: each beside the default of the other, and one pair of two others.
@@ -424,7 +424,7 @@ def test_rerank_of_what_has_no_parts_is_refused(capsys, tmp_path, demo_path):
 
 
 def test_a_run_on_regions_refuses_other_features(runs, demo_path):
-    for name, message in (("demo_precomp", "reasons over regions "
-                                           "and"), ("demo", "was trained on region features and the")):
+    for name, message in (("demo_precomp", "reasons over regions and"),
+                           ("demo", "was trained on region features and the")):
         with pytest.raises(InputError, match=message):
             judged(runs, "--checkpoint", runs / "t2i", "--data_path", demo_path, "--data_name", name)

@@ -23,7 +23,7 @@ from methods.vsrn import Captioner
 from model import Encoded, build_model
 from show import word_precision
 from tests.helpers import refused, unwritable
-from vocab import END, PAD, SPECIALS, START, UNK, Vocabulary, is_function
+from text import END, PAD, SPECIALS, START, UNK, Vocabulary, is_function
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 RUN = ["--data_name", "demo_region_precomp", "--img_enc", "vsrn", "--captioner", "1", "--dim_hidden", "16",
@@ -264,8 +264,8 @@ def test_control_is_the_mean_over_all_other_images():
             for i in range(7)]
     assert word_precision(captions, references)["content"]["other"] == pytest.approx(100 * np.mean(slow))
     lines = [[" " + " ".join(text) + " " for text in texts] for texts in references]
-    slow = [any(f" {a} "
-                f"{b} " in line for line in lines[i]) for i in range(7) for a, b in zip(captions[i], captions[i][1:])]
+    slow = [any(f" {a} {b} "
+                in line for line in lines[i]) for i in range(7) for a, b in zip(captions[i], captions[i][1:])]
     assert word_precision(captions, references)["pairs"]["own"] == pytest.approx(100 * np.mean(slow))
 
 
@@ -334,13 +334,12 @@ def test_evaluation_and_ensembles_never_run_it(run, demo_path, tmp_path, monkeyp
 def test_the_command_writes_captions(run, demo_path, tmp_path, capsys):
     output = tmp_path / "captions.json"
     show.main(["captions", "--checkpoint", run, "--data_path", demo_path, "--image_index", "3", "0", "--beam", "2",
-               "--device", "cpu",
-                    "--output", str(output)])
+               "--device", "cpu", "--output", str(output)])
     printed, written = capsys.readouterr().out, json.loads(output.read_text())
     split = read_split(demo_path, "demo_region_precomp", "test")
     assert len(written["captions"]) == len(split.images) and written["beam"] == 2
-    assert printed.index("image 3 "
-                         "(test_00003.png)") < printed.index("image 0 (test_00000.png)") and "image 1 " not in printed
+    assert printed.index("image 3 (test_00003.png)") < printed.index("image 0 (test_00000.png)")
+    assert "image 1 " not in printed
     assert split.captions[15] in printed and written["captions"][3]["generated"] in printed
     said = [entry["generated"].split() for entry in written["captions"]]
     references = [[split.words[m] for m in range(5 * i, 5 * i + 5)] for i in range(len(said))]
@@ -376,6 +375,6 @@ def test_bad_input_is_refused_in_a_sentence(run, demo_path, tmp_path, capsys):
                            (["--checkpoint", run, "--data_name", "demo_precomp"], "reasons over regions")):
         with pytest.raises(SystemExit, match=f"show.py captions: .*{message}"):
             show.main(["captions", *words, "--data_path", demo_path, "--device", "cpu"])
-    for words, message in (("pairs=red", "'pairs' is a count of its "
-                                         "own"), ("red", "'red' is no group of words; give NAME=")):
+    for words, message in (("pairs=red", "'pairs' is a count of its own"),
+                            ("red", "'red' is no group of words; give NAME=")):
         refused(capsys, show.main, ["captions", "--words", words], message)

@@ -1,5 +1,4 @@
 """The commands as users run them: flags, refusals in one sentence with nothing written, evaluation and its files."""
-import functools
 import glob
 import json
 import os
@@ -20,14 +19,13 @@ import train
 import vocab
 from checkpoints import load_checkpoint, load_model
 from cli import InputError
-from data import read_split
 from demo import __main__ as demo
 from evaluation import plots, sources, subjects
-from files import first_line, holds_keys, output
+from files.reading import first_line, holds_keys
+from files.writing import output
 from similarities import SIMILARITIES, Embedding
 from tests.helpers import ROOT, SMALL, fit, refused, unwritable
 
-vocab_main = functools.partial(vocab.main, read_split=read_split)
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, small_run):
@@ -341,16 +339,16 @@ def test_a_checkpoint_never_runs_code(tmp_path, capsys):
 # ---- the other commands
 
 def test_vocab_command(tmp_path, demo_path, capsys, monkeypatch):
-    vocab_main(["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", str(tmp_path)])
+    vocab.main(["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", str(tmp_path)])
     built = vocab.Vocabulary.load(str(tmp_path / "demo_precomp_vocab.json"))
     assert f"{len(built):,} words" in capsys.readouterr().out
     words = [*SMALL, "--data_path", demo_path, "--vocab_path", tmp_path, "--logger_name", tmp_path / "run"]
     refused(capsys, train.main, words, "--vocab_threshold 1 counts words .* lists the words already")
     fit(*words, "--vocab_threshold", 4)
     assert vocab.Vocabulary.load(str(tmp_path / "run" / "vocab.json")).words == built.words
-    refused(capsys, vocab_main, ["--data_path", tmp_path, "--data_name", "none"], "there is no folder")
+    refused(capsys, vocab.main, ["--data_path", tmp_path, "--data_name", "none"], "there is no folder")
     words = ["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", tmp_path / "run" / "vocab.json"]
-    refused(capsys, vocab_main, words, "vocab.json/demo_precomp_vocab.json cannot be written")
+    refused(capsys, vocab.main, words, "vocab.json/demo_precomp_vocab.json cannot be written")
 
 
 def test_check_command(demo_path, capsys):

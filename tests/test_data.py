@@ -15,7 +15,7 @@ from cli import InputError
 from data import pair_batches, read_split
 from evaluation.annotations import Index
 from inputs import Features, Photos
-from vocab import END, SPECIALS, START, UNK, Vocabulary, tokenize
+from text import END, SPECIALS, START, UNK, Vocabulary, tokenize
 
 
 def write_precomp(folder, features, captions, split="train", ids=None):
@@ -167,8 +167,8 @@ def test_karpathy_layout(demo_path):
 
 def test_karpathy_coco_json_has_folders_ids_and_restval(tmp_path):
     images = [{"filename": f"{k}.jpg", "filepath": "val2014", "cocoid": 100 + k, "split": split,
-               "sentences": [{"raw": "words of "
-                                     f"{k}"}] * (k + 1)} for k, split in enumerate(["train", "restval", "test"])]
+               "sentences": [{"raw": f"words of {k}"}]
+                              * (k + 1)} for k, split in enumerate(["train", "restval", "test"])]
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "dataset_coco.json").write_text(json.dumps({"images": images}))
     split = read_split(str(tmp_path), "c", "train", use_restval=True)
@@ -211,8 +211,8 @@ def test_karpathy_numbers_are_ids_where_all_have_their_own(tmp_path, fields, ima
 @pytest.mark.parametrize("source,what,advice", [
     ("d/dataset_k.json", "image", "give every image of the split an integer cocoid or imgid of its own"),
     ("d/dataset_k.json", "caption", "give every sentence of the split an integer sentid of its own"),
-    ("e.npz", "caption", "store them in order as "
-                         "caption_id"), ("test_caps.txt", "caption", "into {split}_ann_ids.npy beside")])
+    ("e.npz", "caption", "store them in order as caption_id"),
+    ("test_caps.txt", "caption", "into {split}_ann_ids.npy beside")])
 def test_missing_ids_are_asked_for_where_they_belong(source, what, advice):
     with pytest.raises(InputError, match=f"{source} has no {what} ids, .*{advice}"):
         Index(None, what, source)
@@ -335,8 +335,8 @@ def test_rows_repeated_any_number_of_times(tmp_path, shape, k):
 
 @pytest.mark.parametrize("lengths,message", [
     ([3] * 50 + [2] + [3] * 9, "stand in 3 equal rows and others do not .the one up to row 151."),
-    ([1, 2, 3] * 30, "stand in 1 equal rows .* up to row "
-                     "2."), ([2] * 40 + [1], "stand in 2 equal rows .* up to row 80.")])
+    ([1, 2, 3] * 30, "stand in 1 equal rows .* up to row 2."),
+    ([2] * 40 + [1], "stand in 2 equal rows .* up to row 80.")])
 def test_rows_repeated_unequally(tmp_path, lengths, message):
     rows = np.random.default_rng(0).standard_normal((len(lengths), 6)).astype(np.float32).repeat(lengths, 0)
     write_precomp(tmp_path / "x", rows, captions(len(rows)))

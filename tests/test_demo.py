@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import files
 from cli import InputError
 from data import read_split
 from demo import __main__ as demo
@@ -25,6 +24,7 @@ from demo.captions import (
     shared_weight,
 )
 from demo.scenes import COLOURS, WORLDS, Scene, Thing, global_features, random_scene, region_features
+from files import writing
 
 PRECOMP = ("demo_precomp", "demo_region_precomp")
 METHODS = {"sts": {"c2c_cocaption", "c2c_isim"}, "sis": {"i2i_csim"}, "sits": {"c2i_original", "c2i_intrasim"}}
@@ -101,14 +101,14 @@ def test_a_demo_that_was_stopped_is_written_anew_and_files_of_others_stay(tmp_pa
             kept / "demo_coco" / "images" / "cat.png"]
     for path in mine:
         path.write_bytes(b"mine")
-    written, atomic = [], files.atomic
+    written, atomic = [], writing.atomic
 
     def stopping(path, *args, **kwargs):
         written.append(path)
         if len(written) == after:
             raise KeyboardInterrupt
         return atomic(path, *args, **kwargs)
-    monkeypatch.setattr(files, "atomic", stopping)
+    monkeypatch.setattr(writing, "atomic", stopping)
     monkeypatch.setattr(demo, "atomic", stopping)
     with pytest.raises(KeyboardInterrupt):
         demo.write(kept, size=8, progress=False)

@@ -13,7 +13,7 @@ from losses import SampledNLL, sampled_nll
 from methods.unpaired import ShuffledItems, Unpaired, choose_pairs
 from tests.helpers import fit_steps as fit
 from tests.helpers import log_of, same_weights
-from vocab import SPECIALS, Trigrams, Vocabulary
+from text import SPECIALS, Trigrams, Vocabulary
 
 SCORES = torch.rand(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
 

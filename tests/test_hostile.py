@@ -4,7 +4,6 @@ lost.
 Each case is a file or an option that is wrong in one way. The commands are called in this process; whatever they raise
 beside their exit fails the test, as does any file that is not there or not the same afterwards.
 """
-import functools
 import io
 import json
 import os
@@ -27,18 +26,15 @@ import evaluate
 import show
 import train
 import vocab
-from data import read_split
 from demo import __main__ as demo
 from features import extract, word_vectors
 from paper_tables import coco_halves
 from tests.helpers import SMALL
 from vg_experiments import prepare, selection
 
-vocab_main = functools.partial(vocab.main, read_split=read_split)
-
 MAINS = {"train": train.main, "evaluate": evaluate.main, "check": lambda words: data.main(["check", *words]),
          "draw": lambda words: show.main(["retrieval", *words]),
-         "vocab": vocab_main, "extract": extract.main, "cca": cca.main, "demo": demo.main, "vectors": word_vectors.main,
+         "vocab": vocab.main, "extract": extract.main, "cca": cca.main, "demo": demo.main, "vectors": word_vectors.main,
          "prepare": prepare.main, "selection": selection.main, "halves": coco_halves.main}
 
 
@@ -54,8 +50,7 @@ def world(tmp_path_factory, demo_path):
     word_vectors.main(["--data_path", str(root / "data"), "--data_name", "demo_precomp", "--dim", "8", "--output",
                        str(root / "v.txt")])
     prepare.main(["--vg", str(root / "data" / "demo_vg"), "--output", str(root / "manifest.json"), "--images", "3",
-                  "--wholes",
-                  "1", "--thresholds", "50"])
+                  "--wholes", "1", "--thresholds", "50"])
     return root
 
 
@@ -248,7 +243,7 @@ def test_files_that_are_no_fitted_model(refused, world, tmp_path, kind):
 
 
 def test_an_archive_of_too_many_bytes_is_not_unpacked(refused, world, tmp_path, monkeypatch):
-    monkeypatch.setattr("files.NPZ_BYTES", 1 << 20)
+    monkeypatch.setattr("files.reading.NPZ_BYTES", 1 << 20)
     with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as z:
         z.writestr("image_mean.npy", saved(np.zeros((512, 1024), np.float32)))
     assert os.path.getsize(tmp_path / "x.npz") < 10_000
@@ -330,18 +325,18 @@ def test_dev_is_not_compared_with_test(refused, world, tmp_path):
 
 @pytest.mark.parametrize("text, message", [
     ("max_violation: 'false'", "max_violation is 'false', and a switch is true or false, without quotes"),
-    ("mask_same_image: "
-     "'False'", "mask_same_image is 'False'"), ("max_violation: 2", "max_violation is 2, and a switch"),
-    ("seed: "
-     "010", "010 is no decimal number"), ("seed: 0x10", "0x10 is no decimal"), ("seed: 1_000", "1_000 is no decimal"),
-    ("seed: 1:30", "1:30 is no "
-                   "decimal"), ("seed: yes", "'True' is not a whole number"), ("seed: 1.5", "'1.5' is not a whole"),
-    ("seed: 1\nsim: kl\nseed: "
-     "2", "'seed' stands twice"), ("config: other.yaml", "holds 'config', which only the command line"),
+    ("mask_same_image: 'False'", "mask_same_image is 'False'"),
+    ("max_violation: 2", "max_violation is 2, and a switch"),
+    ("seed: 010", "010 is no decimal number"),
+    ("seed: 0x10", "0x10 is no decimal"), ("seed: 1_000", "1_000 is no decimal"),
+    ("seed: 1:30", "1:30 is no decimal"),
+    ("seed: yes", "'True' is not a whole number"), ("seed: 1.5", "'1.5' is not a whole"),
+    ("seed: 1\nsim: kl\nseed: 2", "'seed' stands twice"),
+    ("config: other.yaml", "holds 'config', which only the command line"),
     ("overwrite: true", "holds 'overwrite'"), ("logger_name: runs/x", "holds 'logger_name'"),
     ("resume: runs/x", "holds 'resume'"),
-    ("dry_run: "
-     "true", "holds 'dry_run'"), ("a: &a [x]\nb: *a", "refers to another place"), ("sim: [kl]", "sim is a list"),
+    ("dry_run: true", "holds 'dry_run'"),
+    ("a: &a [x]\nb: *a", "refers to another place"), ("sim: [kl]", "sim is a list"),
     ("margin: {a: 1}", "margin is a dict"), ("simm: kl", "'simm', which is no option"), ("- a", "holds 'list'"),
     ("sim: nope", "invalid choice: 'nope'"), ("a: [", "cannot be read"),
     ("seed: !!python/object/apply:os.getcwd []", "cannot be read"),
@@ -361,12 +356,12 @@ def test_options_of_a_file(refused, tmp_path, text, message):
     (["--word_dim", "99999999"], "at most 65,536"), (["--crop_size", "20000"], "at most 4,096"),
     (["--seed", str(2 ** 64)], "at most 9,223,372,036,854,775,807"), (["--seed", "9" * 100], "is not a whole number"),
     (["--seed", "²"], "'²' is not a whole number"), (["--batch_size", "٣"], "is not a whole number"),
-    (["--img_layers", "99999999"], "no list of layer "
-                                   "sizes"), (["--txt_enc", "mean", "--txt_layers", "²"], "no list of layer"),
-    (["--num_layers", "1000"], "at most "
-                               "64"), (["--workers", "100000"], "at most 256"), (["--margin", "nan"], "not a finite"),
-    (["--data_name", "/abs/own"], "'/abs/own' is no name of a data "
-                                  "set"), (["--data_name", "../own"], "'../own' is no name"),
+    (["--img_layers", "99999999"], "no list of layer sizes"),
+    (["--txt_enc", "mean", "--txt_layers", "²"], "no list of layer"),
+    (["--num_layers", "1000"], "at most 64"),
+    (["--workers", "100000"], "at most 256"), (["--margin", "nan"], "not a finite"),
+    (["--data_name", "/abs/own"], "'/abs/own' is no name of a data set"),
+    (["--data_name", "../own"], "'../own' is no name"),
     (["--data_name", ""], "'' is no name of a data set"), (["--logger_name", ""], "an empty name is no file or folder"),
     (["--unpaired_images", "../x"], "no name of a data set"), (["--data_path", "\udcff"], "is no UTF-8 text"),
     (["--reset_train"], "unrecognized arguments: --reset_train; --reset_train: leave it out"),
@@ -448,8 +443,8 @@ def test_files_that_are_no_checkpoint(refused, world, tmp_path, kind, message):
 @pytest.mark.parametrize("kind, message", [
     ("model_best.pt", "model_best.pt holds a model but no optimizer, .*--init_from"),
     ("epoch1.pt", "has a checkpoint.pt of its own, at step 8 .* where .*epoch1.pt is at step 8; .*--logger_name NEW"),
-    ("optimizer", "optimisers or random states of something "
-                  "else"), ("rng", "optimisers or random states of something else"),
+    ("optimizer", "optimisers or random states of something else"),
+    ("rng", "optimisers or random states of something else"),
     ("moved.pt", "lies in a folder that is no run; name a new folder")])
 def test_checkpoints_that_cannot_be_gone_on_from(refused, world, tmp_path, kind, message):
     run = tmp_path / "run"
@@ -512,8 +507,8 @@ def test_photos_that_are_none(refused, world, tmp_path, capsys, command, kind):
     elif command == "draw":
         refused("draw", ["--checkpoint", world / "cosine", "--data_path", world / "data", "--photos",
                          tmp_path / "photos/images",
-                         "--captions", "a red circle "
-                                       ".", "--top", 24, "--output", "x.png"], f"test_00003.png.*{message}")
+                         "--captions", "a red circle .",
+                         "--top", 24, "--output", "x.png"], f"test_00003.png.*{message}")
     elif command == "extract":
         with pytest.raises(SystemExit, match=message):
             MAINS["extract"]([str(w)
@@ -560,8 +555,8 @@ def test_names_in_an_ids_file_outside_the_photos(refused, world, tmp_path, name)
     ([{"filename": "1.jpg", "imgid": 2 ** 70}], "the imgid 1180591620717411303424"),
     ([{"filename": "1.jpg", "sentences": [{"raw": "word " * 10_001}]}], "caption 1 has 10,001 words"),
     ([{"filename": "1.jpg", "sentences": [{"raw": "x" * 1_000_000}]}], "caption 1 has 1 words in 1,000,000 letters"),
-    ([{"filename": 7}], "not in Karpathy's "
-                        "layout"), ([{"filename": "1.jpg", "sentences": "ab"}], "not in Karpathy's layout")])
+    ([{"filename": 7}], "not in Karpathy's layout"),
+    ([{"filename": "1.jpg", "sentences": "ab"}], "not in Karpathy's layout")])
 def test_data_sets_that_contradict_themselves(refused, tmp_path, images, message):
     (tmp_path / "k").mkdir()
     entries = [{"split": "train", "sentences": [{"raw": "a dog"}], **image} for image in images]
@@ -584,8 +579,8 @@ def test_captions_in_a_file_that_may_not_be_read(refused, world, tmp_path):
                                                                     "no positives under the names i2t and t2i but "
                                                                     "'T2I'"),
     ({"i2t": {}, "T2I": {}}, "but 'T2I'"), ({"i2t": {"1": [50950.7]}}, "50950.7 is no whole number"),
-    ({"i2t": {"1": [True]}}, "True is no whole "
-                             "number"), ({"i2t": {"1": [2 ** 70]}}, "is no whole number of at most 64 bits"),
+    ({"i2t": {"1": [True]}}, "True is no whole number"),
+    ({"i2t": {"1": [2 ** 70]}}, "is no whole number of at most 64 bits"),
     ({"i2t": {"x": [1]}}, "'x' is no whole number"), ([], "no positives"), ({"i2t": [1]}, "not a table"),
     ({"i2t": {"1": [[1]]}}, r"\[1\] is no whole number"), ("i2t twice", "'1' stands twice in one object")])
 def test_positives_that_are_none(refused, world, tmp_path, content, message):
@@ -753,8 +748,8 @@ def test_other_items_under_the_same_ids_are_refused(refused, world, tmp_path):
             "have the same ids and other captions, .*they are other items")
     evaluate.main(["--checkpoint", "two", "--export", "two.npz", "--output", "r.json"])
     results = evaluate.run(evaluate.parse_args(["--compare", str(world / "cosine"), "two.npz", "--output", "c.json"]))
-    assert any("two.npz is of two "
-               "and" in note and "of demo_precomp" in note for note in results["runs"]["two.npz"]["notes"])
+    notes = results["runs"]["two.npz"]["notes"]
+    assert any("two.npz is of two and" in note and "of demo_precomp" in note for note in notes)
     with np.load("two.npz") as stored:
         unnamed = {k: v for k, v in stored.items() if k not in ("image_id", "image_name", "caption_id")}
     np.savez("unnamed.npz", **unnamed)
@@ -785,8 +780,8 @@ def test_a_pipe_is_not_waited_for(refused, tmp_path, command, words):
     ("train", [*SMALL, "--vocab_splits", "train,train"],
                                                                         "names a split twice"),
     ("vocab", ["--vocab_splits", "../x/train"], "is no name of a split"), ("cca", ["--split", "test+test"], "twice"),
-    ("evaluate", ["--split", ""], "is no name of a "
-                                  "split"), ("evaluate", ["--split", "../demo_precomp/test"], "is no name"),
+    ("evaluate", ["--split", ""], "is no name of a split"),
+    ("evaluate", ["--split", "../demo_precomp/test"], "is no name"),
     ("evaluate", ["--checkpoint", "RUN", "--dev_images", "3"],
      "--dev_images 3 cuts the dev split, and the split is test"),
     ("train", [*SMALL, "--config", "help.yaml"], "holds 'help', which is no option")])

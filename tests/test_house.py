@@ -9,10 +9,9 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # From the bottom to the top: a module may import those of its own floor and of the floors below.
-FLOORS = ["cli", "files", "vocab metrics "
-                          "similarities", "losses", "inputs", "encoders data", "methods", "features", "model",
-          "options", "checkpoints", "runs", "evaluation", "train evaluate show cca", "demo results benchmark",
-          "paper_tables vg_experiments"]
+FLOORS = ["cli", "files", "text metrics similarities", "losses", "inputs", "encoders data", "methods", "features",
+          "model", "options", "checkpoints", "runs", "evaluation", "train evaluate show cca vocab",
+          "demo results benchmark", "paper_tables vg_experiments"]
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 FILES = [path for path in sorted(glob.glob("**/*.py", root_dir=ROOT, recursive=True)) if path.split(os.sep)[0] in
          {name for name in FLOOR} | {f"{name}.py" for name in FLOOR}]
@@ -27,17 +26,12 @@ MODULES = {module(path): path for path in FILES}
 
 
 def imports(path: str):
-    """(line, module imported, whether inside a function) for every import of a module of ours; those of a script's
-    `if __name__ == "__main__":` block, which nobody imports, aside."""
+    """(line, module imported, whether inside a function) for every import of a module of ours."""
     with open(os.path.join(ROOT, path)) as f:
         tree = ast.parse(f.read())
-    scripts = [node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
-    aside = {id(node) for script in scripts for node in ast.walk(script)}
     within = {id(node) for function in ast.walk(tree) if isinstance(function, (ast.FunctionDef, ast.Lambda))
               for node in ast.walk(function)}
     for node in ast.walk(tree):
-        if id(node) in aside:
-            continue
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

@@ -25,7 +25,7 @@ from model import Encoded, build_model
 from similarities import mean_rows, real_rows
 from tests.helpers import STEPS, log_of, refused, same_weights
 from tests.helpers import fit_steps as fit
-from vocab import END, PAD, SPECIALS, START, UNK, Vocabulary
+from text import END, PAD, SPECIALS, START, UNK, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 JWAE = ["--recon_images", "0.5", "--recon_captions", "0.05", "--prior_images", "0.1", "--prior_captions", "0.2"]

@@ -18,7 +18,7 @@ from methods import vsrn
 from methods.vsrn import RegionGraph, RegionGRU
 from model import SHAPES, JointEmbedding, Tower, build_model, fit_to_data
 from tests.helpers import refused
-from vocab import SPECIALS, Vocabulary
+from text import SPECIALS, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 

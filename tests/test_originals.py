@@ -4,7 +4,6 @@ The slow twins below compute the originals' embeddings in float64 from the weigh
 as the originals did: by a sort of each query's scores.
 """
 import argparse
-import functools
 import io
 import json
 import math
@@ -23,7 +22,6 @@ import torch.nn.functional as F
 
 import checkpoints
 import evaluate
-import files
 import metrics
 import show
 import train
@@ -31,11 +29,10 @@ import vocab
 from cli import InputError
 from data import read_split
 from evaluation import sources
+from files import writing
 from inputs import import_torchvision
 from model import build_model
-from vocab import SPECIALS, Vocabulary
-
-vocab_main = functools.partial(vocab.main, read_split=read_split)
+from text import SPECIALS, Vocabulary
 
 WORDS = [*SPECIALS, *(f"w{k}" for k in range(40))]
 MARKER = "ran.txt"                    # what a malicious file would leave in the working directory
@@ -350,7 +347,7 @@ def test_options_are_complete_and_resolved(tmp_path):
     assert set(converted["options"]) == set(ours) - {"resume", "overwrite", "config", "dry_run"}
     assert converted["options"]["data_path"] == ours["data_path"]                   # not that of another machine
     torch.save(converted, tmp_path / "ours.pt")                                     # plain values and tensors only
-    assert checkpoints.load_checkpoint(str(tmp_path / "ours.pt"))["format"] == files.FORMAT
+    assert checkpoints.load_checkpoint(str(tmp_path / "ours.pt"))["format"] == writing.FORMAT
 
 
 # ---- file formats: torch's zip, its older one, and what Python 2 wrote
@@ -639,7 +636,7 @@ def test_convert_overwrites_nothing_and_the_plain_command_stays(tmp_path, capsys
         with pytest.raises(SystemExit) as stop:
             vocab.main(["convert", *map(str, words)])
         assert message in stop.value.code
-    vocab_main(["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", str(tmp_path / "v")])
+    vocab.main(["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", str(tmp_path / "v")])
     assert os.listdir(tmp_path / "v") == ["demo_precomp_vocab.json"]
 
 
@@ -694,7 +691,7 @@ def test_an_original_is_evaluated_drawn_and_trained_further(tmp_path, stored, ca
 def test_a_vocabulary_that_was_built_here_is_refused(tmp_path, stored, capsys):
     """It may be as long, and every word would get the vector of another."""
     words, folder = stored
-    vocab_main([*folder[:4], "--vocab_path", str(tmp_path / "built"), "--vocab_threshold", "1"])
+    vocab.main([*folder[:4], "--vocab_path", str(tmp_path / "built"), "--vocab_threshold", "1"])
     built = tmp_path / "built" / "f8k_precomp_vocab.json"
     for main, more in ((evaluate.main, ["--checkpoint"]),
                        (lambda words: show.main(["retrieval", *words]), ["--checkpoint"]),

@@ -94,8 +94,8 @@ MH = {"latent_norm": "sphere", "recon_images": 0.5, "recon_captions": 0.005, "pr
 DMSM = {"optimizer": "sgd", "learning_rate": 0.5, "lr_update": 1000, "negatives": 40, "gamma": 10.0, "embed_size": 300,
         "layer_style": "tanh", "feature_norm": False, "select": "hbr", "txt_enc": "trigram_conv"}
 RECIPES = [
-    ("pmrl_table1", "GCIE ellipsoidal, "
-                    "Wasserstein", VSEPP | {"var_min": 0.1, "var_max": 10.0}, "pmrl 3.1: 15 + 15 epochs"),
+    ("pmrl_table1", "GCIE ellipsoidal, Wasserstein",
+     VSEPP | {"var_min": 0.1, "var_max": 10.0}, "pmrl 3.1: 15 + 15 epochs"),
     ("pmrl_table1", "VSE++, cosine", VSEPP, "pmrl 3.1"),
     ("pmrl_table2", "GCIE ellipsoidal, KL", TUNED, "pmrl 3.1: 15 epochs at 2e-5 from the trained models"),
     ("pmrl_table2", "GIE spherical, Mahalanobis", TUNED | {"learning_rate": 2e-6}, "pmrl 3.1: except GIE spherical"),
@@ -104,15 +104,15 @@ RECIPES = [
     ("ucmr_table1", "VSRN ours", REGIONS | {"margin": 0.1}, "ucmr 4.2: margin of 0.1 for VSRN; the official codebase"),
     ("ucmr_table1", "VSRN", REGIONS | {"margin": 0.2, "image_head": "point"}, "VSRN's code"),
     ("ucmr_table1", "VSRN, wide", REGIONS | {"margin": 0.2, "embed_size": 4096}, "ucmr 4.2: doubling the dimension"),
-    ("jwae_table3", "jWAE-MH "
-                    "(VGG+w2v)", JWAE | MH | RAW | {"img_layers": "1024", "txt_layers": "1024"}, "jwae 4.2, 5.1"),
+    ("jwae_table3", "jWAE-MH (VGG+w2v)",
+     JWAE | MH | RAW | {"img_layers": "1024", "txt_layers": "1024"}, "jwae 4.2, 5.1"),
     ("jwae_table3", "jWAE-MH (ResNet+GRU)", MH | {"txt_enc": "bigru", "num_layers": 2}, "jwae 4.2, 5.1"),
     ("jwae_table3", "jWAE-MSE (VGG+w2v)", JWAE | RAW | {
         "loss": "mse", "recon_images": 1.0, "recon_captions": 1.0, "prior_images": 0.2 * 128,
         "prior_captions": 0.2 * 128,
         "mse_weight": 1024.0}, "jwae 5.1; eq. 7 a mean over pairs, so all terms count per item"),
-    ("jwae_table3", "jWAE-MH+SCAN i-t "
-                    "(ResNet+GRU)", MH | RAW | {"cross_attn": "i2t", "agg_func": "Mean"}, "SCAN's code"),
+    ("jwae_table3", "jWAE-MH+SCAN i-t (ResNet+GRU)",
+     MH | RAW | {"cross_attn": "i2t", "agg_func": "Mean"}, "SCAN's code"),
     ("jwae_table3", "Emb. Network (VGG+w2v)", {"lr_update": 1000, "num_epochs": 20, "batch_size": 1000},
      "the two-branch networks' code: 20 epochs at a constant rate"),
     ("jwae_table4", "VAE-MH",
@@ -122,8 +122,8 @@ RECIPES = [
      DMSM | {"img_layers": "2000-1000", "txt_layers": "4000-2000-1000-500"}, "dmsm 4.2, Table 1")]
 
 
-@pytest.mark.parametrize("table, label, expected, "
-                         "section", RECIPES, ids=[f"{table} {label}" for table, label, *_ in RECIPES])
+@pytest.mark.parametrize("table, label, expected, section",
+                         RECIPES, ids=[f"{table} {label}" for table, label, *_ in RECIPES])
 def test_recipes_are_those_of_the_papers(monkeypatch, table, label, expected, section):
     monkeypatch.setattr("train.load_checkpoint", lambda *_, **__: None)             # --init_from of the fine-tuned rows
     run = next(row for row in TABLES[table].rows if row.label == label).runs[0]
@@ -330,8 +330,8 @@ def test_values_of_small_sizes_come_from_the_whole_split():
 
 
 @pytest.mark.parametrize("words, sentence", [
-    (["--only", "nothing"], "--only nothing is no row of pmrl Table "
-                            "1"), (["--seeds", "0"], "--seeds 0 leaves nothing to run"),
+    (["--only", "nothing"], "--only nothing is no row of pmrl Table 1"),
+    (["--seeds", "0"], "--seeds 0 leaves nothing to run"),
     (["--also", "{x}"], "holds braces or quotes"), (["--also", "--cnn_weights 'a b'"], "holds braces or quotes")])
 def test_wrong_options_are_one_sentence(words, sentence, capsys):
     with pytest.raises(SystemExit):
@@ -359,8 +359,8 @@ def test_dry_run_names_all_that_is_missing(tmp_path, capsys):
 def test_nothing_is_trained_that_cannot_be_tested(tmp_path, capsys):
     """COCO is there, Crisscrossed Captions and the instances are not."""
     (tmp_path / "coco").mkdir()
-    for name, lacks in (("ucmr_table2", "cxc is not there; put there the csv "
-                                        "files"), ("ucmr_table1", "instances_val2014.json is not")):
+    for name, lacks in (("ucmr_table2", "cxc is not there; put there the csv files"),
+                        ("ucmr_table1", "instances_val2014.json is not")):
         with pytest.raises(SystemExit, match=lacks):
             common.main(TABLES[name], "",
                         ["--data_path", str(tmp_path), "--only", "1", "--runs", str(tmp_path / "runs")])

@@ -26,7 +26,7 @@ from metrics import retrieval_blocks
 from model import SHAPES, Encoded, JointEmbedding, build_model, fit_to_data
 from similarities import SIMILARITIES, Embedding
 from tests import helpers
-from vocab import SPECIALS, Vocabulary
+from text import SPECIALS, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 REGIONS = ["--data_name", "demo_region_precomp", "--log_step", "100"]

@@ -14,9 +14,10 @@ def test_own_similarity_encoder_and_protocol(tmp_path, demo_path):
     with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
         recipes = CODE.findall(f.read())
     assert [path for path, _ in recipes] == ["similarities.py", "model.py", "evaluation/assess.py"]
-    for name in ("methods", "evaluation", "features", *(name for name in os.listdir(ROOT) if name.endswith(".py"))):
-        (shutil.copytree if os.path.isdir(os.path.join(ROOT, name)) else shutil.copy)(os.path.join(ROOT, name),
-                                                                                      tmp_path / name)
+    modules = [name for name in os.listdir(ROOT) if name.endswith(".py")]
+    for name in ("files", "methods", "evaluation", "features", *modules):
+        path = os.path.join(ROOT, name)
+        (shutil.copytree if os.path.isdir(path) else shutil.copy)(path, tmp_path / name)
     for path, code in recipes:
         assert len(code.strip().splitlines()) <= 6
         with open(tmp_path / path, "a", encoding="utf-8") as f:

@@ -9,7 +9,7 @@ import data
 import evaluate
 import train
 from data import read_lines, read_split
-from vocab import Vocabulary, tokenize
+from text import Vocabulary, tokenize
 
 SIZE = ["--embed_size", "64", "--word_dim", "64", "--num_epochs", "1", "--learning_rate", "0.002", "--seed", "0",
          "--device", "cpu"]

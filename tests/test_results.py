@@ -9,7 +9,7 @@ import pytest
 
 import evaluate
 import train
-from files import read_json, read_text, read_yaml
+from files.reading import read_json, read_text, read_yaml
 from results import __main__ as results
 
 ROOT = os.path.join(os.path.dirname(__file__), "..")

@@ -14,7 +14,8 @@ import show
 import train
 from checkpoints import load_checkpoint
 from cli import InputError
-from files import atomic, holds_keys, locked, output, part_of, save_json
+from files.reading import holds_keys
+from files.writing import atomic, locked, output, part_of, save_json
 from tests.helpers import log_of, refused, same_runs, trained
 from train import parse_args
 

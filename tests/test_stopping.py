@@ -15,12 +15,12 @@ import pytest
 import torch
 
 import evaluate
-import files
 import runs
 import train
 from checkpoints import load_checkpoint
 from cli import Stop, Stopped
 from features import extract
+from files import writing
 from tests.helpers import ROOT, STEPS, heed, refused, same_runs
 
 WORDS = [*STEPS, "--num_epochs", "3", "--sim", "wasserstein", "--val_step", "5", "--batch_size", "40", "--log_step",
@@ -61,7 +61,7 @@ def instants(at: int | None, folder) -> list:
         setattr(owner, name, call)
     for owner, names in ((os, ("replace", "fsync", "remove", "makedirs")), (torch, ("save",)),
                          (runs.Log, ("say", "record")),
-                         (files, ("locked",))):
+                         (writing, ("locked",))):
         for name in names:
             watched(owner, name)
     return seen
@@ -207,8 +207,8 @@ def test_a_signal_to_the_group_before_the_first_step_leaves_nothing(tmp_path, ph
 @pytest.mark.slow
 @pytest.mark.parametrize("phase, where, call, number", [
     ("training", "train.train_step", 3, signal.SIGTERM), ("validating", "evaluation.sources._join", 1, signal.SIGINT),
-    ("validating at an "
-     "end", "evaluation.sources._join", 3, signal.SIGTERM), ("saving", "torch.save", 4, signal.SIGHUP)])
+    ("validating at an end",
+     "evaluation.sources._join", 3, signal.SIGTERM), ("saving", "torch.save", 4, signal.SIGHUP)])
 def test_a_signal_to_the_group_saves_a_training_exactly(tmp_path, photos, phase, where, call, number):
     words, whole = photos
     done = signalled(train.main, where, call, number, *words, "--logger_name", tmp_path / "run")

@@ -17,7 +17,7 @@ from encoders import BagOfWords, Words
 from model import build_model
 from tests.helpers import STEPS
 from tests.helpers import fit_steps as fit
-from vocab import SPECIALS, Vocabulary, tokenize
+from text import SPECIALS, Vocabulary, tokenize
 
 
 @pytest.fixture

@@ -366,20 +366,20 @@ def test_a_longer_run_averages_over_its_own_last_third(tmp_path, demo_path):
 @pytest.mark.parametrize("words, said", [
     (["--loss", "infonce", "--margin", "0.3"], "--margin 0.3 is for --loss hinge"),
     (["--gamma", "5"], "is for --loss nll"),
-    (["--negatives", "5"], "is for --loss "
-                           "nll"), (["--loss", "mse", "--mask_same_image"], "is for objectives over the pairs"),
+    (["--negatives", "5"], "is for --loss nll"),
+    (["--loss", "mse", "--mask_same_image"], "is for objectives over the pairs"),
     (["--recon_norm", "1"], "is for --recon_images"),
     (["--decoder_dim", "9", "--recon_captions", "1"], "is for --recon_images"),
     (["--word_dropout", "0.3"], "is for --recon_captions"), (["--critic_learning_rate", "1"], "is for --prior_images"),
     (["--dim_hidden", "9"], "is for --captioner"), (["--n_samples", "9"], "is for --sim match_prob"),
-    (["--var_max", "9"], "is for Gaussian "
-                         "heads"), (["--sim", "mil", "--no_imgnorm"], "is for similarities that do not"),
+    (["--var_max", "9"], "is for Gaussian heads"),
+    (["--sim", "mil", "--no_imgnorm"], "is for similarities that do not"),
     (["--sim", "scan", "--agg_func", "Mean", "--lambda_lse", "5"], "is for --agg_func LogSumExp"),
     (["--layer_style", "branch"], "is for --img_layers and --txt_layers"),
     (["--txt_enc", "mean", "--num_layers", "2"], "is for --txt_enc gru"),
     (["--loss", "infonce", "--max_violation"], "--max_violation is for --loss hinge, not infonce"),
-    (["--learning_rate", "inf"], "'inf' is not a finite "
-                                 "number"), (["--logvar_init", "nan"], "'nan' is not a finite number")])
+    (["--learning_rate", "inf"], "'inf' is not a finite number"),
+    (["--logvar_init", "nan"], "'nan' is not a finite number")])
 def test_options_without_effect_or_meaning_are_refused(words, said, capsys):
     refused(capsys, train.parse_args, words, re.escape(said))
 

@@ -9,7 +9,7 @@ from cli import InputError
 from data import read_split
 from inputs import TrigramTokens
 from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
-from vocab import SPECIALS, Trigrams, trigrams_of
+from text import SPECIALS, Trigrams, trigrams_of
 
 WORDS = "a man rides the brown horse banana nanana on".split()
 VOCAB = Trigrams([*SPECIALS, *WORDS])

@@ -17,14 +17,14 @@ from data import read_split
 from demo import scenes
 from encoders import CNN
 from features.extract import network
-from files import FORMAT
+from files.writing import FORMAT
 from inputs import eval_transform
 from model import build_model, fit_to_data
 from similarities import Embedding, uncertainty
+from text import Vocabulary
 from train import parse_args
 from vg_experiments import crops, encoding, prepare, selection
 from vg_experiments import uncertainty as figure2
-from vocab import Vocabulary
 
 MODELS = {"wasserstein": ["--sim", "wasserstein"], "cosine": ["--sim", "cosine"], "gce": ["--sim", "mahalanobis"],
           "regions": ["--sim", "kl", "--data_name", "demo_region_precomp"]}

@@ -25,8 +25,8 @@ def binary(end=b"", count=5, dim=4):
     return b"%d %d\n" % (count, dim) + b"".join(rows)
 
 
-FORMS = {"word2vec "
-         "text": text(), "GloVe": text(False), "tabs": text(blank="\t"), "windows": text().replace(b"\n", b"\r\n"),
+FORMS = {"word2vec text":
+         text(), "GloVe": text(False), "tabs": text(blank="\t"), "windows": text().replace(b"\n", b"\r\n"),
          "binary": binary(), "binary with newlines": binary(b"\n"), "a UTF-8 mark": b"\xef\xbb\xbf" + text(),
          "GloVe with a UTF-8 mark": b"\xef\xbb\xbf" + text(False)}
 

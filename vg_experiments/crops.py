@@ -24,7 +24,8 @@ from matplotlib.patches import Rectangle
 import cli
 from cli import Arguments, InputError, filename, natural, number, up_to
 from evaluation.plots import drawing, picture_file
-from files import holds_keys, output, save_json
+from files.reading import holds_keys
+from files.writing import output, save_json
 from inputs import Photos
 from similarities import uncertainty
 from vg_experiments.encoding import Encoder, encoders, model_arguments, names, photo_path

@@ -23,10 +23,11 @@ from cli import Arguments, InputError, filename, natural, torch_device
 from demo import scenes
 from encoders import CNN, CNNS
 from features.photos import checksum, network
-from files import read_array, save_array
+from files.reading import read_array
+from files.writing import save_array
 from inputs import Photos, encode_captions
 from similarities import Embedding
-from vocab import tokenize
+from text import tokenize
 
 FITS = ("stretch", "centre", "pad")
 MEAN, STD = ((np.array(x, np.float32)[:, None, None]) for x in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))

@@ -28,7 +28,8 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, filename, natural, number, reason
-from files import below, holds_keys, output, read_json, save_json
+from files.reading import below, holds_keys, read_json
+from files.writing import output, save_json
 
 FORMAT = 1                            # of the manifest
 LARGEST = 10                          # regions below the threshold that a triplet is chosen from (`ucmr` 4.6)

@@ -23,7 +23,8 @@ import numpy as np
 import cli
 from cli import Arguments
 from evaluation.assess import deal_variances
-from files import holds_keys, output, save_json
+from files.reading import holds_keys
+from files.writing import output, save_json
 from metrics import paired_bootstrap
 from paper_tables import pmrl_section34, ucmr_table4
 from similarities import Cosine, Embedding

@@ -22,12 +22,13 @@ from scipy import stats
 import cli
 from cli import Arguments, InputError
 from evaluation.plots import drawing, picture_file
-from files import holds_keys, output, save_json
+from files.reading import holds_keys
+from files.writing import output, save_json
 from metrics import spearman
 from similarities import uncertainty
+from text import tokenize
 from vg_experiments.encoding import encoders, names, photo_path, run_arguments, usable_triplets
 from vg_experiments.prepare import read_manifest
-from vocab import tokenize
 
 SIGNS = {"images": 1, "captions": -1}            # of C - A, as `ucmr` 4.6 finds it
 SIGNIFICANT = 0.05                               # p below which a direction counts

@@ -1,0 +1,186 @@
+"""Writing files so that nothing is lost: a file is replaced in one step or not at all, and none unasked."""
+import contextlib
+import errno
+import json
+import os
+import re
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from cli import InputError, reason
+from files.reading import recognised
+
+try:
+    import fcntl
+except ImportError:                   # a system without POSIX locks: nothing is locked
+    fcntl = None
+
+FORMAT = 1                            # of checkpoint.pt and model_best.pt
+CHANGING = ".{}_changing"        # stands in a folder while the files of a split are replaced together
+
+
+@contextlib.contextmanager
+def atomic(path: str, mode: str = "w", sync: bool = True):
+    """An open file that becomes `path` when it is complete. If anything fails before that, `path` stays as it was and
+    no other file is left. The folder is created. A link stays a link. Without `sync` a power cut may leave an empty
+    file; this is for thousands of small files whose contents are checked elsewhere."""
+    path = os.path.realpath(path)
+    part = part_of(path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    clear(path)
+    try:
+        with open(part, mode, **({} if "b" in mode else {"encoding": "utf-8", "newline": ""})) as f:
+            yield f
+            f.flush()
+            if sync:
+                os.fsync(f.fileno())
+        os.replace(part, path)
+    except BaseException:             # a full disk, an error in the caller, a signal
+        with contextlib.suppress(OSError):
+            os.remove(part)
+        raise
+
+
+def part_of(path: str) -> str:
+    """The temporary name under which this process writes a file until it is complete."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name}.{os.getpid()}.part")
+
+
+def clear(path: str) -> None:
+    """Remove the temporary files that killed processes left while they were writing `path`."""
+    folder, name = os.path.split(path)
+    pattern = re.compile(re.escape(f".{name}.") + r"(\d+)\.part")
+    for found in filter(None, map(pattern.fullmatch, os.listdir(folder or "."))):
+        if not alive(int(found[1])):
+            with contextlib.suppress(OSError):
+                os.remove(os.path.join(folder, found[0]))
+
+
+def alive(process: int) -> bool:
+    """Whether a process with this number runs on this machine."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:                   # it belongs to another user
+        return True
+    return True
+
+
+def save_state(state: dict, path: str, advice: str) -> None:
+    """Replace a checkpoint. A full disk or a kill leaves the old one whole. Raises InputError, which gives `advice`."""
+    try:
+        with atomic(path, "wb") as f:
+            torch.save(state, f)
+    except (OSError, RuntimeError) as error:
+        raise InputError(f"{path} could not be saved ({reason(error)}); the one before it is whole: "
+                         f"{advice}") from error
+
+
+def save_json(value, path: str) -> None:
+    with atomic(path) as f:
+        json.dump(value, f, indent=1)
+        f.write("\n")
+
+
+def save_lines(path: str, lines) -> None:
+    """Write each text as one line. Line breaks within a text become blanks."""
+    with atomic(path) as f:
+        f.writelines(re.sub(r"[\r\n]+", " ", line) + "\n" for line in lines)
+
+
+def save_array(path: str, array: np.ndarray) -> None:
+    """Write an .npy file."""
+    with atomic(path, "wb") as f:
+        np.save(f, array)
+
+
+def save_arrays(path: str, arrays: dict) -> None:
+    """Write an .npz file of {name: array}."""
+    with atomic(path, "wb") as f:
+        np.savez(f, **arrays)
+
+
+def allocate(path: str, shape: tuple, dtype) -> np.ndarray:
+    """A new mapped .npy file of this shape to write to. Its disk space is reserved at once, because writing to a mapped
+    file on a full disk would kill the process without a message. Raises OSError where there is too little space."""
+    array = np.lib.format.open_memmap(path, "w+", dtype, shape)
+    if hasattr(os, "posix_fallocate"):
+        with open(path, "r+b") as f:
+            os.posix_fallocate(f.fileno(), 0, os.path.getsize(path))
+    return array
+
+
+@contextlib.contextmanager
+def mapped(path: str, shape: tuple, dtype):
+    """A mapped array that becomes the .npy file `path` when it is complete, under the rules of `atomic`."""
+    path = os.path.realpath(path)
+    part = part_of(path)
+    clear(path)
+    try:
+        array = allocate(part, shape, dtype)
+        yield array
+        array.flush()
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(part)
+        raise
+
+
+def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> str:
+    """Return `path` if results may be written there. To be called before the work; it leaves no file behind.
+
+    The folder is created. Raises InputError where `path` cannot be written, where it is one of `inputs`, and where
+    another file is there already. ours(path) tells whether the command wrote that file (None: any file is refused).
+    """
+    if any(same_file(path, given) for given in inputs):
+        raise InputError(f"{path} is to be read and cannot be written too; name another file for what comes out")
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        device = os.path.abspath(path).startswith(("/dev/", "/proc/"))              # /dev/stdout is a link to a file
+        if device or os.path.lexists(path) and not os.path.isfile(path):
+            raise OSError("it is a folder" if os.path.isdir(path) else "it is no plain file")
+        if os.path.lexists(path):
+            open(path, "ab").close()
+        part = part_of(os.path.realpath(path))
+        open(part, "ab").close()
+        os.remove(part)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({reason(error)}); name a file in a folder that takes new "
+                         "files") from error
+    if os.path.lexists(path) and os.path.getsize(path) and not (ours and recognised(ours, path)):
+        raise InputError(f"{path} is there already{' and is none that this command wrote' if ours else ''}; name "
+                         "another file, or move that one away")
+    return path
+
+
+def same_file(a: str, b: str) -> bool:
+    return os.path.exists(a) and os.path.exists(b) and os.path.samefile(a, b)
+
+
+@contextlib.contextmanager
+def locked(folder: str, doing: str):
+    """A context that keeps other processes out of a folder. Raises InputError where another process is at work there.
+    The lock ends with this process, however it ends. `doing`: what the other process does, for the message."""
+    try:
+        holder = open(os.path.join(folder, ".lock"), "a+", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{folder} takes no new files ({reason(error)}); name a folder that does") from error
+    with holder:
+        if fcntl:
+            try:
+                fcntl.lockf(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)          # held by this process, not by its children
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    holder.seek(0)
+                    raise InputError(f"another process is {doing} {folder} (number "
+                                     f"{holder.read(20).strip() or 'unknown'}); wait for it or stop it, or name "
+                                     "another folder") from error
+        holder.truncate(0)            # a file system without locks comes here too
+        holder.write(f"{os.getpid()}\n")
+        holder.flush()
+        yield

@@ -1,0 +1,105 @@
+"""The tables of options.py: every row can be met, and says what it is about."""
+import pytest
+
+from cli import InputError
+from options import CONFLICTS, USED_BY, defaults, parser, resolve
+
+# Command lines that cannot work, each for one reason: together they meet every row of CONFLICTS.
+REFUSED = """
+--sim mil --img_enc precomp
+--sim mil --txt_enc gru
+--n_embeds 2
+--diversity 1
+--txt_enc bigru --embed_size 31
+--img_enc scan
+--sim scan --text_features w2v
+--sim scan --img_enc precomp
+--sim scan --txt_enc bigru
+--sim scan --pool gpo
+--sim scan --use_abs
+--txt_enc features
+--txt_layers 9
+--txt_enc trigram_conv --txt_layers 0
+--word_vectors x --txt_enc trigram_bag
+--word_vectors x --init_from RUN
+--word_vectors x
+--freeze_words
+--layer_style branch --img_layers 9-9
+--layer_style branch --txt_enc features --text_features w2v --txt_layers 9-9
+--img_enc vsrn --img_layers 9
+--img_enc vsrn --recon_images 1
+--pool gpo --recon_images 1
+--txt_enc trigram_conv --recon_captions 1
+--txt_enc mean --recon_captions 1
+--sim order --recon_images 1
+--sim order --recon_captions 1
+--sim order --prior_images 1
+--sim order --prior_captions 1
+--sim order --vae 1
+--sim scan --vae 1
+--recon_captions 1 --word_dropout 1
+--unpaired_images NAME
+--unpaired_captions NAME
+--sim order --loss mse
+--loss two_branch --no_imgnorm
+--loss two_branch --batch_size 7
+--loss logistic
+--loss nll --negatives 128
+--loss nll --negative_source set --supervised_fraction 0.5
+--vae 1 --head point
+--head ellipsoidal
+--sim mahalanobis --head ellipsoidal
+--sim wasserstein --head point
+--sim wasserstein --img_layers 0
+--sim wasserstein --txt_enc mean --txt_layers 0
+--vae 1 --vib 1
+--vib 1
+--var_min 20
+--loss infonce --max_violation
+--vse_mean_warmup_epochs 1
+--average ema --num_epochs 2
+--average swa --num_epochs 5
+--captioner 1
+--captioner 1 --img_enc vsrn --txt_enc trigram_conv
+--batch_size 1
+--amp fp16 --device cpu
+--vocab FILE
+""".strip().splitlines()
+
+
+def refusal(line: str) -> tuple[int, str, str]:
+    """The first row that a command line meets, its sentence with the options, and what `resolve` says."""
+    opt = parser().parse_args(line.split())
+    with pytest.raises(InputError) as error:
+        resolve(opt)
+    row = next((k for k, (wrong, _) in enumerate(CONFLICTS) if wrong(opt)), None)
+    assert row is not None, f"{line}: {error.value}"
+    return row, CONFLICTS[row][1].format(**vars(opt)), str(error.value)
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_a_conflict_is_said_in_its_sentence(line):
+    _, expected, said = refusal(line)
+    assert said == expected and "{" not in said and "; " in said                   # what is wrong; and the fix
+
+
+def test_every_conflict_can_be_met():
+    met = {refusal(line)[0] for line in REFUSED}
+    assert [sentence for k, (_, sentence) in enumerate(CONFLICTS) if k not in met] == []
+
+
+@pytest.mark.parametrize("name, used", [(name, used) for names, used, _ in USED_BY for name in names.split()])
+def test_what_has_no_effect_is_refused(name, used):
+    """An option of USED_BY is refused by name where nothing makes use of it; some need another option for that."""
+    action = next(action for action in parser()._actions if action.dest == name)
+    other = {"lambda_lse": ["--sim", "scan", "--agg_func", "Mean"], "no_imgnorm": ["--sim", "mil"],
+             "mask_same_image": ["--loss", "mse"], "layer_style": [], "num_layers": ["--txt_enc", "mean"],
+             "margin": ["--loss", "infonce"], "txt_fc": ["--txt_enc", "mean"]}.get(name, [])
+    value = next((choice for choice in action.choices or () if choice != defaults()[name]), None)
+    value = {"layer_style": "branch", "word_dropout": "0.5"}.get(name, value or "3")
+    words = [f"--{name}"] + [str(value)] * (action.nargs != 0 and not isinstance(defaults()[name], bool))
+    opt = parser().parse_args([*other, *words])
+    if name in ("finetune", "cnn_weights", "cnn_type", "crop_size"):                # photos are seen when data are read
+        opt.img_dim = 9
+    with pytest.raises(InputError, match=f"--{name}.* is for .*no effect here; leave it out"):
+        resolve(opt)
