@@ -303,7 +303,7 @@ def parse_args(argv=None) -> argparse.Namespace:
     add("--eccv_path", type=filename, metavar="FOLDER",
         help="folder of eccv_image_to_caption.json and eccv_caption_to_image.json")
     add("--positives", type=filename, metavar="FILE.json",
-        help='recalls and R-precision of your own matches: {"i2t": {image id: [caption ids]}, "t2i": {...}}')
+        help='recalls, R-precision and mAP@R of your own matches: {"i2t": {image id: [caption ids]}, "t2i": {...}}')
     add("--rerank", type=int, default=0, metavar="K",
         help="for --sim scan: also rank in two stages. The cosine of the means keeps the K nearest items of each "
         "query, and attention re-ranks them; reports what this loses and saves")

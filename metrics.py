@@ -86,9 +86,17 @@ def average_precision_at_r(scores, positives) -> np.ndarray:
     the non-positive stands first. Raises InputError as `best_ranks` does.
     """
     scores = _as_scores(scores)
-    query, item = _pairs(positives, len(scores))
-    result, bounds = np.empty(len(scores)), np.searchsorted(query, np.arange(len(scores) + 1))
-    for q, row in enumerate(scores):
+    return average_precisions_of_pairs(scores, *_pairs(positives, len(scores)))
+
+
+def average_precisions_of_pairs(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
+    """`average_precision_at_r` for positives given as pairs of indices: scores (Q, G), query (P,), rising, item (P,).
+
+    Returns (Q,), with NaN for a query without positives.
+    """
+    result, bounds = np.full(len(scores), np.nan), np.searchsorted(query, np.arange(len(scores) + 1))
+    for q in np.flatnonzero(np.diff(bounds)):
+        row = scores[q]
         best = np.sort(row[item[bounds[q]:bounds[q + 1]]])[::-1]                    # (R,) of the positives, falling
         r = len(best)
         top = np.sort(np.partition(row, len(row) - r)[len(row) - r:])               # (R,) the R best of all, rising

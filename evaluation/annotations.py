@@ -18,6 +18,7 @@ from inputs import SOURCES
 
 MATCH = {"sits": 3.0, "sts": 3.0, "sis": 2.5}       # least rating of a match (Parekh et al. 2021)
 POSITIVES = 'give JSON {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}}'
+LEVELS = '"levels" is {caption id: whole number from 0 to 99}; correct it, or leave it out'
 COLUMNS = {"sts": ("caption1", "caption2"), "sis": ("image1", "image2"), "sits": ("caption", "image")}
 
 
@@ -64,6 +65,11 @@ class Listed(NamedTuple):
     """Matches of one direction that a file lists."""
     pairs: Pairs
     without: int                      # queries that it names and lists no match of
+
+
+class Positives(dict[str, Listed]):
+    """Matches of i2t, t2i or both that a file lists, {direction: Listed}, and the levels that it gives captions."""
+    levels: np.ndarray | None = None  # (M,) int64: a level of each caption, 0 to 99, -1: none given; None: no levels
 
 
 class Index:
@@ -276,20 +282,43 @@ def read_eccv(folder: str | None, images: Index, captions: Index) -> dict[str, P
                                                ("t2i", "caption_to_image", captions, images))}
 
 
-def read_positives(path: str, images: Index, captions: Index) -> dict[str, Listed]:
+def read_positives(path: str, images: Index, captions: Index) -> Positives:
     """The user's own matches: JSON {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}}, one or both.
 
-    Raises InputError on a file that is missing, has another form, names an id twice or names ids that the split lacks.
+    Beside these may stand "levels", {caption id: whole number from 0 to 99}, such as how much a caption says, of any of
+    the captions. Raises InputError on a file that is missing, has another form, names an id twice or names ids that the
+    split lacks.
     """
     if not os.path.isfile(path):
         raise InputError(f"there is no file {path}; name the file of your matches with --positives")
     stored = read_json(path, POSITIVES, unique=True)
     ends = {"i2t": (images, captions), "t2i": (captions, images)}
-    if not isinstance(stored, dict) or not stored or set(stored) - set(ends):
-        wrong = f" but {ascii(next(iter(set(stored) - set(ends))))[:40]}" if isinstance(stored, dict) and stored else ""
+    names = set(stored) - {"levels"} if isinstance(stored, dict) else set()
+    if not names or names - set(ends):
+        wrong = f" but {ascii(next(iter(names - set(ends))))[:40]}" if names else ""
         raise InputError(f"{path} holds no positives under the names i2t and t2i{wrong}; {POSITIVES}, or one of the "
                          "two")
-    return {side: _read_positives(path, stored[side], *ends[side]) for side in stored}
+    positives = Positives({side: _read_positives(path, stored[side], *ends[side]) for side in stored if side in ends})
+    if "levels" in stored:
+        positives.levels = _read_levels(path, stored["levels"], captions)
+    return positives
+
+
+def _read_levels(path: str, stored, captions: Index) -> np.ndarray:
+    """(M,) int64: the levels of {caption id: level}, -1 for captions that it leaves out."""
+    if not isinstance(stored, dict):
+        raise InputError(f"{path}: \"levels\" is {ascii(stored)[:40]}, no table of captions; {LEVELS}")
+    numbers = [decimal(key) for key in stored]
+    for key, number, level in zip(stored, numbers, stored.values(), strict=True):
+        if type(number) is not int or number >= 2 ** 63:
+            raise InputError(f"{path}: \"levels\" names {ascii(key)[:40]}, no id of a caption; {LEVELS}")
+        if type(level) is not int or not 0 <= level <= 99:
+            raise InputError(f"{path}: the level of caption {number} is {ascii(level)[:40]}; {LEVELS}")
+    position, levels = captions.positions(numbers, path), np.full(len(captions.ids), -1)
+    if len(set(numbers)) < len(numbers):
+        raise InputError(f"{path}: \"levels\" names a caption under two spellings of its id; name each caption once")
+    levels[position] = list(stored.values())
+    return levels
 
 
 def decimal(value):

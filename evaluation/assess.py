@@ -16,7 +16,7 @@ import torch
 import metrics
 from cli import InputError
 from evaluation import annotations, protocols, subjects
-from evaluation.annotations import MATCH, Crisscrossed, Ids, Listed, Pairs
+from evaluation.annotations import MATCH, Crisscrossed, Ids, Pairs, Positives
 from evaluation.report import SIDES, TITLES
 from evaluation.subjects import Gallery, Member, Record, Subject
 from similarities import Cosine, Embedding, uncertainty
@@ -90,8 +90,8 @@ def read_eccv(subject: Subject, ids: Ids, opt) -> dict[str, Pairs] | None:
     return annotations.read_eccv(opt.eccv_path or annotations.eccv_folder(), ids.images, ids.captions)
 
 
-def read_positives(subject: Subject, ids: Ids, opt) -> dict[str, Listed] | None:
-    """The user's own matches, of one direction or both."""
+def read_positives(subject: Subject, ids: Ids, opt) -> Positives | None:
+    """The user's own matches, of one direction or both, and the levels of captions where the file gives them."""
     return annotations.read_positives(opt.positives, ids.images, ids.captions) if opt.positives else None
 
 
@@ -131,7 +131,7 @@ def eccv_lines(judged: dict[str, Pairs], n: int, m: int):
         yield f"ECCV {matches(side, pairs)}"
 
 
-def positive_lines(judged: dict[str, Listed], n: int, m: int):
+def positive_lines(judged: Positives, n: int, m: int):
     for side, (pairs, without) in judged.items():
         yield f"positives {matches(side, pairs)}" + (
             f"; {without:,} queries list none and do not count" if without else "")
@@ -184,7 +184,8 @@ def run_eccv(task: Task, galleries: list[Gallery], name: str) -> dict:
 
 def run_positives(task: Task, galleries: list[Gallery], name: str) -> dict:
     pairs = {side: listed.pairs for side, listed in task.judged["positives"].items()}
-    numbers = protocols.recalls_of_matches(task.scores, pairs, galleries, task.record, name, "rp")
+    numbers = protocols.recalls_of_matches(task.scores, pairs, galleries, task.record, name, "rp",
+                                           average=True)
     for side, listed in task.judged["positives"].items():
         numbers[side]["without"] = listed.without
     return numbers

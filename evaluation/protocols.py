@@ -107,12 +107,14 @@ def two_stages(subject: Subject, keep: int, galleries: list[Gallery], record: Re
 
 # ---- rules with several matches
 
-def ranks_and_precisions(rows, pairs: Pairs, n_queries: int) -> tuple[np.ndarray, np.ndarray]:
-    """0-based ranks (Q,) of the best match and R-precisions (Q,) in [0, 1]; -1 and NaN for a query without a match.
+def ranks_and_precisions(rows, pairs: Pairs, n_queries: int, average: bool = False) -> tuple[np.ndarray, ...]:
+    """0-based ranks (Q,) of the best match, R-precisions (Q,) and, if `average` is true, AP@R (Q,), both in [0, 1].
 
-    rows(start, stop) returns the scores of queries against the whole gallery; only rows with a match are scored.
+    A query without a match gets -1 and NaN. rows(start, stop) returns the scores of queries against the whole gallery;
+    only rows with a match are scored.
     """
     rank, precision = np.full(n_queries, -1), np.full(n_queries, np.nan)
+    averages = (np.full(n_queries, np.nan),) * average
 
     def block(start):
         stop = min(start + ROWS, n_queries)
@@ -121,8 +123,10 @@ def ranks_and_precisions(rows, pairs: Pairs, n_queries: int) -> tuple[np.ndarray
             scores, positives = rows(start, stop), (pairs.query[low:high] - start, pairs.item[low:high])
             rank[start:stop] = metrics.best_ranks_of_pairs(scores, *positives)
             precision[start:stop] = metrics.r_precisions_of_sets(scores, [positives])[0]
+            for values in averages:
+                values[start:stop] = metrics.average_precisions_of_pairs(scores, *positives)
     in_threads(block, range(0, n_queries, ROWS))
-    return rank, precision
+    return rank, precision, *averages
 
 
 def in_threads(function, starts) -> None:
@@ -145,33 +149,35 @@ def side_rows(scores: np.ndarray, side: str, images: np.ndarray, captions: np.nd
 
 
 def recalls_of_matches(scores: np.ndarray, pairs: dict[str, Pairs], galleries: list[Gallery], record: Record, name: str,
-                       precision_name: str) -> dict:
+                       precision_name: str, average: bool = False) -> dict:
     """Recalls and R-precision of i2t and t2i, or of one of them, in percent, as the mean over galleries.
 
-    scores (N, M); pairs: the matches of each direction. R-precision is stored under `precision_name`, and the outcome
-    of every query in `record` under `name`. "rsum" is there where both directions are. Raises InputError where no query
-    of a direction has a match in its gallery, and on scores that are not finite.
+    scores (N, M); pairs: the matches of each direction. "r1" is the share of queries whose best item is a match, the
+    precision at 1. R-precision is stored under `precision_name`, mAP@R under "map_at_r" if `average` is true, and the
+    outcome of every query in `record` under `name`. "rsum" is there where both directions are. Raises InputError where
+    no query of a direction has a match in its gallery, and on scores that are not finite.
     """
-    results = []
-    sizes = dict(zip(("i2t", "t2i"), scores.shape))
-    ranks = {side: np.full(n, -1) for side, n in sizes.items()}
-    precisions = {side: np.full(n, np.nan) for side, n in sizes.items()}
+    results, names = [], ("rank", precision_name, *["map_at_r"] * average)
+    outcomes = {side: {key: np.full(n, np.nan) for key in names} for side, n in zip(("i2t", "t2i"), scores.shape)}
     for images, captions in galleries:
         result = {}
         for side in pairs:
             queries, items = (images, captions) if side == "i2t" else (captions, images)
             matches = pairs[side].among(queries, items) if len(galleries) > 1 else pairs[side]
-            rank, precision = ranks_and_precisions(side_rows(scores, side, images, captions), matches, len(queries))
+            rank, *shares = ranks_and_precisions(side_rows(scores, side, images, captions), matches, len(queries),
+                                                 average)
             if not (rank >= 0).any():
                 raise InputError(f"no {side} query of '{name}' has a match in its gallery; give at least one, or leave "
                                  "it out")
-            result[side] = {**metrics.summary(rank[rank >= 0]), precision_name: float(100 * np.nanmean(precision))}
-            ranks[side][queries], precisions[side][queries] = rank, precision
+            result[side] = {**metrics.summary(rank[rank >= 0]),
+                            **{key: float(100 * np.nanmean(share)) for key, share in zip(names[1:], shares)}}
+            for key, values in zip(names, (rank, *shares)):
+                outcomes[side][key][queries] = values
         if len(result) == 2:
             result["rsum"] = metrics.rsum(result)
         results.append(result)
     for side in pairs:
-        record.add(name, side, rank=ranks[side], **{precision_name: precisions[side]})
+        record.add(name, side, **outcomes[side])
     return mean_over(results)
 
 

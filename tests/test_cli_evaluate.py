@@ -307,18 +307,25 @@ def test_pmrp_by_the_instances_of_the_split(ev, exported, capsys):
 def test_positives_of_the_user(ev, exported, capsys):
     e = exported("wasserstein0")
     images, captions = e["image_id"].tolist(), e["caption_id"].tolist()
-    write = {"i2t": {images[0]: [captions[50], captions[3]], images[4]: [captions[9]], images[5]: []}}
+    write = {"i2t": {images[0]: [captions[50], captions[3]], images[4]: [captions[9]], images[5]: []},
+             "levels": {captions[50]: 4}}
     with open("p.json", "w", encoding="utf-8") as f:
         json.dump(write, f)
     capsys.readouterr()
     found = ev("--embeddings", "e.npz", "--positives", "p.json")["protocols"]["positives"]
-    assert "image to text: 3 matches of 2 queries; 1 queries list none and do not count" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "image to text: 3 matches of 2 queries; 1 queries list none and do not count" in shown
+    assert re.search(r"R@1 +R@5 +R@10 +medr +meanr +R-P +mAP@R +queries +no match\n", shown)
     scores = SIMILARITIES["wasserstein"]()(*sides(e)).numpy()
     ranks = [np.sum(scores[0] >= max(scores[0, 50], scores[0, 3])) - 1, np.sum(scores[4] >= scores[4, 9]) - 1]
     top = np.argsort(-scores[0])[:2].tolist()
     assert set(found) == {"i2t"} and found["i2t"]["meanr"] == pytest.approx(np.mean(ranks) + 1)
     assert (found["i2t"]["queries"], found["i2t"]["without"]) == (2, 1)
     assert found["i2t"]["rp"] == pytest.approx(100 * np.mean([((50 in top) + (3 in top)) / 2, ranks[1] == 0]))
+    hit = [k in (50, 3) for k in top]
+    assert found["i2t"]["map_at_r"] == pytest.approx(
+        100 * np.mean([(hit[0] + hit[1] * sum(hit) / 2) / 2, ranks[1] == 0]))
+    assert found["i2t"]["r1"] == 100 * np.mean([hit[0], ranks[1] == 0])
     for stored, message in (({"i2t": {1: [captions[0]]}}, "names 1 images that e.npz lacks, the first is 1"),
                             ([], "holds no positives"), ({"i2t": {images[0]: []}}, "has a match in its gallery")):
         with open("p.json", "w", encoding="utf-8") as f:

@@ -233,6 +233,8 @@ def test_average_precision_equals_definition(seed, digits):
     assert metrics.average_precision_at_r(scores[1:], lists).tolist() == pytest.approx(expected)
     dense = np.array([[g in s for g in range(scores.shape[1])] for s in sets[1:]])
     assert metrics.average_precision_at_r(torch.from_numpy(scores[1:]), dense).tolist() == pytest.approx(expected)
+    of_pairs = metrics.average_precisions_of_pairs(scores, *as_pairs(sets))          # the first query has no positive
+    assert np.isnan(of_pairs[0]) and of_pairs[1:].tolist() == pytest.approx(expected)
 
 
 def test_average_precision_by_hand():

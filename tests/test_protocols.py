@@ -305,6 +305,35 @@ def test_positives_of_one_direction_or_both(small, sides, folds):
         check(found, record, "mine", side, scores, pairs, parts, "rp")
 
 
+@pytest.mark.parametrize("digits", [0, 1, 6])
+@pytest.mark.parametrize("folds", [False, True])
+def test_average_precision_of_positives_equals_definition(small, digits, folds):
+    """mAP@R beside R@1 and R-precision; scores with ties, which count against the model, and queries without a
+    match."""
+    subject, scores, _, pairs = problem("cosine")
+    few = pairs["t2i"].query % 3 > 0                         # captions without a match
+    pairs = {"i2t": pairs["i2t"], "t2i": Pairs.of(*(x[few] for x in pairs["t2i"]))}
+    rounded, record = np.round(scores["i2t"], digits).astype(np.float32), Record()
+    parts = galleries(subject.caption_image, 3 if folds else None, 5)
+    found = protocols.recalls_of_matches(rounded, pairs, [tuple(map(np.array, part)) for part in parts], record, "mine",
+                                         "rp", average=True)
+    for side, matrix in (("i2t", rounded), ("t2i", rounded.T)):
+        matches, values, means = sets_of(pairs[side]), np.full(len(matrix), np.nan), []
+        for part in parts:
+            queries, gallery = ends(side, *part)
+            for q in queries:
+                own = matches.get(q, set()) & set(gallery)
+                order = sorted(gallery, key=lambda g: (-matrix[q, g], g in own))                      # noqa: B023
+                hit = [g in own for g in order]
+                if own:
+                    values[q] = sum(sum(hit[:k]) / k for k in range(1, len(own) + 1) if hit[k - 1]) / len(own)
+            means.append(100 * np.nanmean(values[queries]))
+        assert np.isnan(values).any() or side == "i2t"
+        assert found[side].pop("map_at_r") == pytest.approx(np.mean(means))
+        assert record["mine", side, "map_at_r"] == pytest.approx(values, nan_ok=True)
+        check(found, record, "mine", side, {side: matrix}, pairs, parts, "rp")
+
+
 def test_an_ensemble_is_the_mean_of_scores(small):
     """Also within a modality, and of unlike similarities."""
     members, between, within = [], 0, 0
