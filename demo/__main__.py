@@ -11,7 +11,9 @@ size // 2:
     demo_coco/            images/{train,val}2014/*.png, annotations/{captions,instances}_{train,val}2014.json and
                           coco_{train,dev,test,restval}_ids.npy (caption ids, five in a row per image)
     demo_precomp/         {train,dev,test}_caps.txt, _ids.txt (file names in demo/), _ims.npy, (N, 960) float32, and the
-                          ids of demo_coco: _img_ids.npy, (N,) int64, and _ann_ids.npy, (M,) int64
+                          ids of demo_coco: _img_ids.npy, (N,) int64, and _ann_ids.npy, (M,) int64; of dev and test
+                          _positives.json: all pairs of a caption and an image of which it is true, in the form of
+                          evaluate.py --positives, and "levels", {caption id: level of detail, 0 to 4}
     demo_region_precomp/  the same, with _ims.npy (N, 36, 192) float16
     demo_cxc/             {sts,sis,sits}_{val,test}.csv: ratings from 0 to 5 of pairs of captions, of pairs of images,
                           and of a caption and an image, with the columns and ids of Crisscrossed Captions; val is the
@@ -24,7 +26,9 @@ distribution, for training on one and testing on the other. The features come fr
 
 A rating is the mean of five simulated raters. They compare what two scenes show or two captions say
 (`captions.shared_weight`) and nothing else. A terse caption is true of many images and so rates high on them, although
-it was written for another one. These plausible matches make retrieval ambiguous.
+it was written for another one. These plausible matches make retrieval ambiguous. The positives say without noise which
+captions are true of which images (`truth`). Splits of more than 5,000 images have none, as their number grows with the
+square of the images.
 """
 if __name__ == "__main__":
     import cli
@@ -61,6 +65,7 @@ from demo.scenes import (
     region_features,
     shuffled,
 )
+from demo.truth import LARGEST, positives
 from files.reading import read_json
 from files.writing import CHANGING, atomic, save_array, save_lines
 
@@ -69,6 +74,7 @@ SPLITS = ("train", "dev", "test")
 FOLDERS = ("", "_coco", "_cxc", "_vg", "_precomp", "_region_precomp")   # behind the name of the scenes
 MIN_SIZE, MAX_SIZE = 8, 100_000  # training images; up to the larger the ids of images and captions are unique
 VG_OBJECTS = (3, 4, 5, 6)       # things in an image of Visual Genome, which are rich
+POSITIVES = "{}_positives.json"  # of dev and test
 LAST = "scenes.json"             # the file that is written last
 CHUNK = 20                       # images whose features are computed at a time
 
@@ -247,6 +253,18 @@ def write_cxc(folder, seed, entries):
                 table.writerows([left[a], right[b], score, method] for a, b, score, method in rows)
 
 
+def write_positives(precomp, split, entries):
+    """Write the true pairs of a split and the levels of its captions beside both kinds of features.
+
+    entries: [(file name, scene, captions)].
+    """
+    first, second = (folder / POSITIVES.format(split) for folder in precomp)
+    numbers = [k for index, (_, _, captions) in enumerate(entries) for k in caption_ids(split, index, captions)]
+    save_json(first, positives([entry[1:] for entry in entries], [photo_id(split, k) for k in range(len(entries))],
+                               numbers))
+    link(first, second)
+
+
 def write_vg(folder, seed, world, count, bar):
     """Write `count` images in Visual Genome's layout, with its irregularities.
 
@@ -296,6 +314,8 @@ def start_writing(folders, manifest, recipe):
         folder.mkdir(parents=True, exist_ok=True)
     marks = [folder / CHANGING.format(split) for folder in (demo, coco, *precomp) for split in SPLITS]
     (demo / LAST).unlink(missing_ok=True)
+    for path in [folder / POSITIVES.format(split) for folder in precomp for split in SPLITS[1:]]:
+        path.unlink(missing_ok=True)         # a larger size has none
     for mark in marks:                       # readers refuse what a stop leaves
         mark.touch()
     save_json(manifest, recipe)              # from here on the folders are the demo's
@@ -362,14 +382,16 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     demo, coco, cxc, vg, *precomp = folders
     world, stream = WORLDS[scenes], seed if scenes == "demo" else f"{scenes}-{seed}"
     manifest, recipe = demo / f"{scenes}.json", {"version": VERSION, "size": size, "seed": seed}
+    sizes = {"train": size, "dev": size // 4, "test": size // 2}
+    matched = [split for split in SPLITS[1:] if sizes[split] <= LARGEST]
     written = read_manifest(manifest, folders)
-    complete = (demo / LAST).exists() and all(folder.is_dir() for folder in folders) and "counts" in written
+    complete = (demo / LAST).exists() and all(folder.is_dir() for folder in folders) and "counts" in written \
+        and all((folder / POSITIVES.format(split)).exists() for folder in precomp for split in matched)
     if complete and {**written, **recipe} == written:
         if progress:
             print(f"{scenes} data of size {size} and seed {seed} are in {data_path} already")
         return written["counts"]
     marks = start_writing(folders, manifest, recipe)
-    sizes = {"train": size, "dev": size // 4, "test": size // 2}
     total = sum(sizes.values()) + size // 2
     with tqdm(total=total, desc=f"{scenes} images", disable=None if progress else True) as bar:
         entries = {split: write_split(demo, precomp, split, count, world, stream, bar)
@@ -378,6 +400,8 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     save_json(demo / f"dataset_{scenes}.json", {"dataset": scenes, "images": karpathy(entries)})
     write_coco(coco, demo / "images", entries)
     write_cxc(cxc, stream, entries)
+    for split in matched:
+        write_positives(precomp, split, entries[split])
     described = [scene_entry(split, *entry) for split in SPLITS for entry in entries[split]]
     counts = {**sizes, "captions": sum(len(entry["captions"]) for entry in described),
               "objects": sum(len(entry["objects"]) for entry in described)}
@@ -390,7 +414,8 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
                     "the same in COCO's layout, with instances",
                     "ratings of pairs of captions, of images, and of a caption and an image (dev, test)",
                     f"{size // 2} other images with phrases of their regions, in Visual Genome's layout",
-                    "global features, 960 numbers per image", "region features, 36 x 192 numbers per image")
+                    "global features, 960 numbers per image; of which images captions are true (dev, test)",
+                    "region features, 36 x 192 numbers per image; the same truths")
         print(f"{data_path}: {sizes['train']} train, {sizes['dev']} dev and {sizes['test']} test images, "
               f"{counts['captions']} captions, {counts['objects']} objects")
         print("\n".join(f"  {folder.name:<20} {content}" for folder, content in zip(folders, contents, strict=True)))
