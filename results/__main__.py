@@ -4,6 +4,7 @@
     python -m results regions                               # one
     python -m results --write                               # into README.md and docs/*.md, between their marks
     python -m results --add vsrn_0 runs/f8k_region_precomp_cosine_seed0      # keep a run's results.json
+    python -m results --add cca_0 cca.json --by "python cca.py --text tfidf" # and those of embeddings, evaluated
 
 rows.yaml says which runs make a row (several seeds: their mean, and the deviation of rsum); NAME.json is the run's
 results.json with its command, the commit of the code and the versions that made it. A document shows table NAME between
@@ -26,13 +27,14 @@ from methods import METHODS
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LOCAL = {"data_path", "vocab_path", "logger_name", "device", "workers", "log_step", "val_step"}       # of a machine
-KEPT = ("data_name", "split", "similarity", "images", "captions", "protocols", "best_ranks")
+KEPT = ("data_name", "split", "similarity", "images", "captions", "protocols", "best_ranks", "neighbours")
 RECALLS = [(f"{side} R@{k}" if k == 1 else f"R@{k}", f"protocols/full/{side}/r{k}")
            for side in ("i2t", "t2i") for k in (1, 5, 10)]
 MEANS = "protocols/mean_only/rsum"
 COLUMNS = {"recalls": RECALLS, "short": [RECALLS[k] for k in (0, 2, 3, 5)], "rsum": [("rsum", "protocols/full/rsum")],
            "means": [("rsum, means only", MEANS)], "dev": [("dev rsum", "dev_rsum")],
-           "ranks": [("HBR", "best_ranks/i2t/hbr"), ("ABR", "best_ranks/i2t/abr")]}
+           "ranks": [("HBR", "best_ranks/i2t/hbr"), ("ABR", "best_ranks/i2t/abr")],
+           "neighbours": [("neighbours, %", "neighbours/jaccard"), ("chance", "neighbours/chance")]}
 BLOCK = re.compile(r"^<!-- results: (\S+) -->\n(.*?)^<!-- /results -->$", re.DOTALL | re.MULTILINE)
 METHODS_BLOCK = re.compile(r"<!-- methods: ([^>]*) -->\n.*?<!-- /methods -->", re.S)
 
@@ -59,7 +61,8 @@ def lines(table: dict) -> list[str]:
     flags, counted = ("flags" in table["columns"]), ("n" in table["columns"])
     columns = [column for kind in table["columns"] if kind not in ("flags", "n") for column in COLUMNS[kind]]
     heads = [table["of"], *["FLAGS"] * flags, *["n"] * counted, *(name for name, _ in columns)]
-    made = ["```", f"python train.py {table['command']} FLAGS --seed SEED", "```", ""] if "command" in table else []
+    made = ["```", f"python {table.get('script', 'train.py')} {table['command']} FLAGS" + " --seed SEED" * (
+        "script" not in table), "```", ""] if "command" in table else []
     made += [row(heads), "|---" * len(heads) + "|"]
     for label, options, names in table["rows"]:
         runs = [read_json(os.path.join(HERE, f"{name}.json")) for name in names.split()]
@@ -106,11 +109,18 @@ def filled(path: str, made: dict[str, list[str]]) -> str:
     return BLOCK.sub(block, text)
 
 
-def stored(run: str) -> dict:
-    """What a run's row is made of, without the places of the machine that made it."""
-    results, config = read_json(os.path.join(run, "results.json")), read_yaml(os.path.join(run, "config.yaml"))
+def evaluated(path: str) -> dict:
+    """The part of what evaluate.py wrote that rows are made of."""
+    results = read_json(path)
     if len(results.get("checkpoints", ())) != 1:
-        raise InputError(f"{run}/results.json is not of one run; evaluate the run by itself")
+        raise InputError(f"{path} is not of one run or file of embeddings; evaluate each by itself")
+    return {name: results[name] for name in KEPT if name in results}
+
+
+def stored(run: str, path: str | None = None) -> dict:
+    """What a run's row is made of, without the places of the machine that made it; `path`: see --results."""
+    results = evaluated(path or os.path.join(run, "results.json"))
+    config = read_yaml(os.path.join(run, "config.yaml"))
     words, kept = shlex.split(config["command"])[2:], []
     while words:                                            # --name value ... without those of the machine
         take = 1 + next((k for k, word in enumerate(words[1:]) if word.startswith("--")), len(words) - 1)
@@ -122,8 +132,7 @@ def stored(run: str) -> dict:
                                capture_output=True).returncode
     return {"train": shlex.join(["python", "train.py", *kept]),
             "git_commit": config["git_commit"] if known else "unknown",
-            "versions": config["versions"], "dev_rsum": load_checkpoint(run)["state"]["best_rsum"],
-            **{name: results[name] for name in KEPT}}
+            "versions": config["versions"], "dev_rsum": load_checkpoint(run)["state"]["best_rsum"], **results}
 
 
 def main(argv=None) -> None:
@@ -133,6 +142,10 @@ def main(argv=None) -> None:
                    help="write the tables into README.md and docs/*.md, between their marks")
     p.add_argument("--add", nargs=2, type=filename, metavar=("NAME", "RUN"),
                    help="keep a run's results as results/NAME.json")
+    p.add_argument("--results", type=filename, metavar="FILE",
+                   help="with --add: what evaluate.py wrote of RUN, on other data for one (default: RUN/results.json)")
+    p.add_argument("--by", metavar="COMMAND",
+                   help="with --add: the command that made the embeddings of which RUN, a file, is the evaluation")
     cli.run(p.prog, command, p.parse_args(argv))
 
 
@@ -143,7 +156,7 @@ def command(opt) -> None:
         if os.sep in name or os.path.lexists(path):
             raise InputError(f"--add {name}: it has to be the name of a new file in results/, without .json; name "
                              "another, or remove the file first")
-        save_json(stored(run), path)
+        save_json({"train": opt.by, **evaluated(run)} if opt.by else stored(run, opt.results), path)
         return
     made = tables()
     if opt.write:
