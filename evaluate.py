@@ -27,7 +27,8 @@ import cli
 from checkpoints import load_checkpoint
 from cli import Arguments, InputError, data_set, filename, natural, positive, split_name, workers
 from evaluation.annotations import Pairs
-from evaluation.assess import INSTANCES, Judgements, assess, read_judgements
+from evaluation.assess import INSTANCES, Judgements, assess, read_judgements, without_nan
+from evaluation.certainty import assess_certainty, check_options, to_calibrate_on, wanted
 from evaluation.compare import common_name, compare
 from evaluation.plots import curves, extremes, locate
 from evaluation.report import SIDES, comparisons, doubts, foreign_words, is_comparison, render, seed_tables, tables
@@ -35,7 +36,7 @@ from evaluation.sources import is_embeddings, newest_run, open_embeddings, open_
 from evaluation.subjects import Record, Subject
 from files.reading import first_line, is_drawn, read_json
 from files.writing import atomic, output, save_json
-from runs import is_results
+from runs import is_calibration, is_results
 from similarities import SIMILARITIES
 
 RANKS = ["protocol", "direction", "query", "id", "rank_from_0"]     # columns of --ranks
@@ -171,16 +172,25 @@ def evaluate_one(opt) -> dict:
     else:
         subject = open_scores(file, opt) if opt.scores else open_run(paths, opt)
     judged = read_judgements(subject, opt)
+    parts = to_calibrate_on(subject, paths, opt) if wanted(opt) else None
     results, record, uncertainties = assess(subject, judged, opt)
+    sure = assess_certainty(*parts[:2], subject, parts[2], judged, opt) if parts else None
+    if sure:
+        results |= without_nan(sure.results)
     print(f"\n{' '.join(filter(None, [results['data_name'], subject.split]))}: {subject.n_images:,} images, "
           f"{len(subject.caption_image):,} captions"
           + (f", mean of the scores of {len(paths)} models" if len(paths) > 1 else ""))
-    show(tables({subject.name: results["protocols"]}, {subject.name: subject.similarity}, results.get("chance")),
-         [*judged.lines(subject.n_images, len(subject.caption_image)), *sentences(results), *notes(results)], opt)
+    show(tables({subject.name: results["protocols"]}, {subject.name: subject.similarity}, results.get("chance"))
+         + (sure.tables if sure else []),
+         [*judged.lines(subject.n_images, len(subject.caption_image)), *sentences(results),
+          *(sure.lines if sure else ()), *notes(results)], opt)
     if opt.ranks:
         write_ranks(opt.ranks, subject, record)
         print(f"ranks of all queries in {opt.ranks}")
     write(results, target)
+    if sure:
+        save_json(without_nan(sure.calibration), beside("calibration", target, "json"))
+        print(f"calibration in {beside('calibration', target, 'json')}")
     if opt.uncertainty:
         draw_curves({subject.name: results["uncertainty"]}, target)
         draw_extremes(subject, uncertainties, judged, opt, target)
@@ -194,8 +204,9 @@ def check_outputs(paths: list[str], opt) -> str:
     folder = paths[0] if os.path.isdir(paths[0]) else os.path.dirname(paths[0])
     target = opt.output or os.path.join(folder, default_name(paths, opt))
     names = ("uncertainty", "uncertain_images", "uncertain_captions") if opt.uncertainty else ()
-    pictures = [picture(name, target) for name in names]
-    outputs = [path for path in (target, *pictures, opt.export, opt.ranks) if path]
+    pictures = [beside(name, target) for name in names]
+    kept = beside("calibration", target, "json") if wanted(opt) else None
+    outputs = [path for path in (target, *pictures, kept, opt.export, opt.ranks) if path]
     twice = [path for path, n in Counter(map(os.path.realpath, outputs)).items() if n > 1]
     if twice:
         raise InputError(f"--export, --ranks, --output or a picture beside it name one file ({twice[0]}) for two "
@@ -207,6 +218,8 @@ def check_outputs(paths: list[str], opt) -> str:
     output_file(opt.output, paths[0], os.path.basename(target), is_results, inputs)
     for path in pictures if os.path.exists(os.path.dirname(target) or ".") else ():
         output(path, is_drawn)
+    if kept and os.path.exists(os.path.dirname(target) or "."):
+        output(kept, is_calibration, inputs)
     return target
 
 
@@ -239,17 +252,18 @@ def of_split(opt, data_name: str = "") -> str:
     return "_".join(["", *named]) if opt.data_name or opt.split else ""
 
 
-def picture(name: str, target: str) -> str:
+def beside(name: str, target: str, ending: str = "png") -> str:
     """The file of a picture beside that of the results: NAME_DATA_SPLIT.png beside results_DATA_SPLIT.json,
     CLIP_NAME.png beside CLIP_results.json, mine_NAME.png beside mine.json."""
     folder, file = os.path.split(target)
     stem = os.path.splitext(file)[0]
-    return os.path.join(folder, f"{stem.replace('results', name, 1) if 'results' in stem else f'{stem}_{name}'}.png")
+    stem = stem.replace("results", name, 1) if "results" in stem else f"{stem}_{name}"
+    return os.path.join(folder, f"{stem}.{ending}")
 
 
 def draw_curves(reports: dict, target: str) -> None:
     """Draws `plots.curves` beside the results, and says where."""
-    path = picture("uncertainty", target)
+    path = beside("uncertainty", target)
     if not any("recall_bins" in side for report in reports.values() for side in report.values()):
         return                                              # a text-only split has no recalls
     curves(reports, path)
@@ -262,7 +276,7 @@ def draw_extremes(subject: Subject, uncertainties: dict, judged: Judgements, opt
     matches = judged["cxc"].pairs if "cxc" in judged else {"i2t": pairs, "t2i": pairs.swapped()}
     photos = locate(subject.photos, opt.photos)
     for side, values in uncertainties.items():
-        path = picture(f"uncertain_{side}", target)
+        path = beside(f"uncertain_{side}", target)
         extremes(values, matches["i2t" if side == "images" else "t2i"], subject.items.captions, photos,
                  subject.caption_image, side == "images", path)
         print(f"most and least uncertain {side} in {path}", file=sys.stderr)
@@ -311,6 +325,18 @@ def parse_args(argv=None) -> argparse.Namespace:
         help="what log det Sigma tells about recall: bins, risk and coverage, pictures")
     add("--control", action=argparse.BooleanOptionalAction, default=True,
         help="with --uncertainty: also rank with variances that are dealt to other items")
+    add("--confidence", action="store_true",
+        help="how sure the first answers are: probabilities calibrated on dev, and what every measure of confidence is "
+        "worth; writes calibration.json beside the results")
+    add("--sets", type=float, metavar="ALPHA",
+        help="sets of answers that hold a right one for 1 - ALPHA of the queries (split-conformal)")
+    add("--absent", type=float, metavar="RATE",
+        help="queries whose answer is taken out of the gallery: can one tell, and from which confidence up are at most "
+        "RATE of them answered")
+    add("--calibration", type=filename, metavar="FILE",
+        help="with --embeddings or --scores: the same of dev, to calibrate on")
+    add("--calibrate_on", type=float, metavar="SHARE",
+        help="calibrate on a random share of the images, and judge on the others")
     add("--photos", type=filename, metavar="FOLDER",
         help="folder of the photos to draw where the data are precomputed features")
     add("--ranks", type=filename, metavar="FILE.csv", help="write the rank of every query to this file")
@@ -340,6 +366,7 @@ def parse_args(argv=None) -> argparse.Namespace:
     wrong = [name for name, others in refused.items() if getattr(opt, name) and set(sources) & set(others)]
     if wrong:
         p.error(f"--{wrong[0]} does not go with --{sources[0]}; evaluate a single model for it")
+    check_options(p, opt)
     if opt.sim and opt.scores:
         p.error(f"--sim {opt.sim} does not go with --scores, a matrix of ready scores; leave it out")
     for name, needed in (("instances", "pmrp"), ("cxc_path", "cxc"), ("cxc_rule", "cxc"), ("photos", "uncertainty"),

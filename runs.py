@@ -78,7 +78,8 @@ def clear_old(folder: str) -> None:
     for name in dict.fromkeys(names):
         path = os.path.join(folder, name)
         drawn = name.startswith(PICTURES) and os.path.isfile(path) and recognised(is_drawn, path)
-        judged = name.startswith("results") and name.endswith(".json") and recognised(is_results, path)
+        judged = name.endswith(".json") and (name.startswith("results") and recognised(is_results, path) or
+                                             name.startswith("calibration") and recognised(is_calibration, path))
         if os.path.isfile(path) and (name in names[:4] or name.startswith("events.out.tfevents") or drawn or judged):
             os.remove(path)
 
@@ -219,9 +220,12 @@ def comes_before(line: str, state: dict) -> bool:
         return not line.startswith('{"iteration"')
 
 
-# Which files hold results of one subject, and of a comparison.
+# Which files hold results of one subject, and what its confidences were calibrated to.
 is_results = holds_keys("checkpoints", "data_name", "split", "images", "captions", "protocols", optional=(
-    "similarity", "chance", "notes", "best_ranks", "absent", "neighbours", "unknown_words", "uncertainty"))
+    "similarity", "chance", "notes", "best_ranks", "absent", "neighbours", "unknown_words", "uncertainty", "confidence",
+    "sets", "absent_queries", "ambiguity"))
+is_calibration = holds_keys("calibration", "checkpoints", "data_name", "split", "similarity", "images", "captions",
+                            "t2i", "i2t", optional=("sets",))
 
 
 def config_arguments(path: str, p: argparse.ArgumentParser) -> list[str]:

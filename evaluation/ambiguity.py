@@ -1,0 +1,125 @@
+"""Does a model that is unsure of a query have reason to be? Its confidences against how many items truly match.
+
+The truth comes from --positives (the demo writes its own: a caption is true of an image if all that it says holds
+there), from ECCV Caption's matches, from Crisscrossed Captions' ratings of other pairs, or, weakly, from how far an
+image's own captions agree.
+"""
+import itertools
+
+import numpy as np
+
+from evaluation.annotations import Crisscrossed, Pairs
+from evaluation.subjects import Subject
+from metrics import spearman
+
+SOURCES = {"positives": "true matches of --positives", "eccv": "matches of ECCV Caption",
+           "cxc": "mean rating of other items in Crisscrossed Captions",
+           "disagreement": "how little an image's captions agree in words"}
+
+
+def partial_spearman(x, y, given) -> float:
+    """Spearman's correlation of x (K,) and y (K,) at equal `given` (K,): the partial correlation of their ranks.
+
+    NaN where one of the three is constant, or where `given` determines x or y.
+    """
+    xy, xz, yz = spearman(x, y), spearman(x, given), spearman(y, given)
+    left = (1 - xz ** 2) * (1 - yz ** 2)
+    return float((xy - xz * yz) / np.sqrt(left)) if left > 1e-12 else float("nan")
+
+
+def truths(subject: Subject, judged: dict) -> dict[str, dict[str, np.ndarray]]:
+    """How ambiguous each query is by the sources at hand: {source: {"t2i" | "i2t": (Q,)}}, NaN where it is unknown."""
+    n, m = subject.n_images, len(subject.caption_image)
+    sizes, found = {"i2t": n, "t2i": m}, {}
+    if "positives" in judged:
+        listed = judged["positives"]
+        found["positives"] = {side: matches_of(of.pairs, sizes[side]) for side, of in listed.items()}
+    if "eccv" in judged:
+        found["eccv"] = {side: matches_of(pairs, sizes[side]) for side, pairs in judged["eccv"].items()}
+    if "cxc" in judged:
+        found["cxc"] = ratings_of_others(judged["cxc"], subject.caption_image, n)
+    if subject.items is not None and subject.items.captions is not None:
+        found["disagreement"] = {"i2t": disagreement(subject.items.captions, subject.caption_image, n)}
+    return found
+
+
+def matches_of(pairs: Pairs, queries: int) -> np.ndarray:
+    """The number of matches of each query (Q,), NaN where none is listed."""
+    count = np.bincount(pairs.query, minlength=queries).astype(float)
+    return np.where(count > 0, count, np.nan)
+
+
+def ratings_of_others(judged: Crisscrossed, caption_image: np.ndarray, n: int) -> dict[str, np.ndarray]:
+    """The mean rating of the pairs of a caption with other images than its own, and of an image with other captions."""
+    rated = judged.ratings["sits"]
+    other = caption_image[rated.first] != rated.second
+    results = {}
+    for side, query, size in (("t2i", rated.first, len(caption_image)), ("i2t", rated.second, n)):
+        count = np.bincount(query[other], minlength=size)
+        with np.errstate(invalid="ignore"):
+            results[side] = np.bincount(query[other], rated.score[other], minlength=size) / count
+    return results
+
+
+def disagreement(captions: list[str], caption_image: np.ndarray, n: int) -> np.ndarray:
+    """1 - the mean Jaccard index of the words of two captions of an image (N,), NaN where it has fewer than two."""
+    words, of_image = [set(text.lower().split()) for text in captions], [[] for _ in range(n)]
+    for caption, image in enumerate(caption_image):
+        of_image[image].append(words[caption])
+
+    def of(sets):
+        both = [len(a & b) / max(1, len(a | b)) for a, b in itertools.combinations(sets, 2)]
+        return 1 - np.mean(both) if both else np.nan
+    return np.array([of(sets) for sets in of_image])
+
+
+def report(subject: Subject, judged: dict, confidences: dict[str, dict[str, np.ndarray]],
+           asked: dict[str, np.ndarray]) -> dict[str, dict]:
+    """{source: {"captions" | "images": {measure: {"rho", "rho_given_words", "rho_within_levels"}}}}.
+
+    confidences: {"t2i" | "i2t": {measure: (Q,), more is surer}} of the queries at positions asked[side] (Q,). rho is
+    Spearman's correlation of uncertainty (minus the confidence) with the truth: 1 where the model is the less sure the
+    more items match. For captions also at an equal number of words, and, where --positives names levels of detail, as
+    the mean over levels.
+    """
+    texts = subject.items.captions if subject.items is not None else None
+    words = None if texts is None else np.array([len(text.split()) for text in texts])
+    results = {}
+    for source, sides in truths(subject, judged).items():
+        for side, truth in sides.items():
+            known = ~np.isnan(truth[asked[side]])
+            if known.sum() < 3:
+                continue
+            queries = asked[side][known]
+            levels = judged["positives"].levels if source == "positives" and side == "t2i" else None
+            results.setdefault(source, {})["captions" if side == "t2i" else "images"] = {
+                name: correlations(-value[known], truth[queries],
+                                   words[queries] if side == "t2i" and words is not None else None,
+                                   None if levels is None else levels[queries])
+                for name, value in confidences[side].items()}
+    return results
+
+
+def correlations(unsure: np.ndarray, truth: np.ndarray, words, levels) -> dict[str, float]:
+    """The numbers of `report` for one measure; all arrays (K,), or None where they are not known."""
+    numbers = {"rho": spearman(unsure, truth)}
+    if words is not None:
+        numbers["rho_given_words"] = partial_spearman(unsure, truth, words)
+    if levels is not None:
+        within = [spearman(unsure[levels == level], truth[levels == level]) for level in np.unique(levels)]
+        within = [rho for rho in within if not np.isnan(rho)]           # a level where all have one match
+        numbers["rho_within_levels"] = float(np.mean(within)) if within else float("nan")
+    return numbers
+
+
+def tables(results: dict, names: dict[str, str]) -> list:
+    """Tables of `report`, as report.py has them. names: {measure: what it is called}."""
+    made, heads = [], {"rho": "rho", "rho_given_words": "given words", "rho_within_levels": "in levels"}
+    for source, sides in results.items():
+        for side, of in sides.items():
+            keys = [key for key in heads if any(key in numbers for numbers in of.values())]
+            rows = [(names[name], ["-" if np.isnan(numbers[key]) else f"{numbers[key]:.3f}" for key in keys])
+                    for name, numbers in of.items() if name in names]
+            made.append((f"{side} as queries: Spearman's rho of uncertainty and {SOURCES[source]}",
+                         [("", [heads[key] for key in keys])], rows))
+    return made

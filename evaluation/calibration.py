@@ -1,0 +1,97 @@
+"""Turns scores into probabilities: one temperature per direction, and monotone or linear maps fitted on the dev split.
+
+The posterior of item j of a gallery for query q is p_qj = exp(T s_qj) / sum_k exp(T s_qk) (Hama et al. 2021, arXiv
+1904.08504; temperature scaling of Guo et al. 2017). All fits see the dev split alone.
+"""
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy import optimize, special
+
+from cli import InputError
+
+RIDGE = 1e-2                          # weight of the squares of the logistic's weights, beside the mean loss
+SPREADS = (1e-3, 1e3)                 # temperatures are sought between these, in units of 1 / deviation of the scores
+
+
+def temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
+    """T = argmin_T -1/Q sum_q log sum_{j in right(q)} p_qj.
+
+    scores (Q, G); right (Q, G) bool, at least one in each row. With one right item per query the mean is convex in T.
+    A grid on log T finds the neighbourhood of the minimum, and Brent's method the minimum itself. Raises InputError
+    where the scores do not differ, or where no T within SPREADS is best, which means that they do not tell what is
+    right.
+    """
+    spread = float((scores - scores.mean(1, keepdim=True)).square().mean().sqrt())
+    if not spread > 0:
+        raise InputError("all scores of a query are equal, so no temperature fits them; check the embeddings")
+    scores = scores - scores.amax(1, keepdim=True)
+    only_right = torch.where(right, scores, -torch.inf)
+
+    def loss(log_t: float) -> float:
+        t = float(np.exp(log_t))
+        return float((torch.logsumexp(t * scores, 1) - torch.logsumexp(t * only_right, 1)).double().mean())
+    grid = np.linspace(*np.log(np.array(SPREADS) / spread), 41)
+    losses = [loss(x) for x in grid]
+    best = int(np.argmin(losses))
+    if best in (0, len(grid) - 1):
+        raise InputError("no temperature fits: the scores of the dev split do not tell which items are right (the best "
+                         f"T is {'0' if best == 0 else 'infinite'}); train longer, or leave --confidence out")
+    found = optimize.minimize_scalar(loss, bounds=(grid[best - 1], grid[best + 1]), method="bounded",
+                                     options={"xatol": 1e-4})
+    return float(np.exp(found.x))
+
+
+class Isotonic(NamedTuple):
+    """A rising map from a confidence to a probability: linear between knots, flat beyond them."""
+    x: list[float]
+    y: list[float]
+
+    @classmethod
+    def fit(cls, confidence, right) -> "Isotonic":
+        """The rising map of least squares (pool adjacent violators), within [1 / (n + 2), (n + 1) / (n + 2)]."""
+        x, which, n = *np.unique(confidence, return_inverse=True), len(confidence)
+        size = np.bincount(which)
+        y = optimize.isotonic_regression(np.bincount(which, np.asarray(right, float)) / size, weights=size).x
+        y = np.clip(y, 1 / (n + 2), (n + 1) / (n + 2))
+        kept = np.flatnonzero(np.append(True, y[1:] != y[:-1]) | np.append(y[1:] != y[:-1], True))     # ends of steps
+        return cls(x[kept].tolist(), y[kept].tolist())
+
+    def __call__(self, confidence) -> np.ndarray:
+        return np.interp(confidence, self.x, self.y)
+
+
+class Logistic(NamedTuple):
+    """P(right) = sigmoid(w . z + b) of standardised features z (Q, F)."""
+    names: list[str]
+    mean: list[float]
+    std: list[float]
+    weights: list[float]
+    bias: float
+
+    @classmethod
+    def fit(cls, features: dict[str, np.ndarray], right) -> "Logistic":
+        """The minimum of the mean log loss + RIDGE |w|^2. A feature that is constant gets a weight of zero."""
+        x = np.stack(list(features.values()), 1).astype(float)                      # (Q, F)
+        mean, std = x.mean(0), x.std(0)
+        std = np.where(std > 1e-9 * (1 + abs(mean)), std, np.inf)                   # z = 0: it says nothing
+        z, y = np.c_[(x - mean) / std, np.ones(len(x))], np.asarray(right, float)
+        penalty = 2 * RIDGE * np.append(np.ones(x.shape[1]), 0)
+        w = np.zeros(z.shape[1])
+        for _ in range(100):                                # Newton's method; the loss is strictly convex
+            p = special.expit(z @ w)
+            slope = z.T @ (p - y) / len(y) + penalty * w
+            step = np.linalg.solve((z.T * (p * (1 - p))) @ z / len(y) + np.diag(penalty + 1e-9), slope)
+            w -= step
+            if abs(step).max() < 1e-10:
+                break
+        std = np.where(np.isinf(std), 0, std)               # JSON has no infinity; 0 stands for a feature unused
+        return cls(list(features), mean.tolist(), std.tolist(), w[:-1].tolist(), float(w[-1]))
+
+    def __call__(self, features: dict[str, np.ndarray]) -> np.ndarray:
+        logit = np.full(len(next(iter(features.values()))), self.bias)
+        for name, mean, std, weight in zip(self.names, self.mean, self.std, self.weights):
+            if std:
+                logit += weight * (features[name] - mean) / std
+        return special.expit(logit)

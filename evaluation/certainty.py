@@ -1,0 +1,222 @@
+"""`evaluate.py --confidence`, `--sets` and `--absent`: opens the items to calibrate on, fits, judges and reports.
+
+A run is calibrated on its dev split. Embeddings and scores of other models are calibrated on a second file
+(--calibration), or on a random part of their images (--calibrate_on), which is then left out of the judgement.
+"""
+import argparse
+import contextlib
+import copy
+import io
+import os
+from typing import NamedTuple
+
+import numpy as np
+
+from cli import InputError
+from evaluation import ambiguity, confidence, promises
+from evaluation.confidence import Fitted
+from evaluation.sources import open_embeddings, open_run, open_scores
+from evaluation.subjects import Member, Subject
+from files.reading import FAULTS, read_json
+
+FORMAT = 1                            # of calibration.json
+
+
+class Certainty(NamedTuple):
+    """What was found: the parts of results.json, tables and sentences for the reader, and calibration.json."""
+    results: dict
+    tables: list
+    lines: list[str]
+    calibration: dict
+
+
+def wanted(opt) -> bool:
+    return bool(opt.confidence or opt.sets or opt.absent)
+
+
+def check_options(p, opt) -> None:
+    """Ends the program with a sentence where the options of this file do not go together. p: the parser."""
+    for name in ("sets", "absent", "calibrate_on"):
+        value = getattr(opt, name)
+        if value is not None and not 0 < value < 1:
+            p.error(f"--{name} {value:g} is no share; give a number between 0 and 1, such as 0.1")
+    ready = opt.embeddings or opt.scores
+    if not wanted(opt):
+        given = next((name for name in ("calibration", "calibrate_on") if getattr(opt, name) is not None), None)
+        if given:
+            p.error(f"--{given} has no effect without --confidence, --sets or --absent; give both or neither")
+        return
+    if opt.compare:
+        p.error("--confidence, --sets and --absent do not go with --compare; evaluate each by itself")
+    if opt.calibration and opt.calibrate_on:
+        p.error("--calibration and --calibrate_on both name what to calibrate on; give one of them")
+    if opt.calibration and not ready:
+        p.error(f"--calibration {opt.calibration} is for --embeddings and --scores: a run is calibrated on its dev "
+                "split; leave it out")
+    if ready and not opt.calibration and not opt.calibrate_on:
+        p.error(f"{ready} has to be calibrated on other items; give those of dev with --calibration FILE, or "
+                "--calibrate_on 0.5 to take half of its images")
+    if not ready and not opt.calibrate_on and opt.split in ("dev", "val"):
+        p.error(f"--split {opt.split} is what a run is calibrated on; judge another split, or give --calibrate_on 0.5")
+
+
+def part(subject: Subject, images: np.ndarray) -> Subject:
+    """The images at positions `images` (n,), rising, and their captions, as a subject of their own."""
+    captions = np.flatnonzero(np.isin(subject.caption_image, images))
+    new = copy.copy(subject)
+    new.members = [Member(m.similarity, m.images.rows(images), m.captions.rows(captions)) for m in subject.members]
+    new.scores = None if subject.scores is None else np.asarray(subject.scores)[images][:, captions]
+    new.caption_image, new.n_images = np.searchsorted(images, subject.caption_image[captions]), len(images)
+    new.items = None
+    return new
+
+
+def to_calibrate_on(subject: Subject, paths: list[str], opt) -> tuple[Subject, Subject, np.ndarray]:
+    """(what is calibrated on, what is judged, the positions of the judged images in the subject).
+
+    Raises InputError where there is no dev split, or where the calibration is of the same items, or of another kind.
+    """
+    if not subject.has_images:
+        raise InputError(f"{subject.name} has no images to answer with, so there is no confidence to calibrate; name a "
+                         "split with images")
+    if opt.calibrate_on:
+        order = np.random.default_rng(0).permutation(subject.n_images)
+        cut = round(opt.calibrate_on * subject.n_images)
+        if not 0 < cut < subject.n_images:
+            raise InputError(f"--calibrate_on {opt.calibrate_on:g} leaves {cut} of {subject.n_images} images to "
+                             "calibrate on; give a share that leaves some on both sides")
+        kept = np.sort(order[cut:])
+        return part(subject, np.sort(order[:cut])), part(subject, kept), kept
+    if opt.calibration:
+        own = argparse.Namespace(**{**vars(opt), "data_name": None, "split": None})
+        dev = (open_embeddings if opt.embeddings else open_scores)(opt.calibration, own)
+        refuse_other_kind(subject, dev)
+        return dev, subject, np.arange(subject.n_images)
+    own = argparse.Namespace(**{**vars(opt), "split": "dev", "export": None})
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):     # the models were introduced already
+            dev = open_run(paths, own)
+    except InputError as error:
+        raise InputError(f"no dev split to calibrate on: {error}; or give --calibrate_on 0.5") from error
+    return dev, subject, np.arange(subject.n_images)
+
+
+def refuse_other_kind(subject: Subject, dev: Subject) -> None:
+    """Raises InputError where two files are of the same items, or of embeddings that are not of one model."""
+    def kind(s: Subject):
+        return s.similarity, [(m.images.mean.shape[1], m.images.log_var is None, m.captions.log_var is None)
+                              for m in s.members]
+    if kind(subject) != kind(dev):
+        raise InputError(f"--calibration {dev.name} ({dev.similarity}, {widths(dev)}) is of another model than "
+                         f"{subject.name} ({subject.similarity}, {widths(subject)}); give embeddings of the same model")
+    for name in ("image_ids", "image_names"):
+        ours, theirs = (getattr(s.items, name) for s in (subject, dev))
+        if ours is not None and theirs is not None and set(ours) & set(theirs):
+            raise InputError(f"--calibration {dev.name} and {subject.name} share {len(set(ours) & set(theirs)):,} "
+                             "images; calibrate on other items, or take half of these with --calibrate_on 0.5")
+    if os.path.realpath(dev.name) == os.path.realpath(subject.name):
+        raise InputError(f"--calibration {dev.name} is the file to be judged; calibrate on other items, or take half "
+                         "of these with --calibrate_on 0.5")
+
+
+def widths(subject: Subject) -> str:
+    if not subject.members:
+        return "scores"
+    m = subject.members[0]
+    return f"D = {m.images.mean.shape[1]}, {'Gaussian' if subject.gaussian else 'points'}"
+
+
+def assess_certainty(dev: Subject, judged_on: Subject, subject: Subject, kept: np.ndarray, judged: dict,
+                     opt) -> Certainty:
+    """All that the options ask, of both directions. dev, judged_on, kept: `to_calibrate_on` of the subject."""
+    results, lines, made = {}, [], []
+    fitted = {side: confidence.fit(dev, side) for side in confidence.SIDES}
+    lines.append(f"calibrated on {dev.n_images:,} images and {len(dev.caption_image):,} captions "
+                 f"({calibrated_on(dev, opt)}), judged on {judged_on.n_images:,} and {len(judged_on.caption_image):,}")
+    if opt.confidence:
+        found, values, asked = {}, {}, {}
+        for side, of in fitted.items():
+            found[side], values[side], _ = confidence.judge(judged_on, side, of)
+            smaller = confidence.galleries(judged_on, side, of)
+            if smaller:
+                found[side]["galleries"] = smaller
+            asked[side] = queries_in(subject, kept, side)
+        results["confidence"] = found
+        made += confidence.tables(found)
+        lines += confidence.sentences(found, fitted)
+        unsure = ambiguity.report(subject, judged, values, asked)
+        if unsure:
+            results["ambiguity"] = unsure
+            made += ambiguity.tables(unsure, confidence.NAMES)
+    limits, pair = {}, of_one_size(dev, judged_on) if opt.sets or opt.absent else None
+    if pair and dev.n_images != judged_on.n_images:
+        lines.append(f"a promise holds for galleries of one size, so {pair[0].n_images:,} images at random are taken "
+                     "of the larger side")
+    if opt.sets:
+        results["sets"] = {}
+        for side, of in fitted.items():
+            limits[side], n = promises.calibrate_sets(pair[0], side, of.temperature, opt.sets)
+            results["sets"][side] = promises.judge_sets(pair[1], side, of.temperature, opt.sets, limits[side], n)
+        made += promises.set_tables(results["sets"])
+    if opt.absent:
+        results["absent_queries"] = {side: promises.judge_absent(*pair, side, of, opt.absent)
+                                     for side, of in fitted.items()}
+        lines += promises.absent_sentences(results["absent_queries"])
+    return Certainty(results, made, lines, stored(dev, fitted, limits, opt))
+
+
+def of_one_size(dev: Subject, judged_on: Subject) -> tuple[Subject, Subject]:
+    """Both with as many images as the smaller one has, drawn at random: a limit that was found among few items would
+    promise too much among many."""
+    size = min(dev.n_images, judged_on.n_images)
+
+    def cut(subject: Subject) -> Subject:
+        kept = np.random.default_rng(1).permutation(subject.n_images)[:size]
+        return subject if subject.n_images == size else part(subject, np.sort(kept))
+    return cut(dev), cut(judged_on)
+
+
+def calibrated_on(dev: Subject, opt) -> str:
+    if opt.calibrate_on:
+        return f"a random {opt.calibrate_on:g} of the images"
+    return opt.calibration or f"{dev.data_name} {dev.split}"
+
+
+def queries_in(subject: Subject, kept: np.ndarray, side: str) -> np.ndarray:
+    """The positions in the subject of the queries of one direction, where the images at positions `kept` are judged."""
+    if side == "i2t":
+        return np.intersect1d(kept, subject.caption_image)
+    return np.flatnonzero(np.isin(subject.caption_image, kept))
+
+
+# ---- calibration.json
+
+def stored(dev: Subject, fitted: dict[str, Fitted], limits: dict, opt) -> dict:
+    """What calibration.json holds: what was fitted, on what, at what size of the gallery."""
+    def plain(of: Fitted) -> dict:
+        return {**of._asdict(), "isotonic": of.isotonic._asdict(), "stacked": of.stacked._asdict(),
+                "without_sigma": of.without_sigma and of.without_sigma._asdict()}
+    return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "), "data_name": dev.data_name,
+            "split": calibrated_on(dev, opt), "similarity": dev.similarity, "images": dev.n_images,
+            "captions": len(dev.caption_image), **{side: plain(of) for side, of in fitted.items()},
+            **({"sets": {"alpha": opt.sets, **limits}} if limits else {})}
+
+
+def read_calibration(path: str) -> dict[str, Fitted]:
+    """What `stored` wrote, by direction. Raises InputError on any other file."""
+    fix = "write it again with evaluate.py --confidence"
+    found = read_json(path, fix)
+    try:
+        if found["calibration"] != FORMAT:
+            raise ValueError(f"its format is {found['calibration']!r}")
+        return {side: fitted_of(found[side]) for side in confidence.SIDES}
+    except FAULTS as error:
+        raise InputError(f"{path} is no calibration ({error}); {fix}") from error
+
+
+def fitted_of(of: dict) -> Fitted:
+    logistic = [None if of[name] is None else confidence.Logistic(**of[name]) for name in ("stacked", "without_sigma")]
+    t = float(of["temperature"])
+    if not 0 < t < np.inf:
+        raise ValueError(f"temperature {t}")
+    return Fitted(t, confidence.Isotonic(**of["isotonic"]), *logistic, int(of["queries"]), int(of["gallery"]))

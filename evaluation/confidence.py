@@ -1,0 +1,211 @@
+"""How sure a model is of its first answers: confidences of every kind, fitted on the dev split and judged on another.
+
+`fit` sees the items to calibrate on, `judge` those to report on. The posterior over the gallery is the measure to use;
+all others stand beside it, so that one sees what each is worth (`evaluate.py --confidence`).
+"""
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from cli import InputError
+from evaluation import selective
+from evaluation.answers import Answers, Rows, answers, rows_of, sample_scores
+from evaluation.calibration import Isotonic, Logistic, temperature
+from evaluation.subjects import Subject
+from similarities import Embedding, uncertainty
+
+SIDES = {"t2i": ("captions", "images"), "i2t": ("images", "captions")}    # direction: (queries, items)
+FITTED = 2 ** 24                      # scores that a temperature is fitted to, 64 MiB
+SIZES = (500, 1000, 5000)             # images of the smaller galleries that are judged too
+SIGMA = ("log_det_query", "log_det_answer", "trace_query", "trace_answer")
+PROBABILITIES = ("posterior", "posterior_grouped", "isotonic", "stacked", "stacked_without_sigma")
+NAMES = {"posterior": "posterior of the answer", "posterior_grouped": "the same, summed over its image's captions",
+         "isotonic": "posterior through an isotonic map", "entropy": "-entropy of the posterior",
+         "max": "maximum score", "margin": "margin to the second", "std": "deviation of the scores",
+         "log_det_query": "-log det Sigma of the query", "log_det_answer": "-log det Sigma of the answer",
+         "trace_query": "-trace Sigma of the query", "trace_answer": "-trace Sigma of the answer",
+         "stacked": "logistic of all of these", "stacked_without_sigma": "logistic without Sigma"}
+
+
+class Fitted(NamedTuple):
+    """What was fitted for one direction, and on how much."""
+    temperature: float
+    isotonic: Isotonic                # of the posterior; of the grouped one where there is one
+    stacked: Logistic
+    without_sigma: Logistic | None    # None where no side is Gaussian
+    queries: int
+    gallery: int
+
+
+def traces(subject: Subject) -> dict[str, np.ndarray]:
+    """trace of Sigma of images (N,) and captions (M,) where they are Gaussian, averaged over the members."""
+    return _over_members(subject, lambda e: e.log_var.exp().expand_as(e.mean).sum(1))
+
+
+def log_dets(subject: Subject) -> dict[str, np.ndarray]:
+    """log det Sigma in nats of images (N,) and captions (M,) where they are Gaussian, averaged over the members."""
+    return _over_members(subject, uncertainty)
+
+
+def _over_members(subject: Subject, measure) -> dict[str, np.ndarray]:
+    results = {}
+    for side in ("images", "captions"):
+        sides: list[Embedding] = [getattr(m, side) for m in subject.members]
+        values = [measure(e) for e in sides if e is not None and e.log_var is not None]
+        if values:
+            results[side] = torch.stack(values).mean(0).cpu().numpy()
+    return results
+
+
+def measures(subject: Subject, side: str, rows: Rows, found: Answers) -> dict[str, np.ndarray]:
+    """Confidences of each query, all (Q,) and more where surer: the posterior and MTEB's three abstention functions
+    (max, margin, std), and what Sigma says of the query and of its answer where they are Gaussian."""
+    values = {"posterior": found.posterior}
+    if found.grouped is not None:
+        values["posterior_grouped"] = found.grouped
+    values |= {"entropy": -found.entropy, "max": found.max, "margin": found.margin, "std": found.std}
+    queries, items = SIDES[side]
+    for name, of in (("log_det", log_dets(subject)), ("trace", traces(subject))):
+        if queries in of:
+            values[f"{name}_query"] = -of[queries][rows.asked]
+        if items in of:
+            values[f"{name}_answer"] = -of[items][rows.items[found.first]]
+    return values
+
+
+def features(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What the logistic sees: the same with probabilities as logits, and margins and traces as logarithms."""
+    seen = {}
+    for name, value in values.items():
+        if name in PROBABILITIES:
+            p = np.clip(value.astype(float), selective.LEAST, 1 - 1e-7)
+            value = np.log(p / (1 - p))
+        elif name == "margin":
+            value = np.log(np.maximum(value, 1e-6 * np.maximum(values["std"], 1e-30)))
+        elif name.startswith("trace"):
+            value = -np.log(-value)
+        seen[name] = value
+    return seen
+
+
+def best_name(values: dict) -> str:
+    """The posterior that a user should be shown: the grouped one where there is one."""
+    return "posterior_grouped" if "posterior_grouped" in values else "posterior"
+
+
+def fit(subject: Subject, side: str) -> Fitted:
+    """Fit temperature, isotonic map and logistic to the queries of one direction, "t2i" or "i2t".
+
+    Raises InputError where all first answers are right, or all wrong: then nothing can be told apart.
+    """
+    rows = rows_of(subject, side)
+    t = temperature(*sample_scores(rows, FITTED))
+    found = answers(rows, t)
+    refuse_one_class(found.right, f"{subject.data_name} {subject.split}".strip() or subject.name, side)
+    values = measures(subject, side, rows, found)
+    seen = features(values)
+    points = {name: value for name, value in seen.items() if name not in SIGMA}
+    return Fitted(t, Isotonic.fit(values[best_name(values)], found.right), Logistic.fit(seen, found.right),
+                  Logistic.fit(points, found.right) if len(points) < len(seen) else None, rows.queries, rows.gallery)
+
+
+def refuse_one_class(right: np.ndarray, name: str, side: str) -> None:
+    if right.all() or not right.any():
+        raise InputError(f"{'all' if right.all() else 'none'} of the {len(right):,} first answers of {name} ({side}) "
+                         f"{'are' if right.all() else 'is'} right, so no confidence can tell them apart; leave "
+                         "--confidence out, or calibrate on more items")
+
+
+def confidences(subject: Subject, side: str, rows: Rows, found: Answers, fitted: Fitted) -> dict[str, np.ndarray]:
+    """`measures`, and what was fitted, of each query."""
+    values = measures(subject, side, rows, found)
+    seen = features(values)
+    values["isotonic"] = fitted.isotonic(values[best_name(values)])
+    values["stacked"] = fitted.stacked(seen)
+    if fitted.without_sigma is not None:
+        values["stacked_without_sigma"] = fitted.without_sigma(seen)
+    return values
+
+
+def judge(subject: Subject, side: str, fitted: Fitted) -> tuple[dict, dict[str, np.ndarray], Answers]:
+    """What every confidence of one direction is worth: {measure: {"auroc", "aurc", ..., and of probabilities "brier",
+    "nll", "ece", "ece_floor"}}, with "above_posterior" {"difference", "low", "high"} of the AUROC. Beside it the
+    confidences (Q,) and the answers."""
+    rows = rows_of(subject, side)
+    found = answers(rows, fitted.temperature)
+    refuse_one_class(found.right, f"{subject.data_name} {subject.split}".strip() or subject.name, side)
+    values = confidences(subject, side, rows, found, fitted)
+    results = {name: selective.ranking(value, found.right)
+               | (selective.probability(value, found.right) if name in PROBABILITIES else {})
+               for name, value in values.items()}
+    above = selective.auroc_differences(values, found.right, rows.owner, best_name(values))
+    for name, difference in above.items():
+        results[name]["above_posterior"] = difference
+    if fitted.without_sigma is not None:
+        pair = {name: values[name] for name in ("stacked", "stacked_without_sigma")}
+        results["stacked"]["above_without_sigma"] = selective.auroc_differences(
+            pair, found.right, rows.owner, "stacked_without_sigma")["stacked"]
+    best = best_name(values)
+    results[best]["reliability"] = selective.reliability(values[best], found.right)
+    return results, values, found
+
+
+def galleries(subject: Subject, side: str, fitted: Fitted) -> dict[str, dict]:
+    """The posterior in smaller galleries of random images, with the same temperature: {number of images: {"right",
+    "auroc", "ece", "ece_floor", "mean"}}. A probability holds for the gallery that it was fitted to."""
+    results, order = {}, np.random.default_rng(0).permutation(subject.n_images)
+    for size in (size for size in SIZES if size < subject.n_images):
+        rows = rows_of(subject, side, images=np.sort(order[:size]))
+        found = answers(rows, fitted.temperature)
+        p = found.posterior if found.grouped is None else found.grouped
+        results[str(size)] = {"right": 100 * float(found.right.mean()), "auroc": selective.auroc(p, found.right),
+                              **selective.probability(p, found.right)}
+    return results
+
+
+# ---- tables and sentences
+
+COLUMNS = {"auroc": "AUROC", "aurc": "AURC", "under": "under flat", "e_aurc": "E-AURC", "nauc": "nAUC",
+           "coverage_at_10": "cov@10", "rho": "rho", "minus_s_r2": "-S R2", "brier": "Brier", "nll": "NLL",
+           "ece": "ECE", "ece_floor": "floor"}
+TITLES = {"t2i": "text to image: is the first answer right?", "i2t": "image to text: is the first answer right?"}
+
+
+def tables(results: dict) -> list:
+    """Tables of `judge` of both directions, as report.py has them."""
+    made = []
+    for side, title in TITLES.items():
+        if side in results:
+            rows = [(NAMES[name], [cell(key, numbers) for key in COLUMNS]) for name, numbers in results[side].items()
+                    if name in NAMES]
+            made.append((title, [("", list(COLUMNS.values()))], rows))
+    return made
+
+
+def cell(key: str, numbers: dict) -> str:
+    if key == "under":
+        return f"{100 * (1 - numbers['aurc'] / numbers['aurc_flat']):.0f}%" if numbers["aurc_flat"] else "-"
+    value = numbers.get(key)
+    if value is None or np.isnan(value):
+        return "-" if key in numbers else ""
+    return f"{value:.1f}" if key in ("aurc", "e_aurc", "coverage_at_10") else f"{value:.3f}"
+
+
+def sentences(results: dict, fitted: dict[str, Fitted]):
+    """What the tables do not show, for the reader of the report."""
+    for side, of in results.items():
+        if side not in TITLES:
+            continue
+        on = fitted[side]
+        grouped = "; the data say which captions are of one image" * ("posterior_grouped" in of)
+        yield f"{side}: T = {on.temperature:.4g}, fitted to {on.queries:,} queries over {on.gallery:,} items{grouped}"
+        if "above_without_sigma" in of["stacked"]:
+            d = of["stacked"]["above_without_sigma"]
+            verdict = "adds" if d["low"] > 0 else "takes away" if d["high"] < 0 else "adds nothing beyond chance"
+            yield (f"{side}: does Sigma add anything to a logistic without it? AUROC {d['difference']:+.3f}, 95% "
+                   f"interval {d['low']:+.3f} to {d['high']:+.3f}: it {verdict}")
+        for size, numbers in of.get("galleries", {}).items():
+            yield (f"{side}, gallery of {int(size):,} random images: {numbers['right']:.1f}% right, mean posterior "
+                   f"{100 * numbers['mean']:.1f}%, AUROC {numbers['auroc']:.3f}, ECE {numbers['ece']:.3f} (floor "
+                   f"{numbers['ece_floor']:.3f})")

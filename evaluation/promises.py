@@ -1,0 +1,211 @@
+"""Answers with a promise: sets that hold a right item with a given chance, and thresholds for "nothing matches".
+
+Split-conformal sets (Vovk et al. 2005) are calibrated on the dev split. Their coverage holds for queries that are
+exchangeable with those of the calibration, on average over calibrations. Captions of one image are not exchangeable one
+by one, so one caption of each image is drawn.
+"""
+import math
+
+import numpy as np
+import torch
+from scipy import stats
+
+from cli import InputError
+from evaluation import selective
+from evaluation.answers import Answers, Rows, answers, rows_of
+from evaluation.confidence import Fitted
+from evaluation.subjects import Subject
+
+SCORES = 2 ** 25                      # scores that sets are counted in; of larger galleries fewer queries are taken
+METHODS = {"lac": "least mass by the posterior (LAC)", "aps": "adaptive (APS)", "topk": "the K best",
+           "threshold": "score above a threshold"}
+CONFIDENT = 0.95                      # of the certificate of a threshold
+
+
+def one_each(subject: Subject, side: str, seed: int = 0) -> Rows:
+    """The rows of exchangeable queries: one random caption of each image, or the images, and at most SCORES scores."""
+    rng = np.random.default_rng(seed)
+    owner = subject.caption_image
+    order = rng.permutation(len(owner))
+    queries = np.sort(order[np.unique(owner[order], return_index=True)[1]])         # a random caption of each image
+    queries = np.unique(owner) if side == "i2t" else queries
+    gallery = subject.n_images if side == "t2i" else len(owner)
+    most = max(1, SCORES // gallery)
+    if len(queries) > most:
+        queries = np.sort(rng.choice(queries, most, replace=False))
+    return rows_of(subject, side, queries)
+
+
+def strangeness(scores: torch.Tensor, right: torch.Tensor, t: float, u: torch.Tensor) -> dict[str, torch.Tensor]:
+    """How strange the best right item of each query is by each of METHODS: {method: (b,)}; sets hold what is at most as
+    strange as a limit.
+
+    scores (b, G); right (b, G) bool; t: the temperature of the posterior; u (b,): uniform numbers, which make APS
+    exact. LAC: -log p of the item. APS: the mass above it, plus u of its own. topk: how many items stand above it or
+    tie with it. threshold: minus its score.
+    """
+    best = torch.where(right, scores, -torch.inf).amax(1)                           # (b,)
+    log_p = (t * scores).log_softmax(1)
+    of_best = t * best - torch.logsumexp(t * scores, 1)
+    above = torch.where(scores > best[:, None], log_p, -torch.inf).exp().sum(1)
+    ahead = ((scores >= best[:, None]) & ~right).sum(1)
+    return {"lac": -of_best, "aps": above + u * of_best.exp(), "topk": ahead.float(), "threshold": -best}
+
+
+def set_sizes(scores: torch.Tensor, t: float, u: torch.Tensor, limits: dict[str, float]) -> dict[str, torch.Tensor]:
+    """How many items of each row are within the limits: {method: (b,)}; shapes as in `strangeness`."""
+    p = (t * scores).softmax(1)
+    falling = p.sort(1, descending=True).values
+    mass = falling.double().cumsum(1) - falling * (1 - u[:, None])
+    fixed = min(int(limits["topk"]) + 1, scores.shape[1])
+    return {"lac": (-p.log() <= limits["lac"]).sum(1), "aps": (mass <= limits["aps"]).sum(1),
+            "topk": torch.full_like(u, fixed), "threshold": (-scores <= limits["threshold"]).sum(1)}
+
+
+@torch.no_grad()
+def calibrate_sets(subject: Subject, side: str, t: float, alpha: float) -> tuple[dict[str, float], int]:
+    """{method: the largest strangeness that a set for 1 - alpha holds}, from n queries, and n.
+
+    It is the k-th smallest of n, k = ceil((n + 1)(1 - alpha)). Raises InputError where n is too small for alpha.
+    """
+    rows, found = one_each(subject, side), {name: [] for name in METHODS}
+    n = rows.queries
+    k = math.ceil((n + 1) * (1 - alpha))
+    if k > n:
+        raise InputError(f"--sets {alpha:g} needs at least {math.ceil(1 / alpha) - 1:,} images to calibrate on, and "
+                         f"there are {n:,}; give a larger ALPHA, or more images")
+    for scores, right, u in blocks(rows, 1):
+        for name, values in strangeness(scores, right, t, u).items():
+            found[name].append(values)
+    return {name: float(torch.cat(values).sort().values[k - 1]) for name, values in found.items()}, n
+
+
+def blocks(rows: Rows, seed: int):
+    """(scores (b, G), right (b, G) bool, uniform numbers (b,)) of all rows, in runs."""
+    drawn = torch.rand(rows.queries, generator=torch.Generator().manual_seed(seed))
+    for start, stop in rows.blocks():
+        scores = rows.scores(start, stop)
+        right = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
+        right[rows.right_of(start, stop)] = True
+        yield scores, right, drawn[start:stop].to(scores.device)
+
+
+@torch.no_grad()
+def judge_sets(subject: Subject, side: str, t: float, alpha: float, limits: dict[str, float], n: int) -> dict:
+    """Coverage and size of the sets of each method: {method: {"alpha", "coverage", "low", "high", "mean_size",
+    "median_size", "singletons", "singletons_right", "queries"}}, shares in [0, 1].
+
+    low and high: between these the coverage of so many queries lies in 95% of all calibrations with n exchangeable
+    queries, by the beta-binomial distribution; without end to the queries it is Beta(k, n + 1 - k).
+    """
+    rows = one_each(subject, side, seed=2)
+    size, held = {name: [] for name in METHODS}, {name: [] for name in METHODS}
+    for scores, right, u in blocks(rows, 3):
+        strange = strangeness(scores, right, t, u)
+        for name, sizes in set_sizes(scores, t, u, limits).items():
+            size[name].append(sizes)
+            held[name].append(strange[name] <= limits[name])
+    k = math.ceil((n + 1) * (1 - alpha))
+    low, high = stats.betabinom(rows.queries, k, n + 1 - k).ppf([0.025, 0.975]) / rows.queries
+    results = {}
+    for name in METHODS:
+        sizes, inside = (torch.cat(of[name]).cpu().numpy() for of in (size, held))
+        single = sizes == 1
+        results[name] = {"alpha": alpha, "coverage": float(inside.mean()), "low": float(low), "high": float(high),
+                         "mean_size": float(sizes.mean()), "median_size": float(np.median(sizes)),
+                         "singletons": float(single.mean()),
+                         "singletons_right": float(inside[single].mean()) if single.any() else float("nan"),
+                         "queries": rows.queries}
+    return results
+
+
+# ---- "nothing matches"
+
+def by_present(found: Answers) -> dict[str, np.ndarray]:
+    """The confidences (Q,) that may tell whether any item matches."""
+    values = {"posterior": found.posterior}
+    if found.grouped is not None:
+        values["posterior_grouped"] = found.grouped
+    return values | {"entropy": -found.entropy, "max": found.max, "margin": found.margin, "std": found.std}
+
+
+def both_ways(subject: Subject, side: str, t: float, seed: int) -> tuple[Answers, Answers]:
+    """The answers to one query per image as it is, and with its right items taken out of the gallery."""
+    rows = one_each(subject, side, seed)
+    if rows.gallery <= max(np.bincount(rows.right.query)):
+        raise InputError("--absent takes the right items of a query out of the gallery, which leaves none; give more "
+                         "images")
+    return answers(rows, t), answers(rows, t, absent=True)
+
+
+def certified_threshold(confidence: np.ndarray, rate: float) -> tuple[float, int]:
+    """The lowest threshold whose false-answer rate is certified, and how many of the n negatives it answers.
+
+    confidence (n,): of queries without an answer. From the strictest threshold downwards, it is lowered as long as the
+    upper bound of Clopper and Pearson on the share of negatives at or above it is at most `rate`, with a confidence of
+    CONFIDENT (fixed-sequence testing, so that the choice of the threshold is paid for). Raises InputError where so few
+    negatives cannot certify any.
+    """
+    n, falling = len(confidence), np.sort(confidence)[::-1]
+    bound = stats.beta.ppf(CONFIDENT, np.arange(n) + 1, n - np.arange(n))           # of 0 ... n - 1 false answers
+    allowed = int(np.searchsorted(bound, rate, "right")) - 1                        # false answers that are allowed
+    if allowed < 0:
+        need = math.ceil(math.log(1 - CONFIDENT) / math.log(1 - rate))
+        raise InputError(f"--absent {rate:g} needs at least {need:,} queries without an answer to certify a threshold, "
+                         f"and there are {n:,}; give a higher rate, or more images")
+    return float(np.nextafter(falling[allowed], np.inf)), int((confidence > falling[allowed]).sum())
+
+
+def judge_absent(dev: Subject, test: Subject, side: str, fitted: Fitted, rate: float) -> dict:
+    """Can one tell a query without an answer? {"auroc": {measure: ...}, "threshold": {...}}.
+
+    The AUROC is that of one query per image as it is, against the same query with its right items taken out. The
+    threshold of the posterior is certified on dev to answer at most `rate` of the queries without an answer. On test,
+    its false answers, the share of present queries that it answers, and how many of these are right.
+    """
+    here, gone = both_ways(test, side, fitted.temperature, seed=2)
+    measures = by_present(here), by_present(gone)
+    present = np.repeat([True, False], len(here.first))
+    auroc = {name: selective.auroc(np.concatenate([of[name] for of in measures]), present) for name in measures[0]}
+    best = max((name for name in auroc), key=lambda name: ("grouped" in name, name == "posterior"))
+    negatives = by_present(both_ways(dev, side, fitted.temperature, seed=0)[1])[best]
+    threshold, false = certified_threshold(negatives, rate)
+    answered = measures[0][best] >= threshold
+    return {"auroc": auroc, "queries": len(here.first),
+            "threshold": {"measure": best, "value": threshold, "rate": rate, "negatives": len(negatives),
+                          "false_on_negatives": false,
+                          "false_answers": float((measures[1][best] >= threshold).mean()),
+                          "answered": float(answered.mean()),
+                          "answered_right": float(here.right[answered].mean()) if answered.any() else float("nan")}}
+
+
+# ---- tables and sentences
+
+def set_tables(results: dict) -> list:
+    """Tables of `judge_sets` by direction, as report.py has them."""
+    heads = ["coverage", "95% from", "to", "mean size", "median", "single", "right"]
+    made = []
+    for side, title in (("t2i", "text to image"), ("i2t", "image to text")):
+        if side in results:
+            of = results[side]
+            rows = [(METHODS[name], [*(f"{100 * s[key]:.1f}" for key in ("coverage", "low", "high")),
+                                     f"{s['mean_size']:.1f}", f"{s['median_size']:.0f}", f"{100 * s['singletons']:.1f}",
+                                     "-" if np.isnan(s["singletons_right"]) else f"{100 * s['singletons_right']:.1f}"])
+                    for name, s in of.items()]
+            first = next(iter(of.values()))
+            made.append((f"{title}: sets that hold a right answer for {100 * (1 - first['alpha']):g}% of "
+                         f"{first['queries']:,} queries, one per image", [("", heads)], rows))
+    return made
+
+
+def absent_sentences(results: dict):
+    """What `judge_absent` found, by direction."""
+    for side, of in results.items():
+        best = max(of["auroc"], key=of["auroc"].get)
+        t = of["threshold"]
+        yield (f"{side}: present or absent? AUROC at best {of['auroc'][best]:.3f} ({best}), of the {t['measure']} "
+               f"{of['auroc'][t['measure']]:.3f}")
+        right = "" if np.isnan(t["answered_right"]) else f", {100 * t['answered_right']:.1f}% of them right"
+        yield (f"{side}: answering from {t['measure']} {t['value']:.3g} up gives at most {100 * t['rate']:g}% false "
+               f"answers to queries without one ({100 * CONFIDENT:g}% sure, from {t['negatives']:,} of dev); here "
+               f"{100 * t['false_answers']:.1f}%, and {100 * t['answered']:.1f}% of the others are answered{right}")

@@ -1,0 +1,159 @@
+"""How well a confidence tells right answers from wrong ones, and how far a probability can be taken at its word.
+
+Every function takes one number per query: confidence (Q,), where more is surer, or a probability p (Q,) in [0, 1], and
+right (Q,) bool: whether the query's first answer is right. Shares are in [0, 1].
+"""
+import numpy as np
+
+from metrics import recall_in_bins, risk_coverage
+
+BINS = 15                             # of equal mass, for the calibration error (Roelofs et al. 2022)
+RATES = np.linspace(0, 1, 11)[:-1]     # of abstention (Gisserot-Boukhlef et al. 2024, arXiv 2402.12997)
+LEAST = 1e-12                         # a probability of 0 or 1 counts as this far from it in a logarithm
+
+
+def auroc(confidence, right, weights=None) -> float:
+    """The chance that a right answer has more confidence than a wrong one; ties count half. NaN where one is missing.
+
+    weights (Q,): how often each query counts, as in a bootstrap sample.
+    """
+    return float(aurocs(confidence, right, np.ones((1, len(right))) if weights is None else weights[None])[0])
+
+
+def aurocs(confidence, right, weights) -> np.ndarray:
+    """`auroc` under each row of weights (S, Q) -> (S,)."""
+    right = np.asarray(right, dtype=bool)
+    order = np.argsort(confidence, kind="stable")
+    starts = np.flatnonzero(np.diff(np.asarray(confidence)[order], prepend=np.nan) != 0)     # of equal confidences
+    weights = weights[:, order]
+    hits, misses = (np.add.reduceat(np.where(of, weights, 0), starts, axis=1) for of in (right[order], ~right[order]))
+    below = np.cumsum(misses, axis=1) - misses / 2                                  # (S, groups) wrong answers below
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (hits * below).sum(1) / (hits.sum(1) * misses.sum(1))
+
+
+def abstention_nauc(confidence, values) -> float:
+    """The normalised area under the abstention curve, nAUC, as MTEB prints it: 0 for no knowledge, 1 at best.
+
+    At each of RATES the least confident queries are left out and the values (Q,), such as R@1 of each query, of the
+    rest are averaged. The area under that curve is given from flat (0) to that of an order by the values themselves
+    (1). NaN where the two are the same.
+    """
+    values = np.asarray(values, dtype=float)
+    n = len(values)
+    left_out = [min(round(rate * n), n - 1) for rate in RATES]
+
+    def area(by):
+        rest = np.cumsum(values[np.argsort(by, kind="stable")][::-1])[::-1]         # sums of what is left
+        return np.trapezoid([rest[k] / (n - k) for k in left_out], RATES)
+    flat, best = values.mean() * (RATES[-1] - RATES[0]), area(values)
+    return float((area(confidence) - flat) / (best - flat)) if not np.isclose(best, flat, rtol=1e-12) else float("nan")
+
+
+def coverage_at_risk(confidence, right, risk: float = 0.1) -> float:
+    """The largest share of queries, the surest first, of whose answers at most `risk` are wrong; 0 where none is.
+
+    Queries of equal confidence are answered together.
+    """
+    order = np.argsort(confidence, kind="stable")[::-1]
+    ranked = np.asarray(confidence)[order]
+    wrong, answered = np.cumsum(~np.asarray(right, dtype=bool)[order]), np.arange(1, len(order) + 1)
+    whole = np.append(ranked[1:] != ranked[:-1], True)      # the last of those with this confidence
+    allowed = np.flatnonzero(whole & (wrong <= risk * answered))
+    return float(answered[allowed[-1]] / len(order)) if len(allowed) else 0.0
+
+
+def steady_fall(confidence, right, bins: int = 10) -> tuple[float, float]:
+    """Spearman's rho of ten bins and -S R2 (ProbVLM, Upadhyay et al. 2023): how steadily R@1 falls from the surest bin.
+
+    rho is -1 where R@1 falls from every bin to the next. R2 is that of a straight line through the bins' recalls.
+    """
+    report = recall_in_bins(-np.asarray(confidence), right, bins)
+    recall, rho = np.array(report["recall"]), report["rho"]
+    spread = ((recall - recall.mean()) ** 2).sum()
+    if np.isnan(rho) or spread == 0:
+        return float("nan"), float("nan")
+    r = np.corrcoef(np.arange(len(recall)), recall)[0, 1]
+    return rho, float(-rho * r ** 2)
+
+
+def brier(p, right) -> float:
+    """The mean squared distance of the probability from what happened."""
+    return float(np.mean((np.asarray(p) - np.asarray(right, dtype=float)) ** 2))
+
+
+def nll(p, right) -> float:
+    """The mean negative log-likelihood of what happened, in nats."""
+    p = np.clip(p, LEAST, 1 - LEAST)
+    return float(-np.mean(np.log(np.where(right, p, 1 - p))))
+
+
+def calibration_error(p, right, bins: int = BINS) -> float:
+    """ECE: the mean distance of mean probability and share of right answers in bins of equal mass."""
+    return float(_errors(np.asarray(p, float), np.asarray(right, float)[None], bins)[0])
+
+
+def calibration_floor(p, bins: int = BINS, draws: int = 200, seed: int = 0) -> float:
+    """The ECE that a perfectly calibrated p would show with so few queries: its mean where right answers are drawn with
+    these probabilities."""
+    p, rng = np.asarray(p, float), np.random.default_rng(seed)
+    return float(_errors(p, (rng.random((draws, len(p))) < p).astype(float), bins).mean())
+
+
+def _errors(p: np.ndarray, right: np.ndarray, bins: int) -> np.ndarray:
+    """ECE of p (Q,) under each row of right (S, Q) -> (S,)."""
+    order = np.argsort(p, kind="stable")
+    parts = [part for part in np.array_split(order, bins) if len(part)]
+    return sum(abs(p[part].sum() - right[:, part].sum(1)) for part in parts) / len(p)
+
+
+def reliability(p, right, bins: int = BINS) -> dict:
+    """Mean probability, share of right answers and size of each bin of equal mass, for a reliability diagram."""
+    p, right = np.asarray(p, float), np.asarray(right, float)
+    parts = [part for part in np.array_split(np.argsort(p, kind="stable"), bins) if len(part)]
+    return {"p": [float(p[part].mean()) for part in parts], "right": [float(right[part].mean()) for part in parts],
+            "queries": [len(part) for part in parts]}
+
+
+def ranking(confidence, right) -> dict:
+    """What any confidence is judged by; NaN where all answers are right, or all wrong.
+
+    AURC, its value in random order ("aurc_flat") and the excess over a perfect order ("e_aurc") are in percent, as
+    `metrics.risk_coverage` has them.
+    """
+    risk, (rho, minus_s_r2) = risk_coverage(-np.asarray(confidence), right), steady_fall(confidence, right)
+    return {"auroc": auroc(confidence, right), "aurc": risk["area"], "aurc_flat": risk["area_random"],
+            "e_aurc": risk["area"] - risk["area_best"], "nauc": abstention_nauc(confidence, right),
+            "coverage_at_10": 100 * coverage_at_risk(confidence, right), "rho": rho, "minus_s_r2": minus_s_r2}
+
+
+def probability(p, right) -> dict:
+    """What a probability is judged by beyond `ranking`: Brier score, NLL, ECE and the floor of the ECE."""
+    return {"brier": brier(p, right), "nll": nll(p, right), "ece": calibration_error(p, right),
+            "ece_floor": calibration_floor(p), "mean": float(np.mean(p))}
+
+
+def auroc_differences(confidences: dict[str, np.ndarray], right, owner, base: str, samples: int = 1000,
+                      seed: int = 0) -> dict[str, dict]:
+    """How far the AUROC of each confidence is above that of `base`: {name: {"difference", "low", "high"}}, with a 95%
+    interval by a paired bootstrap over images.
+
+    owner (Q,): the image that a query belongs to. Images are drawn with replacement, each with all its queries.
+    """
+    owner = np.unique(owner, return_inverse=True)[1]
+    n, rng = owner.max() + 1, np.random.default_rng(seed)
+    draws = {name: [] for name in confidences}
+    step = max(1, 2 ** 22 // len(owner))
+    for done in range(0, samples, step):
+        images = rng.integers(n, size=(min(step, samples - done), n))
+        weights = np.array([np.bincount(row, minlength=n) for row in images], float)[:, owner]      # (step, Q)
+        for name, confidence in confidences.items():
+            draws[name].append(aurocs(confidence, right, weights))
+    draws = {name: np.concatenate(values) for name, values in draws.items()}
+    point = {name: auroc(confidence, right) for name, confidence in confidences.items()}
+    results = {}
+    for name in confidences:
+        if name != base:
+            low, high = np.nanpercentile(draws[name] - draws[base], [2.5, 97.5])
+            results[name] = {"difference": point[name] - point[base], "low": float(low), "high": float(high)}
+    return results

@@ -1,0 +1,272 @@
+"""Confidences, sets and thresholds of a whole gallery against loops over queries; `evaluate.py --confidence`."""
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import evaluate
+import train
+from demo import __main__ as demo
+from evaluation import ambiguity, certainty, confidence, promises
+from evaluation.answers import answers, rows_of, sample_scores
+from evaluation.subjects import Subject
+from metrics import spearman
+
+SIDES = ("t2i", "i2t")
+
+
+def drawn(seed=0, n=40, each=3, noise=0.9, scale=0.1):
+    """A subject of ready scores in which an image's captions are nearer to it; captions in random order."""
+    rng = np.random.default_rng(seed)
+    owner = rng.permutation(np.repeat(np.arange(n), each))
+    scores = scale * ((np.arange(n)[:, None] == owner) + noise * rng.normal(size=(n, n * each)))
+    return Subject("drawn", "scores", owner, n, scores=scores.astype(np.float32))
+
+
+def slow_answers(subject, side, t, images=None, absent=False):
+    """What `answers` says, query by query, from the definitions."""
+    kept = list(range(subject.n_images)) if images is None else list(images)
+    captions = [c for c in range(len(subject.caption_image)) if subject.caption_image[c] in kept]
+    queries = captions if side == "t2i" else [i for i in kept if i in subject.caption_image]
+    found = []
+    for q in queries:
+        items = kept if side == "t2i" else captions
+        image = subject.caption_image[q] if side == "t2i" else q
+        of = {j: j if side == "t2i" else subject.caption_image[j] for j in items}       # the image of each item
+        items = [j for j in items if not (absent and of[j] == image)]
+        s = {j: float(subject.scores[(j, q) if side == "t2i" else (q, j)]) for j in items}
+        top = max(items, key=lambda j: s[j])
+        total = sum(np.exp(t * s[j]) for j in items)
+        p = {j: np.exp(t * s[j]) / total for j in items}
+        wrong = [s[j] for j in items if of[j] != image]
+        found.append({"right": of[top] == image and s[top] > max(wrong), "max": s[top],
+                      "margin": s[top] - sorted(s.values())[-2], "std": np.std(list(s.values())),
+                      "posterior": p[top], "entropy": -sum(x * np.log(x) for x in p.values()),
+                      "of_right": sum(p[j] for j in items if of[j] == image),
+                      "grouped": sum(p[j] for j in items if of[j] == of[top]), "first": top})
+    return found
+
+
+@pytest.mark.parametrize("absent", [False, True])
+@pytest.mark.parametrize("images", [None, [3, 5, 6, 20, 21, 33]])
+@pytest.mark.parametrize("side", SIDES)
+def test_answers_are_those_of_a_loop_over_queries(monkeypatch, side, images, absent):
+    monkeypatch.setattr("evaluation.answers.ELEMENTS", 250)                 # several blocks, the last one smaller
+    subject = drawn()
+    rows = rows_of(subject, side, images=None if images is None else np.array(images))
+    found, slow = answers(rows, 12.0, absent), slow_answers(subject, side, 12.0, images, absent)
+    assert len(slow) == rows.queries
+    for name in ("right", "max", "margin", "std", "posterior", "entropy", "of_right"):
+        assert np.allclose(getattr(found, name), [of[name] for of in slow], atol=2e-6), name
+    assert rows.items[found.first].tolist() == [of["first"] for of in slow]
+    assert (found.grouped is None) == (side == "t2i")
+    if side == "i2t":
+        assert np.allclose(found.grouped, [of["grouped"] for of in slow], atol=2e-6)
+
+
+def test_a_wrong_item_that_ties_is_no_right_answer():
+    subject = Subject("x", "scores", np.array([0, 0, 1]), 2, scores=np.array([[1, 1, 0.5], [0.2, 1, 1]], np.float32))
+    assert answers(rows_of(subject, "i2t"), 1.0).right.tolist() == [True, False]     # right ones tie; a wrong one ties
+    assert answers(rows_of(subject, "t2i"), 1.0).right.tolist() == [True, False, True]
+
+
+def test_rows_of_some_queries_are_those_of_all():
+    subject = drawn()
+    for side in SIDES:
+        rows, chosen = rows_of(subject, side), np.array([2, 7, 31])
+        few = rows_of(subject, side, queries=chosen)
+        assert torch.equal(few.scores(0, 3), rows.scores(0, rows.queries)[chosen])
+        scores, right = sample_scores(few, 10 ** 6)
+        assert torch.equal(scores, few.scores(0, 3)) and right.sum(1).tolist() == [1 if side == "t2i" else 3] * 3
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_sets_are_those_of_a_loop_over_items(side):
+    subject, t = drawn(seed=3), 9.0
+    rows = rows_of(subject, side)
+    scores, right, u = (torch.cat(x) for x in zip(*promises.blocks(rows, 5)))
+    limits = {"lac": 3.0, "aps": 0.7, "topk": 4.0, "threshold": -0.1}
+    sizes, strange = promises.set_sizes(scores, t, u, limits), promises.strangeness(scores, right, t, u)
+    for q in range(rows.queries):
+        s, p = scores[q].double(), (t * scores[q].double()).softmax(0)
+        sets = {name: set() for name in limits}
+        for j in range(rows.gallery):
+            above = float(p[s > s[j]].sum())
+            odd = {"lac": -np.log(float(p[j])), "aps": above + float(u[q] * p[j]), "topk": int((s > s[j]).sum()),
+                   "threshold": -float(s[j])}
+            for name, value in odd.items():
+                if value <= limits[name]:
+                    sets[name].add(j)
+        best = {j for j in range(rows.gallery) if right[q, j]}
+        for name, held in sets.items():
+            assert len(held) == sizes[name][q], name
+            assert bool(held & best) == bool(strange[name][q] <= limits[name]), name
+
+
+def test_coverage_holds_over_a_thousand_calibrations():
+    """Exchangeable queries: on average over calibrations the sets hold a right item at least as often as promised."""
+    generator, alpha, n = torch.Generator().manual_seed(0), 0.2, 39
+    coverage = {name: [] for name in promises.METHODS}
+    k = int(np.ceil((n + 1) * (1 - alpha)))
+    for _ in range(1000):
+        scores = torch.randn(n + 50, 20, generator=generator)
+        right = torch.zeros(n + 50, 20, dtype=torch.bool)
+        right[torch.arange(n + 50), torch.multinomial((1.5 * scores).softmax(1), 1, generator=generator)[:, 0]] = True
+        strange = promises.strangeness(scores, right, 1.5, torch.rand(n + 50, generator=generator))
+        for name, values in strange.items():
+            coverage[name].append(float((values[n:] <= values[:n].sort().values[k - 1]).float().mean()))
+    for name, values in coverage.items():
+        error = np.std(values) / 1000 ** 0.5
+        assert np.mean(values) > 1 - alpha - 3 * error, name
+        if name != "topk":                                  # whole numbers tie, and cover more
+            assert np.mean(values) < 1 - alpha + 1 / (n + 1) + 3 * error, name
+
+
+def test_one_caption_of_each_image_is_calibrated_on():
+    subject = drawn()
+    rows = promises.one_each(subject, "t2i")
+    assert sorted(rows.owner) == list(range(40)) and (subject.caption_image[rows.asked] == rows.owner).all()
+    assert promises.one_each(subject, "i2t").asked.tolist() == list(range(40))
+
+
+def test_thresholds_are_certified_by_clopper_and_pearson():
+    values = np.arange(100.0)
+    threshold, false = promises.certified_threshold(values, 0.05)
+    assert false == 1 and 98 < threshold < 98.0001          # one of 100: at most 4.66% at 95%; two: 6.16%
+    assert (values >= threshold).sum() == 1
+    with pytest.raises(ValueError, match="needs at least 59 queries without an answer"):
+        promises.certified_threshold(np.arange(58.0), 0.05)
+    assert promises.certified_threshold(np.arange(59.0), 0.05)[1] == 0
+    rng, broken = np.random.default_rng(0), 0
+    for _ in range(1000):                                   # the true rate is above 5% in at most 5% of the draws
+        threshold, _ = promises.certified_threshold(rng.random(200), 0.05)
+        broken += 1 - threshold > 0.05
+    assert broken <= 70
+
+
+def test_partial_correlation_is_that_of_residuals():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=300)
+    x, y = z + rng.normal(size=300), z + rng.normal(size=300)
+    ranks = [np.argsort(np.argsort(v)).astype(float) for v in (x, y, z)]
+    a, b = (v - np.polyval(np.polyfit(ranks[2], v, 1), ranks[2]) for v in ranks[:2])
+    assert ambiguity.partial_spearman(x, y, z) == pytest.approx(np.corrcoef(a, b)[0, 1], abs=1e-9)
+    assert abs(ambiguity.partial_spearman(x, y, z)) < 0.15 < spearman(x, y)
+    assert np.isnan(ambiguity.partial_spearman(x, y, x))
+
+
+def test_disagreement_of_captions():
+    found = ambiguity.disagreement(["a b", "A b", "c", "a b", "b c d"], np.array([0, 0, 1, 2, 2]), 4)
+    assert found[0] == 0 and np.isnan(found[[1, 3]]).all() and found[2] == pytest.approx(0.75)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A point and a Gaussian run of a few epochs on 200 images of the demo; 50 are dev, 100 test."""
+    root = tmp_path_factory.mktemp("sure")
+    demo.write(root / "data", size=200, seed=0, progress=False)
+    for sim in ("cosine", "wasserstein"):
+        words = ["--data_path", str(root / "data"), "--data_name", "demo_precomp", "--embed_size", "32", "--word_dim",
+                 "16", "--num_epochs", "8", "--no-max_violation", "--vocab_threshold", "1", "--device", "cpu",
+                 "--workers", "0", "--sim", sim, "--learning_rate", "3e-3", "--logger_name", str(root / sim)]
+        assert train.train(train.parse_args(words)) == 0
+    return root
+
+
+def judged(words):
+    return evaluate.run(evaluate.parse_args(list(map(str, words))))
+
+
+def test_a_gaussian_run(runs, capsys):
+    positives = runs / "data" / "demo_precomp" / "test_positives.json"
+    results = judged(["--checkpoint", runs / "wasserstein", "--confidence", "--sets", 0.2, "--absent", 0.5,
+                      "--positives", positives])
+    printed = capsys.readouterr().out
+    for side in SIDES:
+        found = results["confidence"][side]
+        assert {"posterior", "entropy", "max", "margin", "std", "log_det_query", "log_det_answer", "trace_query",
+                "trace_answer", "stacked", "stacked_without_sigma", "isotonic"} <= set(found)
+        assert ("posterior_grouped" in found) == (side == "i2t")
+        assert 0 < found["posterior"]["ece_floor"] < 1 and 0 <= found["posterior"]["auroc"] <= 1
+        assert {"difference", "low", "high"} == set(found["stacked"]["above_without_sigma"])
+        assert f"{side}: does Sigma add anything to a logistic without it?" in printed
+        for method in promises.METHODS:
+            held = results["sets"][side][method]
+            assert held["low"] - 0.1 <= held["coverage"] <= held["high"] + 0.1 and held["low"] < 0.8 < held["high"]
+    for side, keys in (("captions", {"rho", "rho_given_words", "rho_within_levels"}), ("images", {"rho"})):
+        assert set(results["ambiguity"]["positives"][side]["entropy"]) == keys
+    assert json.loads((runs / "wasserstein" / "results.json").read_text())["confidence"] == results["confidence"]
+    kept = certainty.read_calibration(str(runs / "wasserstein" / "calibration.json"))
+    assert kept["t2i"].temperature > 0 and kept["i2t"].gallery == 5 * kept["t2i"].gallery
+    assert kept["t2i"].isotonic([0.3]) == confidence.Isotonic(*kept["t2i"].isotonic)([0.3])
+    again = judged(["--checkpoint", runs / "wasserstein", "--confidence"])           # over the same file
+    assert again["confidence"] == results["confidence"]
+
+
+def test_a_run_its_embeddings_and_its_scores_agree(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    direct = judged(["--checkpoint", runs / "cosine", "--confidence", "--sets", 0.2, "--output", "direct.json"])
+    for split in ("dev", "test"):
+        judged(["--checkpoint", runs / "cosine", "--split", split, "--export", f"{split}.npz", "--output",
+                f"{split}.json"])
+        with np.load(f"{split}.npz") as f:
+            unit = [f[f"{side}_mean"] / np.linalg.norm(f[f"{side}_mean"], axis=1, keepdims=True)
+                    for side in ("image", "caption")]
+        np.save(f"{split}.npy", unit[0] @ unit[1].T)
+    embedded = judged(["--embeddings", "test.npz", "--calibration", "dev.npz", "--confidence", "--sets", 0.2])
+    scored = judged(["--scores", "test.npy", "--calibration", "dev.npy", "--confidence", "--sets", 0.2])
+    for other in (embedded, scored):
+        for side in SIDES:
+            for name, numbers in direct["confidence"][side].items():
+                assert other["confidence"][side][name]["auroc"] == pytest.approx(numbers["auroc"], abs=1e-3)
+            for name, numbers in direct["sets"][side].items():
+                assert other["sets"][side][name]["coverage"] == pytest.approx(numbers["coverage"], abs=0.05)
+    half = judged(["--embeddings", "test.npz", "--calibrate_on", 0.5, "--confidence", "--output", "half.json"])
+    assert half["confidence"]["t2i"]["posterior"]["auroc"] != direct["confidence"]["t2i"]["posterior"]["auroc"]
+    assert json.loads(open("half_calibration.json").read())["images"] == round(direct["images"] / 2)
+
+
+def test_what_cannot_be_calibrated_ends_in_a_sentence(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for sim in ("cosine", "wasserstein"):
+        for split in ("dev", "test"):
+            judged(["--checkpoint", runs / sim, "--split", split, "--export", f"{sim}_{split}.npz", "--output",
+                    "x.json"])
+    point, other = ["--embeddings", "cosine_test.npz"], "wasserstein_dev.npz"
+    capsys.readouterr()
+    for words, said in (
+            ([*point, "--confidence"], "has to be calibrated on other items"),
+            ([*point, "--calibration", "cosine_dev.npz"], "has no effect without --confidence"),
+            ([*point, "--confidence", "--calibration", other], "is of another model"),
+            ([*point, "--confidence", "--calibration", "cosine_test.npz"], "share .* images"),
+            ([*point, "--confidence", "--calibrate_on", 1.5], "--calibrate_on 1.5 is no share"),
+            ([*point, "--confidence", "--calibrate_on", 0.001], "leaves 0 of"),
+            ([*point, "--confidence", "--calibrate_on", 0.5, "--calibration", other], "both name what to calibrate on"),
+            (["--checkpoint", runs / "cosine", "--confidence", "--split", "dev"], "is what a run is calibrated on"),
+            (["--checkpoint", runs / "cosine", "--sets", 1], "--sets 1 is no share"),
+            (["--checkpoint", runs / "cosine", "--sets", 0.001], "needs at least 999 images to calibrate on"),
+            (["--checkpoint", runs / "cosine", "--absent", 0.001], "needs at least 2,995 queries without an answer"),
+            (["--checkpoint", runs / "cosine", "--confidence", "--calibration", other], "calibrated on its dev split"),
+            (["--compare", runs / "cosine", runs / "wasserstein", "--confidence"], "do not go with --compare")):
+        with pytest.raises(SystemExit) as stop:
+            evaluate.main(list(map(str, words)))
+        error = capsys.readouterr().err + (stop.value.code if isinstance(stop.value.code, str) else "")
+        assert stop.value.code not in (0, None)
+        assert any(re.search(said, line) for line in error.splitlines()), (words, error)
+
+
+def test_a_subject_whose_answers_are_all_right(tmp_path):
+    subject = drawn(noise=0.0)
+    with pytest.raises(ValueError, match="all of the 120 first answers .* are right, so no confidence can tell"):
+        confidence.refuse_one_class(np.ones(120, bool), "drawn", "t2i")
+    with pytest.raises(ValueError, match="no temperature fits|first answers"):
+        confidence.fit(subject, "t2i")
+
+
+def test_other_files_are_no_calibration(tmp_path):
+    for text in ("[]", '{"calibration": 2}', '{"calibration": 1, "t2i": {}, "i2t": {}}', "{"):
+        (tmp_path / "c.json").write_text(text)
+        with pytest.raises(ValueError, match="write it again with evaluate.py --confidence"):
+            certainty.read_calibration(str(tmp_path / "c.json"))
