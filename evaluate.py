@@ -26,6 +26,7 @@ import checkpoints
 import cli
 from checkpoints import load_checkpoint
 from cli import Arguments, InputError, data_set, filename, natural, positive, split_name, workers
+from evaluation import bank
 from evaluation.annotations import Pairs
 from evaluation.assess import INSTANCES, Judgements, assess, read_judgements, without_nan
 from evaluation.certainty import assess_certainty, check_options, to_calibrate_on, wanted
@@ -63,6 +64,8 @@ def sentences(results: dict):
         yield (f"re-ranking the {r['keep']:,} nearest by the cosine of the means: {r['i2t']['lost']:.2f}% of the "
                f"images and {r['t2i']['lost']:.2f}% of the captions lose all their matches; {r['seconds']:.2f} s "
                f"against {r['seconds_full']:.2f} s in full, {r['seconds_full'] / r['seconds']:.1f} times as fast")
+    if "bank" in results:
+        yield bank.sentence(results["bank"])
     for side, u in results.get("uncertainty", {}).items():
         yield f"uncertainty log det Sigma of the {side}: mean {u['mean']:.2f}, standard deviation {u['std']:.2f} nats"
         if "recall_bins" in u:
@@ -133,7 +136,7 @@ def compare_many(opt) -> dict:
     """Compares what --compare names, prints tables and writes the results; returns what the file holds."""
     paths = [path for group in opt.compare for path in group.split(",")]
     name = "_".join(os.path.basename(os.path.splitext(common_name(group.split(",")))[0]) for group in opt.compare)
-    default = f"comparison_{name[:80]}{of_split(opt)}.json".replace(os.sep, "_")
+    default = f"comparison_{name[:80]}{of_split(opt)}{bank.suffix(opt)}.json".replace(os.sep, "_")
 
     def is_ours(path):
         return is_comparison(path) and (bool(opt.output) or set(read_json(path)["runs"]) == set(paths))
@@ -242,7 +245,7 @@ def default_name(paths: list[str], opt) -> str:
             same_data = (data_name, split) == (trained["data_name"], "test")
             of_data = "" if same_data else of_split(opt, trained["data_name"])
             of_sim = of_sim if opt.sim != trained["sim"] else ""
-    return f"{name}{of_sim}{of_data}.json".replace(os.sep, "_")
+    return f"{name}{of_sim}{of_data}{bank.suffix(opt)}.json".replace(os.sep, "_")
 
 
 def of_split(opt, data_name: str = "") -> str:
@@ -321,6 +324,11 @@ def parse_args(argv=None) -> argparse.Namespace:
     add("--rerank", type=int, default=0, metavar="K",
         help="for --sim scan: also rank in two stages. The cosine of the means keeps the K nearest items of each "
         "query, and attention re-ranks them; reports what this loses and saves")
+    add("--bank", type=split_name, metavar="SPLIT",
+        help="also rank with query-bank normalisation: what an item scores with queries of this split, usually train, "
+        "is taken from its scores, so that no item is near every query; its beta is chosen on dev")
+    add("--bank_size", type=positive, default=bank.SIZE, metavar="N",
+        help="with --bank: how many captions are drawn at most, and how many images")
     add("--uncertainty", action="store_true",
         help="what log det Sigma tells about recall: bins, risk and coverage, pictures")
     add("--control", action=argparse.BooleanOptionalAction, default=True,
@@ -370,7 +378,7 @@ def parse_args(argv=None) -> argparse.Namespace:
     if opt.sim and opt.scores:
         p.error(f"--sim {opt.sim} does not go with --scores, a matrix of ready scores; leave it out")
     for name, needed in (("instances", "pmrp"), ("cxc_path", "cxc"), ("cxc_rule", "cxc"), ("photos", "uncertainty"),
-                         ("control", "uncertainty")):
+                         ("control", "uncertainty"), ("bank_size", "bank")):
         if getattr(opt, name) != p.get_default(name) and not getattr(opt, needed):
             p.error(f"--{'no-' * (name == 'control')}{name} has no effect without --{needed}; give both or neither")
     return opt

@@ -440,6 +440,7 @@ def chunks(order, batch_size: int) -> list[np.ndarray]:
     return [order[k:k + batch_size] for k in range(0, len(order), batch_size)]
 
 
-def image_batches(images, batch_size: int, workers: int = 0):
-    """Yield all images of a split in batches, each image once, in order."""
-    return stream(_ImageFetcher(images), chunks(np.arange(len(images)), batch_size), workers * images.parallel)
+def image_batches(images, batch_size: int, workers: int = 0, rows=None):
+    """Yield all images of a split, or those of `rows` (K,), in batches, each image once, in order."""
+    rows = np.arange(len(images)) if rows is None else rows
+    return stream(_ImageFetcher(images), chunks(rows, batch_size), workers * images.parallel)

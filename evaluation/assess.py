@@ -49,6 +49,11 @@ class Task:
         """The whole matrix of scores (N, M). It is computed at first use and kept until `release`."""
         return subjects.score_matrix(self.subject, self.opt.block)
 
+    @property
+    def columns(self):
+        """The scores in blocks: of the whole matrix where that is needed anyway, else of the members."""
+        return subjects.image_text_of(self.scores) if self.needs_matrix else subjects.image_text(self.subject.members)
+
     def release(self) -> None:
         """Let go of the matrix of scores, 500 MB for the 5,000 images of COCO's test split."""
         self.__dict__.pop("scores", None)
@@ -150,10 +155,14 @@ def each(run: Callable[[Task, list[Gallery], str], dict]) -> Callable[[Task, dic
 
 def run_full(task: Task, galleries: list[Gallery], name: str) -> dict:
     began = time.perf_counter()
-    columns = subjects.image_text_of(task.scores) if task.needs_matrix else subjects.image_text(task.subject.members)
-    numbers = protocols.recalls(task.subject, columns, galleries, task.opt.block, task.record, name)
+    numbers = protocols.recalls(task.subject, task.columns, galleries, task.opt.block, task.record, name)
     task.seconds[name] = time.perf_counter() - began
     return numbers
+
+
+def run_bank(task: Task, galleries: list[Gallery], name: str) -> dict:
+    columns = subjects.normalised(task.columns, task.subject.bank)
+    return protocols.recalls(task.subject, columns, galleries, task.opt.block, task.record, name)
 
 
 def run_mean_only(task: Task, galleries: list[Gallery], name: str) -> dict:
@@ -216,6 +225,7 @@ def run_cxc(task: Task, galleries: dict[str, list[Gallery]]) -> dict[str, dict]:
 # 4. Add its title to report.TITLES and the heads of new columns to report.NAMES.
 PROTOCOLS: dict[str, Protocol] = {
     "full": Protocol(each(run_full), lambda task: True, title="image to text and text to image"),
+    "bank": Protocol(each(run_bank), lambda task: task.subject.bank is not None),
     "mean_only": Protocol(each(run_mean_only), lambda task: uses_variances(task.subject)),
     "shuffled": Protocol(each(run_shuffled), folds=False, asked=lambda task: (
         task.opt.uncertainty and task.opt.control and uses_variances(task.subject))),
@@ -345,6 +355,8 @@ def assess(subject: Subject, judged: Judgements, opt) -> tuple[dict, Record, dic
                "protocols": numbers}
     if numbers.get("full"):
         results["chance"] = chances(subject, opt.fold5)
+    if subject.bank:
+        results["bank"] = subject.bank.report
     if subject.notes:
         results["notes"] = subject.notes
     if numbers.get("full"):

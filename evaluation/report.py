@@ -14,7 +14,8 @@ SIDES = {"i2t": "image to text", "t2i": "text to image", "t2t": "text to text", 
 RATINGS = {"sts": "STS", "sis": "SIS", "sits": "SITS"}
 RECALLS = ("r1", "r5", "r10", "medr", "meanr")
 # Protocols of the original pairs are rows of the first table: the label of each row.
-ROWS = {"full": "all", "folds5": "mean of five folds of 1,000", "mean_only": "all, cosine of the means",
+ROWS = {"full": "all", "folds5": "mean of five folds of 1,000", "bank": "all, with the bank",
+        "bank_folds5": "five folds, with the bank", "mean_only": "all, cosine of the means",
         "mean_only_folds5": "five folds, cosine of the means", "shuffled": "all, variances of other items",
         "rerank": "all, the nearest re-ranked", "rerank_folds5": "five folds, the nearest re-ranked"}
 # All other protocols have tables of their own, in this order: the title of each table.

@@ -18,8 +18,8 @@ import metrics
 from checkpoints import load_checkpoint, load_model
 from cli import InputError, torch_device
 from data import Split, check_extractors, read_split
-from evaluation import items
-from evaluation.subjects import Member, Subject
+from evaluation import bank, items
+from evaluation.subjects import Bank, Gallery, Member, Subject
 from files.reading import FAULTS, holds_arrays, read_array, read_arrays
 from files.writing import output, save_arrays
 from inputs import SQUARABLE, NoImages, Photos, Tokens, image_batches
@@ -31,25 +31,27 @@ from text import Vocabulary
 
 @torch.no_grad()
 def encode(model: JointEmbedding, split: Split, tokens: Tokens | None, device, batch_size: int = 128,
-           workers: int = 0) -> tuple[Embedding | None, Embedding | None]:
-    """Embeddings of all images (N, D) and all captions (M, D) of a split, in their order. The model must be in eval
-    mode.
+           workers: int = 0, part: Gallery | None = None) -> tuple[Embedding | None, Embedding | None]:
+    """Embeddings of all images (N, D) and all captions (M, D) of a split, or of a part of it, in their order. The model
+    must be in eval mode.
 
     None stands for images that are not at hand, and for captions where `tokens` is None.
     """
-    text_only, sizes = isinstance(split.images, NoImages), () if tokens is None else tokens.length
-    total = len(sizes) + (0 if text_only else len(split.images))
+    text_only = isinstance(split.images, NoImages)
+    part = part or Gallery(np.arange(len(split.images)), np.arange(0 if tokens is None else len(tokens.length)))
+    sizes = () if tokens is None else tokens.length[part.captions]
+    total = len(sizes) + (0 if text_only else len(part.images))
     with tqdm(total=total, desc=f"encode {split.name}", disable=None, leave=False) as bar:
         images = []
-        for batch in () if text_only else image_batches(split.images, batch_size, workers):
+        for batch in () if text_only else image_batches(split.images, batch_size, workers, part.images):
             images.append(model.embed_images(batch.to(device)))
             bar.update(len(batch))
         order, captions = np.argsort(sizes, kind="stable"), []                       # similar lengths: little padding
         for k in range(0, len(order), batch_size):
-            numbers, lengths = tokens.batch(order[k:k + batch_size])
+            numbers, lengths = tokens.batch(part.captions[order[k:k + batch_size]])
             captions.append(model.embed_captions(numbers.to(device), lengths))
             bar.update(len(lengths))
-    return _join(images, np.arange(len(split.images))) if images else None, _join(captions, order) if captions else None
+    return _join(images, np.arange(len(part.images))) if images else None, _join(captions, order) if captions else None
 
 
 def _join(batches: list[Embedding], order: np.ndarray) -> Embedding:
@@ -172,26 +174,23 @@ def open_run(paths: list[str], opt) -> Subject:
     Prints a line per model, and writes the embeddings with --export. Raises InputError where a model cannot take the
     data, or --sim its embeddings.
     """
-    device, subject, first = torch_device(opt.device), None, None
-    for path in paths:
-        run = load_run(path, opt, first, vocab=opt.vocab, dev_images=opt.dev_images, text_only=opt.cxc)
-        first, split, trained = first or run, run.split, run.trained
+    subject = None
+    if opt.bank:
+        bank.check_splits(opt.bank, opt.split or "test")
+    for path, (run, member) in zip(paths, members_of(paths, opt)):
+        split, trained = run.split, run.trained
         subject = subject or of_split(split, " + ".join(paths), run.folder)
         subject.notes += [note for note in run.notes if note not in subject.notes]
         if run.foreign and split.text is None:
             subject.unknown_words = split.unknown_words(run.vocab)
-        images, captions = encode(run.model.to(device), split, run.tokens(), device, opt.batch_size, opt.workers)
-        similarity = SIMILARITIES[opt.sim]() if opt.sim else run.model.similarity
-        if opt.sim and images is not None:
-            try:
-                similarity.check(images, captions)
-            except ValueError as error:
-                raise InputError(f"{path} does not fit --sim {opt.sim}: {error}") from error
-        subject.members.append(Member(similarity, images, captions))
+        subject.members.append(member)
         subject.similarity = opt.sim or " + ".join(dict.fromkeys([*filter(None, [subject.similarity]), trained.sim]))
         print(f"{path}: {trained.sim}, image head {trained.image_head}, text head {trained.text_head}, epoch "
               f"{run.state['epoch']}, dev rsum {run.state['best_rsum']:.1f}")
+    if opt.bank:
+        subject.bank = bank_of(subject, paths, opt)
     if opt.export:
+        _, images, captions = member
         if images is None:
             raise InputError(f"--export: {subject.source} has no images beside it; export a split with features or "
                              "photos")
@@ -202,6 +201,41 @@ def open_run(paths: list[str], opt) -> Subject:
                     f"'{subject.similarity}' cannot be recomputed")
         print(f"embeddings in {opt.export}{note}")
     return subject
+
+
+def members_of(paths: list[str], opt, part=lambda split: None):
+    """Yields (run, member) for every path: what the model made of the split that `opt` names, or of part(split), a
+    Gallery. Raises InputError as `open_run` does."""
+    device, first = torch_device(opt.device), None
+    for path in paths:
+        run = load_run(path, opt, first, vocab=opt.vocab, dev_images=opt.dev_images, text_only=opt.cxc)
+        first = first or run
+        images, captions = encode(run.model.to(device), run.split, run.tokens(), device, opt.batch_size, opt.workers,
+                                  part(run.split))
+        similarity = SIMILARITIES[opt.sim]() if opt.sim else run.model.similarity
+        if opt.sim and images is not None:
+            try:
+                similarity.check(images, captions)
+            except ValueError as error:
+                raise InputError(f"{path} does not fit --sim {opt.sim}: {error}") from error
+        yield run, Member(similarity, images, captions)
+
+
+def bank_of(subject: Subject, paths: list[str], opt) -> Bank:
+    """The normalisation of a subject's scores by queries of the split --bank. Its beta is chosen on the dev split of
+    the same data set. Raises InputError where the subject has no images."""
+    if not subject.has_images:
+        raise InputError(f"--bank {opt.bank} normalises scores of images and captions, and {subject.name} has no "
+                         "images to score; leave --bank out, or give a split with features or photos")
+
+    def of(split, part=lambda split: None):
+        others = argparse.Namespace(**{**vars(opt), "split": split, "cxc": False})
+        runs, members = zip(*members_of(paths, others, part))
+        return members, runs[0].split.caption_image
+    queries, _ = of(opt.bank, lambda split: bank.draw(split.caption_image, len(split.images), opt.bank_size))
+    dev, caption_image = of("dev")
+    dev = Subject(subject.name, "", caption_image, len(dev[0].images.mean), list(dev))
+    return bank.normalisation(subject.members, dev, queries, opt.bank, opt.block)
 
 
 def of_split(split: Split, name: str, folder: tuple[str, str]) -> Subject:
@@ -327,6 +361,9 @@ def described(path: str, opt, n: int, m: int, arrays: dict) -> tuple[Subject, it
     file says, else M / N captions per image, in order. Raises InputError where the arrays have other shapes, or other
     items.
     """
+    if opt.bank:
+        raise InputError(f"--bank {opt.bank} needs a model that embeds the bank, and {path} is of the items of one "
+                         "split; leave --bank out, or evaluate a trained run with --checkpoint")
     stored = text_of(arrays, "split", path)
     name = {"val": "dev"}.get(stored, stored)
     if opt.split and name and {"val": "dev"}.get(opt.split, opt.split) != name:

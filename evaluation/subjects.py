@@ -25,6 +25,17 @@ class Member(NamedTuple):
     captions: Embedding | None        # M items
 
 
+class Bank(NamedTuple):
+    """A query-bank normalisation: what is taken from all scores of an item, see `bank`."""
+    images: torch.Tensor              # (N,)
+    captions: torch.Tensor            # (M,)
+    report: dict                      # whose queries, and how beta was chosen: "bank" of results.json
+
+    def take(self, rows) -> "Bank":
+        """The items in the order `rows` (an items.Order)."""
+        return self._replace(images=self.images[rows.images], captions=self.captions[rows.captions])
+
+
 class Gallery(NamedTuple):
     """The items among which is searched, as positions in the split, rising."""
     images: np.ndarray                # (n,) int64
@@ -40,6 +51,7 @@ class Subject:
     n_images: int
     members: list[Member] = field(default_factory=list)
     scores: np.ndarray | None = None              # (N, M), mapped or in memory
+    bank: Bank | None = None                      # of the members' mean scores, with --bank
     items: Items | None = None                    # what is known of the images and captions
     photos: Photos | list[str] | None = None      # the photos, or their file names
     data_name: str = ""
@@ -53,6 +65,7 @@ class Subject:
         self.members = [Member(m.similarity, m.images and m.images.rows(rows.images),
                                m.captions and m.captions.rows(rows.captions)) for m in self.members]
         self.scores = None if self.scores is None else self.scores[rows.images][:, rows.captions]
+        self.bank = self.bank and self.bank.take(rows)
 
     @property
     def has_images(self) -> bool:
@@ -113,6 +126,18 @@ def image_text(members: list[Member]):
 def image_text_of(scores: np.ndarray):
     """The scores of a ready matrix (N, M), in blocks."""
     return lambda c: lambda i: torch.from_numpy(scores[i][:, np.asarray(c)].astype(np.float32, copy=False))
+
+
+def normalised(columns, bank: Bank):
+    """The scores less what the bank takes from the image and from the caption, in blocks."""
+    def column(c):
+        score, of_captions = columns(c), bank.captions[c]
+
+        def block(i):
+            scores = score(i)
+            return scores - bank.images[i, None].to(scores.device) - of_captions.to(scores.device)
+        return block
+    return column
 
 
 def within_modality(subject: Subject, side: str):

@@ -1,0 +1,406 @@
+"""Query-bank normalisation against double loops, what chooses its beta, and evaluate.py --bank as users run it."""
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import evaluate
+import metrics
+from checkpoints import load_checkpoint
+from cli import InputError
+from evaluation import bank, protocols, sources, subjects
+from evaluation.items import Order
+from evaluation.subjects import Bank, Member, Record, Subject
+from similarities import SIMILARITIES, Cosine, Dot, Embedding
+from tests import helpers, references
+
+N, M, D = 7, 24, 5
+NAMES = ["cosine", "dot", "wasserstein", "kl", "elk"]
+
+
+def gaussians(n: int, seed: int, scale: float = 1.0) -> Embedding:
+    rng = np.random.default_rng(seed)
+    return Embedding(*(torch.from_numpy(x.astype(np.float32)) for x in (
+        scale * rng.standard_normal((n, D)), rng.uniform(-1, 1, (n, D)))))
+
+
+def member(name: str, seed: int, n: int = N, m: int = M) -> Member:
+    return Member(SIMILARITIES[name](), gaussians(n, seed), gaussians(m, seed + 1))
+
+
+def owners(n: int = N, m: int = M, seed: int = 0) -> np.ndarray:
+    """The image of each caption: shuffled, unequal numbers, image 2 without any."""
+    with_captions = np.setdiff1d(np.arange(n), 2)
+    rng = np.random.default_rng(seed)
+    return rng.permutation(np.r_[with_captions, rng.choice(with_captions, m - n + 1)])
+
+
+def exact(name: str, images: Embedding, captions: Embedding) -> np.ndarray:
+    """Scores in float64, one image at a time."""
+    double = [Embedding(*(None if x is None else x.double() for x in e[:2])) for e in (images, captions)]
+    return references.broadcasts(name, *double).numpy()
+
+
+def term(scores_of_item, beta: float) -> float:
+    """What one item loses: a sum over its bank, one query after the other."""
+    total = 0.0
+    for score in scores_of_item:
+        total += np.exp(beta * (score - max(scores_of_item)))
+    return max(scores_of_item) + np.log(total / len(scores_of_item)) / beta
+
+
+def slow(name: str, one: Member, queries: Member, beta: dict) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers that images and captions lose, (N,) and (M,)."""
+    by_captions, by_images = exact(name, one.images, queries.captions), exact(name, queries.images, one.captions)
+    return (np.array([term(row, beta["t2i"]) for row in by_captions]),
+            np.array([term(column, beta["i2t"]) for column in by_images.T]))
+
+
+def ranks_of(scores: np.ndarray, owner: np.ndarray) -> dict:
+    """0-based ranks of both directions, one query after the other; -1 for an image without captions."""
+    return {"t2i": [int(np.sum(scores[:, c] >= scores[i, c])) - 1 for c, i in enumerate(owner)],
+            "i2t": [int(np.sum(row[owner != i] >= row[owner == i].max())) if (owner == i).any() else -1
+                    for i, row in enumerate(scores)]}
+
+
+def recall_sums(scores: np.ndarray, owner: np.ndarray) -> dict:
+    known = {side: np.array([r for r in ranks if r >= 0]) for side, ranks in ranks_of(scores, owner).items()}
+    return {side: sum(100 * np.mean(r < k) for k in (1, 5, 10)) for side, r in known.items()}
+
+
+# ---- the formula
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("block", [3, 1000])
+def test_terms_are_those_of_a_double_loop(name, block):
+    one, queries = member(name, 0), member(name, 10, 9, 11)
+    betas = [0.3, 2.0, 40.0]
+    for k, beta in enumerate(betas):
+        images, captions = slow(name, one, queries, {"t2i": beta, "i2t": beta})
+        for side, expected in (("t2i", images), ("i2t", captions)):
+            found = bank.item_terms([one], [queries], betas, side, block)
+            assert found.shape == (3, len(expected)) and found.dtype == torch.float32
+            np.testing.assert_allclose(found[k].numpy(), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("level", [-3e4, 3e4])
+def test_large_scores_neither_overflow_nor_vanish(level):
+    """exp(beta s) is infinite or 0 in float32, and in float64 too."""
+    scores = np.float32(level) + np.random.default_rng(0).normal(0, 50, (N, M)).astype(np.float32)
+    found = bank.log_mean_exp(lambda c: lambda i: torch.from_numpy(scores[i, c]), N, M, [0.5], "images", 4)[0]
+    np.testing.assert_allclose(found.numpy(), [term(row, 0.5) for row in scores.astype(float)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_matrix_serves_both_directions(name):
+    """Its ranks are those of two separate corrections, each of which leaves the query's own side alone."""
+    one, queries, owner, beta = member(name, 0), member(name, 10, 9, 11), owners(), {"t2i": 1.5, "i2t": 0.7}
+    images, captions = slow(name, one, queries, beta)
+    scores = exact(name, one.images, one.captions)
+    expected = {"t2i": ranks_of(scores - images[:, None], owner)["t2i"],
+                "i2t": ranks_of(scores - captions, owner)["i2t"]}
+    taken = Bank(*(bank.item_terms([one], [queries], [beta[side]], side)[0] for side in ("t2i", "i2t")), {})
+    columns = subjects.normalised(subjects.image_text([one]), taken)
+    found = metrics.ranks_by_blocks(columns, owner, N, block=3)
+    assert [found[0].tolist(), found[1].tolist()] == [expected["i2t"], expected["t2i"]]
+    assert expected != ranks_of(scores, owner)                                  # else nothing is tested
+
+
+@pytest.mark.parametrize("name", ["cosine", "dot", "kl", "csd"])
+def test_a_column_more_in_an_index(name):
+    """Where the score is the inner product itself, an index of images needs one number more per image."""
+    one, queries = member(name, 0), member(name, 10)
+    taken = bank.item_terms([one], [queries], [1.5], "t2i")[0]
+    A, a = one.similarity.images(one.images)
+    B, b = one.similarity.captions(one.captions)
+    found = torch.cat([A, (a - taken)[:, None]], 1) @ torch.cat([B, torch.ones(M, 1)], 1).T + b
+    expected = exact(name, one.images, one.captions) - taken.numpy()[:, None]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_ensemble_is_normalised_by_its_mean_scores():
+    members, queries = ([member("cosine", k), member("wasserstein", k + 3)] for k in (0, 20))
+    mean = (exact("cosine", members[0].images, queries[0].captions)
+            + exact("wasserstein", members[1].images, queries[1].captions)) / 2
+    found = bank.item_terms(members, queries, [3.0], "t2i")[0].numpy()
+    np.testing.assert_allclose(found, [term(row, 3.0) for row in mean], rtol=1e-5)
+    each = [bank.item_terms([m], [q], [3.0], "t2i")[0].numpy() for m, q in zip(members, queries)]
+    assert np.abs(found - sum(each) / 2).max() > 0.01
+
+
+def test_items_in_another_order_keep_their_numbers():
+    rng = np.random.default_rng(0)
+    one, queries, owner = member("kl", 0), member("kl", 10), owners()
+    taken = Bank(*(bank.item_terms([one], [queries], [1.0], side)[0] for side in ("t2i", "i2t")), {})
+    subject = Subject("x", "kl", owner, N, [one], bank=taken)
+    before = subjects.normalised(subjects.image_text([one]), taken)(slice(None))(slice(None))
+    rows = Order(rng.permutation(N), rng.permutation(M), [])
+    subject.take(rows)
+    after = subjects.normalised(subjects.image_text(subject.members), subject.bank)(slice(None))(slice(None))
+    np.testing.assert_allclose(after.numpy(), before.numpy()[rows.images][:, rows.captions], rtol=1e-5, atol=1e-5)
+
+
+def test_folds_take_the_numbers_of_their_items(monkeypatch):
+    monkeypatch.setattr(subjects, "FOLD", 3)
+    one, queries, owner = member("cosine", 0, 15, 52), member("cosine", 10), owners(15, 52)
+    taken = Bank(*(bank.item_terms([one], [queries], [4.0], side)[0] for side in ("t2i", "i2t")), {})
+    subject, record = Subject("x", "cosine", owner, 15, [one], bank=taken), Record()
+    columns = subjects.normalised(subjects.image_text([one]), taken)
+    protocols.recalls(subject, columns, subjects.folds(subject), 2, record, "bank_folds5")
+    scores = exact("cosine", *one[1:]) - taken.images.numpy()[:, None] - taken.captions.numpy()
+    for k in range(0, 15, 3):
+        captions = np.flatnonzero((owner >= k) & (owner < k + 3))
+        expected = ranks_of(scores[k:k + 3, captions], owner[captions] - k)["t2i"]
+        assert record["bank_folds5", "t2i", "rank"][captions].tolist() == expected
+
+
+# ---- the choice of beta
+
+def subject_of(one: Member, owner) -> Subject:
+    return Subject("x", "", owner, len(one.images.mean), [one])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_beta_has_the_highest_recalls_of_its_direction(name):
+    dev, queries, owner = member(name, 40, 20, 70), member(name, 60, 15, 30), owners(20, 70)
+    near = torch.from_numpy(dev.images.mean.numpy()[owner])                     # captions that know their image a bit
+    dev = dev._replace(captions=dev.captions._replace(mean=dev.captions.mean + near))
+    scores = exact(name, dev.images, dev.captions)
+    plain = recall_sums(scores, owner)
+    best, beta = dict(plain), {"t2i": None, "i2t": None}
+    for value in np.array(bank.GRID) / scores.std():
+        images, captions = slow(name, dev, queries, {"t2i": value, "i2t": value})
+        sums = recall_sums(scores - images[:, None] - captions, owner)
+        for side in beta:
+            if sums[side] > best[side] + 1e-9:
+                best[side], beta[side] = sums[side], value
+    found = bank.choose(subject_of(dev, owner), [queries], block=6)
+    for side, value in beta.items():
+        assert found["beta"][side] == (None if value is None else pytest.approx(value, rel=1e-4)), side
+    assert found["dev_rsum"] == pytest.approx(sum(best.values())) and found["dev_rsum"] >= found["dev_rsum_without"]
+    assert found["dev_rsum_without"] == pytest.approx(sum(plain.values()))
+
+
+def test_beta_follows_the_scale_of_the_scores():
+    dev, queries, owner = member("dot", 0, 20, 70), member("dot", 10), owners(20, 70)
+    dev = dev._replace(captions=dev.captions._replace(mean=dev.captions.mean + dev.images.mean[owner]))
+    small = bank.choose(subject_of(dev, owner), [queries])
+    large = bank.choose(subject_of(*(m._replace(images=Embedding(1024 * m.images.mean)) for m in [dev]), owner),
+                        [queries._replace(images=Embedding(1024 * queries.images.mean))])
+    assert set(small["beta"].values()) != {None}
+    # text to image: captions of the bank meet images that are 1024 times as long
+    assert large == {**small, "beta": {side: b and pytest.approx(b / 1024) for side, b in small["beta"].items()}}
+
+
+def test_nothing_is_taken_where_dev_does_not_gain():
+    """Perfect on dev; or every score the same, which has no spread."""
+    points = Embedding(torch.eye(D))
+    for one in (Member(Cosine(), points, points), Member(Dot(), points, Embedding(torch.ones(D, D)))):
+        found = bank.normalisation([one], subject_of(one, np.arange(D)), [member("dot", 0, 4, 6)], "train")
+        assert found.report["beta"] == {"t2i": None, "i2t": None}
+        assert found.report["dev_rsum"] == found.report["dev_rsum_without"]
+        assert not found.images.any() and not found.captions.any()
+        assert "beta none for text to image and none for image to text" in bank.sentence(found.report)
+
+
+def hubs(n: int, seed: int) -> tuple[Embedding, Embedding, np.ndarray]:
+    """n images in random directions and a hub, the last; every caption is nearer to the hub than to its image."""
+    rng = np.random.default_rng(seed)
+    images, hub = rng.standard_normal((n, 64)), np.zeros(64)
+    images[:, 0], hub[0] = 0, 1
+    images /= np.linalg.norm(images, axis=1, keepdims=True)
+    captions = 0.6 * images + 0.8 * hub
+    as_points = [Embedding(torch.from_numpy(x.astype(np.float32))) for x in (np.r_[images, hub[None]], captions)]
+    return *as_points, np.arange(n)
+
+
+def test_a_hub_no_longer_takes_the_first_rank():
+    (images, captions, owner), (dev_images, dev_captions, _), (bank_images, bank_captions, _) = (
+        hubs(40, seed) for seed in range(3))
+    one = Member(Cosine(), images, captions)
+    taken = bank.normalisation([one], subject_of(Member(Cosine(), dev_images, dev_captions), owner),
+                               [Member(Cosine(), bank_images, bank_captions)], "train")
+    columns = subjects.image_text([one])
+    before = metrics.ranks_by_blocks(columns, owner, 41)[1]
+    after = metrics.ranks_by_blocks(subjects.normalised(columns, taken), owner, 41)[1]
+    assert np.mean(before == 0) == 0 and np.mean(after == 0) == 1
+    assert taken.images.argmax() == 40 and taken.report["dev_rsum"] > taken.report["dev_rsum_without"] + 99
+
+
+@pytest.mark.parametrize("side", ["images", "captions"])
+def test_scores_that_are_not_finite_are_refused(side):
+    one, owner = member("cosine", 0), owners()
+    broken = one._replace(**{side: Embedding(torch.full((7 if side == "images" else 24, D), torch.nan))})
+    with pytest.raises(InputError, match="NaN or infinity"):
+        bank.choose(subject_of(broken, owner), [one])
+
+
+# ---- the queries
+
+@pytest.mark.parametrize("size", [1, 5, 20, 24, 1000])
+def test_a_bank_is_of_whole_images(size):
+    owner = np.repeat(np.arange(1, N), 4)[np.random.default_rng(0).permutation(24)]     # image 0 has none
+    if size < 4:
+        with pytest.raises(InputError, match="--bank_size 1 is less than the 4 captions of one image"):
+            bank.draw(owner, N, size)
+        return
+    images, captions = bank.draw(owner, N, size)
+    assert len(captions) == size // 4 * 4 if size < 24 else len(captions) == 24
+    assert (np.bincount(owner[captions], minlength=N) % 4 == 0).all() and set(owner[captions]) <= set(images)
+    assert len(images) == min(N, size)
+    assert all(np.array_equal(np.sort(x), x) and len(set(x)) == len(x) for x in (images, captions))
+    again = bank.draw(owner, N, size)
+    assert np.array_equal(images, again.images) and np.array_equal(captions, again.captions)
+
+
+def test_a_part_is_embedded_as_within_the_whole(small_run):
+    opt = evaluate.parse_args(["--split", "train", "--device", "cpu"])
+    run = sources.load_run(str(small_run("--sim", "wasserstein")), opt)
+    part = bank.draw(run.split.caption_image, len(run.split.images), 40)
+    whole, some = (sources.encode(run.model, run.split, run.tokens(), torch.device("cpu"), 7, part=p)
+                   for p in (None, part))
+    assert len(some[0].mean) == 40 and len(some[1].mean) == 40 and len(whole[1].mean) == 240
+    for all_items, few, rows in zip(whole, some, part):
+        for x, y in zip(all_items.rows(torch.from_numpy(rows))[:2], few[:2]):
+            np.testing.assert_allclose(y.numpy(), x.numpy(), rtol=1e-4, atol=1e-5)
+
+
+# ---- the command
+
+@pytest.fixture
+def ev(tmp_path, monkeypatch):
+    """evaluate.run on words; its results, which it wrote to r.json, comparisons to c.json. In an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: evaluate.run(evaluate.parse_args(
+        [*map(str, words), "--output", "c.json" if "--compare" in words else "r.json"]))
+
+
+def members_on(run, split: str) -> tuple[Member, np.ndarray]:
+    subject = sources.open_run([str(run)], evaluate.parse_args(["--split", split, "--device", "cpu"]))
+    return subject.members[0], subject.caption_image
+
+
+def test_the_command_reports_both(small_run, ev, capsys):
+    run = small_run("--sim", "wasserstein")
+    plain = ev("--checkpoint", run)
+    capsys.readouterr()
+    found = ev("--checkpoint", run, "--bank", "train", "--ranks", "ranks.csv")
+    shown = capsys.readouterr().out
+    told = found["bank"]
+    assert set(told) == {"split", "captions", "images", "beta", "dev_rsum", "dev_rsum_without"}
+    assert (told["split"], told["captions"], told["images"]) == ("train", 240, 48)
+    assert "bank" not in plain and "bank" not in plain["protocols"]
+    assert found["protocols"]["full"] == plain["protocols"]["full"]
+    # by hand, of the members of three splits
+    (one, owner), (dev, of_dev), (queries, _) = (members_on(run, split) for split in ("test", "dev", "train"))
+    trained = load_checkpoint(str(run))["state"]["best_rsum"]
+    assert told["dev_rsum_without"] == pytest.approx(trained, abs=0.01)
+    scores, spread = exact("wasserstein", *one[1:]), exact("wasserstein", *dev[1:]).std()
+    for side, beta in told["beta"].items():
+        assert beta is None or np.abs(np.array(bank.GRID) / spread - beta).min() < 1e-3 * beta
+        if beta is not None:
+            axis = {"t2i": 0, "i2t": 1}[side]
+            terms = slow("wasserstein", one, queries, {"t2i": beta, "i2t": beta})[axis]
+            corrected = scores - (terms[:, None] if side == "t2i" else terms)
+            expected = recall_sums(corrected, owner)[side]
+        else:
+            expected = recall_sums(scores, owner)[side]
+        assert sum(found["protocols"]["bank"][side][f"r{k}"] for k in (1, 5, 10)) == pytest.approx(expected), side
+    assert told["beta"] != {"t2i": None, "i2t": None}                           # else nothing is tested
+    assert "all, with the bank" in shown and bank.sentence(told) in shown
+    assert "bank of 240 captions and 48 images of train: beta " in shown
+    with open("ranks.csv", encoding="utf-8") as f:
+        assert sum(line.startswith("bank,t2i,") for line in f) == 120
+
+
+def test_the_whole_matrix_gives_the_same(small_run, ev, demo_path):
+    words = ["--checkpoint", small_run("--sim", "wasserstein"), "--bank", "train"]
+    pmrp = ["--pmrp", "--instances", f"{demo_path}/demo_coco/annotations/instances_val2014.json"]
+    assert ev(*words)["protocols"]["bank"] == ev(*words, *pmrp, "--block", "7")["protocols"]["bank"]
+
+
+def test_an_ensemble_and_a_comparison(small_run, ev):
+    runs = [small_run("--sim", "wasserstein"), small_run("--sim", "cosine")]
+    alone = [ev("--checkpoint", run, "--bank", "train", "--bank_size", 50) for run in runs]
+    both = ev("--checkpoint", *runs, "--bank", "train", "--bank_size", 50)
+    assert all(r["bank"]["captions"] == 50 and r["bank"]["images"] == 48 for r in (*alone, both))
+    dev = [members_on(run, "dev") for run in runs]
+    scores = sum(exact(name, *m[1:]) for name, (m, _) in zip(("wasserstein", "cosine"), dev)) / 2
+    assert both["bank"]["dev_rsum_without"] == pytest.approx(sum(recall_sums(scores, dev[0][1]).values()))
+    compared = ev("--compare", *runs, "--bank", "train", "--bank_size", 50)
+    assert [r["bank"] for r in compared["runs"].values()] == [r["bank"] for r in alone]
+    difference = compared["comparisons"][0]["metrics"]["bank rsum"]["difference"]
+    assert difference == pytest.approx(alone[1]["protocols"]["bank"]["rsum"] - alone[0]["protocols"]["bank"]["rsum"])
+
+
+def test_beta_is_chosen_on_dev_alone(small_run, ev, demo_path, tmp_path):
+    """Other captions of the test images change what is measured and nothing of the bank; other captions of the dev
+    images do change what is chosen by."""
+    run = small_run("--sim", "wasserstein")
+    own = ev("--checkpoint", run, "--bank", "train")
+    for split in ("test", "dev"):
+        shutil.rmtree(tmp_path / "two", ignore_errors=True)
+        shutil.copytree(f"{demo_path}/demo_precomp", tmp_path / "two")
+        with open(tmp_path / "two" / f"{split}_caps.txt", "r+", encoding="utf-8") as f:
+            lines = f.read().splitlines()
+            f.seek(0)
+            f.write("\n".join(reversed(lines)) + "\n")
+        other = ev("--checkpoint", run, "--bank", "train", "--data_path", tmp_path, "--data_name", "two")
+        assert (other["protocols"]["full"] == own["protocols"]["full"]) == (split == "dev")
+        assert (other["bank"] == own["bank"]) == (split == "test")
+
+
+def test_results_with_a_bank_have_their_own_file(small_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run, other = small_run("--sim", "cosine", to=tmp_path / "run"), small_run("--sim", "wasserstein")
+    before = set(os.listdir(run))
+    for words in ([], ["--bank", "train"], ["--bank", "train", "--bank_size", "50"]):
+        evaluate.main(["--checkpoint", str(run), *words])
+    names = {"results.json", "results_bank_train.json", "results_bank_train50.json"}
+    assert set(os.listdir(run)) - before == names
+    with open(run / "results.json", encoding="utf-8") as f:
+        assert "bank" not in json.load(f)
+    evaluate.main(["--compare", str(run), str(other), "--bank", "train"])
+    assert [name for name in os.listdir() if name.startswith("comparison")] == ["comparison_run_run_bank_train.json"]
+
+
+@pytest.mark.parametrize("words,message", [
+    (["--bank", "train", "--split", "train"], "--bank train holds queries of the split that is evaluated, .*another"),
+    (["--bank", "test"], "--bank test holds queries of the split that is evaluated, .*give train"),
+    (["--bank", "testall"], "--bank testall holds queries of the split that is evaluated"),
+    (["--bank", "test", "--split", "testall"], "--bank test holds queries of the split that is evaluated"),
+    (["--bank", "train", "--split", "dev"], "--bank train chooses beta on dev, so the split dev is no test of it"),
+    (["--bank", "train", "--split", "val"], "chooses beta on dev, so the split val is no test of it"),
+    (["--bank", "val"], "--bank val holds queries of the split that beta is chosen on, .*give train"),
+    (["--bank", "none"], "no file .*none_caps.txt"), (["--bank", "../x"], "'../x' is no name of a split"),
+    (["--bank", "train", "--bank_size", "3"], "--bank_size 3 is less than the 5 captions of one image"),
+    (["--bank", "train", "--bank_size", "0"], "'0' is not a whole number of at least 1"),
+    (["--bank_size", "50"], "--bank_size has no effect without --bank"),
+])
+def test_what_cannot_be_normalised_is_refused(small_run, capsys, words, message):
+    run = small_run("--sim", "cosine")
+    for source in (["--checkpoint", run], ["--compare", run, small_run("--sim", "wasserstein")]):
+        helpers.refused(capsys, evaluate.main, [*source, *words], message)
+
+
+def test_embeddings_and_scores_have_no_model_for_a_bank(small_run, ev, capsys):
+    run = small_run("--sim", "cosine")
+    ev("--checkpoint", run, "--export", "e.npz")
+    np.save("s.npy", np.zeros((24, 120), np.float32))
+    for words in (["--embeddings", "e.npz"], ["--scores", "s.npy"], ["--compare", run, "e.npz"],
+                  ["--compare", "s.npy", run]):
+        helpers.refused(capsys, evaluate.main, [*words, "--bank", "train"],
+                        r"--bank train needs a model that embeds the bank, and [es]\.np[yz] is of the items of one")
+
+
+def test_a_split_without_images_is_refused(small_run, demo_path, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    os.makedirs("only/x")
+    for name in ("test_caps.txt", "test_img_ids.npy", "test_ann_ids.npy"):
+        shutil.copy(f"{demo_path}/demo_precomp/{name}", "only/x")
+    words = ["--data_path", "only", "--data_name", "x", "--cxc", "--cxc_path", f"{demo_path}/demo_cxc"]
+    helpers.refused(capsys, evaluate.main, ["--checkpoint", small_run("--sim", "cosine"), "--bank", "train", *words],
+                    "--bank train normalises scores of images and captions, and .* has no images to score")
