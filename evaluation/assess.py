@@ -314,12 +314,13 @@ def uses_variances(subject: Subject) -> bool:
 
 # ---- everything about a subject
 
-def uncertainties(subject: Subject) -> dict[str, np.ndarray]:
-    """log det Sigma in nats of images (N,) and captions (M,) where they are Gaussian, averaged over the members."""
+def uncertainties(subject: Subject, measure=uncertainty) -> dict[str, np.ndarray]:
+    """log det Sigma in nats of images (N,) and captions (M,) where they are Gaussian, averaged over the members; or
+    another measure (Embedding -> (N,)) of them."""
     results = {}
     for side in ("images", "captions"):
         sides = [getattr(m, side) for m in subject.members]
-        values = [uncertainty(e) for e in sides if e is not None and e.log_var is not None]
+        values = [measure(e) for e in sides if e is not None and e.log_var is not None]
         if values:
             results[side] = torch.stack(values).mean(0).cpu().numpy()
     return results

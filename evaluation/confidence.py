@@ -11,9 +11,10 @@ import torch
 from cli import InputError
 from evaluation import selective
 from evaluation.answers import Answers, Rows, answers, rows_of, sample_scores
+from evaluation.assess import uncertainties
 from evaluation.calibration import Isotonic, Logistic, temperature
 from evaluation.subjects import Subject
-from similarities import Embedding, uncertainty
+from similarities import Embedding
 
 SIDES = {"t2i": ("captions", "images"), "i2t": ("images", "captions")}    # direction: (queries, items)
 FITTED = 2 ** 24                      # scores that a temperature is fitted to, 64 MiB
@@ -38,24 +39,9 @@ class Fitted(NamedTuple):
     gallery: int
 
 
-def traces(subject: Subject) -> dict[str, np.ndarray]:
-    """trace of Sigma of images (N,) and captions (M,) where they are Gaussian, averaged over the members."""
-    return _over_members(subject, lambda e: e.log_var.exp().expand_as(e.mean).sum(1))
-
-
-def log_dets(subject: Subject) -> dict[str, np.ndarray]:
-    """log det Sigma in nats of images (N,) and captions (M,) where they are Gaussian, averaged over the members."""
-    return _over_members(subject, uncertainty)
-
-
-def _over_members(subject: Subject, measure) -> dict[str, np.ndarray]:
-    results = {}
-    for side in ("images", "captions"):
-        sides: list[Embedding] = [getattr(m, side) for m in subject.members]
-        values = [measure(e) for e in sides if e is not None and e.log_var is not None]
-        if values:
-            results[side] = torch.stack(values).mean(0).cpu().numpy()
-    return results
+def trace(e: Embedding) -> torch.Tensor:
+    """The trace of Sigma of every item: (N, D) or spherical (N, 1) -> (N,)."""
+    return e.log_var.exp().expand_as(e.mean).sum(1)
 
 
 def measures(subject: Subject, side: str, rows: Rows, found: Answers) -> dict[str, np.ndarray]:
@@ -66,7 +52,7 @@ def measures(subject: Subject, side: str, rows: Rows, found: Answers) -> dict[st
         values["posterior_grouped"] = found.grouped
     values |= {"entropy": -found.entropy, "max": found.max, "margin": found.margin, "std": found.std}
     queries, items = SIDES[side]
-    for name, of in (("log_det", log_dets(subject)), ("trace", traces(subject))):
+    for name, of in (("log_det", uncertainties(subject)), ("trace", uncertainties(subject, trace))):
         if queries in of:
             values[f"{name}_query"] = -of[queries][rows.asked]
         if items in of:

@@ -432,7 +432,7 @@ def test_standard_output_is_no_file_to_put_ranks_into(runs, capsys):
                                               ("CLIP_results.json", "CLIP_uncertainty.png"),
                                               ("run/results_f8k_dev.json", "run/uncertainty_f8k_dev.png")])
 def test_pictures_of_other_data_or_splits_have_their_own_files(results, picture):
-    assert evaluate.picture("uncertainty", results) == picture
+    assert evaluate.beside("uncertainty", results) == picture
 
 
 def test_a_file_of_means_does_not_hold_a_learned_similarity(ev, demo_path, capsys):
