@@ -10,7 +10,8 @@ demo: .venv/runtime
 	$(PY) -m demo --data_path $(DATA)
 	$(PY) train.py --config demo.yaml --data_path $(DATA) --logger_name $(RUN) --overwrite
 	$(PY) evaluate.py --checkpoint $(RUN) --uncertainty --photos $(DATA)/demo/images --cxc --cxc_path $(DATA)/demo_cxc \
-		--pmrp --instances $(DATA)/demo_coco/annotations/instances_val2014.json
+		--pmrp --instances $(DATA)/demo_coco/annotations/instances_val2014.json \
+		--confidence --positives $(DATA)/demo_precomp/test_positives.json
 	$(PY) show.py retrieval --checkpoint $(RUN) --photos $(DATA)/demo/images --output $(RUN)/retrieval.png
 
 test: .venv/dev

@@ -27,30 +27,42 @@ from methods import METHODS
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LOCAL = {"data_path", "vocab_path", "logger_name", "device", "workers", "log_step", "val_step"}       # of a machine
-KEPT = ("data_name", "split", "similarity", "images", "captions", "protocols", "best_ranks", "neighbours")
+KEPT = ("data_name", "split", "similarity", "images", "captions", "protocols", "best_ranks", "neighbours", "confidence",
+        "sets", "absent_queries", "ambiguity")
+DROPPED = ("reliability", "galleries")                      # of confidences, which no table shows
 RECALLS = [(f"{side} R@{k}" if k == 1 else f"R@{k}", f"protocols/full/{side}/r{k}")
            for side in ("i2t", "t2i") for k in (1, 5, 10)]
-MEANS = "protocols/mean_only/rsum"
 COLUMNS = {"recalls": RECALLS, "short": [RECALLS[k] for k in (0, 2, 3, 5)], "rsum": [("rsum", "protocols/full/rsum")],
-           "means": [("rsum, means only", MEANS)], "dev": [("dev rsum", "dev_rsum")],
+           "means": [("rsum, means only", "protocols/mean_only/rsum")], "dev": [("dev rsum", "dev_rsum")],
            "ranks": [("HBR", "best_ranks/i2t/hbr"), ("ABR", "best_ranks/i2t/abr")],
-           "neighbours": [("neighbours, %", "neighbours/jaccard"), ("chance", "neighbours/chance")]}
+           "neighbours": [("neighbours, %", "neighbours/jaccard"), ("chance", "neighbours/chance")],
+           **{f"sure_{side}": [(head, f"confidence/{side}/{path}") for head, path in (
+               ("posterior", f"{best}/auroc"), ("max", "max/auroc"), ("log det Sigma", "log_det_query/auroc"),
+               ("logistic of all", "stacked/auroc"), ("AURC under flat, %", f"{best}/under_flat"),
+               ("ECE", f"{best}/ece"), ("its floor", f"{best}/ece_floor"))]
+              for side, best in (("t2i", "posterior"), ("i2t", "posterior_grouped"))},
+           "sets": [(f"{side} {head}", f"sets/{side}/lac/{key}") for side in ("i2t", "t2i")
+                    for head, key in (("coverage", "coverage"), ("mean size", "mean_size"))]}
+THREE_DIGITS = ("auroc", "ece", "ece_floor", "coverage")
 BLOCK = re.compile(r"^<!-- results: (\S+) -->\n(.*?)^<!-- /results -->$", re.DOTALL | re.MULTILINE)
 METHODS_BLOCK = re.compile(r"<!-- methods: ([^>]*) -->\n.*?<!-- /methods -->", re.S)
 
 
-def value(stored: dict, path: str) -> float:
+def value(stored: dict, path: str) -> float | None:
+    """The number at a path of keys, or None where it is not defined, as what Sigma knows is for a point."""
     for key in path.split("/"):
-        stored = stored[key]
+        if key == "under_flat":                             # how far AURC is below its value in random order
+            return 100 * (1 - stored["aurc"] / stored["aurc_flat"])
+        stored = stored.get(key) if isinstance(stored, dict) else None
     return stored
 
 
 def cell(name: str, path: str, runs: list[dict], counted: bool) -> str:
     """Mean over runs; of a sum of recalls its deviation, too, and with `counted` how many runs there are."""
-    if path == MEANS and not any("mean_only" in run["protocols"] for run in runs):       # a point is its own mean
-        return ""
     values = [value(run, path) for run in runs]
-    digits = 2 if name == "HBR" else 1
+    if None in values:                                      # a point is its own mean and has no Sigma
+        return ""
+    digits = 2 if name == "HBR" else 3 if path.endswith(THREE_DIGITS) else 1
     if not path.endswith("rsum") or len(values) == 1:
         return f"{mean(values):.{digits}f}"
     return f"{mean(values):.1f} ± {stdev(values):.1f}" + f" ({len(values)})" * counted
@@ -114,6 +126,10 @@ def evaluated(path: str) -> dict:
     results = read_json(path)
     if len(results.get("checkpoints", ())) != 1:
         raise InputError(f"{path} is not of one run or file of embeddings; evaluate each by itself")
+    if "confidence" in results:
+        results["confidence"] = {side: {name: {key: number for key, number in of.items() if key not in DROPPED}
+                                        for name, of in sides.items() if name not in DROPPED}
+                                 for side, sides in results["confidence"].items()}
     return {name: results[name] for name in KEPT if name in results}
 
 
