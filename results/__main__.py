@@ -63,9 +63,9 @@ def cell(name: str, path: str, runs: list[dict], counted: bool) -> str:
     if None in values:                                      # a point is its own mean and has no Sigma
         return ""
     digits = 2 if name == "HBR" else 3 if path.endswith(THREE_DIGITS) else 1
-    if not path.endswith("rsum") or len(values) == 1:
+    if not path.endswith(("rsum", "auroc")) or len(values) == 1:
         return f"{mean(values):.{digits}f}"
-    return f"{mean(values):.1f} ± {stdev(values):.1f}" + f" ({len(values)})" * counted
+    return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}" + f" ({len(values)})" * counted
 
 
 def lines(table: dict) -> list[str]:
