@@ -12,6 +12,7 @@ from evaluation.annotations import Crisscrossed, Pairs
 from evaluation.subjects import Subject
 from metrics import spearman
 
+SHOWN = ("posterior", "posterior_grouped", "entropy", "max", "margin", "std", "log_det_query", "trace_query", "stacked")
 SOURCES = {"positives": "true matches of --positives", "eccv": "matches of ECCV Caption",
            "cxc": "mean rating of other items in Crisscrossed Captions",
            "disagreement": "how little an image's captions agree in words"}
@@ -113,13 +114,13 @@ def correlations(unsure: np.ndarray, truth: np.ndarray, words, levels) -> dict[s
 
 
 def tables(results: dict, names: dict[str, str]) -> list:
-    """Tables of `report`, as report.py has them. names: {measure: what it is called}."""
+    """Tables of `report`, as report.py has them, of the measures in SHOWN. names: {measure: what it is called}."""
     made, heads = [], {"rho": "rho", "rho_given_words": "given words", "rho_within_levels": "in levels"}
     for source, sides in results.items():
         for side, of in sides.items():
             keys = [key for key in heads if any(key in numbers for numbers in of.values())]
             rows = [(names[name], ["-" if np.isnan(numbers[key]) else f"{numbers[key]:.3f}" for key in keys])
-                    for name, numbers in of.items() if name in names]
+                    for name, numbers in of.items() if name in SHOWN]
             made.append((f"{side} as queries: Spearman's rho of uncertainty and {SOURCES[source]}",
                          [("", [heads[key] for key in keys])], rows))
     return made

@@ -26,7 +26,7 @@ from files.writing import save_json, save_lines
 from methods import METHODS
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LOCAL = {"data_path", "vocab_path", "logger_name", "device", "workers", "log_step", "val_step"}       # of a machine
+LOCAL = {"data_path", "vocab_path", "logger_name", "device", "workers", "log_step", "val_step", "overwrite", "resume"}
 KEPT = ("data_name", "split", "similarity", "images", "captions", "protocols", "best_ranks", "neighbours", "confidence",
         "sets", "absent_queries", "ambiguity")
 DROPPED = ("reliability", "galleries")                      # of confidences, which no table shows
@@ -43,7 +43,12 @@ COLUMNS = {"recalls": RECALLS, "short": [RECALLS[k] for k in (0, 2, 3, 5)], "rsu
               for side, best in (("t2i", "posterior"), ("i2t", "posterior_grouped"))},
            "sets": [(f"{side} {head}", f"sets/{side}/lac/{key}") for side in ("i2t", "t2i")
                     for head, key in (("coverage", "coverage"), ("mean size", "mean_size"))]}
-THREE_DIGITS = ("auroc", "ece", "ece_floor", "coverage")
+COLUMNS["ambiguity"] = [(head, f"ambiguity/positives/{path}") for head, path in (
+    ("captions: entropy", "captions/entropy/rho"), ("given words", "captions/entropy/rho_given_words"),
+    ("in levels", "captions/entropy/rho_within_levels"), ("maximum", "captions/max/rho"),
+    ("log det Sigma", "captions/log_det_query/rho"), ("trace", "captions/trace_query/rho"),
+    ("images: entropy", "images/entropy/rho"), ("log det Sigma", "images/log_det_query/rho"))]
+THREE_DIGITS = ("auroc", "ece", "ece_floor", "coverage", "rho", "words", "levels")
 BLOCK = re.compile(r"^<!-- results: (\S+) -->\n(.*?)^<!-- /results -->$", re.DOTALL | re.MULTILINE)
 METHODS_BLOCK = re.compile(r"<!-- methods: ([^>]*) -->\n.*?<!-- /methods -->", re.S)
 

@@ -85,7 +85,7 @@ def test_every_kept_result_is_shown_and_tells_how_it_was_made():
         with open(os.path.join(results.HERE, name), encoding="utf-8") as f:
             text = f.read()
         assert not re.search(r'[" ]~?/\w', text), f"{name} names a place of a machine"
-        assert re.match(r"python (train|cca)\.py --data_name ", json.loads(text)["train"]), name
+        assert re.match(r"python (train|cca)\.py --(data_name|config) ", json.loads(text)["train"]), name
 
 
 def test_a_row_is_the_mean_of_its_runs(tmp_path, monkeypatch, demo_path, capsys):
