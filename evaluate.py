@@ -26,10 +26,10 @@ import checkpoints
 import cli
 from checkpoints import load_checkpoint
 from cli import Arguments, InputError, data_set, filename, natural, positive, split_name, workers
-from evaluation import bank
+from evaluation import bank, confidence_plots
 from evaluation.annotations import Pairs
 from evaluation.assess import INSTANCES, Judgements, assess, read_judgements, without_nan
-from evaluation.certainty import assess_certainty, check_options, to_calibrate_on, wanted
+from evaluation.certainty import Certainty, assess_certainty, check_options, to_calibrate_on, wanted
 from evaluation.compare import common_name, compare
 from evaluation.plots import curves, extremes, locate
 from evaluation.report import SIDES, comparisons, doubts, foreign_words, is_comparison, render, seed_tables, tables
@@ -37,6 +37,7 @@ from evaluation.sources import is_embeddings, newest_run, open_embeddings, open_
 from evaluation.subjects import Record, Subject
 from files.reading import first_line, is_drawn, read_json
 from files.writing import atomic, output, save_json
+from inputs import Photos
 from runs import is_calibration, is_results
 from similarities import SIMILARITIES
 
@@ -194,9 +195,12 @@ def evaluate_one(opt) -> dict:
     if sure:
         save_json(without_nan(sure.calibration), beside("calibration", target, "json"))
         print(f"calibration in {beside('calibration', target, 'json')}")
+    photos = locate(subject.photos, opt.photos) if opt.uncertainty or opt.confidence else None
     if opt.uncertainty:
         draw_curves({subject.name: results["uncertainty"]}, target)
-        draw_extremes(subject, uncertainties, judged, opt, target)
+        draw_extremes(subject, uncertainties, judged, photos, target)
+    if opt.confidence:
+        draw_confidence(subject, sure, photos, target)
     return results
 
 
@@ -207,7 +211,7 @@ def check_outputs(paths: list[str], opt) -> str:
     folder = paths[0] if os.path.isdir(paths[0]) else os.path.dirname(paths[0])
     target = opt.output or os.path.join(folder, default_name(paths, opt))
     names = ("uncertainty", "uncertain_images", "uncertain_captions") if opt.uncertainty else ()
-    pictures = [beside(name, target) for name in names]
+    pictures = [beside(name, target) for name in (*names, *(confidence_plots.PICTURES if opt.confidence else ()))]
     kept = beside("calibration", target, "json") if wanted(opt) else None
     outputs = [path for path in (target, *pictures, kept, opt.export, opt.ranks) if path]
     twice = [path for path, n in Counter(map(os.path.realpath, outputs)).items() if n > 1]
@@ -273,16 +277,24 @@ def draw_curves(reports: dict, target: str) -> None:
     print(f"recall by uncertainty in {path}", file=sys.stderr)
 
 
-def draw_extremes(subject: Subject, uncertainties: dict, judged: Judgements, opt, target: str) -> None:
+def draw_extremes(subject: Subject, uncertainties: dict, judged: Judgements, photos: Photos | None,
+                  target: str) -> None:
     """Draws `plots.extremes` of both sides beside the results, and says where."""
     pairs = Pairs.of(subject.caption_image, np.arange(len(subject.caption_image)))
     matches = judged["cxc"].pairs if "cxc" in judged else {"i2t": pairs, "t2i": pairs.swapped()}
-    photos = locate(subject.photos, opt.photos)
     for side, values in uncertainties.items():
         path = beside(f"uncertain_{side}", target)
         extremes(values, matches["i2t" if side == "images" else "t2i"], subject.items.captions, photos,
                  subject.caption_image, side == "images", path)
         print(f"most and least uncertain {side} in {path}", file=sys.stderr)
+
+
+def draw_confidence(subject: Subject, sure: Certainty, photos: Photos | None, target: str) -> None:
+    """Draws the pictures of `confidence_plots` beside the results, and says where."""
+    curves, shown = (beside(name, target) for name in confidence_plots.PICTURES)
+    confidence_plots.diagrams(sure.results["confidence"], sure.seen, curves)
+    confidence_plots.examples(sure.seen, subject.items.captions, subject.caption_image, photos, shown)
+    print(f"reliability, risk and coverage in {curves}\nanswers and how sure they are in {shown}", file=sys.stderr)
 
 
 def parse_args(argv=None) -> argparse.Namespace:
@@ -335,7 +347,7 @@ def parse_args(argv=None) -> argparse.Namespace:
         help="with --uncertainty: also rank with variances that are dealt to other items")
     add("--confidence", action="store_true",
         help="how sure the first answers are: probabilities calibrated on dev, and what every measure of confidence is "
-        "worth; writes calibration.json beside the results")
+        "worth; writes calibration.json and pictures beside the results")
     add("--sets", type=float, metavar="ALPHA",
         help="sets of answers that hold a right one for 1 - ALPHA of the queries (split-conformal)")
     add("--absent", type=float, metavar="RATE",
@@ -346,7 +358,8 @@ def parse_args(argv=None) -> argparse.Namespace:
     add("--calibrate_on", type=float, metavar="SHARE",
         help="calibrate on a random share of the images, and judge on the others")
     add("--photos", type=filename, metavar="FOLDER",
-        help="folder of the photos to draw where the data are precomputed features")
+        help="with --uncertainty or --confidence: folder of the photos to draw where the data are precomputed "
+        "features")
     add("--ranks", type=filename, metavar="FILE.csv", help="write the rank of every query to this file")
     add("--export", type=filename, metavar="FILE.npz", help="write the embeddings to this file")
     add("--format", choices=["text", "markdown", "latex", "json"], default="text", help="format of what is printed")
@@ -377,9 +390,9 @@ def parse_args(argv=None) -> argparse.Namespace:
     check_options(p, opt)
     if opt.sim and opt.scores:
         p.error(f"--sim {opt.sim} does not go with --scores, a matrix of ready scores; leave it out")
-    for name, needed in (("instances", "pmrp"), ("cxc_path", "cxc"), ("cxc_rule", "cxc"), ("photos", "uncertainty"),
-                         ("control", "uncertainty"), ("bank_size", "bank")):
-        if getattr(opt, name) != p.get_default(name) and not getattr(opt, needed):
+    for name, needed in (("instances", "pmrp"), ("cxc_path", "cxc"), ("cxc_rule", "cxc"), ("control", "uncertainty"),
+                         ("bank_size", "bank"), ("photos", "uncertainty or --confidence")):
+        if getattr(opt, name) != p.get_default(name) and not any(getattr(opt, n) for n in needed.split(" or --")):
             p.error(f"--{'no-' * (name == 'control')}{name} has no effect without --{needed}; give both or neither")
     return opt
 

@@ -34,7 +34,7 @@ from text import Vocabulary
 COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "methods"}
 NOT_KEPT = COMMAND_LINE - {"logger_name"}              # options that no checkpoint holds
 CHECKPOINTS = ("checkpoint.pt", "model_best.pt")
-PICTURES = ("uncertainty", "uncertain_images", "uncertain_captions", "retrieval")
+PICTURES = ("uncertainty", "uncertain_images", "uncertain_captions", "confidence", "retrieval")
 
 
 def is_run(folder: str) -> bool:

@@ -2,6 +2,7 @@
 
     python show.py retrieval --checkpoint runs/demo --photos data/demo/images
     python show.py retrieval --checkpoint runs/demo --photos data/demo/images --captions "a red circle ." "a star ."
+    python show.py retrieval --unsure 0.5                    # after evaluate.py --confidence: how sure is each answer?
     python show.py captions --checkpoint runs/vsrn           # a VSRN model that was trained with --captioner
     python show.py latents --checkpoint runs/jwae            # how near are its latents to the prior N(0, I)?
 """
@@ -10,6 +11,7 @@ if __name__ == "__main__":
     cli.starting()
 
 import argparse
+import os
 import textwrap
 from collections import Counter
 
@@ -19,7 +21,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, filename, natural, run_arguments, torch_device, up_to
+from cli import Arguments, InputError, filename, natural, probability, run_arguments, torch_device, up_to
+from evaluation.certainty import Calibration, calibration_file, read_calibration
+from evaluation.confidence import percent
 from evaluation.plots import drawing, picture_file
 from evaluation.sources import encode, load_run, newest_run, output_file
 from files.reading import below, holds_keys, is_drawn
@@ -53,14 +57,42 @@ def embed_texts(model, vocab, texts: list[str], device) -> Embedding:
     return model.embed_captions(numbers.to(device), lengths)
 
 
+def calibration_of(run: str, opt) -> Calibration | None:
+    """The calibration that --calibration names, else that of the run, or None where there is none. Raises InputError
+    where it is of another run, and where --unsure has none to go by."""
+    path = opt.calibration or calibration_file(run)
+    if not opt.calibration and not os.path.isfile(path):
+        if opt.unsure is not None and os.path.exists(run):
+            raise InputError(f"--unsure {opt.unsure:g} needs calibrated probabilities, and there is no {path}; write "
+                             f"it with evaluate.py --checkpoint {run} --confidence")
+        return None
+    calibration = read_calibration(path)
+    calibration.refuse_other(run)
+    return calibration
+
+
+def certainties(scores: Tensor, calibration: Calibration, similarity: str,
+                unsure: float | None) -> list[tuple[str, bool]]:
+    """What is said of the first image of each query, such as "72% sure", and whether its posterior over the gallery is
+    at least `unsure`. scores (B, N). Raises InputError where the calibration is of another similarity."""
+    if calibration.similarity != similarity:
+        raise InputError(f"{calibration.path} is of the similarity {calibration.similarity}, and the run's is "
+                         f"{similarity}; write it again with evaluate.py --confidence and without --sim")
+    p = (calibration.fitted["t2i"].temperature * scores.double()).softmax(1).amax(1).tolist()
+    return [(f"{percent(x)} sure", True) if unsure is None or x >= unsure else (f"not sure ({percent(x)})", False)
+            for x in p]
+
+
 @torch.no_grad()
 def draw_retrieval(opt) -> None:
     """The command `retrieval`: a picture of captions with their best images, scores and uncertainties.
 
     Without --captions it shows five captions of the split, for a Gaussian model from the least to the most uncertain.
+    Where the run was calibrated, it says how sure each first answer is.
     """
     device, path = torch_device(opt.device), opt.checkpoint or newest_run()
     target = picture_file(output_file(opt.output, path, "retrieval.png", is_drawn), [path])
+    calibration = calibration_of(path, opt)
     run = load_run(path, opt, vocab=opt.vocab)
     model, vocab, split = run.model.to(device), run.vocab, run.split
     if opt.captions and split.text is not None:
@@ -81,18 +113,21 @@ def draw_retrieval(opt) -> None:
     scores = model.similarity(images, queries).T.cpu()                              # (queries, N)
     query_uncertainty, image_uncertainty = (None if e.log_var is None else uncertainty(e).tolist()
                                             for e in (queries, images))
+    sure = None if calibration is None else certainties(scores, calibration, run.trained.sim, opt.unsure)
 
-    top = min(opt.top, scores.shape[1])
+    top, rankings = min(opt.top, scores.shape[1]), scores.argsort(descending=True)
     height = 2.7 * len(texts) + 0.6
     with drawing(target, len(texts), top, (max(6, 2 * top), height)) as (figure, axes):
         for q, row in enumerate(axes):
-            ranking = scores[q].argsort(descending=True)
+            ranking = rankings[q]
             label = "\n".join(textwrap.wrap(texts[q], 18 * max(3, top))[:3])
             facts = [] if query_uncertainty is None else [f"uncertainty {query_uncertainty[q]:.1f}"]
             if owner[q] is not None:
                 rank = int((scores[q] >= scores[q, owner[q]]).sum())
                 facts.append(f"its own image is number {rank} of {len(ranking):,}")
             row[0].text(0, 1.14, f"{label}\n{'; '.join(facts)}", transform=row[0].transAxes, fontsize=9, weight="bold")
+            if sure:
+                badge(row[0], *sure[q])
             for axis, i in zip(row, ranking[:top].tolist()):
                 axis.imshow(np.asarray(photos.open(i)))
                 axis.set_xticks([])
@@ -105,9 +140,18 @@ def draw_retrieval(opt) -> None:
         figure.suptitle(f"{run.folder[1]} {opt.split}, {run.trained.sim}: the best {top} of {len(split.images):,} "
                         f"images for a caption{legend}", fontsize=10, y=1 - 0.15 / height)
         figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 1.2 / height, wspace=0.06, hspace=0.45)
-    for note in run.notes:
+    for text, ranking, (said, _) in zip(texts, rankings, sure or ()):
+        print(f"{text} -> {os.path.basename(photos.paths[ranking[0]])}, {said}")
+    for note in (*run.notes, *(calibration.notes("t2i", run.folder[1], len(split.images)) if calibration else ())):
         print(f"note: {note}")
     print(f"picture of {len(texts)} captions and their best {top} images in {target}")
+
+
+def badge(axis, said: str, sure: bool) -> None:
+    """Writes on the first answer's picture how sure it is."""
+    axis.text(0.03, 0.03, said, transform=axis.transAxes, fontsize=9, weight="bold", va="bottom", zorder=5,
+              color="black" if sure else "white", bbox={"facecolor": "white" if sure else "firebrick", "alpha": 0.85,
+                                                        "edgecolor": "none", "boxstyle": "round,pad=0.25"})
 
 
 # ---- captions that VSRN's captioner writes
@@ -292,6 +336,11 @@ def retrieval_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--photos", type=filename, help="folder of the photos that the precomputed features were made from")
     p.add_argument("--captions", nargs="+", metavar="TEXT", help="captions to search for (default: five of the split)")
     p.add_argument("--top", type=up_to(50), default=5, metavar="N", help="number of images to show per caption")
+    p.add_argument("--calibration", type=filename, metavar="FILE.json",
+                   help="says how sure each first answer is; evaluate.py --confidence writes it (default: "
+                   "calibration.json in the run folder, where there is one)")
+    p.add_argument("--unsure", type=probability, metavar="P",
+                   help="mark first answers of a lower probability as not sure; needs a calibration")
     p.add_argument("--output", type=filename, metavar="FILE.png",
                    help="picture to write (default: retrieval.png in the run folder)")
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from cli import InputError
 from evaluation import ambiguity, confidence, promises
-from evaluation.confidence import Fitted
+from evaluation.confidence import Fitted, Seen
 from evaluation.sources import open_embeddings, open_run, open_scores
 from evaluation.subjects import Member, Subject
 from files.reading import FAULTS, read_json
@@ -23,11 +23,13 @@ FORMAT = 1                            # of calibration.json
 
 
 class Certainty(NamedTuple):
-    """What was found: the parts of results.json, tables and sentences for the reader, and calibration.json."""
+    """What was found: the parts of results.json, tables and sentences for the reader, calibration.json, and what is
+    drawn of each direction with --confidence."""
     results: dict
     tables: list
     lines: list[str]
     calibration: dict
+    seen: dict[str, Seen]
 
 
 def wanted(opt) -> bool:
@@ -129,18 +131,19 @@ def widths(subject: Subject) -> str:
 def assess_certainty(dev: Subject, judged_on: Subject, subject: Subject, kept: np.ndarray, judged: dict,
                      opt) -> Certainty:
     """All that the options ask, of both directions. dev, judged_on, kept: `to_calibrate_on` of the subject."""
-    results, lines, made = {}, [], []
+    results, lines, made, seen = {}, [], [], {}
     fitted = {side: confidence.fit(dev, side) for side in confidence.SIDES}
     lines.append(f"calibrated on {dev.n_images:,} images and {len(dev.caption_image):,} captions "
                  f"({calibrated_on(dev, opt)}), judged on {judged_on.n_images:,} and {len(judged_on.caption_image):,}")
     if opt.confidence:
         found, values, asked = {}, {}, {}
         for side, of in fitted.items():
-            found[side], values[side], _ = confidence.judge(judged_on, side, of)
+            found[side], values[side], first = confidence.judge(judged_on, side, of)
             smaller = confidence.galleries(judged_on, side, of)
             if smaller:
                 found[side]["galleries"] = smaller
             asked[side] = queries_in(subject, kept, side)
+            seen[side] = Seen(values[side], first.right, asked[side], items_in(subject, kept, side)[first.first])
         results["confidence"] = found
         made += confidence.tables(found)
         lines += confidence.sentences(found, fitted)
@@ -162,7 +165,7 @@ def assess_certainty(dev: Subject, judged_on: Subject, subject: Subject, kept: n
         results["absent_queries"] = {side: promises.judge_absent(*pair, side, of, opt.absent)
                                      for side, of in fitted.items()}
         lines += promises.absent_sentences(results["absent_queries"])
-    return Certainty(results, made, lines, stored(dev, fitted, limits, opt))
+    return Certainty(results, made, lines, stored(dev, fitted, limits, opt), seen)
 
 
 def of_one_size(dev: Subject, judged_on: Subject) -> tuple[Subject, Subject]:
@@ -186,7 +189,12 @@ def queries_in(subject: Subject, kept: np.ndarray, side: str) -> np.ndarray:
     """The positions in the subject of the queries of one direction, where the images at positions `kept` are judged."""
     if side == "i2t":
         return np.intersect1d(kept, subject.caption_image)
-    return np.flatnonzero(np.isin(subject.caption_image, kept))
+    return items_in(subject, kept, "i2t")
+
+
+def items_in(subject: Subject, kept: np.ndarray, side: str) -> np.ndarray:
+    """The positions in the subject of the gallery of one direction, where the images at positions `kept` are judged."""
+    return kept if side == "t2i" else np.flatnonzero(np.isin(subject.caption_image, kept))
 
 
 # ---- calibration.json
@@ -202,16 +210,57 @@ def stored(dev: Subject, fitted: dict[str, Fitted], limits: dict, opt) -> dict:
             **({"sets": {"alpha": opt.sets, **limits}} if limits else {})}
 
 
-def read_calibration(path: str) -> dict[str, Fitted]:
-    """What `stored` wrote, by direction. Raises InputError on any other file."""
+class Calibration(NamedTuple):
+    """A calibration.json, and where it lies."""
+    path: str
+    checkpoints: list[str]
+    data_name: str
+    similarity: str
+    fitted: dict[str, Fitted]
+
+    def refuse_other(self, run: str) -> None:
+        """Raises InputError unless this is of the run folder or checkpoint file `run`. A run that was moved since is
+        known by the names of its folder and its file."""
+        def weights(path: str) -> str:
+            file = path.endswith((".pt", ".tar")) and not os.path.isdir(path)
+            return os.path.realpath(path if file else os.path.join(path, "model_best.pt"))
+        mine, named = weights(run), weights(self.checkpoints[0])
+        moved = not os.path.exists(named) and named.split(os.sep)[-2:] == mine.split(os.sep)[-2:]
+        if len(self.checkpoints) > 1 or not (named == mine or moved):
+            raise InputError(f"{self.path} is of {' + '.join(self.checkpoints)}, and not of {run}; write its own with "
+                             f"evaluate.py --checkpoint {run} --confidence, or name that one with --calibration")
+
+    def notes(self, side: str, data_name: str, gallery: int) -> list[str]:
+        """Sentences on what is searched and was not calibrated on: other data, a gallery of another size."""
+        of, found = self.fitted[side], []
+        if data_name != self.data_name:
+            found.append(f"the probabilities were calibrated on {self.data_name} and may not hold on {data_name}")
+        if gallery != of.gallery:
+            found.append(f"the probabilities were calibrated on a gallery of {of.gallery:,} and {gallery:,} are "
+                         "searched; they hold best for the size that they were calibrated on")
+        return found
+
+
+def read_calibration(path: str) -> Calibration:
+    """What `stored` wrote. Raises InputError on any other file."""
     fix = "write it again with evaluate.py --confidence"
     found = read_json(path, fix)
     try:
         if found["calibration"] != FORMAT:
             raise ValueError(f"its format is {found['calibration']!r}")
-        return {side: fitted_of(found[side]) for side in confidence.SIDES}
+        names, data_name, similarity = (found[name] for name in ("checkpoints", "data_name", "similarity"))
+        if not (names and isinstance(names, list) and all(isinstance(x, str) for x in (*names, data_name, similarity))):
+            raise ValueError("it does not say of which model it is")
+        return Calibration(path, names, data_name, similarity, {side: fitted_of(found[side])
+                                                                for side in confidence.SIDES})
     except FAULTS as error:
         raise InputError(f"{path} is no calibration ({error}); {fix}") from error
+
+
+def calibration_file(run: str) -> str:
+    """The calibration that evaluate.py --confidence writes by itself for a run folder or a checkpoint file."""
+    folder, file = (run, "model_best.pt") if os.path.isdir(run) else os.path.split(run)
+    return os.path.join(folder, f"calibration{'' if file == 'model_best.pt' else '_' + file.split('.')[0]}.json")
 
 
 def fitted_of(of: dict) -> Fitted:

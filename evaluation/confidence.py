@@ -39,6 +39,19 @@ class Fitted(NamedTuple):
     gallery: int
 
 
+class Seen(NamedTuple):
+    """The first answers of Q queries of one direction, for pictures. Positions are those in the whole subject."""
+    values: dict[str, np.ndarray]     # (Q,) of each measure, more where surer
+    right: np.ndarray                 # (Q,) bool
+    asked: np.ndarray                 # (Q,) the images or captions that are the queries
+    answers: np.ndarray               # (Q,) the captions or images that are their first answers
+
+
+def percent(p: float) -> str:
+    """A probability for a reader; never 0% or 100%, which no model can promise."""
+    return "under 1%" if p < 0.005 else "over 99%" if p >= 0.995 else f"{100 * p:.0f}%"
+
+
 def trace(e: Embedding) -> torch.Tensor:
     """The trace of Sigma of every item: (N, D) or spherical (N, 1) -> (N,)."""
     return e.log_var.exp().expand_as(e.mean).sum(1)

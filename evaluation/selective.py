@@ -4,6 +4,7 @@ Every function takes one number per query: confidence (Q,), where more is surer,
 right (Q,) bool: whether the query's first answer is right. Shares are in [0, 1].
 """
 import numpy as np
+from scipy import stats
 
 from metrics import recall_in_bins, risk_coverage
 
@@ -113,6 +114,15 @@ def reliability(p, right, bins: int = BINS) -> dict:
     parts = [part for part in np.array_split(np.argsort(p, kind="stable"), bins) if len(part)]
     return {"p": [float(p[part].mean()) for part in parts], "right": [float(right[part].mean()) for part in parts],
             "queries": [len(part) for part in parts]}
+
+
+def exact_interval(hits: np.ndarray, n: np.ndarray, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+    """Between which shares the chance of a hit lies where hits (B,) of n (B,) were seen (Clopper and Pearson 1934):
+    (low (B,), high (B,))."""
+    outside = (1 - level) / 2
+    with np.errstate(invalid="ignore"):                     # at the ends, where the share itself is the bound
+        low, high = stats.beta.ppf(outside, hits, n - hits + 1), stats.beta.ppf(1 - outside, hits + 1, n - hits)
+    return np.where(hits > 0, low, 0.0), np.where(hits < n, high, 1.0)
 
 
 def ranking(confidence, right) -> dict:

@@ -1,18 +1,27 @@
 """Confidences, sets and thresholds of a whole gallery against loops over queries; `evaluate.py --confidence`."""
+import argparse
+import contextlib
 import json
+import os
 import re
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 import evaluate
+import show
 import train
 from demo import __main__ as demo
-from evaluation import ambiguity, certainty, confidence, promises
+from evaluation import ambiguity, certainty, confidence, confidence_plots, plots, promises, selective
 from evaluation.answers import answers, rows_of, sample_scores
 from evaluation.subjects import Subject
+from files.reading import is_drawn
 from metrics import spearman
+from runs import PICTURES
+from tests.helpers import refused
 
 SIDES = ("t2i", "i2t")
 
@@ -198,7 +207,7 @@ def test_a_gaussian_run(runs, capsys):
     for side, keys in (("captions", {"rho", "rho_given_words", "rho_within_levels"}), ("images", {"rho"})):
         assert set(results["ambiguity"]["positives"][side]["entropy"]) == keys
     assert json.loads((runs / "wasserstein" / "results.json").read_text())["confidence"] == results["confidence"]
-    kept = certainty.read_calibration(str(runs / "wasserstein" / "calibration.json"))
+    kept = certainty.read_calibration(str(runs / "wasserstein" / "calibration.json")).fitted
     assert kept["t2i"].temperature > 0 and kept["i2t"].gallery == 5 * kept["t2i"].gallery
     assert kept["t2i"].isotonic([0.3]) == confidence.Isotonic(*kept["t2i"].isotonic)([0.3])
     again = judged(["--checkpoint", runs / "wasserstein", "--confidence"])           # over the same file
@@ -270,3 +279,197 @@ def test_other_files_are_no_calibration(tmp_path):
         (tmp_path / "c.json").write_text(text)
         with pytest.raises(ValueError, match="write it again with evaluate.py --confidence"):
             certainty.read_calibration(str(tmp_path / "c.json"))
+
+
+# ---- pictures
+
+def test_intervals_are_those_of_clopper_and_pearson():
+    low, high = selective.exact_interval(np.array([0, 3, 7, 20]), np.array([20, 20, 7, 20]))
+    for k, n, *found in zip([0, 3, 7, 20], [20, 20, 7, 20], low, high):
+        assert found == pytest.approx(list(stats.binomtest(k, n).proportion_ci(0.95, "exact")))
+
+
+def test_probabilities_never_promise_certainty():
+    said = [confidence.percent(p) for p in (0, 0.004, 0.006, 0.724, 0.994, 0.996, 1)]
+    assert said == ["under 1%", "under 1%", "1%", "72%", "99%", "over 99%", "over 99%"]
+
+
+def test_examples_are_of_all_kinds_and_each_once():
+    p = np.linspace(0.99, 0.01, 40)
+    right = np.arange(40) % 2 == 0
+    assert list(confidence_plots.pick(p, right).values()) == [[0, 2, 4, 6], [1, 3, 5], [18, 19, 20], [37, 38, 39]]
+    for n in (2, 5, 9):                                     # too few for all headings
+        shown = sum(confidence_plots.pick(p[:n], right[:n]).values(), [])
+        assert sorted(shown) == sorted(set(shown)) and len(shown) >= min(n, 5)
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The texts of all pictures that are drawn by `confidence_plots`, and how many photos each shows: {file: (texts,
+    number of photos, curves)}."""
+    found = {}
+
+    @contextlib.contextmanager
+    def keeping(path, *rest):
+        with plots.drawing(path, *rest) as (figure, axes):
+            yield figure, axes
+            inner = [axis for outer in axes.flat for axis in (outer, *outer.child_axes)]
+            found[os.path.basename(path)] = ([text.get_text() for axis in inner for text in axis.texts],
+                                             sum(len(axis.images) for axis in inner), axes)
+    monkeypatch.setattr(confidence_plots, "drawing", keeping)
+    return found
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_answers_of_a_part_are_shown_by_their_places_in_the_whole(side):
+    subject = drawn(seed=5)
+    opt = argparse.Namespace(confidence=True, sets=None, absent=None, calibrate_on=0.5, calibration=None)
+    dev, part, kept = certainty.to_calibrate_on(subject, ["drawn"], opt)
+    sure = certainty.assess_certainty(dev, part, subject, kept, {}, opt)
+    seen, t = sure.seen[side], sure.calibration[side]["temperature"]
+    found = slow_answers(subject, side, t, kept.tolist())
+    captions = [c for c in range(len(subject.caption_image)) if subject.caption_image[c] in kept]
+    assert seen.asked.tolist() == (captions if side == "t2i" else kept.tolist()) and len(kept) == 20
+    assert seen.answers.tolist() == [of["first"] for of in found]
+    assert seen.right.tolist() == [of["right"] for of in found]
+    shown = "posterior" if side == "t2i" else "grouped"
+    assert np.allclose(seen.values[confidence.best_name(seen.values)], [of[shown] for of in found], atol=1e-5)
+
+
+def test_cards_say_what_was_asked_answered_and_how_surely():
+    owner, texts = np.array([0, 0, 1, 1]), ["a", "b", "c", "d"]
+    t2i = confidence.Seen({"posterior": np.array([0.72, 0.3])}, np.array([True, False]), np.array([1, 2]),
+                          np.array([0, 0]))
+    first = {0: "a", 1: "c"}
+    made = [confidence_plots.card("t2i", t2i, q, texts, owner, first, True) for q in (0, 1)]
+    assert [(m.said, m.lines, m.photos) for m in made] == [
+        ("72% sure, right", ['"b"'], [(0, "answer")]),
+        ("30% sure, wrong", ['"c"'], [(0, "answer"), (1, "the caption's own")])]
+    assert confidence_plots.card("t2i", t2i, 1, texts, owner, first, False).lines == ['"c"', "answer: [image 0] a"]
+    i2t = confidence.Seen({"posterior": np.array([0.1, 0.1]), "posterior_grouped": np.array([0.2, 0.4])},
+                          np.array([False, False]), np.array([0, 1]), np.array([3, 2]))
+    made = [confidence_plots.card("i2t", i2t, q, texts, owner, first, True) for q in (0, 1)]
+    assert (made[0].said, made[0].lines) == ("20% sure, wrong", ['answer: "d"', 'its own: "a"'])
+    assert made[1].said == "40% sure, a wrong answer scores the same"
+
+
+def test_pictures_of_a_run(runs, tmp_path, figures):
+    words = ["--checkpoint", runs / "wasserstein", "--confidence", "--output", tmp_path / "results.json"]
+    results = judged([*words, "--photos", runs / "data" / "demo" / "images"])["confidence"]
+    assert all(is_drawn(str(tmp_path / f"{name}.png")) for name in confidence_plots.PICTURES)
+    assert all(name.startswith(PICTURES) for name in confidence_plots.PICTURES)      # they go with a run replaced
+    _, _, axes = figures["confidence.png"]
+    for (left, right), side in zip(axes, SIDES):
+        best = results[side]["posterior_grouped" if side == "i2t" else "posterior"]
+        points = left.containers[0].lines[0].get_xydata()
+        assert np.allclose(points[:, 0], 100 * np.array(best["reliability"]["p"]))
+        assert np.allclose(points[:, 1], 100 * np.array(best["reliability"]["right"]))
+        labels = [line.get_label() for line in right.lines]
+        measures = [name for name in results[side] if name in confidence.NAMES]
+        assert len(labels) == len(measures) + 2             # no knowledge and the perfect order
+        strong, = (line for line in right.lines if line.get_linewidth() == 3)
+        assert strong.get_label().startswith(f"{best['aurc']:.1f}  posterior")
+    texts, photos, _ = figures["confidence_examples.png"]
+    sure = [text for text in texts if " sure, " in text]
+    assert len(sure) >= 20 and photos >= len(sure) and all(text.endswith(("right", "wrong")) for text in sure)
+    judged(words)                                           # over its own files, and without photos
+    texts, photos, _ = figures["confidence_examples.png"]
+    assert photos == 0 and sum("[image " in text for text in texts) == len(sure)
+
+
+@pytest.mark.parametrize("name", confidence_plots.PICTURES)
+def test_pictures_are_not_drawn_over_other_files(runs, tmp_path, capsys, monkeypatch, name):
+    (tmp_path / f"{name}.png").write_bytes(b"a photo of mine")
+    monkeypatch.setattr(evaluate, "open_run", None)         # it is said before the work
+    refused(capsys, evaluate.main, ["--checkpoint", runs / "cosine", "--confidence", "--output",
+                                    tmp_path / "results.json"],
+            f"{name}.png is there already and is none that this command wrote")
+    assert (tmp_path / f"{name}.png").read_bytes() == b"a photo of mine"
+    assert os.listdir(tmp_path) == [f"{name}.png"]
+
+
+# ---- show.py retrieval
+
+@pytest.fixture(scope="module")
+def calibrated(runs, tmp_path_factory):
+    """A run folder that holds a calibration.json, and the embeddings of its test split."""
+    folder = tmp_path_factory.mktemp("calibrated") / "run"
+    shutil.copytree(runs / "cosine", folder)
+    judged(["--checkpoint", folder, "--confidence", "--export", folder / "e.npz"])
+    return folder
+
+
+def retrieval(folder, runs, *more):
+    return ["retrieval", "--checkpoint", folder, "--photos", runs / "data" / "demo" / "images", "--device", "cpu",
+            "--workers", 0, *more]
+
+
+def draw(*words):
+    show.main(list(map(str, retrieval(*words))))
+
+
+def test_retrieval_says_how_sure_it_is(calibrated, runs, tmp_path, capsys):
+    with np.load(calibrated / "e.npz") as f:
+        image, caption = (f[f"{side}_mean"] / np.linalg.norm(f[f"{side}_mean"], axis=1, keepdims=True)
+                          for side in ("image", "caption"))
+        names = f["image_name"]
+    t = certainty.read_calibration(str(calibrated / "calibration.json")).fitted["t2i"].temperature
+    texts = (runs / "data" / "demo_precomp" / "test_caps.txt").read_text().splitlines()
+    chosen = [round(q * (len(texts) - 1)) for q in show.SPREAD]      # a point model shows captions in their order
+    scores = caption[chosen] @ image.T
+    p = np.exp(t * scores).max(1) / np.exp(t * scores).sum(1)
+    limit = float(np.sort(p)[2])                            # two of the five are below
+    capsys.readouterr()
+    draw(calibrated, runs, "--unsure", repr(limit - 1e-6), "--output", tmp_path / "a.png")
+    said = capsys.readouterr().out.splitlines()
+    for k, (m, row) in enumerate(zip(chosen, scores)):
+        percent = confidence.percent(p[k])
+        sure = f"not sure ({percent})" if p[k] < limit - 1e-6 else f"{percent} sure"
+        assert said[k] == f"{texts[m]} -> {os.path.basename(names[row.argmax()])}, {sure}"
+    assert sum("not sure" in line for line in said) == 2
+    notes = [line for line in said if line.startswith("note: ")]
+    assert notes == ["note: the probabilities were calibrated on a gallery of 50 and 100 are searched; they hold best "
+                     "for the size that they were calibrated on"]
+    draw(calibrated, runs, "--split", "dev", "--output", tmp_path / "b.png")
+    said = capsys.readouterr().out
+    assert "note: " not in said and " sure" in said and "not sure" not in said
+
+
+def test_retrieval_draws_how_sure_it_is(calibrated, runs, tmp_path, monkeypatch):
+    badges = []
+    monkeypatch.setattr(show, "badge", lambda axis, said, sure: badges.append((said, sure)))
+    draw(calibrated, runs, "--captions", "a red circle .", "--unsure", 1, "--output", tmp_path / "a.png")
+    draw(calibrated, runs, "--captions", "a red circle .", "--unsure", 0, "--output", tmp_path / "a.png")
+    (low, _), (high, _) = badges
+    assert re.fullmatch(r"not sure \((.*)\)", low)[1] == high.removesuffix(" sure")
+    assert [sure for _, sure in badges] == [False, True]
+
+
+def test_retrieval_without_a_calibration_is_as_before(runs, calibrated, tmp_path, capsys, monkeypatch):
+    shutil.copytree(calibrated, tmp_path / "run", ignore=shutil.ignore_patterns("calibration.json"))
+    capsys.readouterr()
+    draw(tmp_path / "run", runs, "--output", tmp_path / "a.png")
+    assert capsys.readouterr().out == f"picture of 5 captions and their best 5 images in {tmp_path / 'a.png'}\n"
+    monkeypatch.setattr(show, "load_run", None)             # it is said before the work
+    refused(capsys, show.main, retrieval(tmp_path / "run", runs, "--unsure", 0.5),
+            r"there is no .*run/calibration.json; write it with evaluate.py --checkpoint .*run --confidence")
+    refused(capsys, show.main, retrieval(calibrated / "checkpoint.pt", runs, "--unsure", 0.5),
+            r"there is no .*/calibration_checkpoint.json")
+    refused(capsys, show.main, retrieval(calibrated, runs, "--unsure", 1.5), "'1.5' is out of range; give a number fro")
+    refused(capsys, show.main, retrieval(calibrated, runs, "--calibration", tmp_path / "none.json"), "none.json")
+
+
+def test_calibrations_of_other_runs_or_similarities_are_refused(runs, calibrated, tmp_path, capsys):
+    file = calibrated / "calibration.json"
+    refused(capsys, show.main, retrieval(runs / "cosine", runs, "--calibration", file),
+            "calibration.json is of .*run, and not of .*cosine; write its own with evaluate.py --checkpoint")
+    stored = json.loads(file.read_text())
+    for change, said in (({"similarity": "kl"}, "is of the similarity kl, and the run's is cosine"),
+                         ({"checkpoints": [*stored["checkpoints"], "b"]}, r"is of .*run \+ b, and not of"),
+                         ({"checkpoints": []}, "does not say of which model it is")):
+        (tmp_path / "c.json").write_text(json.dumps(stored | change))
+        refused(capsys, show.main, retrieval(calibrated, runs, "--calibration", tmp_path / "c.json", "--output",
+                                             tmp_path / "a.png"), said)
+    (tmp_path / "c.json").write_text(json.dumps(stored | {"checkpoints": ["gone/run"], "data_name": "mine"}))
+    draw(calibrated, runs, "--calibration", tmp_path / "c.json", "--output", tmp_path / "a.png")    # moved since
+    assert "calibrated on mine and may not hold on demo_precomp" in capsys.readouterr().out
