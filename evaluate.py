@@ -176,9 +176,11 @@ def evaluate_one(opt) -> dict:
     else:
         subject = open_scores(file, opt) if opt.scores else open_run(paths, opt)
     judged = read_judgements(subject, opt)
-    parts = to_calibrate_on(subject, paths, opt) if wanted(opt) else None
+    sure = None
+    if wanted(opt):                                         # first, as it may find that nothing can be calibrated
+        dev, part, kept = to_calibrate_on(subject, paths, opt)
+        sure = assess_certainty(dev, part, subject, kept, judged, opt)
     results, record, uncertainties = assess(subject, judged, opt)
-    sure = assess_certainty(*parts[:2], subject, parts[2], judged, opt) if parts else None
     if sure:
         results |= without_nan(sure.results)
     print(f"\n{' '.join(filter(None, [results['data_name'], subject.split]))}: {subject.n_images:,} images, "
