@@ -1,7 +1,7 @@
 """The methods of the papers by name: what `train.py --method NAME` trains.
 
 A method is written down here once. `train.py --methods`, the tables of README.md and docs/methods.md, and the rows of
-paper_tables/ are read from METHODS. Each file of this folder holds the networks of one paper.
+paper_tables/ are read from METHODS, by name. Each file of this folder holds the networks of one paper.
 """
 from typing import NamedTuple
 
@@ -15,15 +15,27 @@ class Method(NamedTuple):
 
 REGIONS = "features of regions"
 VECTORS = "features of captions (--text_features NAME)"
-VSRN = "--img_enc vsrn --embed_size 2048 --max_violation --captioner 1"
+VSRN = "--img_enc vsrn --embed_size {} --max_violation --captioner 1"
+VSRN_ORIGINAL = f"{VSRN} --region_norm regions --captioner_original"
 SCAN = "--sim scan --bi_gru --max_violation"
+SCAN_I2T_MEAN = f"{SCAN} --cross_attn i2t --lambda_softmax 4 --agg_func Mean"
 PRIORS = "--prior_images 0.01 --prior_captions 0.01"
 RECONSTRUCTIONS = "--recon_images 0.5 --recon_captions 0.005"
 AUTOENCODER = f"--max_violation --txt_enc bigru --num_layers 2 --img_layers 1024 {RECONSTRUCTIONS}"
+# Eq. 7 is a mean over pairs, so the terms beside it count per item, too: docs/methods.md tells how they are converted.
 SQUARED = "--loss mse --mse_weight 1024 --txt_layers 1024 --img_layers 1024 --recon_images 1 --recon_captions 1"
 DMSM = ("--loss nll --txt_enc {} --txt_layers 4000-2000-1000-500 --img_layers 2000-1000 --layer_style tanh "
-        "--embed_size 300 --optimizer sgd --learning_rate 0.5 --lr_update 1000 --no-feature_norm --select hbr")
+        "--embed_size 300 --gamma 10 --negatives 40 --optimizer sgd --learning_rate 0.5 --lr_update 1000 "
+        "--no-feature_norm --select hbr")
 BRANCHES = "--txt_layers 2048 --img_layers 2048 --layer_style branch --embed_size 512"
+SIMILARITIES = {"wasserstein": "Wasserstein", "kl": "KL", "minkl": "min KL"}
+SHAPES = {                            # end of the name -> in words, paper, flags
+    "": ("ellipsoidal", "pmrl, ucmr", ""),
+    "_spherical": ("spherical", "pmrl", " --head spherical_logavg"),
+    "_avgpool": ("spherical by average pooling", "ucmr", " --head spherical_avg"),
+    "_one": ("spherical with one output", "ucmr", " --head spherical_one")}
+GCIE = {f"gcie_{sim}{end}": Method(f"GCIE, {name}, {shape}", paper, f"--sim {sim}{head}")
+        for end, (shape, paper, head) in SHAPES.items() for sim, name in SIMILARITIES.items()}
 
 METHODS = {
     "vse0": Method("VSE0", "VSE++", "--no_imgnorm"),
@@ -35,24 +47,24 @@ METHODS = {
     "gce_spherical": Method("GCE, spherical", "pmrl", "--sim mahalanobis --text_head spherical_logavg"),
     "gie": Method("GIE, ellipsoidal", "pmrl", "--sim mahalanobis --image_head ellipsoidal"),
     "gie_spherical": Method("GIE, spherical", "pmrl", "--sim mahalanobis --image_head spherical_logavg"),
-    "gcie_wasserstein": Method("GCIE, Wasserstein, ellipsoidal", "pmrl, ucmr", "--sim wasserstein"),
-    "gcie_kl": Method("GCIE, KL, ellipsoidal", "pmrl, ucmr", "--sim kl"),
-    "gcie_minkl": Method("GCIE, min KL, ellipsoidal", "pmrl, ucmr", "--sim minkl"),
-    "gcie_wasserstein_spherical": Method("GCIE, Wasserstein, spherical",
-                                         "pmrl", "--sim wasserstein --head spherical_logavg"),
-    "gcie_kl_spherical": Method("GCIE, KL, spherical", "pmrl", "--sim kl --head spherical_logavg"),
-    "gcie_minkl_spherical": Method("GCIE, min KL, spherical", "pmrl", "--sim minkl --head spherical_logavg"),
-    "gcie_kl_avgpool": Method("GCIE, KL, spherical by average pooling", "ucmr", "--sim kl --head spherical_avg"),
-    "gcie_kl_one": Method("GCIE, KL, spherical with one output", "ucmr", "--sim kl --head spherical_one"),
+    **GCIE,
     "gcie_kl_reverse": Method("GCIE, KL(caption || image)", "ucmr Table 6", "--sim kl_reverse"),
+    "gcie_kl_reverse_avgpool": Method("GCIE, KL(caption || image), spherical by average pooling",
+                                      "ucmr Table 6", "--sim kl_reverse --head spherical_avg"),
     "gcie_wasserstein_var": Method("GCIE, Wasserstein as ucmr eq. 8 prints it", "ucmr", "--sim wasserstein_var"),
-    "vsrn": Method("VSRN", "Li et al. 2019", VSRN, REGIONS),
-    "vsrn_original": Method("VSRN, as the original code computes it", "Li et al. 2019",
-                            f"{VSRN} --region_norm regions --captioner_original", REGIONS),
-    "vsrn_gaussian": Method("VSRN with Gaussians", "ucmr", f"{VSRN} --sim wasserstein --margin 0.1", REGIONS),
+    "vsrn": Method("VSRN", "Li et al. 2019", VSRN.format(2048), REGIONS),
+    "vsrn_original": Method("VSRN, as the original code computes it",
+                            "Li et al. 2019", VSRN_ORIGINAL.format(2048), REGIONS),
+    "vsrn_wide": Method("VSRN, higher capacity, as the original code computes it",
+                        "ucmr", VSRN_ORIGINAL.format(4096), REGIONS),
+    "vsrn_gaussian": Method("VSRN with Gaussians",
+                            "ucmr", f"{VSRN.format(2048)} --sim wasserstein --margin 0.1", REGIONS),
+    "vsrn_gaussian_original": Method("VSRN with Gaussians, as the original code computes it",
+                                     "ucmr", f"{VSRN_ORIGINAL.format(2048)} --sim wasserstein --margin 0.1", REGIONS),
     "scan_t2i": Method("SCAN, text to image", "Lee et al. 2018", f"{SCAN} --cross_attn t2i", REGIONS),
     "scan_i2t": Method("SCAN, image to text", "Lee et al. 2018",
                        f"{SCAN} --cross_attn i2t --lambda_softmax 4 --lambda_lse 5", REGIONS),
+    "scan_i2t_mean": Method("SCAN, image to text, mean over regions", "Lee et al. 2018", SCAN_I2T_MEAN, REGIONS),
     "pvse": Method("PVSE", "Song and Soleymani 2019",
                    "--sim mil --n_embeds 2 --margin 0.1 --max_violation --batch_size 256 "
                    "--diversity 25.6 --mmd 2.56", f"{REGIONS}, or photos"),
@@ -65,6 +77,8 @@ METHODS = {
                               "jwae", f"--max_violation --txt_layers 1024 --img_layers 1024 "
                               f"{RECONSTRUCTIONS} {PRIORS}", VECTORS),
     "jwae_mh_scan": Method("jWAE-MH on SCAN", "jwae", f"{SCAN} --cross_attn t2i {RECONSTRUCTIONS} {PRIORS}", REGIONS),
+    "jwae_mh_scan_i2t": Method("jWAE-MH on SCAN, image to text, mean over regions",
+                               "jwae", f"{SCAN_I2T_MEAN} {RECONSTRUCTIONS} {PRIORS}", REGIONS),
     "jwae_mse": Method("jWAE-MSE", "jwae", f"{SQUARED} --prior_images 25.6 --prior_captions 25.6", VECTORS),
     "mse": Method("MSE", "jwae", SQUARED, VECTORS),
     "mmd_mse": Method("MMD-MSE", "jwae", f"{SQUARED} --mmd 128", VECTORS),
@@ -75,8 +89,18 @@ METHODS = {
                      "word vectors of 300 numbers (--word_vectors FILE)"),
     "embedding_network": Method("Embedding Network", "Wang et al. 2019",
                                 f"--loss two_branch {BRANCHES} --batch_size 1000", VECTORS),
-    "similarity_network": Method("Similarity Network", "Wang et al. 2019", f"--sim product {BRANCHES}", VECTORS),
+    "similarity_network": Method("Similarity Network", "Wang et al. 2019",
+                                 f"--sim product --loss logistic {BRANCHES}", VECTORS),
 }
+
+
+def flags(row: str) -> str:
+    """The options of train.py for a row of a table: names of methods, which stand for their flags, then options.
+
+    Where an option occurs twice, the later one counts: "vsrn_original gcie_kl" is VSRN with the Gaussians of gcie_kl.
+    """
+    names, dashes, options = row.partition("--")
+    return " ".join([*(METHODS[name].flags for name in names.split()), dashes + options]).strip()
 
 
 def table(names=tuple(METHODS)) -> list[str]:

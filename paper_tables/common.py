@@ -3,7 +3,8 @@
     python -m paper_tables.pmrl_table1 --data_path data --dry_run      # the exact commands
     python -m paper_tables.pmrl_table1 --demo                          # the same code on the demo data, small
 
-A row names its method by the options of train.py and evaluate.py; runs.py adds what the data set and the size need.
+A row names its method as `train.py --method` does, and writes only options of its own; runs.py adds what the data set
+and the size need.
 """
 import argparse
 import json
@@ -73,7 +74,7 @@ def recalls(protocol: str = "folds5", title: str = "", run: int = 0, rsum: bool 
     first = before.split()
     groups = [(SIDES[side], (*((NAMES[first[0]], f"protocols/{first[1]}/{side}/{first[0]}") for _ in first[:1]),
                              *((f"R@{k}", f"protocols/{protocol}/{side}/r{k}") for k in ks)))
-                             for side in ("i2t", "t2i")]
+              for side in ("i2t", "t2i")]
     return Columns(title, (*groups, *([("", (("rsum", f"protocols/{protocol}/rsum"),))] if rsum else [])), run)
 
 

@@ -7,12 +7,12 @@ Needs the data of jwae_table3 and shares its runs. These take about 5 GPU hours 
 from dataclasses import replace
 
 from paper_tables.common import Row, Run, Table, main, recalls
-from paper_tables.jwae_table3 import EVALUATE, METHODS
+from paper_tables.jwae_table3 import EVALUATE, RUNS
 
 
 def across(label: str, source: int) -> tuple[Run]:
     """A method of Table 3, trained on one data set (`source` 0: Flickr30K, 1: COCO) and tested on the other."""
-    run, other = METHODS[label][source], METHODS[label][1 - source]
+    run, other = RUNS[label][source], RUNS[label][1 - source]
     return (replace(run, test=other.data, evaluate=EVALUATE[other.data.split()[0]]),)
 
 

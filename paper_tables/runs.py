@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from checkpoints import MAY_CHANGE
 from files.reading import read_yaml
 from inputs import SOURCES
+from methods import flags
 from train import parse_args
 
 SIZE, HIDDEN, WORDS = "--embed_size 1024", " --dim_hidden 512", 300     # defaults of embedding, captioner, word vectors
@@ -24,15 +25,22 @@ VG = "vg_experiments."
 
 @dataclass(frozen=True)
 class Run:
-    """A model and its evaluation, given by the options of the method alone."""
+    """A model and its evaluation, given by what makes the method.
+
+    `train` begins with the names of the methods of METHODS, if any, and continues with the row's own options. It is
+    kept as options alone, so that a run's folder does not depend on how a row is written.
+    """
     data: str                         # training set, a key of DATA
-    train: str = ""                   # options of train.py, or of cca.py
+    train: str = ""                   # names of methods, then options of train.py; or options of cca.py
     evaluate: str = ""                # options of evaluate.py
     start: "Run | None" = None        # the run whose weights it starts from
     text: str = ""                    # features in place of captions, or word vectors: a key of TEXTS
     test: str = ""                    # data set to evaluate on, a key of DATA (default: the training set's)
     tool: str = "train.py"
     judge: str = "evaluate.py"        # or vg_experiments.NAME
+
+    def __post_init__(self):
+        object.__setattr__(self, "train", flags(self.train))
 
 
 # ---- data sets and sizes
@@ -80,7 +88,7 @@ DATA = {f"{name}{kind}": place for name, demo in (("coco", "demo"), ("f30k", "ot
 DATA["coco halves"] = places("coco_halves_precomp", "--dev_images 0", "", "demo_precomp")   # FC7 of val2014 in halves
 DATA["coco halves fc6"] = places("coco_halves_fc6_precomp", "--dev_images 0", "", "demo_precomp")
 TEXTS = {"w2v": "--text_features w2v", "hglmm": "--text_features hglmm",
-         "own": "--word_vectors {data}/{folder}/own.txt --freeze_words"}
+         "own": "--word_vectors {data}/{folder}/own.txt"}
 VECTORS = "GoogleNews-vectors-negative300.bin"
 # estimated minutes of an epoch on COCO, for gpu_hours
 MINUTES = {"": 5, " tuned": 5, " cells": 5, " regions": 10, " fc6": 0.5, " halves": 0.5, " halves fc6": 0.5}

@@ -5,14 +5,11 @@ vg/uncertainty.png in the run's folder. It shows intervals and a paired test of 
 
     python -m paper_tables.ucmr_fig2 --data_path D
 """
-from dataclasses import replace
-
-from paper_tables import pmrl_table1
-from paper_tables.common import Columns, Row, Table, main
+from paper_tables.common import Columns, Row, Run, Table, main
 from paper_tables.runs import VG
 
 PERCENT = (10, 20, 30, 40, 50)
-RUN = replace(pmrl_table1.RUNS["GCIE ellipsoidal, Wasserstein"], evaluate="", judge=VG + "uncertainty")
+RUN = Run("coco", "gcie_wasserstein", judge=VG + "uncertainty")
 
 
 def panel(side: str) -> Columns:

@@ -7,13 +7,13 @@ per seed, and its runs fill 80 GiB. All are estimates.
 """
 from paper_tables.common import Row, Run, Table, main, recalls
 from paper_tables.pmrl_table2 import tuned
-from paper_tables.ucmr_table1 import VSRN
 
-METRICS = {"KL": "--sim kl", "min KL": "--sim minkl", "Wasserstein": "--sim wasserstein"}
-SHAPES = {"spherical-avgpool": " --head spherical_avg", "spherical-one": " --head spherical_one", "ellipsoidal": ""}
-MODELS = {"VSE++": lambda options: Run("coco", options, "--split dev"),
-          "VSE++ft": lambda options: tuned(Run("coco", options, "--split dev")),
-          "VSRN": lambda options: Run("coco regions", f"{VSRN} {options} --margin 0.1", "--split dev")}
+# A name in METHODS is one of METRICS followed by one of SHAPES.
+METRICS = {"KL": "gcie_kl", "min KL": "gcie_minkl", "Wasserstein": "gcie_wasserstein"}
+SHAPES = {"spherical-avgpool": "_avgpool", "spherical-one": "_one", "ellipsoidal": ""}
+MODELS = {"VSE++": lambda name: Run("coco", name, "--split dev"),
+          "VSE++ft": lambda name: tuned(Run("coco", name, "--split dev")),
+          "VSRN": lambda name: Run("coco regions", f"vsrn_gaussian_original {name}", "--split dev")}
 NUMBERS = (              # for each model: KL, min KL, Wasserstein; for each of these: averaged, one value, ellipsoidal
     (57.2, 86.5, 94.0, 43.9, 78.1, 88.9, 448.6),            # VSE++
     (56.2, 86.5, 94.1, 43.5, 77.7, 88.8, 446.8),

@@ -1,6 +1,7 @@
 """The tables of the papers: rows that can be run, published numbers that are those of the papers, what is printed,
 resuming."""
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -47,8 +48,7 @@ def runs(table):
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", TABLES)
 def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
-    """Of training, with recipes.parse_args as train.py has it, and of evaluation; and they keep what the row asks
-    for."""
+    """Those of training and those of evaluation; the run's folder and its seed are those of the row."""
     if scale == "f8k" and not TABLES[name].f8k:
         return
     monkeypatch.setattr(train, "load_checkpoint", lambda *_, **__: None)    # of a run to start from
@@ -153,6 +153,34 @@ EXCEPTIONS = {                                              # methods that no pa
     "vse0": "VSE++'s own baseline", "order0": "VSE++'s own baseline", "order++": "VSE++'s own baseline",
     "pcme++": "later", "infonce": "later", "vse_infinity": "later", "dmsm_bag": "DSSM's bag, in no row",
     "scan_i2t": "with LogSumExp; jwae_table3 has the mean, as SCAN's own best"}
+
+
+@pytest.mark.parametrize("written, options", [
+    ("", ""), ("--sim manhattan", "--sim manhattan"), ("vse++", "--max_violation"), ("mse --loss mse", None),
+    ("dmsm --img_layers 9", None), ("gcie_kl gcie_minkl_one --margin 0.1",
+                                    "--sim kl --sim minkl --head spherical_one --margin 0.1")])
+def test_a_row_names_methods_before_its_own_options(written, options):
+    if options is None:
+        name, own = written.split(" ", 1)
+        options = f"{METHODS[name].flags} {own}"
+    run = Run("coco", written)
+    assert run.train == options and dataclasses.replace(run, data="f30k").train == options
+    assert Run("coco", options) == run                      # however it is written, it is one run in one folder
+
+
+def test_a_row_of_an_unknown_method_is_refused():
+    with pytest.raises(KeyError, match="vse_plus"):
+        Run("coco", "vse_plus --margin 0.1")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_write_no_flags_of_methods(name):
+    """Those that say what a method computes stand in METHODS alone; a table has the sizes and recipes of its rows."""
+    with open(sys.modules[f"paper_tables.{name}"].__file__, encoding="utf-8") as f:
+        found = re.findall(r"--(?:sim|head|image_head|text_head|img_enc|txt_enc|loss|max_violation|margin|captioner|"
+                           r"region_norm|cross_attn|bi_gru|recon_\w+|prior_\w+|vae|vib|mmd|mse_weight|layer_style)\b",
+                           f.read())
+    assert not found
 
 
 def words_of(options: str) -> set[str]:
