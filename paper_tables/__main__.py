@@ -11,8 +11,7 @@ from paper_tables.runs import run_steps
 
 NAMES = ("pmrl_table1", "pmrl_table2", "pmrl_table3", "pmrl_section34", "ucmr_table1", "ucmr_table2", "ucmr_table3",
          "ucmr_table4", "ucmr_fig2", "ucmr_table5", "ucmr_table6", "ucmr_table7_8", "jwae_table3", "jwae_table4",
-         "jwae_table5",
-         "jwae_table6", "jwae_table7", "dmsm_table1")
+         "jwae_table5", "jwae_table6", "jwae_table7", "dmsm_table1")
 
 
 def table(name: str) -> Table:
@@ -45,10 +44,10 @@ def main(argv=None) -> None:
     widest = max(len(cells[-1]) for _, cells in lines)
     heads = ["rows", "to run", "runs done", "GPU h", "--f8k", "state".ljust(widest)]
     lines = [(name, [*cells[:-1], cells[-1].ljust(widest)]) for name, cells in lines]
-    print(render([("tables of the papers, each run by python -m paper_tables.NAME --data_path "
-                   "D", [("", heads)], lines)], form))
-    print("\nGPU hours of a full run are estimates for one present-day GPU, nothing of them is measured; tables share "
-          "runs, so their sum counts some twice. --demo runs any table in minutes on two cores.")
+    title = "tables of the papers, each run by python -m paper_tables.NAME --data_path D"
+    print(render([(title, [("", heads)], lines)], form))
+    print("\nThe GPU hours of a full run are estimates for one present-day GPU; none of them is measured. Tables share "
+          "runs, so their sum counts some runs twice. --demo runs any table in minutes on two cores.")
 
 
 if __name__ == "__main__":

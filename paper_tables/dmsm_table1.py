@@ -30,15 +30,15 @@ TABLE = Table("dmsm Table 1: best ranks of an image's captions, lower is better"
             dmsm(7, "2000-1000-300", "4000-2000-1000-500-300")),
         Row("FC7, 1000-500-300 | 4000-2000-1000-500-300-300", (24.4, 1069.8),
             dmsm(7, "1000-500-300", "4000-2000-1000-500-300-300"))), f8k=True, notes=(
-    "labels: pretrained image layers, trained image layers | trained text layers",
-    "random is published only and not uniform: uniform ranks of 5 among 101,260 captions give an HBR of about 2,027 "
-    "and an ABR of about 16,877",
-    "100-500-300 is taken for 1000-500-300; the epoch is chosen by HBR on the dev set; DeViSE's features are unit "
-    "vectors here",
-    "section 3.1 takes fc7 of a network that was fine-tuned on caption words (features.word_cnn does that), 4.2 of one "
-    "that saw ImageNet only: ours is the latter; 3.2 has a convolution over words, section 5 says that their order is "
-    "ignored: ours has it",
-    "the loss and optimiser of DeViSE are not printed: DMSM's loss and Adam here"))
+    "A label names the pretrained image layer, the trained image layers and, behind |, the trained text layers.",
+    "The row random is published only, and it is not uniform. Uniform ranks of 5 among 101,260 captions give an HBR of "
+    "about 2,027 and an ABR of about 16,877.",
+    "We take 100-500-300 for 1000-500-300. The HBR on the dev set chooses the epoch.",
+    "Section 3.1 takes fc7 of a network that was fine-tuned on the words of captions (features.word_cnn does that). "
+    "Section 4.2 takes fc7 of a network that saw ImageNet only, and so do we.",
+    "Section 3.2 has a convolution over words, and section 5 says that their order is ignored. Ours has the "
+    "convolution.",
+    "The paper prints neither loss nor optimiser of DeViSE. Ours has DMSM's loss, Adam, and features of unit norm."))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

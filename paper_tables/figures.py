@@ -91,19 +91,17 @@ def draw(opt) -> str:
     photos = Photos(photo_paths(split, opt.photos))
     names = ["/".join(os.path.normpath(run).split(os.sep)[-1 if os.path.isdir(run) else -2:]) for run in opt.checkpoint]
     if beside:
-        with drawing(beside, len(rows) * len(found), 1 + NEAREST,
-                     (1.5 * (1 + NEAREST), 1.7 * len(rows) * len(found))) as (
-                figure, axes):
+        lines, across = len(rows) * len(found), 1 + NEAREST
+        with drawing(beside, lines, across, (1.5 * across, 1.7 * lines)) as (figure, axes):
             draw_neighbours(rows, found, names, photos, axes)
             figure.tight_layout()
-    with drawing(target, len(texts) + len(rows), 1 + len(found),
-                 (3.6 * (1 + len(found)), 2.2 * (len(texts) + len(rows)))) as (
-            figure, axes):
+    lines, across = len(texts) + len(rows), 1 + len(found)
+    with drawing(target, lines, across, (3.6 * across, 2.2 * lines)) as (figure, axes):
         draw_answers(split, rows, texts, found, names, photos, axes)
         figure.tight_layout()
     said = (f"{len(texts)} captions with their best image and {len(rows)} images with their best {TOP} captions in "
             f"{target}")
-    return said + f"\n{len(rows)} images with the images most alike to them in {beside}" * bool(beside)
+    return said + f"\n{len(rows)} images with the images most similar to them in {beside}" * bool(beside)
 
 
 def draw_neighbours(rows, found, names, photos: Photos, axes) -> None:
@@ -152,8 +150,7 @@ def uncertain(run: str, opt) -> None:
     """Let evaluate.py draw the most and the least uncertain items with their matches (`ucmr` Fig. 4-7)."""
     target = output_file(None, run, os.path.join("uncertain", "results.json"), is_results)
     words = ["--checkpoint", run, "--uncertainty", "--no-control", "--split", opt.split, "--device", opt.device,
-             "--output",
-             target, "--workers", str(opt.workers)]
+             "--output", target, "--workers", str(opt.workers)]
     for name in ("data_path", "data_name", "photos", "cxc_path"):
         words += [f"--{name}", getattr(opt, name)] if getattr(opt, name) else []
     evaluate.run(evaluate.parse_args([*words, *["--cxc"] * bool(opt.cxc or opt.cxc_path)]))

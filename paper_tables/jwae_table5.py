@@ -33,8 +33,8 @@ TABLE = Table("jwae Table 5: Flickr30K (train) to COCO (test)", (recalls("folds5
     "jWAE-MSE (VGG+w2v)": (42.8, 55.3, 28.3, 40.9),
     "jWAE-MH (VGG+w2v)": (43.4, 58.4, 34.5, 49.2),
     "jWAE-MH+SCAN (ResNet+GRU)": (64.4, 76.9, 55.2, 68.7)}, 0), notes=(
-        "which attention SCAN has the paper does not say: text to image here",
-        "CCA is Klein's, with his regularisation of 1e-4; the tuned row, chosen on dev, is ours"))
+        "The paper does not say which attention SCAN has. Ours attends from text to image.",
+        "CCA is Klein's, with his regularisation of 1e-4. The tuned row, chosen on dev, is ours."))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

@@ -14,7 +14,7 @@ TABLE = Table("jwae Table 6: COCO (train) to Flickr30K (test)", (recalls("full",
     "jWAE-MSE (VGG+w2v)": (48.5, 60.0, 29.1, 40.7),
     "jWAE-MH (VGG+w2v)": (51.1, 63.3, 37.0, 49.1),
     "jWAE-MH+SCAN (ResNet+GRU)": (80.0, 87.0, 66.7, 75.9)}, 1), notes=(
-        "which attention SCAN has the paper does not say: text to image here",))
+        "The paper does not say which attention SCAN has. Ours attends from text to image.",))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

@@ -20,9 +20,11 @@ TABLE = Table("jwae Table 7: phrase localisation, recall of a box with IoU of at
         Row("row 8, jWAE", (52.5, 75.0, 81.5)),
         Row("row 9, jWAE with CITE", (60.4, _, _))),
     later="phrase localisation (jwae Table 7) has no runner yet, so these are its published rows", notes=(
-        "the methods' names are lost in our extraction of the paper; rows 7 to 9 follow from its text (jWAE gains 1.5 "
-        "points of R@1 on the embedding networks and 1.2 on CITE); rows 1 to 4 are probably MCB, GroundeR and the "
-        "Embedding and Similarity Network, whose papers it cites",))
+        "The methods' names are lost in our extraction of the paper.",
+        "Rows 7 to 9 follow from the paper's text: jWAE gains 1.5 points of R@1 on the embedding networks, and 1.2 "
+        "points on CITE.",
+        "Rows 1 to 4 are probably MCB, GroundeR, the Embedding Network and the Similarity Network, whose papers it "
+        "cites."))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

@@ -18,8 +18,8 @@ TABLE = Table("pmrl Table 3: entropy of captions and images",
     Row("A swimming pool.", (10.52, 12.39)),
     Row("A cinderblock wall.", (15.48, 14.66)),
     Row("A dog sitting.", (14.28, 20.65))), later=LATER, notes=(
-        "the image of the row is the crop that the truncated caption tells of; the first and third rows are whole "
-        "photos",))
+        "The image of a row is the crop that its truncated caption describes. Those of the first and the third row are "
+        "whole photos.",))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

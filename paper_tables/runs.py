@@ -63,8 +63,8 @@ SCALES = {
     "full": Scale("the papers' setting"),
     "demo": Scale("drawn scenes, small models, a few epochs: shows that the table runs, not what the methods do", 16,
                   "--num_epochs 4 --batch_size 64 --log_step 1000 --val_step 100000 --workers 0",
-                  "--learning_rate 2e-3 --lr_update "
-                  "3", "--num_epochs 2", "--num_epochs 1 --learning_rate 1e-4", 2, False),
+                  "--learning_rate 2e-3 --lr_update 3", "--num_epochs 2", "--num_epochs 1 --learning_rate 1e-4", 2,
+                  False),
     "f8k": Scale("Flickr8k's features, half the embedding and 10 epochs: not the papers' data", 2,
                  "--num_epochs 10 --amp bf16", "--learning_rate 1e-3 --lr_update 6", "",
                  "--num_epochs 3 --learning_rate 1e-4", 1, False)}
@@ -234,35 +234,32 @@ def preparations(run: Run, opt) -> list[Step]:
                 steps.append(Step(["-m", "paper_tables.coco_halves", "--data_path", data], dealt, lacks=lacks))
             layer = "fc7" if folder == "coco_halves_precomp" else "fc6"
             steps.append(Step(["-m", "features.extract", "images", "--data_path", data, "--data_name", photos,
-                               "--output_name", folder,
-                               "--cnn_type", "vgg19", "--layer", layer, *["--use_restval"] * (photos == "coco")],
+                               "--output_name", folder, "--cnn_type", "vgg19", "--layer", layer,
+                               *["--use_restval"] * (photos == "coco")],
                               os.path.join(path, "test_ims.npy"), lacks=lacks))
         else:
             steps.append(Step([], path, lacks=missing(data, folder)))
         if run.text == "own":
             steps.append(Step(["-m", "features.word_vectors", "--data_path", data, "--data_name", folder, "--dim",
                                str(WORDS // SCALES[opt.scale].divide), "--output", f"{path}/own.txt"],
-                               f"{path}/own.txt"))
+                              f"{path}/own.txt"))
         elif run.text:
             vectors, small = os.path.join(data, VECTORS), opt.scale != "full"
             if small:                                     # one file for all sets, as a model fits one extractor
                 vectors = os.path.join(data, f"{opt.scale}_words.txt")
-                steps.append(Step(["-m", "features.word_vectors", "--data_path", data,
-                                   "--data_name", DATA["coco"][opt.scale][0], "--dim",
-                                   "48", "--output", vectors], vectors))
+                steps.append(Step(["-m", "features.word_vectors", "--data_path", data, "--data_name",
+                                   DATA["coco"][opt.scale][0], "--dim", "48", "--output", vectors], vectors))
                 if opt.scale == "demo":
                     steps.insert(-1, replace(steps[0], words=[*steps[0].words[:-1], "demo"],
                                              target=os.path.join(data, "demo", "scenes.json")))
             kind = ["--kind", "hglmm", *(["--n_clusters", "4"] if small else ["--ica", "--pca", "6000"])]
             steps.append(Step(["-m", "features.extract", "captions", "--data_path", data, "--data_name", folder,
-                               "--name", run.text,
-                               "--word_vectors", vectors, *kind * (run.text == "hglmm")], f"{path}/test_{run.text}.npy",
-                              lacks="" if small else missing(data, VECTORS)))
+                               "--name", run.text, "--word_vectors", vectors, *kind * (run.text == "hglmm")],
+                              f"{path}/test_{run.text}.npy", lacks="" if small else missing(data, VECTORS)))
     if run.judge.startswith(VG):
         folder = "vg" if opt.scale == "full" else "demo_vg"
         steps.append(Step(["-m", VG + "prepare", "--vg", os.path.join(data, folder), "--output", manifest(opt)],
-                          manifest(opt),
-                          lacks=missing(data, folder) if opt.scale == "full" else ""))
+                          manifest(opt), lacks=missing(data, folder) if opt.scale == "full" else ""))
     return steps
 
 

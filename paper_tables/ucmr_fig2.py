@@ -20,8 +20,8 @@ def panel(side: str) -> Columns:
 
 TABLE = Table("ucmr Fig. 2: uncertainty by area threshold", (panel("images"), panel("captions")), (
     Row("VSE++ ours", (None,) * 4 * len(PERCENT), (RUN,)),), notes=(
-        "the paper draws curves and prints no numbers: image C lies above image A at every threshold, caption C below "
-        "caption A",))
+        "The paper draws curves and prints no numbers. Image C lies above image A at every threshold, caption C below "
+        "caption A.",))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

@@ -21,7 +21,7 @@ NUMBERS = {                                                 # RPC2, R@1, R@5, R@
 TABLE = Table("ucmr Table 2: COCO with the matches of Crisscrossed Captions", (
     recalls("cxc_folds5", "1K, mean of five folds", before="rpc2 cxc_folds5"), recalls("cxc", "5K", before="rpc2 cxc")),
     tuple(Row(label, numbers, (RUNS[label],)) for label, numbers in NUMBERS.items()), notes=(
-        "the paper evaluated the official weights of every model but its own",))
+        "The paper evaluated the official weights of every model but its own.",))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

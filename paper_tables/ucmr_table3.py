@@ -22,9 +22,10 @@ TABLE = Table("ucmr Table 3: Flickr30K", (recalls("full"),), (
     Row("VSRN", (70.4, 89.2, 93.7, 53.0, 77.9, 85.7), (VSRN_POINT,)),
     Row("VSRN, wide", (69.1, 90.3, 94.4, 52.3, 78.5, 86.1), (VSRN_WIDE,)),
     Row("VSRN ours", (69.2, 89.4, 94.1, 52.3, 79.3, 86.5), (VSRN_OURS,))), f8k=True, notes=(
-        "the paper cites VSE++ and VSE++ft and evaluated the official weights of VSRN",
-        "the paper's best on Flickr30K are spherical, KL for VSE++ and Wasserstein for VSRN; which of its two "
-        "spherical shapes, and the metric of VSE++ft, it does not say: ours averages variances, and fine-tunes KL"))
+        "The paper cites the rows of VSE++ and VSE++ft, and evaluated the official weights of VSRN.",
+        "The paper's best models on Flickr30K are spherical, with KL for VSE++ and Wasserstein for VSRN. It does not "
+        "say which of its two spherical shapes they have, nor the metric of VSE++ft ours. Ours average variances, and "
+        "VSE++ft ours has KL."))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

@@ -13,8 +13,8 @@ TABLE = Table("ucmr Table 4: percent of right choices over 2,000 triplets, colum
     (heading, tuple((query, f"table4/*/{query}/percent") for query in queries)) for heading, queries in GROUPS)),), (
         Row("VSE++", (59.7, 66.0, 74.8, 54.0), (POINT,)),
         Row("VSE++ ours", (58.6, 69.5, 71.7, 58.9), (GAUSSIAN,))),
-    notes=("ours is the mean over the area thresholds 10 to 50 percent; the paper does not say which threshold its "
-           "table has",))
+    notes=("Ours is the mean over the area thresholds of 10 to 50 percent. The paper does not say which threshold its "
+           "table has.",))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

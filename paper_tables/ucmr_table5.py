@@ -47,9 +47,9 @@ TABLE = Table("ucmr Table 5: COCO's validation set", (recalls("full", rsum=True)
     Row(f"{model} ours, {metric}, {shape}", numbers, (MODELS[model](METRICS[metric] + SHAPES[shape]),))
     for (model, metric, shape), numbers in zip(SETTINGS, NUMBERS, strict=True)), f8k=True, sums=((6, range(6)),),
     misprints=("VSE++ ours, min KL, ellipsoidal",), notes=(
-        "VSE++ ours, min KL, ellipsoidal: rsum is printed as 446.9, the rsum of its spherical-avgpool; its recalls add "
-        "up to 461.5",
-        "the validation set is its first 1,000 images, as VSE++ cuts it (--dev_images)"))
+        "VSE++ ours, min KL, ellipsoidal: rsum is printed as 446.9, which is the rsum of its spherical-avgpool. Its "
+        "recalls add up to 461.5.",
+        "Our validation set is the first 1,000 images, as in VSE++'s code (--dev_images)."))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

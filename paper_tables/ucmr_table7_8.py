@@ -18,8 +18,8 @@ TABLE = Table("ucmr Tables 7 and 8: rsum", (
         Row("VSRN", (507.68, 401.66, 466.48), (COCO["VSRN"], ucmr_table3.VSRN_POINT)),
         Row("VSRN ours", (510.76, 405.02, 468.96), (COCO["VSRN ours"], ucmr_table3.VSRN_OURS))),
     seeds=5, f8k=True, notes=(
-        "the published deviations, in the order of the columns: VSE++ 0.51, 0.81 and 2.02, VSE++ ours 0.50, 1.07 and "
-        "1.86; VSRN 0.80, 1.40 and 1.88, VSRN ours 2.02, 2.82 and 2.64",))
+        "The published deviations, in the order of the columns, are: VSE++ 0.51, 0.81 and 2.02; VSE++ ours 0.50, 1.07 "
+        "and 1.86; VSRN 0.80, 1.40 and 1.88; VSRN ours 2.02, 2.82 and 2.64.",))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)
