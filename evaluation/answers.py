@@ -1,23 +1,25 @@
 """What the scores of a query over a whole gallery say of its first answer, for many queries in blocks of rows.
 
-`Rows` gives the scores of one direction row by row; `answers` reduces each row to a few numbers. No matrix of scores is
-ever held.
+`Rows` gives the scores of one direction row by row; `answers` reduces each row to a few numbers, and `answers_of_both`
+those of both directions, with each score computed once. No matrix of scores is ever held.
 """
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.special import entr
 
 from evaluation.annotations import Pairs
+from evaluation.calibration import CACHED, masses
 from evaluation.subjects import Subject, image_text, image_text_of
 
-ELEMENTS = 2 ** 22                    # scores that are looked at at a time, 16 MiB
+ELEMENTS = 2 ** 22                    # scores that are computed at a time, 16 MiB
 
 
 class Rows(NamedTuple):
     """The scores of one direction, and what they are of."""
-    scores: Callable[[int, int], torch.Tensor]    # (start, stop) -> (b, G) float32, of queries start ... stop
+    score: Callable[[np.ndarray], torch.Tensor]   # queries (b,), as positions in the split -> a new (b, G) float32
     asked: np.ndarray                 # (Q,) the position of each query in the split
     items: np.ndarray                 # (G,) the position of each item of the gallery in the split
     right: Pairs                      # the right items of every query, as positions in the gallery
@@ -31,6 +33,15 @@ class Rows(NamedTuple):
     @property
     def gallery(self) -> int:
         return len(self.items)
+
+    def scores(self, start: int, stop: int) -> torch.Tensor:
+        """(b, G) of queries start ... stop."""
+        return self.score(self.asked[start:stop])
+
+    def some(self, chosen: np.ndarray) -> "Rows":
+        """Those of the queries at positions `chosen` (q,) among these, rising."""
+        return self._replace(asked=self.asked[chosen], right=self.right.among(chosen, np.arange(self.gallery)),
+                             owner=self.owner[chosen])
 
     def blocks(self):
         """(start, stop) of runs of queries whose scores fit into ELEMENTS."""
@@ -52,21 +63,21 @@ def rows_of(subject: Subject, side: str, queries: np.ndarray | None = None, imag
     captions = np.flatnonzero(np.isin(owner, kept))
     place = np.full(n, -1)
     place[kept] = np.arange(len(kept))
-    i, c = torch.from_numpy(kept), torch.from_numpy(captions)
+    i, c = (slice(None) if len(x) == size else torch.from_numpy(x) for x, size in ((kept, n), (captions, len(owner))))
     if side == "t2i":
         chosen = captions if queries is None else queries
         pairs = Pairs(np.arange(len(chosen)), place[owner[chosen]])
 
-        def scores(start, stop):
-            return columns(torch.from_numpy(chosen[start:stop]))(i).float().T.contiguous()
-        return Rows(scores, chosen, kept, pairs, None, owner[chosen])
+        def score(asked):
+            return columns(torch.from_numpy(asked))(i).float().T.contiguous()
+        return Rows(score, chosen, kept, pairs, None, owner[chosen])
     chosen = np.intersect1d(kept, owner) if queries is None else queries
     matches = Pairs.of(place[owner[captions]], np.arange(len(captions))).among(place[chosen], np.arange(len(captions)))
     block = columns(c)
 
-    def scores(start, stop):
-        return block(torch.from_numpy(chosen[start:stop])).float()
-    return Rows(scores, chosen, captions, matches, place[owner[captions]], chosen)
+    def score(asked):
+        return block(torch.from_numpy(asked)).float()
+    return Rows(score, chosen, captions, matches, place[owner[captions]], chosen)
 
 
 class Answers(NamedTuple):
@@ -75,6 +86,7 @@ class Answers(NamedTuple):
     right: np.ndarray                 # (Q,) bool: it is right, and no wrong item scores as high
     max: np.ndarray                   # (Q,) its score
     margin: np.ndarray                # (Q,) by how much it is above the second
+    mean: np.ndarray                  # (Q,) of the scores
     std: np.ndarray                   # (Q,) deviation of the scores
     posterior: np.ndarray             # (Q,) of it, in [0, 1]
     grouped: np.ndarray | None        # (Q,) posterior of its group; None where every item is by itself
@@ -89,45 +101,101 @@ def answers(rows: Rows, temperature: float, absent: bool = False) -> Answers:
     absent: the right items are taken out of the gallery first, as if the query had no answer there; `right` is False
     and `of_right` 0 everywhere.
     """
-    parts = []
     groups = None if rows.group is None else group_table(rows.group)
-    for start, stop in rows.blocks():
-        scores = rows.scores(start, stop)
-        query, item = (x.to(scores.device) for x in rows.right_of(start, stop))
-        if absent:
-            scores = scores.index_put((query, item), scores.new_tensor(-torch.inf))
-        parts.append(block_answers(scores, temperature, query, item, groups, absent))
+    return joined(part for start, stop in rows.blocks()
+                  for part in row_answers(rows.scores(start, stop), rows, start, temperature, groups, absent))
+
+
+def joined(parts) -> Answers:
+    """The answers of runs of queries as those of all of them."""
     return Answers(*(None if x[0] is None else torch.cat(x).cpu().numpy() for x in zip(*parts)))
 
 
-def block_answers(scores: torch.Tensor, t: float, query, item, groups, absent: bool) -> Answers:
-    """`answers` of one block (b, G); query, item (P,): the right items."""
+def row_answers(scores: torch.Tensor, rows: Rows, start: int, t: float, groups, absent: bool = False):
+    """`answers` of the scores (b, G) of the queries from `start` on, which are overwritten, in runs of a few rows."""
+    step = max(1, CACHED // scores.shape[1])
+    for low in range(0, len(scores), step):
+        few = scores[low:low + step]
+        query, item = (x.to(scores.device) for x in rows.right_of(start + low, start + low + len(few)))
+        if absent:
+            few[query, item] = -torch.inf
+        yield block_answers(few, t, query, item, groups, absent)
+
+
+@torch.no_grad()
+def answers_of_both(subject: Subject, temperature: dict[str, float],
+                    images: np.ndarray | None = None) -> dict[str, tuple[Rows, Answers]]:
+    """The rows of both directions, over all items or those of `images` (n,), and their answers: {"t2i" | "i2t": ...}.
+
+    Every score is computed once. A block has some images as its rows: all that the answers to an image need, and a part
+    of the gallery of every caption.
+    """
+    kept = np.arange(subject.n_images) if images is None else images
+    t2i, i2t = rows_of(subject, "t2i", images=kept), rows_of(subject, "i2t", kept, kept)
+    groups, own, done, found, whole = group_table(i2t.group), torch.from_numpy(t2i.right.item), 0, [], None
+    for start, stop in i2t.blocks():
+        scores, parts, step = i2t.scores(start, stop), [], max(1, CACHED // (stop - start))
+        for low in range(0, t2i.queries, step):
+            few = scores[:, low:low + step].T.clone(memory_format=torch.contiguous_format)
+            item = own[low:low + step] - start
+            query = torch.nonzero((item >= 0) & (item < stop - start))[:, 0]
+            parts.append(block_answers(few, temperature["t2i"], query.to(few.device), item[query].to(few.device)))
+        part = joined(parts)
+        part = part._replace(first=part.first + start)
+        whole = merged(whole, part, done, stop - start, temperature["t2i"]) if done else part
+        done = stop
+        found += row_answers(scores, i2t, start, temperature["i2t"], groups)
+    described = np.flatnonzero(np.isin(kept, subject.caption_image))        # others are items, but no queries
+    return {"t2i": (t2i, whole), "i2t": (i2t.some(described), Answers(*(x[described] for x in joined(found))))}
+
+
+def merged(a: Answers, b: Answers, n: int, m: int, t: float) -> Answers:
+    """The answers of a gallery from those of its first n items and of the m others, none of them grouped."""
+    best = np.maximum(a.max, b.max)
+    others = [x.max - x.margin for x, size in ((a, n), (b, m)) if size > 1]
+    second = np.maximum.reduce([np.minimum(a.max, b.max), *others])
+    of_a, of_b = (np.exp(t * (x.max - best)) / x.posterior for x in (a, b))         # mass beside that of the best
+    share, part, gap = of_b / (of_a + of_b), m / (n + m), b.mean - a.mean
+    variance = (1 - part) * a.std ** 2 + part * b.std ** 2 + part * (1 - part) * gap ** 2
+    entropy = (1 - share) * a.entropy + share * b.entropy + entr(share) + entr(1 - share)
+    right = np.where(a.max == b.max, a.right & b.right, np.where(b.max > a.max, b.right, a.right))
+    return Answers(np.where(b.max > a.max, b.first, a.first), right, best, best - second, a.mean + part * gap,
+                   np.sqrt(variance), 1 / (of_a + of_b), None, entropy,
+                   (1 - share) * a.of_right + share * b.of_right)
+
+
+def block_answers(scores: torch.Tensor, t: float, query, item, groups=None, absent: bool = False) -> Answers:
+    """`answers` of one block (b, G), which is overwritten; query, item (P,): the right items."""
     best, first = scores.max(1)                                                     # (b,)
-    second = scores.scatter(1, first[:, None], -torch.inf).amax(1) if scores.shape[1] > 1 else best
-    right = torch.zeros_like(first)
+    second = scores.scatter_(1, first[:, None], -torch.inf).amax(1) if scores.shape[1] > 1 else best
+    scores.scatter_(1, first[:, None], best[:, None])
+    right, ties, tied = torch.zeros_like(first), torch.ones_like(first), best == second
     if not absent:
-        ties = (scores == best[:, None]).sum(1)
+        ties[tied] = (scores[tied] == best[tied, None]).sum(1)
         right.index_add_(0, query, (scores[query, item] == best[query]).long())
         right = (right > 0) & (right == ties)               # a wrong item that ties counts against the model
-    if absent:                                              # items at -inf are not in the gallery
-        count = scores.isfinite().sum(1)
-        mean = torch.where(scores.isfinite(), scores, 0).sum(1) / count
-        std = (torch.where(scores.isfinite(), scores - mean[:, None], 0).square().sum(1) / count).sqrt()
-    else:
-        std = scores.std(1, correction=0)
-    below = scores - best[:, None]                                                  # (b, G), at most 0
-    mass = (t * below).exp_()
+    below = scores.sub_(best[:, None])                                              # (b, G), at most 0
+    mass = masses(below, t)
     total = mass.sum(1)
-    entropy = total.log() - t * torch.where(mass > 0, mass * below, 0).sum(1) / total
+    of_right, count = torch.zeros_like(total), torch.full_like(total, scores.shape[1])
+    if absent:                                              # items at -inf are not in the gallery: they add nothing
+        below[query, item] = 0
+        count.index_add_(0, query, count.new_full(query.shape, -1))
+    else:
+        of_right.index_add_(0, query, mass[query, item])
+    entropy = total.log() - t * torch.linalg.vecdot(mass, below) / total
+    mean = below.sum(1) / count
+    centred = below.sub_(mean[:, None])
+    if absent:
+        centred[query, item] = 0
+    std = (torch.linalg.vecdot(centred, centred) / count).sqrt()
     grouped = None
     if groups is not None:
         of_group, table = groups
         members = table[of_group[first.cpu()]].to(scores.device)                    # (b, most), -1 where it has fewer
         grouped = (mass.gather(1, members.clamp(min=0)) * (members >= 0)).sum(1) / total
-    of_right = torch.zeros_like(total)
-    if not absent:
-        of_right.index_add_(0, query, mass[query, item])
-    return Answers(first, right > 0, best, best - second, std, 1 / total, grouped, entropy, of_right / total)
+    return Answers(first, right > 0, best, best - second, best + mean, std, 1 / total, grouped, entropy,
+                   of_right / total)
 
 
 def group_table(group: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,13 +212,10 @@ def sample_scores(rows: Rows, most: int, seed: int = 0) -> tuple[torch.Tensor, t
     """The whole rows (q, G) of at most `most` // G queries, drawn by `seed`, and which of their items are right."""
     count = max(1, min(rows.queries, most // rows.gallery))
     chosen = np.sort(np.random.default_rng(seed).permutation(rows.queries)[:count])
-    scores, right = [], []
+    rows, parts = rows.some(chosen), []
     for start, stop in rows.blocks():
-        here = torch.from_numpy(chosen[(chosen >= start) & (chosen < stop)] - start)
-        if len(here):
-            block = rows.scores(start, stop)[here].cpu()
-            mask = torch.zeros(stop - start, rows.gallery, dtype=torch.bool)
-            mask[rows.right_of(start, stop)] = True
-            scores.append(block)
-            right.append(mask[here])
+        right = torch.zeros(stop - start, rows.gallery, dtype=torch.bool)
+        right[rows.right_of(start, stop)] = True
+        parts.append((rows.scores(start, stop).cpu(), right))
+    scores, right = zip(*parts)
     return torch.cat(scores), torch.cat(right)

@@ -12,7 +12,14 @@ from scipy import optimize, special
 from cli import InputError
 
 RIDGE = 1e-2                          # weight of the squares of the logistic's weights, beside the mean loss
+CACHED = 2 ** 18                      # scores that are passed over at a time, 1 MiB: every pass finds them cached
+NOTHING = -80.0                       # the exponential of less, 2e-35, is nothing beside 1, and slow to compute
 SPREADS = (1e-3, 1e3)                 # temperatures are sought between these, in units of 1 / deviation of the scores
+
+
+def masses(below: torch.Tensor, t: float) -> torch.Tensor:
+    """exp(T (s - max s)) from s - max s, at most 0, of any shape: the posterior times a number that a query has."""
+    return (t * below).clamp_(min=NOTHING).exp_()
 
 
 def temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
@@ -23,22 +30,27 @@ def temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
     where the scores do not differ, or where no T within SPREADS is best, which means that they do not tell what is
     right.
     """
-    spread = float((scores - scores.mean(1, keepdim=True)).square().mean().sqrt())
+    spread = float(scores.var(1, correction=0).mean().sqrt())
     if not spread > 0:
         raise InputError("all scores of a query are equal, so no temperature fits them; check the embeddings")
-    scores = scores - scores.amax(1, keepdim=True)
-    only_right = torch.where(right, scores, -torch.inf)
+    scores = scores - scores.amax(1, keepdim=True)                                  # at most 0
+    parts = scores.split(max(1, CACHED // scores.shape[1]))
+    query, of_right = right.nonzero()[:, 0], scores[right]                          # (P,)
+    best = of_right.new_full((len(scores),), -torch.inf).scatter_reduce(0, query, of_right, "amax")     # (Q,)
+    of_right = of_right - best[query]
 
     def loss(log_t: float) -> float:
         t = float(np.exp(log_t))
-        return float((torch.logsumexp(t * scores, 1) - torch.logsumexp(t * only_right, 1)).double().mean())
+        mass = torch.cat([masses(part, t).sum(1) for part in parts])
+        mass_right = torch.zeros_like(mass).index_add_(0, query, masses(of_right, t))
+        return float((mass.log() - t * best - mass_right.log()).double().mean())
     grid = np.linspace(*np.log(np.array(SPREADS) / spread), 41)
     losses = [loss(x) for x in grid]
-    best = int(np.argmin(losses))
-    if best in (0, len(grid) - 1):
+    lowest = int(np.argmin(losses))
+    if lowest in (0, len(grid) - 1):
         raise InputError("no temperature fits: the scores of the dev split do not tell which items are right (the best "
-                         f"T is {'0' if best == 0 else 'infinite'}); train longer, or leave --confidence out")
-    found = optimize.minimize_scalar(loss, bounds=(grid[best - 1], grid[best + 1]), method="bounded",
+                         f"T is {'0' if lowest == 0 else 'infinite'}); train longer, or leave --confidence out")
+    found = optimize.minimize_scalar(loss, bounds=(grid[lowest - 1], grid[lowest + 1]), method="bounded",
                                      options={"xatol": 1e-4})
     return float(np.exp(found.x))
 

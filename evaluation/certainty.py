@@ -132,18 +132,18 @@ def assess_certainty(dev: Subject, judged_on: Subject, subject: Subject, kept: n
                      opt) -> Certainty:
     """All that the options ask, of both directions. dev, judged_on, kept: `to_calibrate_on` of the subject."""
     results, lines, made, seen = {}, [], [], {}
-    fitted = {side: confidence.fit(dev, side) for side in confidence.SIDES}
+    fitted = confidence.fit(dev)
     lines.append(f"calibrated on {dev.n_images:,} images and {len(dev.caption_image):,} captions "
                  f"({calibrated_on(dev, opt)}), judged on {judged_on.n_images:,} and {len(judged_on.caption_image):,}")
     if opt.confidence:
-        found, values, asked = {}, {}, {}
-        for side, of in fitted.items():
-            found[side], values[side], first = confidence.judge(judged_on, side, of)
-            smaller = confidence.galleries(judged_on, side, of)
+        both = confidence.judge(judged_on, fitted)
+        found, values, first = ({side: of[k] for side, of in both.items()} for k in range(3))
+        for side, smaller in confidence.galleries(judged_on, fitted).items():
             if smaller:
                 found[side]["galleries"] = smaller
-            asked[side] = queries_in(subject, kept, side)
-            seen[side] = Seen(values[side], first.right, asked[side], items_in(subject, kept, side)[first.first])
+        asked = {side: queries_in(subject, kept, side) for side in fitted}
+        seen = {side: Seen(values[side], first[side].right, asked[side],
+                           items_in(subject, kept, side)[first[side].first]) for side in fitted}
         results["confidence"] = found
         made += confidence.tables(found)
         lines += confidence.sentences(found, fitted)

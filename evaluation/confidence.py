@@ -10,7 +10,7 @@ import torch
 
 from cli import InputError
 from evaluation import selective
-from evaluation.answers import Answers, Rows, answers, rows_of, sample_scores
+from evaluation.answers import Answers, Rows, answers_of_both, rows_of, sample_scores
 from evaluation.assess import uncertainties
 from evaluation.calibration import Isotonic, Logistic, temperature
 from evaluation.subjects import Subject
@@ -93,20 +93,23 @@ def best_name(values: dict) -> str:
     return "posterior_grouped" if "posterior_grouped" in values else "posterior"
 
 
-def fit(subject: Subject, side: str) -> Fitted:
-    """Fit temperature, isotonic map and logistic to the queries of one direction, "t2i" or "i2t".
+def fit(subject: Subject) -> dict[str, Fitted]:
+    """Fit temperature, isotonic map and logistic to the queries of each direction: {"t2i": ..., "i2t": ...}.
 
     Raises InputError where all first answers are right, or all wrong: then nothing can be told apart.
     """
-    rows = rows_of(subject, side)
-    t = temperature(*sample_scores(rows, FITTED))
-    found = answers(rows, t)
-    refuse_one_class(found.right, f"{subject.data_name} {subject.split}".strip() or subject.name, side)
-    values = measures(subject, side, rows, found)
-    seen = features(values)
-    points = {name: value for name, value in seen.items() if name not in SIGMA}
-    return Fitted(t, Isotonic.fit(values[best_name(values)], found.right), Logistic.fit(seen, found.right),
-                  Logistic.fit(points, found.right) if len(points) < len(seen) else None, rows.queries, rows.gallery)
+    t = {side: temperature(*sample_scores(rows_of(subject, side), FITTED)) for side in SIDES}
+    fitted = {}
+    for side, (rows, found) in answers_of_both(subject, t).items():
+        refuse_one_class(found.right, f"{subject.data_name} {subject.split}".strip() or subject.name, side)
+        values = measures(subject, side, rows, found)
+        seen = features(values)
+        points = {name: value for name, value in seen.items() if name not in SIGMA}
+        fitted[side] = Fitted(t[side], Isotonic.fit(values[best_name(values)], found.right),
+                              Logistic.fit(seen, found.right),
+                              Logistic.fit(points, found.right) if len(points) < len(seen) else None, rows.queries,
+                              rows.gallery)
+    return fitted
 
 
 def refuse_one_class(right: np.ndarray, name: str, side: str) -> None:
@@ -127,12 +130,21 @@ def confidences(subject: Subject, side: str, rows: Rows, found: Answers, fitted:
     return values
 
 
-def judge(subject: Subject, side: str, fitted: Fitted) -> tuple[dict, dict[str, np.ndarray], Answers]:
+def temperatures(fitted: dict[str, Fitted]) -> dict[str, float]:
+    return {side: of.temperature for side, of in fitted.items()}
+
+
+def judge(subject: Subject, fitted: dict[str, Fitted]) -> dict[str, tuple[dict, dict[str, np.ndarray]]]:
+    """What the confidences of each direction are worth, and the confidences (Q,) themselves: see `judge_side`."""
+    both = answers_of_both(subject, temperatures(fitted))
+    return {side: judge_side(subject, side, *both[side], of) for side, of in fitted.items()}
+
+
+def judge_side(subject: Subject, side: str, rows: Rows, found: Answers,
+               fitted: Fitted) -> tuple[dict, dict[str, np.ndarray]]:
     """What every confidence of one direction is worth: {measure: {"auroc", "aurc", ..., and of probabilities "brier",
     "nll", "ece", "ece_floor"}}, with "above_posterior" {"difference", "low", "high"} of the AUROC. Beside it the
-    confidences (Q,) and the answers."""
-    rows = rows_of(subject, side)
-    found = answers(rows, fitted.temperature)
+    confidences (Q,)."""
     refuse_one_class(found.right, f"{subject.data_name} {subject.split}".strip() or subject.name, side)
     values = confidences(subject, side, rows, found, fitted)
     results = {name: selective.ranking(value, found.right)
@@ -147,19 +159,19 @@ def judge(subject: Subject, side: str, fitted: Fitted) -> tuple[dict, dict[str, 
             pair, found.right, rows.owner, "stacked_without_sigma")["stacked"]
     best = best_name(values)
     results[best]["reliability"] = selective.reliability(values[best], found.right)
-    return results, values, found
+    return results, values
 
 
-def galleries(subject: Subject, side: str, fitted: Fitted) -> dict[str, dict]:
-    """The posterior in smaller galleries of random images, with the same temperature: {number of images: {"right",
-    "auroc", "ece", "ece_floor", "mean"}}. A probability holds for the gallery that it was fitted to."""
-    results, order = {}, np.random.default_rng(0).permutation(subject.n_images)
+def galleries(subject: Subject, fitted: dict[str, Fitted]) -> dict[str, dict[str, dict]]:
+    """The posterior in smaller galleries of random images, with the same temperature: {direction: {number of images:
+    {"right", "auroc", "ece", "ece_floor", "mean"}}}. A probability holds for the gallery that it was fitted to."""
+    results, order = {side: {} for side in fitted}, np.random.default_rng(0).permutation(subject.n_images)
     for size in (size for size in SIZES if size < subject.n_images):
-        rows = rows_of(subject, side, images=np.sort(order[:size]))
-        found = answers(rows, fitted.temperature)
-        p = found.posterior if found.grouped is None else found.grouped
-        results[str(size)] = {"right": 100 * float(found.right.mean()), "auroc": selective.auroc(p, found.right),
-                              **selective.probability(p, found.right)}
+        for side, (_, found) in answers_of_both(subject, temperatures(fitted), np.sort(order[:size])).items():
+            p = found.posterior if found.grouped is None else found.grouped
+            results[side][str(size)] = {"right": 100 * float(found.right.mean()),
+                                        "auroc": selective.auroc(p, found.right),
+                                        **selective.probability(p, found.right)}
     return results
 
 

@@ -4,12 +4,14 @@ Every function takes one number per query: confidence (Q,), where more is surer,
 right (Q,) bool: whether the query's first answer is right. Shares are in [0, 1].
 """
 import numpy as np
+import torch
 from scipy import stats
 
 from metrics import recall_in_bins, risk_coverage
 
 BINS = 15                             # of equal mass, for the calibration error (Roelofs et al. 2022)
 RATES = np.linspace(0, 1, 11)[:-1]     # of abstention (Gisserot-Boukhlef et al. 2024, arXiv 2402.12997)
+CACHED = 2 ** 18                      # weights that are summed at a time, 1 MiB: every pass finds them cached
 LEAST = 1e-12                         # a probability of 0 or 1 counts as this far from it in a logarithm
 
 
@@ -18,19 +20,26 @@ def auroc(confidence, right, weights=None) -> float:
 
     weights (Q,): how often each query counts, as in a bootstrap sample.
     """
+    right = np.asarray(right, dtype=bool)
     return float(aurocs(confidence, right, np.ones((1, len(right))) if weights is None else weights[None])[0])
 
 
-def aurocs(confidence, right, weights) -> np.ndarray:
-    """`auroc` under each row of weights (S, Q) -> (S,)."""
-    right = np.asarray(right, dtype=bool)
-    order = np.argsort(confidence, kind="stable")
-    starts = np.flatnonzero(np.diff(np.asarray(confidence)[order], prepend=np.nan) != 0)     # of equal confidences
-    weights = weights[:, order]
-    hits, misses = (np.add.reduceat(np.where(of, weights, 0), starts, axis=1) for of in (right[order], ~right[order]))
-    below = np.cumsum(misses, axis=1) - misses / 2                                  # (S, groups) wrong answers below
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return (hits * below).sum(1) / (hits.sum(1) * misses.sum(1))
+def aurocs(confidence, right, weights, owner=None) -> np.ndarray:
+    """`auroc` under each row of weights (S, Q), or (S, N) of the images that owner (Q,) names -> (S,)."""
+    confidence, order = np.asarray(confidence), np.argsort(confidence, kind="stable")
+    hit, miss = order[right[order]], order[~right[order]]                           # right and wrong ones, rising
+    low, high = (np.searchsorted(confidence[miss], confidence[hit], side) for side in ("left", "right"))
+    hit, miss = (hit, miss) if owner is None else (owner[hit], owner[miss])
+    values, step = [], max(1, CACHED // max(1, len(order)))
+    for some in (weights[k:k + step] for k in range(0, len(weights), step)):
+        sums = np.zeros((len(some), len(miss) + 1), some.dtype)
+        torch.cumsum(torch.from_numpy(some.take(miss, 1)), 1, out=torch.from_numpy(sums)[:, 1:])
+        hits, below = some.take(hit, 1), sums.take(low, 1)                          # (s, hits) wrong answers below each
+        if (low < high).any():
+            below = (below + sums.take(high, 1)) / 2                                # ties count half
+        with np.errstate(invalid="ignore", divide="ignore"):
+            values.append(np.einsum("sq,sq->s", hits, below) / (hits.sum(1) * sums[:, -1]))
+    return np.concatenate(values)
 
 
 def abstention_nauc(confidence, values) -> float:
@@ -152,14 +161,11 @@ def auroc_differences(confidences: dict[str, np.ndarray], right, owner, base: st
     """
     owner = np.unique(owner, return_inverse=True)[1]
     n, rng = owner.max() + 1, np.random.default_rng(seed)
-    draws = {name: [] for name in confidences}
-    step = max(1, 2 ** 22 // len(owner))
-    for done in range(0, samples, step):
-        images = rng.integers(n, size=(min(step, samples - done), n))
-        weights = np.array([np.bincount(row, minlength=n) for row in images], float)[:, owner]      # (step, Q)
-        for name, confidence in confidences.items():
-            draws[name].append(aurocs(confidence, right, weights))
-    draws = {name: np.concatenate(values) for name, values in draws.items()}
+    weights = np.empty((samples, n), np.float32)            # how often each sample has each image
+    for row in weights:
+        row[:] = np.bincount(rng.integers(n, size=n), minlength=n)
+    right = np.asarray(right, dtype=bool)
+    draws = {name: aurocs(confidence, right, weights, owner) for name, confidence in confidences.items()}
     point = {name: auroc(confidence, right) for name, confidence in confidences.items()}
     results = {}
     for name in confidences:

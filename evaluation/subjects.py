@@ -125,7 +125,9 @@ def image_text(members: list[Member]):
 
 def image_text_of(scores: np.ndarray):
     """The scores of a ready matrix (N, M), in blocks."""
-    return lambda c: lambda i: torch.from_numpy(scores[i][:, np.asarray(c)].astype(np.float32, copy=False))
+    def of(index):
+        return index if isinstance(index, slice) else np.asarray(index)     # NumPy takes a tensor of one for a number
+    return lambda c: lambda i: torch.from_numpy(scores[of(i)][:, of(c)].astype(np.float32, copy=False))
 
 
 def normalised(columns, bank: Bank):

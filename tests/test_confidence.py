@@ -16,7 +16,7 @@ import show
 import train
 from demo import __main__ as demo
 from evaluation import ambiguity, certainty, confidence, confidence_plots, plots, promises, selective
-from evaluation.answers import answers, rows_of, sample_scores
+from evaluation.answers import answers, answers_of_both, rows_of, sample_scores
 from evaluation.subjects import Subject
 from files.reading import is_drawn
 from metrics import spearman
@@ -73,6 +73,23 @@ def test_answers_are_those_of_a_loop_over_queries(monkeypatch, side, images, abs
     assert (found.grouped is None) == (side == "t2i")
     if side == "i2t":
         assert np.allclose(found.grouped, [of["grouped"] for of in slow], atol=2e-6)
+
+
+@pytest.mark.parametrize("images", [None, [3, 5, 6, 20, 21, 33]])
+def test_answers_of_both_directions_at_once_are_those_of_each(monkeypatch, images):
+    monkeypatch.setattr("evaluation.answers.ELEMENTS", 250)                 # several blocks, the last of one image
+    monkeypatch.setattr("evaluation.answers.CACHED", 50)
+    subject = drawn(n=41)
+    subject.scores[:, 40] = subject.scores[:, 40].round(1)                  # items that tie, of several blocks
+    subject.caption_image[subject.caption_image == 6] = 5                   # an image without captions
+    t, images = {"t2i": 12.0, "i2t": 9.0}, None if images is None else np.array(images)
+    for side, (rows, found) in answers_of_both(subject, t, images).items():
+        alone = rows_of(subject, side, images=images)
+        one = answers(alone, t[side])
+        assert rows.asked.tolist() == alone.asked.tolist() and rows.items.tolist() == alone.items.tolist()
+        for name, values in one._asdict().items():
+            other = getattr(found, name)
+            assert values is other is None or np.allclose(values, other, atol=2e-6), name
 
 
 def test_a_wrong_item_that_ties_is_no_right_answer():
@@ -271,7 +288,7 @@ def test_a_subject_whose_answers_are_all_right(tmp_path):
     with pytest.raises(ValueError, match="all of the 120 first answers .* are right, so no confidence can tell"):
         confidence.refuse_one_class(np.ones(120, bool), "drawn", "t2i")
     with pytest.raises(ValueError, match="no temperature fits|first answers"):
-        confidence.fit(subject, "t2i")
+        confidence.fit(subject)
 
 
 def test_other_files_are_no_calibration(tmp_path):
