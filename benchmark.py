@@ -1,11 +1,12 @@
 """Speed and memory of what users wait for: ratios of things that took turns in one run, each beside its target.
 
-    python benchmark.py [scores] [attention] [evaluation] [suite] [step] [regions] [batches] [--output FILE.json]
+    python benchmark.py [PART ...] [--output FILE.json]
 
 scores      every similarity against one bare matrix product and against a loop of broadcasts; precision of float32
 attention   cross-attention of words and regions against a loop over captions, as SCAN's code has it; peak memory
 evaluation  the COCO 5K test both ways, against matrix products alone and the originals' sort per query; peak memory
 suite       the same test with CxC (text-text is 25,000 x 25,000), folds, PMRP, ECCV and uncertainty; peak memory
+confidence  --confidence and --sets beside the same test both ways, against that test alone; peak memory
 step        a training step of Gaussians against one of points, and what of it is not the networks
 regions     the same of VSRN, SCAN, PVSE and PCME on regions, against the mean of the regions
 batches     reading batches from a mapped feature file against the pace of training
@@ -16,16 +17,11 @@ if __name__ == "__main__":
     import cli
     cli.starting()
 
-import contextlib
 import itertools
 import math
-import multiprocessing
 import os
-import resource
-import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -38,7 +34,9 @@ from cli import Arguments, filename, natural, positive, torch_device
 from data import Batch, Split, pair_batches
 from evaluate import Judgements, assess, parse_args
 from evaluation.annotations import Crisscrossed, Pairs, Ratings, cxc_pairs
+from evaluation.certainty import assess_certainty
 from evaluation.subjects import Member, Subject
+from files.memory import MIB, in_fresh_process, peak, resident
 from files.reading import holds_keys
 from files.writing import output, save_json
 from inputs import Features, Tokens
@@ -63,12 +61,12 @@ BATCH, FEATURES, WORDS, LENGTHS = 128, 2048, 10000, (8, 20)
 REGION_STEP = ((36, 256), 256)        # features of an image, D
 FILES = {"features": ((20000, 2048), np.float32), "regions": ((2000, 36, 512), np.float16)}
 SUITE = ["--cxc", "--pmrp", "--eccv", "--fold5", "--uncertainty", "--no-control"]
+CALIBRATED = ((1000, 5000), (5000, 25000))  # images, captions that are calibrated on; the first has a target
 BROADCAST = ("order", "elk", "bhattacharyya")       # similarities that do not separate
 TIMED = ("kl", "kl_reverse", "mahalanobis", "wasserstein", "csd")       # the similarities with targets of speed
 AT_MOST = {"product": 2.5, "minkl": 2.0, "error": 1e-5, "evaluation": 1.5, "memory": 600, "suite": 25,
-           "suite memory": 1229, "step": 2.2, "attention memory": 150}
+           "suite memory": 1229, "confidence": 4.0, "step": 2.2, "attention memory": 150}
 AT_LEAST = {"loop": 40, "batches": 20, "equal": 1, "original": 8, "attention": 4}
-MIB = 2 ** 20
 records: list[dict] = []              # every measurement of this run
 
 
@@ -201,31 +199,6 @@ def attention(opt, device) -> None:
         line(f"t2i: peak memory beyond the embeddings in blocks of {elements:,}, MiB", memory, ".0f", kind)
 
 
-def resident(field: str) -> int:
-    """Bytes of this process as /proc counts them; where it is missing the most so far."""
-    try:
-        with open("/proc/self/status", encoding="ascii") as f:
-            return next(int(row.split()[1]) * 1024 for row in f if row.startswith(field + ":"))
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def in_fresh_process(function, *args):
-    """What a function returns that has the memory of a process to itself."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, *args).result()
-
-
-def peak(work, device) -> float:
-    """MiB that `work` takes at its peak beyond what is there before it."""
-    cuda = device.type == "cuda"
-    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as f:
-        f.write("5")                                        # the peak starts at what is resident now
-    before = torch.cuda.memory_allocated(device) if cuda else resident("VmHWM")
-    work()
-    return ((torch.cuda.max_memory_allocated(device) if cuda else resident("VmHWM")) - before) / MIB
-
-
 def evaluation_memory(name: str, seed: int, device) -> float:
     """MiB that an evaluation takes at its peak beyond the embeddings."""
     images, captions, caption_image = pairs(*EVALUATION, seed, device)
@@ -268,10 +241,15 @@ def evaluation(opt, device) -> None:
         line(f"{name}: peak memory beyond the embeddings, MiB", memory, ".0f", "memory")
 
 
+def random_subject(n: int, m: int, seed: int, device) -> Subject:
+    *sides, caption_image = pairs(n, m, seed, device)
+    return Subject("random", "wasserstein", caption_image, n, [Member(SIMILARITIES["wasserstein"](), *sides)])
+
+
 def judged_subject(seed: int, device) -> tuple[Subject, Judgements]:
     """Embeddings of the size of the COCO 5K test, and random judgements of about the real numbers."""
     n, m = EVALUATION
-    images, captions, caption_image = pairs(n, m, seed, device)
+    subject = random_subject(n, m, seed, device)
     rng = np.random.default_rng(seed)
 
     def rated(first, second, count):
@@ -282,9 +260,7 @@ def judged_subject(seed: int, device) -> tuple[Subject, Judgements]:
     codes = rng.random((n, 80)) < 0.04
     some = {"i2t": Pairs.of(rng.integers(1261, size=22500), rng.integers(m, size=22500)),
             "t2i": Pairs.of(rng.integers(1332, size=11300), rng.integers(n, size=11300))}
-    subject = Subject("random", "wasserstein", caption_image, n,
-                      [Member(SIMILARITIES["wasserstein"](), images, captions)])
-    cxc = Crisscrossed(ratings, cxc_pairs(ratings, caption_image, "ucmr"))
+    cxc = Crisscrossed(ratings, cxc_pairs(ratings, subject.caption_image, "ucmr"))
     return subject, Judgements(pmrp=codes, eccv=some, cxc=cxc)
 
 
@@ -305,6 +281,31 @@ def suite(opt, device) -> None:
     line("seconds", best["suite"], ".1f")
     line("peak memory beyond the embeddings, MiB",
          in_fresh_process(suite_memory, opt.seed, device), ".0f", "suite memory")
+
+
+def certain(dev: Subject, subject: Subject) -> None:
+    assess_certainty(dev, subject, subject, np.arange(EVALUATION[0]), {}, parse_args(["--confidence", "--sets", "0.1"]))
+
+
+def confidence_memory(size: tuple, seed: int, device) -> float:
+    """MiB that confidences and sets take at their peak beyond the embeddings."""
+    dev, subject = random_subject(*size, seed + 1, device), random_subject(*EVALUATION, seed, device)
+    return peak(partial(certain, dev, subject), device)
+
+
+def confidence(opt, device) -> None:
+    subject = random_subject(*EVALUATION, opt.seed, device)
+    print("\nconfidence: {:,} images x {:,} captions, --confidence --sets 0.1".format(*EVALUATION), flush=True)
+    runs = {size: partial(certain, random_subject(*size, opt.seed + 1, device), subject) for size in CALIBRATED}
+    runs["plain"] = partial(retrieval_blocks, *subject.members[0], subject.caption_image, BLOCKS[0])
+    best = race(runs, min(2, opt.repeats), device)
+    line("plain evaluation, seconds", best["plain"], ".1f")
+    for size, kinds in zip(CALIBRATED, (("confidence", "memory"), (None, None))):
+        title = "calibrated on {:,} x {:,}".format(*size)
+        memory = in_fresh_process(confidence_memory, size, opt.seed, device)
+        line(f"{title}: seconds beyond the plain evaluation", best[size], ".1f")
+        line(f"{title}: with the plain evaluation / that alone", 1 + best[size] / best["plain"], ".2f", kinds[0])
+        line(f"{title}: peak memory beyond the embeddings, MiB", memory, ".0f", kinds[1])
 
 
 def training(words: list[str], shape: tuple, dim: int, seed: int, device) -> dict:
@@ -415,7 +416,7 @@ def batches(opt, device) -> None:
                  f"{os.path.getsize(path[name]) >> 20}", mapped, ".0f")
 
 
-PARTS = {f.__name__: f for f in (scores, attention, evaluation, suite, step, regions, batches)}
+PARTS = {f.__name__: f for f in (scores, attention, evaluation, suite, confidence, step, regions, batches)}
 
 
 def main(argv=None) -> None:
