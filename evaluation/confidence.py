@@ -134,10 +134,11 @@ def temperatures(fitted: dict[str, Fitted]) -> dict[str, float]:
     return {side: of.temperature for side, of in fitted.items()}
 
 
-def judge(subject: Subject, fitted: dict[str, Fitted]) -> dict[str, tuple[dict, dict[str, np.ndarray]]]:
-    """What the confidences of each direction are worth, and the confidences (Q,) themselves: see `judge_side`."""
+def judge(subject: Subject, fitted: dict[str, Fitted]) -> dict[str, tuple[dict, dict[str, np.ndarray], Answers]]:
+    """What the confidences of each direction are worth, the confidences (Q,) themselves (see `judge_side`), and the
+    answers."""
     both = answers_of_both(subject, temperatures(fitted))
-    return {side: judge_side(subject, side, *both[side], of) for side, of in fitted.items()}
+    return {side: (*judge_side(subject, side, *both[side], of), both[side][1]) for side, of in fitted.items()}
 
 
 def judge_side(subject: Subject, side: str, rows: Rows, found: Answers,
