@@ -179,7 +179,7 @@ def evaluate_one(opt) -> dict:
     sure = None
     if wanted(opt):                                         # first, as it may find that nothing can be calibrated
         dev, part, kept = to_calibrate_on(subject, paths, opt)
-        sure = assess_certainty(dev, part, subject, kept, judged, opt)
+        sure = assess_certainty(dev, part, subject, kept, judged, opt, paths)
     results, record, uncertainties = assess(subject, judged, opt)
     if sure:
         results |= without_nan(sure.results)
@@ -355,6 +355,8 @@ def parse_args(argv=None) -> argparse.Namespace:
     add("--absent", type=float, metavar="RATE",
         help="queries whose answer is taken out of the gallery: can one tell, and from which confidence up are at most "
         "RATE of them answered")
+    add("--negatives", type=filename, metavar="FILE.txt",
+        help="with --absent: captions that no image shows, one per line, to certify the threshold on instead of dev")
     add("--calibration", type=filename, metavar="FILE",
         help="with --embeddings or --scores: the same of dev, to calibrate on")
     add("--calibrate_on", type=float, metavar="SHARE",

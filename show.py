@@ -25,12 +25,13 @@ from cli import Arguments, InputError, filename, natural, probability, run_argum
 from evaluation.certainty import Calibration, calibration_file, read_calibration
 from evaluation.confidence import percent
 from evaluation.plots import drawing, picture_file
+from evaluation.queries import embed_texts
 from evaluation.sources import encode, load_run, newest_run, output_file
 from files.reading import below, holds_keys, is_drawn
 from files.writing import output, save_json
-from inputs import Photos, encode_captions, image_batches
-from similarities import Embedding, real_rows, uncertainty, unit
-from text import END, is_function, tokenize
+from inputs import Photos, image_batches
+from similarities import real_rows, uncertainty, unit
+from text import END, is_function
 
 # ---- retrieval: captions and their best images, with scores and uncertainties
 
@@ -45,16 +46,6 @@ def photo_paths(split, folder: str | None) -> list[str]:
         raise InputError("precomputed features show no picture; give the folder of their photos with --photos, and "
                          f"file names in {split.name}_ids.txt beside the features")
     return [below(folder, name, f"the list of photos of {split.source}") for name in split.photo_names]
-
-
-def embed_texts(model, vocab, texts: list[str], device) -> Embedding:
-    """Captions of the user's own -> Embedding (B, D). Raises InputError for a caption without a known word."""
-    tokens = encode_captions([tokenize(text) for text in texts], vocab)
-    if tokens.unknown.any():
-        raise InputError(f"no word of '{texts[tokens.unknown.argmax()]}' is in the vocabulary of {len(vocab)} words; "
-                         "use words of the training set")
-    numbers, lengths = tokens.batch(np.arange(len(texts)))                          # (B, T), (B,)
-    return model.embed_captions(numbers.to(device), lengths)
 
 
 def calibration_of(run: str, opt) -> Calibration | None:

@@ -91,6 +91,7 @@ class Answers(NamedTuple):
     posterior: np.ndarray             # (Q,) of it, in [0, 1]
     grouped: np.ndarray | None        # (Q,) posterior of its group; None where every item is by itself
     entropy: np.ndarray               # (Q,) of the posterior, in nats
+    entropy_each: np.ndarray | None   # (Q,) of that at a second temperature, where there is one
     of_right: np.ndarray              # (Q,) posterior of all right items together
 
 
@@ -103,7 +104,7 @@ def answers(rows: Rows, temperature: float, absent: bool = False) -> Answers:
     """
     groups = None if rows.group is None else group_table(rows.group)
     return joined(part for start, stop in rows.blocks()
-                  for part in row_answers(rows.scores(start, stop), rows, start, temperature, groups, absent))
+                  for part in row_answers(rows.scores(start, stop), rows, start, temperature, groups, absent=absent))
 
 
 def joined(parts) -> Answers:
@@ -111,7 +112,8 @@ def joined(parts) -> Answers:
     return Answers(*(None if x[0] is None else torch.cat(x).cpu().numpy() for x in zip(*parts)))
 
 
-def row_answers(scores: torch.Tensor, rows: Rows, start: int, t: float, groups, absent: bool = False):
+def row_answers(scores: torch.Tensor, rows: Rows, start: int, t: float, groups, each: float | None = None,
+                absent: bool = False):
     """`answers` of the scores (b, G) of the queries from `start` on, which are overwritten, in runs of a few rows."""
     step = max(1, CACHED // scores.shape[1])
     for low in range(0, len(scores), step):
@@ -119,14 +121,15 @@ def row_answers(scores: torch.Tensor, rows: Rows, start: int, t: float, groups, 
         query, item = (x.to(scores.device) for x in rows.right_of(start + low, start + low + len(few)))
         if absent:
             few[query, item] = -torch.inf
-        yield block_answers(few, t, query, item, groups, absent)
+        yield block_answers(few, t, query, item, groups, each, absent)
 
 
 @torch.no_grad()
-def answers_of_both(subject: Subject, temperature: dict[str, float],
-                    images: np.ndarray | None = None) -> dict[str, tuple[Rows, Answers]]:
+def answers_of_both(subject: Subject, temperature: dict[str, float], images: np.ndarray | None = None,
+                    each: float | None = None) -> dict[str, tuple[Rows, Answers]]:
     """The rows of both directions, over all items or those of `images` (n,), and their answers: {"t2i" | "i2t": ...}.
 
+    each: a second temperature, of `Answers.entropy_each` of image to text.
     Every score is computed once. A block has some images as its rows: all that the answers to an image need, and a part
     of the gallery of every caption.
     """
@@ -144,9 +147,11 @@ def answers_of_both(subject: Subject, temperature: dict[str, float],
         part = part._replace(first=part.first + start)
         whole = merged(whole, part, done, stop - start, temperature["t2i"]) if done else part
         done = stop
-        found += row_answers(scores, i2t, start, temperature["i2t"], groups)
+        found += row_answers(scores, i2t, start, temperature["i2t"], groups, each)
     described = np.flatnonzero(np.isin(kept, subject.caption_image))        # others are items, but no queries
-    return {"t2i": (t2i, whole), "i2t": (i2t.some(described), Answers(*(x[described] for x in joined(found))))}
+    found = joined(found)
+    return {"t2i": (t2i, whole),
+            "i2t": (i2t.some(described), Answers(*(None if x is None else x[described] for x in found)))}
 
 
 def merged(a: Answers, b: Answers, n: int, m: int, t: float) -> Answers:
@@ -160,12 +165,14 @@ def merged(a: Answers, b: Answers, n: int, m: int, t: float) -> Answers:
     entropy = (1 - share) * a.entropy + share * b.entropy + entr(share) + entr(1 - share)
     right = np.where(a.max == b.max, a.right & b.right, np.where(b.max > a.max, b.right, a.right))
     return Answers(np.where(b.max > a.max, b.first, a.first), right, best, best - second, a.mean + part * gap,
-                   np.sqrt(variance), 1 / (of_a + of_b), None, entropy,
+                   np.sqrt(variance), 1 / (of_a + of_b), None, entropy, None,
                    (1 - share) * a.of_right + share * b.of_right)
 
 
-def block_answers(scores: torch.Tensor, t: float, query, item, groups=None, absent: bool = False) -> Answers:
-    """`answers` of one block (b, G), which is overwritten; query, item (P,): the right items."""
+def block_answers(scores: torch.Tensor, t: float, query, item, groups=None, each: float | None = None,
+                  absent: bool = False) -> Answers:
+    """`answers` of one block (b, G), which is overwritten; query, item (P,): the right items; each: a second
+    temperature."""
     best, first = scores.max(1)                                                     # (b,)
     second = scores.scatter_(1, first[:, None], -torch.inf).amax(1) if scores.shape[1] > 1 else best
     scores.scatter_(1, first[:, None], best[:, None])
@@ -183,7 +190,10 @@ def block_answers(scores: torch.Tensor, t: float, query, item, groups=None, abse
         count.index_add_(0, query, count.new_full(query.shape, -1))
     else:
         of_right.index_add_(0, query, mass[query, item])
-    entropy = total.log() - t * torch.linalg.vecdot(mass, below) / total
+    entropy, entropy_each = entropy_of(mass, below, total, t), None
+    if each is not None:
+        wider = masses(below, each)
+        entropy_each = entropy_of(wider, below, wider.sum(1), each)
     mean = below.sum(1) / count
     centred = below.sub_(mean[:, None])
     if absent:
@@ -194,8 +204,13 @@ def block_answers(scores: torch.Tensor, t: float, query, item, groups=None, abse
         of_group, table = groups
         members = table[of_group[first.cpu()]].to(scores.device)                    # (b, most), -1 where it has fewer
         grouped = (mass.gather(1, members.clamp(min=0)) * (members >= 0)).sum(1) / total
-    return Answers(first, right > 0, best, best - second, best + mean, std, 1 / total, grouped, entropy,
+    return Answers(first, right > 0, best, best - second, best + mean, std, 1 / total, grouped, entropy, entropy_each,
                    of_right / total)
+
+
+def entropy_of(mass: torch.Tensor, below: torch.Tensor, total: torch.Tensor, t: float) -> torch.Tensor:
+    """The entropy (b,) of mass / total, where mass = exp(T below): (b, G), (b, G), (b,)."""
+    return total.log() - t * torch.linalg.vecdot(mass, below) / total
 
 
 def group_table(group: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,10 +22,12 @@ def masses(below: torch.Tensor, t: float) -> torch.Tensor:
     return (t * below).clamp_(min=NOTHING).exp_()
 
 
-def temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
+def temperature(scores: torch.Tensor, right: torch.Tensor, each: bool = False) -> float:
     """T = argmin_T -1/Q sum_q log sum_{j in right(q)} p_qj.
 
     scores (Q, G); right (Q, G) bool, at least one in each row. With one right item per query the mean is convex in T.
+    each: instead, the mean of -log p_qj over all right pairs. Then the posterior has to find all right items of a query
+    and not only one, so it is wider where there are several.
     A grid on log T finds the neighbourhood of the minimum, and Brent's method the minimum itself. Raises InputError
     where the scores do not differ, or where no T within SPREADS is best, which means that they do not tell what is
     right.
@@ -37,12 +39,14 @@ def temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
     parts = scores.split(max(1, CACHED // scores.shape[1]))
     query, of_right = right.nonzero()[:, 0], scores[right]                          # (P,)
     best = of_right.new_full((len(scores),), -torch.inf).scatter_reduce(0, query, of_right, "amax")     # (Q,)
-    of_right = of_right - best[query]
+    below_best = of_right - best[query]
 
     def loss(log_t: float) -> float:
         t = float(np.exp(log_t))
         mass = torch.cat([masses(part, t).sum(1) for part in parts])
-        mass_right = torch.zeros_like(mass).index_add_(0, query, masses(of_right, t))
+        if each:
+            return float((mass.log()[query] - t * of_right).double().mean())
+        mass_right = torch.zeros_like(mass).index_add_(0, query, masses(below_best, t))
         return float((mass.log() - t * best - mass_right.log()).double().mean())
     grid = np.linspace(*np.log(np.array(SPREADS) / spread), 41)
     losses = [loss(x) for x in grid]

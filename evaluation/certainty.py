@@ -15,6 +15,7 @@ import numpy as np
 from cli import InputError
 from evaluation import ambiguity, confidence, promises
 from evaluation.confidence import Fitted, Seen
+from evaluation.queries import posterior_of_negatives, read_negatives
 from evaluation.sources import open_embeddings, open_run, open_scores
 from evaluation.subjects import Member, Subject
 from files.reading import FAULTS, read_json
@@ -43,6 +44,9 @@ def check_options(p, opt) -> None:
         if value is not None and not 0 < value < 1:
             p.error(f"--{name} {value:g} is no share; give a number between 0 and 1, such as 0.1")
     ready = opt.embeddings or opt.scores
+    if opt.negatives and (ready or not opt.absent):
+        p.error(f"--negatives {opt.negatives} is for --absent of a trained run, which can embed its captions; leave it "
+                "out")
     if not wanted(opt):
         given = next((name for name in ("calibration", "calibrate_on") if getattr(opt, name) is not None), None)
         if given:
@@ -94,7 +98,7 @@ def to_calibrate_on(subject: Subject, paths: list[str], opt) -> tuple[Subject, S
         dev = (open_embeddings if opt.embeddings else open_scores)(opt.calibration, own)
         refuse_other_kind(subject, dev)
         return dev, subject, np.arange(subject.n_images)
-    own = argparse.Namespace(**{**vars(opt), "split": "dev", "export": None})
+    own = argparse.Namespace(**{**vars(opt), "split": "dev", "export": None, "bank": None})
     try:
         with contextlib.redirect_stdout(io.StringIO()):     # the models were introduced already
             dev = open_run(paths, own)
@@ -128,9 +132,10 @@ def widths(subject: Subject) -> str:
     return f"D = {m.images.mean.shape[1]}, {'Gaussian' if subject.gaussian else 'points'}"
 
 
-def assess_certainty(dev: Subject, judged_on: Subject, subject: Subject, kept: np.ndarray, judged: dict,
-                     opt) -> Certainty:
-    """All that the options ask, of both directions. dev, judged_on, kept: `to_calibrate_on` of the subject."""
+def assess_certainty(dev: Subject, judged_on: Subject, subject: Subject, kept: np.ndarray, judged: dict, opt,
+                     paths: list[str] = ()) -> Certainty:
+    """All that the options ask, of both directions. dev, judged_on, kept: `to_calibrate_on` of the subject; paths: the
+    runs of its members, if it has any."""
     results, lines, made, seen = {}, [], [], {}
     fitted = confidence.fit(dev)
     lines.append(f"calibrated on {dev.n_images:,} images and {len(dev.caption_image):,} captions "
@@ -162,7 +167,11 @@ def assess_certainty(dev: Subject, judged_on: Subject, subject: Subject, kept: n
             results["sets"][side] = promises.judge_sets(pair[1], side, of.temperature, opt.sets, limits[side], n)
         made += promises.set_tables(results["sets"])
     if opt.absent:
-        results["absent_queries"] = {side: promises.judge_absent(*pair, side, of, opt.absent)
+        own = {}
+        if opt.negatives:
+            own["t2i"] = posterior_of_negatives(read_negatives(opt.negatives), paths, pair[1],
+                                                fitted["t2i"].temperature, opt)
+        results["absent_queries"] = {side: promises.judge_absent(*pair, side, of, opt.absent, own.get(side))
                                      for side, of in fitted.items()}
         lines += promises.absent_sentences(results["absent_queries"])
     return Certainty(results, made, lines, stored(dev, fitted, limits, opt), seen)
@@ -265,7 +274,8 @@ def calibration_file(run: str) -> str:
 
 def fitted_of(of: dict) -> Fitted:
     logistic = [None if of[name] is None else confidence.Logistic(**of[name]) for name in ("stacked", "without_sigma")]
-    t = float(of["temperature"])
+    t, each = float(of["temperature"]), of["temperature_each"]
     if not 0 < t < np.inf:
         raise ValueError(f"temperature {t}")
-    return Fitted(t, confidence.Isotonic(**of["isotonic"]), *logistic, int(of["queries"]), int(of["gallery"]))
+    return Fitted(t, None if each is None else float(each), confidence.Isotonic(**of["isotonic"]), *logistic,
+                  int(of["queries"]), int(of["gallery"]))

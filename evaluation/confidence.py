@@ -23,6 +23,7 @@ SIGMA = ("log_det_query", "log_det_answer", "trace_query", "trace_answer")
 PROBABILITIES = ("posterior", "posterior_grouped", "isotonic", "stacked", "stacked_without_sigma")
 NAMES = {"posterior": "posterior of the answer", "posterior_grouped": "the same, summed over its image's captions",
          "isotonic": "posterior through an isotonic map", "entropy": "-entropy of the posterior",
+         "entropy_each": "the same, each caption by itself",
          "max": "maximum score", "margin": "margin to the second", "std": "deviation of the scores",
          "log_det_query": "-log det Sigma of the query", "log_det_answer": "-log det Sigma of the answer",
          "trace_query": "-trace Sigma of the query", "trace_answer": "-trace Sigma of the answer",
@@ -32,6 +33,7 @@ NAMES = {"posterior": "posterior of the answer", "posterior_grouped": "the same,
 class Fitted(NamedTuple):
     """What was fitted for one direction, and on how much."""
     temperature: float
+    temperature_each: float | None    # of image to text: that of each right caption by itself
     isotonic: Isotonic                # of the posterior; of the grouped one where there is one
     stacked: Logistic
     without_sigma: Logistic | None    # None where no side is Gaussian
@@ -63,7 +65,10 @@ def measures(subject: Subject, side: str, rows: Rows, found: Answers) -> dict[st
     values = {"posterior": found.posterior}
     if found.grouped is not None:
         values["posterior_grouped"] = found.grouped
-    values |= {"entropy": -found.entropy, "max": found.max, "margin": found.margin, "std": found.std}
+    values["entropy"] = -found.entropy
+    if found.entropy_each is not None:
+        values["entropy_each"] = -found.entropy_each
+    values |= {"max": found.max, "margin": found.margin, "std": found.std}
     queries, items = SIDES[side]
     for name, of in (("log_det", uncertainties(subject)), ("trace", uncertainties(subject, trace))):
         if queries in of:
@@ -98,14 +103,17 @@ def fit(subject: Subject) -> dict[str, Fitted]:
 
     Raises InputError where all first answers are right, or all wrong: then nothing can be told apart.
     """
-    t = {side: temperature(*sample_scores(rows_of(subject, side), FITTED)) for side in SIDES}
-    fitted = {}
-    for side, (rows, found) in answers_of_both(subject, t).items():
+    sample = {side: sample_scores(rows_of(subject, side), FITTED) for side in SIDES}
+    t = {side: temperature(*drawn) for side, drawn in sample.items()}
+    several = len(subject.caption_image) > len(np.unique(subject.caption_image))    # captions of some image
+    each, fitted = temperature(*sample["i2t"], each=True) if several else None, {}
+    for side, (rows, found) in answers_of_both(subject, t, each=each).items():
         refuse_one_class(found.right, f"{subject.data_name} {subject.split}".strip() or subject.name, side)
         values = measures(subject, side, rows, found)
         seen = features(values)
         points = {name: value for name, value in seen.items() if name not in SIGMA}
-        fitted[side] = Fitted(t[side], Isotonic.fit(values[best_name(values)], found.right),
+        fitted[side] = Fitted(t[side], each if side == "i2t" else None,
+                              Isotonic.fit(values[best_name(values)], found.right),
                               Logistic.fit(seen, found.right),
                               Logistic.fit(points, found.right) if len(points) < len(seen) else None, rows.queries,
                               rows.gallery)
@@ -137,7 +145,7 @@ def temperatures(fitted: dict[str, Fitted]) -> dict[str, float]:
 def judge(subject: Subject, fitted: dict[str, Fitted]) -> dict[str, tuple[dict, dict[str, np.ndarray], Answers]]:
     """What the confidences of each direction are worth, the confidences (Q,) themselves (see `judge_side`), and the
     answers."""
-    both = answers_of_both(subject, temperatures(fitted))
+    both = answers_of_both(subject, temperatures(fitted), each=fitted["i2t"].temperature_each)
     return {side: (*judge_side(subject, side, *both[side], of), both[side][1]) for side, of in fitted.items()}
 
 

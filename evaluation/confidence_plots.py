@@ -16,9 +16,10 @@ SIDES = {"t2i": "text to image", "i2t": "image to text"}
 LABELS = NAMES | {"posterior_grouped": "posterior, summed over its image's captions",
                   "stacked": "logistic of all measures"}
 STYLES = {"posterior": ("tab:blue", "-"), "posterior_grouped": ("tab:blue", "-"), "isotonic": ("deepskyblue", "--"),
-          "entropy": ("deepskyblue", "-."), "max": ("tab:green", "-"), "margin": ("tab:green", "--"),
-          "std": ("tab:green", "-."), "log_det_query": ("tab:red", "-"), "log_det_answer": ("tab:red", "--"),
-          "trace_query": ("tab:orange", "-"), "trace_answer": ("tab:orange", "--"), "stacked": ("tab:purple", "-"),
+          "entropy": ("deepskyblue", "-."), "entropy_each": ("deepskyblue", ":"), "max": ("tab:green", "-"),
+          "margin": ("tab:green", "--"), "std": ("tab:green", "-."), "log_det_query": ("tab:red", "-"),
+          "log_det_answer": ("tab:red", "--"), "trace_query": ("tab:orange", "-"),
+          "trace_answer": ("tab:orange", "--"), "stacked": ("tab:purple", "-"),
           "stacked_without_sigma": ("tab:purple", "--")}
 SHOWN = {"the surest right answers": 4, "the surest wrong answers": 3, "around the median": 3, "the least sure": 3}
 GOOD, BAD = "forestgreen", "firebrick"

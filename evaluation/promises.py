@@ -156,23 +156,26 @@ def certified_threshold(confidence: np.ndarray, rate: float) -> tuple[float, int
     return float(np.nextafter(falling[allowed], np.inf)), int((confidence > falling[allowed]).sum())
 
 
-def judge_absent(dev: Subject, test: Subject, side: str, fitted: Fitted, rate: float) -> dict:
+def judge_absent(dev: Subject, test: Subject, side: str, fitted: Fitted, rate: float,
+                 negatives: np.ndarray | None = None) -> dict:
     """Can one tell a query without an answer? {"auroc": {measure: ...}, "threshold": {...}}.
 
     The AUROC is that of one query per image as it is, against the same query with its right items taken out. The
-    threshold of the posterior is certified on dev to answer at most `rate` of the queries without an answer. On test,
-    its false answers, the share of present queries that it answers, and how many of these are right.
+    threshold of the posterior is certified on dev to answer at most `rate` of the queries without an answer, or on
+    `negatives` (n,), the posteriors of queries that have none. On test, its false answers, the share of present queries
+    that it answers, and how many of these are right.
     """
     here, gone = both_ways(test, side, fitted.temperature, seed=2)
     measures = by_present(here), by_present(gone)
     present = np.repeat([True, False], len(here.first))
     auroc = {name: selective.auroc(np.concatenate([of[name] for of in measures]), present) for name in measures[0]}
     best = max((name for name in auroc), key=lambda name: ("grouped" in name, name == "posterior"))
-    negatives = by_present(both_ways(dev, side, fitted.temperature, seed=0)[1])[best]
+    own = negatives is not None
+    negatives = negatives if own else by_present(both_ways(dev, side, fitted.temperature, seed=0)[1])[best]
     threshold, false = certified_threshold(negatives, rate)
     answered = measures[0][best] >= threshold
     return {"auroc": auroc, "queries": len(here.first),
-            "threshold": {"measure": best, "value": threshold, "rate": rate, "negatives": len(negatives),
+            "threshold": {"measure": best, "value": threshold, "rate": rate, "negatives": len(negatives), "own": own,
                           "false_on_negatives": false,
                           "false_answers": float((measures[1][best] >= threshold).mean()),
                           "answered": float(answered.mean()),
@@ -207,5 +210,6 @@ def absent_sentences(results: dict):
                f"{of['auroc'][t['measure']]:.3f}")
         right = "" if np.isnan(t["answered_right"]) else f", {100 * t['answered_right']:.1f}% of them right"
         yield (f"{side}: answering from {t['measure']} {t['value']:.3g} up gives at most {100 * t['rate']:g}% false "
-               f"answers to queries without one ({100 * CONFIDENT:g}% sure, from {t['negatives']:,} of dev); here "
+               f"answers to queries without one ({100 * CONFIDENT:g}% sure, from {t['negatives']:,} of "
+               f"{'--negatives' if t['own'] else 'dev'}); here "
                f"{100 * t['false_answers']:.1f}%, and {100 * t['answered']:.1f}% of the others are answered{right}")

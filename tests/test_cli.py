@@ -406,7 +406,7 @@ def test_dollars_are_drawn_as_they_are(tmp_path):
 
 
 def test_importing_draw_leaves_the_backend_of_matplotlib_alone():
-    """Plots in a notebook that imports embed_texts are shown as before."""
+    """Plots in a notebook that imports these are shown as before."""
     code = ("import sys, matplotlib; matplotlib.use('svg'); import show, evaluate, evaluation.plots; "
             "print(matplotlib.get_backend(), 'matplotlib.pyplot' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

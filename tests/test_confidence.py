@@ -15,8 +15,9 @@ import evaluate
 import show
 import train
 from demo import __main__ as demo
-from evaluation import ambiguity, certainty, confidence, confidence_plots, plots, promises, selective
+from evaluation import ambiguity, certainty, confidence, confidence_plots, plots, promises, queries, selective
 from evaluation.answers import answers, answers_of_both, rows_of, sample_scores
+from evaluation.sources import load_run, open_run
 from evaluation.subjects import Subject
 from files.reading import is_drawn
 from metrics import spearman
@@ -83,9 +84,11 @@ def test_answers_of_both_directions_at_once_are_those_of_each(monkeypatch, image
     subject.scores[:, 40] = subject.scores[:, 40].round(1)                  # items that tie, of several blocks
     subject.caption_image[subject.caption_image == 6] = 5                   # an image without captions
     t, images = {"t2i": 12.0, "i2t": 9.0}, None if images is None else np.array(images)
-    for side, (rows, found) in answers_of_both(subject, t, images).items():
+    for side, (rows, found) in answers_of_both(subject, t, images, each=4.0).items():
         alone = rows_of(subject, side, images=images)
         one = answers(alone, t[side])
+        if side == "i2t":
+            one = one._replace(entropy_each=answers(alone, 4.0).entropy)
         assert rows.asked.tolist() == alone.asked.tolist() and rows.items.tolist() == alone.items.tolist()
         for name, values in one._asdict().items():
             other = getattr(found, name)
@@ -254,6 +257,30 @@ def test_a_run_its_embeddings_and_its_scores_agree(runs, tmp_path, monkeypatch):
     assert json.loads(open("half_calibration.json").read())["images"] == round(direct["images"] / 2)
 
 
+def test_negatives_of_ones_own_certify_the_threshold(runs, tmp_path):
+    (tmp_path / "no.txt").write_text("\n".join(["a red circle and a heart .", "a blue star .", ""] * 10))
+    results = judged(["--checkpoint", runs / "wasserstein", "--absent", 0.3, "--negatives", tmp_path / "no.txt",
+                      "--output", tmp_path / "r.json"])
+    found = results["absent_queries"]["t2i"]["threshold"]
+    assert found["negatives"] == 20 and found["own"] and not results["absent_queries"]["i2t"]["threshold"]["own"]
+    opt = evaluate.parse_args(["--checkpoint", str(runs / "wasserstein")])
+    subject = open_run([str(runs / "wasserstein")], opt)
+    t = certainty.read_calibration(str(tmp_path / "r_calibration.json")).fitted["t2i"].temperature
+    shown = certainty.of_one_size(open_run([str(runs / "wasserstein")], evaluate.parse_args(
+        ["--checkpoint", str(runs / "wasserstein"), "--split", "dev"])), subject)[1]
+    sure = queries.posterior_of_negatives(["a blue star ."], [str(runs / "wasserstein")], shown, t, opt)
+    run = load_run(str(runs / "wasserstein"), opt)
+    with torch.no_grad():
+        text = queries.embed_texts(run.model, run.vocab, ["a blue star ."], "cpu")
+        scores = run.model.similarity(shown.members[0].images, text)[:, 0].double()
+    assert sure[0] == pytest.approx(float((t * scores).softmax(0).max()), abs=1e-5)
+    (tmp_path / "no.txt").write_text("xyzzy\n")
+    for file, said in (("no.txt", "no word of 'xyzzy' is in the vocabulary"), ("none.txt", "none.txt")):
+        with pytest.raises(ValueError, match=said):
+            judged(["--checkpoint", runs / "wasserstein", "--absent", 0.3, "--negatives", tmp_path / file, "--output",
+                    tmp_path / "r.json"])
+
+
 def test_what_cannot_be_calibrated_ends_in_a_sentence(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for sim in ("cosine", "wasserstein"):
@@ -272,6 +299,7 @@ def test_what_cannot_be_calibrated_ends_in_a_sentence(runs, tmp_path, monkeypatc
             ([*point, "--confidence", "--calibrate_on", 0.5, "--calibration", other], "both name what to calibrate on"),
             (["--checkpoint", runs / "cosine", "--confidence", "--split", "dev"], "is what a run is calibrated on"),
             (["--checkpoint", runs / "cosine", "--sets", 1], "--sets 1 is no share"),
+            (["--checkpoint", runs / "cosine", "--confidence", "--negatives", "x.txt"], "is for --absent of a trained"),
             (["--checkpoint", runs / "cosine", "--sets", 0.001], "needs at least 999 images to calibrate on"),
             (["--checkpoint", runs / "cosine", "--absent", 0.001], "needs at least 2,995 queries without an answer"),
             (["--checkpoint", runs / "cosine", "--confidence", "--calibration", other], "calibrated on its dev split"),

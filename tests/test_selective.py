@@ -151,6 +151,12 @@ def test_temperature_is_the_one_that_drew_the_right_items():
         0, 399)
 
 
+    grid = np.linspace(0.5, 2.5, 400)
+    losses = [-(t * scores).log_softmax(1)[two].mean() for t in grid]
+    assert 0 < np.argmin(losses) < 399
+    assert temperature(scores, two, each=True) == pytest.approx(grid[int(np.argmin(losses))], abs=0.01)
+
+
 def test_temperature_of_scores_that_tell_nothing():
     with pytest.raises(ValueError, match="no temperature fits"):
         temperature(torch.eye(50), ~torch.eye(50, dtype=torch.bool))
