@@ -47,7 +47,8 @@ COLUMNS["ambiguity"] = [(head, f"ambiguity/positives/{path}") for head, path in 
     ("captions: entropy", "captions/entropy/rho"), ("given words", "captions/entropy/rho_given_words"),
     ("in levels", "captions/entropy/rho_within_levels"), ("maximum", "captions/max/rho"),
     ("log det Sigma", "captions/log_det_query/rho"), ("trace", "captions/trace_query/rho"),
-    ("images: entropy", "images/entropy/rho"), ("log det Sigma", "images/log_det_query/rho"))]
+    ("images: entropy", "images/entropy/rho"), ("each caption", "images/entropy_each/rho"),
+    ("deviation", "images/std/rho"), ("log det Sigma", "images/log_det_query/rho"))]
 THREE_DIGITS = ("auroc", "ece", "ece_floor", "coverage", "rho", "words", "levels")
 BLOCK = re.compile(r"^<!-- results: (\S+) -->\n(.*?)^<!-- /results -->$", re.DOTALL | re.MULTILINE)
 METHODS_BLOCK = re.compile(r"<!-- methods: ([^>]*) -->\n.*?<!-- /methods -->", re.S)
