@@ -302,7 +302,7 @@ def draw_confidence(subject: Subject, sure: Certainty, photos: Photos | None, ta
 def parse_args(argv=None) -> argparse.Namespace:
     """The options of the command line. Ends the program with a sentence where they do not go together."""
     p = Arguments("Evaluate image-caption retrieval.")
-    add = p.add_argument
+    add = p.add_argument_group("what is evaluated").add_argument
     add("--checkpoint", nargs="+", type=filename, metavar="RUN",
         help="run folders or checkpoint files; several are an ensemble (default: the newest run)")
     add("--compare", nargs="+", type=group, metavar="RUN",
@@ -322,6 +322,7 @@ def parse_args(argv=None) -> argparse.Namespace:
     add("--dev_images", type=natural, help="images of the dev split to take; 0 takes all (default: as in the training)")
     add("--vocab", type=filename, metavar="FILE.json",
         help="vocabulary of an original VSE++ or VSRN checkpoint (python vocab.py convert writes it)")
+    add = p.add_argument_group("protocols").add_argument
     add("--fold5", action="store_true", help="also give the mean over five folds of 1,000 images (COCO 1K)")
     add("--cxc", action="store_true", help="Crisscrossed Captions: all four directions, RPC2, STS, SIS and SITS")
     add("--cxc_path", type=filename, metavar="FOLDER", help="folder of its csv files (default: DATA_PATH/cxc)")
@@ -343,6 +344,7 @@ def parse_args(argv=None) -> argparse.Namespace:
         "is taken from its scores, so that no item is near every query; its beta is chosen on dev")
     add("--bank_size", type=positive, default=bank.SIZE, metavar="N",
         help="with --bank: how many captions are drawn at most, and how many images")
+    add = p.add_argument_group("how sure").add_argument
     add("--uncertainty", action="store_true",
         help="what log det Sigma tells about recall: bins, risk and coverage, pictures")
     add("--control", action=argparse.BooleanOptionalAction, default=True,
@@ -364,12 +366,14 @@ def parse_args(argv=None) -> argparse.Namespace:
     add("--photos", type=filename, metavar="FOLDER",
         help="with --uncertainty or --confidence: folder of the photos to draw where the data are precomputed "
         "features")
+    add = p.add_argument_group("what is written").add_argument
     add("--ranks", type=filename, metavar="FILE.csv", help="write the rank of every query to this file")
     add("--export", type=filename, metavar="FILE.npz", help="write the embeddings to this file")
     add("--format", choices=["text", "markdown", "latex", "json"], default="text", help="format of what is printed")
     add("--output", type=filename, metavar="FILE",
         help="file of the results (default: results.json in the run folder, or results_SIM_DATA_SPLIT.json for another "
         "similarity, data set or split than those of the run)")
+    add = p.add_argument_group("speed and memory").add_argument
     add("--batch_size", type=positive, default=128, help="number of images or captions that are encoded at once")
     add("--block", type=positive, default=1000,
         help="number of images that are scored at once; memory grows with it, results do not change")
