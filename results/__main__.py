@@ -151,8 +151,8 @@ def stored(run: str, path: str | None = None) -> dict:
     while words:                                            # --name value ... without those of the machine
         take = 1 + next((k for k, word in enumerate(words[1:]) if word.startswith("--")), len(words) - 1)
         kept, words = kept + words[:take] * (words[0].lstrip("-") not in LOCAL), words[take:]
-    start = config["options"].get("init_from")              # a run's name is enough
-    kept = [os.path.basename(os.path.normpath(word)) if word == start else word for word in kept]
+    start = config["options"].get("init_from")              # a run's or file's name is enough
+    kept = [os.path.basename(os.path.normpath(word)) if word == start or os.path.isabs(word) else word for word in kept]
     known = not subprocess.run(["git", "merge-base", "--is-ancestor", config["git_commit"], "HEAD"], cwd=HERE,
                                check=False,
                                capture_output=True).returncode
