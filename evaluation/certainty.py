@@ -153,9 +153,11 @@ def assess_certainty(dev: Subject, judged_on: Subject, subject: Subject, kept: n
         made += confidence.tables(found)
         lines += confidence.sentences(found, fitted)
         unsure = ambiguity.report(subject, judged, values, asked)
+        made += ambiguity.tables(unsure, confidence.NAMES)
+        if "positives" in unsure:
+            results["ambiguity"] = unsure.pop("positives")
         if unsure:
-            results["ambiguity"] = unsure
-            made += ambiguity.tables(unsure, confidence.NAMES)
+            results["other_truths"] = unsure
     limits, pair = {}, of_one_size(dev, judged_on) if opt.sets or opt.absent else None
     if pair and dev.n_images != judged_on.n_images:
         lines.append(f"a promise holds for galleries of one size, so {pair[0].n_images:,} images at random are taken "

@@ -28,7 +28,7 @@ from methods import METHODS
 HERE = os.path.dirname(os.path.abspath(__file__))
 LOCAL = {"data_path", "vocab_path", "logger_name", "device", "workers", "log_step", "val_step", "overwrite", "resume"}
 KEPT = ("data_name", "split", "similarity", "images", "captions", "protocols", "best_ranks", "neighbours", "confidence",
-        "sets", "absent_queries", "ambiguity", "bank")
+        "sets", "absent_queries", "ambiguity", "other_truths", "bank")
 DROPPED = ("reliability", "galleries")                      # of confidences, which no table shows
 RECALLS = [(f"{side} R@{k}" if k == 1 else f"R@{k}", f"protocols/full/{side}/r{k}")
            for side in ("i2t", "t2i") for k in (1, 5, 10)]
@@ -47,7 +47,7 @@ COLUMNS["bank"] = [(f"{head}{with_it}", f"protocols/{name}/{path}")
                    for head, path in (("rsum", "rsum"), ("i2t R@1", "i2t/r1"), ("i2t R@10", "i2t/r10"),
                                       ("t2i R@1", "t2i/r1"), ("t2i R@10", "t2i/r10"))
                    for name, with_it in (("full", ""), ("bank", ", bank"))]
-COLUMNS["ambiguity"] = [(head, f"ambiguity/positives/{path}") for head, path in (
+COLUMNS["ambiguity"] = [(head, f"ambiguity/{path}") for head, path in (
     ("captions: entropy", "captions/entropy/rho"), ("given words", "captions/entropy/rho_given_words"),
     ("in levels", "captions/entropy/rho_within_levels"), ("maximum", "captions/max/rho"),
     ("log det Sigma", "captions/log_det_query/rho"), ("trace", "captions/trace_query/rho"),

@@ -225,7 +225,7 @@ def test_a_gaussian_run(runs, capsys):
             held = results["sets"][side][method]
             assert held["low"] - 0.1 <= held["coverage"] <= held["high"] + 0.1 and held["low"] < 0.8 < held["high"]
     for side, keys in (("captions", {"rho", "rho_given_words", "rho_within_levels"}), ("images", {"rho"})):
-        assert set(results["ambiguity"]["positives"][side]["entropy"]) == keys
+        assert set(results["ambiguity"][side]["entropy"]) == keys
     assert json.loads((runs / "wasserstein" / "results.json").read_text())["confidence"] == results["confidence"]
     kept = certainty.read_calibration(str(runs / "wasserstein" / "calibration.json")).fitted
     assert kept["t2i"].temperature > 0 and kept["i2t"].gallery == 5 * kept["t2i"].gallery

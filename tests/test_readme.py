@@ -12,10 +12,11 @@ CODE = re.compile(r"at the end of `([\w/]+\.py)`[^\n]*:\n\n```python\n(.*?)```",
 
 def test_own_similarity_encoder_and_protocol(tmp_path, demo_path):
     with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
-        recipes = CODE.findall(f.read())
+        text = f.read()
+    recipes, (row,) = CODE.findall(text), re.findall(r'`(Row\("mine".*)`', text)
     assert [path for path, _ in recipes] == ["similarities.py", "model.py", "evaluation/assess.py"]
     modules = [name for name in os.listdir(ROOT) if name.endswith(".py")]
-    for name in ("files", "methods", "evaluation", "features", *modules):
+    for name in ("files", "methods", "evaluation", "features", "paper_tables", "demo", *modules):
         path = os.path.join(ROOT, name)
         (shutil.copytree if os.path.isdir(path) else shutil.copy)(path, tmp_path / name)
     for path, code in recipes:
@@ -28,6 +29,12 @@ def test_own_similarity_encoder_and_protocol(tmp_path, demo_path):
                    ["evaluate.py", *data, "--checkpoint", "run"]):
         done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+    (tmp_path / "paper_tables" / "mine.py").write_text(
+        "from paper_tables.common import Row, Run, Table, main, recalls\nPUBLISHED = (1, 2, 3, 4, 5, 6)\n"
+        f"main(Table('Mine', (recalls(),), ({row},)), 'Mine.')\n")
+    done = subprocess.run([sys.executable, "-m", "paper_tables.mine", "--demo", "--dry_run", "--data_path", demo_path],
+                          cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "--sim manhattan" in done.stdout, done.stderr
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     ranks = results["protocols"]["mrr"]
     assert results["similarity"] == "manhattan" and 0 < ranks["i2t"]["mrr"] < 100 and 0 < ranks["t2i"]["mrr"] < 100
