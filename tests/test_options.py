@@ -1,4 +1,4 @@
-"""The tables of options.py: every row can be met, and says what it is about."""
+"""The tables of options: every row can be met, and says what it is about."""
 import pytest
 
 from cli import InputError

@@ -1,0 +1,36 @@
+"""What resolved options say of a model, asked by the rules of options/."""
+from model import ALL_SIMILARITIES, SHAPES, TEXT_ENCODERS
+
+GAUSSIANS = [shape for shape in SHAPES if shape != "point"]
+
+
+def similarity(opt):
+    return ALL_SIMILARITIES[opt.sim]
+
+
+def prior(opt) -> bool:
+    return bool(opt.prior_images or opt.prior_captions)
+
+
+def needed_gaussians(opt) -> int:
+    """How many sides must be Gaussian; with --vae both, whose samples are then compared as points."""
+    return 2 if opt.vae else similarity(opt).gaussian_sides
+
+
+def gaussians(opt) -> int:
+    return (opt.image_head != "point") + (opt.text_head != "point")
+
+
+
+def text_reads(opt) -> str:
+    return TEXT_ENCODERS[opt.txt_enc].reads
+
+
+def hidden_layers(opt) -> bool:
+    return any(hidden not in (None, "0") for hidden in (opt.img_layers, opt.txt_layers))
+
+
+def one_vector(opt) -> bool:
+    """Whether a side embeds one vector per item by layers, of which tanh has one behind the last, too."""
+    vectors = opt.img_enc in ("auto", "precomp", "cnn") and opt.pool == "mean"
+    return vectors or opt.txt_enc in ("mean", "sum", "features")
