@@ -86,6 +86,7 @@ def bounded(text: str, fits, allowed: str) -> float:
 at_least_zero = functools.partial(bounded, fits=lambda x: x >= 0, allowed="a number of at least 0")
 above_zero = functools.partial(bounded, fits=lambda x: x > 0, allowed="a number above 0")
 probability = functools.partial(bounded, fits=lambda x: 0 <= x <= 1, allowed="a number from 0 to 1")
+below_one = functools.partial(bounded, fits=lambda x: 0 <= x < 1, allowed="at least 0 and less than 1")
 fraction = functools.partial(bounded, fits=lambda x: 0 < x <= 1, allowed="more than 0 and at most 1")
 
 

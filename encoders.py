@@ -55,6 +55,22 @@ class Precomputed(nn.Module):
         return F.normalize(features, dim=-1) if self.normalise else features
 
 
+class Corruption(nn.Module):
+    """Noise and dropout of features or word vectors (..., F), in training only.
+
+    noise: the norm of a normal vector that is added to each, as a share of its own norm. dropout: the share of numbers
+    that become 0, while the others grow by 1 / (1 - dropout)."""
+
+    def __init__(self, dropout: float = 0.0, noise: float = 0.0):
+        super().__init__()
+        self.dropout, self.noise = dropout, noise
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.noise:
+            x = x + self.noise * x.norm(dim=-1, keepdim=True) / x.shape[-1] ** 0.5 * torch.randn_like(x)
+        return F.dropout(x, self.dropout, self.training)
+
+
 class BatchNorm(nn.BatchNorm1d):
     """BatchNorm over rows (N, D). For a training batch of a single row it uses its running statistics."""
 

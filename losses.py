@@ -139,20 +139,29 @@ class InfoNCE(nn.Module):
     """Symmetric cross-entropy of each caption among the batch's captions and each image among its images (CLIP), in
     nats.
 
-    A learned temperature, e^-log_scale, starts at 0.07 and stays above 0.01.
+    A learned temperature, e^-log_scale, stays above 0.01. It starts at 0.07 for cosines, and at 1 for scores that are
+    log-likelihoods. smoothing: the share of each target that is spread evenly over all pairs that count.
     """
 
-    def __init__(self):
+    def __init__(self, temperature: float = 0.07, smoothing: float = 0.0):
         super().__init__()
-        self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
+        self.log_scale, self.smoothing = nn.Parameter(torch.tensor(math.log(1 / temperature))), smoothing
 
     def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
         logits = scores * self.log_scale.clamp(max=math.log(100)).exp()
+        counts = torch.ones_like(logits, dtype=torch.bool)                          # pairs that count: (B, B)
         if same is not None:
-            logits = logits.masked_fill(same & ~torch.eye(len(scores), dtype=torch.bool, device=scores.device),
-                                        -torch.inf)
-        own = torch.arange(len(scores), device=scores.device)
-        return {"infonce": (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2}
+            counts = ~same | torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+        return {"infonce": (self.cross_entropy(logits, counts) + self.cross_entropy(logits.T, counts.T)) / 2}
+
+    def cross_entropy(self, logits: Tensor, counts: Tensor) -> Tensor:
+        """Of each row's own column, the diagonal, among those that count, mean over rows: (B, B), (B, B) bool."""
+        own = torch.arange(len(logits), device=logits.device)
+        loss = F.cross_entropy(logits.masked_fill(~counts, -torch.inf), own)
+        if not self.smoothing:
+            return loss
+        even = logits.diagonal() - logits.masked_fill(~counts, 0).sum(1) / counts.sum(1)             # (B,)
+        return loss + self.smoothing * even.mean()
 
 
 class Match(nn.Module):
@@ -213,11 +222,12 @@ def vib(e: Embedding) -> Tensor:
 OBJECTIVES = ("hinge", "infonce", "match", "nll", "mse", "two_branch", "logistic")
 
 
-def build_objective(opt, logits: bool) -> nn.Module | None:
-    """The objective that the options name; `logits`: the similarity's scores are log-odds of a match. None: what is
-    trained is no function of the scores, and is among the terms of model.build_terms."""
-    return {"hinge": lambda: Hinge(opt.margin, opt.max_violation), "infonce": InfoNCE,
-            "match": lambda: Match(logits, opt.pseudo_positives, 1e-4 if opt.pseudo_positives else 0.0),
+def build_objective(opt, similarity: Similarity) -> nn.Module | None:
+    """The objective that the options name, for the scores of a similarity. None: what is trained is no function of the
+    scores, and is among the terms of model.build_terms."""
+    return {"hinge": lambda: Hinge(opt.margin, opt.max_violation),
+            "infonce": lambda: InfoNCE(1.0 if similarity.log_likelihood else 0.07, opt.label_smoothing),
+            "match": lambda: Match(similarity.logits, opt.pseudo_positives, opt.label_smoothing),
             "nll": lambda: SampledNLL(opt.gamma, opt.negatives, opt.negative_source == "set"),
             "logistic": PairLogistic, "mse": lambda: None, "two_branch": lambda: None}[opt.loss]()
 

@@ -17,6 +17,7 @@ from encoders import (
     CNN,
     BagOfWords,
     BiGRUEmbedding,
+    Corruption,
     GRUEmbedding,
     Latent,
     LinearEmbedding,
@@ -32,6 +33,7 @@ from inputs import Photos
 from losses import MMD, Diversity, PairMSE, SideTerm, build_objective, vib
 from methods import jwae
 from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
+from methods.likelihoods import MLS
 from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from methods.scan import CrossAttention, RegionEmbedding, WordStates
 from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
@@ -41,7 +43,7 @@ from text import Trigrams, Vocabulary
 
 # Every similarity by name: those of one vector or Gaussian per item, those of parts and of samples, and a learned one.
 ALL_SIMILARITIES: dict[str, type[Similarity]] = {
-    **SIMILARITIES, "mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention,
+    **SIMILARITIES, "mls": MLS, "mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention,
     "product": ProductNetwork,
 }
 # Heads by name: what becomes of the second copy's output, bounded log-variances (B, D).
@@ -70,7 +72,8 @@ class Tower(nn.Module):
     trunk: (inputs, lengths) -> features. make_embed: builds a copy of f_emb, (features, lengths) -> Latent.
     head: one of SHAPES. make_log_var: builds the copy for the variances where it differs from make_embed.
     normalise: means and parts have norm 1 (VSE++). use_abs: means are absolute values (order embeddings).
-    logvar_norm: log-variances have norm 1 before they are bounded. bounds: of log-variances, by default of variances in
+    corruption: of what f_emb reads, in training (encoders.Corruption). logvar_norm: log-variances have norm 1 before
+    they are bounded. bounds: of log-variances, by default of variances in
     [0.1, 10]. logvar_init: is added before they are bounded, since f_emb starts near 0.
     sample: the embedding is a point, in training a sample of the Gaussian and else its mean, as in a VAE.
     latent_norm: (R, D) -> (R, D), gives latents that are to follow N(0, I) its scale (methods.jwae.latent_norm).
@@ -79,10 +82,11 @@ class Tower(nn.Module):
     def __init__(self, trunk: nn.Module, make_embed: Callable[[], nn.Module], head: str = "point", *,
                  make_log_var: Callable[[], nn.Module] | None = None, normalise: bool = True, use_abs: bool = False,
                  logvar_norm: bool = False, bounds: tuple[float, float] = LOG_VAR_BOUNDS,
-                 logvar_init: float = 0.0, sample: bool = False, latent_norm: nn.Module | None = None):
+                 logvar_init: float = 0.0, sample: bool = False, latent_norm: nn.Module | None = None,
+                 corruption: nn.Module | None = None):
         super().__init__()
         self.trunk, self.mean, self.bounds, self.logvar_init = trunk, make_embed(), bounds, logvar_init
-        self.sample, self.latent_norm = sample, latent_norm
+        self.sample, self.latent_norm, self.corruption = sample, latent_norm, corruption
         self.log_var = None if head == "point" else (make_log_var or make_embed)()   # a module, named as in checkpoints
         self.one = vsepp_linear(self.log_var.dim, 1) if head == "spherical_one" else None
         self.shape, self.normalise, self.use_abs, self.logvar_norm = SHAPES[head], normalise, use_abs, logvar_norm
@@ -94,10 +98,11 @@ class Tower(nn.Module):
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Encoded:
         features = self.trunk(inputs, lengths)
-        latent = self.mean(features, lengths)                                       # value: (B, D) | (B, P, D)
+        read = features if self.corruption is None else self.corruption(features)   # the same for mean and variance
+        latent = self.mean(read, lengths)                                           # value: (B, D) | (B, P, D)
         if self.latent_norm is not None:
             latent = latent._replace(value=self.scaled(latent))
-        log_var, posterior = self.bounded_log_var(features, lengths) if self.log_var is not None else None, None
+        log_var, posterior = self.bounded_log_var(read, lengths) if self.log_var is not None else None, None
         if self.sample:
             posterior, centre = (latent.value, log_var), latent.value
             noise = (log_var / 2).exp() * torch.randn_like(centre) if self.training else 0    # log_var: (B, D) | (B, 1)
@@ -338,6 +343,7 @@ def build_tower(opt, encoder: ImageEncoder | TextEncoder, trunk: nn.Module, head
                  logvar_norm=opt.logvar_norm, bounds=(math.log(opt.var_min), math.log(opt.var_max)),
                  logvar_init=opt.logvar_init, sample=opt.vae > 0,
                  latent_norm=jwae.latent_norm(opt.latent_norm, opt.embed_size),
+                 corruption=Corruption(opt.dropout, opt.feature_noise) if opt.dropout or opt.feature_noise else None,
                  make_log_var=(lambda: encoder.log_var(opt, trunk.dim)) if samples else None)
 
 
@@ -383,7 +389,7 @@ def build_model(opt, vocab, pretrained: bool = True) -> JointEmbedding:
     image_tower, text_tower = build_image_tower(opt, pretrained), build_text_tower(opt, vocab, pretrained)
     side_terms, critic = jwae.build_side_terms(opt, vocab, image_tower.trunk.dim, text_tower.trunk.dim,
                                                TEXT_ENCODERS[opt.txt_enc].decoder)
-    return JointEmbedding(image_tower, text_tower, similarity, build_objective(opt, similarity.logits),
+    return JointEmbedding(image_tower, text_tower, similarity, build_objective(opt, similarity),
                           mask_same_image=opt.mask_same_image,
                           pair_terms=build_pair_terms(opt, vocab, image_tower.trunk.dim),
                           side_terms=side_terms, critic=critic)

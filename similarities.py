@@ -5,8 +5,7 @@ are an inner product of lifted features, score = finish(A(images) @ B(captions).
 definition serves a training batch, an evaluation in blocks and a nearest-neighbour index. Nothing of size N x M x D is
 ever made. Only `order`, `elk` and `bhattacharyya` compare pair by pair.
 
-Papers: `pmrl` Probabilistic Multimodal Representation Learning; `ucmr` Uncertainty-based Cross-Modal Retrieval with
-Probabilistic Representations; VSE++ Faghri et al. 2018; PCME++ Chun 2024.
+Papers: `pmrl`, `ucmr` (README.md names them); VSE++ Faghri et al. 2018; PCME++ Chun 2024.
 """
 import math
 from typing import NamedTuple
@@ -36,8 +35,7 @@ class Embedding(NamedTuple):
 
 
 def unit(x: Tensor, dim: int = -1) -> Tensor:
-    """l2-normalised vectors (..., D); the eps keeps the gradient of a zero vector (an image without features) below
-    1e6."""
+    """l2-normalised vectors (..., D); eps keeps the gradient of a zero vector (an image without features) below 1e6."""
     return F.normalize(x, dim=dim, eps=1e-6)
 
 
@@ -88,8 +86,10 @@ def side_by_side(blocks, m: int) -> Tensor:
 class Similarity(nn.Module):
     """How well images and captions match. Calling it with N images and M captions gives their scores (N, M)."""
     gaussian_sides = 0                # how many of image and caption must be Gaussian: 0, 1 or 2
+    point_side = False                # of two Gaussian sides one may be a point
     parts = False                     # compares parts (words, regions), which both sides must have
     logits = False                    # scores are log-odds of a match
+    log_likelihood = False            # scores are in nats: a softmax over them starts at temperature 1
     within_modality = True            # also compares images with images and captions with captions; else cosine does
     options: tuple[str, ...] = ()     # options of train.py that are its arguments
     implies: dict[str, object] = {}   # defaults of other options of train.py
@@ -102,9 +102,9 @@ class Similarity(nn.Module):
     def check(self, images: Embedding, captions: Embedding) -> None:
         """Raises ValueError where the two sides lack what the similarity compares."""
         gaussian = (images.log_var is not None) + (captions.log_var is not None)
-        if self.gaussian_sides not in (0, gaussian):
+        if self.gaussian_sides not in (0, gaussian) and not (self.point_side and gaussian == 1):
             raise ValueError(f"{type(self).__name__} needs variances on {self.gaussian_sides} of the two sides, images "
-                             f"and captions; {gaussian} of those given have them")
+                             f"and captions{', or on 1' * self.point_side}; {gaussian} of those given have them")
 
     def columns(self, images: Embedding, captions: Embedding):
         """Scores in blocks, for matrices that are too large to hold: columns(images, captions)(c)(i) is the block of

@@ -16,7 +16,6 @@ import time
 
 import torch
 import yaml
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_avg_fn
 from tqdm import tqdm
 
 import cli
@@ -28,10 +27,10 @@ from evaluation.sources import validate
 from files.writing import FORMAT, locked, same_file, save_state
 from methods import METHODS
 from model import build_model
+from optimisation import averaged, build_optimizers, share_of_rate
 from options import parser, resolve
 from runs import COMMAND_LINE, NOT_KEPT, Data, Options, config_arguments, load_data
 
-EMA = 0.999                           # share of the average that a step keeps
 COLLAPSED = 0.98                      # mean cosine of two items from which on a side is nearly one point
 MORE_WARMUP = ", or begin with the sum of violations (--vse_mean_warmup_epochs)"
 COMPUTE = ("feature_norm", "region_norm", "pool", "layer_style", "no_imgnorm", "use_abs", "logvar_norm", "var_min",
@@ -70,12 +69,12 @@ def run_epochs(opt, data: "Data", run: "Training", folder: "Folder", stop: Stop)
     if run.state["due"]:                                    # a signal broke the last validation off
         folder.validate()
     while run.state["epoch"] < opt.num_epochs and not stop.received:
-        run.begin_epoch()
         with tqdm(total=data.steps, initial=run.state["step"], desc=f"epoch {run.state['epoch'] + 1}/{opt.num_epochs}",
                   disable=None, leave=False) as bar:
             clock = time.perf_counter()
             for batch in data.batches(run.state):
                 data_time = time.perf_counter() - clock
+                run.begin_step()
                 terms = train_step(run.model, batch.to(run.device), run.optimizers, run.scaler, run.parameters, opt,
                                    run.state)
                 run.count(terms, len(batch.lengths))
@@ -145,7 +144,7 @@ class Training:
         if start:
             load_weights(self.model, start, opt.init_from or opt.logger_name)
         self.optimizers = build_optimizers(opt, self.model)
-        self.parameters = self.optimizers["optimizer"].param_groups[0]["params"]
+        self.parameters = [p for group in self.optimizers["optimizer"].param_groups for p in group["params"]]
         # also with bf16 on CUDA, whose GRUs compute in float16 under either
         scaled = opt.amp == "fp16" or opt.amp == "bf16" and device.type == "cuda"
         self.scaler = torch.amp.GradScaler(device.type, enabled=scaled)
@@ -165,12 +164,13 @@ class Training:
         """Whether the epoch lies in the last third."""
         return 3 * self.state["epoch"] >= 2 * self.opt.num_epochs
 
-    def begin_epoch(self) -> None:
+    def begin_step(self) -> None:
         """Set the learning rates, and what the hinge counts. The critic keeps its rate (`jwae` 5.1)."""
         opt, epoch = self.opt, self.state["epoch"]
+        share = share_of_rate(opt, epoch, self.state["step"], self.data.steps)
         for name, optimizer in self.optimizers.items():
             for group in optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * (0.1 ** (epoch // opt.lr_update) if name == "optimizer" else 1)
+                group["lr"] = group["initial_lr"] * (share if name == "optimizer" else 1)
         if opt.loss == "hinge":
             self.model.objective.max_violation = opt.max_violation and epoch >= opt.vse_mean_warmup_epochs
 
@@ -219,32 +219,6 @@ class Training:
                              f"({cli.reason(error)}); take another one, or start a new run from its weights with "
                              "--init_from") from error
         self.state.update(resumed["state"])
-
-
-def averaged(model, kind: str):
-    """A copy of the model that averages its weights, or None; BatchNorm's statistics are averaged with them."""
-    if kind == "none":
-        return None
-    # swa by name: left to itself torch takes a function on CUDA that cannot average BatchNorm's counter of batches
-    how = {"multi_avg_fn": get_ema_multi_avg_fn(EMA)} if kind == "ema" else {"avg_fn": get_swa_avg_fn()}
-    return AveragedModel(model, use_buffers=True, **how)
-
-
-def build_optimizers(opt, model) -> dict[str, torch.optim.Optimizer]:
-    """"optimizer" of all that the model learns but jWAE's critic; "critic_optimizer" of the critic, an Adam of its
-    own."""
-    critic = list(model.critic.parameters()) if model.critic else []
-    parameters = [p for p in model.parameters() if p.requires_grad and not any(p is c for c in critic)]
-    if not parameters:
-        raise InputError("nothing of this model can be learned: neither side has a layer; leave --img_layers 0 or "
-                         "--txt_layers 0 out")
-    kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[opt.optimizer]
-    found = {"optimizer": kind([{"params": parameters, "initial_lr": opt.learning_rate}], lr=opt.learning_rate,
-                               fused=True)}
-    if critic:
-        found["critic_optimizer"] = torch.optim.Adam([{"params": critic, "initial_lr": opt.critic_learning_rate}],
-                                                     lr=opt.critic_learning_rate, betas=(0.5, 0.999), fused=True)
-    return found
 
 
 # ---- the run folder

@@ -31,6 +31,8 @@ IMPLIED = {
     "n_embeds": lambda o: similarity(o).implies.get("n_embeds", 1),
     "loss": lambda o: similarity(o).implies.get("loss", "hinge"),
     "var_min": lambda o: similarity(o).implies.get("var_min", 0.1),
+    "logvar_init": lambda o: similarity(o).implies.get("logvar_init", 0.0),
+    "label_smoothing": lambda o: 1e-4 if o.pseudo_positives else 0.0,
     "latent_norm": lambda o: "none" if not prior(o) else "batch" if o.loss == "mse" else "sphere",
     "max_violation": lambda o: similarity(o).gaussian_sides > 0 and o.loss == "hinge",
     "logger_name": default_run,
@@ -44,7 +46,7 @@ def heads(opt) -> tuple[str, str]:
         if image is None:
             image = "point" if text in (None, *GAUSSIANS) else "ellipsoidal"
         return image, text or ("ellipsoidal" if image == "point" else "point")
-    usual = "ellipsoidal" if needed_gaussians(opt) else "point"
+    usual = similarity(opt).implies.get("head", "ellipsoidal") if needed_gaussians(opt) else "point"
     return image or usual, text or usual
 
 
@@ -68,7 +70,8 @@ def resolve(opt) -> None:
 def refuse_unused(opt) -> None:
     """Raise InputError where an option was given that changes nothing."""
     for names, used, where in USED_BY:
-        given = [] if used(opt) else [name for name in names.split() if getattr(opt, name) != defaults()[name]]
+        usual = {name: IMPLIED[name](opt) if name in IMPLIED else defaults()[name] for name in names.split()}
+        given = [] if used(opt) else [name for name, value in usual.items() if getattr(opt, name) != value]
         if given:
             value = getattr(opt, given[0])
             shown = {True: given[0], False: f"no-{given[0]}"}.get(value, f"{given[0]} {value}")

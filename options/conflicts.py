@@ -4,7 +4,16 @@ import os
 import cli
 from methods.jwae import learns_alone
 from model import IMAGE_ENCODERS, TEXT_ENCODERS
-from options.facts import GAUSSIANS, gaussians, hidden_layers, needed_gaussians, one_vector, prior, text_reads
+from options.facts import (
+    GAUSSIANS,
+    gaussians,
+    hidden_layers,
+    needed_gaussians,
+    one_vector,
+    prior,
+    similarity,
+    text_reads,
+)
 
 # ---- what cannot work together: (when, the sentence that says so, formatted with the options)
 
@@ -103,7 +112,10 @@ CONFLICTS = [
     (lambda o: o.vae and gaussians(o) != 2, "--vae {vae} needs a Gaussian on both sides, not image head '{image_head}' "
                                             f"and text head '{{text_head}}'; give both sides one of "
                                             f"{', '.join(GAUSSIANS)}"),
-    *((lambda o, n=n: needed_gaussians(o) == n != gaussians(o),
+    (lambda o: o.sim == "mls" and "ellipsoidal" in (o.image_head, o.text_head),
+     "--sim mls has one variance per item, not image head '{image_head}' and text head '{text_head}'; leave the heads "
+     "out, or make one side a point (--image_head point)"),
+    *((lambda o, n=n: needed_gaussians(o) == n != gaussians(o) and not (similarity(o).point_side and gaussians(o)),
        f"--sim {{sim}} {wants}, not image head '{{image_head}}' and text head '{{text_head}}'; "
        f"{fix}") for n, wants, fix in (
         (0, "compares points", "leave the heads out, or choose a similarity of Gaussians such as wasserstein"),
@@ -126,6 +138,8 @@ CONFLICTS = [
     *((lambda o, kind=kind, fewest=fewest: o.average == kind and o.num_epochs < fewest,
        f"--average {kind} averages over the last third of the epochs, and of --num_epochs {{num_epochs}} that is not "
        f"enough; give at least {fewest}") for kind, fewest in FEWEST_EPOCHS.items()),
+    (lambda o: o.warmup >= o.num_epochs,
+     "--warmup {warmup:g} is as long as the training of --num_epochs {num_epochs}; give less"),
     (lambda o: o.captioner and o.img_enc != "vsrn",
      "--captioner {captioner} reads the regions of --img_enc vsrn, not of {img_enc}; give --img_enc vsrn too, or leave "
      "it out"),
@@ -150,6 +164,8 @@ USED_BY = [
     ("n_samples", lambda o: o.sim == "match_prob", "--sim match_prob"),
     ("margin", lambda o: o.loss == "hinge", "--loss hinge"),
     ("gamma negatives negative_source", lambda o: o.loss == "nll", "--loss nll"),
+    ("label_smoothing", lambda o: o.loss in ("infonce", "match"), "--loss infonce and match"),
+    ("effective_dim", lambda o: o.sim == "mls", "--sim mls"),
     ("pseudo_positives", lambda o: o.loss == "match", "--loss match"),
     ("mse_weight", lambda o: o.loss == "mse", "--loss mse"),
     ("mask_same_image", lambda o: o.loss not in ("mse", "two_branch") and o.negative_source == "batch",
@@ -167,6 +183,7 @@ USED_BY = [
     ("no_imgnorm", lambda o: o.sim not in ("mil", "product"), "similarities that do not normalise by themselves"),
     ("layer_style", lambda o: o.layer_style == "relu" or hidden_layers(o) or o.layer_style == "tanh" and one_vector(o),
      "--img_layers and --txt_layers"),
+    ("lr_update", lambda o: o.schedule == "step", "--schedule step"),
     ("freeze_bn", lambda o: o.finetune, "--finetune"),
     ("txt_fc", lambda o: o.txt_enc == "gru" and o.sim != "scan", "--txt_enc gru and one vector per caption"),
     ("num_layers", lambda o: o.txt_enc in ("gru", "bigru", "pie"), "--txt_enc gru, bigru and pie"),

@@ -18,8 +18,8 @@ def needed_gaussians(opt) -> int:
 
 
 def gaussians(opt) -> int:
+    """How many sides are."""
     return (opt.image_head != "point") + (opt.text_head != "point")
-
 
 
 def text_reads(opt) -> str:

@@ -43,8 +43,9 @@ def parser() -> argparse.ArgumentParser:
     add("--use_abs", action="store_true", help="take absolute values of the embeddings (order embeddings)")
     add("--no_imgnorm", action="store_true", help="do not normalise image means; 'cosine' is then their inner product")
     add("--logvar_norm", action=switch, default=False, help="give log-variances norm 1")
-    add("--logvar_init", type=number, default=0.0, help="where log-variances start (csd with --loss match: -6)")
-    add("--var_min", type=above_zero, help="smallest variance (default: 0.1; match_prob: 1e-6)")
+    add("--logvar_init", type=number, help="where log-variances start (default: 0, mls: -2.5; csd with --loss match: "
+        "-6)")
+    add("--var_min", type=above_zero, help="smallest variance (default: 0.1; mls: 1e-4, match_prob: 1e-6)")
     add("--var_max", type=above_zero, default=10.0, help="largest variance")
 
     add = p.add_argument_group("images").add_argument
@@ -90,6 +91,8 @@ def parser() -> argparse.ArgumentParser:
     add("--no_txtnorm", action="store_true", help="scan: do not normalise word states")
 
     add = p.add_argument_group("similarities of parts and samples").add_argument
+    add("--effective_dim", type=above_zero, default=4.0, metavar="K", help="mls: where its learned number of "
+        "dimensions starts")
     add("--n_embeds", type=up_to(1024), metavar="K", help="mil: embeddings per item (default: 2)")
     add("--n_samples", type=up_to(1024), default=7, metavar="J", help="match_prob: samples of every Gaussian")
     add("--cross_attn", choices=DIRECTIONS, default="t2i", help="scan: words attend to regions (t2i) or the reverse")
@@ -114,6 +117,8 @@ def parser() -> argparse.ArgumentParser:
     add("--negative_source", choices=["batch", "set"], default="batch", help="nll: from the batch or all captions")
     add("--pseudo_positives", type=at_least_zero, default=0.0, metavar="WEIGHT", help="match: weight of pairs that "
         "score above the true one and then count as matches (PCME++: 0.1)")
+    add("--label_smoothing", type=cli.below_one, help="infonce, match: share of the targets spread over all pairs "
+        "(default: 0; 1e-4 with --pseudo_positives)")
     add("--mse_weight", type=above_zero, default=1.0, help="mse: weight of the squared distance per dimension, summed "
         "over the batch (embed_size gives jWAE's eq. 7 per item)")
 
@@ -146,6 +151,15 @@ def parser() -> argparse.ArgumentParser:
         help="draw the distributions of image and caption embeddings together (PVSE: 0.01, so here 0.01 x batch size)")
 
     add = p.add_argument_group("optimisation").add_argument
+    add("--dropout", type=cli.below_one, default=0.0, help="share of the numbers of features and word vectors that are "
+        "dropped in training")
+    add("--feature_noise", type=at_least_zero, default=0.0, metavar="SHARE", help="normal noise added to features and "
+        "word vectors in training, its norm as a share of theirs")
+    add("--weight_decay", type=at_least_zero, default=0.0, help="decay of matrices, apart from the gradient (AdamW)")
+    add("--schedule", choices=["step", "cosine"], default="step", help="learning rate: tenfold down every --lr_update "
+        "epochs, or half a cosine to 0 at the end")
+    add("--warmup", type=at_least_zero, default=0.0, metavar="EPOCHS", help="epochs over which the learning rate rises "
+        "from 0")
     add("--num_epochs", type=positive, default=30, help="epochs")
     add("--batch_size", type=positive, default=128, help="pairs per batch")
     add("--optimizer", choices=["adam", "sgd"], default="adam", help="sgd is plain, as in DMSM, at --learning_rate 0.5")

@@ -50,6 +50,7 @@ REFUSED = """
 --head ellipsoidal
 --sim mahalanobis --head ellipsoidal
 --sim wasserstein --head point
+--sim mls --head ellipsoidal
 --sim wasserstein --img_layers 0
 --sim wasserstein --txt_enc mean --txt_layers 0
 --vae 1 --vib 1
@@ -62,6 +63,7 @@ REFUSED = """
 --captioner 1
 --captioner 1 --img_enc vsrn --txt_enc trigram_conv
 --batch_size 1
+--warmup 30
 --amp fp16 --device cpu
 --vocab FILE
 """.strip().splitlines()
@@ -94,9 +96,10 @@ def test_what_has_no_effect_is_refused(name, used):
     action = next(action for action in parser()._actions if action.dest == name)
     other = {"lambda_lse": ["--sim", "scan", "--agg_func", "Mean"], "no_imgnorm": ["--sim", "mil"],
              "mask_same_image": ["--loss", "mse"], "layer_style": [], "num_layers": ["--txt_enc", "mean"],
-             "margin": ["--loss", "infonce"], "txt_fc": ["--txt_enc", "mean"]}.get(name, [])
+             "margin": ["--loss", "infonce"], "txt_fc": ["--txt_enc", "mean"],
+             "lr_update": ["--schedule", "cosine"]}.get(name, [])
     value = next((choice for choice in action.choices or () if choice != defaults()[name]), None)
-    value = {"layer_style": "branch", "word_dropout": "0.5"}.get(name, value or "3")
+    value = {"layer_style": "branch", "word_dropout": "0.5", "label_smoothing": "0.5"}.get(name, value or "3")
     words = [f"--{name}"] + [str(value)] * (action.nargs != 0 and not isinstance(defaults()[name], bool))
     opt = parser().parse_args([*other, *words])
     if name in ("finetune", "cnn_weights", "cnn_type", "crop_size"):                # photos are seen when data are read

@@ -1,0 +1,49 @@
+"""How a model learns: optimisers, the course of the learning rate, averages of weights."""
+import math
+
+import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_avg_fn
+
+from cli import InputError
+
+EMA = 0.999                           # share of the average that a step keeps
+
+
+def share_of_rate(opt, epoch: int, step: int, steps: int) -> float:
+    """How much of --learning_rate the step after `step` of `steps` takes: it rises in a line over --warmup epochs, then
+    falls tenfold every --lr_update epochs, or as half a cosine to 0 at the end."""
+    done = epoch + step / steps                             # epochs, with their fractions
+    if done < opt.warmup:
+        return (done + 1 / steps) / (opt.warmup + 1 / steps)
+    if opt.schedule == "cosine":
+        return 0.5 + 0.5 * math.cos(math.pi * (done - opt.warmup) / (opt.num_epochs - opt.warmup))
+    return 0.1 ** (epoch // opt.lr_update)
+
+
+def averaged(model, kind: str):
+    """A copy of the model that averages its weights, or None; BatchNorm's statistics are averaged with them."""
+    if kind == "none":
+        return None
+    # swa by name: left to itself torch takes a function on CUDA that cannot average BatchNorm's counter of batches
+    how = {"multi_avg_fn": get_ema_multi_avg_fn(EMA)} if kind == "ema" else {"avg_fn": get_swa_avg_fn()}
+    return AveragedModel(model, use_buffers=True, **how)
+
+
+def build_optimizers(opt, model) -> dict[str, torch.optim.Optimizer]:
+    """"optimizer" of all that the model learns but jWAE's critic; "critic_optimizer" of the critic, an Adam of its
+    own."""
+    critic = list(model.critic.parameters()) if model.critic else []
+    parameters = [p for p in model.parameters() if p.requires_grad and not any(p is c for c in critic)]
+    if not parameters:
+        raise InputError("nothing of this model can be learned: neither side has a layer; leave --img_layers 0 or "
+                         "--txt_layers 0 out")
+    kind = {"adam": torch.optim.AdamW if opt.weight_decay else torch.optim.Adam, "sgd": torch.optim.SGD}[opt.optimizer]
+    groups = [{"params": parameters, "initial_lr": opt.learning_rate}]
+    if opt.weight_decay:                                    # of matrices, not of biases, norms and single numbers
+        groups = [{"params": [p for p in parameters if (p.ndim > 1) == decays], "initial_lr": opt.learning_rate,
+                   "weight_decay": opt.weight_decay * decays} for decays in (True, False)]
+    found = {"optimizer": kind(groups, lr=opt.learning_rate, fused=True)}
+    if critic:
+        found["critic_optimizer"] = torch.optim.Adam([{"params": critic, "initial_lr": opt.critic_learning_rate}],
+                                                     lr=opt.critic_learning_rate, betas=(0.5, 0.999), fused=True)
+    return found
