@@ -60,7 +60,7 @@ def debye(kappa: Tensor, n: float) -> Tensor:
 
     With s = sqrt(n^2 + kappa^2), e = s - n and t = n / s it is e - n log(1 + e / 2n) - log(1 + e / n) / 2 plus the sum
     over k of (d_k(t) - d_k(1)) / n^k. The d_k are the coefficients of 1 / n^k in log(1 + U_1 / n + U_2 / n^2 + ...),
-    with the U_k of DLMF 10.41.10. Four of them are here; the fifth would add at most 0.021 / n^5.
+    with the U_k of DLMF 10.41.9. Four of them are here; the fifth would add at most 0.021 / n^5.
     """
     square = kappa.square()
     s = (square + n ** 2).sqrt()
@@ -79,10 +79,10 @@ class VonMisesFisher(Separable):
     nats: kappa mu . x + log C_D(kappa) - log C_D(0), any real number (AsymVLM).
 
     One side, either, is a spherical Gaussian: its mean gives the direction, mu = mean / |mean|, and its variance is
-    1 / kappa. The other is a point, x = mean / |mean|. log C_D(0) depends on D alone, so that it changes no rank and no
-    loss. The bounds of variances are those of 1 / kappa; a mean cosine r needs a kappa of about r D / (1 - r^2), so
-    that a smallest variance of 0.1 is too large. (In AsymVLM captions are the uncertain side, and their network may
-    turn mu, too.)
+    1 / kappa. The other is a point, x = mean / |mean|. log C_D(0) depends on D alone; leaving it out changes no rank,
+    softmax or hinge. The bounds of variances are those of 1 / kappa; a mean cosine r needs a kappa of about
+    r D / (1 - r^2), so that a smallest variance of 0.1 is too large. (In AsymVLM captions are the uncertain side, their
+    network may turn mu, too, and the learned temperature of the softmax starts at 1.)
     """
     gaussian_sides = 1
     within_modality = False           # one side is a point
@@ -144,8 +144,8 @@ class Inclusion(nn.Module):
     -log sigmoid(c (H(image in caption) - H(caption in image)) / D), in nats, >= 0 (ProLIP's inclusion loss).
 
     Both sides are Gaussians. c: ProLIP takes 1,000, where the sigmoid is a step and the loss c times what is lacking;
-    LongProLIP 10, which is the default. (Their code also adds -10 or -100 to the log-variances in some terms; not
-    here.)
+    LongProLIP 10, which is the default. (ProLIP's code also multiplies the precisions 1 / v by e^-10 in some terms, so
+    that the means hardly count; not here.)
     """
 
     def __init__(self, scale: float = 10.0):
@@ -190,8 +190,8 @@ class GeneralisedGaussian(nn.Module):
     Features z are the frozen embedding itself. D-256-256 layers with ReLUs, then dropout, then z^ - z, log alpha and
     log beta, D each. The Latent's value is `gg_log_var`; its residual (B, 3, D) holds z^, log alpha and log beta, which
     `ProbVLMLoss` reads. alpha stays in [0.001, 10] and beta in [0.5, 4]. At the start z^ = z, alpha = 1 / sqrt(D) and
-    beta = 2: the variance is 1 / 2D, to which --logvar_init adds nothing and which --var_min must allow. (In the
-    original each of the three has layers of its own behind the shared ones, and z is added before those.)
+    beta = 2, so the variance is 1 / 2D: --logvar_init stays 0, and --var_min must lie below. (In the original each of
+    the three has layers of its own behind the shared ones, and z is added before those.)
     """
 
     def __init__(self, inputs: int, hidden: int = 256, dropout: float = 0.1):
