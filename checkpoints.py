@@ -89,16 +89,23 @@ def check_contents(stored: dict, path: str) -> None:
                          "another program, so take another one or train again")
 
 
-def load_weights(model: JointEmbedding, stored: dict, path: str = "the checkpoint") -> None:
-    mine, theirs = ({name: tuple(x.shape) for name, x in state.items()}
-                    for state in (model.state_dict(), stored["model"]))
+MEANS = tuple(f"{side}_tower.{part}." for side in ("image", "text") for part in ("trunk", "mean"))
+
+
+def load_weights(model: JointEmbedding, stored: dict, path: str = "the checkpoint", means: bool = False) -> None:
+    """Give a model the weights of a checkpoint. means: only of what makes the means; the rest stays as it is. Raises
+    InputError where the names or shapes are others."""
+    theirs = {name: x for name, x in stored["model"].items() if not means or name.startswith(MEANS)}
+    mine = {name: x for name, x in model.state_dict().items() if not means or name.startswith(MEANS)}
+    weights = theirs
+    mine, theirs = ({name: tuple(x.shape) for name, x in state.items()} for state in (mine, theirs))
     wrong = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
     if wrong:
         shapes = [found.get(wrong[0], "absent") for found in (theirs, mine)]
         raise InputError(f"the weights of {path} are not those of a model of these options ({wrong[0]} is {shapes[0]} "
                          f"there and {shapes[1]} here, {len(wrong)} differ); give the sizes, heads, encoders and terms "
                          "of its config.yaml")
-    model.load_state_dict(stored["model"])
+    model.load_state_dict({**model.state_dict(), **weights})
 
 
 def load_model(stored: dict, path: str = "the checkpoint") -> tuple[JointEmbedding, Vocabulary, argparse.Namespace]:

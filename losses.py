@@ -219,7 +219,7 @@ def vib(e: Embedding) -> Tensor:
     return 0.5 * (variance - e.log_var + square - 1).sum(1).mean()
 
 
-OBJECTIVES = ("hinge", "infonce", "match", "nll", "mse", "two_branch", "logistic")
+OBJECTIVES = ("hinge", "infonce", "match", "nll", "mse", "two_branch", "logistic", "probvlm")
 
 
 def build_objective(opt, similarity: Similarity) -> nn.Module | None:
@@ -229,7 +229,7 @@ def build_objective(opt, similarity: Similarity) -> nn.Module | None:
             "infonce": lambda: InfoNCE(1.0 if similarity.log_likelihood else 0.07, opt.label_smoothing),
             "match": lambda: Match(similarity.logits, opt.pseudo_positives, opt.label_smoothing),
             "nll": lambda: SampledNLL(opt.gamma, opt.negatives, opt.negative_source == "set"),
-            "logistic": PairLogistic, "mse": lambda: None, "two_branch": lambda: None}[opt.loss]()
+            "logistic": PairLogistic, **dict.fromkeys(("mse", "two_branch", "probvlm"), lambda: None)}[opt.loss]()
 
 
 # ---- pair terms beside the objective: (image, caption, batch) -> scalar, of two model.Encoded

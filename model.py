@@ -29,10 +29,10 @@ from encoders import (
     vsepp_linear,
 )
 from features.word_vectors import table_for
-from inputs import Photos
 from losses import MMD, Diversity, PairMSE, SideTerm, build_objective, vib
 from methods import jwae
 from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
+from methods.heads import GeneralisedGaussian, Inclusion, ProbVLMLoss, VarianceLayers, VonMisesFisher
 from methods.likelihoods import MLS
 from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from methods.scan import CrossAttention, RegionEmbedding, WordStates
@@ -42,8 +42,9 @@ from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bo
 from text import Trigrams, Vocabulary
 
 # Every similarity by name: those of one vector or Gaussian per item, those of parts and of samples, and a learned one.
+OF_VECTORS: dict[str, type[Similarity]] = {**SIMILARITIES, "mls": MLS, "vmf": VonMisesFisher}
 ALL_SIMILARITIES: dict[str, type[Similarity]] = {
-    **SIMILARITIES, "mls": MLS, "mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention,
+    **OF_VECTORS, "mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention,
     "product": ProductNetwork,
 }
 # Heads by name: what becomes of the second copy's output, bounded log-variances (B, D).
@@ -64,6 +65,7 @@ class Encoded(NamedTuple):
     features: Tensor                                 # the trunk's (B, ...): what a reconstruction aims at
     latent: Latent                                   # of f_emb, before it is normalised
     posterior: tuple[Tensor, Tensor] | None = None   # centre (B, D) and log-variance of a sampled latent (`--vae`)
+    spread: Latent | None = None                     # what the second copy gives, before it is bounded
 
 
 class Tower(nn.Module):
@@ -77,19 +79,30 @@ class Tower(nn.Module):
     [0.1, 10]. logvar_init: is added before they are bounded, since f_emb starts near 0.
     sample: the embedding is a point, in training a sample of the Gaussian and else its mean, as in a VAE.
     latent_norm: (R, D) -> (R, D), gives latents that are to follow N(0, I) its scale (methods.jwae.latent_norm).
+    on_mean: make_log_var builds a network that reads the mean, and not what the trunk gives.
+    freeze: what makes the means learns nothing, and computes as in evaluation.
     """
 
     def __init__(self, trunk: nn.Module, make_embed: Callable[[], nn.Module], head: str = "point", *,
                  make_log_var: Callable[[], nn.Module] | None = None, normalise: bool = True, use_abs: bool = False,
                  logvar_norm: bool = False, bounds: tuple[float, float] = LOG_VAR_BOUNDS,
                  logvar_init: float = 0.0, sample: bool = False, latent_norm: nn.Module | None = None,
-                 corruption: nn.Module | None = None):
+                 corruption: nn.Module | None = None, on_mean: bool = False, freeze: bool = False):
         super().__init__()
         self.trunk, self.mean, self.bounds, self.logvar_init = trunk, make_embed(), bounds, logvar_init
         self.sample, self.latent_norm, self.corruption = sample, latent_norm, corruption
         self.log_var = None if head == "point" else (make_log_var or make_embed)()   # a module, named as in checkpoints
-        self.one = vsepp_linear(self.log_var.dim, 1) if head == "spherical_one" else None
+        self.one = vsepp_linear(self.log_var.dim, 1) if head == "spherical_one" and not on_mean else None
         self.shape, self.normalise, self.use_abs, self.logvar_norm = SHAPES[head], normalise, use_abs, logvar_norm
+        self.on_mean, self.freeze = on_mean, freeze
+        for part in (self.trunk, self.mean) if freeze else ():
+            part.requires_grad_(False)
+
+    def train(self, mode: bool = True):
+        super().train(mode)
+        for part in (self.trunk, self.mean) if self.freeze else ():
+            part.eval()
+        return self
 
     @property
     def gaussian(self) -> bool:
@@ -102,14 +115,17 @@ class Tower(nn.Module):
         latent = self.mean(read, lengths)                                           # value: (B, D) | (B, P, D)
         if self.latent_norm is not None:
             latent = latent._replace(value=self.scaled(latent))
-        log_var, posterior = self.bounded_log_var(read, lengths) if self.log_var is not None else None, None
+        log_var, posterior, spread = None, None, None
+        if self.log_var is not None:
+            spread = self.log_var(self.compared(latent).mean if self.on_mean else read, lengths)
+            log_var = self.bounded_log_var(spread.value)
         if self.sample:
             posterior, centre = (latent.value, log_var), latent.value
             noise = (log_var / 2).exp() * torch.randn_like(centre) if self.training else 0    # log_var: (B, D) | (B, 1)
             latent, log_var = latent._replace(value=centre + noise), None
-        return Encoded(self.compared(latent, log_var), features, latent, posterior)
+        return Encoded(self.compared(latent, log_var), features, latent, posterior, spread)
 
-    def compared(self, latent: Latent, log_var: Tensor | None) -> Embedding:
+    def compared(self, latent: Latent, log_var: Tensor | None = None) -> Embedding:
         """The embedding of a latent; of parts (B, P, D) the mean of the real ones is its mean."""
         mean, parts = latent.value, None
         if latent.n_parts is not None:
@@ -126,9 +142,8 @@ class Tower(nn.Module):
         real = real_parts(value, latent.n_parts)                                    # (B, P)
         return torch.zeros_like(value).masked_scatter(real[:, :, None], self.latent_norm(value[real]))
 
-    def bounded_log_var(self, features: Tensor, lengths: Tensor | None) -> Tensor:
-        """What the second copy of f_emb makes of the features, in the shape of the head: (B, D) or (B, 1)."""
-        log_var = self.log_var(features, lengths).value                             # (B, D)
+    def bounded_log_var(self, log_var: Tensor) -> Tensor:
+        """What the second copy of f_emb gives, (B, D), in the shape of the head: (B, D) or (B, 1)."""
         log_var = unit(log_var) if self.logvar_norm else log_var
         log_var = self.one(log_var) if self.one is not None else log_var            # (B, D) -> (B, 1)
         return self.shape(bound_log_var(log_var + self.logvar_init, self.bounds))
@@ -337,14 +352,31 @@ TEXT_ENCODERS = {
 
 # ---- a model from options
 
+def reads_mean(opt) -> bool:
+    """Whether variances come from a network that reads the mean, and not from a second copy of f_emb."""
+    return bool(opt.var_layers) or opt.loss == "probvlm"
+
+
+def variance_network(opt, encoder: ImageEncoder | TextEncoder, features: int, head: str) -> Callable | None:
+    """What builds the network of the variances, or None: a second copy of f_emb."""
+    if opt.loss == "probvlm":
+        return lambda: GeneralisedGaussian(opt.embed_size)
+    if opt.var_layers:
+        outputs = 1 if head == "spherical_one" else opt.embed_size
+        return lambda: VarianceLayers(opt.embed_size, layer_sizes(opt.var_layers), outputs)
+    if opt.sim == "match_prob" and encoder.log_var is not None:
+        return lambda: encoder.log_var(opt, features)
+    return None
+
+
 def build_tower(opt, encoder: ImageEncoder | TextEncoder, trunk: nn.Module, head: str, normalise: bool) -> Tower:
-    samples = opt.sim == "match_prob" and encoder.log_var is not None
     return Tower(trunk, lambda: encoder.embed(opt, trunk.dim), head, normalise=normalise, use_abs=opt.use_abs,
                  logvar_norm=opt.logvar_norm, bounds=(math.log(opt.var_min), math.log(opt.var_max)),
                  logvar_init=opt.logvar_init, sample=opt.vae > 0,
                  latent_norm=jwae.latent_norm(opt.latent_norm, opt.embed_size),
                  corruption=Corruption(opt.dropout, opt.feature_noise) if opt.dropout or opt.feature_noise else None,
-                 make_log_var=(lambda: encoder.log_var(opt, trunk.dim)) if samples else None)
+                 make_log_var=variance_network(opt, encoder, trunk.dim, head), on_mean=reads_mean(opt),
+                 freeze=opt.freeze_means)
 
 
 def build_image_tower(opt, pretrained: bool = True) -> Tower:
@@ -372,14 +404,17 @@ def information_bottleneck(image: Encoded, caption: Encoded, batch) -> Tensor:
 def build_pair_terms(opt, vocab, regions: int) -> dict[str, tuple[float, Callable]]:
     """{name: (weight, loss)} of what is trained on pairs beside the objective, only those with a weight. regions: the
     width of the image trunk."""
-    weights = {"mse": opt.mse_weight * (opt.loss == "mse"), "two_branch": 1.0 * (opt.loss == "two_branch"),
-               "vib": opt.vib,
-               "captioner": opt.captioner, "diversity": opt.diversity, "mmd": opt.mmd}
-    build = {"mse": PairMSE, "two_branch": TwoBranchLoss, "vib": lambda: information_bottleneck, "diversity": Diversity,
-             "captioner": lambda: Captioner(regions, len(vocab), opt.dim_hidden, opt.max_len,
-                                            original=opt.captioner_original),
-             "mmd": lambda: MMD(latents=opt.loss == "mse")}
-    return {name: (weight, build[name]()) for name, weight in weights.items() if weight}
+    made = {
+        "mse": (opt.mse_weight * (opt.loss == "mse"), PairMSE),
+        "two_branch": (1.0 * (opt.loss == "two_branch"), TwoBranchLoss),
+        "probvlm": (1.0 * (opt.loss == "probvlm"), ProbVLMLoss),
+        "vib": (opt.vib, lambda: information_bottleneck),
+        "inclusion": (opt.inclusion, Inclusion),
+        "captioner": (opt.captioner, lambda: Captioner(regions, len(vocab), opt.dim_hidden, opt.max_len,
+                                                       original=opt.captioner_original)),
+        "diversity": (opt.diversity, Diversity),
+        "mmd": (opt.mmd, lambda: MMD(latents=opt.loss == "mse"))}
+    return {name: (weight, build()) for name, (weight, build) in made.items() if weight}
 
 
 def build_model(opt, vocab, pretrained: bool = True) -> JointEmbedding:
@@ -393,47 +428,3 @@ def build_model(opt, vocab, pretrained: bool = True) -> JointEmbedding:
                           mask_same_image=opt.mask_same_image,
                           pair_terms=build_pair_terms(opt, vocab, image_tower.trunk.dim),
                           side_terms=side_terms, critic=critic)
-
-
-# ---- what the data say
-
-READ_BY = {"vector": ("vector", "regions"), "regions": ("regions",), "cells": ("regions", "photos"),
-           "photos": ("photos",)}
-
-
-def fit_to_data(opt, images, text) -> None:
-    """Settle --img_enc, --img_dim, --n_regions and --txt_dim by a split's images and the features of its captions
-    (None: the model reads words). Raises InputError where options and data do not fit."""
-    photos = isinstance(images, Photos)
-    held = "photos" if photos else "vector" if images.regions is None else "regions"
-    given = f"one vector per image in {images.path}" if held == "vector" else held
-    img_enc = ("cnn" if photos else "precomp") if opt.img_enc == "auto" else opt.img_enc
-    implied = img_enc == ALL_SIMILARITIES[opt.sim].implies.get("img_enc")
-    chooser = f"--sim {opt.sim}" if implied else f"--img_enc {img_enc}"
-    other = "another --sim" if implied else f"--img_enc {'cnn' if photos else 'precomp'}"
-    reads = " or ".join(READ_BY[IMAGE_ENCODERS[img_enc].reads])
-    width = None if text is None else text.dim
-    for wrong, sentence in (
-            (photos and (opt.unpaired_images or opt.supervised_fraction < 1),
-             f"--unpaired_images and --supervised_fraction need precomputed features, and {opt.data_name} has photos; "
-             "extract features first: features.extract images"),
-            (opt.use_restval and not photos,
-             f"--use_restval adds COCO's restval photos, and {opt.data_name} has precomputed features, whose train "
-             "split is what it is; leave it out"),
-            (held not in READ_BY[IMAGE_ENCODERS[img_enc].reads],
-             f"{chooser} reads {reads}, and {opt.data_name} has {given}; take {other}"
-             + ", or give features of shape (images, regions, F)" * (img_enc != "cnn")),
-            (opt.pool == "gpo" and (img_enc, held) != ("precomp", "regions"),
-             f"--pool gpo pools regions with --img_enc precomp, and {opt.data_name} with --img_enc {img_enc} has none "
-             "to pool; give features of shape (images, regions, F), or leave it out"),
-            (opt.img_dim not in (None, images.dim) and not photos,
-             f"--img_dim {opt.img_dim} differs from the {images.dim} of {getattr(images, 'path', '')}; leave --img_dim "
-             "out"),
-            (opt.n_regions not in (None, images.regions),
-             f"--n_regions {opt.n_regions} differs from the {images.regions or 'single vector'} of each image in "
-             f"{opt.data_name}; leave --n_regions out"),
-            (opt.txt_dim not in (None, width),
-             f"--txt_dim {opt.txt_dim} differs from the {width} of --text_features {opt.text_features}; leave it out")):
-        if wrong:
-            raise InputError(sentence)
-    opt.img_enc, opt.img_dim, opt.n_regions, opt.txt_dim = img_enc, images.dim, images.regions, width

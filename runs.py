@@ -26,8 +26,9 @@ from files.writing import atomic, clear
 from inputs import NoImages, Photos
 from methods.two_branch import sibling_order
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
-from model import build_vocabulary, fit_to_data
+from model import build_vocabulary
 from options import default_run, defaults, refuse_unused, resolve
+from options.from_data import fit_to_data
 from text import Vocabulary
 
 # Options that a file of options never holds, as they say which run it is.

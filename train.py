@@ -142,7 +142,8 @@ class Training:
         self.opt, self.data, self.device = opt, data, device
         self.model = build_model(opt, data.vocab, pretrained=start is None).to(device)
         if start:
-            load_weights(self.model, start, opt.init_from or opt.logger_name)
+            load_weights(self.model, start, opt.init_from or opt.logger_name,
+                         means=opt.freeze_means and resumed is None)
         self.optimizers = build_optimizers(opt, self.model)
         self.parameters = [p for group in self.optimizers["optimizer"].param_groups for p in group["params"]]
         # also with bf16 on CUDA, whose GRUs compute in float16 under either

@@ -23,9 +23,9 @@ from evaluation.subjects import Bank, Gallery, Member, Subject
 from files.reading import FAULTS, holds_arrays, read_array, read_arrays
 from files.writing import output, save_arrays
 from inputs import SQUARABLE, NoImages, Photos, Tokens, image_batches
-from model import JointEmbedding
+from model import OF_VECTORS, JointEmbedding
 from runs import check_fits
-from similarities import SIMILARITIES, Cosine, Embedding
+from similarities import SIMILARITIES, Cosine, Embedding, Similarity
 from text import Vocabulary
 
 
@@ -148,13 +148,14 @@ def load_run(path: str, opt, first: Run | None = None, *, vocab: str | None = No
 
 # What a file of embeddings may hold, and what each array is.
 ARRAYS = ("image_mean", "caption_mean", "image_log_var", "caption_log_var", "caption_image", "image_id", "caption_id",
-          "image_name", "similarity", "data_name", "split")
+          "image_name", "similarity", "effective_dim", "data_name", "split")
 is_embeddings = holds_arrays("image_mean", "caption_mean", "caption_image", "similarity", optional=ARRAYS)
 
 
-def export(path: str, similarity: str, images: Embedding, captions: Embedding, split: Split, data_name: str) -> None:
+def export(path: str, name: str, member: Member, split: Split, data_name: str) -> None:
     """Writes an .npz of means, log-variances where there are any, the row of each caption's image, ids where they are
-    known, and the name of the split."""
+    known, the name of the similarity with what it learned, and the name of the split."""
+    similarity, images, captions = member
     arrays = {"image_mean": images.mean, "caption_mean": captions.mean, "image_log_var": images.log_var,
               "caption_log_var": captions.log_var}
     arrays = {name: value.cpu().numpy() for name, value in arrays.items() if value is not None}
@@ -163,7 +164,9 @@ def export(path: str, similarity: str, images: Embedding, captions: Embedding, s
         ids = getattr(known, f"{name}s")
         if ids is not None:
             arrays[name] = np.array(ids)
-    arrays.update(caption_image=split.caption_image, similarity=np.array(similarity), data_name=np.array(data_name),
+    if name == "mls":
+        arrays["effective_dim"] = np.array(similarity.k.item())
+    arrays.update(caption_image=split.caption_image, similarity=np.array(name), data_name=np.array(data_name),
                   split=np.array(known.split))
     save_arrays(path, arrays)
 
@@ -190,13 +193,12 @@ def open_run(paths: list[str], opt) -> Subject:
     if opt.bank:
         subject.bank = bank_of(subject, paths, opt)
     if opt.export:
-        _, images, captions = member
-        if images is None:
+        if member.images is None:
             raise InputError(f"--export: {subject.source} has no images beside it; export a split with features or "
                              "photos")
-        export(opt.export, subject.similarity, images, captions, split, subject.data_name)
+        export(opt.export, subject.similarity, member, split, subject.data_name)
         note = ""
-        if subject.similarity not in SIMILARITIES:
+        if subject.similarity not in OF_VECTORS:
             note = (f": means{' and log-variances' if subject.gaussian else ''} only, from which its similarity "
                     f"'{subject.similarity}' cannot be recomputed")
         print(f"embeddings in {opt.export}{note}")
@@ -264,11 +266,7 @@ def open_embeddings(path: str, opt) -> Subject:
         raise InputError(f"{path} has image means of width {widths[0]} and caption means of width {widths[1]}; they "
                          "live in one space, so the widths must be equal")
     name = opt.sim or text_of(arrays, "similarity", path) or "cosine"
-    if name not in SIMILARITIES:
-        raise InputError(f"{path} has similarity '{name}', which cannot be computed from a file of embeddings; "
-                         "evaluate the run, or rank by another similarity with --sim, one of "
-                         f"{', '.join(SIMILARITIES)}")
-    similarity = SIMILARITIES[name]()
+    similarity = similarity_of(name, arrays, path)
     try:
         similarity.check(*sides)
     except ValueError as error:
@@ -282,6 +280,19 @@ def open_embeddings(path: str, opt) -> Subject:
     subject.similarity, subject.members = name, [Member(similarity, *sides)]
     subject.take(order)
     return subject
+
+
+def similarity_of(name: str, arrays: dict, path: str) -> Similarity:
+    """The similarity of this name, with what it learned. Raises InputError where the file does not tell that."""
+    learned = arrays.get("effective_dim")
+    if name == "mls" and learned is not None and learned.ndim == 0 and learned.dtype.kind in "fiu" and learned > 0:
+        return OF_VECTORS[name](float(learned))
+    if name in OF_VECTORS and name != "mls":
+        return OF_VECTORS[name]()
+    lacks = ("and no number 'effective_dim' above 0, which it learned" if name == "mls" else
+             "which cannot be computed from a file of embeddings")
+    raise InputError(f"{path} has similarity '{name}', {lacks}; evaluate the run, or rank by another similarity with "
+                     f"--sim, one of {', '.join(SIMILARITIES)}")
 
 
 def embedding_of(arrays: dict, side: str, path: str) -> Embedding:

@@ -84,8 +84,9 @@ class VonMisesFisher(Separable):
     r D / (1 - r^2), so that a smallest variance of 0.1 is too large. (In AsymVLM captions are the uncertain side, their
     network may turn mu, too, and the learned temperature of the softmax starts at 1.)
     """
-    gaussian_sides = 1
+    gaussian_sides, log_likelihood = 1, True
     within_modality = False           # one side is a point
+    implies = {"loss": "infonce", "head": "spherical_one", "var_min": 1e-5, "logvar_init": -math.log(100)}
 
     def check(self, images, captions):
         """Raises ValueError also where the Gaussian side has a variance for each dimension."""

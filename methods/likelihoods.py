@@ -37,19 +37,19 @@ class MLS(Lifted):
         """The effective dimension, above 0."""
         return self.log_k.exp()
 
-    def lift_caption(self, e: Embedding, origin: Embedding | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Means (M, D) from the origin, their squared norms (M,) and variances (M, 1)."""
+    def lift_caption(self, e: Embedding, origin: Embedding | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Means (M, D) from the origin, half of their squared norms (M,), and variances (M, 1), or None of points."""
         mean = shift(e, origin)
-        variance = mean.new_zeros(len(mean), 1) if e.log_var is None else e.log_var.exp()
-        return mean, mean.square().sum(1), variance
+        return mean, mean.square().sum(1) / 2, None if e.log_var is None else e.log_var.exp()
 
     lift_image = lift_caption
 
     def rows_of(self, lift, i):
-        return tuple(x[i] for x in lift)
+        return tuple(None if x is None else x[i] for x in lift)
 
     def piece(self, image_lift, caption_lift, dim):
-        (x, x_norm, x_variance), (y, y_norm, y_variance) = image_lift, caption_lift
-        squared = (x_norm[:, None] + y_norm).addmm_(x, y.T, alpha=-2).clamp_(min=0)                  # (n, p)
-        variance = x_variance + y_variance.T                                        # (n, 1) + (1, p) -> (n, p)
-        return torch.addcmul(squared / variance, variance.log(), self.k) * -0.5
+        (x, x_half, of_image), (y, y_half, of_caption) = image_lift, caption_lift
+        sides = [v for v in (of_image, None if of_caption is None else of_caption.T) if v is not None]
+        variance = sum(sides)                           # (n, 1) + (1, p) -> (n, p); beside a point as it is
+        score = (-x_half[:, None] - y_half).addmm_(x, y.T)                          # -|x - y|^2 / 2, (n, p)
+        return score.div_(variance).addcmul_(variance.log(), -0.5 * self.k)

@@ -9,7 +9,7 @@ import os
 
 from cli import InputError
 from options.conflicts import CONFLICTS, USED_BY
-from options.facts import GAUSSIANS, needed_gaussians, prior, similarity
+from options.facts import GAUSSIANS, frozen_gaussians, needed_gaussians, prior, similarity
 from options.parser import parser
 
 
@@ -30,8 +30,9 @@ IMPLIED = {
     "txt_enc": lambda o: similarity(o).implies.get("txt_enc") or ("features" if o.text_features else "gru"),
     "n_embeds": lambda o: similarity(o).implies.get("n_embeds", 1),
     "loss": lambda o: similarity(o).implies.get("loss", "hinge"),
-    "var_min": lambda o: similarity(o).implies.get("var_min", 0.1),
+    "var_min": lambda o: 1e-6 if o.loss == "probvlm" else similarity(o).implies.get("var_min", 0.1),
     "logvar_init": lambda o: similarity(o).implies.get("logvar_init", 0.0),
+    "var_layers": lambda o: "256" if any(frozen_gaussians(o)) else None,
     "label_smoothing": lambda o: 1e-4 if o.pseudo_positives else 0.0,
     "latent_norm": lambda o: "none" if not prior(o) else "batch" if o.loss == "mse" else "sphere",
     "max_violation": lambda o: similarity(o).gaussian_sides > 0 and o.loss == "hinge",
@@ -42,11 +43,12 @@ IMPLIED = {
 def heads(opt) -> tuple[str, str]:
     """Of images and of captions: what was asked for, else what the similarity needs."""
     image, text = opt.image_head or opt.head, opt.text_head or opt.head
+    usual = similarity(opt).implies.get("head", "ellipsoidal")
     if similarity(opt).gaussian_sides == 1:                 # GCE, unless the image side is asked for
         if image is None:
-            image = "point" if text in (None, *GAUSSIANS) else "ellipsoidal"
-        return image, text or ("ellipsoidal" if image == "point" else "point")
-    usual = similarity(opt).implies.get("head", "ellipsoidal") if needed_gaussians(opt) else "point"
+            image = "point" if text in (None, *GAUSSIANS) else usual
+        return image, text or (usual if image == "point" else "point")
+    usual = usual if needed_gaussians(opt) else "point"
     return image or usual, text or usual
 
 

@@ -8,6 +8,7 @@ from options.facts import (
     GAUSSIANS,
     gaussians,
     hidden_layers,
+    means_learn,
     needed_gaussians,
     one_vector,
     prior,
@@ -122,10 +123,19 @@ CONFLICTS = [
         (1, "needs one Gaussian side and one point",
          f"give one of --image_head (GIE) and --text_head (GCE) one of {', '.join(GAUSSIANS)}"),
         (2, "needs a Gaussian on both sides", f"give both sides one of {', '.join(GAUSSIANS)}"))),
-    *((lambda o, layers=layers, head=head: getattr(o, layers) == "0" and getattr(o, head) != "point",
-       f"--{layers} 0 leaves nothing to learn variances with, and the {head.replace('_', ' ')} is '{{{head}}}'; give "
-       "sizes, or leave it out for a linear "
-       "layer") for layers, head in (("img_layers", "image_head"), ("txt_layers", "text_head"))),
+    (lambda o: o.var_layers == "0", "--var_layers 0: variances need a hidden layer; give a size, such as 256"),
+    (lambda o: o.freeze_means and not o.init_from and o.resume is None,
+     "--freeze_means keeps the means of a trained run as they are; name it with --init_from RUN"),
+    (lambda o: o.freeze_means and not gaussians(o),
+     "--freeze_means leaves only variances to learn, and --sim {sim} has points; take a similarity of Gaussians, such "
+     "as mls"),
+    (lambda o: o.loss == "probvlm" and (means_learn(o) or {o.image_head, o.text_head} != {"ellipsoidal"}),
+     "--loss probvlm learns ellipsoidal variances around means that are given, and here are image head '{image_head}', "
+     "text head '{text_head}'; leave the heads out, and give --freeze_means with --init_from RUN, or --text_features "
+     "NAME with --img_layers 0 --txt_layers 0"),
+    (lambda o: o.inclusion and gaussians(o) != 2,
+     "--inclusion {inclusion} needs a Gaussian on both sides, not image head '{image_head}' and text head "
+     "'{text_head}'; leave it out"),
     (lambda o: o.vib and o.vae, "--vib {vib} and --vae {vae} draw the same Gaussians to N(0, I); leave --vib out"),
     (lambda o: o.vib and not gaussians(o),
      "--vib {vib} needs a Gaussian side, and --sim {sim} has points; choose a similarity of Gaussians or leave it out"),
@@ -179,7 +189,7 @@ USED_BY = [
     ("critic_learning_rate", lambda o: prior(o) and o.prior_loss == "gan",
      "--prior_images and --prior_captions with --prior_loss gan"),
     ("dim_hidden max_len captioner_original", lambda o: o.captioner, "--captioner"),
-    ("var_max logvar_init logvar_norm", gaussians, "Gaussian heads"),
+    ("var_max logvar_init logvar_norm var_layers", gaussians, "Gaussian heads"),
     ("no_imgnorm", lambda o: o.sim not in ("mil", "product"), "similarities that do not normalise by themselves"),
     ("layer_style", lambda o: o.layer_style == "relu" or hidden_layers(o) or o.layer_style == "tanh" and one_vector(o),
      "--img_layers and --txt_layers"),

@@ -13,13 +13,25 @@ def prior(opt) -> bool:
 
 
 def needed_gaussians(opt) -> int:
-    """How many sides must be Gaussian; with --vae both, whose samples are then compared as points."""
-    return 2 if opt.vae else similarity(opt).gaussian_sides
+    """How many sides must be Gaussian; with --vae both, whose samples are then compared as points, and with --loss
+    probvlm both, whose means are."""
+    return 2 if opt.vae or opt.loss == "probvlm" else similarity(opt).gaussian_sides
 
 
 def gaussians(opt) -> int:
     """How many sides are."""
     return (opt.image_head != "point") + (opt.text_head != "point")
+
+
+def means_learn(opt) -> bool:
+    """Whether anything learns a mean."""
+    return not opt.freeze_means and not (opt.img_layers == opt.txt_layers == "0" and opt.txt_enc == "features")
+
+
+def frozen_gaussians(opt) -> list[bool]:
+    """Of images and captions: whether the side is a Gaussian whose mean is the vector that it is given."""
+    return [getattr(opt, layers) == "0" and getattr(opt, head) != "point"
+            for layers, head in (("img_layers", "image_head"), ("txt_layers", "text_head"))]
 
 
 def text_reads(opt) -> str:

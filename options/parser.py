@@ -42,6 +42,10 @@ def parser() -> argparse.ArgumentParser:
     add("--embed_size", type=width, help="size of the joint embedding, D (default: 1024; vsrn: 2048)")
     add("--use_abs", action="store_true", help="take absolute values of the embeddings (order embeddings)")
     add("--no_imgnorm", action="store_true", help="do not normalise image means; 'cosine' is then their inner product")
+    add("--var_layers", type=cli.sizes, help="variances from a network of their own that reads the mean, with such "
+        "hidden layers, as 256 or 512-512 (default: a second copy of the embedding; 256 where --img_layers 0 or "
+        "--txt_layers 0 leaves nothing to copy)")
+    add("--freeze_means", action="store_true", help="learn variances alone; the means stay those of --init_from")
     add("--logvar_norm", action=switch, default=False, help="give log-variances norm 1")
     add("--logvar_init", type=number, help="where log-variances start (default: 0, mls: -2.5; csd with --loss match: "
         "-6)")
@@ -106,7 +110,8 @@ def parser() -> argparse.ArgumentParser:
     add = p.add_argument_group("objective").add_argument
     add("--loss", choices=OBJECTIVES, help="hinge (VSE++), infonce (CLIP), match: cross-entropy of every pair (PCME, "
         "PCME++), nll: softmax over sampled captions (DMSM), mse: squared distance of matching pairs (jWAE), "
-        "two_branch (Embedding Network), logistic (Similarity Network). Default: hinge, or what --sim needs")
+        "two_branch (Embedding Network), logistic (Similarity Network), probvlm (variances of given means). Default: "
+        "hinge, or what --sim needs")
     add("--margin", type=at_least_zero, default=0.2, help="margin of the hinge (VSE++ and VSRN: 0.2; ucmr's VSRN: 0.1)")
     add("--max_violation", action=switch, default=None,
         help="hinge: the hardest negatives and not the sum over all (default: on for similarities of Gaussians)")
@@ -145,6 +150,8 @@ def parser() -> argparse.ArgumentParser:
         help="captioner: cut captions after so many tokens, <start> and <end> among them")
     add("--vib", type=at_least_zero, default=0.0, metavar="WEIGHT", help="KL of every Gaussian to N(0, I), in nats, "
         "averaged over items (PCME: 5e-6; PCME++ averages over dimensions, too: its 1e-4 is 1e-4 / embed_size here)")
+    add("--inclusion", type=at_least_zero, default=0.0, metavar="WEIGHT", help="draw the Gaussians of captions to "
+        "include those of their images (ProLIP)")
     add("--diversity", type=at_least_zero, default=0.0, metavar="WEIGHT", help="mil: keep the K embeddings apart "
         "(PVSE: 0.1 beside a hinge averaged over the batch; ours is summed, so 0.1 x batch size)")
     add("--mmd", type=at_least_zero, default=0.0, metavar="WEIGHT",

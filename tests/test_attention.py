@@ -17,7 +17,8 @@ from inputs import image_batches
 from losses import hinge
 from methods.scan import AGGREGATES, DIRECTIONS, NORMS, CrossAttention, RegionEmbedding, WordStates
 from metrics import retrieval
-from model import build_model, fit_to_data
+from model import build_model
+from options.from_data import fit_to_data
 from similarities import Embedding
 from tests import helpers
 from tests.references import pair_score

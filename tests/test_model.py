@@ -16,7 +16,8 @@ from encoders import CNN, GRUEmbedding, LinearEmbedding, Precomputed, Words
 from inputs import Features, Photos, import_torchvision
 from methods import vsrn
 from methods.vsrn import RegionGraph, RegionGRU
-from model import SHAPES, JointEmbedding, Tower, build_model, fit_to_data
+from model import SHAPES, JointEmbedding, Tower, build_model
+from options.from_data import fit_to_data
 from tests.helpers import refused
 from text import SPECIALS, Vocabulary
 

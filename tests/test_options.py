@@ -51,8 +51,11 @@ REFUSED = """
 --sim mahalanobis --head ellipsoidal
 --sim wasserstein --head point
 --sim mls --head ellipsoidal
---sim wasserstein --img_layers 0
---sim wasserstein --txt_enc mean --txt_layers 0
+--sim wasserstein --var_layers 0
+--sim wasserstein --freeze_means
+--freeze_means --init_from RUN
+--loss probvlm
+--inclusion 1
 --vae 1 --vib 1
 --vib 1
 --var_min 20

@@ -23,7 +23,8 @@ from inputs import Features, Photos, import_torchvision
 from losses import MMD, Diversity, Match
 from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from metrics import retrieval_blocks
-from model import SHAPES, Encoded, JointEmbedding, build_model, fit_to_data
+from model import SHAPES, Encoded, JointEmbedding, build_model
+from options.from_data import fit_to_data
 from similarities import SIMILARITIES, Embedding
 from tests import helpers
 from text import SPECIALS, Vocabulary
