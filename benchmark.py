@@ -40,11 +40,12 @@ from files.memory import MIB, in_fresh_process, peak, resident
 from files.reading import holds_keys
 from files.writing import output, save_json
 from inputs import Features, Tokens
+from methods.likelihoods import MLS
 from methods.scan import DIRECTIONS, CrossAttention
 from metrics import retrieval_blocks
 from model import build_model
 from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding
-from tests.references import attended, broadcasts, caption_ranks, image_ranks
+from tests.references import attended, broadcasts, caption_ranks, image_ranks, suited
 from text import SPECIALS, Vocabulary
 
 DIM = 1024
@@ -62,9 +63,11 @@ REGION_STEP = ((36, 256), 256)        # features of an image, D
 FILES = {"features": ((20000, 2048), np.float32), "regions": ((2000, 36, 512), np.float16)}
 SUITE = ["--cxc", "--pmrp", "--eccv", "--fold5", "--uncertainty", "--no-control"]
 CALIBRATED = ((1000, 5000), (5000, 25000))  # images, captions that are calibrated on; the first has a target
+COMPARED = {**SIMILARITIES, "mls": MLS}
 BROADCAST = ("order", "elk", "bhattacharyya")       # similarities that do not separate
-TIMED = ("kl", "kl_reverse", "mahalanobis", "wasserstein", "csd")       # the similarities with targets of speed
-AT_MOST = {"product": 2.5, "minkl": 2.0, "error": 1e-5, "evaluation": 1.5, "memory": 600, "suite": 25,
+AIMS = {**dict.fromkeys(("kl", "kl_reverse", "mahalanobis", "wasserstein", "csd"), ("product", "loop")),
+        "mls": ("mls", "loop")}       # targets of speed, beside the product and beside the loop
+AT_MOST = {"product": 2.5, "mls": 1.6, "minkl": 2.0, "error": 1e-5, "evaluation": 1.5, "memory": 600, "suite": 25,
            "suite memory": 1229, "confidence": 4.0, "step": 2.2, "attention memory": 150}
 AT_LEAST = {"loop": 40, "batches": 20, "equal": 1, "original": 8, "attention": 4}
 records: list[dict] = []              # every measurement of this run
@@ -109,36 +112,34 @@ def pairs(n_images: int, n_captions: int, seed: int, device) -> tuple[Embedding,
 
 
 def error(name: str, dim: int, whole: bool, seed: int) -> float:
-    """Largest relative error of float32 scores against the plain formula in float64, variances at their bounds.
-
-    Each variance has a bound of its own, or `whole` items one. Errors of cosine and dot are relative to the largest.
-    """
+    """Largest relative error of float32 scores against the plain formula in float64, variances at their bounds: each
+    at its own, or `whole` items at one. Errors of cosine, dot and mls, which pass 0, are relative to the largest."""
     generator, made = torch.Generator().manual_seed(seed), []
     for n in SAMPLE:
         high = torch.rand(n, 1 if whole else dim, generator=generator).expand(n, dim) < 0.5
         made.append(Embedding(F.normalize(torch.randn(n, dim, generator=generator), dim=1),
                               torch.where(high, LOG_VAR_BOUNDS[1], LOG_VAR_BOUNDS[0])))
-    images, captions = made if name != "mahalanobis" else (Embedding(made[0].mean), made[1])
+    images, captions = suited(name, *made)
     exact = broadcasts(name, *(Embedding(*(None if x is None else x.double() for x in e)) for e in (images, captions)))
-    scale = exact.abs().max() if name in ("cosine", "dot") else exact.abs()
-    return float(((SIMILARITIES[name]()(images, captions) - exact).abs() / scale).max())
+    scale = exact.abs().max() if name in ("cosine", "dot", "mls") else exact.abs()
+    return float(((COMPARED[name]()(images, captions) - exact).abs() / scale).max())
 
 
 def scores(opt, device) -> None:
     n, m = SCORES
-    images, captions, _ = pairs(n, m, opt.seed, device)
+    made = pairs(n, m, opt.seed, device)[:2]
     print(f"\nscores: {n:,} images x {m:,} captions, D = {DIM:,}; the loop's time is that of {SLICE} images, scaled\n"
           f"  {'':15}{'ms':>8}  {'times one product':25}{'times faster than loop':25}times kl")
-    for name in SIMILARITIES:
+    for name in COMPARED:
         scale = n / SLICE if name in BROADCAST else 1       # broadcasts themselves: timed on the slice too
-        i = Embedding(images.mean) if name == "mahalanobis" else images
+        i, captions = suited(name, *made)
         with torch.no_grad():
-            best = race({"product": lambda: images.mean @ captions.mean.T,
-                         "own": partial(SIMILARITIES[name](), i if scale == 1 else i.rows(slice(SLICE)), captions),
+            best = race({"product": lambda: made[0].mean @ made[1].mean.T,
+                         "own": partial(COMPARED[name](), i if scale == 1 else i.rows(slice(SLICE)), captions),
                          "loop": partial(broadcasts, name, i.rows(slice(SLICE)), captions),
                          **({"kl": partial(SIMILARITIES["kl"](), i, captions)} if name == "minkl" else {})},
                         opt.repeats, device)
-        own, aims = best["own"] * scale, ("product", "loop") if name in TIMED else (None, None)
+        own, aims = best["own"] * scale, AIMS.get(name, (None, None))
         row = (cell(f"{name} / product", own / best["product"], ".2f", aims[0])
                + cell(f"loop / {name}", best["loop"] * n / SLICE / own, ".1f", aims[1])
                + (cell("minkl / kl", own / best["kl"], ".2f", "minkl") if name == "minkl" else ""))
@@ -147,7 +148,7 @@ def scores(opt, device) -> None:
                for whole in (False, True) for dim in (1024, 2048)}
     print(f"\n  largest relative error of float32, {SAMPLE[0]} x {SAMPLE[1]}, variances at both bounds\n  {'':15}"
           + "".join(f"  {title:24}" for title in columns))
-    for name in SIMILARITIES:
+    for name in COMPARED:
         row = [cell(f"{name} error, {t}", error(name, *c, opt.seed), ".1e", "error") for t, c in columns.items()]
         print(f"  {name:15}{''.join(row)}".rstrip(), flush=True)
 
@@ -412,8 +413,7 @@ def batches(opt, device) -> None:
             line(f"{name} {shape} {np.dtype(dtype)}, captions a second", count[name] / best[name], ".0f")
             line(f"{name}: as many times the pace of training", count[name] / best[name] / pace, ".1f", "batches")
             line(f"{name}: growth of the process in an epoch, MiB of its own", own, ".0f")
-            line(f"{name}: pages of the file it leaves mapped, MiB of "
-                 f"{os.path.getsize(path[name]) >> 20}", mapped, ".0f")
+            line(f"{name}: pages of it left mapped, MiB of {os.path.getsize(path[name]) >> 20}", mapped, ".0f")
 
 
 PARTS = {f.__name__: f for f in (scores, attention, evaluation, suite, confidence, step, regions, batches)}

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from similarities import Embedding
+
 # ---- similarities
 
 def kl(mean1, log_var1, mean2, log_var2):
@@ -30,7 +32,16 @@ BROADCASTS = {
     "elk": lambda mi, li, mc, lc: torch.distributions.Normal(mc, (li.exp() + lc.exp()).sqrt()).log_prob(mi).sum(1),
     "bhattacharyya": lambda mi, li, mc, lc: -((mi - mc).square() / (li.exp() + lc.exp()) / 4
                                               + ((li.exp() + lc.exp()) / 2).log() / 2 - (li + lc) / 4).sum(1),
+    "mls": lambda mi, li, mc, lc: -0.5 * ((mi - mc).square().sum(1) / (li.exp() + lc.exp())[:, 0]
+                                          + 4 * (li.exp() + lc.exp())[:, 0].log()),
 }
+
+
+def suited(name: str, images: Embedding, captions: Embedding) -> tuple[Embedding, Embedding]:
+    """The sides as a similarity takes them: point images, or one variance per item."""
+    if name == "mls":
+        images, captions = (e._replace(log_var=e.log_var[:, :1]) for e in (images, captions))
+    return Embedding(images.mean) if name == "mahalanobis" else images, captions
 
 
 def broadcasts(name: str, images, captions) -> Tensor:
