@@ -317,7 +317,7 @@ def load_data(opt, start: dict | None, resumed: dict | None) -> Data:
                      opt.init_from or opt.logger_name) if start else make_vocabulary(opt, train)
     vocab = build_vocabulary(opt, words.words)
     tokens = {"train": train.encode(vocab), "dev": dev.encode(vocab)}
-    pairs = choose_pairs(train, opt.supervised_fraction, opt.seed)
+    pairs = choose_pairs(train, opt.supervised_fraction, opt.seed, others=opt.held_out)
     unpaired = build_unpaired(opt, train, tokens["train"], pairs, vocab)
     if unpaired and unpaired.data:
         fingerprints["unpaired"] = unpaired.data

@@ -79,12 +79,12 @@ class Unpaired:
         return Batch(images, tokens, lengths, owner, None)
 
 
-def choose_pairs(split: Split, fraction: float, seed: int) -> np.ndarray:
+def choose_pairs(split: Split, fraction: float, seed: int, others: bool = False) -> np.ndarray:
     """The captions (m,) of a random `fraction` of the images, of at least one image: the pairs that are known to
-    match."""
+    match. others: those of all other images instead."""
     n = len(split.images)
     images = np.random.default_rng([seed, n]).permutation(n)[:max(1, round(fraction * n))]
-    return np.flatnonzero(np.isin(split.caption_image, images))
+    return np.flatnonzero(np.isin(split.caption_image, images, invert=others))
 
 
 def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpaired | None:

@@ -126,6 +126,9 @@ CONFLICTS = [
     (lambda o: o.var_layers == "0", "--var_layers 0: variances need a hidden layer; give a size, such as 256"),
     (lambda o: o.freeze_means and not o.init_from and o.resume is None,
      "--freeze_means keeps the means of a trained run as they are; name it with --init_from RUN"),
+    (lambda o: o.held_out and o.supervised_fraction == 1,
+     "--held_out trains on the pairs that --supervised_fraction leaves out, and 1 leaves none; give that of the run "
+     "whose other pairs are wanted, such as 0.7"),
     (lambda o: o.freeze_means and not gaussians(o),
      "--freeze_means leaves only variances to learn, and --sim {sim} has points; take a similarity of Gaussians, such "
      "as mls"),

@@ -26,6 +26,8 @@ def parser() -> argparse.ArgumentParser:
     add("--dev_images", type=natural, default=DEV_IMAGES, help="dev images of precomputed data and COCO; 0: all")
     add("--supervised_fraction", type=cli.fraction, default=1.0,
         help="share of the training images whose pairs are known; the others join the terms that need no pairs")
+    add("--held_out", action="store_true", help="train on the pairs that --supervised_fraction leaves out; with the "
+        "fraction and the seed of --init_from, on those that it has not learned")
     for side in ("images", "captions"):
         add(f"--unpaired_{side}", type=cli.data_set, metavar="NAME",
             help=f"data set below --data_path whose training {side} join the terms that need no pairs")

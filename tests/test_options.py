@@ -55,6 +55,7 @@ REFUSED = """
 --sim wasserstein --freeze_means
 --freeze_means --init_from RUN
 --loss probvlm
+--held_out
 --inclusion 1
 --vae 1 --vib 1
 --vib 1
