@@ -72,6 +72,9 @@ METHODS = {
     "pcme++": Method("PCME++", "Chun 2024", "--sim csd --loss match --vib 1e-7 --var_min 1e-5 --logvar_init -6"),
     "vse_infinity": Method("generalised pooling of regions", "Chen et al. 2021", "--pool gpo --max_violation", REGIONS),
     "infonce": Method("VSE++ with InfoNCE", "CLIP", "--loss infonce"),
+    "mls": Method("mutual likelihood in an effective dimension", "Shi and Jain 2019", "--sim mls"),
+    "mls_captions": Method("the same, images as points", "Shi and Jain 2019", "--sim mls --image_head point"),
+    "vmf": Method("von Mises-Fisher captions, images as points", "Ju et al. 2025", "--sim vmf"),
     "jwae_mh": Method("jWAE-MH, bidirectional GRU", "jwae", f"{AUTOENCODER} {PRIORS}"),
     "jwae_mh_vectors": Method("jWAE-MH, caption vectors",
                               "jwae", f"--max_violation --txt_layers 1024 --img_layers 1024 "
@@ -130,4 +133,4 @@ ADVICE = {
     "--rnn_dropout_p": "leave it out, the captioner has VSRN's 0.5", "--eval_on_gpu": "evaluate.py --device cuda",
     "--vse_mean_warmup_epoch": "--vse_mean_warmup_epochs", "--latent_bn": "--latent_norm batch",
     "--no-latent_bn": "--latent_norm none", "--backbone_source": "--cnn_weights FILE",
-    "--weight_decay": "there is none here, as in VSE++", "--fold5": "evaluate.py --fold5, after the training"}
+    "--fold5": "evaluate.py --fold5, after the training"}
