@@ -25,8 +25,8 @@ import numpy as np
 import checkpoints
 import cli
 from checkpoints import load_checkpoint
-from cli import Arguments, InputError, data_set, filename, natural, positive, split_name, workers
-from evaluation import bank, confidence_plots
+from cli import Arguments, InputError, data_set, filename, natural, positive, split_name, up_to, workers
+from evaluation import bank, confidence_plots, variances
 from evaluation.annotations import Pairs
 from evaluation.assess import INSTANCES, Judgements, assess, read_judgements, without_nan
 from evaluation.certainty import Certainty, assess_certainty, check_options, to_calibrate_on, wanted
@@ -67,6 +67,8 @@ def sentences(results: dict):
                f"against {r['seconds_full']:.2f} s in full, {r['seconds_full'] / r['seconds']:.1f} times as fast")
     if "bank" in results:
         yield bank.sentence(results["bank"])
+    if "variances" in results:
+        yield variances.sentence(results["variances"])
     for side, u in results.get("uncertainty", {}).items():
         yield f"uncertainty log det Sigma of the {side}: mean {u['mean']:.2f}, standard deviation {u['std']:.2f} nats"
         if "recall_bins" in u:
@@ -209,7 +211,7 @@ def evaluate_one(opt) -> dict:
 def check_outputs(paths: list[str], opt) -> str:
     """The file of results. Raises InputError, before the work, where a file cannot be written, is not ours to replace,
     or is named for two things."""
-    inputs = [path for path in (*paths, opt.vocab, opt.positives, opt.instances) if path]
+    inputs = [path for path in (*paths, opt.vocab, opt.positives, opt.instances, opt.variances_from) if path]
     folder = paths[0] if os.path.isdir(paths[0]) else os.path.dirname(paths[0])
     target = opt.output or os.path.join(folder, default_name(paths, opt))
     names = ("uncertainty", "uncertain_images", "uncertain_captions") if opt.uncertainty else ()
@@ -251,7 +253,7 @@ def default_name(paths: list[str], opt) -> str:
             same_data = (data_name, split) == (trained["data_name"], "test")
             of_data = "" if same_data else of_split(opt, trained["data_name"])
             of_sim = of_sim if opt.sim != trained["sim"] else ""
-    return f"{name}{of_sim}{of_data}{bank.suffix(opt)}.json".replace(os.sep, "_")
+    return f"{name}{of_sim}{of_data}{bank.suffix(opt)}{variances.suffix(opt)}.json".replace(os.sep, "_")
 
 
 def of_split(opt, data_name: str = "") -> str:
@@ -347,6 +349,13 @@ def parse_args(argv=None) -> argparse.Namespace:
     add = p.add_argument_group("how sure").add_argument
     add("--uncertainty", action="store_true",
         help="what log det Sigma tells about recall: bins, risk and coverage, pictures")
+    add("--variances", choices=variances.KINDS,
+        help="give a point model variances without training: the scatter of an item's nearest training items of the "
+        "other modality (knn), or Laplace's approximation of the last linear layers (laplace); the scores stay")
+    add("--neighbours", type=up_to(10_000, least=2), default=variances.NEIGHBOURS, metavar="K",
+        help="with --variances knn: how many nearest items")
+    add("--variances_from", type=filename, metavar="FILE.npz",
+        help="with --variances and --embeddings: the same model's embeddings of training pairs")
     add("--control", action=argparse.BooleanOptionalAction, default=True,
         help="with --uncertainty: also rank with variances that are dealt to other items")
     add("--confidence", action="store_true",
@@ -396,10 +405,12 @@ def parse_args(argv=None) -> argparse.Namespace:
     if wrong:
         p.error(f"--{wrong[0]} does not go with --{sources[0]}; evaluate a single model for it")
     check_options(p, opt)
+    variances.check_options(p, opt)
     if opt.sim and opt.scores:
         p.error(f"--sim {opt.sim} does not go with --scores, a matrix of ready scores; leave it out")
     for name, needed in (("instances", "pmrp"), ("cxc_path", "cxc"), ("cxc_rule", "cxc"), ("control", "uncertainty"),
-                         ("bank_size", "bank"), ("photos", "uncertainty or --confidence")):
+                         ("bank_size", "bank"), ("neighbours", "variances"), ("variances_from", "variances"),
+                         ("photos", "uncertainty or --confidence")):
         if getattr(opt, name) != p.get_default(name) and not any(getattr(opt, n) for n in needed.split(" or --")):
             p.error(f"--{'no-' * (name == 'control')}{name} has no effect without --{needed}; give both or neither")
     return opt

@@ -308,8 +308,10 @@ def shuffled(subject: Subject) -> list[Member]:
 
 
 def uses_variances(subject: Subject) -> bool:
-    """Whether any member has variances and compares by them: the cosine looks at means alone."""
-    return subject.gaussian and not all(isinstance(m.similarity, Cosine) for m in subject.members)
+    """Whether any member has variances and compares by them: the cosine looks at means alone, and variances that points
+    were given later rank nothing."""
+    given = subject.variances is not None
+    return subject.gaussian and not given and not all(isinstance(m.similarity, Cosine) for m in subject.members)
 
 
 # ---- everything about a subject
@@ -358,6 +360,8 @@ def assess(subject: Subject, judged: Judgements, opt) -> tuple[dict, Record, dic
         results["chance"] = chances(subject, opt.fold5)
     if subject.bank:
         results["bank"] = subject.bank.report
+    if subject.variances:
+        results["variances"] = subject.variances.report
     if subject.notes:
         results["notes"] = subject.notes
     if numbers.get("full"):
@@ -371,7 +375,7 @@ def assess(subject: Subject, judged: Judgements, opt) -> tuple[dict, Record, dic
         results["unknown_words"] = subject.unknown_words
     if opt.uncertainty and not values:
         raise InputError(f"--uncertainty: {subject.name} has points, which have no uncertainty; evaluate a Gaussian "
-                         "model")
+                         "model, or give them variances with --variances")
     if values:
         results["uncertainty"] = uncertainty_results(values, task.record, opt)
     return without_nan(results), task.record, values

@@ -17,10 +17,11 @@ from evaluation import ambiguity, confidence, promises
 from evaluation.confidence import Fitted, Seen
 from evaluation.queries import posterior_of_negatives, read_negatives
 from evaluation.sources import open_embeddings, open_run, open_scores
-from evaluation.subjects import Member, Subject
+from evaluation.subjects import Member, Subject, refuse_other_kind
 from files.reading import FAULTS, read_json
 
 FORMAT = 1                            # of calibration.json
+OTHERS = "calibrate on other items, or take half of these with --calibrate_on 0.5"
 
 
 class Certainty(NamedTuple):
@@ -95,41 +96,17 @@ def to_calibrate_on(subject: Subject, paths: list[str], opt) -> tuple[Subject, S
         return part(subject, np.sort(order[:cut])), part(subject, kept), kept
     if opt.calibration:
         own = argparse.Namespace(**{**vars(opt), "data_name": None, "split": None})
-        dev = (open_embeddings if opt.embeddings else open_scores)(opt.calibration, own)
-        refuse_other_kind(subject, dev)
+        dev = open_embeddings(opt.calibration, own, subject.variances) if opt.embeddings else open_scores(
+            opt.calibration, own)
+        refuse_other_kind(subject, dev, "--calibration", OTHERS)
         return dev, subject, np.arange(subject.n_images)
     own = argparse.Namespace(**{**vars(opt), "split": "dev", "export": None, "bank": None})
     try:
         with contextlib.redirect_stdout(io.StringIO()):     # the models were introduced already
-            dev = open_run(paths, own)
+            dev = open_run(paths, own, subject.variances)
     except InputError as error:
         raise InputError(f"no dev split to calibrate on: {error}; or give --calibrate_on 0.5") from error
     return dev, subject, np.arange(subject.n_images)
-
-
-def refuse_other_kind(subject: Subject, dev: Subject) -> None:
-    """Raises InputError where two files are of the same items, or of embeddings that are not of one model."""
-    def kind(s: Subject):
-        return s.similarity, [(m.images.mean.shape[1], m.images.log_var is None, m.captions.log_var is None)
-                              for m in s.members]
-    if kind(subject) != kind(dev):
-        raise InputError(f"--calibration {dev.name} ({dev.similarity}, {widths(dev)}) is of another model than "
-                         f"{subject.name} ({subject.similarity}, {widths(subject)}); give embeddings of the same model")
-    for name in ("image_ids", "image_names"):
-        ours, theirs = (getattr(s.items, name) for s in (subject, dev))
-        if ours is not None and theirs is not None and set(ours) & set(theirs):
-            raise InputError(f"--calibration {dev.name} and {subject.name} share {len(set(ours) & set(theirs)):,} "
-                             "images; calibrate on other items, or take half of these with --calibrate_on 0.5")
-    if os.path.realpath(dev.name) == os.path.realpath(subject.name):
-        raise InputError(f"--calibration {dev.name} is the file to be judged; calibrate on other items, or take half "
-                         "of these with --calibrate_on 0.5")
-
-
-def widths(subject: Subject) -> str:
-    if not subject.members:
-        return "scores"
-    m = subject.members[0]
-    return f"D = {m.images.mean.shape[1]}, {'Gaussian' if subject.gaussian else 'points'}"
 
 
 def assess_certainty(dev: Subject, judged_on: Subject, subject: Subject, kept: np.ndarray, judged: dict, opt,

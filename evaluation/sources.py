@@ -17,15 +17,17 @@ import metrics
 from checkpoints import load_checkpoint, load_model
 from cli import InputError, torch_device
 from data import Split, check_extractors, read_split
-from evaluation import bank, items
-from evaluation.encoding import encode
-from evaluation.subjects import Bank, Member, Subject
+from evaluation import bank, items, variances
+from evaluation.arrays import embedding_of, lengths, named_similarity, text_of
+from evaluation.encoding import Activations, Opened, Widened, encode
+from evaluation.subjects import Bank, Gallery, Member, Subject, Variances, refuse_other_kind
+from evaluation.variances import Fit
 from files.reading import FAULTS, holds_arrays, read_array, read_arrays
 from files.writing import output, save_arrays
-from inputs import SQUARABLE, Photos, Tokens
+from inputs import Photos, Tokens
 from model import OF_VECTORS, JointEmbedding
 from runs import check_fits
-from similarities import SIMILARITIES, Cosine, Embedding, Similarity
+from similarities import SIMILARITIES, Cosine
 from text import Vocabulary
 
 
@@ -121,10 +123,10 @@ def export(path: str, name: str, member: Member, split: Split, data_name: str) -
               "caption_log_var": captions.log_var}
     arrays = {name: value.cpu().numpy() for name, value in arrays.items() if value is not None}
     known = items.of_split(split, data_name)
-    for name in ("image_id", "image_name", "caption_id"):
-        ids = getattr(known, f"{name}s")
+    for key in ("image_id", "image_name", "caption_id"):
+        ids = getattr(known, f"{key}s")
         if ids is not None:
-            arrays[name] = np.array(ids)
+            arrays[key] = np.array(ids)
     if name == "mls":
         arrays["effective_dim"] = np.array(similarity.k.item())
     arrays.update(caption_image=split.caption_image, similarity=np.array(name), data_name=np.array(data_name),
@@ -132,16 +134,18 @@ def export(path: str, name: str, member: Member, split: Split, data_name: str) -
     save_arrays(path, arrays)
 
 
-def open_run(paths: list[str], opt) -> Subject:
+def open_run(paths: list[str], opt, given: Variances | None = None) -> Subject:
     """Encodes a split by the models of run folders or checkpoint files; several are an ensemble.
 
-    Prints a line per model, and writes the embeddings with --export. Raises InputError where a model cannot take the
-    data, or --sim its embeddings.
+    Prints a line per model, and writes the embeddings with --export. given: the variances of --variances where they
+    were fitted already. Raises InputError where a model cannot take the data, or --sim its embeddings.
     """
     subject = None
     if opt.bank:
         bank.check_splits(opt.bank, opt.split or "test")
-    for path, (run, member) in zip(paths, members_of(paths, opt)):
+    if opt.variances and not given:
+        given = variances_of(paths, opt)
+    for path, (run, member) in zip(paths, members_of(paths, opt, given=given)):
         split, trained = run.split, run.trained
         subject = subject or of_split(split, " + ".join(paths), run.folder)
         subject.notes += [note for note in run.notes if note not in subject.notes]
@@ -151,6 +155,9 @@ def open_run(paths: list[str], opt) -> Subject:
         subject.similarity = opt.sim or " + ".join(dict.fromkeys([*filter(None, [subject.similarity]), trained.sim]))
         print(f"{path}: {trained.sim}, image head {trained.image_head}, text head {trained.text_head}, epoch "
               f"{run.state['epoch']}, dev rsum {run.state['best_rsum']:.1f}")
+    if given:
+        subject.variances = given
+        subject.notes += given.notes
     if opt.bank:
         subject.bank = bank_of(subject, paths, opt)
     if opt.export:
@@ -166,16 +173,33 @@ def open_run(paths: list[str], opt) -> Subject:
     return subject
 
 
-def members_of(paths: list[str], opt, part=lambda split: None):
-    """Yields (run, member) for every path: what the model made of the split that `opt` names, or of part(split), a
-    Gallery. Raises InputError as `open_run` does."""
-    device, first = torch_device(opt.device), None
+def runs_of(paths: list[str], opt):
+    """Yields the run of every path, on the split that `opt` names. Raises InputError as `load_run` does."""
+    first = None
     for path in paths:
         run = load_run(path, opt, first, vocab=opt.vocab, dev_images=opt.dev_images, text_only=opt.cxc)
         first = first or run
-        images, captions = encode(run.model.to(device), run.split, run.tokens(), device, opt.batch_size, opt.workers,
-                                  part(run.split))
-        similarity = SIMILARITIES[opt.sim]() if opt.sim else run.model.similarity
+        yield run
+
+
+def encode_run(run: Run, opt, part: Gallery | None = None, view=None) -> tuple:
+    """`encode` of a run's split, or of a part of it, by its model or by a view of it (`encoding`)."""
+    device = torch_device(opt.device)
+    run.model.to(device)
+    return encode(view or run.model, run.split, run.tokens(), device, opt.batch_size, opt.workers, part)
+
+
+def similarity_of(run: Run, opt):
+    """What compares the embeddings of a run: that of --sim, else its own."""
+    return SIMILARITIES[opt.sim]() if opt.sim else run.model.similarity
+
+
+def members_of(paths: list[str], opt, part=lambda split: None, given: Variances | None = None):
+    """Yields (run, member) for every path: what the model made of the split that `opt` names, or of part(split), a
+    Gallery; with the variances `given`. Raises InputError as `open_run` does."""
+    for k, (path, run) in enumerate(zip(paths, runs_of(paths, opt))):
+        images, captions = encode_run(run, opt, part(run.split), given and Widened(run.model, given.sides[k]))
+        similarity = similarity_of(run, opt)
         if opt.sim and images is not None:
             try:
                 similarity.check(images, captions)
@@ -184,21 +208,67 @@ def members_of(paths: list[str], opt, part=lambda split: None):
         yield run, Member(similarity, images, captions)
 
 
+def with_options(opt, others: dict) -> argparse.Namespace:
+    """The options with other values of some."""
+    return argparse.Namespace(**{**vars(opt), **others})
+
+
 def bank_of(subject: Subject, paths: list[str], opt) -> Bank:
     """The normalisation of a subject's scores by queries of the split --bank. Its beta is chosen on the dev split of
     the same data set. Raises InputError where the subject has no images."""
     if not subject.has_images:
         raise InputError(f"--bank {opt.bank} normalises scores of images and captions, and {subject.name} has no "
                          "images to score; leave --bank out, or give a split with features or photos")
+    queries = members_on(paths, opt, opt.bank, lambda split: bank.draw(split.caption_image, len(split.images),
+                                                                       opt.bank_size)).members
+    return bank.normalisation(subject.members, members_on(paths, opt, "dev"), queries, opt.bank, opt.block)
 
-    def of(split, part=lambda split: None):
-        others = argparse.Namespace(**{**vars(opt), "split": split, "cxc": False})
-        runs, members = zip(*members_of(paths, others, part))
-        return members, runs[0].split.caption_image
-    queries, _ = of(opt.bank, lambda split: bank.draw(split.caption_image, len(split.images), opt.bank_size))
-    dev, caption_image = of("dev")
-    dev = Subject(subject.name, "", caption_image, len(dev[0].images.mean), list(dev))
-    return bank.normalisation(subject.members, dev, queries, opt.bank, opt.block)
+
+def members_on(paths: list[str], opt, split: str, part=lambda split: None) -> Subject:
+    """What models made of another split of the same data set, to fit on; or of a part of it, where caption_image is
+    still that of the whole split."""
+    runs, members = zip(*members_of(paths, with_options(opt, {"split": split, "cxc": False}), part))
+    return Subject(" + ".join(paths), "", runs[0].split.caption_image, len(members[0].images.mean), list(members))
+
+
+def variances_of(paths: list[str], opt) -> Variances:
+    """The variances of --variances for the points of runs, fitted to items of the training split of each one's own data
+    set, drawn as a bank is. Raises InputError on a run with variances of its own, and where Laplace's approximation
+    does not fit its similarity."""
+    fits = []
+    for path in paths:
+        own = with_options(opt, {"data_name": None, "cxc": False, "split": "train"})
+        run = next(runs_of([path], own))
+        model, similarity, owner = run.model, similarity_of(run, opt), run.split.caption_image
+        variances.refuse_gaussian(model.image_tower.gaussian or model.text_tower.gaussian, path, opt.variances)
+        drawn, scale = bank.draw(owner, len(run.split.images)), None
+        if opt.variances == "knn":
+            sides = variances.fit_knn(similarity, *encode_run(run, opt, drawn), opt.neighbours)
+        else:
+            variances.refuse_no_cosine(similarity, path)
+            scale = variances.scale_of(model.objective) or variances.fitted_scale(members_on([path], own, "dev"))
+            (drawn, owner), opened = variances.pairs(drawn, owner), Opened(model)
+            both = encode_run(run, opt, drawn, opened)
+            sides = variances.fit_laplace(*both, owner, scale, opened.layers, opened.weights())
+        fits.append(Fit(path, sides, f"{run.folder[1]} train", *map(len, drawn), scale))
+    return variances.gathered(opt.variances, fits)
+
+
+def variances_from(train: Subject, opt) -> Variances:
+    """The same for embeddings, fitted to those of training pairs. The softmax of Laplace's approximation has the
+    temperature of --calibration, where that is given, else of these pairs."""
+    similarity, *both = train.members[0]
+    drawn, owner, scale = bank.draw(train.caption_image, train.n_images), train.caption_image, None
+    if opt.variances == "laplace":
+        variances.refuse_no_cosine(similarity, train.name)
+        scale = variances.fitted_scale(open_embeddings(opt.calibration, plain(opt)) if opt.calibration else train)
+        drawn, owner = variances.pairs(drawn, owner)
+    images, captions = (e.rows(torch.from_numpy(rows)) for e, rows in zip(both, drawn))
+    if opt.variances == "knn":
+        sides = variances.fit_knn(similarity, images, captions, opt.neighbours)
+    else:
+        sides = variances.fit_laplace(*(Activations(e.mean, e.mean) for e in (images, captions)), owner, scale, {}, {})
+    return variances.gathered(opt.variances, [Fit(train.name, sides, train.name, *map(len, drawn), scale)])
 
 
 def of_split(split: Split, name: str, folder: tuple[str, str]) -> Subject:
@@ -209,11 +279,11 @@ def of_split(split: Split, name: str, folder: tuple[str, str]) -> Subject:
                    data_name=folder[1], split=known.split, folder=os.path.join(*folder), notes=list(split.notes))
 
 
-def open_embeddings(path: str, opt) -> Subject:
+def open_embeddings(path: str, opt, given: Variances | None = None) -> Subject:
     """Embeddings of any model: the arrays that --export writes (the documents list them).
 
-    Raises InputError on unknown arrays, on shapes and types that do not fit, on numbers that are not finite, and where
-    the items are not those of the split that the options name.
+    given: as of `open_run`. Raises InputError on unknown arrays, on shapes and types that do not fit, on numbers that
+    are not finite, and where the items are not those of the split that the options name.
     """
     arrays = read_arrays(path, "write it with --export or np.savez")
     unknown = next((name for name in arrays if name not in ARRAYS), None)
@@ -227,7 +297,7 @@ def open_embeddings(path: str, opt) -> Subject:
         raise InputError(f"{path} has image means of width {widths[0]} and caption means of width {widths[1]}; they "
                          "live in one space, so the widths must be equal")
     name = opt.sim or text_of(arrays, "similarity", path) or "cosine"
-    similarity = similarity_of(name, arrays, path)
+    similarity = named_similarity(name, arrays, path)
     try:
         similarity.check(*sides)
     except ValueError as error:
@@ -240,70 +310,26 @@ def open_embeddings(path: str, opt) -> Subject:
     subject.notes += lengths(path, sides, isinstance(similarity, Cosine))
     subject.similarity, subject.members = name, [Member(similarity, *sides)]
     subject.take(order)
+    if opt.variances:
+        give_variances(subject, opt, given)
     return subject
 
 
-def similarity_of(name: str, arrays: dict, path: str) -> Similarity:
-    """The similarity of this name, with what it learned. Raises InputError where the file does not tell that."""
-    learned = arrays.get("effective_dim")
-    if name == "mls" and learned is not None and learned.ndim == 0 and learned.dtype.kind in "fiu" and learned > 0:
-        return OF_VECTORS[name](float(learned))
-    if name in OF_VECTORS and name != "mls":
-        return OF_VECTORS[name]()
-    lacks = ("and no number 'effective_dim' above 0, which it learned" if name == "mls" else
-             "which cannot be computed from a file of embeddings")
-    raise InputError(f"{path} has similarity '{name}', {lacks}; evaluate the run, or rank by another similarity with "
-                     f"--sim, one of {', '.join(SIMILARITIES)}")
+def plain(opt) -> argparse.Namespace:
+    """The options as of another file, whose items are of another split."""
+    return with_options(opt, {"data_name": None, "split": None, "variances": None})
 
 
-def embedding_of(arrays: dict, side: str, path: str) -> Embedding:
-    """The means and log-variances of one side, "image" or "caption", in float32. Raises InputError where their shapes
-    or types do not fit, and on numbers that are not finite."""
-    mean, log_var = arrays.get(f"{side}_mean"), arrays.get(f"{side}_log_var")
-    fits = mean is not None and mean.ndim == 2 and mean.dtype.kind in "fiu"
-    if fits and log_var is not None:
-        fits = log_var.shape in (mean.shape, (len(mean), 1)) and log_var.dtype.kind in "fiu"
-    if not fits:
-        shapes = ", ".join(f"{name} {value.shape} of {value.dtype}" for name, value in arrays.items()) or "nothing"
-        raise InputError(f"{path} needs {side}_mean of shape (items, D), and {side}_log_var, where given, of the same "
-                         f"shape or (items, 1), both numbers; it holds {shapes}")
-    with np.errstate(over="ignore"):                        # which the next lines say in our words
-        e = Embedding(*(None if x is None else torch.from_numpy(np.ascontiguousarray(x, np.float32))
-                        for x in (mean, log_var)))
-    for name, x in ((f"{side}_mean", e.mean), (f"{side}_log_var", e.log_var)):
-        if x is not None and not torch.isfinite(x).all():
-            raise InputError(f"{path} holds NaN or infinity, or numbers beyond float32, in {name}; check the "
-                             "embeddings")
-    return e
-
-
-def text_of(arrays: dict, name: str, path: str) -> str:
-    """A single text among arrays, empty where there is none. Raises InputError where the array is no single text."""
-    value = arrays.get(name, np.array(""))
-    if value.size != 1 or value.dtype.kind not in "US":
-        raise InputError(f"{path}: {name} must hold one text, as np.array('...'), and has shape {value.shape} of "
-                         f"{value.dtype}; write it so, or leave it out")
-    text = value.reshape(-1)[0]
-    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
-
-
-def lengths(path: str, sides: list[Embedding], normalised: bool) -> list[str]:
-    """Notes on means that are all zeros. Raises InputError on means whose norms float32 cannot tell from zero or
-    infinity. normalised: whether the similarity divides by the norms."""
-    notes = []
-    for side, e in zip(("image", "caption"), sides):
-        largest = e.mean.abs().amax(1)                                              # (N,)
-        least = 1e-6 if normalised else 0.0                 # below, `similarities.unit` does not divide
-        odd = (largest > SQUARABLE[1]) | (largest > 0) & (e.mean.norm(dim=1) < least)
-        if odd.any():
-            k = int(odd.nonzero()[0])
-            raise InputError(f"{path}: {side}_mean has values of at most {float(largest[k]):.0e} in row {k}, whose "
-                             "squares float32 cannot add up; scale all means alike, to norms near 1")
-        zeros = int((largest == 0).sum())
-        if zeros:
-            notes.append(f"{path}: {zeros:,} of {len(largest):,} {side} means are zeros and score alike with "
-                         "everything")
-    return notes
+def give_variances(subject: Subject, opt, given: Variances | None) -> None:
+    """Gives the points of a file the variances of --variances, or those `given`. Raises InputError where the file has
+    variances of its own, or --variances_from is of the same items or of another model."""
+    variances.refuse_gaussian(subject.gaussian, subject.name, opt.variances)
+    train = open_embeddings(opt.variances_from, plain(opt))
+    refuse_other_kind(subject, train, "--variances_from", "give embeddings of training pairs")
+    subject.variances = given = given or variances_from(train, opt)
+    subject.notes += given.notes
+    subject.members = [Member(m.similarity, *map(variances.widened, (m.images, m.captions), sides))
+                       for m, sides in zip(subject.members, given.sides)]
 
 
 def open_scores(path: str, opt) -> Subject:

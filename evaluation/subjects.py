@@ -3,6 +3,7 @@
 A `Subject` is anything that scores images and captions: trained models, embeddings of any model, or a ready matrix of
 scores.
 """
+import os
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -36,6 +37,13 @@ class Bank(NamedTuple):
         return self._replace(images=self.images[rows.images], captions=self.captions[rows.captions])
 
 
+class Variances(NamedTuple):
+    """Variances that point models were given after their training, see `variances`."""
+    sides: list[tuple]                # for each member what gives them to its images and what to its captions
+    report: dict                      # of which kind, fitted to what: "variances" of results.json
+    notes: list[str]                  # for the reader
+
+
 class Gallery(NamedTuple):
     """The items among which is searched, as positions in the split, rising."""
     images: np.ndarray                # (n,) int64
@@ -52,6 +60,7 @@ class Subject:
     members: list[Member] = field(default_factory=list)
     scores: np.ndarray | None = None              # (N, M), mapped or in memory
     bank: Bank | None = None                      # of the members' mean scores, with --bank
+    variances: Variances | None = None            # that the members were given, with --variances
     items: Items | None = None                    # what is known of the images and captions
     photos: Photos | list[str] | None = None      # the photos, or their file names
     data_name: str = ""
@@ -75,6 +84,31 @@ class Subject:
     def gaussian(self) -> bool:
         """Whether any side of any member has variances."""
         return any(e is not None and e.log_var is not None for m in self.members for e in (m.images, m.captions))
+
+
+def refuse_other_kind(subject: Subject, other: Subject, option: str, instead: str) -> None:
+    """Raises InputError where two files are of the same items, or of embeddings that are not of one model. option: the
+    one that names the other file; instead: what to do."""
+    def kind(s: Subject):
+        return s.similarity, [(m.images.mean.shape[1], m.images.log_var is None, m.captions.log_var is None)
+                              for m in s.members]
+    if kind(subject) != kind(other):
+        raise InputError(f"{option} {other.name} ({other.similarity}, {widths(other)}) is of another model than "
+                         f"{subject.name} ({subject.similarity}, {widths(subject)}); give embeddings of the same model")
+    for name in ("image_ids", "image_names"):
+        ours, theirs = (getattr(s.items, name) for s in (subject, other))
+        if ours is not None and theirs is not None and set(ours) & set(theirs):
+            raise InputError(f"{option} {other.name} and {subject.name} share {len(set(ours) & set(theirs)):,} "
+                             f"images; {instead}")
+    if os.path.realpath(other.name) == os.path.realpath(subject.name):
+        raise InputError(f"{option} {other.name} is the file to be judged; {instead}")
+
+
+def widths(subject: Subject) -> str:
+    if not subject.members:
+        return "scores"
+    m = subject.members[0]
+    return f"D = {m.images.mean.shape[1]}, {'Gaussian' if subject.gaussian else 'points'}"
 
 
 class Record(dict):

@@ -28,7 +28,7 @@ from methods import METHODS
 HERE = os.path.dirname(os.path.abspath(__file__))
 LOCAL = {"data_path", "vocab_path", "logger_name", "device", "workers", "log_step", "val_step", "overwrite", "resume"}
 KEPT = ("data_name", "split", "similarity", "images", "captions", "protocols", "best_ranks", "neighbours", "confidence",
-        "sets", "absent_queries", "ambiguity", "other_truths", "bank")
+        "sets", "absent_queries", "ambiguity", "other_truths", "bank", "variances")
 DROPPED = ("reliability", "galleries")                      # of confidences, which no table shows
 RECALLS = [(f"{side} R@{k}" if k == 1 else f"R@{k}", f"protocols/full/{side}/r{k}")
            for side in ("i2t", "t2i") for k in (1, 5, 10)]
