@@ -6,8 +6,8 @@ import argparse
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -146,6 +146,16 @@ def matches(side: str, pairs: Pairs) -> str:
     return f"{SIDES[side]}: {len(pairs.query):,} matches of {len(np.unique(pairs.query)):,} queries"
 
 
+def means_only(subject: Subject) -> list[Member]:
+    """The members as points, compared by the cosine: the row that shows what the variances do."""
+    return [Member(Cosine(), Embedding(m.images.mean), Embedding(m.captions.mean)) for m in subject.members]
+
+
+def shuffled(subject: Subject) -> list[Member]:
+    """The members with the variances of other items: the row that shows whether it matters whose they are."""
+    return [Member(m.similarity, *deal_variances(m.images, m.captions)) for m in subject.members]
+
+
 # ---- how protocols run: (task, galleries, name) -> numbers
 
 def each(run: Callable[[Task, list[Gallery], str], dict]) -> Callable[[Task, dict], dict]:
@@ -191,10 +201,12 @@ def run_eccv(task: Task, galleries: list[Gallery], name: str) -> dict:
     return protocols.eccv(task.scores, task.judged["eccv"], task.record)
 
 
-def run_positives(task: Task, galleries: list[Gallery], name: str) -> dict:
+def run_positives(task: Task, galleries: list[Gallery], name: str, members=None) -> dict:
+    """members: what takes the place of the subject's own, as a function of the subject."""
     pairs = {side: listed.pairs for side, listed in task.judged["positives"].items()}
-    numbers = protocols.recalls_of_matches(task.scores, pairs, galleries, task.record, name, "rp",
-                                           average=True)
+    scores = task.scores if members is None else subjects.score_matrix(
+        replace(task.subject, members=members(task.subject)), task.opt.block)
+    numbers = protocols.recalls_of_matches(scores, pairs, galleries, task.record, name, "rp", average=True)
     for side, listed in task.judged["positives"].items():
         numbers[side]["without"] = listed.without
     return numbers
@@ -234,6 +246,10 @@ PROTOCOLS: dict[str, Protocol] = {
     "eccv": Protocol(each(run_eccv), read=read_eccv, lines=eccv_lines, title="ECCV Caption", matrix=True, folds=False),
     "positives": Protocol(each(run_positives), read=read_positives, lines=positive_lines, title="--positives",
                           matrix=True, folds=False),
+    "positives_mean_only": Protocol(each(partial(run_positives, members=means_only)), folds=False, asked=lambda task: (
+        "positives" in task.judged and uses_variances(task.subject))),
+    "positives_shuffled": Protocol(each(partial(run_positives, members=shuffled)), folds=False, asked=lambda task: (
+        "positives" in task.judged and task.opt.uncertainty and task.opt.control and uses_variances(task.subject))),
     # It lets go of the matrix of scores, so it stands last.
     "cxc": Protocol(run_cxc, read=read_cxc, lines=cxc_lines, images=False, matrix=True),
 }
@@ -295,16 +311,6 @@ def deal_variances(images: Embedding, captions: Embedding, seed: int = 0) -> tup
         log_var[circle] = e.log_var[circle.roll(1)]
         return e._replace(log_var=log_var)
     return dealt(images), dealt(captions)
-
-
-def means_only(subject: Subject) -> list[Member]:
-    """The members as points, compared by the cosine: the row that shows what the variances do."""
-    return [Member(Cosine(), Embedding(m.images.mean), Embedding(m.captions.mean)) for m in subject.members]
-
-
-def shuffled(subject: Subject) -> list[Member]:
-    """The members with the variances of other items: the row that shows whether it matters whose they are."""
-    return [Member(m.similarity, *deal_variances(m.images, m.captions)) for m in subject.members]
 
 
 def uses_variances(subject: Subject) -> bool:

@@ -22,7 +22,9 @@ ROWS = {"full": "all", "folds5": "mean of five folds of 1,000", "bank": "all, wi
 TITLES = {"cxc": "Crisscrossed Captions", "cxc_folds5": "Crisscrossed Captions, mean of five folds of 1,000",
           "pmrp": "Plausible Match R-Precision",
           "pmrp_folds5": "Plausible Match R-Precision, mean of five folds of 1,000", "eccv": "ECCV Caption",
-          "positives": "positives of --positives"}
+          "positives": "positives of --positives",
+          "positives_mean_only": "positives of --positives, cosine of the means",
+          "positives_shuffled": "positives of --positives, variances of other items"}
 
 
 def number(value, name: str = "") -> str:
