@@ -12,7 +12,7 @@ import torch
 import evaluate
 import metrics
 import train
-from evaluation import compare, sources
+from evaluation import assess, compare, sources, subjects
 from similarities import SIMILARITIES, Embedding
 from tests.helpers import unwritable
 
@@ -21,7 +21,8 @@ SMALL = ["--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8",
          "--vocab_threshold", "1", "--device", "cpu"]
 MODELS = {"wasserstein0": ["--sim", "wasserstein"], "wasserstein1": ["--sim", "wasserstein", "--seed", "1"],
           "cosine0": ["--sim", "cosine"], "cosine1": ["--sim", "cosine", "--seed", "1"],
-          "spherical": ["--sim", "kl", "--head", "spherical_one"], "gce": ["--sim", "mahalanobis"]}
+          "spherical": ["--sim", "kl", "--head", "spherical_one"], "gce": ["--sim", "mahalanobis"],
+          "mls": ["--sim", "mls"], "vmf": ["--sim", "vmf"]}
 
 
 def fit(*words) -> None:
@@ -85,11 +86,12 @@ def sides(e):
 
 # ---- embeddings and scores of any origin
 
-@pytest.mark.parametrize("name", ["wasserstein0", "cosine0", "spherical", "gce"])
+@pytest.mark.parametrize("name", ["wasserstein0", "cosine0", "spherical", "gce", "mls", "vmf"])
 def test_embeddings_give_the_results_of_their_run(runs, ev, exported, everything, name):
     e = exported(name)
-    assert e.get("image_log_var", np.zeros((24, 0))).shape == (24, {"wasserstein0": 16, "spherical": 1}.get(name, 0))
-    more = [*everything, "--uncertainty"] if name in ("wasserstein0", "spherical") else everything
+    width = {"wasserstein0": 16, "spherical": 1, "mls": 1}.get(name, 0)
+    assert e.get("image_log_var", np.zeros((24, 0))).shape == (24, width)
+    more = [*everything, "--uncertainty"] if name in ("wasserstein0", "spherical", "mls") else everything
     own, again = ev("--checkpoint", runs / name, *more), ev("--embeddings", "e.npz", *more)
     assert {"full", "cxc", "pmrp"} <= set(own["protocols"])
     assert {"i2t", "t2i", "t2t", "i2i"} <= set(own["protocols"]["cxc"])
@@ -312,7 +314,8 @@ def test_positives_of_the_user(ev, exported, capsys):
     with open("p.json", "w", encoding="utf-8") as f:
         json.dump(write, f)
     capsys.readouterr()
-    found = ev("--embeddings", "e.npz", "--positives", "p.json")["protocols"]["positives"]
+    numbers = ev("--embeddings", "e.npz", "--positives", "p.json", "--uncertainty")["protocols"]
+    found = numbers["positives"]
     shown = capsys.readouterr().out
     assert "image to text: 3 matches of 2 queries; 1 queries list none and do not count" in shown
     assert re.search(r"R@1 +R@5 +R@10 +medr +meanr +R-P +mAP@R +queries +no match\n", shown)
@@ -326,6 +329,12 @@ def test_positives_of_the_user(ev, exported, capsys):
     assert found["i2t"]["map_at_r"] == pytest.approx(
         100 * np.mean([(hit[0] + hit[1] * sum(hit) / 2) / 2, ranks[1] == 0]))
     assert found["i2t"]["r1"] == 100 * np.mean([hit[0], ranks[1] == 0])
+    for name, others in (("mean_only", assess.means_only), ("shuffled", assess.shuffled)):
+        (similarity, *both), = others(subjects.Subject("", "", e["caption_image"], 24, [subjects.Member(
+            SIMILARITIES["wasserstein"](), *sides(e))]))
+        scores = similarity(*both).numpy()
+        ranks = [np.sum(scores[0] >= max(scores[0, 50], scores[0, 3])) - 1, np.sum(scores[4] >= scores[4, 9]) - 1]
+        assert numbers[f"positives_{name}"]["i2t"]["meanr"] == pytest.approx(np.mean(ranks) + 1)
     for stored, message in (({"i2t": {1: [captions[0]]}}, "names 1 images that e.npz lacks, the first is 1"),
                             ([], "holds no positives"), ({"i2t": {images[0]: []}}, "has a match in its gallery")):
         with open("p.json", "w", encoding="utf-8") as f:
@@ -440,6 +449,13 @@ def test_a_file_of_means_does_not_hold_a_learned_similarity(ev, demo_path, capsy
     ev("--checkpoint", "run", "--export", "e.npz")
     assert "in e.npz: means only, from which its similarity 'product' cannot be recomputed\n" in capsys.readouterr().out
     refused(capsys, ["--embeddings", "e.npz"], "has similarity 'product', which cannot be computed from a file")
+
+
+def test_a_file_without_the_learned_number_of_mls_is_refused(exported, capsys):
+    e = exported("mls")
+    assert e.pop("effective_dim") == pytest.approx(4, rel=0.1)
+    np.savez("less.npz", **e)
+    refused(capsys, ["--embeddings", "less.npz"], "similarity 'mls', and no number 'effective_dim' above 0")
 
 
 def test_rank_files_agree_with_the_recalls(runs, ev, exported, everything):
