@@ -28,6 +28,7 @@ from data import Split, check_extractors, read_split
 from encoders import Precomputed
 from evaluation.report import foreign_words
 from evaluation.sources import export, is_embeddings
+from evaluation.subjects import Member
 from files.writing import output
 from inputs import Features, NoImages
 from metrics import chance, retrieval_blocks
@@ -251,7 +252,7 @@ def fit_and_embed(opt) -> None:
           f"{shown}, rsum {result['rsum']:.1f} (chance {chance(tested.caption_image, len(tested.images))['rsum']:.1f})")
     for note in tested.notes:
         print(f"note: {note}")
-    export(opt.output, "cosine", *sides, tested, target)
+    export(opt.output, "cosine", Member(Cosine(), *sides), tested, target)
     print(f"embeddings in {opt.output}")
 
 

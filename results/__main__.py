@@ -53,6 +53,9 @@ COLUMNS["ambiguity"] = [(head, f"ambiguity/{path}") for head, path in (
     ("log det Sigma", "captions/log_det_query/rho"), ("trace", "captions/trace_query/rho"),
     ("images: entropy", "images/entropy/rho"), ("each caption", "images/entropy_each/rho"),
     ("deviation", "images/std/rho"), ("log det Sigma", "images/log_det_query/rho"))]
+COLUMNS["truth"] = [(f"{side} {head}{whose}", f"protocols/positives{of}/{side}/{key}") for side in ("i2t", "t2i")
+                    for head, key, whose, of in (("P@1", "r1", "", ""), ("R-P", "rp", "", ""), (
+                        "R-P", "rp", ", means", "_mean_only"), ("R-P", "rp", ", dealt", "_shuffled"))]
 THREE_DIGITS = ("auroc", "ece", "ece_floor", "coverage", "rho", "words", "levels")
 BLOCK = re.compile(r"^<!-- results: (\S+) -->\n(.*?)^<!-- /results -->$", re.DOTALL | re.MULTILINE)
 METHODS_BLOCK = re.compile(r"<!-- methods: ([^>]*) -->\n.*?<!-- /methods -->", re.S)
