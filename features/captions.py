@@ -1,0 +1,189 @@
+"""The kinds of features of captions that features.extract writes: from word vectors, or from counts of words."""
+import os
+from collections import Counter
+
+import numpy as np
+from scipy.sparse import csr_array
+from tqdm import tqdm
+
+from cli import InputError
+from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit
+from features.photos import checksum
+from features.word_vectors import table_for
+from text import Vocabulary
+
+SCALE = 10                            # of unit word vectors before the mixture, as in the originals
+ROWS = 1024                           # captions whose Fisher vectors are held at a time
+FITTING = {                           # numbers of a fit: its kind, default, least, help
+    "n_clusters": ("hglmm", 30, 1, "number of clusters of the mixture"),
+    "n_iter": ("hglmm", 10, 0, "number of EM iterations"),
+    "n_words": ("hglmm", 300_000, 1, "number of words sampled to fit the mixture"),
+    "pca": ("hglmm", 0, 0, "number of principal components to keep (0: no PCA)"),
+    "pca_captions": ("hglmm", 20_000, 2, "number of captions sampled to fit the PCA"),
+    "seed": ("hglmm", 0, 0, "random seed of the samples and of the starting points"),
+    "vocab_threshold": ("tfidf", 4, 1, "count only words that occur at least this often in the training captions")}
+
+
+def word_counts(captions: list[list[str]], index: dict[str, int]) -> csr_array:
+    """How often each word of the index occurs in each tokenised caption: sparse (M, V) float32."""
+    pairs = [(m, index[word]) for m, words in enumerate(captions) for word in words if word in index]
+    pairs = np.array(pairs).reshape(-1, 2)
+    return csr_array((np.ones(len(pairs), np.float32), (pairs[:, 0], pairs[:, 1])), (len(captions), len(index)))
+
+
+class MeanVectors:
+    """The mean of the l2-normalised vectors of a caption's words, l2-normalised again (`jwae` 5.1).
+
+    words: the words of all captions. word_vectors: the file to read. `index` numbers the words that have a vector, and
+    `table` holds these, (V, D). Every kind of features has `line`, its description; `rows`, which turns word counts
+    (n, V) into features (n, size); and `arrays` with the keys `names`, which were fitted or stored before.
+    """
+    names = ()
+
+    def __init__(self, words: list[str], word_vectors: str):
+        table, known = table_for(words, word_vectors)
+        self.index = {word: i for i, word in enumerate(word for word, has in zip(words, known) if has)}
+        self.table, self.arrays, self.size = unit(table[known]), {}, table.shape[1]
+        self.word_vectors = word_vectors
+        with open(word_vectors, "rb") as f:
+            self.vectors = f"vectors {os.path.basename(word_vectors)} {checksum([f.read(1 << 20)])}"
+        self.line = f"mean, {self.vectors}"
+
+    def rows(self, counts) -> np.ndarray:
+        """Word counts (n, V) -> features (n, D)."""
+        return unit(counts @ self.table)                                            # (n, V) (V, D) -> (n, D)
+
+
+class FisherVectors(MeanVectors):
+    """Fisher vectors of a mixture of word vectors (hglmm.py), as Klein et al. 2015 compute them.
+
+    The steps: unit word vectors, their independent components, unit again, mixture, signed square root, l2 norm, PCA.
+    Call `fit` or `take` before `rows`.
+    """
+    names = ("weight", "location", "scale", "laplacian", "ica_mean", "ica_axes", "pca_mean", "pca_axes")
+
+    def __init__(self, words: list[str], word_vectors: str):
+        super().__init__(words, word_vectors)
+        self.arrays = dict.fromkeys(self.names, np.zeros((0, 0)))
+
+    def fit(self, train: list[list[str]], *, ica: bool, n_clusters: int, n_iter: int, n_words: int, pca: int,
+            pca_captions: int, seed: int) -> "FisherVectors":
+        """Fit ICA, mixture and PCA on the tokenised training captions; prints how well the mixture fits.
+
+        n_words: sample of all occurrences of words, without replacement. pca: values to keep, 0 for no PCA. The other
+        arguments are the options of the command. Returns self.
+        """
+        counts, rng, a = word_counts(train, self.index), np.random.default_rng(seed), self.arrays       # (M, V)
+        sampled = np.asarray(counts.sum(0)).astype(np.int64)                        # (V,)
+        if sampled.sum() > n_words:                                                 # without replacement
+            sampled = rng.multivariate_hypergeometric(sampled, n_words, method="marginals")
+        seen = np.flatnonzero(sampled)
+        if ica:
+            a["ica_mean"], a["ica_axes"] = fit_ica(self.table[seen], self.size, seed=seed, count=sampled[seen])
+        self.scale_table()
+        self.mixture = HGLMM.fit(self.table[seen], n_clusters, n_iter, seed, count=sampled[seen])
+        first, last = self.mixture.history[0], self.mixture.history[-1]
+        print(f"mixture: mean log-likelihood {first:.1f} -> {last:.1f} nats a word, "
+              f"{100 * self.mixture.laplacian.mean():.0f}% of the components Laplacian")
+        a |= self.mixture.arrays()
+        if pca:
+            self.fit_pca(counts, rng, pca, pca_captions, seed)
+        return self.describe()
+
+    def take(self, stored: dict, path: str) -> "FisherVectors":
+        """Take the arrays that an earlier fit stored at path. Returns self.
+
+        Raises InputError if they do not fit each other or the word vectors.
+        """
+        a = self.arrays = stored
+        clusters, size = a["weight"].shape, a["location"].shape
+        if len(size) != 2 or clusters != size[:1] or {a[name].shape for name in ("scale", "laplacian")} != {size}:
+            raise InputError(f"the mixture of {path} has weights {clusters} and locations {size} that do not fit "
+                             "each other; give the .npz file that `python -m features.extract captions` wrote")
+        fits = (a["ica_axes"] if a["ica_axes"].size else a["location"]).shape[1]
+        if fits != self.size:
+            raise InputError(f"the vectors of {self.word_vectors} have {self.size} values and {path} was fitted on "
+                             f"{fits}; give the word vectors that it was fitted on")
+        self.scale_table()
+        self.mixture = HGLMM(*(a[name] for name in self.names[:4]))
+        return self.describe()
+
+    def scale_table(self) -> None:
+        """Replace the word vectors by their independent components, if there are any, at the scale of the mixture."""
+        a = self.arrays
+        if a["ica_axes"].size:
+            self.table = unit(project(self.table, a["ica_mean"], a["ica_axes"]))
+        self.table = SCALE * self.table.astype(np.float64)
+
+    def describe(self) -> "FisherVectors":
+        """Set size and line from the fitted arrays. Returns self."""
+        a = self.arrays
+        self.size = len(a["pca_axes"]) or 2 * a["location"].size
+        sizes = [f", {name} {len(a[f'{name}_axes'])}" for name in ("ica", "pca") if a[f"{name}_axes"].size]
+        self.line = f"hglmm {len(a['weight'])} clusters{''.join(sizes)}, {self.vectors}"
+        return self
+
+    def fit_pca(self, counts, rng, size: int, captions: int, seed: int) -> None:
+        """Fit the principal axes of the Fisher vectors of a sample of captions. counts: (M, V)."""
+        some = np.sort(rng.permutation(np.flatnonzero(np.asarray(counts.sum(1))))[:captions])
+        fisher = np.empty((len(some), 2 * self.mixture.location.size), np.float32)
+        for start in tqdm(range(0, len(some), ROWS), desc="captions for the PCA", disable=None, leave=False):
+            fisher[start:start + ROWS] = self.fisher(counts[some[start:start + ROWS]])
+        print(f"PCA of {fisher.shape[1]:,} values to {size:,}, on {len(some):,} captions")
+        self.arrays["pca_mean"], self.arrays["pca_axes"] = fit_pca(fisher, size, seed)
+
+    def fisher(self, counts) -> np.ndarray:
+        """Word counts (n, V) -> Fisher vectors (n, 2 K D). Only words that occur are looked at."""
+        used = np.unique(counts.indices)
+        return signed_square_root(self.mixture.fisher_of_counts(self.table[used], counts[:, used]))
+
+    def rows(self, counts) -> np.ndarray:
+        """Word counts (n, V) -> Fisher vectors (n, size), projected on the principal axes if there are any."""
+        fisher, a = self.fisher(counts), self.arrays
+        return project(fisher, a["pca_mean"], a["pca_axes"]) if a["pca_axes"].size else fisher
+
+
+class TfIdf:
+    """n_w log(M / M_w), l2-normalised, where a caption has word w n_w times and M_w of the M training captions have it.
+
+    words (V,) and idf (V,), the logarithms. `index` numbers the words.
+    """
+    names = ("words", "idf")
+
+    def __init__(self, words: np.ndarray, idf: np.ndarray):
+        self.arrays, self.idf = {"words": words, "idf": idf}, idf
+        self.index = {str(word): i for i, word in enumerate(words)}
+        self.size, self.line = len(self.index), f"tfidf {len(self.index)} words"
+
+    @classmethod
+    def fit(cls, train: list[list[str]], threshold: int) -> "TfIdf":
+        """Words that occur at least `threshold` times in tokenised captions, and their idf. Raises InputError if
+        there is none."""
+        words = Vocabulary.build(train, threshold).words[4:]
+        if not words:
+            raise InputError(f"no word stands {threshold} times in the captions; give a lower --vocab_threshold")
+        captions_with = Counter(word for caption in train for word in set(caption))
+        return cls(np.array(words), np.log(len(train) / np.array([captions_with[word] for word in words])))
+
+    def rows(self, counts) -> np.ndarray:
+        """Word counts (n, V) -> features (n, V)."""
+        return unit(counts.toarray() * self.idf.astype(np.float32))                 # (n, V)
+
+
+KINDS = {"mean": MeanVectors, "hglmm": FisherVectors, "tfidf": TfIdf}
+
+
+def build_features(opt, words: list[str], train: list[list[str]] | None, stored: dict | None):
+    """The features that --kind names, fitted on the tokenised captions `train` or taken from the arrays `stored`.
+
+    words: the words of all captions, for the kinds with word vectors.
+    """
+    if opt.kind == "tfidf":
+        return TfIdf(stored["words"], stored["idf"]) if stored else TfIdf.fit(train, opt.vocab_threshold)
+    features = KINDS[opt.kind](words, opt.word_vectors)
+    if opt.kind == "mean":
+        return features
+    if stored:
+        return features.take(stored, opt.fitted)
+    numbers = {name: getattr(opt, name) for name, (kind, *_) in FITTING.items() if kind == "hglmm"}
+    return features.fit(train, ica=opt.ica, **numbers)
