@@ -29,6 +29,6 @@ setup: .venv/dev
 	$(PY) -m pip install -q -r requirements.txt
 	touch $@
 
-.venv/dev: requirements.txt requirements-dev.txt | .venv/bin/python
+.venv/dev: requirements.txt requirements-features.txt requirements-dev.txt | .venv/bin/python
 	$(PY) -m pip install -q -r requirements-dev.txt
 	touch .venv/runtime $@
