@@ -136,7 +136,7 @@ def main(argv=None) -> None:
     p.add_argument("--format", choices=FORMATS, default="text", help="of the table")
     p.add_argument("--output", type=filename, metavar="FILE", help="write the table there as JSON")
     p.add_argument("--dry_run", action="store_true", help="print the commands and run nothing")
-    cli.run("paper_tables.heads", run, p.parse_args(argv))
+    sys.exit(cli.run("paper_tables.heads", run, p.parse_args(argv)))
 
 
 if __name__ == "__main__":

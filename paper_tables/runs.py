@@ -14,10 +14,11 @@ import sys
 from dataclasses import dataclass, replace
 
 from checkpoints import MAY_CHANGE
+from cli import InputError
 from files.reading import read_yaml
 from inputs import SOURCES
 from methods import flags
-from train import parse_args
+from options import parser, resolve
 
 SIZE, HIDDEN, WORDS = "--embed_size 1024", " --dim_hidden 512", 300     # defaults of embedding, captioner, word vectors
 VG = "vg_experiments."
@@ -173,14 +174,12 @@ class Step:
             stored = dict(read_yaml(path)["options"])
         except (TypeError, KeyError, ValueError):
             return ["config.yaml"]
-        words, start = self.words[1:], None
-        if "--init_from" in words:                          # its folder may be gone by now
-            at = words.index("--init_from")
-            start, words = words[at + 1], words[:at] + words[at + 2:]
-        try:
-            wanted = {**vars(parse_args(words)), "init_from": start}
-        except SystemExit:                                  # train.py has printed what is wrong
+        try:                                                # the run of --init_from may be gone by now: it is not read
+            opt = parser().parse_args(self.words[1:])
+            resolve(opt)
+        except (SystemExit, InputError):
             return ["config.yaml"]
+        wanted = vars(opt)
         for options in (wanted, stored):                    # paths to the same folder may differ
             options.update({key: os.path.basename(options[key]) for key in ("init_from", "word_vectors")
                             if options.get(key)})

@@ -53,6 +53,11 @@ COLUMNS["ambiguity"] = [(head, f"ambiguity/{path}") for head, path in (
     ("log det Sigma", "captions/log_det_query/rho"), ("trace", "captions/trace_query/rho"),
     ("images: entropy", "images/entropy/rho"), ("each caption", "images/entropy_each/rho"),
     ("deviation", "images/std/rho"), ("log det Sigma", "images/log_det_query/rho"))]
+COLUMNS["sure"] = [(f"{side} {head}" if head == "posterior" else head, f"confidence/{side}/{path or best}/auroc")
+                   for side, best in (("t2i", "posterior"), ("i2t", "posterior_grouped"))
+                   for head, path in (("posterior", ""), ("log det Sigma", "log_det_query"),
+                                      ("without Sigma", "stacked_without_sigma"), ("with", "stacked"))]
+COLUMNS["banked"] = [("rsum, bank", "protocols/bank/rsum")]
 COLUMNS["truth"] = [(f"{side} {head}{whose}", f"protocols/positives{of}/{side}/{key}") for side in ("i2t", "t2i")
                     for head, key, whose, of in (("P@1", "r1", "", ""), ("R-P", "rp", "", ""), (
                         "R-P", "rp", ", means", "_mean_only"), ("R-P", "rp", ", dealt", "_shuffled"))]
@@ -106,12 +111,13 @@ def tables() -> dict[str, list[str]]:
 
 
 def whole(table: dict, read: dict[str, dict]) -> dict:
-    """A table; one that is like another takes the named rows from it."""
+    """A table; one that is like others takes the named rows from them. Of several each has a command of its own."""
     if "like" not in table:
         return table
-    other = read[table["like"]]
-    rows = {label: [label, *rest] for label, *rest in other["rows"]}
-    return {**other, "columns": table["columns"], "rows": [rows[label] for label in table["rows"]]}
+    others = [read[name] for name in table["like"].split()]
+    rows = {row[0]: row for other in others for row in other["rows"]}
+    first = others[0] if len(others) == 1 else {"of": others[0]["of"]}
+    return {**first, "columns": table["columns"], "rows": [rows[label] for label in table["rows"]]}
 
 
 def documents() -> list[str]:
