@@ -42,8 +42,8 @@ COLUMNS = [("rsum", "protocols/full/rsum"), *((f"{side} {head}", f"confidence/{s
 
 def steps(opt, seed: int) -> dict[str, tuple[list[Step], str]]:
     """{row: (its steps in order, the file of its results)}."""
-    where = ["--data_path", opt.data_path, "--data_name", opt.data_name]
-    common = ["--seed", str(seed), *opt.encoder.split(), *where]
+    where = ["--data_name", opt.data_name, "--data_path", opt.data_path]
+    common = [*where, "--seed", str(seed), *opt.encoder.split()]
     given = f"--text_features {opt.given} --img_layers 0 --txt_layers 0 --embed_size {opt.embed_size}".split()
     base = os.path.join(opt.runs, f"point_seed{seed}")
     share = ["--supervised_fraction", str(opt.fraction)]
@@ -52,7 +52,7 @@ def steps(opt, seed: int) -> dict[str, tuple[list[Step], str]]:
     found = {} if opt.given else {"the points": evaluated(first, base, base, [])}
     for row, flags in HEADS.items():
         folder = os.path.join(opt.runs, f"{row.split(' (')[0].replace(', ', '_').replace(' ', '_')}_seed{seed}")
-        words = [*(["--seed", str(seed), *given, *where] if opt.given else [*common, *frozen]), *TRAINED.split(),
+        words = [*([*where, "--seed", str(seed), *given] if opt.given else [*common, *frozen]), *TRAINED.split(),
                  *flags.split(), *["--var_layers", "256"] * ("var_layers" not in flags and "probvlm" not in flags)]
         found[row] = evaluated([*first, trained(words, folder)], folder, folder, [])
     for row, kind in WITHOUT_TRAINING.items() if not opt.given else ():

@@ -27,8 +27,8 @@ from methods import METHODS
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LOCAL = {"data_path", "vocab_path", "logger_name", "device", "workers", "log_step", "val_step", "overwrite", "resume"}
-KEPT = ("data_name", "split", "similarity", "images", "captions", "protocols", "best_ranks", "neighbours", "confidence",
-        "sets", "absent_queries", "ambiguity", "other_truths", "bank", "variances")
+KEPT = ("data_name", "models", "split", "similarity", "images", "captions", "protocols", "best_ranks", "neighbours",
+        "confidence", "sets", "absent_queries", "ambiguity", "other_truths", "bank", "variances")
 DROPPED = ("reliability", "galleries")                      # of confidences, which no table shows
 RECALLS = [(f"{side} R@{k}" if k == 1 else f"R@{k}", f"protocols/full/{side}/r{k}")
            for side in ("i2t", "t2i") for k in (1, 5, 10)]
@@ -116,7 +116,7 @@ def whole(table: dict, read: dict[str, dict]) -> dict:
         return table
     others = [read[name] for name in table["like"].split()]
     rows = {row[0]: row for other in others for row in other["rows"]}
-    first = others[0] if len(others) == 1 else {"of": others[0]["of"]}
+    first = others[0] if len(others) == 1 else {"of": table["of"]}
     return {**first, "columns": table["columns"], "rows": [rows[label] for label in table["rows"]]}
 
 
@@ -143,8 +143,11 @@ def filled(path: str, made: dict[str, list[str]]) -> str:
 def evaluated(path: str) -> dict:
     """The part of what evaluate.py wrote that rows are made of."""
     results = read_json(path)
-    if len(results.get("checkpoints", ())) != 1:
-        raise InputError(f"{path} is not of one run or file of embeddings; evaluate each by itself")
+    if not results.get("checkpoints"):
+        raise InputError(f"{path} is no results.json of a run, of an ensemble or of embeddings; give what evaluate.py "
+                         "wrote")
+    if len(results["checkpoints"]) > 1:
+        results["models"] = len(results["checkpoints"])     # an ensemble of seeds
     if "confidence" in results:
         results["confidence"] = {side: {name: {key: number for key, number in of.items() if key not in DROPPED}
                                         for name, of in sides.items() if name not in DROPPED}
@@ -167,7 +170,8 @@ def stored(run: str, path: str | None = None) -> dict:
                                capture_output=True).returncode
     return {"train": shlex.join(["python", "train.py", *kept]),
             "git_commit": config["git_commit"] if known else "unknown",
-            "versions": config["versions"], "dev_rsum": load_checkpoint(run)["state"]["best_rsum"], **results}
+            "versions": config["versions"],
+            **({} if "models" in results else {"dev_rsum": load_checkpoint(run)["state"]["best_rsum"]}), **results}
 
 
 def main(argv=None) -> None:

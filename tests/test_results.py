@@ -131,7 +131,9 @@ def test_tables_are_written_between_their_marks(tmp_path, monkeypatch):
             {"protocols": {"full": {"i2t": side, "t2i": side, "rsum": rsum}}, "dev_rsum": 99.0}))
     (tmp_path / "results" / "rows.yaml").write_text(
         "t:\n  of: model\n  command: --x 1\n  columns: [flags, n, rsum, means]\n"
-        "  rows:\n  - [a, '`--y`', a_0 a_1]\n  - [b, '', a_0]\ns:\n  like: t\n  columns: [short]\n  rows: [b]\n")
+        "  rows:\n  - [a, '`--y`', a_0 a_1]\n  - [b, '', a_0]\ns:\n  like: t\n  columns: [short]\n  rows: [b]\n"
+        "v:\n  of: other\n  command: --z\n  columns: [rsum]\n  rows:\n  - [c, '', a_1]\n"
+        "w:\n  of: both\n  like: t v\n  columns: [rsum]\n  rows: [c, b]\n")
     page, readme = tmp_path / "docs" / "page.md", tmp_path / "README.md"
     readme.write_text("# Ours\n\n<!-- results: s -->\nold\n<!-- /results -->\n\nend\n")
     page.write_text("<!-- results: t -->\n<!-- /results -->\n")
@@ -145,10 +147,11 @@ def test_tables_are_written_between_their_marks(tmp_path, monkeypatch):
         "| model | FLAGS | n | rsum | rsum, means only "
         "|", "|---|---|---|---|---|", "| a | `--y` | 2 | 101.0 ± 1.4 |  |",
         "| b |  | 1 | 100.0 |  |"]
+    assert results.tables()["w"] == ["| both | rsum |", "|---|---|", "| c | 102.0 |", "| b | 100.0 |"]
     before = readme.read_text(), page.read_text()
     results.main(["--write"])
     assert (readme.read_text(), page.read_text()) == before
-    for text, said in (("<!-- results: u -->\n<!-- /results -->\n", "shows a table u; there are t, s"),
+    for text, said in (("<!-- results: u -->\n<!-- /results -->\n", "shows a table u; there are t, s, v, w"),
                        ("<!-- results: t -->\n", "does not open and close"),
                        ("<!-- results: t -->\n<!-- results: s -->\n<!-- /results -->\n", "does not open and close")):
         page.write_text(text)
