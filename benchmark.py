@@ -122,7 +122,7 @@ def error(name: str, dim: int, whole: bool, seed: int) -> float:
     images, captions = suited(name, *made)
     exact = broadcasts(name, *(Embedding(*(None if x is None else x.double() for x in e)) for e in (images, captions)))
     scale = exact.abs().max() if name in ("cosine", "dot", "mls") else exact.abs()
-    return float(((COMPARED[name]()(images, captions) - exact).abs() / scale).max())
+    return ((COMPARED[name]()(images, captions) - exact).abs() / scale).max().item()
 
 
 def scores(opt, device) -> None:
