@@ -55,6 +55,9 @@ CONFLICTS = [
      "--txt_layers {txt_layers} is for --txt_enc mean, sum, features and trigrams, not {txt_enc}; leave it out"),
     (lambda o: text_reads(o) == "trigrams" and o.txt_layers == "0",
      "--txt_layers 0: --txt_enc {txt_enc} needs a layer; give sizes, or leave it out for a single one"),
+    *((lambda o, name=name: getattr(o, name) and text_reads(o) == "trigrams",
+       f"--{name} {{{name}}} is for features and word vectors, and --txt_enc {{txt_enc}} reads letter trigrams; leave "
+       "it out") for name in ("dropout", "feature_noise")),
     (lambda o: o.word_vectors and text_reads(o) != "words",
      "--word_vectors {word_vectors}: --txt_enc {txt_enc} has no word vectors; leave it out"),
     (lambda o: o.word_vectors and o.init_from and o.resume is None,

@@ -20,6 +20,8 @@ REFUSED = """
 --txt_enc features
 --txt_layers 9
 --txt_enc trigram_conv --txt_layers 0
+--txt_enc trigram_conv --dropout 0.1
+--txt_enc trigram_bag --feature_noise 0.1
 --word_vectors x --txt_enc trigram_bag
 --word_vectors x --init_from RUN
 --word_vectors x
