@@ -95,10 +95,9 @@ MEANS = tuple(f"{side}_tower.{part}." for side in ("image", "text") for part in 
 def load_weights(model: JointEmbedding, stored: dict, path: str = "the checkpoint", means: bool = False) -> None:
     """Give a model the weights of a checkpoint. means: only of what makes the means; the rest stays as it is. Raises
     InputError where the names or shapes are others."""
-    theirs = {name: x for name, x in stored["model"].items() if not means or name.startswith(MEANS)}
-    mine = {name: x for name, x in model.state_dict().items() if not means or name.startswith(MEANS)}
-    weights = theirs
-    mine, theirs = ({name: tuple(x.shape) for name, x in state.items()} for state in (mine, theirs))
+    weights = {name: x for name, x in stored["model"].items() if not means or name.startswith(MEANS)}
+    own = {name: x for name, x in model.state_dict().items() if not means or name.startswith(MEANS)}
+    mine, theirs = ({name: tuple(x.shape) for name, x in state.items()} for state in (own, weights))
     wrong = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
     if wrong:
         shapes = [found.get(wrong[0], "absent") for found in (theirs, mine)]
