@@ -116,9 +116,11 @@ CONFLICTS = [
     (lambda o: o.vae and gaussians(o) != 2, "--vae {vae} needs a Gaussian on both sides, not image head '{image_head}' "
                                             f"and text head '{{text_head}}'; give both sides one of "
                                             f"{', '.join(GAUSSIANS)}"),
-    (lambda o: o.sim == "mls" and "ellipsoidal" in (o.image_head, o.text_head),
-     "--sim mls has one variance per item, not image head '{image_head}' and text head '{text_head}'; leave the heads "
-     "out, or make one side a point (--image_head point)"),
+    (lambda o: o.sim in ("mls", "vmf") and "ellipsoidal" in (o.image_head, o.text_head),
+     "--sim {sim} has one variance per item, not image head '{image_head}' and text head '{text_head}'; leave the "
+     "heads out, or make one side a point (--image_head point)"),
+    (lambda o: o.loss == "probvlm" and o.sim not in ("cosine", "dot"),
+     "--loss probvlm learns variances beside points, and --sim {sim} does not compare points; take --sim cosine"),
     *((lambda o, n=n: needed_gaussians(o) == n != gaussians(o) and not (similarity(o).point_side and gaussians(o)),
        f"--sim {{sim}} {wants}, not image head '{{image_head}}' and text head '{{text_head}}'; "
        f"{fix}") for n, wants, fix in (
@@ -184,7 +186,8 @@ USED_BY = [
     ("effective_dim", lambda o: o.sim == "mls", "--sim mls"),
     ("pseudo_positives", lambda o: o.loss == "match", "--loss match"),
     ("mse_weight", lambda o: o.loss == "mse", "--loss mse"),
-    ("mask_same_image", lambda o: o.loss not in ("mse", "two_branch") and o.negative_source == "batch",
+    ("var_layers", lambda o: o.loss != "probvlm", "objectives other than probvlm, which has a network of its own"),
+    ("mask_same_image", lambda o: o.loss not in ("mse", "two_branch", "probvlm") and o.negative_source == "batch",
      "objectives over the pairs of a batch"),
     ("recon_norm", lambda o: o.recon_images, "--recon_images"),
     ("decoder_dim", lambda o: o.recon_images or o.recon_captions and TEXT_ENCODERS[o.txt_enc].decoder == "vector",

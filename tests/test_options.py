@@ -53,6 +53,8 @@ REFUSED = """
 --sim mahalanobis --head ellipsoidal
 --sim wasserstein --head point
 --sim mls --head ellipsoidal
+--sim vmf --text_head ellipsoidal
+--sim wasserstein --loss probvlm
 --sim wasserstein --var_layers 0
 --sim wasserstein --freeze_means
 --freeze_means --init_from RUN
@@ -96,14 +98,15 @@ def test_every_conflict_can_be_met():
     assert [sentence for k, (_, sentence) in enumerate(CONFLICTS) if k not in met] == []
 
 
-@pytest.mark.parametrize("name, used", [(name, used) for names, used, _ in USED_BY for name in names.split()])
-def test_what_has_no_effect_is_refused(name, used):
+@pytest.mark.parametrize("name, where", [(name, where) for names, _, where in USED_BY for name in names.split()])
+def test_what_has_no_effect_is_refused(name, where):
     """An option of USED_BY is refused by name where nothing makes use of it; some need another option for that."""
     action = next(action for action in parser()._actions if action.dest == name)
     other = {"lambda_lse": ["--sim", "scan", "--agg_func", "Mean"], "no_imgnorm": ["--sim", "mil"],
              "mask_same_image": ["--loss", "mse"], "layer_style": [], "num_layers": ["--txt_enc", "mean"],
              "margin": ["--loss", "infonce"], "txt_fc": ["--txt_enc", "mean"],
-             "lr_update": ["--schedule", "cosine"]}.get(name, [])
+             "lr_update": ["--schedule", "cosine"],
+             "var_layers": "--loss probvlm --freeze_means --init_from RUN".split() * ("other" in where)}.get(name, [])
     value = next((choice for choice in action.choices or () if choice != defaults()[name]), None)
     value = {"layer_style": "branch", "word_dropout": "0.5", "label_smoothing": "0.5"}.get(name, value or "3")
     words = [f"--{name}"] + [str(value)] * (action.nargs != 0 and not isinstance(defaults()[name], bool))
