@@ -14,7 +14,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from similarities import SIMILARITIES, Embedding, Separable, Similarity, mean_rows, real_rows, uncertainty, unit  # noqa: F401 (part of this module)
+from similarities import SIMILARITIES, Embedding, Separable, Similarity, uncertainty, unit  # noqa: F401 (part of this module)
+
+
+def real_parts(parts: Tensor, n_parts: Tensor) -> Tensor:
+    """Which parts are real and no padding: (B, P, ...), (B,) -> (B, P) bool."""
+    return torch.arange(parts.shape[1], device=parts.device) < n_parts.to(parts.device)[:, None]
+
+
+def real_rows(rows: Tensor, n_parts: Tensor | None) -> Tensor:
+    """Vectors of items (B, D), or of their real parts among (B, P, D) -> (R, D)."""
+    return rows if n_parts is None else rows[real_parts(rows, n_parts)]
+
+
+def mean_rows(rows: Tensor, n_parts: Tensor | None) -> Tensor:
+    """One vector per item: (B, D), or the mean of the real parts among (B, P, D) -> (B, D)."""
+    if n_parts is None:
+        return rows
+    return (rows * real_parts(rows, n_parts)[:, :, None]).sum(1) / n_parts[:, None]
 
 
 def hinge(scores: Tensor, margin: float = 0.2, max_violation: bool = False, same_image: Tensor | None = None) -> Tensor:

@@ -29,7 +29,7 @@ from encoders import (
     vsepp_linear,
 )
 from features.word_vectors import table_for
-from losses import MMD, Diversity, PairMSE, SideTerm, build_objective, vib
+from losses import MMD, Diversity, PairMSE, SideTerm, build_objective, mean_rows, real_parts, vib
 from methods import jwae
 from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
 from methods.heads import GeneralisedGaussian, Inclusion, ProbVLMLoss, VarianceLayers, VonMisesFisher
@@ -38,7 +38,7 @@ from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear,
 from methods.scan import CrossAttention, RegionEmbedding, WordStates
 from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
 from methods.vsrn import Captioner, RegionGraph, RegionGRU
-from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var, mean_rows, real_parts, unit
+from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var, unit
 from text import Trigrams, Vocabulary
 
 # Every similarity by name: those of one vector or Gaussian per item, those of parts and of samples, and a learned one.

@@ -30,7 +30,8 @@ from evaluation.sources import encode, load_run, newest_run, output_file
 from files.reading import below, holds_keys, is_drawn
 from files.writing import output, save_json
 from inputs import Photos, image_batches
-from similarities import real_rows, uncertainty, unit
+from losses import real_rows
+from similarities import uncertainty, unit
 from text import END, is_function
 
 # ---- retrieval: captions and their best images, with scores and uncertainties

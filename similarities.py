@@ -1,11 +1,10 @@
 """Similarities of points and Gaussians: how well an image and a caption match.
 
-Scores are higher-is-better, so a distance is returned negated. Rows are images, columns are captions. Most similarities
-are an inner product of lifted features, score = finish(A(images) @ B(captions).T + a(images) + b(captions)). This one
-definition serves a training batch, an evaluation in blocks and a nearest-neighbour index. Nothing of size N x M x D is
-ever made. Only `order`, `elk` and `bhattacharyya` compare pair by pair.
+Scores are higher-is-better, so a distance is negated. Rows are images, columns are captions. Most similarities are an
+inner product of lifted features, score = finish(A(images) @ B(captions).T + a(images) + b(captions)). This definition
+serves a batch, an evaluation in blocks and an index. Only `order`, `elk`, `bhattacharyya` compare pair by pair.
 
-Papers: `pmrl`, `ucmr` (README.md names them); VSE++ Faghri et al. 2018; PCME++ Chun 2024.
+Papers: `pmrl`, `ucmr` (README.md); VSE++ Faghri et al. 2018; PCME++ Chun 2024.
 """
 import math
 from typing import NamedTuple
@@ -37,23 +36,6 @@ class Embedding(NamedTuple):
 def unit(x: Tensor, dim: int = -1) -> Tensor:
     """l2-normalised vectors (..., D); eps keeps the gradient of a zero vector (an image without features) below 1e6."""
     return F.normalize(x, dim=dim, eps=1e-6)
-
-
-def real_parts(parts: Tensor, n_parts: Tensor) -> Tensor:
-    """Which parts are real and no padding: (B, P, ...), (B,) -> (B, P) bool."""
-    return torch.arange(parts.shape[1], device=parts.device) < n_parts.to(parts.device)[:, None]
-
-
-def real_rows(rows: Tensor, n_parts: Tensor | None) -> Tensor:
-    """Vectors of items (B, D), or of their real parts among (B, P, D) -> (R, D)."""
-    return rows if n_parts is None else rows[real_parts(rows, n_parts)]
-
-
-def mean_rows(rows: Tensor, n_parts: Tensor | None) -> Tensor:
-    """One vector per item: (B, D), or the mean of the real parts among (B, P, D) -> (B, D)."""
-    if n_parts is None:
-        return rows
-    return (rows * real_parts(rows, n_parts)[:, :, None]).sum(1) / n_parts[:, None]
 
 
 def bound_log_var(raw: Tensor, bounds: tuple[float, float] = LOG_VAR_BOUNDS) -> Tensor:
@@ -110,8 +92,7 @@ class Similarity(nn.Module):
         """Scores in blocks, for matrices that are too large to hold: columns(images, captions)(c)(i) is the block of
         the images `i` and the captions `c`, each a slice or an integer tensor.
 
-        The first call fixes the two sides and the second the captions of the block. What a similarity prepares of
-        captions is kept for as long as the caller keeps what the second call returned."""
+        What a similarity prepares of captions is kept for as long as the caller keeps what the second call returned."""
         def column(c):
             block = captions.rows(c)
             return lambda i: self(images.rows(i), block)
@@ -121,12 +102,12 @@ class Similarity(nn.Module):
 class Lifted(Similarity):
     """A similarity that first lifts each item by itself and then compares lifted items in pairs.
 
-    A subclass defines lift_image(e, origin) and lift_caption(e, origin), which lift the items of one side;
-    rows_of(lift, i), the items `i` (a slice or an integer tensor) of a lift; and piece(image_lift, caption_lift, dim),
-    the scores (n, p) of n lifted images and p lifted captions, whose embeddings have `dim` numbers.
+    A subclass defines lift_image(e, origin) and lift_caption(e, origin), of the items of one side; rows_of(lift, i),
+    the items `i` (a slice or an integer tensor) of a lift; and piece(image_lift, caption_lift, dim), the scores (n, p)
+    of n lifted images and p lifted captions, whose embeddings have `dim` numbers.
 
-    `origin` names what both sides share. A similarity that does not change when both sides are moved (or scaled)
-    together subtracts it first, so that float32 never adds large terms that cancel.
+    `origin`: what both sides share. A similarity that does not change when both are moved (or scaled) together
+    subtracts it first, so that float32 never adds large terms that cancel.
     """
     centred: tuple[str, ...] = ()     # fields of the embeddings that an origin is taken from
 
@@ -165,32 +146,43 @@ class Lifted(Similarity):
 class Separable(Lifted):
     """score = finish(A @ B.T + a[:, None] + b[None, :]).
 
-    Without an origin (None) a lift depends on its own item alone, as an index needs it: `images`, `captions`."""
+    With one origin, or none, a lift depends on its own item alone, as an index needs it: `images`, `captions`."""
 
     def lift_image(self, e: Embedding, origin: Embedding | None) -> tuple[list[Tensor], Tensor, Tensor | None]:
-        """The blocks of columns (N, k) that make up A (N, K), a (N,), and the level (N, 1) that the variances of an
-        item have in common, or None: see `gap`. Joining the blocks would cost a pass over memory. `lift_caption`
-        returns the same of B (M, K) and b (M,)."""
+        """The blocks of columns (N, k) of A (N, K), which stay apart to save a pass over memory, a (N,), and the level
+        (N, 1) that the variances of an item share, or None: see `gap`. `lift_caption`: the same of B and b (M,)."""
         raise NotImplementedError
 
     def gap(self, image_level: Tensor, caption_level: Tensor, dim: int) -> Tensor:
-        """The part of the raw score (n, m) that the levels (n, 1) and (1, m) make. It is taken pair by pair: as terms
-        of an inner product such numbers cancel where whole items differ in variance, as spherical ones do."""
+        """The part of the raw score (n, m) that the levels (n, 1) and (1, m) make, pair by pair: as terms of an inner
+        product such numbers cancel where whole items differ in variance, as spherical ones do."""
         raise NotImplementedError
+
+    def image_gap(self, level: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        """The same part as an inner product, column_i column_c + term_i + term_c, for an index: column and term of an
+        image, (N, 1) each. `caption_gap`: of a caption."""
+        raise NotImplementedError
+    caption_gap = image_gap
 
     def finish(self, raw: Tensor) -> Tensor:
         """From the raw inner product to the score. It is monotone, so both rank alike."""
         return raw
 
-    def images(self, e: Embedding) -> tuple[Tensor, Tensor]:
-        """A (N, K), a (N,): what an index of images holds."""
-        blocks, a, _ = self.lift_image(e, None)
-        return torch.cat(blocks, 1), a
+    def images(self, e: Embedding, origin: Embedding | None = None) -> tuple[Tensor, Tensor]:
+        """A (N, K), a (N,): what an index of images holds. origin: one for both sides, which changes no score."""
+        return self.joined(*self.lift_image(e, origin), origin and self.image_gap, e.mean.shape[1])
 
-    def captions(self, e: Embedding) -> tuple[Tensor, Tensor]:
-        """B (M, K), b (M,): what an index of captions holds."""
-        blocks, b, _ = self.lift_caption(e, None)
-        return torch.cat(blocks, 1), b
+    def captions(self, e: Embedding, origin: Embedding | None = None) -> tuple[Tensor, Tensor]:
+        """B (M, K), b (M,): what an index of captions holds, and how it is asked for images."""
+        return self.joined(*self.lift_caption(e, origin), origin and self.caption_gap, e.mean.shape[1])
+
+    @staticmethod
+    def joined(blocks: list[Tensor], a: Tensor, level: Tensor | None, gap, dim: int) -> tuple[Tensor, Tensor]:
+        """The columns of a lift side by side, the level's last, and the rest in one number."""
+        if level is None or gap is None:                    # without an origin all levels are 0
+            return torch.cat(blocks, 1), a
+        column, term = gap(level, dim)                                              # (N, 1) each
+        return torch.cat([*blocks, column], 1), a + term[:, 0]
 
     def rows_of(self, lift, i):
         blocks, a, level = lift
@@ -297,6 +289,15 @@ class KL(Separable):
         ratio = image_level - caption_level                                         # log u: (n, m)
         return (ratio.expm1() - ratio).mul_(-0.5 * dim)
 
+    def image_gap(self, level, dim):
+        """expm1(p - q) = x y + x + y with x = expm1(p), y = expm1(-q): column and term of p."""
+        x = level.expm1()
+        return -0.5 * dim * x, -0.5 * dim * (x - level)
+
+    def caption_gap(self, level, dim):
+        y = (-level).expm1()
+        return y, -0.5 * dim * (y + level)
+
 
 class KLReverse(KL):
     """-KL(caption || image) in nats, <= 0: the other direction, `ucmr` Table 6."""
@@ -309,6 +310,12 @@ class KLReverse(KL):
 
     def gap(self, image_level, caption_level, dim):
         return super().gap(caption_level, image_level, dim)
+
+    def image_gap(self, level, dim):
+        return super().caption_gap(level, dim)
+
+    def caption_gap(self, level, dim):
+        return super().image_gap(level, dim)
 
 
 class MinKL(Lifted):
@@ -357,6 +364,12 @@ class Wasserstein(Separable):
 
     def gap(self, image_level, caption_level, dim):
         return (image_level - caption_level).square() * -dim                        # (n, m)
+
+    def image_gap(self, level, dim):
+        return 2 * dim * level, -dim * level.square()
+
+    def caption_gap(self, level, dim):
+        return level, -dim * level.square()
 
 
 class WassersteinVar(Wasserstein):
@@ -435,16 +448,3 @@ SIMILARITIES: dict[str, type[Similarity]] = {
     "minkl": MinKL, "wasserstein": Wasserstein, "wasserstein_var": WassersteinVar, "csd": CSD, "elk": ELK,
     "bhattacharyya": Bhattacharyya,
 }
-ELEMENTS = {"cpu": 2 ** 18, "cuda": 2 ** 25}    # numbers in the largest temporary of a block: what a cache holds
-
-
-def block_side(x: Tensor, per_pair: int) -> int:
-    """Items on each side of a block of pairs, where a pair takes `per_pair` numbers of memory."""
-    return max(1, math.isqrt(ELEMENTS.get(x.device.type, ELEMENTS["cuda"]) // per_pair))
-
-
-def by_blocks(score, images: Tensor, captions, m: int, step: int) -> Tensor:
-    """Scores (N, M) in blocks of at most step x step pairs. images (K, N, D); `captions` yields (L, p, D), p <= step, M
-    in all; score: (K, n, D), (L, p, D) -> (n, p)."""
-    pieces = images.split(step, 1)
-    return side_by_side((torch.cat([score(x, y) for x in pieces]) for y in captions), m)

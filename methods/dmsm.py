@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from encoders import Latent, Unchanged, vsepp_linear
-from similarities import real_parts
+from losses import real_parts
 
 
 class TrigramWords(nn.Module):

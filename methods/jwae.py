@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from encoders import BatchNorm
-from losses import Critic, SideTerm, critic_loss, fool, latent_kl, prior_mmd
-from similarities import mean_rows, real_rows, unit
+from losses import Critic, SideTerm, critic_loss, fool, latent_kl, mean_rows, prior_mmd, real_rows
+from similarities import unit
 from text import PAD, UNK
 
 # ---- decoders

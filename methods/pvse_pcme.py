@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from encoders import Latent, vsepp_linear
-from similarities import Embedding, Similarity, block_side, by_blocks, real_parts, unit
+from losses import real_parts
+from methods.blocks import block_side, by_blocks
+from similarities import Embedding, Similarity, unit
 
 
 class SelfAttention(nn.Module):

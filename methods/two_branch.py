@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from encoders import BatchNorm, Latent, vsepp_linear
-from similarities import Similarity, block_side, by_blocks, unit
+from methods.blocks import block_side, by_blocks
+from similarities import Similarity, unit
 
 
 class BranchEmbedding(nn.Module):

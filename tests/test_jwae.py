@@ -18,11 +18,10 @@ import train
 from checkpoints import load_checkpoint
 from data import Batch, read_split
 from encoders import Latent
-from losses import Critic, PairMSE, critic_loss, fool, pair_mse, prior_mmd
+from losses import Critic, PairMSE, critic_loss, fool, mean_rows, pair_mse, prior_mmd, real_rows
 from methods.jwae import CaptionDecoder, CaptionNLL, Reconstruction, VectorDecoder, of_latents, posterior_kl
 from methods.unpaired import build_unpaired, choose_pairs
 from model import Encoded, build_model
-from similarities import mean_rows, real_rows
 from tests.helpers import STEPS, log_of, refused, same_weights
 from tests.helpers import fit_steps as fit
 from text import END, PAD, SPECIALS, START, UNK, Vocabulary

@@ -143,6 +143,22 @@ def test_lift_is_an_inner_product_that_ranks_like_the_score(name):
     assert (raw.argsort(1) == scores.argsort(1)).all()
 
 
+@pytest.mark.parametrize("spherical", [False, True])
+@pytest.mark.parametrize("name", [n for n, s in SIMILARITIES.items() if issubclass(s, Separable)])
+def test_an_origin_changes_no_score_of_an_index(name, spherical):
+    """Also one that is of other items; and each row is lifted without the others."""
+    similarity = SIMILARITIES[name]()
+    images, captions = sides(name, embedding(6, 12, seed=7, spherical=spherical),
+                             embedding(9, 12, seed=8, spherical=spherical))
+    other = embedding(5, 12, seed=9)
+    origin = Embedding(other.mean.mean(0, keepdim=True), other.log_var.mean(0, keepdim=True))
+    (A, a), (B, b) = similarity.images(images, origin), similarity.captions(captions, origin)
+    raw = A @ B.T + a[:, None] + b
+    torch.testing.assert_close(similarity.finish(raw), similarity(images, captions), rtol=1e-9, atol=1e-9)
+    alone, of_alone = similarity.images(images.rows(slice(2, 3)), origin)
+    torch.testing.assert_close((alone[0], of_alone[0]), (A[2], a[2]), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", SIMILARITIES)
 def test_columns_equal_the_whole_matrix(name):
     similarity = SIMILARITIES[name]()
