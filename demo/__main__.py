@@ -10,10 +10,10 @@ size // 2:
                           (the objects, and which of them each caption mentions; written last)
     demo_coco/            images/{train,val}2014/*.png, annotations/{captions,instances}_{train,val}2014.json and
                           coco_{train,dev,test,restval}_ids.npy (caption ids, five in a row per image)
-    demo_precomp/         {train,dev,test}_caps.txt, _ids.txt (file names in demo/), _ims.npy, (N, 960) float32, and the
-                          ids of demo_coco: _img_ids.npy, (N,) int64, and _ann_ids.npy, (M,) int64; of dev and test
-                          _positives.json: all pairs of a caption and an image of which it is true, in the form of
-                          evaluate.py --positives, and "levels", {caption id: level of detail, 0 to 4}
+    demo_precomp/         {train,dev,test}_caps.txt, _ids.txt (file names in demo/), _ims.npy, (N, 960) float32, with
+                          features.json, and the ids of demo_coco: _img_ids.npy, (N,) int64, and _ann_ids.npy, (M,)
+                          int64; of dev and test _positives.json: all pairs of a caption and an image of which it is
+                          true, in the form of evaluate.py --positives, and "levels", {caption id: level of detail}
     demo_region_precomp/  the same, with _ims.npy (N, 36, 192) float16
     demo_cxc/             {sts,sis,sits}_{val,test}.csv: ratings from 0 to 5 of pairs of captions, of pairs of images,
                           and of a caption and an image, with the columns and ids of Crisscrossed Captions; val is the
@@ -27,8 +27,7 @@ distribution, for training on one and testing on the other. The features come fr
 A rating is the mean of five simulated raters. They compare what two scenes show or two captions say
 (`captions.shared_weight`) and nothing else. A terse caption is true of many images and so rates high on them, although
 it was written for another one. These plausible matches make retrieval ambiguous. The positives say without noise which
-captions are true of which images (`truth`). Splits of more than 5,000 images have none, as their number grows with the
-square of the images.
+captions are true of which images (`truth`). Splits of more than 5,000 images have none: their number is a square.
 """
 if __name__ == "__main__":
     import cli
@@ -62,6 +61,7 @@ from demo.scenes import (
     global_features,
     mask,
     random_scene,
+    record_extractors,
     region_features,
     shuffled,
 )
@@ -388,6 +388,7 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     complete = (demo / LAST).exists() and all(folder.is_dir() for folder in folders) and "counts" in written \
         and all((folder / POSITIVES.format(split)).exists() for folder in precomp for split in matched)
     if complete and {**written, **recipe} == written:
+        record_extractors(precomp)           # earlier demos have none
         if progress:
             print(f"{scenes} data of size {size} and seed {seed} are in {data_path} already")
         return written["counts"]
@@ -402,6 +403,7 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     write_cxc(cxc, stream, entries)
     for split in matched:
         write_positives(precomp, split, entries[split])
+    record_extractors(precomp)
     described = [scene_entry(split, *entry) for split in SPLITS for entry in entries[split]]
     counts = {**sizes, "captions": sum(len(entry["captions"]) for entry in described),
               "objects": sum(len(entry["objects"]) for entry in described)}

@@ -6,10 +6,14 @@ one, to test a model on scenes unlike those it was trained on. All arithmetic is
 same results on every machine.
 """
 import functools
+import os
 import random
 from dataclasses import dataclass
 
 import numpy as np
+
+from files.reading import read_json
+from files.writing import save_json
 
 CANVAS = 128                     # width and height of an image, pixels
 MAX_OBJECTS = 6
@@ -211,9 +215,13 @@ def draw(scene):
 # ---- features
 
 GRID = 6                         # regions a side
-FILTERS = (9, 23, 22, 15, 15)    # hue (each on 13 maps), fine figure, coarse figure, texture, plain colour: 192 in all
+FILTERS = (9, 23, 22, 15, 15)    # hue (each on 13 maps), fine figure, coarse figure, texture, plain colour
+WIDTHS = FILTERS[0] * 13, *FILTERS[1:]   # responses of each kind, 192 in all
 SCALES = (4096, 256, 8192, 8, 128)   # powers of two that bring each kind to the order of one
 USUAL = (0.75, 4, 3, 2.5, 1.5)   # the mean of each kind in global features, roughly
+# What features.json says of the features below. To be changed whenever they change.
+EXTRACTORS = {"global": "demo_scenes global, 960 numbers of photos resized to 128x128",
+              "regions": "demo_scenes regions, 36 x 192 numbers of photos resized to 128x128"}
 HUE_REACH = 160                  # distance, of 255, at which a colour no longer counts as a hue
 
 
@@ -310,5 +318,18 @@ def global_features(regions):
     """
     n, half = len(regions), GRID // 2
     quarters = regions.reshape(n, 2, half, 2, half, -1).max((2, 4)).reshape(n, 4, -1)
-    usual = np.repeat(np.float32(USUAL), (FILTERS[0] * 13, *FILTERS[1:]))           # (192,)
+    usual = np.repeat(np.float32(USUAL), WIDTHS)                                    # (192,)
     return (np.concatenate([quarters.max(1, keepdims=True), quarters], 1) - usual).reshape(n, -1)
+
+
+def record_extractors(folders):
+    """Say in features.json of the folders of both features, global and regions, what made them.
+
+    What it says of features of captions stays.
+    """
+    for folder, line in zip(folders, EXTRACTORS.values(), strict=True):
+        path = os.path.join(folder, "features.json")
+        stored = read_json(path, "delete it") if os.path.isfile(path) else {}
+        stored = stored if isinstance(stored, dict) else {}
+        if stored.get("ims") != line:
+            save_json({**stored, "ims": line}, path)

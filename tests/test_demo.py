@@ -194,13 +194,13 @@ def test_every_line_of_the_ratings(demo_path, kind, split):
 
 
 def test_the_default_data_are_what_they_always_were(demo_path):
-    """The pixels, numbers and texts of size 48, seed 0, in every file but demo_vg's and the positives, which came
-    later."""
+    """The pixels, numbers and texts of size 48, seed 0, in every file but demo_vg's, the positives and features.json,
+    which came later."""
     digest = hashlib.sha256()
     for folder, _, names in sorted(os.walk(demo_path)):
         where = os.path.relpath(folder, demo_path).replace(os.sep, "/")
         for name in sorted(names) if not where.startswith("demo_vg") else ():
-            if name.endswith("_positives.json"):
+            if name.endswith("_positives.json") or name == "features.json":
                 continue
             path = os.path.join(folder, name)
             content = (np.asarray(Image.open(path)).tobytes() if name.endswith(".png") else
@@ -208,6 +208,19 @@ def test_the_default_data_are_what_they_always_were(demo_path):
             digest.update(f"{where}/{name}\0".removeprefix("./").encode() + content)
     assert demo.VERSION == 3
     assert digest.hexdigest() == "b0093093d3c2c61aaad0def1f41994c02012abcf86a84872e7f47fc54eb610ab"
+
+
+def test_features_name_their_extractor_also_in_data_of_an_earlier_version(tmp_path, demo_path):
+    lines = [read_split(demo_path, name, "test").extractors["ims"] for name in PRECOMP]
+    assert lines == ["demo_scenes global, 960 numbers of photos resized to 128x128",
+                     "demo_scenes regions, 36 x 192 numbers of photos resized to 128x128"]
+    demo.write(tmp_path, size=8, progress=False)
+    paths = [tmp_path / name / "features.json" for name in PRECOMP]
+    paths[0].unlink()
+    paths[1].write_text('{"w2v": "of captions"}')
+    demo.write(tmp_path, size=8, progress=False)
+    assert [json.loads(path.read_text()) for path in paths] == [{"ims": lines[0]}, {"w2v": "of captions",
+                                                                                    "ims": lines[1]}]
 
 
 def test_visual_genomes_layout_with_its_irregularities(tmp_path, demo_path):
