@@ -117,9 +117,12 @@ class CNN(nn.Module):
 
 
 def _read_weights(net: nn.Module, path: str, cnn_type: str) -> None:
-    """Load a complete state dict from a local file, without running code from it. Raises InputError."""
+    """Load a complete state dict from a local file, without running code from it. Raises InputError.
+
+    `net.weights_file` names the file from then on."""
     if not os.path.isfile(path):
         raise InputError(f"there is no file {path} with weights of {cnn_type}; give one with --cnn_weights")
+    net.weights_file = path
     try:
         net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # a pickle, zip or key fault: all mean that the file is not this network's

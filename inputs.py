@@ -239,8 +239,11 @@ def train_transform(crop_size: int):
     return _transform(lambda t: [t.RandomResizedCrop(crop_size), t.RandomHorizontalFlip()])
 
 
-def _transform(first):
+def whole_transform():
+    return _transform(lambda t: [t.Resize((224, 224))])                             # the whole photo, out of shape
 
+
+def _transform(first):
     import_torchvision()
     from torchvision import transforms as t
     return t.Compose([*first(t), t.ToTensor(), t.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])

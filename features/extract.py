@@ -1,5 +1,6 @@
 """Write features of photos or captions, by networks or word vectors, as files that data sets are read from.
 
+    python -m features.extract images --photos ~/Pictures --cnn_type efficientnet_lite0 --output_name mine
     python -m features.extract images --data_name coco --cnn_type vgg19 --layer fc7 --output_name coco_vgg_precomp
     python -m features.extract captions --data_name coco_vgg_precomp --name w2v --word_vectors GoogleNews.bin
     python -m features.extract captions --data_name coco_vgg_precomp --kind hglmm --ica --pca 6000 --word_vectors FILE
@@ -9,11 +10,14 @@
     python -m features.extract images --data_name coco --kind open_clip --model ViT-B-32 --weights FILE \\
         --output_name coco_clip_precomp
 
-`images` writes a folder in the layout of `*_precomp`. After a stop at any moment the same command continues, and when
-called again it computes only the photos that are new or have changed. `captions` adds {split}_{name}.npy, (M, F)
-float32, one row per caption. features.json beside them says in one line what made each file, with checksums, because a
-model fits only features of its own extractor. A mixture, PCA or idf fitted on the training captions goes to
-{name}_model.npz; --fitted takes it for another data set.
+`images --photos FOLDER` takes all photos below a folder of yours, named by their paths in it (folder.py); captions.csv
+makes them a data set to train on (pairs.py). `images --data_name` takes the photos of a data set, and writes a folder
+in the layout of `*_precomp`. After a stop at any moment the same command continues, and when called again it computes
+only the photos that are new or have changed. --grid and --boxes give regions in place of one vector per photo.
+
+`captions` adds {split}_{name}.npy, (M, F) float32, one row per caption. features.json beside them says in one line what
+made each file, with checksums, because a model fits only features of its own extractor. A mixture, PCA or idf fitted on
+the training captions goes to {name}_model.npz; --fitted takes it for another data set.
 """
 if __name__ == "__main__":
     import cli
@@ -28,23 +32,35 @@ import numpy as np
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, Stopped, data_set, filename, positive, torch_device, workers
+from cli import Arguments, InputError, data_set, filename, positive, torch_device, up_to, workers
 from data import Split, read_split
 from encoders import CNNS
+from features import folder as own_photos
+from features import networks
+from features.boxes import PhotoBoxes
 from features.captions import FITTING, KINDS, build_features
 from features.hglmm import load_arrays
-from features.openclip import ClipPhotos
-from features.photos import Extraction, checksum, in_order, network, write_texts
+from features.photos import (
+    ALL,
+    SPLITS,
+    Extraction,
+    checksum,
+    in_order,
+    photo_names,
+    record_extractor,
+    write_texts,
+)
 from files.reading import holds_arrays
 from files.writing import locked, mapped, output, save_arrays, save_json
-from inputs import Photos, eval_transform, extractors, told_of
+from inputs import Photos, extractors, told_of
 
-SPLITS = ("train", "restval", "dev", "val", "test", "testall")
 DEFAULT = ["train", "dev", "test"]    # splits to read where none are named
 OF_CLIP = dict.fromkeys(("model", "weights", "tag"), ("open_clip",))
-IMAGE_OPTIONS = {**dict.fromkeys(("cnn_type", "layer", "cnn_weights"), ("cnn",)), **OF_CLIP}      # option: its kinds
+IMAGE_OPTIONS = {**dict.fromkeys(("cnn_type", "layer", "cnn_weights", "boxes"), ("cnn",)), "grid": ("cnn", "demo"),
+                 **OF_CLIP}           # option: its kinds
 CAPTION_OPTIONS = {"word_vectors": ("mean", "hglmm"), **OF_CLIP,
                    **dict.fromkeys(("weights", "device"), ("minilm", "open_clip"))}
+GRID = 6                              # cells a side of --grid
 NOT_NAMES = ("ims", "caps", "ids", "img_ids", "ann_ids")
 
 
@@ -62,23 +78,6 @@ def write_rows(path: str, shape: tuple, dtype, blocks, title: str) -> None:
         assert done == shape[0], (done, shape)
 
 
-def record_extractor(folder: str, suffix: str, line: str) -> None:
-    """Write to features.json what makes {split}_{suffix}.npy in this folder.
-
-    Raises InputError if such files of another extractor are there. Files of an earlier fit by the same recipe are
-    deleted, so that a folder never mixes two fits.
-    """
-    files = [os.path.join(folder, f"{split}_{suffix}.npy") for split in SPLITS]
-    files = [path for path in files if os.path.isfile(path)]
-    before = extractors(folder).get(suffix, "an extractor that no features.json names")
-    if files and before.split(", fitted")[0] != line.split(", fitted")[0]:
-        raise InputError(f"{files[0]} is of '{before}' and these are of '{line}'; give another name, or delete the old "
-                         "files")
-    for path in files if before != line else ():
-        os.remove(path)
-    save_json({**extractors(folder), suffix: line}, os.path.join(folder, "features.json"))
-
-
 def check_own_options(opt, table: dict[str, tuple]) -> None:
     """Raise InputError if an option is given that is for other kinds of features. table: {option: its kinds}."""
     for name, kinds in table.items():
@@ -91,52 +90,73 @@ def check_own_options(opt, table: dict[str, tuple]) -> None:
 
 # ---- images
 
-def extract_images(opt) -> None:
-    """The command `images`. Raises InputError if the data set has no photos or the folder holds other files."""
+def recipe_of(opt) -> dict:
+    """What makes the features, as the plain values of networks.RECIPE. Raises InputError for options that cannot work
+    together."""
     check_own_options(opt, IMAGE_OPTIONS)
-    folder = os.path.join(opt.data_path, opt.output_name)
-    splits = [read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval, dev_images=0)
-              for name in opt.splits]
+    regions = [f"--{name} {getattr(opt, name)}" for name in ("layer", "grid", "boxes") if getattr(opt, name)]
+    if len(regions) > 1:
+        raise InputError(f"{' and '.join(regions)} are different features of a photo; give one of them")
+    if opt.kind == "demo" and opt.grid not in (None, GRID):
+        raise InputError(f"--grid {opt.grid}: the demo's regions are {GRID} x {GRID}; give --grid alone")
+    recipe = {name: getattr(opt, name) for name in networks.RECIPE}
+    recipe["cnn_type"] = (opt.cnn_type or "vgg19") if opt.kind == "cnn" else None
+    return recipe
+
+
+def extract_images(opt) -> None:
+    """The command `images`. Raises InputError for options that cannot work together, and what `of_data_set` and
+    `folder.extract` raise."""
+    recipe, device = recipe_of(opt), torch_device(opt.device)
+    of_a_data_set = {"--data_name": opt.data_name, "--splits": opt.splits, "--use_restval": opt.use_restval or None}
+    if opt.photos is None:
+        if opt.captions:
+            raise InputError(f"--captions {opt.captions} is for --photos FOLDER; a data set has its own captions")
+        of_data_set(opt, recipe, device)
+        return
+    for flag, value in of_a_data_set.items():
+        if value is not None:
+            raise InputError(f"{flag} is for the photos of a data set, and --photos {opt.photos} is a folder of your "
+                             f"own; leave {flag} out")
+    own_photos.extract(opt, recipe, device)
+
+
+def of_data_set(opt, recipe: dict, device) -> None:
+    """Features of a data set's photos. Raises InputError if it has no photos or the folder holds other files."""
+    data_name, folder = opt.data_name or "coco", os.path.join(opt.data_path, opt.output_name)
+    splits = [read_split(opt.data_path, data_name, name, use_restval=opt.use_restval, dev_images=0)
+              for name in opt.splits or DEFAULT]
     if not all(isinstance(split.images, Photos) for split in splits):
-        raise InputError(f"--data_name {opt.data_name} holds features, not photos; give a data set of photos, such as "
+        raise InputError(f"--data_name {data_name} holds features, not photos; give a data set of photos, such as "
                          "coco")
-    if os.path.realpath(folder) == os.path.realpath(os.path.join(opt.data_path, opt.data_name)):
+    if os.path.realpath(folder) == os.path.realpath(os.path.join(opt.data_path, data_name)):
         raise InputError(f"--output_name {opt.output_name} is the folder of the photos; give the features another name")
     orders = [in_order(split.require_sound(images=not opt.skip_broken), opt.captions_per_image) for split in splits]
-    device = torch_device(opt.device)
-    if opt.kind == "open_clip":
-        net = ClipPhotos(opt.model, opt.weights, opt.tag)
-        line, transform = net.line, net.transform
-    else:
-        (net, line), transform = network(opt.cnn_type or "vgg19", opt.layer, opt.cnn_weights), eval_transform()
+    boxes = [PhotoBoxes(opt.boxes, photo_names(split.images.paths)) if opt.boxes else None for split in splits]
+    net, transform, line = networks.network_of(recipe, device)
     check_own(folder, splits)
     output(os.path.join(folder, "features.json"), lambda path: extractors(folder) is not None)
     with locked(folder, "extracting into"):
         record_extractor(folder, "ims", line)
-        net = net.to(device)
-        for split, order in zip(splits, orders):
+        for split, order, regions in zip(splits, orders, boxes):
             for note in split.notes:
                 print(f"note: {note}")
-            shape, dtype = ((49, net.dim), np.float16) if net.cells else ((net.dim,), np.float32)
-            work = Extraction(folder, split, line, shape, dtype)
-            if work.prepare():
-                write_texts(folder, split, order)
+            shape, dtype = networks.shape_of(net, regions)
+            work = Extraction(folder, split.name, split.images, photo_names(split.images.paths), line, shape, dtype,
+                              regions)
+            if work.complete():
+                work.check_broken(opt.skip_broken)
+                write_texts(folder, split, order, work.kept())
+                work.update_list()
                 print(f"{work.path}: done already")
                 continue
-            try:
-                work.run(net, transform, opt, device)
-            except Stopped as stop:
-                done = sum(row is not None for row in work.rows)
-                stop.advice = (f"{done:,} of {len(work.rows):,} photos of {split.name} are done, and the same command "
-                               "goes on")
-                raise
-            work.commit(order)
-            broken = [row for row in work.rows if len(row) == 2]
-            print(f"{work.path}: {(len(work.rows) - len(broken), *work.shape[1:])} of {line}, "
-                  f"{len(order) - len(broken) * len(order) // len(work.rows):,} captions")
-            if broken:
-                print(f"warning: {len(broken):,} of {len(work.rows):,} photos of {split.name} cannot be read and are "
-                      f"left out with their captions, the first: {broken[0][1]}", file=sys.stderr)
+            work.prepare()
+            work.run(net, transform, opt, device)
+            work.commit(partial(write_texts, folder, split, order))
+            broken = len(work.rows) - len(work.kept())
+            print(f"{work.path}: {(len(work.rows) - broken, *work.shape[1:])} of {line}, "
+                  f"{len(order) - broken * len(order) // len(work.rows):,} captions")
+            work.warn("with their captions")
 
 
 def check_own(folder: str, splits: list[Split]) -> None:
@@ -151,6 +171,9 @@ def check_own(folder: str, splits: list[Split]) -> None:
         if paths and "ims" not in extractors(folder) and not os.path.isfile(of("ims.npy")):
             raise InputError(f"{paths[0]} is there already, and no features that features.extract wrote; give "
                              "--output_name a folder of its own")
+    if os.path.exists(os.path.join(folder, f"{ALL}_photos.json")):
+        raise InputError(f"{folder} holds the features of a folder of photos (--photos); give --output_name a folder "
+                         "of its own")
 
 
 # ---- captions
@@ -231,19 +254,31 @@ def arguments(what: str) -> Arguments:
     p.prog += f" {what}"
     p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
     if what == "images":
-        p.add_argument("--data_name", type=data_set, default="coco",
-                       help="folder of the photos, a data set below --data_path")
+        p.add_argument("--photos", type=filename, metavar="FOLDER",
+                       help="take all photos below this folder of yours, in place of those of a data set")
+        p.add_argument("--captions", type=filename, metavar="FILE.csv",
+                       help="with --photos: a table with the header name,caption, which makes the photos a data set to "
+                            "train on (default: FOLDER/captions.csv if it is there)")
+        p.add_argument("--data_name", type=data_set,
+                       help="folder of the photos, a data set below --data_path (default: coco)")
         p.add_argument("--output_name", type=data_set, required=True, help="folder below --data_path to write to")
-        p.add_argument("--splits", nargs="+", choices=SPLITS, default=DEFAULT, help="splits to read")
+        p.add_argument("--splits", nargs="+", choices=SPLITS, help="splits to read (default: train dev test)")
         p.add_argument("--use_restval", action="store_true", help="add the restval images to train (COCO)")
         p.add_argument("--captions_per_image", type=positive, metavar="N",
                        help="write the first N captions of every image")
-        p.add_argument("--kind", choices=["cnn", "open_clip"], default="cnn",
-                       help="kind of features: a layer of a CNN, or the image embedding of a CLIP network of open_clip")
+        p.add_argument("--kind", choices=networks.KINDS, default="cnn",
+                       help="kind of features: a layer of a CNN, the image embedding of a CLIP network of open_clip, "
+                            "or the features of the demo data, which need no weights")
         p.add_argument("--cnn_type", choices=CNNS, help="cnn: network that computes the features (default: vgg19)")
         p.add_argument("--layer", choices=["fc6", "fc7", "pooled", "cells"],
                        help="cnn: layer to write: fc6 or fc7 (VGG; default fc7), pooled (the other networks) or cells, "
                             "the 7 x 7 cells of the last map in float16")
+        p.add_argument("--grid", type=up_to(networks.SIDE), nargs="?", const=GRID, metavar="N",
+                       help=f"cnn: the last map averaged in N x N regions, in float16 (N: {GRID} if not given); demo: "
+                            "its 36 regions")
+        p.add_argument("--boxes", type=filename, metavar="FILE.json",
+                       help="cnn: regions in boxes: a JSON object, name of a photo to its [[x1, y1, x2, y2], ...] in "
+                            "pixels of the photo as it is seen, equally many for every photo")
         p.add_argument("--cnn_weights", type=filename, metavar="FILE",
                        help="cnn: weights of the network (default: ImageNet's, as in train.py)")
         clip_arguments(p, "open_clip")

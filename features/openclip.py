@@ -136,7 +136,7 @@ class Clip(nn.Module):
 
 class ClipPhotos(Clip):
     """Photos (B, 3, H, W), prepared by `transform`, -> their embeddings (B, D), not normalised."""
-    cells = False
+    regions = None
 
     def __init__(self, name: str, weights: str | None, tag: str | None):
         super().__init__(name, weights, tag, photos=True)

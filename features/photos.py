@@ -1,24 +1,27 @@
-"""Features of a split's photos by a frozen network: the network with a one-line name, and rows that survive every
-stop."""
+"""Features of photos as rows of a file that survive every stop, and the texts and records beside them."""
 import contextlib
 import hashlib
 import os
+import sys
 import time
+from stat import S_ISREG
 
 import numpy as np
 import torch
 from torch import nn
 from tqdm import tqdm
 
-from cli import InputError
+from cli import InputError, Stopped
 from data import Split
-from encoders import CNN
+from features.boxes import PhotoBoxes
 from files.reading import read_array, read_json
 from files.writing import CHANGING, allocate, mapped, save_array, save_json, save_lines
-from inputs import Photos, stream
+from inputs import Photos, chunks, extractors, stream
 
 ROWS = 1024                           # rows copied at a time
 SAVE = 20.0                           # seconds between notes of what is done
+ALL = "all"                           # the split that holds a folder of photos
+SPLITS = ("train", "restval", "dev", "val", "test", "testall")
 
 
 def checksum(parts) -> str:
@@ -29,21 +32,23 @@ def checksum(parts) -> str:
     return f"sha256:{digest.hexdigest()[:12]}"
 
 
-def network(cnn_type: str, layer: str | None = None, weights: str | None = None,
-            pretrained: bool = True) -> tuple[CNN, str]:
-    """A frozen network that gives the raw activations of a layer, and its one-line name.
+def record_extractor(folder: str, suffix: str, line: str) -> None:
+    """Write to features.json what makes {split}_{suffix}.npy in this folder.
 
-    layer: fc7 or fc6 (VGG), (B, 4096) after the ReLU; pooled (the others), (B, F); cells, the last map, (B, 49, C).
-    Raises InputError if the network has no such layer.
+    Raises InputError if such files of another extractor are there. Files of an earlier fit by the same recipe are
+    deleted, so that a folder never mixes two fits.
     """
-    allowed = ("fc7", "fc6", "cells") if cnn_type.startswith("vgg") else ("pooled", "cells")
-    layer = layer or allowed[0]
-    if layer not in allowed:
-        raise InputError(f"--layer {layer} is no layer of {cnn_type}; it has {', '.join(allowed)}")
-    cnn = CNN(cnn_type, weights=weights, pretrained=pretrained, cells=layer == "cells", normalise=False).eval()
-    if layer == "fc6":
-        cnn.net.classifier = cnn.net.classifier[:2]                                 # linear, ReLU
-    return cnn, f"{cnn_type} {layer} {checksum(x.numpy() for x in cnn.net.state_dict().values())}"
+    recorded = extractors(folder)
+    files = [os.path.join(folder, f"{split}_{suffix}.npy") for split in (*SPLITS, ALL)]
+    files = [path for path in files if os.path.isfile(path)]
+    before = recorded.get(suffix, "an extractor that no features.json names")
+    if files and before.split(", fitted")[0] != line.split(", fitted")[0]:
+        raise InputError(f"{files[0]} is of '{before}' and these are of '{line}'; give another name, or delete the old "
+                         "files")
+    for path in files if before != line else ():
+        os.remove(path)
+    if recorded.get(suffix) != line:
+        save_json({**recorded, suffix: line}, os.path.join(folder, "features.json"))
 
 
 def in_order(split: Split, per_image: int | None) -> np.ndarray:
@@ -86,23 +91,6 @@ def write_texts(folder: str, split: Split, order: np.ndarray, kept: np.ndarray |
         save_array(f"{start}_ann_ids.npy", split.caption_ids[order])
 
 
-class PhotoReader:
-    """Reads photos by their indices: (b, 3, H, W) of those that can be read, or None, and {index: error} of the
-    others."""
-
-    def __init__(self, photos: Photos, transform):
-        self.photos, self.transform = photos, transform
-
-    def __getitem__(self, index) -> tuple[torch.Tensor | None, dict[int, str]]:
-        photos, broken = [], {}
-        for i in map(int, index):
-            try:
-                photos.append(self.transform(self.photos.open(i)))
-            except InputError as error:
-                broken[i] = str(error)
-        return torch.stack(photos) if photos else None, broken
-
-
 def file_digest(path: str) -> str:
     """The first 12 digits of the sha256 of a file, or "" if it cannot be read."""
     try:
@@ -112,131 +100,246 @@ def file_digest(path: str) -> str:
         return ""
 
 
-class Extraction:
-    """The features of a split's photos, one row per photo. After any stop the next call continues.
+# A row of a list of photos: [name, bytes, time in ns, digest], then the digest of the photo's boxes ("": none) and what
+# is wrong with a photo that cannot be read. Neither is there where it is not needed.
 
-    {split}_photos.json lists the photos of the rows of {split}_ims.npy by name, size, time and digest. A listed photo
+def wrong(row: list) -> str:
+    """What is wrong with the photo of a row, or ""."""
+    return row[5] if len(row) > 5 else ""
+
+
+def sound(row) -> bool:
+    """Whether a value that was read from a list is a row of it."""
+    kinds = (str, int, int, str, str, str)
+    return isinstance(row, list) and 4 <= len(row) <= 6 and all(map(isinstance, row, kinds))
+
+
+class PhotoReader:
+    """Reads photos by their indices: (inputs, rows). inputs: what a network takes of those that can be read, (b, 3, H,
+    W), and with boxes also (b, P, 4); or None. rows: what a list says of each."""
+
+    def __init__(self, photos: Photos, names: list[str], transform, boxes: PhotoBoxes | None):
+        self.photos, self.names, self.transform, self.boxes = photos, names, transform, boxes
+
+    def __getitem__(self, index) -> tuple[tuple | None, list[list]]:
+        ready, rows = [], []
+        for i in map(int, index):
+            path, size, time_ns = self.photos.paths[i], 0, 0
+            with contextlib.suppress(OSError):
+                stat = os.stat(path)
+                size, time_ns = stat.st_size, stat.st_mtime_ns
+            # noted before the photo is read: one that is replaced meanwhile will look changed
+            row = [self.names[i], size, time_ns, file_digest(path)]
+            of_boxes = [self.boxes.digests[i]] if self.boxes else []
+            try:
+                photo = self.photos.open(i)
+            except InputError as error:
+                rows.append([*row, *(of_boxes or [""]), str(error)])
+                continue
+            shares = [self.boxes.shares(i, photo.size)] if self.boxes else []
+            ready.append((self.transform(photo), *shares))
+            rows.append(row + of_boxes)
+        return tuple(map(torch.stack, zip(*ready))) if ready else None, rows
+
+
+class Extraction:
+    """The features of N photos, one row per photo. After any stop the next call continues.
+
+    {name}_photos.json lists the photos of the rows of {name}_ims.npy, and those that could not be read. A listed photo
     that has not changed keeps its row, wherever it was. New rows go to a hidden file with its own list, which replace
-    the old ones when everything is there.
+    the old ones when everything is there. `about`: what else the list says.
     """
 
-    def __init__(self, folder: str, split: Split, line: str, shape: tuple, dtype):
-        self.folder, self.split, self.line, self.dtype = folder, split, line, dtype
-        self.shape = len(split.images), *shape
-        self.path, self.list = (os.path.join(folder, f"{split.name}_{end}") for end in ("ims.npy", "photos.json"))
-        self.part, self.part_list = (os.path.join(folder, f".{split.name}_{end}")
-                                     for end in ("ims.part", "photos.part"))
-        self.changing = os.path.join(folder, CHANGING.format(split.name))
-        self.names = photo_names(split.images.paths)
-        self.rows = [None] * len(self.names)    # [name, size, time, content] or [name, what is wrong]; None: to do
+    def __init__(self, folder: str, name: str, images: Photos, names: list[str], line: str, shape: tuple, dtype,
+                 boxes: PhotoBoxes | None = None, about: dict | None = None):
+        self.folder, self.name, self.images, self.names, self.line = folder, name, images, names, line
+        self.shape, self.dtype, self.boxes, self.about = (len(names), *shape), dtype, boxes, about or {}
+        self.path, self.list = (os.path.join(folder, f"{name}_{end}") for end in ("ims.npy", "photos.json"))
+        self.part_list = os.path.join(folder, f".{name}_photos.part")
+        self.parts = [f".{name}_ims.part", f".{name}_ims.2.part"]      # the second where photos came or went meanwhile
+        self.part = self.parts[0]
+        self.changing = os.path.join(folder, CHANGING.format(name))
+        self.rows = [None] * len(names)                     # None: to do
 
-    def listed(self, path: str) -> list:
-        """The rows of a list of photos, or [] if it is of another extractor."""
+    def listed(self, path: str) -> tuple[list, dict]:
+        """The rows of a list of photos and the whole list, or [] and {} if it is of another extractor."""
         stored = read_json(path, "delete it and extract again") if os.path.isfile(path) else {}
-        rows = stored.get("photos") if isinstance(stored, dict) and stored.get("extractor") == self.line else None
-        sound = isinstance(rows, list) and all(
-            row is None or isinstance(row, list) and len(row) in (2, 4) and isinstance(row[0], str) for row in rows)
-        return rows if sound else []
+        stored = stored if isinstance(stored, dict) and stored.get("extractor") == self.line else {}
+        rows = stored.get("photos")
+        good = isinstance(rows, list) and all(row is None or sound(row) for row in rows)
+        return (rows, stored) if good else ([], {})
 
-    def unchanged(self, i: int, row: list) -> bool:
-        """Whether photo i is still the one that this row of a list describes."""
-        path = self.split.images.paths[i]
-        if len(row) != 4 or not os.path.isfile(path):
+    def current(self, i: int, row: list | None) -> list | None:
+        """The row of photo i with the time that it has now, if `row` still describes it, else None."""
+        try:
+            stat = os.stat(self.images.paths[i])
+        except OSError:
+            return None
+        if not row or not row[3] or row[1] != stat.st_size or not S_ISREG(stat.st_mode) or \
+                (row[4] if len(row) > 4 else "") != (self.boxes.digests[i] if self.boxes else ""):
+            return None
+        if row[2] != stat.st_mtime_ns and file_digest(self.images.paths[i]) != row[3]:
+            return None
+        return [*row[:2], stat.st_mtime_ns, *row[3:]]
+
+    def recover(self) -> None:
+        """Finish the list of features that were put in place just before a stop."""
+        rows, stored = self.listed(self.part_list)
+        part = os.path.join(self.folder, stored.get("file") if stored.get("file") in self.parts else self.parts[0])
+        if rows and all(rows) and os.path.exists(self.changing) and os.path.isfile(self.path) and \
+                not os.path.exists(part):
+            self.write_list(rows)
+            os.remove(self.part_list)
+
+    def complete(self) -> bool:
+        """Whether nothing is left to do. Only sizes and times of files are read where they have not changed."""
+        self.recover()
+        rows, stored = self.listed(self.list)
+        broken = stored.get("broken", [])
+        if os.path.exists(self.changing) or not rows or not isinstance(broken, list) or not all(map(sound, broken)):
             return False
-        stat = os.stat(path)
-        return [stat.st_size, stat.st_mtime_ns] == row[1:3] or stat.st_size == row[1] and file_digest(path) == row[3]
+        if not os.path.isfile(self.path) or \
+                read_array(self.path, "delete it and extract again").shape != (len(rows), *self.shape[1:]):
+            return False
+        known = {row[0]: row for row in (*rows, *broken) if row}
+        found = [self.current(i, known.get(name)) for i, name in enumerate(self.names)]
+        if not all(found) or [row[0] for row in found if not wrong(row)] != [row and row[0] for row in rows]:
+            return False
+        self.rows = found
+        self.clean()
+        return True
 
-    def prepare(self) -> bool:
-        """Take over existing rows. Returns whether nothing is left to do."""
-        old = {row[0]: (k, row) for k, row in enumerate(self.listed(self.list)) if row and len(row) == 4}
-        whole = read_array(self.path, "delete it and extract again") if os.path.isfile(self.path) else None
-        if whole is None or whole.shape != (len(old), *self.shape[1:]):
-            old = {}
-        if whole is not None and not old:
+    def update_list(self) -> None:
+        """Write the list of a complete extraction again, if times of files or `about` have changed."""
+        now, (_, stored) = self.contents(self.rows), self.listed(self.list)
+        if now != stored:
+            save_json(now, self.list)
+
+    def prepare(self) -> None:
+        """Open the hidden file of new rows, and take over what is known."""
+        self.recover()
+        sources, rows = [], self.listed(self.list)[0]
+        if os.path.isfile(self.path):
+            sources.append((read_array(self.path, "delete it and extract again"), rows))
+        begun, stored = self.listed(self.part_list)
+        old = stored.get("file") if stored.get("file") in self.parts else self.parts[0]
+        part = os.path.join(self.folder, old)
+        sources += [(read_array(part, "delete it and extract again"), begun)] if begun and os.path.isfile(part) else []
+        sources = [(array, rows) for array, rows in sources if array.shape == (len(rows), *self.shape[1:])
+                   and array.dtype == self.dtype and any(rows)]
+        if os.path.isfile(self.path) and not sources:
             print(f"{self.path}: nothing tells which photos its rows are of, so they are computed again")
-        begun = self.listed(self.part_list)
-        if [row and row[0] for row in begun if row] != [name for name, row in zip(self.names, begun) if row] or \
-                len(begun) != len(self.names):
-            begun = []
-        if os.path.exists(self.changing) and begun and all(begun) and not os.path.exists(self.part):
-            self.rows = begun                               # stopped between putting the features and the list in place
-            return self.finish(np.flatnonzero([len(row) == 4 for row in begun]))
-        keep = [old[name][0] if name in old and self.unchanged(i, old[name][1]) else -1
-                for i, name in enumerate(self.names)]
-        if keep == list(range(len(old))) and not os.path.exists(self.changing):
-            self.rows = [old[name][1] for name in self.names]
-            for path in (self.part, self.part_list):
-                with contextlib.suppress(FileNotFoundError):
-                    os.remove(path)
-            return True
-        part = os.path.isfile(self.part) and read_array(self.part, "delete it and extract again").shape == self.shape
-        self.array = (np.lib.format.open_memmap(self.part, "r+") if begun and part
-                      else allocate(self.part, self.shape, self.dtype))
-        self.rows = [row if row and part and self.unchanged(i, row) else None
-                     for i, row in enumerate(begun)] or self.rows
-        for i, k in enumerate(keep):
-            if k >= 0 and self.rows[i] is None:
-                self.array[i], self.rows[i] = whole[k], old[self.names[i]][1]
-        return False
+        if begun and sources and sources[-1][1] is begun and \
+                [row and row[0] for row in begun] == [row and name for name, row in zip(self.names, begun)] and \
+                len(begun) == len(self.names):
+            self.part, sources = old, sources[:-1]
+            self.array = np.lib.format.open_memmap(part, "r+")
+            self.rows = [self.current(i, row) for i, row in enumerate(begun)]
+        else:
+            self.part = self.parts[old == self.parts[0] and bool(begun)]
+            self.array = allocate(os.path.join(self.folder, self.part), self.shape, self.dtype)
+        for array, rows in reversed(sources):               # the hidden file's first, which are newer
+            self.take(array, {row[0]: (k, row) for k, row in enumerate(rows) if row})
+        if self.part != old:
+            self.save()
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(part)
+
+    def take(self, array: np.ndarray, known: dict[str, tuple]) -> None:
+        """Copy the rows of photos that have none yet, from {name: (row of the array, row of its list)}."""
+        found = {i: (known[name][0], row) for i, name in enumerate(self.names)
+                 if self.rows[i] is None and name in known and (row := self.current(i, known[name][1]))}
+        for some in chunks(list(found), ROWS):
+            self.array[some] = array[[found[i][0] for i in some]]
+            for i in some:
+                self.rows[i] = found[i][1]
+
+    def check_broken(self, skip: bool) -> None:
+        """Raise InputError for a photo that could not be read, unless such photos are to be skipped."""
+        fault = next((wrong(row) for row in self.rows if row and wrong(row)), None)
+        if fault and not skip:
+            raise InputError(f"{fault}; or go on without such photos: --skip_broken")
 
     def run(self, net: nn.Module, transform, opt, device) -> None:
         """Compute the missing rows: net of photos that `transform` prepares. Raises InputError for a photo that cannot
         be read, unless opt.skip_broken is set."""
         todo = np.flatnonzero([row is None for row in self.rows])
-        chunks = [todo[k:k + opt.batch_size] for k in range(0, len(todo), opt.batch_size)]
-        reader, saved = PhotoReader(self.split.images, transform), time.monotonic()
+        parts = [todo[k:k + opt.batch_size] for k in range(0, len(todo), opt.batch_size)]
+        reader, saved = PhotoReader(self.images, self.names, transform, self.boxes), time.monotonic()
         try:
-            with tqdm(total=len(self.rows), initial=len(self.rows) - len(todo), desc=self.split.name, disable=None,
+            self.check_broken(opt.skip_broken)
+            with tqdm(total=len(self.rows), initial=len(self.rows) - len(todo), desc=self.name, disable=None,
                       leave=False) as bar:
-                for chunk, (photos, broken) in zip(chunks, stream(reader, chunks, opt.workers)):
-                    good = [i for i in chunk.tolist() if i not in broken]
+                for part, (given, rows) in zip(parts, stream(reader, parts, opt.workers)):
+                    good = [i for i, row in zip(part.tolist(), rows) if not wrong(row)]
                     if good:
-                        self.array[good] = net(photos.to(device)).cpu().numpy().astype(self.dtype)
-                    for i in good:
-                        path = self.split.images.paths[i]
-                        stat = os.stat(path)
-                        self.rows[i] = [self.names[i], stat.st_size, stat.st_mtime_ns, file_digest(path)]
-                    for i, wrong in broken.items():
-                        if not opt.skip_broken:
-                            raise InputError(f"{wrong}; or go on without such photos: --skip_broken")
-                        self.rows[i] = [self.names[i], wrong]
-                    bar.update(len(chunk))
+                        self.array[good] = net(*(x.to(device) for x in given)).cpu().numpy().astype(self.dtype)
+                    for i, row in zip(part.tolist(), rows):
+                        self.rows[i] = row
+                    self.check_broken(opt.skip_broken)
+                    bar.update(len(part))
                     if time.monotonic() - saved > SAVE:
                         self.save()
                         saved = time.monotonic()
-        except BaseException:
-            self.save()                                     # what is done stays, whatever ends this
+        except Stopped as stop:
+            stop.advice = (f"{sum(row is not None for row in self.rows):,} of {len(self.rows):,} photos of {self.name} "
+                           "are done, and the same command goes on")
             raise
-        self.save()
+        finally:
+            self.save()                                     # what is done stays, whatever ends this
 
     def save(self) -> None:
         """Write down which rows of the hidden file are done."""
         self.array.flush()
-        save_json({"extractor": self.line, "photos": self.rows}, self.part_list)
+        save_json({"extractor": self.line, "photos": self.rows, "file": self.part}, self.part_list)
 
-    def commit(self, order: np.ndarray) -> None:
-        """Put features, texts and list in place. Readers refuse the split meanwhile. Raises InputError if no photo
-        could be read."""
-        kept = np.flatnonzero([len(row) == 4 for row in self.rows])
+    def kept(self) -> np.ndarray:
+        """Which photos could be read. Raises InputError if none could."""
+        kept = np.flatnonzero([not wrong(row) for row in self.rows])
         if not len(kept):
-            raise InputError(f"not one of the {len(self.rows)} photos of {self.split.name} can be read; the first: "
-                             f"{self.rows[0][1]}")
+            raise InputError(f"not one of the {len(self.rows)} photos of {self.name} can be read; the first: "
+                             f"{wrong(self.rows[0])}")
+        return kept
+
+    def warn(self, beside: str = "") -> None:
+        """Say on stderr which photos could not be read; they are left out, with what stands `beside` them."""
+        broken = [row for row in self.rows if wrong(row)]
+        if broken:
+            print(f"warning: {len(broken):,} of {len(self.rows):,} photos of {self.name} cannot be read and are left "
+                  f"out{f' {beside}' * bool(beside)}, the first: {wrong(broken[0])}", file=sys.stderr)
+
+    def commit(self, write) -> None:
+        """Put features, texts and list in place; write(kept) writes the texts. Readers refuse the split meanwhile.
+        Raises InputError if no photo could be read."""
+        kept, part = self.kept(), os.path.join(self.folder, self.part)
         with open(self.changing, "w", encoding="ascii"):
             pass
-        write_texts(self.folder, self.split, order, kept)
+        write(kept)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(self.list)                            # after a stop it would pass for that of the new features
         if len(kept) < len(self.rows):
             with mapped(self.path, (len(kept), *self.shape[1:]), self.dtype) as out:
                 for k in range(0, len(kept), ROWS):
                     out[k:k + ROWS] = self.array[kept[k:k + ROWS]]
         else:
             self.array.flush()
-            os.replace(self.part, self.path)
-        self.finish(kept)
+            os.replace(part, self.path)
+        self.write_list(self.rows)
+        self.clean()
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(self.changing)
 
-    def finish(self, kept: np.ndarray) -> bool:
-        """Write the list of the photos `kept` and remove the hidden files. Returns True."""
-        save_json({"extractor": self.line, "photos": [self.rows[k] for k in kept]}, self.list)
-        for path in (self.part, self.part_list, self.changing):
+    def contents(self, rows: list) -> dict:
+        """The list of these photos."""
+        broken = [row for row in rows if wrong(row)]
+        return {"extractor": self.line, "photos": [row for row in rows if not wrong(row)],
+                **({"broken": broken} if broken else {}), **self.about}
+
+    def write_list(self, rows: list) -> None:
+        save_json(self.contents(rows), self.list)
+
+    def clean(self) -> None:
+        """Remove the hidden files."""
+        for path in (*(os.path.join(self.folder, part) for part in self.parts), self.part_list):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(path)
-        return True

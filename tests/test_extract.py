@@ -12,7 +12,7 @@ import inputs
 from cli import InputError
 from data import Photos, Split, read_split
 from encoders import CNN
-from features import extract, hglmm, photos
+from features import extract, hglmm, networks, photos
 from features.word_vectors import read_vectors, train_vectors, write_vectors
 from tests.helpers import refused
 
@@ -276,7 +276,7 @@ def test_images_with_different_numbers_of_captions(folder, weights, capsys):
 
 
 def test_layers_of_vgg():
-    net, line = extract.network("vgg16", "fc6", pretrained=False)
+    net, line = networks.network("vgg16", "fc6", pretrained=False)
     photos = torch.randn(1, 3, 224, 224)
     got = net(photos)
     assert got.shape == (1, 4096) and line.startswith("vgg16 fc6 sha256:") and (got >= 0).all()

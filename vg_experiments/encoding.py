@@ -22,7 +22,8 @@ from checkpoints import load_checkpoint, load_model
 from cli import Arguments, InputError, filename, natural, torch_device
 from demo import scenes
 from encoders import CNN, CNNS
-from features.photos import checksum, network
+from features.networks import network
+from features.photos import checksum
 from files.reading import read_array
 from files.writing import save_array
 from inputs import Photos, encode_captions

@@ -1,0 +1,160 @@
+"""Frozen networks that turn photos into features. Each is built from a recipe of plain values and has a one-line name.
+
+A network has `regions` (None: one vector per photo) and `dim`. It maps photos as its transform prepares them, stacked,
+to (B, dim) or (B, regions, dim).
+"""
+import os
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+from cli import InputError
+from demo import scenes
+from encoders import CNN, CNNS
+from features.boxes import PhotoBoxes
+from features.openclip import ClipPhotos
+from features.photos import checksum
+from inputs import eval_transform, whole_transform
+
+KINDS = ("cnn", "open_clip", "demo")
+SIDE = 7                              # cells a side of the last map of every network, for photos of 224 x 224
+DEMO = ("global", "regions")          # the demo's features without and with --grid
+RECIPE = ("kind", "cnn_type", "layer", "cnn_weights", "grid", "boxes", "model", "weights", "tag")
+
+
+def map_of(cells: Tensor) -> Tensor:
+    """The last map, (B, 49, C) -> (B, C, 7, 7)."""
+    return cells.transpose(1, 2).unflatten(2, (SIDE, SIDE))
+
+
+class Grid(nn.Module):
+    """The last map of a CNN, averaged in N x N cells: photos (B, 3, 224, 224) -> (B, N * N, C), row by row.
+
+    Cells overlap where 7 is no multiple of N, as in `adaptive_avg_pool2d`. N = 7 is the map itself.
+    """
+
+    def __init__(self, cnn: CNN, side: int):
+        super().__init__()
+        self.cnn, self.side, self.regions, self.dim = cnn, side, side * side, cnn.dim
+
+    def forward(self, photos: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(map_of(self.cnn(photos)), self.side).flatten(2).transpose(1, 2)
+
+
+class BoxPooling(nn.Module):
+    """RoI pooling of a CNN's last map: photos (B, 3, 224, 224), boxes (B, P, 4) -> (B, P, C).
+
+    Boxes are x1, y1, x2, y2 as shares of width and height, 0 to 1. Each is RoIAlign (He et al. 2017, section 3) of one
+    bin with aligned coordinates: the mean of the map at 7 x 7 points, the centres of 7 x 7 equal parts of the box,
+    bilinear between the centres of cells. As the map has 7 x 7 cells, no box skips one, and the box of the whole photo
+    is the mean of the map, the pooled feature. torchvision's roi_align gives the same; without its compiled part it
+    needs a C++ compiler, so it is not called.
+    """
+
+    def __init__(self, cnn: CNN):
+        super().__init__()
+        self.cnn, self.regions, self.dim = cnn, None, cnn.dim       # the file of boxes tells how many regions there are
+
+    def forward(self, photos: Tensor, boxes: Tensor | None = None) -> Tensor:
+        if boxes is None:
+            raise InputError("these features are of boxes in photos (--boxes), so a photo alone cannot be embedded; "
+                             "extract features without --boxes for that")
+        place = (torch.arange(SIDE, device=boxes.device) + 0.5) / SIDE
+        x, y = (boxes[..., k, None] + (boxes[..., k + 2] - boxes[..., k])[..., None] * place
+                for k in (0, 1))                                                    # (B, P, 7)
+        points = torch.stack(torch.broadcast_tensors(x[:, :, None], y[..., None]), -1)      # (B, P, 7, 7, 2)
+        values = F.grid_sample(map_of(self.cnn(photos)), 2 * points.flatten(2, 3) - 1, padding_mode="border",
+                               align_corners=False)                                 # (B, C, P, 49)
+        return values.mean(3).transpose(1, 2)
+
+
+class DemoPhotos(nn.Module):
+    """The demo's features, which need no weights: pixels (B, 128, 128, 3) uint8 -> (B, 960) or (B, 36, 192)."""
+
+    def __init__(self, grid: bool):
+        super().__init__()
+        self.regions, self.dim = (scenes.GRID ** 2, sum(scenes.WIDTHS)) if grid else (None, 5 * sum(scenes.WIDTHS))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        regions = scenes.region_features(pixels.cpu().numpy())
+        return torch.from_numpy(regions if self.regions else scenes.global_features(regions))
+
+
+def demo_transform(photo: Image.Image) -> Tensor:
+    """A photo in RGB as (128, 128, 3) uint8. Photos of another size are resized without cropping."""
+    size = scenes.CANVAS, scenes.CANVAS
+    return torch.from_numpy(np.array(photo if photo.size == size else photo.resize(size, Image.Resampling.BILINEAR)))
+
+
+def network(cnn_type: str, layer: str | None = None, weights: str | None = None, pretrained: bool = True, *,
+            grid: int | None = None, boxes: bool = False) -> tuple[nn.Module, str]:
+    """A frozen network that gives the raw activations of a layer, and its one-line name.
+
+    layer: fc7 or fc6 (VGG), (B, 4096) after the ReLU; pooled (the others), (B, F); cells, the last map, (B, 49, C).
+    grid: the last map in N x N cells instead, see `Grid`. boxes: in boxes, see `BoxPooling`.
+    Raises InputError if the network has no such layer.
+    """
+    allowed = ("fc7", "fc6", "cells") if cnn_type.startswith("vgg") else ("pooled", "cells")
+    layer = "cells" if grid or boxes else layer or allowed[0]
+    if layer not in allowed:
+        raise InputError(f"--layer {layer} is no layer of {cnn_type}; it has {', '.join(allowed)}")
+    cnn = CNN(cnn_type, weights=weights, pretrained=pretrained, cells=layer == "cells", normalise=False).eval()
+    cnn.regions = SIDE ** 2 if cnn.cells else None
+    if layer == "fc6":
+        cnn.net.classifier = cnn.net.classifier[:2]                                 # linear, ReLU
+    state = checksum(x.numpy() for x in cnn.net.state_dict().values())
+    if grid:
+        return Grid(cnn, grid), f"{cnn_type} grid {grid}x{grid} {state}"
+    if boxes:
+        return BoxPooling(cnn), f"{cnn_type} boxes, photos resized to 224x224, {state}"
+    return cnn, f"{cnn_type} {layer} {state}"
+
+
+def network_of(recipe: dict, device) -> tuple:
+    """(network, transform, line) of a recipe: `network(torch.stack([transform(photo)]))` are the features of a photo.
+
+    recipe: the values of RECIPE, None where a kind has no use for them, and perhaps "extractor", the line that the
+    network must have. Raises InputError where it has another one, or cannot be built.
+    """
+    kind, grid = recipe["kind"], recipe["grid"]
+    if kind == "demo":
+        net, transform, line = DemoPhotos(bool(grid)), demo_transform, scenes.EXTRACTORS[DEMO[bool(grid)]]
+    elif kind == "open_clip":
+        net = ClipPhotos(recipe["model"], recipe["weights"], recipe["tag"])
+        transform, line = net.transform, net.line
+    else:
+        if recipe["cnn_type"] not in CNNS:
+            raise InputError(f"'{recipe['cnn_type']}' is none of the networks {', '.join(CNNS)}; extract again")
+        net, line = network(recipe["cnn_type"], recipe["layer"], recipe["cnn_weights"], grid=grid,
+                            boxes=bool(recipe["boxes"]))
+        transform = whole_transform() if recipe["boxes"] else eval_transform()
+    recorded = recipe.get("extractor", line)
+    if recorded != line:
+        raise InputError(f"the features were made by '{recorded}' and the network at hand is '{line}'; put the weights "
+                         "back, or delete the features and extract them again")
+    return net.to(device).eval(), transform, line
+
+
+def shape_of(net: nn.Module, boxes: PhotoBoxes | None) -> tuple[tuple, type]:
+    """The shape and type of one photo's features: (dim,) float32, or (regions, dim) float16."""
+    regions = boxes.count if boxes else net.regions
+    return ((regions, net.dim), np.float16) if regions else ((net.dim,), np.float32)
+
+
+def weights_file(net: nn.Module, recipe: dict) -> list | None:
+    """[path, bytes, time] of the file of a network's weights, or None for the demo's features, which have none."""
+    if recipe["kind"] == "demo":
+        return None
+    return stamp(recipe["weights"] if recipe["kind"] == "open_clip" else getattr(net, "cnn", net).net.weights_file)
+
+
+def stamp(path: str) -> list | None:
+    """[path, bytes, time in ns] of a file, or None if there is none."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return [os.path.abspath(path), stat.st_size, stat.st_mtime_ns]
