@@ -31,6 +31,7 @@ def weights(tmp_path_factory):
 def folder(tmp_path, demo_path):
     """A data path that may be written to, with demo captions and word vectors of 12 values learned from them."""
     shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "x")
+    os.remove(tmp_path / "x" / "features.json")             # as of features from elsewhere
     for name in ("demo", "demo_coco"):
         os.symlink(os.path.join(demo_path, name), tmp_path / name)
     words, vectors = train_vectors(read_split(demo_path, "demo_precomp", "train").words, 12)

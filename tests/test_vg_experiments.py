@@ -16,7 +16,7 @@ from cli import InputError
 from data import read_split
 from demo import scenes
 from encoders import CNN
-from features.extract import network
+from features.networks import network
 from files.writing import FORMAT
 from inputs import eval_transform
 from model import build_model
