@@ -151,11 +151,17 @@ class Photos:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def open(self, i: int) -> Image.Image:
-        """Photo i in RGB of 8 bits, turned as its EXIF tag says. Raises InputError where it cannot be read."""
+    def open(self, i: int, most: int | None = None) -> Image.Image:
+        """Photo i in RGB of 8 bits, turned as its EXIF tag says. With `most` it is made smaller, to at most so many
+        pixels a side, which reads a large JPEG in a fraction of the time. Raises InputError where it cannot be read."""
         try:
             with Image.open(self.paths[i], formats=photo_formats()) as image:
-                return in_rgb(ImageOps.exif_transpose(image))                       # also grey, CMYK, palettes
+                if most:
+                    image.draft(None, (most, most))
+                photo = in_rgb(ImageOps.exif_transpose(image))                      # also grey, CMYK, palettes
+                if most:
+                    photo.thumbnail((most, most))
+                return photo
         except Image.DecompressionBombError as error:
             raise InputError(f"the photo {self.paths[i]} has more than {2 * Image.MAX_IMAGE_PIXELS:,} pixels, which is "
                              "the limit; make a smaller copy of it") from error

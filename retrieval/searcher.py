@@ -24,12 +24,14 @@ class Found(NamedTuple):
     uncertainty: float | None         # log det Sigma of the query in nats
     in_set: int | None                # how many photos the conformal set holds
     notes: list[str]                  # sentences for the reader of these answers
+    level: float | None = None        # how often the conformal set holds the right photo, such as 0.9
 
 
 class Searcher:
     """An index with the model that embeds the queries. `top` answers are given, from the one at place `first`, from 0.
     The find_* raise InputError on a query that cannot be embedded."""
     count: int                        # photos in the index
+    folder: str                       # the photo folder of the index
     title: str                        # what is searched, in a few words
     calibrated: bool                  # whether answers have probabilities
     notes: list[str]                  # sentences for the reader of any answer
@@ -46,5 +48,5 @@ class Searcher:
         raise NotImplementedError
 
     def path_of(self, row: int) -> str:
-        """The path of a photo below the photo folder of the index. The file may be there no more."""
+        """folder/name of a photo. The file may be there no more."""
         raise NotImplementedError
