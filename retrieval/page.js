@@ -1,6 +1,5 @@
 // The search page. What is asked stands in the address: ?q=TEXT or ?row=N or ?photo=NUMBER, with first and top.
 // Answers come as JSON; every text is set as text, never as HTML.
-"use strict";
 
 const $ = (id) => document.getElementById(id);
 const photos = new Map();             // photos that were dropped since the page was opened, by the time of their arrival
@@ -16,7 +15,7 @@ function asked() {
   return "q" in fields || "row" in fields || "photo" in fields ? fields : null;
 }
 
-const link = (fields) => `/?${new URLSearchParams(fields)}`;
+const link = (fields) => Object.keys(fields).length ? `/?${new URLSearchParams(fields)}` : "/";
 
 function go(fields) {
   history.pushState(null, "", link(fields));
@@ -132,7 +131,10 @@ function card(answer, number, fields) {
   Object.assign(photo, {href: `/photo/${answer.row}`, target: "_blank", rel: "noopener"});
   if (answer.gone) gone();
   else image.src = `/thumb/${answer.row}`;
-  part("name").textContent = part("name").title = answer.name;
+  const cut = answer.name.lastIndexOf("/") + 1;
+  part("name").textContent = answer.name.slice(cut);
+  part("folder").textContent = answer.name.slice(0, cut);
+  part("name").title = part("folder").title = answer.name;
   part("score").textContent = answer.score.toFixed(3);
   part("score").title = "score: higher is better";
   if (answer.p === null) {
@@ -172,11 +174,11 @@ function searchWith(file) {
   if (!file) return;
   const key = String(Date.now());
   photos.set(key, file);
-  go({photo: key, ...top()});
+  go({photo: key, ...size()});
 }
 
 // The number of answers at a time, where the address gives one.
-function top() {
+function size() {
   const fields = asked();
   return fields?.top ? {top: fields.top} : {};
 }
@@ -186,7 +188,7 @@ function top() {
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   const q = $("text").value.trim();
-  if (q) go({q, ...top()});
+  if (q) go({q, ...size()});
 });
 $("file").addEventListener("change", () => {
   searchWith($("file").files[0]);

@@ -1,0 +1,148 @@
+"""A real browser without a window, driven over WebDriver: for tests of the page, and for pictures of it.
+
+    python -m tests.browser "http://127.0.0.1:8000/?q=a+dog" docs/search.png --width 1200 --height 900
+
+It needs Chromium and chromedriver on the PATH, and no Python package.
+"""
+import argparse
+import base64
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"]
+ELEMENT = "element-6066-11e4-a52e-4f735466cecf"             # the key of an element's number in the W3C's protocol
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def programs() -> tuple[str, str] | None:
+    """Chromium and its driver, or None where one of them is not installed."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    driver = shutil.which("chromedriver")
+    return (browser, driver) if browser and driver else None
+
+
+class Browser:
+    """One page in one browser. `open_browser` makes it."""
+
+    def __init__(self, driver: str, binary: str, profile: str):
+        self.at = driver
+        wanted = {"browserName": "chrome", "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+                  "goog:chromeOptions": {"binary": binary, "args": [*FLAGS, f"--user-data-dir={profile}"]}}
+        self.at += f"/session/{self.call('/session', capabilities={'alwaysMatch': wanted})['sessionId']}"
+
+    def call(self, path: str, method: str = "POST", **fields):
+        """The value that the driver answers. Raises RuntimeError with its sentence where it cannot."""
+        body = json.dumps(fields).encode() if method == "POST" else None
+        request = urllib.request.Request(self.at + path, body, {"Content-Type": "application/json"}, method=method)
+        try:
+            with DIRECT.open(request, timeout=60) as response:
+                return json.load(response)["value"]
+        except urllib.error.HTTPError as error:
+            raise RuntimeError(json.load(error)["value"]["message"]) from error
+
+    def look(self, width: int, height: int, dark: bool = False, scale: float = 1) -> None:
+        """The size of the page's window, and whether the system is set to dark."""
+        self.devtools("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale,
+                      mobile=False)
+        self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme",
+                                                               "value": "dark" if dark else "light"}])
+
+    def devtools(self, command: str, **parameters):
+        return self.call("/goog/cdp/execute", cmd=command, params=parameters)
+
+    def open(self, address: str) -> None:
+        self.call("/url", url=address)
+
+    def run(self, script: str, *values):
+        """What a script returns; `values` are its arguments[0], arguments[1], ..."""
+        return self.call("/execute/sync", script=script, args=list(values))
+
+    def wait(self, script: str, *values, seconds: float = 15):
+        """What a script returns as soon as that is true. Raises AssertionError if it never is."""
+        end = time.monotonic() + seconds
+        while not (found := self.run(script, *values)):
+            assert time.monotonic() < end, f"after {seconds} s not true: {script}"
+            time.sleep(0.05)
+        return found
+
+    def element(self, selector: str) -> str:
+        return "/element/" + self.call("/element", using="css selector", value=selector)[ELEMENT]
+
+    def click(self, selector: str) -> None:
+        self.call(self.element(selector) + "/click")
+
+    def type(self, selector: str, text: str) -> None:
+        """Type into a field, or give a file field the file of this name. "\\ue007" is the Enter key."""
+        self.call(self.element(selector) + "/value", text=text)
+
+    def press(self, key: str) -> None:
+        """A key for whatever has the focus."""
+        self.call("/actions", actions=[{"type": "key", "id": "keys", "actions": [
+            {"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]}])
+
+    def log(self, name: str) -> list[dict]:
+        """The lines since the last call: of the "browser", what its console shows."""
+        return self.call("/se/log", type=name)
+
+    def requests(self) -> list[str]:
+        """The addresses that the page has asked for since the last call."""
+        events = (json.loads(line["message"])["message"] for line in self.log("performance"))
+        return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+
+    def screenshot(self, path: str) -> None:
+        with open(path, "wb") as f:
+            f.write(base64.b64decode(self.call("/screenshot", "GET")))
+
+
+@contextlib.contextmanager
+def open_browser():
+    """A new browser, which is closed at the end. Raises RuntimeError where there is none."""
+    found = programs()
+    if not found:
+        raise RuntimeError("Chromium and chromedriver are not installed")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, \
+            subprocess.Popen([found[1], "--port=0"], stdout=subprocess.PIPE, text=True) as driver:
+        try:
+            port = next(filter(None, (re.search(r"successfully on port (\d+)", line) for line in driver.stdout)))[1]
+            browser = Browser(f"http://127.0.0.1:{port}", found[0], profile)
+            try:
+                yield browser
+            finally:
+                browser.call("", "DELETE")
+        finally:
+            driver.terminate()
+
+
+READY = ("return document.readyState === 'complete' && !document.querySelector('[aria-busy=true]') && "
+         "[...document.images].every((image) => image.complete)")
+
+
+def screenshot(address: str, path: str, width: int = 1200, height: int = 900, dark: bool = False,
+               scale: float = 1) -> None:
+    """Write a PNG of a page at an address, with its pictures loaded. width, height: of the window, in CSS pixels;
+    scale: pixels for each of them."""
+    with open_browser() as browser:
+        browser.look(width, height, dark, scale)
+        browser.open(address)
+        time.sleep(0.5)                                     # its script begins to ask for the answers
+        browser.wait(READY)
+        browser.screenshot(path)
+
+
+if __name__ == "__main__":
+    p = argparse.ArgumentParser(description="Write a picture of a page at an address.")
+    p.add_argument("address")
+    p.add_argument("path", metavar="FILE.png")
+    p.add_argument("--width", type=int, default=1200)
+    p.add_argument("--height", type=int, default=900)
+    p.add_argument("--dark", action="store_true")
+    p.add_argument("--scale", type=float, default=1)
+    screenshot(**vars(p.parse_args()))
