@@ -37,6 +37,7 @@ class Browser:
         wanted = {"browserName": "chrome", "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
                   "goog:chromeOptions": {"binary": binary, "args": [*FLAGS, f"--user-data-dir={profile}"]}}
         self.at += f"/session/{self.call('/session', capabilities={'alwaysMatch': wanted})['sessionId']}"
+        self.open("about:blank")                            # away from the browser's own first page
 
     def call(self, path: str, method: str = "POST", **fields):
         """The value that the driver answers. Raises RuntimeError with its sentence where it cannot."""
