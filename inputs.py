@@ -1,6 +1,5 @@
 """Reads what models take as input: image features, photos, and captions as numbers or as features."""
 import atexit
-import functools
 import hashlib
 import math
 import mmap
@@ -12,21 +11,20 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 import cli
-from cli import InputError, reason
-from files.reading import FAULTS, read_array, read_json
+from cli import InputError
+from files.photos import read_photo
+from files.reading import read_array, read_json
 from text import UNK, Trigrams, Vocabulary
 
 SCAN_BYTES = 4 << 30                  # feature files up to this size are checked for NaN before training
 RESIDENT_BYTES = 1 << 30              # bytes read from a mapped file before its memory pages are released
 SQUARABLE = 1e-18, 1e18                # float32 can sum the squares of numbers between these
-# formats whose reading starts no other program
-PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 # Folder or file below --data_path -> where its real data come from, as far as is known. The addresses date from the
 # years 2017 to 2026.
 SOURCES = {
@@ -152,22 +150,8 @@ class Photos:
         return len(self.paths)
 
     def open(self, i: int, most: int | None = None) -> Image.Image:
-        """Photo i in RGB of 8 bits, turned as its EXIF tag says. With `most` it is made smaller, to at most so many
-        pixels a side, which reads a large JPEG in a fraction of the time. Raises InputError where it cannot be read."""
-        try:
-            with Image.open(self.paths[i], formats=photo_formats()) as image:
-                if most:
-                    image.draft(None, (most, most))
-                photo = in_rgb(ImageOps.exif_transpose(image))                      # also grey, CMYK, palettes
-                if most:
-                    photo.thumbnail((most, most))
-                return photo
-        except Image.DecompressionBombError as error:
-            raise InputError(f"the photo {self.paths[i]} has more than {2 * Image.MAX_IMAGE_PIXELS:,} pixels, which is "
-                             "the limit; make a smaller copy of it") from error
-        except FAULTS as error:
-            raise InputError(f"the photo {self.paths[i]} cannot be read ({reason(error)}); replace it or fetch it "
-                             "again") from error
+        """Photo i, as `read_photo` reads it."""
+        return read_photo(self.paths[i], most)
 
     def gather(self, index, transform=None) -> Tensor:
         transform = transform or eval_transform()
@@ -189,32 +173,6 @@ class Photos:
 
     def digest(self) -> str:
         return hashlib.sha256("\n".join(map(os.path.basename, self.paths)).encode()).hexdigest()
-
-
-@functools.cache
-def photo_formats() -> list[str]:
-    """The PHOTO_FORMATS that the installed Pillow can read."""
-    Image.init()
-    return [name for name in PHOTO_FORMATS if name in Image.OPEN]
-
-
-def in_rgb(image: Image.Image) -> Image.Image:
-    """The image in RGB of 8 bits. Images of more bits are scaled; a plain conversion would cut them off at 255.
-
-    16-bit values are divided by 257. Images of 32-bit integers or floats do not tell which value is white. White is
-    then the first of 1 (floats only), 255, 65535 and the image's maximum that no pixel exceeds. Raises ValueError.
-    """
-    if not image.mode.startswith(("I", "F")):
-        return image.convert("RGB")
-    values = np.asarray(image).astype(np.float64)                                   # (H, W)
-    if not np.isfinite(values).all():
-        raise ValueError("it has pixels that are no finite numbers")
-    top = values.max(initial=0)
-    if values.min(initial=0) < 0:
-        raise ValueError("it has negative pixels")
-    whites = [65535] if ";16" in image.mode else [1] * (image.mode == "F") + [255, 65535, top]
-    white = next(white for white in whites if top <= white)
-    return Image.fromarray(np.rint(255 * np.clip(values / white, 0, 1)).astype(np.uint8)).convert("RGB")
 
 
 class NoImages:

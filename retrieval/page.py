@@ -26,8 +26,8 @@ from PIL import Image, ImageOps
 
 from cli import InputError, Stopped
 from evaluation.pictures import how_sure, of_the_set
+from files.photos import PHOTO_FORMATS, in_rgb, photo_formats, read_photo
 from files.reading import FAULTS
-from inputs import PHOTO_FORMATS, Photos, in_rgb, photo_formats
 from retrieval.searcher import Found, Searcher
 
 LETTERS, BODY, PIXELS = 10_000, 10_000_000, 80_000_000      # the most of a text, a request in bytes, a photo
@@ -136,7 +136,7 @@ def number(asked: Mapping[str, str], name: str, default: int, least: int, most: 
 
 
 def photo_in(body: bytes) -> Image.Image:
-    """The photo in a file's bytes, as Photos.open reads it."""
+    """The photo in the bytes of a file, as `read_photo` reads it."""
     if not body:
         raise Refused(400, "there is no photo; send the file as the body of the request")
     try:
@@ -153,7 +153,7 @@ def photo_in(body: bytes) -> Image.Image:
 @functools.lru_cache(maxsize=512)
 def thumbnail(path: str, changed: int, size: int) -> bytes:
     """A small JPEG of a photo. changed, size: those of the file, so that another one in its place is read anew."""
-    return jpeg(Photos([path]).open(0, THUMBNAIL))
+    return jpeg(read_photo(path, THUMBNAIL))
 
 
 def jpeg(photo: Image.Image) -> bytes:
@@ -172,7 +172,7 @@ def shown(path: str) -> tuple[bytes, str]:
                 return f.read(), SHOWN[kind]
     except FAULTS:
         pass                          # the next line says what is wrong with it
-    return jpeg(Photos([path]).open(0)), "image/jpeg"
+    return jpeg(read_photo(path)), "image/jpeg"
 
 
 # ---- the same over HTTP
