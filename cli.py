@@ -14,6 +14,7 @@ import time
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 LARGEST = 2 ** 63 - 1                 # the largest whole number that an option takes
+BEGAN = time.monotonic()              # when the command began, before it imported torch
 IMPATIENT = 1.0                       # seconds after which another Ctrl-C ends a process that is still saving
 
 

@@ -205,6 +205,7 @@ class Calibration(NamedTuple):
     data_name: str
     similarity: str
     fitted: dict[str, Fitted]
+    sets: dict | None                 # {"alpha", direction: {method: limit}}; None where --sets was not given
 
     def refuse_other(self, run: str) -> None:
         """Raises InputError unless this is of the run folder or checkpoint file `run`. A run that was moved since is
@@ -239,8 +240,12 @@ def read_calibration(path: str) -> Calibration:
         names, data_name, similarity = (found[name] for name in ("checkpoints", "data_name", "similarity"))
         if not (names and isinstance(names, list) and all(isinstance(x, str) for x in (*names, data_name, similarity))):
             raise ValueError("it does not say of which model it is")
+        sets = found.get("sets")
+        if sets is not None:
+            sets = {"alpha": float(sets["alpha"]), **{side: {name: float(limit) for name, limit in sets[side].items()}
+                                                      for side in confidence.SIDES}}
         return Calibration(path, names, data_name, similarity, {side: fitted_of(found[side])
-                                                                for side in confidence.SIDES})
+                                                                for side in confidence.SIDES}, sets)
     except FAULTS as error:
         raise InputError(f"{path} is no calibration ({error}); {fix}") from error
 

@@ -3,6 +3,7 @@
 The files are those of FAISS: IndexFlatIP, or IndexScalarQuantizer with QT_fp16, as faiss.write_index writes them and
 faiss.read_index reads them. FAISS itself is not needed here: a file is a header of fixed length and then the numbers.
 """
+import contextlib
 import math
 import mmap
 import os
@@ -42,21 +43,32 @@ def header(n: int, k: int, half: bool) -> bytes:
 
 
 def write_flat(path: str, blocks: Iterable, n: int, k: int, half: bool) -> None:
-    """Write n vectors of k numbers, which `blocks` yields as float32 (m, k) arrays or tensors. A block is in memory at
-    a time. `half`: in float16, half the space. The file is complete and on the disk, or as it was before.
+    """Write n vectors of k numbers, which `blocks` yields as float32 (m, k) arrays or tensors: see `writing`."""
+    with writing(path, n, k, half) as write:
+        for block in blocks:
+            write(block)
 
-    Raises InputError on numbers that are not finite or beyond float16, and where `blocks` yields more or fewer than n.
+
+@contextlib.contextmanager
+def writing(path: str, n: int, k: int, half: bool):
+    """Yields write(block), to be called with all of n vectors of k numbers in runs, float32 (m, k). A block is in
+    memory at a time. `half`: in float16, half the space. The file is complete and on the disk, or as it was before.
+
+    Raises InputError on numbers that are not finite or beyond float16, and where more or fewer than n come.
     """
     done = 0
     with atomic(path, "wb") as f:
         f.write(header(n, k, half))
-        for block in blocks:
+
+        def write(block) -> None:
+            nonlocal done
             block = torch.as_tensor(block, dtype=torch.float32)
             assert block.ndim == 2 and block.shape[1] == k, f"a block has shape {tuple(block.shape)}, not (m, {k})"
             stored = (block.half() if half else block).contiguous()
             check_numbers(path, block, stored, done)
             f.write(stored.numpy().data)
             done += len(block)
+        yield write
         if done != n or not n:
             raise InputError(f"{path} was to hold {n:,} vectors and {done:,} came; an index needs at least one, and as "
                              "many as it announces")

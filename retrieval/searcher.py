@@ -1,7 +1,23 @@
 """What a search answers: photos of an index for a text or a photo, with how sure each answer is."""
+import copy
+import math
+import os
 from typing import NamedTuple
 
+import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
+
+from cli import InputError
+from inputs import Photos
+from retrieval.encoder import Encoder
+from retrieval.index import AGAIN, Index, manifest_of
+from retrieval.trust import Trust, trust_of
+from retrieval.vectors import Asked, LiftedVectors, vectors_of
+from similarities import Embedding, uncertainty
+
+SCORES = 2 ** 26                      # scores that are held at a time, 256 MiB
 
 
 class Answer(NamedTuple):
@@ -27,26 +43,180 @@ class Found(NamedTuple):
     level: float | None = None        # how often the conformal set holds the right photo, such as 0.9
 
 
+class Ranking(NamedTuple):
+    """The best photos of Q queries."""
+    rows: np.ndarray                  # (Q, top) int64, the best first; -1 where there are fewer
+    scores: Tensor                    # (Q, top)
+    log_total: Tensor | None          # (Q,) log sum_j exp(T s_j) over the gallery; None without a temperature
+    in_set: Tensor | None             # (Q,) how many photos have -log p up to the limit of the sets
+
+
+def open_index(folder: str) -> Index:
+    """The index in a folder, also where another process puts a new state of it in place meanwhile."""
+    while True:
+        before = manifest_of(folder).get("generation")
+        try:
+            return Index(folder)
+        except InputError:
+            if manifest_of(folder).get("generation") == before:
+                raise
+
+
 class Searcher:
     """An index with the model that embeds the queries. `top` answers are given, from the one at place `first`, from 0.
-    The find_* raise InputError on a query that cannot be embedded."""
-    count: int                        # photos in the index
-    folder: str                       # the photo folder of the index
-    title: str                        # what is searched, in a few words
-    calibrated: bool                  # whether answers have probabilities
-    notes: list[str]                  # sentences for the reader of any answer
+    The find_* raise InputError on a query that cannot be embedded.
+
+    checkpoint: the run, where it is no longer where the index was made. calibration: a file in place of the run's own.
+    Raises InputError where index and run do not belong together.
+    """
+
+    def __init__(self, index: str, *, checkpoint: str | None = None, calibration: str | None = None,
+                 device: str = "auto", text_weights: str | None = None):
+        self.index = open_index(index)
+        made = self.index.manifest
+        run = checkpoint or made["run"]
+        self.encoder = Encoder(run, made["recipe"], device=device, text_weights=text_weights)
+        if self.encoder.weights != made["weights"]:
+            raise InputError(f"{index} was made by the model with {made['weights']}, and {run} holds one with "
+                             f"{self.encoder.weights}; name the run that it was made by with --checkpoint, or {AGAIN}")
+        similarity = copy.deepcopy(self.encoder.similarity).cpu()                   # vectors are compared there
+        self.vectors = vectors_of(similarity, self.index.origin, made["half"], made["vectors"])
+        self.trust: Trust | None = self.index.trust or (
+            None if made["bank"] else trust_of(run, made["similarity"], calibration))
+        self.count, self.folder, self.calibrated = len(self.index), made["folder"], self.trust is not None
+        self.title = f"{self.count:,} photos of {made['data']}, {made['similarity']}"
+        self.notes = self.trust.notes(made["images"][1], self.count) if self.trust else [
+            f"no probabilities: {run} was not calibrated; write its calibration with evaluate.py --checkpoint {run} "
+            "--confidence --sets 0.1"]
+        bank = self.index.items.bank
+        self.bank = None if bank is None or self.vectors.takes_bank else torch.from_numpy(bank)
+
+    # ---- queries
 
     def find_texts(self, texts: list[str], top: int = 10, first: int = 0) -> list[Found]:
-        raise NotImplementedError
+        for text in texts:
+            if not text.strip():
+                raise InputError("a query of blanks alone finds nothing; describe a photo in a few words")
+        e = on_cpu(self.encoder.captions(texts))
+        notes = [f"unknown words, which are left out: {', '.join(words)}" if words else None
+                 for words in map(self.encoder.unknown_words, texts)]
+        return self.found(texts, e, self.vectors.queries(e), top, first, self.trust, notes)
 
-    def find_photo(self, photo: Image.Image, top: int = 10, first: int = 0) -> Found:
+    def find_photo(self, photo: Image.Image, top: int = 10, first: int = 0, name: str = "a photo") -> Found:
         """photo: in RGB."""
-        raise NotImplementedError
+        e = on_cpu(self.encoder.photos([photo]))
+        note = "photos found by a photo have no probability: a run is calibrated for captions"
+        return self.found([name], e, self.vectors.queries(e, of_images=True), top, first, None, [note])[0]
 
     def find_row(self, row: int, top: int = 10, first: int = 0) -> Found:
         """More like a photo of the index."""
-        raise NotImplementedError
+        path = self.path_of(row)
+        if not os.path.isfile(path):
+            raise InputError(f"the photo {path} is gone, so nothing can be compared with it")
+        return self.find_photo(Photos([path]).open(0), top, first, *self.index.names([row]))
 
     def path_of(self, row: int) -> str:
         """folder/name of a photo. The file may be there no more."""
-        raise NotImplementedError
+        if not 0 <= row < self.count:
+            raise InputError(f"there is no photo {row} in the index; its photos are 0 to {self.count - 1}")
+        return os.path.join(self.folder or "", *self.index.names([row]))
+
+    # ---- ranking
+
+    def found(self, queries: list[str], e: Embedding, asked: Asked, top: int, first: int, trust: Trust | None,
+              notes: list[str | None]) -> list[Found]:
+        ranking = self.rank(asked, first + top, trust)
+        of_queries = None if e.log_var is None else uncertainty(e).tolist()
+        results = []
+        for q, query in enumerate(queries):
+            p, rows = None, [row for row in ranking.rows[q].tolist() if row >= 0]
+            if trust is not None:
+                p = (trust.temperature * ranking.scores[q].double() - ranking.log_total[q]).exp().tolist()
+            shown = range(first, len(rows))
+            facts = zip(shown, *(of(rows[first:]) for of in (self.index.names, self.index.uncertainties)))
+            answers = [Answer(rows[k], name, float(ranking.scores[q, k]), p and p[k],
+                              not os.path.isfile(os.path.join(self.folder or "", name)),
+                              None if ranking.in_set is None else k < int(ranking.in_set[q]), spread)
+                       for k, name, spread in facts]
+            results.append(Found(query, answers, self.count, p and p[0], of_queries and of_queries[q],
+                                 None if ranking.in_set is None else int(ranking.in_set[q]),
+                                 [notes[q]] if notes[q] else [],
+                                 None if trust is None or trust.alpha is None else 1 - trust.alpha))
+        return results
+
+    def rank(self, asked: Asked, top: int, trust: Trust | None = None) -> Ranking:
+        """The best `top` photos of every query, by exact scores of all photos or of the candidates of the index."""
+        rank = self.rank_all if self.index.engine.exact else self.rank_candidates
+        step = max(1, SCORES // self.count)
+        parts = [rank(asked.rows(slice(q, q + step)), min(top, self.count), trust)
+                 for q in range(0, len(asked.embedding.mean), step)]
+        rows, *fields = zip(*parts)
+        return Ranking(np.concatenate(rows), *(None if x[0] is None else torch.cat(x) for x in fields))
+
+    def rank_all(self, asked: Asked, top: int, trust: Trust | None) -> Ranking:
+        scores = self.all_scores(asked)                                             # (Q, N)
+        best = scores.topk(top, dim=1)
+        total, held = None, None
+        if trust is not None:
+            logits = trust.temperature * scores.double()
+            total = logits.logsumexp(1)
+            if trust.limit is not None:
+                held = (total[:, None] - logits <= trust.limit).sum(1)
+        return Ranking(best.indices.numpy(), best.values, total, held)
+
+    def all_scores(self, asked: Asked) -> Tensor:
+        """Scores (Q, N) of all photos."""
+        engine, scores = self.index.engine, torch.empty(len(asked.embedding.mean), self.count)
+        if isinstance(self.vectors, LiftedVectors):
+            for start, products in engine.products(asked.vectors):
+                scores[:, start:start + products[0].shape[1]] = self.vectors.scores(products, asked)
+        else:
+            for start, block in engine.blocks():
+                here = slice(start, start + len(block.vectors[0]))
+                scores[:, here] = self.vectors.scores(block.vectors[0], asked, block.rest)
+        return scores if self.bank is None else scores - self.bank
+
+    def rank_candidates(self, asked: Asked, top: int, trust: Trust | None) -> Ranking:
+        engine = self.index.engine
+        proposed = engine.candidates(asked.vectors, max(top, engine.depth))         # (Q, R)
+        sample = engine.sample() if trust is not None else None
+        parts = [self.rank_some(asked.rows(slice(q, q + 1)), np.unique(rows[rows >= 0]), top, trust, sample)
+                 for q, rows in enumerate(proposed)]
+        rows, *fields = zip(*parts)
+        return Ranking(np.stack(rows), *(None if x[0] is None else torch.stack(x) for x in fields))
+
+    def rank_some(self, asked: Asked, rows: np.ndarray, top: int, trust: Trust | None, sample) -> Ranking:
+        """The ranking of one query among the photos `rows` (R,), without the axis of queries. The sum over the gallery
+        is that of these photos, and of a random sample of the others times how many these stand for."""
+        scores = self.scores_of(asked, rows, self.index.engine.fetch(rows))         # (R,)
+        best = scores.topk(min(top, len(rows)))
+        found = np.full(top, -1)
+        found[:len(best.indices)] = rows[best.indices.numpy()]
+        values = torch.full((top,), -math.inf)
+        values[:len(best.values)] = best.values
+        total, held = None, None
+        if trust is not None:
+            logits = trust.temperature * scores.double()
+            total = logits.logsumexp(0)
+            drawn, block = sample
+            others = ~np.isin(drawn, rows)
+            if others.any():
+                rest = trust.temperature * self.scores_of(asked, drawn, block)[torch.from_numpy(others)].double()
+                stands = math.log((self.count - len(rows)) / others.sum())
+                total = torch.logaddexp(total, rest.logsumexp(0) + stands)
+            if trust.limit is not None:
+                held = (total - logits <= trust.limit).sum()
+        return Ranking(found, values, total, held)
+
+    def scores_of(self, asked: Asked, rows: np.ndarray, block) -> Tensor:
+        """Exact scores (n,) of one query and the photos of a Block, which are `rows` (n,) of the index."""
+        if isinstance(self.vectors, LiftedVectors):
+            products = [query @ x.T for query, x in zip(asked.vectors, block.vectors)]
+            scores = self.vectors.scores(products, asked)[0]
+        else:
+            scores = self.vectors.scores(block.vectors[0], asked, block.rest)[0]
+        return scores if self.bank is None else scores - self.bank[torch.from_numpy(rows)]
+
+
+def on_cpu(e: Embedding) -> Embedding:
+    return Embedding(*(None if x is None else x.cpu() for x in e))

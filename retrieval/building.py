@@ -1,0 +1,243 @@
+"""Makes and changes an index: embeds photos by a run and writes their vectors."""
+import fnmatch
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from cli import InputError
+from data import read_split
+from evaluation.items import of_split
+from features.folder import find_photos, read_images
+from files.reading import read_json
+from inputs import Features, NoImages, Photos, image_batches
+from retrieval.encoder import Encoder, join
+from retrieval.index import Block, Generation, Index, Items, changing, origin_in_text
+from retrieval.trust import BankColumn, in_json
+from retrieval.vectors import LiftedVectors, WholeVectors, described, vectors_of
+from similarities import Embedding, uncertainty
+
+BATCH = 128                           # photos per step of the model
+ROWS = 1024                           # photos that are written at a time
+
+
+class Gallery(NamedTuple):
+    """Photos to be indexed."""
+    images: Features | Photos
+    names: list[str]                  # paths below the folder
+    digests: list[str | None]         # of the files, where they are known
+    folder: str | None                # where the photos lie
+    recipe: dict | None               # how their features are computed, where that is known
+    extractor: str | None             # the same in a line
+    data: str                         # for the reader
+
+
+def gallery_of(encoder: Encoder, opt) -> Gallery:
+    """What --images and --photos name: features of a folder of photos, a split of a data set, or photos themselves for
+    a run that reads them. Raises InputError where they are not there, or do not fit the run."""
+    root = os.path.join(opt.data_path, opt.images or "")
+    if opt.images is None:
+        if not opt.photos:
+            raise InputError("nothing to index; name features of photos with --images NAME (features.extract images "
+                             "writes them), or a folder of photos with --photos for a run that reads photos")
+        if not encoder.reads_photos:
+            raise InputError(f"{encoder.run} reads features of photos; write those of {opt.photos} with "
+                             "features.extract images --photos, and give their name with --images")
+        names, folder = find_photos(opt.photos).names, os.path.abspath(opt.photos)
+        return Gallery(Photos([os.path.join(folder, name) for name in names]), names, stamps(folder, names), folder,
+                       None, None, os.path.basename(folder))
+    if opt.split is None and os.path.isfile(os.path.join(root, "all_ims.npy")):
+        found = read_images(opt.data_path, opt.images)
+        listed = {row[0]: row[3] for row in read_json(os.path.join(root, "all_photos.json"))["photos"]}
+        gallery = Gallery(found.features, found.names, [listed.get(name) for name in found.names],
+                          os.path.abspath(opt.photos or found.folder), found.recipe, found.extractor, opt.images)
+    else:
+        gallery = gallery_of_split(opt)
+    refuse_misfit(encoder, gallery)
+    return gallery
+
+
+def gallery_of_split(opt) -> Gallery:
+    split = read_split(opt.data_path, opt.images, opt.split or "test", dev_images=0)
+    if isinstance(split.images, NoImages):
+        raise InputError(f"{split.source} has captions and no images; index a split with features or photos")
+    folder = opt.photos and os.path.abspath(opt.photos)
+    if isinstance(split.images, Photos):
+        folder = folder or os.path.commonpath([os.path.dirname(path) for path in split.images.paths])
+        names = [os.path.relpath(path, folder) for path in split.images.paths]
+    else:
+        names = of_split(split, opt.images).image_names or split.photo_names
+        names = names or [str(x) for x in split.image_ids or range(len(split.images))]
+    return Gallery(split.images, names, [None] * len(names), folder, None, (split.extractors or {}).get("ims"),
+                   f"{opt.images} {split.name}")
+
+
+def stamps(folder: str, names: list[str]) -> list[str]:
+    """By which a changed photo is known where no features were extracted: its size and time."""
+    found = [os.stat(os.path.join(folder, name)) for name in names]
+    return [f"{stat.st_size}-{stat.st_mtime_ns}" for stat in found]
+
+
+def refuse_misfit(encoder: Encoder, gallery: Gallery) -> None:
+    """Raises InputError where the model cannot take the images."""
+    encoder.refuse_other_features(gallery.extractor)
+    photos = isinstance(gallery.images, Photos)
+    if photos != encoder.reads_photos:
+        raise InputError(f"{encoder.run} reads {'photos' if encoder.reads_photos else 'features of photos'}, and "
+                         f"{gallery.data} holds {'photos' if photos else 'features'}; "
+                         + ("write them with features.extract images" if photos else "name photos with --photos"))
+    if not photos and encoder.options.img_dim != gallery.images.dim:
+        raise InputError(f"{gallery.data} has features of {gallery.images.dim} numbers, and {encoder.run} was trained "
+                         f"on {encoder.options.img_dim}; extract them with the same network")
+
+
+def embedded(encoder: Encoder, gallery: Gallery, rows: np.ndarray,
+             workers: int) -> Iterator[tuple[list[int], Embedding]]:
+    """The photos `rows` (m,) in runs of at most ROWS, with their embeddings."""
+    held, done, count = [], 0, 0
+    with tqdm(total=len(rows), desc="embed", disable=None, leave=False) as bar:
+        for batch in image_batches(gallery.images, BATCH, workers, rows):
+            e = encoder.features(batch)
+            held.append(Embedding(*(None if x is None else x.cpu() for x in e)))
+            count += len(batch)
+            bar.update(len(batch))
+            if count - done >= ROWS or count == len(rows):
+                yield rows[done:count].tolist(), join(held)
+                held, done = [], count
+
+
+class Lift:
+    """Turns embeddings of photos into what the index holds, and into what is known of them."""
+
+    def __init__(self, vectors: LiftedVectors | WholeVectors, bank: BankColumn | None):
+        self.vectors, self.bank = vectors, bank
+
+    def __call__(self, e: Embedding, gallery: Gallery, rows: list[int]) -> tuple[Block, Items]:
+        """Of the photos `rows` of a gallery, whose embeddings are given."""
+        taken = None if self.bank is None else self.bank.of(e)
+        block = Block(*self.vectors.images(e, taken if self.vectors.takes_bank else None))
+        return block, Items([gallery.names[i] for i in rows], [gallery.digests[i] for i in rows],
+                            None if e.log_var is None else uncertainty(e).numpy(),
+                            None if taken is None else taken.numpy())
+
+
+def origin_of(similarity, e: Embedding) -> Embedding:
+    """The origin of an index: the average of some of its photos, of what the similarity centres; the same numbers for
+    all items change no score, and near the average they are small."""
+    centred = getattr(similarity, "centred", ())
+    return Embedding(*(x.mean(0, keepdim=True) if x is not None and name in centred else None
+                       for name, x in (("mean", e.mean), ("log_var", e.log_var))))
+
+
+def make(opt) -> Index:
+    """A new index of the photos that the options name. Raises InputError where there is one already."""
+    encoder = Encoder(opt.checkpoint, device=opt.device)
+    if os.path.exists(os.path.join(opt.output, "manifest.json")) and not opt.overwrite:
+        raise InputError(f"{opt.output} is an index already; change it with search.py add or remove, replace it with "
+                         "--overwrite, or name another folder")
+    refuse_foreign(opt.output)
+    gallery = gallery_of(encoder, opt)
+    bank = BankColumn(opt.checkpoint, opt.bank, opt.device, opt.sets, opt.workers) if opt.bank else None
+    if bank is not None and bank.beta is None:
+        print(f"note: no beta of the query bank of {opt.bank} helps on dev, so nothing is taken from the scores")
+        bank = None
+    manifest = {"engine": "faiss", "run": os.path.abspath(opt.checkpoint), "weights": encoder.weights,
+                "similarity": encoder.options.sim, "half": opt.float16, "method": opt.method, "folder": gallery.folder,
+                "extractor": gallery.extractor, "recipe": gallery.recipe, "data": gallery.data,
+                "images": [os.path.abspath(opt.data_path), opt.images, opt.split],
+                "bank": bank and bank.report, "trust": in_json(bank.trust if bank else None)}
+    with changing(opt.output, manifest, len(gallery.names)) as new:
+        fill(new, encoder, gallery, bank, opt.workers)
+    return Index(opt.output)
+
+
+def fill(new: Generation, encoder: Encoder, gallery: Gallery, bank: BankColumn | None, workers: int) -> None:
+    """Embed all photos of a gallery into a new index, and put it in place."""
+    similarity, rows, lift = encoder.similarity.cpu(), np.arange(len(gallery.names)), None
+    for here, e in embedded(encoder, gallery, rows, workers):
+        if lift is None:
+            origin = origin_of(similarity, e)
+            new.manifest |= {"vectors": described(similarity, e), "origin": origin_in_text(origin)}
+            lift = Lift(vectors_of(similarity, origin, new.manifest["half"], new.manifest["vectors"]), bank)
+        new.add(*lift(e, gallery, here))
+    new.finish()
+
+
+def refuse_foreign(folder: str) -> None:
+    """Raises InputError where a folder holds other files than those of an index."""
+    held = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise InputError(f"{folder} is no folder; name another with --output")
+    other = [name for name in held if name != ".lock" and not name.startswith(".0")]
+    if other and "manifest.json" not in other and not all(name.isdigit() for name in other):
+        raise InputError(f"{folder} holds {other[0]} and is no index; name a folder of its own with --output")
+
+
+def add(opt) -> tuple[int, int, int]:
+    """Take new and changed photos into an index. Returns how many are new, changed, and no longer among the photos."""
+    old = Index(opt.index)
+    made = old.manifest
+    opt.data_path, opt.images, opt.split = made["images"]
+    opt.photos = made["folder"]
+    encoder = same_run(opt, made)
+    gallery = gallery_of(encoder, opt)
+    place = {name: row for row, name in enumerate(old.items.names)}
+    fresh = [i for i, name in enumerate(gallery.names) if name not in place]
+    changed = [i for i, name in enumerate(gallery.names)
+               if name in place and gallery.digests[i] != old.items.digests[place[name]]]
+    absent = len(place) - (len(gallery.names) - len(fresh))
+    if fresh or changed:
+        kept = np.array([row for row, name in enumerate(old.items.names)
+                         if name not in {gallery.names[i] for i in changed}], np.int64)
+        rows = np.array(sorted(fresh + changed), np.int64)
+        bank = BankColumn(encoder.run, made["bank"]["split"], opt.device, None, opt.workers) if made["bank"] else None
+        vectors = vectors_of(encoder.similarity.cpu(), old.origin, made["half"], made["vectors"])
+        lift = Lift(vectors, bank)
+        with changing(opt.index, made, len(kept) + len(rows)) as new:
+            copy_rows(old, kept, new)
+            for here, e in embedded(encoder, gallery, rows, opt.workers):
+                new.add(*lift(e, gallery, here))
+            new.finish()
+    return len(fresh), len(changed), absent
+
+
+def remove(opt) -> int:
+    """Take photos out of an index: those whose names fit a pattern of opt.names, or, with opt.gone, those whose files
+    are gone. Returns how many. Raises InputError where a pattern fits none."""
+    old = Index(opt.index)
+    names = old.items.names
+    out = {row for row, name in enumerate(names)
+           if opt.gone and not os.path.isfile(os.path.join(old.manifest["folder"] or "", name))}
+    for pattern in opt.names:
+        found = {row for row, name in enumerate(names) if name == pattern} or {
+            row for row, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)}
+        if not found:
+            raise InputError(f"no photo of {opt.index} is named {pattern}; search.py info {opt.index} --names lists "
+                             "them")
+        out |= found
+    if len(out) == len(names):
+        raise InputError(f"this would leave no photo in {opt.index}; delete the folder instead")
+    if out:
+        kept = np.array([row for row in range(len(names)) if row not in out], np.int64)
+        with changing(opt.index, old.manifest, len(kept)) as new:
+            copy_rows(old, kept, new)
+            new.finish()
+    return len(out)
+
+
+def copy_rows(old: Index, kept: np.ndarray, new: Generation) -> None:
+    for k in range(0, len(kept), ROWS):
+        rows = kept[k:k + ROWS]
+        new.add(old.engine.fetch(rows), old.items.take(rows))
+
+
+def same_run(opt, made: dict) -> Encoder:
+    """The run that an index was made by. Raises InputError where its weights are others now."""
+    encoder = Encoder(opt.checkpoint or made["run"], made["recipe"], device=opt.device)
+    if encoder.weights != made["weights"]:
+        raise InputError(f"{opt.index} was made by the model with {made['weights']}, and {encoder.run} holds one with "
+                         f"{encoder.weights}; name the run that it was made by with --checkpoint")
+    return encoder
+

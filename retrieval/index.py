@@ -1,0 +1,227 @@
+"""An index on disk: the vectors of photos in files of FAISS, beside their names.
+
+    INDEX/manifest.json               of which model and photos it is, which folder holds it, how it was made
+    INDEX/000001/items.json           the names of the photos, and digests by which a changed photo is known
+    INDEX/000001/numbers.npz          (N,) log det Sigma of each photo, and what the query bank takes from it
+    INDEX/000001/vectors0.faiss ...   a file of every channel (`vectors`), rest.faiss, and approximate0.faiss ...
+
+Every change writes a new folder and then the manifest, in one step. So a stop at any moment leaves the old index or the
+new one. One process writes at a time; readers never wait.
+"""
+import base64
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from cli import InputError, reason
+from files.reading import FAULTS, read_arrays, read_json
+from files.writing import alive, locked, save_arrays, save_json
+from retrieval.approximate import Approximate
+from retrieval.flat import Flat, writing
+from retrieval.trust import from_json
+from similarities import Embedding
+
+FORMAT = 1                            # of manifest.json
+AGAIN = "make it again with search.py index"
+KEYS = {"index", "engine", "run", "weights", "similarity", "vectors", "origin", "half", "method", "folder", "extractor",
+        "recipe", "data", "images", "bank", "trust"}
+SAMPLE = 2048                         # photos that stand for all others in a sum over the gallery
+DEPTH = 200                           # candidates at least that an index proposes, unless it was tuned
+
+
+class Items(NamedTuple):
+    """What is known of the N photos of an index beside their vectors."""
+    names: list[str]                  # paths below the photo folder
+    digests: list[str | None]         # of their files, where they are known
+    uncertainty: np.ndarray | None    # (N,) log det Sigma in nats; None for points
+    bank: np.ndarray | None           # (N,) what a query bank takes from their scores
+
+    def take(self, rows) -> "Items":
+        """The photos at `rows`, an array of integers."""
+        return Items([self.names[i] for i in rows], [self.digests[i] for i in rows],
+                     *(None if x is None else x[rows] for x in (self.uncertainty, self.bank)))
+
+    def and_these(self, other: "Items") -> "Items":
+        return Items(self.names + other.names, self.digests + other.digests,
+                     *(None if a is None else np.concatenate([a, b]) for a, b in zip(self[2:], other[2:])))
+
+
+class Block(NamedTuple):
+    """Some photos on their way into an index."""
+    vectors: list[torch.Tensor]       # (n, K) of every channel
+    rest: torch.Tensor | None         # (n, R)
+
+
+def origin_in_text(origin: Embedding) -> dict:
+    """An origin (`vectors`) as text of a manifest, to the bit."""
+    return {name: base64.b64encode(x.numpy().tobytes()).decode()
+            for name, x in (("mean", origin.mean), ("log_var", origin.log_var)) if x is not None}
+
+
+def origin_of_text(stored: dict) -> Embedding:
+    """Raises ValueError or TypeError on other text."""
+    return Embedding(*(torch.frombuffer(bytearray(base64.b64decode(stored[name], validate=True)), dtype=torch.float32
+                                        )[None] if name in stored else None for name in ("mean", "log_var")))
+
+
+def manifest_of(folder: str) -> dict:
+    """The manifest of an index. Raises InputError where there is none, or one of another version."""
+    path = os.path.join(folder, "manifest.json")
+    if not os.path.isdir(folder) or not os.path.isfile(path):
+        raise InputError(f"{folder} is no index; make one with search.py index --output {folder}")
+    found = read_json(path, AGAIN)
+    if not isinstance(found, dict) or "index" not in found:
+        raise InputError(f"{path} describes no index; {AGAIN}")
+    if found["index"] != FORMAT:
+        raise InputError(f"{path} is of format {str(found['index'])[:20]}, and this version reads format {FORMAT}; "
+                         f"{AGAIN}")
+    if not KEYS <= set(found):
+        raise InputError(f"{path} lacks {', '.join(sorted(KEYS - set(found)))}; {AGAIN}")
+    return found
+
+
+class Engine:
+    """The vectors of an index in files of FAISS, mapped and not read.
+
+    exact: whether all photos are compared; otherwise an approximate index of every channel proposes candidates.
+    """
+
+    def __init__(self, folder: str, manifest: dict):
+        path = os.path.join(folder, manifest["generation"])
+        channels = range(len(manifest["vectors"]["widths"]))
+        self.depth = manifest.get("depth", DEPTH)
+        self.channels = [Flat(os.path.join(path, f"vectors{c}.faiss")) for c in channels]
+        self.rest = Flat(os.path.join(path, "rest.faiss")) if manifest["vectors"]["rest"] else None
+        self.exact, self._sample = manifest["method"] == "flat", None
+        self.approximate = [] if self.exact else [Approximate(os.path.join(path, f"approximate{c}.faiss"))
+                                                  for c in channels]
+        for flat, width in zip(self.channels, manifest["vectors"]["widths"]):
+            if (flat.n, flat.k) != (manifest["count"], width):
+                raise InputError(f"{path} holds {flat.n:,} vectors of {flat.k} numbers, and its manifest says "
+                                 f"{manifest['count']:,} of {width}; {AGAIN}")
+
+    def products(self, vectors: list[torch.Tensor]) -> Iterator[tuple[int, list[torch.Tensor]]]:
+        """Products of queries (Q, K) of every channel with all photos: (first row, (Q, b) of every channel)."""
+        for blocks in zip(*(flat.products(x) for flat, x in zip(self.channels, vectors))):
+            yield blocks[0][0], [block for _, block in blocks]
+
+    def blocks(self, size: int = 4096) -> Iterator[tuple[int, Block]]:
+        """All photos as they are stored: (first row, Block)."""
+        for start in range(0, self.channels[0].n, size):
+            yield start, self.fetch(np.arange(start, min(start + size, self.channels[0].n)))
+
+    def fetch(self, rows: np.ndarray) -> Block:
+        """The photos `rows` (m,) as they are stored."""
+        return Block([torch.as_tensor(flat.rows(rows)) for flat in self.channels],
+                     None if self.rest is None else torch.as_tensor(self.rest.rows(rows)))
+
+    def sample(self) -> tuple[np.ndarray, Block]:
+        """Rows of photos that were drawn at random, the same ones always, and the photos."""
+        n = self.channels[0].n
+        if self._sample is None:
+            rows = np.sort(np.random.default_rng(0).permutation(n)[:SAMPLE])
+            self._sample = rows, self.fetch(rows)
+        return self._sample
+
+    def candidates(self, vectors: list[torch.Tensor], r: int) -> np.ndarray:
+        """Rows of photos that may have the best scores: (Q, R), -1 where there are fewer."""
+        return np.concatenate([one.candidates(x, r) for one, x in zip(self.approximate, vectors)], 1)
+
+
+class Index:
+    """An index that is open for reading. Raises InputError where a file of it is missing or damaged."""
+
+    def __init__(self, folder: str):
+        self.folder, self.manifest = folder, manifest_of(folder)
+        path = os.path.join(folder, str(self.manifest.get("generation")))
+        try:
+            if not re.fullmatch("[0-9]{6}", os.path.basename(path)):
+                raise ValueError("its manifest names no folder of it")
+            self.origin, self.trust = origin_of_text(self.manifest["origin"]), from_json(self.manifest["trust"])
+            stored = read_json(os.path.join(path, "items.json"), AGAIN)
+            arrays = read_arrays(os.path.join(path, "numbers.npz"), AGAIN)
+            self.items = Items(stored["names"], stored["digests"], arrays.get("uncertainty"), arrays.get("bank"))
+            if not all(isinstance(name, str) for name in self.items.names):
+                raise ValueError("a name is no text")
+        except FAULTS as error:
+            raise InputError(f"{path} is no whole index ({reason(error)}); {AGAIN}") from error
+        self.engine = Engine(folder, self.manifest)
+        counts = [len(x) for x in self.items if x is not None]
+        if set(counts) != {self.manifest["count"]}:
+            raise InputError(f"{path} names {counts[0]:,} photos, and its manifest says {self.manifest['count']:,}; "
+                             f"{AGAIN}")
+
+    def __len__(self) -> int:
+        return len(self.items.names)
+
+    def names(self, rows: list[int]) -> list[str]:
+        """The names of photos, in this order."""
+        return [self.items.names[row] for row in rows]
+
+    def uncertainties(self, rows: list[int]) -> list[float | None]:
+        """log det Sigma of photos in nats, in this order; None for points."""
+        of = self.items.uncertainty
+        return [None] * len(rows) if of is None else of[rows].tolist()
+
+
+class Generation:
+    """A new state of an index on its way to the disk: `add` blocks, and `finish` puts it in place."""
+
+    def __init__(self, folder: str, path: str, manifest: dict, files: contextlib.ExitStack):
+        self.folder, self.path, self.manifest, self.files = folder, path, manifest, files
+        self.writers, self.items = [], None
+
+    def add(self, block: Block, items: Items) -> None:
+        """Write some photos behind those before."""
+        self.items = items if self.items is None else self.items.and_these(items)
+        parts = [*block.vectors, *([] if block.rest is None else [block.rest])]
+        if not self.writers:
+            names = [f"vectors{c}" for c in range(len(block.vectors))] + ["rest"] * (block.rest is not None)
+            self.manifest["vectors"] |= {"widths": [x.shape[1] for x in block.vectors],
+                                         "rest": 0 if block.rest is None else block.rest.shape[1]}
+            self.writers = [self.files.enter_context(writing(
+                os.path.join(self.path, f"{name}.faiss"), self.manifest["count"], x.shape[1], self.manifest["half"]))
+                for name, x in zip(names, parts)]
+        for write, x in zip(self.writers, parts):
+            write(x)
+
+    def finish(self) -> None:
+        """Close the files, write names and numbers, and make this the index."""
+        self.files.close()
+        numbers = {"uncertainty": self.items.uncertainty, "bank": self.items.bank}
+        save_arrays(os.path.join(self.path, "numbers.npz"), {name: x for name, x in numbers.items() if x is not None})
+        save_json({"names": self.items.names, "digests": self.items.digests}, os.path.join(self.path, "items.json"))
+        name = self.manifest["generation"]
+        os.rename(self.path, os.path.join(self.folder, name))
+        save_json(self.manifest, os.path.join(self.folder, "manifest.json"))
+        for old in os.listdir(self.folder):
+            if re.fullmatch("[0-9]{6}", old) and old != name:
+                shutil.rmtree(os.path.join(self.folder, old), ignore_errors=True)   # readers have its files open
+
+
+@contextlib.contextmanager
+def changing(folder: str, manifest: dict, count: int):
+    """Yields a Generation of `count` photos to fill and to finish. Other processes that write are kept out; whatever
+    fails leaves the index as it was. Raises InputError where another process writes."""
+    os.makedirs(folder, exist_ok=True)
+    with locked(folder, "writing the index"):
+        for name in os.listdir(folder):                     # of a process that was killed
+            found = re.fullmatch(r"\.[0-9]{6}\.(\d+)\.part", name)
+            if found and not alive(int(found[1])):
+                shutil.rmtree(os.path.join(folder, name))
+        held = sorted(name for name in os.listdir(folder) if re.fullmatch("[0-9]{6}", name))
+        number = f"{int(held[-1]) + 1 if held else 1:06d}"
+        path = os.path.join(folder, f".{number}.{os.getpid()}.part")
+        os.mkdir(path)
+        try:
+            with contextlib.ExitStack() as files:
+                yield Generation(folder, path, {**manifest, "index": FORMAT, "generation": number, "count": count,
+                                                "vectors": dict(manifest.get("vectors", {}))}, files)
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
