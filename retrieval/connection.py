@@ -142,10 +142,6 @@ class Connection:
         with self.asking():
             return bool(self.client.has_collection(collection, timeout=CONNECT))
 
-    def collections(self) -> list[str]:
-        with self.asking():
-            return self.client.list_collections(timeout=CONNECT)
-
     def describe(self, collection: str) -> list[tuple]:
         """(name, type, dim or None) of every field. Empty where the schema has more than fields: a function of a schema
         may call a service, and ours have none."""

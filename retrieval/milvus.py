@@ -106,10 +106,8 @@ class Milvus:
         try:
             self.record = self._read_record()
             if self.record is None:
-                there = ", ".join(name.removesuffix("_manifest") for name in sorted(self.connection.collections())
-                                  if name.endswith("_manifest"))
-                raise InputError(f"there is no collection {self.where} that `search.py index` made"
-                                 f"{there and f' (there: {there})'}; make it, or name another --collection")
+                raise InputError(f"there is no collection {self.where} that `search.py index` made; make it, or name "
+                                 "another --collection")
             if not writing and self.record["state"] != "ready" or not self.connection.has(self.collection):
                 raise InputError(f"the collection {self.where} is not finished; call `search.py index` again with the "
                                  "same options, and it goes on")

@@ -1,0 +1,412 @@
+"""Collections of Milvus against brute force, on milvus-lite: in a folder, and behind an address like a server."""
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import types
+from concurrent import futures
+
+import numpy as np
+import pytest
+
+from cli import InputError
+from retrieval import connection
+from retrieval.milvus import HALF_MAX, INDEXES, WIDEST, Milvus, _numbers, index_of, search_params, stored_width
+
+pymilvus = pytest.importorskip("pymilvus", reason="pymilvus is not installed (requirements-milvus.txt)")
+pytest.importorskip("milvus_lite", reason="milvus-lite is not installed (requirements-milvus.txt)")
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+CHANNELS, REST = [9, 4], 6
+MANIFEST = {"model": "abc", "scale": 1.5}
+
+
+class World:
+    """Random photos and queries, and the answers by definition."""
+
+    def __init__(self, n: int = 200, seed: int = 0):
+        generator = np.random.default_rng(seed)
+        self.rows = np.arange(n)
+        self.names = [f"{i % 3}/photo {i}é.jpg" for i in range(n)]
+        self.uncertainties = np.where(np.arange(n) % 4, generator.normal(size=n), np.nan).astype(np.float32)
+        self.vectors = [generator.normal(size=(n, k)).astype(np.float32) for k in CHANNELS]
+        self.rest = generator.normal(size=(n, REST)).astype(np.float32)
+        self.queries = [generator.normal(size=(5, k)).astype(np.float32) for k in CHANNELS]
+
+    def insert(self, engine, start=0, stop=None):
+        part = slice(start, stop)
+        engine.insert(self.rows[part], self.names[part], self.uncertainties[part], [v[part] for v in self.vectors],
+                      self.rest[part])
+
+    def best(self, channel, r, among):
+        """(Q, r) rows and scores of the best photos of `among`, in float64."""
+        scores = self.queries[channel].astype(np.float64) @ self.vectors[channel][among].T.astype(np.float64)
+        order = np.argsort(-scores, axis=1)[:, :r]
+        return np.asarray(among)[order], np.take_along_axis(scores, order, 1)
+
+    def check(self, engine, among):
+        """Everything that can be read of a collection that holds the photos `among`."""
+        among = np.asarray(among)
+        assert engine.count == len(among) and engine.next_row() == among.max() + 1
+        pages = list(engine.all_names(70))
+        assert all(len(rows) <= 70 for rows, _ in pages)
+        np.testing.assert_array_equal(np.concatenate([rows for rows, _ in pages]), among)
+        assert [name for _, names in pages for name in names] == [self.names[row] for row in among]
+        for channel in range(len(CHANNELS)):
+            rows, scores = engine.candidates(channel, self.queries[channel], 7)
+            wanted, exact = self.best(channel, 7, among)
+            np.testing.assert_array_equal(rows, wanted)
+            np.testing.assert_allclose(scores, exact, rtol=1e-5, atol=1e-5)
+        asked = among[[5, -1, 3, 3]]
+        vectors, rest = engine.fetch(asked)
+        for found, given in zip([*vectors, rest], [*self.vectors, self.rest]):
+            assert found.dtype == np.float32
+            np.testing.assert_array_equal(found, given[asked])
+        assert engine.names(asked) == [self.names[row] for row in asked]
+        np.testing.assert_array_equal(engine.uncertainties(asked), self.uncertainties[asked])
+
+
+@pytest.fixture(scope="module")
+def world():
+    return World()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """The address of a milvus-lite that serves as a server does."""
+    from milvus_lite.adapter.grpc.server import start_server_in_thread
+    server, db, port = start_server_in_thread(str(tmp_path_factory.mktemp("server") / "data"))
+    yield f"http://127.0.0.1:{port}"
+    server.stop(grace=0)
+    db.close()
+
+
+def new(uri, collection="photos", method="flat", manifest=MANIFEST, **settings):
+    return Milvus.create(uri, collection, **{"channels": CHANNELS, "rest": REST, "half": True, **settings},
+                         method=method, manifest=manifest)
+
+
+def python(code: str, *words) -> subprocess.Popen:
+    """Start Python code in a new process."""
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, words)], cwd=ROOT, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)
+
+
+def test_a_folder_and_a_server_give_what_brute_force_gives(tmp_path, address, world):
+    for uri in (str(tmp_path / "new" / "photos.db"), address):
+        with new(uri) as engine:
+            assert (engine.channels, engine.rest, engine.method, engine.state) == (CHANNELS, REST, "flat", "building")
+            assert engine.half is False                       # milvus-lite has no float16, and says so
+            assert engine.count == engine.next_row() == 0 and list(engine.all_names()) == []
+            assert (engine.candidates(0, world.queries[0], 3)[0] == -1).all()
+            world.insert(engine)
+            engine.finish({"photos": 200})
+            world.check(engine, world.rows)
+        with Milvus.open(uri, "photos") as engine:
+            assert engine.state == "ready" and engine.manifest() == {"photos": 200}
+            world.check(engine, world.rows)
+
+
+def test_hnsw_finds_most_and_scores_exactly(tmp_path, world):
+    with new(str(tmp_path / "a.db"), method="hnsw") as engine:
+        world.insert(engine)
+        engine.finish()
+        rows, scores = engine.candidates(1, world.queries[1], 10)
+        wanted, _ = world.best(1, 10, world.rows)
+        assert np.mean([np.isin(a, b).mean() for a, b in zip(rows, wanted)]) > 0.9
+        exact = np.einsum("qk,qrk->qr", world.queries[1], world.vectors[1][rows])
+        np.testing.assert_allclose(scores, exact, rtol=1e-4, atol=1e-5)
+
+
+def test_photos_are_deleted_added_and_replaced(address, world):
+    with new(address, "changed") as engine:
+        world.insert(engine, 0, 150)
+        engine.finish()
+        engine.delete([149, 7, 1000])
+        world.insert(engine, 170, 200)
+        world.insert(engine, 20, 40)                          # the same rows again, as after a kill
+        left = np.r_[0:7, 8:149, 170:200]
+        world.check(engine, left)
+        with pytest.raises(InputError, match="photo 7 is not in the collection changed"):
+            engine.fetch([8, 7])
+        with pytest.raises(InputError, match="not finished.*again"):
+            Milvus.open(address, "changed")
+        engine.finish()
+    with Milvus.open(address, "changed", writing=True) as engine:
+        world.check(engine, left)
+        rows, scores = engine.candidates(0, world.queries[0], 500)            # more than there are
+        assert (rows[:, len(left):] == -1).all() and (scores[:, len(left):] == -np.inf).all()
+        assert all(set(row[:len(left)]) == set(left) for row in rows)
+        engine.drop()
+    with pytest.raises(InputError, match="there is no collection changed"):
+        Milvus.open(address, "changed")
+
+
+def test_small_requests_add_up_to_the_same(address, world, monkeypatch):
+    monkeypatch.setattr("retrieval.milvus.BATCH_BYTES", 2000)
+    with new(address, "batches") as engine:
+        world.insert(engine)
+        engine.finish()
+        world.check(engine, world.rows)
+
+
+def test_one_narrow_channel_without_rest(address):
+    values = np.arange(6, dtype=np.float32)[:, None]
+    with new(address, "narrow", channels=[1], rest=0) as engine:
+        engine.insert(range(6), list("abcdef"), np.zeros(6), [values])
+        rows, scores = engine.candidates(0, [[2.0], [-1.0]], 2)
+        assert rows.tolist() == [[5, 4], [0, 1]] and scores.tolist() == [[10, 8], [0, -1]]
+        (vectors,), rest = engine.fetch([4, 2])
+        assert vectors.tolist() == [[4], [2]] and rest is None
+
+
+BUILD = """
+import sys
+from tests.test_milvus import World, new
+engine, world = new(sys.argv[1]), World()
+for start in range(engine.next_row(), 200, 20):
+    world.insert(engine, start, start + 20)
+    print(start, flush=True)
+    if sys.argv[2] == "slow" and start == 60:
+        sys.stdin.readline()
+engine.finish()
+engine.close()
+"""
+
+
+def test_a_killed_build_goes_on_in_a_new_process(tmp_path, world):
+    path = str(tmp_path / "a.db")
+    child = subprocess.Popen([sys.executable, "-c", BUILD, path, "slow"], cwd=ROOT, stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE, text=True)
+    try:
+        assert [child.stdout.readline().strip() for _ in range(4)] == ["0", "20", "40", "60"]
+        for writing in (False, True):
+            with pytest.raises(InputError, match="open already.*another process"):
+                Milvus.open(path, "photos", writing=writing)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+    with pytest.raises(InputError, match="not finished"):
+        Milvus.open(path, "photos")
+    with Milvus.open(path, "photos", writing=True) as engine:
+        assert engine.state == "building" and engine.manifest() == MANIFEST
+        world.check(engine, np.arange(80))
+    again = python(BUILD, path, "on")
+    assert again.communicate()[0].split() == [str(start) for start in range(80, 200, 20)] and again.returncode == 0
+    with Milvus.open(path, "photos") as engine:
+        world.check(engine, world.rows)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.fixture
+def allow(monkeypatch):
+    """allow(n): the next n requests that change something pass, then Killed is raised instead of each."""
+    left = [10 ** 6]
+
+    def limited(request):
+        def call(*args, **options):
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return request(*args, **options)
+        return call
+    for name in ("create_collection", "create_index", "load_collection", "upsert", "delete", "flush",
+                 "drop_collection"):
+        monkeypatch.setattr(pymilvus.MilvusClient, name, limited(getattr(pymilvus.MilvusClient, name)))
+    monkeypatch.setattr("pymilvus.client.grpc_handler.time",            # it sleeps between two looks at a flush
+                        types.SimpleNamespace(time=time.time, sleep=lambda seconds: None))
+    return lambda n: left.__setitem__(0, n)
+
+
+def test_a_kill_between_any_two_requests_loses_nothing(address, world, allow):
+    """The life of a collection, stopped before its first, second, ... request that changes something."""
+    def build(collection):
+        with new(address, collection) as engine:
+            world.insert(engine, engine.next_row(), 100)
+            engine.finish()
+
+    def change(collection):
+        with Milvus.open(address, collection, writing=True) as engine:
+            engine.delete(range(50))
+            engine.finish({"left": 50})
+
+    def drop(collection):
+        with Milvus.open(address, collection, writing=True) as engine:
+            engine.drop()
+
+    def read(collection):
+        """What a reader finds: whole, or one of two sentences."""
+        try:
+            with Milvus.open(address, collection) as engine:
+                world.check(engine, np.arange(50 if engine.manifest() == {"left": 50} else 0, 100))
+                return "left" if engine.manifest() == {"left": 50} else "built"
+        except InputError as error:
+            return "unfinished" if "not finished" in str(error) else "none" if "there is no" in str(error) else error
+
+    steps, after = [build, change, drop], ["built", "left", "none"]
+    found = set()
+    for stopped in range(100):
+        collection, done = f"killed{stopped}", 0
+        allow(stopped)
+        try:
+            for step in steps:
+                step(collection)
+                done += 1
+        except Killed:
+            pass
+        allow(10 ** 6)
+        if done == len(steps):
+            break
+        found.add((steps[done].__name__, state := read(collection)))
+        assert state in {"unfinished", ["none", *after][done], after[done]}
+        if state != after[done] and steps[done] is not drop:
+            steps[done](collection)                           # the same call goes on
+            assert read(collection) == after[done]
+    assert stopped > 15 and found >= {("build", "none"), ("build", "unfinished"), ("change", "unfinished"),
+                                      ("change", "built"), ("drop", "left"), ("drop", "unfinished")}
+
+
+def test_what_others_made_is_left_alone(address, tmp_path, world):
+    client = pymilvus.MilvusClient(address)
+    client.create_collection("theirs", dimension=9)
+    client.insert("theirs", [{"id": 1, "vector": [0.5] * 9}])
+    client.create_collection("odd_manifest", dimension=2)
+    for collection, text in (("theirs", "was not made by"), ("odd", "no record of this version")):
+        with pytest.raises(InputError, match=text):
+            new(address, collection)
+        with pytest.raises(InputError, match="there is no collection|no record of this version"):
+            Milvus.open(address, collection)
+    assert client.query("theirs", ids=[1])[0]["vector"] == [0.5] * 9 and not client.has_collection("theirs_manifest")
+    with new(address, "mine") as engine:
+        world.insert(engine)
+        for settings in ({"channels": [9, 5]}, {"rest": 0}, {"method": "hnsw"}, {"manifest": {"model": "b"}}):
+            with pytest.raises(InputError, match=f"other settings \\({[*settings][0]}\\)"):
+                new(address, "mine", **settings)
+        engine.finish()
+        with pytest.raises(InputError, match="is there already and is finished"):
+            new(address, "mine")
+        engine.client.drop_collection("mine")                 # another program puts its own in the place
+        client.create_collection("mine", dimension=9)
+        with pytest.raises(InputError, match="fields of the collection mine"):
+            Milvus.open(address, "mine")
+    client.close()
+    folder = tmp_path / "photos.db"
+    folder.mkdir()
+    (folder / "holiday.jpg").write_bytes(b"a photo")
+    with pytest.raises(InputError, match="milvus-lite did not make"):
+        new(str(folder))
+    assert os.listdir(folder) == ["holiday.jpg"]
+
+
+@pytest.mark.parametrize("uri, text", [
+    ("photos", "ends in .db"), ("ftp://host:1", "ftp://"), ("http://", "no address"), ("http://a b", "no address"),
+    ("http://me:secret@host:19530", "--token_file"), ("none.db", "no milvus-lite folder"),
+    ("file.db", "is a file")])
+def test_addresses_that_cannot_be(uri, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.db").write_bytes(b"SQLite format 3")
+    with pytest.raises(InputError, match=text) as caught:
+        Milvus.open(uri, "photos")
+    assert "secret" not in str(caught.value) and sorted(os.listdir()) == ["file.db"]
+
+
+def test_no_server(monkeypatch, capfd):
+    monkeypatch.setattr(connection, "CONNECT", 1)
+    with socket.socket() as closed:                           # bound and not listening: a port that refuses
+        closed.bind(("127.0.0.1", 0))
+        start = time.monotonic()
+        with pytest.raises(InputError, match=r"no Milvus server answers at .* within 1 seconds"):
+            Milvus.open(f"http://127.0.0.1:{closed.getsockname()[1]}", "photos", token="root:secret")
+    assert time.monotonic() - start < 4
+    assert capfd.readouterr() == ("", "")                     # pymilvus would write what it tried
+
+
+def test_a_wrong_token_is_not_shown():
+    import grpc
+    from pymilvus.grpc_gen import milvus_pb2_grpc
+
+    class Refusing(milvus_pb2_grpc.MilvusServiceServicer):
+        def Connect(self, request, context):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "auth check failure for root:secret")
+
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    milvus_pb2_grpc.add_MilvusServiceServicer_to_server(Refusing(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        for token, text in (("root:secret", "refuses the token of --token_file"), ("", "wants a token")):
+            with pytest.raises(InputError, match=text) as caught:
+                Milvus.open(f"http://127.0.0.1:{port}", "photos", token=token)
+            assert "secret" not in str(caught.value) and caught.value.__cause__ is None
+    finally:
+        server.stop(grace=0)
+
+
+def test_what_milvus_cannot_hold(address, world):
+    for method in ("ivfpq", "diskann"):
+        with pytest.raises(InputError, match=f"milvus-lite has no index of the kind {method}; give flat or hnsw"):
+            new(address, "a", method=method)
+    with pytest.raises(InputError, match="too long for Milvus"):
+        new(address, "a", channels=[WIDEST + 1])
+    with pytest.raises(InputError, match="no name of a collection"):
+        new(address, "my photos")
+    with new(address, "limits") as engine:
+        for name in ("x" * 5000, "\udcff.jpg"):
+            with pytest.raises(InputError, match="rename the photo"):
+                engine.insert([0], [name], [0], [v[:1] for v in world.vectors], world.rest[:1])
+        bad = world.rest[:2].copy()
+        bad[1, 3] = np.nan
+        with pytest.raises(InputError, match="photo 11 has a number in rest that float32 cannot hold"):
+            engine.insert([10, 11], ["a", "b"], [0, 0], [v[:2] for v in world.vectors], bad)
+        with pytest.raises(InputError, match="1 to 16,384"):
+            engine.candidates(0, world.queries[0], 16_385)
+        with pytest.raises(InputError, match="at most 65,535 can be stored"):
+            engine.finish({"list": "x" * 70_000})
+        assert engine.count == 0
+
+
+def test_half_is_sent_and_read_as_pymilvus_wants_it(address, world, monkeypatch):
+    """milvus-lite has no float16, so that only the way through pymilvus's own messages is tried."""
+    from pymilvus.client import entity_helper, prepare
+    from pymilvus.grpc_gen import common_pb2, schema_pb2
+    with new(address, "half") as engine:
+        engine.record["half"] = True
+        stored = engine._stored("channel0", world.vectors[0][:3], range(3))
+        assert stored.dtype == np.float16
+        field = schema_pb2.FieldData(field_name="channel0", type=pymilvus.DataType.FLOAT16_VECTOR)
+        for vector in stored:
+            entity_helper.pack_field_value_to_field_data(
+                vector, field, {"name": "channel0", "type": pymilvus.DataType.FLOAT16_VECTOR})
+        read = [entity_helper.extract_row_data_from_fields_data([field], i)["channel0"] for i in range(3)]
+        np.testing.assert_array_equal([_numbers(value) for value in read], world.vectors[0][:3].astype(np.float16))
+        sent = common_pb2.PlaceholderGroup.FromString(prepare.Prepare._prepare_placeholder_str(list(stored)))
+        assert sent.placeholders[0].type == common_pb2.PlaceholderType.Float16Vector
+        assert engine._fields()[3] == ("channel0", pymilvus.DataType.FLOAT16_VECTOR, 9)
+        with pytest.raises(InputError, match="photo 5 has a number in channel0 that float16 cannot hold.*float32"):
+            engine._stored("channel0", np.full((1, 9), HALF_MAX * 2), [5])
+
+
+def test_settings_of_the_indexes_fit_milvus():
+    for k in (1, 2, 7, 1025, 1026, 2050, WIDEST - 8):
+        assert [stored_width(k, method) for method in ("flat", "hnsw", "diskann")] == [max(k, 2)] * 3
+        width = stored_width(k, "ivfpq")
+        name, params = index_of("ivfpq", width)
+        assert name == "IVF_PQ" and k <= width <= WIDEST and width % params["m"] == 0 and params["m"] >= 1
+    for method, option in (("hnsw", "ef"), ("diskann", "search_list")):
+        for r, effort in ((10, None), (500, None), (500, 100), (10, 200)):    # both have to be at least r
+            assert search_params(method, r, effort)["params"][option] >= max(r, effort or 0)
+    assert search_params("ivfpq", 10, 10 ** 6)["params"]["nprobe"] <= INDEXES["ivfpq"][1]["nlist"]
+    assert search_params("flat", 10, 5) == {"metric_type": "IP", "params": {}}
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    for package, uri in (("pymilvus", "http://127.0.0.1:1"), ("milvus_lite.server_manager", "a.db")):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            with pytest.raises(InputError, match="pip install -r requirements-milvus.txt"):
+                connection.Connection(uri, writing=True)
