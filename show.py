@@ -12,7 +12,6 @@ if __name__ == "__main__":
 
 import argparse
 import os
-import textwrap
 from collections import Counter
 
 import numpy as np
@@ -23,8 +22,7 @@ from tqdm import tqdm
 import cli
 from cli import Arguments, InputError, filename, natural, probability, run_arguments, torch_device, up_to
 from evaluation.certainty import Calibration, calibration_file, read_calibration
-from evaluation.confidence import percent
-from evaluation.plots import drawing, picture_file
+from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, picture_file, said_of
 from evaluation.queries import embed_texts
 from evaluation.sources import encode, load_run, newest_run, output_file
 from files.reading import below, holds_keys, is_drawn
@@ -71,8 +69,7 @@ def certainties(scores: Tensor, calibration: Calibration, similarity: str,
         raise InputError(f"{calibration.path} is of the similarity {calibration.similarity}, and the run's is "
                          f"{similarity}; write it again with evaluate.py --confidence and without --sim")
     p = (calibration.fitted["t2i"].temperature * scores.double()).softmax(1).amax(1).tolist()
-    return [(f"{percent(x)} sure", True) if unsure is None or x >= unsure else (f"not sure ({percent(x)})", False)
-            for x in p]
+    return [(said_of(x, unsure), unsure is None or x >= unsure) for x in p]
 
 
 @torch.no_grad()
@@ -108,42 +105,27 @@ def draw_retrieval(opt) -> None:
     sure = None if calibration is None else certainties(scores, calibration, run.trained.sim, opt.unsure)
 
     top, rankings = min(opt.top, scores.shape[1]), scores.argsort(descending=True)
-    height = 2.7 * len(texts) + 0.6
-    with drawing(target, len(texts), top, (max(6, 2 * top), height)) as (figure, axes):
-        for q, row in enumerate(axes):
-            ranking = rankings[q]
-            label = "\n".join(textwrap.wrap(texts[q], 18 * max(3, top))[:3])
-            facts = [] if query_uncertainty is None else [f"uncertainty {query_uncertainty[q]:.1f}"]
-            if owner[q] is not None:
-                rank = int((scores[q] >= scores[q, owner[q]]).sum())
-                facts.append(f"its own image is number {rank} of {len(ranking):,}")
-            row[0].text(0, 1.14, f"{label}\n{'; '.join(facts)}", transform=row[0].transAxes, fontsize=9, weight="bold")
-            if sure:
-                badge(row[0], *sure[q])
-            for axis, i in zip(row, ranking[:top].tolist()):
-                axis.imshow(np.asarray(photos.open(i)))
-                axis.set_xticks([])
-                axis.set_yticks([])
-                label = "" if image_uncertainty is None else f" (unc. {image_uncertainty[i]:.1f})"
-                axis.text(0, 1.02, f"{scores[q, i]:.3f}{label}", transform=axis.transAxes, fontsize=8)
-                for spine in axis.spines.values():
-                    spine.set(color="limegreen" if i == owner[q] else "lightgrey", linewidth=4 if i == owner[q] else 1)
-        legend = "" if opt.captions else "; green: its own"
-        figure.suptitle(f"{run.folder[1]} {opt.split}, {run.trained.sim}: the best {top} of {len(split.images):,} "
-                        f"images for a caption{legend}", fontsize=10, y=1 - 0.15 / height)
-        figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 1.2 / height, wspace=0.06, hspace=0.45)
+    rows = []
+    for q, text in enumerate(texts):
+        facts = [] if query_uncertainty is None else [f"uncertainty {query_uncertainty[q]:.1f}"]
+        if owner[q] is not None:
+            rank = int((scores[q] >= scores[q, owner[q]]).sum())
+            facts.append(f"its own image is number {rank} of {scores.shape[1]:,}")
+        cells = []
+        for i in rankings[q, :top].tolist():
+            label = "" if image_uncertainty is None else f" (unc. {image_uncertainty[i]:.1f})"
+            cells.append(Cell(photos.open(i, THUMBNAIL), f"{scores[q, i]:.3f}{label}", OWN if i == owner[q] else None))
+        if sure:
+            cells[0] = cells[0]._replace(badge=sure[q][0], sure=sure[q][1])
+        rows.append(Row(text, "; ".join(facts), cells))
+    legend = "" if opt.captions else "; green: its own"
+    draw_rows(target, f"{run.folder[1]} {opt.split}, {run.trained.sim}: the best {top} of {len(split.images):,} images "
+              f"for a caption{legend}", rows, top)
     for text, ranking, (said, _) in zip(texts, rankings, sure or ()):
         print(f"{text} -> {os.path.basename(photos.paths[ranking[0]])}, {said}")
     for note in (*run.notes, *(calibration.notes("t2i", run.folder[1], len(split.images)) if calibration else ())):
         print(f"note: {note}")
     print(f"picture of {len(texts)} captions and their best {top} images in {target}")
-
-
-def badge(axis, said: str, sure: bool) -> None:
-    """Writes on the first answer's picture how sure it is."""
-    axis.text(0.03, 0.03, said, transform=axis.transAxes, fontsize=9, weight="bold", va="bottom", zorder=5,
-              color="black" if sure else "white", bbox={"facecolor": "white" if sure else "firebrick", "alpha": 0.85,
-                                                        "edgecolor": "none", "boxstyle": "round,pad=0.25"})
 
 
 # ---- captions that VSRN's captioner writes

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evaluation.confidence import NAMES, Seen, best_name, percent
-from evaluation.plots import drawing
+from evaluation.pictures import THUMBNAIL, drawing, show_photo
 from evaluation.selective import exact_interval
 from inputs import Photos
 from metrics import risk_coverage
@@ -175,10 +175,8 @@ def draw_card(made: Card, photos: Photos | None, y: float, axis, framed: bool) -
     for k, (image, label) in enumerate(made.photos):
         inset = axis.inset_axes([0.1 + PHOTO * k, y - PHOTO + 0.05, PHOTO - 0.12, PHOTO - 0.22],
                                 transform=axis.transData)
-        inset.imshow(np.asarray(photos.open(image)))
-        inset.set(xticks=[], yticks=[], anchor="NW")
-        for spine in inset.spines.values():
-            spine.set(color=color if framed and not k else "lightgrey", linewidth=2.5 if framed and not k else 1)
+        show_photo(inset, photos.open(image, THUMBNAIL), color if framed and not k else None, 2.5)
+        inset.set(anchor="NW")
         axis.text(0.1 + PHOTO * k, y - 0.11, label, fontsize=7, color="dimgrey")
     y -= 0.3 if made.photos else 0.22
     axis.text(made.left, y, made.said, fontsize=11, weight="bold", color=color)

@@ -1,5 +1,187 @@
-from evaluation.confidence import percent
+"""Pictures, and the one way in which they show a query with its best photos.
 
+Letters that no font of matplotlib's has are drawn as SIGN. matplotlib brings DejaVu Sans, which has the alphabets of
+Europe and the Middle East and neither Chinese, Japanese and Korean nor emoji. Where a font that has them is
+installed, a line in matplotlibrc draws with both: `font.family: DejaVu Sans, Noto Sans CJK JP`.
+"""
+import contextlib
+import functools
+import os
+import textwrap
+import unicodedata
+from collections.abc import Callable
+from itertools import zip_longest
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from cli import InputError
+from evaluation.confidence import percent
+from files.photos import read_photo
+from files.reading import DRAWN, is_drawn
+from files.writing import atomic, output
+
+FORMATS = ("png", "pdf", "svg", "ps", "eps")          # these say who drew them, so that no photo is ever replaced
+DPI, LARGEST = 80, 2 ** 16 - 1        # pixels an inch, and of a side: what matplotlib can draw
+THUMBNAIL = 256                       # pixels a side of a photo within a picture
+SIGN = "\u25af"                       # an upright box
+OWN, IN_SET = "limegreen", "tab:blue"                       # frames
+TILE, LINE, GAP, TITLE = 2.0, 0.16, 0.14, 0.42              # inches: a photo, a line of text, between rows, the title
+ACROSS, NAME = 5, 28                  # photos in a line of a sheet, letters of a name
+
+
+def picture_file(path: str, inputs=()) -> str:
+    """`path`, where a picture can be drawn. Raises InputError, before the work, where it cannot be."""
+    if format_of(path) not in FORMATS:
+        raise InputError(f"{path} ends in none of {', '.join(f'.{name}' for name in FORMATS)}, which pictures are "
+                         "drawn as; give it such an ending")
+    return output(path, is_drawn, inputs)
+
+
+def format_of(path: str) -> str:
+    """The ending of a file name, in small letters and without the dot."""
+    return os.path.splitext(path)[1][1:].lower()
+
+
+@contextlib.contextmanager
+def drawing(path: str, rows: int, columns: int, size: tuple[float, float], tight: bool = False):
+    """Yields (figure, axes (rows, columns)) of this size in inches, and writes the picture to `path` at the end.
+    tight: give each of the axes the space that its texts need.
+
+    Neither a window system nor pyplot's state is touched, so importing this file changes nothing in a notebook.
+    Captions and names are drawn as they are, where matplotlib would read two $ as a formula.
+    """
+    import matplotlib  # takes a second to start, and most commands draw nothing
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+    with matplotlib.rc_context({"text.parse_math": False}):
+        figure = Figure(figsize=size)
+        yield figure, figure.subplots(rows, columns, squeeze=False)
+        for text in figure.findobj(Text):
+            text.set_text(drawable(text.get_text()))
+        if tight:
+            figure.tight_layout()
+        with atomic(path, "wb") as f:
+            key = "Creator" if format_of(path) in ("ps", "eps") else "Title"
+            figure.savefig(f, format=format_of(path), dpi=DPI, metadata={key: DRAWN})
+
+
+# ---- letters
+
+def drawable(text: str) -> str:
+    """The text with SIGN for each letter that no font has. What only changes the letter before it is left out."""
+    import matplotlib
+
+    known = letters(tuple(matplotlib.rcParams["font.family"]))
+    return "".join(c if c == "\n" or ord(c) in known else "" if unicodedata.category(c) in ("Cc", "Cf", "Mn", "Me")
+                   else SIGN for c in text)
+
+
+@functools.cache
+def letters(families: tuple[str, ...]) -> frozenset[int]:
+    """The numbers of the letters that some font of these families has, upright and in bold."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    known = set()
+    for family in families:
+        files = [findfont(FontProperties(family=[family], weight=weight)) for weight in ("normal", "bold")]
+        known |= set.intersection(*(set(get_font(file).get_charmap()) for file in files))
+    return frozenset(known)
+
+
+# ---- photos, and rows of them
+
+def show_photo(axis, photo: Image.Image | str, frame: str | None = None, thick: float = 4) -> None:
+    """Draw a photo, whole, in a square with a frame of this colour, None: a thin grey one. A word in its place, such
+    as "gone", is drawn on grey."""
+    width, height = (1, 1) if isinstance(photo, str) else photo.size
+    if isinstance(photo, str):
+        axis.set(facecolor="gainsboro", aspect="equal")
+        axis.text(0.5, 0.5, photo, transform=axis.transAxes, ha="center", va="center", color="dimgrey")
+    else:
+        axis.imshow(np.asarray(photo))
+    side = max(width, height)
+    left, bottom = (width - side) / 2 - 0.5, (height + side) / 2 - 0.5
+    axis.set(xticks=[], yticks=[], xlim=(left, left + side), ylim=(bottom, bottom - side))
+    for spine in axis.spines.values():
+        spine.set(color=frame or "lightgrey", linewidth=thick if frame else 1)
+
+
+class Cell(NamedTuple):
+    """A photo in a row, and what is said of it."""
+    photo: Image.Image | str          # or a word in its place
+    label: str = ""                   # above it: name, score, uncertainty
+    frame: str | None = None          # OWN, IN_SET
+    badge: str = ""                   # on it: how sure the model is of it
+    sure: bool = True                 # whether that is sure enough
+
+
+class Row(NamedTuple):
+    """A query with its photos."""
+    query: str                        # a text of any length
+    facts: str                        # one line about it
+    cells: list[Cell]
+
+
+def draw_rows(path: str, title: str, rows: list[Row], across: int) -> None:
+    """Draw queries with their photos, `across` in a line. Raises InputError where the picture would be too tall."""
+    width, lines = max(6, TILE * across), []                # lines: (texts above the first photo, cells)
+    for row in rows:
+        heading = "\n".join(filter(None, [wrapped(row.query, int(11 * width), 3), row.facts]))
+        lines += [("" if k else heading, row.cells[k:k + across]) for k in range(0, len(row.cells) or 1, across)]
+    heads = [GAP + LINE * (len(heading.splitlines()) + label_lines(cells)) for heading, cells in lines]
+    height = TITLE + sum(heads) + TILE * len(lines)
+    if max(width, height) * DPI > LARGEST:
+        raise InputError(f"{path}: {len(lines):,} lines of photos make a picture of {height * DPI:,.0f} pixels, and at "
+                         f"most {LARGEST:,} can be drawn; draw fewer queries, or fewer photos for each")
+    with drawing(path, len(lines), across, (width, height)) as (figure, axes):
+        figure.suptitle(wrapped(title, int(12 * width), 1), fontsize=10, y=1 - 0.12 / height, va="top")
+        y = height - TITLE
+        for head, (heading, cells), line in zip(heads, lines, axes):
+            y -= head + TILE
+            for k, axis in enumerate(line):
+                axis.set_position([(k + 0.03) * TILE / width, (y + 0.03 * TILE) / height, 0.94 * TILE / width,
+                                   0.94 * TILE / height])
+            draw_line(line, heading, cells)
+
+
+def label_lines(cells: list[Cell]) -> int:
+    return max((len(cell.label.splitlines()) for cell in cells), default=0)
+
+
+def draw_line(axes, heading: str, cells: list[Cell]) -> None:
+    """Draw photos side by side, and a heading above the first. Axes that are left over stay empty."""
+    for axis in axes[len(cells):]:
+        axis.axis("off")
+    for axis, cell in zip(axes, cells):
+        show_photo(axis, cell.photo, cell.frame)
+        above(axis, cell.label, 3, fontsize=8)
+        if cell.badge:
+            badge(axis, cell.badge, cell.sure)
+    above(axes[0], heading, 4 + 72 * LINE * label_lines(cells), fontsize=9, weight="bold")
+
+
+def above(axis, text: str, points: float, **look) -> None:
+    """Write a text so many points above an axis, however large that is."""
+    axis.annotate(text, (0, 1), (0, points), "axes fraction", "offset points", va="bottom", annotation_clip=False,
+                  **look)
+
+
+def badge(axis, said: str, sure: bool) -> None:
+    """Writes on a picture how sure the model is of it."""
+    text, back = ("black", "white") if sure else ("white", "firebrick")
+    axis.text(0.03, 0.03, said, transform=axis.transAxes, fontsize=9, weight="bold", va="bottom", zorder=5, color=text,
+              bbox={"facecolor": back, "edgecolor": "none", "boxstyle": "round,pad=0.25"})
+
+
+def wrapped(text: str, width: int, lines: int = 3) -> str:
+    """The text in at most so many lines."""
+    return "\n".join(textwrap.wrap(drawable(text), width, max_lines=lines, placeholder=" ..."))
+
+
+# ---- the answers of a search
 
 def how_sure(p: float, unsure: float) -> str:
     """What is said of a first answer that is right with probability p. unsure: less than this is not sure."""
@@ -12,3 +194,48 @@ def of_the_set(count: int, level: float | None) -> str:
     """What is said of a conformal set of `count` photos. level: how often such sets hold the right one."""
     what = {0: "no photo is in the set that holds", 1: "1 photo holds"}.get(count, f"{count:,} photos hold")
     return f"{what} the right one{'' if level is None else f' with {percent(level)}'}"
+
+
+def contact_sheet(path: str, found: list, photo_of: Callable[[int], str], title: str, unsure: float = 0.5,
+                  asked: list[str | None] = ()) -> None:
+    """Draw the answers to queries, each with its name, its score and its probability, and a frame where the conformal
+    set holds it.
+
+    found: a `retrieval.searcher.Found` for each query, with its answers from the first. photo_of(row): the file of a
+    photo, which may be gone. unsure: a first answer of a lower probability is marked. asked: for each query the file
+    of its photo, which is drawn before the answers, or None for a text. Raises InputError on a path that `picture_file`
+    refuses, and where the picture would be too tall.
+    """
+    picture_file(path)
+    rows = []
+    for of, file in zip_longest(found, asked):
+        facts = [] if of.sure is None else [how_sure(of.sure, unsure)]
+        facts += [] if of.in_set is None else [f"{of_the_set(of.in_set, of.level)} (framed)"]
+        facts += [] if of.uncertainty is None else [f"uncertainty {of.uncertainty:.1f}"]
+        cells = [answer_cell(answer, photo_of(answer.row)) for answer in of.answers]
+        if cells and of.sure is not None:
+            cells[0] = cells[0]._replace(badge=said_of(of.sure, unsure), sure=of.sure >= unsure)
+        rows.append(Row(of.query, "; ".join(facts), ([Cell(small(file), "the query")] if file else []) + cells))
+    draw_rows(path, title, rows, ACROSS)
+
+
+def answer_cell(answer, file: str) -> Cell:
+    """A `retrieval.searcher.Answer` in a sheet. file: its photo's."""
+    numbers = f"{answer.score:.3f}" + ("" if answer.p is None else f", {percent(answer.p)}")
+    numbers += "" if answer.uncertainty is None else f" (unc. {answer.uncertainty:.1f})"
+    name = " ".join(drawable(answer.name).split())
+    name = name if len(name) <= NAME else f"...{name[3 - NAME:]}"
+    return Cell(small(file), f"{name}\n{numbers}", IN_SET if answer.in_set else None)
+
+
+def small(file: str) -> Image.Image | str:
+    """A photo as it is drawn in a sheet, or the word that stands in its place."""
+    try:
+        return read_photo(file, THUMBNAIL) if os.path.isfile(file) else "gone"
+    except InputError:
+        return "unreadable"
+
+
+def said_of(p: float, unsure: float | None) -> str:
+    """The badge of a first answer that is right with probability p."""
+    return f"{percent(p)} sure" if unsure is None or p >= unsure else f"not sure ({percent(p)})"

@@ -1,51 +1,17 @@
 """Pictures of what the uncertainty tells: recall by tenths of uncertainty, risk and coverage, and the most and the
 least uncertain items (`ucmr` Fig. 4-7). `evaluate.py --uncertainty` draws them.
 """
-import contextlib
 import os
 import sys
 import textwrap
 
 import numpy as np
 
-from cli import InputError
-from files.reading import DRAWN, below, is_drawn
-from files.writing import atomic, output
+from evaluation.pictures import THUMBNAIL, drawing, show_photo
+from files.reading import below
 from inputs import Photos
 
 SHOWN, MATCHES = 5, 3                 # items at each end, matches of each
-FORMATS = ("png", "pdf", "svg", "ps", "eps")          # these say who drew them, so that no photo is ever replaced
-
-
-def picture_file(path: str, inputs=()) -> str:
-    """`path`, where a picture can be drawn. Raises InputError, before the work, where it cannot be."""
-    if format_of(path) not in FORMATS:
-        raise InputError(f"{path} ends in none of {', '.join(f'.{name}' for name in FORMATS)}, which pictures are "
-                         "drawn as; give it such an ending")
-    return output(path, is_drawn, inputs)
-
-
-def format_of(path: str) -> str:
-    """The ending of a file name, in small letters and without the dot."""
-    return os.path.splitext(path)[1][1:].lower()
-
-
-@contextlib.contextmanager
-def drawing(path: str, rows: int, columns: int, size: tuple[float, float]):
-    """Yields (figure, axes (rows, columns)) of this size in inches, and writes the picture to `path` at the end.
-
-    Neither a window system nor pyplot's state is touched, so importing this file changes nothing in a notebook.
-    Captions and names are drawn as they are, where matplotlib would read two $ as a formula.
-    """
-    import matplotlib  # takes a second to start, and most commands draw nothing
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({"text.parse_math": False}):
-        figure = Figure(figsize=size)
-        yield figure, figure.subplots(rows, columns, squeeze=False)
-        with atomic(path, "wb") as f:
-            key = "Creator" if format_of(path) in ("ps", "eps") else "Title"
-            figure.savefig(f, format=format_of(path), dpi=80, metadata={key: DRAWN})
 
 
 def curves(reports: dict[str, dict], path: str) -> None:
@@ -55,9 +21,8 @@ def curves(reports: dict[str, dict], path: str) -> None:
     these.
     """
     sides = [side for side in ("images", "captions") if any("recall_bins" in r.get(side, ()) for r in reports.values())]
-    with drawing(path, len(sides), 2, (10, 3.6 * len(sides))) as (figure, axes):
+    with drawing(path, len(sides), 2, (10, 3.6 * len(sides)), tight=True) as (_, axes):
         draw_curves(reports, sides, axes)
-        figure.tight_layout()
 
 
 def draw_curves(reports: dict[str, dict], sides: list[str], axes) -> None:
@@ -94,9 +59,8 @@ def extremes(values: np.ndarray, pairs, texts: list[str] | None, photos: Photos 
     order = np.argsort(values, kind="stable")
     columns = {"most uncertain": order[::-1][:SHOWN], "least uncertain": order[:SHOWN]}
     rows = max(len(queries) for queries in columns.values())
-    with drawing(path, rows, 2, (13, 1.75 * rows + 0.6)) as (figure, axes):
+    with drawing(path, rows, 2, (13, 1.75 * rows + 0.6), tight=True) as (_, axes):
         draw_extremes(values, pairs, texts, photos, first, of_images, columns, axes)
-        figure.tight_layout()
 
 
 def draw_extremes(values, pairs, texts, photos, first: dict, of_images: bool, columns: dict, axes) -> None:
@@ -115,9 +79,7 @@ def draw_extremes(values, pairs, texts, photos, first: dict, of_images: bool, co
                 pictures = [f"[image {image}] {first.get(int(image), '')}" for image in thumbnails]
                 lines = [pictures[0].split("]")[0] + "]", *lines] if of_images else [*lines, *pictures]
             for k, image in enumerate(thumbnails if photos is not None else ()):
-                inset = axis.inset_axes([0.15 * k, 0.02, 0.145, 0.8])
-                inset.imshow(np.asarray(photos.open(int(image))))
-                inset.axis("off")
+                show_photo(axis.inset_axes([0.15 * k, 0.02, 0.145, 0.8]), photos.open(int(image), THUMBNAIL))
             space = 0.16 * len(thumbnails) if photos is not None else 0
             width = int(80 * (1 - space))
             wrapped = [part for line in lines for part in textwrap.wrap(line, width, subsequent_indent="   ")]

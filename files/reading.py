@@ -59,7 +59,7 @@ def first_line(text: str):
 
 
 def is_drawn(path: str) -> bool:
-    """A test for `output`: a picture that `plots.drawing` drew. Its mark is in the file in each of its formats."""
+    """A test for `output`: a picture that `pictures.drawing` drew. Its mark is in the file in each of its formats."""
     with open(path, "rb") as f:
         head = f.read(1 << 14)
         f.seek(max(0, os.path.getsize(path) - (1 << 14)))

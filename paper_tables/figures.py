@@ -24,7 +24,7 @@ import cli
 import evaluate
 from checkpoints import load_checkpoint
 from cli import Arguments, InputError, data_set, filename, natural, split_name, torch_device, up_to, workers
-from evaluation.plots import drawing, picture_file
+from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, drawing, picture_file, show_photo
 from evaluation.sources import encode, load_run, output_file
 from evaluation.subjects import columns_within
 from files.reading import is_drawn
@@ -91,28 +91,20 @@ def draw(opt) -> str:
     photos = Photos(photo_paths(split, opt.photos))
     names = ["/".join(os.path.normpath(run).split(os.sep)[-1 if os.path.isdir(run) else -2:]) for run in opt.checkpoint]
     if beside:
-        lines, across = len(rows) * len(found), 1 + NEAREST
-        with drawing(beside, lines, across, (1.5 * across, 1.7 * lines)) as (figure, axes):
-            draw_neighbours(rows, found, names, photos, axes)
-            figure.tight_layout()
+        draw_neighbours(beside, rows, found, names, photos)
     lines, across = len(texts) + len(rows), 1 + len(found)
-    with drawing(target, lines, across, (3.6 * across, 2.2 * lines)) as (figure, axes):
+    with drawing(target, lines, across, (3.6 * across, 2.2 * lines), tight=True) as (_, axes):
         draw_answers(split, rows, texts, found, names, photos, axes)
-        figure.tight_layout()
     said = (f"{len(texts)} captions with their best image and {len(rows)} images with their best {TOP} captions in "
             f"{target}")
     return said + f"\n{len(rows)} images with the images most similar to them in {beside}" * bool(beside)
 
 
-def draw_neighbours(rows, found, names, photos: Photos, axes) -> None:
-    """Draw a row for each image and model: the image, with the model's name above it, and its neighbours."""
-    for axis in axes.flat:
-        axis.axis("off")
-    lines = [(image, name, near[k]) for k, image in enumerate(rows) for name, (*_, near) in zip(names, found)]
-    for line, (image, name, near) in zip(axes, lines):
-        line[0].set_title("\n".join(textwrap.wrap(name, 20)), fontsize=8, color="green")
-        for axis, shown in zip(line, (image, *near)):
-            axis.imshow(np.asarray(photos.open(shown)))
+def draw_neighbours(path: str, rows, found, names, photos: Photos) -> None:
+    """Draw a row for each image and model: the model's name, the image, and its neighbours."""
+    draw_rows(path, "an image, and the images that a model finds most similar to it", [
+        Row(name, "", [Cell(photos.open(shown, THUMBNAIL)) for shown in (image, *near[k])])
+        for k, image in enumerate(rows) for name, (*_, near) in zip(names, found)], 1 + NEAREST)
 
 
 def draw_answers(split, rows, texts, found, names, photos: Photos, axes) -> None:
@@ -127,11 +119,8 @@ def draw_answers(split, rows, texts, found, names, photos: Photos, axes) -> None
         return y - 0.085 * len(lines) - 0.05
 
     def show(axis, image: int, own: bool) -> None:
-        axis.imshow(np.asarray(photos.open(image)))
-        axis.set(xticks=[], yticks=[])
         axis.axis("on")
-        for spine in axis.spines.values():
-            spine.set(color="limegreen" if own else "lightgrey", linewidth=3 if own else 1)
+        show_photo(axis, photos.open(image, THUMBNAIL), OWN if own else None, 3)
     for name, axis in zip(["query", *names], axes[0]):
         axis.set_title(name, fontsize=9)
     for k, caption in enumerate(texts):

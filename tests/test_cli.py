@@ -20,7 +20,7 @@ import vocab
 from checkpoints import load_checkpoint, load_model
 from cli import InputError
 from demo import __main__ as demo
-from evaluation import plots, sources, subjects
+from evaluation import pictures, sources, subjects
 from files.reading import first_line, holds_keys
 from files.writing import output
 from similarities import SIMILARITIES, Embedding
@@ -392,7 +392,7 @@ def test_dollars_are_drawn_as_they_are(tmp_path):
     from matplotlib.figure import Figure
 
     texts = ["a sign says $5 or $10 here", r"from $\nonsense to $", "one $ alone"]
-    with plots.drawing(str(tmp_path / "p.png"), 1, 1, (4, 2)) as (figure, axes):
+    with pictures.drawing(str(tmp_path / "p.png"), 1, 1, (4, 2)) as (figure, axes):
         drawn = [axes[0, 0].text(0, k / 3, text) for k, text in enumerate(texts)]
         axes[0, 0].plot([0, 1], label=texts[0])
         drawn += axes[0, 0].legend().get_texts()

@@ -15,7 +15,7 @@ import evaluate
 import show
 import train
 from demo import __main__ as demo
-from evaluation import ambiguity, certainty, confidence, confidence_plots, plots, promises, queries, selective
+from evaluation import ambiguity, certainty, confidence, confidence_plots, pictures, promises, queries, selective
 from evaluation.answers import answers, answers_of_both, rows_of, sample_scores
 from evaluation.sources import load_run, open_run
 from evaluation.subjects import Subject
@@ -356,7 +356,7 @@ def figures(monkeypatch):
 
     @contextlib.contextmanager
     def keeping(path, *rest):
-        with plots.drawing(path, *rest) as (figure, axes):
+        with pictures.drawing(path, *rest) as (figure, axes):
             yield figure, axes
             inner = [axis for outer in axes.flat for axis in (outer, *outer.child_axes)]
             found[os.path.basename(path)] = ([text.get_text() for axis in inner for text in axis.texts],
@@ -482,7 +482,7 @@ def test_retrieval_says_how_sure_it_is(calibrated, runs, tmp_path, capsys):
 
 def test_retrieval_draws_how_sure_it_is(calibrated, runs, tmp_path, monkeypatch):
     badges = []
-    monkeypatch.setattr(show, "badge", lambda axis, said, sure: badges.append((said, sure)))
+    monkeypatch.setattr(pictures, "badge", lambda axis, said, sure: badges.append((said, sure)))
     draw(calibrated, runs, "--captions", "a red circle .", "--unsure", 1, "--output", tmp_path / "a.png")
     draw(calibrated, runs, "--captions", "a red circle .", "--unsure", 0, "--output", tmp_path / "a.png")
     (low, _), (high, _) = badges

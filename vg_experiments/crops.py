@@ -23,7 +23,7 @@ from matplotlib.patches import Rectangle
 
 import cli
 from cli import Arguments, InputError, filename, natural, number, up_to
-from evaluation.plots import drawing, picture_file
+from evaluation.pictures import drawing, picture_file
 from files.reading import holds_keys
 from files.writing import output, save_json
 from inputs import Photos
@@ -91,11 +91,11 @@ def draw(path: str, boxes: list[tuple], texts: list[str], results: dict[str, dic
     """One row per crop and one column per model, with the captions from the best to the worst; the crop's own is
     green."""
     photo = Photos([path]).open(0)
-    with drawing(target, len(boxes), 1 + len(results), (3 + 4.5 * len(results), 2.4 * len(boxes))) as (figure, axes):
+    size = 3 + 4.5 * len(results), 2.4 * len(boxes)
+    with drawing(target, len(boxes), 1 + len(results), size, tight=True) as (figure, axes):
         draw_crops(photo, boxes, texts, results, axes)
         figure.suptitle("captions from the best to the worst for the crop, each with [its log det Sigma] and its "
                         "score; green: the crop's own", fontsize=9)
-        figure.tight_layout()
 
 
 def draw_crops(photo, boxes: list[tuple], texts: list[str], results: dict[str, dict], axes) -> None:

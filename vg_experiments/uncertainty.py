@@ -21,7 +21,7 @@ from scipy import stats
 
 import cli
 from cli import Arguments, InputError
-from evaluation.plots import drawing, picture_file
+from evaluation.pictures import drawing, picture_file
 from files.reading import holds_keys
 from files.writing import output, save_json
 from metrics import spearman
@@ -98,9 +98,8 @@ def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], folder: s
 
 def draw(reports: dict[str, dict], path: str) -> None:
     """Fig. 2a (images) and 2b (captions), one row per model."""
-    with drawing(path, len(reports), 2, (9, 3.4 * len(reports))) as (figure, axes):
+    with drawing(path, len(reports), 2, (9, 3.4 * len(reports)), tight=True) as (_, axes):
         draw_rows(reports, axes)
-        figure.tight_layout()
 
 
 def draw_rows(reports: dict[str, dict], axes) -> None:
