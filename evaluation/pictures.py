@@ -71,12 +71,17 @@ def drawing(path: str, rows: int, columns: int, size: tuple[float, float], tight
 # ---- letters
 
 def drawable(text: str) -> str:
-    """The text with SIGN for each letter that no font has. What only changes the letter before it is left out."""
+    """The text with SIGN for each letter that no font has. What cannot be seen by itself is left out."""
     import matplotlib
 
     known = letters(tuple(matplotlib.rcParams["font.family"]))
-    return "".join(c if c == "\n" or ord(c) in known else "" if unicodedata.category(c) in ("Cc", "Cf", "Mn", "Me")
-                   else SIGN for c in text)
+
+    def one(letter: str) -> str:
+        kind = unicodedata.category(letter)
+        if letter == "\n" or ord(letter) in known and kind not in ("Cc", "Cf"):
+            return letter
+        return "" if kind in ("Cc", "Cf", "Mn", "Me", "Sk") else SIGN
+    return "".join(map(one, text))
 
 
 @functools.cache

@@ -1,0 +1,243 @@
+"""Pictures of answers: every photo in its place with what is said of it, any alphabet, gone and huge photos."""
+import contextlib
+import logging
+import os
+import warnings
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.text import Text
+from PIL import Image
+
+from cli import InputError
+from evaluation import pictures
+from evaluation.pictures import Cell, Row, contact_sheet, draw_rows, drawable, drawing, picture_file, show_photo
+from files.photos import read_photo
+from files.reading import is_drawn
+from retrieval.searcher import Answer, Found
+
+ALPHABETS = ("a dog", "\u00e9t\u00e9 \u0142\u00f3d\u017a", "\u0441\u043e\u0431\u0430\u043a\u0430",
+             "\u03c3\u03ba\u03cd\u03bb\u03bf\u03c2", "\u0643\u0644\u0628", "\u05db\u05dc\u05d1",
+             "\u72ac\u304c\u8d70\u308b", "\uac1c", "\u0915\u0941\u0924\u094d\u0924\u093e", "\u0e2b\u0e21\u0e32",
+             "\U0001f415\U0001f3fd beach", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u2764\ufe0f", "$5 and $6",
+             "\udcff", "a\x07b\tc", "\U000e0041", "e\u0301")
+
+
+@pytest.fixture
+def quiet(caplog):
+    """Neither warnings nor lines of a log."""
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
+        warnings.simplefilter("error")
+        yield
+    assert caplog.text == ""
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What the pictures of `draw_rows` show: a list of {"texts", "photos", "frames" by colour, "gone"}, one for each
+    of the axes that show something."""
+    found = []
+
+    @contextlib.contextmanager
+    def keeping(*words, **more):
+        with drawing(*words, **more) as (figure, axes):
+            yield figure, axes
+            for axis in axes.flat:
+                if axis.axison:
+                    found.append({"texts": [text.get_text() for text in axis.texts],
+                                  "frame": matplotlib.colors.to_hex(axis.spines["left"].get_edgecolor()),
+                                  "photo": axis.images[0].get_array() if axis.images else None,
+                                  "at": axis.get_position().bounds, "window": axis.get_window_extent().bounds})
+    monkeypatch.setattr(pictures, "drawing", keeping)
+    return found
+
+
+def file_of(path, colour="crimson", size=(60, 40)) -> str:
+    Image.new("RGB", size, colour).save(path)
+    return str(path)
+
+
+def hex_of(colour) -> str:
+    return matplotlib.colors.to_hex(colour)
+
+
+# ---- letters
+
+@pytest.mark.parametrize("ending", pictures.FORMATS)
+def test_any_alphabet_is_drawn_without_a_warning(tmp_path, quiet, ending):
+    for tight in (False, True):
+        with drawing(str(tmp_path / f"p.{ending}"), 1, 1, (8, 6), tight) as (figure, axes):
+            for k, text in enumerate(ALPHABETS):
+                axes[0, 0].text(0, k / 25, text, weight="bold" if k % 2 else "normal", transform=axes[0, 0].transAxes)
+            axes[0, 0].plot([1], label="\u72ac")
+            axes[0, 0].legend(title="\u72ac")
+            figure.suptitle("".join(ALPHABETS))
+    assert is_drawn(str(tmp_path / f"p.{ending}"))
+
+
+def test_what_no_font_has_is_replaced_and_all_else_kept(tmp_path):
+    box = pictures.SIGN
+    assert drawable("a dog, \u0441\u043e\u0431\u0430\u043a\u0430, \u03c3\u03ba\u03cd\u03bb\u03bf\u03c2\n$5") == (
+        "a dog, \u0441\u043e\u0431\u0430\u043a\u0430, \u03c3\u03ba\u03cd\u03bb\u03bf\u03c2\n$5")
+    assert drawable("\u72ac and \U0001f415\U0001f468\u200d\U0001f467") == f"{box} and {box * 3}"
+    assert drawable("\udcff\x07") == box
+    charmap = get_font(findfont(FontProperties(family=["DejaVu Sans"], weight="bold"))).get_charmap()
+    assert ord(box) in charmap
+    with matplotlib.rc_context({"font.family": ["cmr10"]}):              # a font with fewer letters
+        assert drawable("a\u0441") == f"a{box}"
+    with matplotlib.rc_context({"font.family": ["cmr10", "DejaVu Sans"]}):
+        assert drawable("a\u0441") == "a\u0441"
+
+
+# ---- photos
+
+def test_a_photo_is_shown_whole_in_the_middle_of_a_square(tmp_path):
+    with drawing(str(tmp_path / "p.png"), 1, 3, (6, 3)) as (figure, axes):
+        for axis, size in zip(axes[0], ((90, 30), (30, 90), (50, 50))):
+            show_photo(axis, Image.new("RGB", size, "red"), "blue")
+        for axis in axes[0]:
+            axis.apply_aspect()
+            left, bottom, width, height = axis.get_window_extent().bounds
+            assert width == pytest.approx(height)
+            x, y, w, h = axis.images[0].get_window_extent().bounds
+            assert (x + w / 2, y + h / 2) == pytest.approx((left + width / 2, bottom + height / 2))
+            assert max(w / width, h / height) == pytest.approx(1)
+            assert w / h == pytest.approx(axis.images[0].get_array().shape[1] / axis.images[0].get_array().shape[0])
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png"])
+def test_a_large_photo_is_read_small_and_alike(tmp_path, ending):
+    smooth = np.asarray(Image.effect_mandelbrot((640, 400), (-2, -1.5, 1, 1.5), 60).convert("RGB"))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    path = str(tmp_path / f"p.{ending}")
+    Image.fromarray(smooth).save(path, exif=exif, **({"quality": 95} if ending == "jpg" else {}))
+    small, whole = read_photo(path, 100), read_photo(path)
+    assert whole.size == (400, 640) and small.size in ((62, 100), (63, 100)) and small.mode == "RGB"
+    wanted = np.asarray(whole.resize(small.size, Image.Resampling.BOX), float)
+    assert np.abs(np.asarray(small, float) - wanted).mean() < 8
+    assert read_photo(path, 1000).size == (400, 640)        # never made larger
+
+
+def test_no_large_jpeg_is_decoded_whole(tmp_path, monkeypatch):
+    """Sizes that Pillow decodes to: the eighth of 4,800 x 3,200, not all of it."""
+    path, sizes = file_of(tmp_path / "p.jpg", size=(4800, 3200)), []
+    load = Image.Image.convert
+    monkeypatch.setattr(Image.Image, "convert", lambda self, *a, **k: sizes.append(self.size) or load(self, *a, **k))
+    assert read_photo(path, 256).size == (256, 171) and sizes[0] == (600, 400)
+
+
+# ---- rows
+
+def test_rows_show_photos_with_what_is_said_of_them_in_their_order(tmp_path, drawn, quiet):
+    photos = [Image.new("RGB", (9, 9), (k, 0, 0)) for k in range(7)]
+    rows = [Row("long " * 200, "facts", [Cell(photo, f"label {k}", pictures.OWN if k == 5 else None)
+                                         for k, photo in enumerate(photos)]),
+            Row("short", "", [Cell("gone", "one\ntwo", pictures.IN_SET, "9% sure", False)]), Row("nothing", "", [])]
+    draw_rows(str(tmp_path / "p.png"), "a title", rows, 3)
+    assert [int(cell["photo"][0, 0, 0]) for cell in drawn[:7]] == list(range(7)) and drawn[7]["photo"] is None
+    assert [cell["texts"][0] for cell in drawn[:7]] == [f"label {k}" for k in range(7)]
+    heading = drawn[0]["texts"][-1].splitlines()
+    assert len(heading) == 4 and heading[2].endswith(" ...") and heading[3] == "facts"
+    assert all(cell["texts"][1:] in ([], [""]) for cell in drawn[1:7])
+    assert set(drawn[7]["texts"]) == {"gone", "one\ntwo", "9% sure", "short"}
+    assert [cell["frame"] for cell in drawn] == [hex_of(pictures.OWN if k == 5 else pictures.IN_SET if k == 7 else
+                                                        "lightgrey") for k in range(8)]
+    lines = sorted({round(cell["at"][1], 6) for cell in drawn}, reverse=True)
+    assert [lines.index(round(cell["at"][1], 6)) for cell in drawn] == [0, 0, 0, 1, 1, 1, 2, 3]
+
+
+def test_no_text_of_a_sheet_covers_another_or_leaves_it(tmp_path, sheet):
+    """Of a sheet with the longest texts that there can be, in ordinary letters."""
+    seen = []
+
+    @contextlib.contextmanager
+    def keeping(*words, **more):
+        with drawing(*words, **more) as (figure, axes):
+            yield figure, axes
+            seen.extend(text.get_window_extent().padded(-1) for text in figure.findobj(Text) if text.get_text())
+            whole = figure.bbox
+            assert all(whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0 and box.y1 <= whole.y1
+                       for box in seen)
+            assert not any(a.overlaps(b) for k, a in enumerate(seen) for b in seen[:k])
+    names = [f"{'folder name/' * 5}photo number {k} of the summer.jpg" for k in range(7)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "drawing", keeping)
+        sheet(names, [0.9] * 2, query="a photo of " + "something quite long " * 40)
+    assert len(seen) == 7 + 7 + 2 * 2 + 1                   # labels, headings with badges, the title
+
+
+# ---- the sheet of a search
+
+@pytest.fixture
+def sheet(tmp_path):
+    """sheet(names, sure of each query): the path of its sheet. The photos are drawn in tmp_path where they are not
+    called gone."""
+    for k in range(7):
+        file_of(tmp_path / f"{k}.png", (10 * k, 0, 0))
+
+    def call(names, sure, query="a dog", calibrated=True, path="s.png", **more) -> str:
+        answers = [Answer(k, name, 0.9 - k / 10, 0.5 ** (k + 1) if calibrated else None, "gone" in name,
+                          k < 2 if calibrated else None, -700.0 - k if calibrated else None)
+                   for k, name in enumerate(names)]
+        found = [Found(query, answers, 99, p, -812.5 if calibrated else None, 2 if calibrated else None, [], 0.9)
+                 for p in sure]
+        contact_sheet(str(tmp_path / path), found, lambda k: str(tmp_path / ("none" if "gone" in names[k]
+                                                                             else f"{k}.png")), "photos", **more)
+        return str(tmp_path / path)
+    return call
+
+
+def test_a_sheet_shows_every_answer_and_how_sure_it_is(sheet, drawn, quiet):
+    path = sheet(["a.png", "b/c.png", "gone.png", "\u72ac.png", "e" * 60 + ".png", "f.png"], [0.72, 0.3])
+    assert is_drawn(path) and len(drawn) == 12
+    first, second, gone, foreign, long, _ = drawn[:6]
+    assert first["texts"] == ["a.png\n0.900, 50% (unc. -700.0)", "72% sure",
+                              "a dog\n72% sure of the first photo; 2 photos hold the right one with 90% (framed); "
+                              "uncertainty -812.5"]
+    assert second["texts"][0] == "b/c.png\n0.800, 25% (unc. -701.0)"
+    assert gone["photo"] is None and "gone" in gone["texts"]
+    assert foreign["texts"][0].startswith(f"{pictures.SIGN}.png\n")
+    assert long["texts"][0].splitlines()[0] == "..." + "e" * 21 + ".png"
+    assert [cell["frame"] for cell in drawn[:6]] == [hex_of(pictures.IN_SET)] * 2 + [hex_of("lightgrey")] * 4
+    assert drawn[6]["texts"][1] == "not sure (30%)" and "it may be another one" in drawn[6]["texts"][-1]
+    assert [int(cell["photo"][0, 0, 0]) for cell in (first, second, foreign)] == [0, 10, 30]
+
+
+def test_a_sheet_without_calibration_has_scores_alone(sheet, drawn):
+    sheet(["a.png", "b.png"], [None], calibrated=False)
+    assert [cell["texts"] for cell in drawn] == [["a.png\n0.900", "a dog"], ["b.png\n0.800"]]
+
+
+def test_a_photo_that_was_searched_with_stands_before_its_answers(sheet, drawn, tmp_path):
+    asked = file_of(tmp_path / "mine.png", (99, 0, 0))
+    (tmp_path / "torn.png").write_bytes(b"no photo")
+    sheet(["a.png"], [0.7, 0.7, 0.7], asked=[None, asked, str(tmp_path / "torn.png")])
+    assert [None if cell["photo"] is None else int(cell["photo"][0, 0, 0]) for cell in drawn] == [0, 99, 0, None, 0]
+    assert drawn[1]["texts"][0] == "the query" and "70% sure" not in drawn[1]["texts"]
+    assert "70% sure" in drawn[2]["texts"] and "unreadable" in drawn[3]["texts"]
+
+
+def test_a_sheet_replaces_nothing_but_a_sheet(sheet, tmp_path):
+    os.utime(sheet(["a.png"], [0.7]), (1, 1))
+    assert os.path.getmtime(sheet(["a.png"], [0.7])) > 1
+    photo = file_of(tmp_path / "mine.png")
+    with open(photo, "rb") as f:
+        before = f.read()
+    with pytest.raises(InputError, match="mine.png is there already and is none that this command wrote"):
+        sheet(["a.png"], [0.7], path="mine.png")
+    with open(photo, "rb") as f:
+        assert f.read() == before
+    with pytest.raises(InputError, match=r"s.jpg ends in none of \.png"):
+        sheet(["a.png"], [0.7], path="s.jpg")
+    with pytest.raises(InputError, match="ends in none of"):
+        picture_file(str(tmp_path / "png"))
+
+
+def test_a_sheet_that_would_be_too_tall_is_refused(sheet, tmp_path):
+    with pytest.raises(InputError, match=r"400 lines of photos make a picture of .* and at most 65,535 can be drawn; "
+                                         "draw fewer queries"):
+        sheet(["gone.png"], [0.7] * 400)
+    assert not os.path.exists(tmp_path / "s.png")
