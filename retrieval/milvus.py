@@ -162,14 +162,16 @@ class Milvus:
     # ---- photos
 
     def insert(self, rows, names: list[str], uncertainties, vectors: list[np.ndarray],
-               rest: np.ndarray | None = None) -> None:
+               rest: np.ndarray | None = None, digests: list[str] | None = None) -> None:
         """Add photos, in batches below the server's limit. A row that is there already is replaced, so that a batch may
         be sent again after a kill. The collection is unfinished until finish().
 
         rows: (n,) from 0. uncertainties: (n,), NaN where unknown. vectors: (n, K) for each channel. rest: (n, R).
+        digests: (n,) by which a photo that has changed is known, "" where unknown.
         Raises InputError for numbers that are not finite or, with half, beyond float16.
         """
         rows, uncertainties = np.asarray(rows, np.int64), np.asarray(uncertainties, np.float32)
+        digests = digests or [""] * len(rows)
         given = [*vectors] + ([rest] if self.rest else [])
         assert len(names) == len(rows) == len(uncertainties) and (rest is not None) == bool(self.rest)
         assert [array.shape for array in given] == [(len(rows), k) for k in self._widths_given()]
@@ -179,9 +181,11 @@ class Milvus:
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
             stored = {field: self._stored(field, array[part], rows[part]) for field, array in fields.items()}
-            entities = [{"row": int(row), "name": _name(name), "uncertainty": None if np.isnan(u) else float(u),
+            entities = [{"row": int(row), "name": _name(name), "digest": digest,
+                         "uncertainty": None if np.isnan(u) else float(u),
                          **{field: array[i] for field, array in stored.items()}}
-                        for i, (row, name, u) in enumerate(zip(rows[part], names[part], uncertainties[part]))]
+                        for i, (row, name, digest, u) in enumerate(
+                            zip(rows[part], names[part], digests[part], uncertainties[part]))]
             with self.connection.asking():
                 self.client.upsert(self.collection, entities, timeout=REPLY)
 
@@ -212,14 +216,24 @@ class Milvus:
     def _any_from(self, row: int) -> bool:
         return bool(self.connection.query(self.collection, f"row >= {row}", ["row"], exact=True, limit=1))
 
-    def all_names(self, page: int = BATCH_ROWS) -> Iterator[tuple[np.ndarray, list[str]]]:
-        """(rows, names) of all photos, by growing row, in pages of at most `page` photos."""
+    def all_names(self, page: int = BATCH_ROWS) -> Iterator[tuple[np.ndarray, list[str], list[str]]]:
+        """(rows, names, digests) of all photos, by growing row, in pages of at most `page` photos."""
         for start in range(0, self.next_row(), page):
-            found = self.connection.query(self.collection, f"row >= {start} and row < {start + page}", ["row", "name"],
-                                          exact=True)
+            found = self.connection.query(self.collection, f"row >= {start} and row < {start + page}",
+                                          ["row", "name", "digest"], exact=True)
             if found:
                 found = sorted(found, key=lambda entity: entity["row"])
-                yield np.array([entity["row"] for entity in found], np.int64), [entity["name"] for entity in found]
+                yield (np.array([entity["row"] for entity in found], np.int64), *(
+                    [entity[key] for entity in found] for key in ("name", "digest")))
+
+    def present(self, rows) -> np.ndarray:
+        """Those of some rows that are there, in their order."""
+        found, rows = set(), np.asarray(rows, np.int64)
+        for start in range(0, len(rows), BATCH_ROWS):
+            part = ",".join(map(str, rows[start:start + BATCH_ROWS]))
+            found |= {entity["row"] for entity in
+                      self.connection.query(self.collection, f"row in [{part}]", ["row"], exact=True)}
+        return rows[[int(row) in found for row in rows]]
 
     def names(self, rows) -> list[str]:
         """Names of photos, in the order of rows. Raises InputError for a row that is not there."""
@@ -354,7 +368,8 @@ class Milvus:
 
     def _bytes(self) -> dict[str, int]:
         """{field: bytes of a photo in a request}: 5 for a float32, which pymilvus hands on as a Python number."""
-        return {"name": 200} | {field: width * (2 if self.half else 5) for field, width in self._widths().items()}
+        each = 2 if self.half else 5
+        return {"name": 200, "digest": 20} | {field: width * each for field, width in self._widths().items()}
 
     def _rows_a_batch(self, each: int) -> int:
         return max(1, min(BATCH_ROWS, BATCH_BYTES // each))
@@ -363,7 +378,8 @@ class Milvus:
         """(name, type, dim or None) of every field of the collection."""
         types = import_pymilvus().DataType
         vector = types.FLOAT16_VECTOR if self.half else types.FLOAT_VECTOR
-        return [("row", types.INT64, None), ("name", types.VARCHAR, None), ("uncertainty", types.FLOAT, None),
+        return [("row", types.INT64, None), ("name", types.VARCHAR, None), ("digest", types.VARCHAR, None),
+                ("uncertainty", types.FLOAT, None),
                 *((field, vector, width) for field, width in self._widths().items())]
 
     def _make(self, shards: int) -> None:
@@ -374,7 +390,7 @@ class Milvus:
             for name, kind, dim in self._fields():
                 if dim:
                     schema.add_field(name, kind, dim=dim, mmap_enabled=True)
-                elif name == "name":
+                elif name in ("name", "digest"):
                     schema.add_field(name, kind, max_length=NAME_BYTES)
                 else:
                     schema.add_field(name, kind, is_primary=name == "row", nullable=name == "uncertainty")

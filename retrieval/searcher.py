@@ -11,8 +11,9 @@ from torch import Tensor
 
 from cli import InputError
 from inputs import Photos
+from retrieval.cluster import open_index
 from retrieval.encoder import Encoder
-from retrieval.index import AGAIN, Index, manifest_of
+from retrieval.index import AGAIN
 from retrieval.trust import Trust, trust_of
 from retrieval.vectors import Asked, LiftedVectors, vectors_of
 from similarities import Embedding, uncertainty
@@ -51,17 +52,6 @@ class Ranking(NamedTuple):
     in_set: Tensor | None             # (Q,) how many photos have -log p up to the limit of the sets
 
 
-def open_index(folder: str) -> Index:
-    """The index in a folder, also where another process puts a new state of it in place meanwhile."""
-    while True:
-        before = manifest_of(folder).get("generation")
-        try:
-            return Index(folder)
-        except InputError:
-            if manifest_of(folder).get("generation") == before:
-                raise
-
-
 class Searcher:
     """An index with the model that embeds the queries. `top` answers are given, from the one at place `first`, from 0.
     The find_* raise InputError on a query that cannot be embedded.
@@ -71,8 +61,8 @@ class Searcher:
     """
 
     def __init__(self, index: str, *, checkpoint: str | None = None, calibration: str | None = None,
-                 device: str = "auto", text_weights: str | None = None):
-        self.index = open_index(index)
+                 device: str = "auto", text_weights: str | None = None, token_file: str | None = None):
+        self.index = open_index(index, token_file)
         made = self.index.manifest
         run = checkpoint or made["run"]
         self.encoder = Encoder(run, made["recipe"], device=device, text_weights=text_weights)
@@ -88,7 +78,7 @@ class Searcher:
         self.notes = self.trust.notes(made["images"][1], self.count) if self.trust else [
             f"no probabilities: {run} was not calibrated; write its calibration with evaluate.py --checkpoint {run} "
             "--confidence --sets 0.1"]
-        bank = self.index.items.bank
+        bank = self.index.bank
         self.bank = None if bank is None or self.vectors.takes_bank else torch.from_numpy(bank)
 
     # ---- queries

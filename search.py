@@ -1,0 +1,296 @@
+"""Search one's own photos by a text or a photo, with how sure each answer is.
+
+    python -m features.extract images --photos ~/Pictures --cnn_type efficientnet_lite0 --output_name mine
+    python search.py index --checkpoint RUN --images mine --output indexes/mine
+    python search.py query indexes/mine "a dog on a beach" --top 5 --sheet dog.png
+    python search.py query indexes/mine --photo dog.jpg --json
+    python search.py serve indexes/mine                      # a page at http://127.0.0.1:8000
+    python search.py add indexes/mine                        # after another features.extract: what is new or changed
+    python search.py remove indexes/mine --gone              # photos whose files are no longer there
+
+An index is one folder, which `index` writes and all other commands read (retrieval/index.py).
+"""
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
+import contextlib
+import json
+import os
+import re
+import sys
+import time
+
+import cli
+from cli import Arguments, InputError, data_set, filename, probability, split_name, up_to, workers
+from evaluation.confidence import percent
+from evaluation.pictures import contact_sheet, how_sure, of_the_set, picture_file
+from evaluation.sources import newest_run
+from files.reading import read_lines
+from inputs import Photos
+from retrieval.building import add, make, remove
+from retrieval.cluster import ClusterIndex, open_index
+from retrieval.index import Index
+from retrieval.page import serve
+from retrieval.searcher import Found, Searcher
+
+TOP = 1000                            # answers to a query at most
+METHODS = {"flat": "all photos are compared", "hnsw": "a graph proposes candidates",
+           "ivfpq": "short codes propose candidates", "diskann": "a graph on disk proposes candidates (Milvus)"}
+
+
+# ---- index, add, remove, info
+
+def index(opt) -> None:
+    """The command `index`."""
+    if opt.sets is not None and not opt.bank:
+        raise InputError(f"--sets {opt.sets:g} belongs to --bank, which is calibrated here; without a bank the sets "
+                         "are those of evaluate.py --confidence --sets")
+    if (opt.engine == "milvus") != bool(opt.uri):
+        raise InputError("--engine milvus needs --uri, a milvus-lite folder such as photos.db or http://HOST:19530; "
+                         "without it leave --uri out")
+    if opt.collection and not opt.uri:
+        raise InputError(f"--collection {opt.collection} is for --engine milvus; leave it out")
+    if opt.method == "diskann" and not opt.uri:
+        raise InputError("--diskann is an index of Milvus; give --engine milvus --uri, or --hnsw or --ivfpq")
+    opt.collection = opt.collection or re.sub(r"\W", "_", f"photos_{os.path.basename(os.path.abspath(opt.output))}")
+    opt.checkpoint = opt.checkpoint or newest_run()
+    make(opt)
+    opt.index = opt.output
+    info(opt)
+
+
+def described(folder: str, made: Index | ClusterIndex) -> list[str]:
+    """What an index is, in lines."""
+    of, (_, names, _) = made.manifest, made.listed()
+    lines = [f"{folder}: {len(made):,} photos of {of['data']} in {of['folder'] or 'no folder'}",
+             f"  {of['similarity']}, {' and '.join(map(str, of['vectors']['widths']))} numbers each in "
+             f"{'float16' if of['half'] else 'float32'}, {size_of(folder, made)}; {of['method']}: "
+             f"{METHODS[of['method']]}",
+             f"  run {of['run']}, {of['weights']}"]
+    if of["extractor"]:
+        lines.append(f"  features: {of['extractor']}")
+    if of["bank"]:
+        lines.append(f"  query bank: {of['bank']['captions']:,} captions of {of['bank']['split']}, beta "
+                     f"{of['bank']['beta']:.3g}")
+    lines += [f"  {line}" for line in of.get("check", [])]
+    gone = [name for name in names if of["folder"] and not os.path.isfile(os.path.join(of["folder"], name))]
+    if gone:
+        lines.append(f"  {len(gone):,} photos are gone, the first is {gone[0]}; search.py remove {folder} --gone takes "
+                     "them out")
+    return lines
+
+
+def size_of(folder: str, made: Index | ClusterIndex) -> str:
+    if isinstance(made, ClusterIndex):
+        return f"in {made.milvus.where}"
+    root = os.path.join(folder, made.manifest["generation"])
+    size = sum(os.path.getsize(os.path.join(root, name)) for name in os.listdir(root))
+    return f"{size / 2 ** 20:,.1f} MiB"
+
+
+def info(opt) -> None:
+    """The command `info`."""
+    with contextlib.closing(open_index(opt.index, opt.token_file)) as made:
+        print("\n".join(made.listed()[1] if opt.names else described(opt.index, made)))
+
+
+def add_photos(opt) -> None:
+    """The command `add`."""
+    fresh, changed, absent = add(opt)
+    print(f"{opt.index}: {fresh:,} photos added, {changed:,} changed" + (
+        f"; {absent:,} are no longer among those indexed, and stay until search.py remove takes them out"
+        if absent else ""))
+
+
+def remove_photos(opt) -> None:
+    """The command `remove`."""
+    if not opt.names and not opt.gone:
+        raise InputError("nothing to remove; give names or patterns such as 'beach/*', or --gone for photos whose "
+                         "files are no longer there")
+    count, left = remove(opt)
+    print(f"{opt.index}: {count:,} photos removed, {left:,} left")
+
+
+# ---- query, serve
+
+def opened(opt) -> Searcher:
+    return Searcher(opt.index, checkpoint=opt.checkpoint, calibration=opt.calibration, device=opt.device,
+                    text_weights=opt.text_weights, token_file=opt.token_file)
+
+
+def query(opt) -> None:
+    """The command `query`."""
+    texts = [*opt.text, *(read_lines(opt.captions) if opt.captions else [])]
+    texts = [text for text in texts if text.strip()]
+    if not texts and not opt.photo:
+        raise InputError("nothing to search for; give a text, --photo FILE or --captions FILE")
+    sheet = opt.sheet and picture_file(opt.sheet, [*opt.photo, *([opt.captions] if opt.captions else [])])
+    start = time.perf_counter()
+    searcher = opened(opt)
+    if opt.sets and (searcher.trust is None or searcher.trust.alpha is None):
+        raise InputError(f"--sets needs a calibration with sets; write it with evaluate.py --checkpoint "
+                         f"{searcher.encoder.run} --confidence --sets 0.1")
+    ready = time.perf_counter()
+    found = searcher.find_texts(texts, opt.top) if texts else []
+    photos = Photos(opt.photo)
+    found += [searcher.find_photo(photos.open(k), opt.top, name=path) for k, path in enumerate(opt.photo)]
+    done = time.perf_counter()
+    if opt.json:
+        json.dump([as_json(one, searcher) for one in found], sys.stdout, indent=1, ensure_ascii=False)
+        print()
+    else:
+        for one in found:
+            print("\n".join(told(one, opt)))
+        for note in searcher.notes:
+            print(f"note: {note}")
+    if opt.time:
+        print(f"time: {time.monotonic() - cli.BEGAN:.2f} s in all: index and model opened in {ready - start:.2f} s, "
+              f"{len(found)} queries answered in {done - ready:.3f} s; the rest is Python and its imports",
+              file=sys.stderr)
+    if sheet:
+        contact_sheet(sheet, found, searcher.path_of, searcher.title)
+        print(f"contact sheet in {sheet}", file=sys.stderr if opt.json else sys.stdout)
+
+
+def told(found: Found, opt) -> list[str]:
+    """The answers to a query, in lines."""
+    facts = []
+    if found.sure is not None:
+        facts.append(how_sure(found.sure, opt.unsure))
+    if opt.sets and found.in_set is not None:
+        facts.append(of_the_set(found.in_set, found.level))
+    if found.uncertainty is not None:
+        facts.append(f"log det Sigma of the query {found.uncertainty:.1f} nats")
+    lines = [f"{found.query}: {'; '.join(facts)}" if facts else found.query]
+    for k, answer in enumerate(found.answers, 1):
+        shares = "" if answer.p is None else f"{percent(answer.p):>9}"
+        inside = "" if not opt.sets or answer.in_set is None else " *" if answer.in_set else "  "
+        lines.append(f"{k:>4}{answer.score:>11.4f}{shares}{inside}  {answer.name}{' (gone)' if answer.gone else ''}")
+    return lines + [f"  note: {note}" for note in found.notes]
+
+
+def as_json(found: Found, searcher: Searcher) -> dict:
+    """The answers to a query as plain values: those of Found, paths beside names, and what a reader should know."""
+    answers = [{**answer._asdict(), "path": searcher.path_of(answer.row)} for answer in found.answers]
+    return {**found._asdict(), "answers": answers, "notes": [*found.notes, *searcher.notes]}
+
+
+def serve_page(opt) -> None:
+    """The command `serve`."""
+    serve(opened(opt), opt.port, opt.unsure)
+
+
+# ---- the command
+
+def token_option(p: Arguments) -> None:
+    p.add_argument("--token_file", type=filename, metavar="FILE", help="milvus: file with USER:PASSWORD or an API key")
+
+
+def model_options(p: Arguments) -> None:
+    token_option(p)
+    p.add_argument("index", type=filename, metavar="INDEX", help="folder of the index")
+    p.add_argument("--checkpoint", type=filename, metavar="RUN", help="run folder (default: where the index was made)")
+    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
+
+
+def index_options(p: Arguments) -> None:
+    p.add_argument("--checkpoint", type=filename, metavar="RUN", help="run folder (default: the newest run)")
+    p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    p.add_argument("--images", type=data_set, metavar="NAME",
+                   help="features of photos, a folder below --data_path: what features.extract images --photos wrote, "
+                        "or a split of a data set")
+    p.add_argument("--split", type=split_name,
+                   help="split to index (default: all photos of a folder, test of a data set)")
+    p.add_argument("--photos", type=filename, metavar="FOLDER",
+                   help="folder of the photos (default: where the features were extracted from)")
+    p.add_argument("--output", type=filename, required=True, metavar="INDEX", help="folder to write")
+    p.add_argument("--overwrite", action="store_true", help="replace the index that is there")
+    p.add_argument("--float16", action="store_true", help="store float16, half the space")
+    p.add_argument("--bank", type=split_name, metavar="SPLIT",
+                   help="normalise scores by the captions of a split of the run's data, such as train")
+    p.add_argument("--sets", type=probability, metavar="ALPHA",
+                   help="with --bank: also calibrate sets that miss the right photo in this share of the queries")
+    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
+    p.add_argument("--workers", type=workers, default=0, help="processes that read photos or large feature files")
+    p.set_defaults(method="flat", names=False)
+    methods = p.add_mutually_exclusive_group()
+    for name in ("hnsw", "ivfpq", "diskann"):
+        methods.add_argument(f"--{name}", dest="method", action="store_const", const=name, help=METHODS[name])
+    p.add_argument("--engine", choices=["faiss", "milvus"], default="faiss",
+                   help="faiss: files in the folder INDEX; milvus: a server, or milvus-lite")
+    p.add_argument("--uri", metavar="URI", help="milvus: a milvus-lite folder NAME.db, or http://HOST:19530")
+    p.add_argument("--collection", metavar="NAME", help="milvus: the collection (default: named after INDEX)")
+    token_option(p)
+
+
+def add_options(p: Arguments) -> None:
+    model_options(p)
+    p.add_argument("--workers", type=workers, default=0, help="processes that read photos or large feature files")
+
+
+def remove_options(p: Arguments) -> None:
+    model_options(p)
+    p.add_argument("names", nargs="*", metavar="NAME",
+                   help="names of photos below their folder, or patterns with * and ?")
+    p.add_argument("--gone", action="store_true", help="photos whose files are no longer there")
+
+
+def info_options(p: Arguments) -> None:
+    p.add_argument("index", type=filename, metavar="INDEX", help="folder of the index")
+    p.add_argument("--names", action="store_true", help="print the names of all photos instead")
+    token_option(p)
+
+
+def answer_options(p: Arguments) -> None:
+    model_options(p)
+    p.add_argument("--calibration", type=filename, metavar="FILE.json",
+                   help="what turns scores into probabilities (default: calibration.json in the run folder)")
+    p.add_argument("--text_weights", type=filename, metavar="FILE",
+                   help="weights of the network that made the run's features of captions, where it is no package")
+    p.add_argument("--unsure", type=probability, default=0.5, metavar="P",
+                   help="say that probably nothing is right where the first answer is less probable")
+
+
+def query_options(p: Arguments) -> None:
+    answer_options(p)
+    p.add_argument("text", nargs="*", metavar="TEXT", help="what to search for")
+    p.add_argument("--photo", type=filename, nargs="+", default=[], metavar="FILE", help="photos to search for")
+    p.add_argument("--captions", type=filename, metavar="FILE.txt", help="texts to search for, one per line")
+    p.add_argument("--top", type=up_to(TOP), default=10, metavar="K", help="answers to each query")
+    p.add_argument("--sets", action="store_true", help="mark the set that holds the right photo with a known chance")
+    p.add_argument("--sheet", type=filename, metavar="FILE.png", help="also draw the answers")
+    p.add_argument("--json", action="store_true", help="print JSON")
+    p.add_argument("--time", action="store_true", help="say on stderr where the time went")
+
+
+def serve_options(p: Arguments) -> None:
+    answer_options(p)
+    p.add_argument("--port", type=up_to(65535), default=8000, help="port on 127.0.0.1")
+
+
+COMMANDS = {
+    "index": ("Index photos by a trained run.", index_options, index),
+    "add": ("Take new and changed photos into an index.", add_options, add_photos),
+    "remove": ("Take photos out of an index.", remove_options, remove_photos),
+    "info": ("Say what an index holds.", info_options, info),
+    "query": ("Find photos for texts or photos.", query_options, query),
+    "serve": ("Open a page to search with, on this machine alone.", serve_options, serve_page)}
+
+
+def main(argv=None) -> None:
+    p = Arguments("Search photos, and say how sure each answer is.")
+    commands = p.add_subparsers(dest="asked", required=True, metavar="{" + ",".join(COMMANDS) + "}")
+    for name, (description, options, _) in COMMANDS.items():
+        options(commands.add_parser(name, help=description[:1].lower() + description[1:], description=description))
+    opt, more = p.parse_known_args(argv)
+    texts = {"query": "text", "remove": "names"}.get(opt.asked)
+    if more and (not texts or any(word.startswith("-") for word in more)):
+        p.error(f"unrecognized arguments: {' '.join(more)}")
+    if more:                                                # argparse takes no text behind an option, so it comes here
+        getattr(opt, texts).extend(more)
+    cli.run(f"search.py {opt.asked}", COMMANDS[opt.asked][2], opt)
+
+
+if __name__ == "__main__":
+    main()

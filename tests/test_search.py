@@ -1,0 +1,516 @@
+"""search.py on the demo: answers are those of the model, an index survives every stop, bad input gets a sentence."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import search
+from checkpoints import load_checkpoint
+from data import read_split
+from evaluation.bank import item_terms
+from evaluation.sources import encode
+from files import writing
+from inputs import Photos
+from retrieval import building, index, searcher
+from retrieval.encoder import Encoder
+from retrieval.milvus import Milvus
+from retrieval.searcher import Searcher
+from retrieval.trust import Trust
+from tests.helpers import ROOT, refused
+
+GAUSSIAN = ["--sim", "wasserstein"]
+KINDS = {"cosine": [], "wasserstein": GAUSSIAN, "kl": ["--sim", "kl"], "minkl": ["--sim", "minkl"],
+         "mls": ["--sim", "mls"], "gce": ["--sim", "mahalanobis"], "order": ["--sim", "order", "--use_abs"],
+         "pvse": ["--sim", "mil", "--img_enc", "pie", "--txt_enc", "pie", "--data_name", "demo_region_precomp"],
+         "scan": ["--sim", "scan", "--img_enc", "scan", "--data_name", "demo_region_precomp"]}
+TEXTS = ["a red circle .", "two squares and a star .", "a large blue triangle above a small green circle ."]
+
+
+def run(command, *words):
+    """A command of search.py, in this process."""
+    search.main([command, *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory, demo_path, small_run):
+    """make(*words, options=[...]): the folder of an index of the demo's test photos by a small run of `words`."""
+    found = {}
+
+    def call(*words, options=(), to=None):
+        key = (words, tuple(options))
+        if key not in found:
+            found[key] = tmp_path_factory.mktemp("index") / "index"
+            data = "demo_region_precomp" if "demo_region_precomp" in words else "demo_precomp"
+            run("index", "--checkpoint", small_run(*words), "--data_path", demo_path, "--images", data, "--photos",
+                os.path.join(demo_path, "demo", "images"), "--output", found[key], *options)
+        return shutil.copytree(found[key], to) if to else found[key]
+    return call
+
+
+def scores_by_model(folder, demo_path, texts):
+    """Scores (Q, N) of texts and all photos by the model itself, and the model."""
+    made = index.Index(str(folder)).manifest
+    model = Encoder(made["run"])
+    split = read_split(demo_path, made["images"][1], "test")
+    images, _ = encode(model.model, split, None, "cpu")
+    return model.similarity(images, model.captions(texts)).T.detach(), split
+
+
+# ---- answers
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_those_of_the_model(make, demo_path, kind, half):
+    folder = make(*KINDS[kind], options=["--float16"] * half)
+    scores, split = scores_by_model(folder, demo_path, TEXTS)
+    found = Searcher(str(folder)).find_texts(TEXTS, top=5)
+    spread = scores.std()
+    for one, row in zip(found, scores):
+        best = row.sort(descending=True)
+        assert [split.photo_names[a.row] for a in one.answers] == [a.name for a in one.answers]
+        assert [a.score for a in one.answers] == pytest.approx(best.values[:5].tolist(),
+                                                                abs=float(spread) * (5e-3 if half else 1e-4))
+        if not half:
+            assert [a.row for a in one.answers] == best.indices[:5].tolist()
+        assert one.gallery == len(row) and not any(a.gone for a in one.answers)
+
+
+def test_pages_follow_each_other(make):
+    found = Searcher(str(make()))
+    whole, = found.find_texts(TEXTS[:1], top=9)
+    second, = found.find_texts(TEXTS[:1], top=4, first=5)
+    assert second.answers == whole.answers[5:9]
+    last, = found.find_texts(TEXTS[:1], top=100, first=found.count - 2)
+    assert len(last.answers) == 2 and not found.find_texts(TEXTS[:1], top=5, first=10 ** 6)[0].answers
+
+
+def trusted(folder, **values):
+    found = Searcher(str(folder))
+    found.trust = Trust(**{"temperature": 3.0, "gallery": 10, "data": "demo_precomp", "alpha": 0.1, "limit": 2.5,
+                           **values})
+    return found
+
+
+def test_probabilities_are_the_posterior_over_the_gallery(make, demo_path):
+    folder = make(*GAUSSIAN)
+    scores, _ = scores_by_model(folder, demo_path, TEXTS)
+    p = (3.0 * scores.double()).softmax(1)
+    for one, row in zip(trusted(folder).find_texts(TEXTS, top=len(p[0])), p):
+        assert [a.p for a in one.answers] == pytest.approx(row.sort(descending=True).values.tolist(), rel=1e-4)
+        assert one.sure == one.answers[0].p and one.level == pytest.approx(0.9)
+        assert one.in_set == int((-row.log() <= 2.5).sum()) == sum(a.in_set for a in one.answers)
+
+
+class Proposes:
+    """An engine that proposes some photos, of which nothing but the exact scores counts."""
+    exact, depth = False, 1
+
+    def __init__(self, engine, proposed):
+        self.engine, self.proposed, self.fetch = engine, proposed, engine.fetch
+
+    def candidates(self, vectors, r):
+        return np.stack([self.proposed] * len(vectors[0]))
+
+    def sample(self):
+        return self.engine.sample()
+
+
+@pytest.mark.parametrize("kind", ["kl", "minkl", "mls", "pvse"])
+def test_candidates_are_scored_exactly(make, kind):
+    found = trusted(make(*KINDS[kind]))
+    whole = found.find_texts(TEXTS, top=6)
+    found.index.engine = Proposes(found.index.engine, np.append(np.arange(found.count), -1))
+    for a, b in zip(whole, found.find_texts(TEXTS, top=6)):
+        assert [x.row for x in a.answers] == [x.row for x in b.answers] and a.in_set == b.in_set
+        assert a.sure == pytest.approx(b.sure, rel=1e-5)
+    some = sorted(a.row for a in whole[0].answers)[:3] + [-1]
+    found.index.engine.proposed = np.array(some)
+    few, = found.find_texts(TEXTS[:1], top=6)
+    assert {a.row for a in few.answers} == set(some) - {-1}
+    # all others are in the sample, so the sum over the gallery is exact though they were not proposed
+    assert {a.row: a.p for a in few.answers} == pytest.approx({a.row: a.p for a in whole[0].answers if a.row in some},
+                                                              rel=1e-5)
+
+
+def test_a_sample_stands_for_the_gallery(make, monkeypatch):
+    """The estimate of the sum over the gallery has no bias: its mean over samples is the sum."""
+    found = trusted(make(), temperature=1.0)
+    e = found.encoder.captions(TEXTS[:1])
+    asked = found.vectors.queries(e)
+    exact = found.rank(asked, 3, found.trust).log_total.exp()
+    rows = np.arange(3)
+    engine, totals = found.index.engine, []
+    for seed in range(200):
+        drawn = np.sort(np.random.default_rng(seed).permutation(found.count)[:8])
+        totals.append(found.rank_some(asked, rows, 3, found.trust, (drawn, engine.fetch(drawn))).log_total.exp())
+    totals = torch.stack(totals)
+    assert abs(totals.mean() - exact) < 4 * totals.std() / len(totals) ** 0.5 and totals.std() > 0
+
+
+@pytest.mark.parametrize("kind", ["cosine", "kl", "wasserstein", "mls"])
+def test_a_bank_is_taken_from_the_scores(make, demo_path, kind, monkeypatch):
+    monkeypatch.setattr("evaluation.bank.choose", lambda dev, queries: {"beta": {"t2i": 2.0}})
+    folder = make(*KINDS[kind], options=["--bank", "train", "--sets", "0.2"])
+    scores, split = scores_by_model(folder, demo_path, TEXTS)
+    made = index.Index(str(folder)).manifest
+    bank = building.BankColumn(made["run"], "train", "cpu", None)
+    images, _ = encode(Encoder(made["run"]).model, split, None, "cpu")
+    taken = item_terms([bank.queries[0]._replace(images=images)], bank.queries, [2.0], "t2i")[0]
+    found = Searcher(str(folder))
+    for one, row in zip(found.find_texts(TEXTS, top=4), scores - taken):
+        assert [a.row for a in one.answers] == row.argsort(descending=True)[:4].tolist()
+        assert one.sure is not None and one.level == pytest.approx(0.8)
+        logits = found.trust.temperature * row.double()
+        assert one.sure == pytest.approx(float(logits.softmax(0).max()), rel=1e-4)
+
+
+def test_no_bank_where_none_helps(make, small_run, demo_path, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("evaluation.bank.choose", lambda dev, queries: {"beta": {"t2i": None}})
+    run("index", "--checkpoint", small_run(), "--data_path", demo_path, "--images", "demo_precomp", "--output",
+        tmp_path / "i", "--bank", "train")
+    assert "no beta" in capsys.readouterr().out and index.Index(str(tmp_path / "i")).manifest["bank"] is None
+
+
+# ---- changes
+
+def all_answers(folder):
+    return {a.name: a.score for a in Searcher(str(folder)).find_texts(TEXTS[:1], top=1000)[0].answers}
+
+
+def test_photos_are_removed(make, tmp_path, capsys):
+    folder = make(*GAUSSIAN, to=tmp_path / "index")
+    before = all_answers(folder)
+    names = index.Index(str(folder)).listed()[1]
+    run("remove", folder, names[3], "*_00005.png")
+    gone = {names[3], next(name for name in names if name.endswith("_00005.png"))}
+    assert "2 photos removed" in capsys.readouterr().out
+    assert all_answers(folder) == {name: score for name, score in before.items() if name not in gone}
+    assert sorted(os.listdir(folder)) == [".lock", "000002", "manifest.json"]
+
+
+def test_photos_that_are_gone_are_shown_as_gone(make, tmp_path, demo_path, capsys, small_run):
+    photos = shutil.copytree(os.path.join(demo_path, "demo", "images"), tmp_path / "photos")
+    folder = tmp_path / "index"
+    run("index", "--checkpoint", small_run(), "--data_path", demo_path, "--images", "demo_precomp", "--photos", photos,
+        "--output", folder)
+    first = Searcher(str(folder)).find_texts(TEXTS[:1])[0].answers[0]
+    os.remove(photos / first.name)
+    capsys.readouterr()
+    run("query", folder, TEXTS[0], "--top", 2)
+    assert f"{first.name} (gone)" in capsys.readouterr().out
+    run("info", folder)
+    assert "1 photos are gone" in capsys.readouterr().out
+    run("remove", folder, "--gone")
+    assert first.name not in all_answers(folder)
+    with pytest.raises(searcher.InputError, match="no photo 99999"):
+        Searcher(str(folder)).path_of(99999)
+
+
+@pytest.fixture
+def own(tmp_path, demo_path, small_run):
+    """A folder of ten photos, their features by the demo's extractor, and the index of these."""
+    photos = tmp_path / "photos"
+    os.makedirs(photos / "sub")
+    names = sorted(name for name in os.listdir(os.path.join(demo_path, "demo", "images")) if name.startswith("test"))
+    for k, name in enumerate(names[:12]):
+        shutil.copy(os.path.join(demo_path, "demo", "images", name), photos / ("sub" if k % 2 else "") / f"{k}.png")
+    extras = [photos / "10.png", photos / "sub" / "11.png"]
+    spare = tmp_path / "spare"
+    os.makedirs(spare)
+    for path in extras:
+        shutil.move(path, spare)
+    extract(tmp_path, photos)
+    run("index", "--checkpoint", small_run(*GAUSSIAN), "--data_path", tmp_path / "data", "--images", "mine", "--output",
+        tmp_path / "index")
+    return tmp_path
+
+
+def extract(folder, photos):
+    from features import extract as command
+
+    command.main(["images", "--photos", str(photos), "--kind", "demo", "--data_path", str(folder / "data"),
+                  "--output_name", "mine", "--workers", "0"])
+
+
+def test_a_folder_of_photos_from_end_to_end(own, capsys):
+    """Photos that are new, changed and removed arrive in the index, and equal an index made anew."""
+    folder = own / "index"
+    capsys.readouterr()
+    run("add", folder)
+    assert "0 photos added, 0 changed" in capsys.readouterr().out
+    shutil.move(own / "spare" / "10.png", own / "photos" / "10.png")
+    shutil.copy(own / "photos" / "4.png", own / "photos" / "0.png")
+    os.remove(own / "photos" / "sub" / "3.png")
+    extract(own, own / "photos")
+    run("add", folder)
+    assert "1 photos added, 1 changed; 1 are no longer among those indexed" in capsys.readouterr().out
+    run("remove", folder, "--gone")
+    made = index.Index(str(folder)).manifest
+    run("index", "--checkpoint", made["run"], "--data_path", own / "data", "--images", "mine", "--output", own / "new")
+    new, old = all_answers(own / "new"), all_answers(folder)
+    assert old == pytest.approx(new, abs=1e-5) and set(old) == {"0.png", "2.png", "4.png", "6.png", "8.png", "10.png",
+                                                                *(f"sub/{k}.png" for k in (1, 5, 7, 9))}
+    assert old["0.png"] == pytest.approx(old["4.png"], abs=1e-6)
+
+
+def test_a_photo_finds_itself(own):
+    found = Searcher(str(own / "index"))
+    path = found.path_of(3)
+    assert found.find_photo(Photos([path]).open(0)).answers[0].row == 3
+    assert found.find_row(3).answers[0].row == 3 and found.find_row(3).sure is None
+    os.remove(path)
+    with pytest.raises(searcher.InputError, match="is gone"):
+        found.find_row(3)
+
+
+def test_the_library_in_a_few_lines(own):
+    """What the docstring of retrieval/encoder.py shows."""
+    made = index.Index(str(own / "index")).manifest
+    model = Encoder(made["run"], made["recipe"])
+    captions = model.captions(TEXTS)
+    photos = model.photos([str(own / "photos" / "0.png"), str(own / "photos" / "2.png")])
+    assert model.similarity(photos, captions).shape == (2, 3)
+
+
+# ---- what can go wrong
+
+@pytest.mark.parametrize("where", ["retrieval.index.save_json", "retrieval.index.save_arrays", "os.rename",
+                                   "retrieval.flat.check_numbers", "retrieval.building.image_batches"])
+def test_a_stop_at_any_step_leaves_the_old_index(own, monkeypatch, where):
+    folder = own / "index"
+    before = all_answers(folder)
+    shutil.move(own / "spare" / "10.png", own / "photos" / "10.png")
+    extract(own, own / "photos")
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+    with monkeypatch.context() as m:
+        m.setattr(where, stop)
+        with pytest.raises(KeyboardInterrupt):
+            run("add", folder)
+    assert all_answers(folder) == before
+    run("add", folder)
+    assert len(all_answers(folder)) == len(before) + 1
+    assert len([name for name in os.listdir(folder) if name != ".lock"]) == 2      # the manifest and one state
+
+
+def test_what_a_killed_process_left_is_removed(own):
+    folder = own / "index"
+    done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True,
+                          check=True)
+    os.mkdir(folder / f".000007.{int(done.stdout)}.part")
+    run("remove", folder, "0.png")
+    assert not list(folder.glob(".0*"))
+
+
+def test_one_process_writes_at_a_time(own, capsys):
+    """A lock of this process would not keep itself out, so another one holds it."""
+    script = f"import sys; sys.path.insert(0, {ROOT!r})\nfrom files.writing import locked\n" \
+             "with locked(sys.argv[1], 'writing the index'):\n print('held', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", script, str(own / "index")], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        refused(capsys, search.main, ["remove", own / "index", "0.png"], "another process is writing the index .*index")
+        assert len(all_answers(own / "index")) == 10                                # reading goes on
+        other.stdin.close()
+
+
+def edit(folder, **values):
+    path = folder / "manifest.json"
+    stored = json.loads(path.read_text())
+    writing.save_json({**stored, **values}, str(path))
+
+
+@pytest.mark.parametrize("values, message", [
+    ({"index": 2}, "is of format 2"), ({"index": "x" * 500}, "is of format x{20},"),
+    ({"generation": "000009"}, "items.json cannot be read"), ({"generation": "../x"}, "names no folder"),
+    ({"weights": "sha256:000000000000"}, "was made by the model with sha256:000000000000"),
+    ({"origin": {"mean": "?"}}, "is no whole index"), ({"run": "nowhere"}, "there is no checkpoint nowhere"),
+    ({"trust": {"temperature": "hot"}}, "is no whole index|calibration"), ({"count": 3}, "its manifest says 3")])
+def test_a_manifest_that_was_changed(make, tmp_path, capsys, values, message):
+    folder = make(*GAUSSIAN, to=tmp_path / "index")
+    edit(folder, **values)
+    refused(capsys, search.main, ["query", folder, "a star"], message)
+
+
+def test_an_index_of_another_run(make, tmp_path, capsys, small_run):
+    folder = make(*GAUSSIAN, to=tmp_path / "index")
+    refused(capsys, search.main, ["query", folder, "--checkpoint", small_run(), "a star"], "was made by the model with")
+    run("query", folder, "--checkpoint", small_run(*GAUSSIAN, to=tmp_path / "moved"), "a star")
+
+
+@pytest.mark.parametrize("name", ["vectors0.faiss", "items.json", "numbers.npz"])
+def test_files_that_are_cut_or_missing(make, tmp_path, capsys, name):
+    folder = make(*GAUSSIAN, to=tmp_path / "index")
+    path = folder / "000001" / name
+    data = path.read_bytes()
+    path.write_bytes(data[:len(data) // 2])
+    refused(capsys, search.main, ["query", folder, "a star"], name.split(".")[0])
+    path.unlink()
+    refused(capsys, search.main, ["query", folder, "a star"], name.split(".")[0])
+
+
+def test_a_manifest_without_its_dimension(make, tmp_path, capsys):
+    folder, other = make(*GAUSSIAN, to=tmp_path / "index"), make()
+    shutil.copy(other / "000001" / "vectors0.faiss", folder / "000001" / "vectors0.faiss")
+    refused(capsys, search.main, ["query", folder, "a star"], "vectors of .* numbers, and its manifest says")
+
+
+@pytest.mark.parametrize("words, message", [
+    (["xyzzy plugh"], "no word of 'xyzzy plugh' is in the vocabulary"), (["  "], "nothing to search for"),
+    ([], "nothing to search for"), (["a star", "--sets"], "--sets needs a calibration"),
+    (["a star", "--sheet", "x.doc"], "x.doc ends in none of"), (["--photo", "no.jpg"], "no.jpg cannot be read"),
+    (["a star", "--top", "0"], "'0' is not a whole number of at least 1"),
+    (["--captions", "no.txt"], "no.txt cannot be read"),
+    (["--calibration", "no.json", "a star"], "no.json cannot be read")])
+def test_bad_queries(make, capsys, words, message):
+    refused(capsys, search.main, ["query", make(*GAUSSIAN), *words], message)
+
+
+def test_a_photo_where_its_features_cannot_be_computed(make, capsys, demo_path):
+    photo = os.path.join(demo_path, "demo", "images", "test_00000.png")
+    refused(capsys, search.main, ["query", make(*GAUSSIAN), "--photo", photo], "were not written by features.extract")
+
+
+def test_unknown_words_are_named(make, capsys):
+    run("query", make(), "a red xyzzy circle .", "--top", 1)
+    assert "unknown words, which are left out: xyzzy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words, message", [
+    (["--output", "OLD"], "is an index already"), (["--output", "FOREIGN"], "holds notes.txt and is no index"),
+    (["--output", "FOREIGN/notes.txt"], "is no folder"), (["--images", "nothing"], "there is no folder"),
+    (["--images", "demo_region_precomp"], "reads|was trained on"), (["--images", "demo"], "reads features of photos"),
+    (["--images", "demo_cxc"], "holds no data set"), (["--sets", "0.1"], "--sets 0.1 belongs to --bank"),
+    (["--bank", "dev"], "beta is chosen on"), (["--hnsw", "--ivfpq"], "not allowed with"),
+    (["--checkpoint", "nowhere"], "there is no checkpoint")])
+def test_bad_indexes(make, tmp_path, capsys, small_run, demo_path, words, message):
+    folder = make(*GAUSSIAN, to=tmp_path / "index")
+    os.mkdir(tmp_path / "foreign")
+    (tmp_path / "foreign" / "notes.txt").write_text("mine")
+    words = [word.replace("FOREIGN", str(tmp_path / "foreign")).replace("OLD", str(folder)) for word in words]
+    refused(capsys, search.main, ["index", "--checkpoint", small_run(*GAUSSIAN), "--data_path", demo_path, "--images",
+                                  "demo_precomp", "--output", tmp_path / "new", *words], message)
+    assert not (tmp_path / "new" / "manifest.json").exists()
+    assert (tmp_path / "foreign" / "notes.txt").read_text() == "mine" and len(all_answers(folder)) > 1
+
+
+def test_what_is_no_index(tmp_path, capsys):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        refused(capsys, search.main, ["query", folder, "a star"], "is no index; make one with")
+    (tmp_path / "manifest.json").write_text("[]")
+    refused(capsys, search.main, ["info", tmp_path], "describes no index")
+
+
+def test_features_of_another_extractor(own, capsys, small_run, demo_path):
+    path = own / "data" / "mine" / "features.json"
+    stored = load_checkpoint(str(small_run(*GAUSSIAN)))["data"].get("extractors")
+    assert stored and "ims" in stored                       # the demo tells what made its features
+    listed = own / "data" / "mine" / "all_photos.json"
+    for file in (path, listed):
+        text = file.read_text()
+        file.write_text(text.replace(stored["ims"], "another network"))
+    refused(capsys, search.main, ["index", "--checkpoint", small_run(*GAUSSIAN), "--data_path", own / "data",
+                                  "--images", "mine", "--output", own / "other"], "was trained on photos of '.*', and")
+
+
+def test_json_is_what_programs_read(make, capsys):
+    run("query", make(*GAUSSIAN), *TEXTS, "--json", "--top", 3)
+    found = json.loads(capsys.readouterr().out)
+    assert [one["query"] for one in found] == TEXTS and all(len(one["answers"]) == 3 for one in found)
+    assert {"row", "name", "score", "p", "gone", "in_set", "uncertainty", "path"} == set(found[0]["answers"][0])
+    assert isinstance(found[0]["uncertainty"], float) and found[0]["sure"] is None
+
+
+def test_captions_come_from_a_file(make, capsys, tmp_path):
+    (tmp_path / "texts.txt").write_text("\n".join([*TEXTS, "", ""]))
+    run("query", make(), "--captions", tmp_path / "texts.txt", "--json", "--top", 1)
+    assert [one["query"] for one in json.loads(capsys.readouterr().out)] == TEXTS
+
+
+# ---- Milvus
+
+@pytest.fixture
+def server():
+    pytest.importorskip("milvus_lite", reason="milvus-lite is not installed (requirements-search.txt)")
+
+
+@pytest.mark.parametrize("kind", ["kl", "minkl", "mls"])
+def test_milvus_answers_alike(server, make, tmp_path, demo_path, small_run, kind):
+    """The same commands, the same answers."""
+    run("index", "--checkpoint", small_run(*KINDS[kind]), "--data_path", demo_path, "--images", "demo_precomp",
+        "--output", tmp_path / "there", "--engine", "milvus", "--uri", tmp_path / "photos.db")
+    here, there = trusted(make(*KINDS[kind])), trusted(tmp_path / "there")
+    for a, b in zip(here.find_texts(TEXTS, top=6), there.find_texts(TEXTS, top=6)):
+        assert [x.name for x in a.answers] == [x.name for x in b.answers]
+        assert [x.score for x in a.answers] == pytest.approx([x.score for x in b.answers], abs=1e-4)
+        assert [x.uncertainty for x in a.answers] == pytest.approx([x.uncertainty for x in b.answers], rel=1e-5)
+        assert a.sure == pytest.approx(b.sure, rel=1e-3)     # 24 photos: candidates and sample are all of them
+    there.index.close()
+
+
+def test_milvus_takes_changes(server, own, capsys):
+    made = index.Index(str(own / "index")).manifest
+    folder = own / "there"
+    words = ["index", "--checkpoint", made["run"], "--data_path", own / "data", "--images", "mine", "--output", folder,
+             "--engine", "milvus", "--uri", own / "photos.db"]
+    run(*words)
+    shutil.move(own / "spare" / "10.png", own / "photos" / "10.png")
+    shutil.copy(own / "photos" / "4.png", own / "photos" / "0.png")
+    extract(own, own / "photos")
+    for place in (folder, own / "index"):
+        capsys.readouterr()
+        run("add", place)
+        assert "1 photos added, 1 changed" in capsys.readouterr().out
+        run("remove", place, "sub/*")
+        assert "5 photos removed, 6 left" in capsys.readouterr().out
+    there = Searcher(str(folder))
+    found = {a.name: a.score for a in there.find_texts(TEXTS[:1], top=100)[0].answers}
+    there.index.close()
+    assert found == pytest.approx(all_answers(own / "index"), abs=1e-5)
+    refused(capsys, search.main, words, "is an index already")
+    run("info", folder, "--names")
+    assert len(capsys.readouterr().out.split()) == 6
+
+
+def test_milvus_goes_on_after_a_stop(server, own, monkeypatch):
+    made = index.Index(str(own / "index")).manifest
+    words = ["index", "--checkpoint", made["run"], "--data_path", own / "data", "--images", "mine", "--output",
+             own / "there", "--engine", "milvus", "--uri", own / "photos.db"]
+    monkeypatch.setattr(building, "ROWS", 4)
+    monkeypatch.setattr(building, "BATCH", 4)
+    real, calls = Milvus.insert, []
+
+    def stop(self, rows, *rest):
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        calls.append(rows)
+        real(self, rows, *rest)
+    with monkeypatch.context() as m:
+        m.setattr(Milvus, "insert", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(*words)
+    assert not (own / "there" / "manifest.json").exists()
+    inserted = []
+    monkeypatch.setattr(Milvus, "insert", lambda self, rows, *rest: inserted.extend(rows) or real(self, rows, *rest))
+    run(*words)
+    assert inserted == list(range(4, 10))                    # the first four were there
+    there = Searcher(str(own / "there"))
+    assert len(there.find_texts(TEXTS[:1], top=100)[0].answers) == 10
+    there.index.close()
+
+
+@pytest.mark.parametrize("words, message", [
+    (["--engine", "milvus"], "--engine milvus needs --uri"), (["--uri", "x.db"], "--engine milvus needs --uri"),
+    (["--collection", "x"], "--collection x is for --engine milvus"), (["--diskann"], "--diskann is an index of Milvus"),
+    (["--engine", "milvus", "--uri", "http://127.0.0.1:9"], "127.0.0.1:9"),
+    (["--engine", "milvus", "--uri", "photos"], "photos is no address and no milvus-lite folder")])
+def test_bad_servers(server, own, capsys, words, message):
+    made = index.Index(str(own / "index")).manifest
+    refused(capsys, search.main, ["index", "--checkpoint", made["run"], "--data_path", own / "data", "--images",
+                                  "mine", "--output", own / "there", *words], message)
