@@ -1,24 +1,20 @@
 """What a search answers: photos of an index for a text or a photo, with how sure each answer is."""
 import copy
-import math
 import os
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
 from cli import InputError
 from inputs import Photos
 from retrieval.cluster import open_index
 from retrieval.encoder import Encoder
 from retrieval.index import AGAIN
+from retrieval.ranking import Ranker
 from retrieval.trust import Trust, trust_of
-from retrieval.vectors import Asked, LiftedVectors, vectors_of
+from retrieval.vectors import Asked, vectors_of
 from similarities import Embedding, uncertainty
-
-SCORES = 2 ** 26                      # scores that are held at a time, 256 MiB
 
 
 class Answer(NamedTuple):
@@ -42,14 +38,6 @@ class Found(NamedTuple):
     in_set: int | None                # how many photos the conformal set holds
     notes: list[str]                  # sentences for the reader of these answers
     level: float | None = None        # how often the conformal set holds the right photo, such as 0.9
-
-
-class Ranking(NamedTuple):
-    """The best photos of Q queries."""
-    rows: np.ndarray                  # (Q, top) int64, the best first; -1 where there are fewer
-    scores: Tensor                    # (Q, top)
-    log_total: Tensor | None          # (Q,) log sum_j exp(T s_j) over the gallery; None without a temperature
-    in_set: Tensor | None             # (Q,) how many photos have -log p up to the limit of the sets
 
 
 class Searcher:
@@ -79,7 +67,8 @@ class Searcher:
             f"no probabilities: {run} was not calibrated; write its calibration with evaluate.py --checkpoint {run} "
             "--confidence --sets 0.1"]
         bank = self.index.bank
-        self.bank = None if bank is None or self.vectors.takes_bank else torch.from_numpy(bank)
+        self.ranker = Ranker(self.vectors, self.index.engine, self.count,
+                             None if bank is None or self.vectors.takes_bank else torch.from_numpy(bank))
 
     # ---- queries
 
@@ -115,7 +104,7 @@ class Searcher:
 
     def found(self, queries: list[str], e: Embedding, asked: Asked, top: int, first: int, trust: Trust | None,
               notes: list[str | None]) -> list[Found]:
-        ranking = self.rank(asked, first + top, trust)
+        ranking = self.ranker.rank(asked, first + top, trust)
         of_queries = None if e.log_var is None else uncertainty(e).tolist()
         results = []
         for q, query in enumerate(queries):
@@ -133,79 +122,6 @@ class Searcher:
                                  [notes[q]] if notes[q] else [],
                                  None if trust is None or trust.alpha is None else 1 - trust.alpha))
         return results
-
-    def rank(self, asked: Asked, top: int, trust: Trust | None = None) -> Ranking:
-        """The best `top` photos of every query, by exact scores of all photos or of the candidates of the index."""
-        rank = self.rank_all if self.index.engine.exact else self.rank_candidates
-        step = max(1, SCORES // self.count)
-        parts = [rank(asked.rows(slice(q, q + step)), min(top, self.count), trust)
-                 for q in range(0, len(asked.embedding.mean), step)]
-        rows, *fields = zip(*parts)
-        return Ranking(np.concatenate(rows), *(None if x[0] is None else torch.cat(x) for x in fields))
-
-    def rank_all(self, asked: Asked, top: int, trust: Trust | None) -> Ranking:
-        scores = self.all_scores(asked)                                             # (Q, N)
-        best = scores.topk(top, dim=1)
-        total, held = None, None
-        if trust is not None:
-            logits = trust.temperature * scores.double()
-            total = logits.logsumexp(1)
-            if trust.limit is not None:
-                held = (total[:, None] - logits <= trust.limit).sum(1)
-        return Ranking(best.indices.numpy(), best.values, total, held)
-
-    def all_scores(self, asked: Asked) -> Tensor:
-        """Scores (Q, N) of all photos."""
-        engine, scores = self.index.engine, torch.empty(len(asked.embedding.mean), self.count)
-        if isinstance(self.vectors, LiftedVectors):
-            for start, products in engine.products(asked.vectors):
-                scores[:, start:start + products[0].shape[1]] = self.vectors.scores(products, asked)
-        else:
-            for start, block in engine.blocks():
-                here = slice(start, start + len(block.vectors[0]))
-                scores[:, here] = self.vectors.scores(block.vectors[0], asked, block.rest)
-        return scores if self.bank is None else scores - self.bank
-
-    def rank_candidates(self, asked: Asked, top: int, trust: Trust | None) -> Ranking:
-        engine = self.index.engine
-        proposed = engine.candidates(asked.vectors, max(top, engine.depth))         # (Q, R)
-        sample = engine.sample() if trust is not None else None
-        parts = [self.rank_some(asked.rows(slice(q, q + 1)), np.unique(rows[rows >= 0]), top, trust, sample)
-                 for q, rows in enumerate(proposed)]
-        rows, *fields = zip(*parts)
-        return Ranking(np.stack(rows), *(None if x[0] is None else torch.stack(x) for x in fields))
-
-    def rank_some(self, asked: Asked, rows: np.ndarray, top: int, trust: Trust | None, sample) -> Ranking:
-        """The ranking of one query among the photos `rows` (R,), without the axis of queries. The sum over the gallery
-        is that of these photos, and of a random sample of the others times how many these stand for."""
-        scores = self.scores_of(asked, rows, self.index.engine.fetch(rows))         # (R,)
-        best = scores.topk(min(top, len(rows)))
-        found = np.full(top, -1)
-        found[:len(best.indices)] = rows[best.indices.numpy()]
-        values = torch.full((top,), -math.inf)
-        values[:len(best.values)] = best.values
-        total, held = None, None
-        if trust is not None:
-            logits = trust.temperature * scores.double()
-            total = logits.logsumexp(0)
-            drawn, block = sample
-            others = ~np.isin(drawn, rows)
-            if others.any():
-                rest = trust.temperature * self.scores_of(asked, drawn, block)[torch.from_numpy(others)].double()
-                stands = math.log((self.count - len(rows)) / others.sum())
-                total = torch.logaddexp(total, rest.logsumexp(0) + stands)
-            if trust.limit is not None:
-                held = (total - logits <= trust.limit).sum()
-        return Ranking(found, values, total, held)
-
-    def scores_of(self, asked: Asked, rows: np.ndarray, block) -> Tensor:
-        """Exact scores (n,) of one query and the photos of a Block, which are `rows` (n,) of the index."""
-        if isinstance(self.vectors, LiftedVectors):
-            products = [query @ x.T for query, x in zip(asked.vectors, block.vectors)]
-            scores = self.vectors.scores(products, asked)[0]
-        else:
-            scores = self.vectors.scores(block.vectors[0], asked, block.rest)[0]
-        return scores if self.bank is None else scores - self.bank[torch.from_numpy(rows)]
 
 
 def on_cpu(e: Embedding) -> Embedding:

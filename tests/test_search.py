@@ -124,12 +124,12 @@ class Proposes:
 def test_candidates_are_scored_exactly(make, kind):
     found = trusted(make(*KINDS[kind]))
     whole = found.find_texts(TEXTS, top=6)
-    found.index.engine = Proposes(found.index.engine, np.append(np.arange(found.count), -1))
+    found.ranker.engine = Proposes(found.index.engine, np.append(np.arange(found.count), -1))
     for a, b in zip(whole, found.find_texts(TEXTS, top=6)):
         assert [x.row for x in a.answers] == [x.row for x in b.answers] and a.in_set == b.in_set
         assert a.sure == pytest.approx(b.sure, rel=1e-5)
     some = sorted(a.row for a in whole[0].answers)[:3] + [-1]
-    found.index.engine.proposed = np.array(some)
+    found.ranker.engine.proposed = np.array(some)
     few, = found.find_texts(TEXTS[:1], top=6)
     assert {a.row for a in few.answers} == set(some) - {-1}
     # all others are in the sample, so the sum over the gallery is exact though they were not proposed
@@ -142,12 +142,12 @@ def test_a_sample_stands_for_the_gallery(make, monkeypatch):
     found = trusted(make(), temperature=1.0)
     e = found.encoder.captions(TEXTS[:1])
     asked = found.vectors.queries(e)
-    exact = found.rank(asked, 3, found.trust).log_total.exp()
+    exact = found.ranker.rank(asked, 3, found.trust).log_total.exp()
     rows = np.arange(3)
     engine, totals = found.index.engine, []
     for seed in range(200):
         drawn = np.sort(np.random.default_rng(seed).permutation(found.count)[:8])
-        totals.append(found.rank_some(asked, rows, 3, found.trust, (drawn, engine.fetch(drawn))).log_total.exp())
+        totals.append(found.ranker.rank_some(asked, rows, 3, found.trust, (drawn, engine.fetch(drawn))).log_total.exp())
     totals = torch.stack(totals)
     assert abs(totals.mean() - exact) < 4 * totals.std() / len(totals) ** 0.5 and totals.std() > 0
 
