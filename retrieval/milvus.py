@@ -13,6 +13,21 @@ import numpy as np
 
 from cli import InputError
 from retrieval.connection import CONNECT, REPLY, Connection, import_pymilvus
+from retrieval.milvus_vectors import (
+    CODE,
+    INDEXES,
+    check_finite,
+    frame_of,
+    frames_read,
+    frames_text,
+    index_of,
+    narrow,
+    photos_given,
+    photos_stored,
+    queries_stored,
+    search_params,
+    stored_width,
+)
 
 FORMAT = 1
 WIDEST = 32_768                       # numbers of a vector (Milvus Limits)
@@ -21,38 +36,7 @@ BATCH_BYTES = 16 << 20                # of a request; a server takes 64 MiB by d
 BATCH_ROWS = 10_000
 NAME_BYTES = 4096                     # of a photo's name
 MANIFEST_BYTES = 65_535               # of a VARCHAR
-HALF_MAX = float(np.finfo(np.float16).max)
-# The index of a channel, and the option of a search that trades time for recall. Milvus builds one index a segment
-# (1 GB by default, some 250,000 photos of 2,050 float16), so that 2,048 lists are about 4 sqrt(n), as Milvus advises.
-INDEXES = {"flat": ("FLAT", {}, None),
-           "hnsw": ("HNSW", {"M": 16, "efConstruction": 200}, "ef"),
-           "ivfpq": ("IVF_PQ", {"nlist": 2048, "nbits": 8}, "nprobe"),
-           "diskann": ("DISKANN", {}, "search_list")}
 LITE_METHODS = "flat", "hnsw"
-CODE = 8                              # numbers of a vector in one byte of its product-quantisation code
-
-
-def stored_width(k: int, method: str) -> int:
-    """Numbers of a stored vector of k numbers: zeros are added, which change no inner product. Milvus wants at least 2,
-    product quantisation a multiple of the length of its parts."""
-    return -(-k // CODE) * CODE if method == "ivfpq" else max(k, 2)
-
-
-def index_of(method: str, width: int) -> tuple[str, dict]:
-    """(Milvus's name of the index, its parameters) for vectors of `width` numbers."""
-    name, params, _ = INDEXES[method]
-    return name, {**params, "m": width // CODE} if method == "ivfpq" else dict(params)
-
-
-def search_params(method: str, r: int, effort: int | None) -> dict:
-    """What a search is told. effort: HNSW's ef and DiskANN's search_list (at least r), IVF-PQ's nprobe (lists read in
-    each segment, of 2,048). None: 2r, at least 64; 64 lists."""
-    option = INDEXES[method][2]
-    if option == "nprobe":
-        value = min(effort or 64, INDEXES[method][1]["nlist"])
-    else:
-        value = max(effort or max(2 * r, 64), r)
-    return {"metric_type": "IP", "params": {option: value} if option else {}}
 
 
 class Milvus:
@@ -71,6 +55,7 @@ class Milvus:
         self.collection, self.side = collection, f"{collection}_manifest"
         self.where = f"{collection} at {connection.uri}"
         self.record = None
+        self.frames = None            # (K + 1,) for each channel, see milvus_vectors; from the first photos
 
     # ---- life of a collection
 
@@ -162,30 +147,34 @@ class Milvus:
     # ---- photos
 
     def insert(self, rows, names: list[str], uncertainties, vectors: list[np.ndarray],
-               rest: np.ndarray | None = None, digests: list[str] | None = None) -> None:
+               rest: np.ndarray | None = None) -> None:
         """Add photos, in batches below the server's limit. A row that is there already is replaced, so that a batch may
         be sent again after a kill. The collection is unfinished until finish().
 
         rows: (n,) from 0. uncertainties: (n,), NaN where unknown. vectors: (n, K) for each channel. rest: (n, R).
-        digests: (n,) by which a photo that has changed is known, "" where unknown.
         Raises InputError for numbers that are not finite or, with half, beyond float16.
         """
         rows, uncertainties = np.asarray(rows, np.int64), np.asarray(uncertainties, np.float32)
-        digests = digests or [""] * len(rows)
         given = [*vectors] + ([rest] if self.rest else [])
         assert len(names) == len(rows) == len(uncertainties) and (rest is not None) == bool(self.rest)
         assert [array.shape for array in given] == [(len(rows), k) for k in self._widths_given()]
         self._building()
-        fields = dict(zip(self._vector_fields(), given))
+        if self.frames is None and len(rows):
+            if self.count:
+                self._frame(0)        # refuses
+            self._write_frames([frame_of(array, self.method, self.half) for array in vectors])
         step = self._rows_a_batch(sum(self._bytes().values()))
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
-            stored = {field: self._stored(field, array[part], rows[part]) for field, array in fields.items()}
-            entities = [{"row": int(row), "name": _name(name), "digest": digest,
-                         "uncertainty": None if np.isnan(u) else float(u),
+            stored = {f"channel{i}": photos_stored(array[part], self.frames[i], self.method, self.half)
+                      for i, array in enumerate(vectors)}
+            if self.rest:
+                stored["rest"] = photos_stored(rest[part], self._as_is(), "flat", self.half)
+            for field, array in stored.items():
+                check_finite(array, [f"photo {row}" for row in rows[part]], field)
+            entities = [{"row": int(row), "name": _name(name), "uncertainty": None if np.isnan(u) else float(u),
                          **{field: array[i] for field, array in stored.items()}}
-                        for i, (row, name, digest, u) in enumerate(
-                            zip(rows[part], names[part], digests[part], uncertainties[part]))]
+                        for i, (row, name, u) in enumerate(zip(rows[part], names[part], uncertainties[part]))]
             with self.connection.asking():
                 self.client.upsert(self.collection, entities, timeout=REPLY)
 
@@ -216,24 +205,14 @@ class Milvus:
     def _any_from(self, row: int) -> bool:
         return bool(self.connection.query(self.collection, f"row >= {row}", ["row"], exact=True, limit=1))
 
-    def all_names(self, page: int = BATCH_ROWS) -> Iterator[tuple[np.ndarray, list[str], list[str]]]:
-        """(rows, names, digests) of all photos, by growing row, in pages of at most `page` photos."""
+    def all_names(self, page: int = BATCH_ROWS) -> Iterator[tuple[np.ndarray, list[str]]]:
+        """(rows, names) of all photos, by growing row, in pages of at most `page` photos."""
         for start in range(0, self.next_row(), page):
-            found = self.connection.query(self.collection, f"row >= {start} and row < {start + page}",
-                                          ["row", "name", "digest"], exact=True)
+            found = self.connection.query(self.collection, f"row >= {start} and row < {start + page}", ["row", "name"],
+                                          exact=True)
             if found:
                 found = sorted(found, key=lambda entity: entity["row"])
-                yield (np.array([entity["row"] for entity in found], np.int64), *(
-                    [entity[key] for entity in found] for key in ("name", "digest")))
-
-    def present(self, rows) -> np.ndarray:
-        """Those of some rows that are there, in their order."""
-        found, rows = set(), np.asarray(rows, np.int64)
-        for start in range(0, len(rows), BATCH_ROWS):
-            part = ",".join(map(str, rows[start:start + BATCH_ROWS]))
-            found |= {entity["row"] for entity in
-                      self.connection.query(self.collection, f"row in [{part}]", ["row"], exact=True)}
-        return rows[[int(row) in found for row in rows]]
+                yield np.array([entity["row"] for entity in found], np.int64), [entity["name"] for entity in found]
 
     def names(self, rows) -> list[str]:
         """Names of photos, in the order of rows. Raises InputError for a row that is not there."""
@@ -246,13 +225,13 @@ class Milvus:
                         np.float32)
 
     def fetch(self, rows) -> tuple[list[np.ndarray], np.ndarray | None]:
-        """([(n, K) float32 for each channel], (n, R) float32 or None) as stored, in the order of rows. Raises
-        InputError for a row that is not there."""
-        fields = self._vector_fields()
-        found = self._entities(rows, fields, 4 * sum(self._widths_given()))
-        arrays = [np.array([_numbers(entity[field]) for entity in found], np.float32).reshape(len(found), -1)[:, :k]
-                  for field, k in zip(fields, self._widths_given())]         # (n, stored width) -> (n, K)
-        return (arrays[:-1], arrays[-1]) if self.rest else (arrays, None)
+        """([(n, K) float32 for each channel], (n, R) float32 or None), in the order of rows: as given to insert, but
+        for the rounding of float32 or, with half, of float16. Raises InputError for a row that is not there."""
+        found = self._entities(rows, self._vector_fields(), 4 * sum(self._widths().values()))
+        frames = [self._frame(i) for i in range(len(self.channels))] if found else [
+            np.zeros(k + 1, np.float32) for k in self.channels]
+        vectors = [photos_given([entity[f"channel{i}"] for entity in found], frame) for i, frame in enumerate(frames)]
+        return vectors, photos_given([entity["rest"] for entity in found], self._as_is()) if self.rest else None
 
     def candidates(self, channel: int, queries: np.ndarray, r: int,
                    effort: int | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -260,10 +239,13 @@ class Milvus:
         scores falling. Where there are fewer: row -1, score -inf. queries: (Q, K). effort: see search_params."""
         if not 1 <= r <= LARGEST_TOP:
             raise InputError(f"{r} candidates are out of range; Milvus gives 1 to {LARGEST_TOP:,} a query")
-        field = f"channel{channel}"
-        queries = self._stored(field, np.asarray(queries, np.float32), range(len(queries)), "query")
+        field, queries = f"channel{channel}", np.asarray(queries, np.float32)
         rows = np.full((len(queries), r), -1, np.int64)
         scores = np.full((len(queries), r), -np.inf, np.float32)
+        if self.frames is None and not self.count:
+            return rows, scores
+        queries, moved = queries_stored(queries, self._frame(channel), self.method, self.half)
+        check_finite(queries, [f"query {i}" for i in range(len(queries))], field)
         step = min(self._rows_a_batch(queries.shape[1] * 4), max(1, 10 ** 6 // r), LARGEST_TOP)
         for start in range(0, len(queries), step):
             with self.connection.asking():
@@ -273,7 +255,7 @@ class Milvus:
                                            search_params=search_params(self.method, r, effort))
             for i, hits in enumerate(found, start):
                 rows[i, :len(hits)] = [hit["row"] for hit in hits]
-                scores[i, :len(hits)] = [hit["distance"] for hit in hits]
+                scores[i, :len(hits)] = np.array([hit["distance"] for hit in hits]) + moved[i]
         return rows, scores
 
     # ---- the manifest
@@ -321,6 +303,7 @@ class Milvus:
             assert record["format"] == FORMAT and record["state"] in ("building", "ready")
             assert isinstance(record["manifest"], dict) and isinstance(record["half"], bool)
             _check(record["channels"], record["rest"], record["method"])
+            self._read_frames(record["channels"])
         except (ValueError, TypeError, KeyError, AssertionError) as error:
             raise foreign from error
         return record
@@ -348,6 +331,32 @@ class Milvus:
                 self.client.delete(self.side, ids=old, timeout=REPLY)
         self.record = record
 
+    def _write_frames(self, frames: list[np.ndarray]) -> None:
+        """Write, once and before the first photo, how vectors are moved: the entities -1, -2, ... of the record."""
+        frames = [narrow(frame, False) for frame in frames]
+        for i, frame in enumerate(frames):
+            check_finite(frame[None], ["the first photos: one of them"], f"channel{i}")
+        texts = frames_text(frames, MANIFEST_BYTES)
+        with self.connection.asking():
+            self.client.upsert(self.side, [{"version": -1 - i, "text": text, "unused": np.zeros(2, np.float32)}
+                                           for i, text in enumerate(texts)], timeout=REPLY)
+        self.frames = frames
+
+    def _read_frames(self, channels: list[int]) -> None:
+        found = self.connection.query(self.side, "version < 0", ["version", "text"], exact=True)
+        texts = [entity["text"] for entity in sorted(found, key=lambda entity: -entity["version"])]
+        self.frames = frames_read(texts, channels) if texts else None
+
+    def _frame(self, channel: int) -> np.ndarray:
+        if self.frames is None:
+            raise InputError(f"the record of the collection {self.where} does not say how its vectors were moved; make "
+                             "the index anew under another name")
+        return self.frames[channel]
+
+    def _as_is(self) -> np.ndarray:
+        """The frame of `rest`, which is not moved."""
+        return np.zeros(self.rest + 1, np.float32)
+
     def _building(self) -> None:
         """Note that the collection is about to change."""
         if self.state != "building":
@@ -368,8 +377,7 @@ class Milvus:
 
     def _bytes(self) -> dict[str, int]:
         """{field: bytes of a photo in a request}: 5 for a float32, which pymilvus hands on as a Python number."""
-        each = 2 if self.half else 5
-        return {"name": 200, "digest": 20} | {field: width * each for field, width in self._widths().items()}
+        return {"name": 200} | {field: width * (2 if self.half else 5) for field, width in self._widths().items()}
 
     def _rows_a_batch(self, each: int) -> int:
         return max(1, min(BATCH_ROWS, BATCH_BYTES // each))
@@ -378,8 +386,7 @@ class Milvus:
         """(name, type, dim or None) of every field of the collection."""
         types = import_pymilvus().DataType
         vector = types.FLOAT16_VECTOR if self.half else types.FLOAT_VECTOR
-        return [("row", types.INT64, None), ("name", types.VARCHAR, None), ("digest", types.VARCHAR, None),
-                ("uncertainty", types.FLOAT, None),
+        return [("row", types.INT64, None), ("name", types.VARCHAR, None), ("uncertainty", types.FLOAT, None),
                 *((field, vector, width) for field, width in self._widths().items())]
 
     def _make(self, shards: int) -> None:
@@ -390,7 +397,7 @@ class Milvus:
             for name, kind, dim in self._fields():
                 if dim:
                     schema.add_field(name, kind, dim=dim, mmap_enabled=True)
-                elif name in ("name", "digest"):
+                elif name == "name":
                     schema.add_field(name, kind, max_length=NAME_BYTES)
                 else:
                     schema.add_field(name, kind, is_primary=name == "row", nullable=name == "uncertainty")
@@ -422,18 +429,6 @@ class Milvus:
                 raise InputError(f"photo {row} is not in the collection {self.where} (any more); search again")
         return [found[row] for row in wanted]
 
-    def _stored(self, field: str, array: np.ndarray, rows, what: str = "photo") -> np.ndarray:
-        """(n, K) -> (n, stored width) float32, or float16 with half. Raises InputError for numbers that do not fit."""
-        stored = np.zeros((len(array), self._widths()[field]), np.float16 if self.half else np.float32)
-        fits = np.abs(array) <= (HALF_MAX if self.half else np.finfo(np.float32).max)
-        if not fits.all():
-            bad = int(np.argmin(fits.all(1)))
-            raise InputError(f"{what} {list(rows)[bad]} has a number in {field} that float{16 if self.half else 32} "
-                             f"cannot hold ({array[bad][~fits[bad]][0]})"
-                             f"{'; store float32 instead' if self.half else '; it comes from a broken photo or model'}")
-        stored[:, :array.shape[1]] = array
-        return stored
-
 
 def _check(channels, rest, method) -> None:
     """Raise InputError for vectors that Milvus cannot hold."""
@@ -454,10 +449,3 @@ def _name(name: str) -> str:
         raise InputError(f"the name {ascii(name[:80])} of a photo is no UTF-8 text of at most {NAME_BYTES:,} bytes; "
                          "rename the photo")
     return name
-
-
-def _numbers(value) -> np.ndarray:
-    """A vector of an answer: a list of numbers, or float16 as bytes, which pymilvus wraps in a list."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], bytes):
-        value = value[0]
-    return np.frombuffer(value, "<f2") if isinstance(value, bytes) else np.asarray(value)
