@@ -14,9 +14,9 @@ import numpy as np
 from cli import InputError
 from retrieval.connection import CONNECT, REPLY, Connection, import_pymilvus
 from retrieval.milvus_vectors import (
-    CODE,
     INDEXES,
     check_finite,
+    check_widths,
     frame_of,
     frames_read,
     frames_text,
@@ -30,7 +30,6 @@ from retrieval.milvus_vectors import (
 )
 
 FORMAT = 1
-WIDEST = 32_768                       # numbers of a vector (Milvus Limits)
 LARGEST_TOP = 16_384                  # answers of one request, and queries in it (Milvus Limits)
 BATCH_BYTES = 16 << 20                # of a request; a server takes 64 MiB by default (proxy.grpc.serverMaxRecvSize)
 BATCH_ROWS = 10_000
@@ -68,7 +67,7 @@ class Milvus:
         cluster take new photos at once. Raises InputError where a collection of this name is finished, was made with
         other settings, or is none of ours, and where Milvus cannot hold such vectors.
         """
-        _check(channels, rest, method)
+        check_widths(channels, rest, method)
         self = cls(Connection(uri, token, writing=True), collection)
         try:
             if self.connection.lite and method not in LITE_METHODS:
@@ -302,7 +301,7 @@ class Milvus:
             record = json.loads(max(found, key=lambda entity: entity["version"])["text"])
             assert record["format"] == FORMAT and record["state"] in ("building", "ready")
             assert isinstance(record["manifest"], dict) and isinstance(record["half"], bool)
-            _check(record["channels"], record["rest"], record["method"])
+            check_widths(record["channels"], record["rest"], record["method"])
             self._read_frames(record["channels"])
         except (ValueError, TypeError, KeyError, AssertionError) as error:
             raise foreign from error
@@ -428,15 +427,6 @@ class Milvus:
             if row not in found:
                 raise InputError(f"photo {row} is not in the collection {self.where} (any more); search again")
         return [found[row] for row in wanted]
-
-
-def _check(channels, rest, method) -> None:
-    """Raise InputError for vectors that Milvus cannot hold."""
-    assert method in INDEXES and 1 <= len(channels) <= 3            # Milvus has at most 4 vector fields by default
-    for k in (*channels, rest):
-        if not 0 <= k <= WIDEST - CODE:
-            raise InputError(f"vectors of {k:,} numbers are too long for Milvus, which takes {WIDEST:,}; use a smaller "
-                             "embedding, or --engine faiss")
 
 
 def _name(name: str) -> str:

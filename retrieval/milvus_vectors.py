@@ -13,6 +13,7 @@ import numpy as np
 
 from cli import InputError
 
+WIDEST = 32_768                       # numbers of a vector (Milvus Limits)
 HALF_MAX = float(np.finfo(np.float16).max)
 CODE = 8                              # numbers of a vector in one byte of its product-quantisation code
 REACH = 1.5                           # R as a multiple of the largest |x - m| of the first photos; 1 to 2 do alike
@@ -22,6 +23,15 @@ INDEXES = {"flat": ("FLAT", {}, None),
            "hnsw": ("HNSW", {"M": 16, "efConstruction": 200}, "ef"),
            "ivfpq": ("IVF_PQ", {"nlist": 2048, "nbits": 8}, "nprobe"),
            "diskann": ("DISKANN", {}, "search_list")}
+
+
+def check_widths(channels, rest, method) -> None:
+    """Raise InputError for vectors that Milvus cannot hold."""
+    assert method in INDEXES and 1 <= len(channels) <= 3            # Milvus has at most 4 vector fields by default
+    for k in (*channels, rest):
+        if not 0 <= k <= WIDEST - CODE:
+            raise InputError(f"vectors of {k:,} numbers are too long for Milvus, which takes {WIDEST:,}; use a smaller "
+                             "embedding, or --engine faiss")
 
 
 def stored_width(k: int, method: str) -> int:

@@ -12,10 +12,11 @@ import pytest
 
 from cli import InputError
 from retrieval import connection
-from retrieval.milvus import WIDEST, Milvus
+from retrieval.milvus import Milvus
 from retrieval.milvus_vectors import (
     HALF_MAX,
     INDEXES,
+    WIDEST,
     check_finite,
     frame_of,
     frames_read,
