@@ -14,7 +14,6 @@ import numpy as np
 from cli import InputError
 from retrieval.connection import CONNECT, REPLY, Connection, import_pymilvus
 from retrieval.milvus_vectors import (
-    INDEXES,
     check_finite,
     check_widths,
     frame_of,
