@@ -49,10 +49,10 @@ def index_of(method: str, width: int) -> tuple[str, dict]:
 
 def search_params(method: str, r: int, effort: int | None) -> dict:
     """What a search is told. effort: HNSW's ef and DiskANN's search_list (at least r), IVF-PQ's nprobe (lists read in
-    each segment, of 2,048). None: 2r, at least 64; 64 lists."""
+    each segment, of 2,048). None: 2r, at least 64; 256 lists."""
     option = INDEXES[method][2]
     if option == "nprobe":
-        value = min(effort or 64, INDEXES[method][1]["nlist"])
+        value = min(effort or 256, INDEXES[method][1]["nlist"])
     else:
         value = max(effort or max(2 * r, 64), r)
     return {"metric_type": "IP", "params": {option: value} if option else {}}
