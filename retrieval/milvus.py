@@ -145,15 +145,16 @@ class Milvus:
     # ---- photos
 
     def insert(self, rows, names: list[str], uncertainties, vectors: list[np.ndarray],
-               rest: np.ndarray | None = None) -> None:
+               rest: np.ndarray | None = None, digests: list[str] | None = None) -> None:
         """Add photos, in batches below the server's limit. A row that is there already is replaced, so that a batch may
         be sent again after a kill. The collection is unfinished until finish().
 
         rows: (n,) from 0. uncertainties: (n,), NaN where unknown. vectors: (n, K) for each channel. rest: (n, R).
+        digests: (n,) by which a changed photo is known, "" where unknown.
         Raises InputError for numbers that are not finite or, with half, beyond float16.
         """
         rows, uncertainties = np.asarray(rows, np.int64), np.asarray(uncertainties, np.float32)
-        given = [*vectors] + ([rest] if self.rest else [])
+        given, digests = [*vectors] + ([rest] if self.rest else []), digests or [""] * len(rows)
         assert len(names) == len(rows) == len(uncertainties) and (rest is not None) == bool(self.rest)
         assert [array.shape for array in given] == [(len(rows), k) for k in self._widths_given()]
         self._building()
@@ -170,9 +171,11 @@ class Milvus:
                 stored["rest"] = photos_stored(rest[part], self._as_is(), "flat", self.half)
             for field, array in stored.items():
                 check_finite(array, [f"photo {row}" for row in rows[part]], field)
-            entities = [{"row": int(row), "name": _name(name), "uncertainty": None if np.isnan(u) else float(u),
+            entities = [{"row": int(row), "name": _name(name), "digest": digest,
+                         "uncertainty": None if np.isnan(u) else float(u),
                          **{field: array[i] for field, array in stored.items()}}
-                        for i, (row, name, u) in enumerate(zip(rows[part], names[part], uncertainties[part]))]
+                        for i, (row, name, digest, u) in enumerate(
+                            zip(rows[part], names[part], digests[part], uncertainties[part]))]
             with self.connection.asking():
                 self.client.upsert(self.collection, entities, timeout=REPLY)
 
@@ -203,14 +206,19 @@ class Milvus:
     def _any_from(self, row: int) -> bool:
         return bool(self.connection.query(self.collection, f"row >= {row}", ["row"], exact=True, limit=1))
 
-    def all_names(self, page: int = BATCH_ROWS) -> Iterator[tuple[np.ndarray, list[str]]]:
-        """(rows, names) of all photos, by growing row, in pages of at most `page` photos."""
+    def all_names(self, page: int = BATCH_ROWS) -> Iterator[tuple[np.ndarray, list[str], list[str]]]:
+        """(rows, names, digests) of all photos, by growing row, in pages of at most `page` photos."""
         for start in range(0, self.next_row(), page):
-            found = self.connection.query(self.collection, f"row >= {start} and row < {start + page}", ["row", "name"],
-                                          exact=True)
+            found = self.connection.query(self.collection, f"row >= {start} and row < {start + page}",
+                                          ["row", "name", "digest"], exact=True)
             if found:
-                found = sorted(found, key=lambda entity: entity["row"])
-                yield np.array([entity["row"] for entity in found], np.int64), [entity["name"] for entity in found]
+                rows, *texts = zip(*sorted((e["row"], e["name"], e["digest"]) for e in found))
+                yield np.array(rows, np.int64), *map(list, texts)
+
+    def present(self, rows: np.ndarray) -> np.ndarray:
+        """Those of at most BATCH_ROWS rows that are there, in their order."""
+        found = self.connection.query(self.collection, f"row in [{','.join(map(str, rows))}]", ["row"], exact=True)
+        return rows[np.isin(rows, [entity["row"] for entity in found])]
 
     def names(self, rows) -> list[str]:
         """Names of photos, in the order of rows. Raises InputError for a row that is not there."""
@@ -375,7 +383,8 @@ class Milvus:
 
     def _bytes(self) -> dict[str, int]:
         """{field: bytes of a photo in a request}: 5 for a float32, which pymilvus hands on as a Python number."""
-        return {"name": 200} | {field: width * (2 if self.half else 5) for field, width in self._widths().items()}
+        each = 2 if self.half else 5
+        return {"name": 200, "digest": 20} | {field: width * each for field, width in self._widths().items()}
 
     def _rows_a_batch(self, each: int) -> int:
         return max(1, min(BATCH_ROWS, BATCH_BYTES // each))
@@ -384,7 +393,8 @@ class Milvus:
         """(name, type, dim or None) of every field of the collection."""
         types = import_pymilvus().DataType
         vector = types.FLOAT16_VECTOR if self.half else types.FLOAT_VECTOR
-        return [("row", types.INT64, None), ("name", types.VARCHAR, None), ("uncertainty", types.FLOAT, None),
+        return [("row", types.INT64, None), ("name", types.VARCHAR, None), ("digest", types.VARCHAR, None),
+                ("uncertainty", types.FLOAT, None),
                 *((field, vector, width) for field, width in self._widths().items())]
 
     def _make(self, shards: int) -> None:
@@ -395,7 +405,7 @@ class Milvus:
             for name, kind, dim in self._fields():
                 if dim:
                     schema.add_field(name, kind, dim=dim, mmap_enabled=True)
-                elif name == "name":
+                elif name in ("name", "digest"):
                     schema.add_field(name, kind, max_length=NAME_BYTES)
                 else:
                     schema.add_field(name, kind, is_primary=name == "row", nullable=name == "uncertainty")
