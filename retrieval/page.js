@@ -87,7 +87,7 @@ function draw(fields, found) {
   facts.push(`${count(found.gallery, "photo")} searched`);
   if (!about.calibrated) facts.push("scores without probabilities: the model was not calibrated");
   $("facts").append(...facts.flatMap((fact, k) => k ? [" \u00b7 ", fact] : [fact]));
-  $("notes").append(...found.notes.map((note) => element("li", note)));
+  $("notes").append(...[...about.notes, ...found.notes].map((note) => element("li", note)));
   $("answers").start = found.first + 1;
   $("answers").append(...found.answers.map((answer, k) => card(answer, found.first + k + 1, fields)));
   drawPages(fields, found);
@@ -237,6 +237,5 @@ addEventListener("popstate", show);
   $("title").querySelector("a").textContent = about.title;
   $("count").textContent = count(about.count, "photo");
   $("text").maxLength = about.letters;
-  for (const note of about.notes) $("start").append(document.createElement("br"), note);
   show();
 })();

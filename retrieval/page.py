@@ -31,6 +31,7 @@ from files.reading import FAULTS
 from retrieval.searcher import Found, Searcher
 
 LETTERS, BODY, PIXELS = 10_000, 10_000_000, 80_000_000      # the most of a text, a request in bytes, a photo
+TOO_MUCH = f"the request has more than {BODY:,} bytes; send a smaller copy of the photo"
 TOP, MOST = 10, 100                   # answers at a time, unless asked for otherwise, and at most
 THUMBNAIL, DRAWN_AT_ONCE = 400, 4     # pixels a side; thumbnails
 SHOWN = {"JPEG": "image/jpeg", "MPO": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif",
@@ -88,6 +89,8 @@ class Page:
     def photo_query(self, asked: Mapping[str, str], body: bytes) -> dict:
         """The answers to the photo in the file `body`."""
         top, first = self.part(asked)
+        if len(body) > BODY:          # of a request that did not say how long it would be
+            raise Refused(413, TOO_MUCH)
         photo = photo_in(body)
         with self.lock:
             return self.plain(self.searcher.find_photo(photo, top, first), top, first)
@@ -191,7 +194,7 @@ def application(searcher: Searcher, unsure: float = 0.5):
     """The flask.Flask that answers for a searcher. unsure: answers of a lower probability are marked as not sure."""
     flask = the_flask()
     app, page = flask.Flask(__name__, static_folder=None, template_folder=None), Page(searcher, unsure)
-    app.config["MAX_CONTENT_LENGTH"] = BODY
+    app.config["MAX_CONTENT_LENGTH"] = BODY + 1             # of a longer request, the rest is not read
     app.json.sort_keys = False
     app.before_request(lambda: guard(flask.request))
     app.after_request(finished)
@@ -260,7 +263,7 @@ def failed(app, error: Exception):
         return {"error": "the search failed on this request; its terminal says how"}, 500
     sentences = {404: "there is nothing at this address; the page is at /",
                  405: "this address does not take this kind of request",
-                 413: f"the request has more than {BODY:,} bytes; send a smaller copy of the photo"}
+                 413: TOO_MUCH}
     return {"error": sentences.get(status, "the request cannot be read")}, status
 
 

@@ -122,24 +122,25 @@ def open_browser():
             driver.terminate()
 
 
-READY = ("return document.readyState === 'complete' && !document.querySelector('[aria-busy=true]') && "
-         "[...document.images].every((image) => image.complete)")
+# whether the search page has asked what is searched, shows its answers, and has loaded the photos in view
+READY = """const seen = (image) => image.getBoundingClientRect().top < innerHeight;
+return document.getElementById('count')?.textContent && !document.querySelector('[aria-busy=true]')
+    && [...document.images].every((image) => image.complete || !seen(image))"""
 
 
 def screenshot(address: str, path: str, width: int = 1200, height: int = 900, dark: bool = False,
                scale: float = 1) -> None:
-    """Write a PNG of a page at an address, with its pictures loaded. width, height: of the window, in CSS pixels;
+    """Write a PNG of the search page at an address, with its photos loaded. width, height: of the window, in CSS pixels;
     scale: pixels for each of them."""
     with open_browser() as browser:
         browser.look(width, height, dark, scale)
         browser.open(address)
-        time.sleep(0.5)                                     # its script begins to ask for the answers
         browser.wait(READY)
         browser.screenshot(path)
 
 
 if __name__ == "__main__":
-    p = argparse.ArgumentParser(description="Write a picture of a page at an address.")
+    p = argparse.ArgumentParser(description="Write a picture of the search page at an address.")
     p.add_argument("address")
     p.add_argument("path", metavar="FILE.png")
     p.add_argument("--width", type=int, default=1200)

@@ -31,7 +31,7 @@ class MadeUp(Searcher):
 
     def __init__(self, folder: str, names: list[str], calibrated: bool = True):
         self.folder, self.names, self.calibrated = folder, names, calibrated
-        self.count, self.title, self.notes = len(names), "Made-up photos", []
+        self.count, self.title, self.notes = len(names), "Made-up photos", ["a note of the index"]
         self.asked, self.busy, self.together = [], 0, 0
 
     def find(self, query: str, order: list[int], top: int, first: int, sure: float = 0.72) -> Found:
@@ -125,8 +125,8 @@ def test_a_text_a_row_and_a_photo_are_answered_as_json(made_up, client, get):
     with open(made_up.path_of(20), "rb") as f:
         posted = client.post("/photo-query?top=1", data=f.read(), base_url="http://127.0.0.1:8000")
     assert posted.json["answers"][0]["row"] == 22 and made_up.asked[-1][0] == (900, 1200)
-    assert get("/about").json == {"title": "Made-up photos", "count": 23, "calibrated": True, "notes": [],
-                                  "unsure": 0.5, "letters": 10_000, "bytes": 10_000_000, "top": 10}
+    assert get("/about").json == {"title": "Made-up photos", "count": 23, "calibrated": True,
+                                  "notes": ["a note of the index"], "unsure": 0.5, "letters": 10_000, "bytes": 10_000_000, "top": 10}
 
 
 def test_how_sure_the_first_answer_is_is_said_in_a_sentence(made_up, get):
@@ -360,9 +360,11 @@ def test_the_server_says_where_it_is_and_ends_by_ctrl_c(tmp_path):
         assert process.wait(20) == 0 and process.stderr.read() == "the page is closed\n"
 
 
-def test_a_body_above_the_limit_is_answered_and_not_cut_off(made_up):
+@pytest.mark.parametrize("body", [bytes(10_000_001), bytes(20_000_000), [bytes(1_000_000)] * 20])
+def test_a_body_above_the_limit_is_answered_and_not_cut_off(made_up, body):
+    """Also one that comes in pieces and does not say how long it is."""
     with serving(made_up) as address, pytest.raises(urllib.error.HTTPError) as refusal:
-        browser.DIRECT.open(f"{address}/photo-query", bytes(20_000_000))
+        browser.DIRECT.open(f"{address}/photo-query", body)
     assert refusal.value.code == 413 and "more than 10,000,000 bytes" in refusal.value.read().decode()
 
 
@@ -431,7 +433,8 @@ def test_a_text_is_typed_and_its_answers_are_seen(chromium, made_up, at):
     assert [answer["of_set"] for answer in found] == [True, True, True, *[False] * 7]
     text = chromium.run("return document.body.innerText")
     for sentence in ("72% sure of the first photo", "3 photos hold the right one with 90% (framed)",
-                     "uncertainty of the query -812.5 nats", "23 photos searched", "a made-up note", "1 to 10 of 23"):
+                     "uncertainty of the query -812.5 nats", "23 photos searched", "a made-up note", "a note of the index",
+                     "1 to 10 of 23"):
         assert sentence in text
     assert chromium.run("return document.querySelector('#sure div').style.width") == "72%"
     assert chromium.run("return location.search") == "?q=0.72+a+dog" and chromium.run(
