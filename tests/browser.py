@@ -130,8 +130,9 @@ return document.getElementById('count')?.textContent && !document.querySelector(
 
 def screenshot(address: str, path: str, width: int = 1200, height: int = 900, dark: bool = False,
                scale: float = 1) -> None:
-    """Write a PNG of the search page at an address, with its photos loaded. width, height: of the window, in CSS pixels;
-    scale: pixels for each of them."""
+    """Write a PNG of the search page at an address, with its photos loaded.
+
+    width, height: of the window, in CSS pixels; scale: pixels for each of them."""
     with open_browser() as browser:
         browser.look(width, height, dark, scale)
         browser.open(address)

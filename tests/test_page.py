@@ -126,7 +126,8 @@ def test_a_text_a_row_and_a_photo_are_answered_as_json(made_up, client, get):
         posted = client.post("/photo-query?top=1", data=f.read(), base_url="http://127.0.0.1:8000")
     assert posted.json["answers"][0]["row"] == 22 and made_up.asked[-1][0] == (900, 1200)
     assert get("/about").json == {"title": "Made-up photos", "count": 23, "calibrated": True,
-                                  "notes": ["a note of the index"], "unsure": 0.5, "letters": 10_000, "bytes": 10_000_000, "top": 10}
+                                  "notes": ["a note of the index"], "unsure": 0.5, "letters": 10_000,
+                                  "bytes": 10_000_000, "top": 10}
 
 
 def test_how_sure_the_first_answer_is_is_said_in_a_sentence(made_up, get):
@@ -433,8 +434,8 @@ def test_a_text_is_typed_and_its_answers_are_seen(chromium, made_up, at):
     assert [answer["of_set"] for answer in found] == [True, True, True, *[False] * 7]
     text = chromium.run("return document.body.innerText")
     for sentence in ("72% sure of the first photo", "3 photos hold the right one with 90% (framed)",
-                     "uncertainty of the query -812.5 nats", "23 photos searched", "a made-up note", "a note of the index",
-                     "1 to 10 of 23"):
+                     "uncertainty of the query -812.5 nats", "23 photos searched", "a made-up note",
+                     "a note of the index", "1 to 10 of 23"):
         assert sentence in text
     assert chromium.run("return document.querySelector('#sure div').style.width") == "72%"
     assert chromium.run("return location.search") == "?q=0.72+a+dog" and chromium.run(
