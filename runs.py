@@ -226,7 +226,7 @@ is_results = holds_keys("checkpoints", "data_name", "split", "images", "captions
     "similarity", "chance", "notes", "best_ranks", "absent", "neighbours", "unknown_words", "uncertainty", "confidence",
     "sets", "absent_queries", "ambiguity", "other_truths", "bank", "variances"))
 is_calibration = holds_keys("calibration", "checkpoints", "data_name", "split", "similarity", "images", "captions",
-                            "t2i", "i2t", optional=("sets",))
+                            "t2i", "i2t", optional=("sets", "log_det"))
 
 
 def config_arguments(path: str, p: argparse.ArgumentParser) -> list[str]:

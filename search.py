@@ -24,7 +24,7 @@ import time
 import cli
 from cli import Arguments, InputError, data_set, filename, probability, split_name, up_to, workers
 from evaluation.confidence import percent
-from evaluation.pictures import contact_sheet, how_sure, of_the_set, picture_file
+from evaluation.pictures import contact_sheet, how_sure, of_the_query, of_the_set, picture_file
 from evaluation.sources import newest_run
 from files.reading import read_lines
 from inputs import Photos
@@ -149,7 +149,7 @@ def query(opt) -> None:
               f"{len(found)} queries answered in {done - ready:.3f} s; the rest is Python and its imports",
               file=sys.stderr)
     if sheet:
-        contact_sheet(sheet, found, searcher.path_of, searcher.title)
+        contact_sheet(sheet, found, searcher.path_of, searcher.title, opt.unsure, [None] * len(texts) + opt.photo)
         print(f"contact sheet in {sheet}", file=sys.stderr if opt.json else sys.stdout)
 
 
@@ -161,7 +161,7 @@ def told(found: Found, opt) -> list[str]:
     if opt.sets and found.in_set is not None:
         facts.append(of_the_set(found.in_set, found.level))
     if found.uncertainty is not None:
-        facts.append(f"log det Sigma of the query {found.uncertainty:.1f} nats")
+        facts.append(of_the_query(found.uncertainty, found.wider))
     lines = [f"{found.query}: {'; '.join(facts)}" if facts else found.query]
     for k, answer in enumerate(found.answers, 1):
         shares = "" if answer.p is None else f"{percent(answer.p):>9}"
@@ -178,7 +178,11 @@ def as_json(found: Found, searcher: Searcher) -> dict:
 
 def serve_page(opt) -> None:
     """The command `serve`."""
-    serve(opened(opt), opt.port, opt.unsure)
+    searcher = opened(opt)
+    if not searcher.folder:
+        raise InputError(f"{opt.index} knows no folder of its photos, so there is nothing to show; make it again with "
+                         "--photos FOLDER")
+    serve(searcher, opt.port, opt.unsure)
 
 
 # ---- the command

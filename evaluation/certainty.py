@@ -14,6 +14,7 @@ import numpy as np
 
 from cli import InputError
 from evaluation import ambiguity, confidence, promises
+from evaluation.assess import uncertainties
 from evaluation.confidence import Fitted, Seen
 from evaluation.queries import posterior_of_negatives, read_negatives
 from evaluation.sources import open_embeddings, open_run, open_scores
@@ -21,6 +22,7 @@ from evaluation.subjects import Member, Subject, refuse_other_kind
 from files.reading import FAULTS, read_json
 
 FORMAT = 1                            # of calibration.json
+LEVELS = 101
 OTHERS = "calibrate on other items, or take half of these with --calibrate_on 0.5"
 
 
@@ -195,7 +197,14 @@ def stored(dev: Subject, fitted: dict[str, Fitted], limits: dict, opt) -> dict:
     return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "), "data_name": dev.data_name,
             "split": calibrated_on(dev, opt), "similarity": dev.similarity, "images": dev.n_images,
             "captions": len(dev.caption_image), **{side: plain(of) for side, of in fitted.items()},
-            **({"sets": {"alpha": opt.sets, **limits}} if limits else {})}
+            **({"sets": {"alpha": opt.sets, **limits}} if limits else {}), **quantiles(dev)}
+
+
+def quantiles(dev: Subject) -> dict:
+    """{"log_det": LEVELS quantiles of the log det Sigma of the captions, from the least to the largest}, by which that
+    of a query is told to be small or large; {} where captions are points."""
+    values = uncertainties(dev).get("captions")
+    return {} if values is None else {"log_det": np.quantile(values, np.linspace(0, 1, LEVELS)).tolist()}
 
 
 class Calibration(NamedTuple):
@@ -206,6 +215,7 @@ class Calibration(NamedTuple):
     similarity: str
     fitted: dict[str, Fitted]
     sets: dict | None                 # {"alpha", direction: {method: limit}}; None where --sets was not given
+    log_det: list[float] | None       # quantiles, see `quantiles`; None where captions are points
 
     def refuse_other(self, run: str) -> None:
         """Raises InputError unless this is of the run folder or checkpoint file `run`. A run that was moved since is
@@ -245,7 +255,8 @@ def read_calibration(path: str) -> Calibration:
             sets = {"alpha": float(sets["alpha"]), **{side: {name: float(limit) for name, limit in sets[side].items()}
                                                       for side in confidence.SIDES}}
         return Calibration(path, names, data_name, similarity, {side: fitted_of(found[side])
-                                                                for side in confidence.SIDES}, sets)
+                                                                for side in confidence.SIDES}, sets,
+                           found.get("log_det") and sorted(map(float, found["log_det"])))
     except FAULTS as error:
         raise InputError(f"{path} is no calibration ({error}); {fix}") from error
 

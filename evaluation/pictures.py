@@ -192,7 +192,13 @@ def how_sure(p: float, unsure: float) -> str:
     """What is said of a first answer that is right with probability p. unsure: less than this is not sure."""
     if p >= unsure:
         return f"{percent(p)} sure of the first photo"
-    return f"{percent(p)} sure: {'probably none of these' if p < unsure / 2 else 'it may be another one'}"
+    return f"{percent(p)} sure of the first photo: another may be meant, or none"
+
+
+def of_the_query(log_det: float, wider: float | None) -> str:
+    """What is said of the uncertainty of a query. wider: the share of dev's captions that have less."""
+    return f"log det Sigma of the query {log_det:.1f} nats" + (
+        "" if wider is None else f", above {percent(wider)} of the captions of dev")
 
 
 def of_the_set(count: int, level: float | None) -> str:
@@ -216,7 +222,7 @@ def contact_sheet(path: str, found: list, photo_of: Callable[[int], str], title:
     for of, file in zip_longest(found, asked):
         facts = [] if of.sure is None else [how_sure(of.sure, unsure)]
         facts += [] if of.in_set is None else [f"{of_the_set(of.in_set, of.level)} (framed)"]
-        facts += [] if of.uncertainty is None else [f"uncertainty {of.uncertainty:.1f}"]
+        facts += [] if of.uncertainty is None else [of_the_query(of.uncertainty, of.wider)]
         cells = [answer_cell(answer, photo_of(answer.row)) for answer in of.answers]
         if cells and of.sure is not None:
             cells[0] = cells[0]._replace(badge=said_of(of.sure, unsure), sure=of.sure >= unsure)

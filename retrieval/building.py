@@ -142,7 +142,7 @@ def make(opt) -> None:
                          "--overwrite, or name another folder")
     refuse_foreign(opt.output)
     gallery = gallery_of(encoder, opt)
-    bank = BankColumn(opt.checkpoint, opt.bank, opt.device, opt.sets, opt.workers) if opt.bank else None
+    bank = bank_of(encoder, opt.bank, opt)
     if bank is not None and bank.beta is None:
         print(f"note: no beta of the query bank of {opt.bank} helps on dev, so nothing is taken from the scores")
         bank = None
@@ -176,6 +176,12 @@ def fill(new: Generation | Collection, encoder: Encoder, gallery: Gallery, bank:
     for here, e in embedded(encoder, gallery, rows[new.begin(vectors, block):], workers):
         new.add(*lift(e, gallery, here))
     new.finish()
+
+
+def bank_of(encoder: Encoder, split: str | None, opt) -> BankColumn | None:
+    """The query bank of a split of the run's data; None where no split is named."""
+    return split and BankColumn(encoder.run, encoder.options.data_name, split, opt.device, getattr(opt, "sets", None),
+                                opt.workers)
 
 
 def refuse_foreign(folder: str) -> None:
@@ -219,7 +225,7 @@ def add(opt) -> tuple[int, int, int]:
         fresh = [i for i, name in enumerate(gallery.names) if name not in place]
         other = [i for i, name in enumerate(gallery.names) if name in place and place[name][1] != gallery.digests[i]]
         if fresh or other:
-            bank = made["bank"] and BankColumn(encoder.run, made["bank"]["split"], opt.device, None, opt.workers)
+            bank = bank_of(encoder, made["bank"] and made["bank"]["split"], opt)
             lift = Lift(vectors_of(encoder.similarity.cpu(), old.origin, made["half"], made["vectors"]), bank)
             out = np.array([place[gallery.names[i]][0] for i in other], np.int64)
             with change(out, len(fresh) + len(other)) as new:

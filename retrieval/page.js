@@ -83,7 +83,7 @@ function draw(fields, found) {
   bar($("sure"), found.sure ?? 0);
   const facts = [];
   if (found.set_said !== null) facts.push(element("b", `${found.set_said} (framed)`));
-  if (found.uncertainty !== null) facts.push(`uncertainty of the query ${found.uncertainty.toFixed(1)} nats`);
+  if (found.query_said !== null) facts.push(found.query_said);
   facts.push(`${count(found.gallery, "photo")} searched`);
   if (!about.calibrated) facts.push("scores without probabilities: the model was not calibrated");
   $("facts").append(...facts.flatMap((fact, k) => k ? [" \u00b7 ", fact] : [fact]));

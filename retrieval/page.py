@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from PIL import Image, ImageOps
 
 from cli import InputError, Stopped
-from evaluation.pictures import how_sure, of_the_set
+from evaluation.pictures import how_sure, of_the_query, of_the_set
 from files.photos import PHOTO_FORMATS, in_rgb, photo_formats, read_photo
 from files.reading import FAULTS
 from retrieval.searcher import Found, Searcher
@@ -112,6 +112,7 @@ class Page:
                    for answer in found.answers]
         said = None if found.sure is None else how_sure(found.sure, self.unsure)
         return {**found._asdict(), "answers": answers, "top": top, "first": first, "said": said,
+                "query_said": None if found.uncertainty is None else of_the_query(found.uncertainty, found.wider),
                 "set_said": None if found.in_set is None else of_the_set(found.in_set, found.level)}
 
     def file_of(self, row: int) -> str:

@@ -29,6 +29,7 @@ class Ranker:
     def __init__(self, vectors: LiftedVectors | WholeVectors, engine, count: int, bank: Tensor | None = None):
         self.vectors, self.engine, self.count, self.bank = vectors, engine, count, bank
 
+    @torch.no_grad()
     def rank(self, asked: Asked, top: int, trust: Trust | None = None) -> Ranking:
         """The best `top` photos of every query, by exact scores of all photos or of the candidates of the index."""
         rank = self.rank_all if self.engine.exact else self.rank_candidates

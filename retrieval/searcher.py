@@ -38,6 +38,7 @@ class Found(NamedTuple):
     in_set: int | None                # how many photos the conformal set holds
     notes: list[str]                  # sentences for the reader of these answers
     level: float | None = None        # how often the conformal set holds the right photo, such as 0.9
+    wider: float | None = None        # share of dev's captions with a smaller log det Sigma than the query, 0..1
 
 
 class Searcher:
@@ -61,7 +62,7 @@ class Searcher:
         self.vectors = vectors_of(similarity, self.index.origin, made["half"], made["vectors"])
         self.trust: Trust | None = self.index.trust or (
             None if made["bank"] else trust_of(run, made["similarity"], calibration))
-        self.count, self.folder, self.calibrated = len(self.index), made["folder"], self.trust is not None
+        self.count, self.folder, self.calibrated = len(self.index), made["folder"] or "", self.trust is not None
         self.title = f"{self.count:,} photos of {made['data']}, {made['similarity']}"
         self.notes = self.trust.notes(made["images"][1], self.count) if self.trust else [
             f"no probabilities: {run} was not calibrated; write its calibration with evaluate.py --checkpoint {run} "
@@ -98,7 +99,7 @@ class Searcher:
         """folder/name of a photo. The file may be there no more."""
         if not 0 <= row < self.count:
             raise InputError(f"there is no photo {row} in the index; its photos are 0 to {self.count - 1}")
-        return os.path.join(self.folder or "", *self.index.names([row]))
+        return os.path.join(self.folder, *self.index.names([row]))
 
     # ---- ranking
 
@@ -114,13 +115,14 @@ class Searcher:
             shown = range(first, len(rows))
             facts = zip(shown, *(of(rows[first:]) for of in (self.index.names, self.index.uncertainties)))
             answers = [Answer(rows[k], name, float(ranking.scores[q, k]), p and p[k],
-                              not os.path.isfile(os.path.join(self.folder or "", name)),
+                              bool(self.folder) and not os.path.isfile(os.path.join(self.folder, name)),
                               None if ranking.in_set is None else k < int(ranking.in_set[q]), spread)
                        for k, name, spread in facts]
             results.append(Found(query, answers, self.count, p and p[0], of_queries and of_queries[q],
                                  None if ranking.in_set is None else int(ranking.in_set[q]),
                                  [notes[q]] if notes[q] else [],
-                                 None if trust is None or trust.alpha is None else 1 - trust.alpha))
+                                 None if trust is None or trust.alpha is None else 1 - trust.alpha,
+                                 trust and of_queries and trust.wider_than(of_queries[q])))
         return results
 
 

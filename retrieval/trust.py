@@ -14,7 +14,7 @@ from cli import InputError
 from evaluation import bank, promises
 from evaluation.answers import rows_of, sample_scores
 from evaluation.calibration import temperature
-from evaluation.certainty import calibration_file, read_calibration
+from evaluation.certainty import calibration_file, quantiles, read_calibration
 from evaluation.confidence import FITTED
 from evaluation.sources import members_on
 from evaluation.subjects import Member, Subject, score_matrix
@@ -30,6 +30,12 @@ class Trust(NamedTuple):
     data: str                         # of which data
     alpha: float | None               # a set misses the right image in this share of the queries; None without sets
     limit: float | None               # and holds the images with -log p up to this
+    log_det: list[float] | None = None    # quantiles of log det Sigma of the captions that it was fitted on
+
+    def wider_than(self, log_det: float) -> float | None:
+        """The share of those captions whose log det Sigma is smaller, 0..1."""
+        levels = self.log_det
+        return levels and float(np.interp(log_det, levels, np.linspace(0, 1, len(levels))))
 
     def notes(self, data: str, count: int) -> list[str]:
         """Sentences for the reader of answers from other data, or from a gallery of another size."""
@@ -56,17 +62,17 @@ def trust_of(run: str, similarity: str, path: str | None = None) -> Trust | None
                          "again with evaluate.py --confidence and without --sim")
     of, sets = found.fitted["t2i"], found.sets
     alpha, limit = (sets["alpha"], sets["t2i"]["lac"]) if sets else (None, None)
-    return Trust(of.temperature, of.gallery, found.data_name, alpha, limit)
+    return Trust(of.temperature, of.gallery, found.data_name, alpha, limit, found.log_det)
 
 
 class BankColumn:
     """What a query bank takes from the scores of each image, whatever the query (`evaluation.bank`).
 
     The bank is drawn from the captions of a split of the run's own data, and its beta is chosen on dev. `beta` is None
-    where no beta helps there. trust: fitted on dev with the bank.
+    where no beta helps there. trust: fitted on dev with the bank. data: the name of the run's data.
     """
 
-    def __init__(self, run: str, split: str, device: str, alpha: float | None, workers: int = 0):
+    def __init__(self, run: str, data: str, split: str, device: str, alpha: float | None, workers: int = 0):
         bank.check_splits(split, "test")
         opt = argparse.Namespace(data_path=None, data_name=None, split=None, vocab=None, dev_images=None, sim=None,
                                  cxc=False, batch_size=128, workers=workers, device=device)
@@ -78,7 +84,8 @@ class BankColumn:
         if self.beta is not None:
             taken = bank.item_terms(dev.members, self.queries, [self.beta], "t2i")[0]                       # (N,)
             scores = score_matrix(dev, BLOCK) - taken.numpy()[:, None]                                      # (N, M)
-            self.trust = fitted(Subject(dev.name, "", dev.caption_image, dev.n_images, scores=scores), split, alpha)
+            whole = Subject(dev.name, "", dev.caption_image, dev.n_images, scores=scores)
+            self.trust = fitted(whole, data, alpha)._replace(**quantiles(dev))
 
     def of(self, images: Embedding) -> torch.Tensor:
         """(n,) of n images."""

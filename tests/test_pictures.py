@@ -196,13 +196,13 @@ def test_a_sheet_shows_every_answer_and_how_sure_it_is(sheet, drawn, quiet):
     first, second, gone, foreign, long, _ = drawn[:6]
     assert first["texts"] == ["a.png\n0.900, 50% (unc. -700.0)", "72% sure",
                               "a dog\n72% sure of the first photo; 2 photos hold the right one with 90% (framed); "
-                              "uncertainty -812.5"]
+                              "log det Sigma of the query -812.5 nats"]
     assert second["texts"][0] == "b/c.png\n0.800, 25% (unc. -701.0)"
     assert gone["photo"] is None and "gone" in gone["texts"]
     assert foreign["texts"][0].startswith(f"{pictures.SIGN}.png\n")
     assert long["texts"][0].splitlines()[0] == "..." + "e" * 21 + ".png"
     assert [cell["frame"] for cell in drawn[:6]] == [hex_of(pictures.IN_SET)] * 2 + [hex_of("lightgrey")] * 4
-    assert drawn[6]["texts"][1] == "not sure (30%)" and "it may be another one" in drawn[6]["texts"][-1]
+    assert drawn[6]["texts"][1] == "not sure (30%)" and "another may be meant" in drawn[6]["texts"][-1]
     assert [int(cell["photo"][0, 0, 0]) for cell in (first, second, foreign)] == [0, 10, 30]
 
 

@@ -158,7 +158,7 @@ def test_a_bank_is_taken_from_the_scores(make, demo_path, kind, monkeypatch):
     folder = make(*KINDS[kind], options=["--bank", "train", "--sets", "0.2"])
     scores, split = scores_by_model(folder, demo_path, TEXTS)
     made = index.Index(str(folder)).manifest
-    bank = building.BankColumn(made["run"], "train", "cpu", None)
+    bank = building.BankColumn(made["run"], "demo_precomp", "train", "cpu", None)
     images, _ = encode(Encoder(made["run"]).model, split, None, "cpu")
     taken = item_terms([bank.queries[0]._replace(images=images)], bank.queries, [2.0], "t2i")[0]
     found = Searcher(str(folder))
@@ -437,7 +437,7 @@ def test_captions_come_from_a_file(make, capsys, tmp_path):
 
 @pytest.fixture
 def server():
-    pytest.importorskip("milvus_lite", reason="milvus-lite is not installed (requirements-search.txt)")
+    pytest.importorskip("milvus_lite", reason="milvus-lite is not installed (requirements-milvus.txt)")
 
 
 @pytest.mark.parametrize("kind", ["kl", "minkl", "mls"])
@@ -507,7 +507,8 @@ def test_milvus_goes_on_after_a_stop(server, own, monkeypatch):
 
 @pytest.mark.parametrize("words, message", [
     (["--engine", "milvus"], "--engine milvus needs --uri"), (["--uri", "x.db"], "--engine milvus needs --uri"),
-    (["--collection", "x"], "--collection x is for --engine milvus"), (["--diskann"], "--diskann is an index of Milvus"),
+    (["--collection", "x"], "--collection x is for --engine milvus"),
+    (["--diskann"], "--diskann is an index of Milvus"),
     (["--engine", "milvus", "--uri", "http://127.0.0.1:9"], "127.0.0.1:9"),
     (["--engine", "milvus", "--uri", "photos"], "photos is no address and no milvus-lite folder")])
 def test_bad_servers(server, own, capsys, words, message):
