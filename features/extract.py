@@ -60,6 +60,7 @@ IMAGE_OPTIONS = {**dict.fromkeys(("cnn_type", "layer", "cnn_weights", "boxes"), 
                  **OF_CLIP}           # option: its kinds
 CAPTION_OPTIONS = {"word_vectors": ("mean", "hglmm"), **OF_CLIP,
                    **dict.fromkeys(("weights", "device"), ("minilm", "open_clip"))}
+BATCH = {"cuda": 64, "cpu": 8}        # photos per step; on a CPU the memory of larger maps is claimed anew every time
 GRID = 6                              # cells a side of --grid
 NOT_NAMES = ("ims", "caps", "ids", "img_ids", "ann_ids")
 
@@ -108,6 +109,7 @@ def extract_images(opt) -> None:
     """The command `images`. Raises InputError for options that cannot work together, and what `of_data_set` and
     `folder.extract` raise."""
     recipe, device = recipe_of(opt), torch_device(opt.device)
+    opt.batch_size = opt.batch_size or BATCH[device.type]
     of_a_data_set = {"--data_name": opt.data_name, "--splits": opt.splits, "--use_restval": opt.use_restval or None}
     if opt.photos is None:
         if opt.captions:
@@ -282,7 +284,8 @@ def arguments(what: str) -> Arguments:
         p.add_argument("--cnn_weights", type=filename, metavar="FILE",
                        help="cnn: weights of the network (default: ImageNet's, as in train.py)")
         clip_arguments(p, "open_clip")
-        p.add_argument("--batch_size", type=positive, default=64, help="number of photos per step")
+        p.add_argument("--batch_size", type=positive, metavar="N",
+                       help="number of photos per step (default: 64 on a GPU, 8 on a CPU, where more are slower)")
         p.add_argument("--workers", type=workers, default=min(4, os.cpu_count() or 1),
                        help="number of processes that read photos")
         p.add_argument("--skip_broken", action="store_true",

@@ -158,19 +158,19 @@ def extract(opt, recipe: dict, device) -> None:
     captions = captions_of(opt, path, names)
     boxes = PhotoBoxes(opt.boxes, names) if opt.boxes else None
     check_output(folder)
+    before = stored_list(folder)
+    about = {"folder": path, "recipe": {name: os.path.abspath(value) if value and name in FILES else value
+                                        for name, value in recipe.items()},
+             "weights_file": before.get("weights_file"),
+             "captions": captions.told if captions else before.get("captions")}
+    made, known = None, recorded(folder, before, about["recipe"])
+    if known is None:
+        made = network_of(recipe, device)
+        known = made[2], *shape_of(made[0], boxes)
+        about["weights_file"] = weights_file(made[0], recipe)
     output(os.path.join(folder, "features.json"), lambda file: extractors(folder) is not None)
     with locked(folder, "extracting into"):
-        before = stored_list(folder)
-        about = {"folder": path, "recipe": {name: os.path.abspath(value) if value and name in FILES else value
-                                            for name, value in recipe.items()},
-                 "weights_file": before.get("weights_file"),
-                 "captions": captions.told if captions else before.get("captions")}
-        made, known = None, recorded(folder, before, about["recipe"])
-        if known is None:
-            made = network_of(recipe, device)
-            known = made[2], *shape_of(made[0], boxes)
-            about["weights_file"] = weights_file(made[0], recipe)
-            record_extractor(folder, "ims", made[2])
+        record_extractor(folder, "ims", known[0])
         images = Photos([os.path.join(path, name) for name in names])
         work = Extraction(folder, ALL, images, names, *known, boxes, about)
         done = work.complete()

@@ -312,6 +312,7 @@ class Extraction:
         """Put features, texts and list in place; write(kept) writes the texts. Readers refuse the split meanwhile.
         Raises InputError if no photo could be read."""
         kept, part = self.kept(), os.path.join(self.folder, self.part)
+        self.save()                                         # from here on the hidden list is the only one
         with open(self.changing, "w", encoding="ascii"):
             pass
         write(kept)

@@ -47,6 +47,7 @@ def in_rgb(image: Image.Image) -> Image.Image:
     then the first of 1 (floats only), 255, 65535 and the image's maximum that no pixel exceeds. Raises ValueError.
     """
     if not image.mode.startswith(("I", "F")):
+        image.info.pop("transparency", None)                                        # a palette's, of which Pillow warns
         return image.convert("RGB")
     values = np.asarray(image).astype(np.float64)                                   # (H, W)
     if not np.isfinite(values).all():

@@ -1,0 +1,684 @@
+"""A folder of one's own photos as users have them: what is found, what is written, every stop and every refusal."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from cli import InputError
+from data import Split, check, check_extractors, read_split
+from encoders import CNN
+from features import extract, folder, networks, pairs
+from features import photos as rows_of_photos
+from features.networks import network_of
+from inputs import Features, Photos, eval_transform, import_torchvision, whole_transform
+from tests.helpers import ROOT, heed, refused
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """Untrained weights of resnet18, so that nothing has to be fetched."""
+    path = tmp_path_factory.mktemp("weights") / "resnet18.pth"
+    torch.manual_seed(0)
+    torch.save(import_torchvision().models.resnet18(weights=None).state_dict(), path)
+    return str(path)
+
+
+@pytest.fixture
+def mine(tmp_path, demo_path):
+    """A data path, and in it `photos` with 12 photos of the demo, four of them in a folder of their own."""
+    for n in range(12):
+        path = tmp_path / "photos" / ("" if n < 8 else "below") / f"{n:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(os.path.join(demo_path, "demo", "images", f"test_{n:05}.png"), path)
+    return tmp_path
+
+
+def run(mine, *words, kind=("--kind", "demo"), output="out"):
+    extract.main(["images", "--data_path", str(mine / "data"), "--photos", str(mine / "photos"), "--workers", "0",
+                  "--output_name", output, "--device", "cpu", *kind, *map(str, words)])
+
+
+def with_cnn(weights):
+    return "--cnn_type", "resnet18", "--cnn_weights", weights
+
+
+def images(mine, output="out"):
+    return folder.read_images(str(mine / "data"), output)
+
+
+def files(mine, output="out"):
+    """{name: contents} of the output, without the lock."""
+    return {path.name: path.read_bytes() for path in (mine / "data" / output).iterdir() if path.name != ".lock"}
+
+
+def features_of(path):
+    """The demo's features of a photo, from the definition."""
+    photo = Image.open(path).convert("RGB").resize((128, 128), Image.Resampling.BILINEAR)
+    return networks.scenes.global_features(networks.scenes.region_features(np.asarray(photo)[None]))[0]
+
+
+def counted(monkeypatch, stop_after=None):
+    """How many photos the network sees at a time; it ends with Ctrl-C's exception at a batch."""
+    seen, forward = [], networks.DemoPhotos.forward
+
+    def watched(self, photos):
+        if stop_after is not None and len(seen) == stop_after:
+            raise KeyboardInterrupt
+        seen.append(len(photos))
+        return forward(self, photos)
+    monkeypatch.setattr(networks.DemoPhotos, "forward", watched)
+    return seen
+
+
+# ---- what is written
+
+def test_photos_become_rows_with_their_paths_as_names(mine, capsys):
+    run(mine)
+    out = images(mine)
+    assert out.names == [f"{n:02}.png" for n in range(8)] + [f"below/{n:02}.png" for n in range(8, 12)]
+    assert out.folder == str(mine / "photos") and out.recipe["kind"] == "demo"
+    for name, row in zip(out.names, out.features.array):
+        np.testing.assert_array_equal(row, features_of(mine / "photos" / name))
+    assert sorted(files(mine)) == ["all_ids.txt", "all_ims.npy", "all_photos.json", "features.json"]
+    assert json.loads(files(mine)["features.json"]) == {"ims": out.extractor}
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 1 and "all_ims.npy: (12, 960) of demo_scenes global" in said[0]
+
+
+@pytest.mark.parametrize("words", [[], ["--grid"]])
+def test_the_demos_kind_gives_the_demos_features_and_runs_accept_them(mine, demo_path, words):
+    run(mine, *words, "--photos", os.path.join(demo_path, "demo", "images"))
+    out, data_name = images(mine), "demo_region_precomp" if words else "demo_precomp"
+    split = read_split(demo_path, data_name, "test")
+    rows = [out.names.index(name) for name in split.photo_names]
+    np.testing.assert_array_equal(out.features.array[rows], split.images.array)
+    assert out.features.array.dtype == split.images.array.dtype
+    own = Split("test", out.features, ["x"], np.zeros(1, int), "x", extractors={"ims": out.extractor})
+    check_extractors(split.extractors, own, None, "run")
+    other = read_split(demo_path, "demo_precomp" if words else "demo_region_precomp", "test")
+    with pytest.raises(InputError, match="the image features beside it were made by"):
+        check_extractors(other.extractors, own, None, "run")
+    check_extractors(None, own, None, "an old run, which recorded nothing")
+
+
+def test_a_photo_alone_has_the_row_that_it_has_in_the_folder(mine, weights):
+    for n, words in enumerate(([], ["--grid", 3], ["--layer", "cells"])):
+        run(mine, *words, kind=with_cnn(weights), output=f"out{n}")
+        out = images(mine, f"out{n}")
+        net, transform, line = network_of(out.recipe, "cpu")
+        assert line == out.extractor
+        row = net(torch.stack([transform(Photos([os.path.join(out.folder, out.names[9])]).open(0))]))[0]
+        stored = out.features.gather([9])[0]
+        torch.testing.assert_close(row, stored, **({"rtol": 1e-5, "atol": 1e-5} if not words
+                                                   else {"rtol": 1e-2, "atol": 1e-3}))
+    state = torch.load(weights)
+    state["conv1.weight"] += 1
+    other = os.path.join(mine, "other.pth")
+    torch.save(state, other)
+    with pytest.raises(InputError, match="made by 'resnet18 cells sha256:.* the network at hand is .*put the weights"):
+        network_of({**out.recipe, "cnn_weights": other}, "cpu")
+
+
+def saved(path, mode, **options):
+    """A picture of random pixels, saved in this mode."""
+    rng = np.random.default_rng(0)
+    if mode == "I;16":
+        Image.fromarray(rng.integers(0, 65536, (60, 90)).astype(np.uint16)).save(path)
+        return
+    picture = Image.fromarray(rng.integers(0, 256, (60, 90, 3)).astype(np.uint8))
+    if mode == "PA":
+        picture = picture.quantize(16)
+        options = {"transparency": bytes(range(16)), **options}
+    picture.convert("P" if mode == "PA" else mode).save(path, **options)
+
+
+def test_every_kind_of_picture_is_read(mine, recwarn):
+    shutil.rmtree(mine / "photos")
+    place = mine / "photos" / "in a folder – Ωμέγα 写真"
+    place.mkdir(parents=True)
+    turned = Image.Exif()
+    turned[0x0112] = 6                                      # the camera was held upright
+    red, green = (Image.new("RGB", (40, 30), colour) for colour in ("red", "lime"))
+    saved(place / "rgb.JPG", "RGB")
+    saved(place / "cmyk.jpeg", "CMYK")
+    saved(place / "grey.jpg", "L")
+    saved(place / "with a blank.png", "RGBA")
+    saved(place / "palette.png", "PA")
+    saved(place / "16 bit.png", "I;16")
+    saved(place / "bits.png", "1")
+    saved(place / "picture.webp", "RGB", lossless=True)
+    saved(place / "picture.bmp", "RGB")
+    saved(place / "picture.tiff", "RGB")
+    red.save(place / "moving.gif", save_all=True, append_images=[green])
+    upright = Image.fromarray(np.random.default_rng(1).integers(0, 256, (30, 40, 3)).astype(np.uint8))
+    upright.save(place / "exif.png", exif=turned)
+    run(mine)
+    out = images(mine)
+    assert sorted(out.names) == out.names and len(out.names) == 12
+    assert out.names[0] == "in a folder – Ωμέγα 写真/16 bit.png"
+    row = dict(zip((os.path.basename(name) for name in out.names), out.features.array))
+    for name, picture in (("moving.gif", red), ("exif.png", upright.transpose(Image.Transpose.ROTATE_270)),
+                          ("16 bit.png", Image.fromarray((np.asarray(Image.open(place / "16 bit.png")) / 257)
+                                                         .round().astype(np.uint8)))):
+        picture.convert("RGB").save(mine / "as.png")
+        np.testing.assert_array_equal(row[name], features_of(mine / "as.png"), name)
+    for name in ("cmyk.jpeg", "with a blank.png", "palette.png", "picture.webp", "picture.bmp"):
+        np.testing.assert_array_equal(row[name], features_of(place / name), name)
+    assert not [str(warning.message) for warning in recwarn]
+
+
+# ---- what is found
+
+def test_other_files_hidden_ones_and_odd_names_are_left_out_and_counted(mine, capsys):
+    photos = mine / "photos"
+    for name in ("notes.txt", "film.MP4", "below/film.mp4", "README", ".hidden.png", ".cache/x.png", "a.png/x.txt"):
+        (photos / name).parent.mkdir(exist_ok=True)
+        (photos / name).write_bytes(b"x")
+    os.mkfifo(photos / "pipe.png")
+    shutil.copy(photos / "00.png", os.fsencode(photos) + b"/latin-\xe9.png")
+    shutil.copy(photos / "00.png", photos / "two\nlines.png")
+    run(mine)
+    said = capsys.readouterr().out
+    assert "note: 6 other files: .mp4, .txt, .png, without an ending" in said
+    assert "note: 2 names that are no UTF-8 or have a line break left out, the first: 'latin-\\udce9.png'" in said
+    assert len(images(mine).names) == 12
+
+
+def test_links_count_once_and_never_lead_out(mine, capsys):
+    photos, away = mine / "photos", mine / "away"
+    away.mkdir()
+    shutil.copy(photos / "00.png", away / "a.png")
+    (photos / ".store").mkdir()
+    shutil.copy(photos / "01.png", photos / ".store" / "object")
+    for name, target in (("out.png", away / "a.png"), ("outside", away), ("again.png", photos / "below" / "08.png"),
+                         ("loop", photos), ("below/up", photos), ("other", photos / "below"), ("none.png", "nowhere"),
+                         ("self.png", "self.png"), ("annex.png", ".store/object"), ("annex2.png", ".store/object")):
+        os.symlink(target, photos / name)
+    run(mine)
+    said = capsys.readouterr().out
+    assert "note: 4 symbolic links out of the folder or to itself left out, the first: 'below/up'" in said
+    assert "note: 2 symbolic links to photos that count once, under their own names left out, the first: 'again" in said
+    assert "note: 2 symbolic links to folders or to each other left out, the first: 'other'" in said
+    assert "note: 1 symbolic links to no photo left out, the first: 'none.png'" in said
+    assert len(images(mine).names) == 13 and "annex.png" in images(mine).names
+    os.symlink(photos, mine / "linked")
+    run(mine, "--photos", mine / "linked", output="by_link")
+    assert images(mine, "by_link").names == images(mine).names
+
+
+# ---- stopping and going on
+
+@pytest.mark.parametrize("stop_after", [0, 1, 2])
+def test_an_interrupted_extraction_goes_on_even_if_photos_come_and_go(mine, monkeypatch, stop_after):
+    batches = ["--batch_size", "4"]
+    run(mine, *batches)
+    whole = files(mine)
+    shutil.rmtree(mine / "data")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        counted(patch, stop_after)
+        run(mine, *batches)
+    assert not [name for name in files(mine) if name.startswith("all")]
+    with pytest.raises(InputError, match="there is no file .*all_photos.json; `python -m features.extract images"):
+        images(mine)
+    shutil.copytree(mine / "data", mine / "stopped")
+    seen = counted(monkeypatch)
+    run(mine, *batches)
+    assert sum(seen) == 12 - 4 * stop_after and files(mine) == whole
+
+    shutil.rmtree(mine / "data")                            # the same stop, and then another first photo
+    shutil.copytree(mine / "stopped", mine / "data")
+    os.rename(mine / "photos" / "00.png", mine / "photos" / "aa.png")
+    seen.clear()
+    run(mine, *batches)
+    assert sum(seen) == 12 - 4 * stop_after + (stop_after > 0)
+    out = images(mine)
+    assert out.names[0] == "01.png" and "aa.png" in out.names and not [n for n in files(mine) if n.endswith(".part")]
+    for name, row in zip(out.names, out.features.array):
+        np.testing.assert_array_equal(row, features_of(mine / "photos" / name))
+
+
+def test_only_what_has_changed_is_computed(mine, monkeypatch, capsys):
+    photos = mine / "photos"
+    run(mine)
+    first, seen = files(mine), counted(monkeypatch)
+    for name in ("network_of", "file_digest"):
+        module = folder if name == "network_of" else rows_of_photos
+        monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(f"{name} was called"))
+    capsys.readouterr()
+    run(mine)
+    assert files(mine) == first and "nothing was computed" in capsys.readouterr().out
+    os.remove(photos / "03.png")
+    run(mine)                                               # nor to take one out
+    assert "03.png" not in images(mine).names and len(images(mine).features) == 11 and not seen
+    monkeypatch.undo()
+    seen = counted(monkeypatch)
+    os.utime(photos / "04.png", (1, 1))                     # the same bytes at another time
+    run(mine)
+    assert not seen and [row[2] for row in json.loads(files(mine)["all_photos.json"])["photos"]][3] == 10 ** 9
+    shutil.copy(photos / "06.png", photos / "05.png")
+    shutil.copy(photos / "07.png", photos / "new.png")
+    run(mine)
+    assert sum(seen) == 2 and "2 photos were new or had changed" in capsys.readouterr().out
+    out = images(mine)
+    for name, row in zip(out.names, out.features.array):
+        np.testing.assert_array_equal(row, features_of(photos / name))
+
+
+def test_changed_weights_are_seen(mine, weights, capsys):
+    own = str(mine / "own.pth")
+    shutil.copy(weights, own)
+    run(mine, kind=with_cnn(own))
+    stored, first = images(mine), files(mine)
+    os.utime(own, (1, 1))                                   # another time, the same weights
+    run(mine, kind=with_cnn(own))
+    assert "nothing was computed" in capsys.readouterr().out
+    assert files(mine)["all_ims.npy"] == first["all_ims.npy"]
+    state = torch.load(own)
+    state["conv1.weight"] += 1
+    torch.save(state, own)
+    with pytest.raises(SystemExit, match="all_ims.npy is of 'resnet18 pooled sha256.*' and these are of 'resnet18"):
+        run(mine, kind=with_cnn(own))
+    with pytest.raises(InputError, match="put the weights back"):
+        network_of(stored.recipe, "cpu")
+    with pytest.raises(SystemExit, match="and these are of 'demo_scenes global"):
+        run(mine)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_stop_at_any_write_is_mended_by_the_next_call(mine, monkeypatch, broken):
+    """The features of one photo come and go at each stop; readers see the old state, the new one, or refuse."""
+    photos, skip = mine / "photos", ["--skip_broken"] * broken
+    (photos / "captions.csv").write_text("name,caption\n" + "".join(f"{n:02}.png,photo {n}\n" for n in range(8))
+                                         + "".join(f"below/{n:02}.png,photo {n}\n" for n in range(8, 12)))
+    monkeypatch.setattr(pairs, "part_of_photo", lambda name: ("train", "dev", "test")[ord(name[-5]) % 3])
+    if broken:
+        (photos / "broken.png").write_bytes(b"no picture")
+    run(mine, *skip)
+    replacing, stops = os.replace, 0
+    for stop in range(40):
+        path = photos / "02.png"
+        if stop % 2:
+            shutil.copy(mine / "kept.png", path)
+        else:
+            shutil.move(path, mine / "kept.png")            # comes and goes, so that rows move
+        left = [stop]
+
+        def stopping(*names, left=left):
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            replacing(*names)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", stopping)
+            try:
+                run(mine, *skip)
+            except KeyboardInterrupt:
+                stops += 1
+        if left[0] >= 0:
+            break
+        try:
+            out = images(mine)
+        except InputError as error:
+            assert "call it again" in str(error) or "there is no file" in str(error)
+        else:
+            assert_rows(out, photos)
+        if stop % 3 == 0:                                   # and another photo came before the next call
+            shutil.copy(photos / "00.png", photos / f"z{stop}.png")
+        run(mine, *skip)
+        assert_rows(images(mine), photos)
+        assert len(images(mine).names) == len(list(photos.glob("**/*.png"))) - broken
+        train = read_split(str(mine / "data"), "out", "train")
+        for name, row, caption in zip(train.photo_names, train.images.array, train.captions):
+            np.testing.assert_array_equal(row, images(mine).features.array[images(mine).names.index(name)])
+            assert caption == f"photo {int(name[-6:-4])}"
+    assert stops > 10 and not [name for name in files(mine) if name.startswith(".")]
+
+
+def assert_rows(out, photos):
+    """Every row is that of its photo (of those that are there still)."""
+    for name, row in zip(out.names, out.features.array):
+        if (photos / name).exists():
+            np.testing.assert_array_equal(row, features_of(photos / name))
+
+
+def test_a_killed_extraction_gives_the_same_bytes(mine, demo_path):
+    for n in range(36):
+        shutil.copy(os.path.join(demo_path, "demo", "images", f"train_{n:05}.png"), mine / "photos")
+    words = [sys.executable, "-m", "features.extract", "images", "--photos", str(mine / "photos"), "--kind", "demo",
+             "--workers", "1", "--batch_size", "2", "--data_path", str(mine / "data"), "--output_name"]
+    run(mine, "--batch_size", "2", output="whole")
+    process = subprocess.Popen([*words, "killed"], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                               preexec_fn=heed)
+    hidden = mine / "data" / "killed" / ".all_ims.part"
+    while process.poll() is None and not hidden.exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert "all_photos.json" not in files(mine, "killed")
+    run(mine, "--batch_size", "2", output="killed")
+    assert files(mine, "killed") == files(mine, "whole")
+
+
+# ---- broken photos
+
+def test_broken_photos_are_named_skipped_and_counted(mine, monkeypatch, capsys):
+    photos, words = mine / "photos", ["--batch_size", "4"]
+    good = (photos / "05.png").read_bytes()
+    (photos / "05.png").write_bytes(good[:200])
+    (photos / "06.png").write_bytes(b"")
+    seen = counted(monkeypatch)
+    refused(capsys, lambda words: run(mine, *words), words,
+            "the photo .*05.png cannot be read .*; or go on without such photos: --skip_broken")
+    assert sum(seen) == 6 and "all_ims.npy" not in files(mine)
+    run(mine, *words, "--skip_broken")
+    said = capsys.readouterr()
+    assert "warning: 2 of 12 photos of all cannot be read and are left out, the first: the photo" in said.err
+    assert "(10, 960)" in said.out and sum(seen) == 10 and len(images(mine).names) == 10
+    before = files(mine)
+    run(mine, *words, "--skip_broken")                      # not tried again, and still named
+    assert "warning: 2 of 12 photos" in capsys.readouterr().err and sum(seen) == 10 and files(mine) == before
+    refused(capsys, lambda words: run(mine, *words), words, "the photo .*05.png cannot be read")
+    (photos / "05.png").write_bytes(good)
+    run(mine, *words, "--skip_broken")
+    assert sum(seen) == 11 and "05.png" in images(mine).names and "1 of 12 photos" in capsys.readouterr().err
+    for path in photos.glob("**/*.png"):
+        path.write_bytes(b"x")
+    whole = files(mine)
+    refused(capsys, lambda words: run(mine, *words), [*words, "--skip_broken"], "not one of the 12 photos of all can")
+    assert {name: whole[name] for name in whole if name[0] != "."} == \
+        {name: text for name, text in files(mine).items() if name[0] != "."}
+
+
+# ---- refusals
+
+def test_refusals(mine, weights, capsys):
+    (mine / "empty").mkdir()
+    (mine / "texts").mkdir()
+    (mine / "texts" / "a.txt").write_text("x")
+    (mine / "photos" / "data").mkdir()
+    own = mine / "data" / "own"
+    own.mkdir(parents=True)
+    (own / "train_caps.txt").write_text("mine\n")
+    photos = mine / "photos"
+    cnn = ["--kind", "cnn", *with_cnn(weights)]
+    for words, message in (
+            (["--photos", mine / "nowhere"], "--photos .*nowhere is not there; give the folder that holds your photos"),
+            (["--photos", photos / "00.png"], "--photos .*00.png is a file; give the folder"),
+            (["--photos", mine / "empty"], "--photos .*empty holds no photo \\(it is empty\\); photos are files"),
+            (["--photos", mine / "texts"], "texts holds no photo \\(1 other file: .txt\\)"),
+            (["--data_path", photos / "data"], "the output .*/photos/data/out lies in --photos .*photos, among the"),
+            (["--data_path", mine, "--output_name", "photos"], "the output .*photos lies in --photos"),
+            (["--output_name", "own"], "own/train_caps.txt is there already and is none that --photos wrote"),
+            (["--data_name", "coco"], "--data_name is for the photos of a data set, and --photos .* leave --data_name"),
+            (["--splits", "test"], "--splits is for the photos of a data set"),
+            (["--use_restval"], "--use_restval is for the photos of a data set"),
+            (["--captions_per_image", 2], "--captions_per_image 2 needs captions, and there is no .*captions.csv"),
+            (["--captions", mine / "no.csv"], "no.csv cannot be read"),
+            (["--grid", 5], "--grid 5: the demo's regions are 6 x 6"),
+            (["--grid", 8], "--grid: '8' is not a whole number .* at most 7"),
+            (["--cnn_type", "vgg19"], "--cnn_type vgg19 is for --kind cnn, not for --kind demo"),
+            (["--boxes", "x.json"], "--boxes x.json is for --kind cnn"),
+            ([*cnn, "--layer", "cells", "--grid"], "--layer cells and --grid 6 are different features"),
+            ([*cnn, "--boxes", mine / "no.json"], "no.json cannot be read"),
+            ([*cnn, "--layer", "fc7"], "--layer fc7 is no layer of resnet18"),
+            (["--kind", "open_clip", "--model", "ViT-B-32", "--grid"], "--grid 6 is for --kind cnn and demo")):
+        refused(capsys, lambda words: run(mine, *words), words, message)
+    assert not (mine / "data" / "out").exists() and os.listdir(own) == ["train_caps.txt"]
+    refused(capsys, extract.main, ["images", "--data_name", "x", "--captions", "x.csv", "--output_name", "out"],
+            "--captions x.csv is for --photos FOLDER")
+    run(mine)
+    refused(capsys, extract.main, ["images", "--data_path", mine / "data", "--data_name", "out", "--output_name", "b"],
+            "there is no file|holds features")
+
+
+def test_a_data_set_never_goes_where_a_folder_of_photos_went(mine, demo_path, capsys):
+    run(mine)
+    os.symlink(os.path.join(demo_path, "demo"), mine / "data" / "demo")
+    before = files(mine)
+    refused(capsys, extract.main, ["images", "--data_path", mine / "data", "--data_name", "demo", "--kind", "demo",
+                                   "--output_name", "out", "--workers", "0"],
+            "out holds the features of a folder of photos")
+    assert files(mine) == before
+
+
+def test_read_images_refuses_what_does_not_belong_together(mine):
+    run(mine)
+    out, again = mine / "data" / "out", "call `python -m features.extract"
+    whole = files(mine)
+    for change, message in (
+            (lambda: os.remove(out / "all_ids.txt"), "there is no file .*all_ids.txt; `python -m features.extract"),
+            (lambda: (out / "all_ids.txt").write_text("a.png\n"), f"12 rows, .*12 photos and .*1 lines.*{again}"),
+            (lambda: np.save(out / "all_ims.npy", np.zeros((3, 4), np.float32)), f"has 3 rows, .*{again}"),
+            (lambda: (out / "all_photos.json").write_text("[]"), "all_photos.json is no list of a folder of photos"),
+            (lambda: (out / "features.json").write_text('{"ims": "x"}'), "features.json names another extractor"),
+            (lambda: (out / ".all_changing").touch(), "features and names of photos do not belong together, as `feat")):
+        change()
+        with pytest.raises(InputError, match=message):
+            images(mine)
+        for name, content in whole.items():
+            (out / name).write_bytes(content)
+    with pytest.raises(InputError, match="there is no file .*nowhere/all_photos.json"):
+        images(mine, "nowhere")
+
+
+# ---- regions
+
+def test_a_grid_is_the_mean_of_the_cells_of_the_map(mine, weights):
+    run(mine, "--grid", kind=with_cnn(weights))
+    run(mine, "--grid", 7, kind=with_cnn(weights), output="seven")
+    out, seven = images(mine), images(mine, "seven")
+    assert out.features.array.shape == (12, 36, 512) and out.features.array.dtype == np.float16
+    photo = eval_transform()(Photos([str(mine / "photos" / "00.png")]).open(0))[None]
+    cells = CNN("resnet18", weights=weights, cells=True, normalise=False)(photo)[0].reshape(7, 7, 512)
+    spans = [(k * 7 // 6, -(-(k + 1) * 7 // 6)) for k in range(6)]                  # the cells that a region covers
+    slow = torch.stack([cells[a:b, c:d].mean((0, 1)) for a, b in spans for c, d in spans])
+    torch.testing.assert_close(out.features.gather([0])[0], slow, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(seven.features.gather([0])[0], cells.flatten(0, 1), rtol=2e-3, atol=2e-3)
+
+
+def boxes_of(mine, count=3):
+    """Boxes of every photo, 128 x 128: the whole one, and random ones."""
+    rng, found = np.random.default_rng(0), {}
+    for path in sorted((mine / "photos").glob("**/*.png")):
+        corners = np.sort(rng.integers(0, 64, (count - 1, 2, 2)), 1) * 2 + [[[0, 0], [1, 1]]]
+        found[str(path.relative_to(mine / "photos"))] = [[0, 0, 128, 128], *corners.reshape(-1, 4).tolist()]
+    return found
+
+
+def test_boxes_are_pooled_as_roi_align_does(mine, weights):
+    """Against a loop over the sampled points, and the whole photo against the mean of the map."""
+    boxes = boxes_of(mine)
+    (mine / "boxes.json").write_text(json.dumps(boxes))
+    run(mine, "--boxes", mine / "boxes.json", kind=with_cnn(weights))
+    out = images(mine)
+    assert out.features.array.shape == (12, 3, 512) and out.features.array.dtype == np.float16
+    name = out.names[4]
+    photo = whole_transform()(Photos([str(mine / "photos" / name)]).open(0))[None]
+    cells = CNN("resnet18", weights=weights, cells=True, normalise=False)(photo)[0].T.reshape(512, 7, 7)
+    for k, (x1, y1, x2, y2) in enumerate(boxes[name]):
+        total = torch.zeros(512)
+        for i in range(7):
+            for j in range(7):
+                y = min(max((y1 + (y2 - y1) * (i + 0.5) / 7) * 7 / 128 - 0.5, 0), 6)
+                x = min(max((x1 + (x2 - x1) * (j + 0.5) / 7) * 7 / 128 - 0.5, 0), 6)
+                a, b = min(int(y), 5), min(int(x), 5)
+                v, u = y - a, x - b
+                total += ((1 - v) * (1 - u) * cells[:, a, b] + (1 - v) * u * cells[:, a, b + 1]
+                          + v * (1 - u) * cells[:, a + 1, b] + v * u * cells[:, a + 1, b + 1])
+        torch.testing.assert_close(out.features.gather([4])[0, k], total / 49, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(out.features.gather([4])[0, 0], cells.mean((1, 2)), rtol=2e-3, atol=2e-3)
+    net, transform, _ = network_of(out.recipe, "cpu")
+    with pytest.raises(InputError, match="are of boxes in photos .*--boxes.*, so a photo alone cannot be embedded"):
+        net(torch.stack([transform(Photos([str(mine / "photos" / name)]).open(0))]))
+
+
+def test_changed_boxes_are_computed_again(mine, weights, capsys):
+    boxes, words = boxes_of(mine), ["--boxes", mine / "boxes.json"]
+    (mine / "boxes.json").write_text(json.dumps(boxes))
+    run(mine, *words, kind=with_cnn(weights))
+    first = np.array(images(mine).features.array)
+    boxes["03.png"][1] = [10, 10, 90, 100]
+    (mine / "boxes.json").write_text(json.dumps(dict(reversed(boxes.items()))))
+    capsys.readouterr()
+    run(mine, *words, kind=with_cnn(weights))
+    assert "1 photos were new or had changed" in capsys.readouterr().out
+    changed = (images(mine).features.array != first).any((1, 2))
+    assert np.flatnonzero(changed).tolist() == [3]
+
+
+def test_wrong_boxes(mine, weights, capsys):
+    good = boxes_of(mine)
+    for change, message in (
+            ({"01.png": [[0, 0, 129, 20]] * 3}, "\\[0, 0, 129, 20\\] of 01.png leaves the photo, which is 128 x 128"),
+            ({"01.png": [[5, 5, 5, 20]] * 3}, "box \\[5, 5, 5, 20\\] of 01.png is empty, inverted or outside"),
+            ({"01.png": [[9, 5, 5, 20]] * 3}, "of 01.png is empty, inverted or outside"),
+            ({"01.png": [[-1, 5, 5, 20]] * 3}, "of 01.png is empty, inverted or outside"),
+            ({"01.png": [[0, 0, 1e999, 3]] * 3}, "of 01.png is no box|no number in JSON"),
+            ({"01.png": [[0, 0, True, 3]] * 3}, "of 01.png is no box; give four finite numbers"),
+            ({"01.png": [[0, 0, 3]] * 3}, "of 01.png is no box; give four finite numbers"),
+            ({"01.png": {}}, "gives 01.png no list of boxes"),
+            ({"02.png": [[0, 0, 5, 5]]}, "has 3 boxes of 00.png and 1 of 02.png; give every photo equally many")):
+        (mine / "boxes.json").write_text(json.dumps({**good, **change}))
+        refused(capsys, lambda words: run(mine, *words, kind=with_cnn(weights)), ["--boxes", mine / "boxes.json"],
+                message)
+    del good["below/10.png"]
+    (mine / "boxes.json").write_text(json.dumps(good))
+    refused(capsys, lambda words: run(mine, *words, kind=with_cnn(weights)), ["--boxes", mine / "boxes.json"],
+            "has no boxes of 1 of 12 photos, the first is below/10.png")
+
+
+def test_boxes_lie_in_the_photo_as_it_is_seen(mine, weights, capsys):
+    shutil.rmtree(mine / "photos")
+    (mine / "photos").mkdir()
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("RGB", (60, 30)).save(mine / "photos" / "a.png", exif=turned)         # seen as 30 x 60
+    (mine / "boxes.json").write_text(json.dumps({"a.png": [[0, 0, 30, 60]]}))
+    run(mine, "--boxes", mine / "boxes.json", kind=with_cnn(weights))
+    (mine / "boxes.json").write_text(json.dumps({"a.png": [[0, 0, 60, 30]]}))
+    refused(capsys, lambda words: run(mine, *words, kind=with_cnn(weights)), ["--boxes", mine / "boxes.json"],
+            "leaves the photo, which is 30 x 60 pixels as it is seen")
+
+
+def test_regions_of_a_data_set(mine, demo_path, weights):
+    os.makedirs(mine / "data")
+    os.symlink(os.path.join(demo_path, "demo"), mine / "data" / "demo")
+    names = [os.path.basename(path) for path in read_split(demo_path, "demo", "test").images.paths]
+    (mine / "boxes.json").write_text(json.dumps({name: [[0, 0, 128, 128], [0, 0, 9, 9]] for name in names}))
+    for words, shape in ((["--grid", "2"], (24, 4, 512)), (["--boxes", mine / "boxes.json"], (24, 2, 512))):
+        extract.main(["images", "--data_path", str(mine / "data"), "--data_name", "demo", "--splits", "test",
+                      "--output_name", words[0].strip("-"), "--workers", "0", *with_cnn(weights), *map(str, words)])
+        assert Features(str(mine / "data" / words[0].strip("-") / "test_ims.npy")).array.shape == shape
+    first, pooled = (Features(str(mine / "data" / name / "test_ims.npy")).gather(range(24))
+                     for name in ("boxes", "grid"))
+    assert F.cosine_similarity(first[:, 0], pooled.mean(1)).min() > 0.9
+
+
+# ---- captions
+
+def many(mine, demo_path):
+    """All 84 photos of the demo in `photos`, and their names."""
+    shutil.rmtree(mine / "photos")
+    shutil.copytree(os.path.join(demo_path, "demo", "images"), mine / "photos")
+    return sorted(os.listdir(mine / "photos"))
+
+
+def table(mine, rows, between=",", start="", end="\n"):
+    lines = [f"name{between}caption", *(between.join(row) for row in rows)]
+    (mine / "photos" / "captions.csv").write_bytes((start + end.join(lines) + end).encode())
+
+
+def test_captions_make_a_data_set_whose_splits_stay(mine, demo_path, capsys):
+    names = many(mine, demo_path)
+    table(mine, [(name, f"caption {k} of {name[:-4]}") for name in names[:80] for k in range(2)])
+    run(mine)
+    said = capsys.readouterr().out
+    assert "captions.csv: train " in said and "note: 4 photos without a caption, in no split, the first: 't" in said
+    assert check(str(mine / "data"), "out") == 0
+    out, of = images(mine), {}
+    for part in ("train", "dev", "test"):
+        split = read_split(str(mine / "data"), "out", part)
+        assert split.captions == [f"caption {k} of {name[:-4]}" for name in split.photo_names for k in range(2)]
+        for name, row in zip(split.photo_names, split.images.array):
+            np.testing.assert_array_equal(row, out.features.array[out.names.index(name)])
+        of.update(dict.fromkeys(split.photo_names, part))
+    assert sorted(of) == names[:80] and 50 < list(of.values()).count("train") < 75
+    before = files(mine)
+    run(mine)
+    assert files(mine) == before
+    shutil.copy(mine / "photos" / names[0], mine / "photos" / "0 new.png")
+    table(mine, [("0 new.png", "new"), *((name, "other") for name in reversed(names))])
+    run(mine)
+    now = {name: part for part in ("train", "dev", "test")
+           for name in read_split(str(mine / "data"), "out", part).photo_names}
+    assert {name: now[name] for name in of} == of and len(now) == 85
+    os.remove(mine / "photos" / "captions.csv")
+    capsys.readouterr()
+    run(mine)
+    assert "note: there are no captions any more; train, dev and test stay" in capsys.readouterr().out
+    assert len(read_split(str(mine / "data"), "out", "train").captions) == list(now.values()).count("train")
+
+
+def test_the_split_of_a_photo_is_a_hash_of_its_name():
+    parts = [pairs.part_of_photo(f"photo {n}.jpg") for n in range(4000)]
+    assert abs(parts.count("train") - 3200) < 100 and abs(parts.count("dev") - 400) < 80
+    assert [pairs.part_of_photo(name) for name in ("a.jpg", "f.jpg", "Ω.jpg")] == ["train", "test", "train"]
+
+
+@pytest.mark.parametrize("between, start, end", [(",", "", "\n"), (";", "\ufeff", "\r\n"), ("\t", "", "\r\n")])
+def test_tables_of_spreadsheets(mine, demo_path, between, start, end):
+    names = many(mine, demo_path)
+    os.mkdir(mine / "photos" / "sub")
+    os.rename(mine / "photos" / names[0], mine / "photos" / "sub" / "a b.png")
+    rows = [("sub\\a b.png", f'"say ""hi"", you{between}\ntwo lines"'), *((name, "x" + between) for name in names[1:])]
+    table(mine, rows, between, start, end)
+    run(mine)
+    splits = [read_split(str(mine / "data"), "out", part) for part in ("train", "dev", "test")]
+    found = {name: caption for split in splits for name, caption in zip(split.photo_names, split.captions)}
+    assert found["sub/a b.png"] == f'say "hi", you{between} two lines' and found[names[5]] == "x" and len(found) == 84
+
+
+def test_photos_with_unequal_numbers_of_captions(mine, demo_path, capsys):
+    names = many(mine, demo_path)
+    rows = [(name, f"caption {k}") for n, name in enumerate(names) for k in range(3 if n % 4 else 2)]
+    table(mine, [*rows, ("gone.png", "x"), (names[0], "  ")])
+    run(mine)
+    said = capsys.readouterr().out
+    assert "with 2 captions each" in said and "note: 63 captions left out, as every photo needs the same number" in said
+    assert "note: 1 captions of photos that are not there, the first: 'gone.png'" in said
+    run(mine, "--captions_per_image", 3)
+    said = capsys.readouterr().out
+    assert "with 3 captions each" in said and "note: 21 photos with fewer than 3 captions, in no split" in said
+    splits = [read_split(str(mine / "data"), "out", part) for part in ("train", "dev", "test")]
+    assert sum(len(split.images) for split in splits) == 63 and len(splits[0].captions) == 3 * len(splits[0].images)
+
+
+def test_wrong_tables(mine, capsys):
+    names = [f"{n:02}.png" for n in range(8)]
+    path = mine / "photos" / "captions.csv"
+    for text, message in (
+            ("", "captions.csv begins with ''; its first line has to be name,caption"),
+            ("photo,text\n00.png,x\n", "begins with 'photo,text'; its first line has to be name,caption"),
+            ("name,caption\n00.png,a dog, running\n", "line 2: it has 3 fields and the header has 2"),
+            ("name,caption\n00.png\n", "line 2: it has 1 fields"),
+            ('name,caption\n00.png,"open\n', "line 2: unexpected end of data"),
+            ("name,caption\n", "has no caption of the 12 photos; names are paths"),
+            ("name,caption\nx.png,a dog\n", "has no caption of the 12 photos; its first name is 'x.png', a photo's is"),
+            ("name,caption\n00.png,x\n", "of 1 photos with captions none is of .* the names decide"),
+            (b"name,caption\n00.png,\xe9\n", "captions.csv is not UTF-8 text")):
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        refused(capsys, lambda words: run(mine), [], message.replace("the names decide", ".the names decide"))
+        assert "all_ims.npy" not in (files(mine) if (mine / "data" / "out").exists() else {})
+    elsewhere = mine / "other.csv"
+    elsewhere.write_text("name,caption\n" + "".join(f"{name},x\n" for name in names))
+    refused(capsys, lambda words: run(mine, *words), ["--captions", elsewhere, "--captions_per_image", 2],
+            "of 0 photos with captions none is of train and dev and test .*; .*smaller --captions_per_image")
