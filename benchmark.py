@@ -10,6 +10,7 @@ confidence  --confidence and --sets beside the same test both ways, against that
 step        a training step of Gaussians against one of points, and what of it is not the networks
 regions     the same of VSRN, SCAN, PVSE and PCME on regions, against the mean of the regions
 batches     reading batches from a mapped feature file against the pace of training
+extraction  features of photos: what of the time is not the network
 
 A time is the least of `--repeats` rounds. On a busy machine OMP_NUM_THREADS=1 makes the ratios steadier.
 """
@@ -21,7 +22,6 @@ import itertools
 import math
 import os
 import tempfile
-import time
 from functools import partial
 
 import numpy as np
@@ -36,6 +36,7 @@ from evaluate import Judgements, assess, parse_args
 from evaluation.annotations import Crisscrossed, Pairs, Ratings, cxc_pairs
 from evaluation.certainty import assess_certainty
 from evaluation.subjects import Member, Subject
+from features.timing import extraction_times, race
 from files.memory import MIB, in_fresh_process, peak, resident
 from files.reading import holds_keys
 from files.writing import output, save_json
@@ -62,13 +63,14 @@ BATCH, FEATURES, WORDS, LENGTHS = 128, 2048, 10000, (8, 20)
 REGION_STEP = ((36, 256), 256)        # features of an image, D
 FILES = {"features": ((20000, 2048), np.float32), "regions": ((2000, 36, 512), np.float16)}
 SUITE = ["--cxc", "--pmrp", "--eccv", "--fold5", "--uncertainty", "--no-control"]
+EXTRACTED = 128, 2                    # photos, processes that read them
 CALIBRATED = ((1000, 5000), (5000, 25000))  # images, captions that are calibrated on; the first has a target
 COMPARED = {**SIMILARITIES, "mls": MLS}
 BROADCAST = ("order", "elk", "bhattacharyya")       # similarities that do not separate
 AIMS = {**dict.fromkeys(("kl", "kl_reverse", "mahalanobis", "wasserstein", "csd"), ("product", "loop")),
         "mls": ("mls", "loop")}       # targets of speed, beside the product and beside the loop
 AT_MOST = {"product": 2.5, "mls": 1.6, "minkl": 2.0, "error": 1e-5, "evaluation": 1.5, "memory": 600, "suite": 25,
-           "suite memory": 1229, "confidence": 4.0, "step": 2.2, "attention memory": 150}
+           "suite memory": 1229, "confidence": 4.0, "step": 2.2, "attention memory": 150, "extraction": 15}
 AT_LEAST = {"loop": 40, "batches": 20, "equal": 1, "original": 8, "attention": 4}
 records: list[dict] = []              # every measurement of this run
 
@@ -84,19 +86,6 @@ def cell(name: str, value: float, form: str, kind: str | None = None) -> str:
 
 def line(name: str, value: float, form: str, kind: str | None = None) -> None:
     print(f"  {name:84}{cell(name, value, form, kind)}".rstrip(), flush=True)
-
-
-def race(runs: dict, repeats: int, device) -> dict:
-    """Least seconds of each function, over rounds in which all take turns, after one round that does not count."""
-    best = dict.fromkeys(runs, math.inf)
-    for n in range(repeats + 1):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            best[name] = min(best[name], time.perf_counter() - start) if n else math.inf
-    return best
 
 
 def pairs(n_images: int, n_captions: int, seed: int, device) -> tuple[Embedding, Embedding, np.ndarray]:
@@ -416,7 +405,13 @@ def batches(opt, device) -> None:
             line(f"{name}: pages of it left mapped, MiB of {os.path.getsize(path[name]) >> 20}", mapped, ".0f")
 
 
-PARTS = {f.__name__: f for f in (scores, attention, evaluation, suite, confidence, step, regions, batches)}
+def extraction(opt, device) -> None:
+    print("\nextraction: {} photos of 500 x 375 by resnet18, read by {} processes".format(*EXTRACTED), flush=True)
+    for measured in extraction_times(*EXTRACTED, min(2, opt.repeats), opt.seed, device):
+        line(*measured)
+
+
+PARTS = {f.__name__: f for f in (scores, attention, evaluation, suite, confidence, step, regions, batches, extraction)}
 
 
 def main(argv=None) -> None:

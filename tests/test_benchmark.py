@@ -12,7 +12,7 @@ from tests import references
 
 SIZES = {"DIM": 8, "SCORES": (20, 40), "SLICE": 2, "SAMPLE": (6, 8), "ORIGINAL": 2, "ATTENTION": (6, 10, 4),
          "TIMED_CAPTIONS": (4, 2), "BATCH": 6, "FEATURES": 12, "WORDS": 40, "REGION_STEP": ((4, 12), 8),
-         "BLOCKS": (8, 5, 3), "ELEMENTS": (64, 128), "CALIBRATED": ((20, 100), (30, 150)),
+         "BLOCKS": (8, 5, 3), "EXTRACTED": (6, 1), "ELEMENTS": (64, 128), "CALIBRATED": ((20, 100), (30, 150)),
          "FILES": {"features": ((10, 12), np.float32), "regions": ((10, 4, 12), np.float16)}}
 
 

@@ -1,0 +1,81 @@
+"""How fast features of photos are extracted, and how much of the time is not the network's. benchmark.py shows it."""
+import contextlib
+import io
+import math
+import os
+import tempfile
+import time
+from argparse import Namespace
+
+import numpy as np
+import torch
+from PIL import Image
+
+from features.folder import find_photos
+from features.networks import network
+from features.photos import ALL, Extraction
+from inputs import Photos, chunks, eval_transform, image_batches
+
+SIZE = (500, 375)                     # width and height of a photo, as most of COCO's and Flickr's
+BATCH = 8                             # photos per step, as features.extract takes on a CPU
+
+
+def race(runs: dict, repeats: int, device) -> dict:
+    """Least seconds of each function, over rounds in which all take turns, after one round that does not count."""
+    best = dict.fromkeys(runs, math.inf)
+    for n in range(repeats + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            best[name] = min(best[name], time.perf_counter() - start) if n else math.inf
+    return best
+
+
+def write_photos(folder: str, count: int, seed: int) -> list[str]:
+    """Write JPEGs of smooth random colours, about as large as real photos, and return their paths."""
+    rng = np.random.default_rng(seed)
+    for n in range(count):
+        coarse = Image.fromarray(rng.integers(0, 256, (SIZE[1] // 4, SIZE[0] // 4, 3)).astype(np.uint8))
+        coarse.resize(SIZE, Image.Resampling.BICUBIC).save(os.path.join(folder, f"{n:04}.jpg"), quality=90)
+    return [os.path.join(folder, name) for name in find_photos(folder).names]
+
+
+def extraction_times(count: int, workers: int, repeats: int, seed: int, device):
+    """Yield (name, value, format, target) of the extraction of `count` photos by resnet18 with random weights.
+
+    The network's own time is that of the same photos, decoded before. What a whole extraction takes beyond it is
+    reading, decoding, moving between processes, and writing.
+    """
+    net = network("resnet18", pretrained=False)[0].to(device)
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkdir(os.path.join(folder, "photos"))
+        paths = write_photos(os.path.join(folder, "photos"), count, seed)
+        images, runs = Photos(paths), iter(range(10 ** 6))
+        decoded = list(image_batches(images, BATCH))
+
+        def alone():
+            for photos in decoded:
+                net(photos.to(device)).cpu()
+
+        def prepared(name: str) -> Extraction:
+            return Extraction(folder, name, images, paths, "timed", (net.dim,), np.float32)
+
+        def whole():
+            work = prepared(f"{ALL}{next(runs)}")
+            with contextlib.redirect_stdout(io.StringIO()):
+                work.prepare()
+            work.run(net, eval_transform(), Namespace(batch_size=BATCH, workers=workers, skip_broken=False), device)
+            work.commit(lambda kept: None)
+
+        best = race({"network": alone, "whole": whole, "decoding": lambda: list(image_batches(images, BATCH))}, repeats,
+                    device)
+        last = prepared(f"{ALL}0")
+        again = race({"again": last.complete}, repeats, device)["again"]
+        assert last.complete() and len(decoded) == len(chunks(paths, BATCH))
+    yield "photos a second", count / best["whole"], ".1f", None
+    yield "decoding in this process: milliseconds a photo", 1000 * best["decoding"] / count, ".1f", None
+    yield f"percent of the time outside the network, {workers} workers", 100 * (1 - best["network"] / best["whole"]), \
+        ".1f", "extraction"
+    yield "a call that finds nothing to do: milliseconds a photo", 1000 * again / count, ".3f", None
