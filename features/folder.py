@@ -105,7 +105,7 @@ def find_photos(folder: str, skip_broken: bool = False) -> Found:
     walk.run(skip_broken)
     total = sum(walk.others.values())
     notes = [f"{total:,} other file{'s' * (total > 1)}: {', '.join(kinds_of(walk.others))}"] if total else []
-    notes += [f"{len(names):,} {why} left out, the first: {ascii(min(names))}" for why, names in walk.left.items()]
+    notes += [f"{why}: {len(names):,} left out, the first: {ascii(min(names))}" for why, names in walk.left.items()]
     return Found(sorted(walk.photos), notes)
 
 
@@ -157,8 +157,8 @@ def extract(opt, recipe: dict, device) -> None:
                          "files whose names end with .jpg, .png, .webp or another ending of photos")
     captions = captions_of(opt, path, names)
     boxes = PhotoBoxes(opt.boxes, names) if opt.boxes else None
-    check_output(folder)
     before = stored_list(folder)
+    check_output(folder, path, before)
     about = {"folder": path, "recipe": {name: os.path.abspath(value) if value and name in FILES else value
                                         for name, value in recipe.items()},
              "weights_file": before.get("weights_file"),
@@ -183,7 +183,7 @@ def extract(opt, recipe: dict, device) -> None:
             work.run(net, transform, opt, device)
         replace(work, captions, before.get("captions"), done)
     print(f"{work.path}: {(len(work.kept()), *work.shape[1:])} of {work.line}, "
-          f"{f'{missing:,} photos were new or had changed' if missing else 'nothing was computed'}")
+          f"{f'{missing:,} new or changed' if missing else 'nothing was computed'}")
     work.warn()
     if not captions and about["captions"]:
         print("note: there are no captions any more; train, dev and test stay as they were made from "
@@ -224,8 +224,13 @@ def replace(work: Extraction, captions: Captions | None, before: dict | None, do
         print(line)
 
 
-def check_output(folder: str) -> None:
-    """Raise InputError if the output holds splits that --photos did not write."""
+def check_output(folder: str, photos: str, before: dict) -> None:
+    """Raise InputError if the output holds splits that --photos did not write, or another folder's photos. A folder
+    that is at its old place no more has been moved."""
+    other = before.get("folder")
+    if isinstance(other, str) and os.path.isdir(other) and not os.path.samefile(other, photos):
+        raise InputError(f"{folder} holds the photos of {other}, and these are of {photos}; give them an --output_name "
+                         "of their own")
     listed = os.path.isfile(os.path.join(folder, f"{ALL}_photos.json"))
     begun = os.path.exists(os.path.join(folder, f".{ALL}_photos.part"))
     files = sorted(name for name in (os.listdir(folder) if os.path.isdir(folder) else ())

@@ -107,7 +107,7 @@ class Captions:
                             (f"photos with fewer than {self.each} captions, in no split", self.short),
                             ("captions of photos that are not there", self.unknown)):
             if names:
-                lines.append(f"note: {len(names):,} {what}, the first: {ascii(names[0])}")
+                lines.append(f"note: {what}: {len(names):,}, the first: {ascii(names[0])}")
         if self.dropped:
             lines.append(f"note: {self.dropped:,} captions left out, as every photo needs the same number, "
                          f"{self.each}; --captions_per_image N asks for N and leaves out photos with fewer")

@@ -189,7 +189,7 @@ def test_other_files_hidden_ones_and_odd_names_are_left_out_and_counted(mine, ca
     run(mine)
     said = capsys.readouterr().out
     assert "note: 6 other files: .mp4, .txt, .png, without an ending" in said
-    assert "note: 2 names that are no UTF-8 or have a line break left out, the first: 'latin-\\udce9.png'" in said
+    assert "note: names that are no UTF-8 or have a line break: 2 left out, the first: 'latin-\\udce9.png'" in said
     assert len(images(mine).names) == 12
 
 
@@ -205,10 +205,10 @@ def test_links_count_once_and_never_lead_out(mine, capsys):
         os.symlink(target, photos / name)
     run(mine)
     said = capsys.readouterr().out
-    assert "note: 4 symbolic links out of the folder or to itself left out, the first: 'below/up'" in said
-    assert "note: 2 symbolic links to photos that count once, under their own names left out, the first: 'again" in said
-    assert "note: 2 symbolic links to folders or to each other left out, the first: 'other'" in said
-    assert "note: 1 symbolic links to no photo left out, the first: 'none.png'" in said
+    assert "note: symbolic links out of the folder or to itself: 4 left out, the first: 'below/up'" in said
+    assert "note: symbolic links to photos that count once, under their own names: 2 left out, the first: 'a" in said
+    assert "note: symbolic links to folders or to each other: 2 left out, the first: 'other'" in said
+    assert "note: symbolic links to no photo: 1 left out, the first: 'none.png'" in said
     assert len(images(mine).names) == 13 and "annex.png" in images(mine).names
     os.symlink(photos, mine / "linked")
     run(mine, "--photos", mine / "linked", output="by_link")
@@ -267,7 +267,7 @@ def test_only_what_has_changed_is_computed(mine, monkeypatch, capsys):
     shutil.copy(photos / "06.png", photos / "05.png")
     shutil.copy(photos / "07.png", photos / "new.png")
     run(mine)
-    assert sum(seen) == 2 and "2 photos were new or had changed" in capsys.readouterr().out
+    assert sum(seen) == 2 and "2 new or changed" in capsys.readouterr().out
     out = images(mine)
     for name, row in zip(out.names, out.features.array):
         np.testing.assert_array_equal(row, features_of(photos / name))
@@ -450,6 +450,18 @@ def test_a_data_set_never_goes_where_a_folder_of_photos_went(mine, demo_path, ca
     assert files(mine) == before
 
 
+def test_another_folder_is_refused_and_a_moved_one_taken(mine, monkeypatch, capsys):
+    run(mine)
+    before, seen = files(mine), counted(monkeypatch)
+    shutil.copytree(mine / "photos", mine / "other")
+    refused(capsys, lambda words: run(mine, *words), ["--photos", mine / "other"],
+            "out holds the photos of .*/photos, and these are of .*/other; give them an --output_name")
+    assert files(mine) == before
+    shutil.rmtree(mine / "photos")
+    run(mine, "--photos", mine / "other")
+    assert not seen and images(mine).folder == str(mine / "other")
+
+
 def test_read_images_refuses_what_does_not_belong_together(mine):
     run(mine)
     out, again = mine / "data" / "out", "call `python -m features.extract"
@@ -530,7 +542,7 @@ def test_changed_boxes_are_computed_again(mine, weights, capsys):
     (mine / "boxes.json").write_text(json.dumps(dict(reversed(boxes.items()))))
     capsys.readouterr()
     run(mine, *words, kind=with_cnn(weights))
-    assert "1 photos were new or had changed" in capsys.readouterr().out
+    assert "1 new or changed" in capsys.readouterr().out
     changed = (images(mine).features.array != first).any((1, 2))
     assert np.flatnonzero(changed).tolist() == [3]
 
@@ -602,7 +614,7 @@ def test_captions_make_a_data_set_whose_splits_stay(mine, demo_path, capsys):
     table(mine, [(name, f"caption {k} of {name[:-4]}") for name in names[:80] for k in range(2)])
     run(mine)
     said = capsys.readouterr().out
-    assert "captions.csv: train " in said and "note: 4 photos without a caption, in no split, the first: 't" in said
+    assert "captions.csv: train " in said and "note: photos without a caption, in no split: 4, the first: 't" in said
     assert check(str(mine / "data"), "out") == 0
     out, of = images(mine), {}
     for part in ("train", "dev", "test"):
@@ -654,10 +666,10 @@ def test_photos_with_unequal_numbers_of_captions(mine, demo_path, capsys):
     run(mine)
     said = capsys.readouterr().out
     assert "with 2 captions each" in said and "note: 63 captions left out, as every photo needs the same number" in said
-    assert "note: 1 captions of photos that are not there, the first: 'gone.png'" in said
+    assert "note: captions of photos that are not there: 1, the first: 'gone.png'" in said
     run(mine, "--captions_per_image", 3)
     said = capsys.readouterr().out
-    assert "with 3 captions each" in said and "note: 21 photos with fewer than 3 captions, in no split" in said
+    assert "with 3 captions each" in said and "note: photos with fewer than 3 captions, in no split: 21" in said
     splits = [read_split(str(mine / "data"), "out", part) for part in ("train", "dev", "test")]
     assert sum(len(split.images) for split in splits) == 63 and len(splits[0].captions) == 3 * len(splits[0].images)
 
