@@ -192,6 +192,9 @@ def _read_precomp(root: str, split: str, text_only: bool = False, text_features:
     if split in ("dev", "val"):  # one split with two names
         split = next((s for s in (split, "dev", "val") if os.path.isfile(os.path.join(root, f"{s}_caps.txt"))), split)
     path = functools.partial("{0}/{1}_{2}".format, root, split)
+    if not glob.glob(os.path.join(root, "*_caps.txt")) and os.path.isfile(os.path.join(root, "all_photos.json")):
+        raise InputError(f"{root} holds photos without captions, which can be searched; to train on them give "
+                         "`features.extract images --photos` a captions.csv")
     source = _need(path("caps.txt"))
     captions, ids, names, notes = read_lines(source), _read_ids(path("img_ids.npy")), _read_ids(path("ids.txt")), []
     if text_only and not os.path.isfile(path("ims.npy")):

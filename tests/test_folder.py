@@ -437,7 +437,7 @@ def test_refusals(mine, weights, capsys):
             "--captions x.csv is for --photos FOLDER")
     run(mine)
     refused(capsys, extract.main, ["images", "--data_path", mine / "data", "--data_name", "out", "--output_name", "b"],
-            "there is no file|holds features")
+            "out holds photos without captions, which can be searched; to train on them give .* a captions.csv")
 
 
 def test_a_data_set_never_goes_where_a_folder_of_photos_went(mine, demo_path, capsys):
