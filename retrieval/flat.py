@@ -31,7 +31,7 @@ CONVERTED = 2 << 20                   # bytes of float32 numbers that are multip
 FAULT = 1 << 16                       # bytes that Linux maps when one of them is read
 FEW = 8                               # times as many scores as are kept, that are sorted as they stand
 BLOCK = 8192                          # rows whose scores are handed on at once
-RELEASED = 256 << 20                  # bytes read of a mapped file before its memory pages are released
+RELEASED = 1 << 30                    # bytes read of a mapped file before its memory pages are released
 
 
 def header(n: int, k: int, half: bool) -> bytes:
@@ -131,9 +131,9 @@ class Flat:
         return self.n
 
     def release(self, n_bytes: int) -> None:
-        """Count what was read, and release the pages of the file once they are many."""
+        """Count what was read, and release the pages of the file once they are many; of a small file they never are."""
         self.unreturned += n_bytes
-        if self.unreturned > RELEASED:
+        if self.unreturned > RELEASED and len(self.mapping) > RELEASED:
             self.mapping.madvise(mmap.MADV_DONTNEED)
             self.unreturned = 0
 

@@ -7,7 +7,6 @@ and 6, 21, 39 and 72 of the log-variances; the standard deviation of a log-varia
 inverted file of 128 lists, which is .31, .65 and .93 when 1, 4 and 16 lists are read. Drawn so, with D = 512, the
 dimensions are 14, 51, 97 and 160, and 6, 19, 38 and 83; the recall is .16, .42 and .80: these are harder to find.
 """
-import numpy as np
 import torch
 from torch import Tensor
 

@@ -1,0 +1,193 @@
+"""Approximate search: what it proposes holds what float64 finds, also after vectors were added, and files are whole."""
+import io
+import os
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from cli import InputError
+from retrieval import approximate
+from retrieval.approximate import Approximate, Projection, build, rescored
+from retrieval.flat import Flat, write_flat
+
+faiss = pytest.importorskip("faiss", reason="FAISS is an optional package (requirements-search.txt)")
+METHODS = ("hnsw", "ivfpq")
+N, K = 3000, 40
+
+
+def lifted(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """n images and n queries like those of Gaussians: few directions count, and one column is -|x|^2."""
+    rng, up = np.random.default_rng(seed), np.random.default_rng(0).standard_normal((8, K - 1))
+    images, captions = (rng.standard_normal((n, 8)) @ up + 0.05 * rng.standard_normal((n, K - 1)) for _ in range(2))
+    return (np.c_[2 * images, -(images ** 2).sum(1)].astype(np.float32),
+            np.c_[captions, np.ones(n)].astype(np.float32))
+
+
+def flat_of(folder, array: np.ndarray, name: str = "vectors.faiss") -> Flat:
+    write_flat(str(folder / name), [array], *array.shape, False)
+    return Flat(str(folder / name))
+
+
+def true_best(vectors: np.ndarray, queries: np.ndarray, top: int) -> np.ndarray:
+    return np.argsort(-(queries.astype(np.float64) @ vectors.T.astype(np.float64)), 1, "stable")[:, :top]
+
+
+def recall(best: np.ndarray, rows: np.ndarray) -> float:
+    return np.mean([len(set(of) & set(found)) / len(of) for of, found in zip(best.tolist(), rows.tolist())])
+
+
+@pytest.fixture(scope="module")
+def vectors():
+    return lifted(N, 1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_candidates_hold_the_best(tmp_path, vectors, method):
+    images, captions = vectors
+    flat, path = flat_of(tmp_path, images), str(tmp_path / "index")
+    index = build(flat, method, path, captions[:1000], threads=1)
+    tuned = index.tune(flat, captions[1000:1400])
+    assert (index.n, index.method, tuned.queries) == (N, method, 400) and tuned.recall10 >= 0.98
+    asked = captions[1400:1500]
+    best, rows = true_best(images, asked, 10), index.candidates(asked, tuned.depth)
+    assert rows.shape == (100, tuned.depth) and rows.dtype == np.int64 and recall(best, rows) > 0.96
+    scores = rescored(flat, asked, rows)
+    truth = np.take_along_axis(asked.astype(np.float64) @ images.T, rows, 1)
+    np.testing.assert_allclose(scores, np.where(rows < 0, -np.inf, truth), rtol=1e-4, atol=1e-3)
+    found = np.take_along_axis(rows, scores.argsort(1, descending=True)[:, :10].numpy(), 1)
+    assert recall(best, found) == pytest.approx(recall(best, rows))
+    index.save(path)
+    again = Approximate(path)
+    assert again.tuned == tuned and (again.candidates(asked, 20) == index.candidates(asked, 20)).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_added_vectors_are_found_as_if_they_had_been_there(tmp_path, vectors, method):
+    images, captions = vectors
+    index = build(flat_of(tmp_path, images[:2500]), method, str(tmp_path / "index"), captions[:1000], threads=1)
+    whole = flat_of(tmp_path, images, "all.faiss")
+    index.add(whole, threads=1)
+    fresh = build(whole, method, str(tmp_path / "fresh"), captions[:1000], threads=1)
+    asked = captions[2000:2200]
+    best = true_best(images, asked, 10)
+    got, expected = (recall(best, one.candidates(asked, 100, 256)) for one in (index, fresh))
+    assert index.n == N and got > expected - 0.01 and expected > 0.97
+    assert (best >= 2500).any() and set(best[best >= 2500]) & set(index.candidates(asked, 100, 256).ravel())
+    index.add(whole)                                        # nothing is left to add
+    assert index.n == N
+
+
+def test_a_projection_keeps_products_and_norms():
+    images, captions = map(torch.from_numpy, lifted(400, 2))
+    of = Projection.learn(images, captions)
+    rows, queries = of.rows(images), of.queries(captions)
+    assert rows.shape == (400, 64) and np.allclose((rows ** 2).sum(1), of.square, rtol=1e-4)
+    truth = (captions @ (images - images.mean(0)).T).double().numpy()
+    scale = (truth * (queries @ rows.T)).sum(1) / (truth ** 2).sum(1)               # of each query
+    np.testing.assert_allclose(queries @ rows.T, scale[:, None] * truth, atol=1e-3 * np.abs(queries @ rows.T).max())
+    distances = ((queries[:, None] - rows[None]) ** 2).sum(2)
+    assert (distances.argmin(1) == truth.argmax(1)).mean() > 0.99
+    long = of.rows(100 * images)                            # added later, longer than all that were drawn
+    assert np.isfinite(long).all() and (long[:, -1] == 0).any()
+
+
+def test_directions_are_those_that_queries_ask_for():
+    """The largest numbers of the vectors are ones that no query reads: plain principal components would keep them."""
+    rng = np.random.default_rng(0)
+    images = torch.from_numpy(rng.standard_normal((500, 200)) * np.r_[np.full(100, 50), np.ones(100)]).float()
+    queries = np.c_[np.zeros((500, 100)), rng.standard_normal((500, 10)), np.zeros((500, 90))]
+    queries = torch.from_numpy(queries).float()
+    of = Projection.learn(images, queries)
+    best = true_best(images.numpy(), queries.numpy(), 10)
+    assert recall(best, true_best(of.rows(images), of.queries(queries), 10)) > 0.95
+
+
+@pytest.mark.parametrize("n", [1, 2, 30])
+def test_few_vectors(tmp_path, n):
+    images, captions = lifted(n, 3)
+    flat = flat_of(tmp_path, images)
+    index = build(flat, "hnsw", str(tmp_path / "index"), captions[:1])
+    rows = index.candidates(captions, 40)
+    assert [set(of) for of in rows.tolist()] == [{*range(n), -1}] * n
+    assert (rescored(flat, captions, rows) == -np.inf).sum() == n * (40 - n)
+    assert index.tune(flat, captions).recall10 == 1
+    with pytest.raises(InputError, match=f"at least 1,000 vectors, and there are {n}; compare all"):
+        build(flat, "ivfpq", str(tmp_path / "index"), captions)
+
+
+def test_the_least_effort_is_taken_and_a_target_out_of_reach_is_said(tmp_path, vectors, monkeypatch):
+    images, captions = vectors
+    flat = flat_of(tmp_path, images)
+    index = build(flat, "ivfpq", str(tmp_path / "index"), captions[:1000])
+    low, high = (index.tune(flat, captions[1000:1200], target) for target in (0.5, 0.98))
+    assert low.effort < high.effort and 0.5 <= low.recall10 < high.recall10 and low.recall1 >= low.recall10 - 0.2
+    below = index.candidates(captions[1000:1200], high.depth, high.effort // 2)
+    assert recall(true_best(images, captions[1000:1200], 10), below) < 0.98
+    monkeypatch.setitem(approximate.EFFORTS, "ivfpq", (1,))
+    assert index.tune(flat, captions[1000:1200]).recall10 < 0.98 and index.tuned.effort == 1
+
+
+def test_threads_are_those_of_before(tmp_path, vectors):
+    before = faiss.omp_get_max_threads()
+    build(flat_of(tmp_path, vectors[0][:50]), "hnsw", str(tmp_path / "index"), vectors[1][:50], threads=before + 1)
+    assert faiss.omp_get_max_threads() == before
+
+
+def false_files(good: bytes):
+    """Bytes of files that are no whole index, by name."""
+    yield "nothing", b""
+    yield "pickle", pickle.dumps(print)
+    yield "cut", good[:len(good) // 2]
+    yield "a bit flipped", good[:5000] + bytes([good[5000] ^ 1]) + good[5001:]
+    arrays = dict(np.load(io.BytesIO(good)))
+    other = faiss.serialize_index(faiss.IndexFlatL2(64))
+    changes = {"no index in it": {"faiss": other[:10]}, "another index": {"faiss": other},
+               "cut index": {"faiss": arrays["faiss"][:-100]}, "other width": {"to_rows": arrays["to_rows"][:, :-1]},
+               "other K": {"mean": arrays["mean"][:-1]}, "tuned to text": {"tuned": np.array(["a"])}}
+    for name, change in changes.items():
+        f = io.BytesIO()
+        np.savez(f, **arrays | change)
+        yield name, f.getvalue()
+    f = io.BytesIO()
+    np.savez(f, **{name: x for name, x in arrays.items() if name != "mean"})
+    yield "no mean", f.getvalue()
+    f = io.BytesIO()
+    np.savez(f, **arrays | {"faiss": np.array([print], object)})
+    yield "objects", f.getvalue()
+
+
+def test_false_files_are_refused_in_a_sentence(tmp_path, vectors):
+    path = tmp_path / "index"
+    build(flat_of(tmp_path, vectors[0][:200]), "hnsw", str(path), vectors[1][:100])
+    good = path.read_bytes()
+    assert zipfile.is_zipfile(path)
+    for name, data in false_files(good):
+        path.write_bytes(data)
+        with pytest.raises(InputError, match="build the index again"):
+            Approximate(str(path))
+            pytest.fail(name)
+    with pytest.raises(InputError, match="build the index again"):
+        Approximate(str(tmp_path / "absent"))
+
+
+def test_a_failure_while_writing_leaves_the_file_as_it_was(tmp_path, vectors, monkeypatch):
+    flat, path = flat_of(tmp_path, vectors[0][:200]), str(tmp_path / "index")
+    index = build(flat, "hnsw", path, vectors[1][:100])
+    before = sorted(os.listdir(tmp_path))
+
+    def full(f, **arrays):
+        f.write(b"half")
+        raise OSError("disk full")
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(OSError, match="disk full"):
+        index.save(path)
+    assert sorted(os.listdir(tmp_path)) == before and Approximate(path).n == 200
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    with pytest.raises(InputError, match="pip install -r requirements-search.txt"):
+        approximate.faiss_module()
