@@ -14,9 +14,10 @@ from evaluation.items import of_split
 from features.folder import find_photos, read_images
 from files.reading import read_json
 from inputs import Features, NoImages, Photos, image_batches
-from retrieval.cluster import Collection, collecting, open_index, token_of
+from retrieval.cluster import ClusterIndex, Collection, collecting, open_index, token_of
 from retrieval.encoder import Encoder, join
 from retrieval.index import FORMAT, Block, Generation, Index, Items, changing, manifest_of, origin_in_text
+from retrieval.proposing import propose
 from retrieval.trust import BankColumn, in_json
 from retrieval.vectors import LiftedVectors, WholeVectors, described, vectors_of
 from similarities import Embedding, uncertainty
@@ -175,6 +176,20 @@ def fill(new: Generation | Collection, encoder: Encoder, gallery: Gallery, bank:
                                 "rest": 0 if block.rest is None else block.rest.shape[1]}
     for here, e in embedded(encoder, gallery, rows[new.begin(vectors, block):], workers):
         new.add(*lift(e, gallery, here))
+    finish(new, None, lambda: (encoder, vectors, gallery))
+
+
+def finish(new: Generation | Collection, old: Index | None, opened) -> None:
+    """Put a new state of an index in place, with its approximate indexes where its vectors are in files. old: a state
+    whose photos come first in the new one. opened(): the run, the vectors and the gallery."""
+    if isinstance(new, Generation) and new.manifest["method"] != "flat":
+        new.files.close()
+        encoder, vectors, gallery = opened()
+
+        def photos(most: int) -> Embedding:
+            rows = np.random.default_rng(0).permutation(len(gallery.names))[:most]
+            return join([e for _, e in embedded(encoder, gallery, rows, 0)])
+        propose(new, old, encoder, vectors, photos)
     new.finish()
 
 
@@ -208,29 +223,25 @@ def changed(opt):
             with place as new:
                 new.leave_out(old, out)
                 yield new
-                new.finish()
         yield old, change
 
 
 def add(opt) -> tuple[int, int, int]:
     """Take new and changed photos into an index. Returns how many are new, changed, and no longer among the photos."""
     with changed(opt) as (old, change):
-        made = old.manifest
-        opt.data_path, opt.images, opt.split = made["images"]
-        opt.photos = made["folder"]
-        encoder = same_run(opt, made)
-        gallery = gallery_of(encoder, opt)
+        encoder, vectors, gallery = reopened(opt, old)
         rows, names, digests = old.listed()
         place = {name: (row, digest) for row, name, digest in zip(rows.tolist(), names, digests)}
         fresh = [i for i, name in enumerate(gallery.names) if name not in place]
         other = [i for i, name in enumerate(gallery.names) if name in place and place[name][1] != gallery.digests[i]]
         if fresh or other:
-            bank = bank_of(encoder, made["bank"] and made["bank"]["split"], opt)
-            lift = Lift(vectors_of(encoder.similarity.cpu(), old.origin, made["half"], made["vectors"]), bank)
+            bank = old.manifest["bank"]
+            lift = Lift(vectors, bank_of(encoder, bank and bank["split"], opt))
             out = np.array([place[gallery.names[i]][0] for i in other], np.int64)
             with change(out, len(fresh) + len(other)) as new:
                 for here, e in embedded(encoder, gallery, np.array(sorted(fresh + other)), opt.workers):
                     new.add(*lift(e, gallery, here))
+                finish(new, None if other else old, lambda: (encoder, vectors, gallery))
         return len(fresh), len(other), len(place) - (len(gallery.names) - len(fresh))
 
 
@@ -251,15 +262,20 @@ def remove(opt) -> tuple[int, int]:
         if len(out) == len(names):
             raise InputError(f"this would leave no photo in {opt.index}; delete the folder instead")
         if out:
-            with change(rows[sorted(out)], 0):
-                pass
+            with change(rows[sorted(out)], 0) as new:
+                finish(new, None, lambda: reopened(opt, old))
         return len(out), len(names) - len(out)
 
 
-def same_run(opt, made: dict) -> Encoder:
-    """The run that an index was made by. Raises InputError where its weights are others now."""
+def reopened(opt, old: Index | ClusterIndex) -> tuple[Encoder, LiftedVectors | WholeVectors, Gallery]:
+    """The run that an index was made by, its vectors, and its photos as they are now. Raises InputError where the
+    weights of the run are others now."""
+    made = old.manifest
     encoder = Encoder(opt.checkpoint or made["run"], made["recipe"], device=opt.device)
     if encoder.weights != made["weights"]:
         raise InputError(f"{opt.index} was made by the model with {made['weights']}, and {encoder.run} holds one with "
                          f"{encoder.weights}; name the run that it was made by with --checkpoint")
-    return encoder
+    opt.data_path, opt.images, opt.split = made["images"]
+    opt.photos = made["folder"]
+    return (encoder, vectors_of(encoder.similarity.cpu(), old.origin, made["half"], made["vectors"]),
+            gallery_of(encoder, opt))

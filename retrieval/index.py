@@ -3,7 +3,7 @@
     INDEX/manifest.json               of which model and photos it is, which folder holds it, how it was made
     INDEX/000001/items.json           the names of the photos, and digests by which a changed photo is known
     INDEX/000001/numbers.npz          (N,) log det Sigma of each photo, and what the query bank takes from it
-    INDEX/000001/vectors0.faiss ...   a file of every channel (`vectors`), rest.faiss, and approximate0.faiss ...
+    INDEX/000001/vectors0.faiss ...   a file of every channel (`vectors`), rest.faiss, and approximate0.npz ...
 
 Every change writes a new folder and then the manifest, in one step. So a stop at any moment leaves the old index or the
 new one. One process writes at a time; readers never wait.
@@ -100,14 +100,14 @@ class Engine:
     exact: whether all photos are compared; otherwise an approximate index of every channel proposes candidates.
     """
 
-    def __init__(self, folder: str, manifest: dict):
-        path = os.path.join(folder, manifest["generation"])
+    def __init__(self, path: str, manifest: dict):
+        """path: the folder of one state of the index."""
         channels = range(len(manifest["vectors"]["widths"]))
         self.depth = manifest.get("depth", DEPTH)
         self.channels = [Flat(os.path.join(path, f"vectors{c}.faiss")) for c in channels]
         self.rest = Flat(os.path.join(path, "rest.faiss")) if manifest["vectors"]["rest"] else None
         self.exact, self._sample = manifest["method"] == "flat", None
-        self.approximate = [] if self.exact else [Approximate(os.path.join(path, f"approximate{c}.faiss"))
+        self.approximate = [] if self.exact else [Approximate(os.path.join(path, f"approximate{c}.npz"))
                                                   for c in channels]
         for flat, width in zip(self.channels, manifest["vectors"]["widths"]):
             if (flat.n, flat.k) != (manifest["count"], width):
@@ -159,7 +159,7 @@ class Index:
                 raise ValueError("a name is no text")
         except FAULTS as error:
             raise InputError(f"{path} is no whole index ({reason(error)}); {AGAIN}") from error
-        self.engine = Engine(folder, self.manifest)
+        self.engine = Engine(path, self.manifest)
         counts = [len(x) for x in self.items if x is not None]
         if set(counts) != {self.manifest["count"]}:
             raise InputError(f"{path} names {counts[0]:,} photos, and its manifest says {self.manifest['count']:,}; "

@@ -72,8 +72,9 @@ class Ranker:
         return Ranking(np.stack(rows), *(None if x[0] is None else torch.stack(x) for x in fields))
 
     def rank_some(self, asked: Asked, rows: np.ndarray, top: int, trust: Trust | None, sample) -> Ranking:
-        """The ranking of one query among the photos `rows` (R,), without the axis of queries. The sum over the gallery
-        is that of these photos, and of a random sample of the others times how many these stand for."""
+        """The ranking of one query among the photos `rows` (R,), without the axis of queries. A sum over the gallery,
+        and the size of a set, is that of these photos, and of a random sample of the others times how many of them each
+        stands for."""
         scores = self.scores_of(asked, rows, self.engine.fetch(rows))         # (R,)
         best = scores.topk(min(top, len(rows)))
         found = np.full(top, -1)
@@ -86,12 +87,12 @@ class Ranker:
             total = logits.logsumexp(0)
             drawn, block = sample
             others = ~np.isin(drawn, rows)
-            if others.any():
-                rest = trust.temperature * self.scores_of(asked, drawn, block)[torch.from_numpy(others)].double()
-                stands = math.log((self.count - len(rows)) / others.sum())
-                total = torch.logaddexp(total, rest.logsumexp(0) + stands)
+            rest = trust.temperature * self.scores_of(asked, drawn, block)[torch.from_numpy(others)].double()
+            stands = (self.count - len(rows)) / max(1, others.sum())                # each for so many
+            if len(rest):
+                total = torch.logaddexp(total, rest.logsumexp(0) + math.log(stands))
             if trust.limit is not None:
-                held = (total - logits <= trust.limit).sum()
+                held = (total - logits <= trust.limit).sum() + torch.round(stands * (total - rest <= trust.limit).sum())
         return Ranking(found, values, total, held)
 
     def scores_of(self, asked: Asked, rows: np.ndarray, block) -> Tensor:

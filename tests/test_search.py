@@ -17,6 +17,7 @@ from evaluation.sources import encode
 from files import writing
 from inputs import Photos
 from retrieval import building, index, searcher
+from retrieval.approximate import build
 from retrieval.encoder import Encoder
 from retrieval.milvus import Milvus
 from retrieval.searcher import Searcher
@@ -174,6 +175,50 @@ def test_no_bank_where_none_helps(make, small_run, demo_path, tmp_path, capsys, 
     run("index", "--checkpoint", small_run(), "--data_path", demo_path, "--images", "demo_precomp", "--output",
         tmp_path / "i", "--bank", "train")
     assert "no beta" in capsys.readouterr().out and index.Index(str(tmp_path / "i")).manifest["bank"] is None
+
+
+# ---- approximate indexes
+
+@pytest.mark.parametrize("kind", ["minkl", "mls"])
+def test_a_graph_proposes_what_is_scored_exactly(make, kind, monkeypatch):
+    pytest.importorskip("faiss", reason="faiss-cpu is not installed (requirements-search.txt)")
+    monkeypatch.setattr("retrieval.approximate.DEPTHS", (12, 20))
+    exact, graph = trusted(make(*KINDS[kind])), trusted(make(*KINDS[kind], options=["--hnsw"]))
+    check = graph.index.manifest["check"]
+    assert check[0].startswith("hnsw proposes 12 candidates") or check[0].startswith("hnsw proposes 2")
+    assert "captions of demo_precomp dev" in check[1] and "queries per second" in check[2]
+    a, b = exact.find_texts(TEXTS, top=3), graph.find_texts(TEXTS, top=3)
+    same = [x.row == y.row for one, other in zip(a, b) for x, y in zip(one.answers, other.answers)]
+    assert np.mean(same) > 0.8
+    for one, other in zip(a, b):                            # the sample holds all photos, so sums and counts are exact
+        assert other.gallery == one.gallery and other.in_set == one.in_set
+        shared = {x.row: x.p for x in one.answers}
+        assert all(y.p == pytest.approx(shared[y.row], rel=1e-5) for y in other.answers if y.row in shared)
+
+
+def test_a_graph_takes_changes(own, capsys, monkeypatch):
+    pytest.importorskip("faiss", reason="faiss-cpu is not installed (requirements-search.txt)")
+    made = index.Index(str(own / "index")).manifest
+    folder = own / "graph"
+    run("index", "--checkpoint", made["run"], "--data_path", own / "data", "--images", "mine", "--output", folder,
+        "--hnsw")
+    shutil.move(own / "spare" / "10.png", own / "photos" / "10.png")
+    extract(own, own / "photos")
+    built = []
+    monkeypatch.setattr("retrieval.proposing.build", lambda *words: built.append(words) or build(*words))
+    for change in (["add", folder], ["remove", folder, "4.png"]):
+        run(*change)
+    assert len(built) == 1                                  # a graph takes photos in, and none out
+    run("add", own / "index")
+    run("remove", own / "index", "4.png")
+    assert all_answers(folder) == pytest.approx(all_answers(own / "index"), abs=1e-5)
+
+
+def test_codes_need_photos_to_learn_from(make, tmp_path, capsys, small_run, demo_path):
+    pytest.importorskip("faiss", reason="faiss-cpu is not installed (requirements-search.txt)")
+    refused(capsys, search.main, ["index", "--checkpoint", small_run(), "--data_path", demo_path, "--images",
+                                  "demo_precomp", "--output", tmp_path / "codes", "--ivfpq"], "at least 1,000 vectors")
+    assert not (tmp_path / "codes" / "manifest.json").exists()
 
 
 # ---- changes
