@@ -142,7 +142,7 @@ def query(opt) -> None:
     else:
         for one in found:
             print("\n".join(told(one, opt)))
-        for note in searcher.notes:
+        for note in searcher.notes if texts else ():
             print(f"note: {note}")
     if opt.time:
         print(f"time: {time.monotonic() - cli.BEGAN:.2f} s in all: index and model opened in {ready - start:.2f} s, "
