@@ -84,7 +84,7 @@ def test_a_projection_keeps_products_and_norms():
     images, captions = map(torch.from_numpy, lifted(400, 2))
     of = Projection.learn(images, captions)
     rows, queries = of.rows(images), of.queries(captions)
-    assert rows.shape == (400, 64) and np.allclose((rows ** 2).sum(1), of.square, rtol=1e-4)
+    assert rows.shape == (400, 96) and np.allclose((rows ** 2).sum(1), of.square, rtol=1e-4)
     truth = (captions @ (images - images.mean(0)).T).double().numpy()
     scale = (truth * (queries @ rows.T)).sum(1) / (truth ** 2).sum(1)               # of each query
     np.testing.assert_allclose(queries @ rows.T, scale[:, None] * truth, atol=1e-3 * np.abs(queries @ rows.T).max())
@@ -143,7 +143,7 @@ def false_files(good: bytes):
     yield "cut", good[:len(good) // 2]
     yield "a bit flipped", good[:5000] + bytes([good[5000] ^ 1]) + good[5001:]
     arrays = dict(np.load(io.BytesIO(good)))
-    other = faiss.serialize_index(faiss.IndexFlatL2(64))
+    other = faiss.serialize_index(faiss.IndexFlatL2(96))
     changes = {"no index in it": {"faiss": other[:10]}, "another index": {"faiss": other},
                "cut index": {"faiss": arrays["faiss"][:-100]}, "other width": {"to_rows": arrays["to_rows"][:, :-1]},
                "other K": {"mean": arrays["mean"][:-1]}, "tuned to text": {"tuned": np.array(["a"])}}
