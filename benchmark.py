@@ -11,6 +11,7 @@ step        a training step of Gaussians against one of points, and what of it i
 regions     the same of VSRN, SCAN, PVSE and PCME on regions, against the mean of the regions
 batches     reading batches from a mapped feature file against the pace of training
 extraction  features of photos: what of the time is not the network
+search      exact and approximate search in --size drawn Gaussians: time, recall against exact search, peak memory
 
 A time is the least of `--repeats` rounds. On a busy machine OMP_NUM_THREADS=1 makes the ratios steadier.
 """
@@ -30,7 +31,7 @@ import torch.nn.functional as F
 
 import cli
 import train
-from cli import Arguments, filename, natural, positive, torch_device
+from cli import Arguments, filename, natural, positive, torch_device, up_to
 from data import Batch, Split, pair_batches
 from evaluate import Judgements, assess, parse_args
 from evaluation.annotations import Crisscrossed, Pairs, Ratings, cxc_pairs
@@ -45,6 +46,7 @@ from methods.likelihoods import MLS
 from methods.scan import DIRECTIONS, CrossAttention
 from metrics import retrieval_blocks
 from model import build_model
+from retrieval.timing import LEAST, MOST, search_times
 from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding
 from tests.references import attended, broadcasts, caption_ranks, image_ranks, suited
 from text import SPECIALS, Vocabulary
@@ -70,8 +72,8 @@ BROADCAST = ("order", "elk", "bhattacharyya")       # similarities that do not s
 AIMS = {**dict.fromkeys(("kl", "kl_reverse", "mahalanobis", "wasserstein", "csd"), ("product", "loop")),
         "mls": ("mls", "loop")}       # targets of speed, beside the product and beside the loop
 AT_MOST = {"product": 2.5, "mls": 1.6, "minkl": 2.0, "error": 1e-5, "evaluation": 1.5, "memory": 600, "suite": 25,
-           "suite memory": 1229, "confidence": 4.0, "step": 2.2, "attention memory": 150, "extraction": 15}
-AT_LEAST = {"loop": 40, "batches": 20, "equal": 1, "original": 8, "attention": 4}
+           "suite memory": 1229, "confidence": 4.0, "step": 2.2, "attention memory": 150, "extraction": 15, **MOST}
+AT_LEAST = {"loop": 40, "batches": 20, "equal": 1, "original": 8, "attention": 4, **LEAST}
 records: list[dict] = []              # every measurement of this run
 
 
@@ -146,8 +148,7 @@ def parts_of(n: int, seed: int, device, most: int, least: int) -> Embedding:
     """n items of `least` to `most` unit vectors (n, most, D)."""
     generator = torch.Generator().manual_seed(seed)
     parts = F.normalize(torch.randn(n, most, DIM, generator=generator), dim=2).to(device)
-    count = torch.randint(least, most + 1, (n,), generator=generator)
-    return Embedding(parts.mean(1), None, parts, count.to(device))
+    return Embedding(parts.mean(1), None, parts, torch.randint(least, most + 1, (n,), generator=generator).to(device))
 
 
 def attention_sides(captions: int, seed: int, device) -> tuple[Embedding, Embedding]:
@@ -210,15 +211,13 @@ def evaluation(opt, device) -> None:
     run = {name: partial(retrieval_blocks, SIMILARITIES[name](), images, captions, caption_image)
            for name in ("wasserstein", "cosine")}
     wide = [torch.cat(e[:2], 1) for e in (images, captions)]                        # (N, 2D), (M, 2D)
-    best = race({**{name: partial(f, BLOCKS[0]) for name, f in run.items()},
-                 DIM: partial(products, images.mean, captions.mean), 2 * DIM: partial(products, *wide)}, opt.repeats,
-                 device)
+    best = race({**{name: partial(f, BLOCKS[0]) for name, f in run.items()}, 2 * DIM: partial(products, *wide),
+                 DIM: partial(products, images.mean, captions.mean)}, opt.repeats, device)
     for name, width, needed in (("wasserstein", DIM, False), ("wasserstein", 2 * DIM, True), ("cosine", DIM, True)):
         line(f"{name} / products of width {width:,}" + (", which it needs" if needed else ", of the embeddings"),
              best[name] / best[width], ".2f", "evaluation" if needed else None)
     means = [e.mean.cpu().double().numpy() for e in (images, captions)]
-    loops = {ranks: partial(ranks, *means, caption_image, ORIGINAL)
-             for ranks in (image_ranks, caption_ranks)}     # of the first images, of the first captions
+    loops = {ranks: partial(ranks, *means, caption_image, ORIGINAL) for ranks in (image_ranks, caption_ranks)}
     spent = race(loops, 1, device)
     slow = (spent[image_ranks] * n + spent[caption_ranks] * m) / ORIGINAL
     line(f"loop of one product and one sort per query ({ORIGINAL}) / cosine", slow / best["cosine"], ".1f", "original")
@@ -269,8 +268,7 @@ def suite(opt, device) -> None:
                  "suite": lambda: assess(subject, judged, parse_args(SUITE))}, 1, device)
     line("everything / one product of 5,000 x 25,000 x 1,024", best["suite"] / best["product"], ".1f", "suite")
     line("seconds", best["suite"], ".1f")
-    line("peak memory beyond the embeddings, MiB",
-         in_fresh_process(suite_memory, opt.seed, device), ".0f", "suite memory")
+    line("peak memory beyond embeddings, MiB", in_fresh_process(suite_memory, opt.seed, device), ".0f", "suite memory")
 
 
 def certain(dev: Subject, subject: Subject) -> None:
@@ -405,13 +403,19 @@ def batches(opt, device) -> None:
             line(f"{name}: pages of it left mapped, MiB of {os.path.getsize(path[name]) >> 20}", mapped, ".0f")
 
 
+def search(opt, device) -> None:
+    for measured in search_times(opt.size, opt.repeats, opt.seed, device):
+        line(*measured)
+
+
 def extraction(opt, device) -> None:
     print("\nextraction: {} photos of 500 x 375 by resnet18, read by {} processes".format(*EXTRACTED), flush=True)
     for measured in extraction_times(*EXTRACTED, min(2, opt.repeats), opt.seed, device):
         line(*measured)
 
 
-PARTS = {f.__name__: f for f in (scores, attention, evaluation, suite, confidence, step, regions, batches, extraction)}
+PARTS = {f.__name__: f for f in (scores, attention, evaluation, suite, confidence, step, regions, batches, extraction,
+                                    search)}
 
 
 def main(argv=None) -> None:
@@ -419,6 +423,7 @@ def main(argv=None) -> None:
     p.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     p.add_argument("--repeats", type=positive, default=5, help="rounds in which the things compared take turns")
     p.add_argument("--seed", type=natural, default=0, help="of the random embeddings and features")
+    p.add_argument("--size", type=up_to(10 ** 8, 1000), default=100000, help="vectors of the part search")
     p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
     p.add_argument("--output", type=filename, metavar="FILE", help="write all measurements there as JSON")
     opt = p.parse_args(argv)

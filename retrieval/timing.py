@@ -7,12 +7,29 @@ and 6, 21, 39 and 72 of the log-variances; the standard deviation of a log-varia
 inverted file of 128 lists, which is .31, .65 and .93 when 1, 4 and 16 lists are read. Drawn so, with D = 512, the
 dimensions are 14, 51, 97 and 160, and 6, 19, 38 and 83; the recall is .16, .42 and .80: these are harder to find.
 """
+import os
+import tempfile
+import time
+from functools import partial
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from features.timing import race
+from files.memory import MIB, in_fresh_process, resident
+from retrieval.approximate import build, rescored
+from retrieval.flat import CONVERTED, Flat, top_of, write_flat
 from similarities import SIMILARITIES, Embedding, unit
 
 DIM, LATENT = 1024, 256
+TOP = 10
+ASKED = (1, 16, 256)                  # queries that are searched for at once, exactly
+LEARNED, TUNED, TRIED = 4000, 1000, 1000    # captions that the projection, the effort and the recall are taken from
+TOGETHER = 64                         # queries that candidates are sought for at once
+MANY = 300_000                        # vectors from which on fewer queries a second are expected
+MOST = {"exact search": 1.3, "search memory": 6144}         # targets: times the bare product, MiB
+LEAST = {"recall": 0.98, "search rate": 1000, "search rate of many": 200}           # share, queries a second
 CLUSTERS, WITHIN = 2000, 0.5          # WITHIN: share of the latent variance that is within clusters
 DECAY, FLAT_UP_TO = 1.8, 12           # the variance of latent dimension i is (i + 12) ** -1.8
 NOISE = 0.05                          # share of the variance that is the same in all dimensions
@@ -23,11 +40,11 @@ SPREAD = 0.09                         # standard deviation of a log-variance
 class Drawn:
     """Draws images and captions from one latent space of clusters, mapped up to the dimensions of the embedding."""
 
-    def __init__(self, seed: int, dim: int = DIM):
-        self.generator, self.dim = torch.Generator().manual_seed(seed), dim
+    def __init__(self, seed: int):
+        self.generator, self.dim = torch.Generator().manual_seed(seed), DIM
         self.scale = (torch.arange(LATENT) + FLAT_UP_TO).float().pow(-DECAY / 2)    # (L,)
         self.centres = self.normal(CLUSTERS, LATENT)
-        self.to_mean, self.to_log_var = (self.normal(LATENT, dim) / dim ** 0.5 for _ in range(2))
+        self.to_mean, self.to_log_var = (self.normal(LATENT, DIM) / DIM ** 0.5 for _ in range(2))
         self.turn = self.normal(LATENT, LATENT) / LATENT ** 0.5     # other latent dimensions lead in the log-variances
 
     def normal(self, *shape: int) -> Tensor:
@@ -61,3 +78,75 @@ class Drawn:
     def blocks(self, n: int, block: int = 8192):
         """n lifted images in blocks, for write_flat."""
         return (self.images(min(block, n - start)) for start in range(0, n, block))
+
+
+def written(path: str, n: int, seed: int) -> tuple[float, float]:
+    """Write n lifted images to a float16 file. Returns seconds, drawing them included, and the peak memory in MiB."""
+    start, drawn = time.perf_counter(), Drawn(seed)
+    write_flat(path, drawn.blocks(n), n, 2 * DIM + 2, True)
+    return time.perf_counter() - start, resident("VmHWM") / MIB
+
+
+def bare(flat: Flat, queries: Tensor) -> None:
+    """The products of queries (Q, K) with all vectors of a file, and nothing else: what exact search cannot avoid."""
+    step = max(1, CONVERTED // (4 * flat.k))
+    for start in range(0, flat.n, step):
+        queries @ flat.data[start:start + step].float().T
+
+
+def answers(index, flat: Flat, queries: Tensor) -> np.ndarray:
+    """The rows (Q, TOP) of the best of those that an approximate index proposes, scored exactly."""
+    rows = index.candidates(queries, index.tuned.depth)
+    best = rescored(flat, queries, rows).topk(min(TOP, rows.shape[1]), 1).indices.numpy()
+    return np.take_along_axis(rows, best, 1)
+
+
+def approximate_times(path: str, method: str, queries: Tensor, best: np.ndarray, seed: int) -> dict[str, float]:
+    """What an approximate index over a file costs and finds. best (TRIED, TOP): true answers of the last queries."""
+    flat, file = Flat(path), f"{path}.{method}"
+    start = time.perf_counter()
+    index = build(flat, method, file, queries[:LEARNED], seed=seed)
+    built = time.perf_counter()
+    index.tune(flat, queries[LEARNED:LEARNED + TUNED])
+    index.save(file)
+    tuned, asked = time.perf_counter(), queries[LEARNED + TUNED:]
+    found = [answers(index, flat, some) for some in asked.split(TOGETHER)]          # also warms up
+    start_again = time.perf_counter()
+    for some in asked.split(TOGETHER):
+        answers(index, flat, some)
+    spent = time.perf_counter() - start_again
+    hits = (best[:, :, None] == np.concatenate(found)[:, None]).any(2)
+    return {"built": built - start, "tuned": tuned - built, "effort": index.tuned.effort, "depth": index.tuned.depth,
+            "recall1": hits[:, 0].mean(), "recall10": hits.mean(), "rate": len(asked) / spent,
+            "file": os.path.getsize(file) / MIB, "peak": resident("VmHWM") / MIB}
+
+
+def search_times(n: int, repeats: int, seed: int, device):
+    """Yield (name, value, format, target) of exact and approximate search among n images."""
+    print(f"\nsearch: {n:,} lifted Gaussians, 2 x {DIM:,} + 2 numbers each in float16, the file cached", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "vectors.faiss")
+        seconds, memory = in_fresh_process(written, path, n, seed)
+        yield "drawing and writing the file, seconds", seconds, ".1f", None
+        yield "drawing and writing the file, peak memory of the process, MiB", memory, ".0f", "search memory"
+        flat, drawn = Flat(path), Drawn(seed)
+        drawn.generator.manual_seed(seed + 1)               # other captions of the same latent space
+        queries = drawn.captions(LEARNED + TUNED + TRIED)
+        for q in ASKED:
+            best = race({"bare": partial(bare, flat, queries[:q]),
+                         "exact": lambda q=q: top_of(flat.products(queries[:q]), TOP)}, repeats, device)
+            yield f"exact, {q} queries at once: milliseconds a query", 1000 * best["exact"] / q, ".2f", None
+            yield f"exact, {q} queries at once / the bare product", best["exact"] / best["bare"], ".2f", "exact search"
+        truth = top_of(flat.products(queries[LEARNED + TUNED:]), TOP)[1].numpy()
+        for method in ("hnsw", "ivfpq"):
+            of = in_fresh_process(approximate_times, path, method, queries, truth, seed)
+            yield f"{method}: building, seconds", of["built"], ".1f", None
+            yield f"{method}: choosing the effort, seconds", of["tuned"], ".1f", None
+            yield f"{method}: size of its file, MiB", of["file"], ".0f", None
+            yield f"{method}: effort, with {of['depth']} candidates scored exactly", of["effort"], ".0f", None
+            yield f"{method}: recall@1 of exact search, of other queries than were tuned on", of["recall1"], ".3f", None
+            yield f"{method}: recall@10", of["recall10"], ".3f", "recall"
+            yield (f"{method}: queries a second, {TOGETHER} at once, candidates scored exactly", of["rate"], ".0f",
+                   "search rate" if n < MANY else "search rate of many")
+            yield (f"{method}: peak memory of the process, building and searching, MiB", of["peak"], ".0f",
+                   "search memory")

@@ -7,6 +7,7 @@ import torch
 
 import benchmark
 from metrics import retrieval
+from retrieval import timing
 from similarities import SIMILARITIES, Embedding
 from tests import references
 
@@ -14,6 +15,8 @@ SIZES = {"DIM": 8, "SCORES": (20, 40), "SLICE": 2, "SAMPLE": (6, 8), "ORIGINAL":
          "TIMED_CAPTIONS": (4, 2), "BATCH": 6, "FEATURES": 12, "WORDS": 40, "REGION_STEP": ((4, 12), 8),
          "BLOCKS": (8, 5, 3), "EXTRACTED": (6, 1), "ELEMENTS": (64, 128), "CALIBRATED": ((20, 100), (30, 150)),
          "FILES": {"features": ((10, 12), np.float32), "regions": ((10, 4, 12), np.float16)}}
+
+SEARCH = {"DIM": 8, "LATENT": 6, "CLUSTERS": 5, "LEARNED": 40, "TUNED": 20, "TRIED": 20, "ASKED": (1, 3)}
 
 
 @pytest.mark.parametrize("part", benchmark.PARTS)
@@ -24,8 +27,13 @@ def test_every_part_measures(part, monkeypatch, capsys):
     monkeypatch.setattr(benchmark, "EVALUATION", size)
     monkeypatch.setattr("evaluation.subjects.FOLD", size[0] // 5)
     monkeypatch.setattr(benchmark, "records", [])
-    monkeypatch.setattr(benchmark, "in_fresh_process", lambda function, *words: function(*words))
-    benchmark.PARTS[part](argparse.Namespace(repeats=1, seed=0, device="cpu"), torch.device("cpu"))
+    for name, value in SEARCH.items():
+        monkeypatch.setattr(timing, name, value)
+    for module in (benchmark, timing):
+        monkeypatch.setattr(module, "in_fresh_process", lambda function, *words: function(*words))
+    if part == "search":
+        pytest.importorskip("faiss", reason="FAISS is an optional package (requirements-search.txt)")
+    benchmark.PARTS[part](argparse.Namespace(repeats=1, seed=0, device="cpu", size=1200), torch.device("cpu"))
     assert benchmark.records and all(np.isfinite(record["value"]) for record in benchmark.records)
     assert part in capsys.readouterr().out
 
