@@ -4,8 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from nltk.tokenize import word_tokenize
-
 from cli import InputError
 from files.reading import read_json
 from files.writing import atomic
@@ -28,6 +26,8 @@ def tokenize(caption: str) -> list[str]:
     text = caption.lower()
     if PLAIN.fullmatch(text) and not SPLIT.search(text):
         return text.replace(",", " ,").removesuffix(".").split() + ["."] * text.endswith(".")
+    from nltk.tokenize import word_tokenize  # takes a second to import, and few captions need it
+
     return word_tokenize(text, preserve_line=True)
 
 

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy.special import betaincinv
 
 from cli import InputError
 from evaluation import selective
@@ -106,6 +106,8 @@ def judge_sets(subject: Subject, side: str, t: float, alpha: float, limits: dict
             size[name].append(sizes)
             held[name].append(strange[name] <= limits[name])
     k = math.ceil((n + 1) * (1 - alpha))
+    from scipy import stats  # takes a second to import, and a search needs none of it
+
     low, high = stats.betabinom(rows.queries, k, n + 1 - k).ppf([0.025, 0.975]) / rows.queries
     results = {}
     for name in METHODS:
@@ -147,7 +149,7 @@ def certified_threshold(confidence: np.ndarray, rate: float) -> tuple[float, int
     negatives cannot certify any.
     """
     n, falling = len(confidence), np.sort(confidence)[::-1]
-    bound = stats.beta.ppf(CONFIDENT, np.arange(n) + 1, n - np.arange(n))           # of 0 ... n - 1 false answers
+    bound = betaincinv(np.arange(n) + 1, n - np.arange(n), CONFIDENT)               # of 0 ... n - 1 false answers
     allowed = int(np.searchsorted(bound, rate, "right")) - 1                        # false answers that are allowed
     if allowed < 0:
         need = math.ceil(math.log(1 - CONFIDENT) / math.log(1 - rate))

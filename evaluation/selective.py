@@ -5,7 +5,7 @@ right (Q,) bool: whether the query's first answer is right. Shares are in [0, 1]
 """
 import numpy as np
 import torch
-from scipy import stats
+from scipy.special import betaincinv
 
 from metrics import recall_in_bins, risk_coverage
 
@@ -130,7 +130,7 @@ def exact_interval(hits: np.ndarray, n: np.ndarray, level: float = 0.95) -> tupl
     (low (B,), high (B,))."""
     outside = (1 - level) / 2
     with np.errstate(invalid="ignore"):                     # at the ends, where the share itself is the bound
-        low, high = stats.beta.ppf(outside, hits, n - hits + 1), stats.beta.ppf(1 - outside, hits + 1, n - hits)
+        low, high = betaincinv(hits, n - hits + 1, outside), betaincinv(hits + 1, n - hits, 1 - outside)
     return np.where(hits > 0, low, 0.0), np.where(hits < n, high, 1.0)
 
 
