@@ -146,10 +146,11 @@ def query(opt) -> None:
             print(f"note: {note}")
     if opt.time:
         print(f"time: {time.monotonic() - cli.BEGAN:.2f} s in all: index and model opened in {ready - start:.2f} s, "
-              f"{len(found)} queries answered in {done - ready:.3f} s; the rest is Python and its imports",
+              f"the answers took {done - ready:.3f} s; the rest is Python and its imports",
               file=sys.stderr)
     if sheet:
-        contact_sheet(sheet, found, searcher.path_of, searcher.title, opt.unsure, [None] * len(texts) + opt.photo)
+        contact_sheet(sheet, found, searcher.path_of, f"{searcher.count:,} photos of {searcher.title}", opt.unsure,
+                      [None] * len(texts) + opt.photo)
         print(f"contact sheet in {sheet}", file=sys.stderr if opt.json else sys.stdout)
 
 

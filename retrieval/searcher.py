@@ -63,7 +63,7 @@ class Searcher:
         self.trust: Trust | None = self.index.trust or (
             None if made["bank"] else trust_of(run, made["similarity"], calibration))
         self.count, self.folder, self.calibrated = len(self.index), made["folder"] or "", self.trust is not None
-        self.title = f"{self.count:,} photos of {made['data']}, {made['similarity']}"
+        self.title = f"{made['data']}, {made['similarity']}"
         self.notes = self.trust.notes(made["images"][1], self.count) if self.trust else [
             f"no probabilities: {run} was not calibrated; write its calibration with evaluate.py --checkpoint {run} "
             "--confidence --sets 0.1"]
