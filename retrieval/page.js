@@ -87,7 +87,8 @@ function draw(fields, found) {
   facts.push(`${count(found.gallery, "photo")} searched`);
   if (!about.calibrated) facts.push("scores without probabilities: the model was not calibrated");
   $("facts").append(...facts.flatMap((fact, k) => k ? [" \u00b7 ", fact] : [fact]));
-  $("notes").append(...[...about.notes, ...found.notes].map((note) => element("li", note)));
+  const always = about.calibrated && found.sure === null ? [] : about.notes;   // they are about probabilities
+  $("notes").append(...[...always, ...found.notes].map((note) => element("li", note)));
   $("answers").start = found.first + 1;
   $("answers").append(...found.answers.map((answer, k) => card(answer, found.first + k + 1, fields)));
   drawPages(fields, found);
