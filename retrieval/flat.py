@@ -162,8 +162,8 @@ class Flat:
             stored = self.data[start:start + block]
             scores = torch.empty(len(queries), len(stored))
             for part, out in zip(stored.split(step), scores.split(step, 1)):
-                # converted in a cache, at an address that float32 may stand at
-                torch.mm(queries, piece[:len(part)].copy_(part).T, out=out)
+                own = piece[:len(part)].copy_(part) if self.half else part          # converted in a cache
+                torch.mm(queries, own.T, out=out)
             self.release(stored.nbytes)
             if not torch.isfinite(scores.sum()) and not torch.isfinite(scores).all():
                 row = start + int((~torch.isfinite(scores)).any(0).nonzero()[0])
