@@ -1,6 +1,7 @@
 """An index whose vectors are on a Milvus server (`milvus`). Its folder only says where; all else is there, too."""
 import base64
 import contextlib
+import functools
 import os
 
 import numpy as np
@@ -56,6 +57,11 @@ class ClusterIndex:
 
     def uncertainties(self, rows: list[int]) -> list[float | None]:
         return [None if np.isnan(x) else float(x) for x in self.milvus.uncertainties(rows)]
+
+    @functools.cached_property
+    def rows(self) -> int:
+        """Rows are below this; those of photos that were removed are not used again."""
+        return self.milvus.next_row()
 
     def listed(self) -> tuple[np.ndarray, list[str], list[str | None]]:
         """The rows, names and digests of all photos."""

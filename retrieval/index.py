@@ -173,6 +173,11 @@ class Index:
         """(N,) what a query bank takes from the scores."""
         return self.items.bank
 
+    @property
+    def rows(self) -> int:
+        """Rows are 0 to one less than this."""
+        return len(self)
+
     def listed(self) -> tuple[np.ndarray, list[str], list[str | None]]:
         """The rows, names and digests of all photos."""
         return np.arange(len(self)), self.items.names, self.items.digests

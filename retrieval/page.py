@@ -102,9 +102,9 @@ class Page:
 
     def row(self, text: str) -> int:
         """The row that a request names."""
-        if not re.fullmatch("[0-9]{1,12}", text) or int(text) >= self.searcher.count:
+        if not re.fullmatch("[0-9]{1,12}", text) or int(text) >= self.searcher.rows:
             raise Refused(404, f"{ascii(text)[:40]} is no photo of the index; its rows are 0 to "
-                               f"{self.searcher.count - 1:,}")
+                               f"{self.searcher.rows - 1:,}")
         return int(text)
 
     def plain(self, found: Found, top: int, first: int) -> dict:

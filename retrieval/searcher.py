@@ -95,10 +95,15 @@ class Searcher:
             raise InputError(f"the photo {path} is gone, so nothing can be compared with it")
         return self.find_photo(Photos([path]).open(0), top, first, *self.index.names([row]))
 
+    @property
+    def rows(self) -> int:
+        """Rows of the index are below this."""
+        return self.index.rows
+
     def path_of(self, row: int) -> str:
         """folder/name of a photo. The file may be there no more."""
-        if not 0 <= row < self.count:
-            raise InputError(f"there is no photo {row} in the index; its photos are 0 to {self.count - 1}")
+        if not 0 <= row < self.rows:
+            raise InputError(f"there is no photo {row} in the index; its photos are 0 to {self.rows - 1}")
         return os.path.join(self.folder, *self.index.names([row]))
 
     # ---- ranking

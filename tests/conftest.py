@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from demo import __main__ as demo
+from inputs import import_torchvision
 from tests import helpers
 
 REAL = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data")
@@ -33,6 +34,15 @@ def small_run(tmp_path_factory, demo_path):
             helpers.fit("--data_path", demo_path, *words, "--logger_name", found[words])
         return shutil.copytree(found[words], to) if to else found[words]
     return call
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory):
+    """Untrained weights of resnet18, so that nothing has to be fetched."""
+    path = tmp_path_factory.mktemp("weights") / "resnet18.pth"
+    torch.manual_seed(0)
+    torch.save(import_torchvision().models.resnet18(weights=None).state_dict(), path)
+    return str(path)
 
 
 @pytest.fixture(scope="session")

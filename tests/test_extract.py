@@ -17,16 +17,6 @@ from features.word_vectors import read_vectors, train_vectors, write_vectors
 from tests.helpers import refused
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    """Untrained weights of resnet18, so that nothing has to be fetched."""
-    path = tmp_path_factory.mktemp("weights") / "resnet18.pth"
-    torch.manual_seed(0)
-    from inputs import import_torchvision
-    torch.save(import_torchvision().models.resnet18(weights=None).state_dict(), path)
-    return str(path)
-
-
 @pytest.fixture
 def folder(tmp_path, demo_path):
     """A data path that may be written to, with demo captions and word vectors of 12 values learned from them."""

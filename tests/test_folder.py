@@ -19,17 +19,8 @@ from encoders import CNN
 from features import extract, folder, networks, pairs
 from features import photos as rows_of_photos
 from features.networks import network_of
-from inputs import Features, Photos, eval_transform, import_torchvision, whole_transform
+from inputs import Features, Photos, eval_transform, whole_transform
 from tests.helpers import ROOT, heed, refused
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    """Untrained weights of resnet18, so that nothing has to be fetched."""
-    path = tmp_path_factory.mktemp("weights") / "resnet18.pth"
-    torch.manual_seed(0)
-    torch.save(import_torchvision().models.resnet18(weights=None).state_dict(), path)
-    return str(path)
 
 
 @pytest.fixture

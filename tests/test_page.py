@@ -29,9 +29,12 @@ class MadeUp(Searcher):
     """Photos of one colour each. A text finds the photos in their order, the first with the probability that it
     begins with ("0.72 a dog"), the others with shares of the rest."""
 
+    rows = property(lambda self: self.count)
+
     def __init__(self, folder: str, names: list[str], calibrated: bool = True):
         self.folder, self.names, self.calibrated = folder, names, calibrated
-        self.count, self.title, self.notes = len(names), "Made-up photos", ["a note of the index"]
+        self.count = len(names)
+        self.title, self.notes = "Made-up photos", ["a note of the index"]
         self.asked, self.busy, self.together = [], 0, 0
 
     def find(self, query: str, order: list[int], top: int, first: int, sure: float = 0.72) -> Found:
