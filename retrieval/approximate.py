@@ -33,7 +33,7 @@ FAR = 10                              # |q| / M; the nearest lists of an inverte
 CHUNK = 1 << 16                       # vectors that are added at once
 WHOLE = 2048                          # vectors that are read at once
 LINKS, BREADTH = 32, 100              # of each vector in the graph (M); candidates for them (efConstruction)
-PER_LIST, ROUNDS = 64, 10             # vectors that k-means is run on, for each list; its rounds
+PER_LIST, ROUNDS = 40, 10             # vectors that k-means is run on, for each list; its rounds
 LEAST = 1000                          # vectors that codes can be learned from
 EFFORTS = {"hnsw": (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048),
            "ivfpq": (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)}
@@ -159,8 +159,8 @@ class Approximate:
 
     def tune(self, flat: Flat, queries, target: float = 0.98) -> Tuned:
         """Choose the least effort, and then the least depth, at which `target` of the true best ten of `queries` (Q, K)
-        are among the candidates. Where none is enough, the largest are taken, and the recall says so. What was chosen
-        is kept; `save` stores it.
+        are among the candidates, by a standard error at least: other queries should reach it, too. Where none is
+        enough, the largest are taken, and the recall says so. What was chosen is kept; `save` stores it.
 
         The queries should be real captions that `build` was not given: captions lie elsewhere than photos do, and
         photos that stand for captions are found with less effort.
@@ -173,7 +173,7 @@ class Approximate:
             for depth in [d for d in depths if d <= rows.shape[1]]:
                 found = (best[:, :, None] == rows[:, None, :depth]).any(2)          # (Q, 10)
                 self.tuned = Tuned(effort, depth, float(found[:, 0].mean()), float(found.mean()), len(queries))
-                if self.tuned.recall10 >= target:
+                if self.tuned.recall10 - found.mean(1).std() / len(queries) ** 0.5 >= target:
                     return self.tuned
         return self.tuned
 
@@ -198,7 +198,7 @@ def build(flat: Flat, method: str, path: str, queries, threads: int = 0, seed: i
             index.hnsw.efConstruction = BREADTH
             index.train(np.zeros((1, SHORT), np.float32))   # float16 learns nothing
         else:
-            lists = 2 ** round(math.log2(min(4 * flat.n ** 0.5, flat.n / 40)))
+            lists = 2 ** round(math.log2(min(8 * flat.n ** 0.5, flat.n / PER_LIST)))
             index = faiss.index_factory(SHORT, f"IVF{lists},PQ{SHORT // 2}")
             index.do_polysemous_training = False            # it serves Hamming distances, and takes minutes
             index.cp.niter = index.pq.cp.niter = ROUNDS
