@@ -52,7 +52,7 @@ class World:
     def insert(self, engine, start=0, stop=None):
         part = slice(start, stop)
         engine.insert(self.rows[part], self.names[part], self.uncertainties[part], [v[part] for v in self.vectors],
-                      self.rest[part])
+                      self.rest[part], [f"digest {row}" for row in self.rows[part]])
 
     def best(self, channel, r, among):
         """(Q, r) rows and scores of the best photos of `among`, in float64."""
@@ -65,9 +65,12 @@ class World:
         among = np.asarray(among)
         assert engine.count == len(among) and engine.next_row() == among.max() + 1
         pages = list(engine.all_names(70))
-        assert all(len(rows) <= 70 for rows, _ in pages)
-        np.testing.assert_array_equal(np.concatenate([rows for rows, _ in pages]), among)
-        assert [name for _, names in pages for name in names] == [self.names[row] for row in among]
+        assert all(len(rows) <= 70 for rows, _, _ in pages)
+        np.testing.assert_array_equal(np.concatenate([rows for rows, _, _ in pages]), among)
+        assert [name for _, names, _ in pages for name in names] == [self.names[row] for row in among]
+        assert [digest for _, _, digests in pages for digest in digests] == [f"digest {row}" for row in among]
+        asked = np.append(among[::-1], among.max() + 7)
+        np.testing.assert_array_equal(engine.present(asked), asked[:-1])
         for channel in range(len(CHANNELS)):
             rows, scores = engine.candidates(channel, self.queries[channel], 7)
             wanted, exact = self.best(channel, 7, among)
