@@ -16,7 +16,17 @@ from files.reading import read_json
 from inputs import Features, NoImages, Photos, image_batches
 from retrieval.cluster import ClusterIndex, Collection, collecting, open_index, token_of
 from retrieval.encoder import Encoder, join
-from retrieval.index import FORMAT, Block, Generation, Index, Items, changing, manifest_of, origin_in_text
+from retrieval.index import (
+    FORMAT,
+    Block,
+    Generation,
+    Index,
+    Items,
+    changing,
+    manifest_of,
+    origin_in_text,
+    writing_alone,
+)
 from retrieval.proposing import propose
 from retrieval.trust import BankColumn, in_json
 from retrieval.vectors import LiftedVectors, WholeVectors, described, vectors_of
@@ -158,7 +168,7 @@ def make(opt) -> None:
         place = collecting(opt.output, manifest, pointer, token_of(opt.token_file))
     else:
         place = changing(opt.output, manifest, len(gallery.names))
-    with place as new:
+    with writing_alone(opt.output), place as new:
         fill(new, encoder, gallery, bank, opt.workers)
 
 
@@ -212,8 +222,8 @@ def refuse_foreign(folder: str) -> None:
 @contextlib.contextmanager
 def changed(opt):
     """Yields the index of opt.index, and what opens a new state of it: change(rows to leave out, how many come)."""
-    old = open_index(opt.index, opt.token_file, writing=True)
-    with contextlib.closing(old):
+    manifest_of(opt.index)
+    with writing_alone(opt.index), contextlib.closing(open_index(opt.index, opt.token_file, writing=True)) as old:
         @contextlib.contextmanager
         def change(out: np.ndarray, more: int):
             if isinstance(old, Index):

@@ -9,7 +9,7 @@ import torch
 
 from cli import InputError
 from files.reading import read_text
-from files.writing import locked, save_json
+from files.writing import save_json
 from retrieval.index import (
     DEPTH,
     FORMAT,
@@ -136,17 +136,15 @@ class Collection:
 
 @contextlib.contextmanager
 def collecting(folder: str, manifest: dict, pointer: dict, token: str, old: ClusterIndex | None = None):
-    """Yields a Collection to fill and to finish; `old` to change one. Other processes that use this folder are kept
-    out. What is stopped goes on when it is called again."""
-    os.makedirs(folder, exist_ok=True)
+    """Yields a Collection to fill and to finish; `old` to change one. What is stopped goes on when it is called
+    again."""
     pointer = {"index": FORMAT, "engine": "milvus", "uri": pointer["uri"], "collection": pointer["collection"]}
-    with locked(folder, "writing the index"):
-        new = Collection(folder, manifest, pointer, token, old)
-        try:
-            yield new
-        finally:
-            if new.milvus is not None:
-                new.milvus.close()
+    new = Collection(folder, manifest, pointer, token, old)
+    try:
+        yield new
+    finally:
+        if new.milvus is not None:
+            new.milvus.close()
 
 
 def open_index(folder: str, token_file: str | None = None, writing: bool = False) -> Index | ClusterIndex:

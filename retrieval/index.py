@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -49,9 +50,12 @@ class Items(NamedTuple):
         return Items([self.names[i] for i in rows], [self.digests[i] for i in rows],
                      *(None if x is None else x[rows] for x in (self.uncertainty, self.bank)))
 
-    def and_these(self, other: "Items") -> "Items":
-        return Items(self.names + other.names, self.digests + other.digests,
-                     *(None if a is None else np.concatenate([a, b]) for a, b in zip(self[2:], other[2:])))
+    @classmethod
+    def joined(cls, parts: list["Items"]) -> "Items":
+        """Those of some photos after each other."""
+        names, digests, *numbers = zip(*parts)
+        return cls(list(chain(*names)), list(chain(*digests)),
+                   *(None if x[0] is None else np.concatenate(x) for x in numbers))
 
 
 class Block(NamedTuple):
@@ -200,7 +204,7 @@ class Generation:
 
     def __init__(self, folder: str, path: str, manifest: dict, files: contextlib.ExitStack):
         self.folder, self.path, self.manifest, self.files = folder, path, manifest, files
-        self.writers, self.items = [], None
+        self.writers, self.items = [], []
 
     def begin(self, vectors, block: Block) -> int:
         """How many photos are there already, after a stop: none."""
@@ -214,7 +218,7 @@ class Generation:
 
     def add(self, block: Block, items: Items) -> None:
         """Write some photos behind those before."""
-        self.items = items if self.items is None else self.items.and_these(items)
+        self.items.append(items)
         parts = [*block.vectors, *([] if block.rest is None else [block.rest])]
         if not self.writers:
             names = [f"vectors{c}" for c in range(len(block.vectors))] + ["rest"] * (block.rest is not None)
@@ -227,9 +231,10 @@ class Generation:
     def finish(self) -> None:
         """Close the files, write names and numbers, and make this the index."""
         self.files.close()
-        numbers = {"uncertainty": self.items.uncertainty, "bank": self.items.bank}
+        items = Items.joined(self.items)
+        numbers = {"uncertainty": items.uncertainty, "bank": items.bank}
         save_arrays(os.path.join(self.path, "numbers.npz"), {name: x for name, x in numbers.items() if x is not None})
-        save_json({"names": self.items.names, "digests": self.items.digests}, os.path.join(self.path, "items.json"))
+        save_json({"names": items.names, "digests": items.digests}, os.path.join(self.path, "items.json"))
         name = self.manifest["generation"]
         os.rename(self.path, os.path.join(self.folder, name))
         save_json(self.manifest, os.path.join(self.folder, "manifest.json"))
@@ -240,21 +245,26 @@ class Generation:
 
 @contextlib.contextmanager
 def changing(folder: str, manifest: dict, count: int):
-    """Yields a Generation of `count` photos to fill and to finish. Other processes that write are kept out; whatever
-    fails leaves the index as it was. Raises InputError where another process writes."""
+    """Yields a Generation of `count` photos to fill and to finish, in a folder whose lock this process holds
+    (`writing_alone`). Whatever fails leaves the index as it was."""
+    for name in os.listdir(folder):                         # of a process that was killed
+        found = re.fullmatch(r"\.[0-9]{6}\.(\d+)\.part", name)
+        if found and not alive(int(found[1])):
+            shutil.rmtree(os.path.join(folder, name))
+    held = sorted(name for name in os.listdir(folder) if re.fullmatch("[0-9]{6}", name))
+    number = f"{int(held[-1]) + 1 if held else 1:06d}"
+    path = os.path.join(folder, f".{number}.{os.getpid()}.part")
+    os.mkdir(path)
+    try:
+        with contextlib.ExitStack() as files:
+            yield Generation(folder, path, {**manifest, "index": FORMAT, "generation": number, "count": count,
+                                            "vectors": dict(manifest.get("vectors", {}))}, files)
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def writing_alone(folder: str):
+    """A context that keeps other processes from writing this index: from before its state is read, so that no change
+    of theirs is lost. Raises InputError where one writes."""
     os.makedirs(folder, exist_ok=True)
-    with locked(folder, "writing the index"):
-        for name in os.listdir(folder):                     # of a process that was killed
-            found = re.fullmatch(r"\.[0-9]{6}\.(\d+)\.part", name)
-            if found and not alive(int(found[1])):
-                shutil.rmtree(os.path.join(folder, name))
-        held = sorted(name for name in os.listdir(folder) if re.fullmatch("[0-9]{6}", name))
-        number = f"{int(held[-1]) + 1 if held else 1:06d}"
-        path = os.path.join(folder, f".{number}.{os.getpid()}.part")
-        os.mkdir(path)
-        try:
-            with contextlib.ExitStack() as files:
-                yield Generation(folder, path, {**manifest, "index": FORMAT, "generation": number, "count": count,
-                                                "vectors": dict(manifest.get("vectors", {}))}, files)
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
+    return locked(folder, "writing the index")

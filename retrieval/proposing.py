@@ -9,7 +9,7 @@ from cli import InputError
 from data import read_split
 from retrieval.approximate import Approximate, build
 from retrieval.encoder import Encoder
-from retrieval.index import Engine, Generation, Index
+from retrieval.index import Engine, Generation, Index, Items
 from retrieval.ranking import Ranker
 from retrieval.vectors import Asked, LiftedVectors, WholeVectors
 from similarities import Embedding
@@ -60,7 +60,8 @@ def propose(new: Generation, old: Index | None, encoder: Encoder, vectors: Lifte
         tuned.append(one.tune(flat, tried.vectors[c], TARGET))
         one.save(path)
     built = time.perf_counter() - began
-    bank = None if new.items.bank is None or vectors.takes_bank else torch.from_numpy(new.items.bank)
+    taken = Items.joined(new.items).bank
+    bank = None if taken is None or vectors.takes_bank else torch.from_numpy(taken)
     count = new.manifest["count"]
     every = Ranker(vectors, engine, count, bank)
     exact, slow = timed(every, tried)

@@ -365,6 +365,20 @@ def test_one_process_writes_at_a_time(own, capsys):
         other.stdin.close()
 
 
+def test_the_lock_is_held_from_before_the_index_is_read(own, monkeypatch):
+    """Otherwise a change of another process meanwhile would be lost."""
+    held, real = [], building.open_index
+
+    def opened(folder, *words, **options):
+        script = f"import sys; sys.path.insert(0, {ROOT!r})\nfrom files.writing import locked\n" \
+                 "with locked(sys.argv[1], 'x'):\n pass"
+        held.append(subprocess.run([sys.executable, "-c", script, folder], capture_output=True, check=False).returncode)
+        return real(folder, *words, **options)
+    monkeypatch.setattr(building, "open_index", opened)
+    run("remove", own / "index", "0.png")
+    assert held == [1]
+
+
 def edit(folder, **values):
     path = folder / "manifest.json"
     stored = json.loads(path.read_text())
