@@ -159,7 +159,7 @@ class Approximate:
 
     def tune(self, flat: Flat, queries, target: float = 0.98) -> Tuned:
         """Choose the least effort, and then the least depth, at which `target` of the true best ten of `queries` (Q, K)
-        are among the candidates, by a standard error at least: other queries should reach it, too. Where none is
+        are among the candidates, by two standard errors: other queries should reach it, too. Where none is
         enough, the largest are taken, and the recall says so. What was chosen is kept; `save` stores it.
 
         The queries should be real captions that `build` was not given: captions lie elsewhere than photos do, and
@@ -169,11 +169,12 @@ class Approximate:
         best = top_of(flat.products(queries), 10)[1].numpy()                        # (Q, 10)
         depths = [depth for depth in DEPTHS if depth < flat.n] + [d for d in DEPTHS if d >= flat.n][:1]
         for effort in EFFORTS[self.method]:
-            rows = self.candidates(queries, min(max(depths), max(effort, DEPTHS[0])), effort)
+            most = min(max(depths), max(effort, DEPTHS[0])) if self.method == "hnsw" else max(depths)   # efSearch >= r
+            rows = self.candidates(queries, most, effort)
             for depth in [d for d in depths if d <= rows.shape[1]]:
                 found = (best[:, :, None] == rows[:, None, :depth]).any(2)          # (Q, 10)
                 self.tuned = Tuned(effort, depth, float(found[:, 0].mean()), float(found.mean()), len(queries))
-                if self.tuned.recall10 - found.mean(1).std() / len(queries) ** 0.5 >= target:
+                if self.tuned.recall10 - 2 * found.mean(1).std() / len(queries) ** 0.5 >= target:
                     return self.tuned
         return self.tuned
 
@@ -201,6 +202,7 @@ def build(flat: Flat, method: str, path: str, queries, threads: int = 0, seed: i
             lists = 2 ** round(math.log2(min(8 * flat.n ** 0.5, flat.n / PER_LIST)))
             index = faiss.index_factory(SHORT, f"IVF{lists},PQ{SHORT // 2}")
             index.do_polysemous_training = False            # it serves Hamming distances, and takes minutes
+            index.by_residual = False                       # else every list that is read needs a table of its own
             index.cp.niter = index.pq.cp.niter = ROUNDS
             index.cp.seed = index.pq.cp.seed = seed + 1
             index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1      # or it warns

@@ -11,6 +11,7 @@ import struct
 import warnings
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +31,7 @@ WIDEST = 1 << 20                      # numbers in a vector; a header that annou
 CONVERTED = 2 << 20                   # bytes of float32 numbers that are multiplied at once: what a cache holds
 FAULT = 1 << 16                       # bytes that Linux maps when one of them is read
 FEW = 8                               # times as many scores as are kept, that are sorted as they stand
+FIRST = 1024                          # scores of a query whose best tell which of the first block are worth sorting
 BLOCK = 8192                          # rows whose scores are handed on at once
 RELEASED = 1 << 30                    # bytes read of a mapped file before its memory pages are released
 
@@ -179,28 +181,34 @@ def top_of(products: Iterable[tuple[int, Tensor]], top: int) -> tuple[Tensor, Te
     for start, scores in products:
         if best is None:
             best, rows = scores.new_empty(len(scores), 0), torch.empty(len(scores), 0, dtype=torch.int64)
-        full = best.shape[1] == top
-        chosen = scores > best[:, -1:] if full else None    # a later row loses a tie
-        if full and not chosen.any():
-            continue
-        if not full or chosen.sum(1).max() > FEW * top:
-            least = scores.topk(min(top, scores.shape[1]), sorted=False).values.amin(1, keepdim=True)
-            chosen = scores >= least if chosen is None else chosen & (scores >= least)
-        best, rows = merged(best, rows, *side_by_side(scores, start, chosen),
-                            min(top, best.shape[1] + scores.shape[1]))
+        if best.shape[1] == top:
+            hits = np.flatnonzero((scores > best[:, -1:]).numpy())                  # a later row loses a tie
+        else:
+            hits = np.flatnonzero((scores >= worst_of(scores[:, :max(FEW * top, FIRST)], top)).numpy())
+        if len(hits) > FEW * top * len(scores) + FIRST:
+            fine = scores.numpy().ravel()[hits] >= worst_of(scores, top).numpy().ravel()[hits // scores.shape[1]]
+            hits = hits[fine]
+        if len(hits):
+            best, rows = merged(best, rows, *side_by_side(scores, start, hits),
+                                min(top, best.shape[1] + scores.shape[1]))
     return best, rows
 
 
-def side_by_side(scores: Tensor, start: int, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """The `chosen` (Q, b) of a block of scores (Q, b), moved to the left: scores (Q, w) and rows (Q, w), of which -inf
-    and 0 fill the queries that have fewer."""
-    query, column = chosen.nonzero(as_tuple=True)
-    count = chosen.sum(1)
-    place = torch.arange(len(query)) - (count.cumsum(0) - count)[query]
-    packed = scores.new_full((len(scores), int(count.max())), -torch.inf)
-    rows = torch.zeros(packed.shape, dtype=torch.int64)
-    packed[query, place], rows[query, place] = scores[query, column], start + column
-    return packed, rows
+def worst_of(scores: Tensor, top: int) -> Tensor:
+    """The score at place `top`, or the least where there are fewer: (Q, b) -> (Q, 1)."""
+    return scores.topk(min(top, scores.shape[1]), sorted=False).values.amin(1, keepdim=True)
+
+
+def side_by_side(scores: Tensor, start: int, hits: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Some of a block of scores (Q, b), at the places `hits` of all in a line, rising, moved to the left: scores (Q, w)
+    and rows (Q, w), of which -inf and 0 fill the queries that have fewer."""
+    query, column = np.divmod(hits, scores.shape[1])
+    count = np.bincount(query, minlength=len(scores))
+    place = np.arange(len(hits)) - (count.cumsum() - count)[query]
+    packed = np.full((len(scores), count.max()), -np.inf, np.float32)
+    rows = np.zeros(packed.shape, np.int64)
+    packed[query, place], rows[query, place] = scores.numpy().ravel()[hits], start + column
+    return torch.from_numpy(packed), torch.from_numpy(rows)
 
 
 def merged(best: Tensor, rows: Tensor, more: Tensor, later: Tensor, top: int) -> tuple[Tensor, Tensor]:
