@@ -109,8 +109,8 @@ class Projection:
 
 
 class Approximate:
-    """An index over the vectors of a Flat file, in memory; its file is read whole. A million vectors take about 420 MiB
-    (hnsw) or 45 MiB (ivfpq), whatever K is. Raises InputError on other files and damaged ones.
+    """An index over the vectors of a Flat file, in memory; its file is read whole. A million vectors take about 450 MiB
+    (hnsw) or 60 MiB (ivfpq), whatever K is. Raises InputError on other files and damaged ones.
 
     FAISS checks less of what it reads than is checked here: open only files that you or those you trust have made.
     """
