@@ -126,7 +126,7 @@ class Cell(NamedTuple):
 class Row(NamedTuple):
     """A query with its photos."""
     query: str                        # a text of any length
-    facts: str                        # one line about it
+    facts: str                        # what is said of it
     cells: list[Cell]
 
 
@@ -134,7 +134,7 @@ def draw_rows(path: str, title: str, rows: list[Row], across: int) -> None:
     """Draw queries with their photos, `across` in a line. Raises InputError where the picture would be too tall."""
     width, lines = max(6, TILE * across), []                # lines: (texts above the first photo, cells)
     for row in rows:
-        heading = "\n".join(filter(None, [wrapped(row.query, int(11 * width), 3), row.facts]))
+        heading = "\n".join(filter(None, (wrapped(text, int(11 * width)) for text in (row.query, row.facts))))
         lines += [("" if k else heading, row.cells[k:k + across]) for k in range(0, len(row.cells) or 1, across)]
     heads = [GAP + LINE * (len(heading.splitlines()) + label_lines(cells)) for heading, cells in lines]
     height = TITLE + sum(heads) + TILE * len(lines)

@@ -196,7 +196,7 @@ def test_a_sheet_shows_every_answer_and_how_sure_it_is(sheet, drawn, quiet):
     first, second, gone, foreign, long, _ = drawn[:6]
     assert first["texts"] == ["a.png\n0.900, 50% (unc. -700.0)", "72% sure",
                               "a dog\n72% sure of the first photo; 2 photos hold the right one with 90% (framed); "
-                              "log det Sigma of the query -812.5 nats"]
+                              "log det Sigma of the query -812.5\nnats"]
     assert second["texts"][0] == "b/c.png\n0.800, 25% (unc. -701.0)"
     assert gone["photo"] is None and "gone" in gone["texts"]
     assert foreign["texts"][0].startswith(f"{pictures.SIGN}.png\n")
