@@ -12,16 +12,20 @@ import torch
 from scipy import stats
 
 import evaluate
+import search
 import show
 import train
 from demo import __main__ as demo
 from evaluation import ambiguity, certainty, confidence, confidence_plots, pictures, promises, queries, selective
 from evaluation.answers import answers, answers_of_both, rows_of, sample_scores
+from evaluation.encoding import encode
 from evaluation.sources import load_run, open_run
 from evaluation.subjects import Subject
 from files.reading import is_drawn
 from metrics import spearman
+from retrieval.trust import Trust, from_json, in_json
 from runs import PICTURES
+from similarities import uncertainty
 from tests.helpers import refused
 
 SIDES = ("t2i", "i2t")
@@ -518,3 +522,48 @@ def test_calibrations_of_other_runs_or_similarities_are_refused(runs, calibrated
     (tmp_path / "c.json").write_text(json.dumps(stored | {"checkpoints": ["gone/run"], "data_name": "mine"}))
     draw(calibrated, runs, "--calibration", tmp_path / "c.json", "--output", tmp_path / "a.png")    # moved since
     assert "calibrated on mine and may not hold on demo_precomp" in capsys.readouterr().out
+
+
+# ---- search.py, which reads the same calibration
+
+def test_search_says_how_sure_it_is(runs, tmp_path, capsys):
+    """Temperature, limit of the sets and quantiles are those that evaluate.py wrote; other runs' are refused."""
+    folder, data = tmp_path / "run", runs / "data"
+    shutil.copytree(runs / "wasserstein", folder)
+    judged(["--checkpoint", folder, "--confidence", "--sets", "0.2", "--export", folder / "e.npz"])
+    search.main(["index", "--checkpoint", str(folder), "--data_path", str(data), "--images", "demo_precomp", "--output",
+                 str(tmp_path / "index")])
+    texts = (data / "demo_precomp" / "test_caps.txt").read_text().splitlines()[:6]
+    capsys.readouterr()
+    search.main(["query", str(tmp_path / "index"), *texts, "--json", "--sets", "--top", "4"])
+    found = json.loads(capsys.readouterr().out)
+    stored = json.loads((folder / "calibration.json").read_text())
+    t, limit = stored["t2i"]["temperature"], stored["sets"]["t2i"]["lac"]
+    run = load_run(str(folder), argparse.Namespace(data_path=None, data_name=None, split="test"))
+    images, captions = encode(run.model, run.split, run.tokens(), "cpu")
+    p = (t * run.model.similarity(images, captions).T[:6].double()).softmax(1)
+    log_det = uncertainty(captions)
+    for k, of in enumerate(found):
+        assert of["sure"] == pytest.approx(float(p[k].max()), rel=1e-4) and of["level"] == pytest.approx(0.8)
+        assert of["in_set"] == int((-p[k].log() <= limit).sum())
+        below = float((torch.tensor(stored["log_det"]) < log_det[k]).double().mean())
+        assert of["uncertainty"] == pytest.approx(float(log_det[k]), rel=1e-4)
+        assert of["wider"] == pytest.approx(below, abs=0.03)
+    assert any("calibrated among 50 photos, and 100 are searched" in note for note in found[0]["notes"])
+    search.main(["query", str(tmp_path / "index"), texts[0], "--sets", "--top", "1"])
+    said = capsys.readouterr().out
+    assert "of the first photo" in said and "the right one with 80%" in said
+    assert "of the captions of dev" in said
+    with pytest.raises(SystemExit) as stop:
+        search.main(["query", str(tmp_path / "index"), "--calibration", str(runs / "cosine" / "none.json"), texts[0]])
+    assert "none.json cannot be read" in stop.value.code
+
+
+def test_what_is_said_of_other_galleries():
+    trust = Trust(2.0, 500, "demo_precomp", 0.1, 3.0, [-3.0, -2.0, 0.0])
+    assert trust.notes("demo_precomp", 500) == []
+    assert len(trust.notes("demo_precomp", 600)) == 1 and len(trust.notes("mine", 500)) == 1
+    assert "where every query has its photo" in trust.notes("mine", 600)[0] and "600" in trust.notes("mine", 600)[1]
+    assert [trust.wider_than(x) for x in (-9, -2.5, -1, 4)] == [0.0, 0.25, 0.75, 1.0]
+    assert Trust(2.0, 500, "demo_precomp", None, None).wider_than(-1.0) is None
+    assert from_json(json.loads(json.dumps(in_json(trust)))) == trust and from_json(in_json(None)) is None
