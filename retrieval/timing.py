@@ -20,6 +20,7 @@ from features.timing import race
 from files.memory import MIB, in_fresh_process, resident
 from retrieval.approximate import SPARE, build, rescored
 from retrieval.flat import CONVERTED, Flat, top_of, write_flat
+from retrieval.vectors import LiftedVectors
 from similarities import SIMILARITIES, Embedding, unit
 
 DIM, LATENT = 1024, 256
@@ -43,6 +44,8 @@ class Drawn:
     def __init__(self, seed: int):
         self.generator, self.dim = torch.Generator().manual_seed(seed), DIM
         self.scale = (torch.arange(LATENT) + FLAT_UP_TO).float().pow(-DECAY / 2)    # (L,)
+        origin = Embedding(torch.zeros(1, DIM), torch.zeros(1, DIM))
+        self.vectors = LiftedVectors(SIMILARITIES["wasserstein"](), origin, half=True)
         self.centres = self.normal(CLUSTERS, LATENT)
         self.to_mean, self.to_log_var = (self.normal(LATENT, DIM) / DIM ** 0.5 for _ in range(2))
         self.turn = self.normal(LATENT, LATENT) / LATENT ** 0.5     # other latent dimensions lead in the log-variances
@@ -63,17 +66,13 @@ class Drawn:
         return self.centres[cluster] * (1 - WITHIN) ** 0.5 + self.normal(n, LATENT) * WITHIN ** 0.5
 
     def images(self, n: int) -> Tensor:
-        """Lifted images (n, 2 D + 2) of the Wasserstein distance. Their offset a is split into two numbers, which
-        float16 holds together more exactly than one."""
-        columns, a = SIMILARITIES["wasserstein"]().images(self.embed(self.latent(n)))
-        high = a.half().float()
-        return torch.cat([columns, high[:, None], (a - high)[:, None]], 1)
+        """Vectors (n, 2 D + 4) of images for the Wasserstein distance, as search.py keeps them in float16."""
+        return self.vectors.images(self.embed(self.latent(n)))[0][0]
 
     def captions(self, n: int) -> Tensor:
-        """Lifted captions (n, 2 D + 2), each of an image that is in no index."""
+        """Vectors (n, 2 D + 4) of captions, each of an image that is in no index."""
         noisy = self.latent(n) * (1 - CAPTION_NOISE) ** 0.5 + self.normal(n, LATENT) * CAPTION_NOISE ** 0.5
-        columns, _ = SIMILARITIES["wasserstein"]().captions(self.embed(noisy))
-        return torch.cat([columns, torch.ones(n, 2)], 1)
+        return self.vectors.queries(self.embed(noisy)).vectors[0]
 
     def blocks(self, n: int, block: int = 8192):
         """n lifted images in blocks, for write_flat."""
@@ -83,7 +82,7 @@ class Drawn:
 def written(path: str, n: int, seed: int) -> tuple[float, float]:
     """Write n lifted images to a float16 file. Returns seconds, drawing them included, and the peak memory in MiB."""
     start, drawn = time.perf_counter(), Drawn(seed)
-    write_flat(path, drawn.blocks(n), n, 2 * DIM + 2, True)
+    write_flat(path, drawn.blocks(n), n, 2 * DIM + 4, True)
     return time.perf_counter() - start, resident("VmHWM") / MIB
 
 
@@ -123,7 +122,7 @@ def approximate_times(path: str, method: str, queries: Tensor, best: np.ndarray,
 
 def search_times(n: int, repeats: int, seed: int, device):
     """Yield (name, value, format, target) of exact and approximate search among n images."""
-    print(f"\nsearch: {n:,} lifted Gaussians, 2 x {DIM:,} + 2 numbers each in float16, the file cached", flush=True)
+    print(f"\nsearch: {n:,} lifted Gaussians, 2 x {DIM:,} + 4 numbers each in float16, the file cached", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "vectors.faiss")
         seconds, memory = in_fresh_process(written, path, n, seed)
