@@ -34,7 +34,6 @@ CHUNK = 1 << 16                       # vectors that are added at once
 WHOLE = 2048                          # vectors that are read at once
 LINKS, BREADTH = 32, 100              # of each vector in the graph (M); candidates for them (efConstruction)
 PER_LIST, ROUNDS = 40, 10             # vectors that k-means is run on, for each list; its rounds
-SPARE = 0.005                         # recall to tune for beyond the one that is promised: other queries find less
 LEAST = 1000                          # vectors that codes can be learned from
 EFFORTS = {"hnsw": (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072),
            "ivfpq": (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072)}

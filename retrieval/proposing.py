@@ -7,7 +7,7 @@ import torch
 
 from cli import InputError
 from data import read_split
-from retrieval.approximate import SPARE, Approximate, build
+from retrieval.approximate import Approximate, build
 from retrieval.encoder import Encoder
 from retrieval.index import Engine, Generation, Index, Items
 from retrieval.ranking import Ranker
@@ -57,7 +57,7 @@ def propose(new: Generation, old: Index | None, encoder: Encoder, vectors: Lifte
         else:
             one = Approximate(os.path.join(old.folder, old.manifest["generation"], f"approximate{c}.npz"))
             one.add(flat)
-        tuned.append(one.tune(flat, tried.vectors[c], TARGET + SPARE))
+        tuned.append(one.tune(flat, tried.vectors[c], TARGET))
         one.save(path)
     built = time.perf_counter() - began
     taken = Items.joined(new.items).bank

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from features.timing import race
 from files.memory import MIB, in_fresh_process, resident
-from retrieval.approximate import SPARE, build, rescored
+from retrieval.approximate import build, rescored
 from retrieval.flat import CONVERTED, Flat, top_of, write_flat
 from retrieval.vectors import LiftedVectors
 from similarities import SIMILARITIES, Embedding, unit
@@ -106,7 +106,7 @@ def approximate_times(path: str, method: str, queries: Tensor, best: np.ndarray,
     start = time.perf_counter()
     index = build(flat, method, file, queries[:LEARNED], seed=seed)
     built = time.perf_counter()
-    index.tune(flat, queries[LEARNED:LEARNED + TUNED], LEAST["recall"] + SPARE)
+    index.tune(flat, queries[LEARNED:LEARNED + TUNED], LEAST["recall"])
     index.save(file)
     tuned, asked = time.perf_counter(), queries[LEARNED + TUNED:]
     found = [answers(index, flat, some) for some in asked.split(TOGETHER)]          # also warms up
