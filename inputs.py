@@ -1,8 +1,10 @@
 """Reads what models take as input: image features, photos, and captions as numbers or as features."""
 import atexit
+import functools
 import hashlib
 import math
 import mmap
+import multiprocessing
 import os
 import sys
 import weakref
@@ -374,6 +376,13 @@ def _same(x):
 _reading = weakref.WeakSet()          # iterators whose worker processes are running
 
 
+def _end_without(parent: int, worker: int) -> None:
+    """End this worker process if its parent has been killed already. PyTorch's own check looks only for a change of the
+    parent from now on, so the worker would wait for ever."""
+    if multiprocessing.get_start_method() == "fork" and os.getppid() != parent:
+        os._exit(1)
+
+
 @atexit.register
 def _end_workers() -> None:
     """End all worker processes at exit. Otherwise multiprocessing would wait for them for ever: it ends workers by a
@@ -390,7 +399,7 @@ def stream(fetch, chunks, workers: int):
         return
     own = torch.Generator()                              # torch's global one is training's, which resumes from it
     loader = DataLoader(_Guarded(fetch), sampler=chunks, batch_size=None, num_workers=workers, collate_fn=_same,
-                        generator=own)
+                        generator=own, worker_init_fn=functools.partial(_end_without, os.getpid()))
     with cli.unsignalled():
         results = iter(loader)                              # this starts the processes
     _reading.add(results)

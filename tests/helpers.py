@@ -1,8 +1,12 @@
-"""What several test files share: a small model, runs of it, and how a command refuses."""
+"""What several test files share: a small model, runs of it, processes, and how a command refuses."""
+import contextlib
 import json
+import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -54,6 +58,44 @@ def unwritable(folder) -> list[str]:
     """Where no file can be written: a folder, below a file, below what has no folders."""
     (folder / "file").write_text("kept")
     return [str(folder), str(folder / "file" / "below"), "/proc/x/y"]
+
+
+# Processes are forked from one that has loaded torch and the commands, and runs no threads. The tests' own process has
+# threads of servers and of browsers, and a fork would have their locks without them.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.test_stopping", "tests.test_train"])
+
+
+def forked(work, words) -> None:
+    multiprocessing.set_start_method("fork", force=True)    # of its own processes, as where a user starts it
+    work(*words)
+
+
+def in_a_process(work, *words, seconds: float = 200):
+    """The ended process of a module's function, called with these words. Fails if it takes longer than `seconds`, and
+    ends it. Its exitcode is negative where a signal ended it."""
+    process = FORKS.Process(target=forked, args=(work, words))
+    process.start()
+    process.join(seconds)
+    if process.is_alive():
+        process.kill()
+        pytest.fail(f"{work.__name__} did not end in {seconds} s")
+    return process
+
+
+@contextlib.contextmanager
+def started(*words, **options):
+    """A Python command as users start it, which does not outlive the block, and does not keep a failed test waiting."""
+    process = subprocess.Popen([sys.executable, *map(str, words)], cwd=ROOT, text=True,
+                               **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": heed, **options})
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 def heed() -> None:

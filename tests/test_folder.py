@@ -2,9 +2,7 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
@@ -20,7 +18,7 @@ from features import extract, folder, networks, pairs
 from features import photos as rows_of_photos
 from features.networks import network_of
 from inputs import Features, Photos, eval_transform, whole_transform
-from tests.helpers import ROOT, heed, refused
+from tests.helpers import refused, started
 
 
 @pytest.fixture
@@ -344,16 +342,13 @@ def assert_rows(out, photos):
 def test_a_killed_extraction_gives_the_same_bytes(mine, demo_path):
     for n in range(36):
         shutil.copy(os.path.join(demo_path, "demo", "images", f"train_{n:05}.png"), mine / "photos")
-    words = [sys.executable, "-m", "features.extract", "images", "--photos", str(mine / "photos"), "--kind", "demo",
+    words = ["-m", "features.extract", "images", "--photos", str(mine / "photos"), "--kind", "demo",
              "--workers", "1", "--batch_size", "2", "--data_path", str(mine / "data"), "--output_name"]
     run(mine, "--batch_size", "2", output="whole")
-    process = subprocess.Popen([*words, "killed"], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                               preexec_fn=heed)
     hidden = mine / "data" / "killed" / ".all_ims.part"
-    while process.poll() is None and not hidden.exists():
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    with started(*words, "killed", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and not hidden.exists():
+            time.sleep(0.01)
     assert "all_photos.json" not in files(mine, "killed")
     run(mine, "--batch_size", "2", output="killed")
     assert files(mine, "killed") == files(mine, "whole")

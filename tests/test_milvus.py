@@ -1,6 +1,5 @@
 """Collections of Milvus against brute force, on milvus-lite: in a folder, and behind an address like a server."""
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -28,11 +27,11 @@ from retrieval.milvus_vectors import (
     search_params,
     stored_width,
 )
+from tests.helpers import started
 
 pymilvus = pytest.importorskip("pymilvus", reason="pymilvus is not installed (requirements-milvus.txt)")
 pytest.importorskip("milvus_lite", reason="milvus-lite is not installed (requirements-milvus.txt)")
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CHANNELS, REST = [9, 4], 6
 MANIFEST = {"model": "abc", "scale": 1.5}
 
@@ -96,19 +95,13 @@ def address(tmp_path_factory):
     from milvus_lite.adapter.grpc.server import start_server_in_thread
     server, db, port = start_server_in_thread(str(tmp_path_factory.mktemp("server") / "data"))
     yield f"http://127.0.0.1:{port}"
-    server.stop(grace=0)
+    assert server.stop(grace=0).wait(20)
     db.close()
 
 
 def new(uri, collection="photos", method="flat", manifest=MANIFEST, **settings):
     return Milvus.create(uri, collection, **{"channels": CHANNELS, "rest": REST, "half": True, **settings},
                          method=method, manifest=manifest)
-
-
-def python(code: str, *words) -> subprocess.Popen:
-    """Start Python code in a new process."""
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, words)], cwd=ROOT, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)
 
 
 def test_a_folder_and_a_server_give_what_brute_force_gives(tmp_path, address, world):
@@ -208,23 +201,19 @@ engine.close()
 
 def test_a_killed_build_goes_on_in_a_new_process(tmp_path, world):
     path = str(tmp_path / "a.db")
-    child = subprocess.Popen([sys.executable, "-c", BUILD, path, "slow"], cwd=ROOT, stdin=subprocess.PIPE,
-                             stdout=subprocess.PIPE, text=True)
-    try:
+    with started("-c", BUILD, path, "slow", stdin=subprocess.PIPE, stderr=None) as child:
         assert [child.stdout.readline().strip() for _ in range(4)] == ["0", "20", "40", "60"]
         for writing in (False, True):
             with pytest.raises(InputError, match="open already.*another process"):
                 Milvus.open(path, "photos", writing=writing)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.communicate()
     with pytest.raises(InputError, match="not finished"):
         Milvus.open(path, "photos")
     with Milvus.open(path, "photos", writing=True) as engine:
         assert engine.state == "building" and engine.manifest() == MANIFEST
         world.check(engine, np.arange(80))
-    again = python(BUILD, path, "on")
-    assert again.communicate()[0].split() == [str(start) for start in range(80, 200, 20)] and again.returncode == 0
+    with started("-c", BUILD, path, "on") as again:
+        assert again.communicate(timeout=60)[0].split() == [str(start) for start in range(80, 200, 20)]
+        assert again.returncode == 0
     with Milvus.open(path, "photos") as engine:
         world.check(engine, world.rows)
 
@@ -377,7 +366,7 @@ def test_a_wrong_token_is_not_shown():
                 Milvus.open(f"http://127.0.0.1:{port}", "photos", token=token)
             assert "secret" not in str(caught.value) and caught.value.__cause__ is None
     finally:
-        server.stop(grace=0)
+        assert server.stop(grace=0).wait(20)
 
 
 def test_what_milvus_cannot_hold(address, world):

@@ -4,7 +4,6 @@ import io
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ from cli import InputError
 from retrieval import page
 from retrieval.searcher import Answer, Found, Searcher
 from tests import browser
-from tests.helpers import ROOT, heed
+from tests.helpers import started
 
 pytest.importorskip("flask", reason="Flask is not installed (pip install -r requirements-search.txt)")
 COLOURS = ["crimson", "seagreen", "royalblue", "orange", "purple", "teal", "gold", "hotpink"]
@@ -352,11 +351,10 @@ cli.run("search.py", serve, MadeUp(sys.argv[1], ["a.png"]), int(sys.argv[2]), 0.
 
 def test_the_server_says_where_it_is_and_ends_by_ctrl_c(tmp_path):
     photo_file(tmp_path / "a.png")
-    with subprocess.Popen([sys.executable, "-c", SERVE, str(tmp_path), "0"], cwd=ROOT, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed) as process:
+    with started("-c", SERVE, tmp_path, 0) as process:
         line = process.stdout.readline()
         port = re.search(r"^Made-up photos: the page is at http://127\.0\.0\.1:(\d+)/ ", line)[1]
-        with browser.DIRECT.open(f"http://127.0.0.1:{port}/search?q=a") as response:
+        with browser.DIRECT.open(f"http://127.0.0.1:{port}/search?q=a", timeout=20) as response:
             assert response.status == 200
         with pytest.raises(InputError, match=f"port {port} is in use by another program; name a free one with --port"):
             page.serve(MadeUp(str(tmp_path), ["a.png"]), int(port), 0.5)
@@ -368,7 +366,7 @@ def test_the_server_says_where_it_is_and_ends_by_ctrl_c(tmp_path):
 def test_a_body_above_the_limit_is_answered_and_not_cut_off(made_up, body):
     """Also one that comes in pieces and does not say how long it is."""
     with serving(made_up) as address, pytest.raises(urllib.error.HTTPError) as refusal:
-        browser.DIRECT.open(f"{address}/photo-query", body)
+        browser.DIRECT.open(f"{address}/photo-query", body, timeout=20)
     assert refusal.value.code == 413 and "more than 10,000,000 bytes" in refusal.value.read().decode()
 
 

@@ -601,7 +601,8 @@ def test_demo_data_that_were_stopped_are_written_again(tmp_path, monkeypatch):
     assert not step.done
 
 
-def test_failing_command_is_told_in_one_line(tmp_path):
+def test_failing_command_is_told_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)   # what is printed first is received first without it, too
     step = Step(["-c", "import sys; print('words'); sys.exit('the last "
                        "line')"], str(tmp_path / "x"), str(tmp_path / "log"))
     assert running.execute(step) == "the last line"

@@ -2,7 +2,6 @@
 once."""
 import functools
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -21,7 +20,7 @@ from checkpoints import load_checkpoint
 from cli import Stop, Stopped
 from features import extract
 from files import writing
-from tests.helpers import ROOT, STEPS, heed, refused, same_runs
+from tests.helpers import FORKS, ROOT, STEPS, heed, in_a_process, refused, same_runs, started
 
 WORDS = [*STEPS, "--num_epochs", "3", "--sim", "wasserstein", "--val_step", "5", "--batch_size", "40", "--log_step",
          "3"]
@@ -41,7 +40,7 @@ def whole(tmp_path_factory, demo_path):
 
 # ---- kills
 
-def instants(at: int | None, folder) -> list:
+def instants(at: int | None) -> list:
     """Counts what this process does to files of a run folder, before and after each; at number `at` it is killed."""
     seen = []
 
@@ -67,19 +66,19 @@ def instants(at: int | None, folder) -> list:
     return seen
 
 
-def in_a_process(words, at=None, folder=None) -> int:
-    """Train in a process of its own, forked so that torch need not load again; its exit code, negative where it was
-    killed."""
-    def work(told):
-        seen = instants(at, folder)
-        sys.stdout = sys.stderr = open(os.devnull, "w")
-        status = trained(words)
-        told.send(len(seen))
-        os._exit(status)
-    there, here = multiprocessing.Pipe(False)
-    process = multiprocessing.get_context("fork").Process(target=work, args=(here,))
-    process.start()
-    process.join()
+def train_to(words, at, told) -> None:
+    seen = instants(at)
+    sys.stdout = sys.stderr = open(os.devnull, "w")
+    status = trained(words)
+    told.send(len(seen))
+    sys.exit(status)
+
+
+def train_apart(words, at=None) -> int:
+    """Train in a process of its own and kill it at number `at`: its exit code. Without `at`: how many there are."""
+    there, here = FORKS.Pipe(False)
+    process = in_a_process(train_to, words, at, here)
+    assert at or there.poll(), process.exitcode
     return process.exitcode if at else there.recv()
 
 
@@ -89,11 +88,11 @@ def test_a_kill_after_any_change_of_a_file_loses_nothing(tmp_path, demo_path, wh
     """25 instants, spread over a fresh run or over one that goes on from its middle: what goes on ends as the unbroken
     run."""
     words = [*WORDS, "--data_path", demo_path, "--logger_name"]
-    middle, count = tmp_path / "middle", in_a_process([*words, tmp_path / "count"])
+    middle, count = tmp_path / "middle", train_apart([*words, tmp_path / "count"])
     if resumed:
-        assert in_a_process([*words, middle], count // 2) == -signal.SIGKILL
+        assert train_apart([*words, middle], count // 2) == -signal.SIGKILL
         shutil.copytree(middle, tmp_path / "again")
-        count = in_a_process(["--resume", tmp_path / "again"])
+        count = train_apart(["--resume", tmp_path / "again"])
         assert same_runs(tmp_path / "again", whole)
     instants = sorted({1 + k * (count - 1) // 24 for k in range(25)})
     assert len(instants) == 25
@@ -101,13 +100,34 @@ def test_a_kill_after_any_change_of_a_file_loses_nothing(tmp_path, demo_path, wh
         folder = tmp_path / str(at)
         if resumed:
             shutil.copytree(middle, folder)
-        assert in_a_process(["--resume", folder] if resumed else [*words, folder], at) == -signal.SIGKILL, at
+        assert train_apart(["--resume", folder] if resumed else [*words, folder], at) == -signal.SIGKILL, at
         # else it never took a step, and the same command begins anew
         going_on = (folder / "checkpoint.pt").exists()
         assert trained(["--resume", folder] if going_on else [*words, folder]) == 0
         assert same_runs(folder, whole), at
         assert not [name for name in os.listdir(folder) if name.endswith((".part", ".tmp"))], at
         shutil.rmtree(folder)
+
+
+ORPHAN = """
+import os, signal, time
+import numpy as np
+import inputs
+
+def orphaned():
+    parent = os.getppid()
+    os.kill(parent, signal.SIGKILL)
+    while os.getppid() == parent:
+        time.sleep(0.01)
+os.register_at_fork(after_in_child=orphaned)
+list(inputs.stream(np.arange(4), [0, 1], 1))
+"""
+
+
+def test_a_worker_ends_whose_parent_is_killed_while_it_starts():
+    """It holds what the parent's output goes to, and nothing but SIGKILL would end it."""
+    with started("-c", ORPHAN, stderr=None) as process:
+        assert process.communicate(timeout=60) == ("", None) and process.returncode == -signal.SIGKILL
 
 
 # ---- signals to a group
@@ -145,7 +165,14 @@ def wait_for_the_group_of(pid: int) -> None:
 
 def signalled(main, where: str, call: int, number: int, *words) -> subprocess.CompletedProcess:
     """A command in a session of its own whose whole group, main process and workers, is signalled in the call-th call
-    of `where`. It is forked, so that torch need not load again."""
+    of `where`."""
+    with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
+        process = in_a_process(signal_in, main, where, call, number, words, (out.name, err.name))
+        wait_for_the_group_of(process.pid)
+        return subprocess.CompletedProcess(words, process.exitcode, out.read(), err.read())
+
+
+def signal_in(main, where: str, call: int, number: int, words, outputs) -> None:
     owner, name = where.rsplit(".", 1)
     owner = functools.reduce(getattr, owner.split(".")[1:], sys.modules[owner.split(".")[0]])
     real, calls = getattr(owner, name), []
@@ -155,23 +182,14 @@ def signalled(main, where: str, call: int, number: int, *words) -> subprocess.Co
         if len(calls) == call:
             os.killpg(0, number)
         return real(*args, **kwargs)
-
-    def work():
-        os.setsid()
-        heed()
-        signal.signal(signal.SIGINT, signal.default_int_handler)              # as Python starts where it is not ignored
-        for stream, file in zip((1, 2), (out, err)):
-            os.dup2(file.fileno(), stream)
-        sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1) for stream in (1, 2))
-        setattr(owner, name, watched)
-        main(list(map(str, words)))
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = multiprocessing.get_context("fork").Process(target=work)
-        process.start()
-        process.join(120)
-        wait_for_the_group_of(process.pid)
-        return subprocess.CompletedProcess(words, process.exitcode,
-                                           *(file.seek(0) or file.read() for file in (out, err)))
+    os.setsid()
+    heed()
+    signal.signal(signal.SIGINT, signal.default_int_handler)                  # as Python starts where it is not ignored
+    for stream, path in zip((1, 2), outputs):
+        os.dup2(os.open(path, os.O_WRONLY), stream)
+    sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1) for stream in (1, 2))
+    setattr(owner, name, watched)
+    main(list(map(str, words)))
 
 
 def stopped_in_one_line(done, number: int) -> str:
@@ -284,20 +302,16 @@ def test_a_folder_that_another_process_trains_in_is_left_alone(tmp_path, demo_pa
     run = tmp_path / "run"
     words = ["train.py", *WORDS, "--data_path", demo_path, "--logger_name", str(run), "--num_epochs", "100000"]
 
-    process = subprocess.Popen([sys.executable, *words], cwd=ROOT, text=True, stdout=subprocess.PIPE)
-    try:
-        while "epoch 1/100000 done" not in process.stdout.readline():
-            pass
+    with started(*words, stderr=None) as process:
+        assert any("epoch 1/100000 done" in line for line in process.stdout)
         for other, message in (([*words, "--seed", "1"], "already holds"),
                                (["train.py", "--resume", str(run)], "training"),
                                ([*words, "--overwrite"],
                                 f"another process is training {run} .number {process.pid}.; wait")):
             refused(capsys, train.main, other[1:], message)
-    finally:
         process.terminate()
-        process.stdout.read()
-        process.stdout.close()
-        assert process.wait() == 143
+        process.communicate(timeout=60)
+        assert process.returncode == 143
     lines = [json.loads(line) for line in open(run / "log.jsonl")]
     steps = [line["iteration"] for line in lines if line["kind"] == "step"]
     assert steps == sorted(set(steps))

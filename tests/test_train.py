@@ -1,5 +1,4 @@
 """Training itself: it learns, repeats, stops and goes on bit for bit, and never leaves a broken checkpoint."""
-import multiprocessing
 import os
 import re
 import resource
@@ -12,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+import inputs
 import train
 from checkpoints import load_checkpoint, load_model
 from cli import InputError
 from runs import Data
-from tests.helpers import ROOT, STEPS, heed, log_of, refused, same_weights
+from tests.helpers import FORKS, STEPS, in_a_process, log_of, refused, same_weights, started
 from tests.helpers import fit_steps as fit
 
 
@@ -73,15 +73,10 @@ def test_kill_at_any_instant_leaves_a_checkpoint_that_resumes(tmp_path, demo_pat
     (test_stopping.py kills at fifty instants.)"""
     words = [*STEPS, "--data_path", demo_path, "--num_epochs", "3", "--sim", "kl", "--val_step", "4"]
     run = tmp_path / "killed"
-    process = subprocess.Popen([sys.executable, "train.py", *words, "--logger_name", str(run)], cwd=ROOT, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    for line in process.stdout:
-        if line.startswith("epoch") and "dev rsum" in line:
-            time.sleep(0.05)
-            process.kill()
-            break
-    assert process.wait() == -signal.SIGKILL
-    process.stdout.close()
+    with started("train.py", *words, "--logger_name", run, stderr=subprocess.DEVNULL) as process:
+        assert any(line.startswith("epoch") and "dev rsum" in line for line in process.stdout)
+        time.sleep(0.05)
+    assert process.returncode == -signal.SIGKILL
     assert load_checkpoint(str(run), "checkpoint.pt")["state"]["epoch"] < 3
     assert train.train(train.parse_args(["--resume", str(run)])) == 0
     fit(*words[len(STEPS):], "--logger_name", tmp_path / "whole")
@@ -90,16 +85,12 @@ def test_kill_at_any_instant_leaves_a_checkpoint_that_resumes(tmp_path, demo_pat
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, demo_path):
-    process = subprocess.Popen([sys.executable, "train.py", *STEPS, "--data_path", demo_path, "--num_epochs", "10000",
-                                "--logger_name", str(tmp_path / "run")], cwd=ROOT, stdout=subprocess.PIPE, text=True,
-                               preexec_fn=heed)
-    for line in process.stdout:
-        if "epoch 2/10000 step" in line:
-            process.send_signal(signal.SIGINT)
-            break
-    rest = process.stdout.read()
-    process.stdout.close()
-    assert process.wait() == 130
+    with started("train.py", *STEPS, "--data_path", demo_path, "--num_epochs", "10000", "--logger_name",
+                 tmp_path / "run", stderr=None) as process:
+        assert any("epoch 2/10000 step" in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=60)[0]
+    assert process.returncode == 130
     assert "python train.py --resume" in rest.strip().splitlines()[-1]
     assert load_checkpoint(str(tmp_path / "run"), "checkpoint.pt")["state"]["iteration"] >= 15
 
@@ -164,16 +155,14 @@ def test_checkpoints_of_the_old_region_norm(tmp_path, small_run):
 
 
 def on_a_full_disk(tmp_path, words) -> tuple[int, str]:
-    """Exit code and stderr of train.py where the system refuses to write past a size; forked, so that torch is
-    there."""
-    def work():
-        sys.stdout, sys.stderr = open(os.devnull, "w"), open(tmp_path / "stderr", "w")
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
-        train.main(list(map(str, words)))
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    process.join()
-    return process.exitcode, (tmp_path / "stderr").read_text()
+    """Exit code and stderr of train.py where the system refuses to write past a size."""
+    return in_a_process(train_small, tmp_path, words).exitcode, (tmp_path / "stderr").read_text()
+
+
+def train_small(tmp_path, words) -> None:
+    sys.stdout, sys.stderr = open(os.devnull, "w"), open(tmp_path / "stderr", "w")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+    train.main(list(map(str, words)))
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, small_run):
@@ -259,7 +248,7 @@ def test_log_has_vsepps_names(tmp_path, small_run):
     assert any(name.startswith("events.out.tfevents") for name in os.listdir(tmp_path / "run"))
 
 
-def test_a_large_feature_file_is_not_read_into_memory(tmp_path, monkeypatch):
+def test_a_large_feature_file_is_not_read_into_memory(tmp_path):
     """A region file of 610 MB is searched for NaN in two pieces, each read and copied, and trained on with 64 MiB of it
     mapped. All at once, or with pages that stay mapped, the process would grow by twice the file."""
     n, folder = 3900, tmp_path / "big"
@@ -270,21 +259,20 @@ def test_a_large_feature_file_is_not_read_into_memory(tmp_path, monkeypatch):
     np.save(folder / "dev_ims.npy", np.zeros((10, 36, 1088), np.float32))
     for split, count in (("train", n), ("dev", 10)):
         (folder / f"{split}_caps.txt").write_text("".join(f"word{k % 50} and word{k % 7}\n" for k in range(count)))
-    monkeypatch.setattr("inputs.RESIDENT_BYTES", 64 << 20)
-
-    def work(told):
-        with open("/proc/self/clear_refs", "w", encoding="ascii") as f:
-            f.write("5")                                    # the peak starts at what is resident now
-        before = peak()
-        fit("--data_path", tmp_path, "--data_name", "big", "--embed_size", 8, "--batch_size", 128, "--workers", 0,
-            "--logger_name", tmp_path / "run")
-        told.send(peak() - before)
-    there, here = multiprocessing.Pipe(False)
-    process = multiprocessing.get_context("fork").Process(target=work, args=(here,))
-    process.start()
-    here.close()
+    there, here = FORKS.Pipe(False)
+    process = in_a_process(train_big, tmp_path, here)
+    assert there.poll(), process.exitcode
     assert there.recv() < 900_000
-    process.join()
+
+
+def train_big(tmp_path, told) -> None:
+    inputs.RESIDENT_BYTES = 64 << 20
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as f:
+        f.write("5")                                        # the peak starts at what is resident now
+    before = peak()
+    fit("--data_path", tmp_path, "--data_name", "big", "--embed_size", 8, "--batch_size", 128, "--workers", 0,
+        "--logger_name", tmp_path / "run")
+    told.send(peak() - before)
 
 
 def peak() -> int:
