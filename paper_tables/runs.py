@@ -336,7 +336,7 @@ def execute(step: Step) -> str:
             except BlockingIOError:
                 return f"another process is at work in {os.path.splitext(step.log)[0]}; wait for it, or stop it"
         start = log.tell()
-        child = subprocess.Popen([sys.executable, *step.command], stdout=log if step.log else subprocess.PIPE,
+        child = subprocess.Popen([sys.executable, "-u", *step.command], stdout=log if step.log else subprocess.PIPE,
                                  stderr=subprocess.STDOUT, text=True, start_new_session=True)
 
         def stop(number, frame):                            # train.py saves after its step
