@@ -1,128 +1,35 @@
-"""Reads image-caption data sets (precomputed features, COCO, Karpathy's JSON), makes batches, and checks data folders.
+"""Reads a split of a data set, makes batches of it, and checks data folders.
 
     python data.py check --data_path data --data_name f8k_precomp
 
 The files in a folder decide how it is read: `{split}_caps.txt` and `{split}_ims.npy` (precomputed features),
-`annotations/` with COCO's captions and ids files, or a `dataset_*.json` in Karpathy's layout beside `images/`.
+`annotations/` with COCO's captions and ids files, a `dataset_*.json` in Karpathy's layout beside `images/` (all three
+in readers/layouts.py), or `Annotations/` and `Sentences/` of Flickr30k Entities, whose images are regions and whose
+captions are phrases (readers/phrases.py).
 """
 if __name__ == "__main__":
     import cli
     cli.starting()
 
-import functools
 import glob
 import os
 import re
 import sys
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 import cli
 import inputs
-from cli import Arguments, InputError, data_set, filename, reason
-from files.reading import as_integers, below, integers, read_coco, read_integers, read_json, read_lines
+from cli import Arguments, InputError, data_set, filename
 from files.writing import CHANGING
-from inputs import CaptionFeatures, Features, NoImages, Photos, Tokens, TrigramTokens, encode_captions, train_transform
-from text import Vocabulary, tokenize
+from inputs import Features, Photos, Tokens, train_transform
+from readers.layouts import read_coco_layout, read_karpathy, read_precomputed
+from readers.split import Batch, Split, first_images
+from text import Vocabulary
 
 DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and of COCO to 5,000 captions
-LONGEST = 10_000                      # words of a caption; a longer one would take the network minutes
-
-
-class Batch(NamedTuple):
-    """B matching pairs."""
-    images: Tensor                    # (B, F) features | (B, P, F) regions | (B, 3, H, W) photos
-    tokens: Tensor                    # (B, T) int64 word numbers, zero-padded
-    lengths: Tensor                   # (B,) int64, on the CPU (packing needs them there)
-    image_index: Tensor               # (B,) int64, the row of each image in the split
-    caption_index: Tensor             # (B,) int64, the row of each caption
-    # images and captions that do not belong together (jWAE); fields that it lacks are None
-    unpaired: "Batch | None" = None
-    negatives: "Batch | None" = None  # captions from the whole training set that the images are compared with (DMSM)
-
-    def to(self, device) -> "Batch":
-        return Batch(*(x if x is self.lengths or x is None else x.to(device) if isinstance(x, Batch)
-                       else x.to(device, non_blocking=True) for x in self))
-
-
-@dataclass
-class Split:
-    """N images and their M captions."""
-    name: str
-    images: Features | Photos | NoImages
-    captions: list[str]
-    caption_image: np.ndarray                     # (M,) int64, the row of each caption's image
-    source: str                                   # where the captions come from, for messages
-    image_ids: list | None = None                 # N integers (COCO's, Karpathy's imgid) or file names
-    caption_ids: np.ndarray | None = None         # (M,) int64 (COCO's, Karpathy's sentid)
-    photo_names: list | None = None              # N file names, where neither the photos nor image_ids give them
-    text: Features | None = None                  # (M, F) features of the captions, where a model reads them
-    extractors: dict | None = None                # what made the features, {"ims": name, ...}, from features.json
-    notes: list[str] = field(default_factory=list)    # sentences for whoever reads a result on this split
-
-    @cached_property
-    def words(self) -> list[list[str]]:
-        """The captions as lists of words. They are tokenised only once."""
-        return [tokenize(caption)
-                for caption in tqdm(self.captions, desc=f"words of {self.name}", disable=None, leave=False)]
-
-    def encode(self, vocab: Vocabulary, known: bool = True) -> Tokens | TrigramTokens | CaptionFeatures:
-        """The captions as a model reads them: numbers of words or of letter trigrams, or features. With `known`, raises
-        InputError on a caption without any known word."""
-        if self.text is not None:
-            return CaptionFeatures(self.text)
-        tokens = encode_captions(self.words, vocab)
-        if known and tokens.unknown.any():
-            m = int(tokens.unknown.argmax())
-            raise InputError(f"{self.source}, caption {m + 1}: no word of '{self.captions[m]}' is in the vocabulary of "
-                             f"{len(vocab)} words; remove it, or train with a lower --vocab_threshold")
-        return tokens
-
-    def faults(self, deep: bool = False, images: bool = True):
-        """Yield sentences on what is wrong with the contents. `deep` opens every photo and reads every feature. Without
-        `images` only the captions are checked."""
-        for m, caption in enumerate(self.captions):
-            if not caption.strip():
-                yield f"{self.source}, caption {m + 1} is empty; every caption needs a word, so fill or remove it"
-            elif len(caption) > LONGEST and (len(caption) > 10 * LONGEST or len(caption.split()) > LONGEST):
-                yield (f"{self.source}, caption {m + 1} has {len(caption.split()):,} words in {len(caption):,} "
-                       f"letters; at most {LONGEST:,} words in {10 * LONGEST:,} letters are read, so shorten or remove "
-                       "it")
-        yield from self.images.faults(deep) if images else ()
-        for what, ids in (("images", self.image_ids), ("captions", self.caption_ids)) if deep and images else ():
-            twice = 0 if ids is None else len(ids) - len(set(ids if isinstance(ids, list) else ids.tolist()))
-            if twice:
-                yield (f"{self.source}: {twice} of {len(ids)} {what} have the id or name of another one; give each its "
-                       "own, or leave the ids out")
-        if self.text is not None:
-            yield from self.text.faults(deep, distinct=False)
-
-    def require_sound(self, images: bool = True) -> "Split":
-        for fault in self.faults(images=images):
-            raise InputError(fault)
-        return self
-
-    def fingerprint(self) -> dict:
-        """Sizes and checksums for a run's config.yaml: of all captions, and of the features' shape and 64 rows."""
-        found = {"images": len(self.images), "captions": len(self.captions), "images_sha256": self.images.digest(),
-                 **inputs.told_of(self.captions)}
-        found.update({} if self.text is None else {"text_sha256": self.text.digest()})
-        return {**found, "extractors": self.extractors} if self.extractors else found
-
-    def unknown_words(self, vocab: Vocabulary) -> dict[str, int]:
-        """How many of all words and of the distinct words the vocabulary does not list, beside the totals. Also how
-        many captions have no listed word."""
-        unknown = [[word for word in words if word not in vocab.index] for words in self.words]
-        return {"words": sum(map(len, self.words)), "unknown_words": sum(map(len, unknown)),
-                "distinct": len({word for words in self.words for word in words}),
-                "unknown_distinct": len({word for words in unknown for word in words}),
-                "captions_without": sum(len(a) == len(b) for a, b in zip(unknown, self.words))}
 
 
 def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool = False,
@@ -150,198 +57,15 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
         raise InputError(f"--text_features {text_features}: {root} holds photos, and features of captions lie beside "
                          "precomputed ones; extract both with features.extract")
     if os.path.isdir(os.path.join(root, "annotations")):
-        result = _read_coco(root, split, use_restval)
+        result = read_coco_layout(root, split, use_restval)
     elif karpathy:
-        return _read_karpathy(root, karpathy[0], split, use_restval)
+        return read_karpathy(root, karpathy[0], split, use_restval)
     elif precomputed:
-        result = _read_precomp(root, split, text_only, text_features)
+        result = read_precomputed(root, split, text_only, text_features)
     else:
         raise InputError(f"{root} holds no data set: looked for {split}_caps.txt and {split}_ims.npy (precomputed), "
                          f"annotations/ (COCO) and dataset_*.json (Karpathy); {inputs.advice(data_name)}")
-    return _first_images(result, dev_images) if result.name in ("dev", "val") and dev_images else result
-
-
-def _first_images(split: Split, n: int) -> Split:
-    """The split, cut to its first n images and their captions."""
-    keep = np.flatnonzero(split.caption_image < n)
-    if len(keep) == len(split.captions):
-        return split
-    split.captions = [split.captions[m] for m in keep]
-    split.caption_image = split.caption_image[keep]
-    split.caption_ids = None if split.caption_ids is None else split.caption_ids[keep]
-    if split.text is not None:
-        split.text.array = split.text.array[:len(keep)]
-    split.image_ids = None if split.image_ids is None else split.image_ids[:n]
-    split.photo_names = None if split.photo_names is None else split.photo_names[:n]
-    if isinstance(split.images, Photos):
-        split.images.paths = split.images.paths[:n]
-    elif isinstance(split.images, NoImages):
-        split.images.count = n
-    else:
-        split.images.array = split.images.array[:n * split.images.step]
-    return split
-
-
-def _need(path: str) -> str:
-    if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; {inputs.advice(os.path.basename(os.path.dirname(path)))}")
-    return path
-
-
-def _read_precomp(root: str, split: str, text_only: bool = False, text_features: str | None = None) -> Split:
-    if split in ("dev", "val"):  # one split with two names
-        split = next((s for s in (split, "dev", "val") if os.path.isfile(os.path.join(root, f"{s}_caps.txt"))), split)
-    path = functools.partial("{0}/{1}_{2}".format, root, split)
-    if not glob.glob(os.path.join(root, "*_caps.txt")) and os.path.isfile(os.path.join(root, "all_photos.json")):
-        raise InputError(f"{root} holds photos without captions, which can be searched; to train on them give "
-                         "`features.extract images --photos` a captions.csv")
-    source = _need(path("caps.txt"))
-    captions, ids, names, notes = read_lines(source), _read_ids(path("img_ids.npy")), _read_ids(path("ids.txt")), []
-    if text_only and not os.path.isfile(path("ims.npy")):
-        images = NoImages(len(ids or captions[::5]))
-        rows = len(images)
-    else:
-        images = Features(_need(path("ims.npy")))
-        rows = len(images.array)
-    count = len(captions)
-    if not count or not rows or count % rows:
-        raise InputError(f"{source} has {count} captions for the {rows} rows of "
-                         f"{getattr(images, 'path', 'text-only images')}; there must be the same number of captions "
-                         "for every row")
-    if isinstance(images, Features) and rows == count:
-        images.step = inputs.rows_per_image(images)                                         # SCAN and VSE++ repeat them
-    n = len(images)
-    if n < count == len(names) and len(set(names)) == count:                        # these name captions
-        notes.append(f"{path('ids.txt')} names every caption differently, so it does not say which the images are")
-        names = []
-    ids, names = (_one_an_image(x, n, count, path(file)) for x, file in ((ids, "img_ids.npy"), (names, "ids.txt")))
-    ids_path = path("ann_ids.npy" if os.path.isfile(path("ann_ids.npy")) else "capids.txt")
-    caption_ids = _read_ids(ids_path)
-    if len(caption_ids) not in (0, count):
-        raise InputError(f"{ids_path} has {len(caption_ids)} ids for the {count} captions of {source}; there must be "
-                         "one for each caption, in their order")
-    for what, x in (("img_ids.npy", ids), ("ids.txt", names)):
-        if len(x) not in (0, n):
-            raise InputError(f"{path(what)} has {len(x)} ids for {n} images; there must be one for each image or "
-                             "caption")
-    text = Features(_need(path(f"{text_features}.npy"))) if text_features else None
-    if text and text.array.shape[:-1] != (count,):
-        raise InputError(f"{text.path} has shape {text.array.shape} for the {count} captions of {source}; give one row "
-                         "a caption")
-    told = path(f"{text_features}.json")
-    if text and os.path.isfile(told) and read_json(told, "extract the features again") != inputs.told_of(captions):
-        raise InputError(f"{text.path} was extracted from other captions than {source} holds now; call "
-                         "features.extract captions again")
-    caption_ids = as_integers(caption_ids)                                     # None for names such as Flickr's x.jpg#0
-    return Split(split, images, captions, np.arange(count) // (count // n), source,
-                 ids or as_integers(names) or names or None,
-                 np.array(caption_ids, np.int64) if caption_ids else None, names or None, text,
-                 inputs.extractors(root) or None, notes)
-
-
-def _one_an_image(x: list, n: int, count: int, path: str) -> list:
-    """One id per image, from ids that may be given per caption. Raises InputError where the captions of one image have
-    different ids: then not every image has count / n captions one after another."""
-    each = count // n
-    wrong = next((m for m in range(count) if x[m] != x[m - m % each]), None) if len(x) == count else None
-    if wrong is not None:
-        first = wrong - wrong % each
-        raise InputError(f"{path} gives the captions {first + 1} to {first + each}, which {count} captions for {n} "
-                         "images make those of one image, more than one id; let the captions of an image stand "
-                         "together, equally many of each")
-    return x[::each] if len(x) == count else x
-
-
-def _read_ids(path: str) -> list:
-    """The ids beside a precomputed split, from an .npy file of integers or lines of text. Empty if there is no file."""
-    if not os.path.isfile(path):
-        return []
-    return read_integers(path).tolist() if path.endswith(".npy") else read_lines(path)
-
-
-def _grouped(name, source, keys, paths, captions, caption_ids=None) -> Split:
-    """A Split of photos, from a key and a path per caption. Images come in the order of their first appearance."""
-    position = {key: n for n, key in enumerate(dict.fromkeys(keys))}
-    path_of = dict(zip(keys, paths))
-    return Split(name, Photos([path_of[key] for key in position]), captions,
-                 np.array([position[key] for key in keys], np.int64), source, list(position), caption_ids)
-
-
-def _read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split:
-    wanted = {"dev": {"val"}, "train": {"train", "restval"} if use_restval else {"train"}}.get(split, {split})
-    rows, name_of, number, without = [], {}, {}, 0
-    try:
-        for image in read_json(path)["images"]:
-            if image["split"] in wanted:
-                name = os.path.join(image.get("filepath", ""), image["filename"])
-                key = image.get("cocoid", name)
-                if name_of.setdefault(key, name) != name:
-                    raise InputError(f"{path} gives the images {name_of[key]} and {name} one cocoid, {key}; give each "
-                                     "its own")
-                if key in number:
-                    raise InputError(f"{path} lists the image {name} twice in split '{split}'; list each once, with "
-                                     "all its sentences")
-                number[key] = image.get("imgid")
-                without += not image["sentences"]
-                rows += [(key, name, sentence["raw"], sentence.get("sentid")) for sentence in image["sentences"]]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is not in Karpathy's layout (images with split, filename, sentences with raw): "
-                         f"{reason(error)}; fetch it again") from error
-    if not rows and without:
-        raise InputError(f"{path} has {without:,} images of split '{split}' and not one sentence of them; give every "
-                         "image at least one")
-    if not rows:
-        raise InputError(f"{path} has no images of split '{split}'; the splits are train, val (= dev) and test")
-    keys, names, captions, caption_ids = map(list, zip(*rows))
-    for name, caption in zip(names, captions):
-        if not isinstance(caption, str):
-            raise InputError(f"{path}, image {name}: the raw sentence {ascii(caption)[:40]} is no string; put its text "
-                             "in quotes")
-    photos = [below(os.path.join(root, "images"), name, path) for name in names]
-    result = _grouped("dev" if split == "val" else split, path, keys, photos, captions,
-                      integers(caption_ids, path, "the sentid") if _own_integers(caption_ids) else None)
-    numbers = [number[key] for key in result.image_ids]
-    if _own_integers(numbers) and all(key == name for key, name in name_of.items()):            # no cocoid
-        result.image_ids, result.photo_names = integers(numbers, path, "the imgid").tolist(), result.image_ids
-    if without:
-        result.notes.append(f"{path}: {without:,} of {len(number):,} images of split '{split}' have no sentence and "
-                            "are left out")
-    return result
-
-
-def _own_integers(ids: list) -> bool:
-    """Whether all ids are integers and different from each other."""
-    return all(type(i) is int for i in ids) and len(set(ids)) == len(ids)
-
-
-def _read_coco(root: str, split: str, use_restval: bool) -> Split:
-    split = "dev" if split in ("val", "dev") else split
-    parts = [(split, "train2014" if split == "train" else "val2014")]
-    if use_restval and split == "train":
-        parts.append(("restval", "val2014"))                                        # 30,504 images of the 2014 val set
-    keys, paths, captions, ids = [], [], [], []
-    for part, folder in parts:
-        ids_path = os.path.join(root, "annotations", f"coco_{part}_ids.npy")
-        json_path = _need(os.path.join(root, "annotations", f"captions_{folder}.json"))
-        wanted = read_integers(_need(ids_path))                                    # caption ids
-        coco = read_coco(json_path)
-        absent = [int(i) for i in wanted if i not in coco.anns]
-        if absent:
-            raise InputError(f"{ids_path} names {len(absent)} captions that {json_path} lacks, the first is "
-                             f"{absent[0]}; the two files must belong together")
-        try:
-            chosen = [coco.anns[int(i)] for i in wanted]
-            keys += [a["image_id"] for a in chosen]
-            photos = [coco.imgs[a["image_id"]]["file_name"] for a in chosen]
-            captions += [a["caption"].replace("\n", " ").strip() for a in chosen]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{json_path} is no file of COCO's captions ({reason(error)} is missing or no text); "
-                             "fetch it again") from error
-        paths += [below(os.path.join(root, "images", folder), name, json_path) for name in photos]
-        ids += wanted.tolist()
-    if not captions:
-        raise InputError(f"{ids_path} names no captions; fetch it again")
-    return _grouped(split, json_path, keys, paths, captions, np.array(ids, np.int64))
+    return first_images(result, dev_images) if result.name in ("dev", "val") and dev_images else result
 
 
 class _PairFetcher:

