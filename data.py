@@ -26,6 +26,7 @@ from cli import Arguments, InputError, data_set, filename
 from files.writing import CHANGING
 from inputs import Features, Photos, Tokens, train_transform
 from readers.layouts import read_coco_layout, read_karpathy, read_precomputed
+from readers.phrases import Labels, PhraseFetcher, PhraseSplit, Regions, has_phrases, read_phrases
 from readers.split import Batch, Split, first_images
 from text import Vocabulary
 
@@ -33,12 +34,14 @@ DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed 
 
 
 def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool = False,
-               dev_images: int = DEV_IMAGES, text_only: bool = False, text_features: str | None = None) -> Split:
+               dev_images: int = DEV_IMAGES, text_only: bool = False, text_features: str | None = None,
+               regions: Regions | None = None) -> Split:
     """Read one split of data_path/data_name. Raises InputError, with one sentence, where it cannot be read.
 
     split: train, dev (= val), test or testall. dev_images: only the first images of a dev split of precomputed data or
     COCO are kept, as in VSE++; 0 keeps all. text_only: {split}_caps.txt may stand there without features.
-    text_features: the name in {split}_{name}.npy, which holds features of the captions of precomputed data.
+    text_features: the name in {split}_{name}.npy, which holds features of the captions of precomputed data. regions:
+    which proposals are read of a data set of phrases.
     """
     root = os.path.join(data_path, data_name)
     if not re.fullmatch(r"[\w-]+", split):
@@ -51,6 +54,8 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     if any(os.path.exists(os.path.join(root, CHANGING.format(name))) for name in names):
         raise InputError(f"{root}: the files of split '{split}' do not belong together, as `features.extract images` "
                          "or `demo` was stopped while it put them in their places; call it again")
+    if has_phrases(root):
+        return read_phrases(root, split, regions or Regions(), text_features)
     karpathy = sorted(glob.glob(os.path.join(root, "dataset*.json")))
     precomputed = glob.glob(os.path.join(root, "*_caps.txt")) or glob.glob(os.path.join(root, "*_ims.npy"))
     if text_features and not precomputed:
@@ -104,6 +109,14 @@ def pair_batches(split: Split, tokens: Tokens, order, batch_size: int, *, worker
     """
     chunks = inputs.chunks(np.ascontiguousarray(order), batch_size)[skip:]
     return inputs.stream(_PairFetcher(split, tokens, crop_size, seed), chunks, workers * split.images.parallel)
+
+
+def phrase_batches(split: PhraseSplit, tokens: Tokens, photos, size: int, labels: Labels, *, workers: int = 0,
+                   seed: tuple = (0,), skip: int = 0):
+    """Yield labelled batches of the proposals and phrases of `size` photos each, in the given order of photos. The
+    first `skip` batches are left out (resuming)."""
+    chunks = inputs.chunks(np.ascontiguousarray(photos), size)[skip:]
+    return inputs.stream(PhraseFetcher(split, tokens, labels, seed), chunks, workers * split.images.parallel)
 
 
 def check(data_path: str, data_name: str, vocab_path: str | None = None, text_features: str | None = None) -> int:

@@ -20,15 +20,16 @@ from tqdm import tqdm
 
 from checkpoints import MAY_CHANGE, check_values, is_switch, load_checkpoint, modern
 from cli import InputError, reason
-from data import Split, check_extractors, pair_batches, read_split
+from data import Split, check_extractors, pair_batches, phrase_batches, read_split
 from files.reading import holds_keys, is_drawn, read_lines, read_yaml, recognised
 from files.writing import atomic, clear
-from inputs import NoImages, Photos
 from methods.two_branch import sibling_order
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
 from model import build_vocabulary
 from options import default_run, defaults, refuse_unused, resolve
-from options.from_data import fit_to_data
+from options.from_data import check_fits, fit_to_data
+from options.phrases import labels_of, regions_of
+from readers.phrases import learnable
 from text import Vocabulary
 
 # Options that a file of options never holds, as they say which run it is.
@@ -183,6 +184,12 @@ class Log:
 
     def validation(self, state: dict, steps: int, result: dict) -> None:
         """Recalls under VSE++'s names: r1 image to text, r1i text to image."""
+        if "i2t" not in result:                             # phrases in photos
+            self.say(f"{self.where(state, steps)}: dev rsum {result['rsum']:.1f} | R@1 {result['r1']:.1f} R@5 "
+                     f"{result['r5']:.1f} R@10 {result['r10']:.1f} of at most {result['upper']:.1f}")
+            self.record(state["iteration"], {k: result[k] for k in ("r1", "r5", "r10", "upper", "rsum")},
+                        kind="validation", epoch=state["epoch"] + (state["step"] > 0), step=state["step"] or steps)
+            return
         i, t = result["i2t"], result["t2i"]
         sides = [f"{name} R@1 {r['r1']:.1f} R@5 {r['r5']:.1f} R@10 {r['r10']:.1f} medr {r['medr']:.0f}"
                  for name, r in (("image to text", i), ("text to image", t))]
@@ -283,11 +290,21 @@ class Data:
     @functools.cached_property
     def steps(self) -> int:
         """Per epoch."""
-        return -(-len(self.order(0)) // self.opt.batch_size)
+        return -(-len(self.order(0)) // self.size)
+
+    @functools.cached_property
+    def size(self) -> int:
+        """How many of `order` a batch holds."""
+        if not self.opt.localise:
+            return self.opt.batch_size
+        return max(1, round(self.opt.batch_size * len(self.order(0)) / len(self.pairs)))
 
     def order(self, epoch: int) -> np.ndarray:
-        """The captions of an epoch: `pairs` shuffled; for the Embedding Network captions of an image side by side."""
+        """The captions of an epoch: `pairs` shuffled; for the Embedding Network captions of an image side by side. Of
+        phrases: the photos that have some of `pairs`, shuffled."""
         rng = np.random.default_rng([self.opt.seed, epoch])
+        if self.opt.localise:
+            return rng.permutation(np.unique(self.train.phrase_photo[self.pairs]))
         if self.opt.loss == "two_branch":
             return self.pairs[sibling_order(self.train.caption_image[self.pairs], rng)]
         return self.pairs[rng.permutation(len(self.pairs))]
@@ -295,6 +312,10 @@ class Data:
     def batches(self, state: dict):
         """The batches of the current epoch that are still to come."""
         opt, epoch = self.opt, state["epoch"]
+        if opt.localise:
+            yield from phrase_batches(self.train, self.tokens["train"], self.order(epoch), self.size, labels_of(opt),
+                                      workers=opt.workers, seed=(opt.seed, epoch), skip=state["step"])
+            return
         batches = pair_batches(self.train, self.tokens["train"], self.order(epoch), opt.batch_size, workers=opt.workers,
                                crop_size=opt.crop_size, seed=(opt.seed, epoch), skip=state["step"])
         for batch in batches:
@@ -305,7 +326,8 @@ def load_data(opt, start: dict | None, resumed: dict | None) -> Data:
     """Read the splits and settle by them what the options left open. start: a checkpoint whose words are taken. Raises
     InputError where data, options and checkpoint do not fit."""
     train, dev = (read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval, dev_images=opt.dev_images,
-                             text_features=opt.text_features).require_sound() for name in ("train", "dev"))
+                             text_features=opt.text_features, regions=regions_of(opt)).require_sound()
+                  for name in ("train", "dev"))
     fit_to_data(opt, train.images, train.text)
     refuse_unused(opt)
     check_fits(opt, dev, "the model")
@@ -317,12 +339,22 @@ def load_data(opt, start: dict | None, resumed: dict | None) -> Data:
                      opt.init_from or opt.logger_name) if start else make_vocabulary(opt, train)
     vocab = build_vocabulary(opt, words.words)
     tokens = {"train": train.encode(vocab), "dev": dev.encode(vocab)}
-    pairs = choose_pairs(train, opt.supervised_fraction, opt.seed, others=opt.held_out)
+    pairs = choose_phrases(train, opt) if opt.localise else choose_pairs(train, opt.supervised_fraction, opt.seed,
+                                                                         others=opt.held_out)
     unpaired = build_unpaired(opt, train, tokens["train"], pairs, vocab)
     if unpaired and unpaired.data:
         fingerprints["unpaired"] = unpaired.data
         check_same(opt, resumed, fingerprints)
     return Data(opt, train, dev, vocab, source, tokens, pairs, unpaired, fingerprints)
+
+
+def choose_phrases(train, opt) -> np.ndarray:
+    """The phrases (m,) that some proposal fits. Raises InputError where there is none."""
+    found = learnable(train, opt.positive_iou)
+    if not len(found):
+        raise InputError(f"no proposal of {opt.regions} overlaps a phrase of {opt.data_name} by --positive_iou "
+                         f"{opt.positive_iou}; give a smaller one, or better proposals")
+    return found
 
 
 def check_same(opt, resumed: dict | None, fingerprints: dict) -> None:
@@ -344,35 +376,10 @@ def make_vocabulary(opt, train) -> tuple[Vocabulary, str]:
                              "--vocab_path")
         return Vocabulary.load(path), path
     names = [name.strip() for name in opt.vocab_splits.split(",")]
-    splits = [train if name == "train" else read_split(opt.data_path, opt.data_name, name, dev_images=0)
+    splits = [train if name == "train" else read_split(opt.data_path, opt.data_name, name, dev_images=0,
+                                                       regions=regions_of(opt))
               for name in names]
     return Vocabulary.build((words for split in splits for words in split.words), opt.vocab_threshold), "the captions"
-
-
-def check_fits(opt: argparse.Namespace, split: Split, path: str) -> None:
-    """Refuse images and features of captions that the model of `path` cannot take."""
-    images, text = split.images, split.text
-    if text is not None and text.dim != opt.txt_dim:
-        raise InputError(f"{text.path} has features of width {text.dim}, {path} was trained on width {opt.txt_dim}; "
-                         "use features of the same vectors")
-    if isinstance(images, NoImages):
-        return
-    needed = "cnn" if isinstance(images, Photos) else "precomp"
-    photos = opt.img_enc == "cnn" or (opt.img_enc == "pie" and opt.img_dim is None)
-    if photos != (needed == "cnn"):
-        kind = {"cnn": "photos", "precomp": "precomputed features", "vsrn": "region features", "pie": "region features",
-                "scan": "region features"}
-        raise InputError(f"{path} was trained on {kind['cnn' if photos else opt.img_enc]} and the data are "
-                         f"{kind[needed]}; name data of the same kind with --data_name")
-    if opt.img_enc in ("vsrn", "pie", "scan") and not photos and images.array.ndim != 3:
-        raise InputError(f"{path} reasons over regions and {images.path} holds one vector an image; give features of "
-                         "shape (images, regions, F)")
-    if needed == "precomp" and images.dim != opt.img_dim:
-        raise InputError(f"{images.path} has features of width {images.dim}, {path} was trained on width "
-                         f"{opt.img_dim}; use features of the same extractor")
-    if opt.n_regions != images.regions and (opt.n_regions or opt.img_enc == "precomp"):
-        raise InputError(f"{images.path} has {images.regions or 'no'} regions an image, {path} was trained on "
-                         f"{opt.n_regions or 'one vector an image'}; use features of the same extractor")
 
 
 # ---- options that come from a file: a --config, the run that --resume goes on with

@@ -314,7 +314,7 @@ class Folder:
         if opt.select == "hbr":
             better = not 0 < state["best_hbr"] <= result["hbr"]
         if not state["step"] and better:
-            state.update(best_rsum=result["rsum"], best_hbr=result["hbr"])
+            state.update(best_rsum=result["rsum"], best_hbr=result.get("hbr", 0.0))
             self.save("model_best.pt", whole=False)
         self.save()
 

@@ -20,13 +20,16 @@ from data import Split, check_extractors, read_split
 from evaluation import bank, items, variances
 from evaluation.arrays import embedding_of, lengths, named_similarity, text_of
 from evaluation.encoding import Activations, Opened, Widened, encode
+from evaluation.phrases import validate_phrases
 from evaluation.subjects import Bank, Gallery, Member, Subject, Variances, refuse_other_kind
 from evaluation.variances import Fit
 from files.reading import FAULTS, holds_arrays, read_array, read_arrays
 from files.writing import output, save_arrays
 from inputs import Photos, Tokens
 from model import OF_VECTORS, JointEmbedding
-from runs import check_fits
+from options.from_data import check_fits
+from options.phrases import regions_of
+from readers.phrases import PhraseSplit
 from similarities import SIMILARITIES, Cosine
 from text import Vocabulary
 
@@ -34,7 +37,10 @@ from text import Vocabulary
 @torch.no_grad()
 def validate(model: JointEmbedding, split: Split, tokens: Tokens, device, workers: int = 0) -> dict:
     """Recalls of one split as `metrics.retrieval` returns them. "hbr" is DMSM's harmonic mean of the best ranks of
-    images, "alike" the mean cosine of two images and that of two captions, 1 where all are one point."""
+    images, "alike" the mean cosine of two images and that of two captions, 1 where all are one point. Of phrases: as
+    `validate_phrases`."""
+    if isinstance(split, PhraseSplit):
+        return validate_phrases(model, split, tokens, device)
     images, captions = encode(model, split, tokens, device, workers=workers)
     columns = model.similarity.columns(images, captions)
     i2t, t2i = metrics.ranks_by_blocks(columns, split.caption_image, len(images.mean))
@@ -99,7 +105,8 @@ def load_run(path: str, opt, first: Run | None = None, *, vocab: str | None = No
         split = first.split
     else:
         split = read_split(*folder, opt.split or "test", text_only=text_only, text_features=trained.text_features,
-                           dev_images=lead.dev_images if dev_images is None else dev_images).require_sound()
+                           dev_images=lead.dev_images if dev_images is None else dev_images,
+                           regions=regions_of(trained)).require_sound()
         of = partial(items.of_split, data_name=folder[1])
         if first and not items.order_like(of(split), of(first.split)).same:
             raise InputError(f"{split.source} stands in another order than {first.split.source}; an ensemble needs one "

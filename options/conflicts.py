@@ -15,6 +15,7 @@ from options.facts import (
     similarity,
     text_reads,
 )
+from options.phrases import OF_CAPTIONS, PHRASE_CONFLICTS, PHRASE_OPTIONS
 
 # ---- what cannot work together: (when, the sentence that says so, formatted with the options)
 
@@ -101,7 +102,7 @@ CONFLICTS = [
      "--loss mse draws matching points together, and --sim {sim} does not compare them; take --sim cosine"),
     (lambda o: o.loss == "two_branch" and o.no_imgnorm,
      "--no_imgnorm: --loss two_branch compares unit vectors; leave it out"),
-    (lambda o: o.loss == "two_branch" and (o.sim != "cosine" or o.batch_size % 2),
+    (lambda o: o.loss == "two_branch" and (o.sim != "cosine" or o.batch_size % 2 and not o.localise),
      "--loss two_branch compares points in batches of pairs of captions; --sim {sim} and --batch_size {batch_size} do "
      "not go with it: take cosine and an even number"),
     (lambda o: (o.sim == "product") != (o.loss == "logistic"),
@@ -147,6 +148,7 @@ CONFLICTS = [
     (lambda o: o.vib and o.vae, "--vib {vib} and --vae {vae} draw the same Gaussians to N(0, I); leave --vib out"),
     (lambda o: o.vib and not gaussians(o),
      "--vib {vib} needs a Gaussian side, and --sim {sim} has points; choose a similarity of Gaussians or leave it out"),
+    *PHRASE_CONFLICTS,
     (lambda o: o.var_min >= o.var_max,
      "--var_min {var_min} and --var_max {var_max} are not in order; give a smaller --var_min"),
     # training
@@ -176,6 +178,7 @@ CONFLICTS = [
 # ---- what has an effect only with what: (options, when they have one, what that is)
 
 USED_BY = [
+    PHRASE_OPTIONS, OF_CAPTIONS,
     ("cross_attn raw_feature_norm agg_func lambda_lse lambda_softmax bi_gru precomp_enc_type no_txtnorm",
      lambda o: o.sim == "scan", "--sim scan"),
     ("lambda_lse", lambda o: o.agg_func == "LogSumExp", "--agg_func LogSumExp"),

@@ -1,6 +1,6 @@
 """What options of train.py the data settle, and which they contradict."""
 from cli import InputError
-from inputs import Photos
+from inputs import NoImages, Photos
 from model import ALL_SIMILARITIES, IMAGE_ENCODERS
 
 READ_BY = {"vector": ("vector", "regions"), "regions": ("regions",), "cells": ("regions", "photos"),
@@ -43,3 +43,29 @@ def fit_to_data(opt, images, text) -> None:
         if wrong:
             raise InputError(sentence)
     opt.img_enc, opt.img_dim, opt.n_regions, opt.txt_dim = img_enc, images.dim, images.regions, width
+
+
+def check_fits(opt, split, path: str) -> None:
+    """Refuse images and features of captions that the model of `path` cannot take."""
+    images, text = split.images, split.text
+    if text is not None and text.dim != opt.txt_dim:
+        raise InputError(f"{text.path} has features of width {text.dim}, {path} was trained on width {opt.txt_dim}; "
+                         "use features of the same vectors")
+    if isinstance(images, NoImages):
+        return
+    needed = "cnn" if isinstance(images, Photos) else "precomp"
+    photos = opt.img_enc == "cnn" or (opt.img_enc == "pie" and opt.img_dim is None)
+    if photos != (needed == "cnn"):
+        kind = {"cnn": "photos", "precomp": "precomputed features", "vsrn": "region features", "pie": "region features",
+                "scan": "region features"}
+        raise InputError(f"{path} was trained on {kind['cnn' if photos else opt.img_enc]} and the data are "
+                         f"{kind[needed]}; name data of the same kind with --data_name")
+    if opt.img_enc in ("vsrn", "pie", "scan") and not photos and images.array.ndim != 3:
+        raise InputError(f"{path} reasons over regions and {images.path} holds one vector an image; give features of "
+                         "shape (images, regions, F)")
+    if needed == "precomp" and images.dim != opt.img_dim:
+        raise InputError(f"{images.path} has features of width {images.dim}, {path} was trained on width "
+                         f"{opt.img_dim}; use features of the same extractor")
+    if opt.n_regions != images.regions and (opt.n_regions or opt.img_enc == "precomp"):
+        raise InputError(f"{images.path} has {images.regions or 'no'} regions an image, {path} was trained on "
+                         f"{opt.n_regions or 'one vector an image'}; use features of the same extractor")

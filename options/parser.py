@@ -10,6 +10,7 @@ from losses import OBJECTIVES, PRIOR_LOSSES
 from methods import ADVICE, METHODS
 from methods.scan import AGGREGATES, DIRECTIONS, NORMS
 from model import ALL_SIMILARITIES, IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
+from readers.phrases import Labels, Regions
 
 
 def parser() -> argparse.ArgumentParser:
@@ -109,6 +110,20 @@ def parser() -> argparse.ArgumentParser:
     add("--lambda_lse", type=above_zero, default=6.0, help="scan: sharpness of LogSumExp")
     add("--lambda_softmax", type=above_zero, default=9.0, help="scan: sharpness of the attention (SCAN has 4 for i2t)")
 
+    add = p.add_argument_group("phrases in photos").add_argument
+    add("--localise", action=switch, default=None, help="learn which region of its photo a phrase means (default: "
+        "where the data set has Annotations/, as Flickr30k Entities)")
+    add("--regions", type=cli.filename, default=Regions().name, metavar="NAME", help="proposals and their features, "
+        "{split}_NAME.npy")
+    add("--box_geometry", action=switch, default=True, help="read where a box lies, five numbers, beside its features")
+    add("--box_origin", type=int, choices=[1, 0], default=1, help="is subtracted from the annotations' coordinates, "
+        "as by the data set's Python parser (1) or its Matlab parser (0)")
+    add("--positive_iou", type=cli.fraction, default=Labels().positive, help="overlap from which a region fits a "
+        "phrase (jWAE: 0.7, CITE: 0.6)")
+    add("--negative_iou", type=cli.fraction, default=Labels().negative, help="overlap below which it does not")
+    add("--region_negatives", type=positive, default=Labels().drawn, metavar="N", help="regions drawn for each phrase "
+        "that do not fit it; those of the other phrases of the photo count, too (CITE: 2)")
+
     add = p.add_argument_group("objective").add_argument
     add("--loss", choices=OBJECTIVES, help="hinge (VSE++), infonce (CLIP), match: cross-entropy of every pair (PCME, "
         "PCME++), nll: softmax over sampled captions (DMSM), mse: squared distance of matching pairs (jWAE), "
@@ -170,7 +185,7 @@ def parser() -> argparse.ArgumentParser:
     add("--warmup", type=at_least_zero, default=0.0, metavar="EPOCHS", help="epochs over which the learning rate rises "
         "from 0")
     add("--num_epochs", type=positive, default=30, help="epochs")
-    add("--batch_size", type=positive, default=128, help="pairs per batch")
+    add("--batch_size", type=positive, default=128, help="pairs per batch; of phrases about so many, in whole photos")
     add("--optimizer", choices=["adam", "sgd"], default="adam", help="sgd is plain, as in DMSM, at --learning_rate 0.5")
     add("--learning_rate", type=above_zero, default=0.0002, help="initial learning rate")
     add("--lr_update", type=positive, default=15, help="epochs between tenfold reductions of the learning rate")

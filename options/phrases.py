@@ -1,0 +1,44 @@
+"""What options of train.py go with region-phrase pairs (Flickr30k Entities), and what they cannot do there."""
+import os
+
+from readers.phrases import Labels, Regions, has_phrases
+
+LOSSES = ("hinge", "infonce", "match", "logistic", "two_branch")
+OF_PAIRS = ("captioner", "diversity", "mmd", "inclusion")           # terms that need matching pairs, not labels
+
+
+def localises(opt) -> bool:
+    """Whether the data are phrases and the regions of their photos."""
+    return has_phrases(os.path.join(opt.data_path, opt.data_name))
+
+
+def regions_of(opt) -> Regions:
+    """Which proposals and features of them are read. Runs from before there were any have no such options."""
+    return Regions(*(getattr(opt, name, default) for name, default in zip(("regions", "box_geometry", "box_origin"),
+                                                                          Regions())))
+
+
+def labels_of(opt) -> Labels:
+    return Labels(opt.positive_iou, opt.negative_iou, opt.region_negatives)
+
+
+HERE = "and {data_name} has phrases and the regions of their photos"
+PHRASE_CONFLICTS = [(lambda o, wrong=wrong: o.localise and wrong(o), sentence) for wrong, sentence in (
+    (lambda o: o.loss not in LOSSES,
+     f"--loss {{loss}} needs matching pairs, {HERE}; take {', '.join(LOSSES)}"),
+    (lambda o: o.sim in ("mil", "match_prob", "scan"),
+     f"--sim {{sim}} compares the parts or samples of an item, {HERE}; take another one"),
+    (lambda o: o.img_enc not in ("auto", "precomp"),
+     f"--img_enc {{img_enc}} does not read one vector an image, {HERE}; leave it out"),
+    *((lambda o, name=name: getattr(o, name),
+       f"--{name} {{{name}}} needs matching pairs, {HERE}; leave it out") for name in OF_PAIRS),
+    (lambda o: o.unpaired_images or o.unpaired_captions or o.supervised_fraction < 1,
+     f"--unpaired_images, --unpaired_captions and --supervised_fraction are for images and captions, {HERE}; leave "
+     "them out"),
+    (lambda o: o.select == "hbr", f"--select hbr ranks captions for images, {HERE}; leave it out"),
+    (lambda o: o.pseudo_positives, f"--pseudo_positives guesses labels, {HERE}, which are labelled; leave it out"),
+    (lambda o: o.negative_iou > o.positive_iou,
+     "--negative_iou {negative_iou} lies above --positive_iou {positive_iou}; give a smaller one"))]
+PHRASE_OPTIONS = ("regions box_geometry box_origin positive_iou negative_iou region_negatives",
+                  lambda o: o.localise, "phrases in photos (a data set with Annotations/)")
+OF_CAPTIONS = ("mask_same_image use_restval label_smoothing", lambda o: not o.localise, "images and captions")

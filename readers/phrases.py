@@ -1,0 +1,206 @@
+"""Region-phrase pairs of Flickr30k Entities as a Split: the images are box proposals, the captions are phrases.
+
+A phrase belongs to one photo and is compared with that photo's proposals alone (`jwae` 5.2). files/entities.py reads
+the annotations, files/proposals.py the boxes and their features, which features.proposals and features.extract write.
+"""
+import glob
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from files.boxes import iou
+from files.entities import Entities, photo_paths, read_entities
+from files.proposals import Proposals, read_proposals, read_region_features
+from torch import Tensor
+
+from cli import InputError
+from files.reading import read_json
+from inputs import Features, told_of
+from readers.split import Batch, Split
+
+GEOMETRY = 5                          # numbers that say where a box lies
+
+
+class Regions(NamedTuple):
+    """Which proposals and features are read, and how."""
+    name: str = "edgeboxes200_ims"    # what stands between the split's name and .npy: proposals, then features
+    geometry: bool = True             # the five numbers of the box behind the features (CITE)
+    origin: int = 1                   # is subtracted from the annotations' coordinates, 1 or 0
+
+
+class RegionFeatures(Features):
+    """Features of the proposals, (R, F), and where each lies in its photo: x1 / W, y1 / H, x2 / W, y2 / H and the share
+    of the photo's area (CITE), so (R, F + 5); the corners that the box includes count whole."""
+
+    def __init__(self, path: str, geometry: np.ndarray | None):
+        super().__init__(path)
+        self.geometry = None if geometry is None else torch.from_numpy(geometry)
+        if self.array.ndim != 2:
+            raise InputError(f"{path} has shape {self.array.shape}; features of proposals are of shape (proposals, F)")
+
+    @property
+    def dim(self) -> int:
+        return self.array.shape[-1] + (0 if self.geometry is None else GEOMETRY)
+
+    def gather(self, index) -> Tensor:
+        features = super().gather(index)
+        return features if self.geometry is None else torch.cat([features, self.geometry[np.asarray(index)]], 1)
+
+
+def geometry_of(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Boxes x1, y1, x2, y2 in pixels, (R, 4), in photos of width and height (R, 2) -> (R, 5) float32, in [0, 1]."""
+    x1, y1, x2, y2 = boxes.astype(np.float64).T + [[0], [0], [1], [1]]
+    width, height = sizes.astype(np.float64).T
+    return np.stack([x1 / width, y1 / height, x2 / width, y2 / height,
+                     (x2 - x1) * (y2 - y1) / (width * height)], 1).astype(np.float32)
+
+
+@dataclass
+class PhraseSplit(Split):
+    """A Split whose N images are the R proposals of all photos, and whose captions are phrases. `caption_image` is the
+    proposal that overlaps a phrase's box most."""
+    entities: Entities = None
+    proposals: Proposals = None
+    root: str = ""
+
+    ids = property(lambda self: self.entities.ids)
+    sizes = property(lambda self: self.entities.sizes)
+    boxes = property(lambda self: self.proposals.boxes)
+    start = property(lambda self: self.proposals.start)
+    added = property(lambda self: self.proposals.added)
+    phrases = property(lambda self: self.entities.phrases)
+    phrase_photo = property(lambda self: self.entities.phrase_photo)
+    truth = property(lambda self: self.entities.truth)
+    types = property(lambda self: self.entities.types)
+    n_boxes = property(lambda self: self.entities.n_boxes)
+
+    def fingerprint(self) -> dict:
+        return {**super().fingerprint(), "boxes_sha256": self.proposals.facts["boxes_sha256"]}
+
+    def photos(self) -> list[str]:
+        """The file of each photo."""
+        return photo_paths(self.root, self.ids)
+
+    def columns(self, n: int) -> np.ndarray:
+        """The phrases of photo n."""
+        return np.arange(*np.searchsorted(self.phrase_photo, (n, n + 1)))
+
+    def overlap(self, n: int) -> np.ndarray:
+        """IoU of photo n's proposals and its phrases' boxes, (P, m)."""
+        return iou(self.boxes[self.start[n]:self.start[n + 1]], self.truth[self.columns(n)])
+
+
+def has_phrases(root: str) -> bool:
+    """Whether a folder is laid out as Flickr30k Entities."""
+    return os.path.isdir(os.path.join(root, "Annotations"))
+
+
+def read_phrases(root: str, split: str, regions: Regions, text_features: str | None = None) -> PhraseSplit:
+    """A split of a folder of Flickr30k Entities, with the proposals and features that `regions` names. Raises
+    InputError."""
+    split = "val" if split == "dev" else split
+    entities = read_entities(root, split, regions.origin)
+    source = os.path.join(root, "Sentences")
+    name = proposals_of(root, split, regions.name)
+    proposals = read_proposals(root, split, name, entities)
+    path = read_region_features(root, split, name, regions.name[len(name) + 1:], proposals)
+    owner = np.repeat(np.arange(len(entities.ids)), np.diff(proposals.start))       # (R,): the photo of each proposal
+    images = RegionFeatures(path, geometry_of(proposals.boxes, entities.sizes[owner]) if regions.geometry else None)
+    text = phrase_features(root, split, text_features, entities.phrases) if text_features else None
+    made = PhraseSplit(split, images, entities.phrases, np.zeros(len(entities.phrases), np.int64), source, text=text,
+                       extractors={"ims": read_json(path.removesuffix(".npy") + ".json", "extract again")["extractor"]},
+                       entities=entities, proposals=proposals, root=root)
+    for n in range(len(entities.ids)):
+        if len(columns := made.columns(n)):
+            made.caption_image[columns] = made.start[n] + made.overlap(n).argmax(0)
+    lost = sum(entities.dropped.values())
+    kinds = ", ".join(f"{count:,} {why}" for why, count in entities.dropped.items() if count)
+    made.notes += [f"{lost:,} phrases of {split} have no box and are left out ({kinds})"] * bool(lost)
+    return made
+
+
+def proposals_of(root: str, split: str, name: str) -> str:
+    """The proposals P of features {split}_{P}_{F}.npy, whose P and F together are `name`."""
+    parts = name.split("_")
+    for k in range(len(parts) - 1, 0, -1):
+        if os.path.isfile(os.path.join(root, f"{split}_{'_'.join(parts[:k])}.npz")):
+            return "_".join(parts[:k])
+    there = sorted(os.path.basename(path) for path in glob.glob(os.path.join(root, f"{split}_*.npz")))
+    raise InputError(f"--regions {name}: {root} has no proposals {split}_{'_'.join(parts[:-1]) or name}.npz"
+                     + f" (but {', '.join(there)})" * bool(there) + "; make them with `python -m features.proposals`, "
+                     "then their features with `python -m features.extract regions`")
+
+
+def phrase_features(root: str, split: str, name: str, phrases: list[str]) -> Features:
+    """{split}_{name}.npy, one row a phrase. Raises InputError where they are of other phrases."""
+    path = os.path.join(root, f"{split}_{name}.npy")
+    if not os.path.isfile(path):
+        raise InputError(f"there is no file {path}; make it with `python -m features.extract captions`")
+    text = Features(path)
+    if text.array.shape[:-1] != (len(phrases),):
+        raise InputError(f"{path} has shape {text.array.shape} for {len(phrases)} phrases; give one row a phrase")
+    told = path.removesuffix(".npy") + ".json"
+    if os.path.isfile(told) and read_json(told, "extract the features again") != told_of(phrases):
+        raise InputError(f"{path} was extracted from other phrases than {root} holds now; call "
+                         "features.extract captions again")
+    return text
+
+
+# ---- batches
+
+class Labels(NamedTuple):
+    """Which proposals fit a phrase and which do not, and how many are drawn."""
+    positive: float = 0.7             # IoU from which a proposal fits (`jwae` 5.2)
+    negative: float = 0.3             # IoU below which it does not (CITE); in between it is not compared
+    drawn: int = 2                    # proposals that do not fit, drawn for each phrase (CITE)
+
+
+class PhraseFetcher:
+    """Turns photo numbers (G,) into a Batch: their phrases, proposals drawn for them, and which of these fit.
+
+    For each phrase one proposal that fits and `drawn` that do not are drawn, by (seed, photo) alone. All pairs of a
+    proposal and a phrase of one photo are labelled then, so a phrase is compared with what was drawn for the others,
+    too.
+    """
+
+    def __init__(self, split: PhraseSplit, tokens, labels: Labels, seed: tuple):
+        self.split, self.tokens, self.labels, self.seed = split, tokens, labels, seed
+
+    def __getitem__(self, photos) -> Batch:
+        drawn = [self.draw(int(n)) for n in photos]
+        rows, columns, blocks = zip(*drawn)
+        labels = torch.zeros(sum(map(len, rows)), sum(map(len, columns)), dtype=torch.int8)
+        i = j = 0
+        for block in blocks:                                                        # (r, m) on the diagonal
+            labels[i:i + block.shape[0], j:j + block.shape[1]] = torch.from_numpy(block)
+            i, j = i + block.shape[0], j + block.shape[1]
+        rows, columns = np.concatenate(rows), np.concatenate(columns)
+        return Batch(self.split.images.gather(rows), *self.tokens.batch(columns), torch.from_numpy(rows),
+                     torch.from_numpy(columns), labels=labels)
+
+    def draw(self, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of photo n: the proposals drawn (r,), its phrases that one of them fits (m,), and labels (r, m) int8."""
+        rng = np.random.default_rng([*self.seed, n])
+        wanted, overlap = self.labels, self.split.overlap(n)                        # (P, m)
+        fits = overlap >= wanted.positive
+        kept = fits.any(0)
+        overlap, fits, columns = overlap[:, kept], fits[:, kept], self.split.columns(n)[kept]
+        lot = rng.random(overlap.shape)
+        apart = overlap < wanted.negative
+        drawn = np.zeros(len(overlap), bool)
+        drawn[np.where(fits, lot, -1).argmax(0)] = True                             # one that fits each phrase
+        order = np.where(apart, lot, -1).argsort(0)[::-1][:wanted.drawn]            # (drawn, m)
+        drawn[order[np.take_along_axis(apart, order, 0)]] = True
+        rows = np.flatnonzero(drawn)
+        return self.split.start[n] + rows, columns, fits[rows].astype(np.int8) - apart[rows]
+
+
+def learnable(split: PhraseSplit, positive: float) -> np.ndarray:
+    """The phrases that a proposal fits, (m,): the others cannot be learned from."""
+    best = np.zeros(len(split.phrases))
+    for n in range(len(split.ids)):
+        if len(columns := split.columns(n)):
+            best[columns] = split.overlap(n).max(0)
+    return np.flatnonzero(best >= positive)
