@@ -55,7 +55,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
         raise InputError(f"{root}: the files of split '{split}' do not belong together, as `features.extract images` "
                          "or `demo` was stopped while it put them in their places; call it again")
     if has_phrases(root):
-        return read_phrases(root, split, regions or Regions(), text_features)
+        return read_phrases(root, split, regions or Regions(), text_features, text_only)
     karpathy = sorted(glob.glob(os.path.join(root, "dataset*.json")))
     precomputed = glob.glob(os.path.join(root, "*_caps.txt")) or glob.glob(os.path.join(root, "*_ims.npy"))
     if text_features and not precomputed:

@@ -38,6 +38,8 @@ SOURCES = {
                     "kuanghueilee/scan-features)",
     "f30k": "Flickr30k's photos (by a form of the University of Illinois) and dataset_flickr30k.json of Karpathy's "
             "caption_datasets.zip",
+    "f30k_entities": "Annotations/ and Sentences/ of annotations.zip and the splits train.txt, val.txt, test.txt "
+                     "(github.com/BryanPlummer/flickr30k_entities), and Flickr30k's photos in images/",
     "f8k": "Flickr8k's photos, Flickr8k_Dataset.zip (by a form of the University of Illinois), and "
            "dataset_flickr8k.json of Karpathy's caption_datasets.zip",
     "f8k_precomp": "features of Flickr8k's photos (VSE++'s data.tar, or features.extract images)",

@@ -88,11 +88,14 @@ DATA = {f"{name}{kind}": place for name, demo in (("coco", "demo"), ("f30k", "ot
     " fc6": places(f"{name}_vgg_precomp", "", "", f"{demo}_precomp")}.items()}
 DATA["coco halves"] = places("coco_halves_precomp", "--dev_images 0", "", "demo_precomp")   # FC7 of val2014 in halves
 DATA["coco halves fc6"] = places("coco_halves_fc6_precomp", "--dev_images 0", "", "demo_precomp")
+DATA["f30k phrases"] = places("f30k_entities", "", "", "demo_entities")
 TEXTS = {"w2v": "--text_features w2v", "hglmm": "--text_features hglmm",
          "own": "--word_vectors {data}/{folder}/own.txt"}
+REGIONS = ["--kind", "cnn", "--cnn_type", "resnet152"]                   # the network of proposals' features
 VECTORS = "GoogleNews-vectors-negative300.bin"
 # estimated minutes of an epoch on COCO, for gpu_hours
-MINUTES = {"": 5, " tuned": 5, " cells": 5, " regions": 10, " fc6": 0.5, " halves": 0.5, " halves fc6": 0.5}
+MINUTES = {"": 5, " tuned": 5, " cells": 5, " regions": 10, " fc6": 0.5, " halves": 0.5, " halves fc6": 0.5,
+           " phrases": 1}
 
 
 def resized(options: str, k: int) -> str:
@@ -238,6 +241,8 @@ def preparations(run: Run, opt) -> list[Step]:
                               os.path.join(path, "test_ims.npy"), lacks=lacks))
         else:
             steps.append(Step([], path, lacks=missing(data, folder)))
+        if folder.endswith("_entities"):
+            steps += proposals(data, folder, ["--kind", "demo"] if opt.scale == "demo" else REGIONS)
         if run.text == "own":
             steps.append(Step(["-m", "features.word_vectors", "--data_path", data, "--data_name", folder, "--dim",
                                str(WORDS // SCALES[opt.scale].divide), "--output", f"{path}/own.txt"],
@@ -259,6 +264,18 @@ def preparations(run: Run, opt) -> list[Step]:
         folder = "vg" if opt.scale == "full" else "demo_vg"
         steps.append(Step(["-m", VG + "prepare", "--vg", os.path.join(data, folder), "--output", manifest(opt)],
                           manifest(opt), lacks=missing(data, folder) if opt.scale == "full" else ""))
+    return steps
+
+
+def proposals(data: str, folder: str, network: list[str]) -> list[Step]:
+    """200 proposals a photo and 500 of the test photos, and their features."""
+    steps, where = [], ["--data_path", data, "--data_name", folder]
+    for count, splits in ((200, ["train", "val", "test"]), (500, ["test"])):
+        name, common = f"edgeboxes{count}", ["--splits", *splits]
+        steps += [Step(["-m", "features.proposals", *where, "--count", str(count), "--name", name, *common],
+                       os.path.join(data, folder, f"test_{name}.npz")),
+                  Step(["-m", "features.extract", "regions", *where, "--proposals", name, *network, *common],
+                       os.path.join(data, folder, f"test_{name}_ims.npy"))]
     return steps
 
 

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from files.boxes import iou
-from files.entities import Entities, photo_paths, read_entities
 from files.proposals import Proposals, read_proposals, read_region_features
 from torch import Tensor
 
 from cli import InputError
+from files.boxes import iou
+from files.entities import Entities, photo_paths, read_entities
 from files.reading import read_json
-from inputs import Features, told_of
+from inputs import Features, NoImages, extractors, told_of
 from readers.split import Batch, Split
 
 GEOMETRY = 5                          # numbers that say where a box lies
@@ -97,24 +97,29 @@ def has_phrases(root: str) -> bool:
     return os.path.isdir(os.path.join(root, "Annotations"))
 
 
-def read_phrases(root: str, split: str, regions: Regions, text_features: str | None = None) -> PhraseSplit:
-    """A split of a folder of Flickr30k Entities, with the proposals and features that `regions` names. Raises
-    InputError."""
+def read_phrases(root: str, split: str, regions: Regions, text_features: str | None = None,
+                 text_only: bool = False) -> PhraseSplit:
+    """A split of a folder of Flickr30k Entities, with the proposals and features that `regions` names; with `text_only`
+    without them. Raises InputError."""
     split = "val" if split == "dev" else split
     entities = read_entities(root, split, regions.origin)
-    source = os.path.join(root, "Sentences")
+    phrases, source = entities.phrases, os.path.join(root, "Sentences")
+    owner, made_by = np.zeros(len(phrases), np.int64), extractors(root)
+    if text_only:
+        return PhraseSplit(split, NoImages(len(entities.ids)), phrases, entities.phrase_photo, source,
+                           extractors=made_by or None, entities=entities, root=root)
     name = proposals_of(root, split, regions.name)
     proposals = read_proposals(root, split, name, entities)
     path = read_region_features(root, split, name, regions.name[len(name) + 1:], proposals)
-    owner = np.repeat(np.arange(len(entities.ids)), np.diff(proposals.start))       # (R,): the photo of each proposal
-    images = RegionFeatures(path, geometry_of(proposals.boxes, entities.sizes[owner]) if regions.geometry else None)
-    text = phrase_features(root, split, text_features, entities.phrases) if text_features else None
-    made = PhraseSplit(split, images, entities.phrases, np.zeros(len(entities.phrases), np.int64), source, text=text,
-                       extractors={"ims": read_json(path.removesuffix(".npy") + ".json", "extract again")["extractor"]},
-                       entities=entities, proposals=proposals, root=root)
+    photo = np.repeat(np.arange(len(entities.ids)), np.diff(proposals.start))       # (R,): of each proposal
+    images = RegionFeatures(path, geometry_of(proposals.boxes, entities.sizes[photo]) if regions.geometry else None)
+    made_by = {**made_by, "ims": read_json(path.removesuffix(".npy") + ".json", "extract again")["extractor"]}
+    made = PhraseSplit(split, images, phrases, owner, source, extractors=made_by, entities=entities,
+                       proposals=proposals, root=root,
+                       text=phrase_features(root, split, text_features, phrases) if text_features else None)
     for n in range(len(entities.ids)):
         if len(columns := made.columns(n)):
-            made.caption_image[columns] = made.start[n] + made.overlap(n).argmax(0)
+            owner[columns] = made.start[n] + made.overlap(n).argmax(0)
     lost = sum(entities.dropped.values())
     kinds = ", ".join(f"{count:,} {why}" for why, count in entities.dropped.items() if count)
     made.notes += [f"{lost:,} phrases of {split} have no box and are left out ({kinds})"] * bool(lost)
