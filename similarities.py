@@ -98,11 +98,15 @@ class Similarity(nn.Module):
             return lambda i: self(images.rows(i), block)
         return column
 
+    def at(self, images: Embedding, captions: Embedding, rows: Tensor, columns: Tensor) -> Tensor:
+        """Scores (K,) of the images `rows` (K,) with the captions `columns` (K,). A network computes no others."""
+        return self(images, captions)[rows, columns]
+
 
 class Lifted(Similarity):
     """A similarity that first lifts each item by itself and then compares lifted items in pairs.
 
-    A subclass defines lift_image(e, origin) and lift_caption(e, origin), of the items of one side; rows_of(lift, i),
+    A subclass defines lift_image(e, origin) and, if it differs, lift_caption(e, origin), of one side; rows_of(lift, i),
     the items `i` (a slice or an integer tensor) of a lift; and piece(image_lift, caption_lift, dim), the scores (n, p)
     of n lifted images and p lifted captions, whose embeddings have `dim` numbers.
 
@@ -118,6 +122,9 @@ class Lifted(Similarity):
             sides = [getattr(e, name) for e in (images, captions) if getattr(e, name) is not None]
             fields[name] = sum(x.detach().mean(0, keepdim=True) for x in sides) / len(sides)
         return Embedding(fields.get("mean"), fields.get("log_var"))
+
+    def lift_caption(self, e, origin):
+        return self.lift_image(e, origin)                                           # unless the sides differ
 
     def forward(self, images: Embedding, captions: Embedding) -> Tensor:
         self.check(images, captions)
@@ -221,16 +228,12 @@ class Dot(Separable):
     def lift_image(self, e, origin):
         return [e.mean], e.mean.new_zeros(len(e.mean)), None
 
-    lift_caption = lift_image
-
 
 class Cosine(Separable):
     """Cosine of the means, in [-1, 1] (VSE++ 3.1)."""
 
     def lift_image(self, e, origin):
         return [unit(e.mean)], e.mean.new_zeros(len(e.mean)), None
-
-    lift_caption = lift_image
 
 
 class Mahalanobis(Separable):
@@ -249,8 +252,6 @@ class Mahalanobis(Separable):
         precision = (-e.log_var).exp().expand_as(mean)
         scaled = precision * mean
         return [-precision, 2 * scaled], -(scaled * mean).sum(1), None
-
-    lift_caption = lift_image
 
 
 class KL(Separable):
@@ -330,8 +331,6 @@ class MinKL(Lifted):
         """Both lifts of every item, as p and as q. They share what they start from."""
         normal = normalise(e, origin)
         return KL.lift_p(*normal), KL.lift_q(*normal)
-
-    lift_caption = lift_image
 
     def rows_of(self, lift, i):
         return tuple(self.kl.rows_of(one, i) for one in lift)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from encoders import BatchNorm, Latent, vsepp_linear
-from methods.blocks import block_side, by_blocks
-from similarities import Similarity, unit
+from methods.blocks import PairNetwork
+from similarities import unit
 
 
 class BranchEmbedding(nn.Module):
@@ -67,18 +67,20 @@ class TwoBranchLoss(nn.Module):
         farthest = within.masked_fill(~same, 0).amax(1)                             # (B,)
         terms = (self.hardest(across.diagonal(), across, ~same & first),
                  self.hardest(across.diagonal(), across.T, ~same), self.hardest(farthest, within, ~same))
-        return sum(weight * term for weight, term in zip(self.weights, terms))
+        return sum(weight * term.mean() for weight, term in zip(self.weights, terms))
 
-    def hardest(self, positive: Tensor, others: Tensor, negative: Tensor) -> Tensor:
-        """Mean violation over the anchors, 0 if there are no negatives.
+    def hardest(self, positive: Tensor, others: Tensor, negative: Tensor, anchor: Tensor | None = None) -> Tensor:
+        """Mean of the largest violations of each pair, 0 if its anchor has no negatives: (K,).
 
-        positive (B,): distance of each anchor to its positive. others (B, B): distances to all items. negative (B, B)
-        bool: which of these are negatives.
+        positive (K,): distance of an anchor to a positive. others (A, n): distances of the anchors to all items.
+        negative (A, n) bool: which of these are negatives. anchor (K,): whose distance each is, by default 0 ... A - 1.
         """
-        violation = (self.margin + positive[:, None] - others).clamp(min=0)         # (B, B)
-        violation = violation.masked_fill(~negative, 0)
-        largest = violation.topk(min(self.top, violation.shape[1]), 1).values       # (B, B) -> (B, top)
-        return (largest.sum(1) / negative.sum(1).clamp(1, self.top)).mean()
+        nearest = others.masked_fill(~negative, torch.inf)
+        nearest = nearest.topk(min(self.top, nearest.shape[1]), 1, largest=False).values        # (A, n) -> (A, top)
+        count = negative.sum(1).clamp(1, self.top)                                  # (A,)
+        if anchor is not None:
+            nearest, count = nearest[anchor], count[anchor]                         # (K, top), (K,)
+        return (self.margin + positive[:, None] - nearest).clamp(min=0).sum(1) / count
 
 
 def distance(x: Tensor, y: Tensor) -> Tensor:
@@ -106,18 +108,16 @@ def sibling_order(caption_image: np.ndarray, rng: np.random.Generator) -> np.nda
 
 # ---- the similarity network
 
-class ProductNetwork(Similarity):
+class ProductNetwork(PairNetwork):
     """Log-odds of a match, any real number, from a network that reads the product of two unit vectors.
 
     The input is x * y element by element; then come linear, BatchNorm and ReLU for each size in `hidden`, then a linear
     layer to one number. The product is multiplied by D, which the first layer could do as well: its elements have size
     1 / D, and after an untrained layer their variance is less than what BatchNorm adds to it.
 
-    Every pair passes through the network, with N * M times D * hidden[0] + ... multiplications. In training BatchNorm
-    sees all B x B pairs of the batch, which are held at once. In evaluation it uses its running statistics, and blocks
-    have bounded size.
+    Every pair passes through the network, with N * M times D * hidden[0] + ... multiplications.
     """
-    logits, within_modality, options, implies = True, False, ("embed_size",), {"loss": "logistic"}
+    options = ("embed_size",)
 
     def __init__(self, dim: int, hidden: Sequence[int] = (512, 512)):
         super().__init__()
@@ -126,15 +126,9 @@ class ProductNetwork(Similarity):
         layers = [layer for a, b in zip(sizes, hidden) for layer in (vsepp_linear(a, b), BatchNorm(b), nn.ReLU())]
         self.network = nn.Sequential(*layers, vsepp_linear(sizes[-1], 1))
 
-    def forward(self, images, captions):
-        self.check(images, captions)
-        x, y = (unit(e.mean)[None] for e in (images, captions))                     # (1, N, D), (1, M, D)
-        if self.training:                                                           # one batch of pairs to BatchNorm
-            return self.pairs(x, y)
-        step = block_side(x, self.widest)
-        return by_blocks(self.pairs, x, y.split(step, 1), y.shape[1], step)
+    def read(self, captions):
+        return unit(captions.mean)                                                  # (M, D)
 
-    def pairs(self, x: Tensor, y: Tensor) -> Tensor:
-        """(1, n, D), (1, p, D) -> (n, p)."""
-        product = x.shape[2] * x[0][:, None] * y[0]                                 # (n, p, D)
-        return self.network(product.flatten(0, 1)).view(product.shape[:2])          # (n p, D) -> (n p, 1) -> (n, p)
+    def score(self, x, y):
+        product = x.shape[-1] * x * y                                               # (..., D)
+        return self.network(product.flatten(0, -2)).view(product.shape[:-1])        # (P, D) -> (P, 1) -> (...)

@@ -16,7 +16,7 @@ LONGEST = 10_000                      # words of a caption; a longer one would t
 
 
 class Batch(NamedTuple):
-    """B matching pairs."""
+    """B matching pairs; or, with `labels`, R regions and M phrases of several photos."""
     images: Tensor                    # (B, F) features | (B, P, F) regions | (B, 3, H, W) photos
     tokens: Tensor                    # (B, T) int64 word numbers, zero-padded
     lengths: Tensor                   # (B,) int64, on the CPU (packing needs them there)
@@ -25,6 +25,7 @@ class Batch(NamedTuple):
     # images and captions that do not belong together (jWAE); fields that it lacks are None
     unpaired: "Batch | None" = None
     negatives: "Batch | None" = None  # captions from the whole training set that the images are compared with (DMSM)
+    labels: Tensor | None = None      # (R, M) int8: a region fits a phrase, 1; does not, -1; is not compared with it, 0
 
     def to(self, device) -> "Batch":
         return Batch(*(x if x is self.lengths or x is None else x.to(device) if isinstance(x, Batch)
