@@ -165,11 +165,15 @@ class InfoNCE(nn.Module):
         self.log_scale, self.smoothing = nn.Parameter(torch.tensor(math.log(1 / temperature))), smoothing
 
     def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
-        logits = scores * self.log_scale.clamp(max=math.log(100)).exp()
+        logits = self.scaled(scores)
         counts = torch.ones_like(logits, dtype=torch.bool)                          # pairs that count: (B, B)
         if same is not None:
             counts = ~same | torch.eye(len(scores), dtype=torch.bool, device=scores.device)
         return {"infonce": (self.cross_entropy(logits, counts) + self.cross_entropy(logits.T, counts.T)) / 2}
+
+    def scaled(self, scores: Tensor) -> Tensor:
+        """Scores divided by the temperature."""
+        return scores * self.log_scale.clamp(max=math.log(100)).exp()
 
     def cross_entropy(self, logits: Tensor, counts: Tensor) -> Tensor:
         """Of each row's own column, the diagonal, among those that count, mean over rows: (B, B), (B, B) bool."""

@@ -31,8 +31,10 @@ from encoders import (
 from features.word_vectors import table_for
 from losses import MMD, Diversity, PairMSE, SideTerm, build_objective, mean_rows, real_parts, vib
 from methods import jwae
+from methods.cite import PENALTY, ConditionalNetwork
 from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
 from methods.heads import GeneralisedGaussian, Inclusion, ProbVLMLoss, VarianceLayers, VonMisesFisher
+from methods.labelled import LabelledTwoBranch, labelled_objective
 from methods.likelihoods import MLS
 from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from methods.scan import CrossAttention, RegionEmbedding, WordStates
@@ -45,7 +47,7 @@ from text import Trigrams, Vocabulary
 OF_VECTORS: dict[str, type[Similarity]] = {**SIMILARITIES, "mls": MLS, "vmf": VonMisesFisher}
 ALL_SIMILARITIES: dict[str, type[Similarity]] = {
     **OF_VECTORS, "mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention,
-    "product": ProductNetwork,
+    "product": ProductNetwork, "cite": ConditionalNetwork,
 }
 # Heads by name: what becomes of the second copy's output, bounded log-variances (B, D).
 SHAPES: dict[str, Callable[[Tensor], Tensor] | None] = {
@@ -154,7 +156,8 @@ class Tower(nn.Module):
 class JointEmbedding(nn.Module):
     """Two towers, a similarity, an objective and terms beside it (losses.py).
 
-    objective: scores (B, B) -> terms of the loss; None where what is trained is among the pair terms.
+    objective: scores (B, B) -> terms of the loss; None where what is trained is among the pair terms. For batches with
+    labels: scores and labels (R, M) -> terms (methods/labelled.py).
     pair_terms: {name: (weight, loss)}, loss(image, caption, batch) of two Encoded -> scalar.
     side_terms: {name: SideTerm}, which need one side only, and so also learn from items without partners.
     critic: jWAE's, which has an optimiser of its own.
@@ -209,10 +212,14 @@ class JointEmbedding(nn.Module):
 
     def rank(self, batch, images: Encoded, captions: Encoded, others: Encoded | None = None) -> dict[str, Tensor]:
         """The objective's terms. others: captions (N) of the whole training set, of which none of an image's own
-        counts."""
+        counts. Where a batch has labels (R, M), only labelled pairs are scored, and the others have 0."""
         if self.objective is None:
             return {}
         with torch.autocast(batch.tokens.device.type, enabled=False):               # scores are compared in float32
+            if batch.labels is not None:
+                i, j = batch.labels.nonzero(as_tuple=True)                          # (K,) each
+                chosen = self.similarity.at(images.embedding, captions.embedding, i, j)
+                return self.objective(chosen.new_zeros(batch.labels.shape).index_put((i, j), chosen), batch.labels)
             same = batch.image_index[:, None] == batch.image_index if self.mask_same_image else None    # (B, B)
             scores = self.similarity(images.embedding, captions.embedding)          # (B, B)
             if others is None:
@@ -401,12 +408,18 @@ def information_bottleneck(image: Encoded, caption: Encoded, batch) -> Tensor:
     return sum(vib(e.embedding) for e in (image, caption) if e.embedding.log_var is not None)
 
 
-def build_pair_terms(opt, vocab, regions: int) -> dict[str, tuple[float, Callable]]:
+def localises(opt) -> bool:
+    """Whether regions and phrases with labels are learned from, and not matching pairs; older runs do not say it."""
+    return getattr(opt, "localise", False)
+
+
+def build_pair_terms(opt, vocab, regions: int, similarity: Similarity) -> dict[str, tuple[float, Callable]]:
     """{name: (weight, loss)} of what is trained on pairs beside the objective, only those with a weight. regions: the
     width of the image trunk."""
     made = {
         "mse": (opt.mse_weight * (opt.loss == "mse"), PairMSE),
-        "two_branch": (1.0 * (opt.loss == "two_branch"), TwoBranchLoss),
+        "two_branch": (1.0 * (opt.loss == "two_branch"), LabelledTwoBranch if localises(opt) else TwoBranchLoss),
+        "concepts": (PENALTY * (opt.sim == "cite"), lambda: similarity.penalty),
         "probvlm": (1.0 * (opt.loss == "probvlm"), ProbVLMLoss),
         "vib": (opt.vib, lambda: information_bottleneck),
         "inclusion": (opt.inclusion, Inclusion),
@@ -424,7 +437,8 @@ def build_model(opt, vocab, pretrained: bool = True) -> JointEmbedding:
     image_tower, text_tower = build_image_tower(opt, pretrained), build_text_tower(opt, vocab, pretrained)
     side_terms, critic = jwae.build_side_terms(opt, vocab, image_tower.trunk.dim, text_tower.trunk.dim,
                                                TEXT_ENCODERS[opt.txt_enc].decoder)
-    return JointEmbedding(image_tower, text_tower, similarity, build_objective(opt, similarity),
+    objective = (labelled_objective if localises(opt) else build_objective)(opt, similarity)
+    return JointEmbedding(image_tower, text_tower, similarity, objective,
                           mask_same_image=opt.mask_same_image,
-                          pair_terms=build_pair_terms(opt, vocab, image_tower.trunk.dim),
+                          pair_terms=build_pair_terms(opt, vocab, image_tower.trunk.dim, similarity),
                           side_terms=side_terms, critic=critic)

@@ -28,6 +28,7 @@ DMSM = ("--loss nll --txt_enc {} --txt_layers 4000-2000-1000-500 --img_layers 20
         "--embed_size 300 --gamma 10 --negatives 40 --optimizer sgd --learning_rate 0.5 --lr_update 1000 "
         "--no-feature_norm --select hbr")
 BRANCHES = "--txt_layers 2048 --img_layers 2048 --layer_style branch --embed_size 512"
+CITE = "--sim cite --loss logistic --txt_layers 1024 --img_layers 1024 --layer_style branch"
 SIMILARITIES = {"wasserstein": "Wasserstein", "kl": "KL", "minkl": "min KL"}
 SHAPES = {                            # end of the name -> in words, paper, flags
     "": ("ellipsoidal", "pmrl, ucmr", ""),
@@ -94,6 +95,10 @@ METHODS = {
                                 f"--loss two_branch {BRANCHES} --batch_size 1000", VECTORS),
     "similarity_network": Method("Similarity Network", "Wang et al. 2019",
                                  f"--sim product --loss logistic {BRANCHES}", VECTORS),
+    "cite": Method("CITE", "Plummer et al. 2018", CITE, VECTORS),
+    # CITE's loss is a mean over pairs: the weights of eq. 6, divided by a batch of 128.
+    "jwae_mh_cite": Method("jWAE on CITE", "jwae", f"{CITE} --recon_images 4e-3 --recon_captions 4e-5 "
+                           "--prior_images 8e-5 --prior_captions 8e-5", VECTORS),
 }
 
 

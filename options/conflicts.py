@@ -20,6 +20,7 @@ from options.phrases import OF_CAPTIONS, PHRASE_CONFLICTS, PHRASE_OPTIONS
 # ---- what cannot work together: (when, the sentence that says so, formatted with the options)
 
 TERMS = ("recon_images", "recon_captions", "prior_images", "prior_captions", "vae")
+NETWORKS = ("product", "cite")                   # similarities that read each pair by themselves, of unit vectors
 FEWEST_EPOCHS = {"ema": 3, "swa": 6}             # whose last third can be averaged
 
 CONFLICTS = [
@@ -88,8 +89,8 @@ CONFLICTS = [
     (lambda o: o.recon_captions and o.txt_enc in ("mean", "sum") and not o.freeze_words,
      "--recon_captions {recon_captions}: --txt_enc {txt_enc} would move its own target; keep the words as they are "
      "with --word_vectors FILE --freeze_words, or take gru or bigru"),
-    *((lambda o, name=name: getattr(o, name) and o.sim not in ("cosine", "dot", "scan"),
-       f"--{name} is for points compared by their cosine, not for --sim {{sim}}; take --sim cosine or scan")
+    *((lambda o, name=name: getattr(o, name) and o.sim not in ("cosine", "dot", "scan") + NETWORKS * (name != "vae"),
+       f"--{name} is for points compared by their direction, not for --sim {{sim}}; take --sim cosine")
       for name in TERMS),
     (lambda o: o.vae and o.sim == "scan",
      "--vae {vae} samples one vector per item, and --sim scan compares parts; take --sim cosine"),
@@ -105,9 +106,12 @@ CONFLICTS = [
     (lambda o: o.loss == "two_branch" and (o.sim != "cosine" or o.batch_size % 2 and not o.localise),
      "--loss two_branch compares points in batches of pairs of captions; --sim {sim} and --batch_size {batch_size} do "
      "not go with it: take cosine and an even number"),
-    (lambda o: (o.sim == "product") != (o.loss == "logistic"),
-     "--sim {sim} and --loss {loss}: the Similarity Network is --sim product with --loss logistic; give both or "
-     "neither"),
+    (lambda o: (o.sim in NETWORKS) != (o.loss == "logistic"),
+     "--sim {sim} and --loss {loss}: the Similarity Network is --sim product with --loss logistic, and CITE --sim cite "
+     "with it; give both or neither"),
+    (lambda o: o.sim == "cite" and o.cite_layers.count("-") != 1,
+     "--cite_layers {cite_layers}: --sim cite has a layer that all concepts share, and one for each; give two sizes, "
+     "such as 1024-256"),
     (lambda o: o.loss == "nll" and o.negative_source == "batch" and o.negatives >= o.batch_size,
      "--negatives {negatives}: a batch of {batch_size} captions has one less to compare with; give fewer, a larger "
      "--batch_size, or --negative_source set"),
@@ -183,6 +187,7 @@ USED_BY = [
      lambda o: o.sim == "scan", "--sim scan"),
     ("lambda_lse", lambda o: o.agg_func == "LogSumExp", "--agg_func LogSumExp"),
     ("n_samples", lambda o: o.sim == "match_prob", "--sim match_prob"),
+    ("concepts cite_layers", lambda o: o.sim == "cite", "--sim cite"),
     ("margin", lambda o: o.loss == "hinge", "--loss hinge"),
     ("gamma negatives negative_source", lambda o: o.loss == "nll", "--loss nll"),
     ("label_smoothing", lambda o: o.loss in ("infonce", "match"), "--loss infonce and match"),
@@ -202,7 +207,7 @@ USED_BY = [
      "--prior_images and --prior_captions with --prior_loss gan"),
     ("dim_hidden max_len captioner_original", lambda o: o.captioner, "--captioner"),
     ("var_max logvar_init logvar_norm var_layers", gaussians, "Gaussian heads"),
-    ("no_imgnorm", lambda o: o.sim not in ("mil", "product"), "similarities that do not normalise by themselves"),
+    ("no_imgnorm", lambda o: o.sim not in ("mil", *NETWORKS), "similarities that do not normalise by themselves"),
     ("layer_style", lambda o: o.layer_style == "relu" or hidden_layers(o) or o.layer_style == "tanh" and one_vector(o),
      "--img_layers and --txt_layers"),
     ("lr_update", lambda o: o.schedule == "step", "--schedule step"),

@@ -97,11 +97,14 @@ def parser() -> argparse.ArgumentParser:
     add("--bi_gru", action="store_true", help="scan: read the words in both directions and average")
     add("--no_txtnorm", action="store_true", help="scan: do not normalise word states")
 
-    add = p.add_argument_group("similarities of parts and samples").add_argument
+    add = p.add_argument_group("similarities of parts, of samples and by networks").add_argument
     add("--effective_dim", type=above_zero, default=4.0, metavar="K", help="mls: where its learned number of "
         "dimensions starts")
     add("--n_embeds", type=up_to(1024), metavar="K", help="mil: embeddings per item (default: 2)")
     add("--n_samples", type=up_to(1024), default=7, metavar="J", help="match_prob: samples of every Gaussian")
+    add("--concepts", type=up_to(1024), default=4, metavar="K", help="cite: concepts that a phrase mixes")
+    add("--cite_layers", type=cli.sizes, default="1024-256", help="cite: sizes of the layer that all concepts share "
+        "and of the layer of each")
     add("--cross_attn", choices=DIRECTIONS, default="t2i", help="scan: words attend to regions (t2i) or the reverse")
     add("--raw_feature_norm", choices=list(NORMS), default="clipped_l2norm",
         help="scan: norm of the products of words and regions before the softmax")
@@ -127,8 +130,8 @@ def parser() -> argparse.ArgumentParser:
     add = p.add_argument_group("objective").add_argument
     add("--loss", choices=OBJECTIVES, help="hinge (VSE++), infonce (CLIP), match: cross-entropy of every pair (PCME, "
         "PCME++), nll: softmax over sampled captions (DMSM), mse: squared distance of matching pairs (jWAE), "
-        "two_branch (Embedding Network), logistic (Similarity Network), probvlm (variances of given means). Default: "
-        "hinge, or what --sim needs")
+        "two_branch (Embedding Network), logistic (Similarity Network, CITE), probvlm (variances of given means). "
+        "Default: hinge, or what --sim needs")
     add("--margin", type=at_least_zero, default=0.2, help="margin of the hinge (VSE++ and VSRN: 0.2; ucmr's VSRN: 0.1)")
     add("--max_violation", action=switch, default=None,
         help="hinge: the hardest negatives and not the sum over all (default: on for similarities of Gaussians)")

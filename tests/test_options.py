@@ -46,6 +46,7 @@ REFUSED = """
 --loss two_branch --no_imgnorm
 --loss two_branch --batch_size 7
 --loss logistic
+--sim cite --cite_layers 64
 --loss nll --negatives 128
 --loss nll --negative_source set --supervised_fraction 0.5
 --vae 1 --head point

@@ -1,0 +1,157 @@
+"""Objectives for labelled pairs of regions and phrases: phrase localisation (`jwae` 5.2).
+
+A batch has R regions and M phrases of several photos. labels (R, M): 1 where a region fits a phrase, -1 where it does
+not, 0 where the two are not compared. An objective reads scores (R, M) where labels are not 0. A phrase has one or more
+positives, so each weighs 1 / their number, and a phrase as much as a caption has in the objective of the same name in
+losses.py. Those are what these become where each phrase fits one region and all other pairs are negatives.
+"""
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cli import InputError
+from losses import InfoNCE, Match
+from methods.two_branch import TwoBranchLoss, distance
+
+
+def shares(labels: Tensor, dtype: torch.dtype) -> Tensor:
+    """1 / the number of a phrase's positives for each of them, else 0: (R, M) -> (R, M)."""
+    positive = labels > 0
+    return positive.to(dtype) / positive.sum(0).clamp(min=1)
+
+
+class LabelledHinge(nn.Module):
+    """Triplet ranking loss of labelled pairs, >= 0: VSE++ eq. 5-6 (`losses.hinge`).
+
+    For each positive pair (i, j), [margin - s_ij + s_kj]+ over the negative regions k of phrase j and [margin - s_ij +
+    s_il]+ over the negative phrases l of region i: their sum, or with `max_violation` the largest of each. Averaged
+    over the positives of a phrase and summed over phrases, as VSE++'s is over captions: learning rates and the weights
+    of jWAE's terms, which are sums as well, keep their meaning.
+    """
+
+    def __init__(self, margin: float = 0.2, max_violation: bool = False):
+        super().__init__()
+        self.margin, self.max_violation = margin, max_violation
+
+    def forward(self, scores: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        negative = labels < 0
+        violations = self.violations(scores, negative) + self.violations(scores.T, negative.T).T     # (R, M)
+        return {"hinge": (shares(labels, scores.dtype) * violations).sum()}
+
+    def violations(self, scores: Tensor, negative: Tensor) -> Tensor:
+        """Of each entry (n, m), were it a positive, by the negatives of its column: (n, m), (n, m) bool -> (n, m).
+
+        The sum over negatives v above t = s - margin is (sum of those v) - t (their number), and both are read from the
+        sorted column: n x m numbers in all, in float64 because the terms cancel.
+        """
+        others = scores.masked_fill(~negative, -torch.inf)
+        if self.max_violation:
+            return (self.margin - scores + others.amax(0)).clamp(min=0)
+        level = (scores.double() - self.margin).T.contiguous()                      # (m, n)
+        ordered = others.double().T.sort(1, descending=True).values                 # (m, n)
+        count = torch.searchsorted(-ordered.detach(), -level.detach())              # (m, n): how many lie above
+        sums = F.pad(ordered.masked_fill(ordered.isinf(), 0).cumsum(1), (1, 0))     # (m, 1 + n): of the highest 0 ... n
+        return (sums.gather(1, count) - count * level).T.to(scores.dtype)
+
+
+class LabelledLogistic(nn.Module):
+    """log(1 + e^(-y s)) of log-odds s and labels y, mean over the labelled pairs, in nats, >= 0: CITE's loss."""
+
+    def forward(self, scores: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"logistic": F.softplus(-labels * scores)[labels != 0].mean()}
+
+
+class LabelledMatch(Match):
+    """Binary cross-entropy of the labelled pairs, summed over the pairs of a phrase and averaged over phrases, in nats:
+    `losses.Match`, without pseudo-positives."""
+
+    def forward(self, scores: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = scores if self.scale is None else self.scale * scores + self.shift
+        target = (labels > 0).to(logits.dtype) * (1 - 2 * self.smoothing) + self.smoothing
+        each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")             # (R, M)
+        return {"match": each[labels != 0].sum() / labels.shape[1]}
+
+
+class LabelledInfoNCE(InfoNCE):
+    """Half of: -log of the share that its positives have of a phrase's labelled regions, mean over phrases; and the
+    same of a region among phrases, mean over the regions that have positives and negatives, 0 without any. In nats.
+
+    The temperature and `smoothing` are those of `losses.InfoNCE`.
+    """
+
+    def forward(self, scores: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.scaled(scores)
+        both = (labels > 0).any(1) & (labels < 0).any(1)                            # (R,)
+        phrases, regions = self.missed(logits.T, labels.T), self.missed(logits[both], labels[both])
+        return {"infonce": (phrases.mean() + regions.sum() / both.sum().clamp(min=1)) / 2}
+
+    def missed(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Of each row, which has a positive: (n, m), (n, m) -> (n,)."""
+        counts = labels != 0
+        own = logits.masked_fill(labels <= 0, -torch.inf).logsumexp(1)              # (n,)
+        loss = logits.masked_fill(~counts, -torch.inf).logsumexp(1) - own
+        even = own - logits.masked_fill(~counts, 0).sum(1) / counts.sum(1)          # (n,)
+        return loss + self.smoothing * even
+
+
+class LabelledTwoBranch(TwoBranchLoss):
+    """`TwoBranchLoss` of labelled pairs: a pair term, its distances, weights and `top` largest violations.
+
+        weights[0]   anchor: the phrase, positive: each of its regions, negatives: its negative regions
+        weights[1]   anchor: the region, positive: each of its phrases, negatives: its negative phrases
+        weights[2]   anchor: the phrase, positive: the farthest phrase that fits a region of its own, which may be
+                     itself, negatives: other phrases that some region of its own does not fit
+
+    Averaged over the positives of a phrase, then over phrases. Reads batch.labels (R, M). Distances and labels of
+    phrases with phrases take M x M numbers.
+    """
+
+    def forward(self, image, caption, batch) -> Tensor:
+        """image, caption: model.Encoded of the regions (R, D) and the phrases (M, D), with unit means."""
+        regions, phrases, labels = image.embedding.mean, caption.embedding.mean, batch.labels
+        across, within = distance(regions, phrases), distance(phrases, phrases)     # (R, M), (M, M)
+        i, j = (labels > 0).nonzero(as_tuple=True)                                  # (K,) each
+        share = shares(labels, across.dtype)[i, j] / labels.shape[1]                # (K,), sums to 1
+        fits = (labels > 0).to(across.dtype).T
+        sibling = fits @ fits.T > 0                                                 # (M, M)
+        apart = (fits @ (labels < 0).to(across.dtype) > 0) & ~sibling               # (M, M)
+        farthest = within.masked_fill(~sibling, 0).amax(1)                          # (M,)
+        terms = ((share * self.hardest(across[i, j], across.T, labels.T < 0, j)).sum(),
+                 (share * self.hardest(across[i, j], across, labels < 0, i)).sum(),
+                 self.hardest(farthest, within, apart).mean())
+        return sum(weight * term for weight, term in zip(self.weights, terms))
+
+
+# ---- by options
+
+# What needs matching pairs, which labels do not give: (when, the sentence that says so, formatted with the options).
+CONFLICTS = [
+    (lambda o: o.loss in ("nll", "mse", "probvlm"),
+     "--loss {loss} needs pairs that match one to one, and a phrase fits several regions of its photo; take hinge, "
+     "infonce, match, two_branch, or logistic with --sim cite"),
+    *((lambda o, name=name: getattr(o, name),
+       f"--{name} {{{name}}} compares images with captions of their own, and a phrase fits several regions of its "
+       "photo; leave it out") for name in ("inclusion", "captioner", "diversity", "mmd")),
+    (lambda o: o.pseudo_positives,
+     "--pseudo_positives {pseudo_positives} takes pairs without a label for matches, and regions and phrases have "
+     "labels; leave it out"),
+    (lambda o: o.mask_same_image,
+     "--mask_same_image drops other captions of an image from the negatives, and of regions and phrases the labels say "
+     "which are negatives; leave it out"),
+]
+
+
+def refusal(opt) -> str | None:
+    """Why resolved options cannot train on labelled pairs, in a sentence, or None."""
+    return next((sentence.format(**vars(opt)) for wrong, sentence in CONFLICTS if wrong(opt)), None)
+
+
+def labelled_objective(opt, similarity) -> nn.Module | None:
+    """The objective that the options name, of (scores, labels) (R, M). None: what is trained is LabelledTwoBranch, a
+    pair term. Raises InputError where options need matching pairs."""
+    if said := refusal(opt):
+        raise InputError(said)
+    return {"hinge": lambda: LabelledHinge(opt.margin, opt.max_violation),
+            "infonce": lambda: LabelledInfoNCE(1.0 if similarity.log_likelihood else 0.07, opt.label_smoothing),
+            "match": lambda: LabelledMatch(similarity.logits, 0.0, opt.label_smoothing),
+            "logistic": LabelledLogistic, "two_branch": lambda: None}[opt.loss]()

@@ -1,0 +1,212 @@
+"""CITE: the network against loops over pairs and concepts, what BatchNorm sees, blocks, its penalty, and its runs."""
+import math
+import os
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import evaluate
+import train
+from data import Batch
+from losses import PairLogistic
+from methods.cite import PENALTY, ConditionalNetwork
+from methods.two_branch import ProductNetwork
+from metrics import retrieval_blocks
+from model import Encoded, build_model
+from retrieval.searcher import Searcher
+from search import main as search
+from similarities import Embedding
+from tests.helpers import options
+from text import SPECIALS, Vocabulary
+
+SMALL = ["--sim", "cite", "--concepts", "3", "--cite_layers", "8-6"]
+
+
+def points(n, d=5, seed=0) -> torch.Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def network(dim=5, concepts=3, layers="8-6", seed=0) -> ConditionalNetwork:
+    """With BatchNorms that do something."""
+    torch.manual_seed(seed)
+    net = ConditionalNetwork(dim, concepts, layers).double()
+    for layer in net.modules():
+        if isinstance(layer, torch.nn.BatchNorm1d):
+            for values in (layer.weight, layer.bias, layer.running_mean):
+                torch.nn.init.normal_(values)
+            torch.nn.init.uniform_(layer.running_var, 0.5, 2)
+    return net.requires_grad_(True)
+
+
+def layer_of(x, linear, norm, training, rows=slice(None)):
+    """Linear, BatchNorm, ReLU of rows, `rows` of the layer's outputs."""
+    h = x @ linear.weight[rows].T + linear.bias[rows]
+    mean, var = (h.mean(0), h.var(0, unbiased=False)) if training else (norm.running_mean[rows], norm.running_var[rows])
+    return ((h - mean) / (var + norm.eps).sqrt() * norm.weight[rows] + norm.bias[rows]).clamp(min=0)
+
+
+def slow_scores(net, x, y, pairs, training):
+    """One concept and one pair after another; BatchNorm sees `pairs`, and the phrases of y."""
+    unit_x, unit_y = F.normalize(x, dim=1), F.normalize(y, dim=1)
+    hidden = net.out.weight.shape[1]
+    joint = layer_of(torch.stack([len(x[0]) * unit_x[i] * unit_y[j] for i, j in pairs]), *net.joint[:2], training)
+    concepts = [layer_of(joint, *net.branches[:2], training, slice(k * hidden, (k + 1) * hidden))
+                for k in range(net.concepts)]
+    logits = layer_of(unit_y, *net.mixture[:2], training) @ net.mixture[3].weight.T + net.mixture[3].bias
+    scores = []
+    for n, (_, j) in enumerate(pairs):
+        total = sum(math.exp(float(value)) for value in logits[j])
+        mixed = sum(math.exp(float(logits[j, k])) / total * concepts[k][n] for k in range(net.concepts))
+        scores.append(float(mixed @ net.out.weight[0] + net.out.bias[0]))
+    return torch.tensor(scores, dtype=torch.float64), logits
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("concepts", [1, 3])
+@torch.no_grad()
+def test_network_equals_a_loop_over_pairs_and_concepts(concepts, training):
+    x, y = 3 * points(4), 2 * points(6, seed=1)
+    net = network(concepts=concepts).train(training)
+    pairs = [(i, j) for i in range(4) for j in range(6)]
+    expected, _ = slow_scores(net, x, y, pairs, training)
+    torch.testing.assert_close(net(Embedding(x), Embedding(y)), expected.view(4, 6))
+    net, chosen = network(concepts=concepts).train(training), [(0, 5), (3, 1), (3, 2), (0, 1), (2, 2)]
+    expected, _ = slow_scores(net, x, y, chosen, training)
+    torch.testing.assert_close(net.at(Embedding(x), Embedding(y), *torch.tensor(chosen).T), expected)
+
+
+def test_sizes_are_the_originals():
+    net = ConditionalNetwork.build(options("--sim", "cite", "--embed_size", "1024"))
+    assert [tuple(layer.weight.shape) for layer in (net.joint[0], net.branches[0], net.out, net.mixture[0],
+                                                    net.mixture[3])] == [
+        (1024, 1024), (4 * 256, 1024), (1, 256), (1024, 1024), (4, 1024)]
+    assert net.logits and net.gaussian_sides == 0 and not net.within_modality and PENALTY == 5e-5
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_one_concept_is_a_network_without_concepts(training):
+    one, plain = network(concepts=1), ProductNetwork(5, (8, 6)).double()
+    parts = [*one.joint, *one.branches, one.out]
+    for mine, theirs in zip(parts, plain.network, strict=True):
+        theirs.load_state_dict(mine.state_dict())
+    x, y = Embedding(points(4)), Embedding(points(6, seed=1))
+    rows, columns = torch.tensor([0, 3, 2]), torch.tensor([5, 1, 1])
+    chosen = [net.train(training).at(x, y, rows, columns) for net in (one, plain)]
+    torch.testing.assert_close(*chosen)
+    torch.testing.assert_close(one(x, y), plain(x, y))
+    torch.testing.assert_close(one.joint[1].running_mean, plain.network[1].running_mean)
+
+
+def test_evaluation_in_blocks_equals_the_whole(monkeypatch):
+    net, x, y = network().eval(), Embedding(points(23)), Embedding(points(31, seed=1))
+    whole, owner = net(x, y), np.arange(31) % 23
+    rows, columns = torch.tensor([4, 22, 4, 0, 7]), torch.tensor([30, 0, 3, 0, 11])
+    for elements in (1, 100, 10 ** 9):
+        monkeypatch.setattr("methods.blocks.ELEMENTS", {"cpu": elements, "cuda": elements})
+        torch.testing.assert_close(net(x, y), whole)
+        torch.testing.assert_close(net.at(x, y, rows, columns), whole[rows, columns])
+    torch.testing.assert_close(net.columns(x, y)(torch.tensor([4, 1]))(slice(3, 9)), whole[3:9][:, [4, 1]])
+    assert retrieval_blocks(net, x, y, owner, 7) == retrieval_blocks(net, x, y, owner, 1000)
+
+
+def test_a_phrase_is_mixed_once_and_only_chosen_pairs_are_computed():
+    net, seen = network().train(), {}
+    for name in ("joint", "branches", "mixture"):
+        getattr(net, name).register_forward_hook(lambda module, inputs, _, name=name: seen.setdefault(name, []).append(
+            len(inputs[0])))
+    rows, columns = torch.arange(7) % 4, torch.arange(7) % 6
+    net.at(Embedding(points(4)), Embedding(points(6, seed=1)), rows, columns)
+    assert seen == {"joint": [7], "branches": [7], "mixture": [6]}
+    net(Embedding(points(4)), Embedding(points(6, seed=1)))
+    assert seen == {"joint": [7, 24], "branches": [7, 24], "mixture": [6, 6]}
+    single = torch.tensor([0])
+    assert net.at(Embedding(points(1)), Embedding(points(1, seed=1)), single, single).shape == (1,)
+
+
+def test_gradients():
+    x, y = (points(4, seed=k).requires_grad_() for k in (0, 1))
+    rows, columns = torch.tensor([0, 3, 2, 2]), torch.tensor([3, 1, 1, 0])
+    for training in (True, False):
+        net = network().train(training)
+        assert torch.autograd.gradcheck(lambda a, b, net=net: net(Embedding(a), Embedding(b)), (x, y))
+        assert torch.autograd.gradcheck(lambda a, b, net=net: net.at(Embedding(a), Embedding(b), rows, columns), (x, y))
+    net = network().train()
+    PairLogistic()(net(Embedding(x), Embedding(y)))["logistic"].backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+
+
+def built(*words):
+    opt = options(*SMALL, *words)
+    opt.img_dim, opt.img_enc = 9, "precomp"
+    torch.manual_seed(0)
+    return build_model(opt, Vocabulary([*SPECIALS, "a", "b", "c", "d"]))
+
+
+def matching(n=6) -> Batch:
+    tokens = torch.randint(4, 8, (n, 5), generator=torch.Generator().manual_seed(0))
+    return Batch(points(n, 9).float(), tokens, torch.full((n,), 5), torch.arange(n), torch.arange(n))
+
+
+def test_the_penalty_is_a_term_of_its_own():
+    model, batch = built(), matching()
+    terms = model(batch)
+    assert set(terms) == {"logistic", "concepts"}
+    y = model.embed_captions(batch.tokens, batch.lengths).mean.detach()
+    net = model.similarity
+    with torch.no_grad():
+        _, logits = slow_scores(net, y, y, [(0, 0), (1, 2)], True)
+    expected = sum(abs(float(value)) for row in logits for value in row) / len(y)
+    assert float(terms["concepts"].detach()) == pytest.approx(5e-5 * expected, rel=1e-5)
+    alone = net.penalty(None, Encoded(Embedding(y), None, None), None)
+    assert float(alone.detach()) == pytest.approx(expected, rel=1e-5)
+    terms["concepts"].backward()
+    assert net.mixture[3].weight.grad.abs().sum() > 0 and net.out.weight.grad is None
+    assert "concepts" not in built("--sim", "product", "--concepts", "4", "--cite_layers", "1024-256")(batch)
+
+
+def test_reconstructions_and_priors_stand_beside_it():
+    terms = built("--recon_images", "1", "--prior_captions", "1")(matching())
+    assert set(terms) == {"logistic", "concepts", "recon_images", "prior_captions", "critic_captions"}
+    sum(terms.values()).backward()
+
+
+def test_methods_resolve():
+    for name in ("cite", "jwae_mh_cite"):
+        opt = train.parse_args(["--method", name, "--text_features", "w2v"])
+        assert (opt.sim, opt.loss, opt.img_layers, opt.layer_style) == ("cite", "logistic", "1024", "branch")
+        assert opt.embed_size == 1024 and (opt.recon_images > 0) == (opt.prior_captions > 0) == (name != "cite")
+
+
+def test_it_learns_which_region_a_phrase_means():
+    """A phrase names one of 3 kinds and one of 4 values: the kind tells which block of a region's numbers to read."""
+    g = torch.Generator().manual_seed(0)
+    value = torch.randint(4, (64, 3), generator=g)                                  # of the 3 kinds, of each region
+    regions = F.one_hot(value, 4).flatten(1).float()                                # (64, 12)
+    phrases = torch.eye(12)                                                         # kind k, value v: 4 k + v
+    fits = regions @ phrases.T > 0                                                  # (64, 12)
+    torch.manual_seed(0)
+    net = ConditionalNetwork(12, 4, "32-16")
+    adam, (i, j) = torch.optim.Adam(net.parameters(), lr=3e-3), (torch.ones(64, 12).nonzero(as_tuple=True))
+    labels, values = torch.where(fits, 1.0, -1.0)[i, j], []
+    for _ in range(60):
+        adam.zero_grad()
+        loss = F.softplus(-labels * net.at(Embedding(regions), Embedding(phrases), i, j)).mean()
+        loss.backward()
+        adam.step()
+        values.append(loss.item())
+    scores = net.eval()(Embedding(regions), Embedding(phrases))
+    assert values[-1] < 0.1 < values[0] and fits[scores.argmax(0), torch.arange(12)].all()
+
+
+def test_a_run_is_evaluated_and_searched(small_run, demo_path, tmp_path, monkeypatch):
+    run = small_run(*SMALL)
+    monkeypatch.chdir(tmp_path)
+    found = evaluate.run(evaluate.parse_args(["--checkpoint", str(run), "--data_path", demo_path,
+                                              "--output", str(tmp_path / "r.json")]))
+    assert found["similarity"] == "cite" and found["protocols"]["full"]["rsum"] > 0
+    search(["index", "--checkpoint", str(run), "--data_path", demo_path, "--images", "demo_precomp", "--photos",
+            os.path.join(demo_path, "demo", "images"), "--output", str(tmp_path / "index")])
+    one, = Searcher(str(tmp_path / "index")).find_texts(["a red circle ."], top=5)
+    assert len(one.answers) == 5 and one.answers[0].score >= one.answers[4].score
