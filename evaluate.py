@@ -18,30 +18,25 @@ import csv
 import json
 import os
 import sys
-from collections import Counter
 
 import numpy as np
 
 import checkpoints
 import cli
-from checkpoints import load_checkpoint
 from cli import Arguments, InputError, data_set, filename, natural, positive, split_name, up_to, workers
-from evaluation import bank, confidence_plots, variances
+from evaluation import bank, confidence_plots, phrase_report, variances
 from evaluation.annotations import Pairs
 from evaluation.assess import INSTANCES, Judgements, assess, read_judgements, without_nan
 from evaluation.certainty import Certainty, assess_certainty, check_options, to_calibrate_on, wanted
-from evaluation.compare import common_name, compare
+from evaluation.compare import compare
+from evaluation.outputs import RANKS, beside, check_outputs, comparison_file
 from evaluation.plots import curves, extremes, locate
-from evaluation.report import SIDES, comparisons, doubts, foreign_words, is_comparison, render, seed_tables, tables
-from evaluation.sources import is_embeddings, newest_run, open_embeddings, open_run, open_scores, output_file
+from evaluation.report import SIDES, comparisons, doubts, foreign_words, render, seed_tables, tables
+from evaluation.sources import newest_run, open_embeddings, open_run, open_scores
 from evaluation.subjects import Record, Subject
-from files.reading import first_line, is_drawn, read_json
-from files.writing import atomic, output, save_json
+from files.writing import atomic, save_json
 from inputs import Photos
-from runs import is_calibration, is_results
 from similarities import SIMILARITIES
-
-RANKS = ["protocol", "direction", "query", "id", "rank_from_0"]     # columns of --ranks
 
 
 def rho(value: float | None) -> str:
@@ -118,9 +113,53 @@ def run(opt) -> dict:
         check_vocab(opt)
         if opt.photos and not os.path.isdir(opt.photos):
             raise InputError(f"--photos {opt.photos} is no folder; give the folder of the photos, or leave it out")
-        results = compare_many(opt) if opt.compare else evaluate_one(opt)
+        if of_phrases(opt):
+            results = compare_phrases(opt) if opt.compare else evaluate_phrases(opt)
+        else:
+            results = compare_many(opt) if opt.compare else evaluate_one(opt)
     if as_json:
         print(json.dumps(results, indent=1), file=out)
+    return results
+
+
+def of_phrases(opt) -> bool:
+    """Whether what is evaluated was trained on phrases and the regions of their photos."""
+    paths = opt.checkpoint or (opt.compare[0].split(",") if opt.compare else [])
+    if not paths and not (opt.embeddings or opt.scores):
+        paths = [newest_run()]
+    if paths and not paths[0].endswith((".npz", ".npy")) and phrase_report.is_of_phrases(paths[0], opt.vocab):
+        return True
+    if opt.regions:
+        raise InputError(f"--regions {opt.regions} is for runs on phrases and the regions of their photos; leave it "
+                         "out")
+    return False
+
+
+def evaluate_phrases(opt) -> dict:
+    """As `evaluate_one`, of a run or an ensemble on phrases."""
+    paths = opt.checkpoint or [newest_run()]
+    target = check_outputs(paths, opt)
+    results, all_tables, lines, draw = phrase_report.evaluate(paths, opt)
+    results = without_nan(results)
+    print(f"\n{results['data_name']} {results['split']}: {results['images']:,} photos, {results['captions']:,} phrases"
+          + (f", mean of the scores of {len(paths)} models" if len(paths) > 1 else ""))
+    show(all_tables, lines, opt)
+    write(results, target)
+    if draw:
+        pictures = [beside(name, target) for name in confidence_plots.PICTURES]
+        draw(*pictures)
+        print(f"how sure the first boxes are in {pictures[0]}, phrases in their photos in {pictures[1]}",
+              file=sys.stderr)
+    return results
+
+
+def compare_phrases(opt) -> dict:
+    """As `compare_many`, of runs on phrases."""
+    target = comparison_file(opt)
+    results, all_tables, lines = phrase_report.compare_all(opt.compare, opt)
+    results = without_nan(results)
+    show(all_tables + comparisons(results["comparisons"]), [*lines, *doubts(results["comparisons"])], opt)
+    write(results, target)
     return results
 
 
@@ -137,13 +176,7 @@ def check_vocab(opt) -> None:
 
 def compare_many(opt) -> dict:
     """Compares what --compare names, prints tables and writes the results; returns what the file holds."""
-    paths = [path for group in opt.compare for path in group.split(",")]
-    name = "_".join(os.path.basename(os.path.splitext(common_name(group.split(",")))[0]) for group in opt.compare)
-    default = f"comparison_{name[:80]}{of_split(opt)}{bank.suffix(opt)}.json".replace(os.sep, "_")
-
-    def is_ours(path):
-        return is_comparison(path) and (bool(opt.output) or set(read_json(path)["runs"]) == set(paths))
-    target = output(opt.output or default, is_ours, paths)
+    target = comparison_file(opt)
     results = compare(opt.compare, opt)
     first = next(iter(results["runs"].values()))
     all_tables = tables({name: r["protocols"] for name, r in results["runs"].items()},
@@ -208,70 +241,6 @@ def evaluate_one(opt) -> dict:
     return results
 
 
-def check_outputs(paths: list[str], opt) -> str:
-    """The file of results. Raises InputError, before the work, where a file cannot be written, is not ours to replace,
-    or is named for two things."""
-    inputs = [path for path in (*paths, opt.vocab, opt.positives, opt.instances, opt.variances_from) if path]
-    folder = paths[0] if os.path.isdir(paths[0]) else os.path.dirname(paths[0])
-    target = opt.output or os.path.join(folder, default_name(paths, opt))
-    names = ("uncertainty", "uncertain_images", "uncertain_captions") if opt.uncertainty else ()
-    pictures = [beside(name, target) for name in (*names, *(confidence_plots.PICTURES if opt.confidence else ()))]
-    kept = beside("calibration", target, "json") if wanted(opt) else None
-    outputs = [path for path in (target, *pictures, kept, opt.export, opt.ranks) if path]
-    twice = [path for path, n in Counter(map(os.path.realpath, outputs)).items() if n > 1]
-    if twice:
-        raise InputError(f"--export, --ranks, --output or a picture beside it name one file ({twice[0]}) for two "
-                         "things; name another")
-    if opt.export:
-        output(opt.export, is_embeddings, inputs)
-    if opt.ranks:
-        output(opt.ranks, first_line(",".join(RANKS)), inputs)
-    output_file(opt.output, paths[0], os.path.basename(target), is_results, inputs)
-    for path in pictures if os.path.exists(os.path.dirname(target) or ".") else ():
-        output(path, is_drawn)
-    if kept and os.path.exists(os.path.dirname(target) or "."):
-        output(kept, is_calibration, inputs)
-    return target
-
-
-def default_name(paths: list[str], opt) -> str:
-    """The file name of the results. results.json holds those of a run's own similarity on the test split of its own
-    data; all others say in their names what they hold."""
-    of_data, of_sim = "", f"_{opt.sim}" if opt.sim else ""
-    if opt.embeddings or opt.scores:
-        name = f"{os.path.splitext(os.path.basename(paths[0]))[0]}_results"
-        of_data = of_split(opt)
-    else:
-        name, file = "results", os.path.basename(paths[0])
-        if len(paths) > 1:
-            name = "results_ensemble_" + "_".join(os.path.basename(os.path.normpath(path)) for path in paths)[:80]
-        elif not os.path.isdir(paths[0]) and file != "model_best.pt":
-            name = f"results_{file.split('.')[0]}"
-        if opt.data_name or opt.split or opt.sim:
-            trained = load_checkpoint(paths[0], vocab=opt.vocab)["options"]
-            data_name, split = opt.data_name or trained["data_name"], opt.split or "test"
-            same_data = (data_name, split) == (trained["data_name"], "test")
-            of_data = "" if same_data else of_split(opt, trained["data_name"])
-            of_sim = of_sim if opt.sim != trained["sim"] else ""
-    return f"{name}{of_sim}{of_data}{bank.suffix(opt)}{variances.suffix(opt)}.json".replace(os.sep, "_")
-
-
-def of_split(opt, data_name: str = "") -> str:
-    """The part of a file's name that names the data and the split; empty where the options name neither."""
-    few = "" if opt.dev_images is None else str(opt.dev_images)
-    named = filter(None, [opt.data_name or data_name, f"{opt.split or 'test'}{few}"])
-    return "_".join(["", *named]) if opt.data_name or opt.split else ""
-
-
-def beside(name: str, target: str, ending: str = "png") -> str:
-    """The file of a picture beside that of the results: NAME_DATA_SPLIT.png beside results_DATA_SPLIT.json,
-    CLIP_NAME.png beside CLIP_results.json, mine_NAME.png beside mine.json."""
-    folder, file = os.path.split(target)
-    stem = os.path.splitext(file)[0]
-    stem = stem.replace("results", name, 1) if "results" in stem else f"{stem}_{name}"
-    return os.path.join(folder, f"{stem}.{ending}")
-
-
 def draw_curves(reports: dict, target: str) -> None:
     """Draws `plots.curves` beside the results, and says where."""
     path = beside("uncertainty", target)
@@ -321,6 +290,8 @@ def parse_args(argv=None) -> argparse.Namespace:
     add("--data_name", type=data_set, help="data set (default: that of the training)")
     add("--split", type=split_name,
         help="train, dev, test or testall (default: the split that a file of embeddings names, else test)")
+    add("--regions", type=filename, metavar="NAME", help="of runs on phrases: other proposals of the photos, and their "
+        "features, {split}_NAME.npy (default: those of the training)")
     add("--dev_images", type=natural, help="images of the dev split to take; 0 takes all (default: as in the training)")
     add("--vocab", type=filename, metavar="FILE.json",
         help="vocabulary of an original VSE++ or VSRN checkpoint (python vocab.py convert writes it)")

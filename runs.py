@@ -231,7 +231,8 @@ def comes_before(line: str, state: dict) -> bool:
 # Which files hold results of one subject, and what its confidences were calibrated to.
 is_results = holds_keys("checkpoints", "data_name", "split", "images", "captions", "protocols", optional=(
     "similarity", "chance", "notes", "best_ranks", "absent", "neighbours", "unknown_words", "uncertainty", "confidence",
-    "sets", "absent_queries", "ambiguity", "other_truths", "bank", "variances"))
+    "sets", "absent_queries", "ambiguity", "other_truths", "bank", "variances", "localisation", "proposals",
+    "baselines", "calibration"))
 is_calibration = holds_keys("calibration", "checkpoints", "data_name", "split", "similarity", "images", "captions",
                             "t2i", "i2t", optional=("sets", "log_det"))
 

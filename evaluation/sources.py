@@ -106,7 +106,7 @@ def load_run(path: str, opt, first: Run | None = None, *, vocab: str | None = No
     else:
         split = read_split(*folder, opt.split or "test", text_only=text_only, text_features=trained.text_features,
                            dev_images=lead.dev_images if dev_images is None else dev_images,
-                           regions=regions_of(trained)).require_sound()
+                           regions=regions_of(trained, getattr(opt, "regions", None))).require_sound()
         of = partial(items.of_split, data_name=folder[1])
         if first and not items.order_like(of(split), of(first.split)).same:
             raise InputError(f"{split.source} stands in another order than {first.split.source}; an ensemble needs one "

@@ -12,10 +12,12 @@ def localises(opt) -> bool:
     return has_phrases(os.path.join(opt.data_path, opt.data_name))
 
 
-def regions_of(opt) -> Regions:
-    """Which proposals and features of them are read. Runs from before there were any have no such options."""
-    return Regions(*(getattr(opt, name, default) for name, default in zip(("regions", "box_geometry", "box_origin"),
-                                                                          Regions())))
+def regions_of(opt, name: str | None = None) -> Regions:
+    """Which proposals and features of them are read; `name`: others than those of the options. Runs from before there
+    were any have no such options."""
+    found = Regions(*(getattr(opt, option, default) for option, default in zip(
+        ("regions", "box_geometry", "box_origin"), Regions())))
+    return found._replace(name=name) if name else found
 
 
 def labels_of(opt) -> Labels:
