@@ -12,10 +12,11 @@ from evaluation.annotations import Crisscrossed, Pairs
 from evaluation.subjects import Subject
 from metrics import spearman
 
-SHOWN = ("posterior", "posterior_grouped", "entropy", "entropy_each", "max", "margin", "std", "log_det_query",
-         "trace_query", "stacked")
+SHOWN = ("posterior", "posterior_grouped", "overlap", "entropy", "entropy_each", "max", "margin", "std",
+         "log_det_query", "trace_query", "stacked")
 SOURCES = {"positives": "true matches of --positives", "eccv": "matches of ECCV Caption",
            "cxc": "mean rating of other items in Crisscrossed Captions",
+           "fitting": "how many things of the photo the words fit",
            "disagreement": "how little an image's captions agree in words"}
 
 

@@ -22,17 +22,27 @@ def masses(below: torch.Tensor, t: float) -> torch.Tensor:
     return (t * below).clamp_(min=NOTHING).exp_()
 
 
+def deviation(scores: torch.Tensor) -> float:
+    """The root of the mean variance of a query's scores (Q, G), -inf left out."""
+    outside = torch.isneginf(scores)
+    if not outside.any():
+        return float(scores.var(1, correction=0).mean().sqrt())
+    inside = scores.masked_fill(outside, torch.nan)
+    return float((inside - inside.nanmean(1, keepdim=True)).square().nanmean(1).mean().sqrt())
+
+
 def temperature(scores: torch.Tensor, right: torch.Tensor, each: bool = False) -> float:
     """T = argmin_T -1/Q sum_q log sum_{j in right(q)} p_qj.
 
-    scores (Q, G); right (Q, G) bool, at least one in each row. With one right item per query the mean is convex in T.
+    scores (Q, G), where -inf is not in the gallery of the query; right (Q, G) bool, at least one in each row. With one
+    right item per query the mean is convex in T.
     each: instead, the mean of -log p_qj over all right pairs. Then the posterior has to find all right items of a query
     and not only one, so it is wider where there are several.
     A grid on log T finds the neighbourhood of the minimum, and Brent's method the minimum itself. Raises InputError
     where the scores do not differ, or where no T within SPREADS is best, which means that they do not tell what is
     right.
     """
-    spread = float(scores.var(1, correction=0).mean().sqrt())
+    spread = deviation(scores)
     if not spread > 0:
         raise InputError("all scores of a query are equal, so no temperature fits them; check the embeddings")
     scores = scores - scores.amax(1, keepdim=True)                                  # at most 0

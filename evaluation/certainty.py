@@ -191,12 +191,9 @@ def items_in(subject: Subject, kept: np.ndarray, side: str) -> np.ndarray:
 
 def stored(dev: Subject, fitted: dict[str, Fitted], limits: dict, opt) -> dict:
     """What calibration.json holds: what was fitted, on what, at what size of the gallery."""
-    def plain(of: Fitted) -> dict:
-        return {**of._asdict(), "isotonic": of.isotonic._asdict(), "stacked": of.stacked._asdict(),
-                "without_sigma": of.without_sigma and of.without_sigma._asdict()}
     return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "), "data_name": dev.data_name,
             "split": calibrated_on(dev, opt), "similarity": dev.similarity, "images": dev.n_images,
-            "captions": len(dev.caption_image), **{side: plain(of) for side, of in fitted.items()},
+            "captions": len(dev.caption_image), **{side: of.plain() for side, of in fitted.items()},
             **({"sets": {"alpha": opt.sets, **limits}} if limits else {}), **quantiles(dev)}
 
 

@@ -20,7 +20,8 @@ SIDES = {"t2i": ("captions", "images"), "i2t": ("images", "captions")}    # dire
 FITTED = 2 ** 24                      # scores that a temperature is fitted to, 64 MiB
 SIZES = (500, 1000, 5000)             # images of the smaller galleries that are judged too
 SIGMA = ("log_det_query", "log_det_answer", "trace_query", "trace_answer")
-PROBABILITIES = ("posterior", "posterior_grouped", "isotonic", "stacked", "stacked_without_sigma")
+PROBABILITIES = ("posterior", "posterior_grouped", "overlap", "isotonic", "stacked", "stacked_without_sigma")
+SHOWN = ("overlap", "posterior_grouped", "posterior")       # the first of these that there is, users are shown
 NAMES = {"posterior": "posterior of the answer", "posterior_grouped": "the same, summed over its image's captions",
          "isotonic": "posterior through an isotonic map", "entropy": "-entropy of the posterior",
          "entropy_each": "the same, each caption by itself",
@@ -39,6 +40,11 @@ class Fitted(NamedTuple):
     without_sigma: Logistic | None    # None where no side is Gaussian
     queries: int
     gallery: int
+
+    def plain(self) -> dict:
+        """What calibration.json holds of it."""
+        return {**self._asdict(), "isotonic": self.isotonic._asdict(), "stacked": self.stacked._asdict(),
+                "without_sigma": self.without_sigma and self.without_sigma._asdict()}
 
 
 class Seen(NamedTuple):
@@ -94,8 +100,8 @@ def features(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def best_name(values: dict) -> str:
-    """The posterior that a user should be shown: the grouped one where there is one."""
-    return "posterior_grouped" if "posterior_grouped" in values else "posterior"
+    """The posterior that a user should be shown: that of a whole group, or place, where there is one."""
+    return next(name for name in SHOWN if name in values)
 
 
 def fit(subject: Subject) -> dict[str, Fitted]:
@@ -109,15 +115,17 @@ def fit(subject: Subject) -> dict[str, Fitted]:
     each, fitted = temperature(*sample["i2t"], each=True) if several else None, {}
     for side, (rows, found) in answers_of_both(subject, t, each=each).items():
         refuse_one_class(found.right, f"{subject.data_name} {subject.split}".strip() or subject.name, side)
-        values = measures(subject, side, rows, found)
-        seen = features(values)
-        points = {name: value for name, value in seen.items() if name not in SIGMA}
-        fitted[side] = Fitted(t[side], each if side == "i2t" else None,
-                              Isotonic.fit(values[best_name(values)], found.right),
-                              Logistic.fit(seen, found.right),
-                              Logistic.fit(points, found.right) if len(points) < len(seen) else None, rows.queries,
-                              rows.gallery)
+        fitted[side] = fit_maps(measures(subject, side, rows, found), found.right, t[side],
+                                each if side == "i2t" else None, rows.gallery)
     return fitted
+
+
+def fit_maps(values: dict[str, np.ndarray], right: np.ndarray, t: float, each: float | None, gallery: int) -> Fitted:
+    """The maps from confidences (Q,), by measure, to the probability that the first answer is right (Q,) bool."""
+    seen = features(values)
+    points = {name: value for name, value in seen.items() if name not in SIGMA}
+    return Fitted(t, each, Isotonic.fit(values[best_name(values)], right), Logistic.fit(seen, right),
+                  Logistic.fit(points, right) if len(points) < len(seen) else None, len(right), gallery)
 
 
 def refuse_one_class(right: np.ndarray, name: str, side: str) -> None:
@@ -127,10 +135,9 @@ def refuse_one_class(right: np.ndarray, name: str, side: str) -> None:
                          "--confidence out, or calibrate on more items")
 
 
-def confidences(subject: Subject, side: str, rows: Rows, found: Answers, fitted: Fitted) -> dict[str, np.ndarray]:
-    """`measures`, and what was fitted, of each query."""
-    values = measures(subject, side, rows, found)
-    seen = features(values)
+def with_maps(values: dict[str, np.ndarray], fitted: Fitted) -> dict[str, np.ndarray]:
+    """The confidences (Q,) by measure, and what was fitted, of each query."""
+    values, seen = dict(values), features(values)
     values["isotonic"] = fitted.isotonic(values[best_name(values)])
     values["stacked"] = fitted.stacked(seen)
     if fitted.without_sigma is not None:
@@ -155,20 +162,25 @@ def judge_side(subject: Subject, side: str, rows: Rows, found: Answers,
     "nll", "ece", "ece_floor"}}, with "above_posterior" {"difference", "low", "high"} of the AUROC. Beside it the
     confidences (Q,)."""
     refuse_one_class(found.right, f"{subject.data_name} {subject.split}".strip() or subject.name, side)
-    values = confidences(subject, side, rows, found, fitted)
-    results = {name: selective.ranking(value, found.right)
-               | (selective.probability(value, found.right) if name in PROBABILITIES else {})
+    values = with_maps(measures(subject, side, rows, found), fitted)
+    return worth(values, found.right, rows.owner), values
+
+
+def worth(values: dict[str, np.ndarray], right: np.ndarray, owner: np.ndarray) -> dict:
+    """What every confidence (Q,) is worth, see `judge_side`. right (Q,) bool; owner (Q,): the image of each query, of
+    which the intervals are bootstraps."""
+    results = {name: selective.ranking(value, right)
+               | (selective.probability(value, right) if name in PROBABILITIES else {})
                for name, value in values.items()}
-    above = selective.auroc_differences(values, found.right, rows.owner, best_name(values))
-    for name, difference in above.items():
+    best = best_name(values)
+    for name, difference in selective.auroc_differences(values, right, owner, best).items():
         results[name]["above_posterior"] = difference
-    if fitted.without_sigma is not None:
+    if "stacked_without_sigma" in values:
         pair = {name: values[name] for name in ("stacked", "stacked_without_sigma")}
         results["stacked"]["above_without_sigma"] = selective.auroc_differences(
-            pair, found.right, rows.owner, "stacked_without_sigma")["stacked"]
-    best = best_name(values)
-    results[best]["reliability"] = selective.reliability(values[best], found.right)
-    return results, values
+            pair, right, owner, "stacked_without_sigma")["stacked"]
+    results[best]["reliability"] = selective.reliability(values[best], right)
+    return results
 
 
 def galleries(subject: Subject, fitted: dict[str, Fitted]) -> dict[str, dict[str, dict]]:
@@ -189,16 +201,17 @@ def galleries(subject: Subject, fitted: dict[str, Fitted]) -> dict[str, dict[str
 COLUMNS = {"auroc": "AUROC", "aurc": "AURC", "under": "under flat", "e_aurc": "E-AURC", "nauc": "nAUC",
            "coverage_at_10": "cov@10", "rho": "rho", "minus_s_r2": "-S R2", "brier": "Brier", "nll": "NLL",
            "ece": "ECE", "ece_floor": "floor"}
-TITLES = {"t2i": "text to image: is the first answer right?", "i2t": "image to text: is the first answer right?"}
+TITLES = {"t2i": "text to image: is the first answer right?", "i2t": "image to text: is the first answer right?",
+          "phrases": "phrases: is the first box right?"}
 
 
-def tables(results: dict) -> list:
-    """Tables of `judge` of both directions, as report.py has them."""
+def tables(results: dict, names: dict[str, str] = NAMES) -> list:
+    """Tables of `judge` of both directions, as report.py has them. names: {measure: what it is called}."""
     made = []
     for side, title in TITLES.items():
         if side in results:
-            rows = [(NAMES[name], [cell(key, numbers) for key in COLUMNS]) for name, numbers in results[side].items()
-                    if name in NAMES]
+            rows = [(names[name], [cell(key, numbers) for key in COLUMNS]) for name, numbers in results[side].items()
+                    if name in names]
             made.append((title, [("", list(COLUMNS.values()))], rows))
     return made
 
@@ -220,12 +233,17 @@ def sentences(results: dict, fitted: dict[str, Fitted]):
         on = fitted[side]
         grouped = "; the data say which captions are of one image" * ("posterior_grouped" in of)
         yield f"{side}: T = {on.temperature:.4g}, fitted to {on.queries:,} queries over {on.gallery:,} items{grouped}"
-        if "above_without_sigma" in of["stacked"]:
-            d = of["stacked"]["above_without_sigma"]
-            verdict = "adds" if d["low"] > 0 else "takes away" if d["high"] < 0 else "adds nothing beyond chance"
-            yield (f"{side}: does Sigma add anything to a logistic without it? AUROC {d['difference']:+.3f}, 95% "
-                   f"interval {d['low']:+.3f} to {d['high']:+.3f}: it {verdict}")
+        yield from of_sigma(side, of)
         for size, numbers in of.get("galleries", {}).items():
             yield (f"{side}, gallery of {int(size):,} random images: {numbers['right']:.1f}% right, mean posterior "
                    f"{100 * numbers['mean']:.1f}%, AUROC {numbers['auroc']:.3f}, ECE {numbers['ece']:.3f} (floor "
                    f"{numbers['ece_floor']:.3f})")
+
+
+def of_sigma(side: str, of: dict):
+    """Whether Sigma adds to what the scores know; nothing where there is none. of: what `worth` returned."""
+    if "above_without_sigma" in of["stacked"]:
+        d = of["stacked"]["above_without_sigma"]
+        verdict = "adds" if d["low"] > 0 else "takes away" if d["high"] < 0 else "adds nothing beyond chance"
+        yield (f"{side}: does Sigma add anything to a logistic without it? AUROC {d['difference']:+.3f}, 95% interval "
+               f"{d['low']:+.3f} to {d['high']:+.3f}: it {verdict}")
