@@ -23,6 +23,7 @@ from torch import Tensor
 import cli
 import inputs
 from cli import Arguments, InputError, data_set, filename
+from files.entities import check_entities
 from files.writing import CHANGING
 from inputs import Features, Photos, Tokens, train_transform
 from readers.layouts import read_coco_layout, read_karpathy, read_precomputed
@@ -119,10 +120,33 @@ def phrase_batches(split: PhraseSplit, tokens: Tokens, photos, size: int, labels
     return inputs.stream(PhraseFetcher(split, tokens, labels, seed), chunks, workers * split.images.parallel)
 
 
-def check(data_path: str, data_name: str, vocab_path: str | None = None, text_features: str | None = None) -> int:
+def check_phrases(root: str, regions: Regions) -> int:
+    """The same of a folder of Flickr30k Entities, and of the proposals and features that lie in it."""
+    found = check_entities(root, regions.origin)
+    for name in ("train", "val", "test"):
+        if any(kind == "fault" for kind, _ in found) or not os.path.isfile(os.path.join(root,
+                                                                                        f"{name}_{regions.name}.npy")):
+            continue
+        try:
+            split = read_phrases(root, name, regions)
+        except InputError as error:
+            found.append(("fault", str(error)))
+            continue
+        found.append(("line", f"{name:8}{len(split.boxes):>8,} proposals  {split.images.describe()}"))
+        found += [("fault", fault) for fault in split.images.faults(deep=True, distinct=False)]
+    faults = [text for kind, text in found if kind == "fault"]
+    print("\n".join([*(text for kind, text in found if kind == "line"), *(f"fault: {fault}" for fault in faults),
+                     f"{root}: {len(faults)} faults"]))
+    return len(faults)
+
+
+def check(data_path: str, data_name: str, vocab_path: str | None = None, text_features: str | None = None,
+          regions: Regions = Regions()) -> int:             # noqa: B008 (values that never change)
     """Print what a data folder holds and every fault in it. Returns the number of faults."""
-    faults, found, first, vocab = [], 0, {}, Vocabulary.load(vocab_path) if vocab_path else None
     root = os.path.join(data_path, data_name)
+    if has_phrases(root):
+        return check_phrases(root, regions)
+    faults, found, first, vocab = [], 0, {}, Vocabulary.load(vocab_path) if vocab_path else None
     text_only = bool(glob.glob(os.path.join(root, "*_caps.txt"))) and not glob.glob(os.path.join(root, "*_ims.npy"))
     required = ("train", "dev", "test")[2 * text_only:] if os.path.isdir(root) else ("train",)
     for name in ("train", "restval", "dev", "test", "testall"):
@@ -165,10 +189,16 @@ def main(argv=None) -> None:
     parser.add_argument("--data_name", type=data_set, default="coco_precomp",
                         help="folder of the data set below --data_path")
     parser.add_argument("--text_features", metavar="NAME", help="also check features of captions, {split}_NAME.npy")
+    parser.add_argument("--regions", type=filename, default=Regions().name, metavar="NAME",
+                        help="phrases in photos: check these proposals and features, {split}_NAME.npy, too")
+    parser.add_argument("--box_origin", type=int, choices=[1, 0], default=1,
+                        help="phrases in photos: is subtracted from the annotations' coordinates")
     parser.add_argument("--vocab", type=filename,
                         help="vocabulary whose coverage is measured (default: words of the training captions)")
     opt = parser.parse_args(argv)
-    sys.exit(cli.run("data.py", lambda: int(check(opt.data_path, opt.data_name, opt.vocab, opt.text_features) > 0)))
+    regions = Regions(opt.regions, origin=opt.box_origin)
+    sys.exit(cli.run("data.py", lambda: int(check(opt.data_path, opt.data_name, opt.vocab, opt.text_features,
+                                                  regions) > 0)))
 
 
 def check_extractors(trained: dict | None, split: Split, text_features: str | None, path: str) -> None:

@@ -23,6 +23,7 @@ import metrics
 import runs
 from checkpoints import load_checkpoint, load_weights
 from cli import InputError, Stop, Stopped, torch_device
+from evaluation.phrases import rsum_by_chance
 from evaluation.sources import validate
 from files.writing import FORMAT, locked, same_file, save_state
 from methods import METHODS
@@ -351,11 +352,16 @@ class Folder:
 
 def described(opt, data: Data, run: Training, start: dict | None) -> str:
     """What is trained on what, in lines for the log."""
-    chance = metrics.chance(data.dev.caption_image, len(data.dev.images))["rsum"]
+    if opt.localise:
+        learned = f"{len(data.pairs):,} training phrases of {len(data.order(0)):,} photos, {data.size} a batch"
+        judged, chance = f"{len(data.dev.ids):,} dev photos", rsum_by_chance(data.dev)
+    else:
+        learned = f"{len(data.pairs):,} training pairs of {len(data.train.images):,} images"
+        judged = f"{len(data.dev.images):,} dev images"
+        chance = metrics.chance(data.dev.caption_image, len(data.dev.images))["rsum"]
     violations = "hardest negative" if opt.max_violation else "sum of violations"
     objective = f"{violations}, margin {opt.margin}" if opt.loss == "hinge" else opt.loss
-    facts = (f"{opt.data_name}: {len(data.pairs):,} training pairs of {len(data.train.images):,} images, "
-             f"{len(data.dev.images):,} dev images (rsum by chance {chance:.1f}), {len(data.vocab):,} words of "
+    facts = (f"{opt.data_name}: {learned}, {judged} (rsum by chance {chance:.1f}), {len(data.vocab):,} words of "
              f"{data.source}\n{opt.sim}, image head {opt.image_head}, text head {opt.text_head}, {objective}, "
              f"embed_size {opt.embed_size}, {sum(p.numel() for p in run.parameters):,} trainable parameters, "
              f"{run.device}, seed {opt.seed}")

@@ -3,7 +3,7 @@ import numpy as np
 import torch
 
 import metrics
-from evaluation.localisation import locate, measures
+from evaluation.localisation import chance, locate, measures
 from model import JointEmbedding
 from readers.phrases import PhraseSplit
 from similarities import uncertainty
@@ -65,6 +65,13 @@ class PhraseScores:
 def part(e, rows: slice):
     """Some of the rows of an Embedding."""
     return type(e)(*(None if x is None else x[rows] for x in e))
+
+
+def rsum_by_chance(split: PhraseSplit) -> float:
+    """R@1 + R@5 + R@10 of proposals in random order, in percent."""
+    def equal(n: int, columns: np.ndarray) -> np.ndarray:
+        return np.zeros((split.start[n + 1] - split.start[n], len(columns)))
+    return chance(locate(split, equal))["rsum"]
 
 
 def validate_phrases(model: JointEmbedding, split: PhraseSplit, tokens, device) -> dict:
