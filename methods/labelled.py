@@ -49,7 +49,8 @@ class LabelledHinge(nn.Module):
             return (self.margin - scores + others.amax(0)).clamp(min=0)
         level = (scores.double() - self.margin).T.contiguous()                      # (m, n)
         ordered = others.double().T.sort(1, descending=True).values                 # (m, n)
-        count = torch.searchsorted(-ordered.detach(), -level.detach())              # (m, n): how many lie above
+        falling = -ordered.detach().contiguous()
+        count = torch.searchsorted(falling, -level.detach())                        # (m, n): how many lie above
         sums = F.pad(ordered.masked_fill(ordered.isinf(), 0).cumsum(1), (1, 0))     # (m, 1 + n): of the highest 0 ... n
         return (sums.gather(1, count) - count * level).T.to(scores.dtype)
 

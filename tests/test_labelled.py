@@ -1,0 +1,343 @@
+"""Labelled pairs of regions and phrases: the objectives against loops, what they become with matching pairs alone,
+which pairs are scored, and that every kind of model learns from them."""
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cli import InputError
+from data import Batch
+from losses import Hinge, InfoNCE, Match
+from methods import METHODS
+from methods.labelled import (
+    CONFLICTS,
+    LabelledHinge,
+    LabelledInfoNCE,
+    LabelledLogistic,
+    LabelledMatch,
+    LabelledTwoBranch,
+    refusal,
+)
+from methods.two_branch import ProductNetwork, TwoBranchLoss
+from model import Encoded, build_model
+from similarities import SIMILARITIES, Embedding
+from tests.helpers import options
+from text import END, SPECIALS, START, Vocabulary
+
+R, M = 9, 6
+
+
+def numbers(*shape, seed=0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def some_labels(seed=0) -> torch.Tensor:
+    """Two photos; phrases with several regions, without negatives (5), regions without positives or negatives."""
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.randint(-1, 2, (R, M), generator=g)
+    labels[:5, 3:], labels[5:, :3] = 0, 0
+    labels[torch.arange(M) + (torch.arange(M) > 2) * 2, torch.arange(M)] = 1
+    labels[:, 5] = labels[:, 5].clamp(min=0)
+    return labels.to(torch.int8)
+
+
+def matches(n=M) -> torch.Tensor:
+    """Each phrase fits one region, and all other pairs are negatives."""
+    return (2 * torch.eye(n) - 1).to(torch.int8)
+
+
+def of_column(labels, j, sign) -> list[int]:
+    return [i for i in range(len(labels)) if labels[i, j] == sign]
+
+
+def slow_hinge(s, labels, margin, hardest):
+    total = 0.0
+    for j in range(labels.shape[1]):
+        positives = of_column(labels, j, 1)
+        for i in positives:
+            regions = [max(0.0, float(margin - s[i, j] + s[k, j])) for k in of_column(labels, j, -1)]
+            phrases = [max(0.0, float(margin - s[i, j] + s[i, k])) for k in of_column(labels.T, i, -1)]
+            reduce = (lambda v: max(v, default=0.0)) if hardest else sum
+            total += (reduce(regions) + reduce(phrases)) / len(positives)
+    return total
+
+
+@pytest.mark.parametrize("hardest", [False, True])
+@pytest.mark.parametrize("margin", [0.0, 0.2, 3.0])
+def test_hinge_equals_loops(margin, hardest):
+    for seed in range(4):
+        s, labels = numbers(R, M, seed=seed), some_labels(seed)
+        got = LabelledHinge(margin, hardest)(s, labels)
+        assert set(got) == {"hinge"} and float(got["hinge"]) == pytest.approx(slow_hinge(s, labels, margin, hardest))
+
+
+def test_the_sum_of_violations_keeps_its_precision():
+    """Scores far from 0, as distances and log-likelihoods are."""
+    s = (numbers(400, 30) * 0.05 - 300).float()
+    labels = torch.where(torch.rand(400, 30, generator=torch.Generator().manual_seed(0)) < 0.1, 1, -1)
+    expected = sum(((0.2 - s[i, j].double() + s[:, j].double()).clamp(min=0)[labels[:, j] < 0].sum()
+                    + (0.2 - s[i, j].double() + s[i].double()).clamp(min=0)[labels[i] < 0].sum())
+                   / (labels[:, j] > 0).sum() for i, j in (labels > 0).nonzero().tolist())
+    assert float(LabelledHinge()(s, labels)["hinge"]) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_logistic_equals_a_loop():
+    s, labels = 3 * numbers(R, M), some_labels()
+    terms = [math.log1p(math.exp(-int(labels[i, j]) * float(s[i, j]))) for i in range(R) for j in range(M)
+             if labels[i, j]]
+    assert float(LabelledLogistic()(s, labels)["logistic"]) == pytest.approx(sum(terms) / len(terms))
+
+
+@pytest.mark.parametrize("logits", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.01])
+def test_match_equals_a_loop(logits, smoothing):
+    s, labels, total = numbers(R, M) - 1, some_labels(), 0.0
+    for i, j in labels.nonzero().tolist():
+        p = 1 / (1 + math.exp(-float(s[i, j] if logits else 5 * s[i, j] + 5)))
+        target = 1 - smoothing if labels[i, j] > 0 else smoothing
+        total -= target * math.log(p) + (1 - target) * math.log(1 - p)
+    loss = LabelledMatch(logits, smoothing=smoothing).double()
+    assert float(loss(s, labels)["match"].detach()) == pytest.approx(total / M, rel=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_infonce_equals_loops(smoothing):
+    s, labels = numbers(R, M) / 5, some_labels()
+
+    def missed(scores, signs):
+        z = [float(x) / 0.07 for x, sign in zip(scores, signs) if sign]
+        positive = math.log(sum(math.exp(float(x) / 0.07) for x, sign in zip(scores, signs) if sign > 0))
+        return math.log(sum(map(math.exp, z))) - (1 - smoothing) * positive - smoothing * sum(z) / len(z)
+    phrases = [missed(s[:, j], labels[:, j]) for j in range(M)]
+    regions = [missed(s[i], labels[i]) for i in range(R) if {1, -1} <= set(labels[i].tolist())]
+    expected = (sum(phrases) / M + sum(regions) / len(regions)) / 2
+    got = LabelledInfoNCE(smoothing=smoothing).double()(s, labels)["infonce"]
+    assert 0 < len(regions) < R and float(got.detach()) == pytest.approx(expected, rel=1e-6)
+    without = labels.clone()
+    without[:, 1:] = without[:, 1:].clamp(min=0)                                    # no region has negative phrases
+    without[without[:, 0] < 0, 1:] = 0
+    alone = LabelledInfoNCE(smoothing=smoothing).double()(s, without)["infonce"]
+    expected = sum(missed(s[:, j], without[:, j]) for j in range(M)) / M / 2
+    assert float(alone.detach()) == pytest.approx(expected, rel=1e-6)
+
+
+def two_branch(loss, regions, phrases, labels=None):
+    batch = Batch(None, None, None, torch.arange(len(phrases)), None, labels=labels)
+    return loss(*(Encoded(Embedding(x), None, None) for x in (regions, phrases)), batch)
+
+
+@pytest.mark.parametrize("top", [1, 2, 10])
+def test_two_branch_equals_loops(top):
+    def d(x, y):
+        return math.sqrt(float((x - y).square().sum()) + 1e-4)
+
+    def largest(positive, others):
+        values = sorted((max(0.0, margin + positive - other) for other in others), reverse=True)[:top]
+        return sum(values) / len(values) if values else 0.0
+    x, y = F.normalize(numbers(R, 4), dim=1), F.normalize(numbers(M, 4, seed=1), dim=1)
+    for seed, margin, weights in ((0, 0.05, (1.5, 1.0, 0.05)), (1, 0.7, (1.0, 0, 0)), (2, 0.7, (0, 1.0, 0)),
+                                  (3, 0.7, (0, 0, 1.0)), (4, 3.0, (1.0, 2.0, 4.0))):
+        labels, total = some_labels(seed), [0.0, 0.0, 0.0]
+        for j in range(M):
+            positives = of_column(labels, j, 1)
+            for i in positives:
+                total[0] += largest(d(x[i], y[j]), [d(x[k], y[j]) for k in of_column(labels, j, -1)]) / len(positives)
+                total[1] += largest(d(x[i], y[j]), [d(x[i], y[k]) for k in of_column(labels.T, i, -1)]) / len(positives)
+            siblings = [k for k in range(M) if any(labels[i, k] > 0 for i in positives)]
+            apart = [k for k in range(M) if k not in siblings and any(labels[i, k] < 0 for i in positives)]
+            total[2] += largest(max(d(y[j], y[k]) for k in siblings), [d(y[j], y[k]) for k in apart])
+        expected = sum(weight * value for weight, value in zip(weights, total)) / M
+        got = two_branch(LabelledTwoBranch(margin, weights, top), x, y, labels)
+        assert float(got) == pytest.approx(expected, rel=1e-9) and expected > 0
+
+
+def test_with_matching_pairs_alone_they_are_the_objectives_of_the_same_name():
+    s, labels = numbers(M, M) / 3, matches()
+    for hardest in (False, True):
+        torch.testing.assert_close(LabelledHinge(0.2, hardest)(s, labels), Hinge(0.2, hardest)(s))
+    for mine, other in ((LabelledMatch, Match), (LabelledInfoNCE, InfoNCE)):
+        torch.testing.assert_close(mine(smoothing=0.1).double()(s, labels), other(smoothing=0.1).double()(s))
+    x, y = F.normalize(numbers(M, 4), dim=1), F.normalize(numbers(M, 4, seed=1), dim=1)
+    for top in (2, 10):
+        torch.testing.assert_close(two_branch(LabelledTwoBranch(0.4, (1.5, 1.0, 0.5), top), x, y, labels),
+                                   two_branch(TwoBranchLoss(0.4, (1.5, 1.0, 0.5), top), x, y))
+
+
+OBJECTIVES = [LabelledHinge(0.5), LabelledHinge(0.5, True), LabelledLogistic(), LabelledMatch(), LabelledMatch(True),
+              LabelledInfoNCE(smoothing=0.1)]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_gradients_are_right_and_of_labelled_pairs_alone(objective):
+    s, labels = numbers(R, M).requires_grad_(), some_labels()
+    objective = objective.double()
+    assert torch.autograd.gradcheck(lambda s: sum(objective(s, labels).values()), (s,))
+    sum(objective(s, labels).values()).backward()
+    assert (s.grad[labels == 0] == 0).all() and (s.grad != 0).any()
+    changed = torch.where(labels == 0, 100.0, s.detach())
+    assert objective(changed, labels).keys() == objective(s, labels).keys()
+    torch.testing.assert_close(*(sum(objective(x, labels).values()) for x in (changed, s)))
+    for far in (torch.full((R, M), -1e4), torch.full((R, M), 1e4), torch.zeros(R, M)):
+        far = far.requires_grad_()
+        value = sum(objective.float()(far, labels).values())
+        value.backward()
+        assert value.isfinite() and far.grad.isfinite().all()
+
+
+def test_gradients_of_two_branch():
+    x, y = numbers(R, 4).requires_grad_(), numbers(M, 4, seed=1).requires_grad_()
+    loss = LabelledTwoBranch(0.3, (1.5, 1.0, 0.5), 2)
+    assert torch.autograd.gradcheck(lambda a, b: two_branch(loss, F.normalize(a, dim=1), F.normalize(b, dim=1),
+                                                            some_labels()), (x, y))
+    same = torch.ones(M, 4).requires_grad_()
+    two_branch(loss, same, same, matches()).backward()
+    assert same.grad.isfinite().all()
+
+
+# ---- which pairs are scored
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_scores_of_chosen_pairs_are_those_of_the_matrix(name):
+    similarity = SIMILARITIES[name]()
+    x, y = (Embedding(F.normalize(numbers(n, 4, seed=n), dim=1),
+                      numbers(n, 4, seed=n + 1) / 4 if k < similarity.gaussian_sides else None)
+            for k, n in enumerate((5, 7)))
+    rows, columns = torch.tensor([4, 0, 0, 2]), torch.tensor([6, 6, 1, 2])
+    expected = [float(similarity(x, y)[i, j]) for i, j in zip(rows, columns)]
+    assert similarity.at(x, y, rows, columns).tolist() == pytest.approx(expected)
+
+
+def test_the_product_network_computes_and_normalises_over_labelled_pairs_alone():
+    torch.manual_seed(0)
+    net, x, y = ProductNetwork(5, (8, 6)).double(), numbers(R, 5), numbers(M, 5, seed=1)
+    seen = []
+    net.network.register_forward_hook(lambda module, inputs, _: seen.append(inputs[0]))
+    i, j = some_labels().nonzero(as_tuple=True)
+    got = net.at(Embedding(x), Embedding(y), i, j)
+    expected = torch.stack([5 * (x[a] / x[a].norm()) * (y[b] / y[b].norm()) for a, b in zip(i, j)])
+    torch.testing.assert_close(seen[0], expected)
+    torch.testing.assert_close(got, net.network(expected)[:, 0])
+    net.eval()
+    torch.testing.assert_close(net.at(Embedding(x), Embedding(y), i, j), net(Embedding(x), Embedding(y))[i, j])
+
+
+# ---- models
+
+KINDS = 5
+VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(KINDS))])
+
+
+def built(*words, localise=True):
+    opt = options("--learning_rate", "0.005", *words)
+    opt.img_dim, opt.img_enc = 8, "precomp"
+    if localise:
+        opt.localise = True
+    torch.manual_seed(0)
+    return build_model(opt, VOCAB)
+
+
+def photos(n=8, seed=0) -> Batch:
+    """n photos of 2 KINDS regions, two of each kind, and a phrase for each of 3 kinds in a photo; a tenth of the pairs
+    is not compared."""
+    g = torch.Generator().manual_seed(seed)
+    kinds = torch.randn(KINDS, 8, generator=torch.Generator().manual_seed(9))
+    region = torch.arange(KINDS).repeat(2 * n)                                      # (R,)
+    phrase = torch.cat([torch.randperm(KINDS, generator=g)[:3] for _ in range(n)])  # (M,)
+    same = torch.arange(n).repeat_interleave(2 * KINDS)[:, None] == torch.arange(n).repeat_interleave(3)
+    fits = region[:, None] == phrase
+    left_out = (torch.rand(fits.shape, generator=g) < 0.1) & ~fits
+    labels = torch.where(same & ~left_out, torch.where(fits, 1, -1), 0).to(torch.int8)
+    tokens = torch.stack([torch.full_like(phrase, START), phrase + len(SPECIALS), torch.full_like(phrase, END)], 1)
+    return Batch(kinds[region] + 0.3 * torch.randn(len(region), 8, generator=g), tokens, torch.full((len(tokens),), 3),
+                 None, None, labels=labels)
+
+
+JWAE = ["--recon_images", "0.5", "--recon_captions", "0.005", "--prior_images", "0.01", "--prior_captions", "0.01"]
+MODELS = {
+    "hinge": [], "hardest": ["--max_violation"], "infonce": ["--loss", "infonce"], "match": ["--loss", "match"],
+    "two_branch": ["--loss", "two_branch"], "similarity network": ["--sim", "product"],
+    "cite": ["--sim", "cite", "--concepts", "2", "--cite_layers", "16-8"],
+    "jwae": ["--max_violation", *JWAE], "jwae cite": ["--sim", "cite", "--cite_layers", "16-8",
+                                                    *METHODS["jwae_mh_cite"].flags.split()[-8:]],
+    "wasserstein": ["--sim", "wasserstein"], "kl": ["--sim", "kl"], "mls": ["--sim", "mls"],
+    "mahalanobis": ["--sim", "mahalanobis"], "spherical": ["--sim", "kl", "--head", "spherical_avg"],
+    "pcme++": METHODS["pcme++"].flags.split(), "csd": ["--sim", "csd"]}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_kind_of_model_learns_which_region_a_phrase_means(name):
+    model, batch, new = built(*MODELS[name]), photos(), photos(seed=1)
+    adam = torch.optim.Adam(model.parameters(), lr=0.01)
+    for step in range(200 if name == "match" else 60):      # whose scale and shift start far from these cosines
+        adam.zero_grad()
+        terms = model(batch)
+        sum(terms.values()).backward()
+        grads = {n: p.grad for n, p in model.named_parameters()}
+        assert all(term.isfinite() for term in terms.values())
+        assert all(grad is not None and grad.isfinite().all() for grad in grads.values())
+        assert step or all(grad.abs().sum() > 0 for grad in grads.values())
+        adam.step()
+    model.eval()
+    with torch.no_grad():
+        scores = model.similarity(model.embed_images(new.images), model.embed_captions(new.tokens, new.lengths))
+    best = scores.masked_fill(new.labels == 0, -torch.inf).argmax(0)
+    right = (new.labels[best, torch.arange(len(best))] > 0).float().mean()
+    assert right > 0.9, f"{name}: {right:.2f} of the phrases find a region of theirs, by chance 0.2"
+
+
+def test_terms_are_those_of_regions_and_phrases():
+    """jWAE's terms are sums over all regions and all phrases, labelled or not, and the objective is of labels."""
+    model, batch = built("--max_violation", *JWAE), photos(2)
+    model.eval()                                                                    # no word dropout
+    terms = {name: float(term.detach()) for name, term in model(batch).items()}
+    sides = model.encode(batch)
+    images, captions = sides["images"], sides["captions"]
+    assert len(images.features) == 20 and len(captions.features) == 6
+    decoder = model.side_terms["recon_images"].loss.decoder
+    expected = sum(float((decoder(z) - x).norm()) for z, x in zip(images.latent.value, images.features))
+    assert terms["recon_images"] == pytest.approx(0.5 * expected, rel=1e-4)
+    told = model.side_terms["recon_captions"].loss.decoder
+    expected = sum(float(told(captions.latent.value[j:j + 1], batch.tokens[j:j + 1], batch.lengths[j:j + 1]))
+                   for j in range(6))
+    assert terms["recon_captions"] == pytest.approx(0.005 * expected, rel=1e-4)
+    critic = model.critic(images.latent.value)
+    assert terms["prior_images"] == pytest.approx(0.01 * float(F.softplus(-critic).mean()), rel=1e-4)
+    scores = (images.embedding.mean @ captions.embedding.mean.T).detach()
+    assert terms["hinge"] == pytest.approx(slow_hinge(scores, batch.labels, 0.2, True), rel=1e-4)
+    assert set(terms) == {"hinge", "recon_images", "recon_captions", "prior_images", "prior_captions",
+                          "critic_images", "critic_captions"}
+
+
+def test_labels_move_with_their_batch():
+    batch = photos(1)
+    moved = batch.to("meta")
+    assert moved.labels.device.type == moved.images.device.type == "meta" and moved.lengths.device.type == "cpu"
+    assert batch.labels.dtype == torch.int8 and Batch(*batch[:5]).labels is None
+
+
+def test_options_without_the_word_train_on_matching_pairs():
+    """Runs from before there were labels have no option `localise`."""
+    assert isinstance(built(localise=False).objective, Hinge) and isinstance(built().objective, LabelledHinge)
+    assert type(built("--loss", "two_branch", localise=False).pair_terms["two_branch"][1]) is TwoBranchLoss
+    assert type(built("--loss", "two_branch").pair_terms["two_branch"][1]) is LabelledTwoBranch
+
+
+UNFIT = ["--loss nll --negatives 9", "--loss mse", "--inclusion 1 --sim wasserstein",
+         "--captioner 1 --img_enc vsrn --embed_size 16",
+         "--sim mil --diversity 1", "--mmd 1", "--loss match --pseudo_positives 0.1", "--mask_same_image"]
+
+
+def test_what_needs_matching_pairs_is_refused_in_a_sentence():
+    met = set()
+    for line in UNFIT:
+        opt = options(*line.split())
+        row = next(k for k, (wrong, _) in enumerate(CONFLICTS) if wrong(opt))
+        met.add(row)
+        said = refusal(opt)
+        assert said == CONFLICTS[row][1].format(**vars(opt)) and "{" not in said and "; " in said
+        assert said.split()[0] in line
+    assert met == set(range(len(CONFLICTS)))
+    assert all(refusal(options(*words)) is None for words in MODELS.values())
+    with pytest.raises(InputError, match="--loss mse needs pairs that match one to one"):
+        built("--loss", "mse")
