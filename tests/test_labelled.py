@@ -286,6 +286,7 @@ def test_every_kind_of_model_learns_which_region_a_phrase_means(name):
     assert right > 0.9, f"{name}: {right:.2f} of the phrases find a region of theirs, by chance 0.2"
 
 
+@torch.no_grad()
 def test_terms_are_those_of_regions_and_phrases():
     """jWAE's terms are sums over all regions and all phrases, labelled or not, and the objective is of labels."""
     model, batch = built("--max_violation", *JWAE), photos(2)
