@@ -216,7 +216,7 @@ def _photo(root: str, photo: str, origin: int) -> tuple[tuple, list[tuple], Coun
             dropped[flags[chain]] += 1
         else:
             raise InputError(f"{sentences}, line {sentence + 1}: '{words}' is of chain {chain}, of which {annotations} "
-                             f"has neither a box nor a flag that there is none; {FETCH}")
+                             f"has neither a box nor a flag; {FETCH}, or list the chain with <nobndbox>1</nobndbox>")
     return size, rows, dropped
 
 
