@@ -18,6 +18,10 @@ size // 2:
     demo_cxc/             {sts,sis,sits}_{val,test}.csv: ratings from 0 to 5 of pairs of captions, of pairs of images,
                           and of a caption and an image, with the columns and ids of Crisscrossed Captions; val is the
                           dev split
+    demo_entities/        images/*.png, {train,val,test}.txt, Sentences/*.txt and Annotations/*.xml: the noun phrases of
+                          the captions with the boxes of what they name, in the layout of Flickr30k Entities; of val
+                          (the dev split) and test _fitting.json: how many things of its photo each phrase fits, in
+                          the order of `files.entities.read_entities`, and their boxes
     demo_vg/              images/*.png, image_data.json and region_descriptions.json: size // 2 more scenes with phrases
                           of their regions, in the layout of Visual Genome
 
@@ -35,21 +39,20 @@ if __name__ == "__main__":
 
 import csv
 import itertools
-import json
 import os
 import random
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, Stopped, natural
 from demo.captions import caption_statement, five_captions, region_phrases, scene_statement, shared_weight
+from demo.entities import write_entities
+from demo.folders import SPLITS, caption_ids, link, photo_id, save_json, save_picture
 from demo.scenes import (
     ATTRIBUTES,
     CANVAS,
@@ -70,8 +73,7 @@ from files.reading import read_json
 from files.writing import CHANGING, atomic, save_array, save_lines
 
 VERSION = 3                      # raise it whenever the same seed would give other files
-SPLITS = ("train", "dev", "test")
-FOLDERS = ("", "_coco", "_cxc", "_vg", "_precomp", "_region_precomp")   # behind the name of the scenes
+FOLDERS = ("", "_coco", "_cxc", "_entities", "_vg", "_precomp", "_region_precomp")   # behind the name of the scenes
 MIN_SIZE, MAX_SIZE = 8, 100_000  # training images; up to the larger the ids of images and captions are unique
 VG_OBJECTS = (3, 4, 5, 6)       # things in an image of Visual Genome, which are rich
 POSITIVES = "{}_positives.json"  # of dev and test
@@ -148,42 +150,6 @@ def ratings(seed, split, scenes):
 
 
 # ---- files
-
-def scattered(split, index, k, per_image, factor, prime):
-    """An id like those of real photos: unique but in no order, because a factor permutes the numbers below a prime."""
-    return 1 + ((index * len(SPLITS) + SPLITS.index(split)) * per_image + k + 4243) * factor % prime
-
-
-def photo_id(split, index):
-    """The COCO id of the image with this index in its split."""
-    return scattered(split, index, 0, 1, 7919, 999_983)
-
-
-def caption_ids(split, index, captions):
-    """The COCO ids of the captions of the image with this index in its split."""
-    return [scattered(split, index, k, len(captions), 104_729, 9_999_991) for k in range(len(captions))]
-
-
-def save_json(path, content):
-    """Write content as one line of JSON, under its name only when it is complete."""
-    with atomic(path) as file:
-        file.write(json.dumps(content) + "\n")
-
-
-def save_picture(path, pixels):
-    """Write (H, W, 3) uint8 as a PNG."""
-    with atomic(path, "wb", sync=False) as file:
-        Image.fromarray(pixels).save(file, "PNG")
-
-
-def link(source, target):
-    """Make target the same file as source, or a copy of it on file systems without hard links."""
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:              # file systems without hard links
-        shutil.copyfile(source, target)
-
 
 def scene_entry(split, filename, scene, captions):
     """The entry of an image in scenes.json."""
@@ -305,23 +271,26 @@ def read_manifest(manifest, folders):
 
 
 def start_writing(folders, manifest, recipe):
-    """Make the folders, mark their splits as unfinished, write the manifest and delete images of an earlier run.
+    """Make the folders, mark their splits as unfinished, write the manifest and delete images, sentences and
+    annotations of an earlier run.
 
     Returns the marks, to be deleted when everything is written. Files that the demo did not write stay.
     """
-    demo, coco, cxc, vg, *precomp = folders
-    for folder in (demo / "images", coco / "annotations", cxc, vg / "images", *precomp):
+    demo, coco, cxc, entities, vg, *precomp = folders
+    phrases = [entities / name for name in ("images", "Sentences", "Annotations")]
+    for folder in (demo / "images", coco / "annotations", cxc, *phrases, vg / "images", *precomp):
         folder.mkdir(parents=True, exist_ok=True)
-    marks = [folder / CHANGING.format(split) for folder in (demo, coco, *precomp) for split in SPLITS]
+    marks = [folder / CHANGING.format(split) for folder in (demo, coco, entities, *precomp) for split in SPLITS]
     (demo / LAST).unlink(missing_ok=True)
     for path in [folder / POSITIVES.format(split) for folder in precomp for split in SPLITS[1:]]:
         path.unlink(missing_ok=True)         # a larger size has none
     for mark in marks:                       # readers refuse what a stop leaves
         mark.touch()
     save_json(manifest, recipe)              # from here on the folders are the demo's
-    for images, pattern in ((demo, r"(train|dev|test)_\d{5}\.png"), (coco, r"COCO_(train|val)2014_\d{12}\.png"),
-                            (vg, r"\d+\.png")):
-        for path in (images / "images").rglob("*.png"):     # of another size or seed; what else lies there stays
+    for images, pattern in ((demo / "images", r"(train|dev|test)_\d{5}\.png"), (vg / "images", r"\d+\.png"),
+                            (coco / "images", r"COCO_(train|val)2014_\d{12}\.png"),
+                            *((folder, r"\d+\.(png|txt|xml)") for folder in phrases)):
+        for path in images.rglob("*.*"):     # of another size or seed; what else lies there stays
             if re.fullmatch(pattern, path.name):
                 path.unlink()
     return marks
@@ -379,7 +348,7 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     if not MIN_SIZE <= size <= MAX_SIZE:
         raise InputError(f"--size is {size}, but must be from {MIN_SIZE} to {MAX_SIZE}; give a number in that range")
     folders = [Path(data_path) / f"{scenes}{folder}" for folder in FOLDERS]
-    demo, coco, cxc, vg, *precomp = folders
+    demo, coco, cxc, entities, vg, *precomp = folders
     world, stream = WORLDS[scenes], seed if scenes == "demo" else f"{scenes}-{seed}"
     manifest, recipe = demo / f"{scenes}.json", {"version": VERSION, "size": size, "seed": seed}
     sizes = {"train": size, "dev": size // 4, "test": size // 2}
@@ -401,6 +370,7 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     save_json(demo / f"dataset_{scenes}.json", {"dataset": scenes, "images": karpathy(entries)})
     write_coco(coco, demo / "images", entries)
     write_cxc(cxc, stream, entries)
+    write_entities(entities, demo / "images", entries)
     for split in matched:
         write_positives(precomp, split, entries[split])
     record_extractors(precomp)
@@ -415,6 +385,7 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
         contents = ("images, Karpathy's JSON, scenes.json (the objects, and what each caption says)",
                     "the same in COCO's layout, with instances",
                     "ratings of pairs of captions, of images, and of a caption and an image (dev, test)",
+                    "the noun phrases of the captions, with boxes, in the layout of Flickr30k Entities",
                     f"{size // 2} other images with phrases of their regions, in Visual Genome's layout",
                     "global features, 960 numbers per image; of which images captions are true (dev, test)",
                     "region features, 36 x 192 numbers per image; the same truths")

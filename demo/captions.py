@@ -3,10 +3,11 @@
 `five_captions` describes a scene five times. Some captions say much and some say little, so a caption fits few images
 or many. The ambiguity is real, because every caption is true. A `Statement` holds what a scene shows or a caption says,
 and `shared_weight` says how much two of them share. The demo's simulated ratings rest on it, never on pixels or
-features.
+features. A caption also tells where in its text each noun phrase stands and what it names (entities.py).
 """
 import functools
 import itertools
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +41,10 @@ class Caption:
     says: tuple                  # of (index of a thing, the attributes it is given), in the order of mention
     background: bool             # whether it tells the background
     tells: str = ""              # what else: any of "relations" (two by two), "place" (of the last thing), "number"
+    marked: str = ""             # the text with each noun phrase in brackets
+    # what each noun phrase names, in their order: a tuple of indices of things, or "ground", "sky" or "background" (of
+    # the scene), "place" (of a thing) or "picture" (as in "a drawing of")
+    mentions: tuple = ()
 
 
 def word(rng, meaning, world=DEMO):
@@ -78,13 +83,13 @@ def whereabouts(thing):
 
 
 def place(rng, thing):
-    """A phrase for the place of a thing in the image, or "" where no phrase clearly holds."""
+    """A marked phrase for the place of a thing in the image, or "" where no phrase clearly holds."""
     across, down = whereabouts(thing)
     if across == "middle":
-        return pick(rng, ("in the middle", "in the centre"))
+        return pick(rng, ("in [the middle]", "in [the centre]"))
     if across and down:
-        return f"in the {pick(rng, {'top': ('top', 'upper'), 'bottom': ('bottom', 'lower')}[down])} {across} corner"
-    return f"on the {across}" if across else f"at the {down}" if down else ""
+        return f"in [the {pick(rng, {'top': ('top', 'upper'), 'bottom': ('bottom', 'lower')}[down])} {across} corner]"
+    return f"on [the {across}]" if across else f"at [the {down}]" if down else ""
 
 
 def listed(phrases):
@@ -93,20 +98,22 @@ def listed(phrases):
 
 
 def gist_phrase(rng, things, subset, world):
-    """One attribute of one thing, or the number of all things, sometimes vaguely. Returns (phrase, says, tells) of a
-    Caption."""
+    """One attribute of one thing, or the number of all things, sometimes vaguely. Returns (marked phrase, says, tells,
+    mentions) of a Caption."""
     if rng.random() < 0.5:
         index, attribute = pick(rng, subset), pick(rng, ("colour", "shape"))
-        return with_article(name(rng, things[index], (attribute,), world)), [(index, (attribute,))], ""
+        phrase = with_article(name(rng, things[index], (attribute,), world))
+        return f"[{phrase}]", [(index, (attribute,))], "", [(index,)]
     number, plural, tells = NUMBERS[len(subset)], len(subset) > 1, "number"
     if plural and rng.random() < 0.3:
         number, tells = world.vague.get(len(subset), world.vague[0])
-    return f"{number} {word(rng, 'any', world)}{'s' * plural}", [(index, ()) for index in subset], tells
+    phrase = f"[{number} {word(rng, 'any', world)}{'s' * plural}]"
+    return phrase, [(index, ()) for index in subset], tells, [tuple(subset)]
 
 
 def count_phrase(rng, things, subset, world):
     """How many things there are of each shape or of each colour, sometimes of one shape or colour only. Returns
-    (phrase, says, tells)."""
+    (marked phrase, says, tells, mentions)."""
     kind, groups, phrases = pick(rng, ("shape", "shape", "colour")), {}, []
     for index in shuffled(rng, subset):
         groups.setdefault(getattr(things[index], kind), []).append(index)
@@ -115,14 +122,16 @@ def count_phrase(rng, things, subset, world):
         phrase = name(rng, things[group[0]], (kind,), world)
         if len(group) > 1:
             phrase += "es" if phrase.endswith("s") else "s"
-        phrases.append(with_article(phrase) if len(group) == 1 < len(named) else f"{NUMBERS[len(group)]} {phrase}")
-    return listed(phrases), [(index, (kind,)) for group in named for index in group], "number"
+        phrase = with_article(phrase) if len(group) == 1 < len(named) else f"{NUMBERS[len(group)]} {phrase}"
+        phrases.append(f"[{phrase}]")
+    says = [(index, (kind,)) for group in named for index in group]
+    return listed(phrases), says, "number", [tuple(group) for group in named]
 
 
 def relation_phrase(rng, things, subset, chances, world=DEMO):
     """Pairs of things of the subset with their relations; an odd last thing with or without its place. Returns
-    (phrase, says, tells)."""
-    clauses, says, used, tells = [], [], set(), "relations"
+    (marked phrase, says, tells, mentions)."""
+    clauses, says, used, tells, mentions = [], [], set(), "relations", []
     for start in range(0, len(subset), 2):
         pair, phrases = subset[start:start + 2], []
         for index in pair:
@@ -130,16 +139,19 @@ def relation_phrase(rng, things, subset, chances, world=DEMO):
             if not {"colour", "shape"} & set(attributes):
                 attributes += ("shape",)
             phrase = name(rng, things[index], attributes, world)
-            phrases.append(f"another {phrase}" if phrase in used else with_article(phrase))
+            phrases.append(f"[another {phrase}]" if phrase in used else f"[{with_article(phrase)}]")
             used.add(phrase)
             says.append((index, attributes))
+            mentions.append((index,))
         if len(pair) == 2:
             phrases.insert(1, word(rng, relation(things[pair[0]], things[pair[1]]), world))
         elif rng.random() < 0.6:
             phrases.append(place(rng, things[pair[0]]))
-            tells += " place" * (phrases[-1] != "")
+            if phrases[-1]:
+                tells += " place"
+                mentions.append("place")
         clauses.append(" ".join(filter(None, phrases)))
-    return listed(clauses), says, tells
+    return listed(clauses), says, tells, mentions
 
 
 def describe(rng, scene, subset, level, world=DEMO):
@@ -150,20 +162,26 @@ def describe(rng, scene, subset, level, world=DEMO):
     """
     number, chances, background_chance = world.levels[level]
     if level in (0, 2):
-        phrase, says, tells = (count_phrase if level else gist_phrase)(rng, scene.things, subset, world)
+        phrase, says, tells, mentions = (count_phrase if level else gist_phrase)(rng, scene.things, subset, world)
     else:
-        phrase, says, tells = relation_phrase(rng, scene.things, shuffled(rng, subset)[:number], chances, world)
+        chosen = shuffled(rng, subset)[:number]
+        phrase, says, tells, mentions = relation_phrase(rng, scene.things, chosen, chances, world)
     background = rng.random() < background_chance
     if background and scene.background in GROUNDS:
         phrase += pick(rng, world.on_ground).format(scene.background)
+        mentions += ["ground", "sky"]
     elif background:
         where, what = world.on_plain
-        phrase += f" {where} " + with_article(f"{'shaded ' * scene.shaded}{scene.background} {what}")
+        phrase += f" {where} [" + with_article(f"{'shaded ' * scene.shaded}{scene.background} {what}]")
+        mentions.append("background")
     if rng.random() < world.opening_chance:
-        phrase = f"{pick(rng, world.openings)} {phrase}"
+        opening = re.sub(r"^an? \w+", r"[\g<0>]", pick(rng, world.openings))
+        phrase, mentions = f"{opening} {phrase}", ["picture"] * opening.count("[") + mentions
     if rng.random() < 0.75:
-        phrase = phrase[0].upper() + phrase[1:]
-    return Caption(f"{phrase} .", level, tuple(says), background, tells)
+        first = 1 + phrase.startswith("[")
+        phrase = phrase[:first].upper() + phrase[first:]
+    text = phrase.replace("[", "").replace("]", "")
+    return Caption(f"{text} .", level, tuple(says), background, tells, f"{phrase} .", tuple(mentions))
 
 
 def five_captions(rng, scene, world=DEMO):

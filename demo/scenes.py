@@ -65,7 +65,7 @@ class World:
     openings: tuple
     opening_chance: float
     levels: dict                 # level -> (things that it relates, chance of each attribute, chance of the background)
-    on_ground: tuple             # phrases
+    on_ground: tuple             # phrases, with the noun phrases in brackets
     on_plain: tuple              # preposition and noun
 
 
@@ -86,7 +86,8 @@ WORLDS = {
         opening_chance=0.25,
         levels={0: (0, None, 0.3), 1: (1, (0.4, 0.4, 0.9, 0.9), 0.1), 2: (0, None, 0.1),
                 3: (2, (0.5, 0.5, 0.9, 0.9), 0.1), 4: (MAX_OBJECTS, (0.6, 0.6, 1, 1), 1)},
-        on_ground=(" in front of {} and sky", " with {} and sky behind"), on_plain=("on", "background")),
+        on_ground=(" in front of [{}] and [sky]", " with [{}] and [sky] behind"),
+        on_plain=("on", "background")),
     # Fewer and larger things, other frequencies, mostly outdoors; terser captions, some with words unknown to demo.
     "other": World(
         objects=(1, 1, 2, 2, 3, 3, 4, 5), sizes=("large", "large", "medium", "medium", "small"),
@@ -106,7 +107,7 @@ WORLDS = {
         openings=("a photo of", "a sketch of", "a picture of", "this shows", "a scene with"), opening_chance=0.5,
         levels={0: (0, None, 0.1), 1: (1, (0.2, 0.2, 0.8, 0.9), 0.3), 2: (0, None, 0),
                 3: (2, (0.2, 0.2, 0.9, 0.9), 0.1), 4: (3, (0.4, 0.4, 0.9, 1), 0.5)},
-        on_ground=(" on {} under the sky", " with {} and sky behind"), on_plain=("against", "backdrop"))}
+        on_ground=(" on [{}] under [the sky]", " with [{}] and [sky] behind"), on_plain=("against", "backdrop"))}
 DEMO = WORLDS["demo"]
 
 

@@ -14,6 +14,7 @@ from PIL import Image
 from cli import InputError
 from data import read_split
 from demo import __main__ as demo
+from demo import entities, folders
 from demo.captions import (
     Caption,
     caption_statement,
@@ -25,6 +26,7 @@ from demo.captions import (
 )
 from demo.scenes import COLOURS, WORLDS, Scene, Thing, global_features, random_scene, region_features
 from files import writing
+from files.entities import read_entities
 
 PRECOMP = ("demo_precomp", "demo_region_precomp")
 METHODS = {"sts": {"c2c_cocaption", "c2c_isim"}, "sis": {"i2i_csim"}, "sits": {"c2i_original", "c2i_intrasim"}}
@@ -91,14 +93,14 @@ def test_files_at_hand_are_kept_and_a_missing_folder_is_written_again(tmp_path, 
         demo.write(tmp_path, size=7)
 
 
-@pytest.mark.parametrize("after", [2, 12, 40, 55])
+@pytest.mark.parametrize("after", [2, 12, 40, 55, 70, 100])
 def test_a_demo_that_was_stopped_is_written_anew_and_files_of_others_stay(tmp_path, monkeypatch, after):
     """After a stop at any file readers refuse the demo, and the next call writes what a call without a stop does."""
     whole, kept = tmp_path / "whole", tmp_path / "data"
     counts = demo.write(whole, size=8, progress=False)
     demo.write(kept, size=16, progress=False)                # larger: what it leaves is not the new one's
     mine = [kept / "demo" / "images" / "holiday.png", kept / "demo_vg" / "notes.txt",
-            kept / "demo_coco" / "images" / "cat.png"]
+            kept / "demo_coco" / "images" / "cat.png", kept / "demo_entities" / "Sentences" / "mine.txt"]
     for path in mine:
         path.write_bytes(b"mine")
     written, atomic = [], writing.atomic
@@ -108,8 +110,8 @@ def test_a_demo_that_was_stopped_is_written_anew_and_files_of_others_stay(tmp_pa
         if len(written) == after:
             raise KeyboardInterrupt
         return atomic(path, *args, **kwargs)
-    monkeypatch.setattr(writing, "atomic", stopping)
-    monkeypatch.setattr(demo, "atomic", stopping)
+    for module in (writing, demo, folders, entities):
+        monkeypatch.setattr(module, "atomic", stopping)
     with pytest.raises(KeyboardInterrupt):
         demo.write(kept, size=8, progress=False)
     monkeypatch.undo()
@@ -117,6 +119,9 @@ def test_a_demo_that_was_stopped_is_written_anew_and_files_of_others_stay(tmp_pa
     for name in ("demo", "demo_coco", *PRECOMP):
         with pytest.raises(InputError, match="do not belong together, as .*`demo` was stopped"):
             read_split(str(kept), name, "test")
+    for name in ("train", "val", "test"):
+        with pytest.raises(InputError, match=f"'{name}' do not belong together, as `demo` was stopped"):
+            read_entities(str(kept / "demo_entities"), name)
     assert demo.write(kept, size=8, progress=False) == counts
     for path in mine:
         assert path.read_bytes() == b"mine"
@@ -194,12 +199,12 @@ def test_every_line_of_the_ratings(demo_path, kind, split):
 
 
 def test_the_default_data_are_what_they_always_were(demo_path):
-    """The pixels, numbers and texts of size 48, seed 0, in every file but demo_vg's, the positives and features.json,
-    which came later."""
+    """The pixels, numbers and texts of size 48, seed 0, in every file but those of demo_vg and demo_entities, the
+    positives and features.json, which came later."""
     digest = hashlib.sha256()
     for folder, _, names in sorted(os.walk(demo_path)):
         where = os.path.relpath(folder, demo_path).replace(os.sep, "/")
-        for name in sorted(names) if not where.startswith("demo_vg") else ():
+        for name in sorted(names) if not where.startswith(("demo_vg", "demo_entities")) else ():
             if name.endswith("_positives.json") or name == "features.json":
                 continue
             path = os.path.join(folder, name)
