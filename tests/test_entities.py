@@ -1,0 +1,408 @@
+"""Flickr30k Entities: boxes against sets of pixels, the reader against a slow twin, and every refusal; the demo's files
+in this layout against the scenes that they were written from."""
+import json
+import os
+import random
+import re
+import xml.dom.minidom
+
+import numpy as np
+import pytest
+
+from cli import InputError
+from demo import __main__ as demo
+from demo.scenes import COLOURS, DEMO, OUTLINES, RADII, TEXTURES, WORLDS
+from files import entities
+from files.boxes import areas, enclosing, iou, iou_pairs
+from files.entities import check_entities, photo_paths, read_entities
+
+SPLITS = ("train", "val", "test")
+
+
+# ---- boxes
+
+def pixels(box):
+    x1, y1, x2, y2 = box
+    return {(x, y) for x in range(x1, x2 + 1) for y in range(y1, y2 + 1)}
+
+
+def test_boxes_are_sets_of_pixels():
+    rng = random.Random(0)
+    boxes = []
+    for _ in range(60):
+        x, y = rng.randrange(12), rng.randrange(12)
+        boxes.append((x, y, x + rng.randrange(8), y + rng.randrange(8)))
+    a, b = boxes[:25], boxes[25:]
+    expected = np.array([[len(pixels(p) & pixels(q)) / len(pixels(p) | pixels(q)) for q in b] for p in a])
+    found = iou(np.array(a, np.float32), np.array(b))
+    assert found.dtype == np.float64 and found.shape == (25, 35) and 0 < (expected == 0).sum() < expected.size
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_array_equal(iou_pairs(np.array(a), np.array(b[:25])), np.diag(found))
+    assert areas(np.array(a)).tolist() == [len(pixels(p)) for p in a]
+    around = enclosing(np.array(boxes))
+    assert around.tolist() == [min(p[0] for p in boxes), min(p[1] for p in boxes), max(p[2] for p in boxes),
+                               max(p[3] for p in boxes)]
+    assert iou(np.zeros((0, 4)), np.array(b)).shape == (0, 35)
+    with pytest.raises(ValueError, match="no partners"):
+        iou_pairs(np.array(a), np.array(b))
+
+
+def test_a_box_of_one_pixel_and_boxes_that_touch():
+    assert iou(np.array([[3, 3, 3, 3]]), np.array([[3, 3, 3, 3], [4, 3, 4, 3], [3, 3, 4, 3]])).tolist() == [[1, 0, 0.5]]
+
+
+# ---- a data set by hand
+
+BOX = "<bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax></bndbox>"
+SIZE = "<size><width>100</width><height>80</height><depth>3</depth></size>"
+NONE = "<scene>0</scene><nobndbox>1</nobndbox>"
+
+
+def thing(chains, *box, flags=""):
+    names = "".join(f"<name>{chain}</name>" for chain in chains.split())
+    return f"<object>{names}{flags or BOX.format(*box)}</object>"
+
+
+def annotation(*objects, size=SIZE):
+    return f"<annotation><filename>x.jpg</filename>{size}{''.join(objects)}</annotation>\n"
+
+
+PHOTOS = {
+    "1000": (["[/EN#1/people Two young , White males] in [/EN#2/clothing/other green  shirts] at [/EN#3/scene a bus] .",
+              "[/EN#4/people A man 's] is [/EN#0/notvisual the back] of [/EN#5/other time]", "", "Nothing .",
+              "[/EN#2/clothing shirts] [/EN#2/clothing shirts]"],
+             annotation(thing("1 4", 1, 2, 30, 40), thing("1", 50, 5, 100, 80), thing("2", 10, 10, 20, 20),
+                        thing("3", flags="<scene>1</scene><nobndbox>1</nobndbox>"), thing("5", flags=NONE),
+                        thing("9", 1, 1, 2, 2))),
+    "2000": (["No phrase here .", "[/EN#6/scene The sky] ."],
+             annotation(thing("6", flags="<scene>1</scene><nobndbox>0</nobndbox>"))),
+    "3000": (["[/EN#7/animals A dog] ."], annotation(thing("7", 100, 80, 100, 80))),
+    "4000": (["[/EN#8/vehicles Cars] ."], annotation(thing("8", 3, 3, 4, 4)))}
+
+
+def made(root, splits=(("train", "2000 1000"), ("val", "3000"), ("test", "4000")), **changed):
+    """A data set in `root`. changed: photo_NUMBER=(sentences, annotation)."""
+    for name in ("Sentences", "Annotations", "images"):
+        (root / name).mkdir(parents=True)
+    for photo, (sentences, annotated) in {**PHOTOS, **{k.split("_")[1]: v for k, v in changed.items()}}.items():
+        (root / "Sentences" / f"{photo}.txt").write_text("\n".join(sentences) + "\n")
+        (root / "Annotations" / f"{photo}.xml").write_text(annotated)
+        (root / "images" / f"{photo}.jpg").write_bytes(b"")
+    for split, ids in splits:
+        (root / f"{split}.txt").write_text("\n".join(ids.split()) + "\n")
+    return str(root)
+
+
+def test_phrases_by_hand(tmp_path):
+    root = made(tmp_path / "d")
+    e = read_entities(root, "train")
+    assert e.ids == ["2000", "1000"] and e.sizes.tolist() == [[100, 80]] * 2
+    assert e.phrases == ["Two young , White males", "green shirts", "A man 's", "shirts", "shirts"]
+    assert e.phrase_photo.tolist() == [1] * 5 and e.sentence.tolist() == [0, 0, 1, 3, 3]
+    assert e.types == [("people",), ("clothing", "other"), ("people",), ("clothing",), ("clothing",)]
+    assert e.chains == ["1", "2", "4", "2", "2"] and e.n_boxes.tolist() == [2, 1, 1, 1, 1]
+    assert e.truth.tolist() == [[0, 1, 99, 79], [9, 9, 19, 19], [0, 1, 29, 39], [9, 9, 19, 19], [9, 9, 19, 19]]
+    assert e.dropped == {"notvisual": 1, "scene": 2, "no box": 1}
+    assert (e.truth.dtype, e.sizes.dtype, e.phrase_photo.dtype) == (np.float64, np.int64, np.int64)
+    np.testing.assert_array_equal(read_entities(root, "train", origin=0).truth, e.truth + 1)
+    assert read_entities(root, "dev").phrases == read_entities(root, "val").phrases == ["A dog"]
+    assert read_entities(root, "val").truth.tolist() == [[99, 79, 99, 79]]
+
+
+def test_dev_is_another_name_of_val(tmp_path):
+    root = made(tmp_path / "d", splits=(("train", "1000"), ("dev", "3000"), ("test", "4000")))
+    assert read_entities(root, "val").ids == read_entities(root, "dev").ids == ["3000"]
+
+
+def test_photos_by_any_of_their_endings(tmp_path):
+    root = made(tmp_path / "d")
+    (tmp_path / "d/images/1000.jpg").rename(tmp_path / "d/images/1000.png")
+    assert photo_paths(root, ["1000", "2000"]) == [os.path.join(root, "images", name) for name in ("1000.png",
+                                                                                                  "2000.jpg")]
+    with pytest.raises(InputError, match=r"there is no photo .*images/5.jpg \(nor .jpeg, nor .png\); put"):
+        photo_paths(root, ["1000", "5"])
+    with pytest.raises(InputError, match="there is no photo"):
+        photo_paths(str(tmp_path), ["1000"])
+
+
+# ---- a slow twin
+
+def slow(root, split):
+    """The phrases with boxes [(photo, sentence, chain, types, words, boxes)] and how many are left out, word by word
+    and node by node."""
+    rows, dropped = [], {"notvisual": 0, "scene": 0, "no box": 0}
+    for n, photo in enumerate(open(os.path.join(root, f"{split}.txt")).read().split()):
+        tree = xml.dom.minidom.parse(os.path.join(root, "Annotations", f"{photo}.xml"))
+        told = [({name.firstChild.data for name in node.getElementsByTagName("name")},
+                 [int(node.getElementsByTagName(side)[0].firstChild.data) - 1
+                  for side in ("xmin", "ymin", "xmax", "ymax") if node.getElementsByTagName(side)],
+                 [int(flag.firstChild.data) for flag in node.getElementsByTagName("scene")])
+                for node in tree.getElementsByTagName("object")]
+        lines = [line for line in open(os.path.join(root, "Sentences", f"{photo}.txt")) if line.strip()]
+        for k, line in enumerate(lines):
+            inside = None
+            for word in line.split():
+                if inside is None and word.startswith("[/EN#"):
+                    chain, *types = word[len("[/EN#"):].split("/")
+                    inside = []
+                elif inside is not None:
+                    inside.append(word.removesuffix("]"))
+                    if word.endswith("]"):
+                        boxes = [box for names, box, _ in told if chain in names and box]
+                        if chain == "0":
+                            dropped["notvisual"] += 1
+                        elif boxes:
+                            rows.append((n, k, chain, tuple(types), " ".join(inside), boxes))
+                        else:
+                            dropped["scene" if any(chain in names and 1 in flag for names, _, flag in told)
+                                    else "no box"] += 1
+                        inside = None
+    return rows, dropped
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("where", ["hand", "demo"])
+def test_the_reader_against_a_slow_twin(where, split, tmp_path, demo_path):
+    root = made(tmp_path / "d") if where == "hand" else os.path.join(demo_path, "demo_entities")
+    e, (rows, dropped) = read_entities(root, split), slow(root, split)
+    assert list(zip(e.phrase_photo.tolist(), e.sentence.tolist(), e.chains, e.types, e.phrases, strict=True)) == [
+        row[:5] for row in rows]
+    assert e.dropped == dropped and e.n_boxes.tolist() == [len(row[5]) for row in rows]
+    for truth, row in zip(e.truth.tolist(), rows, strict=True):
+        sides = list(zip(*row[5]))
+        assert truth == [min(sides[0]), min(sides[1]), max(sides[2]), max(sides[3])]
+    assert where == "hand" or all(dropped.values()) and len(rows) > 100 and max(e.n_boxes) > 2
+
+
+# ---- refusals
+
+DOG = ["[/EN#7/animals A dog] ."]
+
+
+@pytest.mark.parametrize("photo, message", [
+    ((DOG, "<annotation><size>"), r"3000\.xml is not whole XML \(no element found.*\); fetch"),
+    ((DOG, "no XML"), "is not whole XML"),
+    ((DOG, "<" * 1000), "is not whole XML"),
+    ((DOG, ""), "is not whole XML"),
+    ((DOG, f"<!DOCTYPE a [<!ENTITY x 'x'>]>{annotation(thing('7', 1, 1, 2, 2))}"), "has a DOCTYPE, .* not read; rem"),
+    ((DOG, annotation(thing("7", 1, 1, 2, 2), " " * (1 << 20))), "bytes, and at most 1,048,576 are read"),
+    ((DOG, annotation(thing("7", 1, 1, 2, 2), size="")), "3000.xml gives no <width>, where a whole number"),
+    ((DOG, annotation(thing("7", 1, 1, 2, 2), size="<size><width>9</width></size>")), "gives no <height>"),
+    ((DOG, annotation(thing("7", 1, 1, 2, 2), size=SIZE.replace("80", "eighty"))), "gives 'eighty' as <height>"),
+    ((DOG, annotation(thing("7", 1, 1, 2, 2), size=SIZE.replace("80", ""))), "gives '' as <height>"),
+    ((DOG, annotation(thing("7", 1, 1, 2, 2), size=SIZE.replace("80", "0"))), "gives the photo 100 x 0 pixels"),
+    ((DOG, annotation(thing("7", 1, 1, "2.5", 2))), "gives '2.5' as <xmax>"),
+    ((DOG, annotation(thing("7", 1, 1, 2, "1" * 5000))), "gives '1111.* as <ymax>"),
+    ((DOG, annotation(thing("7", flags="<bndbox><xmin>1</xmin></bndbox>"))), "gives no <ymin>"),
+    ((DOG, annotation(thing("7", flags="<scene>yes</scene>"))), "gives 'yes' as <scene>"),
+    ((DOG, annotation(thing("7 8", 5, 5, 4, 9))),
+     "the photo 3000 has 100 x 80 pixels, and the box 4, 4, 3, 8 .* of chain 7, 8 is inverted or lies more than 1 "
+     "pixel outside; correct"),
+    ((DOG, annotation(thing("7", 5, 5, 9, 4))), "is inverted or lies"),
+    ((DOG, annotation(thing("7", -1, 1, 9, 9))), "the box -2, 0, 8, 8"),
+    ((DOG, annotation(thing("7", 1, 1, 102, 9))), "the box 0, 0, 101, 8"),
+    ((DOG, annotation(thing("7", 1, 1, 9, 82))), "the box 0, 0, 8, 81"),
+    ((["A cat .", "[/EN#8/animals A cat] ."], annotation(thing("7", 1, 1, 9, 9))),
+     r"3000\.txt, line 2: 'A cat' is of chain 8, of which .*3000\.xml has neither a box nor a flag; fetch"),
+    ((["[/EN#7/animals A dog"], annotation(thing("7", 1, 1, 2, 2))), r"line 1: the mark of a phrase at '\[/EN#7/anim"),
+    ((["[/EN#7/animals A [/EN#8/other big] dog]"], annotation(thing("7 8", 1, 1, 2, 2))), "none stands within another"),
+    ((["[/EN#7/animals ] ."], annotation(thing("7", 1, 1, 2, 2))), "is not whole"),
+    ((["[/EN#7 A dog] ."], annotation(thing("7", 1, 1, 2, 2))), "is not whole"),
+    ((["[/EN#x/animals A dog] ."], annotation(thing("7", 1, 1, 2, 2))), "is not whole"),
+    ((["EN#7/animals A dog] /EN#7"], annotation(thing("7", 1, 1, 2, 2))), "is not whole"),
+    (([""], annotation(thing("7", 1, 1, 2, 2))), r"3000\.txt holds no sentence"),
+    ((["Nothing ."], annotation(thing("7", 1, 1, 2, 2))), r"val\.txt: no phrase of its 1 photos has a box \(left out: "
+     r"notvisual 0, scene 0, no box 0\), and at least one must")])
+def test_faulty_files_of_a_photo_are_refused_in_one_sentence(photo, message, tmp_path):
+    root = made(tmp_path / "d", photo_3000=photo)
+    with pytest.raises(InputError, match=message) as refusal:
+        read_entities(root, "val")
+    assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 500
+    assert read_entities(root, "test").phrases == ["Cars"]
+    faults = [text for kind, text in check_entities(root) if kind == "fault"]
+    assert len(faults) >= 1 and re.search(message, faults[0])
+
+
+def test_boxes_may_lie_one_pixel_outside(tmp_path):
+    whole = annotation(thing("7", 0, 0, 100, 80))
+    root = made(tmp_path / "zero", photo_3000=(DOG, whole))
+    assert read_entities(root, "val").truth.tolist() == [[-1, -1, 99, 79]]
+    assert read_entities(root, "val", origin=0).truth.tolist() == [[0, 0, 100, 80]]
+    over = made(tmp_path / "over", photo_3000=(DOG, annotation(thing("7", 1, 1, 101, 81))))
+    assert read_entities(over, "val").truth.tolist() == [[0, 0, 100, 80]]
+    with pytest.raises(InputError, match="the box 1, 1, 101, 81"):
+        read_entities(over, "val", origin=0)
+
+
+def test_a_chain_keeps_its_boxes_beside_a_flag_and_notvisual_needs_no_entry(tmp_path):
+    objects = thing("7", flags=NONE), thing("7", 1, 1, 2, 2), thing("0", 1, 1, 2, 2)
+    root = made(tmp_path / "d", photo_3000=([*DOG, "[/EN#9/notvisual it] is [/EN#0/notvisual that] ."],
+                                            annotation(*objects)))
+    e = read_entities(root, "val")
+    assert e.phrases == ["A dog"] and e.dropped == {"notvisual": 2, "scene": 0, "no box": 0}
+
+
+@pytest.mark.parametrize("splits, split, message", [
+    ((("train", "1000"),), "val", r"there is no file .*val\.txt; Flickr30k Entities has"),
+    ((("train", "1000"), ("val", "")), "val", r"val\.txt names no photo; fetch"),
+    ((("val", "3000 1000 3000"),), "val", r"val\.txt names the photo '3000' twice; name each once"),
+    ((("train", "1000 3000"), ("val", "4000 3000"), ("test", "2000")), "val",
+     r"train\.txt and .*val\.txt both name 1 photos, one is '3000'; a photo is of one split"),
+    ((("train", "1000"), ("val", "3000 4000"), ("test", "4000")), "test", "both name 1 photos"),
+    ((("val", "3000 ../1000"),), "val", r"names the photo '\.\./1000'; an id is of letters"),
+    ((("val", "3000 5000"),), "val", r"there is no file .*Annotations.5000\.xml of the photo 5000, which"),
+    ((("val", "3000"),), "testall", "'testall' is no split of phrases; give train, val"),
+    ((("val", "3000"),), "../val", "is no split of phrases")])
+def test_faulty_splits_are_refused_in_one_sentence(splits, split, message, tmp_path):
+    root = made(tmp_path / "d", splits=splits)
+    with pytest.raises(InputError, match=message):
+        read_entities(root, split)
+    if split in SPLITS:
+        assert any(re.search(message, text) for kind, text in check_entities(root) if kind == "fault")
+
+
+def test_files_that_are_missing_or_no_text_are_refused(tmp_path):
+    root = made(tmp_path / "d")
+    path = tmp_path / "d" / "Sentences" / "3000.txt"
+    path.write_bytes(b"\xff\xfe[/EN#7/animals A dog]")
+    with pytest.raises(InputError, match=r"3000\.txt is not UTF-8 text"):
+        read_entities(root, "val")
+    path.unlink()
+    with pytest.raises(InputError, match=r"there is no file .*Sentences.3000\.txt of the photo 3000"):
+        read_entities(root, "val")
+    (tmp_path / "d" / "val.txt").write_bytes(b"\xff")
+    with pytest.raises(InputError, match=r"val\.txt is not UTF-8 text"):
+        read_entities(root, "val")
+    with pytest.raises(InputError, match="there is no file"):
+        read_entities(str(tmp_path / "nowhere"), "val")
+
+
+def test_a_check_tells_everything_and_finds_all_faults(tmp_path, demo_path):
+    lines = check_entities(os.path.join(demo_path, "demo_entities"))
+    e = read_entities(os.path.join(demo_path, "demo_entities"), "train")
+    assert [kind for kind, _ in lines] == ["line"] * 9
+    assert re.fullmatch(rf"train +48 photos +{len(set(zip(e.phrase_photo.tolist(), e.sentence.tolist())))} sentences "
+                        rf"with phrases +{len(e.phrases)} phrases +{e.n_boxes.mean():.2f} boxes a phrase", lines[0][1])
+    assert f"round {sum('round' in kinds for kinds in e.types)}" in lines[1][1]
+    assert lines[2][1].strip() == "left out: " + ", ".join(f"{why} {n}" for why, n in e.dropped.items())
+
+    root = made(tmp_path / "d", splits=(("train", "2000 1000 1000 5000"), ("test", "4000 2000")),
+                photo_1000=(DOG, annotation()), photo_4000=(DOG, "<"))
+    (tmp_path / "d/images/2000.jpg").unlink()
+    found = check_entities(root)
+    faults = [text for kind, text in found if kind == "fault"]
+    for number, message in enumerate((
+            "'1000' twice", "test.txt and .*train.txt both name 1", "1000.txt, line 1: 'A dog' is of chain 7",
+            "there is no file .*5000.xml", "train.txt: no phrase of its 1 photos", "no photo .*2000.jpg",
+            "there is no file .*val.txt", "4000.xml is not whole XML", "test.txt: no phrase")):
+        assert re.search(message, faults[number]), (message, faults)
+    assert len(faults) == 9 and len([kind for kind, _ in found if kind == "line"]) == 6
+
+
+# ---- the demo in this layout
+
+WORDS = {word: meaning for world in WORLDS.values() for meaning, words in world.words.items() for word in words}
+VALUES = {"size": tuple(RADII), "texture": TEXTURES, "colour": tuple(COLOURS), "shape": tuple(OUTLINES)}
+
+
+def corners(box):
+    x, y, w, h = box
+    return [x, y, x + w - 1, y + h - 1]
+
+
+def around(boxes):
+    return [min(b[0] for b in boxes), min(b[1] for b in boxes), max(b[2] for b in boxes), max(b[3] for b in boxes)]
+
+
+def singular(word):
+    return next((short for short in (word, word.removesuffix("s"), word.removesuffix("es"))
+                 if short in WORDS or any(short in values for values in VALUES.values())), word)
+
+
+def meant(phrase):
+    """{attribute: value} that the words of a phrase say, and how many things it names: a number, or None of several."""
+    first, *rest = phrase.lower().split()
+    numbers = {"a": 1, "an": 1, "another": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
+    said = {}
+    for word in map(singular, rest):
+        for attribute, values in VALUES.items():
+            if WORDS.get(word, word) in values:
+                said[attribute] = WORDS.get(word, word)
+    vague = re.match("(a couple of|a pair of|a few|some|several) ", phrase.lower())
+    return said, None if vague else numbers[first]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """Folders of both worlds, and the entries of scenes.json: {name: (root, {split: [entries]})}."""
+    found = {}
+    for name in WORLDS:
+        path = tmp_path_factory.mktemp("entities")
+        demo.write(path, size=64, seed=5, progress=False, scenes=name)
+        told = json.load(open(path / name / "scenes.json"))
+        found[name] = path / f"{name}_entities", {
+            split: [entry for entry in told if entry["split"] == ("dev" if split == "val" else split)]
+            for split in SPLITS}
+    return found
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_phrases_of_the_demo_name_the_things_of_the_scenes(name, both):
+    """The boxes of every phrase are those of as many things, with all that it says, among those of its caption."""
+    root, entries = both[name]
+    several, types = 0, {"circle": "round", "ring": "round", "star": "figure", "heart": "figure"}
+    for split in SPLITS:
+        e = read_entities(str(root), split)
+        assert len(e.ids) == len(entries[split]) and (e.sizes == 128).all()
+        for n, (photo, entry) in enumerate(zip(e.ids, entries[split], strict=True)):
+            assert os.path.samefile(photo_paths(str(root), [photo])[0],
+                                    root.parent / name / "images" / entry["filename"])
+            lines = (root / "Sentences" / f"{photo}.txt").read_text().splitlines()
+            assert [re.sub(r"\[/EN#\S+ |\]", "", line) for line in lines] == [c["raw"] for c in entry["captions"]]
+            for k, caption in enumerate(entry["captions"]):
+                rows = np.flatnonzero((e.phrase_photo == n) & (e.sentence == k))
+                left = list(zip(caption["objects"], caption["says"], strict=True))
+                for row in rows:
+                    said, number = meant(e.phrases[row])
+                    own, left = left[:e.n_boxes[row]], left[e.n_boxes[row]:]
+                    things = [entry["objects"][i] for i, _ in own]
+                    assert len(own) == e.n_boxes[row] == (number or len(caption["objects"]))
+                    assert e.truth[row].tolist() == around([corners(thing["box"]) for thing in things])
+                    assert set(e.types[row]) == {types.get(thing["shape"], "angular") for thing in things}
+                    for thing, (_, attributes) in zip(things, own, strict=True):
+                        assert set(said) == set(attributes) and said.items() <= thing.items()
+                    several += len(own) > 1
+                assert not left                                                    # every thing of a caption is named
+    assert several > 20
+
+
+@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_what_the_words_of_a_phrase_fit(name, split, both):
+    root, entries = both[name]
+    e, told = read_entities(str(root), split), json.load(open(root / f"{split}_fitting.json"))
+    assert told["phrases"] == e.phrases and [len(boxes) for boxes in told["boxes"]] == told["count"]
+    for photo, phrase, truth, boxes in zip(e.phrase_photo, e.phrases, e.truth.tolist(), told["boxes"], strict=True):
+        said, number = meant(phrase)
+        fits = [corners(thing["box"]) for thing in entries[split][photo]["objects"] if said.items() <= thing.items()]
+        assert boxes == (fits if number == 1 else [around(fits)]) and truth in boxes
+    assert 1 in told["count"] and not (root / "train_fitting.json").exists()
+    assert split == "val" or max(told["count"]) > 1
+
+
+def test_chains_and_flags_of_the_demo(both):
+    """In a photo one chain is one set of things in all sentences; grounds, skies and backgrounds are scenes."""
+    root, _ = both["demo"]
+    for split in SPLITS:
+        e, seen = read_entities(str(root), split), {}
+        for photo, chain, truth, n in zip(e.ids and e.phrase_photo.tolist(), e.chains, e.truth.tolist(), e.n_boxes):
+            assert seen.setdefault(chain, (photo, truth, n)) == (photo, truth, n)
+        assert len({(photo, tuple(truth), n) for photo, truth, n in seen.values()}) == len(seen)
+    text = "".join(path.read_text() for path in (root / "Sentences").iterdir())
+    kinds = {}
+    for chain, kind, words in re.findall(r"\[/EN#(\d+)/([a-z]+)[^ ]* ([^]]+)\]", text):
+        kinds.setdefault("0" if chain == "0" else kind, set()).add(words.lower().split()[-1])
+    assert kinds["scene"] == {"grass", "sand", "water", "sky", "background"}
+    assert kinds["0"] <= {"middle", "centre", "corner", "left", "right", "top", "bottom"} and len(kinds["0"]) > 4
+    assert kinds["other"] == {words.split()[1] for words in DEMO.openings if words.startswith("a")}
+    assert entities.DROPPED == tuple(read_entities(str(root), "val").dropped)
