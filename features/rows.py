@@ -1,0 +1,97 @@
+"""Rows of values computed from photos, several per photo, in a file that survives every stop."""
+import contextlib
+import os
+import time
+
+import numpy as np
+from tqdm import tqdm
+
+from cli import Stopped
+from features.photos import SAVE
+from files.reading import read_array, read_json
+from files.writing import allocate, save_json
+from inputs import chunks, stream
+
+DELETE = "delete it and call the command again"
+
+
+class _Reader:
+    """Reads photos by their indices: [([bytes, time in ns], fetch(index)), ...]."""
+
+    def __init__(self, paths: list[str], fetch):
+        self.paths, self.fetch = paths, fetch
+
+    def __getitem__(self, index) -> list[tuple]:
+        # noted before the photo is read: one that is replaced meanwhile will look changed
+        return [(stamp_of(self.paths[i]), self.fetch(i)) for i in map(int, index)]
+
+
+def stamp_of(path: str) -> list[int]:
+    """[bytes, time in ns] of a photo, [0, 0] where there is none."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return [0, 0]
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+class PhotoRows:
+    """Hidden files beside `path`: an array of rows, of which photo n may have start[n]:start[n + 1], and a list of the
+    photos that are done. After any stop the next call goes on.
+
+    A photo whose file has changed is done again, and all are if `made`, what makes the rows, is another. done[n]:
+    [bytes, time in ns, rows], where the last is how many rows photo n has, or None.
+    """
+
+    def __init__(self, path: str, paths: list[str], start: np.ndarray, dim: int, dtype, made: dict):
+        folder, name = os.path.split(path)
+        self.part, self.list = (os.path.join(folder, f".{name}.{end}.part") for end in ("rows", "photos"))
+        self.paths, self.start, self.made, self.shape = paths, start, made, (int(start[-1]), dim)
+        stored = read_json(self.list, DELETE) if os.path.isfile(self.list) else {}
+        done = stored.get("photos") if isinstance(stored, dict) and stored.get("made") == made else None
+        array = read_array(self.part, DELETE) if done and os.path.isfile(self.part) else None
+        if array is not None and array.shape == self.shape and array.dtype == dtype and len(done) == len(paths):
+            self.array = np.lib.format.open_memmap(self.part, "r+")
+            self.done = [row if row and row[:2] == stamp_of(path) else None for row, path in zip(done, paths)]
+        else:
+            self.array, self.done = allocate(self.part, self.shape, dtype), [None] * len(paths)
+            self.save()
+
+    def run(self, fetch, encode, batch: int, workers: int, title: str) -> None:
+        """Compute what is missing. encode([fetch(n), ...]), a list of arrays (rows, dim), are the rows of photos n.
+
+        `fetch` runs in `workers` processes, `encode` in this one, on `batch` photos at a time. What is done stays,
+        whatever ends this. Raises what they raise.
+        """
+        todo, saved = np.flatnonzero([row is None for row in self.done]), time.monotonic()
+        parts = chunks(todo, batch)
+        try:
+            with tqdm(total=len(self.done), initial=len(self.done) - len(todo), desc=title, disable=None,
+                      leave=False) as bar:
+                for part, found in zip(parts, stream(_Reader(self.paths, fetch), parts, workers)):
+                    for n, (stamp, _), rows in zip(part.tolist(), found, encode([value for _, value in found])):
+                        first = self.start[n]
+                        assert first + len(rows) <= self.start[n + 1], (n, len(rows))
+                        self.array[first:first + len(rows)] = rows
+                        self.done[n] = [*stamp, len(rows)]
+                    bar.update(len(part))
+                    if time.monotonic() - saved > SAVE:
+                        self.save()
+                        saved = time.monotonic()
+        except Stopped as stop:
+            stop.advice = (f"{sum(row is not None for row in self.done):,} of {len(self.done):,} photos of {title} are "
+                           "done, and the same command goes on")
+            raise
+        finally:
+            self.save()
+
+    def save(self) -> None:
+        """Write down which photos are done."""
+        self.array.flush()
+        save_json({"made": self.made, "photos": self.done}, self.list)
+
+    def clean(self) -> None:
+        """Remove the hidden files."""
+        for path in (self.part, self.list):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path)
