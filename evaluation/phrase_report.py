@@ -86,7 +86,7 @@ def results_of(opened: Opened, paths: list[str], located: Located) -> dict:
 def told(results: dict, split: PhraseSplit) -> list[str]:
     """Sentences that go with every result, of the proposals first of all."""
     facts = results["proposals"]
-    return [f"proposals: {facts['method']}", *sentences(results["localisation"], split.entities.dropped),
+    return [f"proposals: {facts['method']}", *sentences(results["localisation"]),
             *(f"note: {note}" for note in results["notes"])]
 
 

@@ -1,10 +1,8 @@
 """What options of train.py go with region-phrase pairs (Flickr30k Entities), and what they cannot do there."""
 import os
 
+from methods.labelled import CONFLICTS
 from readers.phrases import Labels, Regions, has_phrases
-
-LOSSES = ("hinge", "infonce", "match", "logistic", "two_branch")
-OF_PAIRS = ("captioner", "diversity", "mmd", "inclusion")           # terms that need matching pairs, not labels
 
 
 def localises(opt) -> bool:
@@ -26,21 +24,21 @@ def labels_of(opt) -> Labels:
 
 HERE = "and {data_name} has phrases and the regions of their photos"
 PHRASE_CONFLICTS = [(lambda o, wrong=wrong: o.localise and wrong(o), sentence) for wrong, sentence in (
-    (lambda o: o.loss not in LOSSES,
-     f"--loss {{loss}} needs matching pairs, {HERE}; take {', '.join(LOSSES)}"),
+    *CONFLICTS,
     (lambda o: o.sim in ("mil", "match_prob", "scan"),
      f"--sim {{sim}} compares the parts or samples of an item, {HERE}; take another one"),
     (lambda o: o.img_enc not in ("auto", "precomp"),
      f"--img_enc {{img_enc}} does not read one vector an image, {HERE}; leave it out"),
-    *((lambda o, name=name: getattr(o, name),
-       f"--{name} {{{name}}} needs matching pairs, {HERE}; leave it out") for name in OF_PAIRS),
     (lambda o: o.unpaired_images or o.unpaired_captions or o.supervised_fraction < 1,
      f"--unpaired_images, --unpaired_captions and --supervised_fraction are for images and captions, {HERE}; leave "
      "them out"),
     (lambda o: o.select == "hbr", f"--select hbr ranks captions for images, {HERE}; leave it out"),
-    (lambda o: o.pseudo_positives, f"--pseudo_positives guesses labels, {HERE}, which are labelled; leave it out"),
+    (lambda o: not localises(o),
+     "--localise needs a data set with Annotations/, as Flickr30k Entities, and {data_name} has none; leave it out"),
     (lambda o: o.negative_iou > o.positive_iou,
      "--negative_iou {negative_iou} lies above --positive_iou {positive_iou}; give a smaller one"))]
+PHRASE_CONFLICTS.append((lambda o: localises(o) and not o.localise,
+                    XX))
 PHRASE_OPTIONS = ("regions box_geometry box_origin positive_iou negative_iou region_negatives",
                   lambda o: o.localise, "phrases in photos (a data set with Annotations/)")
-OF_CAPTIONS = ("mask_same_image use_restval label_smoothing", lambda o: not o.localise, "images and captions")
+OF_CAPTIONS = ("use_restval", lambda o: not o.localise, "images and captions")
