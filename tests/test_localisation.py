@@ -1,0 +1,257 @@
+"""Phrase localisation against loops over phrases and proposals: ranks, measures, chance, baselines, two models."""
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from cli import InputError
+from evaluation import report
+from evaluation.localisation import (
+    PhraseSplit,
+    centres_within,
+    chance,
+    compare,
+    largest_first,
+    locate,
+    measures,
+    sentences,
+    tables,
+    totals,
+)
+
+KINDS = ("animals", "clothing", "people")
+
+
+def slow_iou(a, b) -> float:
+    """Intersection over union, counted pixel by pixel."""
+    pixels = [set(itertools.product(range(int(x1), int(x2) + 1), range(int(y1), int(y2) + 1)))
+              for x1, y1, x2, y2 in (a, b)]
+    return len(pixels[0] & pixels[1]) / len(pixels[0] | pixels[1])
+
+
+def made(seed: int, photos: int = 25, most: int = 7) -> PhraseSplit:
+    """Photos with 0 to `most` small boxes and 0 to 5 phrases each; the first has no phrase, the second no proposal."""
+    rng = np.random.default_rng(seed)
+    boxes, start, photo, truth = [], [0], [], []
+    for n in range(photos):
+        p = 0 if n == 1 else rng.integers(1, most + 1)
+        corners = np.sort(rng.integers(0, 12, (p, 2, 2)), 1)
+        boxes.append(corners.reshape(-1, 4))
+        start.append(start[-1] + p)
+        for _ in range(0 if n == 0 else 2 if n == 1 else rng.integers(0, 6)):
+            photo.append(n)
+            near = boxes[-1][rng.integers(p)] + rng.integers(-1, 2, 4) if p else np.array([1, 1, 4, 4])
+            truth.append(near if rng.random() < 0.8 else [12, 12, 14, 14])
+    truth = np.array(truth, float)
+    truth[:, 2:] = np.maximum(truth[:, :2], truth[:, 2:])
+    types = [tuple(sorted(rng.choice(KINDS, rng.integers(1, 3), replace=False))) for _ in photo]
+    return PhraseSplit([f"photo{n}" for n in range(photos)], np.tile([16, 16], (photos, 1)),
+                       np.concatenate(boxes).astype(np.float32), np.array(start),
+                       [f"phrase {m}" for m in range(len(photo))], np.array(photo), truth, types,
+                       rng.integers(1, 5, len(photo)))
+
+
+def drawn_scores(split: PhraseSplit, seed: int, levels: int = 1000):
+    """Scores of every proposal with every phrase; few levels tie. Returns the function and the whole matrix."""
+    whole = np.random.default_rng(seed).integers(levels, size=(len(split.boxes), len(split.phrase_photo))) / levels
+    return (lambda n, columns: whole[split.start[n]:split.start[n + 1]][:, columns].astype(np.float32)), whole
+
+
+def rows_of(split: PhraseSplit, m: int) -> list[int]:
+    n = split.phrase_photo[m]
+    return [r for r in range(split.start[n], split.start[n + 1]) if split.added is None or not split.added[r]]
+
+
+def slow_located(split: PhraseSplit, whole: np.ndarray, m: int) -> tuple:
+    """(rank, first row, its IoU) of phrase m: with every tie resolved for the worst."""
+    rows = rows_of(split, m)
+    right = {r: slow_iou(split.boxes[r], split.truth[m]) >= 0.5 for r in rows}
+    order = sorted(rows, key=lambda r: (-whole[r, m].astype(np.float32), right[r], r))
+    rank = next((k for k, r in enumerate(order) if right[r]), -1)
+    return (rank, order[0], slow_iou(split.boxes[order[0]], split.truth[m])) if rows else (-1, -1, 0)
+
+
+@pytest.mark.parametrize("seed, levels", [(0, 1000), (1, 3), (2, 1)])
+def test_locate_is_the_loop_over_phrases(seed, levels):
+    split = made(seed)
+    scores_of, whole = drawn_scores(split, seed, levels)
+    located = locate(split, scores_of)
+    slow = [slow_located(split, whole, m) for m in range(len(split.phrases))]
+    assert located.rank.tolist() == [rank for rank, _, _ in slow]
+    assert located.first.tolist() == [first for _, first, _ in slow]
+    np.testing.assert_allclose(located.iou, [iou for _, _, iou in slow], atol=1e-12)
+    assert (located.right == (located.iou >= 0.5)).all()
+    assert {-1, 0} < set(located.rank.tolist())             # misses, hits and boxes between
+    for m in range(len(split.phrases)):
+        rows = rows_of(split, m)
+        ious = [slow_iou(split.boxes[r], split.truth[m]) for r in rows]
+        inside = [x1 <= (a + c) / 2 <= x2 and y1 <= (b + d) / 2 <= y2 for a, b, c, d in split.boxes[rows]
+                  for x1, y1, x2, y2 in [split.truth[m]]]
+        assert located.proposals[m] == len(rows) and located.hits[m] == sum(v >= 0.5 for v in ious)
+        if rows:
+            assert located.centre_in_truth[m] == inside[rows.index(located.first[m])]
+            assert located.random_iou[m] == pytest.approx(np.mean(ious))
+            assert located.random_centre[m] == pytest.approx(np.mean(inside))
+
+
+def test_tensors_of_any_type_and_one_photo_at_a_time():
+    split = made(3)
+    scores_of, whole = drawn_scores(split, 3)
+    asked = []
+
+    def tensor(n, columns):
+        asked.append((n, columns.tolist()))
+        return torch.from_numpy(scores_of(n, columns)).double().requires_grad_()
+    assert (locate(split, tensor).rank == locate(split, scores_of).rank).all()
+    photos = [n for n, _ in asked]
+    assert photos == sorted(set(split.phrase_photo) - {1}) and 0 not in photos
+    assert sum((columns for _, columns in asked), []) == np.flatnonzero(split.phrase_photo != 1).tolist()
+
+
+def test_boxes_added_for_training_are_not_ranked():
+    split = made(4)
+    split = split._replace(added=np.random.default_rng(4).random(len(split.boxes)) < 0.4)
+    scores_of, whole = drawn_scores(split, 4)
+    located = locate(split, scores_of)
+    assert located.rank.tolist() == [slow_located(split, whole, m)[0] for m in range(len(split.phrases))]
+    assert not split.added[located.first[located.first >= 0]].any()
+    without = [n for n in set(split.phrase_photo.tolist()) if split.added[split.start[n]:split.start[n + 1]].all()]
+    assert (located.first[np.isin(split.phrase_photo, without)] == -1).all() and len(without) > 1
+
+
+def one(boxes, truth, scores, **more):
+    """A photo with one phrase; its scores are given."""
+    split = PhraseSplit(["a"], np.array([[20, 20]]), np.array(boxes, np.float32).reshape(-1, 4),
+                        np.array([0, len(boxes)]), ["a dog"], np.array([0]), np.array([truth], float), [("animals",)],
+                        np.array([1]))
+    return locate(split, lambda n, columns: np.array(scores, float)[:, None], **more)
+
+
+def test_ties_and_edges_by_hand():
+    right, wrong = [0, 0, 9, 9], [10, 10, 19, 19]
+    assert one([right, wrong], right, [1, 1]).rank == 1     # a tie counts against the model
+    assert one([right, wrong], right, [1, 1]).first == 1    # and the wrong box is what it answers
+    assert one([right, right, wrong], right, [1, 1, 0]).rank == 0
+    assert one([right], right, [0]).rank == 0
+    assert one([wrong], right, [0]).rank == -1
+    assert one([[0, 0, 9, 4]], right, [0]).iou == 0.5 and one([[0, 0, 9, 4]], right, [0]).rank == 0     # 50 of 100
+    assert one([[0, 0, 8, 4]], right, [0]).rank == -1
+    assert one([], right, []).first == -1
+
+
+def test_centres_on_the_edge_are_inside():
+    boxes, truth = np.array([[0, 0, 8, 8], [0, 0, 9, 8], [4, 0, 4, 0]]), np.array([[4., 4, 9, 9], [0, 0, 4, 4]])
+    assert centres_within(boxes, truth).tolist() == [[True, True, False], [True, False, True]]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_scores_that_are_not_finite_are_refused(bad):
+    with pytest.raises(InputError, match="photo a: the scores hold NaN"):
+        one([[0, 0, 1, 1], [0, 0, 2, 2]], [0, 0, 1, 1], [0, bad])
+
+
+# ---- measures
+
+def test_measures_are_counts_over_phrases():
+    split = made(5, photos=60)
+    located = locate(split, drawn_scores(split, 5)[0])
+    found = measures(located, split)
+
+    def slow(chosen):
+        ranks = [located.rank[m] for m in chosen]
+        return {**{f"r{k}": 100 * sum(0 <= r < k for r in ranks) / len(ranks) for k in (1, 5, 10)},
+                "upper": 100 * sum(r >= 0 for r in ranks) / len(ranks),
+                "pointing": 100 * sum(located.centre_in_truth[m] for m in chosen) / len(ranks),
+                "iou": 100 * sum(located.iou[m] for m in chosen) / len(ranks), "phrases": len(ranks)}
+    groups = {"all": range(len(split.phrases))}
+    groups |= {kind: [m for m, types in enumerate(split.types) if kind in types] for kind in KINDS}
+    groups |= {name: [m for m, k in enumerate(split.n_boxes) if k in counts]
+               for name, counts in (("1", [1]), ("2", [2]), ("more", [3, 4]))}
+    for name, chosen in groups.items():
+        of = found if name == "all" else found["by_type" if name in KINDS else "by_boxes"][name]
+        expected = slow(chosen)
+        assert {key: of[key] for key in expected} == pytest.approx(expected)
+        assert of["rsum"] == pytest.approx(of["r1"] + of["r5"] + of["r10"])
+    assert found["photos"] == len(set(split.phrase_photo.tolist()))
+    assert found["macro"]["r1"] == pytest.approx(np.mean([found["by_type"][kind]["r1"] for kind in KINDS]))
+    assert sum(of["phrases"] for of in found["by_type"].values()) > found["phrases"]        # of several types each
+
+
+def test_groups_without_phrases_are_left_out():
+    split = made(6)
+    split = split._replace(n_boxes=np.ones(len(split.phrases), int), types=[()] * len(split.phrases))
+    found = measures(locate(split, drawn_scores(split, 6)[0]), split)
+    assert list(found["by_boxes"]) == ["1"] and found["by_type"] == {} and found["macro"] == {}
+    assert len(tables({"a": found})) == 2
+
+
+def test_no_phrases_are_refused():
+    split = made(7)
+    none = split._replace(phrases=[], phrase_photo=np.zeros(0, int), truth=np.zeros((0, 4)), types=[],
+                          n_boxes=np.zeros(0, int))
+    with pytest.raises(InputError, match="no phrases"):
+        measures(locate(none, drawn_scores(none, 0)[0]), none)
+
+
+def test_chance_is_that_of_random_orders():
+    split, rng = made(8, photos=12, most=14), np.random.default_rng(0)
+    expected, drawn = chance(locate(split, drawn_scores(split, 0)[0])), []
+    for _ in range(300):
+        whole = rng.random((len(split.boxes), len(split.phrase_photo)))
+        located = locate(split, lambda n, c, whole=whole: whole[split.start[n]:split.start[n + 1]][:, c])
+        found = measures(located, split)
+        drawn.append([found[key] for key in ("r1", "r5", "r10", "rsum", "pointing", "iou")])
+    mean, error = np.mean(drawn, 0), np.std(drawn, 0) / 300 ** 0.5
+    assert (abs(mean - [expected[key] for key in ("r1", "r5", "r10", "rsum", "pointing", "iou")])
+            < 4 * error + 1e-9).all()
+    assert 0 < expected["r1"] < expected["r5"] < expected["r10"] <= expected["upper"] < 100
+    assert expected["upper"] == measures(located, split)["upper"]
+
+
+def test_largest_first_reads_no_phrase():
+    big, small = [0, 0, 9, 9], [12, 12, 15, 15]
+    split = PhraseSplit(["a"], np.array([[20, 20]]), np.array([small, big], np.float32), np.array([0, 2]), ["x", "y"],
+                        np.array([0, 0]), np.array([big, small], float), [("other",)] * 2, np.array([1, 1]))
+    assert largest_first(split)["r1"] == 50 and largest_first(split)["r5"] == 100
+
+
+# ---- two models
+
+def test_the_bootstrap_draws_photos_with_all_their_phrases():
+    split = made(9, photos=60, most=25)
+    a, b = (locate(split, drawn_scores(split, seed)[0]) for seed in (1, 2))
+    counts = totals(a, split)
+    for k in (1, 5, 10):
+        total, count = counts[f"r{k}"]
+        assert total.sum() / count.sum() == pytest.approx(measures(a, split)[f"r{k}"])
+    found = compare([a], [b], split, ("first", "second"), 400)
+    assert found["a"] == "first" and found["seeds"] == [1, 1]
+    for name in ("r1", "r5", "r10", "rsum"):
+        of, gap = found["metrics"][name], measures(b, split)[name] - measures(a, split)[name]
+        assert of["difference"] == pytest.approx(gap) and of["low"] < gap < of["high"]
+    photos, rng, gaps = np.unique(split.phrase_photo), np.random.default_rng(0), []
+    for _ in range(400):
+        chosen = np.concatenate([np.flatnonzero(split.phrase_photo == n) for n in rng.choice(photos, len(photos))])
+        gaps.append(100 * (np.mean(b.right[chosen]) - np.mean(a.right[chosen])))
+    width, slow = (found["metrics"]["r1"][key] for key in ("high", "low")), np.percentile(gaps, [97.5, 2.5])
+    assert list(width) == pytest.approx(slow, abs=0.25 * (slow[0] - slow[1]))
+    same = compare([a], [a], split, ("a", "b"), 100)["metrics"]["r1"]
+    assert (same["difference"], same["low"], same["high"], same["p"]) == (0, 0, 0, 1)
+    assert "1" in report.render(report.comparisons([found]))
+
+
+def test_tables_and_sentences_say_what_bounds_the_results():
+    split = made(10)
+    runs = {name: measures(locate(split, drawn_scores(split, seed)[0]), split) for seed, name in enumerate("ab")}
+    made_tables = tables(runs, {"largest box first": largest_first(split)})
+    for form in report.FORMATS:
+        text = report.render(made_tables, form)
+        for word in ("any box", "largest box first", "proposals in random order", "a: people", "b: more", "macro",
+                     f"{runs['a']['upper']:.1f}"):
+            assert word in text, form
+    rows = {label: cells for label, cells in made_tables[0][2]}
+    assert rows["a"][0] == f"{runs['a']['r1']:.1f}" and rows["a"][4] == f"{runs['a']['upper']:.1f}"
+    said = list(sentences(runs["a"], {"notvisual": 1200, "scene": 0, "no box": 3}))
+    assert f"right box for {runs['a']['upper']:.1f}% of {len(split.phrases)} phrases of " in said[0]
+    assert said[1].endswith(": 1,200 notvisual, 3 no box") and len(list(sentences(runs["a"]))) == 1
