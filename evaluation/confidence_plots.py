@@ -12,13 +12,13 @@ from inputs import Photos
 from metrics import risk_coverage
 
 PICTURES = ("confidence", "confidence_examples")
-SIDES = {"t2i": "text to image", "i2t": "image to text"}
+SIDES = {"t2i": "text to image", "i2t": "image to text", "phrases": "phrases to boxes"}
 LABELS = NAMES | {"posterior_grouped": "posterior, summed over its image's captions",
-                  "stacked": "logistic of all measures"}
-STYLES = {"posterior": ("tab:blue", "-"), "posterior_grouped": ("tab:blue", "-"), "isotonic": ("deepskyblue", "--"),
-          "entropy": ("deepskyblue", "-."), "entropy_each": ("deepskyblue", ":"), "max": ("tab:green", "-"),
-          "margin": ("tab:green", "--"), "std": ("tab:green", "-."), "log_det_query": ("tab:red", "-"),
-          "log_det_answer": ("tab:red", "--"), "trace_query": ("tab:orange", "-"),
+                  "overlap": "posterior, summed over the boxes at its place", "stacked": "logistic of all measures"}
+STYLES = {"posterior": ("tab:blue", "-"), "posterior_grouped": ("tab:blue", "-"), "overlap": ("tab:blue", "-"),
+          "isotonic": ("deepskyblue", "--"), "entropy": ("deepskyblue", "-."), "entropy_each": ("deepskyblue", ":"),
+          "max": ("tab:green", "-"), "margin": ("tab:green", "--"), "std": ("tab:green", "-."),
+          "log_det_query": ("tab:red", "-"), "log_det_answer": ("tab:red", "--"), "trace_query": ("tab:orange", "-"),
           "trace_answer": ("tab:orange", "--"), "stacked": ("tab:purple", "-"),
           "stacked_without_sigma": ("tab:purple", "--")}
 SHOWN = {"the surest right answers": 4, "the surest wrong answers": 3, "around the median": 3, "the least sure": 3}
@@ -35,7 +35,7 @@ def diagrams(results: dict, seen: dict[str, Seen], path: str) -> None:
             draw_risks(of, SIDES[side], right)
             for axis in (left, right):
                 axis.grid(alpha=0.3)
-        figure.subplots_adjust(0.05, 0.07, 0.74, 0.95, wspace=0.18, hspace=0.28)
+        figure.subplots_adjust(0.05, 0.14 / len(seen), 0.74, 1 - 0.1 / len(seen), wspace=0.18, hspace=0.28)
 
 
 def draw_reliability(numbers: dict, title: str, axis) -> None:

@@ -121,6 +121,7 @@ class Cell(NamedTuple):
     frame: str | None = None          # OWN, IN_SET
     badge: str = ""                   # on it: how sure the model is of it
     sure: bool = True                 # whether that is sure enough
+    boxes: tuple = ()                 # on it: ((left, top, right, bottom) as shares of its sides, colour)
 
 
 class Row(NamedTuple):
@@ -162,10 +163,22 @@ def draw_line(axes, heading: str, cells: list[Cell]) -> None:
         axis.axis("off")
     for axis, cell in zip(axes, cells):
         show_photo(axis, cell.photo, cell.frame)
+        if not isinstance(cell.photo, str):
+            draw_boxes(axis, cell.photo.size, cell.boxes)
         above(axis, cell.label, 3, fontsize=8)
         if cell.badge:
             badge(axis, cell.badge, cell.sure)
     above(axes[0], heading, 4 + 72 * LINE * label_lines(cells), fontsize=9, weight="bold")
+
+
+def draw_boxes(axis, size: tuple[int, int], boxes) -> None:
+    """Draw the boxes of a `Cell` on a photo of this width and height. White rims show them on any colour; the rims come
+    first, so that none hides a box."""
+    looks = [("white", 3.5, edges) for edges, _ in boxes] + [(colour, 2, edges) for edges, colour in boxes]
+    for colour, thick, edges in looks:
+        left, top, right, bottom = (share * side - 0.5 for share, side in zip(edges, (*size, *size)))
+        axis.plot([left, right, right, left, left], [top, top, bottom, bottom, top], color=colour, linewidth=thick,
+                  solid_joinstyle="miter", scalex=False, scaley=False)
 
 
 def above(axis, text: str, points: float, **look) -> None:
