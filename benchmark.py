@@ -11,6 +11,7 @@ step        a training step of Gaussians against one of points, and what of it i
 regions     the same of VSRN, SCAN, PVSE and PCME on regions, against the mean of the regions
 batches     reading batches from a mapped feature file against the pace of training
 extraction  features of photos: what of the time is not the network
+phrases     phrase localisation in 200 proposals of each of 1,000 photos, and its confidence; peak memory
 search      exact and approximate search in --size drawn Gaussians: time, recall against exact search, peak memory
 
 A time is the least of `--repeats` rounds. On a busy machine OMP_NUM_THREADS=1 makes the ratios steadier.
@@ -32,16 +33,16 @@ import torch.nn.functional as F
 import cli
 import train
 from cli import Arguments, filename, natural, positive, torch_device, up_to
-from data import Batch, Split, pair_batches
+from data import Batch
 from evaluate import Judgements, assess, parse_args
 from evaluation.annotations import Crisscrossed, Pairs, Ratings, cxc_pairs
 from evaluation.certainty import assess_certainty
+from evaluation.localisation_timing import localisation_times
 from evaluation.subjects import Member, Subject
-from features.timing import extraction_times, race
-from files.memory import MIB, in_fresh_process, peak, resident
+from features.timing import epoch, extraction_times, race, streaming_memory
+from files.memory import in_fresh_process, peak
 from files.reading import holds_keys
 from files.writing import output, save_json
-from inputs import Features, Tokens
 from methods.likelihoods import MLS
 from methods.scan import DIRECTIONS, CrossAttention
 from metrics import retrieval_blocks
@@ -66,13 +67,15 @@ REGION_STEP = ((36, 256), 256)        # features of an image, D
 FILES = {"features": ((20000, 2048), np.float32), "regions": ((2000, 36, 512), np.float16)}
 SUITE = ["--cxc", "--pmrp", "--eccv", "--fold5", "--uncertainty", "--no-control"]
 EXTRACTED = 512, 2                    # photos, processes that read them
+PHRASES = (1000, 200, 14500, 512)     # photos, proposals of each, phrases of all, D: the test of Flickr30k Entities
 CALIBRATED = ((1000, 5000), (5000, 25000))  # images, captions that are calibrated on; the first has a target
 COMPARED = {**SIMILARITIES, "mls": MLS}
 BROADCAST = ("order", "elk", "bhattacharyya")       # similarities that do not separate
 AIMS = {**dict.fromkeys(("kl", "kl_reverse", "mahalanobis", "wasserstein", "csd"), ("product", "loop")),
         "mls": ("mls", "loop")}       # targets of speed, beside the product and beside the loop
 AT_MOST = {"product": 2.5, "mls": 1.6, "minkl": 2.0, "error": 1e-5, "evaluation": 1.5, "memory": 600, "suite": 25,
-           "suite memory": 1229, "confidence": 4.0, "step": 2.2, "attention memory": 150, "extraction": 15, **MOST}
+           "suite memory": 1229, "confidence": 4.0, "step": 2.2, "attention memory": 150, "extraction": 15,
+           "phrases": 10, "phrases memory": 1024, **MOST}
 AT_LEAST = {"loop": 40, "batches": 20, "equal": 1, "original": 8, "attention": 4, **LEAST}
 records: list[dict] = []              # every measurement of this run
 
@@ -365,25 +368,6 @@ def regions(opt, device) -> None:
         line(f"{kind} / mean of regions", best[kind, "step"] / best["mean of regions", "step"], ".1f")
 
 
-def epoch(path: str, seed: int):
-    """A function that streams one epoch of batches, five captions an image, from a feature file; and its captions."""
-    rng, features = np.random.default_rng(seed), Features(path)
-    m = 5 * len(features)
-    length = rng.integers(LENGTHS[0], LENGTHS[1], m, endpoint=True)
-    words = rng.integers(len(SPECIALS), WORDS, length.sum())
-    tokens = Tokens(words, np.cumsum(length) - length, length, np.zeros(m, bool))
-    split, order = Split("train", features, [""] * m, np.arange(m) // 5, path), rng.permutation(m)
-    return lambda: sum(len(batch.lengths) for batch in pair_batches(split, tokens, order, BATCH)), m
-
-
-def streaming_memory(path: str, seed: int) -> list[float]:
-    """MiB by which an epoch makes this process grow: memory of its own, and pages of the mapped file."""
-    stream, fields = epoch(path, seed)[0], ("RssAnon", "RssFile")
-    before = [resident(field) for field in fields]
-    stream()
-    return [(resident(field) - start) / MIB for field, start in zip(fields, before)]
-
-
 def batches(opt, device) -> None:
     print(f"\nbatches: of {BATCH} pairs, five captions per image, in random order, the file cached", flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -391,16 +375,22 @@ def batches(opt, device) -> None:
         for name, (shape, dtype) in FILES.items():
             path[name] = os.path.join(folder, f"{name}.npy")
             np.save(path[name], np.random.default_rng(opt.seed).random(shape, np.float32).astype(dtype))
-            runs[name], count[name] = epoch(path[name], opt.seed)
+            runs[name], count[name] = epoch(path[name], BATCH, LENGTHS, opt.seed)
         best = race(runs, opt.repeats, device)
         pace = BATCH / best["step"]
         line("a training step of points, captions a second", pace, ".0f")
         for name, (shape, dtype) in FILES.items():
-            own, mapped = in_fresh_process(streaming_memory, path[name], opt.seed)
+            own, mapped = in_fresh_process(streaming_memory, path[name], BATCH, LENGTHS, opt.seed)
             line(f"{name} {shape} {np.dtype(dtype)}, captions a second", count[name] / best[name], ".0f")
             line(f"{name}: as many times the pace of training", count[name] / best[name] / pace, ".1f", "batches")
             line(f"{name}: growth of the process in an epoch, MiB of its own", own, ".0f")
             line(f"{name}: pages of it left mapped, MiB of {os.path.getsize(path[name]) >> 20}", mapped, ".0f")
+
+
+def phrases(opt, device) -> None:
+    print("\nphrases: {:,} photos x {:,} proposals, {:,} phrases, D = {:,}, cosine".format(*PHRASES), flush=True)
+    for measured in localisation_times(*PHRASES, min(2, opt.repeats), opt.seed, device):
+        line(*measured)
 
 
 def search(opt, device) -> None:
@@ -415,7 +405,7 @@ def extraction(opt, device) -> None:
 
 
 PARTS = {f.__name__: f for f in (scores, attention, evaluation, suite, confidence, step, regions, batches, extraction,
-                                    search)}
+                                    phrases, search)}
 
 
 def main(argv=None) -> None:

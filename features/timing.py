@@ -1,4 +1,5 @@
-"""How fast features of photos are extracted, and how much of the time is not the network's. benchmark.py shows it."""
+"""How fast features of photos are extracted, how much of the time is not the network's, and how fast feature files are
+read. benchmark.py shows it."""
 import contextlib
 import io
 import math
@@ -11,12 +12,16 @@ import numpy as np
 import torch
 from PIL import Image
 
+from data import Split, pair_batches
 from features.folder import find_photos
 from features.networks import network
 from features.photos import ALL, Extraction
-from inputs import Photos, chunks, eval_transform, image_batches
+from files.memory import MIB, resident
+from inputs import Features, Photos, Tokens, chunks, eval_transform, image_batches
+from text import SPECIALS
 
 SIZE = (500, 375)                     # width and height of a photo, as most of COCO's and Flickr's
+WORDS = 10000                         # in the vocabulary of streamed captions
 BATCH = 8                             # photos per step, as features.extract takes on a CPU
 
 
@@ -79,3 +84,23 @@ def extraction_times(count: int, workers: int, repeats: int, seed: int, device):
     yield f"percent of the time outside the network, {workers} workers", 100 * (1 - best["network"] / best["whole"]), \
         ".1f", "extraction"
     yield "a call that finds nothing to do: milliseconds a photo", 1000 * again / count, ".3f", None
+
+
+def epoch(path: str, batch: int, lengths: tuple[int, int], seed: int):
+    """A function that streams one epoch of batches of so many pairs, five captions an image, from a feature file; and
+    the number of its captions. lengths: words of the shortest and of the longest."""
+    rng, features = np.random.default_rng(seed), Features(path)
+    m = 5 * len(features)
+    length = rng.integers(*lengths, m, endpoint=True)
+    words = rng.integers(len(SPECIALS), WORDS, length.sum())
+    tokens = Tokens(words, np.cumsum(length) - length, length, np.zeros(m, bool))
+    split, order = Split("train", features, [""] * m, np.arange(m) // 5, path), rng.permutation(m)
+    return lambda: sum(len(one.lengths) for one in pair_batches(split, tokens, order, batch)), m
+
+
+def streaming_memory(path: str, batch: int, lengths: tuple[int, int], seed: int) -> list[float]:
+    """MiB by which an epoch makes this process grow: memory of its own, and pages of the mapped file."""
+    stream, fields = epoch(path, batch, lengths, seed)[0], ("RssAnon", "RssFile")
+    before = [resident(field) for field in fields]
+    stream()
+    return [(resident(field) - start) / MIB for field, start in zip(fields, before)]

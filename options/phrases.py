@@ -38,7 +38,8 @@ PHRASE_CONFLICTS = [(lambda o, wrong=wrong: o.localise and wrong(o), sentence) f
     (lambda o: o.negative_iou > o.positive_iou,
      "--negative_iou {negative_iou} lies above --positive_iou {positive_iou}; give a smaller one"))]
 PHRASE_CONFLICTS.append((lambda o: localises(o) and not o.localise,
-                    XX))
+                         "--no-localise: {data_name} has phrases and the regions of their photos, none of which is an "
+                         "image of its own; leave it out"))
 PHRASE_OPTIONS = ("regions box_geometry box_origin positive_iou negative_iou region_negatives",
                   lambda o: o.localise, "phrases in photos (a data set with Annotations/)")
 OF_CAPTIONS = ("use_restval", lambda o: not o.localise, "images and captions")

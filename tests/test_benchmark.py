@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import benchmark
+from evaluation import localisation_timing
 from metrics import retrieval
 from retrieval import timing
 from similarities import SIMILARITIES, Embedding
@@ -14,6 +15,7 @@ from tests import references
 SIZES = {"DIM": 8, "SCORES": (20, 40), "SLICE": 2, "SAMPLE": (6, 8), "ORIGINAL": 2, "ATTENTION": (6, 10, 4),
          "TIMED_CAPTIONS": (4, 2), "BATCH": 6, "FEATURES": 12, "WORDS": 40, "REGION_STEP": ((4, 12), 8),
          "BLOCKS": (8, 5, 3), "EXTRACTED": (6, 1), "ELEMENTS": (64, 128), "CALIBRATED": ((20, 100), (30, 150)),
+         "PHRASES": (30, 6, 90, 8),
          "FILES": {"features": ((10, 12), np.float32), "regions": ((10, 4, 12), np.float16)}}
 
 SEARCH = {"DIM": 8, "LATENT": 6, "CLUSTERS": 5, "LEARNED": 40, "TUNED": 20, "TRIED": 20, "ASKED": (1, 3)}
@@ -29,7 +31,7 @@ def test_every_part_measures(part, monkeypatch, capsys):
     monkeypatch.setattr(benchmark, "records", [])
     for name, value in SEARCH.items():
         monkeypatch.setattr(timing, name, value)
-    for module in (benchmark, timing):
+    for module in (benchmark, timing, localisation_timing):
         monkeypatch.setattr(module, "in_fresh_process", lambda function, *words: function(*words))
     if part == "search":
         pytest.importorskip("faiss", reason="FAISS is an optional package (requirements-search.txt)")

@@ -1,0 +1,77 @@
+"""How long the evaluation of phrase localisation takes beyond the encoding, and its memory. benchmark.py shows it."""
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from evaluation.localisation import PhraseSplit, largest_first, locate, measures
+from evaluation.localisation_confidence import Phrases, report
+from features.timing import race
+from files.memory import MIB, in_fresh_process, resident
+
+SIZE = (500, 375)                     # width and height of a photo, as most of Flickr30k's
+NOISE = 8                             # length of what is added to a proposal's unit vector: R@1 is near 40
+
+
+def drawn(name: str, photos: int, proposals: int, phrases: int, dim: int, seed: int) -> Phrases:
+    """Random boxes and unit vectors of proposals; phrases that are noisy copies of one of their photo's proposals, with
+    its box moved a little as the truth; the cosine."""
+    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    photo = np.sort(rng.integers(photos, size=phrases))
+    named = photo * proposals + rng.integers(proposals, size=phrases)                           # (M,) rows
+    corners = np.sort(rng.integers(0, SIZE, (photos * proposals, 2, 2)), 1)                     # (R, corner, x and y)
+    boxes = corners.reshape(-1, 4).astype(np.float32)
+    truth = boxes[named] + rng.integers(-5, 6, (phrases, 4))
+    truth[:, 2:] = np.maximum(truth[:, :2], truth[:, 2:])
+    kinds = np.array(["people", "clothing", "animals", "other"])[rng.integers(4, size=phrases)]
+    split = PhraseSplit([str(n) for n in range(photos)], np.tile(SIZE, (photos, 1)), boxes,
+                        np.arange(photos + 1) * proposals, ["two words"] * phrases, photo, truth.astype(np.float64),
+                        [(kind,) for kind in kinds], rng.integers(1, 4, phrases))
+    regions = torch.randn(photos * proposals, dim, generator=generator)
+    regions /= regions.norm(dim=1, keepdim=True)                                                # (R, D)
+    words = F.normalize(torch.randn(phrases, dim, generator=generator) * NOISE / dim ** 0.5 + regions[named], dim=1)
+
+    def scores_of(n: int, columns: np.ndarray) -> torch.Tensor:
+        return regions[split.start[n]:split.start[n + 1]] @ words[columns[0]:columns[-1] + 1].T  # (P, m)
+    return Phrases(name, split, scores_of)
+
+
+def evaluated(of: Phrases) -> dict:
+    """All numbers of the tables."""
+    return measures(locate(of.split, of.scores_of), of.split) | {"largest": largest_first(of.split)}
+
+
+def whole_memory(sizes: tuple, seed: int) -> float:
+    """MiB of this process at its peak, the vectors of dev and of test included."""
+    dev, test = (drawn(name, *sizes, seed + k) for k, name in enumerate(("dev", "test")))
+    evaluated(test)
+    report(dev, test)
+    return resident("VmHWM") / MIB
+
+
+def plain_memory(sizes: tuple, seed: int) -> float:
+    """The same of the tables alone."""
+    evaluated(drawn("test", *sizes, seed))
+    return resident("VmHWM") / MIB
+
+
+def localisation_times(photos: int, proposals: int, phrases: int, dim: int, repeats: int, seed: int, device):
+    """Yield (name, value, format, target) of an evaluation with cosines of random vectors, on the CPU."""
+    sizes = (photos, proposals, phrases, dim)
+    dev, test = (drawn(name, *sizes, seed + k) for k, name in enumerate(("dev", "test")))
+
+    def products() -> None:
+        _, low = np.unique(test.split.phrase_photo, return_index=True)
+        for columns in np.split(np.arange(phrases), low[1:]):
+            test.scores_of(int(test.split.phrase_photo[columns[0]]), columns)
+
+    best = race({"products": products, "plain": partial(evaluated, test), "sure": partial(report, dev, test)}, repeats,
+                device)
+    yield "the scores alone, seconds", best["products"], ".2f", None
+    yield "ranks, measures, both baselines, seconds", best["plain"], ".2f", "phrases"
+    yield "confidence, fitted on as many phrases of dev, seconds", best["sure"], ".2f", "phrases"
+    yield "peak memory of the process, vectors included, MiB", in_fresh_process(plain_memory, sizes, seed), ".0f", \
+        "phrases memory"
+    yield "the same with the confidence and the vectors of dev, MiB", in_fresh_process(whole_memory, sizes, seed), \
+        ".0f", None
