@@ -215,13 +215,14 @@ def _photo(root: str, photo: str, origin: int) -> tuple[tuple, list[tuple], Coun
         elif chain in flags:
             dropped[flags[chain]] += 1
         else:
-            raise InputError(f"{sentences}, line {sentence + 1}: '{words}' is of chain {chain}, of which {annotations} "
-                             f"has neither a box nor a flag; {FETCH}, or list the chain with <nobndbox>1</nobndbox>")
+            raise InputError(f"{sentences}, sentence {sentence + 1}: '{words}' is of chain {chain}, of which "
+                             f"{annotations} has neither a box nor a flag; {FETCH}, or list the chain with "
+                             "<nobndbox>1</nobndbox>")
     return size, rows, dropped
 
 
 def _mentions(path: str) -> list[tuple]:
-    """The marked phrases of the sentences of a photo: [(line from 0, chain, types, words)]. Raises InputError."""
+    """The marked phrases of the sentences of a photo: [(sentence from 0, chain, types, words)]. Raises InputError."""
     found, lines = [], [line for line in read_lines(path) if line.strip()]
     if not lines:
         raise InputError(f"{path} holds no sentence; {FETCH}")
@@ -231,7 +232,7 @@ def _mentions(path: str) -> list[tuple]:
         rest = PHRASE.sub("", line)
         if "[" in rest or "/EN#" in rest:
             at = max(rest.find("["), 0)
-            raise InputError(f"{path}, line {k + 1}: the mark of a phrase at '{rest[at:at + 40].strip()}' is not "
+            raise InputError(f"{path}, sentence {k + 1}: the mark of a phrase at '{rest[at:at + 40].strip()}' is not "
                              "whole; a phrase is written [/EN#283585/people A man], and none stands within another")
     return found
 

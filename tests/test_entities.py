@@ -203,8 +203,8 @@ DOG = ["[/EN#7/animals A dog] ."]
     ((DOG, annotation(thing("7", 1, 1, 102, 9))), "the box 0, 0, 101, 8"),
     ((DOG, annotation(thing("7", 1, 1, 9, 82))), "the box 0, 0, 8, 81"),
     ((["A cat .", "[/EN#8/animals A cat] ."], annotation(thing("7", 1, 1, 9, 9))),
-     r"3000\.txt, line 2: 'A cat' is of chain 8, of which .*3000\.xml has neither a box nor a flag; fetch"),
-    ((["[/EN#7/animals A dog"], annotation(thing("7", 1, 1, 2, 2))), r"line 1: the mark of a phrase at '\[/EN#7/anim"),
+     r"3000\.txt, sentence 2: 'A cat' is of chain 8, of which .*3000\.xml has neither a box nor a flag; fetch"),
+    ((["[/EN#7/animals A dog"], annotation(thing("7", 1, 1, 2, 2))), r"sentence 1: the mark of a phrase at '\[/EN#7"),
     ((["[/EN#7/animals A [/EN#8/other big] dog]"], annotation(thing("7 8", 1, 1, 2, 2))), "none stands within another"),
     ((["[/EN#7/animals ] ."], annotation(thing("7", 1, 1, 2, 2))), "is not whole"),
     ((["[/EN#7 A dog] ."], annotation(thing("7", 1, 1, 2, 2))), "is not whole"),
@@ -292,7 +292,7 @@ def test_a_check_tells_everything_and_finds_all_faults(tmp_path, demo_path):
     found = check_entities(root)
     faults = [text for kind, text in found if kind == "fault"]
     for number, message in enumerate((
-            "'1000' twice", "test.txt and .*train.txt both name 1", "1000.txt, line 1: 'A dog' is of chain 7",
+            "'1000' twice", "test.txt and .*train.txt both name 1", "1000.txt, sentence 1: 'A dog' is of chain 7",
             "there is no file .*5000.xml", "train.txt: no phrase of its 1 photos", "no photo .*2000.jpg",
             "there is no file .*val.txt", "4000.xml is not whole XML", "test.txt: no phrase")):
         assert re.search(message, faults[number]), (message, faults)
