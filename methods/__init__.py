@@ -29,6 +29,8 @@ DMSM = ("--loss nll --txt_enc {} --txt_layers 4000-2000-1000-500 --img_layers 20
         "--no-feature_norm --select hbr")
 BRANCHES = "--txt_layers 2048 --img_layers 2048 --layer_style branch --embed_size 512"
 CITE = "--sim cite --loss logistic --txt_layers 1024 --img_layers 1024 --layer_style branch"
+# Beside a mean over pairs: the weights of `jwae` eq. 6 over a batch of 128.
+PER_ITEM = "--recon_images 4e-3 --recon_captions 4e-5 --prior_images 8e-5 --prior_captions 8e-5"
 SIMILARITIES = {"wasserstein": "Wasserstein", "kl": "KL", "minkl": "min KL"}
 SHAPES = {                            # end of the name -> in words, paper, flags
     "": ("ellipsoidal", "pmrl, ucmr", ""),
@@ -97,8 +99,11 @@ METHODS = {
                                  f"--sim product --loss logistic {BRANCHES}", VECTORS),
     "cite": Method("CITE", "Plummer et al. 2018", CITE, VECTORS),
     # CITE's loss is a mean over pairs: the weights of eq. 6, divided by a batch of 128.
-    "jwae_mh_cite": Method("jWAE on CITE", "jwae", f"{CITE} --recon_images 4e-3 --recon_captions 4e-5 "
-                           "--prior_images 8e-5 --prior_captions 8e-5", VECTORS),
+    "jwae_mh_cite": Method("jWAE on CITE", "jwae", f"{CITE} {PER_ITEM}", VECTORS),
+    "jwae_mh_embedding": Method("jWAE-MH on the Embedding Network", "jwae", f"--loss two_branch {BRANCHES} {PER_ITEM}",
+                                VECTORS),
+    "jwae_mh_similarity": Method("jWAE-MH on the Similarity Network", "jwae",
+                                 f"--sim product --loss logistic {BRANCHES} {PER_ITEM}", VECTORS),
 }
 
 

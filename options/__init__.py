@@ -78,5 +78,5 @@ def refuse_unused(opt) -> None:
         given = [] if used(opt) else [name for name, value in usual.items() if getattr(opt, name) != value]
         if given:
             value = getattr(opt, given[0])
-            shown = {True: given[0], False: f"no-{given[0]}"}.get(value, f"{given[0]} {value}")
+            shown = given[0] if value is True else f"no-{given[0]}" if value is False else f"{given[0]} {value}"
             raise InputError(f"--{shown} is for {where}, and has no effect here; leave it out")

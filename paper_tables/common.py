@@ -271,7 +271,8 @@ def gpu_hours(table: Table) -> float:
     """GPU hours of all runs of a table, each counted once per seed. This is an estimate; none of it has been
     measured."""
     hours = 0.0
-    for run in {run for row in table.rows for run in row.runs if run and run.tool == "train.py"}:
+    for run in {replace(run, evaluate="", test="") for row in table.rows for run in row.runs
+                if run and run.tool == "train.py"}:
         for part in (run, *([replace(run.start, data=run.data)] if run.start else [])):
             name, _, kind = part.data.partition(" ")
             epochs = [30, *map(int, re.findall(r"--num_epochs (\d+)", part.train))][-1]

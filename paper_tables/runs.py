@@ -95,7 +95,7 @@ REGIONS = ["--kind", "cnn", "--cnn_type", "resnet152"]                   # the n
 VECTORS = "GoogleNews-vectors-negative300.bin"
 # estimated minutes of an epoch on COCO, for gpu_hours
 MINUTES = {"": 5, " tuned": 5, " cells": 5, " regions": 10, " fc6": 0.5, " halves": 0.5, " halves fc6": 0.5,
-           " phrases": 1}
+           " phrases": 12}
 
 
 def resized(options: str, k: int) -> str:

@@ -64,6 +64,20 @@ REFUSED = """
 --inclusion 1
 --vae 1 --vib 1
 --vib 1
+--localise --loss nll
+--localise --sim wasserstein --inclusion 1
+--localise --img_enc vsrn --captioner 1
+--localise --sim mil --n_embeds 2 --diversity 1
+--localise --mmd 1
+--localise --sim csd --loss match --pseudo_positives 0.1
+--localise --mask_same_image
+--localise --sim scan
+--localise --img_enc vsrn
+--localise --supervised_fraction 0.5
+--localise --select hbr
+--localise
+--no-localise --data_path PHRASES --data_name x
+--localise --data_path PHRASES --data_name x --negative_iou 0.8
 --var_min 20
 --loss infonce --max_violation
 --vse_mean_warmup_epochs 1
@@ -78,9 +92,17 @@ REFUSED = """
 """.strip().splitlines()
 
 
-def refusal(line: str) -> tuple[int, str, str]:
+@pytest.fixture(scope="module")
+def phrases(tmp_path_factory) -> str:
+    """A folder that holds a data set x of phrases in photos."""
+    folder = tmp_path_factory.mktemp("phrases")
+    (folder / "x" / "Annotations").mkdir(parents=True)
+    return str(folder)
+
+
+def refusal(line: str, phrases: str) -> tuple[int, str, str]:
     """The first row that a command line meets, its sentence with the options, and what `resolve` says."""
-    opt = parser().parse_args(line.split())
+    opt = parser().parse_args(line.replace("PHRASES", phrases).split())
     with pytest.raises(InputError) as error:
         resolve(opt)
     row = next((k for k, (wrong, _) in enumerate(CONFLICTS) if wrong(opt)), None)
@@ -89,30 +111,33 @@ def refusal(line: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_a_conflict_is_said_in_its_sentence(line):
-    _, expected, said = refusal(line)
+def test_a_conflict_is_said_in_its_sentence(line, phrases):
+    _, expected, said = refusal(line, phrases)
     assert said == expected and "{" not in said and "; " in said                   # what is wrong; and the fix
 
 
-def test_every_conflict_can_be_met():
-    met = {refusal(line)[0] for line in REFUSED}
+def test_every_conflict_can_be_met(phrases):
+    met = {refusal(line, phrases)[0] for line in REFUSED}
     assert [sentence for k, (_, sentence) in enumerate(CONFLICTS) if k not in met] == []
 
 
 @pytest.mark.parametrize("name, where", [(name, where) for names, _, where in USED_BY for name in names.split()])
-def test_what_has_no_effect_is_refused(name, where):
+def test_what_has_no_effect_is_refused(name, where, phrases):
     """An option of USED_BY is refused by name where nothing makes use of it; some need another option for that."""
     action = next(action for action in parser()._actions if action.dest == name)
     other = {"lambda_lse": ["--sim", "scan", "--agg_func", "Mean"], "no_imgnorm": ["--sim", "mil"],
              "mask_same_image": ["--loss", "mse"], "layer_style": [], "num_layers": ["--txt_enc", "mean"],
              "margin": ["--loss", "infonce"], "txt_fc": ["--txt_enc", "mean"],
              "lr_update": ["--schedule", "cosine"],
+             "use_restval": ["--data_path", phrases, "--data_name", "x"],
              "var_layers": "--loss probvlm --freeze_means --init_from RUN".split() * ("other" in where)}.get(name, [])
     value = next((choice for choice in action.choices or () if choice != defaults()[name]), None)
-    value = {"layer_style": "branch", "word_dropout": "0.5", "label_smoothing": "0.5"}.get(name, value or "3")
-    words = [f"--{name}"] + [str(value)] * (action.nargs != 0 and not isinstance(defaults()[name], bool))
+    value = {"layer_style": "branch", "word_dropout": "0.5", "label_smoothing": "0.5", "positive_iou": "0.5",
+             "negative_iou": "0.5"}.get(name, "3" if value is None else value)
+    words = [f"--{'no-' * (name == 'box_geometry')}{name}"]
+    words += [str(value)] * (action.nargs != 0 and not isinstance(defaults()[name], bool))
     opt = parser().parse_args([*other, *words])
     if name in ("finetune", "cnn_weights", "cnn_type", "crop_size"):                # photos are seen when data are read
         opt.img_dim = 9
-    with pytest.raises(InputError, match=f"--{name}.* is for .*no effect here; leave it out"):
+    with pytest.raises(InputError, match=f"--(no-)?{name}.* is for .*no effect here; leave it out"):
         resolve(opt)
