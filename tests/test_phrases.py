@@ -1,0 +1,369 @@
+"""Phrases and the regions of their photos: what is read, which pairs are labelled, that train.py and evaluate.py go
+through with them, and what is refused."""
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import data
+import evaluate
+import search
+import train
+from checkpoints import load_checkpoint, load_model
+from cli import InputError
+from data import phrase_batches, read_split
+from evaluation.phrases import PhraseScores, rsum_by_chance, validate_phrases
+from features import proposals
+from features.extract import main as extract
+from files.entities import read_entities
+from files.proposals import read_proposals
+from readers.phrases import Labels, PhraseFetcher, Regions, geometry_of, learnable
+from tests.helpers import log_of, refused, same_weights
+
+SMALL = ["--data_name", "demo_entities", "--embed_size", "24", "--word_dim", "12", "--num_epochs", "4", "--batch_size",
+         "48", "--vocab_threshold", "1", "--device", "cpu", "--workers", "0", "--learning_rate", "0.005"]
+WIDTH = 12                            # of the made-up features
+
+
+def slow_iou(a, b) -> float:
+    """Of two boxes x1, y1, x2, y2 in a photo of 128 x 128 whose corners are pixels that they hold, by counting them."""
+    one, other = np.zeros((2, 128, 128), bool)
+    for mask, (x1, y1, x2, y2) in ((one, a), (other, b)):
+        mask[int(y1):int(y2) + 1, int(x1):int(x2) + 1] = True
+    return (one & other).sum() / (one | other).sum()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory, demo_path) -> str:
+    """A data path with the demo's phrases, proposals near their boxes and anywhere, and features that tell which kinds
+    of words fit a box."""
+    path = tmp_path_factory.mktemp("phrases")
+    folder = path / "demo_entities"
+    shutil.copytree(os.path.join(demo_path, "demo_entities"), folder)
+    given = {}
+    for split in ("train", "val", "test"):
+        entities, rng = read_entities(str(folder), split), np.random.default_rng(len(split))
+        for n, photo in enumerate(entities.ids):
+            truth = entities.truth[entities.phrase_photo == n]
+            moved = np.concatenate([truth + rng.integers(-jump, jump + 1, truth.shape) for jump in (1, 6)])
+            corner = rng.integers(0, 100, (10, 2))
+            boxes = np.clip(np.concatenate([moved, np.hstack([corner, corner + rng.integers(8, 60, (10, 2))])]), 0, 127)
+            given[photo] = [[*map(int, (x1, y1, max(x2, x1), max(y2, y1)))] for x1, y1, x2, y2 in boxes]
+    (path / "boxes.json").write_text(json.dumps(given))
+    write(str(path), str(path / "boxes.json"))
+    for split in ("train", "val", "test"):
+        write_features(str(folder), split)
+    return str(path)
+
+
+def write(path: str, boxes: str, *words) -> None:
+    with pytest.raises(SystemExit) as stop:
+        proposals.main(["--data_path", path, "--data_name", "demo_entities", "--from", boxes, "--workers", "0", "--name",
+                        "edgeboxes200", *words])
+    assert stop.value.code == 0
+
+
+def write_features(folder: str, split: str) -> None:
+    """What fits a box: sums of codes of the words of the phrases that it overlaps by half, and a little noise."""
+    entities = read_entities(folder, split)
+    found, rng = read_proposals(folder, split, "edgeboxes200", entities), np.random.default_rng(0)
+    codes = {word: np.random.default_rng(sum(map(ord, word))).standard_normal(WIDTH)
+             for phrase in entities.phrases for word in phrase.lower().split()}
+    rows = 0.2 * rng.standard_normal((len(found.boxes), WIDTH))
+    for m, n in enumerate(entities.phrase_photo):
+        for row in range(found.start[n], found.start[n + 1]):
+            if slow_iou(found.boxes[row], entities.truth[m]) >= 0.5:
+                rows[row] += sum(codes[word] for word in entities.phrases[m].lower().split())
+    np.save(os.path.join(folder, f"{split}_edgeboxes200_ims.npy"), rows.astype(np.float16))
+    with open(os.path.join(folder, f"{split}_edgeboxes200_ims.json"), "w") as f:
+        json.dump({"extractor": "made up", "boxes_sha256": found.facts["boxes_sha256"]}, f)
+
+
+@pytest.fixture
+def own(root, tmp_path) -> str:
+    """A copy of it to change."""
+    shutil.copytree(os.path.join(root, "demo_entities"), tmp_path / "demo_entities")
+    return str(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def run(root, tmp_path_factory):
+    """run(*words): the folder of a run on it, trained once."""
+    made = {}
+
+    def call(*words) -> str:
+        if words not in made:
+            made[words] = str(tmp_path_factory.mktemp("run") / "run")
+            assert train.train(train.parse_args([*SMALL, "--data_path", root, *words, "--logger_name",
+                                                 made[words]])) == 0
+        return made[words]
+    return call
+
+
+def report(capsys, *words) -> tuple[dict, str]:
+    """What evaluate.py writes and prints."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        evaluate.main([*map(str, words), "--device", "cpu"])
+    said = capsys.readouterr()
+    assert stop.value.code == 0, said.err
+    written = next(line.removeprefix("written to ") for line in said.out.splitlines() if line.startswith("written to"))
+    return json.loads(open(written).read()), said.out
+
+
+# ---- what is read
+
+def test_a_split_is_phrases_and_the_regions_of_their_photos(root):
+    split = read_split(root, "demo_entities", "dev")
+    assert split.name == "val" and split.captions == split.entities.phrases and len(split.images) == len(split.boxes)
+    for m in range(0, len(split.captions), 7):
+        n = split.phrase_photo[m]
+        rows = range(split.start[n], split.start[n + 1])
+        overlaps = [slow_iou(split.boxes[row], split.truth[m]) for row in rows]
+        assert split.caption_image[m] in rows
+        assert overlaps[split.caption_image[m] - split.start[n]] == max(overlaps)
+        np.testing.assert_allclose(split.overlap(n)[:, list(split.columns(n)).index(m)], overlaps)
+    for n in range(len(split.ids)):
+        assert split.columns(n).tolist() == [m for m in range(len(split.captions)) if split.phrase_photo[m] == n]
+
+
+def test_geometry_is_five_shares_of_the_photo(root):
+    boxes, sizes = np.array([[0, 0, 99, 49], [10, 5, 10, 5]], np.float32), np.array([[100, 50], [100, 50]])
+    np.testing.assert_allclose(geometry_of(boxes, sizes), [[0, 0, 1, 1, 1], [0.1, 0.1, 0.11, 0.12, 2e-4]], rtol=1e-6)
+    with_it = read_split(root, "demo_entities", "test")
+    without = read_split(root, "demo_entities", "test", regions=Regions(geometry=False))
+    assert (with_it.images.dim, without.images.dim) == (WIDTH + 5, WIDTH)
+    rows = np.array([3, 0, len(with_it.boxes) - 1])
+    gathered = with_it.images.gather(rows)
+    assert torch.equal(gathered[:, :WIDTH], without.images.gather(rows)) and gathered.shape == (3, WIDTH + 5)
+    x1, y1, x2, y2 = with_it.boxes[0] / 128                                         # the demo's photos are 128 x 128
+    np.testing.assert_allclose(gathered[1, WIDTH:WIDTH + 4], [x1, y1, x2 + 1 / 128, y2 + 1 / 128], rtol=1e-6)
+
+
+# ---- what is learned from
+
+def labels_by_loop(split, photos, rows, columns, labels: Labels) -> np.ndarray:
+    found = np.zeros((len(rows), len(columns)), int)
+    owner = np.searchsorted(split.start, rows, side="right") - 1
+    for i, row in enumerate(rows):
+        for j, m in enumerate(columns):
+            if owner[i] == split.phrase_photo[m]:
+                overlap = slow_iou(split.boxes[row], split.truth[m])
+                found[i, j] = (overlap >= labels.positive) - (overlap < labels.negative)
+    return found
+
+
+@pytest.mark.parametrize("labels", [Labels(), Labels(0.6, 0.4, 5), Labels(1.0, 0.3, 1)])
+def test_labels_are_those_of_a_loop(root, labels):
+    split = read_split(root, "demo_entities", "train")
+    tokens = split.encode(data.Vocabulary.build(split.words))
+    phrases = learnable(split, labels.positive)
+    photos = np.unique(split.phrase_photo[phrases])[:6]
+    seen = set()
+    for batch in phrase_batches(split, tokens, photos, 2, labels, seed=(0, 3)):
+        rows, columns = batch.image_index.numpy(), batch.caption_index.numpy()
+        np.testing.assert_array_equal(batch.labels, labels_by_loop(split, photos, rows, columns, labels))
+        assert len(set(rows)) == len(rows) and (batch.labels == 1).any(0).all()     # every phrase has one that fits
+        assert torch.equal(batch.images, split.images.gather(rows))
+        assert torch.equal(batch.tokens, tokens.batch(columns)[0])
+        for n in np.unique(split.phrase_photo[columns]):
+            mine = int((split.phrase_photo[columns] == n).sum())
+            drawn = int(((split.start[n] <= rows) & (rows < split.start[n + 1])).sum())
+            assert drawn <= mine * (1 + labels.drawn)
+        seen |= set(columns.tolist())
+    assert seen == {m for m in phrases if split.phrase_photo[m] in photos}
+    best = {m: max(slow_iou(box, split.truth[m]) for box in split.boxes[split.start[n]:split.start[n + 1]])
+            for m, n in enumerate(split.phrase_photo) if n in photos}
+    assert seen == {m for m, overlap in best.items() if overlap >= labels.positive}
+
+
+def test_what_is_drawn_depends_on_the_seed_and_the_photo_alone(root):
+    split = read_split(root, "demo_entities", "train")
+    tokens = split.encode(data.Vocabulary.build(split.words))
+    here, again, other = (PhraseFetcher(split, tokens, Labels(), seed) for seed in ((0, 1), (0, 1), (0, 2)))
+    one = here.draw(4)
+    here.draw(5)
+    assert all(np.array_equal(a, b) for a, b in zip(one, again.draw(4)))
+    assert any(not np.array_equal(one[0], other.draw(n)[0]) for n in (4,))
+    drawn = {row for seed in range(40) for row in PhraseFetcher(split, tokens, Labels(), (seed, 0)).draw(4)[0].tolist()}
+    assert len(drawn) > 2 * len(one[0])                     # over epochs many regions are seen
+
+
+def test_phrases_that_no_proposal_fits(root, capsys, monkeypatch):
+    monkeypatch.setattr("runs.learnable", lambda split, positive: np.arange(0))
+    refused(capsys, train.main, [*SMALL, "--data_path", root, "--positive_iou", "0.99", "--dry_run"],
+            "no proposal of edgeboxes200_ims overlaps a phrase of demo_entities by --positive_iou 0.99")
+
+
+# ---- training and evaluation
+
+KINDS = [("--max_violation",), ("--sim", "csd", "--loss", "match", "--var_min", "1e-5", "--logvar_init", "-6"),
+         ("--method", "embedding_network", "--txt_enc", "mean", "--txt_layers", "16", "--img_layers", "16")]
+
+
+@pytest.mark.parametrize("words", KINDS)
+def test_a_run_learns_which_region_is_meant(root, run, words, capsys):
+    folder = run(*words)
+    lines = log_of(folder, lambda line: line["kind"] == "validation")
+    chance = rsum_by_chance(read_split(root, "demo_entities", "dev"))
+    assert lines[-1]["rsum"] > 1.5 * chance and lines[-1]["r1"] > 30
+    results, said = report(capsys, "--checkpoint", folder)
+    of = results["localisation"]
+    assert of["r1"] > 2 * of["chance"]["r1"] and of["r1"] <= of["r5"] <= of["r10"] <= of["upper"]
+    assert results["proposals"]["count"] == 200 and results["baselines"]["largest"]["r1"] < of["r1"]
+    assert results["proposals"]["method"] in said and "no ranking can be right more often" in said
+
+
+def test_scores_are_the_models_own_photo_by_photo(root, run, monkeypatch):
+    """However many photos are encoded at a time, and of two models the mean."""
+    folder = run(*KINDS[0])
+    split = read_split(root, "demo_entities", "test")
+    model, vocab, _ = load_model(load_checkpoint(folder), folder)
+    model.eval()
+    tokens = split.encode(vocab)
+    whole = PhraseScores([model, model], [tokens, tokens], split, "cpu")
+    monkeypatch.setattr("evaluation.phrases.REGIONS", 1)
+    for n in range(4):
+        columns = split.columns(n)
+        rows = np.arange(split.start[n], split.start[n + 1])
+        with torch.no_grad():
+            regions, phrases = split.images.gather(rows), tokens.batch(columns)
+            expected = model.similarity(model.embed_images(regions), model.embed_captions(*phrases))
+        np.testing.assert_allclose(whole(n, columns), expected, atol=1e-5)
+    result = validate_phrases(model, split, tokens, "cpu")
+    assert set(result["alike"]) == {"regions", "phrases"} and all(-1 <= x <= 1 for x in result["alike"].values())
+
+
+def test_a_stopped_run_ends_as_the_unbroken_one(root, run, tmp_path, monkeypatch):
+    step, seen = train.train_step, []
+
+    def stops(*args):
+        seen.append(1)
+        if len(seen) == 5:
+            os.kill(os.getpid(), 15)
+        return step(*args)
+    monkeypatch.setattr(train, "train_step", stops)
+    words = [*SMALL, "--data_path", root, *KINDS[0], "--logger_name", str(tmp_path / "run")]
+    assert train.train(train.parse_args(words)) == 143
+    monkeypatch.setattr(train, "train_step", step)
+    assert train.train(train.parse_args(["--resume", str(tmp_path / "run")])) == 0
+    assert same_weights(tmp_path / "run", run(*KINDS[0]))
+
+
+def test_confidence_pictures_ensembles_and_comparison(run, capsys, tmp_path, monkeypatch):
+    folder, gaussian = run(*KINDS[0]), run(*KINDS[1])
+    results, said = report(capsys, "--checkpoint", gaussian, "--confidence")
+    found = results["confidence"]["phrases"]
+    assert "log_det_query" in found and 0 <= found["overlap"]["auroc"] <= 1 and results["calibration"]["phrases"]
+    assert "log_det" in results["ambiguity"] and "calibrated on" in said
+    for name in ("confidence.png", "confidence_examples.png"):
+        assert os.path.getsize(os.path.join(gaussian, name)) > 10_000
+    again, _ = report(capsys, "--checkpoint", gaussian, "--confidence")             # its own files may be replaced
+    assert again == results
+    both, said = report(capsys, "--checkpoint", folder, gaussian, "--output", tmp_path / "both.json")
+    assert "mean of the scores of 2 models" in said
+    assert both["localisation"]["phrases"] == results["localisation"]["phrases"]
+    monkeypatch.chdir(tmp_path)
+    compared, said = report(capsys, "--compare", folder, gaussian)
+    r1 = compared["comparisons"][0]["metrics"]["r1"]
+    assert r1["a"] == pytest.approx(compared["runs"][folder]["localisation"]["r1"]) and "95% interval" in said
+    assert r1["difference"] == pytest.approx(r1["b"] - r1["a"]) and r1["low"] <= r1["difference"] <= r1["high"]
+
+
+def test_other_proposals_are_judged_by_name(root, run, capsys):
+    folder, source = run(*KINDS[0]), os.path.join(root, "demo_entities")
+    for ending in ("json", "npz"):
+        shutil.copy(os.path.join(source, f"test_edgeboxes200.{ending}"), os.path.join(source, f"test_mine.{ending}"))
+    for ending in ("json", "npy"):
+        shutil.copy(os.path.join(source, f"test_edgeboxes200_ims.{ending}"),
+                    os.path.join(source, f"test_mine_ims.{ending}"))
+    usual, _ = report(capsys, "--checkpoint", folder)
+    mine, said = report(capsys, "--checkpoint", folder, "--regions", "mine_ims")
+    assert mine["localisation"] == usual["localisation"] and "results_mine_ims.json" in said
+
+
+def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys, tmp_path):
+    words = sorted({word for phrase in read_split(root, "demo_entities", "train").words for word in phrase})
+    with open(tmp_path / "words.txt", "w") as f:
+        f.writelines(f"{word} {' '.join(f'{x:.4f}' for x in np.random.default_rng(k).standard_normal(8))}\n"
+                     for k, word in enumerate(words))
+    with pytest.raises(SystemExit) as stop:
+        extract(["captions", "--data_path", root, "--data_name", "demo_entities", "--name", "mean", "--word_vectors",
+                 str(tmp_path / "words.txt")])
+    assert not stop.value.code
+    split = read_split(root, "demo_entities", "test", text_features="mean")
+    assert len(split.text) == len(split.phrases) and split.extractors["mean"].startswith("mean")
+    results, _ = report(capsys, "--checkpoint", run("--method", "cite", "--cite_layers", "16-8", "--img_layers", "16",
+                                                    "--txt_layers", "16", "--text_features", "mean"))
+    assert results["similarity"] == "cite" and results["localisation"]["r1"] > results["localisation"]["chance"]["r1"]
+
+
+# ---- what is refused
+
+@pytest.mark.parametrize("words, message", [
+    (["--fold5"], "--fold5 is for images and captions, and .* was trained on phrases"),
+    (["--sim", "cosine"], "--sim is for images and captions"),
+    (["--data_name", "demo_precomp"], "is no folder|there is no folder|holds none"),
+    (["--regions", "none_ims"], "has no proposals test_none.npz .but test_edgeboxes200.npz"),
+    (["--export", "x.npz"], "--export is for images and captions")])
+def test_what_evaluate_refuses(run, capsys, words, message):
+    refused(capsys, evaluate.main, ["--checkpoint", run(*KINDS[0]), "--device", "cpu", *words], message)
+
+
+def test_search_refuses_a_run_on_phrases(run, root, tmp_path, capsys):
+    refused(capsys, search.main, ["index", "--checkpoint", run(*KINDS[0]), "--data_path", root, "--images",
+                                  "demo_entities", "--output", tmp_path / "index"], "was trained on phrases")
+
+
+def test_regions_are_for_phrases_only(demo_path, small_run, capsys):
+    refused(capsys, evaluate.main, ["--checkpoint", small_run(), "--regions", "x_y"],
+            "--regions x_y is for runs on phrases")
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda path: os.remove(f"{path}/train_edgeboxes200.npz"), "has no proposals train_edgeboxes200.npz"),
+    (lambda path: os.remove(f"{path}/train_edgeboxes200_ims.npy"), "train_edgeboxes200_ims.npy"),
+    (lambda path: np.save(f"{path}/train_edgeboxes200_ims.npy", np.zeros((3, 4), np.float16)), "3 rows|rows"),
+    (lambda path: append(f"{path}/Sentences/{first(path)}.txt", "[/EN#9/people a man\n"), "line|closed|sentence")])
+def test_what_train_refuses(own, capsys, change, message):
+    change(os.path.join(own, "demo_entities"))
+    refused(capsys, train.main, [*SMALL, "--data_path", own, "--dry_run"], message)
+
+
+def first(path: str) -> str:
+    with open(os.path.join(path, "train.txt")) as f:
+        return f.readline().strip()
+
+
+def append(path: str, text: str) -> None:
+    with open(path, "a") as f:
+        f.write(text)
+
+
+def test_features_of_other_phrases_are_refused(own):
+    folder = os.path.join(own, "demo_entities")
+    split = read_split(own, "demo_entities", "test")
+    np.save(os.path.join(folder, "test_mine.npy"), np.ones((len(split.phrases), 4), np.float32))
+    assert read_split(own, "demo_entities", "test", text_features="mine").text.dim == 4
+    with open(os.path.join(folder, "test_mine.json"), "w") as f:
+        json.dump({"captions_sha256": "of others"}, f)
+    with pytest.raises(InputError, match="extracted from other phrases"):
+        read_split(own, "demo_entities", "test", text_features="mine")
+    np.save(os.path.join(folder, "test_mine.npy"), np.ones((3, 4), np.float32))
+    with pytest.raises(InputError, match="for .* phrases; give one row a phrase"):
+        read_split(own, "demo_entities", "test", text_features="mine")
+
+
+def test_the_check_of_a_folder(own, capsys):
+    assert data.check(own, "demo_entities") == 0
+    said = capsys.readouterr().out
+    assert "proposals" in said and "phrases" in said and said.rstrip().endswith("0 faults")
+    with open(os.path.join(own, "demo_entities", "test_edgeboxes200_ims.npy"), "r+b") as f:
+        f.seek(-2, os.SEEK_END)
+        f.write(np.float16(np.nan).tobytes())
+    os.remove(os.path.join(own, "demo_entities", "val_edgeboxes200.json"))
+    assert data.check(own, "demo_entities") == 2
+    assert "NaN or infinity" in capsys.readouterr().out
