@@ -17,6 +17,7 @@ from evaluation.confidence import FITTED, Fitted, Seen, percent
 from evaluation.localisation import RIGHT, Located, PhraseSplit, ScoresOf, locate, photo_by_photo
 from metrics import sampled_spearman, spearman
 
+FEWEST = 4                            # photos with a known number of things that fit, for a correlation
 SIDE = "phrases"                      # the name of this direction in results and pictures
 NAMES = {"overlap": "posterior of all boxes at its place", "posterior": "posterior of the first box",
          "isotonic": "overlap through an isotonic map", "entropy": "-entropy of the posterior",
@@ -123,7 +124,8 @@ def report(dev: Phrases | None, test: Phrases) -> tuple[Certainty, Located]:
     chosen = asked(located)
     results, made = {"confidence": {SIDE: found}}, confidence.tables({SIDE: found}, NAMES)
     lines = list(sentences(found, fitted, dev, test, located, values))
-    if test.fitting is not None:
+    known = None if test.fitting is None else chosen[~np.isnan(np.asarray(test.fitting, float)[chosen])]
+    if known is not None and len(np.unique(test.split.phrase_photo[known])) >= FEWEST:
         results["ambiguity"] = of_fitting(test, chosen, values)
         made += ambiguity.tables({"fitting": {SIDE: results["ambiguity"][SIDE]}}, NAMES)
         lines += fitting_sentences(results["ambiguity"])
@@ -157,8 +159,11 @@ def of_fitting(of: Phrases, chosen: np.ndarray, values: dict[str, np.ndarray]) -
 
 def fitting_sentences(results: dict):
     """What `of_fitting` found of log det Sigma."""
-    if "log_det" in results:
-        of = results["log_det"]
+    of = results.get("log_det")
+    if of and np.isnan(of["spearman"]):
+        yield ("log det Sigma of the phrase and the number of things that its words fit: no correlation is defined, as "
+               "one of the two is the same for all phrases of a sample of photos")
+    elif of:
         verdict = ("wider where more things fit" if of["low"] > 0 else "narrower where more things fit"
                    if of["high"] < 0 else "no wider and no narrower beyond chance where more things fit")
         yield (f"log det Sigma of the phrase and the number of things that its words fit: Spearman's rho "

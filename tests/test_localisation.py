@@ -140,6 +140,14 @@ def test_ties_and_edges_by_hand():
     assert one([], right, []).first == -1
 
 
+def test_the_margin_is_to_another_place():
+    here, near, there = [0, 0, 9, 9], [0, 0, 9, 8], [10, 10, 19, 19]
+    assert one([here, near, there], here, [3, 2, 0.5]).confidences["margin"] == 2.5
+    assert one([here, near], here, [3, 2]).confidences["margin"] == 1       # no other place: to the lowest score
+    found = one([here, near, there], here, [3, 2, 1], temperature=1.0).confidences
+    assert found["overlap"] == pytest.approx((np.exp(3) + np.exp(2)) / np.exp([3, 2, 1]).sum())
+
+
 def test_centres_on_the_edge_are_inside():
     boxes, truth = np.array([[0, 0, 8, 8], [0, 0, 9, 8], [4, 0, 4, 0]]), np.array([[4., 4, 9, 9], [0, 0, 4, 4]])
     assert centres_within(boxes, truth).tolist() == [[True, True, False], [True, False, True]]

@@ -178,6 +178,11 @@ def test_phrases_whose_fitting_is_unknown_are_left_out():
     assert of["pairs"] == (len(fitting) + 1) // 2
     known = ~np.isnan(fitting)
     assert of["rho"] == pytest.approx(spearman(test.phrase_log_det[known], fitting[known]))
+    few = np.where(test.split.phrase_photo <= test.split.phrase_photo[0], fitting, np.nan)
+    for nothing in (few, np.full(len(fitting), np.nan)):
+        assert "ambiguity" not in report(dev, test._replace(fitting=nothing))[0].results
+    sure = report(dev, test._replace(fitting=np.ones(len(fitting))))[0]
+    assert "no correlation is defined" in sure.lines[-1]
 
 
 def test_what_cannot_be_calibrated_is_refused_in_a_sentence():
