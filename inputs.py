@@ -207,8 +207,8 @@ def train_transform(crop_size: int):
     return _transform(lambda t: [t.RandomResizedCrop(crop_size), t.RandomHorizontalFlip()])
 
 
-def whole_transform():
-    return _transform(lambda t: [t.Resize((224, 224))])                             # the whole photo, out of shape
+def whole_transform(side: int = 224):
+    return _transform(lambda t: [t.Resize((side, side))])                           # the whole photo, out of shape
 
 
 def _transform(first):

@@ -294,21 +294,26 @@ def filters():
             stream.randint(-2, 3, (3, FILTERS[4])).astype(np.float32))
 
 
+def responses(pixels):
+    """The response to each filter, at least 0, around each cell: (n, 128, 128, 3) uint8 -> one array (n, h, h, filters)
+    float32 per kind of filter. h is 64 for textures and 32 for the others."""
+    hues, coarse, fine, texture, colour = input_maps(pixels)
+    hue_f, fine_f, coarse_f, texture_f, colour_f = filters()
+    by_hue = np.concatenate([windows(hues[..., i], 5) @ hue_f for i in range(hues.shape[-1])], -1)
+    found = (by_hue, windows(fine, 11, stride=2) @ fine_f, windows(coarse, 10) @ coarse_f,
+             windows(texture, 6, stride=2) @ texture_f, colour.astype(np.float32) @ colour_f)
+    return [np.maximum(response, 0) / np.float32(scale) for response, scale in zip(found, SCALES, strict=True)]
+
+
 def region_features(pixels):
     """The strongest response to each filter, at least 0, in each of 6 x 6 cells, row by row.
 
     (n, 128, 128, 3) uint8 -> (n, 36, 192) float32.
     """
-    hues, coarse, fine, texture, colour = input_maps(pixels)
-    hue_f, fine_f, coarse_f, texture_f, colour_f = filters()
-    by_hue = np.concatenate([windows(hues[..., i], 5) @ hue_f for i in range(hues.shape[-1])], -1)
-    responses = (by_hue, windows(fine, 11, stride=2) @ fine_f, windows(coarse, 10) @ coarse_f,
-                 windows(texture, 6, stride=2) @ texture_f, colour.astype(np.float32) @ colour_f)
     cells = []
-    for response, scale in zip(responses, SCALES, strict=True):              # (n, h, h, filters of this kind)
+    for response in responses(pixels):                                       # (n, h, h, filters of this kind)
         starts = np.arange(GRID) * response.shape[1] // GRID
-        strongest = np.maximum.reduceat(np.maximum.reduceat(response, starts, axis=1), starts, axis=2)
-        cells.append(np.maximum(strongest, 0) / np.float32(scale))
+        cells.append(np.maximum.reduceat(np.maximum.reduceat(response, starts, axis=1), starts, axis=2))
     return np.concatenate(cells, -1).reshape(len(pixels), GRID ** 2, -1)
 
 

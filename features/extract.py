@@ -1,4 +1,4 @@
-"""Write features of photos or captions, by networks or word vectors, as files that data sets are read from.
+"""Write features of photos, boxes or captions, by networks or word vectors, as files that data sets are read from.
 
     python -m features.extract images --photos ~/Pictures --cnn_type efficientnet_lite0 --output_name mine
     python -m features.extract images --data_name coco --cnn_type vgg19 --layer fc7 --output_name coco_vgg_precomp
@@ -7,6 +7,7 @@
     python -m features.extract captions --data_name f30k_vgg_precomp --fitted data/coco_vgg_precomp/hglmm_model.npz \\
         --word_vectors FILE
     python -m features.extract captions --data_name coco_vgg_precomp --kind minilm
+    python -m features.extract regions --data_name f30k_entities --proposals edgeboxes200 --cnn_type vgg19 --layer fc6
     python -m features.extract images --data_name coco --kind open_clip --model ViT-B-32 --weights FILE \\
         --output_name coco_clip_precomp
 
@@ -18,6 +19,8 @@ only the photos that are new or have changed. --grid and --boxes give regions in
 `captions` adds {split}_{name}.npy, (M, F) float32, one row per caption. features.json beside them says in one line what
 made each file, with checksums, because a model fits only features of its own extractor. A mixture, PCA or idf fitted on
 the training captions goes to {name}_model.npz; --fitted takes it for another data set.
+
+`regions` writes features of box proposals (regions.py), one row a box, for the localisation of phrases.
 """
 if __name__ == "__main__":
     import cli
@@ -36,7 +39,7 @@ from cli import Arguments, InputError, data_set, filename, positive, torch_devic
 from data import Split, read_split
 from encoders import CNNS
 from features import folder as own_photos
-from features import networks
+from features import networks, regions
 from features.boxes import PhotoBoxes
 from features.captions import FITTING, KINDS, build_features
 from features.hglmm import load_arrays
@@ -251,10 +254,12 @@ def clip_arguments(p: Arguments, weights: str) -> None:
 
 
 def arguments(what: str) -> Arguments:
-    """The options of the command `what`, "images" or "captions"."""
-    p = Arguments(f"Write features of {what}.")
+    """The options of the command `what`: "images", "captions" or "regions"."""
+    p = Arguments(f"Write features of {'box proposals' if what == 'regions' else what}.")
     p.prog += f" {what}"
     p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    if what == "regions":
+        return regions.arguments(p)
     if what == "images":
         p.add_argument("--photos", type=filename, metavar="FOLDER",
                        help="take all photos below this folder of yours, in place of those of a data set")
@@ -316,10 +321,10 @@ def arguments(what: str) -> Arguments:
 
 def main(argv=None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
-    kinds = {"images": extract_images, "captions": extract_captions}
+    kinds = {"images": extract_images, "captions": extract_captions, "regions": regions.extract_regions}
     if argv[:1] not in [[kind] for kind in kinds]:
-        p = Arguments("Write features of photos or of captions; `features.extract images --help` and `captions --help` "
-                      "say more.")
+        p = Arguments("Write features of photos, of captions or of box proposals; `features.extract images --help`, "
+                      "`captions --help` and `regions --help` say more.")
         p.add_argument("what", choices=kinds, help="what to write features of")
         p.parse_args(argv[:1])
     cli.run("features.extract", kinds[argv[0]], arguments(argv[0]).parse_args(argv[1:]))

@@ -3,6 +3,7 @@
 A network has `regions` (None: one vector per photo) and `dim`. It maps photos as its transform prepares them, stacked,
 to (B, dim) or (B, regions, dim).
 """
+import math
 import os
 
 import numpy as np
@@ -44,14 +45,41 @@ class Grid(nn.Module):
         return F.adaptive_avg_pool2d(map_of(self.cnn(photos)), self.side).flatten(2).transpose(1, 2)
 
 
+def axis_weights(first: Tensor, last: Tensor, cells: int, bins: int) -> Tensor:
+    """How much each cell of a map counts in bins of boxes along one axis: (P,), (P,) -> (P, bins, cells), sums 1.
+
+    first, last: where the boxes begin and end, shares of the photo, 0 to 1. A bin is the mean of points, the centres of
+    equal parts of it, bilinear between the centres of cells. There are at least as many points in a box as the map has
+    cells, so that no box skips one.
+    """
+    points = bins * -(-max(SIDE, cells) // bins)
+    place = (torch.arange(points, device=first.device) + 0.5) / points
+    at = (first[:, None] + (last - first)[:, None] * place) * cells - 0.5                       # (P, points)
+    near = at.clamp(0, cells - 1)[..., None] - torch.arange(cells, device=first.device)
+    return (1 - near.abs()).clamp(min=0).unflatten(1, (bins, -1)).mean(2)           # (P, points, cells) -> bins
+
+
+def roi_align(cells: Tensor, boxes: Tensor, bins: int = 1) -> Tensor:
+    """RoIAlign (He et al. 2017, section 3) with aligned coordinates: (C, h, w), (P, 4) -> (P, C, bins, bins).
+
+    Boxes are x1, y1, x2, y2 as shares of width and height, 0 to 1. As points lie on a grid, their mean is a product of
+    one weight per row and one per column of the map. torchvision's roi_align gives the same; without its compiled part
+    it needs a C++ compiler, so it is not called.
+    """
+    down = axis_weights(boxes[:, 1], boxes[:, 3], cells.shape[1], bins)                         # (P, bins, h)
+    across = axis_weights(boxes[:, 0], boxes[:, 2], cells.shape[2], bins)                       # (P, bins, w)
+    if bins == 1:                                           # one matrix product for all boxes
+        weights = down.transpose(1, 2) * across                                                 # (P, h, w)
+        return (weights.flatten(1) @ cells.flatten(1).T)[..., None, None]
+    rows = torch.einsum("piy,cyx->picx", down, cells)
+    return torch.einsum("picx,pjx->pcij", rows, across)
+
+
 class BoxPooling(nn.Module):
     """RoI pooling of a CNN's last map: photos (B, 3, 224, 224), boxes (B, P, 4) -> (B, P, C).
 
-    Boxes are x1, y1, x2, y2 as shares of width and height, 0 to 1. Each is RoIAlign (He et al. 2017, section 3) of one
-    bin with aligned coordinates: the mean of the map at 7 x 7 points, the centres of 7 x 7 equal parts of the box,
-    bilinear between the centres of cells. As the map has 7 x 7 cells, no box skips one, and the box of the whole photo
-    is the mean of the map, the pooled feature. torchvision's roi_align gives the same; without its compiled part it
-    needs a C++ compiler, so it is not called.
+    Boxes are x1, y1, x2, y2 as shares of width and height, 0 to 1. Each is one bin of `roi_align`, the mean at 7 x 7
+    points, so the box of the whole photo is the mean of the map, the pooled feature.
     """
 
     def __init__(self, cnn: CNN):
@@ -62,13 +90,32 @@ class BoxPooling(nn.Module):
         if boxes is None:
             raise InputError("these features are of boxes in photos (--boxes), so a photo alone cannot be embedded; "
                              "extract features without --boxes for that")
-        place = (torch.arange(SIDE, device=boxes.device) + 0.5) / SIDE
-        x, y = (boxes[..., k, None] + (boxes[..., k + 2] - boxes[..., k])[..., None] * place
-                for k in (0, 1))                                                    # (B, P, 7)
-        points = torch.stack(torch.broadcast_tensors(x[:, :, None], y[..., None]), -1)      # (B, P, 7, 7, 2)
-        values = F.grid_sample(map_of(self.cnn(photos)), 2 * points.flatten(2, 3) - 1, padding_mode="border",
-                               align_corners=False)                                 # (B, C, P, 49)
-        return values.mean(3).transpose(1, 2)
+        return torch.stack([roi_align(*pair).flatten(1) for pair in zip(map_of(self.cnn(photos)), boxes)])
+
+
+class RegionPooling(nn.Module):
+    """Features of any number of boxes: photos (B, 3, S, S), S a multiple of 32, and B tensors of boxes (P, 4), shares
+    of width and height, -> B tensors (P, F).
+
+    layer "cells": RoIAlign of one bin of the last map, as `BoxPooling`. "fc6" and "fc7" (VGG): 7 x 7 bins of the last
+    map before its last pooling, and then the layers after it with the ReLU, as in Fast R-CNN, F = 4096.
+    """
+
+    def __init__(self, cnn: CNN, layer: str):
+        super().__init__()
+        self.cnn, self.layer, self.dim = cnn, layer, cnn.dim
+        if cnn.cells and hasattr(cnn.net, "features"):
+            cnn.net.avgpool = nn.Identity()                 # VGG's would make 7 x 7 cells of any map
+
+    def forward(self, photos: Tensor, boxes: list[Tensor]) -> list[Tensor]:
+        if self.layer == "cells":
+            cells = self.cnn(photos).transpose(1, 2)                                            # (B, C, h * w)
+            side = math.isqrt(cells.shape[2])
+            maps = cells.unflatten(2, (side, side))
+            return [roi_align(*pair).flatten(1) for pair in zip(maps, boxes)]
+        with torch.no_grad():
+            maps = self.cnn.net.features[:-1](photos)                                           # (B, 512, h, w)
+            return [self.cnn.net.classifier(roi_align(*pair, bins=SIDE).flatten(1)) for pair in zip(maps, boxes)]
 
 
 class DemoPhotos(nn.Module):
@@ -101,16 +148,33 @@ def network(cnn_type: str, layer: str | None = None, weights: str | None = None,
     layer = "cells" if grid or boxes else layer or allowed[0]
     if layer not in allowed:
         raise InputError(f"--layer {layer} is no layer of {cnn_type}; it has {', '.join(allowed)}")
-    cnn = CNN(cnn_type, weights=weights, pretrained=pretrained, cells=layer == "cells", normalise=False).eval()
-    cnn.regions = SIDE ** 2 if cnn.cells else None
-    if layer == "fc6":
-        cnn.net.classifier = cnn.net.classifier[:2]                                 # linear, ReLU
-    state = checksum(x.numpy() for x in cnn.net.state_dict().values())
+    cnn, state = frozen(cnn_type, layer, weights, pretrained)
     if grid:
         return Grid(cnn, grid), f"{cnn_type} grid {grid}x{grid} {state}"
     if boxes:
         return BoxPooling(cnn), f"{cnn_type} boxes, photos resized to 224x224, {state}"
     return cnn, f"{cnn_type} {layer} {state}"
+
+
+def frozen(cnn_type: str, layer: str, weights: str | None, pretrained: bool = True) -> tuple[CNN, str]:
+    """A CNN that ends with a layer, without normalisation, and the checksum of its weights."""
+    cnn = CNN(cnn_type, weights=weights, pretrained=pretrained, cells=layer == "cells", normalise=False).eval()
+    cnn.regions = SIDE ** 2 if cnn.cells else None
+    if layer == "fc6":
+        cnn.net.classifier = cnn.net.classifier[:2]                                 # linear, ReLU
+    return cnn, checksum(x.numpy() for x in cnn.net.state_dict().values())
+
+
+def region_network(cnn_type: str, layer: str | None, weights: str | None, side: int,
+                   pretrained: bool = True) -> tuple[RegionPooling, str]:
+    """A network of regions in photos that are resized to side x side, and its one-line name. layer: see
+    `RegionPooling` (default: fc6 of VGG, else cells). Raises InputError if the network has no such layer."""
+    allowed = ("fc6", "fc7", "cells") if cnn_type.startswith("vgg") else ("cells",)
+    layer = layer or allowed[0]
+    if layer not in allowed:
+        raise InputError(f"--layer {layer} is no layer of regions of {cnn_type}; it has {', '.join(allowed)}")
+    cnn, state = frozen(cnn_type, layer, weights, pretrained)
+    return RegionPooling(cnn, layer), f"{cnn_type} RoI {layer}, photos resized to {side}x{side}, {state}"
 
 
 def network_of(recipe: dict, device) -> tuple:
