@@ -107,9 +107,14 @@ def load_weights(model: JointEmbedding, stored: dict, path: str = "the checkpoin
     model.load_state_dict({**model.state_dict(), **weights})
 
 
-def load_model(stored: dict, path: str = "the checkpoint") -> tuple[JointEmbedding, Vocabulary, argparse.Namespace]:
-    """The model of a checkpoint, in eval mode on the CPU, its vocabulary and its options."""
+def load_model(stored: dict, path: str = "the checkpoint",
+               phrases: bool = False) -> tuple[JointEmbedding, Vocabulary, argparse.Namespace]:
+    """The model of a checkpoint, in eval mode on the CPU, its vocabulary and its options. phrases: one that was trained
+    on phrases and regions will do. Raises InputError."""
     check_values(stored["options"], path)
+    if stored["options"].get("localise") and not phrases:
+        raise InputError(f"{path} was trained on phrases and the regions of their photos, which train.py and "
+                         "evaluate.py alone can read; take a run on images and captions")
     opt = parser().parse_args([])                           # of options that are younger than the checkpoint
     resolve(opt)
     vars(opt).update(stored["options"])

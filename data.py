@@ -123,9 +123,9 @@ def phrase_batches(split: PhraseSplit, tokens: Tokens, photos, size: int, labels
 def check_phrases(root: str, regions: Regions) -> int:
     """The same of a folder of Flickr30k Entities, and of the proposals and features that lie in it."""
     found = check_entities(root, regions.origin)
+    sound = not any(kind == "fault" for kind, _ in found)
     for name in ("train", "val", "test"):
-        if any(kind == "fault" for kind, _ in found) or not os.path.isfile(os.path.join(root,
-                                                                                        f"{name}_{regions.name}.npy")):
+        if not sound or not os.path.isfile(os.path.join(root, f"{name}_{regions.name}.npy")):
             continue
         try:
             split = read_phrases(root, name, regions)

@@ -44,7 +44,7 @@ class Opened:
         wanted = with_split(opt, split) if split else opt
         runs = []
         for path in paths:
-            runs.append(load_run(path, wanted, runs[0] if runs else None))
+            runs.append(load_run(path, wanted, runs[0] if runs else None, phrases=True))
             if not isinstance(runs[-1].split, PhraseSplit):
                 raise InputError(f"{path} was trained on phrases, and {os.path.join(*runs[-1].folder)} holds none; "
                                  "name data with phrases, or a run on images and captions")

@@ -85,15 +85,15 @@ class Run(NamedTuple):
 
 
 def load_run(path: str, opt, first: Run | None = None, *, vocab: str | None = None, dev_images: int | None = None,
-             text_only: bool = False) -> Run:
+             text_only: bool = False, phrases: bool = False) -> Run:
     """The model of a run, and the split that `opt` names, else its own.
 
     `first` is the first run of an ensemble, whose split is shared. vocab: the vocabulary of an original checkpoint;
-    dev_images: as in evaluate.py; text_only: images may be missing. Raises InputError where the model cannot take the
-    data.
+    dev_images: as in evaluate.py; text_only: images may be missing; phrases: the run is on phrases. Raises InputError
+    where the model cannot take the data.
     """
     stored = load_checkpoint(path, vocab=vocab)
-    model, words, trained = load_model(stored, path)
+    model, words, trained = load_model(stored, path, phrases)
     folder = opt.data_path or trained.data_path, opt.data_name or trained.data_name
     lead = first.trained if first else trained
     if first and not opt.data_name and len({os.path.realpath(os.path.join(*f)) for f in (folder, first.folder)}) > 1:

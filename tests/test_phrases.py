@@ -23,7 +23,7 @@ from files.proposals import read_proposals
 from readers.phrases import Labels, PhraseFetcher, Regions, geometry_of, learnable
 from tests.helpers import log_of, refused, same_weights
 
-SMALL = ["--data_name", "demo_entities", "--embed_size", "24", "--word_dim", "12", "--num_epochs", "4", "--batch_size",
+SMALL = ["--data_name", "demo_entities", "--embed_size", "24", "--word_dim", "12", "--num_epochs", "10", "--batch_size",
          "48", "--vocab_threshold", "1", "--device", "cpu", "--workers", "0", "--learning_rate", "0.005"]
 WIDTH = 12                            # of the made-up features
 
@@ -53,17 +53,11 @@ def root(tmp_path_factory, demo_path) -> str:
             boxes = np.clip(np.concatenate([moved, np.hstack([corner, corner + rng.integers(8, 60, (10, 2))])]), 0, 127)
             given[photo] = [[*map(int, (x1, y1, max(x2, x1), max(y2, y1)))] for x1, y1, x2, y2 in boxes]
     (path / "boxes.json").write_text(json.dumps(given))
-    write(str(path), str(path / "boxes.json"))
+    proposals.main(["--data_path", str(path), "--data_name", "demo_entities", "--from", str(path / "boxes.json"),
+                    "--workers", "0", "--name", "edgeboxes200"])
     for split in ("train", "val", "test"):
         write_features(str(folder), split)
     return str(path)
-
-
-def write(path: str, boxes: str, *words) -> None:
-    with pytest.raises(SystemExit) as stop:
-        proposals.main(["--data_path", path, "--data_name", "demo_entities", "--from", boxes, "--workers", "0", "--name",
-                        "edgeboxes200", *words])
-    assert stop.value.code == 0
 
 
 def write_features(folder: str, split: str) -> None:
@@ -106,10 +100,8 @@ def run(root, tmp_path_factory):
 def report(capsys, *words) -> tuple[dict, str]:
     """What evaluate.py writes and prints."""
     capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        evaluate.main([*map(str, words), "--device", "cpu"])
+    evaluate.main([*map(str, words), "--device", "cpu"])
     said = capsys.readouterr()
-    assert stop.value.code == 0, said.err
     written = next(line.removeprefix("written to ") for line in said.out.splitlines() if line.startswith("written to"))
     return json.loads(open(written).read()), said.out
 
@@ -152,7 +144,7 @@ def labels_by_loop(split, photos, rows, columns, labels: Labels) -> np.ndarray:
         for j, m in enumerate(columns):
             if owner[i] == split.phrase_photo[m]:
                 overlap = slow_iou(split.boxes[row], split.truth[m])
-                found[i, j] = (overlap >= labels.positive) - (overlap < labels.negative)
+                found[i, j] = int(overlap >= labels.positive) - int(overlap < labels.negative)
     return found
 
 
@@ -188,8 +180,9 @@ def test_what_is_drawn_depends_on_the_seed_and_the_photo_alone(root):
     here.draw(5)
     assert all(np.array_equal(a, b) for a, b in zip(one, again.draw(4)))
     assert any(not np.array_equal(one[0], other.draw(n)[0]) for n in (4,))
-    drawn = {row for seed in range(40) for row in PhraseFetcher(split, tokens, Labels(), (seed, 0)).draw(4)[0].tolist()}
-    assert len(drawn) > 2 * len(one[0])                     # over epochs many regions are seen
+    drawn = {row for seed in range(60) for row in PhraseFetcher(split, tokens, Labels(), (seed, 0)).draw(4)[0].tolist()}
+    compared = (split.overlap(4) >= 0.7).any(1) | (split.overlap(4) < 0.3).any(1)
+    assert drawn == set(split.start[4] + np.flatnonzero(compared))                  # over epochs all that can be drawn
 
 
 def test_phrases_that_no_proposal_fits(root, capsys, monkeypatch):
@@ -209,7 +202,7 @@ def test_a_run_learns_which_region_is_meant(root, run, words, capsys):
     folder = run(*words)
     lines = log_of(folder, lambda line: line["kind"] == "validation")
     chance = rsum_by_chance(read_split(root, "demo_entities", "dev"))
-    assert lines[-1]["rsum"] > 1.5 * chance and lines[-1]["r1"] > 30
+    assert lines[-1]["rsum"] > 1.3 * chance and lines[-1]["r1"] > 40
     results, said = report(capsys, "--checkpoint", folder)
     of = results["localisation"]
     assert of["r1"] > 2 * of["chance"]["r1"] and of["r1"] <= of["r5"] <= of["r10"] <= of["upper"]
@@ -221,7 +214,7 @@ def test_scores_are_the_models_own_photo_by_photo(root, run, monkeypatch):
     """However many photos are encoded at a time, and of two models the mean."""
     folder = run(*KINDS[0])
     split = read_split(root, "demo_entities", "test")
-    model, vocab, _ = load_model(load_checkpoint(folder), folder)
+    model, vocab, _ = load_model(load_checkpoint(folder), folder, phrases=True)
     model.eval()
     tokens = split.encode(vocab)
     whole = PhraseScores([model, model], [tokens, tokens], split, "cpu")
@@ -290,10 +283,8 @@ def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys, tmp
     with open(tmp_path / "words.txt", "w") as f:
         f.writelines(f"{word} {' '.join(f'{x:.4f}' for x in np.random.default_rng(k).standard_normal(8))}\n"
                      for k, word in enumerate(words))
-    with pytest.raises(SystemExit) as stop:
-        extract(["captions", "--data_path", root, "--data_name", "demo_entities", "--name", "mean", "--word_vectors",
-                 str(tmp_path / "words.txt")])
-    assert not stop.value.code
+    extract(["captions", "--data_path", root, "--data_name", "demo_entities", "--name", "mean", "--word_vectors",
+             str(tmp_path / "words.txt")])
     split = read_split(root, "demo_entities", "test", text_features="mean")
     assert len(split.text) == len(split.phrases) and split.extractors["mean"].startswith("mean")
     results, _ = report(capsys, "--checkpoint", run("--method", "cite", "--cite_layers", "16-8", "--img_layers", "16",
@@ -326,7 +317,7 @@ def test_regions_are_for_phrases_only(demo_path, small_run, capsys):
 @pytest.mark.parametrize("change, message", [
     (lambda path: os.remove(f"{path}/train_edgeboxes200.npz"), "has no proposals train_edgeboxes200.npz"),
     (lambda path: os.remove(f"{path}/train_edgeboxes200_ims.npy"), "train_edgeboxes200_ims.npy"),
-    (lambda path: np.save(f"{path}/train_edgeboxes200_ims.npy", np.zeros((3, 4), np.float16)), "3 rows|rows"),
+    (lambda path: np.save(f"{path}/train_edgeboxes200_ims.npy", np.zeros((3, 4), np.float16)), "shape .3, 4., and"),
     (lambda path: append(f"{path}/Sentences/{first(path)}.txt", "[/EN#9/people a man\n"), "line|closed|sentence")])
 def test_what_train_refuses(own, capsys, change, message):
     change(os.path.join(own, "demo_entities"))
@@ -346,15 +337,15 @@ def append(path: str, text: str) -> None:
 def test_features_of_other_phrases_are_refused(own):
     folder = os.path.join(own, "demo_entities")
     split = read_split(own, "demo_entities", "test")
-    np.save(os.path.join(folder, "test_mine.npy"), np.ones((len(split.phrases), 4), np.float32))
-    assert read_split(own, "demo_entities", "test", text_features="mine").text.dim == 4
-    with open(os.path.join(folder, "test_mine.json"), "w") as f:
+    np.save(os.path.join(folder, "test_texts.npy"), np.ones((len(split.phrases), 4), np.float32))
+    assert read_split(own, "demo_entities", "test", text_features="texts").text.dim == 4
+    with open(os.path.join(folder, "test_texts.json"), "w") as f:
         json.dump({"captions_sha256": "of others"}, f)
     with pytest.raises(InputError, match="extracted from other phrases"):
-        read_split(own, "demo_entities", "test", text_features="mine")
-    np.save(os.path.join(folder, "test_mine.npy"), np.ones((3, 4), np.float32))
+        read_split(own, "demo_entities", "test", text_features="texts")
+    np.save(os.path.join(folder, "test_texts.npy"), np.ones((3, 4), np.float32))
     with pytest.raises(InputError, match="for .* phrases; give one row a phrase"):
-        read_split(own, "demo_entities", "test", text_features="mine")
+        read_split(own, "demo_entities", "test", text_features="texts")
 
 
 def test_the_check_of_a_folder(own, capsys):
