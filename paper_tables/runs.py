@@ -103,7 +103,8 @@ def resized(options: str, k: int) -> str:
     def smaller(found):
         numbers = [n if n == "0" else str(max(4, int(n) // k)) for n in found[2].split("-")]
         return f"--{found[1]} {'-'.join(numbers)}"
-    return re.sub(r"--(embed_size|word_dim|img_layers|txt_layers|decoder_dim|dim_hidden) ([\d-]+)", smaller, options)
+    return re.sub(r"--(embed_size|word_dim|img_layers|txt_layers|decoder_dim|dim_hidden|cite_layers) ([\d-]+)", smaller,
+                  options)
 
 
 def training_options(run: Run, scale: str, also: str = "") -> str:
