@@ -10,7 +10,7 @@ confidence  --confidence and --sets beside the same test both ways, against that
 step        a training step of Gaussians against one of points, and what of it is not the networks
 regions     the same of VSRN, SCAN, PVSE and PCME on regions, against the mean of the regions
 batches     reading batches from a mapped feature file against the pace of training
-extraction  features of photos: what of the time is not the network
+extraction  features of photos and of boxes: what of the time is not the network
 phrases     phrase localisation in 200 proposals of each of 1,000 photos, and its confidence; peak memory
 search      exact and approximate search in --size drawn Gaussians: time, recall against exact search, peak memory
 
@@ -39,7 +39,7 @@ from evaluation.annotations import Crisscrossed, Pairs, Ratings, cxc_pairs
 from evaluation.certainty import assess_certainty
 from evaluation.localisation_timing import localisation_times
 from evaluation.subjects import Member, Subject
-from features.timing import epoch, extraction_times, race, streaming_memory
+from features.timing import epoch, feature_times, race, streaming_memory
 from files.memory import in_fresh_process, peak
 from files.reading import holds_keys
 from files.writing import output, save_json
@@ -400,7 +400,7 @@ def search(opt, device) -> None:
 
 def extraction(opt, device) -> None:
     print("\nextraction: {} photos of 500 x 375 by resnet18, read by {} processes".format(*EXTRACTED), flush=True)
-    for measured in extraction_times(*EXTRACTED, min(2, opt.repeats), opt.seed, device):
+    for measured in feature_times(*EXTRACTED, min(2, opt.repeats), opt.seed, device):
         line(*measured)
 
 

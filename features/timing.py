@@ -13,16 +13,21 @@ import torch
 from PIL import Image
 
 from data import Split, pair_batches
+from features import regions
 from features.folder import find_photos
-from features.networks import network
+from features.networks import network, region_network
 from features.photos import ALL, Extraction
+from features.rows import PhotoRows
+from files.entities import Entities
 from files.memory import MIB, resident
+from files.proposals import Proposals
 from inputs import Features, Photos, Tokens, chunks, eval_transform, image_batches
 from text import SPECIALS
 
 SIZE = (500, 375)                     # width and height of a photo, as most of COCO's and Flickr's
 WORDS = 10000                         # in the vocabulary of streamed captions
 BATCH = 8                             # photos per step, as features.extract takes on a CPU
+PROPOSALS = 200                       # boxes in each of them
 
 
 def race(runs: dict, repeats: int, device) -> dict:
@@ -104,3 +109,47 @@ def streaming_memory(path: str, batch: int, lengths: tuple[int, int], seed: int)
     before = [resident(field) for field in fields]
     stream()
     return [(resident(field) - start) / MIB for field, start in zip(fields, before)]
+
+
+def random_proposals(count: int, rng) -> tuple[Entities, Proposals]:
+    """PROPOSALS random boxes, at least 8 pixels wide and high, in each of `count` photos of SIZE, and no phrases."""
+    corner = rng.random((count * PROPOSALS, 2)) * (np.array(SIZE) - 8)
+    far = corner + 7 + rng.random(corner.shape) * (np.array(SIZE) - 8 - corner)
+    boxes, none = np.concatenate([corner, far], 1).astype(np.float32), np.zeros(0, np.int64)
+    photos = Entities([str(n) for n in range(count)], np.tile(SIZE, (count, 1)), [], none, none, [], [],
+                      np.zeros((0, 4)), none, {})
+    score = np.zeros(len(boxes), np.float32)
+    return photos, Proposals(boxes, np.arange(count + 1) * PROPOSALS, score, score > 0, {})
+
+
+def region_times(count: int, workers: int, repeats: int, seed: int, device):
+    """Yield (name, value, format, target) of the features of PROPOSALS boxes in each of `count` photos, by resnet18
+    with random weights. The network's own time is that of the same photos and boxes, decoded before, with its RoI
+    pooling."""
+    net = region_network("resnet18", None, None, regions.PHOTO_SIDE, pretrained=False)[0]
+    encoder, step = regions.NetworkRegions(net, regions.PHOTO_SIDE, device), regions.BATCH[device.type]
+    entities, proposals = random_proposals(count, np.random.default_rng(seed))
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkdir(os.path.join(folder, "photos"))
+        paths = write_photos(os.path.join(folder, "photos"), count, seed)
+        reader = regions.RegionReader(paths, entities, proposals, encoder.read)
+        ready = [[reader(n) for n in some] for some in chunks(range(count), step)]
+
+        def alone():
+            for some in ready:
+                encoder.encode(some)
+
+        def whole():
+            rows = PhotoRows(os.path.join(folder, "rows"), paths, proposals.start, net.dim, np.float16, {})
+            rows.run(reader, encoder.encode, step, workers, "timed")
+            rows.clean()
+        best = race({"network": alone, "whole": whole}, repeats, device)
+    yield f"photos with {PROPOSALS} boxes a second", count / best["whole"], ".1f", None
+    yield f"boxes: percent of the time outside the network, {workers} workers", \
+        100 * (1 - best["network"] / best["whole"]), ".1f", "extraction"
+
+
+def feature_times(*size):
+    """What `extraction_times` and `region_times` yield, one after the other."""
+    yield from extraction_times(*size)
+    yield from region_times(*size)
