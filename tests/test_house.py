@@ -79,7 +79,7 @@ def test_losses_hold_what_the_users_card_says():
     assert {"Tower", "JointEmbedding", "build_model"} <= set(vars(model))
 
 
-@pytest.mark.parametrize("command", ["features.extract", "demo", "results"])
+@pytest.mark.parametrize("command", ["features.extract", "features.proposals", "demo", "results"])
 def test_commands_in_folders_start(command):
     done = subprocess.run([sys.executable, "-m", command, "--help"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and f"usage: python -m {command}" in done.stdout, done.stderr

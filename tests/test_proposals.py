@@ -1,0 +1,501 @@
+"""Box proposals, their recall and their features: what is written, that a stop changes no byte, and every refusal."""
+import importlib.util
+import json
+import os
+import random
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cli import InputError, Stopped
+from demo import scenes
+from encoders import CNN
+from features import edges, extract, proposals, regions, rows
+from features.networks import RegionPooling, region_network, roi_align
+from files.boxes import iou
+from files.entities import read_entities
+from files.proposals import Proposals, read_proposals, read_region_features, recall
+from files.writing import save_arrays
+from inputs import whole_transform
+from tests.helpers import refused
+
+opencv = pytest.mark.skipif(importlib.util.find_spec("cv2") is None,
+                            reason="OpenCV is an optional package (requirements-localise.txt)")
+THINGS = ((4, 6, 40, 50), (60, 20, 110, 60), (20, 80, 70, 120))    # boxes of a photo of 120 x 130, from 0
+SIZES = {"train": 3, "val": 1, "test": 2}
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A data set of plain rectangles, D/x, each a phrase, the first two together another one."""
+    folder, rng, n = tmp_path / "x", np.random.default_rng(0), 0
+    for name in ("images", "Annotations", "Sentences"):
+        (folder / name).mkdir(parents=True)
+    for split, count in SIZES.items():
+        ids = [f"p{n + k}" for k in range(count)]
+        n += count
+        (folder / f"{split}.txt").write_text("\n".join(ids) + "\n")
+        for photo in ids:
+            pixels = np.full((130, 120, 3), rng.integers(0, 80, 3), np.uint8)
+            for x1, y1, x2, y2 in THINGS:
+                pixels[y1:y2 + 1, x1:x2 + 1] = rng.integers(120, 255, 3)
+            Image.fromarray(pixels).save(folder / "images" / f"{photo}.png")
+            chains = [[k + 1] + [9] * (k < 2) for k in range(3)]
+            boxes = "".join("<object>" + "".join(f"<name>{c}</name>" for c in own) + "<bndbox>" + "".join(
+                f"<{side}>{value + 1}</{side}>" for side, value in zip(("xmin", "ymin", "xmax", "ymax"), box))
+                + "</bndbox></object>" for own, box in zip(chains, THINGS))
+            (folder / "Annotations" / f"{photo}.xml").write_text(
+                f"<annotation><size><width>120</width><height>130</height></size>{boxes}</annotation>")
+            (folder / "Sentences" / f"{photo}.txt").write_text(
+                "[/EN#1/other one] , [/EN#2/other two] and [/EN#3/other three] .\n[/EN#9/other Two things] .\n" * 2)
+    return str(folder)
+
+
+def propose(root, *words):
+    proposals.main(["--data_path", os.path.dirname(root), "--data_name", "x", "--workers", "0", *map(str, words)])
+
+
+def describe(root, *words):
+    extract.main(["regions", "--data_path", os.path.dirname(root), "--data_name", "x", "--workers", "0", "--device",
+                  "cpu", *map(str, words)])
+
+
+def boxes_file(root, change=None, count=5):
+    """A JSON file of `count` random boxes with scores for every photo, and perhaps a change of it."""
+    rng, found = np.random.default_rng(1), {}
+    for k in range(sum(SIZES.values())):
+        corner = rng.integers(0, 60, (count, 2))
+        far = corner + rng.integers(5, 60, (count, 2))
+        found[f"p{k}"] = np.concatenate([corner, far, rng.integers(0, 99, (count, 1))], 1).tolist()
+    path = os.path.join(os.path.dirname(root), "boxes.json")
+    with open(path, "w") as f:
+        json.dump({**found, **(change or {})}, f)
+    return path
+
+
+@pytest.fixture
+def given(root):
+    """Proposals of one's own, named mine, of all splits."""
+    propose(root, "--from", boxes_file(root), "--name", "mine")
+    return root
+
+
+def load(root, split, name="mine"):
+    entities = read_entities(root, split)
+    return entities, read_proposals(root, split, name, entities)
+
+
+def bytes_of(root, *names):
+    found = []
+    for name in names:
+        with open(os.path.join(root, name), "rb") as f:
+            found.append(f.read())
+    return found
+
+
+def left(root):
+    """Hidden files that a finished command leaves, but for its lock."""
+    return [name for name in os.listdir(root) if name.startswith(".") and name != ".lock"]
+
+
+# ---- proposals
+
+@opencv
+def test_edge_boxes_find_the_rectangles(root, capsys):
+    propose(root, "--count", 50)
+    told = capsys.readouterr().out
+    for split, count in SIZES.items():
+        entities, found = load(root, split, "edgeboxes50")
+        own = [np.diff(found.start)[n] - found.added[found.start[n]:found.start[n + 1]].sum() for n in range(count)]
+        assert found.facts["fewer"] == sum(k < 50 for k in own) and found.facts["least"] == min(own) and max(own) <= 50
+        assert (f"{found.facts['fewer']} of {count} photos have fewer than 50 proposals" in told) == (min(own) < 50)
+        assert recall(found, entities, 0.7) == 100 == found.facts["recall"]["0.7"] and found.score.max() > 0
+        assert found.facts["method"].startswith("EdgeBoxes (alpha 0.65, beta 0.65, minScore 0.01) of gradients")
+        added = found.boxes[found.added].tolist()
+        together = (4, 6, 110, 60)
+        assert added == [list(map(float, x)) for x in sorted((*THINGS, together))] * (count * (split == "train"))
+    assert not left(root)
+    before = bytes_of(root, "train_edgeboxes50.npz", "train_edgeboxes50.json")
+    propose(root, "--count", 50)
+    assert capsys.readouterr().out.count("done already") == 3
+    assert bytes_of(root, "train_edgeboxes50.npz", "train_edgeboxes50.json") == before
+
+
+def test_recall_is_the_loop(given):
+    shares = []
+    for split in SIZES:
+        entities, found = load(given, split)
+        for threshold in (0.2, 0.3, 0.35, 0.4):
+            hits = []
+            for phrase, photo in enumerate(entities.phrase_photo):
+                best = 0
+                for row in range(found.start[photo], found.start[photo + 1]):
+                    if not found.added[row]:
+                        best = max(best, iou(entities.truth[phrase:phrase + 1], found.boxes[row:row + 1])[0, 0])
+                hits.append(best >= threshold)
+            assert recall(found, entities, threshold) == pytest.approx(100 * np.mean(hits))
+            shares.append(np.mean(hits))
+    assert sum(0 < share < 1 for share in shares) >= 4
+    entities, found = load(given, "train")
+    assert found.added.any() and recall(found, entities, 0.9) == 0
+
+
+@opencv
+def test_a_stop_changes_no_byte(root, capsys, monkeypatch):
+    propose(root, "--count", 40)
+    names = [f"{split}_edgeboxes40.{end}" for split in SIZES for end in ("npz", "json")]
+    whole, calls = bytes_of(root, *names), []
+    for name in names:
+        os.remove(os.path.join(root, name))
+    real = proposals.Finder.__call__
+
+    def stopping(self, n):
+        if len(calls) == 2:
+            raise Stopped(2)
+        calls.append(n)
+        return real(self, n)
+    monkeypatch.setattr(proposals, "BATCH", 1)
+    monkeypatch.setattr(proposals.Finder, "__call__", stopping)
+    with pytest.raises(SystemExit) as stop:
+        propose(root, "--count", 40)
+    assert stop.value.code == 130 and "2 of 3 photos of train are done" in capsys.readouterr().err
+    assert left(root)
+    monkeypatch.setattr(proposals.Finder, "__call__", lambda self, n: calls.append(n) or real(self, n))
+    propose(root, "--count", 40)
+    assert calls == [0, 1, 2, 0, 0, 1] and bytes_of(root, *names) == whole and not left(root)
+
+
+def test_a_photo_that_changed_meanwhile_is_done_again(root, monkeypatch):
+    paths = [os.path.join(root, "images", f"p{n}.png") for n in range(2)]
+    work = rows.PhotoRows(os.path.join(root, "y"), paths, np.arange(3), 1, np.float32, {"method": "sum"})
+    work.run(lambda n: np.full((1, 1), n + 1), list, 1, 0, "y")
+    Image.new("RGB", (120, 130)).save(paths[1])
+    for made, done in (({"method": "sum"}, [True, False]), ({"method": "mean"}, [False, False])):
+        again = rows.PhotoRows(os.path.join(root, "y"), paths, np.arange(3), 1, np.float32, made)
+        assert [row is not None for row in again.done] == done
+
+
+@opencv
+def test_photos_without_an_edge_have_one_box():
+    found = edges.edge_boxes(np.full((40, 70, 3), 90, np.uint8), 10)
+    assert found.tolist() == [[0, 0, 69, 39, 0]]
+
+
+@opencv
+def test_boxes_lie_in_photos_of_any_size():
+    rng = np.random.default_rng(0)
+    for height, width in ((1, 1), (3, 200), (31, 17), (300, 280)):
+        pixels = rng.integers(0, 255, (-(-height // 8), -(-width // 8), 3)).astype(np.uint8)
+        photo = np.array(Image.fromarray(pixels).resize((width, height)))
+        found = edges.edge_boxes(photo, 30)
+        x1, y1, x2, y2, score = found.T
+        assert 1 <= len(found) <= 30 and (x1 >= 0).all() and (y1 >= 0).all() and (x2 <= width - 1).all()
+        assert (y2 <= height - 1).all() and (x1 <= x2).all() and (y1 <= y2).all() and np.isfinite(score).all()
+
+
+@opencv
+def test_thinned_edges_are_ridges_and_directions_lie_across():
+    """A step edge at an angle: the strongest pixel of every row stays, and the direction is the gradient's."""
+    y, x = np.mgrid[:60, :80]
+    photo = np.repeat((255 * (x > 30 + y / 4))[..., None], 3, 2).astype(np.uint8)
+    strength, across = edges.gradients(photo, 2.0)
+    thin = edges.thinned(strength, across)
+    assert strength.max() == 1 and strength.min() >= 0 and ((thin == 0) | (thin == strength)).all()
+    middle = slice(10, 50)
+    assert ((thin[middle] > 0.5).sum(1) <= 3).all() and (thin[middle].argmax(1) == strength[middle].argmax(1)).all()
+    angle = across[middle][strength[middle] > 0.8]          # the normal of x = 30 + y / 4 is (1, -1/4)
+    assert np.abs(np.cos(angle - np.arctan2(-0.25, 1))).min() > 0.98
+
+
+def test_missing_opencv_is_said(root, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    refused(capsys, lambda words: propose(root, *words), [], "pip install -r requirements-localise.txt")
+
+
+@opencv
+def test_wrong_forests(root, capsys, tmp_path):
+    for content in (b"", b"no forest", b"\x1f\x8b\x08\x00"):
+        (tmp_path / "model.yml.gz").write_bytes(content)
+        edges.forest_of.cache_clear()
+        refused(capsys, lambda words: propose(root, *words), ["--model", tmp_path / "model.yml.gz"],
+                "model.yml.gz holds no structured forest")
+    refused(capsys, lambda words: propose(root, *words), ["--model", tmp_path / "none"], "there is no file .*none")
+
+
+@opencv
+def test_photos_of_another_size_are_refused(root, capsys):
+    Image.new("RGB", (60, 65)).save(os.path.join(root, "images", "p1.png"))
+    refused(capsys, lambda words: propose(root, *words), [],
+            "p1.png has 60 x 65 pixels and its annotations say 120 x 130")
+
+
+def test_boxes_of_ones_own(root, capsys):
+    path = boxes_file(root, {"p0": [[0, 0, 119, 129], [1, 2, 3.5, 4]],
+                             "p1": [[1, 1, 9, k, k % 7] for k in range(2, 12)]})
+    propose(root, "--from", path, "--name", "mine", "--count", 4)
+    entities, found = load(root, "train")
+    assert found.boxes[:2].tolist() == [[0, 0, 119, 129], [1, 2, 3.5, 4]] and found.facts["fewer"] == 1
+    assert "1 of 3 photos have fewer than 4 proposals, the least 2" in capsys.readouterr().out
+    second = slice(found.start[1], found.start[1] + 4)      # the best scores, of equal ones the earlier
+    assert found.score[second].tolist() == [6, 5, 4, 4] and found.boxes[second, 3].tolist() == [6, 5, 4, 11]
+    assert found.added.tolist() == sum(([False] * k + [True] * 4 for k in (2, 4, 4)), [])
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"p1": [[0, 0, 120, 20]]}, "the box \\[0, 0, 120, 20\\] of p1 leaves the photo, 120 x 130 pixels; .* at most 119"),
+    ({"p1": [[-1, 0, 20, 20]]}, "of p1 leaves the photo"),
+    ({"p1": [[9, 0, 5, 20]]}, "the box \\[9, 0, 5, 20\\] of p1 is inverted"),
+    ({"p1": []}, "has no boxes of 1 of 3 photos, the first is p1"),
+    ({"p1": None}, "has no boxes of 1 of 3 photos, the first is p1"),
+    ({"p1": [[0, 0, 5]]}, "gives p1 no list of boxes of four numbers"),
+    ({"p1": [[0, 0, 5, 5], [0, 0, 5, 5, 1]]}, "gives p1 no list of boxes of four numbers"),
+    ({"p1": 7}, "gives p1 no list of boxes"),
+    ({"p1": [[0, 0, True, 5]]}, "\\[0, 0, True, 5\\] of p1 is no box"),
+    ({"p1": [["a", 0, 5, 5]]}, "of p1 is no box")])
+def test_wrong_boxes_of_ones_own(root, capsys, change, message):
+    words = ["--from", boxes_file(root, change), "--name", "mine"]
+    refused(capsys, lambda words: propose(root, *words), words, message)
+    assert not os.path.exists(os.path.join(root, "train_mine.npz"))
+
+
+def test_options_that_do_not_fit(root, capsys):
+    path = boxes_file(root)
+    for words, message in ((["--from", path], "needs --name NAME"),
+                           (["--from", path, "--name", "a", "--model", path], "leave one out"),
+                           (["--from", path, "--name", "a b"], "--name a b cannot name proposals"),
+                           (["--from", path, "--name", "a/b"], "--name a/b cannot name proposals"),
+                           (["--data_name", "none", "--from", path, "--name", "a"], "there is no folder .*none")):
+        refused(capsys, lambda words: propose(root, *words), words, message)
+
+
+def test_files_of_others_stay(given, capsys):
+    mine = lambda words: propose(given, "--from", boxes_file(given), *words)      # noqa: E731
+    before = bytes_of(given, "train_mine.npz", "train_mine.json")
+    refused(capsys, mine, ["--name", "mine", "--count", 3],
+            "train_mine.npz is of count '200' and not '3'; give another --name")
+    refused(capsys, mine, ["--name", "mine", "--origin", 0], "is of origin '1' and not '0'")
+    refused(capsys, lambda words: propose(given, "--from", boxes_file(given, count=6), *words), ["--name", "mine"],
+            "is of method 'given in boxes.json \\w+' and not 'given in")
+    for name in ("train_other.npz", "train_text.json"):
+        with open(os.path.join(given, name), "w") as f:
+            f.write("{}")
+        refused(capsys, mine, ["--name", name[6:-4].rstrip(".")], "is there and not of features.proposals")
+    assert bytes_of(given, "train_mine.npz", "train_mine.json", "train_text.json") == [*before, b"{}"]
+
+
+def test_proposals_of_other_photos_and_broken_files_are_refused(given):
+    entities, found = load(given, "test")
+    path = os.path.join(given, "test_mine.npz")
+    with pytest.raises(InputError, match="is of other photos"):
+        read_proposals(given, "test", "mine", read_entities(given, "val"))
+    with pytest.raises(InputError, match="there is no file .*test_none.npz"):
+        read_proposals(given, "test", "none", entities)
+    good = {"boxes": found.boxes, "start": found.start, "score": found.score, "added": found.added}
+    outside, inverted, nan = (found.boxes.copy() for _ in range(3))
+    outside[7, 2], inverted[0, 3], nan[3, 1] = 120, -1, np.nan
+    for change, message in (({"boxes": outside}, "of the photo p5 is inverted or leaves the photo, 120 x 130"),
+                            ({"boxes": inverted}, "of the photo p4 is inverted"), ({"boxes": nan}, "p4 is inverted"),
+                            ({"boxes": found.boxes + np.float32(0.25)}, "not those that its .json was written for"),
+                            ({"boxes": found.boxes.astype(np.float64)}, "holds other arrays than boxes float32"),
+                            ({"start": found.start[:-1]}, "do not belong to 2 photos"),
+                            ({"start": np.array([0, 0, 10])}, "start does not give each of 2 photos at least one"),
+                            ({"start": np.array([0, 5, 11])}, "start does not give each"),
+                            ({"score": np.full_like(found.score, np.inf)}, "a score is no finite number")):
+        save_arrays(path, {**good, **change})
+        with pytest.raises(InputError, match=message):
+            read_proposals(given, "test", "mine", entities)
+    with open(path, "wb") as f:
+        f.write(b"PK")
+    with pytest.raises(InputError, match="no .npz file"):
+        read_proposals(given, "test", "mine", entities)
+
+
+def test_annotations_that_changed_are_written_again(given, capsys):
+    path = os.path.join(given, "Annotations", "p0.xml")
+    with open(path) as f:
+        text = f.read()
+    with open(path, "w") as f:
+        f.write(text.replace("<xmin>5</xmin>", "<xmin>6</xmin>"))
+    capsys.readouterr()
+    propose(given, "--from", boxes_file(given), "--name", "mine")
+    assert capsys.readouterr().out.count("done already") == 2
+    _, found = load(given, "train")
+    assert [5, 6, 40, 50] in found.boxes[found.added].tolist()
+
+
+# ---- features of boxes
+
+def test_roi_align_of_a_linear_map_is_its_value_at_the_centre():
+    """On a map that is linear in x and y, the mean of a box is the value at its centre, where no point leaves the
+    centres of the border cells; and bins are those of the box cut by hand."""
+    y, x = torch.meshgrid(torch.arange(14.), torch.arange(14.), indexing="ij")
+    cells = torch.stack([2 * x + 1, 3 * y - x])
+    boxes = torch.tensor([[.1, .2, .5, .4], [.3, .3, .9, .8], [.25, .5, .26, .51]])
+    centre = ((boxes[:, :2] + boxes[:, 2:]) / 2 * 14 - 0.5).T                       # in cells, from the first's centre
+    expected = torch.stack([2 * centre[0] + 1, 3 * centre[1] - centre[0]], 1)
+    torch.testing.assert_close(roi_align(cells, boxes)[..., 0, 0], expected)
+    bins = roi_align(cells, boxes, 7)
+    assert bins.shape == (3, 2, 7, 7)
+    for i in range(7):
+        for j in range(7):
+            start, side = boxes[:, :2], (boxes[:, 2:] - boxes[:, :2]) / 7
+            own = torch.cat([start + side * torch.tensor([j, i]), start + side * torch.tensor([j + 1, i + 1])], 1)
+            torch.testing.assert_close(bins[:, :, i, j], roi_align(cells, own)[..., 0, 0])
+
+
+def test_the_box_of_the_whole_photo_is_the_mean_of_the_map(weights):
+    net, line = region_network("resnet18", None, weights, 256)
+    assert line.startswith("resnet18 RoI cells, photos resized to 256x256, sha256:")
+    photos = torch.randn(2, 3, 256, 256)
+    found = net(photos, [torch.tensor([[0., 0, 1, 1], [0, 0, .5, 1]]), torch.tensor([[0., 0, 1, 1]])])
+    assert [x.shape for x in found] == [(2, 512), (1, 512)]
+    cells = CNN("resnet18", weights=weights, cells=True, normalise=False)(photos)   # (2, 64, 512)
+    torch.testing.assert_close(torch.stack([found[0][0], found[1][0]]), cells.mean(1), rtol=1e-4, atol=1e-5)
+
+
+def test_fc6_is_the_layer_of_the_pooled_bins():
+    """VGG of the box of the whole photo with 14 x 14 cells: 7 x 7 bins of it are its 2 x 2 averages."""
+    torch.manual_seed(0)
+    cnn = CNN("vgg16", pretrained=False, normalise=False).eval()
+    photo = torch.randn(1, 3, 224, 224)
+    cells = cnn.net.features[:-1](photo)                                            # (1, 512, 14, 14)
+    slow = torch.relu(torch.nn.functional.avg_pool2d(cells, 2).flatten(1) @ cnn.net.classifier[0].weight.T
+                      + cnn.net.classifier[0].bias)
+    cnn.net.classifier = cnn.net.classifier[:2]
+    found = RegionPooling(cnn, "fc6")(photo, [torch.tensor([[0., 0, 1, 1]])])[0]
+    assert found.shape == (1, 4096)
+    torch.testing.assert_close(found, slow, rtol=1e-3, atol=1e-5)
+
+
+def test_features_are_those_of_each_box(given, weights):
+    describe(given, "--proposals", "mine", "--cnn_type", "resnet18", "--cnn_weights", weights, "--side", 64, "--name",
+             "r18")
+    entities, found = load(given, "train")
+    stored = np.load(read_region_features(given, "train", "mine", "r18", found))
+    assert stored.shape == (len(found.boxes), 512) and stored.dtype == np.float16 and not left(given)
+    photo = Image.open(os.path.join(given, "images", "p1.png"))
+    cells = CNN("resnet18", weights=weights, cells=True, normalise=False)(whole_transform(64)(photo)[None])[0]
+    for row in range(found.start[1], found.start[2]):
+        x1, y1, x2, y2 = found.boxes[row] + [0, 0, 1, 1]
+        share = torch.tensor([[x1 / 120, y1 / 130, x2 / 120, y2 / 130]], dtype=torch.float32)
+        torch.testing.assert_close(torch.from_numpy(stored[row]).float(),
+                                   roi_align(cells.T.reshape(-1, 2, 2), share)[0, :, 0, 0], rtol=2e-3, atol=2e-3)
+
+
+def test_a_stopped_extraction_goes_on_with_the_same_bytes(given, capsys, monkeypatch):
+    words = ["--proposals", "mine", "--kind", "demo", "--batch_size", 1]
+    describe(given, *words, "--name", "whole")
+    read, calls = regions.RegionReader.__call__, []
+
+    def stopping(self, n):
+        if len(calls) == 2:
+            raise Stopped(15)
+        calls.append(n)
+        return read(self, n)
+    monkeypatch.setattr(regions.RegionReader, "__call__", stopping)
+    with pytest.raises(SystemExit):
+        describe(given, *words)
+    assert "2 of 3 photos of train are done" in capsys.readouterr().err
+    monkeypatch.setattr(regions.RegionReader, "__call__", lambda self, n: calls.append(n) or read(self, n))
+    describe(given, *words)
+    assert calls == [0, 1, 2, 0, 0, 1] and not left(given)
+    for split in SIZES:
+        a, b = bytes_of(given, f"{split}_mine_ims.npy", f"{split}_mine_whole.npy")
+        assert a == b
+    describe(given, *words)
+    assert capsys.readouterr().out.count("done already") == 3 and len(calls) == 6
+
+
+def test_demo_features_are_those_of_a_loop():
+    pixels = scenes.draw(scenes.random_scene(random.Random(3)))
+    boxes = np.float32([[0, 0, 1, 1], [.1, .2, .45, .8], [.5, .5, .51, .51], [.7, .1, 1, .3]])
+    found = regions.demo_features(Image.fromarray(pixels), boxes)
+    assert found.shape == (4, regions.DemoRegions.dim)
+    maps = []
+    for response in (x[0] for x in scenes.responses(pixels[None])):
+        step = len(response) // 32
+        maps.append(np.array([[response[step * i:step * i + step, step * j:step * j + step].max((0, 1))
+                               for j in range(32)] for i in range(32)]))
+    maps = np.concatenate(maps, -1)                                                 # (32, 32, 192)
+
+    def covered(x1, y1, x2, y2):                            # of each cell
+        along = [np.clip(np.minimum(b * 32, np.arange(32) + 1) - np.maximum(a * 32, np.arange(32)), 0, 1)
+                 for a, b in ((x1, x2), (y1, y2))]
+        return along[1][:, None] * along[0]
+    for box, row in zip(boxes.astype(np.float64), found):
+        x1, y1, x2, y2 = box
+        inside = [maps[i, j] for i in range(32) for j in range(32)
+                  if y1 <= (i + .5) / 32 <= y2 and x1 <= (j + .5) / 32 <= x2]
+        if inside:
+            np.testing.assert_allclose(row[:192], np.max(inside, 0), rtol=1e-6)
+        own = covered(*box)
+        np.testing.assert_allclose(row[192:384], (own[..., None] * maps).sum((0, 1)) / own.sum(), rtol=1e-3, atol=1e-4)
+        w, h = (x2 - x1) / 4, (y2 - y1) / 4
+        ring = covered(max(x1 - w, 0), max(y1 - h, 0), min(x2 + w, 1), min(y2 + h, 1)) - own
+        mean = (ring[..., None] * maps).sum((0, 1)) / ring.sum() if ring.sum() > 1e-6 else np.zeros(192)
+        np.testing.assert_allclose(row[384:], mean, rtol=1e-3, atol=1e-3)
+
+
+def test_features_of_other_proposals_are_refused(given, capsys):
+    words = ["--proposals", "mine", "--kind", "demo"]
+    describe(given, *words)
+    entities, found = load(given, "test")
+    for path in ("test_mine.npz", "test_mine.json"):
+        os.remove(os.path.join(given, path))
+    propose(given, "--from", boxes_file(given, {"p4": [[1, 2, 30, 40, 1]] * 5}), "--name", "mine", "--splits", "test")
+    _, other = load(given, "test")
+    assert len(other.boxes) == len(found.boxes)
+    with pytest.raises(InputError, match="test_mine_ims.npy is of other boxes than those that .*test_mine.npz holds"):
+        read_region_features(given, "test", "mine", "ims", other)
+    with pytest.raises(InputError, match="there is no file .*test_mine_none.npy"):
+        read_region_features(given, "test", "mine", "none", other)
+    capsys.readouterr()
+    describe(given, *words)                                 # only these are extracted again
+    assert capsys.readouterr().out.count("done already") == 2
+    path = read_region_features(given, "test", "mine", "ims", other)
+    np.save(path, np.load(path)[1:])
+    with pytest.raises(InputError, match="holds float16 of shape \\(9, 576\\), and 10 boxes have features"):
+        read_region_features(given, "test", "mine", "ims", other)
+
+
+def test_features_of_ones_own(given, capsys, tmp_path):
+    rng, path = np.random.default_rng(0), tmp_path / "fc6.npy"
+    entities, found = load(given, "val")
+    features = rng.standard_normal((len(found.boxes), 12)).astype(np.float32)
+    np.save(path, features)
+    words = ["--proposals", "mine", "--given", path, "--name", "vgg"]
+    refused(capsys, lambda words: describe(given, *words), words, "holds the features of one split; name it with")
+    describe(given, *words, "--splits", "val")
+    stored = read_region_features(given, "val", "mine", "vgg", found)
+    assert np.array_equal(np.load(stored), features)
+    with open(stored.replace(".npy", ".json")) as f:
+        assert json.load(f)["extractor"].startswith("given in fc6.npy ")
+    describe(given, *words, "--splits", "val")              # the same file again
+    assert np.array_equal(np.load(path), features) and np.array_equal(np.load(stored), features)
+    broken = features.copy()
+    broken[3, 2] = np.nan
+    for array, message in ((features[1:], "holds float32 of shape \\(4, 12\\), and 5 boxes"),
+                           (features.astype(np.float64), "holds float64"), (broken, "NaN or infinity in row 3"),
+                           (features * 2, "is of 'given in fc6.npy .*' and these are of 'given in new.npy")):
+        np.save(tmp_path / "new.npy", array)
+        refused(capsys, lambda words: describe(given, *words),
+                [*words, "--splits", "val", "--given", tmp_path / "new.npy"], message)
+    assert np.array_equal(np.load(stored), features)
+
+
+def test_options_of_regions_that_do_not_fit(given, capsys, tmp_path, weights):
+    for words, message in ((["--side", 50], "--side 50 is no multiple of 32"),
+                           (["--kind", "demo", "--cnn_type", "vgg16"], "--cnn_type vgg16 is for --kind cnn"),
+                           (["--kind", "demo", "--side", 64], "--side 64 is for --kind cnn"),
+                           (["--name", "a b"], "--name a b cannot be a name"),
+                           (["--proposals", "none", "--kind", "demo"], "none.json cannot be read.*"),
+                           (["--cnn_type", "resnet18", "--layer", "fc6"], "--layer fc6 is no layer of regions of res")):
+        refused(capsys, lambda words: describe(given, *words), ["--proposals", "mine", *words], message)
+    describe(given, "--proposals", "mine", "--kind", "demo", "--splits", "dev")
+    assert isinstance(load(given, "dev")[1], Proposals)
+    refused(capsys, lambda words: describe(given, *words),
+            ["--proposals", "mine", "--cnn_type", "resnet18", "--cnn_weights", weights, "--splits", "val"],
+            "val_mine_ims.npy is of 'demo_scenes boxes, .*' and these are of 'resnet18 RoI cells")
