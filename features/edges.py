@@ -1,6 +1,9 @@
 """EdgeBoxes (Zitnick and Dollar 2014): boxes that wholly hold many edges, by OpenCV's ximgproc."""
 import functools
+import gzip
 import os
+import re
+import zlib
 
 import numpy as np
 
@@ -11,6 +14,9 @@ SETTINGS = {"alpha": 0.65, "beta": 0.65, "minScore": 0.01}     # as the code of 
 LEAST = 256                           # pixels: a photo whose longer side has fewer is enlarged to this
 SMOOTH = 2.0                          # pixels of the photo: textures below this size have no edges
 THIN = 1.01                           # an edge is kept where it is not weaker than its neighbours by more than this
+FOREST = {"options", "stride", "shrinkNumber", "patchSize", "patchInnerSize", "numberOfGradientOrientations",
+          "selfsimilarityGridSize", "numberOfTrees", "numberOfTreesToEvaluate", "childs", "featureIds", "thresholds",
+          "edgeBoundaries", "edgeBins"}            # what OpenCV reads of a forest's file
 INSTALL = "EdgeBoxes needs OpenCV's contributed modules: pip install -r requirements-localise.txt"
 
 
@@ -32,6 +38,15 @@ def forest_of(path: str):
     cv2 = opencv()
     if not os.path.isfile(path):
         raise InputError(f"there is no file {path}; --model is model.yml.gz of opencv_extra/testdata/cv/ximgproc")
+    try:
+        with (gzip.open if path.endswith(".gz") else open)(path, "rb") as f:
+            missing = FOREST - {found[1].decode() for line in f if (found := re.match(rb"\s*(\w+):", line))}
+        if missing:                                         # OpenCV would divide by the number of trees, 0
+            raise InputError(f"{path} holds no structured forest (it has no {', '.join(sorted(missing))}); give "
+                             "model.yml.gz of opencv_extra/testdata/cv/ximgproc")
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} holds no structured forest ({reason(error)}); give model.yml.gz of "
+                         "opencv_extra/testdata/cv/ximgproc") from error
     try:
         return cv2.ximgproc.createStructuredEdgeDetection(path)
     except cv2.error as error:

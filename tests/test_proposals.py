@@ -1,4 +1,5 @@
 """Box proposals, their recall and their features: what is written, that a stop changes no byte, and every refusal."""
+import gzip
 import importlib.util
 import json
 import os
@@ -215,9 +216,50 @@ def test_missing_opencv_is_said(root, capsys, monkeypatch):
     refused(capsys, lambda words: propose(root, *words), [], "pip install -r requirements-localise.txt")
 
 
+# A tree of one question, whether the gradient in the middle of a patch is strong, and one answer, an edge there.
+FOREST = f"""%YAML:1.0
+---
+options:
+   stride: 2
+   shrinkNumber: 2
+   patchSize: 32
+   patchInnerSize: 16
+   numberOfGradientOrientations: 4
+   gradientSmoothingRadius: 0
+   regFeatureSmoothingRadius: 2
+   ssFeatureSmoothingRadius: 8
+   gradientNormalizationRadius: 4
+   selfsimilarityGridSize: 5
+   numberOfTrees: 1
+   numberOfTreesToEvaluate: 1
+childs:
+   - [ 2, 0, 0 ]
+featureIds:
+   - [ {3 * 256 + 8 * 16 + 8}, 0, 0 ]
+thresholds:
+   - [ 0.05, 0., 0. ]
+edgeBoundaries:
+   - [ 0, 0, 0, 40 ]
+edgeBins:
+   - [ {', '.join(['136'] * 40)} ]
+"""
+
+
+@opencv
+def test_a_structured_forest_finds_edges_too(root, tmp_path):
+    """OpenCV reads the file, and its edges lead to the rectangles."""
+    path = tmp_path / "model.yml.gz"
+    path.write_bytes(gzip.compress(FOREST.encode()))
+    propose(root, "--model", path, "--splits", "test", "--name", "forest")
+    entities, found = load(root, "test", "forest")
+    assert " of the structured forest " in found.facts["method"] and recall(found, entities, 0.5) >= 75
+
+
 @opencv
 def test_wrong_forests(root, capsys, tmp_path):
-    for content in (b"", b"no forest", b"\x1f\x8b\x08\x00"):
+    whole = gzip.compress(FOREST.encode())
+    for content in (b"", b"no forest", b"\x1f\x8b\x08\x00", whole[:len(whole) // 2],
+                    gzip.compress(FOREST.replace("numberOfTrees:", "trees:").encode())):
         (tmp_path / "model.yml.gz").write_bytes(content)
         edges.forest_of.cache_clear()
         refused(capsys, lambda words: propose(root, *words), ["--model", tmp_path / "model.yml.gz"],
