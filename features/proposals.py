@@ -131,9 +131,9 @@ def is_ours(path: str) -> bool:
 
 def write_split(opt, root: str, split: str, method: str) -> None:
     """Write the proposals of a split, unless they are there. Raises InputError for other proposals of this name."""
-    entities, path = read_entities(root, split, opt.origin), file_of(root, split, opt.name)
+    entities, path = read_entities(root, split, opt.box_origin), file_of(root, split, opt.name)
     asked = {"method": method, "count": opt.count, "ids_sha256": ids_sha256(entities.ids)}
-    made = {**asked, "origin": opt.origin, "truth_sha256": array_sha256(entities.truth)}
+    made = {**asked, "origin": opt.box_origin, "truth_sha256": array_sha256(entities.truth)}
     if not is_ours(path):
         raise InputError(f"{path}.npz or .json is there and not of features.proposals; give another --name")
     facts = read_facts(f"{path}.json", "method", "") if os.path.exists(f"{path}.json") else made
@@ -211,7 +211,7 @@ def arguments() -> Arguments:
     p.add_argument("--count", type=positive, default=200, metavar="N",
                    help="boxes per photo; fewer where there are no more")
     p.add_argument("--name", metavar="NAME", help="of the proposals, part of their files' names (default: edgeboxesN)")
-    p.add_argument("--origin", type=up_to(1, least=0), default=1,
+    p.add_argument("--box_origin", type=up_to(1, least=0), default=1,
                    help="what is taken off the coordinates of the annotations: 1 as the data set's Python parser does, "
                         "0 as its Matlab parser")
     p.add_argument("--model", type=filename, metavar="FILE",
