@@ -32,6 +32,7 @@ from evaluation.subjects import Member
 from files.writing import output
 from inputs import Features, NoImages
 from metrics import chance, retrieval_blocks
+from readers.phrases import refuse_phrases
 from similarities import Cosine, Embedding
 from text import Vocabulary
 
@@ -218,6 +219,8 @@ def fit_and_embed(opt) -> None:
     gallery = [(target, name) for name in opt.split.split("+")]
     wanted = dict.fromkeys([(opt.data_name, "train"), *[(opt.data_name, "dev")] * automatic, *gallery])
     splits = {key: read_split(opt.data_path, *key, dev_images=0).require_sound() for key in wanted}
+    for split in splits.values():
+        refuse_phrases(split, "cca.py")
     train = splits[opt.data_name, "train"]
     words, views = WordRows(train, opt.text == "tfidf") if opt.text in ("tfidf", "words") else None, {}
     for (folder, name), split in splits.items():

@@ -29,7 +29,7 @@ from inputs import Photos, Tokens
 from model import OF_VECTORS, JointEmbedding
 from options.from_data import check_fits
 from options.phrases import regions_of
-from readers.phrases import PhraseSplit
+from readers.phrases import PhraseSplit, refuse_phrases
 from similarities import SIMILARITIES, Cosine
 from text import Vocabulary
 
@@ -111,6 +111,7 @@ def load_run(path: str, opt, first: Run | None = None, *, vocab: str | None = No
         if first and not items.order_like(of(split), of(first.split)).same:
             raise InputError(f"{split.source} stands in another order than {first.split.source}; an ensemble needs one "
                              "split")
+    refuse_phrases(split if not phrases else None, path)
     check_fits(trained, split, path)
     check_extractors(stored["data"].get("extractors") if "data" in stored else None, split, trained.text_features, path)
     return Run(model, words, trained, stored["state"], folder, split, [*stored.get("notes", ()), *split.notes])

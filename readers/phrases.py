@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from files.proposals import Proposals, read_proposals, read_region_features
 from torch import Tensor
 
 from cli import InputError
 from files.boxes import iou
 from files.entities import Entities, photo_paths, read_entities
+from files.proposals import Proposals, read_proposals, read_region_features
 from files.reading import read_json
 from inputs import Features, NoImages, extractors, told_of
 from readers.split import Batch, Split
@@ -124,6 +124,13 @@ def read_phrases(root: str, split: str, regions: Regions, text_features: str | N
     kinds = ", ".join(f"{count:,} {why}" for why, count in entities.dropped.items() if count)
     made.notes += [f"{lost:,} phrases of {split} have no box and are left out ({kinds})"] * bool(lost)
     return made
+
+
+def refuse_phrases(split: Split | None, reader: str) -> None:
+    """Raise InputError where what reads a split wants images and captions, and the split has phrases and regions."""
+    if isinstance(split, PhraseSplit):
+        raise InputError(f"{reader} is of images and captions, and {split.root} has phrases and the regions of their "
+                         "photos, which train.py and evaluate.py read; name other data with --data_name")
 
 
 def proposals_of(root: str, split: str, name: str) -> str:

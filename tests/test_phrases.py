@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import cca
 import data
 import evaluate
 import search
@@ -307,6 +308,13 @@ def test_what_evaluate_refuses(run, capsys, words, message):
 def test_search_refuses_a_run_on_phrases(run, root, tmp_path, capsys):
     refused(capsys, search.main, ["index", "--checkpoint", run(*KINDS[0]), "--data_path", root, "--images",
                                   "demo_entities", "--output", tmp_path / "index"], "was trained on phrases")
+
+
+def test_what_is_of_images_and_captions_refuses_phrases(root, demo_path, small_run, tmp_path, capsys):
+    message = "is of images and captions, and .*demo_entities has phrases"
+    words = ["--data_path", root, "--data_name", "demo_entities"]
+    refused(capsys, evaluate.main, ["--checkpoint", small_run(), *words, "--output", tmp_path / "r.json"], message)
+    refused(capsys, cca.main, [*words, "--text", "tfidf", "--output", tmp_path / "cca.npz"], message)
 
 
 def test_regions_are_for_phrases_only(demo_path, small_run, capsys):
