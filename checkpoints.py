@@ -113,8 +113,8 @@ def load_model(stored: dict, path: str = "the checkpoint",
     on phrases and regions will do. Raises InputError."""
     check_values(stored["options"], path)
     if stored["options"].get("localise") and not phrases:
-        raise InputError(f"{path} was trained on phrases and the regions of their photos, which train.py and "
-                         "evaluate.py alone can read; take a run on images and captions")
+        raise InputError(f"{path} was trained on phrases and the regions of their photos, and what "
+                         "reads images and captions is asked for; take another run")
     opt = parser().parse_args([])                           # of options that are younger than the checkpoint
     resolve(opt)
     vars(opt).update(stored["options"])

@@ -120,20 +120,24 @@ def phrase_batches(split: PhraseSplit, tokens: Tokens, photos, size: int, labels
     return inputs.stream(PhraseFetcher(split, tokens, labels, seed), chunks, workers * split.images.parallel)
 
 
-def check_phrases(root: str, regions: Regions) -> int:
-    """The same of a folder of Flickr30k Entities, and of the proposals and features that lie in it."""
+def check_phrases(root: str, regions: Regions, text_features: str | None) -> int:
+    """The same of a folder of Flickr30k Entities, and of the proposals and features that lie in it. Those of the usual
+    name may be missing."""
     found = check_entities(root, regions.origin)
     sound = not any(kind == "fault" for kind, _ in found)
-    for name in ("train", "val", "test"):
-        if not sound or not os.path.isfile(os.path.join(root, f"{name}_{regions.name}.npy")):
+    proposals = regions.name.rpartition("_")[0]
+    for name in ("train", "val", "test") if sound else ():
+        if regions.name == Regions().name and not os.path.isfile(os.path.join(root, f"{name}_{proposals}.npz")):
+            found.append(("line", f"{name:8}no proposals {proposals} yet: python -m features.proposals writes them"))
             continue
         try:
-            split = read_phrases(root, name, regions)
+            split = read_phrases(root, name, regions, text_features)
         except InputError as error:
             found.append(("fault", str(error)))
             continue
         found.append(("line", f"{name:8}{len(split.boxes):>8,} proposals  {split.images.describe()}"))
-        found += [("fault", fault) for fault in split.images.faults(deep=True, distinct=False)]
+        faulty = [x for x in (split.images, split.text) if x is not None]
+        found += [("fault", fault) for x in faulty for fault in x.faults(deep=True, distinct=False)]
     faults = [text for kind, text in found if kind == "fault"]
     print("\n".join([*(text for kind, text in found if kind == "line"), *(f"fault: {fault}" for fault in faults),
                      f"{root}: {len(faults)} faults"]))
@@ -145,7 +149,7 @@ def check(data_path: str, data_name: str, vocab_path: str | None = None, text_fe
     """Print what a data folder holds and every fault in it. Returns the number of faults."""
     root = os.path.join(data_path, data_name)
     if has_phrases(root):
-        return check_phrases(root, regions)
+        return check_phrases(root, regions, text_features)
     faults, found, first, vocab = [], 0, {}, Vocabulary.load(vocab_path) if vocab_path else None
     text_only = bool(glob.glob(os.path.join(root, "*_caps.txt"))) and not glob.glob(os.path.join(root, "*_ims.npy"))
     required = ("train", "dev", "test")[2 * text_only:] if os.path.isdir(root) else ("train",)

@@ -2,7 +2,7 @@
 import numpy as np
 
 from evaluation.confidence import Seen, best_name, percent
-from evaluation.localisation import RIGHT, Located, PhraseSplit
+from evaluation.localisation import RIGHT, BoxSplit, Located
 from evaluation.pictures import IN_SET, OWN, Cell, Row, draw_rows, picture_file, small, wrapped
 
 WRONG = "firebrick"                   # a first box; IN_SET: a right one, OWN: the truth
@@ -28,7 +28,7 @@ def choose(sure: np.ndarray, right: np.ndarray, photo: np.ndarray, count: int = 
     return {kind: positions for kind, positions in chosen.items() if positions}
 
 
-def phrase_examples(path: str, split: PhraseSplit, located: Located, seen: Seen, photos: list[str],
+def phrase_examples(path: str, split: BoxSplit, located: Located, seen: Seen, photos: list[str],
                     title: str) -> None:
     """Draw phrases with their photos, their boxes and the calibrated probability that the first one is right.
 
@@ -42,7 +42,7 @@ def phrase_examples(path: str, split: PhraseSplit, located: Located, seen: Seen,
     draw_rows(path, title, rows, ACROSS)
 
 
-def cell(split: PhraseSplit, located: Located, m: int, p: float, photos: list[str]) -> Cell:
+def cell(split: BoxSplit, located: Located, m: int, p: float, photos: list[str]) -> Cell:
     """Phrase m in its photo. p: the probability that the first box is right."""
     size, right = split.sizes[split.phrase_photo[m]], bool(located.right[m])
     boxes = ((shares(split.boxes[located.first[m]], size), IN_SET if right else WRONG),

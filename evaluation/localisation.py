@@ -20,7 +20,7 @@ COUNTS = {"1": (1, 1), "2": (2, 2), "more": (3, np.inf)}    # boxes of a phrase:
 SUMS = {"rsum": [f"r{k}" for k in metrics.RECALLS]}
 
 
-class PhraseSplit(NamedTuple):
+class BoxSplit(NamedTuple):
     """What `locate` reads of a split; any object with these attributes will do."""
     ids: list[str]                    # of the N photos
     sizes: np.ndarray                 # (N, 2) width and height in pixels
@@ -64,7 +64,7 @@ class Scored(NamedTuple):
     overlap: np.ndarray               # (m, P) float64: intersection over union with the truth of each phrase
 
 
-def photo_by_photo(split: PhraseSplit, scores_of: ScoresOf) -> Iterator[Scored]:
+def photo_by_photo(split: BoxSplit, scores_of: ScoresOf) -> Iterator[Scored]:
     """The photos that have phrases and proposals, each scored when its turn comes.
 
     scores_of(n, columns) -> (P, m): the scores of all proposals of photo n with the phrases `columns` (m,), higher is
@@ -88,7 +88,7 @@ def photo_by_photo(split: PhraseSplit, scores_of: ScoresOf) -> Iterator[Scored]:
             yield Scored(phrases, rows, split.boxes[rows], scores, iou(split.truth[phrases], split.boxes[rows]))
 
 
-def locate(split: PhraseSplit, scores_of: ScoresOf, temperature: float | None = None) -> Located:
+def locate(split: BoxSplit, scores_of: ScoresOf, temperature: float | None = None) -> Located:
     """Rank the proposals of each photo for each of its phrases. One photo is scored at a time; scores_of: see
     `photo_by_photo`; temperature: of the posterior over the proposals (`calibration.temperature`).
 
@@ -154,7 +154,7 @@ def confidences_of(photo: Scored, top: np.ndarray, temperature: float | None) ->
 
 # ---- measures
 
-def measures(located: Located, split: PhraseSplit) -> dict:
+def measures(located: Located, split: BoxSplit) -> dict:
     """Results in percent: {"r1", "r5", "r10", "rsum", "upper", "pointing", "iou", "phrases", "photos", "by_type",
     "macro", "by_boxes", "chance"}.
 
@@ -204,7 +204,7 @@ def chance(located: Located) -> dict:
             "phrases": len(c)}
 
 
-def largest_first(split: PhraseSplit) -> dict:
+def largest_first(split: BoxSplit) -> dict:
     """The results of ranking every photo's proposals by their area, whatever the phrase says. Boxes of one area tie."""
     def area(n: int, columns: np.ndarray) -> np.ndarray:
         return np.repeat(areas(split.boxes[split.start[n]:split.start[n + 1]])[:, None], len(columns), 1)
@@ -213,7 +213,7 @@ def largest_first(split: PhraseSplit) -> dict:
 
 # ---- two models
 
-def totals(located: Located, split: PhraseSplit) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def totals(located: Located, split: BoxSplit) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """{"r1" | "r5" | "r10": (total (N,), count (N,))} of the photos that have phrases, in percent, as
     `metrics.paired_bootstrap` takes it."""
     owner = np.unique(split.phrase_photo, return_inverse=True)[1]
@@ -222,12 +222,12 @@ def totals(located: Located, split: PhraseSplit) -> dict[str, tuple[np.ndarray, 
             for k in metrics.RECALLS}
 
 
-def compare(a: list[Located], b: list[Located], split: PhraseSplit, names: tuple[str, str],
+def compare(a: list[Located], b: list[Located], split: BoxSplit, names: tuple[str, str],
             samples: int = 10000) -> dict:
     """A paired bootstrap over photos of two models on the same phrases, or of several seeds of each: an entry of
     "comparisons", as `report.comparisons` and `report.doubts` read it."""
     runs = [[totals(of, split) for of in side] for side in (a, b)]
-    return {"a": names[0], "b": names[1], "seeds": [len(a), len(b)],
+    return {"a": names[0], "b": names[1], "over": "photos", "seeds": [len(a), len(b)],
             "metrics": metrics.paired_bootstrap(*runs, SUMS, samples)}
 
 
@@ -264,12 +264,9 @@ def cells(of: dict) -> list[str]:
     return [(f"{of[key]:,}" if key == "phrases" else report.number(of[key])) if key in of else "" for key in COLUMNS]
 
 
-def sentences(results: dict, dropped: dict[str, int] | None = None):
-    """What the tables do not show. results: what `measures` returned; dropped: {why: phrases left out}."""
+def sentences(results: dict):
+    """What the tables do not show. results: what `measures` returned."""
     reached = f", {100 * results['r1'] / results['upper']:.1f}% of these" if results["upper"] else ""
     yield (f"the proposals hold a right box for {results['upper']:.1f}% of {results['phrases']:,} phrases of "
            f"{results['photos']:,} photos, and no ranking can be right more often; R@1 is {results['r1']:.1f}% of all "
            f"phrases{reached}; by chance {results['chance']['r1']:.1f}%")
-    if any((dropped or {}).values()):
-        said = ", ".join(f"{count:,} {why}" for why, count in dropped.items() if count)
-        yield f"phrases left out because they have no box to find: {said}"

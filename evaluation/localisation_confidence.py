@@ -14,7 +14,7 @@ from evaluation import ambiguity, confidence
 from evaluation.calibration import temperature
 from evaluation.certainty import Certainty
 from evaluation.confidence import FITTED, Fitted, Seen, percent
-from evaluation.localisation import RIGHT, Located, PhraseSplit, ScoresOf, locate, photo_by_photo
+from evaluation.localisation import RIGHT, BoxSplit, Located, ScoresOf, locate, photo_by_photo
 from metrics import sampled_spearman, spearman
 
 FEWEST = 4                            # photos with a known number of things that fit, for a correlation
@@ -29,7 +29,7 @@ NAMES = {"overlap": "posterior of all boxes at its place", "posterior": "posteri
 class Phrases(NamedTuple):
     """The phrases of a split, what scores them, and, of Gaussians, log det Sigma in nats."""
     name: str                         # for the reader, such as "f30k_entities test"
-    split: PhraseSplit
+    split: BoxSplit
     scores_of: ScoresOf
     phrase_log_det: np.ndarray | None = None      # (M,), None where phrases are points
     region_log_det: np.ndarray | None = None      # (R,), None where regions are points

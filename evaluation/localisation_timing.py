@@ -5,7 +5,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from evaluation.localisation import PhraseSplit, largest_first, locate, measures
+from evaluation.localisation import BoxSplit, largest_first, locate, measures
 from evaluation.localisation_confidence import Phrases, report
 from features.timing import race
 from files.memory import MIB, in_fresh_process, resident
@@ -25,7 +25,7 @@ def drawn(name: str, photos: int, proposals: int, phrases: int, dim: int, seed: 
     truth = boxes[named] + rng.integers(-5, 6, (phrases, 4))
     truth[:, 2:] = np.maximum(truth[:, :2], truth[:, 2:])
     kinds = np.array(["people", "clothing", "animals", "other"])[rng.integers(4, size=phrases)]
-    split = PhraseSplit([str(n) for n in range(photos)], np.tile(SIZE, (photos, 1)), boxes,
+    split = BoxSplit([str(n) for n in range(photos)], np.tile(SIZE, (photos, 1)), boxes,
                         np.arange(photos + 1) * proposals, ["two words"] * phrases, photo, truth.astype(np.float64),
                         [(kind,) for kind in kinds], rng.integers(1, 4, phrases))
     regions = torch.randn(photos * proposals, dim, generator=generator)

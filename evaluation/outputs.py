@@ -47,7 +47,8 @@ def comparison_file(opt) -> str:
     """The file of a comparison. Raises InputError where it cannot be written, or holds another one."""
     paths = [path for group in opt.compare for path in group.split(",")]
     name = "_".join(os.path.basename(os.path.splitext(common_name(group.split(",")))[0]) for group in opt.compare)
-    default = f"comparison_{name[:80]}{of_split(opt)}{bank.suffix(opt)}.json".replace(os.sep, "_")
+    of_regions = f"_{opt.regions}" if opt.regions else ""
+    default = f"comparison_{name[:80]}{of_split(opt)}{of_regions}{bank.suffix(opt)}.json".replace(os.sep, "_")
 
     def is_ours(path):
         return is_comparison(path) and (bool(opt.output) or set(read_json(path)["runs"]) == set(paths))

@@ -14,7 +14,7 @@ from evaluation.boxes_pictures import phrase_examples
 from evaluation.compare import common_name, refuse_repeats
 from evaluation.confidence_plots import diagrams
 from evaluation.localisation import Located, compare, largest_first, locate, measures, sentences, tables
-from evaluation.localisation_confidence import SIDE, Phrases, report, scored_once
+from evaluation.localisation_confidence import SIDE, Phrases, report
 from evaluation.phrases import PhraseScores
 from evaluation.sources import load_run
 from files.reading import read_json
@@ -44,18 +44,30 @@ class Opened:
         wanted = with_split(opt, split) if split else opt
         runs = []
         for path in paths:
+            if not is_of_phrases(path):
+                raise InputError(f"{path} was trained on images and captions, and {paths[0]} is judged on phrases; "
+                                 "evaluate them apart")
             runs.append(load_run(path, wanted, runs[0] if runs else None, phrases=True))
             if not isinstance(runs[-1].split, PhraseSplit):
                 raise InputError(f"{path} was trained on phrases, and {os.path.join(*runs[-1].folder)} holds none; "
                                  "name data with phrases, or a run on images and captions")
+            if not same_boxes(runs[-1].split, runs[0].split):
+                raise InputError(f"{path} reads other boxes than {paths[0]}, and an ensemble needs the same; name "
+                                 "proposals for all with --regions")
         self.split, self.notes, device = runs[0].split, runs[0].notes, torch_device(opt.device)
         self.folder, self.similarity = runs[0].folder, runs[0].trained.sim
         models = [run.model.to(device).eval() for run in runs]
-        scores = PhraseScores(models, [run.tokens() for run in runs], self.split, device)
-        self.phrases = Phrases(f"{self.folder[1]} {self.split.name}", self.split, scored_once(scores),
+        scores = PhraseScores(models, [(run.split.images, run.tokens()) for run in runs], self.split, device)
+        self.phrases = Phrases(f"{self.folder[1]} {self.split.name}", self.split, scores,
                                scores.phrase_log_det if models[0].text_tower.gaussian else None,
                                scores.region_log_det if models[0].image_tower.gaussian else None,
                                fitting_of(self.split))
+
+
+def same_boxes(a: PhraseSplit, b: PhraseSplit) -> bool:
+    """Whether both splits have the same phrases, their boxes, and the same proposals."""
+    return (a.ids == b.ids and a.phrases == b.phrases and np.array_equal(a.truth, b.truth)
+            and a.proposals.facts["boxes_sha256"] == b.proposals.facts["boxes_sha256"])
 
 
 def with_split(opt, split: str):
@@ -75,6 +87,14 @@ def fitting_of(split: PhraseSplit) -> np.ndarray | None:
     return np.array(count, float)
 
 
+def photos_of(split: PhraseSplit) -> list[str]:
+    """The files of the photos; names of none where they are not there, as nothing but a picture needs them."""
+    try:
+        return split.photos()
+    except InputError:
+        return [os.path.join(split.root, "images", f"{photo}.jpg") for photo in split.ids]
+
+
 def results_of(opened: Opened, paths: list[str], located: Located) -> dict:
     """What results.json holds of the recalls."""
     split = opened.split
@@ -83,7 +103,7 @@ def results_of(opened: Opened, paths: list[str], located: Located) -> dict:
             "localisation": measures(located, split), "proposals": split.proposals.facts, "notes": opened.notes}
 
 
-def told(results: dict, split: PhraseSplit) -> list[str]:
+def told(results: dict) -> list[str]:
     """Sentences that go with every result, of the proposals first of all."""
     facts = results["proposals"]
     return [f"proposals: {facts['method']}", *sentences(results["localisation"]),
@@ -103,14 +123,14 @@ def evaluate(paths: list[str], opt) -> tuple[dict, list, list[str], Callable[[st
     results["baselines"] = {"largest": largest_first(test.split)}
     made = tables({paths[0] if len(paths) == 1 else "ensemble": results["localisation"]},
                   {"the largest proposals first": results["baselines"]["largest"]})
-    lines = told(results, test.split)
+    lines = told(results)
     if opt.confidence:
         results |= {**sure.results, "calibration": sure.calibration}
         made, lines = made + sure.tables, lines + sure.lines
 
         def draw(curves: str, shown: str) -> None:
             diagrams(sure.results["confidence"], sure.seen, curves)
-            phrase_examples(shown, test.split, located, sure.seen[SIDE], test.split.photos(), test.phrases.name)
+            phrase_examples(shown, test.split, located, sure.seen[SIDE], photos_of(test.split), test.phrases.name)
     return results, made, lines, draw
 
 
@@ -132,6 +152,6 @@ def compare_all(groups: list[str], opt) -> tuple[dict, list, list[str]]:
     label = {group: common_name(group.split(",")) for group in groups}
     base, *others = groups
     comparisons = [compare(found[base], found[other], split, (label[base], label[other])) for other in others]
-    lines = list(dict.fromkeys(line for of in runs.values() for line in told(of, split)))
+    lines = list(dict.fromkeys(f"{path}: {line}" for path, of in runs.items() for line in told(of)))
     return ({"runs": runs, "groups": {}, "comparisons": comparisons},
             tables({name: of["localisation"] for name, of in runs.items()}), lines)

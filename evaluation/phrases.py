@@ -19,8 +19,9 @@ class PhraseScores:
     by the first model, NaN of points; `alike` the mean cosines of the first regions and phrases.
     """
 
-    def __init__(self, models: list[JointEmbedding], tokens: list, split: PhraseSplit, device):
-        self.models, self.tokens, self.split, self.device = models, tokens, split, device
+    def __init__(self, models: list[JointEmbedding], inputs: list[tuple], split: PhraseSplit, device):
+        """inputs: of each model the regions (a split's images) and the phrases (its tokens) as it reads them."""
+        self.models, self.inputs, self.split, self.device = models, inputs, split, device
         self.region_log_det, self.phrase_log_det = (np.full(n, np.nan) for n in (len(split.boxes), len(split.phrases)))
         self.scores, self.alike = {}, {}
 
@@ -38,8 +39,8 @@ class PhraseScores:
         low, high = np.searchsorted(self.split.phrase_photo, (first, last))
         rows, columns = np.arange(start[first], start[last]), np.arange(low, high)
         self.scores = {n: 0.0 for n in range(first, last)}
-        for k, (model, tokens) in enumerate(zip(self.models, self.tokens)):
-            regions = model.embed_images(self.split.images.gather(rows).to(self.device))
+        for k, (model, (images, tokens)) in enumerate(zip(self.models, self.inputs)):
+            regions = model.embed_images(images.gather(rows).to(self.device))
             if not len(columns):
                 continue
             words, lengths = tokens.batch(columns)
@@ -77,6 +78,6 @@ def rsum_by_chance(split: PhraseSplit) -> float:
 def validate_phrases(model: JointEmbedding, split: PhraseSplit, tokens, device) -> dict:
     """Recalls of a split (evaluation.localisation.measures), and "alike", the mean cosine of two regions and of two
     phrases."""
-    scores = PhraseScores([model], [tokens], split, device)
+    scores = PhraseScores([model], [(split.images, tokens)], split, device)
     found = measures(locate(split, scores), split)
     return {**found, "alike": scores.alike}

@@ -101,7 +101,7 @@ def comparisons(pairs: list[dict]) -> list:
     for pair in pairs:
         rows = [(name, [number(m["a"]), number(m["b"]), f"{m['difference']:+.2f}",
                         f"{m['low']:+.2f} to {m['high']:+.2f}", p_value(m)]) for name, m in pair["metrics"].items()]
-        over = "images and seeds" if max(pair.get("seeds", [1])) > 1 else "images"
+        over = pair.get("over", "images") + " and seeds" * (max(pair.get("seeds", [1])) > 1)
         results.append((f"{pair['b']} less {pair['a']}, paired bootstrap over {over}", [("", [
             "first", "second", "difference", "95% interval", "p"])], rows))
     return results

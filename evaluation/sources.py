@@ -101,7 +101,7 @@ def load_run(path: str, opt, first: Run | None = None, *, vocab: str | None = No
                          f"{os.path.join(*first.folder)}; an ensemble needs one split, so name the data of both with "
                          "--data_name")
     folder = first.folder if first else folder
-    if first and trained.text_features == lead.text_features:
+    if first and trained.text_features == lead.text_features and regions_of(trained) == regions_of(lead):
         split = first.split
     else:
         split = read_split(*folder, opt.split or "test", text_only=text_only, text_features=trained.text_features,

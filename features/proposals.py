@@ -12,7 +12,6 @@ if __name__ == "__main__":
     import cli
     cli.starting()
 
-import math
 import os
 import re
 
@@ -40,6 +39,7 @@ from files.writing import locked, output, save_arrays, save_json
 
 BATCH = 4                             # photos that a process is given at a time
 NAME = r"[A-Za-z0-9_-]+"              # of proposals and of their features, part of the names of files
+LARGEST = 1e30                        # a coordinate or score, as float32 holds it
 FORM = 'give {"photo id": [[x1, y1, x2, y2, score], ...], ...}, pixels from 0, the score as you like'
 
 
@@ -85,9 +85,9 @@ def checked(path: str, photo: str, boxes, size) -> np.ndarray:
     if len(lengths) > 1 or not lengths <= {4, 5}:
         raise InputError(f"{path} gives {photo} no list of boxes of four numbers, or of five with the score; {FORM}")
     for box in boxes:
-        if not all(type(x) in (int, float) and math.isfinite(x) for x in box):
+        if not all(type(x) in (int, float) and abs(x) < LARGEST for x in box):      # NaN is not below it, either
             raise InputError(f"{path}: {ascii(box)[:60]} of {photo} is no box; give finite numbers x1, y1, x2, y2, and "
-                             "perhaps a score")
+                             f"perhaps a score, all below {LARGEST:.0e}")
         x1, y1, x2, y2 = box[:4]
         if x1 > x2 or y1 > y2:
             raise InputError(f"{path}: the box {box[:4]} of {photo} is inverted; give x1 <= x2 and y1 <= y2")

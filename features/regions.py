@@ -143,12 +143,7 @@ def extract_regions(opt) -> None:
     splits = list(dict.fromkeys("val" if split == "dev" else split for split in opt.splits or SPLITS))
     if opt.given and (len(splits) != 1 or not opt.splits):
         raise InputError(f"--given {opt.given} holds the features of one split; name it with --splits")
-    read = {}
-    for split in splits:
-        facts = read_facts(f"{file_of(root, split, opt.proposals)}.json", "method", "write the proposals first, with "
-                           "python -m features.proposals")
-        entities = read_entities(root, split, 0 if facts.get("origin") == 0 else 1)
-        read[split] = entities, read_proposals(root, split, opt.proposals, entities)
+    read = {split: read_split(root, split, opt.proposals) for split in splits}
     if opt.given:
         with locked(root, "extracting into"):
             write_given(opt, root, splits[0], read[splits[0]][1])
@@ -162,6 +157,17 @@ def extract_regions(opt) -> None:
     with locked(root, "extracting into"):
         for split in splits:
             write_split(opt, root, split, *read[split], encoder, line)
+
+
+def read_split(root: str, split: str, name: str) -> tuple[Entities, Proposals]:
+    """The phrases and the proposals of a split. Raises InputError where there are none."""
+    if not os.path.isdir(root):
+        raise InputError(f"there is no folder {root} (--data_path, --data_name); give a data set of phrases in photos")
+    path, fix = f"{file_of(root, split, name)}.json", "write them first, with python -m features.proposals"
+    if not os.path.isfile(path):
+        raise InputError(f"{root} has no proposals {name} of {split}; {fix}")
+    entities = read_entities(root, split, 0 if read_facts(path, "method", fix).get("origin") == 0 else 1)
+    return entities, read_proposals(root, split, name, entities)
 
 
 def check_own(path: str, line: str) -> None:

@@ -23,14 +23,6 @@ def iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return _iou(np.asarray(a)[:, None], np.asarray(b)[None])
 
 
-def iou_pairs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Intersection over union, 0 to 1, of each box of a with the one of b in the same row: (n, 4), (n, 4) -> (n,)
-    float64."""
-    if np.shape(a) != np.shape(b):
-        raise ValueError(f"boxes of shape {np.shape(a)} have no partners in {np.shape(b)}")
-    return _iou(a, b)
-
-
 def enclosing(boxes: np.ndarray) -> np.ndarray:
     """The smallest box that holds all k of them: (k, 4) -> (4,) float64, k at least 1."""
     boxes = np.asarray(boxes, np.float64)

@@ -70,6 +70,10 @@ def read_proposals(root: str, split: str, name: str, entities: Entities) -> Prop
     if facts.get("ids_sha256") != ids_sha256(entities.ids):
         raise InputError(f"{start}.npz is of other photos, or of the same in another order, than {split}.txt names "
                          f"now; delete it, and {AGAIN}")
+    if facts.get("truth_sha256") not in (None, array_sha256(entities.truth)):
+        raise InputError(f"{start}.npz was written for other boxes of the phrases, by another --box_origin or before "
+                         f"the annotations changed; give --box_origin {facts.get('origin', 1)}, or delete it, and "
+                         f"{AGAIN}")
     fault = _fault(found, entities)
     if fault is None and facts.get("boxes_sha256") != array_sha256(found.boxes):
         fault = "its boxes are not those that its .json was written for"

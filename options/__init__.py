@@ -11,7 +11,7 @@ from cli import InputError
 from options.conflicts import CONFLICTS, USED_BY
 from options.facts import GAUSSIANS, frozen_gaussians, needed_gaussians, prior, similarity
 from options.parser import parser
-from options.phrases import localises
+from options.phrases import has_phrases_of
 
 
 def default_run(opt) -> str:
@@ -27,7 +27,7 @@ def defaults() -> dict:
 
 # What an option is where it was not given, in the order in which one needs another.
 IMPLIED = {
-    "localise": localises,
+    "localise": has_phrases_of,
     "embed_size": lambda o: 2048 if o.img_enc == "vsrn" else 1024,
     "txt_enc": lambda o: similarity(o).implies.get("txt_enc") or ("features" if o.text_features else "gru"),
     "n_embeds": lambda o: similarity(o).implies.get("n_embeds", 1),

@@ -5,7 +5,7 @@ from methods.labelled import CONFLICTS
 from readers.phrases import Labels, Regions, has_phrases
 
 
-def localises(opt) -> bool:
+def has_phrases_of(opt) -> bool:
     """Whether the data are phrases and the regions of their photos."""
     return has_phrases(os.path.join(opt.data_path, opt.data_name))
 
@@ -33,13 +33,13 @@ PHRASE_CONFLICTS = [(lambda o, wrong=wrong: o.localise and wrong(o), sentence) f
      f"--unpaired_images, --unpaired_captions and --supervised_fraction are for images and captions, {HERE}; leave "
      "them out"),
     (lambda o: o.select == "hbr", f"--select hbr ranks captions for images, {HERE}; leave it out"),
-    (lambda o: not localises(o),
+    (lambda o: not has_phrases_of(o),
      "--localise needs a data set with Annotations/, as Flickr30k Entities, and {data_name} has none; leave it out"),
     (lambda o: o.negative_iou > o.positive_iou,
      "--negative_iou {negative_iou} lies above --positive_iou {positive_iou}; give a smaller one"))]
-PHRASE_CONFLICTS.append((lambda o: localises(o) and not o.localise,
+PHRASE_CONFLICTS.append((lambda o: has_phrases_of(o) and not o.localise,
                          "--no-localise: {data_name} has phrases and the regions of their photos, none of which is an "
                          "image of its own; leave it out"))
 PHRASE_OPTIONS = ("regions box_geometry box_origin positive_iou negative_iou region_negatives",
                   lambda o: o.localise, "phrases in photos (a data set with Annotations/)")
-OF_CAPTIONS = ("use_restval", lambda o: not o.localise, "images and captions")
+OF_CAPTIONS = ("use_restval dev_images", lambda o: not o.localise, "images and captions")

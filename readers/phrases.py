@@ -34,19 +34,23 @@ class RegionFeatures(Features):
     """Features of the proposals, (R, F), and where each lies in its photo: x1 / W, y1 / H, x2 / W, y2 / H and the share
     of the photo's area (CITE), so (R, F + 5); the corners that the box includes count whole."""
 
-    def __init__(self, path: str, geometry: np.ndarray | None):
+    def __init__(self, path: str, proposals: Proposals, sizes: np.ndarray, geometry: bool = True):
+        """sizes: width and height of each photo (N, 2)."""
         super().__init__(path)
-        self.geometry = None if geometry is None else torch.from_numpy(geometry)
+        self.proposals, self.sizes, self.geometry = proposals, sizes, geometry
         if self.array.ndim != 2:
             raise InputError(f"{path} has shape {self.array.shape}; features of proposals are of shape (proposals, F)")
 
     @property
     def dim(self) -> int:
-        return self.array.shape[-1] + (0 if self.geometry is None else GEOMETRY)
+        return self.array.shape[-1] + GEOMETRY * self.geometry
 
     def gather(self, index) -> Tensor:
-        features = super().gather(index)
-        return features if self.geometry is None else torch.cat([features, self.geometry[np.asarray(index)]], 1)
+        features, index = super().gather(index), np.asarray(index)
+        if not self.geometry:
+            return features
+        photo = np.searchsorted(self.proposals.start, index, side="right") - 1
+        return torch.cat([features, torch.from_numpy(geometry_of(self.proposals.boxes[index], self.sizes[photo]))], 1)
 
 
 def geometry_of(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -111,8 +115,7 @@ def read_phrases(root: str, split: str, regions: Regions, text_features: str | N
     name = proposals_of(root, split, regions.name)
     proposals = read_proposals(root, split, name, entities)
     path = read_region_features(root, split, name, regions.name[len(name) + 1:], proposals)
-    photo = np.repeat(np.arange(len(entities.ids)), np.diff(proposals.start))       # (R,): of each proposal
-    images = RegionFeatures(path, geometry_of(proposals.boxes, entities.sizes[photo]) if regions.geometry else None)
+    images = RegionFeatures(path, proposals, entities.sizes, regions.geometry)
     made_by = {**made_by, "ims": read_json(path.removesuffix(".npy") + ".json", "extract again")["extractor"]}
     made = PhraseSplit(split, images, phrases, owner, source, extractors=made_by, entities=entities,
                        proposals=proposals, root=root,
@@ -139,6 +142,8 @@ def proposals_of(root: str, split: str, name: str) -> str:
     for k in range(len(parts) - 1, 0, -1):
         if os.path.isfile(os.path.join(root, f"{split}_{'_'.join(parts[:k])}.npz")):
             return "_".join(parts[:k])
+    if os.path.isfile(os.path.join(root, f"{split}_{name}.npz")):
+        raise InputError(f"--regions {name} names proposals alone; name their features behind them, such as {name}_ims")
     there = sorted(os.path.basename(path) for path in glob.glob(os.path.join(root, f"{split}_*.npz")))
     raise InputError(f"--regions {name}: {root} has no proposals {split}_{'_'.join(parts[:-1]) or name}.npz"
                      + f" (but {', '.join(there)})" * bool(there) + "; make them with `python -m features.proposals`, "

@@ -13,7 +13,7 @@ from cli import InputError
 from demo import __main__ as demo
 from demo.scenes import COLOURS, DEMO, OUTLINES, RADII, TEXTURES, WORLDS
 from files import entities
-from files.boxes import areas, enclosing, iou, iou_pairs
+from files.boxes import areas, enclosing, iou
 from files.entities import check_entities, photo_paths, read_entities
 
 SPLITS = ("train", "val", "test")
@@ -37,14 +37,11 @@ def test_boxes_are_sets_of_pixels():
     found = iou(np.array(a, np.float32), np.array(b))
     assert found.dtype == np.float64 and found.shape == (25, 35) and 0 < (expected == 0).sum() < expected.size
     np.testing.assert_allclose(found, expected, rtol=1e-12)
-    np.testing.assert_array_equal(iou_pairs(np.array(a), np.array(b[:25])), np.diag(found))
     assert areas(np.array(a)).tolist() == [len(pixels(p)) for p in a]
     around = enclosing(np.array(boxes))
     assert around.tolist() == [min(p[0] for p in boxes), min(p[1] for p in boxes), max(p[2] for p in boxes),
                                max(p[3] for p in boxes)]
     assert iou(np.zeros((0, 4)), np.array(b)).shape == (0, 35)
-    with pytest.raises(ValueError, match="no partners"):
-        iou_pairs(np.array(a), np.array(b))
 
 
 def test_a_box_of_one_pixel_and_boxes_that_touch():

@@ -8,7 +8,7 @@ import torch
 from cli import InputError
 from evaluation import report
 from evaluation.localisation import (
-    PhraseSplit,
+    BoxSplit,
     centres_within,
     chance,
     compare,
@@ -30,7 +30,7 @@ def slow_iou(a, b) -> float:
     return len(pixels[0] & pixels[1]) / len(pixels[0] | pixels[1])
 
 
-def made(seed: int, photos: int = 25, most: int = 7) -> PhraseSplit:
+def made(seed: int, photos: int = 25, most: int = 7) -> BoxSplit:
     """Photos with 0 to `most` small boxes and 0 to 5 phrases each; the first has no phrase, the second no proposal."""
     rng = np.random.default_rng(seed)
     boxes, start, photo, truth = [], [0], [], []
@@ -46,24 +46,24 @@ def made(seed: int, photos: int = 25, most: int = 7) -> PhraseSplit:
     truth = np.array(truth, float)
     truth[:, 2:] = np.maximum(truth[:, :2], truth[:, 2:])
     types = [tuple(sorted(rng.choice(KINDS, rng.integers(1, 3), replace=False))) for _ in photo]
-    return PhraseSplit([f"photo{n}" for n in range(photos)], np.tile([16, 16], (photos, 1)),
+    return BoxSplit([f"photo{n}" for n in range(photos)], np.tile([16, 16], (photos, 1)),
                        np.concatenate(boxes).astype(np.float32), np.array(start),
                        [f"phrase {m}" for m in range(len(photo))], np.array(photo), truth, types,
                        rng.integers(1, 5, len(photo)))
 
 
-def drawn_scores(split: PhraseSplit, seed: int, levels: int = 1000):
+def drawn_scores(split: BoxSplit, seed: int, levels: int = 1000):
     """Scores of every proposal with every phrase; few levels tie. Returns the function and the whole matrix."""
     whole = np.random.default_rng(seed).integers(levels, size=(len(split.boxes), len(split.phrase_photo))) / levels
     return (lambda n, columns: whole[split.start[n]:split.start[n + 1]][:, columns].astype(np.float32)), whole
 
 
-def rows_of(split: PhraseSplit, m: int) -> list[int]:
+def rows_of(split: BoxSplit, m: int) -> list[int]:
     n = split.phrase_photo[m]
     return [r for r in range(split.start[n], split.start[n + 1]) if split.added is None or not split.added[r]]
 
 
-def slow_located(split: PhraseSplit, whole: np.ndarray, m: int) -> tuple:
+def slow_located(split: BoxSplit, whole: np.ndarray, m: int) -> tuple:
     """(rank, first row, its IoU) of phrase m: with every tie resolved for the worst."""
     rows = rows_of(split, m)
     right = {r: slow_iou(split.boxes[r], split.truth[m]) >= 0.5 for r in rows}
@@ -122,7 +122,7 @@ def test_boxes_added_for_training_are_not_ranked():
 
 def one(boxes, truth, scores, **more):
     """A photo with one phrase; its scores are given."""
-    split = PhraseSplit(["a"], np.array([[20, 20]]), np.array(boxes, np.float32).reshape(-1, 4),
+    split = BoxSplit(["a"], np.array([[20, 20]]), np.array(boxes, np.float32).reshape(-1, 4),
                         np.array([0, len(boxes)]), ["a dog"], np.array([0]), np.array([truth], float), [("animals",)],
                         np.array([1]))
     return locate(split, lambda n, columns: np.array(scores, float)[:, None], **more)
@@ -219,7 +219,7 @@ def test_chance_is_that_of_random_orders():
 
 def test_largest_first_reads_no_phrase():
     big, small = [0, 0, 9, 9], [12, 12, 15, 15]
-    split = PhraseSplit(["a"], np.array([[20, 20]]), np.array([small, big], np.float32), np.array([0, 2]), ["x", "y"],
+    split = BoxSplit(["a"], np.array([[20, 20]]), np.array([small, big], np.float32), np.array([0, 2]), ["x", "y"],
                         np.array([0, 0]), np.array([big, small], float), [("other",)] * 2, np.array([1, 1]))
     assert largest_first(split)["r1"] == 50 and largest_first(split)["r5"] == 100
 
@@ -260,6 +260,6 @@ def test_tables_and_sentences_say_what_bounds_the_results():
             assert word in text, form
     rows = {label: cells for label, cells in made_tables[0][2]}
     assert rows["a"][0] == f"{runs['a']['r1']:.1f}" and rows["a"][4] == f"{runs['a']['upper']:.1f}"
-    said = list(sentences(runs["a"], {"notvisual": 1200, "scene": 0, "no box": 3}))
+    said = list(sentences(runs["a"]))
     assert f"right box for {runs['a']['upper']:.1f}% of {len(split.phrases)} phrases of " in said[0]
-    assert said[1].endswith(": 1,200 notvisual, 3 no box") and len(list(sentences(runs["a"]))) == 1
+    assert len(said) == 1

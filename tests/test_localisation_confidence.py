@@ -10,7 +10,7 @@ from evaluation import confidence, pictures
 from evaluation.boxes_pictures import ACROSS, KINDS, choose, phrase_examples, shares
 from evaluation.calibration import temperature
 from evaluation.confidence_plots import diagrams
-from evaluation.localisation import PhraseSplit, locate
+from evaluation.localisation import BoxSplit, locate
 from evaluation.localisation_confidence import NAMES, Phrases, asked, fit, padded, report, scored_once
 from evaluation.report import render
 from files.boxes import iou
@@ -38,7 +38,7 @@ def knowing(seed: int, photos: int = 150, sigma: bool = False) -> Phrases:
     doubt = rng.uniform(0, 0.6 if sigma else 0.1, len(photo))
     meant = np.where(rng.random(len(photo))[:, None] < doubt[:, None], named[:, 1], named[:, 0])
     truth = np.where(rng.random(len(photo))[:, None] < 0.9, named[:, 0], [0, 0, 3, 3])
-    split = PhraseSplit([str(n) for n in range(photos)], np.tile([300, 300], (photos, 1)), np.concatenate(boxes),
+    split = BoxSplit([str(n) for n in range(photos)], np.tile([300, 300], (photos, 1)), np.concatenate(boxes),
                         np.array(start), [f"a {'very ' * (m % 3)}big dog" for m in range(len(photo))], np.array(photo),
                         truth, [("animals",)] * len(photo), np.ones(len(photo), int))
     noise = rng.uniform(0.02, 0.5, len(photo))

@@ -218,7 +218,7 @@ def test_scores_are_the_models_own_photo_by_photo(root, run, monkeypatch):
     model, vocab, _ = load_model(load_checkpoint(folder), folder, phrases=True)
     model.eval()
     tokens = split.encode(vocab)
-    whole = PhraseScores([model, model], [tokens, tokens], split, "cpu")
+    whole = PhraseScores([model, model], [(split.images, tokens)] * 2, split, "cpu")
     monkeypatch.setattr("evaluation.phrases.REGIONS", 1)
     for n in range(4):
         columns = split.columns(n)
@@ -300,6 +300,7 @@ def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys, tmp
     (["--sim", "cosine"], "--sim is for images and captions"),
     (["--data_name", "demo_precomp"], "is no folder|there is no folder|holds none"),
     (["--regions", "none_ims"], "has no proposals test_none.npz .but test_edgeboxes200.npz"),
+    (["--regions", "edgeboxes200"], "names proposals alone; .* such as edgeboxes200_ims"),
     (["--export", "x.npz"], "--export is for images and captions")])
 def test_what_evaluate_refuses(run, capsys, words, message):
     refused(capsys, evaluate.main, ["--checkpoint", run(*KINDS[0]), "--device", "cpu", *words], message)
@@ -322,6 +323,27 @@ def test_regions_are_for_phrases_only(demo_path, small_run, capsys):
             "--regions x_y is for runs on phrases")
 
 
+def test_runs_that_read_boxes_otherwise(root, run, small_run, capsys, tmp_path, monkeypatch):
+    """An ensemble's models read features as each was trained; kinds of runs do not mix; a comparison keeps its file."""
+    monkeypatch.chdir(tmp_path)
+    folder, without = run(*KINDS[0]), run("--no-box_geometry")
+    both, _ = report(capsys, "--checkpoint", folder, without, "--output", "both.json")
+    assert both["localisation"]["r1"] > both["localisation"]["chance"]["r1"]
+    for first, second in ((folder, small_run()), (small_run(), folder)):
+        refused(capsys, evaluate.main, ["--checkpoint", first, second], "was trained on .*(apart|another run)")
+        refused(capsys, evaluate.main, ["--compare", first, second], "was trained on .*(apart|another run)")
+    report(capsys, "--compare", folder, without)
+    report(capsys, "--compare", folder, without, "--regions", "edgeboxes200_ims")
+    names = sorted(name for name in os.listdir() if name.startswith("comparison"))
+    assert len(names) == 2 and names[1] == names[0].replace(".json", "_edgeboxes200_ims.json")
+
+
+def test_photos_may_be_gone(own, run, capsys, tmp_path):
+    shutil.rmtree(os.path.join(own, "demo_entities", "images"))
+    report(capsys, "--checkpoint", run(*KINDS[0]), "--data_path", own, "--confidence", "--output", tmp_path / "r.json")
+    assert (tmp_path / "r_confidence_examples.png").stat().st_size > 5000
+
+
 @pytest.mark.parametrize("change, message", [
     (lambda path: os.remove(f"{path}/train_edgeboxes200.npz"), "has no proposals train_edgeboxes200.npz"),
     (lambda path: os.remove(f"{path}/train_edgeboxes200_ims.npy"), "train_edgeboxes200_ims.npy"),
@@ -330,6 +352,11 @@ def test_regions_are_for_phrases_only(demo_path, small_run, capsys):
 def test_what_train_refuses(own, capsys, change, message):
     change(os.path.join(own, "demo_entities"))
     refused(capsys, train.main, [*SMALL, "--data_path", own, "--dry_run"], message)
+
+
+def test_another_origin_than_that_of_the_proposals(root, capsys):
+    refused(capsys, train.main, [*SMALL, "--data_path", root, "--box_origin", "0", "--dry_run"],
+            "written for other boxes of the phrases, by another --box_origin .*give --box_origin 1")
 
 
 def first(path: str) -> str:
