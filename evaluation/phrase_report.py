@@ -103,11 +103,9 @@ def results_of(opened: Opened, paths: list[str], located: Located) -> dict:
             "localisation": measures(located, split), "proposals": split.proposals.facts, "notes": opened.notes}
 
 
-def told(results: dict) -> list[str]:
-    """Sentences that go with every result, of the proposals first of all."""
-    facts = results["proposals"]
-    return [f"proposals: {facts['method']}", *sentences(results["localisation"]),
-            *(f"note: {note}" for note in results["notes"])]
+def assumed(results: dict) -> list[str]:
+    """Sentences on what a result rests on."""
+    return [f"proposals: {results['proposals']['method']}", *(f"note: {note}" for note in results["notes"])]
 
 
 def evaluate(paths: list[str], opt) -> tuple[dict, list, list[str], Callable[[str, str], None] | None]:
@@ -123,7 +121,7 @@ def evaluate(paths: list[str], opt) -> tuple[dict, list, list[str], Callable[[st
     results["baselines"] = {"largest": largest_first(test.split)}
     made = tables({paths[0] if len(paths) == 1 else "ensemble": results["localisation"]},
                   {"the largest proposals first": results["baselines"]["largest"]})
-    lines = told(results)
+    lines = [*sentences(results["localisation"]), *assumed(results)]
     if opt.confidence:
         results |= {**sure.results, "calibration": sure.calibration}
         made, lines = made + sure.tables, lines + sure.lines
@@ -152,6 +150,6 @@ def compare_all(groups: list[str], opt) -> tuple[dict, list, list[str]]:
     label = {group: common_name(group.split(",")) for group in groups}
     base, *others = groups
     comparisons = [compare(found[base], found[other], split, (label[base], label[other])) for other in others]
-    lines = list(dict.fromkeys(f"{path}: {line}" for path, of in runs.items() for line in told(of)))
+    lines = list(dict.fromkeys(line for of in runs.values() for line in assumed(of)))
     return ({"runs": runs, "groups": {}, "comparisons": comparisons},
             tables({name: of["localisation"] for name, of in runs.items()}), lines)

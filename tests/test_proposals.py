@@ -533,7 +533,7 @@ def test_options_of_regions_that_do_not_fit(given, capsys, tmp_path, weights):
                            (["--kind", "demo", "--cnn_type", "vgg16"], "--cnn_type vgg16 is for --kind cnn"),
                            (["--kind", "demo", "--side", 64], "--side 64 is for --kind cnn"),
                            (["--name", "a b"], "--name a b cannot be a name"),
-                           (["--proposals", "none", "--kind", "demo"], "has no proposals none of train; write them first"),
+                           (["--proposals", "none", "--kind", "demo"], "has no proposals none of train; write them"),
                            (["--cnn_type", "resnet18", "--layer", "fc6"], "--layer fc6 is no layer of regions of res")):
         refused(capsys, lambda words: describe(given, *words), ["--proposals", "mine", *words], message)
     describe(given, "--proposals", "mine", "--kind", "demo", "--splits", "dev")
