@@ -127,7 +127,7 @@ def of_phrases(opt) -> bool:
     paths = opt.checkpoint or (opt.compare[0].split(",") if opt.compare else [])
     if not paths and not (opt.embeddings or opt.scores):
         paths = [newest_run()]
-    if paths and not paths[0].endswith((".npz", ".npy")) and phrase_report.is_of_phrases(paths[0], opt.vocab):
+    if paths and phrase_report.is_of_phrases(paths[0]):
         return True
     if opt.regions:
         raise InputError(f"--regions {opt.regions} is for runs on phrases and the regions of their photos; leave it "

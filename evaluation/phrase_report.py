@@ -16,8 +16,8 @@ from evaluation.confidence_plots import diagrams
 from evaluation.localisation import Located, compare, largest_first, locate, measures, sentences, tables
 from evaluation.localisation_confidence import SIDE, Phrases, report
 from evaluation.phrases import PhraseScores
-from evaluation.sources import load_run
-from files.reading import read_json
+from evaluation.sources import holds_arrays_only, load_run
+from files.reading import read_json, read_yaml
 from readers.phrases import PhraseSplit
 
 # Options of evaluate.py for images and captions alone.
@@ -25,9 +25,18 @@ OF_CAPTIONS = ("sim", "dev_images", "vocab", "fold5", "cxc", "pmrp", "eccv", "po
                "uncertainty", "variances", "sets", "absent", "calibration", "calibrate_on", "photos", "ranks", "export")
 
 
-def is_of_phrases(path: str, vocab: str | None = None) -> bool:
-    """Whether a run was trained on phrases. Raises InputError where there is no run."""
-    return bool(load_checkpoint(path, vocab=vocab)["options"].get("localise"))
+def is_of_phrases(path: str) -> bool:
+    """Whether a run was trained on phrases, by its config.yaml. A file without one is asked itself; what is no run of
+    ours is none on phrases."""
+    config = os.path.join(path if os.path.isdir(path) else os.path.dirname(path), "config.yaml")
+    try:
+        if os.path.isfile(config):
+            return bool(read_yaml(config)["options"].get("localise"))
+        if not os.path.isfile(path) or holds_arrays_only(path):
+            return False
+        return bool(load_checkpoint(path)["options"].get("localise"))
+    except (InputError, TypeError, KeyError, AttributeError):                      # whoever reads it says what is wrong
+        return False
 
 
 def check_options(opt, path: str) -> None:

@@ -28,8 +28,9 @@ from methods import METHODS
 HERE = os.path.dirname(os.path.abspath(__file__))
 LOCAL = {"data_path", "vocab_path", "logger_name", "device", "workers", "log_step", "val_step", "overwrite", "resume"}
 KEPT = ("data_name", "models", "split", "similarity", "images", "captions", "protocols", "best_ranks", "neighbours",
-        "confidence", "sets", "absent_queries", "ambiguity", "other_truths", "bank", "variances")
-DROPPED = ("reliability", "galleries")                      # of confidences, which no table shows
+        "confidence", "sets", "absent_queries", "ambiguity", "other_truths", "bank", "variances", "localisation",
+        "proposals")
+DROPPED = ("reliability", "galleries", "by_type", "by_boxes", "macro")      # parts that no table shows
 RECALLS = [(f"{side} R@{k}" if k == 1 else f"R@{k}", f"protocols/full/{side}/r{k}")
            for side in ("i2t", "t2i") for k in (1, 5, 10)]
 COLUMNS = {"recalls": RECALLS, "short": [RECALLS[k] for k in (0, 2, 3, 5)], "rsum": [("rsum", "protocols/full/rsum")],
@@ -61,6 +62,12 @@ COLUMNS["banked"] = [("rsum, bank", "protocols/bank/rsum")]
 COLUMNS["truth"] = [(f"{side} {head}{whose}", f"protocols/positives{of}/{side}/{key}") for side in ("i2t", "t2i")
                     for head, key, whose, of in (("P@1", "r1", "", ""), ("R-P", "rp", "", ""), (
                         "R-P", "rp", ", means", "_mean_only"), ("R-P", "rp", ", dealt", "_shuffled"))]
+COLUMNS["localisation"] = [
+    *((head, f"localisation/{key}") for head, key in (("R@1", "r1"), ("R@5", "r5"), ("R@10", "r10"),
+                                                      ("pointing", "pointing"), ("IoU", "iou"))),
+    *((head, f"confidence/phrases/{path}") for head, path in (
+        ("AUROC of all boxes there", "overlap/auroc"), ("of the first box", "posterior/auroc"),
+        ("log det Sigma", "log_det_query/auroc"), ("ECE", "overlap/ece")))]
 THREE_DIGITS = ("auroc", "ece", "ece_floor", "coverage", "rho", "words", "levels")
 BLOCK = re.compile(r"^<!-- results: (\S+) -->\n(.*?)^<!-- /results -->$", re.DOTALL | re.MULTILINE)
 METHODS_BLOCK = re.compile(r"<!-- methods: ([^>]*) -->\n.*?<!-- /methods -->", re.S)
@@ -81,7 +88,7 @@ def cell(name: str, path: str, runs: list[dict], counted: bool) -> str:
     if None in values:                                      # a point is its own mean and has no Sigma
         return ""
     digits = 2 if name == "HBR" else 3 if path.endswith(THREE_DIGITS) else 1
-    if not path.endswith(("rsum", "auroc")) or len(values) == 1:
+    if not path.endswith(("rsum", "auroc", "localisation/r1")) or len(values) == 1:
         return f"{mean(values):.{digits}f}"
     return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}" + f" ({len(values)})" * counted
 
@@ -152,6 +159,8 @@ def evaluated(path: str) -> dict:
         results["confidence"] = {side: {name: {key: number for key, number in of.items() if key not in DROPPED}
                                         for name, of in sides.items() if name not in DROPPED}
                                  for side, sides in results["confidence"].items()}
+    if "localisation" in results:
+        results["localisation"] = {key: x for key, x in results["localisation"].items() if key not in DROPPED}
     return {name: results[name] for name in KEPT if name in results}
 
 
