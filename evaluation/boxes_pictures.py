@@ -4,6 +4,7 @@ import numpy as np
 from evaluation.confidence import Seen, best_name, percent
 from evaluation.localisation import RIGHT, BoxSplit, Located
 from evaluation.pictures import IN_SET, OWN, Cell, Row, draw_rows, picture_file, small, wrapped
+from features.regions import shares
 
 WRONG = "firebrick"                   # a first box; IN_SET: a right one, OWN: the truth
 ACROSS, LETTERS = 5, 28               # photos of each kind, letters in a line above a photo
@@ -50,8 +51,3 @@ def cell(split: BoxSplit, located: Located, m: int, p: float, photos: list[str])
     outcome = f"IoU {located.iou[m]:.2f}" if located.rank[m] >= 0 else "out of reach"
     label = f"{wrapped(split.phrases[m], LETTERS, 2)}\n{percent(p)} sure, {outcome}"
     return Cell(small(photos[split.phrase_photo[m]]), label, boxes=boxes)
-
-
-def shares(box: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """The edges of a box in pixels, ends included, as shares of width and height: left, top, right, bottom (4,)."""
-    return (np.asarray(box, np.float64) + [0, 0, 1, 1]) / [*size, *size]

@@ -66,7 +66,8 @@ def check_options(p, opt) -> None:
         p.error(f"{ready} has to be calibrated on other items; give those of dev with --calibration FILE, or "
                 "--calibrate_on 0.5 to take half of its images")
     if not ready and not opt.calibrate_on and opt.split in ("dev", "val"):
-        p.error(f"--split {opt.split} is what a run is calibrated on; judge another split, or give --calibrate_on 0.5")
+        p.error(f"--split {opt.split} is what a run is calibrated on; judge another split, or give --calibrate_on 0.5 "
+                "(images and captions only)")
 
 
 def part(subject: Subject, images: np.ndarray) -> Subject:
