@@ -149,6 +149,8 @@ def check(data_path: str, data_name: str, vocab_path: str | None = None, text_fe
     """Print what a data folder holds and every fault in it. Returns the number of faults."""
     root = os.path.join(data_path, data_name)
     if has_phrases(root):
+        if vocab_path:
+            raise InputError(f"--vocab {vocab_path} is for images and captions, and {root} has phrases; leave it out")
         return check_phrases(root, regions, text_features)
     faults, found, first, vocab = [], 0, {}, Vocabulary.load(vocab_path) if vocab_path else None
     text_only = bool(glob.glob(os.path.join(root, "*_caps.txt"))) and not glob.glob(os.path.join(root, "*_ims.npy"))

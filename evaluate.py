@@ -354,8 +354,9 @@ def parse_args(argv=None) -> argparse.Namespace:
         help="file of the results (default: results.json in the run folder, or results_SIM_DATA_SPLIT.json for another "
         "similarity, data set or split than those of the run)")
     add = p.add_argument_group("speed and memory").add_argument
-    add("--batch_size", type=positive, default=128, help="number of images or captions that are encoded at once")
-    add("--block", type=positive, default=1000,
+    add("--batch_size", type=positive, default=128, help="images or captions that are encoded at once; of "
+        "regions 32 times as many")
+    add("--block", type=positive, default=phrase_report.BLOCK,
         help="number of images that are scored at once; memory grows with it, results do not change")
     add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="number of processes that read photos")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA where it is present")

@@ -20,6 +20,7 @@ from evaluation.sources import holds_arrays_only, load_run
 from files.reading import read_json, read_yaml
 from readers.phrases import PhraseSplit
 
+BLOCK = 1000                          # of --block, where it is not given
 # Options of evaluate.py for images and captions alone.
 OF_CAPTIONS = ("sim", "dev_images", "vocab", "fold5", "cxc", "pmrp", "eccv", "positives", "rerank", "bank",
                "uncertainty", "variances", "sets", "absent", "calibration", "calibrate_on", "photos", "ranks", "export")
@@ -40,7 +41,7 @@ def is_of_phrases(path: str) -> bool:
 
 
 def check_options(opt, path: str) -> None:
-    given = [name for name in OF_CAPTIONS if getattr(opt, name)]
+    given = [name for name in OF_CAPTIONS if getattr(opt, name)] + ["block"] * (opt.block != BLOCK)
     if given:
         raise InputError(f"--{given[0]} is for images and captions, and {path} was trained on phrases and the "
                          "regions of their photos; leave it out")
@@ -66,7 +67,8 @@ class Opened:
         self.split, self.notes, device = runs[0].split, runs[0].notes, torch_device(opt.device)
         self.folder, self.similarity = runs[0].folder, runs[0].trained.sim
         models = [run.model.to(device).eval() for run in runs]
-        scores = PhraseScores(models, [(run.split.images, run.tokens()) for run in runs], self.split, device)
+        scores = PhraseScores(models, [(run.split.images, run.tokens()) for run in runs], self.split, device,
+                              32 * opt.batch_size)
         self.phrases = Phrases(f"{self.folder[1]} {self.split.name}", self.split, scores,
                                scores.phrase_log_det if models[0].text_tower.gaussian else None,
                                scores.region_log_det if models[0].image_tower.gaussian else None,

@@ -8,7 +8,7 @@ from model import JointEmbedding
 from readers.phrases import PhraseSplit
 from similarities import uncertainty
 
-REGIONS = 4096                        # that are encoded at a time
+REGIONS = 4096                        # that are encoded at a time in training
 
 
 class PhraseScores:
@@ -19,9 +19,11 @@ class PhraseScores:
     by the first model, NaN of points; `alike` the mean cosines of the first regions and phrases.
     """
 
-    def __init__(self, models: list[JointEmbedding], inputs: list[tuple], split: PhraseSplit, device):
-        """inputs: of each model the regions (a split's images) and the phrases (its tokens) as it reads them."""
-        self.models, self.inputs, self.split, self.device = models, inputs, split, device
+    def __init__(self, models: list[JointEmbedding], inputs: list[tuple], split: PhraseSplit, device,
+                 most: int = REGIONS):
+        """inputs: of each model the regions (a split's images) and the phrases (its tokens) as it reads them. most:
+        regions that are encoded at a time, of one photo at least."""
+        self.models, self.inputs, self.split, self.device, self.most = models, inputs, split, device, most
         self.region_log_det, self.phrase_log_det = (np.full(n, np.nan) for n in (len(split.boxes), len(split.phrases)))
         self.scores, self.alike = {}, {}
 
@@ -33,9 +35,9 @@ class PhraseScores:
 
     @torch.no_grad()
     def encode(self, first: int) -> None:
-        """Score the photos from `first` on, as many as have REGIONS proposals together, at least one."""
+        """Score the photos from `first` on, as many as have `most` proposals together, at least one."""
         start = self.split.start
-        last = max(first + 1, int(np.searchsorted(start, start[first] + REGIONS, side="right")) - 1)
+        last = max(first + 1, int(np.searchsorted(start, start[first] + self.most, side="right")) - 1)
         low, high = np.searchsorted(self.split.phrase_photo, (first, last))
         rows, columns = np.arange(start[first], start[last]), np.arange(low, high)
         self.scores = {n: 0.0 for n in range(first, last)}

@@ -211,15 +211,15 @@ def test_a_run_learns_which_region_is_meant(root, run, words, capsys):
     assert results["proposals"]["method"] in said and "no ranking can be right more often" in said
 
 
-def test_scores_are_the_models_own_photo_by_photo(root, run, monkeypatch):
+@pytest.mark.parametrize("most", [1, 100, 4096])
+def test_scores_are_the_models_own_photo_by_photo(root, run, most):
     """However many photos are encoded at a time, and of two models the mean."""
     folder = run(*KINDS[0])
     split = read_split(root, "demo_entities", "test")
     model, vocab, _ = load_model(load_checkpoint(folder), folder, phrases=True)
     model.eval()
     tokens = split.encode(vocab)
-    whole = PhraseScores([model, model], [(split.images, tokens)] * 2, split, "cpu")
-    monkeypatch.setattr("evaluation.phrases.REGIONS", 1)
+    whole = PhraseScores([model, model], [(split.images, tokens)] * 2, split, "cpu", most)
     for n in range(4):
         columns = split.columns(n)
         rows = np.arange(split.start[n], split.start[n + 1])
@@ -301,7 +301,8 @@ def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys, tmp
     (["--data_name", "demo_precomp"], "is no folder|there is no folder|holds none"),
     (["--regions", "none_ims"], "has no proposals test_none.npz .but test_edgeboxes200.npz"),
     (["--regions", "edgeboxes200"], "names proposals alone; .* such as edgeboxes200_ims"),
-    (["--export", "x.npz"], "--export is for images and captions")])
+    (["--export", "x.npz"], "--export is for images and captions"),
+    (["--block", "10"], "--block is for images and captions")])
 def test_what_evaluate_refuses(run, capsys, words, message):
     refused(capsys, evaluate.main, ["--checkpoint", run(*KINDS[0]), "--device", "cpu", *words], message)
 
@@ -384,6 +385,8 @@ def test_features_of_other_phrases_are_refused(own):
 
 
 def test_the_check_of_a_folder(own, capsys):
+    refused(capsys, data.main, ["check", "--data_path", own, "--data_name", "demo_entities", "--vocab", "v.json"],
+            "--vocab v.json is for images and captions")
     assert data.check(own, "demo_entities") == 0
     said = capsys.readouterr().out
     assert "proposals" in said and "phrases" in said and said.rstrip().endswith("0 faults")
