@@ -13,7 +13,7 @@ import inputs
 from cli import InputError, reason
 from files.reading import as_integers, below, integers, read_coco, read_integers, read_json, read_lines
 from inputs import Features, NoImages, Photos
-from readers.split import Split
+from readers.split import Split, read_text_features
 
 
 def _need(path: str) -> str:
@@ -58,14 +58,7 @@ def read_precomputed(root: str, split: str, text_only: bool = False, text_featur
         if len(x) not in (0, n):
             raise InputError(f"{path(what)} has {len(x)} ids for {n} images; there must be one for each image or "
                              "caption")
-    text = Features(_need(path(f"{text_features}.npy"))) if text_features else None
-    if text and text.array.shape[:-1] != (count,):
-        raise InputError(f"{text.path} has shape {text.array.shape} for the {count} captions of {source}; give one row "
-                         "a caption")
-    told = path(f"{text_features}.json")
-    if text and os.path.isfile(told) and read_json(told, "extract the features again") != inputs.told_of(captions):
-        raise InputError(f"{text.path} was extracted from other captions than {source} holds now; call "
-                         "features.extract captions again")
+    text = read_text_features(path(f"{text_features}.npy"), captions, source) if text_features else None
     caption_ids = as_integers(caption_ids)                                     # None for names such as Flickr's x.jpg#0
     return Split(split, images, captions, np.arange(count) // (count // n), source,
                  ids or as_integers(names) or names or None,

@@ -17,8 +17,8 @@ from files.boxes import iou
 from files.entities import Entities, photo_paths, read_entities
 from files.proposals import Proposals, read_proposals, read_region_features
 from files.reading import read_json
-from inputs import Features, NoImages, extractors, told_of
-from readers.split import Batch, Split
+from inputs import Features, NoImages, extractors
+from readers.split import Batch, Split, read_text_features
 
 GEOMETRY = 5                          # numbers that say where a box lies
 
@@ -119,7 +119,8 @@ def read_phrases(root: str, split: str, regions: Regions, text_features: str | N
     made_by = {**made_by, "ims": read_json(path.removesuffix(".npy") + ".json", "extract again")["extractor"]}
     made = PhraseSplit(split, images, phrases, owner, source, extractors=made_by, entities=entities,
                        proposals=proposals, root=root,
-                       text=phrase_features(root, split, text_features, phrases) if text_features else None)
+                       text=read_text_features(os.path.join(root, f"{split}_{text_features}.npy"), phrases, source,
+                                               "phrase") if text_features else None)
     for n in range(len(entities.ids)):
         if len(columns := made.columns(n)):
             owner[columns] = made.start[n] + made.overlap(n).argmax(0)
@@ -148,21 +149,6 @@ def proposals_of(root: str, split: str, name: str) -> str:
     raise InputError(f"--regions {name}: {root} has no proposals {split}_{'_'.join(parts[:-1]) or name}.npz"
                      + f" (but {', '.join(there)})" * bool(there) + "; make them with `python -m features.proposals`, "
                      "then their features with `python -m features.extract regions`")
-
-
-def phrase_features(root: str, split: str, name: str, phrases: list[str]) -> Features:
-    """{split}_{name}.npy, one row a phrase. Raises InputError where they are of other phrases."""
-    path = os.path.join(root, f"{split}_{name}.npy")
-    if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; make it with `python -m features.extract captions`")
-    text = Features(path)
-    if text.array.shape[:-1] != (len(phrases),):
-        raise InputError(f"{path} has shape {text.array.shape} for {len(phrases)} phrases; give one row a phrase")
-    told = path.removesuffix(".npy") + ".json"
-    if os.path.isfile(told) and read_json(told, "extract the features again") != told_of(phrases):
-        raise InputError(f"{path} was extracted from other phrases than {root} holds now; call "
-                         "features.extract captions again")
-    return text
 
 
 # ---- batches

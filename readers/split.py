@@ -1,4 +1,5 @@
 """What a data set is once it is read: the images and captions of a split, and batches of them."""
+import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from tqdm import tqdm
 
 import inputs
 from cli import InputError
+from files.reading import read_json
 from inputs import CaptionFeatures, Features, NoImages, Photos, Tokens, TrigramTokens, encode_captions
 from text import Vocabulary, tokenize
 
@@ -104,6 +106,21 @@ class Split:
                 "distinct": len({word for words in self.words for word in words}),
                 "unknown_distinct": len({word for words in unknown for word in words}),
                 "captions_without": sum(len(a) == len(b) for a, b in zip(unknown, self.words))}
+
+
+def read_text_features(path: str, captions: list[str], source: str, what: str = "caption") -> Features:
+    """Features of the captions of a split, one row each. Raises InputError where there are none, or of others. source:
+    where the captions stand; what: the word for one of them."""
+    if not os.path.isfile(path):
+        raise InputError(f"there is no file {path} of --text_features; `python -m features.extract captions` makes it")
+    text, told = Features(path), path.removesuffix(".npy") + ".json"
+    if text.array.shape[:-1] != (len(captions),):
+        raise InputError(f"{path} has shape {text.array.shape} for the {len(captions)} {what}s of {source}; give one "
+                         f"row a {what}")
+    if os.path.isfile(told) and read_json(told, "extract the features again") != inputs.told_of(captions):
+        raise InputError(f"{path} was extracted from other {what}s than {source} holds now; call features.extract "
+                         "captions again")
+    return text
 
 
 def first_images(split: Split, n: int) -> Split:

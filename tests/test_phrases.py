@@ -380,7 +380,7 @@ def test_features_of_other_phrases_are_refused(own):
     with pytest.raises(InputError, match="extracted from other phrases"):
         read_split(own, "demo_entities", "test", text_features="texts")
     np.save(os.path.join(folder, "test_texts.npy"), np.ones((3, 4), np.float32))
-    with pytest.raises(InputError, match="for .* phrases; give one row a phrase"):
+    with pytest.raises(InputError, match="for the .* phrases of .*; give one row a phrase"):
         read_split(own, "demo_entities", "test", text_features="texts")
 
 
