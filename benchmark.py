@@ -66,7 +66,7 @@ BATCH, FEATURES, WORDS, LENGTHS = 128, 2048, 10000, (8, 20)
 REGION_STEP = ((36, 256), 256)        # features of an image, D
 FILES = {"features": ((20000, 2048), np.float32), "regions": ((2000, 36, 512), np.float16)}
 SUITE = ["--cxc", "--pmrp", "--eccv", "--fold5", "--uncertainty", "--no-control"]
-EXTRACTED = 192, 2                    # photos, processes that read them
+EXTRACTED = 480, 2                    # photos, processes that read them
 PHRASES = (1000, 200, 14500, 512)     # photos, proposals of each, phrases of all, D: the test of Flickr30k Entities
 CALIBRATED = ((1000, 5000), (5000, 25000))  # images, captions that are calibrated on; the first has a target
 COMPARED = {**SIMILARITIES, "mls": MLS}
@@ -400,7 +400,7 @@ def search(opt, device) -> None:
 
 def extraction(opt, device) -> None:
     print("\nextraction: {} photos of 500 x 375 by resnet18, read by {} processes".format(*EXTRACTED), flush=True)
-    for measured in feature_times(*EXTRACTED, min(2, opt.repeats), opt.seed, device):
+    for measured in feature_times(*EXTRACTED, opt.repeats, opt.seed, device):
         line(*measured)
 
 

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from cli import InputError, Stopped
 from data import Split
 from features.boxes import PhotoBoxes
+from features.cores import by_cores
 from files.reading import read_array, read_json
 from files.writing import CHANGING, allocate, mapped, save_array, save_json, save_lines
 from inputs import Photos, chunks, extractors, stream
@@ -270,10 +271,12 @@ class Extraction:
             self.check_broken(opt.skip_broken)
             with tqdm(total=len(self.rows), initial=len(self.rows) - len(todo), desc=self.name, disable=None,
                       leave=False) as bar:
-                for part, (given, rows) in zip(parts, stream(reader, parts, opt.workers)):
-                    good = [i for i, row in zip(part.tolist(), rows) if not wrong(row)]
-                    if good:
-                        self.array[good] = net(*(x.to(device) for x in given)).cpu().numpy().astype(self.dtype)
+                def step(read):
+                    given, rows = read
+                    return given and net(*(x.to(device) for x in given)).cpu().numpy().astype(self.dtype), rows
+                for part, (values, rows) in zip(parts, by_cores(step, stream(reader, parts, opt.workers), device)):
+                    if values is not None:
+                        self.array[[i for i, row in zip(part.tolist(), rows) if not wrong(row)]] = values
                     for i, row in zip(part.tolist(), rows):
                         self.rows[i] = row
                     self.check_broken(opt.skip_broken)

@@ -90,7 +90,7 @@ def total(integral: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 class DemoRegions:
     """The demo's features: all is done where a photo is read."""
-    dim = 3 * sum(scenes.WIDTHS)
+    dim, device = 3 * sum(scenes.WIDTHS), None
     read = staticmethod(demo_features)
 
     def encode(self, found: list) -> list:
@@ -204,7 +204,8 @@ def write_split(opt, root: str, split: str, entities: Entities, proposals: Propo
         print(f"{path}.npy: done already")
         return
     rows = PhotoRows(path, paths, proposals.start, encoder.dim, np.float16, made)
-    rows.run(RegionReader(paths, entities, proposals, encoder.read), encoder.encode, opt.batch_size, opt.workers, split)
+    rows.run(RegionReader(paths, entities, proposals, encoder.read), encoder.encode, opt.batch_size, opt.workers, split,
+             encoder.device)
     del rows.array                                          # its values are in the file
     place(path, line, proposals, shape, lambda target: os.replace(rows.part, target))
     rows.clean()

@@ -7,6 +7,7 @@ import numpy as np
 from tqdm import tqdm
 
 from cli import Stopped
+from features.cores import by_cores
 from features.photos import SAVE
 from files.reading import read_array, read_json
 from files.writing import allocate, save_json
@@ -57,19 +58,22 @@ class PhotoRows:
             self.array, self.done = allocate(self.part, self.shape, dtype), [None] * len(paths)
             self.save()
 
-    def run(self, fetch, encode, batch: int, workers: int, title: str) -> None:
+    def run(self, fetch, encode, batch: int, workers: int, title: str, device=None) -> None:
         """Compute what is missing. encode([fetch(n), ...]), a list of arrays (rows, dim), are the rows of photos n.
 
-        `fetch` runs in `workers` processes, `encode` in this one, on `batch` photos at a time. What is done stays,
-        whatever ends this. Raises what they raise.
+        `fetch` runs in `workers` processes, `encode` in this one, on `batch` photos at a time; where it is a network on
+        `device`, as `by_cores` says. What is done stays, whatever ends this. Raises what they raise.
         """
         todo, saved = np.flatnonzero([row is None for row in self.done]), time.monotonic()
         parts = chunks(todo, batch)
         try:
             with tqdm(total=len(self.done), initial=len(self.done) - len(todo), desc=title, disable=None,
                       leave=False) as bar:
-                for part, found in zip(parts, stream(_Reader(self.paths, fetch), parts, workers)):
-                    for n, (stamp, _), rows in zip(part.tolist(), found, encode([value for _, value in found])):
+                def step(found):
+                    return [stamp for stamp, _ in found], encode([value for _, value in found])
+                read = stream(_Reader(self.paths, fetch), parts, workers)
+                for part, (stamps, values) in zip(parts, by_cores(step, read, device) if device else map(step, read)):
+                    for n, stamp, rows in zip(part.tolist(), stamps, values):
                         first = self.start[n]
                         assert first + len(rows) <= self.start[n + 1], (n, len(rows))
                         self.array[first:first + len(rows)] = rows

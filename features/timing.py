@@ -2,8 +2,8 @@
 read. benchmark.py shows it."""
 import contextlib
 import io
-import math
 import os
+import statistics
 import tempfile
 import time
 from argparse import Namespace
@@ -14,6 +14,7 @@ from PIL import Image
 
 from data import Split, pair_batches
 from features import regions
+from features.cores import by_cores
 from features.folder import find_photos
 from features.networks import network, region_network
 from features.photos import ALL, Extraction
@@ -32,15 +33,26 @@ PROPOSALS = 200                       # boxes in each of them
 
 def race(runs: dict, repeats: int, device) -> dict:
     """Least seconds of each function, over rounds in which all take turns, after one round that does not count."""
-    best = dict.fromkeys(runs, math.inf)
-    for n in range(repeats + 1):
+    return {name: min(spent) for name, spent in rounds(runs, repeats, device).items()}
+
+
+def rounds(runs: dict, repeats: int, device) -> dict:
+    """The seconds of each function in each of these rounds."""
+    spent = {name: [] for name in runs}
+    for _ in range(repeats + 1):
         for name, run in runs.items():
             start = time.perf_counter()
             run()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            best[name] = min(best[name], time.perf_counter() - start) if n else math.inf
-    return best
+            spent[name].append(time.perf_counter() - start)
+    return {name: times[1:] for name, times in spent.items()}
+
+
+def percent_outside(spent: dict) -> float:
+    """Of the time of "whole" what "network" does not take: the median over rounds, each of which compares its own two.
+    The least times of both would be of different rounds, and such machines differ by a tenth from one to the next."""
+    return 100 * (1 - statistics.median(a / b for a, b in zip(spent["network"], spent["whole"])))
 
 
 def write_photos(folder: str, count: int, seed: int) -> list[str]:
@@ -66,8 +78,7 @@ def extraction_times(count: int, workers: int, repeats: int, seed: int, device):
         decoded = list(image_batches(images, BATCH))
 
         def alone():
-            for photos in decoded:
-                net(photos.to(device)).cpu()
+            list(by_cores(lambda photos: net(photos.to(device)).cpu(), decoded, device))
 
         def prepared(name: str) -> Extraction:
             return Extraction(folder, name, images, paths, "timed", (net.dim,), np.float32)
@@ -79,15 +90,14 @@ def extraction_times(count: int, workers: int, repeats: int, seed: int, device):
             work.run(net, eval_transform(), Namespace(batch_size=BATCH, workers=workers, skip_broken=False), device)
             work.commit(lambda kept: None)
 
-        best = race({"network": alone, "whole": whole, "decoding": lambda: list(image_batches(images, BATCH))}, repeats,
-                    device)
+        spent = rounds({"network": alone, "whole": whole, "decoding": lambda: list(image_batches(images, BATCH))},
+                       repeats, device)
         last = prepared(f"{ALL}0")
         again = race({"again": last.complete}, repeats, device)["again"]
         assert last.complete() and len(decoded) == len(chunks(paths, BATCH))
-    yield "photos a second", count / best["whole"], ".1f", None
-    yield "decoding in this process: milliseconds a photo", 1000 * best["decoding"] / count, ".1f", None
-    yield f"percent of the time outside the network, {workers} workers", 100 * (1 - best["network"] / best["whole"]), \
-        ".1f", "extraction"
+    yield "photos a second", count / min(spent["whole"]), ".1f", None
+    yield "decoding in this process: milliseconds a photo", 1000 * min(spent["decoding"]) / count, ".1f", None
+    yield f"percent of the time outside the network, {workers} workers", percent_outside(spent), ".1f", "extraction"
     yield "a call that finds nothing to do: milliseconds a photo", 1000 * again / count, ".3f", None
 
 
@@ -136,17 +146,16 @@ def region_times(count: int, workers: int, repeats: int, seed: int, device):
         ready = [[reader(n) for n in some] for some in chunks(range(count), step)]
 
         def alone():
-            for some in ready:
-                encoder.encode(some)
+            list(by_cores(encoder.encode, ready, device))
 
         def whole():
             rows = PhotoRows(os.path.join(folder, "rows"), paths, proposals.start, net.dim, np.float16, {})
-            rows.run(reader, encoder.encode, step, workers, "timed")
+            rows.run(reader, encoder.encode, step, workers, "timed", device)
             rows.clean()
-        best = race({"network": alone, "whole": whole}, repeats, device)
-    yield f"photos with {PROPOSALS} boxes a second", count / best["whole"], ".1f", None
-    yield f"boxes: percent of the time outside the network, {workers} workers", \
-        100 * (1 - best["network"] / best["whole"]), ".1f", "extraction"
+        spent = rounds({"network": alone, "whole": whole}, repeats, device)
+    yield f"photos with {PROPOSALS} boxes a second", count / min(spent["whole"]), ".1f", None
+    yield f"boxes: percent of the time outside the network, {workers} workers", percent_outside(spent), \
+        ".1f", "extraction"
 
 
 def feature_times(*size):

@@ -3,6 +3,7 @@ sentence."""
 import json
 import os
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from cli import InputError
 from data import Photos, Split, read_split
 from encoders import CNN
 from features import extract, hglmm, networks, photos
+from features.cores import by_cores
 from features.word_vectors import read_vectors, train_vectors, write_vectors
 from tests.helpers import refused
 
@@ -494,3 +496,34 @@ def test_files_of_a_split_that_it_did_not_write_are_never_replaced(folder, weigh
             ["--data_name", "demo", "--splits", "test", "--output_name",
             f"own_{name}"], f"{name} is there already, and no features that features.extract wrote")
     assert os.listdir(folder / f"own_{name}") == [name] and (folder / f"own_{name}" / name).read_bytes() == b"mine"
+
+
+def test_batches_pass_side_by_side_in_order_and_by_one_thread_each():
+    """Whatever the number of threads, which stays what it was, also where a batch fails; the rest is not read."""
+    running, most, read = set(), set(), []
+
+    def step(n):
+        running.add(n)
+        most.add((len(running), torch.get_num_threads(), torch.is_grad_enabled()))
+        time.sleep(0.002)
+        running.remove(n)
+        if n == 13:
+            raise InputError("13")
+        return n * n
+
+    def batches(count):
+        for n in range(count):
+            read.append(n)
+            yield n
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert list(by_cores(step, batches(12), torch.device("cpu"))) == [n * n for n in range(12)]
+        assert {threads for _, threads, _ in most} == {1} and {grad for *_, grad in most} == {False}
+        assert max(many for many, *_ in most) == 3
+        read.clear()
+        with pytest.raises(InputError, match="13"):
+            list(by_cores(step, batches(100), torch.device("cpu")))
+        assert torch.get_num_threads() == 3 and max(read) < 20
+    finally:
+        torch.set_num_threads(before)
