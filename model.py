@@ -40,6 +40,7 @@ from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear,
 from methods.scan import CrossAttention, RegionEmbedding, WordStates
 from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
 from methods.vsrn import Captioner, RegionGraph, RegionGRU
+from parallel.share import copies, drawn, everyones, sharing, whole
 from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var, unit
 from text import Trigrams, Vocabulary
 
@@ -123,7 +124,7 @@ class Tower(nn.Module):
             log_var = self.bounded_log_var(spread.value)
         if self.sample:
             posterior, centre = (latent.value, log_var), latent.value
-            noise = (log_var / 2).exp() * torch.randn_like(centre) if self.training else 0    # log_var: (B, D) | (B, 1)
+            noise = (log_var / 2).exp() * drawn(torch.randn_like, centre) if self.training else 0    # (B, D) | (B, 1)
             latent, log_var = latent._replace(value=centre + noise), None
         return Encoded(self.compared(latent, log_var), features, latent, posterior, spread)
 
@@ -185,29 +186,31 @@ class JointEmbedding(nn.Module):
         return in_float32(self.text_tower(tokens, lengths)).embedding
 
     def encode(self, batch) -> dict[str, Encoded]:
-        """"images" and "captions", where the batch has any."""
+        """"images" and "captions", where there is a batch and it has any."""
         encoded = {}
-        if batch.images is not None:
-            encoded["images"] = in_float32(self.image_tower(batch.images))
-        if batch.tokens is not None:
-            encoded["captions"] = in_float32(self.text_tower(batch.tokens, batch.lengths))
+        with sharing(batch and batch.share):
+            if batch is not None and batch.images is not None:
+                encoded["images"] = in_float32(self.image_tower(batch.images))
+            if batch is not None and batch.tokens is not None:
+                encoded["captions"] = in_float32(self.text_tower(batch.tokens, batch.lengths))
         return encoded
 
     def forward(self, batch) -> dict[str, Tensor]:
-        """Terms of the training loss, to be summed. `batch` is a data.Batch: B matching pairs, and what stands beside
-        them."""
-        pairs = self.encode(batch)
-        alone = self.encode(batch.unpaired) if batch.unpaired is not None else {}
-        others = self.encode(batch.negatives) if batch.negatives is not None else {}
-        losses = self.rank(batch, **pairs, others=others.get("captions"))
-        for name, term in self.side_terms.items():
-            losses[name] = term.weight * term.loss(pairs[term.side], batch)
-        for name, (weight, loss) in self.pair_terms.items():
-            losses[name] = weight * loss(*pairs.values(), batch)
-        for name, term in self.side_terms.items():
-            if term.side in alone:
-                more = term.weight * term.loss(alone[term.side], batch.unpaired)
-                losses[name] = (losses[name] + more) / (2 if term.mean else 1)
+        """Terms of the training loss, to be summed; of several processes the part of each (losses.py). `batch` is a
+        data.Batch: B matching pairs, and what stands beside them."""
+        pairs, alone, others = (self.encode(part) for part in (batch, batch.unpaired, batch.negatives))
+        with sharing(batch.share):
+            losses = self.rank(batch, **pairs, others=others.get("captions"))
+            for name, term in self.side_terms.items():
+                losses[name] = term.weight * term.loss(pairs[term.side], batch)
+            for name, (weight, loss) in self.pair_terms.items():
+                losses[name] = weight * loss(*pairs.values(), batch)
+            losses = {name: loss / copies() for name, loss in losses.items()}
+        with sharing(batch.unpaired and batch.unpaired.share):
+            for name, term in self.side_terms.items():
+                if term.side in alone:
+                    more = term.weight * term.loss(alone[term.side], batch.unpaired) / copies()
+                    losses[name] = (losses[name] + more) / (2 if term.mean else 1)
         return losses
 
     def rank(self, batch, images: Encoded, captions: Encoded, others: Encoded | None = None) -> dict[str, Tensor]:
@@ -220,13 +223,15 @@ class JointEmbedding(nn.Module):
                 i, j = batch.labels.nonzero(as_tuple=True)                          # (K,) each
                 chosen = self.similarity.at(images.embedding, captions.embedding, i, j)
                 return self.objective(chosen.new_zeros(batch.labels.shape).index_put((i, j), chosen), batch.labels)
-            same = batch.image_index[:, None] == batch.image_index if self.mask_same_image else None    # (B, B)
-            scores = self.similarity(images.embedding, captions.embedding)          # (B, B)
+            index = batch.image_index[:, None]
+            same = index == whole(batch.image_index) if self.mask_same_image else None                  # (b, B)
+            scores = self.similarity(images.embedding, everyones(captions.embedding))                   # (b, B)
             if others is None:
                 return self.objective(scores, same)
-            own = batch.image_index[:, None] == batch.negatives.image_index         # (B, N)
-            outside = self.similarity(images.embedding, others.embedding).masked_fill(own, -torch.inf)
-            return self.objective(scores, same, outside)
+            with sharing(batch.negatives.share):
+                drawn_ones, owners = everyones(others.embedding), whole(batch.negatives.image_index)    # (N, D), (N,)
+            outside = self.similarity(images.embedding, drawn_ones).masked_fill(index == owners, -torch.inf)
+            return self.objective(scores, same, outside)                                                # (b, N)
 
 
 def in_float32(e: Encoded) -> Encoded:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoders import Latent, ReLULayers
+from parallel.share import Dropout, mean
 from similarities import Embedding, Separable, unit
 
 # ---- von Mises-Fisher: one side a direction with a concentration, the other a point on the sphere
@@ -155,7 +156,7 @@ class Inclusion(nn.Module):
 
     def forward(self, image, caption, batch) -> Tensor:
         gap = inclusion_gap(image.embedding, caption.embedding)                     # (B,)
-        return F.softplus(-self.scale / image.embedding.mean.shape[1] * gap).mean()
+        return mean(F.softplus(-self.scale / image.embedding.mean.shape[1] * gap))
 
 
 # ---- generalised Gaussians around a reconstruction (ProbVLM)
@@ -199,7 +200,7 @@ class GeneralisedGaussian(nn.Module):
         super().__init__()
         self.dim = inputs
         self.layers = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
-                                    nn.Dropout(dropout), nn.Linear(hidden, 3 * inputs))
+                                    Dropout(dropout), nn.Linear(hidden, 3 * inputs))
         nn.init.zeros_(self.layers[-1].weight)
         nn.init.zeros_(self.layers[-1].bias)
 
@@ -229,8 +230,8 @@ class ProbVLMLoss(nn.Module):
         heads = [e.spread.residual.to(mean.dtype).unbind(1) for e, mean in zip((image, caption), means)]
         loss = 0
         for (centre, log_alpha, log_beta), own, other in zip(heads, means, means[::-1]):
-            nll, match = (gg_nll(z - centre, log_alpha, log_beta).mean() for z in (own, other))
-            loss = loss + (centre - own).abs().mean() + 0.05 * nll + self.cross * match
+            nll, match = (mean(gg_nll(z - centre, log_alpha, log_beta)) for z in (own, other))
+            loss = loss + mean((centre - own).abs()) + 0.05 * nll + self.cross * match
         return loss
 
 

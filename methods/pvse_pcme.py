@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from encoders import Latent, vsepp_linear
 from losses import real_parts
 from methods.blocks import block_side, by_blocks
+from parallel.share import items, start
 from similarities import Embedding, Similarity, unit
 
 
@@ -179,7 +180,9 @@ class MatchProbability(Similarity):
         n, dim, like = *e.mean.shape, e.mean
         if self.training:
             generator = torch.Generator(like.device).manual_seed(int(torch.randint(2 ** 62, ())))
-            return torch.randn(self.n_samples, n, dim, generator=generator, device=like.device, dtype=like.dtype)
+            all_of_them = torch.randn(self.n_samples, items(like), dim, generator=generator, device=like.device,
+                                      dtype=like.dtype)
+            return all_of_them if n == items(like) else all_of_them[:, start():start() + n]
         shared = torch.randn(self.n_samples, 1, dim, generator=torch.Generator().manual_seed(side))
         return shared.to(like).expand(-1, n, -1)
 

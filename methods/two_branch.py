@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from encoders import BatchNorm, Latent, vsepp_linear
 from methods.blocks import PairNetwork
+from parallel.share import Dropout, mean, shared, start, whole
 from similarities import unit
 
 
@@ -26,7 +27,7 @@ class BranchEmbedding(nn.Module):
     def __init__(self, inputs: int, hidden: int, embed_size: int, dropout: float = 0.5):
         super().__init__()
         self.dim = embed_size
-        self.layers = nn.Sequential(vsepp_linear(inputs, hidden), BatchNorm(hidden), nn.ReLU(), nn.Dropout(dropout),
+        self.layers = nn.Sequential(vsepp_linear(inputs, hidden), BatchNorm(hidden), nn.ReLU(), Dropout(dropout),
                                     vsepp_linear(hidden, embed_size))
 
     def forward(self, features: Tensor, lengths=None) -> Latent:
@@ -58,16 +59,18 @@ class TwoBranchLoss(nn.Module):
 
     def forward(self, image, caption, batch) -> Tensor:
         """image, caption: model.Encoded with unit means (B, D), pair by pair. batch.image_index (B,) says whose
-        caption each one is."""
-        images, captions = image.embedding, caption.embedding
-        same = batch.image_index[:, None] == batch.image_index                      # (B, B): of one image
-        first = same.long().argmax(1) == torch.arange(len(same), device=same.device)        # (B,): an image's first row
-        across = distance(captions.mean, images.mean)                               # (B, B): captions x images
-        within = distance(captions.mean, captions.mean)                             # (B, B): captions x captions
-        farthest = within.masked_fill(~same, 0).amax(1)                             # (B,)
-        terms = (self.hardest(across.diagonal(), across, ~same & first),
-                 self.hardest(across.diagonal(), across.T, ~same), self.hardest(farthest, within, ~same))
-        return sum(weight * term.mean() for weight, term in zip(self.weights, terms))
+        caption each one is. Anchors are the b pairs of this process (losses.py)."""
+        images, captions, index = image.embedding.mean, caption.embedding.mean, whole(batch.image_index)
+        every = torch.arange(len(index), device=index.device)
+        same = batch.image_index[:, None] == index                                  # (b, B): of one image
+        first = (index[:, None] == index).long().argmax(1) == every                 # (B,): an image's first row
+        across = distance(captions, whole(images))                                  # (b, B): captions x images
+        turned = distance(images, whole(captions)) if shared() else across.T        # (b, B): images x captions
+        within = distance(captions, whole(captions))                                # (b, B): captions x captions
+        farthest, positive = within.masked_fill(~same, 0).amax(1), across.diagonal(start())         # (b,) each
+        terms = (self.hardest(positive, across, ~same & first), self.hardest(positive, turned, ~same),
+                 self.hardest(farthest, within, ~same))
+        return sum(weight * mean(term) for weight, term in zip(self.weights, terms))
 
     def hardest(self, positive: Tensor, others: Tensor, negative: Tensor, anchor: Tensor | None = None) -> Tensor:
         """Mean of the largest violations of each pair, 0 if its anchor has no negatives: (K,).

@@ -79,6 +79,19 @@ def items(x: Tensor) -> int:
     return _share.items if shared() else len(x)
 
 
+def everyones(e):
+    """The similarities.Embedding of the items of the whole batch, parts zero-padded to the largest P: (b, D) ->
+    (B, D)."""
+    if not shared():
+        return e
+    n_parts, parts = None if e.n_parts is None else whole(e.n_parts), e.parts
+    if parts is not None:
+        most = int(n_parts.max())
+        parts = whole(F.pad(parts, (0, 0, 0, most - parts.shape[1])))               # negative: cut off padding
+    return e._replace(mean=whole(e.mean), log_var=None if e.log_var is None else whole(e.log_var), parts=parts,
+                      n_parts=n_parts)
+
+
 def copies() -> int:
     """How many processes compute the same items."""
     return _share.copies
@@ -117,14 +130,6 @@ class _Gather(torch.autograd.Function):
         return mine[:share.sizes[share.rank]], None
 
 
-def parts_of_all(parts: Tensor, n_parts: Tensor) -> tuple[Tensor, Tensor]:
-    """`whole` of parts (b, P, D), zero-padded to the largest P of any process, and of their numbers (b,)."""
-    n_parts = whole(n_parts)
-    if shared():
-        parts = F.pad(parts, (0, 0, 0, max(0, int(n_parts.max()) - parts.shape[1])))[:, :int(n_parts.max())]
-    return whole(parts), n_parts
-
-
 def total(x: Tensor) -> Tensor:
     """The sum over the processes, of any shape."""
     return _Total.apply(x) if shared() else x
@@ -152,31 +157,57 @@ def by_process(x: Tensor) -> Tensor:
 
 
 def mean(x: Tensor) -> Tensor:
-    """This process's part of the mean over the whole batch's rows: (b, ...) -> scalar; x.mean() where it has all."""
-    return x.mean() if not shared() else x.sum() / (_share.items * x[0].numel())
+    """This process's part of the mean over all rows of the whole batch: (b, ...) -> scalar; x.mean() of one process."""
+    return x.sum() / (items(x) * x.shape[1:].numel())
 
 
-def of_rows(n: int, device) -> Share | None:
-    """A share of rows that are no items, of which this process has n (real parts of its items, say), or None."""
+def of_rows(x: Tensor) -> Share | None:
+    """The share of rows that are no items, but parts of items, of which this process has those of x; or None."""
     if not shared():
         return None
-    counts = by_process(torch.tensor(float(n), dtype=torch.float64, device=device))
-    return Share(_share.rank, tuple(int(count) for count in counts))
+    return Share(_share.rank, tuple(by_process(torch.tensor(float(len(x)), device=x.device)).int().tolist()))
 
 
 # ---- random numbers
 
-def drawn(draw, x: Tensor) -> Tensor:
+class Places(NamedTuple):
+    """Where the rows of this process stand among those of all, for rows that are no items in order."""
+    rows: Tensor | slice
+    count: int                        # of all
+
+
+def drawn(draw, x: Tensor, places: Places | None = None) -> Tensor:
     """draw(x), where `draw` makes numbers like a tensor: for the whole batch, of which the own rows are kept."""
     if not shared():
         return draw(x)
-    return draw(x.new_ones((_share.items, *x.shape[1:])))[_share.rows]
+    rows, count = places or Places(_share.rows, _share.items)
+    return draw(x.new_ones((count, *x.shape[1:])))[rows]
+
+
+def dropout(x: Tensor, p: float, training: bool, places: Places | None = None) -> Tensor:
+    """F.dropout of rows, (b, ...) -> (b, ...)."""
+    if not (training and p and shared()):
+        return F.dropout(x, p, training)
+    return x * drawn(lambda ones: F.dropout(ones, p), x, places)
 
 
 class Dropout(nn.Dropout):
-    """Dropout of rows, (b, ...) -> (b, ...)."""
+    """`dropout` as a module."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not (self.training and self.p and shared()):
-            return super().forward(x)
-        return x * drawn(lambda ones: F.dropout(ones, self.p), x)
+    def forward(self, x: Tensor, places: Places | None = None) -> Tensor:
+        return dropout(x, self.p, self.training, places)
+
+
+def packed_places(lengths: Tensor, order: Tensor) -> Places | None:
+    """Where the rows of a packed sequence, whose items have these lengths (b,) and stand in this order (b,), would
+    stand were the whole batch packed (torch's pack_padded_sequence, not enforce_sorted); None: as they are."""
+    if not shared():
+        return None
+    lengths, everyones = lengths.cpu(), whole(lengths).cpu()
+    place = torch.empty_like(everyones)                     # of each item when the longest come first
+    place[torch.sort(everyones, descending=True).indices] = torch.arange(len(everyones))
+    own = place[_share.rows][order.cpu()]                                           # (b,)
+    active = (everyones[:, None] > torch.arange(int(everyones.max()))).sum(0)       # (T,): items at each step
+    first = active.cumsum(0) - active
+    sizes = (lengths[:, None] > torch.arange(int(lengths.max()))).sum(0).tolist()
+    return Places(torch.cat([first[t] + own[:n] for t, n in enumerate(sizes)]), int(active.sum()))

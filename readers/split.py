@@ -12,6 +12,7 @@ import inputs
 from cli import InputError
 from files.reading import read_json
 from inputs import CaptionFeatures, Features, NoImages, Photos, Tokens, TrigramTokens, encode_captions
+from parallel.share import Share
 from text import Vocabulary, tokenize
 
 LONGEST = 10_000                      # words of a caption; a longer one would take the network minutes
@@ -28,10 +29,11 @@ class Batch(NamedTuple):
     unpaired: "Batch | None" = None
     negatives: "Batch | None" = None  # captions from the whole training set that the images are compared with (DMSM)
     labels: Tensor | None = None      # (R, M) int8: a region fits a phrase, 1; does not, -1; is not compared with it, 0
+    share: Share | None = None        # where several processes share a batch: which of its items these are
 
     def to(self, device) -> "Batch":
-        return Batch(*(x if x is self.lengths or x is None else x.to(device) if isinstance(x, Batch)
-                       else x.to(device, non_blocking=True) for x in self))
+        return Batch(*(x if x is self.lengths or x is None or isinstance(x, Share) else x.to(device)
+                       if isinstance(x, Batch) else x.to(device, non_blocking=True) for x in self))
 
 
 @dataclass
