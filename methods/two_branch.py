@@ -65,11 +65,11 @@ class TwoBranchLoss(nn.Module):
         same = batch.image_index[:, None] == index                                  # (b, B): of one image
         first = (index[:, None] == index).long().argmax(1) == every                 # (B,): an image's first row
         across = distance(captions, whole(images))                                  # (b, B): captions x images
-        turned = distance(images, whole(captions)) if shared() else across.T        # (b, B): images x captions
         within = distance(captions, whole(captions))                                # (b, B): captions x captions
-        farthest, positive = within.masked_fill(~same, 0).amax(1), across.diagonal(start())         # (b,) each
-        terms = (self.hardest(positive, across, ~same & first), self.hardest(positive, turned, ~same),
-                 self.hardest(farthest, within, ~same))
+        farthest = within.masked_fill(~same, 0).amax(1)                             # (b,)
+        terms = (self.hardest(across.diagonal(start()), across, ~same & first),
+                 self.hardest(across.diagonal(start()), distance(images, whole(captions)) if shared() else across.T,
+                              ~same), self.hardest(farthest, within, ~same))
         return sum(weight * mean(term) for weight, term in zip(self.weights, terms))
 
     def hardest(self, positive: Tensor, others: Tensor, negative: Tensor, anchor: Tensor | None = None) -> Tensor:
