@@ -15,6 +15,7 @@ SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if 
 NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 LARGEST = 2 ** 63 - 1                 # the largest whole number that an option takes
 BEGAN = time.monotonic()              # when the command began, before it imported torch
+SPOKEN = 5.0                          # seconds in which torchrun ends all processes after the first
 IMPATIENT = 1.0                       # seconds after which another Ctrl-C ends a process that is still saving
 
 
@@ -64,6 +65,7 @@ class Arguments(argparse.ArgumentParser):
         return super().format_help()
 
     def error(self, message: str):
+        let_the_first_speak()
         if message.startswith("unrecognized arguments: "):
             flags = [word.split("=")[0] for word in message.split()[2:]]
             message += "".join(f"; {flag}: {self.advice[flag]}" for flag in flags if flag in self.advice)
@@ -215,12 +217,20 @@ class Stop:
             self.later = True
 
 
+def let_the_first_speak() -> None:
+    """Of several processes of torchrun, which all find the same fault, only the first tells it: it ends, and torchrun
+    ends the others while they wait here. One that found it alone speaks then."""
+    if os.environ.get("RANK", "0") != "0":
+        time.sleep(SPOKEN)
+
+
 def starting() -> None:
     """Answer a signal with one line while a command loads, since importing torch takes seconds. `run` takes over later.
     A script calls this before its other imports."""
     def stop(number: int, frame) -> None:
         with contextlib.suppress(OSError):
-            print(f"{program()}: stopped by {NAMES[signal.Signals(number).name]} before it began", file=sys.stderr)
+            if os.environ.get("RANK", "0") == "0":
+                print(f"{program()}: stopped by {NAMES[signal.Signals(number).name]} before it began", file=sys.stderr)
         os._exit(128 + number)
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
@@ -263,6 +273,7 @@ def run(prog: str, work, *args) -> int:
             print(f"{prog}: stopped by {NAMES[signal.Signals(stop.number).name]}; {stop.advice}", file=sys.stderr)
         sys.exit(128 + stop.number)
     except InputError as error:
+        let_the_first_speak()
         sys.exit(f"{prog}: {error}")
     except BrokenPipeError:                                 # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

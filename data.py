@@ -26,6 +26,7 @@ from cli import Arguments, InputError, data_set, filename
 from files.entities import check_entities
 from files.writing import CHANGING
 from inputs import Features, Photos, Tokens, train_transform
+from parallel.share import Share
 from readers.layouts import read_coco_layout, read_karpathy, read_precomputed
 from readers.phrases import Labels, PhraseFetcher, PhraseSplit, Regions, has_phrases, read_phrases
 from readers.split import Batch, Split, first_images
@@ -75,19 +76,20 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
 
 
 class _PairFetcher:
-    """Turns caption indices (B,) into a Batch."""
+    """Turns caption indices (B,) into a Batch, of several processes (which one, of how many) into its share."""
 
-    def __init__(self, split: Split, tokens: Tokens, crop_size: int | None, seed: tuple):
-        self.split, self.tokens, self.crop_size, self.seed = split, tokens, crop_size, seed
+    def __init__(self, split: Split, tokens: Tokens, crop_size: int | None, seed: tuple, process: tuple[int, int]):
+        self.split, self.tokens, self.crop_size, self.seed, self.process = split, tokens, crop_size, seed, process
 
     def __getitem__(self, index) -> Batch:
+        share = Share.of(len(index), *self.process)
+        tokens, index = self.tokens.batch(index, share.rows), index[share.rows]     # padded as the whole batch
         image_index = self.split.caption_image[index]
         if self.crop_size and isinstance(self.split.images, Photos):
             images = self.augmented(index, image_index)
         else:
             images = self.split.images.gather(image_index)
-        return Batch(images, *self.tokens.batch(index), torch.from_numpy(image_index),
-                     torch.from_numpy(np.asarray(index)))
+        return Batch(images, *tokens, torch.from_numpy(image_index), torch.from_numpy(np.asarray(index)), share=share)
 
     def augmented(self, index, image_index) -> Tensor:
         """Photos, cropped and flipped at random by (seed, epoch, caption) alone; workers or resuming change nothing."""
@@ -102,14 +104,14 @@ class _PairFetcher:
 
 
 def pair_batches(split: Split, tokens: Tokens, order, batch_size: int, *, workers: int = 0,
-                 crop_size: int | None = None,
-                 seed: tuple = (0,), skip: int = 0):
+                 crop_size: int | None = None, seed: tuple = (0,), skip: int = 0, process: tuple[int, int] = (0, 1)):
     """Yield batches of matching pairs in the given order of captions. The first `skip` batches are left out (resuming).
 
     With crop_size, photos are augmented as in training, at random by `seed`; without it they are cropped as in tests.
+    process: which of how many processes share each batch; only its share is read.
     """
     chunks = inputs.chunks(np.ascontiguousarray(order), batch_size)[skip:]
-    return inputs.stream(_PairFetcher(split, tokens, crop_size, seed), chunks, workers * split.images.parallel)
+    return inputs.stream(_PairFetcher(split, tokens, crop_size, seed, process), chunks, workers * split.images.parallel)
 
 
 def phrase_batches(split: PhraseSplit, tokens: Tokens, photos, size: int, labels: Labels, *, workers: int = 0,

@@ -29,6 +29,7 @@ from model import build_vocabulary
 from options import default_run, defaults, refuse_unused, resolve
 from options.from_data import check_fits, fit_to_data
 from options.phrases import labels_of, regions_of
+from parallel import processes
 from readers.phrases import learnable
 from text import Vocabulary
 
@@ -149,13 +150,36 @@ def best_of(source: str, best_rsum: float) -> str | None:
     return path if found else None
 
 
-class Log:
+class NoLog:
+    """Of a process that writes nothing. epochs: of the whole training."""
+
+    def __init__(self, epochs: int):
+        self.epochs = epochs
+
+    def where(self, state: dict, steps: int) -> str:
+        """The place in the training that a line is about."""
+        if not state["step"]:
+            return f"epoch {state['epoch']}/{self.epochs} done" if state["epoch"] else "the start"
+        return f"epoch {state['epoch'] + 1}/{self.epochs} step {state['step']}/{steps}"
+
+    def say(self, line: str, terminal: bool = True) -> None:
+        pass
+
+    def validation(self, state: dict, steps: int, result: dict) -> None:
+        pass
+
+    def record(self, iteration: int, scalars: dict, **fields) -> None:
+        pass
+
+
+class Log(NoLog):
     """log.txt for people, log.jsonl for programs, tensorboard events; and the terminal. Epochs are counted from 1."""
 
     def __init__(self, folder: str, state: dict, epochs: int):
         import tensorboard_logger
 
-        self.events, self.epochs = tensorboard_logger.Logger(folder, flush_secs=5), epochs
+        super().__init__(epochs)
+        self.events = tensorboard_logger.Logger(folder, flush_secs=5)
         torn = ends_within_a_line(os.path.join(folder, "log.txt"))
         self.text = open(os.path.join(folder, "log.txt"), "a", encoding="utf-8", errors="backslashreplace")
         self.text.write("\n" * torn)
@@ -175,12 +199,6 @@ class Log:
                 pass
         self.text.write(line + "\n")
         self.text.flush()
-
-    def where(self, state: dict, steps: int) -> str:
-        """The place in the training that a line is about."""
-        if not state["step"]:
-            return f"epoch {state['epoch']}/{self.epochs} done" if state["epoch"] else "the start"
-        return f"epoch {state['epoch'] + 1}/{self.epochs} step {state['step']}/{steps}"
 
     def validation(self, state: dict, steps: int, result: dict) -> None:
         """Recalls under VSE++'s names: r1 image to text, r1i text to image."""
@@ -312,15 +330,15 @@ class Data:
 
     def batches(self, state: dict):
         """The batches of the current epoch that are still to come."""
-        opt, epoch = self.opt, state["epoch"]
+        opt, epoch, process = self.opt, state["epoch"], (processes.rank(), processes.count())
         if opt.localise:
             yield from phrase_batches(self.train, self.tokens["train"], self.order(epoch), self.size, labels_of(opt),
                                       workers=opt.workers, seed=(opt.seed, epoch), skip=state["step"])
             return
         batches = pair_batches(self.train, self.tokens["train"], self.order(epoch), opt.batch_size, workers=opt.workers,
-                               crop_size=opt.crop_size, seed=(opt.seed, epoch), skip=state["step"])
+                               crop_size=opt.crop_size, seed=(opt.seed, epoch), skip=state["step"], process=process)
         for batch in batches:
-            yield self.unpaired.added_to(batch, state["iteration"]) if self.unpaired else batch
+            yield self.unpaired.added_to(batch, state["iteration"], process) if self.unpaired else batch
 
 
 def load_data(opt, start: dict | None, resumed: dict | None) -> Data:

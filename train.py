@@ -30,6 +30,8 @@ from methods import METHODS
 from model import build_model
 from optimisation import averaged, build_optimizers, share_of_rate
 from options import parser, resolve
+from options.conflicts import refuse_several
+from parallel import processes
 from runs import COMMAND_LINE, NOT_KEPT, Data, Options, config_arguments, load_data
 
 COLLAPSED = 0.98                      # mean cosine of two items from which on a side is nearly one point
@@ -48,15 +50,18 @@ def main(argv=None) -> None:
 def train(opt) -> int:
     """Train as the options say. Returns the exit status: 0, 1 where no model came out, or 128 + signal after a wished
     stop."""
-    with explained(opt), contextlib.ExitStack() as held:    # held: the lock of the run folder, the hold of signals
-        device = torch_device(opt.device)
+    device = processes.local(torch_device(opt.device))
+    # held: the lock of the run folder, the hold of signals
+    with explained(opt), processes.joined(device), contextlib.ExitStack() as held:
+        refuse_several(opt, processes.count())
         resumed = check_folder(opt, held)
         start = resumed or (load_checkpoint(opt.init_from, vocab=opt.vocab) if opt.init_from else None)
         data = load_data(opt, start, resumed)
         run = Training(opt, data, start, resumed, device)
         facts = described(opt, data, run, start)
         if opt.dry_run:
-            print(yaml.safe_dump(vars(opt), sort_keys=True) + facts + "\ndry run: nothing was written")
+            if processes.first():
+                print(yaml.safe_dump(vars(opt), sort_keys=True) + facts + "\ndry run: nothing was written")
             return 0
         stop = held.enter_context(Stop(later=True))
         folder = Folder(opt, data, run, stop, held, resumed)
@@ -69,21 +74,22 @@ def run_epochs(opt, data: "Data", run: "Training", folder: "Folder", stop: Stop)
     run.model.train()
     if run.state["due"]:                                    # a signal broke the last validation off
         folder.validate()
-    while run.state["epoch"] < opt.num_epochs and not stop.received:
+    while run.state["epoch"] < opt.num_epochs and not folder.stopping():
         with tqdm(total=data.steps, initial=run.state["step"], desc=f"epoch {run.state['epoch'] + 1}/{opt.num_epochs}",
                   disable=None, leave=False) as bar:
             clock = time.perf_counter()
             for batch in data.batches(run.state):
                 data_time = time.perf_counter() - clock
                 run.begin_step()
-                terms = train_step(run.model, batch.to(run.device), run.optimizers, run.scaler, run.parameters, opt,
+                terms = train_step(run.whole, batch.to(run.device), run.optimizers, run.scaler, run.parameters, opt,
                                    run.state)
-                run.count(terms, len(batch.lengths))
+                pairs = batch.share.items if batch.share else len(batch.lengths)
+                run.count(terms, pairs)
                 batch_time, clock = time.perf_counter() - clock, time.perf_counter()
-                folder.log_step(terms, len(batch.lengths) / batch_time, batch_time, data_time, bar)
+                folder.log_step(terms, pairs / batch_time, batch_time, data_time, bar)
                 if run.state["iteration"] % opt.val_step == 0 and run.state["step"] < data.steps:
                     folder.validate()
-                if stop.received:
+                if folder.stopping():
                     break
         if stop.received:
             break
@@ -96,20 +102,23 @@ def train_step(model, batch, optimizers, scaler, parameters, opt, state) -> dict
     """One step of every optimiser on the loss, a sum of terms, which it returns. A non-finite term ends the run with
     its name.
 
-    The critic's terms and the others share the backward pass and no gradient: see losses.py.
+    The critic's terms and the others share the backward pass and no gradient: see losses.py. Where several processes
+    share the batch, each has its part of every term, and gradients are the sums over the processes.
     """
     dtype = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[opt.amp]
     with torch.autocast(batch.tokens.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
         terms = model(batch)
         loss = sum(terms.values())
-    if not torch.isfinite(loss):
+    if processes.count() > 1:
+        terms = dict(zip(terms, processes.summed(torch.stack(list(terms.values()))).unbind()))
+    if not torch.isfinite(sum(terms.values())):
         wrong = next(name for name, term in terms.items() if not torch.isfinite(term))
         raise InputError(f"the term '{wrong}' of the loss became {terms[wrong].item()} at epoch {state['epoch'] + 1} "
                          f"step {state['step'] + 1}; the last checkpoint is whole: lower --learning_rate or use --amp "
                          "off")
     for optimizer in optimizers.values():
         optimizer.zero_grad(set_to_none=True)
-    scaler.scale(loss).backward()
+    scaler.scale(loss * processes.count()).backward()       # of which DistributedDataParallel takes the mean
     scaler.unscale_(optimizers["optimizer"])
     norm = torch.nn.utils.clip_grad_norm_(parameters, opt.grad_clip or torch.inf)
     if not torch.isfinite(norm) and not scaler.is_enabled():    # the scaler skips such a step
@@ -155,6 +164,7 @@ class Training:
                       "loss_count": 0, "due": 0}
         if resumed:
             self.restore(resumed)
+        self.whole = processes.together(self.model)         # what gives terms and gradients
 
     @property
     def judged(self):
@@ -197,8 +207,8 @@ class Training:
                 "model": (self.model if whole else self.judged).state_dict(), "data": self.data.fingerprints}
         if whole:
             held.update({name: optimizer.state_dict() for name, optimizer in self.optimizers.items()})
-            held.update(scaler=self.scaler.state_dict(), rng=torch.get_rng_state(),
-                        cuda_rng=torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [])
+            held.update(processes=processes.count(), scaler=self.scaler.state_dict(), rng=torch.get_rng_state(),
+                        cuda_rng=[torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else [])
             held.update({"average": self.average.state_dict()} if self.average else {})
         return held
 
@@ -215,7 +225,7 @@ class Training:
                 self.average.load_state_dict(resumed["average"])
             torch.set_rng_state(resumed["rng"])
             if self.device.type == "cuda" and resumed["cuda_rng"]:
-                torch.cuda.set_rng_state_all(resumed["cuda_rng"])
+                torch.cuda.set_rng_state(resumed["cuda_rng"][0], self.device)
         except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise InputError(f"the checkpoint {opt.resume} holds optimisers or random states of something else "
                              f"({cli.reason(error)}); take another one, or start a new run from its weights with "
@@ -228,6 +238,8 @@ class Training:
 def check_folder(opt, held: contextlib.ExitStack) -> dict | None:
     """Refuse a folder that cannot be written to; the checkpoint to go on from, where --resume names one. A run that
     goes on in its own folder locks it."""
+    if not processes.first():
+        return runs.load_resumable(opt.resume) if opt.resume else None
     if opt.resume is None:
         runs.check_new(opt.logger_name, opt.overwrite)
         return None
@@ -252,6 +264,14 @@ class Folder:
 
     def __init__(self, opt, data: Data, run: Training, stop: Stop, held: contextlib.ExitStack, resumed: dict | None):
         self.opt, self.data, self.run, self.stop, self.path = opt, data, run, stop, opt.logger_name
+        if processes.first():
+            self.begin(held, resumed)
+        processes.wait()                                    # the others until it has; where it fails they end, too
+        self.log = runs.Log(self.path, run.state, opt.num_epochs) if processes.first() else runs.NoLog(opt.num_epochs)
+
+    def begin(self, held: contextlib.ExitStack, resumed: dict | None) -> None:
+        """Lock the folder and describe the run in it."""
+        opt, data, run = self.opt, self.data, self.run
         description = runs.describe(opt, {"train": data.train, "dev": data.dev})
         if goes_on(opt):
             runs.go_on(self.path, description, data.vocab)
@@ -266,10 +286,15 @@ class Folder:
             best = runs.best_of(opt.resume, run.state["best_rsum"]) if resumed else None
             run.state.update({} if best else {"best_rsum": 0.0, "best_hbr": 0.0})
             runs.begin(self.path, description, data.vocab, run.content(), best)
-        self.log = runs.Log(self.path, run.state, opt.num_epochs)
 
     def save(self, name: str = "checkpoint.pt", whole: bool = True) -> None:
-        save_state(self.run.content(whole), os.path.join(self.path, name), "make room and --resume")
+        if processes.first():
+            save_state(self.run.content(whole), os.path.join(self.path, name), "make room and --resume")
+
+    def stopping(self) -> int | None:
+        """The signal that came to any process."""
+        self.stop.received = processes.agreed(self.stop.received, self.run.device)
+        return self.stop.received
 
     def log_step(self, terms: dict[str, float], rate: float, batch_time: float, data_time: float, bar) -> None:
         """A line every --log_step steps. rate: pairs per second; times in seconds."""
@@ -297,11 +322,14 @@ class Folder:
 
     def validate(self) -> None:
         """Recalls on dev, of which those at the ends of epochs choose the best model, as in VSE++; and a checkpoint.
-        Where a signal breaks it off it is due again when the run goes on."""
+        Where a signal breaks it off it is due again when the run goes on. Several processes cannot break it off
+        together, so a checkpoint stands before it."""
         run, state, opt = self.run, self.run.state, self.opt
-        state["due"], before = 1, torch.get_rng_state()
+        state["due"], before, several = 1, torch.get_rng_state(), processes.count() > 1
+        if several:
+            self.save()
         try:
-            with self.stop.at_once():
+            with contextlib.nullcontext() if several else self.stop.at_once():
                 result = validate(run.judged.eval(), self.data.dev, self.data.tokens["dev"], run.device, opt.workers)
         except Stopped:
             torch.set_rng_state(before)
@@ -328,6 +356,7 @@ class Folder:
 
     def stopped(self, signal: int) -> int:
         self.save()
+        processes.wait()                                    # for the checkpoint, since torchrun ends all with the first
         due = ", before a validation" * self.run.state["due"]
         self.log.say(f"stopped at {self.log.where(self.run.state, self.data.steps)}{due}; go on with: python train.py "
                      f"--resume {self.path}")
@@ -335,6 +364,7 @@ class Folder:
 
     def done(self) -> int:
         state = self.run.state
+        processes.wait()
         if os.path.isfile(os.path.join(self.path, "model_best.pt")):
             chosen = f", HBR {state['best_hbr']:.2f}, which chose it" if self.opt.select == "hbr" else ""
             self.log.say(f"done: best dev rsum {state['best_rsum']:.1f}{chosen}; evaluate with: python evaluate.py "
@@ -365,7 +395,14 @@ def described(opt, data: Data, run: Training, start: dict | None) -> str:
              f"{data.source}\n{opt.sim}, image head {opt.image_head}, text head {opt.text_head}, {objective}, "
              f"embed_size {opt.embed_size}, {sum(p.numel() for p in run.parameters):,} trainable parameters, "
              f"{run.device}, seed {opt.seed}")
+    before = start["processes"] if opt.resume and "processes" in start else processes.count()
+    if processes.count() > 1:
+        facts += f", {processes.count()} processes that share each batch of {opt.batch_size}"
     notes = [*(start or {}).get("notes", ()), *read_otherwise(opt, start), *data.train.notes, *data.dev.notes]
+    if before != processes.count():
+        notes.append(f"the run went on so far in {before} process{'es' * (before > 1)} and goes on in "
+                     f"{processes.count()}: sums over a batch are rounded otherwise from here on, all else is as it "
+                     "would have been")
     return "\n".join([facts, *(f"note: {note}" for note in notes)])
 
 

@@ -16,6 +16,7 @@ from cli import InputError
 from data import Batch, Split, check_extractors, read_split
 from inputs import NoImages, Photos
 from methods.jwae import learns_alone
+from parallel.share import Share
 
 
 class ShuffledItems:
@@ -59,24 +60,36 @@ class Unpaired:
         added items, "unpaired" or "negatives"."""
         self.images, self.captions, self.count, self.data, self.field = images, captions, count, data or {}, field
 
-    def added_to(self, batch: Batch, step: int) -> Batch:
+    def added_to(self, batch: Batch, step: int, process: tuple[int, int] = (0, 1)) -> Batch:
         """The batch with the unpaired items of step `step` (from 0) added to it."""
-        return batch._replace(**{self.field: self.batch(step)})
+        return batch._replace(**{self.field: self.batch(step, process)})
 
-    def batch(self, step: int) -> Batch:
-        """The unpaired items of step `step` (from 0) as a Batch of their own."""
+    def batch(self, step: int, process: tuple[int, int] = (0, 1)) -> Batch:
+        """The unpaired items of step `step` (from 0) as a Batch of their own. process: which of how many processes
+        share them."""
         images = tokens = lengths = owner = None
+        share = Share.of(self.count, *process)
         if self.images:
-            images = torch.cat([source.gather(rows) for source, rows, _ in self.images.draw(step, self.count)])
+            drawn = self.images.draw(step, self.count)
+            images = torch.cat([source.gather(rows[some])
+                                for (source, rows, _), some in zip(drawn, within(drawn, share))])
         if self.captions:
             drawn = self.captions.draw(step, self.count)
-            read = [source.batch(rows) for source, rows, _ in drawn]                # ((b, T), (b,)) each
+            own = within(drawn, share)
+            read = [source.batch(rows, some) for (source, rows, _), some in zip(drawn, own)]    # ((b, T), (b,)) each
             longest = [max(sizes) for sizes in zip(*(x.shape[1:] for x, _ in read))]
             padded = [F.pad(x, [n for size, most in zip(x.shape[:0:-1], longest[::-1]) for n in (0, most - size)])
                       for x, _ in read]                                             # to the largest T (and K)
             tokens, lengths = torch.cat(padded), torch.cat([length for _, length in read])
-            owner = torch.from_numpy(np.concatenate([image for *_, image in drawn]))
-        return Batch(images, tokens, lengths, owner, None)
+            owner = torch.from_numpy(np.concatenate([image[some] for (*_, image), some in zip(drawn, own)]))
+        return Batch(images, tokens, lengths, owner, None, share=share)
+
+
+def within(drawn: list[tuple], share: Share) -> list[slice]:
+    """Which of the items drawn from each source are this process's."""
+    ends = np.cumsum([0, *(len(rows) for _, rows, _ in drawn)])
+    return [slice(*np.clip((share.rows.start - start, share.rows.stop - start), 0, end - start))
+            for start, end in zip(ends, ends[1:])]
 
 
 def choose_pairs(split: Split, fraction: float, seed: int, others: bool = False) -> np.ndarray:

@@ -2,6 +2,7 @@
 import os
 
 import cli
+from cli import InputError
 from methods.jwae import learns_alone
 from model import IMAGE_ENCODERS, TEXT_ENCODERS
 from options.facts import (
@@ -178,6 +179,32 @@ CONFLICTS = [
      "--vocab {vocab} is the vocabulary of an original checkpoint that --init_from names; give both, or a vocabulary "
      "for training in --vocab_path"),
 ]
+
+# ---- what several processes cannot share: (when, the sentence, formatted with the options and their number n)
+
+IN_ONE = "; train in one process, without torchrun"
+SEVERAL = [
+    (lambda o: o.localise, "{data_name} has phrases, whose photos {n} processes do not share yet" + IN_ONE),
+    (lambda o: o.sim == "cite",
+     "--sim cite normalises captions by the batch of one process, and there are {n}" + IN_ONE),
+    (lambda o: o.finetune and not o.freeze_bn,
+     "--finetune takes the statistics of BatchNorm from the batch of one process, and there are {n}; give --freeze_bn, "
+     "which VSE++ had in effect"),
+    (lambda o: o.captioner and o.captioner_original,
+     "--captioner_original drops other numbers at each word, which {n} processes do not share; leave it out, or train "
+     "in one process"),
+]
+
+
+def refuse_several(opt, processes: int) -> None:
+    """Raises InputError where resolved options cannot be trained by so many processes."""
+    if processes > opt.batch_size:
+        raise InputError(f"--batch_size {opt.batch_size} is shared by {processes} processes, so that some have nothing "
+                         "to do; give a larger one, or fewer processes (--nproc_per_node)")
+    for wrong, sentence in SEVERAL if processes > 1 else ():
+        if wrong(opt):
+            raise InputError(sentence.format(**vars(opt), n=processes))
+
 
 # ---- what has an effect only with what: (options, when they have one, what that is)
 

@@ -7,6 +7,7 @@ writes files and speaks; the others do both only where it cannot.
 """
 import contextlib
 import datetime
+import io
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from cli import InputError, reason
 
@@ -51,6 +53,13 @@ def local(device: torch.device) -> torch.device:
     return torch.device("cuda", mine)
 
 
+class _NoTerminal(io.TextIOWrapper):
+    """stderr of a process that shows no progress."""
+
+    def isatty(self) -> bool:
+        return False
+
+
 @contextlib.contextmanager
 def joined(device: torch.device, minutes: float = 30.0):
     """A context in which the processes hear of each other: over NCCL on GPUs, else over Gloo. One process alone needs
@@ -61,6 +70,8 @@ def joined(device: torch.device, minutes: float = 30.0):
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    if not first():
+        sys.stdout, sys.stderr = open(os.devnull, "w"), _NoTerminal(open(os.dup(2), "wb", 0), write_through=True)
     with noticing(), ended():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
                                 timeout=datetime.timedelta(minutes=minutes))
@@ -109,6 +120,12 @@ def noticing():
     finally:
         signal.set_wakeup_fd(before)
         os.close(told)                                      # `wait` reads the end of it and returns
+
+
+def together(model: torch.nn.Module) -> torch.nn.Module:
+    """What calls the model, and in backward takes the mean of the gradients of all processes; of one the model itself.
+    Statistics of BatchNorm are equal everywhere already (encoders.BatchNorm)."""
+    return model if count() == 1 else DistributedDataParallel(model, broadcast_buffers=False)
 
 
 def agreed(number: int | None, device: torch.device) -> int | None:
