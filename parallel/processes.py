@@ -123,9 +123,9 @@ def noticing():
 
 
 def together(model: torch.nn.Module) -> torch.nn.Module:
-    """What calls the model, and in backward takes the mean of the gradients of all processes; of one the model itself.
-    Statistics of BatchNorm are equal everywhere already (encoders.BatchNorm)."""
-    return model if count() == 1 else DistributedDataParallel(model, broadcast_buffers=False)
+    """What calls the model, and in backward takes the mean of the gradients of all processes; of one the model
+    itself."""
+    return model if count() == 1 else DistributedDataParallel(model)
 
 
 def agreed(number: int | None, device: torch.device) -> int | None:
