@@ -1,0 +1,1 @@
+"""What benchmark.py measures of training on a device."""

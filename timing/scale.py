@@ -1,0 +1,164 @@
+"""What a training step costs in several processes: beside one process with as many threads, and without what the
+processes tell each other. benchmark.py scale shows it, and how it would be on many GPUs.
+
+    python -m timing.scale '{...}'
+
+is what each process does: `measure` starts them.
+"""
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+import torch
+
+import train
+from data import Batch
+from model import build_model
+from parallel import processes, share
+from parallel.share import Share
+from text import SPECIALS, Vocabulary
+
+KINDS = {"point": ["--sim", "cosine", "--max_violation"], "gaussian": ["--sim", "wasserstein"]}
+BATCH, DIM, FEATURES, WORDS, LENGTHS = 128, 1024, 2048, 10000, (8, 20)
+STEPS = 5                             # timed in each round, after one that is not
+# GPUs -> bytes that each can send and receive in a second: within a machine, and between machines
+LINKS = {8: 400e9, 64: 50e9}
+
+
+class Measured(NamedTuple):
+    """Of one kind: median seconds of a step, and bytes."""
+    one: float                        # one process, with as many threads as there are cores
+    several: float                    # as many processes as cores, of one thread each
+    silent: float                     # the same, where each computes as much and tells the others nothing
+    gradients: int                    # bytes of all gradients
+    item: int                         # bytes of what the others are told of one pair
+
+
+def share_of_batch(seed: int) -> Batch:
+    """This process's share of a random batch."""
+    torch.manual_seed(seed)
+    mine = Share.of(BATCH, processes.rank(), processes.count())
+    lengths = torch.randint(LENGTHS[0], LENGTHS[1] + 1, (BATCH,))
+    tokens = torch.randint(len(SPECIALS), WORDS, (BATCH, LENGTHS[1])) * (torch.arange(LENGTHS[1]) < lengths[:, None])
+    index = torch.arange(BATCH)
+    return Batch(*(x[mine.rows] for x in (torch.rand(BATCH, FEATURES), tokens, lengths, index, index)), share=mine)
+
+
+@contextlib.contextmanager
+def silence(model):
+    """A context in which no process hears of another: each takes its own items for those of the others."""
+    before = share.gather, torch.distributed.reduce_scatter, processes.summed
+
+    def repeated(x, spread):
+        return torch.cat([x[:1].expand(n, *x.shape[1:]) for n in spread.sizes])
+    try:
+        share.gather = repeated
+        torch.distributed.reduce_scatter = lambda mine, pieces: mine.copy_(pieces[processes.rank()])
+        processes.summed = lambda values: values.detach()
+        with model.no_sync():
+            yield
+    finally:
+        share.gather, torch.distributed.reduce_scatter, processes.summed = before
+
+
+@contextlib.contextmanager
+def told(found: list):
+    """A context that notes the bytes of each item of the batch that the others are told, there and back."""
+    before = share.gather
+
+    def noted(x, spread):
+        if sum(spread.sizes) == BATCH:                      # else a number a process, such as the hardest negatives
+            found.append(2 * x[0].numel() * x.element_size())
+        return before(x, spread)
+    share.gather = noted
+    try:
+        yield
+    finally:
+        share.gather = before
+
+
+def timed(words: list[str], seed: int) -> dict:
+    """Seconds of steps of this process: {"steps": as they are, "silent": telling nothing, "gradients", "item"}."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes.count()))
+    device = torch.device("cpu")
+    opt = train.parse_args(["--img_dim", str(FEATURES), "--embed_size", str(DIM), "--img_enc", "precomp", "--device",
+                            "cpu", *words])
+    found, item = {"steps": [], "silent": []}, []
+    with processes.joined(device):
+        batch = share_of_batch(seed)
+        torch.manual_seed(seed)
+        model = build_model(opt, Vocabulary([*SPECIALS, *map(str, range(WORDS - len(SPECIALS)))])).train()
+        optimizers, whole = train.build_optimizers(opt, model), processes.together(model)
+        scaler, parameters = torch.amp.GradScaler("cpu", enabled=False), list(model.parameters())
+
+        def step() -> float:
+            processes.wait()
+            start = time.perf_counter()
+            train.train_step(whole, batch, optimizers, scaler, parameters, opt, {"epoch": 0, "step": 0})
+            processes.agreed(None, device)
+            return time.perf_counter() - start
+        with told(item):
+            step()
+        for _ in range(STEPS):
+            found["steps"].append(step())
+            if processes.count() > 1:
+                with silence(whole):
+                    found["silent"].append(step())
+    return {**found, "gradients": sum(4 * p.numel() for p in parameters), "item": sum(item)}
+
+
+def in_processes(count: int, words: list[str], seed: int) -> dict:
+    """What the first of so many processes measures."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    started = []
+    for rank in range(count):
+        env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count),
+               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+               "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count))}
+        started.append(subprocess.Popen([sys.executable, "-m", "timing.scale", json.dumps([words, seed])], env=env,
+                                        stdout=subprocess.PIPE, text=True))
+    said = [process.communicate()[0] for process in started]
+    return json.loads(said[0])
+
+
+def measure(words: list[str], rounds: int, seed: int) -> Measured:
+    """Rounds in which one process and as many as there are cores take turns."""
+    cores, one, several = max(2, os.cpu_count() or 1), [], []
+    for _ in range(rounds):
+        one.append(in_processes(1, words, seed))
+        several.append(in_processes(cores, words, seed))
+
+    def median(found: list[dict], name: str) -> float:
+        return statistics.median(seconds for each in found for seconds in each[name])
+    return Measured(median(one, "steps"), median(several, "steps"), median(several, "silent"),
+                    several[0]["gradients"], several[0]["item"])
+
+
+def scale_times(rounds: int, seed: int):
+    """Yield (name, value, format, target) of a step in several processes, and of what it would move between GPUs."""
+    for kind, words in KINDS.items():
+        m = measure(words, rounds, seed)
+        yield f"{kind}: one process, milliseconds a step", 1000 * m.one, ".0f", None
+        yield f"{kind}: a process a core, times that", m.several / m.one, ".2f", "scale"
+        yield f"{kind}: percent of it in which processes tell each other", 100 * (1 - m.silent / m.several), ".0f", None
+        yield f"{kind}: gradients, MiB a step", m.gradients / 2 ** 20, ".0f", None
+        yield f"{kind}: the gather, KiB a pair, there and back", m.item / 1024, ".1f", None
+        for gpus, link in LINKS.items():
+            gradients, gather = 2 * (gpus - 1) / gpus * m.gradients, (gpus - 1) * BATCH * m.item    # each one sends
+            yield f"{kind}: {gpus} GPUs, {BATCH} pairs on each: gradients, milliseconds at {link / 1e9:.0f} GB/s", \
+                1000 * gradients / link, ".2f", None
+            yield f"{kind}: {gpus} GPUs, {BATCH} pairs on each: gather, milliseconds", 1000 * gather / link, ".2f", None
+        yield f"{kind}: pairs in the whole batch from which on the gather moves more than the gradients", \
+            2 * m.gradients / m.item, ".0f", None
+
+
+if __name__ == "__main__":
+    print(json.dumps(timed(*json.loads(sys.argv[1]))))
