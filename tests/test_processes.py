@@ -25,11 +25,12 @@ TOWARDS = {                           # name -> options: every objective and eve
     "match": "--sim csd --loss match --pseudo_positives 0.1 --vib 1e-4 --label_smoothing 0.1 --mask_same_image",
     "inclusion": "--sim csd --loss match --inclusion 0.1",
     "nll_batch": "--loss nll --negatives 4 --mask_same_image",
-    "nll_set": "--loss nll --negatives 7 --negative_source set --txt_enc trigram_conv --txt_layers 8 --layer_style tanh "
-               "--img_layers 8 --optimizer sgd --learning_rate 0.1",
+    "nll_set": "--loss nll --negatives 7 --negative_source set --txt_enc trigram_conv --txt_layers 8 --layer_style "
+               "tanh --img_layers 8 --optimizer sgd --learning_rate 0.1",
     "nll_few": "--loss nll --negatives 2 --negative_source set",
     "mse": "--loss mse --mse_weight 16 --mmd 2 --txt_enc mean --txt_layers 8 --img_layers 8",
-    "two_branch": "--loss two_branch --batch_size 8 --txt_enc mean --txt_layers 8 --img_layers 8 --layer_style branch",
+    "two_branch": "--loss two_branch --batch_size 8 --txt_enc mean --txt_layers 8 --img_layers 8 --layer_style "
+                  "branch",
     "product": "--sim product --loss logistic --txt_enc mean --txt_layers 8 --img_layers 8 --layer_style branch "
                "--mask_same_image",
     "probvlm": "--loss probvlm --freeze_means --init_from {run}",
@@ -67,13 +68,17 @@ def learned(path: str, given: str, rank: int, count: int, port: int, name: str) 
             data = load_data(opt, start, None)
             run, terms = train.Training(opt, data, start, None, torch.device("cpu")), []
             run.model.train()
+            shapes = []
+            if run.model.objective is not None:
+                run.model.objective.register_forward_pre_hook(lambda _, given, to=shapes: to.append(given[0].shape))
             for _, batch in zip(range(STEPS), data.batches(run.state)):
                 run.begin_step()
                 terms.append(train.train_step(run.whole, doubled(batch), run.optimizers, run.scaler, run.parameters,
                                               opt, run.state))
                 run.count(terms[-1], batch.share.items)
             found[case] = {"weights": run.model.state_dict(), "terms": terms, "random": torch.get_rng_state(),
-                           "average": run.average.state_dict() if run.average else {}, "state": run.state}
+                           "average": run.average.state_dict() if run.average else {}, "state": run.state,
+                           "shapes": [list(shape) for shape in shapes]}
         torch.save(found, name)
 
 
@@ -136,6 +141,16 @@ def test_the_cases_learn_something(found):
     assert names >= {"hinge", "infonce", "match", "pseudo_positives", "nll", "mse", "mmd", "two_branch", "logistic",
                      "probvlm", "vib", "inclusion", "diversity", "captioner", "recon_images", "recon_captions",
                      "prior_images", "prior_captions", "critic_images", "critic_captions", "vae_images"}
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_no_process_holds_all_scores(found, count):
+    """Of 7 x 7 scores each has the rows of its own images."""
+    for rank in range(count):
+        rows = [3, 2, 2][rank] if count == 3 else [4, 3][rank]
+        assert found[count][rank]["hinge_max"]["shapes"] == [[rows, 7]] * STEPS
+        assert found[count][rank]["scan"]["shapes"] == [[rows, 7]] * STEPS
+    assert found[1][0]["hinge_max"]["shapes"] == [[7, 7]] * STEPS
 
 
 # ---- shares
