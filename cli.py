@@ -296,8 +296,12 @@ def reason(error: BaseException, most: int = 160) -> str:
 
 
 def torch_device(name: str):
-    """The torch.device that --device names; "auto" is CUDA when present. Raises InputError where there is no CUDA."""
+    """The torch.device that --device names; "auto" is CUDA when present. Raises InputError where there is no CUDA.
+
+    GRUs and convolutions compute in float32 from then on; torch begins with tf32 for them on CUDA."""
     import torch  # takes seconds to load; this module has to answer signals before that
+
+    torch.backends.cudnn.rnn.fp32_precision = torch.backends.cudnn.conv.fp32_precision = "ieee"
 
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: no CUDA device is here; use --device cpu")

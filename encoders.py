@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from cli import InputError
 from inputs import import_torchvision
@@ -36,6 +36,20 @@ class Latent(NamedTuple):
     def of_parts(cls, value: Tensor, residual: Tensor | None = None) -> "Latent":
         """A Latent of parts (B, P, D), all of them real."""
         return cls(value, torch.full((len(value),), value.shape[1], device=value.device), residual)
+
+
+class Sequence(NamedTuple):
+    """Words of captions, packed once for all networks that read them."""
+    padded: Tensor                    # (B, T, F)
+    packed: PackedSequence
+
+    @classmethod
+    def of(cls, words: "Tensor | Sequence", lengths: Tensor) -> "Sequence":
+        """Words (B, T, F), lengths (B,). Of what is packed already a view, so that the gradients of one reader are
+        added up before those of another."""
+        if isinstance(words, cls):
+            return words._replace(packed=words.packed._replace(data=words.packed.data.view_as(words.packed.data)))
+        return cls(words, pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False))
 
 
 class Precomputed(nn.Module):
@@ -334,6 +348,7 @@ class GRUEmbedding(nn.Module):
     `linear`: a linear layer follows, W_g of `pmrl` eq. 4, 5, 9, 13 and 14. Without it, as in `ucmr` 4.2 and VSE++'s
     code, a log-variance is a state of the GRU. It then lies in (-1, 1), and the variance in (0.37, 2.72).
     """
+    packs = True                      # reads a Sequence, too
 
     def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, linear: bool = False):
         super().__init__()
@@ -341,8 +356,8 @@ class GRUEmbedding(nn.Module):
         self.rnn = nn.GRU(inputs, embed_size, num_layers, batch_first=True)
         self.fc = vsepp_linear(embed_size, embed_size) if linear else nn.Identity()
 
-    def forward(self, words: Tensor, lengths: Tensor) -> Latent:
-        packed = pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
+    def forward(self, words: Tensor | Sequence, lengths: Tensor) -> Latent:
+        packed = Sequence.of(words, lengths).packed
         return Latent(self.fc(self.rnn(packed)[1][-1]))                             # last layer: (B, D)
 
 
@@ -351,10 +366,11 @@ class BiGRUEmbedding(nn.Module):
 
     (B, T, F) -> (B, D).
     """
+    packs = True
 
     def __init__(self, states: nn.Module, embed_size: int):
         super().__init__()
         self.dim, self.states, self.fc = embed_size, states, vsepp_linear(embed_size, embed_size)
 
-    def forward(self, words: Tensor, lengths: Tensor) -> Latent:
+    def forward(self, words: Tensor | Sequence, lengths: Tensor) -> Latent:
         return Latent(self.fc(self.states(words, lengths)))                         # (B, T, F) -> (B, D) -> (B, D)

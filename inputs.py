@@ -61,6 +61,7 @@ def advice(data_name: str) -> str:
 
 class Features:
     """A file of image features, (N, F) or (N, P, F), float16 or float32. It is mapped and never read whole."""
+    keeps = True                      # a device can hold it (devices.feeding)
 
     def __init__(self, path: str):
         self.path, self.step = path, 1                                              # row of image i: i * step
@@ -146,7 +147,7 @@ class Features:
 
 class Photos:
     """Image files that are decoded to RGB and transformed as in VSE++, to (B, 3, 224, 224)."""
-    parallel, dim, regions, step = True, None, None, 1
+    parallel, dim, regions, step, keeps = True, None, None, 1, False
 
     def __init__(self, paths: list[str]):
         self.paths = paths

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from devices.precision import scored
 from parallel.share import by_process, drawn, everyones, items, mean, shared, start, whole
 from similarities import SIMILARITIES, Embedding, Separable, Similarity, uncertainty, unit  # noqa: F401 (part of this module)
 
@@ -137,7 +138,8 @@ def prior_mmd(latents: Tensor) -> Tensor:
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
         """Sum over all pairs of own ones and all."""
-        squared = (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp(min=0)       # (r, R)
+        squares = a.square().sum(1)[:, None] + b.square().sum(1)                    # (r, R)
+        squared = (squares - scored(torch.matmul, 2 * a, b.T)).clamp(min=0)
         return sum((c / (c + squared)).sum() for c in (2 * a.shape[1] * s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10)))
     n = max(len(all_x), 2)            # 14: the 7 kernels of each x and of each y with itself, which are left out
     return (kernel(x, all_x) + kernel(y, all_y) - 14 * len(x)) / (n * (n - 1)) - 2 * kernel(x, all_y) / n ** 2
@@ -327,7 +329,7 @@ class MMD(nn.Module):
             sides = [Embedding(e.latent.value.float() / e.latent.value.shape[1] ** 0.5) for e in (image, caption)]
         (x, all_x), (y, all_y) = ([e.mean if e.parts is None else real_rows(e.parts, e.n_parts)
                                    for e in (side, everyones(side))] for side in sides)    # (b K, D), (B K, D)
-        return sum(sign * (-0.5 * torch.cdist(a, b)).exp().sum() / (len(all_a) * len(b))
+        return sum(sign * (-0.5 * scored(torch.cdist, a, b)).exp().sum() / (len(all_a) * len(b))
                    for sign, a, all_a, b in ((1, x, all_x, all_x), (-2, x, all_x, all_y), (1, y, all_y, all_y)))
 
 

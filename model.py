@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cli import InputError
+from devices.precision import scored
+from devices.streams import both
 from encoders import (
     CNN,
     BagOfWords,
@@ -20,11 +21,9 @@ from encoders import (
     Corruption,
     GRUEmbedding,
     Latent,
-    LinearEmbedding,
     PooledEmbedding,
     Precomputed,
-    ReLULayers,
-    Unchanged,
+    Sequence,
     Words,
     vsepp_linear,
 )
@@ -32,13 +31,14 @@ from features.word_vectors import table_for
 from losses import MMD, Diversity, PairMSE, SideTerm, build_objective, mean_rows, real_parts, vib
 from methods import jwae
 from methods.cite import PENALTY, ConditionalNetwork
-from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
+from methods.dmsm import TrigramBag, TrigramConv, TrigramWords
 from methods.heads import GeneralisedGaussian, Inclusion, ProbVLMLoss, VarianceLayers, VonMisesFisher
 from methods.labelled import LabelledTwoBranch, labelled_objective
+from methods.layers import build_layers, layer_sizes
 from methods.likelihoods import MLS
 from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from methods.scan import CrossAttention, RegionEmbedding, WordStates
-from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
+from methods.two_branch import ProductNetwork, TwoBranchLoss
 from methods.vsrn import Captioner, RegionGraph, RegionGRU
 from parallel.share import copies, drawn, everyones, sharing, whole
 from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var, unit
@@ -115,12 +115,16 @@ class Tower(nn.Module):
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Encoded:
         features = self.trunk(inputs, lengths)
         read = features if self.corruption is None else self.corruption(features)   # the same for mean and variance
-        latent = self.mean(read, lengths)                                           # value: (B, D) | (B, P, D)
+        log_var, posterior, spread = None, None, None
+        if self.log_var is None or self.on_mean:
+            latent = self.mean(read, lengths)                                       # value: (B, D) | (B, P, D)
+        else:
+            read = Sequence.of(read, lengths) if getattr(self.mean, "packs", False) else read
+            latent, spread = both(self.mean, self.log_var, read, lengths)
         if self.latent_norm is not None:
             latent = latent._replace(value=self.scaled(latent))
-        log_var, posterior, spread = None, None, None
         if self.log_var is not None:
-            spread = self.log_var(self.compared(latent).mean if self.on_mean else read, lengths)
+            spread = spread or self.log_var(self.compared(latent).mean, lengths)
             log_var = self.bounded_log_var(spread.value)
         if self.sample:
             posterior, centre = (latent.value, log_var), latent.value
@@ -221,17 +225,21 @@ class JointEmbedding(nn.Module):
         with torch.autocast(batch.tokens.device.type, enabled=False):               # scores are compared in float32
             if batch.labels is not None:
                 i, j = batch.labels.nonzero(as_tuple=True)                          # (K,) each
-                chosen = self.similarity.at(images.embedding, captions.embedding, i, j)
+                chosen = self.score(self.similarity.at, images.embedding, captions.embedding, i, j)
                 return self.objective(chosen.new_zeros(batch.labels.shape).index_put((i, j), chosen), batch.labels)
             index = batch.image_index[:, None]
             same = index == whole(batch.image_index) if self.mask_same_image else None                  # (b, B)
-            scores = self.similarity(images.embedding, everyones(captions.embedding))                   # (b, B)
+            scores = self.score(self.similarity, images.embedding, everyones(captions.embedding))       # (b, B)
             if others is None:
                 return self.objective(scores, same)
             with sharing(batch.negatives.share):
-                drawn_ones, owners = everyones(others.embedding), whole(batch.negatives.image_index)    # (N, D), (N,)
-            outside = self.similarity(images.embedding, drawn_ones).masked_fill(index == owners, -torch.inf)
+                outside, owners = everyones(others.embedding), whole(batch.negatives.image_index)       # (N, D), (N,)
+            outside = self.score(self.similarity, images.embedding, outside).masked_fill(index == owners, -torch.inf)
             return self.objective(scores, same, outside)                                                # (b, N)
+
+    def score(self, compare: Callable, *args) -> Tensor:
+        """compare(*args), the similarity or a method of it, never in tf32."""
+        return scored(compare, *args, learned=self.similarity.parameters())
 
 
 def in_float32(e: Encoded) -> Encoded:
@@ -263,27 +271,6 @@ class TextEncoder(NamedTuple):
     log_var: Callable | None = None
     layers: bool = False
     decoder: str | None = None
-
-
-def build_layers(opt, side: str, inputs: int) -> nn.Module:
-    """f_emb of a vector, (B, F) -> (B, D): a linear layer; with sizes such as "2000-1000", layers in a style; "0":
-    none. side: "img" or "txt"."""
-    hidden, style, embed_size = getattr(opt, f"{side}_layers"), opt.layer_style, opt.embed_size
-    if hidden == "0" and inputs != embed_size:
-        raise InputError(f"--{side}_layers 0 makes the {inputs} numbers of a feature or word vector the embedding, and "
-                         f"--embed_size is {embed_size}; make them equal")
-    if hidden == "0":
-        return Unchanged(embed_size)
-    sizes = layer_sizes(hidden)
-    if style == "branch" and sizes:
-        return BranchEmbedding(inputs, sizes[0], embed_size)
-    if style == "tanh":
-        return TanhLayers(inputs, sizes, embed_size)
-    return ReLULayers(inputs, sizes, embed_size) if sizes else LinearEmbedding(inputs, embed_size)
-
-
-def layer_sizes(hidden: str | None) -> list[int]:
-    return [int(size) for size in (hidden or "").split("-") if size]
 
 
 def photos(opt, pretrained: bool, **how) -> CNN:

@@ -4,6 +4,7 @@ A run folder holds a description, logs and checkpoints. This file says whether a
 replace in it, and how a run goes on.
 """
 import argparse
+import dataclasses
 import functools
 import json
 import os
@@ -21,8 +22,10 @@ from tqdm import tqdm
 from checkpoints import MAY_CHANGE, check_values, is_switch, load_checkpoint, modern
 from cli import InputError, reason
 from data import Split, check_extractors, pair_batches, phrase_batches, read_split
+from devices.feeding import keep
 from files.reading import holds_keys, is_drawn, read_lines, read_yaml, recognised
 from files.writing import atomic, clear
+from inputs import Photos
 from methods.two_branch import sibling_order
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
 from model import build_vocabulary
@@ -305,6 +308,7 @@ class Data:
     pairs: np.ndarray                 # (m,) training captions whose images are known
     unpaired: Unpaired | None
     fingerprints: dict                # what a run that goes on must find again
+    fed: Split | None = None          # `train` with its features on a device, where `feed` put them there
 
     @functools.cached_property
     def steps(self) -> int:
@@ -328,6 +332,18 @@ class Data:
             return self.pairs[sibling_order(self.train.caption_image[self.pairs], rng)]
         return self.pairs[rng.permutation(len(self.pairs))]
 
+    def feed(self, device) -> str:
+        """Keep the features of the training images on a device where that can be (devices.feeding.keep). Returns a line
+        for the log, or nothing."""
+        images, line = keep(self.train.images, device, self.opt.features_on)
+        self.fed = dataclasses.replace(self.train, images=images)
+        return line
+
+    @property
+    def ahead(self) -> bool:
+        """Whether a thread may make batches; random crops that this process makes take torch's generator."""
+        return self.opt.workers > 0 or not isinstance(self.train.images, Photos)
+
     def batches(self, state: dict):
         """The batches of the current epoch that are still to come."""
         opt, epoch, process = self.opt, state["epoch"], (processes.rank(), processes.count())
@@ -335,10 +351,11 @@ class Data:
             yield from phrase_batches(self.train, self.tokens["train"], self.order(epoch), self.size, labels_of(opt),
                                       workers=opt.workers, seed=(opt.seed, epoch), skip=state["step"])
             return
-        batches = pair_batches(self.train, self.tokens["train"], self.order(epoch), opt.batch_size, workers=opt.workers,
-                               crop_size=opt.crop_size, seed=(opt.seed, epoch), skip=state["step"], process=process)
-        for batch in batches:
-            yield self.unpaired.added_to(batch, state["iteration"], process) if self.unpaired else batch
+        batches = pair_batches(self.fed or self.train, self.tokens["train"], self.order(epoch), opt.batch_size,
+                               workers=opt.workers, crop_size=opt.crop_size, seed=(opt.seed, epoch), skip=state["step"],
+                               process=process)
+        for iteration, batch in enumerate(batches, state["iteration"]):             # the state may lag behind
+            yield self.unpaired.added_to(batch, iteration, process) if self.unpaired else batch
 
 
 def load_data(opt, start: dict | None, resumed: dict | None) -> Data:

@@ -23,6 +23,8 @@ import metrics
 import runs
 from checkpoints import load_checkpoint, load_weights
 from cli import InputError, Stop, Stopped, torch_device
+from devices.feeding import on_device
+from devices.precision import always_alike, full_float32, use_tf32
 from evaluation.phrases import rsum_by_chance
 from evaluation.sources import validate
 from files.writing import FORMAT, locked, same_file, save_state
@@ -50,7 +52,7 @@ def main(argv=None) -> None:
 def train(opt) -> int:
     """Train as the options say. Returns the exit status: 0, 1 where no model came out, or 128 + signal after a wished
     stop."""
-    device = processes.local(torch_device(opt.device))
+    device = processes.local(set_device(opt))
     # held: the lock of the run folder, the hold of signals
     with explained(opt), processes.joined(device), contextlib.ExitStack() as held:
         refuse_several(opt, processes.count())
@@ -64,8 +66,9 @@ def train(opt) -> int:
                 print(yaml.safe_dump(vars(opt), sort_keys=True) + facts + "\ndry run: nothing was written")
             return 0
         stop = held.enter_context(Stop(later=True))
+        fed = data.feed(device)
         folder = Folder(opt, data, run, stop, held, resumed)
-        folder.log.say(facts + f"\nrun folder {opt.logger_name}")
+        folder.log.say("\n".join(filter(None, [facts, fed, f"run folder {opt.logger_name}"])))
         return run_epochs(opt, data, run, folder, stop)
 
 
@@ -78,11 +81,10 @@ def run_epochs(opt, data: "Data", run: "Training", folder: "Folder", stop: Stop)
         with tqdm(total=data.steps, initial=run.state["step"], desc=f"epoch {run.state['epoch'] + 1}/{opt.num_epochs}",
                   disable=None, leave=False) as bar:
             clock = time.perf_counter()
-            for batch in data.batches(run.state):
+            for batch in on_device(data.batches(run.state), run.device, data.ahead):
                 data_time = time.perf_counter() - clock
                 run.begin_step()
-                terms = train_step(run.whole, batch.to(run.device), run.optimizers, run.scaler, run.parameters, opt,
-                                   run.state)
+                terms = train_step(run.whole, batch, run.optimizers, run.scaler, run.parameters, opt, run.state)
                 pairs = batch.share.items if batch.share else len(batch.lengths)
                 run.count(terms, pairs)
                 batch_time, clock = time.perf_counter() - clock, time.perf_counter()
@@ -128,6 +130,14 @@ def train_step(model, batch, optimizers, scaler, parameters, opt, state) -> dict
         scaler.step(optimizer)
     scaler.update()
     return {name: term.item() for name, term in terms.items()}
+
+
+def set_device(opt) -> torch.device:
+    """Choose the device, the precision of its products and whether it always adds in the same order."""
+    always_alike(opt.deterministic)                         # before CUDA begins
+    device = torch_device(opt.device)
+    use_tf32(opt.tf32)
+    return device
 
 
 @contextlib.contextmanager
@@ -329,7 +339,7 @@ class Folder:
         if several:
             self.save()
         try:
-            with contextlib.nullcontext() if several else self.stop.at_once():
+            with contextlib.nullcontext() if several else self.stop.at_once(), full_float32():  # as evaluate.py computes
                 result = validate(run.judged.eval(), self.data.dev, self.data.tokens["dev"], run.device, opt.workers)
         except Stopped:
             torch.set_rng_state(before)
@@ -394,7 +404,7 @@ def described(opt, data: Data, run: Training, start: dict | None) -> str:
     facts = (f"{opt.data_name}: {learned}, {judged} (rsum by chance {chance:.1f}), {len(data.vocab):,} words of "
              f"{data.source}\n{opt.sim}, image head {opt.image_head}, text head {opt.text_head}, {objective}, "
              f"embed_size {opt.embed_size}, {sum(p.numel() for p in run.parameters):,} trainable parameters, "
-             f"{run.device}, seed {opt.seed}")
+             f"{run.device}{', tf32' * opt.tf32}{', deterministic' * opt.deterministic}, seed {opt.seed}")
     before = start["processes"] if opt.resume and "processes" in start else processes.count()
     if processes.count() > 1:
         facts += f", {processes.count()} processes that share each batch of {opt.batch_size}"

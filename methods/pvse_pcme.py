@@ -14,9 +14,8 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
 
-from encoders import Latent, vsepp_linear
+from encoders import Latent, Sequence, vsepp_linear
 from losses import real_parts
 from methods.blocks import block_side, by_blocks
 from parallel.share import items, start
@@ -65,8 +64,8 @@ class BiGRU(nn.Module):
         super().__init__()
         self.rnn = nn.GRU(inputs, embed_size // 2, num_layers, batch_first=True, bidirectional=True)
 
-    def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
-        packed = pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
+    def forward(self, words: Tensor | Sequence, lengths: Tensor) -> Tensor:
+        packed = Sequence.of(words, lengths).packed
         forward, backward = self.rnn(packed)[1][-2:]                                # last layer: (B, D / 2) each
         return torch.cat([forward, backward], 1)                                    # (B, D)
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from devices.precision import scored
 from encoders import BatchNorm, Latent, vsepp_linear
 from methods.blocks import PairNetwork
 from parallel.share import Dropout, mean, shared, start, whole
@@ -88,7 +89,7 @@ class TwoBranchLoss(nn.Module):
 
 def distance(x: Tensor, y: Tensor) -> Tensor:
     """sqrt(|x - y|^2 + 1e-4): (N, D), (M, D) -> (N, M), float32 under autocast; smooth where x = y."""
-    return (torch.cdist(x, y).square() + 1e-4).sqrt()
+    return (scored(torch.cdist, x, y).square() + 1e-4).sqrt()
 
 
 def sibling_order(caption_image: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -175,6 +175,14 @@ CONFLICTS = [
                                  "usual"),
     (lambda o: o.amp == "fp16" and cli.torch_device(o.device).type != "cuda",
      "--amp fp16 needs CUDA; on this device use --amp bf16 or off"),
+    (lambda o: o.tf32 and cli.torch_device(o.device).type != "cuda",
+     "--tf32 needs CUDA, as a CPU has no tf32; leave it out"),
+    (lambda o: o.features_on == "device" and cli.torch_device(o.device).type != "cuda",
+     "--features_on device needs CUDA; on this device use auto or host"),
+    (lambda o: o.deterministic and o.finetune and o.cnn_type.startswith("vgg")
+     and cli.torch_device(o.device).type == "cuda",
+     "--deterministic: torch has no deterministic gradient of {cnn_type}'s pooling on CUDA; take a resnet, or leave "
+     "--finetune or --deterministic out"),
     (lambda o: o.vocab and not o.init_from,
      "--vocab {vocab} is the vocabulary of an original checkpoint that --init_from names; give both, or a vocabulary "
      "for training in --vocab_path"),

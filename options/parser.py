@@ -5,6 +5,7 @@ import os
 import cli
 from cli import above_zero, at_least_zero, filename, natural, number, positive, up_to, width
 from data import DEV_IMAGES
+from devices.feeding import WHERE
 from encoders import CNNS
 from losses import OBJECTIVES, PRIOR_LOSSES
 from methods import ADVICE, METHODS
@@ -198,6 +199,13 @@ def parser() -> argparse.ArgumentParser:
     add("--select", choices=["rsum", "hbr"], default="rsum", help="which model is best on dev: the one with the "
         "highest sum of recalls, or the lowest harmonic mean of the images' best ranks (DMSM)")
     add("--amp", choices=["off", "bf16", "fp16"], default="off", help="precision of the networks (fp16: CUDA only)")
+    add("--tf32", action="store_true", help="CUDA: float32 products of networks in tf32, whose mantissas have 10 bits; "
+        "those of similarities never are")
+    add("--compile", action="store_true", help="compile what gains by it (torch.compile); the first steps take longer")
+    add("--deterministic", action="store_true", help="CUDA: the same numbers in every run on the same device, more "
+        "slowly")
+    add("--features_on", choices=WHERE, default="auto", help="CUDA: keep precomputed features on the device, or read "
+        "each batch's ahead from the host (auto: on the device where they fit)")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to train (auto: CUDA when present)")
     add("--seed", type=natural, default=0, help="seed of initialisation, batch order and crops")
 

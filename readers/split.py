@@ -32,8 +32,12 @@ class Batch(NamedTuple):
     share: Share | None = None        # where several processes share a batch: which of its items these are
 
     def to(self, device) -> "Batch":
-        return Batch(*(x if x is self.lengths or x is None or isinstance(x, Share) else x.to(device)
-                       if isinstance(x, Batch) else x.to(device, non_blocking=True) for x in self))
+        return self.map(lambda x: x.to(device, non_blocking=True))
+
+    def map(self, f) -> "Batch":
+        """f of every tensor but the lengths."""
+        return Batch(*(x if x is self.lengths or x is None or isinstance(x, Share) else x.map(f)
+                       if isinstance(x, Batch) else f(x) for x in self))
 
 
 @dataclass

@@ -9,9 +9,10 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # From the bottom to the top: a module may import those of its own floor and of the floors below.
-FLOORS = ["cli", "files", "parallel", "text metrics similarities", "losses", "inputs", "readers", "encoders data",
-          "methods", "demo", "features", "model", "options optimisation", "checkpoints", "runs", "evaluation",
-          "retrieval", "train evaluate search show cca vocab", "results benchmark", "paper_tables vg_experiments"]
+FLOORS = ["cli", "files devices", "parallel", "text metrics similarities", "losses", "inputs", "readers",
+          "encoders data", "methods", "demo", "features", "model", "options optimisation", "checkpoints", "runs",
+          "evaluation", "retrieval", "train evaluate search show cca vocab", "timing", "results benchmark",
+          "paper_tables vg_experiments"]
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 FILES = [path for path in sorted(glob.glob("**/*.py", root_dir=ROOT, recursive=True)) if path.split(os.sep)[0] in
          {name for name in FLOOR} | {f"{name}.py" for name in FLOOR}]

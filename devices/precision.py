@@ -1,0 +1,87 @@
+"""In which precision a device multiplies matrices, and whether it always adds in the same order.
+
+float32 products of networks may be computed in tf32 (--tf32): float32 numbers whose mantissas are rounded to 10 bits,
+summed in float32. Scores never are. It is a matter of CUDA; a CPU has no tf32.
+"""
+import contextlib
+import os
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+PRODUCTS = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"            # with another one cuBLAS sums in an order that varies
+
+
+def use_tf32(wanted: bool) -> None:
+    """Let float32 products of matrices, convolutions and GRUs be tf32 from now on, or not. torch begins with tf32 for
+    convolutions and GRUs."""
+    for kind in PRODUCTS:
+        kind.fp32_precision = "tf32" if wanted else "ieee"
+
+
+def in_tf32() -> bool:
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+@contextlib.contextmanager
+def full_float32():
+    """A context in which float32 products are not tf32. The gradient of what is computed in it is computed outside; see
+    `scored`."""
+    before = [kind.fp32_precision for kind in PRODUCTS]
+    use_tf32(False)
+    try:
+        yield
+    finally:
+        for kind, precision in zip(PRODUCTS, before):
+            kind.fp32_precision = precision
+
+
+def scored(function, *args, learned=()):
+    """function(*args), a tensor, with no product of it or of its gradient in tf32.
+
+    args: tensors, tuples of them, other values. learned: parameters that the function uses and that are to learn from
+    it. Where tf32 is off it is the plain call.
+    """
+    if not in_tf32():
+        return function(*args)
+    leaves, spec = tree_flatten(args)
+    places = [k for k, x in enumerate(leaves) if torch.is_tensor(x) and x.requires_grad]
+    learned = [p for p in learned if p.requires_grad]
+    if not torch.is_grad_enabled() or not places and not learned:
+        with full_float32():
+            return function(*args)
+
+    def of(*inputs):
+        for k, x in zip(places, inputs):
+            leaves[k] = x
+        return function(*tree_unflatten(leaves, spec))
+    return _Full.apply(of, len(places), *(leaves[k] for k in places), *learned)
+
+
+class _Full(torch.autograd.Function):
+    """A graph of its own, whose backward pass is a step of the outer one, so that one setting holds for all of it."""
+
+    @staticmethod
+    def forward(ctx, of, count, *tensors):
+        inputs = [x.detach().requires_grad_() for x in tensors[:count]]
+        with full_float32(), torch.enable_grad():
+            ctx.made = of(*inputs)
+        ctx.inputs = [*inputs, *tensors[count:]]
+        return ctx.made.detach()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        with full_float32(), torch.enable_grad():
+            found = torch.autograd.grad(ctx.made, ctx.inputs, gradient, allow_unused=True)
+        return None, None, *found
+
+
+def always_alike(wanted: bool) -> None:
+    """Whether the same is computed every time on the same device. torch raises RuntimeError where it has no such way.
+    Called before CUDA computes anything."""
+    if wanted:
+        os.environ.setdefault(*WORKSPACE)
+        torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(wanted)
