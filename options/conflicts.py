@@ -179,8 +179,7 @@ CONFLICTS = [
      "--tf32 needs CUDA, as a CPU has no tf32; leave it out"),
     (lambda o: o.features_on == "device" and cli.torch_device(o.device).type != "cuda",
      "--features_on device needs CUDA; on this device use auto or host"),
-    (lambda o: o.deterministic and o.finetune and o.cnn_type.startswith("vgg")
-     and cli.torch_device(o.device).type == "cuda",
+    (lambda o: o.deterministic and o.finetune and o.cnn_type.startswith("vgg"),
      "--deterministic: torch has no deterministic gradient of {cnn_type}'s pooling on CUDA; take a resnet, or leave "
      "--finetune or --deterministic out"),
     (lambda o: o.vocab and not o.init_from,

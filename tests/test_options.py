@@ -88,6 +88,9 @@ REFUSED = """
 --batch_size 1
 --warmup 30
 --amp fp16 --device cpu
+--tf32 --device cpu
+--features_on device --device cpu
+--deterministic --finetune
 --vocab FILE
 """.strip().splitlines()
 
