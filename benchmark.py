@@ -12,6 +12,8 @@ regions     the same of VSRN, SCAN, PVSE and PCME on regions, against the mean o
 batches     reading batches from a mapped feature file against the pace of training
 extraction  features of photos and of boxes: what of the time is not the network
 phrases     phrase localisation in 200 proposals of each of 1,000 photos, and its confidence; peak memory
+epoch       an epoch at the size of COCO: VSE++, VSRN, SCAN in each precision; what of it is input; peak memory
+precision   scores whose inputs or products have the digits of bf16 or tf32, against float64
 search      exact and approximate search in --size drawn Gaussians: time, recall against exact search, peak memory
 
 A time is the least of `--repeats` rounds. On a busy machine OMP_NUM_THREADS=1 makes the ratios steadier.
@@ -31,26 +33,26 @@ import torch
 import torch.nn.functional as F
 
 import cli
-import train
 from cli import Arguments, filename, natural, positive, torch_device, up_to
-from data import Batch
 from evaluate import Judgements, assess, parse_args
 from evaluation.annotations import Crisscrossed, Pairs, Ratings, cxc_pairs
 from evaluation.certainty import assess_certainty
 from evaluation.localisation_timing import localisation_times
 from evaluation.subjects import Member, Subject
-from features.timing import epoch, feature_times, race, streaming_memory
+from features.timing import epoch as streamed
+from features.timing import feature_times, race, streaming_memory
 from files.memory import in_fresh_process, peak
 from files.reading import holds_keys
 from files.writing import output, save_json
 from methods.likelihoods import MLS
 from methods.scan import DIRECTIONS, CrossAttention
 from metrics import retrieval_blocks
-from model import build_model
 from retrieval.timing import LEAST, MOST, search_times
 from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding
 from tests.references import attended, broadcasts, caption_ranks, image_ranks, suited
-from text import SPECIALS, Vocabulary
+from timing import epoch as epoch_timing
+from timing.precision import score_precision
+from timing.steps import training
 
 DIM = 1024
 SCORES = (1000, 5000)                 # images, captions
@@ -75,7 +77,7 @@ AIMS = {**dict.fromkeys(("kl", "kl_reverse", "mahalanobis", "wasserstein", "csd"
         "mls": ("mls", "loop")}       # targets of speed, beside the product and beside the loop
 AT_MOST = {"product": 2.5, "mls": 1.6, "minkl": 2.0, "error": 1e-5, "evaluation": 1.5, "memory": 600, "suite": 25,
            "suite memory": 1229, "confidence": 4.0, "step": 2.2, "attention memory": 150, "extraction": 15,
-           "phrases": 10, "phrases memory": 1024, **MOST}
+           "phrases": 10, "phrases memory": 1024, **epoch_timing.MOST, **MOST}
 AT_LEAST = {"loop": 40, "batches": 20, "equal": 1, "original": 8, "attention": 4, **LEAST}
 records: list[dict] = []              # every measurement of this run
 
@@ -299,53 +301,14 @@ def confidence(opt, device) -> None:
         line(f"{title}: peak memory beyond the embeddings, MiB", memory, ".0f", kinds[1])
 
 
-def training(words: list[str], shape: tuple, dim: int, seed: int, device) -> dict:
-    """Functions that run one training step on precomputed features of a shape, and its parts each alone."""
-    words = words if "match_prob" in words else ["--max_violation", *words]
-    options = train.parse_args(["--img_dim", str(shape[-1]), "--embed_size", str(dim), *words])
-    options.img_enc = "precomp" if options.img_enc == "auto" else options.img_enc
-    torch.manual_seed(seed)
-    model = build_model(options, Vocabulary([*SPECIALS, *map(str, range(WORDS - len(SPECIALS)))])).to(device).train()
-    parameters, optimizers = list(model.parameters()), train.build_optimizers(options, model)
-    scaler = torch.amp.GradScaler(device.type, enabled=False)
-    lengths = torch.randint(LENGTHS[0], LENGTHS[1] + 1, (BATCH,))
-    tokens = torch.randint(len(SPECIALS), WORDS, (BATCH, LENGTHS[1])) * (torch.arange(LENGTHS[1]) < lengths[:, None])
-    batch = Batch(torch.rand(BATCH, *shape), tokens, lengths, torch.arange(BATCH), torch.arange(BATCH)).to(device)
-
-    def embed():
-        return model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)
-
-    def learned(x):
-        return x is not None and x.is_floating_point()
-
-    leaves = [Embedding(*(x.detach().requires_grad_() if learned(x) else x for x in e)) for e in embed()]
-
-    def objective():
-        for x in filter(learned, (*leaves[0], *leaves[1])):
-            x.grad = None
-        sum(model.objective(model.similarity(*leaves)).values()).backward()
-
-    def networks():
-        optimizers["optimizer"].zero_grad(set_to_none=True)
-        reached = [(x, leaf.grad) for e, kept in zip(embed(), leaves) for x, leaf in zip(e, kept)
-                   if learned(x) and leaf.grad is not None]
-        torch.autograd.backward([x for x, _ in reached], [grad for _, grad in reached])
-
-    def update():
-        torch.nn.utils.clip_grad_norm_(parameters, options.grad_clip)
-        optimizers["optimizer"].step()
-
-    step = partial(train.train_step, model, batch, optimizers, scaler, parameters, options, {"epoch": 0, "step": 0})
-    return {"objective": objective, "networks": networks, "update": update, "step": step}
-
-
 def steps(title: str, kinds: dict[str, list[str]], shape: tuple, dim: int, opt, device) -> dict:
     """Time the steps of several models on features of one shape and print their parts: {(kind, part): seconds}."""
     features = " x ".join(map(str, shape))
     print(f"\n{title}: batch of {BATCH}, features of {features}, D = {dim:,}, {LENGTHS[0]} to {LENGTHS[1]} words\n  "
           f"{'ms, each alone':16}{'step':>9}{'networks':>12}{'similarity, loss':>20}{'clipping, Adam':>18}", flush=True)
     best = race({(kind, name): run for kind, words in kinds.items()
-                 for name, run in training(words, shape, dim, opt.seed, device).items()}, opt.repeats, device)
+                 for name, run in training(words, shape, dim, (BATCH, WORDS, LENGTHS), opt.seed, device).items()},
+                opt.repeats, device)
     for kind in kinds:
         whole, *parts = (1000 * best[kind, name] for name in ("step", "networks", "objective", "update"))
         print("  {:16}{:9.1f}{:12.1f}{:20.1f}{:18.1f}".format(kind, whole, *parts))
@@ -371,11 +334,12 @@ def regions(opt, device) -> None:
 def batches(opt, device) -> None:
     print(f"\nbatches: of {BATCH} pairs, five captions per image, in random order, the file cached", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        path, runs, count = {}, {"step": training([], (FEATURES,), DIM, opt.seed, device)["step"]}, {}
+        step = training([], (FEATURES,), DIM, (BATCH, WORDS, LENGTHS), opt.seed, device)["step"]
+        path, runs, count = {}, {"step": step}, {}
         for name, (shape, dtype) in FILES.items():
             path[name] = os.path.join(folder, f"{name}.npy")
             np.save(path[name], np.random.default_rng(opt.seed).random(shape, np.float32).astype(dtype))
-            runs[name], count[name] = epoch(path[name], BATCH, LENGTHS, opt.seed)
+            runs[name], count[name] = streamed(path[name], BATCH, LENGTHS, opt.seed)
         best = race(runs, opt.repeats, device)
         pace = BATCH / best["step"]
         line("a training step of points, captions a second", pace, ".0f")
@@ -393,6 +357,19 @@ def phrases(opt, device) -> None:
         line(*measured)
 
 
+def epoch(opt, device) -> None:
+    print(f"\nepoch: {epoch_timing.title()}", flush=True)
+    for measured in epoch_timing.epoch_times(opt.steps, opt.profile, opt.seed, device):
+        line(*measured)
+
+
+def precision(opt, device) -> None:
+    for text, measured in score_precision(DIM, opt.seed):
+        print(text, flush=True)
+        for one in measured:
+            cell(*one)
+
+
 def search(opt, device) -> None:
     for measured in search_times(opt.size, opt.repeats, opt.seed, device):
         line(*measured)
@@ -405,7 +382,7 @@ def extraction(opt, device) -> None:
 
 
 PARTS = {f.__name__: f for f in (scores, attention, evaluation, suite, confidence, step, regions, batches, extraction,
-                                    phrases, search)}
+                                    phrases, epoch, precision, search)}
 
 
 def main(argv=None) -> None:
@@ -413,6 +390,9 @@ def main(argv=None) -> None:
     p.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     p.add_argument("--repeats", type=positive, default=5, help="rounds in which the things compared take turns")
     p.add_argument("--seed", type=natural, default=0, help="of the random embeddings and features")
+    p.add_argument("--steps", type=natural, help="steps of the part epoch that are timed; 0: all of them (default: "
+                   "200, on a CPU 2)")
+    p.add_argument("--profile", action="store_true", help="part epoch: also the ten most expensive kernels")
     p.add_argument("--size", type=up_to(10 ** 8, 1000), default=100000, help="vectors of the part search")
     p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
     p.add_argument("--output", type=filename, metavar="FILE", help="write all measurements there as JSON")

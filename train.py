@@ -23,6 +23,7 @@ import metrics
 import runs
 from checkpoints import load_checkpoint, load_weights
 from cli import InputError, Stop, Stopped, torch_device
+from devices.compiling import compile_parts
 from devices.feeding import on_device
 from devices.precision import always_alike, full_float32, use_tf32
 from evaluation.phrases import rsum_by_chance
@@ -164,6 +165,7 @@ class Training:
         if start:
             load_weights(self.model, start, opt.init_from or opt.logger_name,
                          means=opt.freeze_means and resumed is None)
+        self.compiled = compile_parts(self.model, device) if opt.compile else []
         self.optimizers = build_optimizers(opt, self.model)
         self.parameters = [p for group in self.optimizers["optimizer"].param_groups for p in group["params"]]
         # also with bf16 on CUDA, whose GRUs compute in float16 under either
@@ -339,7 +341,7 @@ class Folder:
         if several:
             self.save()
         try:
-            with contextlib.nullcontext() if several else self.stop.at_once(), full_float32():  # as evaluate.py computes
+            with contextlib.nullcontext() if several else self.stop.at_once(), full_float32():
                 result = validate(run.judged.eval(), self.data.dev, self.data.tokens["dev"], run.device, opt.workers)
         except Stopped:
             torch.set_rng_state(before)
@@ -413,7 +415,8 @@ def described(opt, data: Data, run: Training, start: dict | None) -> str:
         notes.append(f"the run went on so far in {before} process{'es' * (before > 1)} and goes on in "
                      f"{processes.count()}: sums over a batch are rounded otherwise from here on, all else is as it "
                      "would have been")
-    return "\n".join([facts, *(f"note: {note}" for note in notes)])
+    compiled = [f"compiled: {', '.join(run.compiled)}"] * bool(run.compiled)
+    return "\n".join([facts, *compiled, *(f"note: {note}" for note in notes)])
 
 
 def read_otherwise(opt, start: dict | None) -> list[str]:

@@ -11,6 +11,7 @@ from metrics import retrieval
 from retrieval import timing
 from similarities import SIMILARITIES, Embedding
 from tests import references
+from timing import epoch, precision
 
 SIZES = {"DIM": 8, "SCORES": (20, 40), "SLICE": 2, "SAMPLE": (6, 8), "ORIGINAL": 2, "ATTENTION": (6, 10, 4),
          "TIMED_CAPTIONS": (4, 2), "BATCH": 6, "FEATURES": 12, "WORDS": 40, "REGION_STEP": ((4, 12), 8),
@@ -18,6 +19,9 @@ SIZES = {"DIM": 8, "SCORES": (20, 40), "SLICE": 2, "SAMPLE": (6, 8), "ORIGINAL":
          "PHRASES": (30, 6, 90, 8),
          "FILES": {"features": ((10, 12), np.float32), "regions": ((10, 4, 12), np.float16)}}
 
+# Whose two steps and one to warm up are more than an epoch.
+EPOCH = {"IMAGES": 5, "BATCH": 16, "DIM": 8, "WORDS": 40, "DRAWN": 3, "PROFILED": 1,
+         "KINDS": {name: kind._replace(shape=(*kind.shape[:-1], 12)) for name, kind in epoch.KINDS.items()}}
 SEARCH = {"DIM": 8, "LATENT": 6, "CLUSTERS": 5, "LEARNED": 40, "TUNED": 20, "TRIED": 20, "ASKED": (1, 3)}
 
 
@@ -35,7 +39,11 @@ def test_every_part_measures(part, monkeypatch, capsys):
         monkeypatch.setattr(module, "in_fresh_process", lambda function, *words: function(*words))
     if part == "search":
         pytest.importorskip("faiss", reason="FAISS is an optional package (requirements-search.txt)")
-    benchmark.PARTS[part](argparse.Namespace(repeats=1, seed=0, device="cpu", size=1200), torch.device("cpu"))
+    for name, value in EPOCH.items():
+        monkeypatch.setattr(epoch, name, value)
+    monkeypatch.setattr(precision, "SAMPLE", (6, 12))
+    opt = argparse.Namespace(repeats=1, seed=0, device="cpu", size=1200, steps=None, profile=part == "epoch")
+    benchmark.PARTS[part](opt, torch.device("cpu"))
     assert benchmark.records and all(np.isfinite(record["value"]) for record in benchmark.records)
     assert part in capsys.readouterr().out
 

@@ -1,0 +1,23 @@
+"""torch.compile of the parts of a model that gain by it."""
+import torch
+from torch import nn
+
+import cli
+from cli import InputError
+
+
+def compile_parts(model: nn.Module, device: torch.device, backend: str = "inductor") -> list[str]:
+    """Compile, in place and at their first call, the modules whose class says `compiles`; no name in a state_dict
+    changes. Returns their names. Raises InputError where there are none, or torch cannot compile for this device."""
+    parts = {name: part for name, part in model.named_modules() if getattr(part, "compiles", False)}
+    if not parts:
+        raise InputError("--compile: nothing of this model gains by it, as VSRN's graph (--img_enc vsrn) and PCME's "
+                         "probabilities (--sim match_prob) do; leave it out")
+    try:                                                    # a compiler may be missing
+        torch.compile(lambda x: x.exp() + 1, backend=backend)(torch.zeros(1, device=device))
+    except Exception as error:  # torch raises many kinds
+        raise InputError(f"--compile: torch cannot compile here ({cli.reason(error)}); install a C++ compiler, for "
+                         "CUDA triton, or leave it out") from error
+    for part in parts.values():
+        part.compile(backend=backend)
+    return list(parts)

@@ -1,0 +1,53 @@
+"""A training step on random data, and its parts."""
+from functools import partial
+
+import torch
+
+import train
+from data import Batch
+from model import build_model
+from similarities import Embedding
+from text import SPECIALS, Vocabulary
+
+
+def training(words: list[str], shape: tuple, dim: int, sizes: tuple, seed: int, device) -> dict:
+    """Functions that run one training step on precomputed features of a shape, and its parts each alone. sizes: of a
+    batch, of the vocabulary, and of the shortest and the longest caption."""
+    pairs, known, lengths_of = sizes
+    words = words if "match_prob" in words else ["--max_violation", *words]
+    options = train.parse_args(["--img_dim", str(shape[-1]), "--embed_size", str(dim), *words])
+    options.img_enc = "precomp" if options.img_enc == "auto" else options.img_enc
+    torch.manual_seed(seed)
+    model = build_model(options, Vocabulary([*SPECIALS, *map(str, range(known - len(SPECIALS)))])).to(device).train()
+    parameters, optimizers = list(model.parameters()), train.build_optimizers(options, model)
+    scaler = torch.amp.GradScaler(device.type, enabled=False)
+    lengths = torch.randint(lengths_of[0], lengths_of[1] + 1, (pairs,))
+    tokens = torch.randint(len(SPECIALS), known, (pairs, lengths_of[1]))
+    tokens = tokens * (torch.arange(lengths_of[1]) < lengths[:, None])
+    batch = Batch(torch.rand(pairs, *shape), tokens, lengths, torch.arange(pairs), torch.arange(pairs)).to(device)
+
+    def embed():
+        return model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)
+
+    def learned(x):
+        return x is not None and x.is_floating_point()
+
+    leaves = [Embedding(*(x.detach().requires_grad_() if learned(x) else x for x in e)) for e in embed()]
+
+    def objective():
+        for x in filter(learned, (*leaves[0], *leaves[1])):
+            x.grad = None
+        sum(model.objective(model.similarity(*leaves)).values()).backward()
+
+    def networks():
+        optimizers["optimizer"].zero_grad(set_to_none=True)
+        reached = [(x, leaf.grad) for e, kept in zip(embed(), leaves) for x, leaf in zip(e, kept)
+                   if learned(x) and leaf.grad is not None]
+        torch.autograd.backward([x for x, _ in reached], [grad for _, grad in reached])
+
+    def update():
+        torch.nn.utils.clip_grad_norm_(parameters, options.grad_clip)
+        optimizers["optimizer"].step()
+
+    step = partial(train.train_step, model, batch, optimizers, scaler, parameters, options, {"epoch": 0, "step": 0})
+    return {"objective": objective, "networks": networks, "update": update, "step": step}
