@@ -11,7 +11,7 @@ def compile_parts(model: nn.Module, device: torch.device, backend: str = "induct
     changes. Returns their names. Raises InputError where there are none, or torch cannot compile for this device."""
     parts = {name: part for name, part in model.named_modules() if getattr(part, "compiles", False)}
     if not parts:
-        raise InputError("--compile: nothing of this model gains by it, as VSRN's graph (--img_enc vsrn) and PCME's "
+        raise InputError("--compile: nothing of this model gains by it, as cross-attention (--sim scan) and match "
                          "probabilities (--sim match_prob) do; leave it out")
     try:                                                    # a compiler may be missing
         torch.compile(lambda x: x.exp() + 1, backend=backend)(torch.zeros(1, device=device))
@@ -19,5 +19,5 @@ def compile_parts(model: nn.Module, device: torch.device, backend: str = "induct
         raise InputError(f"--compile: torch cannot compile here ({cli.reason(error)}); install a C++ compiler, for "
                          "CUDA triton, or leave it out") from error
     for part in parts.values():
-        part.compile(backend=backend)
+        part.compile(backend=backend, dynamic=True)         # blocks differ in size
     return list(parts)

@@ -14,6 +14,8 @@ The score of an image and a caption aggregates r over the parts of the query (eq
 numbers for every image, caption and part, are never formed. Their products with q are sums of products that exist
 already, and their norms come from the Gram matrix G of each context, which is C x C whatever D is.
 """
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -78,8 +80,8 @@ class CrossAttention(Similarity):
                                      ("raw_feature_norm", raw_feature_norm, NORMS), ("agg_func", agg_func, AGGREGATES)):
             if value not in allowed:
                 raise InputError(f"{name} '{value}' is unknown; give one of {', '.join(allowed)}")
-        self.by_words, self.norm, self.aggregate = cross_attn == "t2i", NORMS[raw_feature_norm], AGGREGATES[agg_func]
-        self.lambda_lse, self.lambda_softmax, self.elements = lambda_lse, lambda_softmax, elements
+        self.by_words, self.elements = cross_attn == "t2i", elements
+        self.block = Attended(NORMS[raw_feature_norm], lambda_softmax, AGGREGATES[agg_func], lambda_lse)
 
     def check(self, images: Embedding, captions: Embedding) -> None:
         """Raise InputError if a side has no parts or the widths differ."""
@@ -123,9 +125,18 @@ class CrossAttention(Similarity):
             return scores if self.by_words else scores.T
         return lambda c: lambda i: score(i, c)
 
-    def block(self, context: Tensor, gram: Tensor, query: Tensor, real: Tensor,
-              present: Tensor | None = None) -> Tensor:
-        """Scores (c, q) of one block.
+
+class Attended(nn.Module):
+    """The scores of one block of contexts and queries. norm: one of NORMS; aggregate: one of AGGREGATES."""
+    compiles = True                   # gains by torch.compile (devices.compiling)
+
+    def __init__(self, norm: Callable, lambda_softmax: float, aggregate: Callable, lambda_lse: float):
+        super().__init__()
+        self.norm, self.lambda_softmax, self.aggregate, self.lambda_lse = norm, lambda_softmax, aggregate, lambda_lse
+
+    def forward(self, context: Tensor, gram: Tensor, query: Tensor, real: Tensor,
+                present: Tensor | None = None) -> Tensor:
+        """Scores (c, q).
 
         context (c, C, D) and its Gram matrices gram (c, C, C); query parts (Q q, D). real (Q, q) says which query parts
         are real and present (c, C) which context parts are; present=None: all of them.

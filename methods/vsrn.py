@@ -183,7 +183,6 @@ class RegionGraph(nn.Module):
     original code does: entries of 1 / sqrt(P), 0.17 for 36 regions. `first_norm=False` leaves the first norm out, as
     VSRN does on Flickr30k.
     """
-    compiles = True                   # gains by torch.compile (devices.compiling)
 
     def __init__(self, img_dim: int, embed_size: int, first_norm: bool = True, across_regions: bool = False):
         super().__init__()
