@@ -21,6 +21,7 @@ from encoders import (
     Corruption,
     GRUEmbedding,
     Latent,
+    LinearEmbedding,  # noqa: F401 (part of this module, for encoders of one's own)
     PooledEmbedding,
     Precomputed,
     Sequence,

@@ -16,7 +16,8 @@ def test_own_similarity_encoder_and_protocol(tmp_path, demo_path):
     recipes, (row,) = CODE.findall(text), re.findall(r'`(Row\("mine".*)`', text)
     assert [path for path, _ in recipes] == ["similarities.py", "model.py", "evaluation/assess.py"]
     modules = [name for name in os.listdir(ROOT) if name.endswith(".py")]
-    for name in ("files", "readers", "options", "methods", "evaluation", "features", "paper_tables", "demo", *modules):
+    folders = "files devices readers options methods evaluation features paper_tables demo".split()
+    for name in (*folders, *modules):
         path = os.path.join(ROOT, name)
         (shutil.copytree if os.path.isdir(path) else shutil.copy)(path, tmp_path / name)
     for path, code in recipes:
