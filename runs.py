@@ -6,7 +6,6 @@ replace in it, and how a run goes on.
 import argparse
 import dataclasses
 import functools
-import json
 import os
 import shlex
 import shutil
@@ -17,13 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import yaml
-from tqdm import tqdm
 
 from checkpoints import MAY_CHANGE, check_values, is_switch, load_checkpoint, modern
 from cli import InputError, reason
 from data import Split, check_extractors, pair_batches, phrase_batches, read_split
 from devices.feeding import keep
-from files.reading import holds_keys, is_drawn, read_lines, read_yaml, recognised
+from files.reading import holds_keys, is_drawn, read_yaml, recognised
 from files.writing import atomic, clear
 from inputs import Photos
 from methods.two_branch import sibling_order
@@ -151,102 +149,6 @@ def best_of(source: str, best_rsum: float) -> str | None:
     path = os.path.join(source if os.path.isdir(source) else os.path.dirname(source), "model_best.pt")
     found = best_rsum and os.path.isfile(path) and load_checkpoint(path)["state"]["best_rsum"] == best_rsum
     return path if found else None
-
-
-class NoLog:
-    """Of a process that writes nothing. epochs: of the whole training."""
-
-    def __init__(self, epochs: int):
-        self.epochs = epochs
-
-    def where(self, state: dict, steps: int) -> str:
-        """The place in the training that a line is about."""
-        if not state["step"]:
-            return f"epoch {state['epoch']}/{self.epochs} done" if state["epoch"] else "the start"
-        return f"epoch {state['epoch'] + 1}/{self.epochs} step {state['step']}/{steps}"
-
-    def say(self, line: str, terminal: bool = True) -> None:
-        pass
-
-    def validation(self, state: dict, steps: int, result: dict) -> None:
-        pass
-
-    def record(self, iteration: int, scalars: dict, **fields) -> None:
-        pass
-
-
-class Log(NoLog):
-    """log.txt for people, log.jsonl for programs, tensorboard events; and the terminal. Epochs are counted from 1."""
-
-    def __init__(self, folder: str, state: dict, epochs: int):
-        import tensorboard_logger
-
-        super().__init__(epochs)
-        self.events = tensorboard_logger.Logger(folder, flush_secs=5)
-        torn = ends_within_a_line(os.path.join(folder, "log.txt"))
-        self.text = open(os.path.join(folder, "log.txt"), "a", encoding="utf-8", errors="backslashreplace")
-        self.text.write("\n" * torn)
-        path = os.path.join(folder, "log.jsonl")
-        if os.path.isfile(path):
-            kept = [line for line in read_lines(path) if comes_before(line, state)]
-            with atomic(path) as f:
-                f.writelines(f"{line}\n" for line in kept)
-        self.json = open(path, "a", encoding="utf-8")
-
-    def say(self, line: str, terminal: bool = True) -> None:
-        if terminal:
-            try:
-                tqdm.write(line)
-                sys.stdout.flush()
-            except OSError:                                 # the terminal is gone, the run goes on
-                pass
-        self.text.write(line + "\n")
-        self.text.flush()
-
-    def validation(self, state: dict, steps: int, result: dict) -> None:
-        """Recalls under VSE++'s names: r1 image to text, r1i text to image."""
-        if "i2t" not in result:                             # phrases in photos
-            self.say(f"{self.where(state, steps)}: dev rsum {result['rsum']:.1f} | R@1 {result['r1']:.1f} R@5 "
-                     f"{result['r5']:.1f} R@10 {result['r10']:.1f} of at most {result['upper']:.1f}")
-            self.record(state["iteration"], {k: result[k] for k in ("r1", "r5", "r10", "upper", "rsum")},
-                        kind="validation", epoch=state["epoch"] + (state["step"] > 0), step=state["step"] or steps)
-            return
-        i, t = result["i2t"], result["t2i"]
-        sides = [f"{name} R@1 {r['r1']:.1f} R@5 {r['r5']:.1f} R@10 {r['r10']:.1f} medr {r['medr']:.0f}"
-                 for name, r in (("image to text", i), ("text to image", t))]
-        self.say(f"{self.where(state, steps)}: dev rsum {result['rsum']:.1f} | {' | '.join(sides)}")
-        keys = ("r1", "r5", "r10", "medr", "meanr")
-        self.record(state["iteration"],
-                    {**{k: i[k] for k in keys}, **{f"{k}i": t[k] for k in keys}, "rsum": result["rsum"],
-                                         "hbr": result["hbr"],
-                                         **{f"cos_{side}": cosine for side, cosine in result["alike"].items()}},
-                    kind="validation", epoch=state["epoch"] + (state["step"] > 0), step=state["step"] or steps)
-
-    def record(self, iteration: int, scalars: dict, **fields) -> None:
-        self.json.write(json.dumps({"iteration": iteration, **fields, **scalars}) + "\n")
-        self.json.flush()
-        for name, value in scalars.items():
-            self.events.log_value(name, value, step=iteration)
-
-
-def ends_within_a_line(path: str) -> bool:
-    """Whether a text file was cut off while a line was written."""
-    if not os.path.isfile(path) or not os.path.getsize(path):
-        return False
-    with open(path, "rb") as f:
-        f.seek(-1, os.SEEK_END)
-        return f.read() != b"\n"
-
-
-def comes_before(line: str, state: dict) -> bool:
-    """Whether a line of log.jsonl stays when a run goes on from `state`: what was logged after its checkpoint comes
-    again. Lines that somebody else wrote stay, but for one that was torn off."""
-    try:
-        entry = json.loads(line)
-        again = state.get("due") and entry.get("kind") == "validation" and entry["iteration"] == state["iteration"]
-        return entry["iteration"] <= state["iteration"] and not again
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return not line.startswith('{"iteration"')
 
 
 # Which files hold results of one subject, and what its confidences were calibrated to.

@@ -19,15 +19,15 @@ import yaml
 from tqdm import tqdm
 
 import cli
-import metrics
 import runs
 from checkpoints import load_checkpoint, load_weights
 from cli import InputError, Stop, Stopped, torch_device
 from devices.compiling import compile_parts
 from devices.feeding import on_device
 from devices.precision import always_alike, full_float32, use_tf32
-from evaluation.phrases import rsum_by_chance
+from evaluation.described import described
 from evaluation.sources import validate
+from files.log import Log, NoLog
 from files.writing import FORMAT, locked, same_file, save_state
 from methods import METHODS
 from model import build_model
@@ -39,9 +39,6 @@ from runs import COMMAND_LINE, NOT_KEPT, Data, Options, config_arguments, load_d
 
 COLLAPSED = 0.98                      # mean cosine of two items from which on a side is nearly one point
 MORE_WARMUP = ", or begin with the sum of violations (--vse_mean_warmup_epochs)"
-COMPUTE = ("feature_norm", "region_norm", "pool", "layer_style", "no_imgnorm", "use_abs", "logvar_norm", "var_min",
-           "var_max",
-           "no_txtnorm", "raw_feature_norm")                # options that change embeddings and no weight's shape
 
 
 def main(argv=None) -> None:
@@ -279,7 +276,7 @@ class Folder:
         if processes.first():
             self.begin(held, resumed)
         processes.wait()                                    # the others until it has; where it fails they end, too
-        self.log = runs.Log(self.path, run.state, opt.num_epochs) if processes.first() else runs.NoLog(opt.num_epochs)
+        self.log = Log(self.path, run.state, opt.num_epochs) if processes.first() else NoLog(opt.num_epochs)
 
     def begin(self, held: contextlib.ExitStack, resumed: dict | None) -> None:
         """Lock the folder and describe the run in it."""
@@ -390,43 +387,6 @@ class Folder:
             self.log.say(f"done, but dev rsum was 0 after every epoch, so {self.path} holds no model: nothing of what "
                          "was learned finds one match; look at log.txt and the data (python data.py check)")
         return 1
-
-
-def described(opt, data: Data, run: Training, start: dict | None) -> str:
-    """What is trained on what, in lines for the log."""
-    if opt.localise:
-        learned = f"{len(data.pairs):,} training phrases of {len(data.order(0)):,} photos, {data.size} a batch"
-        judged, chance = f"{len(data.dev.ids):,} dev photos", rsum_by_chance(data.dev)
-    else:
-        learned = f"{len(data.pairs):,} training pairs of {len(data.train.images):,} images"
-        judged = f"{len(data.dev.images):,} dev images"
-        chance = metrics.chance(data.dev.caption_image, len(data.dev.images))["rsum"]
-    violations = "hardest negative" if opt.max_violation else "sum of violations"
-    objective = f"{violations}, margin {opt.margin}" if opt.loss == "hinge" else opt.loss
-    facts = (f"{opt.data_name}: {learned}, {judged} (rsum by chance {chance:.1f}), {len(data.vocab):,} words of "
-             f"{data.source}\n{opt.sim}, image head {opt.image_head}, text head {opt.text_head}, {objective}, "
-             f"embed_size {opt.embed_size}, {sum(p.numel() for p in run.parameters):,} trainable parameters, "
-             f"{run.device}{', tf32' * opt.tf32}{', deterministic' * opt.deterministic}, seed {opt.seed}")
-    before = start["processes"] if opt.resume and "processes" in start else processes.count()
-    if processes.count() > 1:
-        facts += f", {processes.count()} processes that share each batch of {opt.batch_size}"
-    notes = [*(start or {}).get("notes", ()), *read_otherwise(opt, start), *data.train.notes, *data.dev.notes]
-    if before != processes.count():
-        notes.append(f"the run went on so far in {before} process{'es' * (before > 1)} and goes on in "
-                     f"{processes.count()}: sums over a batch are rounded otherwise from here on, all else is as it "
-                     "would have been")
-    compiled = [f"compiled: {', '.join(run.compiled)}"] * bool(run.compiled)
-    return "\n".join([facts, *compiled, *(f"note: {note}" for note in notes)])
-
-
-def read_otherwise(opt, start: dict | None) -> list[str]:
-    """A note where --init_from has weights that, under the options given now, make other embeddings of the same
-    item."""
-    theirs = start["options"] if start and opt.resume is None else {}
-    unlike = [name for name in COMPUTE if name in theirs and theirs[name] != getattr(opt, name)]
-    before, now = (", ".join(f"{name} {options[name]}" for name in unlike) for options in (theirs, vars(opt)))
-    told = f"{opt.init_from} was trained with {before}, this run with {now}, so its weights do not embed as they did"
-    return [told] if unlike else []
 
 
 # ---- the options of a run

@@ -14,12 +14,11 @@ import pytest
 import torch
 
 import evaluate
-import runs
 import train
 from checkpoints import load_checkpoint
 from cli import Stop, Stopped
 from features import extract
-from files import writing
+from files import log, writing
 from tests.helpers import FORKS, ROOT, STEPS, heed, in_a_process, refused, same_runs, started
 
 WORDS = [*STEPS, "--num_epochs", "3", "--sim", "wasserstein", "--val_step", "5", "--batch_size", "40", "--log_step",
@@ -59,7 +58,7 @@ def instants(at: int | None) -> list:
             return result
         setattr(owner, name, call)
     for owner, names in ((os, ("replace", "fsync", "remove", "makedirs")), (torch, ("save",)),
-                         (runs.Log, ("say", "record")),
+                         (log.Log, ("say", "record")),
                          (writing, ("locked",))):
         for name in names:
             watched(owner, name)
