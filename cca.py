@@ -29,6 +29,7 @@ from encoders import Precomputed
 from evaluation.report import foreign_words
 from evaluation.sources import export, is_embeddings
 from evaluation.subjects import Member
+from files.shards import there
 from files.writing import output
 from inputs import Features, NoImages
 from metrics import chance, retrieval_blocks
@@ -225,7 +226,7 @@ def fit_and_embed(opt) -> None:
     words, views = WordRows(train, opt.text == "tfidf") if opt.text in ("tfidf", "words") else None, {}
     for (folder, name), split in splits.items():
         path = os.path.join(opt.data_path, folder, f"{name}_{opt.text}.npy")
-        if not words and not os.path.isfile(path):
+        if not words and not there(path):
             raise InputError(f"there is no file {path}; --text takes tfidf, words, or the NAME of {{split}}_NAME.npy "
                              "files")
         check_extractors(train.extractors, split, None if words else opt.text, opt.data_name)

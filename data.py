@@ -59,7 +59,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     if has_phrases(root):
         return read_phrases(root, split, regions or Regions(), text_features, text_only)
     karpathy = sorted(glob.glob(os.path.join(root, "dataset*.json")))
-    precomputed = glob.glob(os.path.join(root, "*_caps.txt")) or glob.glob(os.path.join(root, "*_ims.npy"))
+    precomputed = glob.glob(os.path.join(root, "*_caps.txt")) or features_in(root)
     if text_features and not precomputed:
         raise InputError(f"--text_features {text_features}: {root} holds photos, and features of captions lie beside "
                          "precomputed ones; extract both with features.extract")
@@ -73,6 +73,11 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
         raise InputError(f"{root} holds no data set: looked for {split}_caps.txt and {split}_ims.npy (precomputed), "
                          f"annotations/ (COCO) and dataset_*.json (Karpathy); {inputs.advice(data_name)}")
     return first_images(result, dev_images) if result.name in ("dev", "val") and dev_images else result
+
+
+def features_in(root: str) -> list[str]:
+    """Files of precomputed features of images, or shards of such files."""
+    return [path for pattern in ("*_ims.npy", "*_ims-[0-9]*.npy") for path in glob.glob(os.path.join(root, pattern))]
 
 
 class _PairFetcher:
@@ -155,7 +160,7 @@ def check(data_path: str, data_name: str, vocab_path: str | None = None, text_fe
             raise InputError(f"--vocab {vocab_path} is for images and captions, and {root} has phrases; leave it out")
         return check_phrases(root, regions, text_features)
     faults, found, first, vocab = [], 0, {}, Vocabulary.load(vocab_path) if vocab_path else None
-    text_only = bool(glob.glob(os.path.join(root, "*_caps.txt"))) and not glob.glob(os.path.join(root, "*_ims.npy"))
+    text_only = bool(glob.glob(os.path.join(root, "*_caps.txt"))) and not features_in(root)
     required = ("train", "dev", "test")[2 * text_only:] if os.path.isdir(root) else ("train",)
     for name in ("train", "restval", "dev", "test", "testall"):
         try:

@@ -21,7 +21,8 @@ from tqdm import tqdm
 import cli
 from cli import InputError
 from files.photos import read_photo
-from files.reading import read_array, read_json
+from files.reading import read_json
+from files.shards import Shards, read_rows
 from text import UNK, Trigrams, Vocabulary
 
 SCAN_BYTES = 4 << 30                  # feature files up to this size are checked for NaN before training
@@ -60,16 +61,18 @@ def advice(data_name: str) -> str:
 
 
 class Features:
-    """A file of image features, (N, F) or (N, P, F), float16 or float32. It is mapped and never read whole."""
+    """A file of image features, (N, F) or (N, P, F), float16 or float32, or its shards. It is mapped and never read
+    whole."""
     keeps = True                      # a device can hold it (devices.feeding)
 
     def __init__(self, path: str):
         self.path, self.step = path, 1                                              # row of image i: i * step
-        self.array = read_array(path, "write it again with np.save(path, array.astype(np.float32))")
+        self.array = read_rows(path, "write it again with np.save(path, array.astype(np.float32))")
         if self.array.dtype.kind != "f" or self.array.ndim not in (2, 3) or 0 in self.array.shape:
             raise InputError(f"{path} holds {self.array.dtype} of shape {self.array.shape}; features are float16 or "
                              "float32 of shape (images, F) or (images, regions, F)")
-        self.mapping, self.unreturned = self.array.base, 0                          # the mmap.mmap below the array
+        parts = self.array.parts if isinstance(self.array, Shards) else [self.array]
+        self.mappings, self.unreturned = [part.base for part in parts], 0           # the mmap.mmap below each
 
     def __len__(self) -> int:
         return len(self.array) // self.step
@@ -93,6 +96,10 @@ class Features:
         """Whether reading is so slow that worker processes help."""
         return self.array.nbytes > RESIDENT_BYTES
 
+    def place(self, row: int) -> tuple[str, int]:
+        """The file that holds a row, and its number there."""
+        return self.array.place(row) if isinstance(self.array, Shards) else (self.path, int(row))
+
     def gather(self, index) -> Tensor:
         """The features of images `index` (B,), as (B, F) or (B, P, F) float32. Raises InputError on NaN or infinity."""
         rows = np.asarray(index) * self.step
@@ -100,11 +107,13 @@ class Features:
         if not torch.isfinite(features.sum()):
             bad = rows[~torch.isfinite(features).flatten(1).all(1).numpy()]
             if len(bad):
-                raise InputError(f"{self.path} holds NaN or infinity in row {bad[0]}; every feature has to be a finite "
-                                 "number, so extract that image again")
+                path, row = self.place(bad[0])
+                raise InputError(f"{path} holds NaN or infinity in row {row}; every feature has to be a finite number, "
+                                 "so extract that image again")
         self.unreturned += features.nbytes
         if self.unreturned > RESIDENT_BYTES:    # keeps memory small; the system may cache the file
-            self.mapping.madvise(mmap.MADV_DONTNEED)
+            for mapping in self.mappings:
+                mapping.madvise(mmap.MADV_DONTNEED)
             self.unreturned = 0
         return features
 
@@ -123,19 +132,21 @@ class Features:
                 zero += chunk[most == 0].tolist()
                 odd = np.flatnonzero((most > SQUARABLE[1]) | (most > 0) & (most < SQUARABLE[0]))
                 if len(odd) and extreme is None:
-                    extreme = chunk[odd[0]] * self.step
-                    yield (f"{self.path} has values of {most[odd[0]]:.0e} in row {extreme}, whose squares are beyond "
-                           "float32; scale the features, or extract them again")
+                    extreme = self.place(chunk[odd[0]] * self.step)
+                    yield (f"{extreme[0]} has values of {most[odd[0]]:.0e} in row {extreme[1]}, whose squares are "
+                           "beyond float32; scale the features, or extract them again")
         if deep and distinct and 2 * len(seen) < len(self):
             yield (f"{self.path} holds only {len(seen)} different rows for {len(self)} images; their extraction "
                    "failed, or they do not stand one image after another")
         if deep and zero:
+            path, row = self.place(zero[0] * self.step)
             yield (f"{self.path} holds only zeros in {len(zero) * self.step} of {len(self.array)} rows, the first is "
-                   f"row {zero[0] * self.step}; their extraction failed, so extract them again")
+                   f"row {row}{f' of {path}' * (path != self.path)}; their extraction failed, so extract them again")
 
     def describe(self) -> str:
         some = self.array[np.linspace(0, len(self.array) - 1, 256).astype(int)].astype(np.float32)
-        return (f"features {tuple(self.array.shape)} {self.array.dtype}, mean l2 norm "
+        shards = f" in {len(self.mappings)} shards" * isinstance(self.array, Shards)
+        return (f"features {tuple(self.array.shape)} {self.array.dtype}{shards}, mean l2 norm "
                 f"{np.linalg.norm(some, axis=-1).mean():.2f}"
                 + (f", each row repeated {self.step} times" if self.step > 1 else ""))
 

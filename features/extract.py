@@ -54,6 +54,7 @@ from features.photos import (
     write_texts,
 )
 from files.reading import holds_arrays
+from files.shards import numbered
 from files.writing import locked, mapped, output, save_arrays, save_json
 from inputs import Photos, extractors, told_of
 
@@ -175,6 +176,9 @@ def check_own(folder: str, splits: list[Split]) -> None:
         paths = [path for path in paths if os.path.exists(path)]
         if paths and "ims" not in extractors(folder) and not os.path.isfile(of("ims.npy")):
             raise InputError(f"{paths[0]} is there already, and no features that features.extract wrote; give "
+                             "--output_name a folder of its own")
+        if parts := numbered(of("ims.npy")):
+            raise InputError(f"{parts[0]} is there already, a shard of the features of {split.name}; give "
                              "--output_name a folder of its own")
     if os.path.exists(os.path.join(folder, f"{ALL}_photos.json")):
         raise InputError(f"{folder} holds the features of a folder of photos (--photos); give --output_name a folder "

@@ -20,6 +20,7 @@ from features.rows import PhotoRows
 from files.entities import SPLITS, Entities, photo_paths, read_entities
 from files.proposals import Proposals, file_of, read_facts, read_proposals, read_region_features
 from files.reading import read_array, recognised
+from files.shards import read_rows
 from files.writing import atomic, locked, output, save_json
 from inputs import whole_transform
 
@@ -199,7 +200,7 @@ def write_split(opt, root: str, split: str, entities: Entities, proposals: Propo
     path, shape = file_of(root, split, f"{opt.proposals}_{opt.name}"), (len(proposals.boxes), encoder.dim)
     check_own(path, line)
     paths, made = photo_paths(root, entities.ids), {"extractor": line, "boxes_sha256": proposals.facts["boxes_sha256"]}
-    if recognised(lambda p: read_array(read_region_features(root, split, opt.proposals, opt.name, proposals), "").shape
+    if recognised(lambda p: read_rows(read_region_features(root, split, opt.proposals, opt.name, proposals), "").shape
                   == shape, path):
         print(f"{path}.npy: done already")
         return

@@ -14,7 +14,8 @@ import numpy as np
 from cli import InputError
 from files.boxes import iou
 from files.entities import Entities
-from files.reading import read_array, read_arrays, read_json
+from files.reading import read_arrays, read_json
+from files.shards import read_rows, there
 
 AGAIN = "write them again with python -m features.proposals"
 EXTRACT = "write them again with python -m features.extract regions"
@@ -122,14 +123,14 @@ def read_region_features(root: str, split: str, name: str, features: str, propos
     other proposals, or not (R, F) float16 or float32."""
     start = file_of(root, split, f"{name}_{features}")
     for path in (f"{start}.npy", f"{start}.json"):
-        if not os.path.isfile(path):
+        if not there(path):
             raise InputError(f"there is no file {path} of features of the proposals {name}; write them with python -m "
                              f"features.extract regions --proposals {name} --name {features}")
     facts = read_facts(f"{start}.json", "extractor", EXTRACT)
     if facts.get("boxes_sha256") != proposals.facts["boxes_sha256"]:
         raise InputError(f"{start}.npy is of other boxes than those that {file_of(root, split, name)}.npz holds now; "
                          f"delete it, and {EXTRACT}")
-    array = read_array(f"{start}.npy", EXTRACT)
+    array = read_rows(f"{start}.npy", EXTRACT)
     if array.ndim != 2 or array.dtype not in (np.float16, np.float32) or len(array) != len(proposals.boxes):
         raise InputError(f"{start}.npy holds {array.dtype} of shape {array.shape}, and {len(proposals.boxes):,} boxes "
                          f"have features of shape ({len(proposals.boxes)}, F) in float16 or float32; delete it, and "

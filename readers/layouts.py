@@ -11,13 +11,14 @@ import numpy as np
 
 import inputs
 from cli import InputError, reason
+from files import shards
 from files.reading import as_integers, below, integers, read_coco, read_integers, read_json, read_lines
 from inputs import Features, NoImages, Photos
 from readers.split import Split, read_text_features
 
 
 def _need(path: str) -> str:
-    if not os.path.isfile(path):
+    if not shards.there(path):
         raise InputError(f"there is no file {path}; {inputs.advice(os.path.basename(os.path.dirname(path)))}")
     return path
 
@@ -31,7 +32,7 @@ def read_precomputed(root: str, split: str, text_only: bool = False, text_featur
                          "`features.extract images --photos` a captions.csv")
     source = _need(path("caps.txt"))
     captions, ids, names, notes = read_lines(source), _read_ids(path("img_ids.npy")), _read_ids(path("ids.txt")), []
-    if text_only and not os.path.isfile(path("ims.npy")):
+    if text_only and not shards.there(path("ims.npy")):
         images = NoImages(len(ids or captions[::5]))
         rows = len(images)
     else:
@@ -44,6 +45,8 @@ def read_precomputed(root: str, split: str, text_only: bool = False, text_featur
                          "for every row")
     if isinstance(images, Features) and rows == count:
         images.step = inputs.rows_per_image(images)                                         # SCAN and VSE++ repeat them
+        if isinstance(images.array, shards.Shards):
+            images.array.refuse_cut(images.step)
     n = len(images)
     if n < count == len(names) and len(set(names)) == count:                        # these name captions
         notes.append(f"{path('ids.txt')} names every caption differently, so it does not say which the images are")

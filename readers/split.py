@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 import inputs
 from cli import InputError
+from files import shards
 from files.reading import read_json
 from inputs import CaptionFeatures, Features, NoImages, Photos, Tokens, TrigramTokens, encode_captions
 from parallel.share import Share
@@ -117,7 +118,7 @@ class Split:
 def read_text_features(path: str, captions: list[str], source: str, what: str = "caption") -> Features:
     """Features of the captions of a split, one row each. Raises InputError where there are none, or of others. source:
     where the captions stand; what: the word for one of them."""
-    if not os.path.isfile(path):
+    if not shards.there(path):
         raise InputError(f"there is no file {path} of --text_features; `python -m features.extract captions` makes it")
     text, told = Features(path), path.removesuffix(".npy") + ".json"
     if text.array.shape[:-1] != (len(captions),):
