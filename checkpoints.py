@@ -26,7 +26,7 @@ from text import Vocabulary
 
 # Options that a resumed run may set anew.
 MAY_CHANGE = {"data_path", "num_epochs", "workers", "log_step", "val_step", "device", "logger_name", "resume",
-              "overwrite", "dry_run", "config", "word_vectors", "cnn_weights", "vocab", "features_on"}
+              "overwrite", "dry_run", "config", "word_vectors", "cnn_weights", "vocab", "features_on", "train_shards"}
 
 
 def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = None) -> dict:

@@ -137,6 +137,13 @@ def filename(text: str) -> str:
     return os.path.expanduser(text)
 
 
+def shards_text(text: str) -> str:
+    """The type of --train_shards, which `files.tars.expand` reads."""
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError("an empty name is no shard")
+    return text
+
+
 def data_set(text: str) -> str:
     """The type of a data set's name: a folder below --data_path. Absolute paths and names with .. are refused."""
     parts = text.replace("\\", "/").split("/")

@@ -1,11 +1,14 @@
 """Reads a split of a data set, makes batches of it, and checks data folders.
 
     python data.py check --data_path data --data_name f8k_precomp
+    python data.py index --data_path data --data_name mine
+
+The second command lists what the tar shards of a data set hold, once, for training and evaluation to read.
 
 The files in a folder decide how it is read: `{split}_caps.txt` and `{split}_ims.npy` (precomputed features),
 `annotations/` with COCO's captions and ids files, a `dataset_*.json` in Karpathy's layout beside `images/` (all three
-in readers/layouts.py), or `Annotations/` and `Sentences/` of Flickr30k Entities, whose images are regions and whose
-captions are phrases (readers/phrases.py).
+in readers/layouts.py), `{split}-00000.tar` and on, WebDataset's shards (readers/tars.py), or `Annotations/` and
+`Sentences/` of Flickr30k Entities, whose images are regions and whose captions are phrases (readers/phrases.py).
 """
 if __name__ == "__main__":
     import cli
@@ -22,14 +25,17 @@ from torch import Tensor
 
 import cli
 import inputs
-from cli import Arguments, InputError, data_set, filename
+from cli import Arguments, InputError, data_set, filename, shards_text
+from files.advice import advice
 from files.entities import check_entities
+from files.tars import expand
 from files.writing import CHANGING
 from inputs import Features, Photos, Tokens, train_transform
 from parallel.share import Share
 from readers.layouts import read_coco_layout, read_karpathy, read_precomputed
 from readers.phrases import Labels, PhraseFetcher, PhraseSplit, Regions, has_phrases, read_phrases
 from readers.split import Batch, Split, first_images
+from readers.tars import has_tars, index_file, read_tars, shards_of, splits_of, write_index
 from text import Vocabulary
 
 DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and of COCO to 5,000 captions
@@ -37,13 +43,14 @@ DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed 
 
 def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool = False,
                dev_images: int = DEV_IMAGES, text_only: bool = False, text_features: str | None = None,
-               regions: Regions | None = None) -> Split:
+               regions: Regions | None = None, train_shards: str | None = None) -> Split:
     """Read one split of data_path/data_name. Raises InputError, with one sentence, where it cannot be read.
 
     split: train, dev (= val), test or testall. dev_images: only the first images of a dev split of precomputed data or
     COCO are kept, as in VSE++; 0 keeps all. text_only: {split}_caps.txt may stand there without features.
     text_features: the name in {split}_{name}.npy, which holds features of the captions of precomputed data. regions:
-    which proposals are read of a data set of phrases.
+    which proposals are read of a data set of phrases. train_shards: the tar shards that the training split is read
+    from, wherever they are.
     """
     root = os.path.join(data_path, data_name)
     if not re.fullmatch(r"[\w-]+", split):
@@ -51,7 +58,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
                          "begins with")
     if not os.path.isdir(root):
         raise InputError(f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); "
-                         f"{inputs.advice(data_name)}")
+                         f"{advice(data_name)}")
     names = ("dev", "val") if split in ("dev", "val") else (split,)                 # two names of one split
     if any(os.path.exists(os.path.join(root, CHANGING.format(name))) for name in names):
         raise InputError(f"{root}: the files of split '{split}' do not belong together, as `features.extract images` "
@@ -63,15 +70,20 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     if text_features and not precomputed:
         raise InputError(f"--text_features {text_features}: {root} holds photos, and features of captions lie beside "
                          "precomputed ones; extract both with features.extract")
+    if train_shards and split == "train":
+        return read_tars(data_path, data_name, split, train_shards)
     if os.path.isdir(os.path.join(root, "annotations")):
         result = read_coco_layout(root, split, use_restval)
     elif karpathy:
         return read_karpathy(root, karpathy[0], split, use_restval)
     elif precomputed:
         result = read_precomputed(root, split, text_only, text_features)
+    elif has_tars(root):
+        return read_tars(data_path, data_name, split)
     else:
         raise InputError(f"{root} holds no data set: looked for {split}_caps.txt and {split}_ims.npy (precomputed), "
-                         f"annotations/ (COCO) and dataset_*.json (Karpathy); {inputs.advice(data_name)}")
+                         f"annotations/ (COCO), dataset_*.json (Karpathy) and {split}-00000.tar (shards); "
+                         f"{advice(data_name)}")
     return first_images(result, dev_images) if result.name in ("dev", "val") and dev_images else result
 
 
@@ -86,17 +98,18 @@ class _PairFetcher:
     def __init__(self, split: Split, tokens: Tokens, crop_size: int | None, seed: tuple, process: tuple[int, int]):
         self.split, self.tokens, self.crop_size, self.seed, self.process = split, tokens, crop_size, seed, process
 
-    def __getitem__(self, index) -> Batch:
+    def __getitem__(self, chunk) -> Batch:
+        index, source = inputs.supplied(chunk, self.split.images)
         share = Share.of(len(index), *self.process)
         tokens, index = self.tokens.batch(index, share.rows), index[share.rows]     # padded as the whole batch
         image_index = self.split.caption_image[index]
-        if self.crop_size and isinstance(self.split.images, Photos):
-            images = self.augmented(index, image_index)
+        if self.crop_size and isinstance(source, Photos):
+            images = self.augmented(source, index, image_index)
         else:
-            images = self.split.images.gather(image_index)
+            images = source.gather(image_index)
         return Batch(images, *tokens, torch.from_numpy(image_index), torch.from_numpy(np.asarray(index)), share=share)
 
-    def augmented(self, index, image_index) -> Tensor:
+    def augmented(self, source: Photos, index, image_index) -> Tensor:
         """Photos, cropped and flipped at random by (seed, epoch, caption) alone; workers or resuming change nothing."""
         transform = train_transform(self.crop_size)
         photos = []
@@ -104,7 +117,7 @@ class _PairFetcher:
             for caption, image in zip(index, image_index):
                 seed = np.random.SeedSequence([*self.seed, int(caption)]).generate_state(1, np.uint64)[0]
                 torch.default_generator.manual_seed(int(seed))   # torch.manual_seed would seed CUDA's generators too
-                photos.append(transform(self.split.images.open(int(image))))
+                photos.append(transform(source.open(int(image))))
         return torch.stack(photos)                                                  # (B, 3, crop_size, crop_size)
 
 
@@ -113,9 +126,11 @@ def pair_batches(split: Split, tokens: Tokens, order, batch_size: int, *, worker
     """Yield batches of matching pairs in the given order of captions. The first `skip` batches are left out (resuming).
 
     With crop_size, photos are augmented as in training, at random by `seed`; without it they are cropped as in tests.
-    process: which of how many processes share each batch; only its share is read.
+    Tar shards are read in an order by `seed`, which that of captions should follow (`Images.windows`). process: which
+    of how many processes share each batch; only its share is read, of tar shards only its share decoded.
     """
     chunks = inputs.chunks(np.ascontiguousarray(order), batch_size)[skip:]
+    chunks = split.images.supply(chunks, split.caption_image.__getitem__, seed)
     return inputs.stream(_PairFetcher(split, tokens, crop_size, seed, process), chunks, workers * split.images.parallel)
 
 
@@ -127,9 +142,12 @@ def phrase_batches(split: PhraseSplit, tokens: Tokens, photos, size: int, labels
     return inputs.stream(PhraseFetcher(split, tokens, labels, seed), chunks, workers * split.images.parallel)
 
 
-def check_phrases(root: str, regions: Regions, text_features: str | None) -> int:
+def check_phrases(root: str, regions: Regions, text_features: str | None, unused: dict) -> int:
     """The same of a folder of Flickr30k Entities, and of the proposals and features that lie in it. Those of the usual
-    name may be missing."""
+    name may be missing. unused: options that have no use here."""
+    for name, value in unused.items():
+        if value:
+            raise InputError(f"--{name} {value} is for images and captions, and {root} has phrases; leave it out")
     found = check_entities(root, regions.origin)
     sound = not any(kind == "fault" for kind, _ in found)
     proposals = regions.name.rpartition("_")[0]
@@ -152,20 +170,18 @@ def check_phrases(root: str, regions: Regions, text_features: str | None) -> int
 
 
 def check(data_path: str, data_name: str, vocab_path: str | None = None, text_features: str | None = None,
-          regions: Regions = Regions()) -> int:             # noqa: B008 (values that never change)
+          regions: Regions = Regions(), train_shards: str | None = None) -> int:   # noqa: B008 (never changes)
     """Print what a data folder holds and every fault in it. Returns the number of faults."""
     root = os.path.join(data_path, data_name)
     if has_phrases(root):
-        if vocab_path:
-            raise InputError(f"--vocab {vocab_path} is for images and captions, and {root} has phrases; leave it out")
-        return check_phrases(root, regions, text_features)
+        return check_phrases(root, regions, text_features, {"vocab": vocab_path, "train_shards": train_shards})
     faults, found, first, vocab = [], 0, {}, Vocabulary.load(vocab_path) if vocab_path else None
     text_only = bool(glob.glob(os.path.join(root, "*_caps.txt"))) and not features_in(root)
     required = ("train", "dev", "test")[2 * text_only:] if os.path.isdir(root) else ("train",)
     for name in ("train", "restval", "dev", "test", "testall"):
         try:
             split = read_split(data_path, data_name, name, dev_images=0, text_only=text_only,
-                               text_features=text_features)
+                               text_features=text_features, train_shards=train_shards)
         except InputError as error:
             if name in required:
                 faults.append(str(error))
@@ -195,9 +211,28 @@ def check(data_path: str, data_name: str, vocab_path: str | None = None, text_fe
     return len(faults)
 
 
+def index(data_path: str, data_name: str, train_shards: str | None) -> None:
+    """Write the index of every split that a data set has in tar shards; of the training split those of `train_shards`,
+    where they are given. Raises InputError."""
+    root = os.path.join(data_path, data_name)
+    if not os.path.isdir(root):
+        raise InputError(f"there is no folder {root} for the index; make it, with the shards of dev and test in it")
+    shards = {"train": expand(train_shards)} if train_shards else {}
+    shards.update((name, shards_of(root, name)) for name in splits_of(root) if name not in shards)
+    if not shards:
+        raise InputError(f"{root} holds no shards train-00000.tar, ...; put them there, or name those of the training "
+                         "split with --train_shards")
+    for name, paths in shards.items():
+        images, captions = write_index(root, name, paths)
+        print(f"{name:8}{len(paths):>8,} shards {images:>8,} images {captions:>8,} captions  "
+              f"{index_file(root, name)}", flush=True)
+
+
 def main(argv=None) -> None:
-    parser = Arguments("Check a data set.")
-    parser.add_argument("command", choices=["check"], help="check: print what the data set holds, and every fault")
+    parser = Arguments("Check a data set, or list what its tar shards hold.")
+    parser.add_argument("command", choices=["check", "index"],
+                        help="check: print what the data set holds, and every fault; index: read all tar shards once "
+                        "and write {split}_shards.json, which training and evaluation need")
     parser.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
     parser.add_argument("--data_name", type=data_set, default="coco_precomp",
                         help="folder of the data set below --data_path")
@@ -208,10 +243,18 @@ def main(argv=None) -> None:
                         help="phrases in photos: is subtracted from the annotations' coordinates")
     parser.add_argument("--vocab", type=filename,
                         help="vocabulary whose coverage is measured (default: words of the training captions)")
+    parser.add_argument("--train_shards", type=shards_text, metavar="SHARDS",
+                        help="tar shards of the training split, as in train.py")
     opt = parser.parse_args(argv)
+    if opt.command == "index":
+        given = [name for name, value in vars(opt).items() if value != parser.get_default(name)
+                 and name not in ("command", "data_path", "data_name", "train_shards")]
+        if given:
+            parser.error(f"--{given[0]} is for check, and index reads tar shards alone; leave it out")
+        sys.exit(cli.run("data.py", index, opt.data_path, opt.data_name, opt.train_shards))
     regions = Regions(opt.regions, origin=opt.box_origin)
     sys.exit(cli.run("data.py", lambda: int(check(opt.data_path, opt.data_name, opt.vocab, opt.text_features,
-                                                  regions) > 0)))
+                                                  regions, opt.train_shards) > 0)))
 
 
 def check_extractors(trained: dict | None, split: Split, text_features: str | None, path: str) -> None:

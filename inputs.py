@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 import cli
 from cli import InputError
+from files.advice import HELP
 from files.photos import read_photo
 from files.reading import read_json
 from files.shards import Shards, read_rows
@@ -28,39 +29,25 @@ from text import UNK, Trigrams, Vocabulary
 SCAN_BYTES = 4 << 30                  # feature files up to this size are checked for NaN before training
 RESIDENT_BYTES = 1 << 30              # bytes read from a mapped file before its memory pages are released
 ALL = slice(None)                     # rows of a batch
+AHEAD = 2                             # chunks that each worker process is given before their results are asked for
 SQUARABLE = 1e-18, 1e18                # float32 can sum the squares of numbers between these
-# Folder or file below --data_path -> where its real data come from, as far as is known. The addresses date from the
-# years 2017 to 2026.
-SOURCES = {
-    "coco": "COCO's train2014.zip, val2014.zip and annotations_trainval2014.zip (cocodataset.org) and the "
-            "coco_*_ids.npy of VSE++ (data.tar of github.com/fartashf/vsepp)",
-    "coco_precomp": "SCAN's region features of COCO, 31 GiB (github.com/kuanghuei/SCAN; Kaggle "
-                    "kuanghueilee/scan-features); for CxC and PMRP also testall_img_ids.npy and testall_ann_ids.npy",
-    "f30k_precomp": "SCAN's region features of Flickr30k (github.com/kuanghuei/SCAN; Kaggle "
-                    "kuanghueilee/scan-features)",
-    "f30k": "Flickr30k's photos (by a form of the University of Illinois) and dataset_flickr30k.json of Karpathy's "
-            "caption_datasets.zip",
-    "f30k_entities": "Annotations/ and Sentences/ of annotations.zip and the splits train.txt, val.txt, test.txt "
-                     "(github.com/BryanPlummer/flickr30k_entities), and Flickr30k's photos in images/",
-    "f8k": "Flickr8k's photos, Flickr8k_Dataset.zip (by a form of the University of Illinois), and "
-           "dataset_flickr8k.json of Karpathy's caption_datasets.zip",
-    "f8k_precomp": "features of Flickr8k's photos (VSE++'s data.tar, or features.extract images)",
-    "f8k_region_precomp": "features of regions or cells of Flickr8k's photos (features.extract images --layer cells)",
-    "coco/annotations/instances_val2014.json": "COCO's instances, in annotations_trainval2014.zip (cocodataset.org)",
-    "cxc": "the csv files of Crisscrossed Captions (github.com/google-research-datasets/Crisscrossed-Captions)",
-    "vg": "Visual Genome's image_data.json, region_descriptions.json and photos (visualgenome.org)",
-    "GoogleNews-vectors-negative300.bin": "word2vec's vectors of Google News, 3.4 GiB "
-                                          "(code.google.com/archive/p/word2vec)"}
-HELP = ("'Getting data' in README.md says what comes from where, `python data.py check` what is there, `python -m "
-        "demo` writes demo data")
 
 
-def advice(data_name: str) -> str:
-    """What a user can do when a data set is missing."""
-    return f"{f'{data_name} is {SOURCES[data_name]}; ' if data_name in SOURCES else ''}{HELP}"
+class Images:
+    """What a split's images are read from."""
+
+    def windows(self, owner: np.ndarray, size: int, seed: tuple) -> list[np.ndarray]:
+        """The rows of `owner` (m,), which are images, in the runs within which an epoch may shuffle them: all together,
+        unless images cannot be read by their numbers."""
+        return [np.arange(len(owner))]
+
+    def supply(self, chunks, images_of, seed: tuple | None = None):
+        """The chunks (arrays of rows) as `stream` takes them. Where images cannot be read by their numbers, those that
+        a chunk needs, images_of(chunk), are added to it."""
+        return chunks
 
 
-class Features:
+class Features(Images):
     """A file of image features, (N, F) or (N, P, F), float16 or float32, or its shards. It is mapped and never read
     whole."""
     keeps = True                      # a device can hold it (devices.feeding)
@@ -156,7 +143,7 @@ class Features:
                               + self.array[some].tobytes()).hexdigest()
 
 
-class Photos:
+class Photos(Images):
     """Image files that are decoded to RGB and transformed as in VSE++, to (B, 3, 224, 224)."""
     parallel, dim, regions, step, keeps = True, None, None, 1, False
 
@@ -169,6 +156,9 @@ class Photos:
     def open(self, i: int, most: int | None = None) -> Image.Image:
         """Photo i, as `read_photo` reads it."""
         return read_photo(self.paths[i], most)
+
+    def name(self, i: int) -> str:
+        return os.path.basename(self.paths[i])
 
     def gather(self, index, transform=None) -> Tensor:
         transform = transform or eval_transform()
@@ -192,7 +182,7 @@ class Photos:
         return hashlib.sha256("\n".join(map(os.path.basename, self.paths)).encode()).hexdigest()
 
 
-class NoImages:
+class NoImages(Images):
     """Takes the place of N images of which only the captions are there (a text-only split)."""
     parallel, dim, regions, step = False, None, None, 1
 
@@ -362,14 +352,20 @@ def told_of(captions: list[str]) -> dict:
 
 # ---- reading in order with several processes
 
+def supplied(chunk, images) -> tuple:
+    """A chunk's rows, and what their images are read from: what `Images.supply` added to it, or else `images`."""
+    return chunk if isinstance(chunk, tuple) else (chunk, images)
+
+
 class _ImageFetcher:
     """Turns image indices (B,) into their features or photos."""
 
     def __init__(self, images):
         self.images = images
 
-    def __getitem__(self, index) -> Tensor:
-        return self.images.gather(index)
+    def __getitem__(self, chunk) -> Tensor:
+        index, images = supplied(chunk, self.images)
+        return images.gather(index)
 
 
 class _Guarded:
@@ -378,9 +374,9 @@ class _Guarded:
     def __init__(self, fetch):
         self.fetch = fetch
 
-    def __getitem__(self, index):
+    def __getitem__(self, chunk):
         try:
-            return self.fetch[index]
+            return None if chunk is None else self.fetch[chunk]
         except InputError as error:
             return error
 
@@ -414,8 +410,11 @@ def stream(fetch, chunks, workers: int):
         yield from (fetch[chunk] for chunk in chunks)
         return
     own = torch.Generator()                              # torch's global one is training's, which resumes from it
-    loader = DataLoader(_Guarded(fetch), sampler=chunks, batch_size=None, num_workers=workers, collate_fn=_same,
-                        generator=own, worker_init_fn=functools.partial(_end_without, os.getpid()))
+    # making the chunks may take long or fail, so those that `iter` asks for are empty
+    asked = chain([None] * (AHEAD * workers), chunks)
+    loader = DataLoader(_Guarded(fetch), sampler=asked, batch_size=None, num_workers=workers, collate_fn=_same,
+                        prefetch_factor=AHEAD, generator=own,
+                        worker_init_fn=functools.partial(_end_without, os.getpid()))
     with cli.unsignalled():
         results = iter(loader)                              # this starts the processes
     _reading.add(results)
@@ -423,7 +422,8 @@ def stream(fetch, chunks, workers: int):
         for result in results:
             if isinstance(result, InputError):
                 raise result
-            yield result
+            if result is not None:
+                yield result
     finally:
         results._shutdown_workers()                         # as __del__ does, which a traceback would delay
 
@@ -435,4 +435,4 @@ def chunks(order, batch_size: int) -> list[np.ndarray]:
 def image_batches(images, batch_size: int, workers: int = 0, rows=None):
     """Yield all images of a split, or those of `rows` (K,), in batches, each image once, in order."""
     rows = np.arange(len(images)) if rows is None else rows
-    return stream(_ImageFetcher(images), chunks(rows, batch_size), workers * images.parallel)
+    return stream(_ImageFetcher(images), images.supply(chunks(rows, batch_size), _same), workers * images.parallel)

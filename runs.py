@@ -35,7 +35,8 @@ from readers.phrases import learnable
 from text import Vocabulary
 
 # Options that a file of options never holds, as they say which run it is.
-COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "methods"}
+# Nor those that start a command.
+COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "methods", "train_shards"}
 NOT_KEPT = COMMAND_LINE - {"logger_name"}              # options that no checkpoint holds
 CHECKPOINTS = ("checkpoint.pt", "model_best.pt")
 PICTURES = ("uncertainty", "uncertain_images", "uncertain_captions", "confidence", "retrieval")
@@ -182,7 +183,8 @@ def config_arguments(path: str, p: argparse.ArgumentParser) -> list[str]:
     for name, value in values.items():
         if name in COMMAND_LINE:
             raise InputError(f"--config {path} holds '{name}', which only the command line can say, so that a file of "
-                             f"options never names or replaces a run; leave it out and give --{name}")
+                             f"options never names or replaces a run, nor starts a command; leave it out and give "
+                             f"--{name}")
         if isinstance(value, (dict, list)):
             raise InputError(f"--config {path}: {name} is a {type(value).__name__}; give a single value")
         if is_switch(known[name]):
@@ -225,14 +227,15 @@ class Data:
         return max(1, round(self.opt.batch_size * len(self.order(0)) / len(self.pairs)))
 
     def order(self, epoch: int) -> np.ndarray:
-        """The captions of an epoch: `pairs` shuffled; for the Embedding Network captions of an image side by side. Of
-        phrases: the photos that have some of `pairs`, shuffled."""
+        """The captions of an epoch: `pairs` shuffled, in tar shards among the samples of a window; for the Embedding
+        Network captions of an image side by side. Of phrases: the photos that have some of `pairs`, shuffled."""
         rng = np.random.default_rng([self.opt.seed, epoch])
         if self.opt.localise:
             return rng.permutation(np.unique(self.train.phrase_photo[self.pairs]))
-        if self.opt.loss == "two_branch":
-            return self.pairs[sibling_order(self.train.caption_image[self.pairs], rng)]
-        return self.pairs[rng.permutation(len(self.pairs))]
+        owner, siblings = self.train.caption_image[self.pairs], self.opt.loss == "two_branch"
+        windows = self.train.images.windows(owner, self.opt.shuffle_window, (self.opt.seed, epoch))
+        return self.pairs[np.concatenate([rows[sibling_order(owner[rows], rng) if siblings else
+                                               rng.permutation(len(rows))] for rows in windows])]
 
     def feed(self, device) -> str:
         """Keep the features of the training images on a device where that can be (devices.feeding.keep). Returns a line
@@ -264,7 +267,8 @@ def load_data(opt, start: dict | None, resumed: dict | None) -> Data:
     """Read the splits and settle by them what the options left open. start: a checkpoint whose words are taken. Raises
     InputError where data, options and checkpoint do not fit."""
     train, dev = (read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval, dev_images=opt.dev_images,
-                             text_features=opt.text_features, regions=regions_of(opt)).require_sound()
+                             text_features=opt.text_features, regions=regions_of(opt),
+                             train_shards=opt.train_shards).require_sound()
                   for name in ("train", "dev"))
     fit_to_data(opt, train.images, train.text)
     refuse_unused(opt)
@@ -332,7 +336,7 @@ def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str])
     `resume` becomes the checkpoint to read, `logger_name` the folder to write to."""
     start = given.resume or given.logger_name or default_run(given)
     checkpoint = load_resumable(start)
-    stored = checkpoint["options"]
+    stored = {name: value for name, value in checkpoint["options"].items() if name not in NOT_KEPT}
     check_values(stored, start)
     p.set_defaults(**stored)
     opt = p.parse_args(argv, Options())

@@ -37,14 +37,14 @@ from text import END, is_function
 SPREAD = (0.0, 0.25, 0.5, 0.75, 1.0)  # quantiles of uncertainty whose captions are drawn
 
 
-def photo_paths(split, folder: str | None) -> list[str]:
-    """The path of the photo of each image. Raises InputError if precomputed features come without photos."""
+def photos_of(split, folder: str | None) -> Photos:
+    """The photo of each image. Raises InputError if precomputed features come without photos."""
     if isinstance(split.images, Photos):
-        return split.images.paths
+        return split.images
     if not folder or not split.photo_names:
         raise InputError("precomputed features show no picture; give the folder of their photos with --photos, and "
                          f"file names in {split.name}_ids.txt beside the features")
-    return [below(folder, name, f"the list of photos of {split.source}") for name in split.photo_names]
+    return Photos([below(folder, name, f"the list of photos of {split.source}") for name in split.photo_names])
 
 
 def calibration_of(run: str, opt) -> Calibration | None:
@@ -87,7 +87,7 @@ def draw_retrieval(opt) -> None:
     if opt.captions and split.text is not None:
         raise InputError(f"{path} reads ready features of captions and knows no words, so --captions cannot be "
                          "embedded; leave it out")
-    photos = Photos(photo_paths(split, opt.photos))
+    photos = photos_of(split, opt.photos)
     images, captions = encode(model, split, None if opt.captions else run.tokens(), device, workers=opt.workers)
     if opt.captions:
         texts, owner = opt.captions, [None] * len(opt.captions)
@@ -122,7 +122,7 @@ def draw_retrieval(opt) -> None:
     draw_rows(target, f"{run.folder[1]} {opt.split}, {run.trained.sim}: the best {top} of {len(split.images):,} images "
               f"for a caption{legend}", rows, top)
     for text, ranking, (said, _) in zip(texts, rankings, sure or ()):
-        print(f"{text} -> {os.path.basename(photos.paths[ranking[0]])}, {said}")
+        print(f"{text} -> {photos.name(ranking[0])}, {said}")
     for note in (*run.notes, *(calibration.notes("t2i", run.folder[1], len(split.images)) if calibration else ())):
         print(f"note: {note}")
     print(f"picture of {len(texts)} captions and their best {top} images in {target}")

@@ -10,6 +10,7 @@ import numpy as np
 from evaluation.pictures import THUMBNAIL, drawing, show_photo
 from files.reading import below
 from inputs import Photos
+from readers.tars import TarPhotos
 
 SHOWN, MATCHES = 5, 3                 # items at each end, matches of each
 
@@ -95,6 +96,8 @@ def locate(photos: Photos | list[str] | None, folder: str | None) -> Photos | No
 
     photos: those of a split, or their file names in `folder`.
     """
+    if isinstance(photos, TarPhotos):
+        return photos
     paths = photos.paths if isinstance(photos, Photos) else [
         below(folder, name, "the list of photos") for name in (photos or () if folder else ())]
     absent = [path for path in paths if not os.path.isfile(path)]

@@ -23,6 +23,7 @@ from data import Split, pair_batches, read_split
 from encoders import CNN, CNNS, vsepp_linear
 from files.writing import output, save_state
 from inputs import Photos, image_batches
+from readers.tars import TarPhotos
 from text import is_function
 
 
@@ -163,9 +164,9 @@ def run(opt) -> list[float]:
     output(opt.output)
     device = torch_device(opt.device)
     train, dev = (read_split(opt.data_path, opt.data_name, name) for name in ("train", "dev"))
-    if not isinstance(train.images, Photos):
-        raise InputError(f"{opt.data_name} has {train.images.describe()}, and a network is fine-tuned on photos; give "
-                         "a data set that has them, such as coco, f30k or demo")
+    if not isinstance(train.images, Photos) or isinstance(train.images, TarPhotos):
+        raise InputError(f"{opt.data_name} has {train.images.describe()}, and a network is fine-tuned on photos in "
+                         "files; give a data set that has them, such as coco, f30k or demo")
     train.require_sound(), dev.require_sound()
     words = content_words(train.words, opt.n_words)
     if not words:

@@ -17,6 +17,7 @@ from options.facts import (
     text_reads,
 )
 from options.phrases import OF_CAPTIONS, PHRASE_CONFLICTS, PHRASE_OPTIONS
+from readers.tars import has_tars
 
 # ---- what cannot work together: (when, the sentence that says so, formatted with the options)
 
@@ -157,6 +158,9 @@ CONFLICTS = [
     (lambda o: o.var_min >= o.var_max,
      "--var_min {var_min} and --var_max {var_max} are not in order; give a smaller --var_min"),
     # training
+    (lambda o: o.train_shards and o.text_features,
+     "--text_features {text_features} lie beside precomputed features, and --train_shards {train_shards} holds photos; "
+     "leave one of them out"),
     (lambda o: o.max_violation and o.loss != "hinge", "--max_violation is for --loss hinge, not {loss}; leave it out"),
     (lambda o: o.vse_mean_warmup_epochs and not o.max_violation,
      "--vse_mean_warmup_epochs delays --max_violation, which is off; give --max_violation too"),
@@ -217,6 +221,8 @@ def refuse_several(opt, processes: int) -> None:
 
 USED_BY = [
     PHRASE_OPTIONS, OF_CAPTIONS,
+    ("shuffle_window", lambda o: o.train_shards or has_tars(os.path.join(o.data_path, o.data_name)), "photos in tar "
+     "shards"),
     ("cross_attn raw_feature_norm agg_func lambda_lse lambda_softmax bi_gru precomp_enc_type no_txtnorm",
      lambda o: o.sim == "scan", "--sim scan"),
     ("lambda_lse", lambda o: o.agg_func == "LogSumExp", "--agg_func LogSumExp"),

@@ -2,6 +2,7 @@
 from cli import InputError
 from inputs import NoImages, Photos
 from model import ALL_SIMILARITIES, IMAGE_ENCODERS
+from readers.tars import TarPhotos
 
 READ_BY = {"vector": ("vector", "regions"), "regions": ("regions",), "cells": ("regions", "photos"),
            "photos": ("photos",)}
@@ -25,6 +26,9 @@ def fit_to_data(opt, images, text) -> None:
              "extract features first: features.extract images"),
             (opt.use_restval and not photos,
              f"--use_restval adds COCO's restval photos, and {opt.data_name} has precomputed features, whose train "
+             "split is what it is; leave it out"),
+            (opt.use_restval and isinstance(images, TarPhotos),
+             f"--use_restval adds COCO's restval photos, and {opt.data_name} has {images.describe()}, whose train "
              "split is what it is; leave it out"),
             (held not in READ_BY[IMAGE_ENCODERS[img_enc].reads],
              f"{chooser} reads {reads}, and {opt.data_name} has {given}; take {other}"

@@ -12,6 +12,7 @@ from methods import ADVICE, METHODS
 from methods.scan import AGGREGATES, DIRECTIONS, NORMS
 from model import ALL_SIMILARITIES, IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
 from readers.phrases import Labels, Regions
+from readers.tars import WINDOW
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,6 +34,11 @@ def parser() -> argparse.ArgumentParser:
     for side in ("images", "captions"):
         add(f"--unpaired_{side}", type=cli.data_set, metavar="NAME",
             help=f"data set below --data_path whose training {side} join the terms that need no pairs")
+    add("--train_shards", type=cli.shards_text, metavar="SHARDS", help="tar shards of the training split in "
+        "WebDataset's layout, paths or addresses such as 'pipe:cat /x/train-{00000..00009}.tar' (a pipe runs its "
+        "command, so only the command line can give it, also when a run goes on)")
+    add("--shuffle_window", type=positive, default=WINDOW, metavar="SAMPLES", help="tar shards are read one after "
+        "another, and captions shuffled among so many samples, whose photos are held in memory as they are stored")
     add("--workers", type=cli.workers, default=min(10, os.cpu_count() or 1),
         help="processes that read photos or large files")
 

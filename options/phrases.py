@@ -42,4 +42,4 @@ PHRASE_CONFLICTS.append((lambda o: has_phrases_of(o) and not o.localise,
                          "image of its own; leave it out"))
 PHRASE_OPTIONS = ("regions box_geometry box_origin positive_iou negative_iou region_negatives",
                   lambda o: o.localise, "phrases in photos (a data set with Annotations/)")
-OF_CAPTIONS = ("use_restval dev_images", lambda o: not o.localise, "images and captions")
+OF_CAPTIONS = ("use_restval dev_images train_shards", lambda o: not o.localise, "images and captions")

@@ -30,7 +30,7 @@ from evaluation.subjects import columns_within
 from files.reading import is_drawn
 from inputs import Photos
 from runs import is_results
-from show import photo_paths
+from show import photos_of
 from similarities import Embedding
 
 TOP = 4                               # captions per image, as in `jwae` Table 2
@@ -88,7 +88,7 @@ def draw(opt) -> str:
         if os.path.abspath(beside) == os.path.abspath(target):
             raise InputError(f"--output {target} is where --neighbours draws its picture; name another file")
     split, rows, texts, found = rankings(opt.checkpoint, opt)
-    photos = Photos(photo_paths(split, opt.photos))
+    photos = photos_of(split, opt.photos)
     names = ["/".join(os.path.normpath(run).split(os.sep)[-1 if os.path.isdir(run) else -2:]) for run in opt.checkpoint]
     if beside:
         draw_neighbours(beside, rows, found, names, photos)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from checkpoints import MAY_CHANGE
 from cli import InputError
+from files.advice import SOURCES
 from files.reading import read_yaml
-from inputs import SOURCES
 from methods import flags
 from options import parser, resolve
 

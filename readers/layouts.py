@@ -12,6 +12,7 @@ import numpy as np
 import inputs
 from cli import InputError, reason
 from files import shards
+from files.advice import advice
 from files.reading import as_integers, below, integers, read_coco, read_integers, read_json, read_lines
 from inputs import Features, NoImages, Photos
 from readers.split import Split, read_text_features
@@ -19,7 +20,7 @@ from readers.split import Split, read_text_features
 
 def _need(path: str) -> str:
     if not shards.there(path):
-        raise InputError(f"there is no file {path}; {inputs.advice(os.path.basename(os.path.dirname(path)))}")
+        raise InputError(f"there is no file {path}; {advice(os.path.basename(os.path.dirname(path)))}")
     return path
 
 

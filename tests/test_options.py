@@ -92,6 +92,7 @@ REFUSED = """
 --features_on device --device cpu
 --deterministic --finetune
 --vocab FILE
+--train_shards x-0.tar --text_features w2v
 """.strip().splitlines()
 
 
@@ -132,7 +133,8 @@ def test_what_has_no_effect_is_refused(name, where, phrases):
              "mask_same_image": ["--loss", "mse"], "layer_style": [], "num_layers": ["--txt_enc", "mean"],
              "margin": ["--loss", "infonce"], "txt_fc": ["--txt_enc", "mean"],
              "lr_update": ["--schedule", "cosine"],
-             **dict.fromkeys(("use_restval", "dev_images"), ["--data_path", phrases, "--data_name", "x"]),
+             **dict.fromkeys(("use_restval", "dev_images", "train_shards"),
+                             ["--data_path", phrases, "--data_name", "x"]),
              "var_layers": "--loss probvlm --freeze_means --init_from RUN".split() * ("other" in where)}.get(name, [])
     value = next((choice for choice in action.choices or () if choice != defaults()[name]), None)
     value = {"layer_style": "branch", "word_dropout": "0.5", "label_smoothing": "0.5", "positive_iou": "0.5",
