@@ -173,6 +173,20 @@ def test_shards_are_read_in_order_and_photos_held_for_a_window(made, monkeypatch
         assert first >= 4 and opened == [images.shards[k] for k in images.order(seed)][first:]
 
 
+def test_an_order_follows_from_seed_epoch_and_index(made, piped):
+    """Of shards and of captions: the same on a disk and through pipes; another seed or epoch, another order."""
+    a = read_split(made, "x", "train").images
+    b = read_split(piped[0], "x", "train", train_shards=piped[1]).images
+    orders = [tuple(a.order(seed)) for seed in ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (0, 2))]
+    assert len(set(orders)) == 6 and orders == [tuple(b.order(seed)) for seed in ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0),
+                                                                                  (0, 2))]
+    owner = np.repeat(np.arange(48), 2)
+    assert all((x == y).all() for x, y in zip(a.windows(owner, 9, (3, 4)), b.windows(owner, 9, (3, 4)), strict=True))
+    assert a.digest() == b.digest()
+    c = tars.TarPhotos(a.shards, [{"samples": [[key, ["x"]] for key in keys]} for keys in (a.keys[:8], a.keys[8:])], "")
+    assert c.keys == a.keys and c.digest() != a.digest()
+
+
 def test_windows_are_equal(made):
     images = read_split(made, "x", "train").images
     owner = np.repeat(np.arange(48), 3)
@@ -256,7 +270,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(piped, whole_run, tmp_path, 
 
 def test_a_signal_leaves_a_checkpoint_and_no_process(piped, whole_run, tmp_path, weights):
     """Ctrl-C goes to the whole group of processes; the commands of pipes do not end before this one."""
-    pipes = piped[1].replace("pipe:cat", f"pipe:touch {tmp_path}/began; exec cat")
+    pipes = piped[1].replace("pipe:cat", f"pipe:touch {tmp_path}/began; sleep 0.2; cat")
     index(piped[0], "--train_shards", pipes)
     (tmp_path / "began").unlink()
     words = [*SMALL, "--data_path", piped[0], *WORDS, "--cnn_weights", weights, "--shuffle_window", 12, "--logger_name",
@@ -519,6 +533,13 @@ def test_what_does_not_fit_the_index(tmp_path, capsys):
             says(message, lambda: list(inputs.image_batches(read().images, 2)))
         fault, = read().faults(deep=True)
         assert re.search(message or "holds the sample 'f' as number 2, .* lists no more", fault)
+    small(tmp_path, "abc", "de")
+    os.rename(x / "train-00001.tar", x / "old.tar")
+    write_tar(x / "train-00001.tar", [(s.key + ".jpg", s.photo) if k == 0 else (s.key + ".txt", "another caption")
+                                      for s in samples(str(x / "old.tar")) for k in (0, 1)])
+    (x / "old.tar").unlink()
+    says("train-00001.tar holds the sample 'd' as number 0, and its index lists 'd' with its captions; the shard has",
+         lambda: list(inputs.image_batches(read().images, 2)))
     for content in ("{", "[]", '{"webdataset_shards": [1]}', '{"webdataset_shards": [{"name": "x"}]}',
                     (x / "train_shards.json").read_text().replace('["the caption a"]', "[]"),
                     (x / "train_shards.json").read_text().replace('["the caption a"]', "[3]")):
@@ -580,11 +601,11 @@ def read_in_workers(folder, told) -> None:
 def test_a_fault_among_worker_processes_ends_the_command(made, tmp_path):
     """The main process reads the tars; its workers must not keep it from ending."""
     shutil.copytree(os.path.join(made, "x"), tmp_path / "x")
-    path = tmp_path / "x" / "train-003.tar"
+    path = tmp_path / "x" / "train-000.tar"              # in what is read before the first batch
     path.write_bytes(path.read_bytes()[:-20_000] + bytes(20_000))
     done = in_a_process(read_in_workers, str(tmp_path), str(tmp_path / "told"), seconds=60)
     said = (tmp_path / "told").read_text()
-    assert done.exitcode == 1 and "train-003.tar" in said and len(said.splitlines()) == 1, said
+    assert done.exitcode == 1 and "train-000.tar" in said and len(said.splitlines()) == 1, said
 
 
 def test_without_the_package(made, monkeypatch):
