@@ -383,7 +383,7 @@ def test_a_run_keeps_its_options_when_they_come_from_its_own_configuration(tmp_p
 
 def test_an_epoch_of_two_branch_has_siblings_side_by_side():
     opt = train.parse_args([*STEPS, "--loss", "two_branch", "--txt_enc", "mean"])
-    split = type("Split", (), {"caption_image": np.arange(60) // 5})
+    split = type("Split", (), {"caption_image": np.arange(60) // 5, "images": inputs.NoImages(12)})
     order = Data(opt, split, split, None, "", {}, np.arange(60), None, {}).order(0)
     lead, sibling = split.caption_image[order].reshape(-1, 2).T
     assert (lead == sibling).all() and (order[::2] != order[1::2]).all()

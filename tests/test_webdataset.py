@@ -177,9 +177,9 @@ def test_an_order_follows_from_seed_epoch_and_index(made, piped):
     """Of shards and of captions: the same on a disk and through pipes; another seed or epoch, another order."""
     a = read_split(made, "x", "train").images
     b = read_split(piped[0], "x", "train", train_shards=piped[1]).images
-    orders = [tuple(a.order(seed)) for seed in ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (0, 2))]
-    assert len(set(orders)) == 6 and orders == [tuple(b.order(seed)) for seed in ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0),
-                                                                                  (0, 2))]
+    seeds = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (0, 2)]
+    orders = [tuple(a.order(seed)) for seed in seeds]
+    assert len(set(orders)) == 6 and orders == [tuple(b.order(seed)) for seed in seeds]
     owner = np.repeat(np.arange(48), 2)
     assert all((x == y).all() for x, y in zip(a.windows(owner, 9, (3, 4)), b.windows(owner, 9, (3, 4)), strict=True))
     assert a.digest() == b.digest()
