@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import tarfile
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -34,14 +35,16 @@ def webdataset() -> SimpleNamespace:
     """What is used of the package webdataset, imported only where shards are read. Raises InputError where it is not
     installed."""
     try:
-        from webdataset.gopen import gopen, gopen_schemes
+        from webdataset.gopen import Pipe, gopen, gopen_schemes
         from webdataset.shardlists import expand_urls
         from webdataset.tariterators import base_plus_ext, group_by_keys
+        from webdataset.utils import enforce_security
     except ImportError as error:
         raise InputError("photos in tar shards are read by the package webdataset, which is not installed; pip install "
                          "-r requirements-webdataset.txt") from error
-    return SimpleNamespace(gopen=gopen, schemes=sorted({*gopen_schemes} - {"__default__"}), expand_urls=expand_urls,
-                           base_plus_ext=base_plus_ext, group_by_keys=group_by_keys)
+    return SimpleNamespace(gopen=gopen, Pipe=Pipe, schemes=sorted({*gopen_schemes} - {"__default__"}),
+                           secure=enforce_security, expand_urls=expand_urls, base_plus_ext=base_plus_ext,
+                           group_by_keys=group_by_keys)
 
 
 def expand(text: str) -> list[str]:
@@ -88,8 +91,8 @@ def opened(shard: str):
         with open(plain_file(shard), "rb") as f:
             yield f
         return
-    with cli.unsignalled():                                 # Ctrl-C is for this process, which then ends the command
-        source = webdataset().gopen(shard)
+    with cli.unsignalled():                                 # a signal is for this process, which then ends the command
+        source = started(shard)
     try:
         yield source.stream
         while source.stream.read(1 << 20):                  # what pads a tar; else the command could not end well
@@ -100,9 +103,21 @@ def opened(shard: str):
             refuse_failed(source.proc.wait())
         raise
     finally:
-        source.proc.kill()                                  # where it was left before its end
+        if source.proc.poll() is None:                      # it was left before its end
+            (os.killpg if shard.startswith("pipe:") else os.kill)(source.proc.pid, signal.SIGKILL)
         source.proc.wait()
         source.stream.close()
+
+
+def started(shard: str):
+    """The package's Pipe of an address. A shell unblocks signals, so those of pipes ignore them, in a session apart."""
+    package = webdataset()
+    if not shard.startswith("pipe:"):
+        return package.gopen(shard)
+    if package.secure:
+        raise OSError("the environment's WDS_SECURE forbids pipes")
+    return package.Pipe(f"trap '' INT TERM HUP; {shard.removeprefix('pipe:')}", mode="rb", shell=True,
+                        start_new_session=True)
 
 
 def refuse_failed(status: int) -> None:

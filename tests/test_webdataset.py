@@ -478,14 +478,31 @@ def test_pipes_that_fail(tmp_path, command, message):
     assert any(part in said for part in message.split("|")), said
 
 
-def test_a_pipe_that_is_left_ends(tmp_path):
+@pytest.mark.parametrize("command", ["exec sleep 1000", "sleep 1000; true", "sleep 1000 | cat"])
+def test_a_pipe_that_is_left_ends(tmp_path, command):
+    """With all that it started."""
     whole = write_tar(tmp_path / "w.tar", SOUND)
-    reading = samples(f"pipe:echo $$ > {tmp_path}/pid; cat {whole}; exec sleep 1000")
+    reading = samples(f"pipe:echo $$ > {tmp_path}/pid; cat {whole}; {command}")
     assert next(reading).key == "a"
+    time.sleep(0.3)                                         # until it sleeps
     reading.close()
     number = int((tmp_path / "pid").read_text())
-    with pytest.raises(ProcessLookupError):
-        os.kill(number, 0)
+    for _ in range(50):                                     # what the shell started ends a moment later
+        try:
+            os.killpg(number, 0)
+            time.sleep(0.1)
+        except ProcessLookupError:
+            return
+    pytest.fail("processes of the pipe live on")
+
+
+def test_a_signal_to_everything_leaves_pipes_alone(tmp_path):
+    """A batch system signals all processes of a job; the main process still has to read what it needs to stop well."""
+    whole = write_tar(tmp_path / "w.tar", SOUND)
+    reading = samples(f"pipe:echo $$ > {tmp_path}/pid; cat {whole} | (sleep 0.3; sleep 0.1; cat)")
+    sender = subprocess.Popen(["sh", "-c", "sleep 0.2; for s in INT TERM HUP; do kill -$s -$(cat pid); done"],
+                              cwd=tmp_path)
+    assert len(list(reading)) == 4 and sender.wait() == 0
 
 
 def small(folder, *shards, split="train", name="x") -> str:
