@@ -13,12 +13,13 @@ import evaluate
 from checkpoints import load_checkpoint
 from cli import InputError
 from data import read_split
+from features import extract
 from files.reading import read_json
 from files.shards import Shards, numbered, read_rows
 from inputs import Features, image_batches
 from readers.split import first_images
 from tests import helpers
-from tests.helpers import fit, same_runs
+from tests.helpers import fit, refused, same_runs
 
 CUTS = {"train": (5, 6, 31), "dev": (2, 7), "test": (1, 2, 3)}           # where the shards of a split begin
 
@@ -179,6 +180,15 @@ def test_check_tells_of_shards(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "features (5, 3) float32 in 2 shards, mean l2 norm" in said
     assert re.search(r"fault: .*test_ims.npy holds only zeros in 1 of 5 rows, the first is row 0 of .*ims-1.npy;", said)
+
+
+def test_extraction_leaves_shards_alone(tmp_path, demo_path, capsys):
+    shutil.copytree(os.path.join(demo_path, "demo"), tmp_path / "demo")
+    (tmp_path / "out").mkdir()
+    np.save(tmp_path / "out" / "test_ims-0.npy", rows(1, 3))
+    refused(capsys, extract.main, ["images", "--data_path", tmp_path, "--data_name", "demo", "--output_name", "out",
+                                   "--kind", "demo"], r"out/test_ims-0.npy is there already, a shard of the features")
+    assert os.listdir(tmp_path / "out") == ["test_ims-0.npy"]
 
 
 def test_names_that_are_no_shards(tmp_path):
