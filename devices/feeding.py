@@ -92,6 +92,7 @@ def on_device(batches, device: torch.device, ahead: bool = True):
         return
     ready, ended, stream = queue.Queue(AHEAD), threading.Event(), torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))   # which may still be copying what is kept
+    device = stream.device                                  # with its number: a new thread begins on the first device
     thread = threading.Thread(target=_fill, args=(batches, ready, ended, stream, device), name="batches", daemon=True)
     thread.start()
     try:

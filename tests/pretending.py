@@ -62,7 +62,7 @@ class Stream:
     usual: "Stream"
 
     def __init__(self, device=None):
-        self.known = {self: 0}
+        self.known, self.device = {self: 0}, device
 
     def wait_stream(self, other: "Stream") -> None:
         self.wait_event(other.record_event())
