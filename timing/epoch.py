@@ -185,7 +185,7 @@ def one_epoch(name: str, kind: Kind, precision: str, flags: str, where: str, pat
             100 * taken.waiting / taken.seconds, ".1f", "input" if aimed else None
         if flops:
             yield f"{title}: products of matrices, TFLOP a step", flops / 1e12, ".3f", None
-            yield f"{title}: the same, TFLOP a second", flops / 1e12 / taken.seconds, ".2f", None
+            yield f"{title}: the same, TFLOP a second", flops / 1e12 / taken.seconds, ".3f", None
         if device.type == "cuda":
             yield f"{title}: peak memory, MiB", torch.cuda.max_memory_allocated(device) / MIB, ".0f", None
         for kernel, spent, share in kernels(loop) if shown else ():
