@@ -139,7 +139,7 @@ class _Header(tarfile.TarInfo):
 
 
 def members(stream, shard: str) -> Iterator[dict]:
-    """The files of a tar that samples are made of, as webdataset groups them. Raises tarfile.TarError, InputError."""
+    """The files of a tar that samples are made of, as webdataset groups them. Raises OSError, InputError."""
     split, seen = webdataset().base_plus_ext, set()
     try:
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as archive:
