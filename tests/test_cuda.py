@@ -192,7 +192,7 @@ def test_batches_are_the_same_wherever_features_are(device, demo_path):
     assert len(first) == len(second) > 1
     for a, b in zip(first, second):
         assert a.images.device.type == device and a.lengths.device.type == "cpu" and a.images.dtype == torch.float32
-        assert all(torch.equal(x, y) for x, y in zip(a, b) if x is not None)
+        assert all(torch.equal(x, y) if torch.is_tensor(x) else x == y for x, y in zip(a, b))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")

@@ -16,7 +16,7 @@ def test_own_similarity_encoder_and_protocol(tmp_path, demo_path):
     recipes, (row,) = CODE.findall(text), re.findall(r'`(Row\("mine".*)`', text)
     assert [path for path, _ in recipes] == ["similarities.py", "model.py", "evaluation/assess.py"]
     modules = [name for name in os.listdir(ROOT) if name.endswith(".py")]
-    folders = "files devices readers options methods evaluation features paper_tables demo".split()
+    folders = "files devices parallel readers options methods evaluation features paper_tables demo".split()
     for name in (*folders, *modules):
         path = os.path.join(ROOT, name)
         (shutil.copytree if os.path.isdir(path) else shutil.copy)(path, tmp_path / name)
