@@ -13,6 +13,7 @@ batches     reading batches from a mapped feature file against the pace of train
 extraction  features of photos and of boxes: what of the time is not the network
 phrases     phrase localisation in 200 proposals of each of 1,000 photos, and its confidence; peak memory
 epoch       an epoch at the size of COCO: VSE++, VSRN, SCAN in each precision; what of it is input; peak memory
+scale       a training step in two processes against one with two threads; bytes that GPUs would move
 precision   scores whose inputs or products have the digits of bf16 or tf32, against float64
 search      exact and approximate search in --size drawn Gaussians: time, recall against exact search, peak memory
 
@@ -51,6 +52,7 @@ from retrieval.timing import LEAST, MOST, search_times
 from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding
 from tests.references import attended, broadcasts, caption_ranks, image_ranks, suited
 from timing import epoch as epoch_timing
+from timing import scale as scale_timing
 from timing.precision import score_precision
 from timing.steps import training
 
@@ -77,7 +79,7 @@ AIMS = {**dict.fromkeys(("kl", "kl_reverse", "mahalanobis", "wasserstein", "csd"
         "mls": ("mls", "loop")}       # targets of speed, beside the product and beside the loop
 AT_MOST = {"product": 2.5, "mls": 1.6, "minkl": 2.0, "error": 1e-5, "evaluation": 1.5, "memory": 600, "suite": 25,
            "suite memory": 1229, "confidence": 4.0, "step": 2.2, "attention memory": 150, "extraction": 15,
-           "phrases": 10, "phrases memory": 1024, **epoch_timing.MOST, **MOST}
+           "phrases": 10, "phrases memory": 1024, **epoch_timing.MOST, **scale_timing.MOST, **MOST}
 AT_LEAST = {"loop": 40, "batches": 20, "equal": 1, "original": 8, "attention": 4, **LEAST}
 records: list[dict] = []              # every measurement of this run
 
@@ -363,6 +365,13 @@ def epoch(opt, device) -> None:
         line(*measured)
 
 
+def scale(opt, device) -> None:
+    print(f"\nscale: VSE++ on {scale_timing.SIZES.pairs} pairs of 2,048 features; a process a core, a thread each, "
+          "over Gloo", flush=True)
+    for measured in scale_timing.scale_times(min(3, opt.repeats), opt.seed):
+        line(*measured)
+
+
 def precision(opt, device) -> None:
     for text, measured in score_precision(DIM, opt.seed):
         print(text, flush=True)
@@ -382,7 +391,7 @@ def extraction(opt, device) -> None:
 
 
 PARTS = {f.__name__: f for f in (scores, attention, evaluation, suite, confidence, step, regions, batches, extraction,
-                                    phrases, epoch, precision, search)}
+                                    phrases, epoch, scale, precision, search)}
 
 
 def main(argv=None) -> None:

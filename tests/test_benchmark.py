@@ -11,7 +11,7 @@ from metrics import retrieval
 from retrieval import timing
 from similarities import SIMILARITIES, Embedding
 from tests import references
-from timing import epoch, precision
+from timing import epoch, precision, scale
 
 SIZES = {"DIM": 8, "SCORES": (20, 40), "SLICE": 2, "SAMPLE": (6, 8), "ORIGINAL": 2, "ATTENTION": (6, 10, 4),
          "TIMED_CAPTIONS": (4, 2), "BATCH": 6, "FEATURES": 12, "WORDS": 40, "REGION_STEP": ((4, 12), 8),
@@ -42,6 +42,8 @@ def test_every_part_measures(part, monkeypatch, capsys):
     for name, value in EPOCH.items():
         monkeypatch.setattr(epoch, name, value)
     monkeypatch.setattr(precision, "SAMPLE", (6, 12))
+    monkeypatch.setattr(scale, "SIZES", scale.Sizes(4, 6, 8, 20, 2, 4, 1))
+    monkeypatch.setattr(scale, "KINDS", {"point": scale.KINDS["point"]})
     opt = argparse.Namespace(repeats=1, seed=0, device="cpu", size=1200, steps=None, profile=part == "epoch")
     benchmark.PARTS[part](opt, torch.device("cpu"))
     assert benchmark.records and all(np.isfinite(record["value"]) for record in benchmark.records)

@@ -25,10 +25,24 @@ from parallel.share import Share
 from text import SPECIALS, Vocabulary
 
 KINDS = {"point": ["--sim", "cosine", "--max_violation"], "gaussian": ["--sim", "wasserstein"]}
-BATCH, DIM, FEATURES, WORDS, LENGTHS = 128, 1024, 2048, 10000, (8, 20)
-STEPS = 5                             # timed in each round, after one that is not
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # GPUs -> bytes that each can send and receive in a second: within a machine, and between machines
 LINKS = {8: 400e9, 64: 50e9}
+
+
+class Sizes(NamedTuple):
+    """Of what is timed. COCO's captions have mostly 8 to 20 words."""
+    pairs: int = 128                  # of a batch
+    features: int = 2048
+    dim: int = 1024
+    words: int = 10000
+    least: int = 8                    # words of the shortest caption
+    most: int = 20
+    steps: int = 5                    # timed in each round, after one that is not
+
+
+SIZES = Sizes()
+MOST = {"scale": 1.25}                # target: times one process
 
 
 class Measured(NamedTuple):
@@ -40,14 +54,15 @@ class Measured(NamedTuple):
     item: int                         # bytes of what the others are told of one pair
 
 
-def share_of_batch(seed: int) -> Batch:
+def share_of_batch(sizes: Sizes, seed: int) -> Batch:
     """This process's share of a random batch."""
     torch.manual_seed(seed)
-    mine = Share.of(BATCH, processes.rank(), processes.count())
-    lengths = torch.randint(LENGTHS[0], LENGTHS[1] + 1, (BATCH,))
-    tokens = torch.randint(len(SPECIALS), WORDS, (BATCH, LENGTHS[1])) * (torch.arange(LENGTHS[1]) < lengths[:, None])
-    index = torch.arange(BATCH)
-    return Batch(*(x[mine.rows] for x in (torch.rand(BATCH, FEATURES), tokens, lengths, index, index)), share=mine)
+    mine = Share.of(sizes.pairs, processes.rank(), processes.count())
+    lengths = torch.randint(sizes.least, sizes.most + 1, (sizes.pairs,))
+    tokens = torch.randint(len(SPECIALS), sizes.words, (sizes.pairs, sizes.most))
+    tokens = tokens * (torch.arange(sizes.most) < lengths[:, None])
+    images, index = torch.rand(sizes.pairs, sizes.features), torch.arange(sizes.pairs)
+    return Batch(*(x[mine.rows] for x in (images, tokens, lengths, index, index)), share=mine)
 
 
 @contextlib.contextmanager
@@ -68,12 +83,12 @@ def silence(model):
 
 
 @contextlib.contextmanager
-def told(found: list):
+def told(found: list, pairs: int):
     """A context that notes the bytes of each item of the batch that the others are told, there and back."""
     before = share.gather
 
     def noted(x, spread):
-        if sum(spread.sizes) == BATCH:                      # else a number a process, such as the hardest negatives
+        if sum(spread.sizes) == pairs:                      # else a number a process, such as the hardest negatives
             found.append(2 * x[0].numel() * x.element_size())
         return before(x, spread)
     share.gather = noted
@@ -83,17 +98,17 @@ def told(found: list):
         share.gather = before
 
 
-def timed(words: list[str], seed: int) -> dict:
+def timed(words: list[str], sizes: Sizes, seed: int) -> dict:
     """Seconds of steps of this process: {"steps": as they are, "silent": telling nothing, "gradients", "item"}."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes.count()))
     device = torch.device("cpu")
-    opt = train.parse_args(["--img_dim", str(FEATURES), "--embed_size", str(DIM), "--img_enc", "precomp", "--device",
-                            "cpu", *words])
+    opt = train.parse_args(["--img_dim", str(sizes.features), "--embed_size", str(sizes.dim), "--img_enc", "precomp",
+                            "--device", "cpu", *words])
     found, item = {"steps": [], "silent": []}, []
     with processes.joined(device):
-        batch = share_of_batch(seed)
+        batch = share_of_batch(sizes, seed)
         torch.manual_seed(seed)
-        model = build_model(opt, Vocabulary([*SPECIALS, *map(str, range(WORDS - len(SPECIALS)))])).train()
+        model = build_model(opt, Vocabulary([*SPECIALS, *map(str, range(sizes.words - len(SPECIALS)))])).train()
         optimizers, whole = train.build_optimizers(opt, model), processes.together(model)
         scaler, parameters = torch.amp.GradScaler("cpu", enabled=False), list(model.parameters())
 
@@ -103,9 +118,9 @@ def timed(words: list[str], seed: int) -> dict:
             train.train_step(whole, batch, optimizers, scaler, parameters, opt, {"epoch": 0, "step": 0})
             processes.agreed(None, device)
             return time.perf_counter() - start
-        with told(item):
+        with told(item, sizes.pairs):
             step()
-        for _ in range(STEPS):
+        for _ in range(sizes.steps):
             found["steps"].append(step())
             if processes.count() > 1:
                 with silence(whole):
@@ -118,13 +133,13 @@ def in_processes(count: int, words: list[str], seed: int) -> dict:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    started = []
+    started, work = [], json.dumps([words, SIZES, seed])
     for rank in range(count):
         env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count),
                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count))}
-        started.append(subprocess.Popen([sys.executable, "-m", "timing.scale", json.dumps([words, seed])], env=env,
-                                        stdout=subprocess.PIPE, text=True))
+        started.append(subprocess.Popen([sys.executable, "-m", "timing.scale", work], env=env, cwd=ROOT, text=True,
+                                        stdout=subprocess.PIPE))
     said = [process.communicate()[0] for process in started]
     return json.loads(said[0])
 
@@ -152,13 +167,14 @@ def scale_times(rounds: int, seed: int):
         yield f"{kind}: gradients, MiB a step", m.gradients / 2 ** 20, ".0f", None
         yield f"{kind}: the gather, KiB a pair, there and back", m.item / 1024, ".1f", None
         for gpus, link in LINKS.items():
-            gradients, gather = 2 * (gpus - 1) / gpus * m.gradients, (gpus - 1) * BATCH * m.item    # each one sends
-            yield f"{kind}: {gpus} GPUs, {BATCH} pairs on each: gradients, milliseconds at {link / 1e9:.0f} GB/s", \
-                1000 * gradients / link, ".2f", None
-            yield f"{kind}: {gpus} GPUs, {BATCH} pairs on each: gather, milliseconds", 1000 * gather / link, ".2f", None
+            gradients, gather = 2 * (gpus - 1) / gpus * m.gradients, (gpus - 1) * SIZES.pairs * m.item  # each one sends
+            where = f"{kind}: {gpus} GPUs, {SIZES.pairs} pairs on each"
+            yield f"{where}: gradients, milliseconds at {link / 1e9:.0f} GB/s", 1000 * gradients / link, ".2f", None
+            yield f"{where}: gather, milliseconds", 1000 * gather / link, ".2f", None
         yield f"{kind}: pairs in the whole batch from which on the gather moves more than the gradients", \
             2 * m.gradients / m.item, ".0f", None
 
 
 if __name__ == "__main__":
-    print(json.dumps(timed(*json.loads(sys.argv[1]))))
+    given = json.loads(sys.argv[1])
+    print(json.dumps(timed(given[0], Sizes(*given[1]), given[2])))
