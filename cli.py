@@ -224,10 +224,27 @@ class Stop:
             self.later = True
 
 
+# ---- several processes, started by torchrun, which gives each its number
+
+def count() -> int:
+    """How many processes there are."""
+    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(os.environ) else 1
+
+
+def rank() -> int:
+    """The number of this one, from 0."""
+    return int(os.environ["RANK"]) if count() > 1 else 0
+
+
+def first() -> bool:
+    """Whether this process writes and speaks."""
+    return rank() == 0
+
+
 def let_the_first_speak() -> None:
     """Of several processes of torchrun, which all find the same fault, only the first tells it: it ends, and torchrun
     ends the others while they wait here. One that found it alone speaks then."""
-    if os.environ.get("RANK", "0") != "0":
+    if not first():
         time.sleep(SPOKEN)
 
 
@@ -236,7 +253,7 @@ def starting() -> None:
     A script calls this before its other imports."""
     def stop(number: int, frame) -> None:
         with contextlib.suppress(OSError):
-            if os.environ.get("RANK", "0") == "0":
+            if first():
                 print(f"{program()}: stopped by {NAMES[signal.Signals(number).name]} before it began", file=sys.stderr)
         os._exit(128 + number)
     for number in SIGNALS:
@@ -265,19 +282,24 @@ def unsignalled():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def run(prog: str, work, *args) -> int:
+def run(prog: str, work, *args, several: bool = False) -> int:
     """Call work(*args), the work of a command, and return its status, or 0 where it returns none. Where a user can mend
-    what went wrong, the process ends with one line and status 1. On signal n it ends with status 128 + n."""
+    what went wrong, the process ends with one line and status 1. On signal n it ends with status 128 + n. several:
+    the processes of torchrun share the work; else they are refused, as all would do the whole of it."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # a terminal that cannot show a letter of a caption must not end the command
             stream.reconfigure(errors="backslashreplace")
     try:
+        if count() > 1 and not several:
+            raise InputError(f"{prog} works in one process, and torchrun started {count()} that would all do the same; "
+                             "call it with python")
         with Stop():
             status = work(*args)
     except Stopped as stop:
         with contextlib.suppress(OSError):                  # SIGHUP: the terminal is gone
-            print(f"{prog}: stopped by {NAMES[signal.Signals(stop.number).name]}; {stop.advice}", file=sys.stderr)
+            if first():
+                print(f"{prog}: stopped by {NAMES[signal.Signals(stop.number).name]}; {stop.advice}", file=sys.stderr)
         sys.exit(128 + stop.number)
     except InputError as error:
         let_the_first_speak()
@@ -286,12 +308,14 @@ def run(prog: str, work, *args) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(128 + 13)
     except OSError as error:
+        let_the_first_speak()
         sys.exit(f"{prog}: {reason(error)}; no file was left half written: make room or choose another folder, and "
                  "call it again")
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not re.search(r"can't allocate|out of memory|failed to allocate",
                                                              str(error)):
             raise
+        let_the_first_speak()
         sys.exit(f"{prog}: it needs more memory than there is ({reason(error)}); give smaller sizes, batches or blocks")
     return status or 0
 

@@ -23,7 +23,7 @@ import numpy as np
 
 import checkpoints
 import cli
-from cli import Arguments, InputError, data_set, filename, natural, positive, split_name, up_to, workers
+from cli import Arguments, InputError, data_set, filename, natural, positive, split_name, torch_device, up_to, workers
 from evaluation import bank, confidence_plots, phrase_report, variances
 from evaluation.annotations import Pairs
 from evaluation.assess import INSTANCES, Judgements, assess, read_judgements, without_nan
@@ -36,6 +36,7 @@ from evaluation.sources import newest_run, open_embeddings, open_run, open_score
 from evaluation.subjects import Record, Subject
 from files.writing import atomic, save_json
 from inputs import Photos
+from parallel import processes
 from similarities import SIMILARITIES
 
 
@@ -108,6 +109,12 @@ def write(results: dict, output: str) -> None:
 
 def run(opt) -> dict:
     """Evaluates as the options say; returns what results.json holds. Raises InputError on wrong options and files."""
+    with processes.joined(processes.local(torch_device(opt.device))):
+        return run_joined(opt)
+
+
+def run_joined(opt) -> dict:
+    """The same of one of several processes, which encode and rank a part each and all have the results."""
     out, as_json = sys.stdout, opt.format == "json"
     with contextlib.redirect_stdout(sys.stderr if as_json else out):
         check_vocab(opt)
@@ -126,7 +133,7 @@ def of_phrases(opt) -> bool:
     """Whether what is evaluated was trained on phrases and the regions of their photos."""
     paths = opt.checkpoint or (opt.compare[0].split(",") if opt.compare else [])
     if not paths and not (opt.embeddings or opt.scores):
-        paths = [newest_run()]
+        paths = [processes.from_first(newest_run)]
     if paths and phrase_report.is_of_phrases(paths[0]):
         return True
     if opt.regions:
@@ -137,7 +144,7 @@ def of_phrases(opt) -> bool:
 
 def evaluate_phrases(opt) -> dict:
     """As `evaluate_one`, of a run or an ensemble on phrases."""
-    paths = opt.checkpoint or [newest_run()]
+    paths = opt.checkpoint or [processes.from_first(newest_run)]
     target = check_outputs(paths, opt)
     results, all_tables, lines, draw = phrase_report.evaluate(paths, opt)
     results = without_nan(results)
@@ -197,7 +204,7 @@ def evaluate_one(opt) -> dict:
     """Evaluates one subject (a run, an ensemble, embeddings or scores), prints tables and writes the results; returns
     what results.json holds."""
     file = opt.embeddings or opt.scores
-    paths = [file] if file else opt.checkpoint or [newest_run()]
+    paths = [file] if file else opt.checkpoint or [processes.from_first(newest_run)]
     if not file and not opt.checkpoint:
         print(f"no --checkpoint given, taking the newest run: {paths[0]}")
     if len(set(map(os.path.realpath, paths))) < len(paths):
@@ -395,7 +402,7 @@ def group(text: str) -> str:
 
 def main(argv=None) -> None:
     opt = parse_args(argv)
-    cli.run("evaluate.py", lambda: run(opt) and None)
+    cli.run("evaluate.py", lambda: run(opt) and None, several=True)
 
 
 if __name__ == "__main__":

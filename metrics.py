@@ -5,11 +5,15 @@ best positive. It is 0-based, and ties count against the model. A positive and a
 in the same matrix. Scores of fewer bits than float32 are converted to float32 first (in bfloat16, 13% of rows hold
 ties).
 """
+from itertools import groupby
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from scipy import special
 
 from cli import InputError
+from parallel import processes
 
 RECALLS = (1, 5, 10)
 NOT_FINITE = ("the scores hold NaN or infinity, or numbers beyond float32, so they cannot be ranked; check them, or "
@@ -211,6 +215,12 @@ def average(results: list[dict]) -> dict:
     return mean(results, "")
 
 
+class _Best(NamedTuple):
+    """The scores of the best positives of a block on the diagonal."""
+    image: torch.Tensor               # (n,) of each image's captions; -inf where it has none
+    caption: torch.Tensor             # (m,) of each caption's image
+
+
 def ranks_by_blocks(columns, caption_image, n_images: int, block: int = 1000) -> tuple[np.ndarray, np.ndarray]:
     """Ranks of both directions from one pass over blocks of scores, so that the whole matrix is never held.
 
@@ -220,7 +230,8 @@ def ranks_by_blocks(columns, caption_image, n_images: int, block: int = 1000) ->
     InputError where there are no captions, where caption_image names other rows, and on scores that are not finite.
 
     Captions are taken in the order of their images, so all positives lie in the blocks on the diagonal. These come
-    first and fix each query's best positive. Every other block only counts, and no score is computed twice.
+    first and fix each query's best positive. Every other block only counts, and no score is computed twice. Several
+    processes compute a part of the blocks each, and all get the same ranks.
     """
     caption_image = np.asarray(caption_image)
     if not len(caption_image):
@@ -233,8 +244,8 @@ def ranks_by_blocks(columns, caption_image, n_images: int, block: int = 1000) ->
     image_blocks = [slice(int(s), int(min(s + block, n_images))) for s in starts]
     caption_blocks = [torch.from_numpy(c) for c in np.split(order, np.searchsorted(caption_image[order], starts[1:]))]
     image_of = torch.from_numpy(caption_image.astype(np.int64))
-    of_image, of_caption = None, None                       # score of each query's best positive: (N,), (M,)
     i2t, t2i = torch.zeros(n_images, dtype=torch.int64), torch.zeros(len(order), dtype=torch.int64)
+    blocks, best = range(len(starts)), []
 
     def checked(scores):
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -242,24 +253,28 @@ def ranks_by_blocks(columns, caption_image, n_images: int, block: int = 1000) ->
             raise InputError(NOT_FINITE)
         return scores
 
-    def count(scores, i, c):
-        i2t[i] += (scores >= of_image[i, None]).sum(1, dtype=torch.int32).cpu()     # int32 sums are much faster
-        t2i[c] += (scores >= of_caption[None, c]).sum(0, dtype=torch.int32).cpu()
+    def count(scores, i, c, of_image, of_caption):
+        i2t[i] += (scores >= of_image[:, None]).sum(1, dtype=torch.int32).cpu()     # int32 sums are much faster
+        t2i[c] += (scores >= of_caption).sum(0, dtype=torch.int32).cpu()
 
-    for i, c in zip(image_blocks, caption_blocks):
-        scores = checked(columns(c)(i))
-        if of_image is None:
-            of_image, of_caption = scores.new_full((n_images,), -torch.inf), scores.new_empty(len(order))
-        row = (image_of[c] - i.start).to(scores.device)                           # (m,) the row of each caption's image
-        of_caption[c] = scores.gather(0, row[None])[0]
-        of_image[i] = of_image[i].scatter_reduce(0, row, of_caption[c], "amax")
-        count(scores.scatter(0, row[None], -torch.inf), i, c)                       # positives do not count
-    for k, c in enumerate(caption_blocks if len(image_blocks) > 1 else ()):
-        score = columns(c) if len(c) else None
-        for j, i in enumerate(image_blocks):
-            if j != k and len(c):
-                count(checked(score(i)), i, c)
-    i2t[of_image.cpu() == -torch.inf] = -1
+    with processes.all_or_none():
+        for k in processes.part(blocks):
+            i, c = image_blocks[k], caption_blocks[k]
+            scores = checked(columns(c)(i))                                         # (n, m)
+            row = (image_of[c] - i.start).to(scores.device)                       # (m,) the row of each caption's image
+            of_caption = scores.gather(0, row[None])[0]
+            best.append(_Best(scores.new_full((len(scores),), -torch.inf).scatter_reduce(0, row, of_caption, "amax"),
+                              of_caption))
+            count(scores.scatter(0, row[None], -torch.inf), i, c, *best[-1])        # positives do not count
+    best = processes.gathered(best)
+    pairs = [(k, j) for k in blocks for j in blocks if j != k and len(caption_blocks[k])]
+    with processes.all_or_none():
+        for k, others in groupby(processes.part(pairs), lambda pair: pair[0]):
+            score, c = columns(caption_blocks[k]), caption_blocks[k]
+            for _, j in others:
+                count(checked(score(image_blocks[j])), image_blocks[j], c, best[j].image, best[k].caption)
+    i2t, t2i = processes.summed(i2t), processes.summed(t2i)
+    i2t[torch.cat([block.image for block in best]).cpu() == -torch.inf] = -1
     return i2t.numpy(), t2i.numpy()
 
 

@@ -42,7 +42,7 @@ MORE_WARMUP = ", or begin with the sum of violations (--vse_mean_warmup_epochs)"
 
 
 def main(argv=None) -> None:
-    sys.exit(cli.run("train.py", train, parse_args(argv)))
+    sys.exit(cli.run("train.py", train, parse_args(argv), several=True))
 
 
 # ---- the training

@@ -12,8 +12,9 @@ from tqdm import tqdm
 
 from data import Split
 from evaluation.subjects import Gallery
-from inputs import NoImages, Tokens, image_batches
+from inputs import NoImages, Tokens, chunks, image_batches
 from model import JointEmbedding, Tower, in_float32
+from parallel import processes
 from similarities import Embedding
 
 
@@ -23,28 +24,34 @@ def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int =
     """Embeddings of all images (N, D) and all captions (M, D) of a split, or of a part of it, in their order; of an
     `Opened` model Activations. The model must be in eval mode.
 
-    None stands for images that are not at hand, and for captions where `tokens` is None.
+    None stands for images that are not at hand, and for captions where `tokens` is None. Several processes encode and
+    read a part of the batches each, the same batches that one would make, and all get the whole.
     """
     text_only = isinstance(split.images, NoImages)
     part = part or Gallery(np.arange(len(split.images)), np.arange(0 if tokens is None else len(tokens.length)))
     sizes = () if tokens is None else tokens.length[part.captions]
-    total = len(sizes) + (0 if text_only else len(part.images))
-    with tqdm(total=total, desc=f"encode {split.name}", disable=None, leave=False) as bar:
-        images = []
-        for batch in () if text_only else image_batches(split.images, batch_size, workers, part.images):
+    rows = part.images[:0 if text_only else None]
+    order = np.argsort(sizes, kind="stable")                                        # similar lengths: little padding
+    of_images, of_captions = (np.concatenate([x[:0], *processes.part(chunks(x, batch_size))]) for x in (rows, order))
+    images, captions = [], []
+    with tqdm(total=len(of_images) + len(of_captions), desc=f"encode {split.name}", disable=None, leave=False) as bar, \
+            processes.all_or_none():
+        for batch in image_batches(split.images, batch_size, workers, of_images) if len(of_images) else ():
             images.append(model.embed_images(batch.to(device)))
             bar.update(len(batch))
-        order, captions = np.argsort(sizes, kind="stable"), []                       # similar lengths: little padding
-        for k in range(0, len(order), batch_size):
-            numbers, lengths = tokens.batch(part.captions[order[k:k + batch_size]])
+        for index in chunks(of_captions, batch_size):
+            numbers, lengths = tokens.batch(part.captions[index])
             captions.append(model.embed_captions(numbers.to(device), lengths))
             bar.update(len(lengths))
-    return _join(images, np.arange(len(part.images))) if images else None, _join(captions, order) if captions else None
+    return _join(images, np.arange(len(rows))), _join(captions, order)
 
 
 def _join(batches: list, order: np.ndarray):
-    """One Embedding (or Activations) of batches that hold the items order[0], order[1], ...: item k in row k, parts
-    zero-padded."""
+    """One Embedding (or Activations) of the batches of all processes, which hold the items order[0], order[1], ...:
+    item k in row k, parts zero-padded. None where there are none."""
+    batches = processes.gathered(batches)
+    if not batches:
+        return None
     places, fields = torch.from_numpy(order).split([len(e[0]) for e in batches]), []
     for values in zip(*batches):
         if values[0] is None:

@@ -29,6 +29,7 @@ from inputs import Photos, Tokens
 from model import OF_VECTORS, JointEmbedding
 from options.from_data import check_fits
 from options.phrases import regions_of
+from parallel import processes
 from readers.phrases import PhraseSplit, refuse_phrases
 from similarities import SIMILARITIES, Cosine
 from text import Vocabulary
@@ -93,6 +94,7 @@ def load_run(path: str, opt, first: Run | None = None, *, vocab: str | None = No
     where the model cannot take the data.
     """
     stored = load_checkpoint(path, vocab=vocab)
+    processes.same(stored["state"], f"{path} changed while the processes read it; call the command again")
     model, words, trained = load_model(stored, path, phrases)
     folder = opt.data_path or trained.data_path, opt.data_name or trained.data_name
     lead = first.trained if first else trained
@@ -117,6 +119,7 @@ def load_run(path: str, opt, first: Run | None = None, *, vocab: str | None = No
     return Run(model, words, trained, stored["state"], folder, split, [*stored.get("notes", ()), *split.notes])
 
 
+COUNTS = {1: "one", 5: "five"}
 # What a file of embeddings may hold, and what each array is.
 ARRAYS = ("image_mean", "caption_mean", "image_log_var", "caption_log_var", "caption_image", "image_id", "caption_id",
           "image_name", "similarity", "effective_dim", "data_name", "split")
@@ -173,10 +176,8 @@ def open_run(paths: list[str], opt, given: Variances | None = None) -> Subject:
             raise InputError(f"--export: {subject.source} has no images beside it; export a split with features or "
                              "photos")
         export(opt.export, subject.similarity, member, split, subject.data_name)
-        note = ""
-        if subject.similarity not in OF_VECTORS:
-            note = (f": means{' and log-variances' if subject.gaussian else ''} only, from which its similarity "
-                    f"'{subject.similarity}' cannot be recomputed")
+        note = (f": means{' and log-variances' if subject.gaussian else ''} only, from which its similarity "
+                f"'{subject.similarity}' cannot be recomputed") * (subject.similarity not in OF_VECTORS)
         print(f"embeddings in {opt.export}{note}")
     return subject
 
@@ -257,6 +258,7 @@ def variances_of(paths: list[str], opt) -> Variances:
             scale = variances.scale_of(model.objective) or variances.fitted_scale(members_on([path], own, "dev"))
             (drawn, owner), opened = variances.pairs(drawn, owner), Opened(model)
             both = encode_run(run, opt, drawn, opened)
+            opened.layers = processes.from_first(lambda: opened.layers)
             sides = variances.fit_laplace(*both, owner, scale, opened.layers, opened.weights())
         fits.append(Fit(path, sides, f"{run.folder[1]} train", *map(len, drawn), scale))
     return variances.gathered(opt.variances, fits)
@@ -420,9 +422,6 @@ def items_of(arrays: dict, n: int, m: int, path: str, split: str, any_owner: boo
                                            for key in ("image_id", "image_name", "caption_id"))
     return items.Items(path, owner.astype(np.int64), n, image_ids, image_names, caption_ids, None,
                        text_of(arrays, "data_name", path), split, assumed=not says_whose)
-
-
-COUNTS = {1: "one", 5: "five"}
 
 
 def open_subject(path: str, opt) -> Subject:

@@ -331,7 +331,8 @@ def main(argv=None) -> None:
                       "`captions --help` and `regions --help` say more.")
         p.add_argument("what", choices=kinds, help="what to write features of")
         p.parse_args(argv[:1])
-    cli.run("features.extract", kinds[argv[0]], arguments(argv[0]).parse_args(argv[1:]))
+    cli.run("features.extract", kinds[argv[0]], arguments(argv[0]).parse_args(argv[1:]),
+            several=True)
 
 
 if __name__ == "__main__":

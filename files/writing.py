@@ -1,6 +1,10 @@
-"""Writing files so that nothing is lost: a file is replaced in one step or not at all, and none unasked."""
+"""Writing files so that nothing is lost: a file is replaced in one step or not at all, and none unasked.
+
+Of several processes (cli.first) only the first one writes: the others come through here with nothing left behind.
+"""
 import contextlib
 import errno
+import io
 import json
 import os
 import re
@@ -9,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from cli import InputError, reason
+from cli import InputError, first, reason
 from files.reading import recognised
 
 try:
@@ -21,11 +25,25 @@ FORMAT = 1                            # of checkpoint.pt and model_best.pt
 CHANGING = ".{}_changing"        # stands in a folder while the files of a split are replaced together
 
 
+class _Nowhere(io.RawIOBase):
+    """A file that keeps nothing. The null device would not do: it says that it stands at 0 after every write."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data) -> int:
+        return memoryview(data).nbytes
+
+
 @contextlib.contextmanager
-def atomic(path: str, mode: str = "w", sync: bool = True):
+def atomic(path: str, mode: str = "w", sync: bool = True, by_any: bool = False):
     """An open file that becomes `path` when it is complete. If anything fails before that, `path` stays as it was and
     no other file is left. The folder is created. A link stays a link. Without `sync` a power cut may leave an empty
-    file; this is for thousands of small files whose contents are checked elsewhere."""
+    file; this is for thousands of small files whose contents are checked elsewhere. by_any: `path` belongs to this
+    process, which writes it even where it is not the first."""
+    if not (first() or by_any):
+        yield _Nowhere() if "b" in mode else io.TextIOWrapper(_Nowhere(), encoding="utf-8")
+        return
     path = os.path.realpath(path)
     part = part_of(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -80,8 +98,9 @@ def save_state(state: dict, path: str, advice: str) -> None:
                          f"{advice}") from error
 
 
-def save_json(value, path: str) -> None:
-    with atomic(path) as f:
+def save_json(value, path: str, by_any: bool = False) -> None:
+    """Write a value as JSON. by_any: as of `atomic`."""
+    with atomic(path, by_any=by_any) as f:
         json.dump(value, f, indent=1)
         f.write("\n")
 
@@ -116,7 +135,9 @@ def allocate(path: str, shape: tuple, dtype) -> np.ndarray:
 
 @contextlib.contextmanager
 def mapped(path: str, shape: tuple, dtype):
-    """A mapped array that becomes the .npy file `path` when it is complete, under the rules of `atomic`."""
+    """A mapped array that becomes the .npy file `path` when it is complete, under the rules of `atomic`. For the first
+    process: the others may map the file that this one has made."""
+    assert first(), path
     path = os.path.realpath(path)
     part = part_of(path)
     clear(path)
@@ -136,7 +157,10 @@ def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> s
 
     The folder is created. Raises InputError where `path` cannot be written, where it is one of `inputs`, and where
     another file is there already. ours(path) tells whether the command wrote that file (None: any file is refused).
+    The first process looks for all.
     """
+    if not first():
+        return path
     if any(same_file(path, given) for given in inputs):
         raise InputError(f"{path} is to be read and cannot be written too; name another file for what comes out")
     try:
@@ -164,8 +188,12 @@ def same_file(a: str, b: str) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: str, doing: str):
-    """A context that keeps other processes out of a folder. Raises InputError where another process is at work there.
-    The lock ends with this process, however it ends. `doing`: what the other process does, for the message."""
+    """A context that keeps other commands out of a folder. Raises InputError where another process is at work there.
+    The lock ends with this process, however it ends; the first one holds it for all that share the work. `doing`: what
+    the other process does, for the message."""
+    if not first():
+        yield
+        return
     try:
         holder = open(os.path.join(folder, ".lock"), "a+", encoding="utf-8")
     except OSError as error:

@@ -7,37 +7,22 @@ writes files and speaks; the others do both only where it cannot.
 """
 import contextlib
 import datetime
-import io
 import os
 import re
 import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from cli import InputError, reason
+from cli import InputError, count, first, rank, reason
 
 PATIENCE = 20.0                       # seconds after a signal in which a process that waits for another may end
 LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|process group|socket", re.IGNORECASE)
-
-
-def count() -> int:
-    """How many processes there are."""
-    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(os.environ) else 1
-
-
-def rank() -> int:
-    """The number of this one, from 0."""
-    return int(os.environ["RANK"]) if count() > 1 else 0
-
-
-def first() -> bool:
-    """Whether this process writes and speaks."""
-    return rank() == 0
 
 
 def local(device: torch.device) -> torch.device:
@@ -53,32 +38,28 @@ def local(device: torch.device) -> torch.device:
     return torch.device("cuda", mine)
 
 
-class _NoTerminal(io.TextIOWrapper):
-    """stderr of a process that shows no progress."""
-
-    def isatty(self) -> bool:
-        return False
-
-
 @contextlib.contextmanager
 def joined(device: torch.device, minutes: float = 30.0):
-    """A context in which the processes hear of each other: over NCCL on GPUs, else over Gloo. One process alone needs
-    none. minutes: how long one waits for the others, which differ by what the first one writes. Raises InputError
-    where another process has ended."""
+    """A context in which the processes hear of each other: tensors of GPUs over NCCL, all else over Gloo; and only the
+    first one speaks. One process alone needs none. minutes: how long one waits for the others, which differ by what
+    the first one writes. Raises InputError where another process has ended."""
     if count() == 1:
         yield
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if not first():
-        sys.stdout, sys.stderr = open(os.devnull, "w"), _NoTerminal(open(os.dup(2), "wb", 0), write_through=True)
-    with noticing(), ended():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
+    with noticing(), ended(), contextlib.nullcontext() if first() else silent():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
                                 timeout=datetime.timedelta(minutes=minutes))
-        try:
-            yield
-        finally:
-            dist.destroy_process_group()
+        yield
+        dist.destroy_process_group()                        # after an error not before it is told, at the exit
+
+
+@contextlib.contextmanager
+def silent():
+    """A context in which nothing is printed and no progress shown. What ends it is told behind it."""
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+        yield
 
 
 @contextlib.contextmanager
@@ -112,7 +93,7 @@ def noticing():
                 with contextlib.suppress(OSError):
                     print(f"process {rank()} of {count()} was stopped by signal {number[0]} while it waited for the "
                           "others; files that were complete still are: train.py goes on with --resume",
-                          file=sys.stderr, flush=True)
+                          file=sys.__stderr__, flush=True)
                 os._exit(128 + number[0])
     threading.Thread(target=wait, daemon=True).start()
     try:
@@ -149,3 +130,80 @@ def wait() -> None:
     """Wait until all processes are here."""
     if count() > 1:
         dist.barrier()
+
+
+# ---- work that is spread over the processes, and what all have to know of it
+
+def part(items: Sequence) -> Sequence:
+    """This process's part of a sequence: together they are the whole, in order, and differ by one item at most; where
+    there are fewer items than processes, the last ones have none."""
+    least, more = divmod(len(items), count())
+    begin = rank() * least + min(rank(), more)
+    return items[begin:begin + least + (rank() < more)]
+
+
+def everyones(value) -> list:
+    """The values of all processes, in order, of any type that pickles."""
+    if count() == 1:
+        return [value]
+    found = [None] * count()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def same(value, fault: str) -> None:
+    """Raises InputError(fault) in all processes unless all hold the same value."""
+    if any(other != value for other in everyones(value)):
+        raise InputError(fault)
+
+
+def from_first(work, *args):
+    """What work(*args) returns in the first process, on all of them: it alone does the work, and the others wait.
+    Where it raises an InputError all do."""
+    if count() == 1:
+        return work(*args)
+    told = [None, ""]
+    if first():
+        try:
+            told[0] = work(*args)
+        except InputError as error:
+            told[1] = str(error)
+    dist.broadcast_object_list(told)
+    if told[1]:
+        raise InputError(told[1])
+    return told[0]
+
+
+@contextlib.contextmanager
+def all_or_none():
+    """A context for work that each process does a part of: where one meets an InputError all raise it behind their
+    parts, that of the first of them."""
+    fault = None
+    try:
+        yield
+    except InputError as error:
+        if count() == 1:
+            raise
+        fault = str(error)
+    fault = next(filter(None, everyones(fault)), None)
+    if fault:
+        raise InputError(fault)
+
+
+def gathered(batches: list[tuple]) -> list[tuple]:
+    """The batches of all processes, in order: named tuples of tensors or None, which may differ in shape. They go from
+    process to process one by one, so that nothing is held twice."""
+    if count() == 1:
+        return batches
+    described = everyones([[x if x is None else (x.shape, x.dtype, x.device.type) for x in batch] for batch in batches])
+    kind, whole = next(filter(None, everyones(type(batches[0]) if batches else None)), None), []
+    for source, of_one in enumerate(described):
+        for k, fields in enumerate(of_one):
+            own = batches[k] if source == rank() else [
+                field and torch.empty(field[0], dtype=field[1], device=field[2]) for field in fields]
+            own = kind(*(x if x is None else x.contiguous() for x in own))
+            for x in own:
+                if x is not None and x.numel():
+                    dist.broadcast(x, source)
+            whole.append(own)
+    return whole
