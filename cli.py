@@ -292,8 +292,8 @@ def run(prog: str, work, *args, several: bool = False) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         if count() > 1 and not several:
-            raise InputError(f"{prog} works in one process, and torchrun started {count()} that would all do the same; "
-                             "call it with python")
+            raise InputError(f"torchrun started {count()} processes, which would all do the same; this command works "
+                             "in one, so call it with python")
         with Stop():
             status = work(*args)
     except Stopped as stop:

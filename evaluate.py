@@ -109,7 +109,7 @@ def write(results: dict, output: str) -> None:
 
 def run(opt) -> dict:
     """Evaluates as the options say; returns what results.json holds. Raises InputError on wrong options and files."""
-    with processes.joined(processes.local(torch_device(opt.device))):
+    with processes.joined(processes.local(torch_device(opt.device if processes.count() > 1 else "cpu"))):
         return run_joined(opt)
 
 

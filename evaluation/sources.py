@@ -258,7 +258,7 @@ def variances_of(paths: list[str], opt) -> Variances:
             scale = variances.scale_of(model.objective) or variances.fitted_scale(members_on([path], own, "dev"))
             (drawn, owner), opened = variances.pairs(drawn, owner), Opened(model)
             both = encode_run(run, opt, drawn, opened)
-            opened.layers = processes.from_first(lambda: opened.layers)
+            opened.layers = processes.from_first(dict, opened.layers)
             sides = variances.fit_laplace(*both, owner, scale, opened.layers, opened.weights())
         fits.append(Fit(path, sides, f"{run.folder[1]} train", *map(len, drawn), scale))
     return variances.gathered(opt.variances, fits)

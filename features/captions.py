@@ -7,7 +7,7 @@ were fitted or stored before; and `encode`, which turns the captions of a split 
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import chain
+from itertools import chain, groupby
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -21,6 +21,7 @@ from features.openclip import ClipCaptions
 from features.photos import checksum
 from features.word_vectors import table_for
 from inputs import chunks
+from parallel import processes
 from text import Vocabulary
 
 SCALE = 10                            # of unit word vectors before the mixture, as in the originals
@@ -209,10 +210,13 @@ class Sentences:
         return np.zeros(len(split.captions), bool), self.batches(split.captions)
 
     def batches(self, captions: list[str]) -> Iterator:
-        for start in range(0, len(captions), SORTED):
+        """Those of this process, of all that there are."""
+        starts = range(0, len(captions), SORTED)
+        every = [(start, k) for start in starts for k in range(-(-min(SORTED, len(captions) - start) // BATCH))]
+        for start, some in groupby(processes.part(every), lambda pair: pair[0]):
             pieces = self.network.pieces(captions[start:start + SORTED])
-            order = np.argsort([-len(numbers) for numbers in pieces], kind="stable")
-            for index in chunks(order, BATCH):
+            order = chunks(np.argsort([-len(numbers) for numbers in pieces], kind="stable"), BATCH)
+            for index in (order[k] for _, k in some):
                 yield start + index, self.network([pieces[m] for m in index]).cpu().numpy()
 
 

@@ -26,6 +26,7 @@ if __name__ == "__main__":
     import cli
     cli.starting()
 
+import contextlib
 import os
 import re
 import sys
@@ -41,7 +42,7 @@ from encoders import CNNS
 from features import folder as own_photos
 from features import networks, regions
 from features.boxes import PhotoBoxes
-from features.captions import FITTING, KINDS, build_features
+from features.captions import FITTING, KINDS, Sentences, build_features
 from features.hglmm import load_arrays
 from features.photos import (
     ALL,
@@ -57,6 +58,7 @@ from files.reading import holds_arrays
 from files.shards import numbered
 from files.writing import locked, mapped, output, save_arrays, save_json
 from inputs import Photos, extractors, told_of
+from parallel import processes
 
 DEFAULT = ["train", "dev", "test"]    # splits to read where none are named
 OF_CLIP = dict.fromkeys(("model", "weights", "tag"), ("open_clip",))
@@ -66,21 +68,28 @@ CAPTION_OPTIONS = {"word_vectors": ("mean", "hglmm"), **OF_CLIP,
                    **dict.fromkeys(("weights", "device"), ("minilm", "open_clip"))}
 BATCH = {"cuda": 64, "cpu": 8}        # photos per step; on a CPU the memory of larger maps is claimed anew every time
 GRID = 6                              # cells a side of --grid
+WEEK = 7 * 24 * 60.0                  # minutes: processes wait for the slowest
 NOT_NAMES = ("ims", "caps", "ids", "img_ids", "ann_ids")
 
 
 def write_rows(path: str, shape: tuple, dtype, blocks, title: str) -> None:
-    """Write blocks of rows, pairs (which rows, their values), to a mapped .npy file of this shape. Each row comes once.
+    """Write blocks of rows, pairs (which rows, their values), to a mapped .npy file of this shape. Each row comes once,
+    in one of the processes.
 
     The file has its name only when it is complete.
     """
-    with mapped(path, shape, dtype) as out, tqdm(total=shape[0], desc=title, disable=None, leave=False) as bar:
+    with contextlib.ExitStack() as held, tqdm(total=shape[0], desc=title, disable=None, leave=False) as bar:
+        whole = held.enter_context(mapped(path, shape, dtype)) if processes.first() else None
+        out = np.lib.format.open_memmap(processes.from_first(lambda: whole.filename), "r+")
         done = 0
-        for which, rows in blocks:
-            out[which] = rows
-            done += len(rows)
-            bar.update(len(rows))
-        assert done == shape[0], (done, shape)
+        with processes.all_or_none() as look:
+            for which, rows in blocks:
+                out[which] = rows
+                done += len(rows)
+                bar.update(len(rows))
+                look()
+        out.flush()
+        assert sum(processes.everyones(done)) == shape[0], (done, shape)
 
 
 def check_own_options(opt, table: dict[str, tuple]) -> None:
@@ -143,7 +152,7 @@ def of_data_set(opt, recipe: dict, device) -> None:
     check_own(folder, splits)
     output(os.path.join(folder, "features.json"), lambda path: extractors(folder) is not None)
     with locked(folder, "extracting into"):
-        record_extractor(folder, "ims", line)
+        processes.from_first(record_extractor, folder, "ims", line)
         for split, order, regions in zip(splits, orders, boxes):
             for note in split.notes:
                 print(f"note: {note}")
@@ -158,7 +167,7 @@ def of_data_set(opt, recipe: dict, device) -> None:
                 continue
             work.prepare()
             work.run(net, transform, opt, device)
-            work.commit(partial(write_texts, folder, split, order))
+            processes.from_first(work.commit, partial(write_texts, folder, split, order))
             broken = len(work.rows) - len(work.kept())
             print(f"{work.path}: {(len(work.rows) - broken, *work.shape[1:])} of {line}, "
                   f"{len(order) - broken * len(order) // len(work.rows):,} captions")
@@ -219,6 +228,9 @@ def check_captions(opt) -> dict | None:
 def extract_captions(opt) -> None:
     """The command `captions`. Raises InputError if the data set holds photos or the options do not fit it."""
     stored, folder = check_captions(opt), os.path.join(opt.data_path, opt.data_name)
+    if processes.count() > 1 and KINDS[opt.kind] is not Sentences:
+        raise InputError(f"--kind {opt.kind} takes one process, and torchrun started {processes.count()}; call the "
+                         "command with python")
     present = [name for name in SPLITS if os.path.isfile(os.path.join(folder, f"{name}_caps.txt"))]
     read = partial(read_split, opt.data_path, opt.data_name, dev_images=0, text_only=True)
     splits = {name: read(name).require_sound(images=False) for name in opt.splits or present or DEFAULT}
@@ -229,7 +241,7 @@ def extract_captions(opt) -> None:
     features = build_features(opt, list(splits.values()), lambda: splits.get("train") or read("train"), stored)
     if features.names:
         features.line += f", fitted {checksum(features.arrays[name] for name in features.names)}"
-    record_extractor(folder, opt.name, features.line)
+    processes.from_first(record_extractor, folder, opt.name, features.line)
     if features.names:
         path = os.path.join(folder, f"{opt.name}_model.npz")
         output(path, holds_arrays("kind", *features.names), [opt.fitted or ""])
@@ -323,6 +335,14 @@ def arguments(what: str) -> Arguments:
     return p
 
 
+def spread(work, opt) -> None:
+    """work(opt), over the processes that there are, each with a device of its own."""
+    device = torch_device((opt.device or "auto") if processes.count() > 1 else "cpu")
+    processes.refuse_machines()
+    with processes.joined(processes.local(device), minutes=WEEK):
+        work(opt)
+
+
 def main(argv=None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     kinds = {"images": extract_images, "captions": extract_captions, "regions": regions.extract_regions}
@@ -331,8 +351,7 @@ def main(argv=None) -> None:
                       "`captions --help` and `regions --help` say more.")
         p.add_argument("what", choices=kinds, help="what to write features of")
         p.parse_args(argv[:1])
-    cli.run("features.extract", kinds[argv[0]], arguments(argv[0]).parse_args(argv[1:]),
-            several=True)
+    cli.run("features.extract", spread, kinds[argv[0]], arguments(argv[0]).parse_args(argv[1:]), several=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from features.photos import ALL, Extraction, record_extractor
 from files.reading import read_array, read_json, read_lines
 from files.writing import CHANGING, locked, output, save_lines
 from inputs import Features, Photos, extractors
+from parallel import processes
 
 # the endings of inputs.PHOTO_FORMATS
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff",
@@ -149,7 +150,7 @@ def extract(opt, recipe: dict, device) -> None:
     """
     folder = os.path.join(opt.data_path, opt.output_name)
     path = check_folder(opt.photos, folder)
-    names, notes = find_photos(opt.photos, opt.skip_broken)
+    names, notes = processes.from_first(find_photos, opt.photos, opt.skip_broken)
     for note in notes if names else ():
         print(f"note: {note}")
     if not names:
@@ -157,20 +158,19 @@ def extract(opt, recipe: dict, device) -> None:
                          "files whose names end with .jpg, .png, .webp or another ending of photos")
     captions = captions_of(opt, path, names)
     boxes = PhotoBoxes(opt.boxes, names) if opt.boxes else None
-    before = stored_list(folder)
-    check_output(folder, path, before)
+    before = processes.from_first(check_output, folder, path)
     about = {"folder": path, "recipe": {name: os.path.abspath(value) if value and name in FILES else value
                                         for name, value in recipe.items()},
              "weights_file": before.get("weights_file"),
              "captions": captions.told if captions else before.get("captions")}
-    made, known = None, recorded(folder, before, about["recipe"])
+    made, known = None, processes.from_first(recorded, folder, before, about["recipe"])
     if known is None:
         made = network_of(recipe, device)
         known = made[2], *shape_of(made[0], boxes)
         about["weights_file"] = weights_file(made[0], recipe)
     output(os.path.join(folder, "features.json"), lambda file: extractors(folder) is not None)
     with locked(folder, "extracting into"):
-        record_extractor(folder, "ims", known[0])
+        processes.from_first(record_extractor, folder, "ims", known[0])
         images = Photos([os.path.join(path, name) for name in names])
         work = Extraction(folder, ALL, images, names, *known, boxes, about)
         done = work.complete()
@@ -181,7 +181,7 @@ def extract(opt, recipe: dict, device) -> None:
         if missing:
             net, transform, _ = made or network_of({**recipe, "extractor": known[0]}, device)
             work.run(net, transform, opt, device)
-        replace(work, captions, before.get("captions"), done)
+        processes.from_first(replace, work, captions, before.get("captions"), done)
     print(f"{work.path}: {(len(work.kept()), *work.shape[1:])} of {work.line}, "
           f"{f'{missing:,} new or changed' if missing else 'nothing was computed'}")
     work.warn()
@@ -224,9 +224,10 @@ def replace(work: Extraction, captions: Captions | None, before: dict | None, do
         print(line)
 
 
-def check_output(folder: str, photos: str, before: dict) -> None:
-    """Raise InputError if the output holds splits that --photos did not write, or another folder's photos. A folder
-    that is at its old place no more has been moved."""
+def check_output(folder: str, photos: str) -> dict:
+    """The list of photos of an earlier call. Raise InputError if the output holds splits that --photos did not write,
+    or another folder's photos. A folder that is at its old place no more has been moved."""
+    before = stored_list(folder)
     other = before.get("folder")
     if isinstance(other, str) and os.path.isdir(other) and not os.path.samefile(other, photos):
         raise InputError(f"{folder} holds the photos of {other}, and these are of {photos}; give them an --output_name "
@@ -238,6 +239,7 @@ def check_output(folder: str, photos: str, before: dict) -> None:
     if files and not listed and not begun:
         raise InputError(f"{os.path.join(folder, files[0])} is there already and is none that --photos wrote; give "
                          "--output_name a folder of its own")
+    return before
 
 
 def stored_list(folder: str) -> dict:

@@ -16,8 +16,9 @@ from data import Split
 from features.boxes import PhotoBoxes
 from features.cores import by_cores
 from files.reading import read_array, read_json
-from files.writing import CHANGING, allocate, mapped, save_array, save_json, save_lines
+from files.writing import CHANGING, allocate, by_each, mapped, save_array, save_json, save_lines
 from inputs import Photos, chunks, extractors, stream
+from parallel import notes, processes
 
 ROWS = 1024                           # rows copied at a time
 SAVE = 20.0                           # seconds between notes of what is done
@@ -149,6 +150,8 @@ class Extraction:
     {name}_photos.json lists the photos of the rows of {name}_ims.npy, and those that could not be read. A listed photo
     that has not changed keeps its row, wherever it was. New rows go to a hidden file with its own list, which replace
     the old ones when everything is there. `about`: what else the list says.
+
+    Several processes look and prepare together and `run` a part of the rows each; all else is for the first alone.
     """
 
     def __init__(self, folder: str, name: str, images: Photos, names: list[str], line: str, shape: tuple, dtype,
@@ -194,6 +197,10 @@ class Extraction:
 
     def complete(self) -> bool:
         """Whether nothing is left to do. Only sizes and times of files are read where they have not changed."""
+        done, self.rows = processes.from_first(lambda: (self.is_complete(), self.rows))
+        return done
+
+    def is_complete(self) -> bool:
         self.recover()
         rows, stored = self.listed(self.list)
         broken = stored.get("broken", [])
@@ -217,12 +224,20 @@ class Extraction:
             save_json(now, self.list)
 
     def prepare(self) -> None:
-        """Open the hidden file of new rows, and take over what is known."""
+        """Open the hidden file of new rows, with what is known."""
+        self.part, self.rows = processes.from_first(self.begin)
+        self.array = np.lib.format.open_memmap(os.path.join(self.folder, self.part), "r+")
+
+    def begin(self) -> tuple[str, list]:
+        """Take over what is known. Returns the name of the hidden file, and its list."""
         self.recover()
         sources, rows = [], self.listed(self.list)[0]
         if os.path.isfile(self.path):
             sources.append((read_array(self.path, "delete it and extract again"), rows))
         begun, stored = self.listed(self.part_list)
+        more = [rows for rows, own in map(self.listed, notes.others(self.part_list))
+                if own.get("file") == stored.get("file") and len(rows) == len(begun)]
+        begun = notes.merged([begun, *more])
         old = stored.get("file") if stored.get("file") in self.parts else self.parts[0]
         part = os.path.join(self.folder, old)
         sources += [(read_array(part, "delete it and extract again"), begun)] if begun and os.path.isfile(part) else []
@@ -241,10 +256,14 @@ class Extraction:
             self.array = allocate(os.path.join(self.folder, self.part), self.shape, self.dtype)
         for array, rows in reversed(sources):               # the hidden file's first, which are newer
             self.take(array, {row[0]: (k, row) for k, row in enumerate(rows) if row})
-        if self.part != old:
+        if self.part != old or more or processes.count() > 1:
             self.save()
+        if self.part != old:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(part)
+        for path in notes.others(self.part_list):           # they stand in that of the first now
+            os.remove(path)
+        return self.part, self.rows
 
     def take(self, array: np.ndarray, known: dict[str, tuple]) -> None:
         """Copy the rows of photos that have none yet, from {name: (row of the array, row of its list)}."""
@@ -265,12 +284,13 @@ class Extraction:
         """Compute the missing rows: net of photos that `transform` prepares. Raises InputError for a photo that cannot
         be read, unless opt.skip_broken is set."""
         todo = np.flatnonzero([row is None for row in self.rows])
-        parts = [todo[k:k + opt.batch_size] for k in range(0, len(todo), opt.batch_size)]
+        parts = processes.part(chunks(todo, opt.batch_size))
         reader, saved = PhotoReader(self.images, self.names, transform, self.boxes), time.monotonic()
         try:
             self.check_broken(opt.skip_broken)
-            with tqdm(total=len(self.rows), initial=len(self.rows) - len(todo), desc=self.name, disable=None,
-                      leave=False) as bar:
+            with processes.all_or_none() as look, \
+                    tqdm(total=len(self.rows) - len(todo) + sum(map(len, parts)), initial=len(self.rows) - len(todo),
+                         desc=self.name, disable=None, leave=False) as bar:
                 def step(read):
                     given, rows = read
                     return given and net(*(x.to(device) for x in given)).cpu().numpy().astype(self.dtype), rows
@@ -281,6 +301,7 @@ class Extraction:
                         self.rows[i] = row
                     self.check_broken(opt.skip_broken)
                     bar.update(len(part))
+                    look()
                     if time.monotonic() - saved > SAVE:
                         self.save()
                         saved = time.monotonic()
@@ -290,11 +311,13 @@ class Extraction:
             raise
         finally:
             self.save()                                     # what is done stays, whatever ends this
+        self.rows = notes.merged(processes.everyones(self.rows))
 
     def save(self) -> None:
-        """Write down which rows of the hidden file are done."""
+        """Write down which rows of the hidden file this process has done."""
         self.array.flush()
-        save_json({"extractor": self.line, "photos": self.rows, "file": self.part}, self.part_list)
+        with by_each():
+            save_json({"extractor": self.line, "photos": self.rows, "file": self.part}, notes.own(self.part_list))
 
     def kept(self) -> np.ndarray:
         """Which photos could be read. Raises InputError if none could."""
@@ -344,6 +367,7 @@ class Extraction:
 
     def clean(self) -> None:
         """Remove the hidden files."""
-        for path in (*(os.path.join(self.folder, part) for part in self.parts), self.part_list):
+        for path in (os.path.join(self.folder, part) for part in self.parts):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(path)
+        notes.remove(self.part_list)

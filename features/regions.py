@@ -23,6 +23,7 @@ from files.reading import read_array, recognised
 from files.shards import read_rows
 from files.writing import atomic, locked, output, save_json
 from inputs import whole_transform
+from parallel import processes
 
 KINDS = ("cnn", "demo")
 STEP = 32                             # pixels of a photo for each cell of the last map
@@ -147,7 +148,7 @@ def extract_regions(opt) -> None:
     read = {split: read_split(root, split, opt.proposals) for split in splits}
     if opt.given:
         with locked(root, "extracting into"):
-            write_given(opt, root, splits[0], read[splits[0]][1])
+            processes.from_first(write_given, opt, root, splits[0], read[splits[0]][1])
         return
     opt.batch_size = opt.batch_size or BATCH[device.type]
     if opt.kind == "demo":
@@ -208,8 +209,8 @@ def write_split(opt, root: str, split: str, entities: Entities, proposals: Propo
     rows.run(RegionReader(paths, entities, proposals, encoder.read), encoder.encode, opt.batch_size, opt.workers, split,
              encoder.device)
     del rows.array                                          # its values are in the file
-    place(path, line, proposals, shape, lambda target: os.replace(rows.part, target))
-    rows.clean()
+    processes.from_first(place, path, line, proposals, shape, lambda target: os.replace(rows.part, target))
+    processes.from_first(rows.clean)
     print(f"{path}.npy: {shape} of {line}")
 
 

@@ -10,8 +10,9 @@ from cli import Stopped
 from features.cores import by_cores
 from features.photos import SAVE
 from files.reading import read_array, read_json
-from files.writing import allocate, save_json
+from files.writing import allocate, by_each, save_json
 from inputs import chunks, stream
+from parallel import notes, processes
 
 DELETE = "delete it and call the command again"
 
@@ -38,7 +39,7 @@ def stamp_of(path: str) -> list[int]:
 
 class PhotoRows:
     """Hidden files beside `path`: an array of rows, of which photo n may have start[n]:start[n + 1], and a list of the
-    photos that are done. After any stop the next call goes on.
+    photos that are done, of each process. After any stop the next call goes on.
 
     A photo whose file has changed is done again, and all are if `made`, what makes the rows, is another. done[n]:
     [bytes, time in ns, rows], where the last is how many rows photo n has, or None.
@@ -48,15 +49,31 @@ class PhotoRows:
         folder, name = os.path.split(path)
         self.part, self.list = (os.path.join(folder, f".{name}.{end}.part") for end in ("rows", "photos"))
         self.paths, self.start, self.made, self.shape = paths, start, made, (int(start[-1]), dim)
-        stored = read_json(self.list, DELETE) if os.path.isfile(self.list) else {}
-        done = stored.get("photos") if isinstance(stored, dict) and stored.get("made") == made else None
+        self.dtype = dtype
+        self.done = processes.from_first(self.begin)
+        self.array = np.lib.format.open_memmap(self.part, "r+")
+
+    def begin(self) -> list:
+        """Allocate the rows, unless they are there. Returns what is done."""
+        done = self.listed(self.list)
         array = read_array(self.part, DELETE) if done and os.path.isfile(self.part) else None
-        if array is not None and array.shape == self.shape and array.dtype == dtype and len(done) == len(paths):
-            self.array = np.lib.format.open_memmap(self.part, "r+")
-            self.done = [row if row and row[:2] == stamp_of(path) else None for row, path in zip(done, paths)]
+        if array is not None and array.shape == self.shape and array.dtype == self.dtype:
+            done = notes.merged([done, *filter(None, map(self.listed, notes.others(self.list)))])
+            done = [row if row and row[:2] == stamp_of(path) else None for row, path in zip(done, self.paths)]
         else:
-            self.array, self.done = allocate(self.part, self.shape, dtype), [None] * len(paths)
-            self.save()
+            notes.remove(self.list)
+            allocate(self.part, self.shape, self.dtype)
+            done = [None] * len(self.paths)
+        save_json({"made": self.made, "photos": done}, self.list)
+        for path in notes.others(self.list):                # they stand in that of the first now
+            os.remove(path)
+        return done
+
+    def listed(self, path: str) -> list | None:
+        """What a list says of the photos; None where it is of others, or of rows that something else made."""
+        stored = read_json(path, DELETE) if os.path.isfile(path) else {}
+        done = stored.get("photos") if isinstance(stored, dict) and stored.get("made") == self.made else None
+        return done if done and len(done) == len(self.paths) else None
 
     def run(self, fetch, encode, batch: int, workers: int, title: str, device=None) -> None:
         """Compute what is missing. encode([fetch(n), ...]), a list of arrays (rows, dim), are the rows of photos n.
@@ -65,10 +82,11 @@ class PhotoRows:
         `device`, as `by_cores` says. What is done stays, whatever ends this. Raises what they raise.
         """
         todo, saved = np.flatnonzero([row is None for row in self.done]), time.monotonic()
-        parts = chunks(todo, batch)
+        parts = processes.part(chunks(todo, batch))
         try:
-            with tqdm(total=len(self.done), initial=len(self.done) - len(todo), desc=title, disable=None,
-                      leave=False) as bar:
+            with processes.all_or_none() as look, \
+                    tqdm(total=len(self.done) - len(todo) + sum(map(len, parts)), initial=len(self.done) - len(todo),
+                         desc=title, disable=None, leave=False) as bar:
                 def step(found):
                     return [stamp for stamp, _ in found], encode([value for _, value in found])
                 read = stream(_Reader(self.paths, fetch), parts, workers)
@@ -79,6 +97,7 @@ class PhotoRows:
                         self.array[first:first + len(rows)] = rows
                         self.done[n] = [*stamp, len(rows)]
                     bar.update(len(part))
+                    look()
                     if time.monotonic() - saved > SAVE:
                         self.save()
                         saved = time.monotonic()
@@ -88,14 +107,16 @@ class PhotoRows:
             raise
         finally:
             self.save()
+        self.done = notes.merged(processes.everyones(self.done))
 
     def save(self) -> None:
-        """Write down which photos are done."""
+        """Write down which photos this process has done."""
         self.array.flush()
-        save_json({"made": self.made, "photos": self.done}, self.list)
+        with by_each():
+            save_json({"made": self.made, "photos": self.done}, notes.own(self.list))
 
     def clean(self) -> None:
         """Remove the hidden files."""
-        for path in (self.part, self.list):
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(self.part)
+        notes.remove(self.list)

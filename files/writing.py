@@ -35,13 +35,26 @@ class _Nowhere(io.RawIOBase):
         return memoryview(data).nbytes
 
 
+_by_each = False
+
+
 @contextlib.contextmanager
-def atomic(path: str, mode: str = "w", sync: bool = True, by_any: bool = False):
+def by_each():
+    """A context in which every process writes: files that belong to it alone."""
+    global _by_each
+    _by_each = True
+    try:
+        yield
+    finally:
+        _by_each = False
+
+
+@contextlib.contextmanager
+def atomic(path: str, mode: str = "w", sync: bool = True):
     """An open file that becomes `path` when it is complete. If anything fails before that, `path` stays as it was and
     no other file is left. The folder is created. A link stays a link. Without `sync` a power cut may leave an empty
-    file; this is for thousands of small files whose contents are checked elsewhere. by_any: `path` belongs to this
-    process, which writes it even where it is not the first."""
-    if not (first() or by_any):
+    file; this is for thousands of small files whose contents are checked elsewhere."""
+    if not (first() or _by_each):
         yield _Nowhere() if "b" in mode else io.TextIOWrapper(_Nowhere(), encoding="utf-8")
         return
     path = os.path.realpath(path)
@@ -98,9 +111,8 @@ def save_state(state: dict, path: str, advice: str) -> None:
                          f"{advice}") from error
 
 
-def save_json(value, path: str, by_any: bool = False) -> None:
-    """Write a value as JSON. by_any: as of `atomic`."""
-    with atomic(path, by_any=by_any) as f:
+def save_json(value, path: str) -> None:
+    with atomic(path) as f:
         json.dump(value, f, indent=1)
         f.write("\n")
 

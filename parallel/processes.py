@@ -7,6 +7,7 @@ writes files and speaks; the others do both only where it cannot.
 """
 import contextlib
 import datetime
+import itertools
 import os
 import re
 import signal
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from cli import InputError, count, first, rank, reason
 
 PATIENCE = 20.0                       # seconds after a signal in which a process that waits for another may end
+_parts = itertools.count()             # of `all_or_none`, equally many in all processes
 LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|process group|socket", re.IGNORECASE)
 
 
@@ -103,6 +105,14 @@ def noticing():
         os.close(told)                                      # `wait` reads the end of it and returns
 
 
+def refuse_machines() -> None:
+    """Raises InputError where the processes run on several machines."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", count())) if count() > 1 else 1
+    if here != count():
+        raise InputError(f"torchrun started {here} of {count()} processes on this machine, and those that write one "
+                         "file have to be of one machine; give --nnodes 1, or a data set to each machine")
+
+
 def together(model: torch.nn.Module) -> torch.nn.Module:
     """What calls the model, and in backward takes the mean of the gradients of all processes; of one the model
     itself."""
@@ -176,15 +186,21 @@ def from_first(work, *args):
 
 @contextlib.contextmanager
 def all_or_none():
-    """A context for work that each process does a part of: where one meets an InputError all raise it behind their
-    parts, that of the first of them."""
-    fault = None
+    """A context for work that each process does a part of: where one meets an InputError all raise it, the first of
+    them. It gives a function that a long part calls now and then, and that ends the part where another has failed."""
+    if count() == 1:
+        yield lambda: None
+        return
+    store, key, fault = dist.distributed_c10d._get_default_store(), f"fault of part {next(_parts)}", None
+
+    def look():
+        if store.check([key]):
+            raise InputError("")                            # what it is stands below
     try:
-        yield
+        yield look
     except InputError as error:
-        if count() == 1:
-            raise
         fault = str(error)
+        store.set(key, fault)
     fault = next(filter(None, everyones(fault)), None)
     if fault:
         raise InputError(fault)
