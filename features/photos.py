@@ -306,8 +306,7 @@ class Extraction:
                         self.save()
                         saved = time.monotonic()
         except Stopped as stop:
-            stop.advice = (f"{sum(row is not None for row in self.rows):,} of {len(self.rows):,} photos of {self.name} "
-                           "are done, and the same command goes on")
+            stop.advice = notes.advice(self.rows, self.name)
             raise
         finally:
             self.save()                                     # what is done stays, whatever ends this

@@ -102,8 +102,7 @@ class PhotoRows:
                         self.save()
                         saved = time.monotonic()
         except Stopped as stop:
-            stop.advice = (f"{sum(row is not None for row in self.done):,} of {len(self.done):,} photos of {title} are "
-                           "done, and the same command goes on")
+            stop.advice = notes.advice(self.done, title)
             raise
         finally:
             self.save()

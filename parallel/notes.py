@@ -30,3 +30,10 @@ def remove(path: str) -> None:
 def merged(lists: list[list]) -> list:
     """What stands in any of the lists, of equally many rows each."""
     return [next((value for value in values if value is not None), None) for values in zip(*lists)]
+
+
+def advice(done: list, title: str) -> str:
+    """What stands in this process's list when it is stopped, in a sentence."""
+    others = ", without what other processes did" * (processes.count() > 1)
+    return (f"{sum(row is not None for row in done):,} of {len(done):,} photos of {title} are done{others}, and the "
+            "same command goes on")

@@ -183,10 +183,14 @@ def test_an_extraction_that_lost_a_process_goes_on_in_any_number(tmp_path, demo_
     assert status != 0 and not os.path.exists(two / "x" / "all_ims.npy"), err
     of_second = json.loads((two / "x" / ".all_photos.part.1").read_text())["photos"]
     assert [row is not None for row in of_second] == 6 * [False] + 2 * [True] + 3 * [False]
+    np.lib.format.open_memmap(two / "x" / ".all_ims.part", "r+")[6] = 7             # what was noted is not done again
     status, out, err = torchrun(2, "-m", "features.extract", *words_of(two))                # now 8 is looked at
     assert status != 0 and err.count("cannot be read") == 1 and "--skip_broken" in err, err
     status, out, err = torchrun(3, "-m", "features.extract", *words_of(two, "--skip_broken"))
     assert status == 0 and "(10, 960)" in out and err.count("1 of 11 photos") == 1, (out, err)
+    found = np.lib.format.open_memmap(two / "x" / "all_ims.npy", "r+")
+    assert (found[6] == 7).all()
+    found[6] = np.load(one / "x" / "all_ims.npy")[6]
     assert same_files(one / "x", two / "x")
 
 
