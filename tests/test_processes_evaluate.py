@@ -141,6 +141,7 @@ def test_functions_give_in_all_processes_what_they_give_in_one(tmp_path):
 
 # ---- evaluate.py
 
+@pytest.mark.slow
 def test_an_evaluation_writes_the_same_files(tmp_path, small_run, demo_path, capsys):
     run = small_run("--sim", "wasserstein", "--num_epochs", "4", "--learning_rate", "0.01", "--no-max_violation")
     for name in ("one", "two"):
