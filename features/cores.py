@@ -12,8 +12,8 @@ def by_cores(step: Callable, batches: Iterable, device):
     """Yield step(batch) for every batch, in order. On a CPU as many at a time as torch has threads, each by one thread,
     so that the values do not depend on their number. step: computes no gradients."""
     cores = torch.get_num_threads()
-    if device.type != "cpu":
-        yield from map(step, batches)
+    if device.type != "cpu" or cores == 1:
+        yield from (_without_gradients(step, batch) for batch in batches)
         return
     batches, pool = iter(batches), ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
     try:
