@@ -2,20 +2,31 @@
 other by all cores, which wait for each other at every layer and for whatever else runs on one of them."""
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 
-def by_cores(step: Callable, batches: Iterable, device):
+def by_cores(step: Callable, batches: Iterable, device: torch.device | None):
     """Yield step(batch) for every batch, in order. On a CPU as many at a time as torch has threads, each by one thread,
-    so that the values do not depend on their number. step: computes no gradients."""
+    so that the values do not depend on their number. step: computes no gradients. device: None, one after the other.
+    Where a step fails, the generator `batches` is closed, which ends the processes that read for it."""
     cores = torch.get_num_threads()
-    if device.type != "cpu" or cores == 1:
-        yield from (_without_gradients(step, batch) for batch in batches)
-        return
-    batches, pool = iter(batches), ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        if device is None or device.type != "cpu" or cores == 1:
+            for batch in batches:
+                yield _without_gradients(step, batch)
+        else:
+            yield from _side_by_side(step, iter(batches), cores)
+    finally:
+        if isinstance(batches, Generator):
+            batches.close()
+
+
+def _side_by_side(step: Callable, batches: Iterator, cores: int):
+    """The same, `cores` at a time."""
+    pool = ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
     try:
         running = deque(pool.submit(_without_gradients, step, batch) for batch in itertools.islice(batches, cores))
         while running:

@@ -90,7 +90,7 @@ class PhotoRows:
                 def step(found):
                     return [stamp for stamp, _ in found], encode([value for _, value in found])
                 read = stream(_Reader(self.paths, fetch), parts, workers)
-                for part, (stamps, values) in zip(parts, by_cores(step, read, device) if device else map(step, read)):
+                for part, (stamps, values) in zip(parts, by_cores(step, read, device)):
                     for n, stamp, rows in zip(part.tolist(), stamps, values):
                         first = self.start[n]
                         assert first + len(rows) <= self.start[n + 1], (n, len(rows))
