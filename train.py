@@ -10,6 +10,7 @@ if __name__ == "__main__":
     cli.starting()
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -109,25 +110,24 @@ def train_step(model, batch, optimizers, scaler, parameters, opt, state) -> dict
     with torch.autocast(batch.tokens.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
         terms = model(batch)
         loss = sum(terms.values())
-    if processes.count() > 1:
-        terms = dict(zip(terms, processes.summed(torch.stack(list(terms.values()))).unbind()))
-    if not torch.isfinite(sum(terms.values())):
-        wrong = next(name for name, term in terms.items() if not torch.isfinite(term))
-        raise InputError(f"the term '{wrong}' of the loss became {terms[wrong].item()} at epoch {state['epoch'] + 1} "
-                         f"step {state['step'] + 1}; the last checkpoint is whole: lower --learning_rate or use --amp "
-                         "off")
+    told = processes.summed(torch.stack([*terms.values()]))
     for optimizer in optimizers.values():
         optimizer.zero_grad(set_to_none=True)
     scaler.scale(loss * processes.count()).backward()       # of which DistributedDataParallel takes the mean
     scaler.unscale_(optimizers["optimizer"])
     norm = torch.nn.utils.clip_grad_norm_(parameters, opt.grad_clip or torch.inf)
-    if not torch.isfinite(norm) and not scaler.is_enabled():    # the scaler skips such a step
-        raise InputError(f"the gradient of the loss became {norm.item()} at epoch {state['epoch'] + 1} step "
+    *told, norm = torch.cat([told, norm[None]]).tolist()    # where a step waits for the device
+    terms = dict(zip(terms, told))
+    wrong = [(f"the term '{name}'", term) for name, term in terms.items() if not math.isfinite(term)]
+    if not math.isfinite(norm) and not scaler.is_enabled():     # the scaler skips such a step
+        wrong.append(("the gradient", norm))
+    if wrong:
+        raise InputError(f"{wrong[0][0]} of the loss became {wrong[0][1]} at epoch {state['epoch'] + 1} step "
                          f"{state['step'] + 1}; the last checkpoint is whole: lower --learning_rate or use --amp off")
     for optimizer in optimizers.values():
         scaler.step(optimizer)
     scaler.update()
-    return {name: term.item() for name, term in terms.items()}
+    return terms
 
 
 def set_device(opt) -> torch.device:
