@@ -22,7 +22,7 @@ from cli import Arguments, InputError, Stopped, data_set, filename, natural, pos
 from data import Split, pair_batches, read_split
 from encoders import CNN, CNNS, vsepp_linear
 from files.writing import output, save_state
-from inputs import Photos, image_batches
+from inputs import ALL, Photos, image_batches
 from readers.tars import TarPhotos
 from text import is_function
 
@@ -98,9 +98,9 @@ class WordCNN(nn.Module):
 class NoTokens:
     """Stands in for inputs.Tokens: batches of pairs carry captions, which are not read here."""
 
-    def batch(self, index):
-        """One padding token per caption and lengths of 1: (B, 1), (B,)."""
-        n = len(index)
+    def batch(self, index, rows=ALL):
+        """One padding token per caption and lengths of 1: (B, 1), (B,), or `rows` of both."""
+        n = len(index[rows])
         return torch.zeros(n, 1, dtype=torch.int64), torch.ones(n, dtype=torch.int64)      # (B, 1), (B,)
 
 

@@ -28,8 +28,8 @@ def fit_to_data(opt, images, text) -> None:
              f"--use_restval adds COCO's restval photos, and {opt.data_name} has precomputed features, whose train "
              "split is what it is; leave it out"),
             (opt.use_restval and isinstance(images, TarPhotos),
-             f"--use_restval adds COCO's restval photos, and {opt.data_name} has {images.describe()}, whose train "
-             "split is what it is; leave it out"),
+             f"--use_restval adds COCO's restval photos, and {opt.data_name} has photos in tar shards, whose "
+             "train split is what it is; leave it out"),
             (held not in READ_BY[IMAGE_ENCODERS[img_enc].reads],
              f"{chooser} reads {reads}, and {opt.data_name} has {given}; take {other}"
              + ", or give features of shape (images, regions, F)" * (img_enc != "cnn")),

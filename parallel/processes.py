@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cli import InputError, count, first, rank, reason
 
+SETTLED = 0.2                         # seconds in which Gloo lets go of the last tensors, see `joined`
 PATIENCE = 20.0                       # seconds after a signal in which a process that waits for another may end
 _parts = itertools.count()             # of `all_or_none`, equally many in all processes
 LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|process group|socket", re.IGNORECASE)
@@ -54,6 +55,7 @@ def joined(device: torch.device, minutes: float = 30.0):
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
                                 timeout=datetime.timedelta(minutes=minutes))
         yield
+        time.sleep(SETTLED)                                 # its threads need Python's lock; what follows holds it
         dist.destroy_process_group()                        # after an error not before it is told, at the exit
 
 

@@ -20,7 +20,7 @@ from evaluation.encoding import encode
 from evaluation.subjects import Gallery
 from features import extract, photos, rows
 from files import writing
-from inputs import Tokens
+from inputs import Images, Tokens
 from parallel import notes, processes
 from similarities import Embedding
 from tests.helpers import refused, started
@@ -43,7 +43,7 @@ def same_files(a, b) -> bool:
 
 # ---- what each process finds
 
-class Images:
+class Regions(Images):
     """Regions of images, and which of them were read."""
     parallel = False
 
@@ -102,7 +102,7 @@ def stopped_by_another() -> None:
 
 def outcomes() -> dict:
     """What functions give that spread their work."""
-    split = SimpleNamespace(images=Images(), name="x")
+    split = SimpleNamespace(images=Regions(), name="x")
     length, flat = np.array(LENGTHS), np.arange(sum(LENGTHS)) % 11
     tokens = Tokens(flat, np.cumsum(length) - length, length, np.zeros(len(length), bool))
     found = {"whole": encode(Model(), split, tokens, "cpu", 3), "read": list(split.images.read)}
@@ -282,12 +282,12 @@ def find(folder: str) -> None:
 
 
 def die(*words: str) -> None:
-    """Extract features; the second process is killed when it has noted its first batch, and reads two ahead."""
+    """Extract features; the second process is killed when it has noted its first batch."""
     photos.SAVE, real, calls = 0, photos.PhotoReader.__getitem__, []
 
     def watched(self, index):
         calls.append(index)
-        if processes.rank() == 1 and len(calls) == 3:
+        if processes.rank() == 1 and len(calls) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return real(self, index)
     photos.PhotoReader.__getitem__ = watched

@@ -153,8 +153,8 @@ def test_the_same_seed_gives_the_same_file_with_workers_too(tmp_path, demo_path,
 
 
 @pytest.mark.parametrize("words,message", [
-    (["--data_name", "demo_precomp"], "demo_precomp has features .* fine-tuned on photos; give a data set that has "
-                                      "them"),
+    (["--data_name", "demo_precomp"], "demo_precomp has features .* fine-tuned on photos in files; give a data set "
+                                      "that has them"),
     (["--learning_rate", "0"], "--learning_rate 0 is not a positive number"),
     (["--learning_rate", "nan"], "--learning_rate nan is not a positive number"),
     (["--learning_rate", "1e30"], "the loss became .* in epoch 1; lower --learning_rate"),
