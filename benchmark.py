@@ -328,9 +328,15 @@ def regions(opt, device) -> None:
     kinds = {"mean of regions": [], "vsrn": ["--img_enc", "vsrn"],
              "vsrn, gaussian": ["--img_enc", "vsrn", "--sim", "wasserstein"],
              "scan": ["--sim", "scan", "--bi_gru"], "pvse": ["--sim", "mil"], "pcme": ["--sim", "match_prob"]}
+    compiled = {f"{kind}, compiled": [*kinds[kind], "--compile"] for kind in ("scan", "pcme")}
+    kinds.update(compiled)
     best = steps("regions", kinds, *REGION_STEP, opt, device)
     for kind in list(kinds)[1:]:
         line(f"{kind} / mean of regions", best[kind, "step"] / best["mean of regions", "step"], ".1f")
+    for kind in compiled:
+        plain = kind.removesuffix(", compiled")
+        for part in ("objective", "step"):
+            line(f"{kind} / {plain}: {part}", best[kind, part] / best[plain, part], ".2f")
 
 
 def batches(opt, device) -> None:

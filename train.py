@@ -83,7 +83,7 @@ def run_epochs(opt, data: "Data", run: "Training", folder: "Folder", stop: Stop)
             for batch in on_device(data.batches(run.state), run.device, data.ahead):
                 data_time = time.perf_counter() - clock
                 run.begin_step()
-                terms = train_step(run.whole, batch, run.optimizers, run.scaler, run.parameters, opt, run.state)
+                terms = train_step(run.ddp, batch, run.optimizers, run.scaler, run.parameters, opt, run.state)
                 pairs = batch.share.items if batch.share else len(batch.lengths)
                 run.count(terms, pairs)
                 batch_time, clock = time.perf_counter() - clock, time.perf_counter()
@@ -173,7 +173,7 @@ class Training:
                       "loss_count": 0, "due": 0}
         if resumed:
             self.restore(resumed)
-        self.whole = processes.together(self.model)         # what gives terms and gradients
+        self.ddp = processes.together(self.model)           # gives terms and gradients
 
     @property
     def judged(self):

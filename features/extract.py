@@ -89,7 +89,7 @@ def write_rows(path: str, shape: tuple, dtype, blocks, title: str) -> None:
                 bar.update(len(rows))
                 look()
         out.flush()
-        assert sum(processes.everyones(done)) == shape[0], (done, shape)
+        assert sum(processes.from_all(done)) == shape[0], (done, shape)
 
 
 def check_own_options(opt, table: dict[str, tuple]) -> None:

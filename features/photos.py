@@ -310,7 +310,7 @@ class Extraction:
             raise
         finally:
             self.save()                                     # what is done stays, whatever ends this
-        self.rows = notes.merged(processes.everyones(self.rows))
+        self.rows = notes.merged(processes.from_all(self.rows))
 
     def save(self) -> None:
         """Write down which rows of the hidden file this process has done."""

@@ -106,7 +106,7 @@ class PhotoRows:
             raise
         finally:
             self.save()
-        self.done = notes.merged(processes.everyones(self.done))
+        self.done = notes.merged(processes.from_all(self.done))
 
     def save(self) -> None:
         """Write down which photos this process has done."""

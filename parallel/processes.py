@@ -21,11 +21,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from cli import InputError, count, first, rank, reason
+from parallel.share import spread
 
-SETTLED = 0.2                         # seconds in which Gloo lets go of the last tensors, see `joined`
+SETTLED = 1.0                         # seconds in which Gloo lets go of the last tensors, see `joined`
 PATIENCE = 20.0                       # seconds after a signal in which a process that waits for another may end
-_parts = itertools.count()             # of `all_or_none`, equally many in all processes
 LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|process group|socket", re.IGNORECASE)
+_parts = itertools.count()            # of `all_or_none`, equally many in all processes
 
 
 def local(device: torch.device) -> torch.device:
@@ -149,12 +150,12 @@ def wait() -> None:
 def part(items: Sequence) -> Sequence:
     """This process's part of a sequence: together they are the whole, in order, and differ by one item at most; where
     there are fewer items than processes, the last ones have none."""
-    least, more = divmod(len(items), count())
-    begin = rank() * least + min(rank(), more)
-    return items[begin:begin + least + (rank() < more)]
+    sizes = spread(len(items), count())
+    begin = sum(sizes[:rank()])
+    return items[begin:begin + sizes[rank()]]
 
 
-def everyones(value) -> list:
+def from_all(value) -> list:
     """The values of all processes, in order, of any type that pickles."""
     if count() == 1:
         return [value]
@@ -165,7 +166,7 @@ def everyones(value) -> list:
 
 def same(value, fault: str) -> None:
     """Raises InputError(fault) in all processes unless all hold the same value."""
-    if any(other != value for other in everyones(value)):
+    if any(other != value for other in from_all(value)):
         raise InputError(fault)
 
 
@@ -203,7 +204,7 @@ def all_or_none():
     except InputError as error:
         fault = str(error)
         store.set(key, fault)
-    fault = next(filter(None, everyones(fault)), None)
+    fault = next(filter(None, from_all(fault)), None)
     if fault:
         raise InputError(fault)
 
@@ -213,8 +214,8 @@ def gathered(batches: list[tuple]) -> list[tuple]:
     process to process one by one, so that nothing is held twice."""
     if count() == 1:
         return batches
-    described = everyones([[x if x is None else (x.shape, x.dtype, x.device.type) for x in batch] for batch in batches])
-    kind, whole = next(filter(None, everyones(type(batches[0]) if batches else None)), None), []
+    described = from_all([[x if x is None else (x.shape, x.dtype, x.device.type) for x in batch] for batch in batches])
+    kind, whole = next(filter(None, from_all(type(batches[0]) if batches else None)), None), []
     for source, of_one in enumerate(described):
         for k, fields in enumerate(of_one):
             own = batches[k] if source == rank() else [

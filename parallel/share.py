@@ -19,6 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def spread(items: int, processes: int) -> tuple[int, ...]:
+    """How many items each process takes: the first ones one more where they cannot take equally many."""
+    least, more = divmod(items, processes)
+    return tuple(least + (k < more) for k in range(processes))
+
+
 class Share(NamedTuple):
     """How the B items of a batch are spread over processes."""
     rank: int                         # which process this is
@@ -30,7 +36,7 @@ class Share(NamedTuple):
         """Shares that differ by one item at most; or, where some would be empty, the whole for everyone."""
         if items < processes:
             return cls(0, (items,), processes)
-        return cls(rank, tuple(items // processes + (k < items % processes) for k in range(processes)))
+        return cls(rank, spread(items, processes))
 
     @property
     def start(self) -> int:

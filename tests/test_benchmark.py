@@ -6,12 +6,14 @@ import pytest
 import torch
 
 import benchmark
+from devices.compiling import compile_parts
 from evaluation import localisation_timing
 from metrics import retrieval
 from retrieval import timing
 from similarities import SIMILARITIES, Embedding
 from tests import references
 from timing import epoch, precision, scale
+from timing import steps as train_steps
 
 SIZES = {"DIM": 8, "SCORES": (20, 40), "SLICE": 2, "SAMPLE": (6, 8), "ORIGINAL": 2, "ATTENTION": (6, 10, 4),
          "TIMED_CAPTIONS": (4, 2), "BATCH": 6, "FEATURES": 12, "WORDS": 40, "REGION_STEP": ((4, 12), 8),
@@ -42,6 +44,7 @@ def test_every_part_measures(part, monkeypatch, capsys):
     for name, value in EPOCH.items():
         monkeypatch.setattr(epoch, name, value)
     monkeypatch.setattr(precision, "SAMPLE", (6, 12))
+    monkeypatch.setattr(train_steps, "compile_parts", lambda model, device: compile_parts(model, device, "eager"))
     monkeypatch.setattr(scale, "SIZES", scale.Sizes(4, 6, 8, 20, 2, 4, 1))
     monkeypatch.setattr(scale, "KINDS", {"point": scale.KINDS["point"]})
     opt = argparse.Namespace(repeats=1, seed=0, device="cpu", size=1200, steps=None, profile=part == "epoch")

@@ -73,7 +73,7 @@ def learned(path: str, given: str, rank: int, count: int, port: int, name: str) 
                 run.model.objective.register_forward_pre_hook(lambda _, given, to=shapes: to.append(given[0].shape))
             for _, batch in zip(range(STEPS), data.batches(run.state)):
                 run.begin_step()
-                terms.append(train.train_step(run.whole, doubled(batch), run.optimizers, run.scaler, run.parameters,
+                terms.append(train.train_step(run.ddp, doubled(batch), run.optimizers, run.scaler, run.parameters,
                                               opt, run.state))
                 run.count(terms[-1], batch.share.items)
             found[case] = {"weights": run.model.state_dict(), "terms": terms, "random": torch.get_rng_state(),

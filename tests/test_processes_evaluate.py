@@ -265,7 +265,7 @@ def test_rows_of_one_file_are_of_one_machine(capsys, second, tmp_path):
 
 
 def test_a_run_that_changes_while_processes_read_it_is_refused(monkeypatch):
-    monkeypatch.setattr(processes, "everyones", lambda value: [{**value, "epoch": 1}, value])
+    monkeypatch.setattr(processes, "from_all", lambda value: [{**value, "epoch": 1}, value])
     with pytest.raises(cli.InputError, match="x changed while the processes read it"):
         monkeypatch.setattr(sources, "load_checkpoint", lambda *_, **__: {"state": {"epoch": 2}})
         sources.load_run("x", SimpleNamespace())

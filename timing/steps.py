@@ -5,6 +5,7 @@ import torch
 
 import train
 from data import Batch
+from devices.compiling import compile_parts
 from model import build_model
 from similarities import Embedding
 from text import SPECIALS, Vocabulary
@@ -19,6 +20,8 @@ def training(words: list[str], shape: tuple, dim: int, sizes: tuple, seed: int, 
     options.img_enc = "precomp" if options.img_enc == "auto" else options.img_enc
     torch.manual_seed(seed)
     model = build_model(options, Vocabulary([*SPECIALS, *map(str, range(known - len(SPECIALS)))])).to(device).train()
+    if options.compile:
+        compile_parts(model, device)
     parameters, optimizers = list(model.parameters()), train.build_optimizers(options, model)
     scaler = torch.amp.GradScaler(device.type, enabled=False)
     lengths = torch.randint(lengths_of[0], lengths_of[1] + 1, (pairs,))
