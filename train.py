@@ -68,10 +68,10 @@ def train(opt) -> int:
         fed = data.feed(device)
         folder = Folder(opt, data, run, stop, held, resumed)
         folder.log.say("\n".join(filter(None, [facts, fed, f"run folder {opt.logger_name}"])))
-        return run_epochs(opt, data, run, folder, stop)
+        return run_epochs(opt, data, run, folder)
 
 
-def run_epochs(opt, data: "Data", run: "Training", folder: "Folder", stop: Stop) -> int:
+def run_epochs(opt, data: "Data", run: "Training", folder: "Folder") -> int:
     """The loop over epochs and batches; validation and a checkpoint after each epoch and every --val_step steps."""
     run.model.train()
     if run.state["due"]:                                    # a signal broke the last validation off
@@ -92,11 +92,11 @@ def run_epochs(opt, data: "Data", run: "Training", folder: "Folder", stop: Stop)
                     folder.validate()
                 if folder.stopping():
                     break
-        if stop.received:
+        if folder.signal:
             break
         folder.end_epoch()
         folder.validate()
-    return folder.stopped(stop.received) if stop.received else folder.done()
+    return folder.stopped() if folder.stopping() else folder.done()
 
 
 def train_step(model, batch, optimizers, scaler, parameters, opt, state) -> dict[str, float]:
@@ -273,6 +273,7 @@ class Folder:
 
     def __init__(self, opt, data: Data, run: Training, stop: Stop, held: contextlib.ExitStack, resumed: dict | None):
         self.opt, self.data, self.run, self.stop, self.path = opt, data, run, stop, opt.logger_name
+        self.signal = None                                  # the one that all processes stop for
         if processes.first():
             self.begin(held, resumed)
         processes.wait()                                    # the others until it has; where it fails they end, too
@@ -301,9 +302,9 @@ class Folder:
             save_state(self.run.content(whole), os.path.join(self.path, name), "make room and --resume")
 
     def stopping(self) -> int | None:
-        """The signal that came to any process."""
-        self.stop.received = processes.agreed(self.stop.received, self.run.device)
-        return self.stop.received
+        """The signal that came to any process, the same to all; one that comes while they agree counts next time."""
+        self.signal = self.signal or processes.agreed(self.stop.received, self.run.device)
+        return self.signal
 
     def log_step(self, terms: dict[str, float], rate: float, batch_time: float, data_time: float, bar) -> None:
         """A line every --log_step steps. rate: pairs per second; times in seconds."""
@@ -363,13 +364,13 @@ class Folder:
             self.log.say(f"warning: two {side} have a mean cosine of {cosine:.3f}, so nearly all are one point; if "
                          f"that stays so, lower --learning_rate{MORE_WARMUP if self.opt.max_violation else ''}")
 
-    def stopped(self, signal: int) -> int:
+    def stopped(self) -> int:
         self.save()
         processes.wait()                                    # for the checkpoint, since torchrun ends all with the first
         due = ", before a validation" * self.run.state["due"]
         self.log.say(f"stopped at {self.log.where(self.run.state, self.data.steps)}{due}; go on with: python train.py "
                      f"--resume {self.path}")
-        return 128 + signal
+        return 128 + self.signal
 
     def done(self) -> int:
         state = self.run.state

@@ -15,14 +15,15 @@ from tests.test_processes import free_port
 
 
 @contextlib.contextmanager
-def two(*words):
-    """train.py with these words in two processes, as torchrun starts them, of which each can be signalled alone."""
+def two(*words, train=("train.py",)):
+    """train.py with these words in two processes, as torchrun starts them, of which each can be signalled alone.
+    train: what Python runs as train.py."""
     port, ranks = free_port(), []
     try:
         for rank in range(2):
             env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            ranks.append(subprocess.Popen([sys.executable, "train.py", *STEPS, *map(str, words)], cwd=ROOT, text=True,
+            ranks.append(subprocess.Popen([sys.executable, *train, *STEPS, *map(str, words)], cwd=ROOT, text=True,
                                           env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed))
         yield ranks
     finally:
@@ -80,6 +81,46 @@ def test_a_signal_to_one_stops_both_and_they_go_on(whole, demo_path, tmp_path, r
     stopped = load_checkpoint(str(run), "checkpoint.pt")["state"]["iteration"]
     assert 3 <= stopped < 30
     with two("--data_path", demo_path, "--num_epochs", 2, "--val_step", 7, "--resume", run) as ranks:
+        said = [process.communicate(timeout=200) for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], said
+    assert same_runs(run, whole)
+
+
+# train.py, in which the second process gets a signal at the worst moments: while the processes agree whether one came,
+# and when an epoch's last batch is done and they have agreed that none came.
+AGREEING = """
+real, calls = processes.agreed, itertools.count(1)
+def agreed(number, device):
+    answer = real(number, device)
+    if not processes.first() and next(calls) == 5:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return answer
+processes.agreed = agreed
+"""
+BETWEEN = """
+real = train.on_device
+def on_device(*args):
+    yield from real(*args)
+    if not processes.first():
+        os.kill(os.getpid(), signal.SIGTERM)
+train.on_device = on_device
+"""
+SIGNALLED = """
+import itertools, os, signal, sys, train
+from parallel import processes
+{}
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("moment, steps", [(AGREEING, 5), (BETWEEN, 15)], ids=["agreeing", "between"])
+def test_a_signal_at_the_worst_moment_stops_both(whole, demo_path, tmp_path, moment, steps):
+    run, words = tmp_path / "run", ("--data_path", demo_path, "--num_epochs", 2, "--val_step", 7)
+    with two(*words, "--logger_name", run, train=("-c", SIGNALLED.format(moment))) as ranks:
+        said = [process.communicate(timeout=200) for process in ranks]
+    assert [process.returncode for process in ranks] == [128 + signal.SIGTERM] * 2, said
+    assert load_checkpoint(str(run), "checkpoint.pt")["state"]["iteration"] == steps
+    with two(*words, "--resume", run) as ranks:
         said = [process.communicate(timeout=200) for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], said
     assert same_runs(run, whole)
