@@ -92,10 +92,10 @@ def read_index(root: str, split: str, shards: list[str], again: str) -> tuple[li
     path = index_file(root, split)
     if not os.path.isfile(path):
         raise InputError(f"there is no {path}, which lists the captions of {len(shards):,} shards; {again} writes it")
-    stored = read_json(path, f"{again} writes it anew")
+    stored = read_json(path, f"delete it, and {again} writes it anew")
     found = stored.get("webdataset_shards") if isinstance(stored, dict) else None
     if not isinstance(found, list) or not all(map(_is_entry, found)):
-        raise InputError(f"{path} is no index of shards; {again} writes it anew")
+        raise InputError(f"{path} is no index of shards; delete it, and {again} writes it anew")
     now, old, notes = [facts_of(shard) for shard in shards], 0, []
     for k, (entry, known) in enumerate(zip(found, now)):
         if entry["name"] != known["name"]:

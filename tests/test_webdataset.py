@@ -561,7 +561,7 @@ def test_what_does_not_fit_the_index(tmp_path, capsys):
                     (x / "train_shards.json").read_text().replace('["the caption a"]', "[]"),
                     (x / "train_shards.json").read_text().replace('["the caption a"]', "[3]")):
         (x / "train_shards.json").write_text(content)
-        says("train_shards.json is no")
+        says("train_shards.json is no.*; delete it, and ")
     (x / "train_shards.json").write_text("[]")
     refused(capsys, data.main, ["index", "--data_path", folder, "--data_name", "x"], "already and is none that this")
     assert (x / "train_shards.json").read_text() == "[]"
