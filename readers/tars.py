@@ -103,11 +103,12 @@ def read_index(root: str, split: str, shards: list[str], again: str) -> tuple[li
                              f"{known['name']}; {again} writes it anew")
         if entry["bytes"] != known["bytes"]:
             raise InputError(f"{shards[k]} has {known['bytes']:,} bytes, and {entry['bytes']} when {path} was made; "
-                             f"{again} writes it anew")
+                             f"fetch it again, or {again} writes the index anew")
         old += entry["mtime_ns"] != known["mtime_ns"]
     if len(found) != len(now):
-        raise InputError(f"{path} was made of {len(found):,} shards, and there are {len(now):,}; {again} writes it "
-                         "anew")
+        missing = "fetch those that are missing, or " * (len(found) > len(now))
+        raise InputError(f"{path} was made of {len(found):,} shards, and there are {len(now):,}; {missing}{again} "
+                         "writes it anew")
     if old:
         notes.append(f"{old:,} of {len(now):,} shards have another date than when {path} was made; each sample that is "
                      "read is compared with it")
