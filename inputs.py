@@ -24,6 +24,7 @@ from files.advice import HELP
 from files.photos import read_photo
 from files.reading import read_json
 from files.shards import Shards, read_rows
+from parallel import processes
 from text import UNK, Trigrams, Vocabulary
 
 SCAN_BYTES = 4 << 30                  # feature files up to this size are checked for NaN before training
@@ -415,6 +416,7 @@ def stream(fetch, chunks, workers: int):
     loader = DataLoader(_Guarded(fetch), sampler=asked, batch_size=None, num_workers=workers, collate_fn=_same,
                         prefetch_factor=AHEAD, generator=own,
                         worker_init_fn=functools.partial(_end_without, os.getpid()))
+    processes.settle()
     with cli.unsignalled():
         results = iter(loader)                              # this starts the processes
     _reading.add(results)

@@ -24,6 +24,7 @@ from cli import InputError, count, first, rank, reason
 from parallel.share import spread
 
 SETTLED = 1.0                         # seconds in which Gloo lets go of the last tensors, see `joined`
+BRIEFLY = 0.2                         # the same before each fork, see `settle`
 PATIENCE = 20.0                       # seconds after a signal in which a process that waits for another may end
 LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|process group|socket", re.IGNORECASE)
 _parts = itertools.count()            # of `all_or_none`, equally many in all processes
@@ -137,6 +138,13 @@ def summed(values: torch.Tensor) -> torch.Tensor:
     if count() > 1:
         dist.all_reduce(values)
     return values
+
+
+def settle() -> None:
+    """Let Gloo's threads let go of the last tensors, before this process is forked: a thread that begins to use Python
+    just then leaves a lock of Python's closed in the child, which waits for it for ever."""
+    if count() > 1:
+        time.sleep(BRIEFLY)
 
 
 def wait() -> None:

@@ -5,6 +5,8 @@ import socket
 import pytest
 import torch
 
+import cli
+import inputs
 import train
 from checkpoints import load_checkpoint
 from parallel import processes, share
@@ -173,3 +175,20 @@ def test_one_process_shares_nothing():
         assert share.whole(x) is x and share.total(x) is x and share.items(x) == 4 and share.start() == 0
         assert torch.equal(share.mean(x), x.mean()) and share.of_rows(x) is None
         assert share.drawn(torch.zeros_like, x).shape == x.shape
+
+
+def test_gloo_settles_before_workers_are_forked(monkeypatch):
+    """A worker that is forked while a thread of Gloo begins to use Python can wait for ever for that thread's lock."""
+    seen, real = [], cli.unsignalled
+    monkeypatch.setattr(processes, "settle", lambda: seen.append("settled"))
+    monkeypatch.setattr(cli, "unsignalled", lambda: seen.append("forks") or real())
+    assert list(inputs.stream(range(4), [0, 3], 1)) == [0, 3] and seen == ["settled", "forks"]
+
+
+@pytest.mark.parametrize("count, seconds", [(1, []), (2, [processes.BRIEFLY])])
+def test_only_several_processes_settle(monkeypatch, count, seconds):
+    waited = []
+    monkeypatch.setattr(processes, "count", lambda: count)
+    monkeypatch.setattr(processes.time, "sleep", waited.append)
+    processes.settle()
+    assert waited == seconds
