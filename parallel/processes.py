@@ -98,7 +98,7 @@ def noticing():
                 time.sleep(PATIENCE)
                 with contextlib.suppress(OSError):
                     print(f"process {rank()} of {count()} was stopped by signal {number[0]} while it waited for the "
-                          "others; files that were complete still are: train.py goes on with --resume",
+                          "others; files that were complete still are: call the command again, train.py with --resume",
                           file=sys.__stderr__, flush=True)
                 os._exit(128 + number[0])
     threading.Thread(target=wait, daemon=True).start()
