@@ -2,6 +2,7 @@
 import contextlib
 import fnmatch
 import os
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from retrieval.index import (
     Index,
     Items,
     changing,
+    is_state,
     manifest_of,
     origin_in_text,
     writing_alone,
@@ -148,10 +150,10 @@ def origin_of(similarity, e: Embedding) -> Embedding:
 def make(opt) -> None:
     """A new index of the photos that the options name. Raises InputError where there is one already."""
     encoder = Encoder(opt.checkpoint, device=opt.device)
+    refuse_foreign(opt.output)
     if os.path.exists(os.path.join(opt.output, "manifest.json")) and not opt.overwrite:
         raise InputError(f"{opt.output} is an index already; change it with search.py add or remove, replace it with "
                          "--overwrite, or name another folder")
-    refuse_foreign(opt.output)
     gallery = gallery_of(encoder, opt)
     bank = bank_of(encoder, opt.bank, opt)
     if bank is not None and bank.beta is None:
@@ -214,8 +216,13 @@ def refuse_foreign(folder: str) -> None:
     held = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise InputError(f"{folder} is no folder; name another with --output")
-    other = [name for name in held if name != ".lock" and not name.startswith(".0")]
-    if other and "manifest.json" not in other and not all(name.isdigit() for name in other):
+    states = [name for name in held if is_state(os.path.join(folder, name))]
+    with contextlib.suppress(InputError, TypeError):        # JSON of another thing
+        if "manifest.json" in held and (states or "index" in read_json(os.path.join(folder, "manifest.json"))):
+            return
+    begun = r"\.lock|\.([0-9]{6}|manifest\.json)\.\d+\.part"           # what a process that was killed leaves
+    other = [name for name in held if name not in states and not re.fullmatch(begun, name)]
+    if other:
         raise InputError(f"{folder} holds {other[0]} and is no index; name a folder of its own with --output")
 
 

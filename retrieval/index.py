@@ -36,6 +36,7 @@ POINTER = {"index", "engine", "uri", "collection"}
 SAMPLE = 2048                         # photos that stand for all others in a sum over the gallery
 ROWS = 1024                           # photos that are copied at a time
 DEPTH = 200                           # candidates at least that an index proposes, unless it was tuned
+STATE = r"items\.json|numbers\.npz|rest\.faiss|vectors\d+\.faiss|approximate\d+\.npz"     # files of a state
 
 
 class Items(NamedTuple):
@@ -96,6 +97,14 @@ def check_manifest(found, path: str) -> dict:
     if not needed <= set(found):
         raise InputError(f"{path} lacks {', '.join(sorted(needed - set(found)))}; {AGAIN}")
     return found
+
+
+def is_state(path: str) -> bool:
+    """Whether a folder is a state of an index and not someone's photos of a month: by its name, and what is in it."""
+    if not re.fullmatch("[0-9]{6}", os.path.basename(path)) or os.path.islink(path) or not os.path.isdir(path):
+        return False
+    held = os.listdir(path)
+    return bool(held) and all(re.fullmatch(STATE, name) for name in held)
 
 
 class Engine:
@@ -239,7 +248,7 @@ class Generation:
         os.rename(self.path, os.path.join(self.folder, name))
         save_json(self.manifest, os.path.join(self.folder, "manifest.json"))
         for old in os.listdir(self.folder):
-            if re.fullmatch("[0-9]{6}", old) and old != name:
+            if old != name and is_state(os.path.join(self.folder, old)):
                 shutil.rmtree(os.path.join(self.folder, old), ignore_errors=True)   # readers have its files open
 
 

@@ -459,6 +459,30 @@ def test_bad_indexes(make, tmp_path, capsys, small_run, demo_path, words, messag
     assert (tmp_path / "foreign" / "notes.txt").read_text() == "mine" and len(all_answers(folder)) > 1
 
 
+@pytest.mark.parametrize("files", [["202301/a.jpg", "202302/b.jpg"], ["manifest.json", "page.js"]])
+def test_an_index_replaces_no_files_of_others(make, tmp_path, capsys, small_run, demo_path, files):
+    words = ["index", "--checkpoint", small_run(*GAUSSIAN), "--data_path", demo_path, "--images", "demo_precomp",
+             "--overwrite", "--output", tmp_path / "mine"]
+    for name in files:
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text("7")
+    refused(capsys, search.main, words, f"holds {files[0].split('/')[0]} and is no index")
+    assert all((tmp_path / "mine" / name).read_text() == "7" for name in files)
+    make(*GAUSSIAN, to=tmp_path / "index")
+    os.makedirs(tmp_path / "index" / "202301")
+    (tmp_path / "index" / "202301" / "a.jpg").write_text("7")
+    run("remove", tmp_path / "index", index.Index(str(tmp_path / "index")).items.names[0])
+    assert (tmp_path / "index" / "202301" / "a.jpg").read_text() == "7" and not (tmp_path / "index" / "000001").exists()
+
+
+def test_a_first_index_that_was_killed_can_be_made_again(make, tmp_path, small_run, demo_path):
+    folder = make(*GAUSSIAN, to=tmp_path / "index")
+    os.rename(folder / "manifest.json", folder / ".manifest.json.9999999.part")
+    run("index", "--checkpoint", small_run(*GAUSSIAN), "--data_path", demo_path, "--images", "demo_precomp", "--output",
+        folder)
+    assert sorted(os.listdir(folder)) == [".lock", "000002", "manifest.json"] and len(all_answers(folder)) > 1
+
+
 def test_what_is_no_index(tmp_path, capsys):
     for folder in (tmp_path, tmp_path / "nowhere"):
         refused(capsys, search.main, ["query", folder, "a star"], "is no index; make one with")
