@@ -332,6 +332,8 @@ class Extraction:
         if broken:
             print(f"warning: {len(broken):,} of {len(self.rows):,} photos of {self.name} cannot be read and are left "
                   f"out{f' {beside}' * bool(beside)}, the first: {wrong(broken[0])}", file=sys.stderr)
+        for row in broken[1:]:
+            print(f"  and {wrong(row)}", file=sys.stderr)
 
     def commit(self, write) -> None:
         """Put features, texts and list in place; write(kept) writes the texts. Readers refuse the split meanwhile.

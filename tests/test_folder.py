@@ -1,6 +1,7 @@
 """A folder of one's own photos as users have them: what is found, what is written, every stop and every refusal."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -368,6 +369,7 @@ def test_broken_photos_are_named_skipped_and_counted(mine, monkeypatch, capsys):
     run(mine, *words, "--skip_broken")
     said = capsys.readouterr()
     assert "warning: 2 of 12 photos of all cannot be read and are left out, the first: the photo" in said.err
+    assert re.search("left out, the first: the photo .*05.png .*\n  and the photo .*06.png cannot be read", said.err)
     assert "(10, 960)" in said.out and sum(seen) == 10 and len(images(mine).names) == 10
     before = files(mine)
     run(mine, *words, "--skip_broken")                      # not tried again, and still named
