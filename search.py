@@ -271,7 +271,7 @@ def query_options(p: Arguments) -> None:
 
 def serve_options(p: Arguments) -> None:
     answer_options(p)
-    p.add_argument("--port", type=up_to(65535), default=8000, help="port on 127.0.0.1")
+    p.add_argument("--port", type=up_to(65535, least=0), default=8000, help="port on 127.0.0.1; 0 takes a free one")
 
 
 COMMANDS = {

@@ -502,6 +502,13 @@ def test_features_of_another_extractor(own, capsys, small_run, demo_path):
                                   "--images", "mine", "--output", own / "other"], "was trained on photos of '.*', and")
 
 
+def test_port_0_is_any_free_one_as_the_message_of_a_port_in_use_says(make, monkeypatch):
+    ports = []
+    monkeypatch.setattr(search, "serve", lambda found, port, unsure: ports.append(port))
+    run("serve", make(), "--port", 0)
+    assert ports == [0]
+
+
 def test_json_is_what_programs_read(make, capsys):
     run("query", make(*GAUSSIAN), *TEXTS, "--json", "--top", 3)
     found = json.loads(capsys.readouterr().out)
