@@ -32,6 +32,8 @@ FORMAT = 1                            # of manifest.json
 AGAIN = "make it again with search.py index"
 KEYS = {"index", "engine", "run", "weights", "similarity", "vectors", "origin", "half", "method", "folder", "extractor",
         "recipe", "data", "images", "bank", "trust"}
+OF_KIND = {"index": int, "vectors": dict, "origin": dict, "half": bool, "folder": str | None, "extractor": str | None,
+           "recipe": dict | None, "images": list, "bank": dict | None, "trust": object}      # all others: str
 POINTER = {"index", "engine", "uri", "collection"}
 SAMPLE = 2048                         # photos that stand for all others in a sum over the gallery
 ROWS = 1024                           # photos that are copied at a time
@@ -96,6 +98,9 @@ def check_manifest(found, path: str) -> dict:
     needed = POINTER if set(found) == POINTER else KEYS
     if not needed <= set(found):
         raise InputError(f"{path} lacks {', '.join(sorted(needed - set(found)))}; {AGAIN}")
+    for name in sorted(needed):
+        if not isinstance(found[name], OF_KIND.get(name, str)) or name == "images" and len(found[name]) != 3:
+            raise InputError(f"{path} is damaged: {name} is {str(found[name])[:20]}; {AGAIN}")
     return found
 
 
@@ -170,10 +175,12 @@ class Index:
             self.items = Items(stored["names"], stored["digests"], arrays.get("uncertainty"), arrays.get("bank"))
             if not all(isinstance(name, str) for name in self.items.names):
                 raise ValueError("a name is no text")
+            counts = [len(x) for x in self.items if x is not None]
+            self.engine = Engine(path, self.manifest)
+        except InputError:
+            raise
         except FAULTS as error:
             raise InputError(f"{path} is no whole index ({reason(error)}); {AGAIN}") from error
-        self.engine = Engine(path, self.manifest)
-        counts = [len(x) for x in self.items if x is not None]
         if set(counts) != {self.manifest["count"]}:
             raise InputError(f"{path} names {counts[0]:,} photos, and its manifest says {self.manifest['count']:,}; "
                              f"{AGAIN}")

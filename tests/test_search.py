@@ -379,7 +379,7 @@ def test_the_lock_is_held_from_before_the_index_is_read(own, monkeypatch):
     assert held == [1]
 
 
-def edit(folder, **values):
+def edit(folder, /, **values):
     path = folder / "manifest.json"
     stored = json.loads(path.read_text())
     writing.save_json({**stored, **values}, str(path))
@@ -390,7 +390,9 @@ def edit(folder, **values):
     ({"generation": "000009"}, "items.json cannot be read"), ({"generation": "../x"}, "names no folder"),
     ({"weights": "sha256:000000000000"}, "was made by the model with sha256:000000000000"),
     ({"origin": {"mean": "?"}}, "is no whole index"), ({"run": "nowhere"}, "there is no checkpoint nowhere"),
-    ({"trust": {"temperature": "hot"}}, "is no whole index|calibration"), ({"count": 3}, "its manifest says 3")])
+    ({"trust": {"temperature": "hot"}}, "is no whole index|calibration"), ({"count": 3}, "its manifest says 3"),
+    ({"folder": 7}, "manifest.json is damaged: folder is 7; make it again"), ({"images": []}, "images is \\[\\]"),
+    ({"recipe": "x"}, "recipe is x"), ({"vectors": {}}, "is no whole index")])
 def test_a_manifest_that_was_changed(make, tmp_path, capsys, values, message):
     folder = make(*GAUSSIAN, to=tmp_path / "index")
     edit(folder, **values)
@@ -412,6 +414,12 @@ def test_files_that_are_cut_or_missing(make, tmp_path, capsys, name):
     refused(capsys, search.main, ["query", folder, "a star"], name.split(".")[0])
     path.unlink()
     refused(capsys, search.main, ["query", folder, "a star"], name.split(".")[0])
+
+
+def test_names_that_are_no_list(make, tmp_path, capsys):
+    folder = make(*GAUSSIAN, to=tmp_path / "index")
+    (folder / "000001" / "items.json").write_text('{"names": ["a"], "digests": 3}')
+    refused(capsys, search.main, ["info", folder], "is no whole index")
 
 
 def test_a_manifest_without_its_dimension(make, tmp_path, capsys):
