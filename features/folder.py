@@ -176,6 +176,8 @@ def extract(opt, recipe: dict, device) -> None:
         done = work.complete()
         if not done:
             work.prepare()
+            if not captions and about["captions"]:          # a call with captions makes the splits again
+                about["captions"] = {**about["captions"], "digest": None}
         missing = sum(row is None for row in work.rows)
         work.check_broken(opt.skip_broken)
         if missing:

@@ -625,6 +625,11 @@ def test_captions_make_a_data_set_whose_splits_stay(mine, demo_path, capsys):
     capsys.readouterr()
     run(mine)
     assert "note: there are no captions any more; train, dev and test stay" in capsys.readouterr().out
+    os.remove(mine / "photos" / names[0])                   # meanwhile; the splits follow once there are captions
+    run(mine)
+    table(mine, [("0 new.png", "new"), *((name, "other") for name in reversed(names))])
+    run(mine)
+    assert sum(len(read_split(str(mine / "data"), "out", part).captions) for part in ("train", "dev", "test")) == 84
     assert len(read_split(str(mine / "data"), "out", "train").captions) == list(now.values()).count("train")
 
 
