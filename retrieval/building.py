@@ -16,6 +16,7 @@ from features.folder import find_photos, read_images
 from files.reading import read_json
 from inputs import Features, NoImages, Photos, image_batches
 from retrieval.cluster import ClusterIndex, Collection, collecting, open_index, token_of
+from retrieval.connection import is_folder
 from retrieval.encoder import Encoder, join
 from retrieval.index import (
     FORMAT,
@@ -166,7 +167,7 @@ def make(opt) -> None:
                 "images": [os.path.abspath(opt.data_path), opt.images, opt.split],
                 "bank": bank and bank.report, "trust": in_json(bank.trust if bank else None)}
     if opt.engine == "milvus":
-        pointer = {"uri": opt.uri, "collection": opt.collection}
+        pointer = {"uri": os.path.abspath(opt.uri) if is_folder(opt.uri) else opt.uri, "collection": opt.collection}
         place = collecting(opt.output, manifest, pointer, token_of(opt.token_file))
     else:
         place = changing(opt.output, manifest, len(gallery.names))

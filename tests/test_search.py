@@ -552,6 +552,16 @@ def test_milvus_answers_alike(server, make, tmp_path, demo_path, small_run, kind
     there.index.close()
 
 
+def test_a_milvus_folder_is_found_from_everywhere(server, tmp_path, demo_path, small_run, capsys, monkeypatch):
+    os.mkdir(tmp_path / "else")
+    monkeypatch.chdir(tmp_path)
+    run("index", "--checkpoint", small_run(*GAUSSIAN), "--data_path", demo_path, "--images", "demo_precomp", "--output",
+        "there", "--engine", "milvus", "--uri", "photos.db")
+    monkeypatch.chdir(tmp_path / "else")
+    run("query", tmp_path / "there", TEXTS[0], "--top", 1)
+    assert "   1 " in capsys.readouterr().out
+
+
 def test_milvus_takes_changes(server, own, capsys):
     made = index.Index(str(own / "index")).manifest
     folder = own / "there"
