@@ -129,8 +129,10 @@ def query(opt) -> None:
     start = time.perf_counter()
     searcher = opened(opt)
     if opt.sets and (searcher.trust is None or searcher.trust.alpha is None):
-        raise InputError(f"--sets needs a calibration with sets; write it with evaluate.py --checkpoint "
-                         f"{searcher.encoder.run} --confidence --sets 0.1")
+        bank = searcher.index.manifest["bank"]
+        raise InputError("--sets needs a calibration with sets; " + (
+            f"make the index again with --bank {bank['split']} --sets 0.1" if bank else
+            f"write it with evaluate.py --checkpoint {searcher.encoder.run} --confidence --sets 0.1"))
     ready = time.perf_counter()
     found = searcher.find_texts(texts, opt.top) if texts else []
     photos = Photos(opt.photo)
@@ -174,7 +176,8 @@ def told(found: Found, opt) -> list[str]:
 def as_json(found: Found, searcher: Searcher) -> dict:
     """The answers to a query as plain values: those of Found, paths beside names, and what a reader should know."""
     answers = [{**answer._asdict(), "path": searcher.path_of(answer.row)} for answer in found.answers]
-    return {**found._asdict(), "answers": answers, "notes": [*found.notes, *searcher.notes]}
+    always = [] if searcher.calibrated and found.sure is None else searcher.notes   # they are about probabilities
+    return {**found._asdict(), "answers": answers, "notes": [*found.notes, *always]}
 
 
 def serve_page(opt) -> None:

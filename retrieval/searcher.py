@@ -58,6 +58,9 @@ class Searcher:
         if self.encoder.weights != made["weights"]:
             raise InputError(f"{index} was made by the model with {made['weights']}, and {run} holds one with "
                              f"{self.encoder.weights}; name the run that it was made by with --checkpoint, or {AGAIN}")
+        if calibration and made["bank"]:
+            raise InputError(f"{index} was calibrated when it was made, as its query bank changes all scores; leave "
+                             f"--calibration {calibration} out")
         similarity = copy.deepcopy(self.encoder.similarity).cpu()                   # vectors are compared there
         self.vectors = vectors_of(similarity, self.index.origin, made["half"], made["vectors"])
         self.trust: Trust | None = self.index.trust or (

@@ -170,6 +170,20 @@ def test_a_bank_is_taken_from_the_scores(make, demo_path, kind, monkeypatch):
         assert one.sure == pytest.approx(float(logits.softmax(0).max()), rel=1e-4)
 
 
+def test_an_index_with_a_bank_has_a_calibration_of_its_own(own, capsys, monkeypatch):
+    monkeypatch.setattr("evaluation.bank.choose", lambda dev, queries: {"beta": {"t2i": 2.0}})
+    folder = own / "index"
+    run("index", "--checkpoint", index.Index(str(folder)).manifest["run"], "--data_path", own / "data", "--images",
+        "mine", "--output", folder, "--overwrite", "--bank", "train")
+    refused(capsys, search.main, ["query", folder, "a star", "--sets"],
+            "make the index again with --bank train --sets 0.1")
+    refused(capsys, search.main, ["query", folder, "a star", "--calibration", "mine.json"],
+            "leave --calibration mine.json out")
+    run("query", folder, "a star", "--photo", own / "photos" / "0.png", "--json")
+    text, photo = json.loads(capsys.readouterr().out)
+    assert len(text["notes"]) == 2 and len(photo["notes"]) == 1          # a photo's answers have no probabilities
+
+
 def test_no_bank_where_none_helps(make, small_run, demo_path, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("evaluation.bank.choose", lambda dev, queries: {"beta": {"t2i": None}})
     run("index", "--checkpoint", small_run(), "--data_path", demo_path, "--images", "demo_precomp", "--output",
