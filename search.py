@@ -74,6 +74,8 @@ def described(folder: str, made: Index | ClusterIndex) -> list[str]:
         lines.append(f"  query bank: {of['bank']['captions']:,} captions of {of['bank']['split']}, beta "
                      f"{of['bank']['beta']:.3g}")
     lines += [f"  {line}" for line in of.get("check", [])]
+    if of["folder"] and not os.path.isdir(of["folder"]):
+        return [*lines, "  its folder of photos is not there; put it back, or index again with --photos FOLDER"]
     gone = [name for name in names if of["folder"] and not os.path.isfile(os.path.join(of["folder"], name))]
     if gone:
         lines.append(f"  {len(gone):,} photos are gone, the first is {gone[0]}; search.py remove {folder} --gone takes "

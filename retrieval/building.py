@@ -155,6 +155,8 @@ def make(opt) -> None:
     if os.path.exists(os.path.join(opt.output, "manifest.json")) and not opt.overwrite:
         raise InputError(f"{opt.output} is an index already; change it with search.py add or remove, replace it with "
                          "--overwrite, or name another folder")
+    if opt.photos and not os.path.isdir(opt.photos):
+        raise InputError(f"--photos {opt.photos} is no folder; give the one that holds the photos")
     gallery = gallery_of(encoder, opt)
     bank = bank_of(encoder, opt.bank, opt)
     if bank is not None and bank.beta is None:
@@ -269,6 +271,9 @@ def remove(opt) -> tuple[int, int]:
     with changed(opt) as (old, change):
         rows, names, _ = old.listed()
         folder = old.manifest["folder"] or ""
+        if opt.gone and folder and not os.path.isdir(folder):
+            raise InputError(f"{folder} is not there, so all photos look gone; put the folder back, or make the index "
+                             "again with --photos FOLDER")
         out = {k for k, name in enumerate(names) if opt.gone and not os.path.isfile(os.path.join(folder, name))}
         for pattern in opt.names:
             found = {k for k, name in enumerate(names) if name == pattern} or {

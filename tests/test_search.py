@@ -268,6 +268,11 @@ def test_photos_that_are_gone_are_shown_as_gone(make, tmp_path, demo_path, capsy
     assert first.name not in all_answers(folder)
     with pytest.raises(searcher.InputError, match="no photo 99999"):
         Searcher(str(folder)).path_of(99999)
+    os.rename(photos, tmp_path / "moved")                    # or a disk that is not mounted
+    refused(capsys, search.main, ["remove", folder, "--gone"], "photos is not there, so all photos look gone; put")
+    run("info", folder)
+    said = capsys.readouterr().out
+    assert "its folder of photos is not there" in said and "--gone" not in said
 
 
 @pytest.fixture
@@ -468,7 +473,8 @@ def test_unknown_words_are_named(make, capsys):
     (["--output", "FOREIGN/notes.txt"], "is no folder"), (["--images", "nothing"], "there is no folder"),
     (["--images", "demo_region_precomp"], "reads|was trained on"), (["--images", "demo"], "reads features of photos"),
     (["--images", "demo_cxc"], "holds no data set"), (["--sets", "0.1"], "--sets 0.1 belongs to --bank"),
-    (["--bank", "dev"], "beta is chosen on"), (["--hnsw", "--ivfpq"], "not allowed with"),
+    (["--photos", "nowhere"], "--photos nowhere is no folder"), (["--bank", "dev"], "beta is chosen on"),
+    (["--hnsw", "--ivfpq"], "not allowed with"),
     (["--checkpoint", "nowhere"], "there is no checkpoint")])
 def test_bad_indexes(make, tmp_path, capsys, small_run, demo_path, words, message):
     folder = make(*GAUSSIAN, to=tmp_path / "index")
