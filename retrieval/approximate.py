@@ -149,13 +149,20 @@ class Approximate:
 
     def candidates(self, queries, r: int, effort: int | None = None) -> np.ndarray:
         """Rows of vectors that may have the largest inner products with queries (Q, K): (Q, r) int64, the best by
-        their short vectors first; -1 where there are fewer. effort: as tuned unless given."""
+        their short vectors first; -1 where there are fewer. effort: as tuned unless given, and more where it would
+        find less than an r beyond the tuned depth."""
         faiss = faiss_module()
         short = self.projection.queries(torch.as_tensor(queries, dtype=torch.float32))
+        enough = bool(effort or self.tuned and r <= self.tuned.depth)
         effort = effort or (self.tuned.effort if self.tuned else EFFORTS[self.method][3])
-        parameters = (faiss.SearchParametersHNSW(efSearch=max(effort, r)) if self.method == "hnsw" else
-                      faiss.SearchParametersIVF(nprobe=min(effort, self.index.nlist)))
-        return self.index.search(short, r, params=parameters)[1]
+        if self.method == "hnsw":
+            return self.index.search(short, r, params=faiss.SearchParametersHNSW(efSearch=max(effort, r)))[1]
+        while True:
+            lists = min(effort, self.index.nlist)
+            rows = self.index.search(short, r, params=faiss.SearchParametersIVF(nprobe=lists))[1]
+            if enough or lists == self.index.nlist or (rows >= 0).all():
+                return rows
+            effort *= 2
 
     def tune(self, flat: Flat, queries, target: float = 0.98) -> Tuned:
         """Choose the least effort, and then the least depth, at which `target` of the true best ten of `queries` (Q, K)

@@ -65,6 +65,16 @@ def test_candidates_hold_the_best(tmp_path, vectors, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_as_many_candidates_as_are_asked_for(tmp_path, vectors, method):
+    """Also where the lists that were enough for the best ten hold fewer."""
+    images, captions = vectors
+    index = build(flat_of(tmp_path, images), method, str(tmp_path / "index"), captions[:1000], threads=1)
+    index.tune(flat_of(tmp_path, images), captions[1000:1100], 0.5)
+    rows = index.candidates(captions[1400:1420], 1500)
+    assert (rows >= 0).all() and all(len(set(row)) == 1500 for row in rows.tolist())
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_added_vectors_are_found_as_if_they_had_been_there(tmp_path, vectors, method):
     images, captions = vectors
     index = build(flat_of(tmp_path, images[:2500]), method, str(tmp_path / "index"), captions[:1000], threads=1)
