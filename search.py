@@ -295,7 +295,9 @@ def main(argv=None) -> None:
         options(commands.add_parser(name, help=description[:1].lower() + description[1:], description=description))
     opt, more = p.parse_known_args(argv)
     texts = {"query": "text", "remove": "names"}.get(opt.asked)
-    if more and (not texts or any(word.startswith("-") for word in more)):
+    literal = more[:1] == ["--"]                            # what stands behind it is no option
+    more = more[literal:]
+    if more and (not texts or not literal and any(word.startswith("-") for word in more)):
         p.error(f"unrecognized arguments: {' '.join(more)}")
     if more:                                                # argparse takes no text behind an option, so it comes here
         getattr(opt, texts).extend(more)

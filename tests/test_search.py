@@ -545,6 +545,14 @@ def test_json_is_what_programs_read(make, capsys):
     assert isinstance(found[0]["uncertainty"], float) and found[0]["sure"] is None
 
 
+def test_what_stands_behind_two_dashes_is_no_option(make, capsys):
+    folder, _ = make(), capsys.readouterr()
+    run("query", folder, "--json", "--top", 1, "--", "-a star")
+    assert [one["query"] for one in json.loads(capsys.readouterr().out)] == ["-a star"]
+    refused(capsys, search.main, ["query", folder, "--json", "-star"], "unrecognized arguments: -star")
+    refused(capsys, search.main, ["info", folder, "--names", "--", "-star"], "unrecognized arguments: -star")
+
+
 def test_captions_come_from_a_file(make, capsys, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join([*TEXTS, "", ""]))
     run("query", make(), "--captions", tmp_path / "texts.txt", "--json", "--top", 1)
