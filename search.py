@@ -206,7 +206,8 @@ def model_options(p: Arguments) -> None:
 
 def index_options(p: Arguments) -> None:
     p.add_argument("--checkpoint", type=filename, metavar="RUN", help="run folder (default: the newest run)")
-    p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets, also those of "
+                   "the run where they are not where it was trained")
     p.add_argument("--images", type=data_set, metavar="NAME",
                    help="features of photos, a folder below --data_path: what features.extract images --photos wrote, "
                         "or a split of a data set")

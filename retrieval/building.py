@@ -151,6 +151,7 @@ def origin_of(similarity, e: Embedding) -> Embedding:
 def make(opt) -> None:
     """A new index of the photos that the options name. Raises InputError where there is one already."""
     encoder = Encoder(opt.checkpoint, device=opt.device)
+    encoder.options.data_path = data_path_of(encoder.options, opt.data_path)
     refuse_foreign(opt.output)
     if os.path.exists(os.path.join(opt.output, "manifest.json")) and not opt.overwrite:
         raise InputError(f"{opt.output} is an index already; change it with search.py add or remove, replace it with "
@@ -210,8 +211,17 @@ def finish(new: Generation | Collection, old: Index | None, opened) -> None:
 
 def bank_of(encoder: Encoder, split: str | None, opt) -> BankColumn | None:
     """The query bank of a split of the run's data; None where no split is named."""
-    return split and BankColumn(encoder.run, encoder.options.data_name, split, opt.device, getattr(opt, "sets", None),
-                                opt.workers)
+    of = encoder.options
+    return split and BankColumn(encoder.run, of.data_name, split, opt.device, getattr(opt, "sets", None), opt.workers,
+                                of.data_path)
+
+
+def data_path_of(run, given: str) -> str:
+    """The folder of the data that a run with these options was trained on: as it was named then, which may have been
+    from another working directory, or else the one given."""
+    def holds(folder: str) -> bool:
+        return os.path.isdir(os.path.join(folder, run.data_name))
+    return run.data_path if holds(run.data_path) or not holds(given) else given
 
 
 def refuse_foreign(folder: str) -> None:
@@ -299,6 +309,7 @@ def reopened(opt, old: Index | ClusterIndex) -> tuple[Encoder, LiftedVectors | W
         raise InputError(f"{opt.index} was made by the model with {made['weights']}, and {encoder.run} holds one with "
                          f"{encoder.weights}; name the run that it was made by with --checkpoint")
     opt.data_path, opt.images, opt.split = made["images"]
+    encoder.options.data_path = data_path_of(encoder.options, opt.data_path)
     opt.photos = made["folder"]
     return (encoder, vectors_of(encoder.similarity.cpu(), old.origin, made["half"], made["vectors"]),
             gallery_of(encoder, opt))

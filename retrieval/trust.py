@@ -69,13 +69,15 @@ class BankColumn:
     """What a query bank takes from the scores of each image, whatever the query (`evaluation.bank`).
 
     The bank is drawn from the captions of a split of the run's own data, and its beta is chosen on dev. `beta` is None
-    where no beta helps there. trust: fitted on dev with the bank. data: the name of the run's data.
+    where no beta helps there. trust: fitted on dev with the bank. data: the name of the run's data, data_path: their
+    folder, unless it is still where the run was trained.
     """
 
-    def __init__(self, run: str, data: str, split: str, device: str, alpha: float | None, workers: int = 0):
+    def __init__(self, run: str, data: str, split: str, device: str, alpha: float | None, workers: int = 0,
+                 data_path: str | None = None):
         bank.check_splits(split, "test")
-        opt = argparse.Namespace(data_path=None, data_name=None, split=None, vocab=None, dev_images=None, sim=None,
-                                 cxc=False, batch_size=128, workers=workers, device=device)
+        opt = argparse.Namespace(data_path=data_path, data_name=None, split=None, vocab=None, dev_images=None,
+                                 sim=None, cxc=False, batch_size=128, workers=workers, device=device)
         self.queries = members_on([run], opt, split, lambda s: bank.draw(s.caption_image, len(s.images))).members
         dev = members_on([run], opt, "dev")
         chosen = bank.choose(dev, self.queries)

@@ -184,6 +184,24 @@ def test_an_index_with_a_bank_has_a_calibration_of_its_own(own, capsys, monkeypa
     assert len(text["notes"]) == 2 and len(photo["notes"]) == 1          # a photo's answers have no probabilities
 
 
+def test_a_run_whose_data_moved_finds_them_below_data_path(make, small_run, demo_path, tmp_path, monkeypatch):
+    """Or whose --data_path was said from another working directory; index and add alike."""
+    monkeypatch.setattr("evaluation.bank.choose", lambda dev, queries: {"beta": {"t2i": 2.0}})
+    moved = small_run(*GAUSSIAN, to=tmp_path / "moved")
+    for name in ("checkpoint.pt", "model_best.pt"):
+        stored = torch.load(moved / name, weights_only=True)
+        stored["options"]["data_path"] = "nowhere"
+        torch.save(stored, moved / name)
+    answers = []
+    for run_of, folder in ((small_run(*GAUSSIAN), tmp_path / "there"), (moved, tmp_path / "gone")):
+        run("index", "--checkpoint", run_of, "--data_path", demo_path, "--images", "demo_precomp", "--output", folder,
+            "--bank", "train")
+        run("remove", folder, index.Index(str(folder)).items.names[0])
+        run("add", folder)
+        answers.append(all_answers(folder))
+    assert answers[0] == answers[1] and len(answers[0]) == 24
+
+
 def test_no_bank_where_none_helps(make, small_run, demo_path, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("evaluation.bank.choose", lambda dev, queries: {"beta": {"t2i": None}})
     run("index", "--checkpoint", small_run(), "--data_path", demo_path, "--images", "demo_precomp", "--output",
