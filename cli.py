@@ -285,7 +285,20 @@ def unsignalled():
 def run(prog: str, work, *args, several: bool = False) -> int:
     """Call work(*args), the work of a command, and return its status, or 0 where it returns none. Where a user can mend
     what went wrong, the process ends with one line and status 1. On signal n it ends with status 128 + n. several:
-    the processes of torchrun share the work; else they are refused, as all would do the whole of it."""
+    the processes of torchrun share the work; else they are refused, as all would do the whole of it. A process that
+    was in a group (`parallel.processes.joined`) ends here."""
+    try:
+        status = _attempt(prog, work, args, several)
+    except BaseException as error:
+        if leaves:
+            leave(_told(error))
+        raise
+    if leaves:
+        leave(status)
+    return status
+
+
+def _attempt(prog: str, work, args: tuple, several: bool) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # a terminal that cannot show a letter of a caption must not end the command
@@ -318,6 +331,29 @@ def run(prog: str, work, *args, several: bool = False) -> int:
         let_the_first_speak()
         sys.exit(f"{prog}: it needs more memory than there is ({reason(error)}); give smaller sizes, batches or blocks")
     return status or 0
+
+
+leaves = []                           # holds something once this process has been in a group
+
+
+def leave(status: int) -> None:
+    """End this process by its exit handlers, and not by the end of the interpreter. That would destroy the group while
+    it holds Python's lock, and wait for the group's threads, of which one may wait for that lock."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(status)
+
+
+def _told(error: BaseException) -> int:
+    """The exit status for an exception, of which the interpreter would have told as much on stderr."""
+    if not isinstance(error, SystemExit):
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    if isinstance(error.code, str):
+        print(error.code, file=sys.stderr)
+    return 1 if isinstance(error.code, str) else error.code or 0
 
 
 def reason(error: BaseException, most: int = 160) -> str:

@@ -33,7 +33,7 @@ from files.writing import CHANGING
 from inputs import Features, Photos, Tokens, train_transform
 from parallel.share import Share
 from readers.layouts import read_coco_layout, read_karpathy, read_precomputed
-from readers.phrases import Labels, PhraseFetcher, PhraseSplit, Regions, has_phrases, read_phrases
+from readers.phrases import DrawnRegions, Labels, PhraseSplit, Regions, draw_phrases, has_phrases, read_phrases
 from readers.split import Batch, Split, first_images
 from readers.tars import has_tars, index_file, read_tars, shards_of, splits_of, write_index
 from text import Vocabulary
@@ -93,28 +93,26 @@ def features_in(root: str) -> list[str]:
 
 
 class _PairFetcher:
-    """Turns caption indices (B,) into a Batch, of several processes (which one, of how many) into its share."""
+    """Turns caption indices (B,) into them and their images; of several processes (which one, of how many) those of its
+    share. A worker process is given no captions, which the process that asks has."""
 
-    def __init__(self, split: Split, tokens: Tokens, crop_size: int | None, seed: tuple, process: tuple[int, int]):
-        self.split, self.tokens, self.crop_size, self.seed, self.process = split, tokens, crop_size, seed, process
+    def __init__(self, split: Split, crop_size: int | None, seed: tuple, process: tuple[int, int]):
+        self.images, self.caption_image, self.crop_size = split.images, split.caption_image, crop_size
+        self.seed, self.process = seed, process
 
-    def __getitem__(self, chunk) -> Batch:
-        index, source = inputs.supplied(chunk, self.split.images)
-        share = Share.of(len(index), *self.process)
-        tokens, index = self.tokens.batch(index, share.rows), index[share.rows]     # padded as the whole batch
-        image_index = self.split.caption_image[index]
+    def __getitem__(self, chunk) -> tuple[np.ndarray, Tensor]:
+        chunk, source = inputs.supplied(chunk, self.images)
+        index = chunk[Share.of(len(chunk), *self.process).rows]
         if self.crop_size and isinstance(source, Photos):
-            images = self.augmented(source, index, image_index)
-        else:
-            images = source.gather(image_index)
-        return Batch(images, *tokens, torch.from_numpy(image_index), torch.from_numpy(np.asarray(index)), share=share)
+            return chunk, self.augmented(source, index)
+        return chunk, source.gather(self.caption_image[index])
 
-    def augmented(self, source: Photos, index, image_index) -> Tensor:
+    def augmented(self, source: Photos, index) -> Tensor:
         """Photos, cropped and flipped at random by (seed, epoch, caption) alone; workers or resuming change nothing."""
         transform = train_transform(self.crop_size)
         photos = []
         with torch.random.fork_rng(devices=[]):
-            for caption, image in zip(index, image_index):
+            for caption, image in zip(index, self.caption_image[index]):
                 seed = np.random.SeedSequence([*self.seed, int(caption)]).generate_state(1, np.uint64)[0]
                 torch.default_generator.manual_seed(int(seed))   # torch.manual_seed would seed CUDA's generators too
                 photos.append(transform(source.open(int(image))))
@@ -131,7 +129,12 @@ def pair_batches(split: Split, tokens: Tokens, order, batch_size: int, *, worker
     """
     chunks = inputs.chunks(np.ascontiguousarray(order), batch_size)[skip:]
     chunks = split.images.supply(chunks, split.caption_image.__getitem__, seed)
-    return inputs.stream(_PairFetcher(split, tokens, crop_size, seed, process), chunks, workers * split.images.parallel)
+    fetch = _PairFetcher(split, crop_size, seed, process)
+    for chunk, images in inputs.stream(fetch, chunks, workers * split.images.parallel):
+        share = Share.of(len(chunk), *process)
+        index = chunk[share.rows]
+        yield Batch(images, *tokens.batch(chunk, share.rows), torch.from_numpy(split.caption_image[index]),
+                    torch.from_numpy(index), share=share)                           # padded as the whole batch
 
 
 def phrase_batches(split: PhraseSplit, tokens: Tokens, photos, size: int, labels: Labels, *, workers: int = 0,
@@ -139,7 +142,11 @@ def phrase_batches(split: PhraseSplit, tokens: Tokens, photos, size: int, labels
     """Yield labelled batches of the proposals and phrases of `size` photos each, in the given order of photos. The
     first `skip` batches are left out (resuming)."""
     chunks = inputs.chunks(np.ascontiguousarray(photos), size)[skip:]
-    return inputs.stream(PhraseFetcher(split, tokens, labels, seed), chunks, workers * split.images.parallel)
+    drawn = (draw_phrases(split, labels, seed, chunk) for chunk in chunks)
+    for (rows, columns, label), regions in inputs.stream(DrawnRegions(split.images), drawn,
+                                                         workers * split.images.parallel):
+        yield Batch(regions, *tokens.batch(columns), torch.from_numpy(rows), torch.from_numpy(columns),
+                    labels=torch.from_numpy(label))
 
 
 def check_phrases(root: str, regions: Regions, text_features: str | None, unused: dict) -> int:

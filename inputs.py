@@ -1,13 +1,9 @@
 """Reads what models take as input: image features, photos, and captions as numbers or as features."""
-import atexit
-import functools
 import hashlib
 import math
 import mmap
-import multiprocessing
 import os
 import sys
-import weakref
 from itertools import chain
 from typing import NamedTuple
 
@@ -15,22 +11,19 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-import cli
 from cli import InputError
 from files.advice import HELP
 from files.photos import read_photo
 from files.reading import read_json
 from files.shards import Shards, read_rows
-from parallel import processes
+from parallel.reading import stream
 from text import UNK, Trigrams, Vocabulary
 
 SCAN_BYTES = 4 << 30                  # feature files up to this size are checked for NaN before training
 RESIDENT_BYTES = 1 << 30              # bytes read from a mapped file before its memory pages are released
 ALL = slice(None)                     # rows of a batch
-AHEAD = 2                             # chunks that each worker process is given before their results are asked for
 SQUARABLE = 1e-18, 1e18                # float32 can sum the squares of numbers between these
 
 
@@ -55,12 +48,26 @@ class Features(Images):
 
     def __init__(self, path: str):
         self.path, self.step = path, 1                                              # row of image i: i * step
-        self.array = read_rows(path, "write it again with np.save(path, array.astype(np.float32))")
+        self.map()
         if self.array.dtype.kind != "f" or self.array.ndim not in (2, 3) or 0 in self.array.shape:
             raise InputError(f"{path} holds {self.array.dtype} of shape {self.array.shape}; features are float16 or "
                              "float32 of shape (images, F) or (images, regions, F)")
+
+    def map(self) -> None:
+        """Map the file, or its shards."""
+        self.array = read_rows(self.path, "write it again with np.save(path, array.astype(np.float32))")
         parts = self.array.parts if isinstance(self.array, Shards) else [self.array]
         self.mappings, self.unreturned = [part.base for part in parts], 0           # the mmap.mmap below each
+
+    def __getstate__(self) -> dict:
+        """What a worker process is given: it maps the file itself."""
+        return {**self.__dict__, "array": (self.array.shape, self.array.dtype), "mappings": None}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self.map()
+        if (self.array.shape, self.array.dtype) != state["array"]:
+            raise InputError(f"{self.path} has changed while it was read; call the command again")
 
     def __len__(self) -> int:
         return len(self.array) // self.step
@@ -351,7 +358,7 @@ def told_of(captions: list[str]) -> dict:
     return {"captions_sha256": hashlib.sha256("\n".join(captions).encode()).hexdigest()}
 
 
-# ---- reading in order with several processes
+# ---- reading in order
 
 def supplied(chunk, images) -> tuple:
     """A chunk's rows, and what their images are read from: what `Images.supply` added to it, or else `images`."""
@@ -369,67 +376,6 @@ class _ImageFetcher:
         return images.gather(index)
 
 
-class _Guarded:
-    """Returns an InputError of a worker process as a value; raised there, it would arrive as a traceback."""
-
-    def __init__(self, fetch):
-        self.fetch = fetch
-
-    def __getitem__(self, chunk):
-        try:
-            return None if chunk is None else self.fetch[chunk]
-        except InputError as error:
-            return error
-
-
-def _same(x):
-    return x
-
-
-_reading = weakref.WeakSet()          # iterators whose worker processes are running
-
-
-def _end_without(parent: int, worker: int) -> None:
-    """End this worker process if its parent has been killed already. PyTorch's own check looks only for a change of the
-    parent from now on, so the worker would wait for ever."""
-    if multiprocessing.get_start_method() == "fork" and os.getppid() != parent:
-        os._exit(1)
-
-
-@atexit.register
-def _end_workers() -> None:
-    """End all worker processes at exit. Otherwise multiprocessing would wait for them for ever: it ends workers by a
-    signal, and their signals are blocked."""
-    for results in list(_reading):
-        results._shutdown_workers()
-
-
-def stream(fetch, chunks, workers: int):
-    """Yield fetch[chunk] for every chunk, in order, read by `workers` processes (0: by this one). Signals do not reach
-    the workers; the main process saves its state and then ends them. Raises an InputError of theirs."""
-    if not workers:
-        yield from (fetch[chunk] for chunk in chunks)
-        return
-    own = torch.Generator()                              # torch's global one is training's, which resumes from it
-    # making the chunks may take long or fail, so those that `iter` asks for are empty
-    asked = chain([None] * (AHEAD * workers), chunks)
-    loader = DataLoader(_Guarded(fetch), sampler=asked, batch_size=None, num_workers=workers, collate_fn=_same,
-                        prefetch_factor=AHEAD, generator=own,
-                        worker_init_fn=functools.partial(_end_without, os.getpid()))
-    processes.settle()
-    with cli.unsignalled():
-        results = iter(loader)                              # this starts the processes
-    _reading.add(results)
-    try:
-        for result in results:
-            if isinstance(result, InputError):
-                raise result
-            if result is not None:
-                yield result
-    finally:
-        results._shutdown_workers()                         # as __del__ does, which a traceback would delay
-
-
 def chunks(order, batch_size: int) -> list[np.ndarray]:
     return [order[k:k + batch_size] for k in range(0, len(order), batch_size)]
 
@@ -437,4 +383,4 @@ def chunks(order, batch_size: int) -> list[np.ndarray]:
 def image_batches(images, batch_size: int, workers: int = 0, rows=None):
     """Yield all images of a split, or those of `rows` (K,), in batches, each image once, in order."""
     rows = np.arange(len(images)) if rows is None else rows
-    return stream(_ImageFetcher(images), images.supply(chunks(rows, batch_size), _same), workers * images.parallel)
+    return stream(_ImageFetcher(images), images.supply(chunks(rows, batch_size), np.asarray), workers * images.parallel)

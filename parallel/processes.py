@@ -13,18 +13,16 @@ import re
 import signal
 import sys
 import threading
-import time
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import cli
 from cli import InputError, count, first, rank, reason
 from parallel.share import spread
 
-SETTLED = 1.0                         # seconds in which Gloo lets go of the last tensors, see `joined`
-BRIEFLY = 0.2                         # the same before each fork, see `settle`
 PATIENCE = 20.0                       # seconds after a signal in which a process that waits for another may end
 LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|process group|socket", re.IGNORECASE)
 _parts = itertools.count()            # of `all_or_none`, equally many in all processes
@@ -47,7 +45,11 @@ def local(device: torch.device) -> torch.device:
 def joined(device: torch.device, minutes: float = 30.0):
     """A context in which the processes hear of each other: tensors of GPUs over NCCL, all else over Gloo; and only the
     first one speaks. One process alone needs none. minutes: how long one waits for the others, which differ by what
-    the first one writes. Raises InputError where another process has ended."""
+    the first one writes. Raises InputError where another process has ended.
+
+    At the end they wait for each other, so that none leaves while another needs it. The group is not destroyed: its
+    destructor waits for Gloo's threads, which may wait for Python's lock, which the destructor's thread may hold. So a
+    process that was in a group ends by `cli.leave`, as every command does (`cli.run`)."""
     if count() == 1:
         yield
         return
@@ -56,9 +58,9 @@ def joined(device: torch.device, minutes: float = 30.0):
     with noticing(), ended(), contextlib.nullcontext() if first() else silent():
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
                                 timeout=datetime.timedelta(minutes=minutes))
+        cli.leaves.append("group")
         yield
-        time.sleep(SETTLED)                                 # its threads need Python's lock; what follows holds it
-        dist.destroy_process_group()                        # after an error not before it is told, at the exit
+        wait()
 
 
 @contextlib.contextmanager
@@ -90,12 +92,13 @@ def noticing():
         return
     seen, told = os.pipe()
     os.set_blocking(told, False)
-    before = signal.set_wakeup_fd(told)
+    before, over = signal.set_wakeup_fd(told), threading.Event()
 
     def wait():
         while number := os.read(seen, 1):
             if number[0] in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                time.sleep(PATIENCE)
+                if over.wait(PATIENCE):
+                    return
                 with contextlib.suppress(OSError):
                     print(f"process {rank()} of {count()} was stopped by signal {number[0]} while it waited for the "
                           "others; files that were complete still are: call the command again, train.py with --resume",
@@ -106,6 +109,7 @@ def noticing():
         yield
     finally:
         signal.set_wakeup_fd(before)
+        over.set()
         os.close(told)                                      # `wait` reads the end of it and returns
 
 
@@ -138,13 +142,6 @@ def summed(values: torch.Tensor) -> torch.Tensor:
     if count() > 1:
         dist.all_reduce(values)
     return values
-
-
-def settle() -> None:
-    """Let Gloo's threads let go of the last tensors, before this process is forked: a thread that begins to use Python
-    just then leaves a lock of Python's closed in the child, which waits for it for ever."""
-    if count() > 1:
-        time.sleep(BRIEFLY)
 
 
 def wait() -> None:

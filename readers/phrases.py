@@ -18,7 +18,7 @@ from files.entities import Entities, photo_paths, read_entities
 from files.proposals import Proposals, read_proposals, read_region_features
 from files.reading import read_json
 from inputs import Features, NoImages, extractors
-from readers.split import Batch, Split, read_text_features
+from readers.split import Split, read_text_features
 
 GEOMETRY = 5                          # numbers that say where a box lies
 
@@ -161,44 +161,47 @@ class Labels(NamedTuple):
     drawn: int = 2                    # proposals that do not fit, drawn for each phrase (CITE)
 
 
-class PhraseFetcher:
-    """Turns photo numbers (G,) into a Batch: their phrases, proposals drawn for them, and which of these fit.
+class DrawnRegions:
+    """Adds the regions to what was drawn of photos: (proposals, ...) -> (it, regions)."""
+
+    def __init__(self, images: RegionFeatures):
+        self.images = images
+
+    def __getitem__(self, drawn: tuple) -> tuple[tuple, Tensor]:
+        return drawn, self.images.gather(drawn[0])
+
+
+def draw_phrases(split: PhraseSplit, wanted: Labels, seed: tuple, photos) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of photos (G,): proposals (R,), phrases (M,), and which of them fit, labels (R, M) int8.
 
     For each phrase one proposal that fits and `drawn` that do not are drawn, by (seed, photo) alone. All pairs of a
     proposal and a phrase of one photo are labelled then, so a phrase is compared with what was drawn for the others,
     too.
     """
+    rows, columns, blocks = zip(*(draw(split, wanted, seed, int(n)) for n in photos))
+    labels = np.zeros((sum(map(len, rows)), sum(map(len, columns))), np.int8)
+    i = j = 0
+    for block in blocks:                                                            # (r, m) on the diagonal
+        labels[i:i + block.shape[0], j:j + block.shape[1]] = block
+        i, j = i + block.shape[0], j + block.shape[1]
+    return np.concatenate(rows), np.concatenate(columns), labels
 
-    def __init__(self, split: PhraseSplit, tokens, labels: Labels, seed: tuple):
-        self.split, self.tokens, self.labels, self.seed = split, tokens, labels, seed
 
-    def __getitem__(self, photos) -> Batch:
-        drawn = [self.draw(int(n)) for n in photos]
-        rows, columns, blocks = zip(*drawn)
-        labels = torch.zeros(sum(map(len, rows)), sum(map(len, columns)), dtype=torch.int8)
-        i = j = 0
-        for block in blocks:                                                        # (r, m) on the diagonal
-            labels[i:i + block.shape[0], j:j + block.shape[1]] = torch.from_numpy(block)
-            i, j = i + block.shape[0], j + block.shape[1]
-        rows, columns = np.concatenate(rows), np.concatenate(columns)
-        return Batch(self.split.images.gather(rows), *self.tokens.batch(columns), torch.from_numpy(rows),
-                     torch.from_numpy(columns), labels=labels)
-
-    def draw(self, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of photo n: the proposals drawn (r,), its phrases that one of them fits (m,), and labels (r, m) int8."""
-        rng = np.random.default_rng([*self.seed, n])
-        wanted, overlap = self.labels, self.split.overlap(n)                        # (P, m)
-        fits = overlap >= wanted.positive
-        kept = fits.any(0)
-        overlap, fits, columns = overlap[:, kept], fits[:, kept], self.split.columns(n)[kept]
-        lot = rng.random(overlap.shape)
-        apart = overlap < wanted.negative
-        drawn = np.zeros(len(overlap), bool)
-        drawn[np.where(fits, lot, -1).argmax(0)] = True                             # one that fits each phrase
-        order = np.where(apart, lot, -1).argsort(0)[::-1][:wanted.drawn]            # (drawn, m)
-        drawn[order[np.take_along_axis(apart, order, 0)]] = True
-        rows = np.flatnonzero(drawn)
-        return self.split.start[n] + rows, columns, fits[rows].astype(np.int8) - apart[rows]
+def draw(split: PhraseSplit, wanted: Labels, seed: tuple, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of photo n: the proposals drawn (r,), its phrases that one of them fits (m,), and labels (r, m) int8."""
+    rng = np.random.default_rng([*seed, n])
+    overlap = split.overlap(n)                                                      # (P, m)
+    fits = overlap >= wanted.positive
+    kept = fits.any(0)
+    overlap, fits, columns = overlap[:, kept], fits[:, kept], split.columns(n)[kept]
+    lot = rng.random(overlap.shape)
+    apart = overlap < wanted.negative
+    drawn = np.zeros(len(overlap), bool)
+    drawn[np.where(fits, lot, -1).argmax(0)] = True                                 # one that fits each phrase
+    order = np.where(apart, lot, -1).argsort(0)[::-1][:wanted.drawn]                # (drawn, m)
+    drawn[order[np.take_along_axis(apart, order, 0)]] = True
+    rows = np.flatnonzero(drawn)
+    return split.start[n] + rows, columns, fits[rows].astype(np.int8) - apart[rows]
 
 
 def learnable(split: PhraseSplit, positive: float) -> np.ndarray:

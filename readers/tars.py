@@ -151,6 +151,9 @@ class TarPhotos(Photos):
         self.captions = [captions for entry in index for _, captions in entry["samples"]]
         self.start = np.cumsum([0, *(len(entry["samples"]) for entry in index)])    # (K + 1,)
 
+    def __getstate__(self) -> dict:
+        return {}                                           # a worker process is given the photos with each chunk
+
     @property
     def paths(self) -> list[str]:
         raise InputError(f"the photos of {self.shards[0]} are in tar shards, which training, evaluation and pictures "

@@ -3,8 +3,10 @@ import contextlib
 import json
 import multiprocessing
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 
@@ -61,20 +63,16 @@ def unwritable(folder) -> list[str]:
 
 
 # Processes are forked from one that has loaded torch and the commands, and runs no threads. The tests' own process has
-# threads of servers and of browsers, and a fork would have their locks without them.
+# threads of servers and of browsers, and a fork would have their locks without them. It begins before a test reads with
+# worker processes, which would begin it with less.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.test_stopping", "tests.test_train"])
-
-
-def forked(work, words) -> None:
-    multiprocessing.set_start_method("fork", force=True)    # of its own processes, as where a user starts it
-    work(*words)
 
 
 def in_a_process(work, *words, seconds: float = 200):
     """The ended process of a module's function, called with these words. Fails if it takes longer than `seconds`, and
     ends it. Its exitcode is negative where a signal ended it."""
-    process = FORKS.Process(target=forked, args=(work, words))
+    process = FORKS.Process(target=work, args=words)
     process.start()
     process.join(seconds)
     if process.is_alive():
@@ -86,8 +84,8 @@ def in_a_process(work, *words, seconds: float = 200):
 @contextlib.contextmanager
 def started(*words, **options):
     """A Python command as users start it, which does not outlive the block, and does not keep a failed test waiting."""
-    process = subprocess.Popen([sys.executable, *map(str, words)], cwd=ROOT, text=True,
-                               **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": heed, **options})
+    process = subprocess.Popen([sys.executable, *map(str, words)], text=True,
+                               **{"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options})
     try:
         yield process
     finally:
@@ -99,9 +97,19 @@ def started(*words, **options):
 
 
 def heed() -> None:
-    """In a new process: its signals as of a terminal, also where the tests run by nohup or in the background."""
+    """Signals that are ignored, as where the tests run by nohup or in the background, are caught and then forgotten. So
+    the programs that this process starts do not ignore them either, as those of a terminal do not."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+
+
+def free_port() -> int:
+    """A port below those that the system gives to connections, so that none of these takes it before it is used."""
+    while True:
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port := random.SystemRandom().randrange(10_000, 32_000)))
+            return port
 
 
 def log_of(folder, keep=lambda line: True) -> list[dict]:

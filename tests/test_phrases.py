@@ -21,7 +21,7 @@ from features import proposals
 from features.extract import main as extract
 from files.entities import read_entities
 from files.proposals import read_proposals
-from readers.phrases import Labels, PhraseFetcher, Regions, geometry_of, learnable
+from readers.phrases import Labels, Regions, draw, geometry_of, learnable
 from tests.helpers import log_of, refused, same_weights
 
 SMALL = ["--data_name", "demo_entities", "--embed_size", "24", "--word_dim", "12", "--num_epochs", "10", "--batch_size",
@@ -186,13 +186,11 @@ def test_labels_are_those_of_a_loop(root, labels):
 
 def test_what_is_drawn_depends_on_the_seed_and_the_photo_alone(root):
     split = read_split(root, "demo_entities", "train")
-    tokens = split.encode(data.Vocabulary.build(split.words))
-    here, again, other = (PhraseFetcher(split, tokens, Labels(), seed) for seed in ((0, 1), (0, 1), (0, 2)))
-    one = here.draw(4)
-    here.draw(5)
-    assert all(np.array_equal(a, b) for a, b in zip(one, again.draw(4)))
-    assert any(not np.array_equal(one[0], other.draw(n)[0]) for n in (4,))
-    drawn = {row for seed in range(60) for row in PhraseFetcher(split, tokens, Labels(), (seed, 0)).draw(4)[0].tolist()}
+    one = draw(split, Labels(), (0, 1), 4)
+    draw(split, Labels(), (0, 1), 5)
+    assert all(np.array_equal(a, b) for a, b in zip(one, draw(split, Labels(), (0, 1), 4)))
+    assert not np.array_equal(one[0], draw(split, Labels(), (0, 2), 4)[0])
+    drawn = {row for seed in range(60) for row in draw(split, Labels(), (seed, 0), 4)[0].tolist()}
     compared = (split.overlap(4) >= 0.7).any(1) | (split.overlap(4) < 0.3).any(1)
     assert drawn == set(split.start[4] + np.flatnonzero(compared))                  # over epochs all that can be drawn
 

@@ -1,12 +1,9 @@
 """Several processes that share each batch learn what one process learns: real processes over Gloo, in float64."""
 import os
-import socket
 
 import pytest
 import torch
 
-import cli
-import inputs
 import train
 from checkpoints import load_checkpoint
 from parallel import processes, share
@@ -91,21 +88,15 @@ def doubled(batch):
         unpaired=batch.unpaired and doubled(batch.unpaired), negatives=batch.negatives and doubled(batch.negatives))
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def found(demo_path, small_run, tmp_path_factory) -> dict:
     """{number of processes: what each of them saved}."""
     folder, started = tmp_path_factory.mktemp("processes"), []
     for count in (1, 2, 3):
-        port = free_port()
+        port = helpers.free_port()
         for rank in range(count):
             words = demo_path, str(small_run()), rank, count, port, str(folder / f"{count}_{rank}.pt")
-            started.append(helpers.FORKS.Process(target=helpers.forked, args=(learned, words)))
+            started.append(helpers.FORKS.Process(target=learned, args=words))
             started[-1].start()
         for process in started:
             process.join(240)
@@ -175,20 +166,3 @@ def test_one_process_shares_nothing():
         assert share.whole(x) is x and share.total(x) is x and share.items(x) == 4 and share.start() == 0
         assert torch.equal(share.mean(x), x.mean()) and share.of_rows(x) is None
         assert share.drawn(torch.zeros_like, x).shape == x.shape
-
-
-def test_gloo_settles_before_workers_are_forked(monkeypatch):
-    """A worker that is forked while a thread of Gloo begins to use Python can wait for ever for that thread's lock."""
-    seen, real = [], cli.unsignalled
-    monkeypatch.setattr(processes, "settle", lambda: seen.append("settled"))
-    monkeypatch.setattr(cli, "unsignalled", lambda: seen.append("forks") or real())
-    assert list(inputs.stream(range(4), [0, 3], 1)) == [0, 3] and seen == ["settled", "forks"]
-
-
-@pytest.mark.parametrize("count, seconds", [(1, []), (2, [processes.BRIEFLY])])
-def test_only_several_processes_settle(monkeypatch, count, seconds):
-    waited = []
-    monkeypatch.setattr(processes, "count", lambda: count)
-    monkeypatch.setattr(processes.time, "sleep", waited.append)
-    processes.settle()
-    assert waited == seconds

@@ -275,10 +275,12 @@ def test_a_run_that_changes_while_processes_read_it_is_refused(monkeypatch):
 
 def find(folder: str) -> None:
     """Write what this process finds."""
-    with processes.joined(torch.device("cpu")):
-        found = {name: plain(value) for name, value in outcomes().items()}
-        with open(os.path.join(folder, f"{processes.rank()}.json"), "w") as f:
-            json.dump(found, f)
+    def work():
+        with processes.joined(torch.device("cpu")):
+            found = {name: plain(value) for name, value in outcomes().items()}
+            with open(os.path.join(folder, f"{processes.rank()}.json"), "w") as f:
+                json.dump(found, f)
+    cli.run("find", work, several=True)
 
 
 def die(*words: str) -> None:

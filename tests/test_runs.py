@@ -2,6 +2,7 @@
 import json
 import os
 import shutil
+import sys
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from checkpoints import load_checkpoint
 from cli import InputError
 from files.reading import holds_keys
 from files.writing import atomic, locked, output, part_of, save_json
-from tests.helpers import log_of, refused, same_runs, trained
+from tests.helpers import in_a_process, log_of, refused, same_runs, trained
 from train import parse_args
 
 
@@ -223,10 +224,7 @@ def test_what_breaks_while_writing_leaves_the_old_file_alone(tmp_path):
 
 def test_what_a_killed_process_left_is_cleared_by_the_next(tmp_path):
     path = str(tmp_path / "a.txt")
-    dead = os.fork()
-    if not dead:
-        os._exit(0)
-    os.waitpid(dead, 0)
+    dead = in_a_process(os.getpid).pid
     for name in (f".a.txt.{dead}.part", f".a.txt.{os.getppid()}.part", ".b.txt.1.part"):
         (tmp_path / name).write_text("half")
     with atomic(path) as f:
@@ -235,16 +233,17 @@ def test_what_a_killed_process_left_is_cleared_by_the_next(tmp_path):
     assert os.path.basename(part_of(path)) == f".a.txt.{os.getpid()}.part"
 
 
+def lock(folder: str, holder: int) -> None:
+    try:
+        with locked(folder, "training"):
+            sys.exit(0)
+    except InputError as error:
+        sys.exit(1 if f"another process is training {folder} (number {holder})" in str(error) else 2)
+
+
 def test_a_lock_is_of_one_process_and_ends_with_it(tmp_path):
     def other() -> int:
-        child = os.fork()
-        if not child:
-            try:
-                with locked(str(tmp_path), "training"):
-                    os._exit(0)
-            except InputError as error:
-                os._exit(1 if f"another process is training {tmp_path} (number {os.getppid()})" in str(error) else 2)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return in_a_process(lock, str(tmp_path), os.getpid()).exitcode
     with locked(str(tmp_path), "training"):
         assert other() == 1
     assert other() == 0 and other() == 0

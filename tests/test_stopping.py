@@ -19,7 +19,7 @@ from checkpoints import load_checkpoint
 from cli import Stop, Stopped
 from features import extract
 from files import log, writing
-from tests.helpers import FORKS, ROOT, STEPS, heed, in_a_process, refused, same_runs, started
+from tests.helpers import FORKS, ROOT, STEPS, in_a_process, refused, same_runs, started
 
 WORDS = [*STEPS, "--num_epochs", "3", "--sim", "wasserstein", "--val_step", "5", "--batch_size", "40", "--log_step",
          "3"]
@@ -108,25 +108,55 @@ def test_a_kill_after_any_change_of_a_file_loses_nothing(tmp_path, demo_path, wh
         shutil.rmtree(folder)
 
 
-ORPHAN = """
-import os, signal, time
+class Orphaning:
+    """Kills this process when a worker process reads with it, or as soon as one has it."""
+
+    def __init__(self, at_once: bool):
+        self.at_once, self.pid = at_once, os.getpid()
+
+    def __setstate__(self, state):
+        self.__dict__ = state
+        if self.at_once:
+            self[0]
+
+    def __getitem__(self, chunk):
+        os.kill(self.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_worker_ends_whose_parent_is_killed(at_once):
+    """It holds what the parent's output goes to, and nothing but SIGKILL would end it."""
+    code = "import inputs; from tests.test_stopping import Orphaning; list(inputs.stream(Orphaning({}), [0], 1))"
+    with started("-c", code.format(at_once), stderr=None) as process:
+        assert process.communicate(timeout=60) == ("", None) and process.returncode == -signal.SIGKILL
+
+
+READING = """
+import os, threading
+from multiprocessing import forkserver
 import numpy as np
 import inputs
-
-def orphaned():
-    parent = os.getppid()
-    os.kill(parent, signal.SIGKILL)
-    while os.getppid() == parent:
-        time.sleep(0.01)
-os.register_at_fork(after_in_child=orphaned)
-list(inputs.stream(np.arange(4), [0, 1], 1))
+forks, end = [], threading.Event()
+os.register_at_fork(before=lambda: forks.append(1))
+threading.Thread(target=end.wait).start()
+for value in inputs.stream(np.arange(9), [3, 8], 2):
+    print(value)
+    server = forkserver._forkserver._forkserver_pid
+    print(len(forks), len(os.listdir(f"/proc/{server}/task")))
+    blocked = next(line for line in open(f"/proc/{server}/status") if line.startswith("SigBlk"))
+print(f"{int(blocked.split()[1], 16):b}")
+end.set()
 """
 
 
-def test_a_worker_ends_whose_parent_is_killed_while_it_starts():
-    """It holds what the parent's output goes to, and nothing but SIGKILL would end it."""
-    with started("-c", ORPHAN, stderr=None) as process:
-        assert process.communicate(timeout=60) == ("", None) and process.returncode == -signal.SIGKILL
+def test_no_process_with_threads_is_forked():
+    """Workers are forked from a server of one thread, which signals do not reach, and which finds the project from
+    every folder. A script without a guard is not run by them again."""
+    with started("-c", READING, cwd="/", env={**os.environ, "PYTHONPATH": ROOT}) as process:
+        out, err = process.communicate(timeout=60)
+    *read, blocked = out.split()
+    assert read == ["3", "0", "1", "8", "0", "1"] and not err, (out, err)
+    assert all(int(blocked, 2) >> number - 1 & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 
 # ---- signals to a group
@@ -143,7 +173,7 @@ def in_a_group(code: str, *words, delay=None, number=None) -> subprocess.Complet
     """A new Python with `code` in a session of its own, as a batch system starts a job. `delay`: seconds until the
     whole group gets the signal `number`, where the code does not send it itself. Nothing of the session may live on."""
     process = subprocess.Popen([sys.executable, *(["-c", code] if code else []), *map(str, words)], cwd=ROOT, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, preexec_fn=heed)
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     if delay is not None:
         time.sleep(delay)
         os.killpg(process.pid, number)
@@ -182,7 +212,8 @@ def signal_in(main, where: str, call: int, number: int, words, outputs) -> None:
             os.killpg(0, number)
         return real(*args, **kwargs)
     os.setsid()
-    heed()
+    for given in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(given, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)                  # as Python starts where it is not ignored
     for stream, path in zip((1, 2), outputs):
         os.dup2(os.open(path, os.O_WRONLY), stream)

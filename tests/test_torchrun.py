@@ -10,8 +10,7 @@ import time
 import pytest
 
 from checkpoints import load_checkpoint
-from tests.helpers import ROOT, STEPS, heed, log_of, same_runs
-from tests.test_processes import free_port
+from tests.helpers import ROOT, STEPS, free_port, log_of, same_runs
 
 
 @contextlib.contextmanager
@@ -24,7 +23,7 @@ def two(*words, train=("train.py",)):
             env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             ranks.append(subprocess.Popen([sys.executable, *train, *STEPS, *map(str, words)], cwd=ROOT, text=True,
-                                          env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed))
+                                          env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
         yield ranks
     finally:
         for process in ranks:
@@ -177,7 +176,7 @@ def test_a_signal_ends_one_that_waits_for_the_others(tmp_path):
             env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                    "MASTER_PORT": str(port)}
             ranks.append(subprocess.Popen([sys.executable, "-c", WAITING], cwd=ROOT, text=True, env=env,
-                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed))
+                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE))
         assert ranks[0].stdout.readline() == "waits\n"
         time.sleep(0.5)
         ranks[0].send_signal(signal.SIGTERM)

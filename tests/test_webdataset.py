@@ -30,7 +30,7 @@ from files.reading import read_json
 from files.tars import expand, samples
 from readers import tars
 from runs import load_data
-from tests.helpers import ROOT, SMALL, heed, in_a_process, options, refused, same_runs
+from tests.helpers import ROOT, SMALL, in_a_process, options, refused, same_runs
 from text import Vocabulary
 
 pytest.importorskip("webdataset", reason="webdataset is an optional package (requirements-webdataset.txt)")
@@ -276,7 +276,7 @@ def test_a_signal_leaves_a_checkpoint_and_no_process(piped, whole_run, tmp_path,
     words = [*SMALL, "--data_path", piped[0], *WORDS, "--cnn_weights", weights, "--shuffle_window", 12, "--logger_name",
              tmp_path / "run", "--workers", 1, "--train_shards", pipes, "--num_epochs", 200]
     process = subprocess.Popen([sys.executable, "train.py", *map(str, words)], cwd=ROOT, start_new_session=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     for _ in range(600):
         time.sleep(0.1)
         if (tmp_path / "began").exists() and (tmp_path / "run" / "log.jsonl").exists() and \
