@@ -3,7 +3,6 @@ import hashlib
 import math
 import mmap
 import os
-import sys
 from itertools import chain
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from files.advice import HELP
 from files.photos import read_photo
 from files.reading import read_json
 from files.shards import Shards, read_rows
+from files.vision import import_torchvision
 from parallel.reading import stream
 from text import UNK, Trigrams, Vocabulary
 
@@ -300,25 +300,6 @@ class CaptionFeatures:
     def batch(self, index, rows=ALL) -> tuple[Tensor, Tensor]:
         """Captions `index` (B,) as features (B, F) and lengths (B,), which are all 1; or `rows` of both."""
         return self.features.gather(index[rows]), torch.from_numpy(self.length[index[rows]])
-
-
-def import_torchvision():
-    """Import torchvision, even beside a CPU-only torch, where the compiled part of its wheel cannot load.
-
-    There the import fails at two detection operators that were never registered. Nothing here calls them, so it is
-    enough to declare their signatures.
-    """
-    try:
-        import torchvision
-    except RuntimeError as error:
-        if "torchvision::" not in str(error):
-            raise
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        import torchvision
-    return torchvision
 
 
 def rows_per_image(images: Features) -> int:

@@ -25,6 +25,7 @@ from checkpoints import load_checkpoint, load_weights
 from cli import InputError, Stop, Stopped, torch_device
 from devices.compiling import compile_parts
 from devices.feeding import on_device
+from devices.load import Load
 from devices.precision import always_alike, full_float32, use_tf32
 from evaluation.described import described
 from evaluation.sources import validate
@@ -278,6 +279,7 @@ class Folder:
             self.begin(held, resumed)
         processes.wait()                                    # the others until it has; where it fails they end, too
         self.log = Log(self.path, run.state, opt.num_epochs) if processes.first() else NoLog(opt.num_epochs)
+        self.load = Load(torch.get_num_threads() if run.device.type == "cpu" else 1)
 
     def begin(self, held: contextlib.ExitStack, resumed: dict | None) -> None:
         """Lock the folder and describe the run in it."""
@@ -323,6 +325,8 @@ class Folder:
             "lr": self.run.optimizers["optimizer"].param_groups[0]["lr"], "batch_time": batch_time,
             "data_time": data_time,
             **(terms if parts else {})}, kind="step")
+        if note := self.load.note():
+            self.log.say(f"{note} {self.path}")
 
     def end_epoch(self) -> None:
         state = self.run.state

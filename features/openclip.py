@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cli import InputError, reason
 from features.photos import checksum
-from inputs import import_torchvision
+from files.vision import import_torchvision
 
 PREPARED = "mean", "std", "interpolation", "resize_mode"    # how published weights want their photos
 OFFLINE = "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"          # read when huggingface_hub and transformers are imported

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 import cli
 from cli import InputError
+from files.vision import import_torchvision
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 AHEAD = 2                             # chunks that each worker process is given before their results are asked for
@@ -36,7 +37,7 @@ class _Guarded:
         try:
             if self.fetch is None:
                 if self.torchvision:
-                    from parallel import vision  # noqa: F401
+                    import_torchvision()
                 self.fetch = pickle.loads(self.pickled)     # which the process that asks has made
             return None if chunk is None else self.fetch[chunk]
         except InputError as error:

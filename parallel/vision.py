@@ -1,4 +1,4 @@
-"""Loads torchvision when it is imported, as worker processes need it that read photos."""
-from inputs import import_torchvision
+"""Loads torchvision when it is imported: what the server of worker processes loads where photos are read."""
+from files.vision import import_torchvision
 
 import_torchvision()

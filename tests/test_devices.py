@@ -13,7 +13,7 @@ from torch import Tensor
 import encoders
 from checkpoints import load_checkpoint
 from cli import InputError
-from devices import feeding, precision
+from devices import feeding, load, precision
 from devices.compiling import compile_parts
 from devices.feeding import Kept, keep, on_device
 from devices.precision import full_float32, in_tf32, scored, use_tf32
@@ -365,3 +365,26 @@ def test_compiling_is_refused_where_it_gains_nothing_or_cannot_be():
         raise RuntimeError("no compiler")
     with pytest.raises(InputError, match="torch cannot compile here .*leave it out"):
         compile_parts(tiny("pcme", "")[1], CPU, backend=broken)
+
+
+# ---- threads that share cores
+
+@pytest.mark.parametrize("threads, busy, quota, said", [
+    (2, 5, "inf", ""), (1, 20, "inf", ""), (2, 17, "inf", "other processes keep 1.2 of 2 cores busy"),
+    (4, 5, "inf", "this process may use 2 cores"), (2, 5, 1.5, "this process may use 1.5 cores")])
+def test_threads_that_share_cores_are_told_of_once(monkeypatch, threads, busy, quota, said):
+    """busy: seconds of both cores in 10 seconds, of which this process took 5."""
+    moments = iter([(0, 0, 0), (1, 2, 1), (10, busy, 5), (20, 40, 6), (30, 60, 7)])
+    monkeypatch.setattr(load, "_times", lambda: next(moments))
+    monkeypatch.setattr(load, "_quota", lambda: float(quota))
+    monkeypatch.setattr(load.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    of_process = load.Load(threads)
+    assert of_process.note() == ""                          # too early to tell
+    note = of_process.note()
+    assert (said in note and f"{threads} threads" in note) if said else not note
+    assert not (said and of_process.note())
+
+
+def test_the_times_of_this_machine():
+    first, second = load._times(), load._times()
+    assert first is None or all(a <= b for a, b in zip(first, second)) and second[1] - first[1] < 60

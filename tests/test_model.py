@@ -14,7 +14,8 @@ import train
 from cli import InputError
 from data import Batch
 from encoders import CNN, GRUEmbedding, LinearEmbedding, Precomputed, Words
-from inputs import Features, Photos, import_torchvision
+from files.vision import import_torchvision
+from inputs import Features, Photos
 from methods import vsrn
 from methods.vsrn import RegionGraph, RegionGRU
 from model import SHAPES, JointEmbedding, Tower, build_model

@@ -18,7 +18,8 @@ from cli import InputError
 from data import Batch, Split, read_split
 from encoders import CNN, Latent, Words
 from evaluation import sources, subjects
-from inputs import Features, Photos, import_torchvision
+from files.vision import import_torchvision
+from inputs import Features, Photos
 from losses import MMD, Diversity, Match
 from methods import blocks
 from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
