@@ -34,7 +34,11 @@ lint: .venv/dev
 
 setup: .venv/dev
 
+# Wheels of the pinned packages exist for these versions.
 .venv/bin/python:
+	@$(PYTHON) -c "import sys; (3, 11) <= sys.version_info[:2] <= (3, 14) or sys.exit('$(PYTHON) is Python ' \
+		+ sys.version.split()[0] + ', and the pinned packages exist for 3.11 to 3.14: name one of them, for example ' \
+		+ 'make $(MAKECMDGOALS) PYTHON=python3.11')"
 	$(PYTHON) -m venv .venv
 
 .venv/runtime: requirements.txt | .venv/bin/python

@@ -2,6 +2,7 @@
 import ast
 import glob
 import os
+import shutil
 import subprocess
 import sys
 
@@ -84,3 +85,25 @@ def test_losses_hold_what_the_users_card_says():
 def test_commands_in_folders_start(command):
     done = subprocess.run([sys.executable, "-m", command, "--help"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and f"usage: python -m {command}" in done.stdout, done.stderr
+
+
+def test_make_says_which_pythons_there_are_packages_for(tmp_path):
+    """Make meets a Python of another version; here one that says it is."""
+    for name in ["Makefile", *glob.glob("requirements*.txt", root_dir=ROOT)]:
+        shutil.copy(os.path.join(ROOT, name), tmp_path)
+    other = tmp_path / "python"
+    other.write_text(f"#!{sys.executable}\nimport sys\nsys.version_info, sys.version = (3, 10, 1), '3.10.1 (main)'\n"
+                     "exec(sys.argv[2])\n")
+    other.chmod(0o755)
+    done = subprocess.run(["make", "demo", f"PYTHON={other}"], cwd=tmp_path, capture_output=True, text=True)
+    said = f"{other} is Python 3.10.1, and the pinned packages exist for 3.11 to 3.14: name one of them, for example " \
+           "make demo PYTHON=python3.11"
+    assert done.returncode and said in done.stderr.splitlines() and not (tmp_path / ".venv").exists()
+
+
+def test_training_and_evaluation_load_no_milvus():
+    """Nor its gRPC, whose threads a fork does not survive."""
+    code = "import sys, train, evaluate, show, search, features.extract, tensorboard_logger; " \
+           "sys.exit(', '.join({'grpc', 'pymilvus', 'milvus_lite'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 or not done.stderr.strip(), done.stderr
