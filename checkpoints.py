@@ -7,6 +7,7 @@ Loading runs no code from a file: torch's restricted unpickler reads both. The o
 and two state dicts; reading them calls nothing but the few names in ADMITTED. Their weights then get our names.
 """
 import argparse
+import math
 import os
 import re
 import struct
@@ -68,6 +69,14 @@ def original(stored: dict, path: str, vocab: str | None) -> dict:
     return {**convert(stored, given and given.words, path), "notes": [unchecked]}
 
 
+COUNTS = {"epoch", "step", "iteration", "loss_count", "due"}         # whole numbers of a checkpoint's state
+
+
+def is_dense(value) -> bool:
+    """Whether a value is a tensor of ordinary numbers, as weights are: not sparse, quantised or complex."""
+    return torch.is_tensor(value) and value.layout == torch.strided and not (value.is_quantized or value.is_complex())
+
+
 def check_contents(stored: dict, path: str) -> None:
     """Refuse a checkpoint whose parts are not of the kinds that train.py writes: what is read of it later relies on
     them."""
@@ -79,9 +88,11 @@ def check_contents(stored: dict, path: str) -> None:
         "vocabulary": isinstance(stored["vocabulary"], list)
         and all(isinstance(word, str) for word in stored["vocabulary"]),
         "model": isinstance(stored["model"], dict) and all(
-            isinstance(key, str) and torch.is_tensor(value) for key, value in stored["model"].items()),
+            isinstance(key, str) and is_dense(value) for key, value in stored["model"].items()),
         "state": isinstance(state, dict) and {"epoch", "best_rsum"} <= set(state) and all(
-            type(value) in (int, float) for value in state.values()),
+            type(value) in (int, float) and math.isfinite(value) and (
+                name not in COUNTS or isinstance(value, int) and 0 <= value < 2 ** 63)
+            for name, value in state.items()),
         "data": isinstance(data, dict) and isinstance(data.get("extractors") or {}, dict)}
     wrong = next((name for name, right in kinds.items() if not right), None)
     if wrong:
@@ -229,7 +240,7 @@ def convert(stored: dict, words: list[str] | None, path: str) -> dict:
     Raises InputError if the two do not fit or the checkpoint holds anything that cannot be carried over.
     """
     parts = [dict(part) if isinstance(part, Mapping) else {} for part in stored["model"]]
-    if len(parts) != 2 or not all(isinstance(name, str) and torch.is_tensor(value) for part in parts
+    if len(parts) != 2 or not all(isinstance(name, str) and is_dense(value) for part in parts
                                   for name, value in part.items()):
         raise InputError(f"{path} has a list of {len(parts)} under 'model'; VSE++ and VSRN store the weights of an "
                          "image and of a text encoder there")

@@ -270,6 +270,10 @@ def load_data(opt, start: dict | None, resumed: dict | None) -> Data:
                              text_features=opt.text_features, regions=regions_of(opt),
                              train_shards=opt.train_shards).require_sound()
                   for name in ("train", "dev"))
+    for split in (train, dev):
+        if len(split.images) < 2:
+            raise InputError(f"{split.source} has one image, and there is nothing that a caption of it could be taken "
+                             f"for by mistake; a {split.name} split needs two or more")
     fit_to_data(opt, train.images, train.text)
     refuse_unused(opt)
     check_fits(opt, dev, "the model")

@@ -224,7 +224,12 @@ class Training:
 
     def restore(self, resumed: dict) -> None:
         """Go on from a checkpoint. Raises InputError where its optimisers or random states are of something else."""
-        opt = self.opt
+        opt, at = self.opt, resumed["state"]
+        if at["step"] > self.data.steps or at["step"] and not at["loss_count"] or at["iteration"] < at["step"]:
+            raise InputError(f"the checkpoint {opt.resume} stands at step {at['step']} of an epoch of "
+                             f"{self.data.steps}, {at['iteration']} in all, with {at['loss_count']} pairs of it seen, "
+                             "which no training writes; take another one, or start a new run from its weights with "
+                             "--init_from")
         try:
             for name, optimizer in self.optimizers.items():
                 optimizer.load_state_dict(resumed[name])

@@ -148,6 +148,9 @@ def read_ratings(path: str, kind: str, images: Index, captions: Index) -> Rating
             raise InputError(f"{path} has no column '{missing[0]}', its columns are "
                              f"{reason(ValueError(', '.join(reader.fieldnames or ['none'])))}; fetch it again")
         for row in reader:
+            if None in row.values():
+                raise InputError(f"{path}, line {reader.line_num} has fewer cells than the header, so the file was cut "
+                                 "off; fetch it again")
             rows.append((*(_number(row[name], name.startswith("image")) for name in (first, second)),
                          float(row["agg_score"]), row.get("sampling_method") or ""))
             if not 0 <= rows[-1][2] <= 5:
@@ -159,8 +162,10 @@ def read_ratings(path: str, kind: str, images: Index, captions: Index) -> Rating
         cells = ", ".join(f"'{str(row.get(name))[:60]}'" for name in (first, second, "agg_score"))
         raise InputError(f"{path}, line {reader.line_num}: {cells} are not two ids and a rating ({reason(error)}); "
                          "fetch it again") from error
+    if not rows:
+        raise InputError(f"{path} has a header and no ratings, so the file was cut off; fetch it again")
     check_whole(path, rows)
-    a, b, score, method = (list(column) for column in zip(*rows)) if rows else ([],) * 4
+    a, b, score, method = map(list, zip(*rows))
     sides = {"sts": (captions, captions), "sis": (images, images), "sits": (captions, images)}[kind]
     return Ratings(sides[0].positions(a, path), sides[1].positions(b, path), np.array(score, float), np.array(method))
 

@@ -86,6 +86,7 @@ def order_like(mine: Items, theirs: Items) -> Order:
                              "they could be put in order; add caption_id, or evaluate it by itself and compare only "
                              "what is of the same split in one order")
     columns = np.arange(len(mine.owner)) if captions is None else captions
+    refuse_half_moved(mine, theirs, images, captions)
     if captions is not None and not mine.assumed and (place[mine.owner[columns]] != theirs.owner).any():
         raise InputError(f"{mine.source} and {theirs.source} name the same captions and give some of them to different "
                          "images; one of the two is wrong about whose captions they are, so they cannot be compared: "
@@ -102,6 +103,16 @@ def order_like(mine: Items, theirs: Items) -> Order:
         notes.append(f"{mine.source} does not say which {' and '.join(unknown)} it is about: those of {theirs.source} "
                      "in their order, assumed")
     return Order(rows, columns, notes)
+
+
+def refuse_half_moved(mine: Items, theirs: Items, images: np.ndarray | None, captions: np.ndarray | None) -> None:
+    """Raises InputError where one side is in another order and nothing says what it belongs to on the other side."""
+    for what, order, others, there in (("images", images, "captions", captions),
+                                       ("captions", captions, "images", images)):
+        if mine.assumed and there is None and order is not None and (order != np.arange(len(order))).any():
+            raise InputError(f"{mine.source} has its {what} in another order than {theirs.source}, by their ids or "
+                             f"names, and does not say which {others} they belong to; add caption_image, whose caption "
+                             f"each is, or the ids of the {others}")
 
 
 def matched(mine: Items, theirs: Items, what: str, kinds, notes: list[str]) -> np.ndarray | None:

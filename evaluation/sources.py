@@ -349,14 +349,15 @@ def open_scores(path: str, opt) -> Subject:
     if scores.ndim != 2 or scores.dtype.kind != "f":
         raise InputError(f"{path} holds {scores.dtype} of shape {scores.shape}; scores are floats, images x captions")
     subject, _ = described(path, opt, *scores.shape, {})    # it names no items: their order is that of the split
-    some = scores[np.linspace(0, len(scores) - 1, min(len(scores), 50)).astype(int)]
-    with np.errstate(over="ignore"):                        # ranking finds infinity in our words
-        rounded = some.astype(np.float32)
-    lost = sum(len(np.unique(a)) - len(np.unique(b)) for a, b in zip(some, rounded)) if scores.dtype.itemsize > 4 else 0
-    if lost:
-        subject.notes.append(f"{path}: scores are ranked in float32, where {lost:,} of {some.size:,} looked at are "
-                             "equal to another one of their image that they differ from in the file; ties count "
-                             "against the model")
+    for what, lines in (("image", scores), ("caption", scores.T)):
+        some = lines[np.linspace(0, len(lines) - 1, min(len(lines), 50)).astype(int)]
+        with np.errstate(over="ignore"):                    # ranking finds infinity in our words
+            rounded = some.astype(np.float32)
+        lost = sum(len(np.unique(a)) - len(np.unique(b)) for a, b in zip(some, rounded))
+        if lost:
+            subject.notes.append(f"{path}: scores are ranked in float32, where {lost:,} of {some.size:,} looked at are "
+                                 f"equal to another one of their {what} that they differ from in the file; ties count "
+                                 "against the model")
     subject.similarity, subject.scores = "scores", scores
     return subject
 

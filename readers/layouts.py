@@ -93,6 +93,7 @@ def _read_ids(path: str) -> list:
 def _grouped(name, source, keys, paths, captions, caption_ids=None) -> Split:
     """A Split of photos, from a key and a path per caption. Images come in the order of their first appearance."""
     position = {key: n for n, key in enumerate(dict.fromkeys(keys))}
+    integers([key for key in position if isinstance(key, int)], source, "an image the id")      # others are names
     path_of = dict(zip(keys, paths))
     return Split(name, Photos([path_of[key] for key in position]), captions,
                  np.array([position[key] for key in keys], np.int64), source, list(position), caption_ids)

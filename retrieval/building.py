@@ -3,6 +3,7 @@ import contextlib
 import fnmatch
 import os
 import re
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -78,6 +79,8 @@ def gallery_of(encoder: Encoder, opt) -> Gallery:
 
 def gallery_of_split(opt) -> Gallery:
     split = read_split(opt.data_path, opt.images, opt.split or "test", dev_images=0)
+    for note in split.notes:
+        print(f"note: {note}", file=sys.stderr)
     if isinstance(split.images, NoImages):
         raise InputError(f"{split.source} has captions and no images; index a split with features or photos")
     folder = opt.photos and os.path.abspath(opt.photos)
@@ -108,6 +111,12 @@ def refuse_misfit(encoder: Encoder, gallery: Gallery) -> None:
     if not photos and encoder.options.img_dim != gallery.images.dim:
         raise InputError(f"{gallery.data} has features of {gallery.images.dim} numbers, and {encoder.run} was trained "
                          f"on {encoder.options.img_dim}; extract them with the same network")
+    unsaid = [name for name, line in ((encoder.run, encoder.extractors.get("ims")), (gallery.data, gallery.extractor))
+              if not line]
+    if unsaid and not photos:
+        print(f"note: {' and '.join(unsaid)} says not which network made its features of photos, so only their number "
+              f"was compared, {gallery.images.dim}; answers mean something only if it is the same network",
+              file=sys.stderr)
 
 
 def embedded(encoder: Encoder, gallery: Gallery, rows: np.ndarray,

@@ -4,7 +4,10 @@ import contextlib
 import logging
 import os
 import re
+import time
 import uuid
+
+from tqdm import tqdm
 
 from cli import InputError, reason
 
@@ -15,6 +18,8 @@ except ImportError:                   # a system without POSIX locks: milvus-lit
 
 CONNECT = 10                          # seconds within which a server has to answer
 REPLY = 60                            # seconds within which it has to answer a request for data
+STALLED = 300                         # seconds in which it goes on with what it builds or loads
+POLL = 0.5                            # seconds between two looks at that
 LOGGERS = "pymilvus", "pymilvus.milvus_client", "milvus_lite"
 INSTALL = "pip install -r requirements-milvus.txt"
 
@@ -159,7 +164,29 @@ class Connection:
                     wanted = self.client.prepare_index_params()
                     wanted.add_index(field, index_type=kind, index_name=field, metric_type="IP", params=params)
                     self.client.create_index(collection, wanted, timeout=REPLY, sync=False)
-            self.client.load_collection(collection)         # without a limit: it may read for minutes
+            self.client.load_collection(collection, timeout=REPLY, _async=True)
+        self.wait_for(f"load {collection}", lambda: self._loaded(collection))
+
+    def _loaded(self, collection: str) -> float:
+        found = self.client.get_load_state(collection, timeout=CONNECT)
+        return 1.0 if found["state"].name == "Loaded" else found.get("progress", 0) / 100
+
+    def wait_for(self, what: str, done) -> None:
+        """Show what the server does until done(), a share of it, is 1. Raises InputError where that stays the same for
+        STALLED seconds: a server works at large indexes for hours, and at what it was not set up for for ever."""
+        share, since = -1.0, time.monotonic()
+        with tqdm(total=100, desc=what, unit="%", disable=None, leave=False) as bar, self.asking():
+            while (now := done()) < 1:
+                if now > share:
+                    share, since = now, time.monotonic()
+                if time.monotonic() - since > STALLED:
+                    raise InputError(f"Milvus at {self.uri} has not gone on with '{what}' for {STALLED / 60:g} "
+                                     f"minutes, {now:.0%} is done; a server that is not set up for an index waits so: "
+                                     "DiskANN needs queryNode.enableDisk and indexNode.enableDisk true in its "
+                                     "milvus.yaml. See its log, then call `search.py index` again, with --overwrite "
+                                     "for another index")
+                bar.update(round(100 * now) - bar.n)
+                time.sleep(POLL)
 
     def query(self, collection: str, condition: str, fields: list[str], exact: bool = False,
               limit: int | None = None) -> list[dict]:

@@ -526,6 +526,15 @@ def test_images_without_sentences_are_counted_and_said(tmp_path, capsys):
     assert f"note: {split.notes[0]}\n" in capsys.readouterr().out
 
 
+def test_an_image_id_beyond_64_bits_is_refused(tmp_path):
+    entries = [{"filename": f"{k}.png", "split": "test", "cocoid": 10 ** 20 + k, "sentences": [{"raw": "a dog"}]}
+               for k in range(2)]
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "dataset_x.json").write_text(json.dumps({"images": entries}))
+    with pytest.raises(InputError, match="dataset_x.json gives an image the id 1000.*, which is no whole number of at"):
+        read_split(str(tmp_path), "x", "test")
+
+
 def test_features_beyond_float32_are_named(tmp_path):
     for value, message in ((1e30, "values of 1e\\+30 in row 2"), (1e-30, "values of 1e-30 in row 2")):
         odd = FEATURES.copy()

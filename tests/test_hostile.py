@@ -398,6 +398,10 @@ def checkpoint_cases(stored: dict) -> dict:
         "vocabulary twice": {"vocabulary": stored["vocabulary"] * 2},
         "model "
         "list": {"model": [1]}, "model numbers": {"model": {"a": 1}}, "model foreign": {"model": {"a": torch.ones(3)}},
+        "model sparse": {"model": {**stored["model"], "image_tower.mean.fc.weight":
+                                   stored["model"]["image_tower.mean.fc.weight"].to_sparse()}},
+        "step negative": {"state": {**stored["state"], "step": -1}},
+        "step huge": {"state": {**stored["state"], "iteration": 10 ** 30}},
         "model empty": {"model": {}}, "state text": {"state": "x"}, "state empty": {"state": {}},
         "state tuple": {"state": {**stored["state"], "best_rsum": (1,)}}, "data list": {"data": []},
         "extractors": {"data": {"extractors": "x"}}, "format": {"format": "1"},
@@ -409,6 +413,7 @@ CHECKPOINTS = ("options list", "options tuple", "sim number", "sim unknown", "si
                "switch "
                "text", "none", "no width", "other encoder", "name number", "vocabulary text", "vocabulary numbers",
                "vocabulary short", "vocabulary twice", "model list", "model numbers", "model foreign", "model empty",
+               "model sparse", "step negative", "step huge",
                "state text",
                "state empty", "state tuple", "data list", "extractors", "format", "format nested")
 
@@ -445,6 +450,7 @@ def test_files_that_are_no_checkpoint(refused, world, tmp_path, kind, message):
     ("epoch1.pt", "has a checkpoint.pt of its own, at step 8 .* where .*epoch1.pt is at step 8; .*--logger_name NEW"),
     ("optimizer", "optimisers or random states of something else"),
     ("rng", "optimisers or random states of something else"),
+    ("step", "checkpoint .*run stands at step 1000000 of an epoch of [0-9]+, 8 in all, .* which no training writes"),
     ("moved.pt", "lies in a folder that is no run; name a new folder")])
 def test_checkpoints_that_cannot_be_gone_on_from(refused, world, tmp_path, kind, message):
     run = tmp_path / "run"
@@ -454,6 +460,9 @@ def test_checkpoints_that_cannot_be_gone_on_from(refused, world, tmp_path, kind,
     if kind in ("optimizer", "rng"):
         foreign = {"optimizer": {"state": {}, "param_groups": []}, "rng": torch.ones(3)}
         torch.save({**stored, kind: foreign[kind]}, run / "checkpoint.pt")
+        words += ["--num_epochs", "2"]
+    elif kind == "step":
+        torch.save({**stored, "state": {**stored["state"], "step": 10 ** 6}}, run / "checkpoint.pt")
         words += ["--num_epochs", "2"]
     elif kind == "epoch1.pt":
         shutil.copy(run / "checkpoint.pt", run / kind)

@@ -81,6 +81,17 @@ def test_a_file_in_another_order_is_put_in_the_order_of_the_split(exported, ev, 
                             ".*test_caps.txt by their (ids|names)", note) and f"note: {note}\n" in shown
 
 
+@pytest.mark.parametrize("images, kept, said", [(True, "image_id", "images .* which captions they belong to"),
+                                                (False, "caption_id", "captions .* which images they belong to")])
+def test_a_file_that_says_half_of_another_order_is_refused(exported, ev, demo_path, images, kept, said):
+    """Its images are those of the split in another order, and nothing tells whether its captions are, too."""
+    arrays = shuffled(exported[0], images, not images)
+    means = {name: x for name, x in arrays.items()
+             if name.endswith(("_mean", "_log_var")) or name in (kept, "similarity")}
+    with pytest.raises(ValueError, match=f"x.npz has its {said}; add caption_image"):
+        ev(means, *split_of(demo_path))
+
+
 def test_means_alone_take_the_split_for_granted_and_say_so(exported, ev, demo_path):
     arrays, results, _ = exported
     means = {name: arrays[name]
@@ -107,6 +118,9 @@ def test_scores_are_taken_in_order_and_say_so(tmp_path, monkeypatch, capsys):
     evaluate.main(["--scores", "s.npy"])
     shown = capsys.readouterr().out
     assert "note: s.npy: scores are ranked in float32, where 184 of 192 looked at are equal to another" in shown
+    np.save("s.npy", np.arange(1, 25) + 1e-9 * np.arange(8)[:, None])       # below float32 they differ in columns alone
+    evaluate.main(["--scores", "s.npy"])
+    assert "168 of 192 looked at are equal to another one of their caption that" in capsys.readouterr().out
 
 
 def test_a_comparison_puts_the_second_in_the_order_of_the_first(exported, ev, demo_path):

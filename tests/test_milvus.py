@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from concurrent import futures
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -367,6 +368,24 @@ def test_a_wrong_token_is_not_shown():
             assert "secret" not in str(caught.value) and caught.value.__cause__ is None
     finally:
         assert server.stop(grace=0).wait(20)
+
+
+def test_a_server_that_does_not_go_on_is_left(address, world, monkeypatch):
+    """As one that has DiskANN switched off; one that does go on is waited for, however long it takes."""
+    monkeypatch.setattr(connection, "STALLED", 0.3)
+    monkeypatch.setattr(connection, "POLL", 0.1)
+    with new(address, "stalled") as engine:
+        world.insert(engine)
+        left = iter([*range(9, 0, -1), 0, *[7] * 99])
+        monkeypatch.setattr(engine.client, "describe_index", lambda *_, **__: {
+            "state": "InProgress", "pending_index_rows": next(left), "total_rows": 10})
+        engine.connection.wait_for("index", lambda: engine._indexed("channel0"))
+        with pytest.raises(InputError, match="gone on with 'index stalled.*' for .*, 30% is done; .*enableDisk true"):
+            engine.finish()
+        state = {"state": SimpleNamespace(name="Loading"), "progress": 50}
+        monkeypatch.setattr(engine.client, "get_load_state", lambda *_, **__: state)
+        with pytest.raises(InputError, match="has not gone on with 'load stalled' for 0.005 minutes, 50% is done"):
+            engine.connection.prepare("stalled", {})
 
 
 def test_what_milvus_cannot_hold(address, world):

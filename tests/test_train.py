@@ -2,6 +2,7 @@
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import train
 from checkpoints import load_checkpoint, load_model
 from cli import InputError
 from runs import Data
-from tests.helpers import FORKS, STEPS, in_a_process, log_of, refused, same_weights, started
+from tests.helpers import FORKS, STEPS, in_a_process, log_of, options, refused, same_weights, started
 from tests.helpers import fit_steps as fit
 
 
@@ -396,3 +397,20 @@ def test_weights_of_another_model_are_named(tmp_path, demo_path):
                        match=r"the weights of .*point are not those .*text_tower.log_var.* is absent there and"):
         fit(*words, "--init_from", tmp_path / "point", "--sim", "mahalanobis", "--logger_name", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_a_split_of_one_image_is_refused(demo_path, tmp_path, split, capsys):
+    """Nothing could be taken for it, so every number would be perfect."""
+    folder = shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "x")
+    for name in os.listdir(folder):
+        if name.startswith(f"{split}_") and name.endswith((".npy", ".txt")):
+            if name.endswith(".npy"):
+                array = np.load(folder / name)
+                np.save(folder / name, array[:1 if "ims" in name or "img" in name else 5])
+            else:
+                lines = (folder / name).read_text().splitlines()
+                (folder / name).write_text("\n".join(lines[:1 if "_ids" in name else 5]) + "\n")
+    words = options("--data_path", tmp_path, "--data_name", "x", "--dry_run", "--logger_name", tmp_path / "run")
+    with pytest.raises(ValueError, match=f"{split}_caps.txt has one image, .* a {split} split needs two or more"):
+        train.train(words)

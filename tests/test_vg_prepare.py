@@ -195,6 +195,8 @@ def test_what_cannot_work_is_one_sentence(tmp_path, capsys):
     refused("there is no file .*region_descriptions.json")
     (tmp_path / "image_data.json").write_text("[]")
     refused("none of its 0 images")
+    (tmp_path / "image_data.json").write_text('[{"image_id": 3, "width": 9, "height": 9, "url": 7}]')
+    refused("the url of image 3 is 7 and no text")
     (tmp_path / "image_data.json").write_text("[1]")
     refused("no list of images")
     with pytest.raises(InputError, match="no manifest of format 1; write one"):

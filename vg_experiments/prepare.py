@@ -125,13 +125,16 @@ def read_images(path: str, counts: dict) -> tuple[np.ndarray, np.ndarray, list]:
     rows = []
     for entry in listed:
         number = number_of(entry, ("image_id", "id"), path, "an image")
-        size = entry.get("width"), entry.get("height")
+        size, url = (entry.get("width"), entry.get("height")), entry.get("url") or ""
+        if not isinstance(url, str):
+            raise InputError(f"{path}: the url of image {number} is {ascii(url)[:40]} and no text; give the file as "
+                             "Visual Genome ships it")
         if entry.get("coco_id") is not None:
             counts["images_in_coco"] += 1
         elif not all(type(side) is int and 0 < side < 2 ** 31 for side in size):
             counts["images_without_size"] += 1
         else:
-            rows.append((number, *size, os.path.basename(entry.get("url") or "") or None))
+            rows.append((number, *size, os.path.basename(url) or None))
     rows.sort(key=lambda row: row[0])
     counts["images_listed"] = len(listed)
     counts["images_twice"] = sum(a[0] == b[0] for a, b in zip(rows, rows[1:]))
