@@ -120,23 +120,20 @@ class Milvus:
         return self.record["manifest"]
 
     def finish(self, manifest: dict | None = None) -> None:
-        """Wait until all photos are on disk and indexed, then call the collection ready. manifest: a new one, or None
-        to keep the old one."""
+        """Wait until all photos are on disk and indexed; call the collection ready. manifest: a new one, or None."""
         with self.connection.asking():
             self.client.flush(self.collection)
         for field in self._vector_fields():
             self.connection.wait_for(f"index {self.collection}.{field}", lambda field=field: self._indexed(field))
-        self._write_record({**self.record, "state": "ready"} |
-                           ({} if manifest is None else {"manifest": manifest}))
+        self._write_record({**self.record, "state": "ready"} | ({} if manifest is None else {"manifest": manifest}))
 
     def _indexed(self, field: str) -> float:
         """The share of the photos that the index of a field holds."""
         index = self.client.describe_index(self.collection, field, timeout=CONNECT)
         if not index or index["state"] == "Failed":
-            raise InputError(f"Milvus could not build the index {field} of {self.where}; see the log of its index "
-                             "nodes, then call `search.py index` again")
-        pending = int(index.get("pending_index_rows", 0))
-        return 1.0 if pending <= 0 else 1 - pending / max(pending + 1, int(index.get("total_rows", 0)))
+            raise InputError(f"Milvus could not build the index {field} of {self.where}; see its index nodes' log")
+        left = max(0, int(index.get("pending_index_rows", 0)))
+        return 1 - left / max(left + 1, int(index.get("total_rows", 0)))
 
     def drop(self) -> None:
         """Remove the collection for good. A kill leaves it unfinished or gone."""
