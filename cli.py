@@ -64,6 +64,10 @@ class Arguments(argparse.ArgumentParser):
             self.usage = "%(prog)s [options]"
         return super().format_help()
 
+    def exit(self, status=0, message=None):
+        written()
+        super().exit(status, message)
+
     def error(self, message: str):
         let_the_first_speak()
         if message.startswith("unrecognized arguments: "):
@@ -259,6 +263,7 @@ def starting() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, stop)
+    sys.excepthook = lambda kind, *of: unread() if kind is BrokenPipeError else sys.__excepthook__(kind, *of)
     atexit.register(ending)
 
 
@@ -266,6 +271,22 @@ def ending() -> None:
     """Ignore signals once the work is done, so that they do not change the exit status while the interpreter ends."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def written() -> None:
+    """Write what was printed and is still held. Where nobody reads it, the process ends (`unread`)."""
+    try:
+        print(end="", flush=True)
+    except BrokenPipeError:
+        unread()
+    except OSError:
+        pass                          # a full disk: the interpreter says so when it ends
+
+
+def unread() -> None:
+    """End as programs do whose output is read no further: `| head` has seen enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(128 + signal.SIGPIPE)
 
 
 @contextlib.contextmanager
@@ -309,6 +330,7 @@ def _attempt(prog: str, work, args: tuple, several: bool) -> int:
                              "in one, so call it with python")
         with Stop():
             status = work(*args)
+            written()
     except Stopped as stop:
         with contextlib.suppress(OSError):                  # SIGHUP: the terminal is gone
             if first():
@@ -317,9 +339,8 @@ def _attempt(prog: str, work, args: tuple, several: bool) -> int:
     except InputError as error:
         let_the_first_speak()
         sys.exit(f"{prog}: {error}")
-    except BrokenPipeError:                                 # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(128 + 13)
+    except BrokenPipeError:
+        unread()
     except OSError as error:
         let_the_first_speak()
         sys.exit(f"{prog}: {reason(error)}; no file was left half written: make room or choose another folder, and "

@@ -4,6 +4,7 @@
 """
 import importlib
 
+import cli
 from cli import InputError
 from evaluation.report import FORMATS, render
 from paper_tables.common import Table, arguments, gpu_hours, settle, unique
@@ -39,6 +40,10 @@ def main(argv=None) -> None:
         settle(opt)
     except InputError as error:
         p.error(str(error))
+    cli.run(p.prog, list_tables, opt)
+
+
+def list_tables(opt) -> None:
     form = opt.format if opt.format in FORMATS else "text"
     lines = [state(name, opt) for name in NAMES]
     widest = max(len(cells[-1]) for _, cells in lines)

@@ -169,6 +169,15 @@ def test_a_signal_to_a_command_that_is_done_does_not_change_its_status():
         assert done.returncode == status and not done.stderr
 
 
+@pytest.mark.parametrize("words", [["train.py", "--methods"], ["-m", "results", "--help"], ["-m", "results", "demo"]])
+def test_a_reader_that_has_seen_enough_is_no_fault(words, monkeypatch):
+    """As of `| head`, also where the words that it reads no more are written last."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ended:
+        ended.stdout.close()
+        assert (ended.stderr.read(), ended.wait()) == (b"", 128 + signal.SIGPIPE)
+
+
 def in_a_group(code: str, *words, delay=None, number=None) -> subprocess.CompletedProcess:
     """A new Python with `code` in a session of its own, as a batch system starts a job. `delay`: seconds until the
     whole group gets the signal `number`, where the code does not send it itself. Nothing of the session may live on."""
