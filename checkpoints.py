@@ -20,6 +20,7 @@ from torch import Tensor
 
 from cli import InputError, data_set, filename, reason
 from encoders import CNNS
+from features.photos import checksum
 from files.writing import FORMAT
 from model import JointEmbedding, build_model, build_vocabulary
 from options import parser, resolve
@@ -140,6 +141,11 @@ def load_model(stored: dict, path: str = "the checkpoint",
                          "one or train again") from error
     load_weights(model, stored, path)
     return model.eval(), vocab, opt
+
+
+def weights_of(model: torch.nn.Module) -> str:
+    """A digest of the weights, by which a model is known wherever its run folder lies."""
+    return checksum(x.cpu().contiguous().numpy() for x in model.state_dict().values())
 
 
 def is_switch(action: argparse.Action) -> bool:

@@ -158,7 +158,7 @@ is_results = holds_keys("checkpoints", "data_name", "split", "images", "captions
     "sets", "absent_queries", "ambiguity", "other_truths", "bank", "variances", "localisation", "proposals",
     "baselines", "calibration"))
 is_calibration = holds_keys("calibration", "checkpoints", "data_name", "split", "similarity", "images", "captions",
-                            "t2i", "i2t", optional=("sets", "log_det"))
+                            "t2i", "i2t", optional=("weights", "sets", "log_det"))
 
 
 def config_arguments(path: str, p: argparse.ArgumentParser) -> list[str]:

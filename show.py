@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import cli
+from checkpoints import weights_of
 from cli import Arguments, InputError, filename, natural, probability, run_arguments, torch_device, up_to
 from evaluation.certainty import Calibration, calibration_file, read_calibration
 from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, picture_file, said_of
@@ -49,16 +50,14 @@ def photos_of(split, folder: str | None) -> Photos:
 
 def calibration_of(run: str, opt) -> Calibration | None:
     """The calibration that --calibration names, else that of the run, or None where there is none. Raises InputError
-    where it is of another run, and where --unsure has none to go by."""
+    where --unsure has none to go by."""
     path = opt.calibration or calibration_file(run)
     if not opt.calibration and not os.path.isfile(path):
         if opt.unsure is not None and os.path.exists(run):
             raise InputError(f"--unsure {opt.unsure:g} needs calibrated probabilities, and there is no {path}; write "
                              f"it with evaluate.py --checkpoint {run} --confidence")
         return None
-    calibration = read_calibration(path)
-    calibration.refuse_other(run)
-    return calibration
+    return read_calibration(path)
 
 
 def certainties(scores: Tensor, calibration: Calibration, similarity: str,
@@ -83,6 +82,8 @@ def draw_retrieval(opt) -> None:
     target = picture_file(output_file(opt.output, path, "retrieval.png", is_drawn), [path])
     calibration = calibration_of(path, opt)
     run = load_run(path, opt, vocab=opt.vocab)
+    if calibration is not None:
+        calibration.refuse_other(path, weights_of(run.model))
     model, vocab, split = run.model.to(device), run.vocab, run.split
     if opt.captions and split.text is not None:
         raise InputError(f"{path} reads ready features of captions and knows no words, so --captions cannot be "

@@ -192,7 +192,8 @@ def items_in(subject: Subject, kept: np.ndarray, side: str) -> np.ndarray:
 
 def stored(dev: Subject, fitted: dict[str, Fitted], limits: dict, opt) -> dict:
     """What calibration.json holds: what was fitted, on what, at what size of the gallery."""
-    return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "), "data_name": dev.data_name,
+    return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "),
+            **({"weights": dev.weights} if dev.weights else {}), "data_name": dev.data_name,
             "split": calibrated_on(dev, opt), "similarity": dev.similarity, "images": dev.n_images,
             "captions": len(dev.caption_image), **{side: of.plain() for side, of in fitted.items()},
             **({"sets": {"alpha": opt.sets, **limits}} if limits else {}), **quantiles(dev)}
@@ -209,23 +210,29 @@ class Calibration(NamedTuple):
     """A calibration.json, and where it lies."""
     path: str
     checkpoints: list[str]
+    weights: list[str] | None         # digests of the models (checkpoints.weights_of); None in files of older versions
     data_name: str
     similarity: str
     fitted: dict[str, Fitted]
     sets: dict | None                 # {"alpha", direction: {method: limit}}; None where --sets was not given
     log_det: list[float] | None       # quantiles, see `quantiles`; None where captions are points
 
-    def refuse_other(self, run: str) -> None:
-        """Raises InputError unless this is of the run folder or checkpoint file `run`. A run that was moved since is
-        known by the names of its folder and its file."""
-        def weights(path: str) -> str:
+    def refuse_other(self, run: str, weights: str) -> None:
+        """Raises InputError unless this is of the model with these weights (`checkpoints.weights_of`), which `run`
+        holds. An older file says no weights, and is known by the path of its run, or by the names of its folder and
+        its file where it was moved since."""
+        def file_of(path: str) -> str:
             file = path.endswith((".pt", ".tar")) and not os.path.isdir(path)
             return os.path.realpath(path if file else os.path.join(path, "model_best.pt"))
-        mine, named = weights(run), weights(self.checkpoints[0])
+        mine, named = file_of(run), file_of(self.checkpoints[0])
         moved = not os.path.exists(named) and named.split(os.sep)[-2:] == mine.split(os.sep)[-2:]
-        if len(self.checkpoints) > 1 or not (named == mine or moved):
-            raise InputError(f"{self.path} is of {' + '.join(self.checkpoints)}, and not of {run}; write its own with "
-                             f"evaluate.py --checkpoint {run} --confidence, or name that one with --calibration")
+        models, again = " + ".join(self.checkpoints), f"write it again with evaluate.py --confidence --checkpoint {run}"
+        if self.weights and self.weights != [weights]:
+            raise InputError(f"{self.path} is of the weights of {models}, and {run} has others; {again}")
+        if not self.weights and (len(self.checkpoints) > 1 or not (named == mine or moved)):
+            raise InputError(f"{self.path} is of {models}, by its path as it is an older file, and not of {run}; "
+                             f"{again}, or with --checkpoint {self.checkpoints[0]}, and name what it writes with "
+                             "--calibration")
 
     def notes(self, side: str, data_name: str, gallery: int) -> list[str]:
         """Sentences on what is searched and was not calibrated on: other data, a gallery of another size."""
@@ -252,8 +259,11 @@ def read_calibration(path: str) -> Calibration:
         if sets is not None:
             sets = {"alpha": float(sets["alpha"]), **{side: {name: float(limit) for name, limit in sets[side].items()}
                                                       for side in confidence.SIDES}}
-        return Calibration(path, names, data_name, similarity, {side: fitted_of(found[side])
-                                                                for side in confidence.SIDES}, sets,
+        weights = found.get("weights")
+        if weights is not None and not (isinstance(weights, list) and len(weights) == len(names)):
+            raise ValueError("it does not say which weights each model has")
+        fitted = {side: fitted_of(found[side]) for side in confidence.SIDES}
+        return Calibration(path, names, weights, data_name, similarity, fitted, sets,
                            found.get("log_det") and sorted(map(float, found["log_det"])))
     except FAULTS as error:
         raise InputError(f"{path} is no calibration ({error}); {fix}") from error

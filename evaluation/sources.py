@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import metrics
-from checkpoints import load_checkpoint, load_model
+from checkpoints import load_checkpoint, load_model, weights_of
 from cli import InputError, torch_device
 from data import Split, check_extractors, read_split
 from evaluation import bank, items, variances
@@ -163,6 +163,7 @@ def open_run(paths: list[str], opt, given: Variances | None = None) -> Subject:
         if run.foreign and split.text is None:
             subject.unknown_words = split.unknown_words(run.vocab)
         subject.members.append(member)
+        subject.weights.append(weights_of(run.model))
         subject.similarity = opt.sim or " + ".join(dict.fromkeys([*filter(None, [subject.similarity]), trained.sim]))
         print(f"{path}: {trained.sim}, image head {trained.image_head}, text head {trained.text_head}, epoch "
               f"{run.state['epoch']}, dev rsum {run.state['best_rsum']:.1f}")

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from checkpoints import load_checkpoint, load_model
+from checkpoints import load_checkpoint, load_model, weights_of
 from cli import InputError, torch_device
 from evaluation.queries import embed_texts
 from features.captions import TfIdf, word_counts
@@ -43,7 +43,7 @@ class Encoder:
         model, self.vocab, self.options = load_model(stored, run)
         self.model, self.similarity = model.to(self.device), model.similarity
         self.extractors = (stored["data"].get("extractors") if "data" in stored else None) or {}
-        self.weights = checksum(x.cpu().contiguous().numpy() for x in model.state_dict().values())
+        self.weights = weights_of(model)
         self._features_of_text: Callable[[list[str]], Tensor] | None = None
         self._photo_network = None
 

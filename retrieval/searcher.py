@@ -64,7 +64,7 @@ class Searcher:
         similarity = copy.deepcopy(self.encoder.similarity).cpu()                   # vectors are compared there
         self.vectors = vectors_of(similarity, self.index.origin, made["half"], made["vectors"])
         self.trust: Trust | None = self.index.trust or (
-            None if made["bank"] else trust_of(run, made["similarity"], calibration))
+            None if made["bank"] else trust_of(run, made["weights"], made["similarity"], calibration))
         self.count, self.folder, self.calibrated = len(self.index), made["folder"] or "", self.trust is not None
         self.title = f"{made['data']}, {made['similarity']}"
         self.notes = self.trust.notes(made["images"][1], self.count) if self.trust else [

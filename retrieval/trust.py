@@ -49,14 +49,14 @@ class Trust(NamedTuple):
         return notes
 
 
-def trust_of(run: str, similarity: str, path: str | None = None) -> Trust | None:
-    """The calibration of a run, in the file `path` or where evaluate.py --confidence writes it; None where there is
-    none. Raises InputError where it is damaged, or of another run or similarity."""
+def trust_of(run: str, weights: str, similarity: str, path: str | None = None) -> Trust | None:
+    """The calibration of a run with these weights, in the file `path` or where evaluate.py --confidence writes it; None
+    where there is none. Raises InputError where it is damaged, or of another run or similarity."""
     file = path or calibration_file(run)
     if path is None and not os.path.isfile(file):
         return None
     found = read_calibration(file)
-    found.refuse_other(run)
+    found.refuse_other(run, weights)
     if found.similarity != similarity:
         raise InputError(f"{file} is of the similarity {found.similarity}, and the index is of {similarity}; write it "
                          "again with evaluate.py --confidence and without --sim")

@@ -510,18 +510,28 @@ def test_retrieval_without_a_calibration_is_as_before(runs, calibrated, tmp_path
 
 def test_calibrations_of_other_runs_or_similarities_are_refused(runs, calibrated, tmp_path, capsys):
     file = calibrated / "calibration.json"
-    refused(capsys, show.main, retrieval(runs / "cosine", runs, "--calibration", file),
-            "calibration.json is of .*run, and not of .*cosine; write its own with evaluate.py --checkpoint")
+    refused(capsys, show.main, retrieval(runs / "wasserstein", runs, "--calibration", file),
+            "is of the weights of .*run, and .*wasserstein has others; write it again with evaluate.py --confidence")
     stored = json.loads(file.read_text())
+    older = {name: value for name, value in stored.items() if name != "weights"}
     for change, said in (({"similarity": "kl"}, "is of the similarity kl, and the run's is cosine"),
-                         ({"checkpoints": [*stored["checkpoints"], "b"]}, r"is of .*run \+ b, and not of"),
-                         ({"checkpoints": []}, "does not say of which model it is")):
+                         ({"checkpoints": [*stored["checkpoints"], "b"], "weights": stored["weights"] * 2},
+                          r"is of .*run \+ b, and "),
+                         ({"checkpoints": []}, "does not say of which model it is"),
+                         ({"weights": []}, "does not say which weights each model has")):
         (tmp_path / "c.json").write_text(json.dumps(stored | change))
         refused(capsys, show.main, retrieval(calibrated, runs, "--calibration", tmp_path / "c.json", "--output",
                                              tmp_path / "a.png"), said)
-    (tmp_path / "c.json").write_text(json.dumps(stored | {"checkpoints": ["gone/run"], "data_name": "mine"}))
-    draw(calibrated, runs, "--calibration", tmp_path / "c.json", "--output", tmp_path / "a.png")    # moved since
-    assert "calibrated on mine and may not hold on demo_precomp" in capsys.readouterr().out
+    copy = shutil.copytree(calibrated, tmp_path / "copy")
+    for of, run in ((older, "gone/run"), (stored, "gone/other")):                   # moved since; known by its weights
+        (tmp_path / "c.json").write_text(json.dumps(of | {"checkpoints": [run], "data_name": "mine"}))
+        draw(calibrated, runs, "--calibration", tmp_path / "c.json", "--output", tmp_path / "a.png")
+        assert "calibrated on mine and may not hold on demo_precomp" in capsys.readouterr().out
+    draw(copy, runs, "--output", tmp_path / "a.png")
+    assert "sure" in capsys.readouterr().out
+    (copy / "calibration.json").write_text(json.dumps(older))                       # says its path and nothing more
+    refused(capsys, show.main, retrieval(copy, runs), "by its path as it is an older file, and not of .*copy; write")
+    draw(copy, runs, "--calibration", file, "--output", tmp_path / "a.png")
 
 
 # ---- search.py, which reads the same calibration
