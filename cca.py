@@ -29,6 +29,7 @@ from encoders import Precomputed
 from evaluation.report import foreign_words
 from evaluation.sources import export, is_embeddings
 from evaluation.subjects import Member
+from features.hglmm import svd
 from files.shards import there
 from files.writing import output
 from inputs import Features, NoImages
@@ -98,7 +99,7 @@ class CCA:
         left = factor(self.xx, eta_x * self.largest[0], f"{eta_x:g} (image side, x)")            # (F, F)
         right = factor(self.yy, eta_y * self.largest[1], f"{eta_y:g} (text side, y)")            # (G, G)
         whitened = linalg.solve_triangular(right, self.yx, lower=True)                           # (G, F)
-        v, s, ut = linalg.svd(linalg.solve_triangular(left, whitened.T, lower=True).T, full_matrices=False)
+        v, s, ut = svd(linalg.solve_triangular(left, whitened.T, lower=True).T)
         self.correlations = s[:dim]
         self.maps = (linalg.solve_triangular(left, ut[:dim].T, lower=True, trans="T"),           # (F, dim)
                      linalg.solve_triangular(right, v[:, :dim], lower=True, trans="T"))          # (G, dim)

@@ -5,6 +5,7 @@ a set of word vectors. A mixture is fitted to the words of all captions. The Fis
 direction its words would move each location and scale of the mixture. features.extract runs the whole recipe.
 """
 import numpy as np
+from scipy import linalg
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
@@ -223,6 +224,15 @@ def unit(x: np.ndarray) -> np.ndarray:
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
 
+def svd(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x (N, F) = (N, K) * (K,) @ (K, F), singular values falling, K = min(N, F). The fast way of LAPACK (gesdd) finds
+    no end for some matrices, by the processor and the number of threads; the slower one (gesvd) does."""
+    try:
+        return linalg.svd(x, full_matrices=False)
+    except linalg.LinAlgError:
+        return linalg.svd(x, full_matrices=False, lapack_driver="gesvd")
+
+
 def fit_pca(x: np.ndarray, size: int, seed: int = 0, exact: bool | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Mean (F,) and the first `size` principal axes of x (N, F), orthonormal rows (size, F).
 
@@ -237,7 +247,7 @@ def fit_pca(x: np.ndarray, size: int, seed: int = 0, exact: bool | None = None) 
     mean = x.mean(0, dtype=np.float64).astype(x.dtype)
     wide = min(x.shape[0] - 1, x.shape[1], size + max(20, size // 10))
     if exact or exact is None and min(x.shape) <= 3000:
-        axes = np.linalg.svd(x - mean, full_matrices=False)[2][:size]
+        axes = svd(x - mean)[2][:size]
     else:
         basis = np.random.default_rng(seed).standard_normal((x.shape[1], wide), dtype=np.float32).astype(x.dtype)
         for _ in range(4):                            # (F, w): x^T x basis, and the mean taken out without a copy of x
@@ -291,5 +301,5 @@ def fit_ica(x: np.ndarray, size: int, n_iter: int = 200, seed: int = 0,
 
 def _orthogonal(w: np.ndarray) -> np.ndarray:
     """(W W^T)^-1/2 W, the nearest orthogonal matrix."""
-    u, _, v = np.linalg.svd(w)
+    u, _, v = svd(w)
     return u @ v

@@ -62,6 +62,22 @@ def test_equals_a_generalised_eigen_solver(eta_x, eta_y):
             assert np.corrcoef(a, b)[0, 1] == pytest.approx(fitted.correlations[k], abs=1e-9)
 
 
+def test_where_the_fast_svd_fails_the_slow_one_finds_the_same(monkeypatch):
+    """The demo's matrices are such, by the number of threads."""
+    x, y, _ = views()
+    found, fast = CCA().fit(x, y, 4), linalg.svd
+
+    def fails(x, full_matrices, lapack_driver="gesdd"):
+        if lapack_driver == "gesdd":
+            raise linalg.LinAlgError("SVD did not converge")
+        return fast(x, full_matrices=full_matrices, lapack_driver=lapack_driver)
+    monkeypatch.setattr(linalg, "svd", fails)
+    again = CCA().fit(x, y, 4)
+    np.testing.assert_allclose(again.correlations, found.correlations, rtol=1e-12)
+    for ours, theirs in zip(again.maps, found.maps):
+        same_up_to_sign(ours, theirs, rtol=1e-6, atol=1e-9)
+
+
 def test_regularisation_lowers_correlations_and_first_directions_are_those_of_a_smaller_fit():
     x, y, _ = views(n=12, f=7, g=5)                                             # few rows: nearly all can be correlated
     free, held = (CCA().fit(x, y, 5, eta, eta) for eta in (1e-6, 0.1))
