@@ -15,6 +15,7 @@ from evaluation.calibration import CACHED, masses
 from evaluation.subjects import Subject, image_text, image_text_of
 
 ELEMENTS = 2 ** 22                    # scores that are computed at a time, 16 MiB
+TIE = 2.0 ** -18                      # of a score: 32 units of float32's last place, more than products differ by
 
 
 class Rows(NamedTuple):
@@ -82,8 +83,8 @@ def rows_of(subject: Subject, side: str, queries: np.ndarray | None = None, imag
 
 class Answers(NamedTuple):
     """Of Q queries; see `answers`."""
-    first: np.ndarray                 # (Q,) int64: the position of the best item in the gallery
-    right: np.ndarray                 # (Q,) bool: it is right, and no wrong item scores as high
+    first: np.ndarray                 # (Q,) int64: the position of the best item in the gallery, the first of a tie
+    right: np.ndarray                 # (Q,) bool: it is right, and no wrong item ties with it (`within`)
     max: np.ndarray                   # (Q,) its score
     margin: np.ndarray                # (Q,) by how much it is above the second
     mean: np.ndarray                  # (Q,) of the scores
@@ -163,10 +164,12 @@ def merged(a: Answers, b: Answers, n: int, m: int, t: float) -> Answers:
     share, part, gap = of_b / (of_a + of_b), m / (n + m), b.mean - a.mean
     variance = (1 - part) * a.std ** 2 + part * b.std ** 2 + part * (1 - part) * gap ** 2
     entropy = (1 - share) * a.entropy + share * b.entropy + entr(share) + entr(1 - share)
-    right = np.where(a.max == b.max, a.right & b.right, np.where(b.max > a.max, b.right, a.right))
-    return Answers(np.where(b.max > a.max, b.first, a.first), right, best, best - second, a.mean + part * gap,
-                   np.sqrt(variance), 1 / (of_a + of_b), None, entropy, None,
-                   (1 - share) * a.of_right + share * b.of_right)
+    std, ahead = np.sqrt(variance), b.max - a.max
+    tie = within(best, std)
+    right = np.where(abs(ahead) <= tie, a.right & b.right, np.where(ahead > 0, b.right, a.right))
+    margin = np.where(best - second <= tie, 0, best - second)
+    return Answers(np.where(ahead > tie, b.first, a.first), right, best, margin, a.mean + part * gap, std,
+                   1 / (of_a + of_b), None, entropy, None, (1 - share) * a.of_right + share * b.of_right)
 
 
 def block_answers(scores: torch.Tensor, t: float, query, item, groups=None, each: float | None = None,
@@ -176,11 +179,7 @@ def block_answers(scores: torch.Tensor, t: float, query, item, groups=None, each
     best, first = scores.max(1)                                                     # (b,)
     second = scores.scatter_(1, first[:, None], -torch.inf).amax(1) if scores.shape[1] > 1 else best
     scores.scatter_(1, first[:, None], best[:, None])
-    right, ties, tied = torch.zeros_like(first), torch.ones_like(first), best == second
-    if not absent:
-        ties[tied] = (scores[tied] == best[tied, None]).sum(1)
-        right.index_add_(0, query, (scores[query, item] == best[query]).long())
-        right = (right > 0) & (right == ties)               # a wrong item that ties counts against the model
+    behind = best[query] - scores[query, item]                                      # (P,)
     below = scores.sub_(best[:, None])                                              # (b, G), at most 0
     mass = masses(below, t)
     total = mass.sum(1)
@@ -199,13 +198,27 @@ def block_answers(scores: torch.Tensor, t: float, query, item, groups=None, each
     if absent:
         centred[query, item] = 0
     std = (torch.linalg.vecdot(centred, centred) / count).sqrt()
-    grouped = None
+    gap, right, ties, grouped = within(best, std), torch.zeros_like(first), torch.ones_like(first), None
+    near = best - second <= gap
+    if absent:
+        centred[query, item] = -torch.inf
+    else:
+        right.index_add_(0, query, (behind <= gap[query]).long())
+    tied = centred[near] >= -(mean + gap)[near, None]
+    ties[near], first[near] = tied.sum(1), tied.int().argmax(1)
     if groups is not None:
         of_group, table = groups
         members = table[of_group[first.cpu()]].to(scores.device)                    # (b, most), -1 where it has fewer
         grouped = (mass.gather(1, members.clamp(min=0)) * (members >= 0)).sum(1) / total
-    return Answers(first, right > 0, best, best - second, best + mean, std, 1 / total, grouped, entropy, entropy_each,
-                   of_right / total)
+    right = (right > 0) & (right == ties)                   # a wrong item that ties counts against the model
+    return Answers(first, right, best, (best - second).masked_fill(near, 0), best + mean, std, 1 / total, grouped,
+                   entropy, entropy_each, of_right / total)
+
+
+def within(best, std):
+    """How far below the best score (b,) of a row, of deviation std (b,), an item ties with it: what rounding can do.
+    Equal items get scores that differ in their last bits, by the product or the processor that made them."""
+    return TIE * (abs(best) + std)
 
 
 def entropy_of(mass: torch.Tensor, below: torch.Tensor, total: torch.Tensor, t: float) -> torch.Tensor:

@@ -38,34 +38,34 @@ def temperature(scores: torch.Tensor, right: torch.Tensor, each: bool = False) -
     right item per query the mean is convex in T.
     each: instead, the mean of -log p_qj over all right pairs. Then the posterior has to find all right items of a query
     and not only one, so it is wider where there are several.
-    A grid on log T finds the neighbourhood of the minimum, and Brent's method the minimum itself. Raises InputError
-    where the scores do not differ, or where no T within SPREADS is best, which means that they do not tell what is
-    right.
+    A grid on log T finds the neighbourhood of the minimum, and Brent's method the minimum itself, in float64: a loss is
+    flat there, and the last bits of float32 would move T by 1e-3. Raises InputError where the scores do not differ, or
+    where no T within SPREADS is best, which means that they do not tell what is right.
     """
     spread = deviation(scores)
     if not spread > 0:
         raise InputError("all scores of a query are equal, so no temperature fits them; check the embeddings")
     scores = scores - scores.amax(1, keepdim=True)                                  # at most 0
     parts = scores.split(max(1, CACHED // scores.shape[1]))
-    query, of_right = right.nonzero()[:, 0], scores[right]                          # (P,)
+    query, of_right = right.nonzero()[:, 0], scores[right].double()                 # (P,)
     best = of_right.new_full((len(scores),), -torch.inf).scatter_reduce(0, query, of_right, "amax")     # (Q,)
     below_best = of_right - best[query]
 
-    def loss(log_t: float) -> float:
+    def loss(log_t: float, kind=torch.float64) -> float:
         t = float(np.exp(log_t))
-        mass = torch.cat([masses(part, t).sum(1) for part in parts])
+        mass = torch.cat([masses(part.to(kind), t).sum(1) for part in parts]).double()
         if each:
-            return float((mass.log()[query] - t * of_right).double().mean())
+            return float((mass.log()[query] - t * of_right).mean())
         mass_right = torch.zeros_like(mass).index_add_(0, query, masses(below_best, t))
-        return float((mass.log() - t * best - mass_right.log()).double().mean())
+        return float((mass.log() - t * best - mass_right.log()).mean())
     grid = np.linspace(*np.log(np.array(SPREADS) / spread), 41)
-    losses = [loss(x) for x in grid]
+    losses = [loss(x, torch.float32) for x in grid]
     lowest = int(np.argmin(losses))
     if lowest in (0, len(grid) - 1):
         raise InputError("no temperature fits: the scores of the dev split do not tell which items are right (the best "
                          f"T is {'0' if lowest == 0 else 'infinite'}); train longer, or leave --confidence out")
     found = optimize.minimize_scalar(loss, bounds=(grid[lowest - 1], grid[lowest + 1]), method="bounded",
-                                     options={"xatol": 1e-4})
+                                     options={"xatol": 1e-7})
     return float(np.exp(found.x))
 
 

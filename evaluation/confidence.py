@@ -122,6 +122,7 @@ def fit(subject: Subject) -> dict[str, Fitted]:
 
 def fit_maps(values: dict[str, np.ndarray], right: np.ndarray, t: float, each: float | None, gallery: int) -> Fitted:
     """The maps from confidences (Q,), by measure, to the probability that the first answer is right (Q,) bool."""
+    values = {name: selective.levelled(value) for name, value in values.items()}
     seen = features(values)
     points = {name: value for name, value in seen.items() if name not in SIGMA}
     return Fitted(t, each, Isotonic.fit(values[best_name(values)], right), Logistic.fit(seen, right),
@@ -137,8 +138,9 @@ def refuse_one_class(right: np.ndarray, name: str, side: str) -> None:
 
 def with_maps(values: dict[str, np.ndarray], fitted: Fitted) -> dict[str, np.ndarray]:
     """The confidences (Q,) by measure, and what was fitted, of each query."""
-    values, seen = dict(values), features(values)
-    values["isotonic"] = fitted.isotonic(values[best_name(values)])
+    values = {name: selective.levelled(value) for name, value in values.items()}
+    seen = features(values)
+    values["isotonic"] = selective.levelled(fitted.isotonic(values[best_name(values)]))
     values["stacked"] = fitted.stacked(seen)
     if fitted.without_sigma is not None:
         values["stacked_without_sigma"] = fitted.without_sigma(seen)
@@ -189,7 +191,7 @@ def galleries(subject: Subject, fitted: dict[str, Fitted]) -> dict[str, dict[str
     results, order = {side: {} for side in fitted}, np.random.default_rng(0).permutation(subject.n_images)
     for size in (size for size in SIZES if size < subject.n_images):
         for side, (_, found) in answers_of_both(subject, temperatures(fitted), np.sort(order[:size])).items():
-            p = found.posterior if found.grouped is None else found.grouped
+            p = selective.levelled(found.posterior if found.grouped is None else found.grouped)
             results[side][str(size)] = {"right": 100 * float(found.right.mean()),
                                         "auroc": selective.auroc(p, found.right),
                                         **selective.probability(p, found.right)}

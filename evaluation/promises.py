@@ -12,7 +12,7 @@ from scipy.special import betaincinv
 
 from cli import InputError
 from evaluation import selective
-from evaluation.answers import Answers, Rows, answers, rows_of
+from evaluation.answers import Answers, Rows, answers, rows_of, within
 from evaluation.confidence import Fitted
 from evaluation.subjects import Subject
 
@@ -47,8 +47,9 @@ def strangeness(scores: torch.Tensor, right: torch.Tensor, t: float, u: torch.Te
     best = torch.where(right, scores, -torch.inf).amax(1)                           # (b,)
     log_p = (t * scores).log_softmax(1)
     of_best = t * best - torch.logsumexp(t * scores, 1)
-    above = torch.where(scores > best[:, None], log_p, -torch.inf).exp().sum(1)
-    ahead = ((scores >= best[:, None]) & ~right).sum(1)
+    gap = within(best, scores.std(1, correction=0))
+    above = torch.where(scores > (best + gap)[:, None], log_p, -torch.inf).exp().sum(1)
+    ahead = ((scores >= (best - gap)[:, None]) & ~right).sum(1)
     return {"lac": -of_best, "aps": above + u * of_best.exp(), "topk": ahead.float(), "threshold": -best}
 
 
@@ -170,7 +171,8 @@ def judge_absent(dev: Subject, test: Subject, side: str, fitted: Fitted, rate: f
     here, gone = both_ways(test, side, fitted.temperature, seed=2)
     measures = by_present(here), by_present(gone)
     present = np.repeat([True, False], len(here.first))
-    auroc = {name: selective.auroc(np.concatenate([of[name] for of in measures]), present) for name in measures[0]}
+    auroc = {name: selective.auroc(selective.levelled(np.concatenate([of[name] for of in measures])), present)
+             for name in measures[0]}
     best = max((name for name in auroc), key=lambda name: ("grouped" in name, name == "posterior"))
     own = negatives is not None
     negatives = negatives if own else by_present(both_ways(dev, side, fitted.temperature, seed=0)[1])[best]

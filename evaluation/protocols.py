@@ -13,6 +13,7 @@ import torch
 import metrics
 from cli import InputError
 from evaluation.annotations import Pairs, Ratings
+from evaluation.selective import levelled
 from evaluation.subjects import Gallery, Record, Subject, finite, image_text, mean_of, mean_over, within_modality
 from similarities import Cosine, Embedding
 
@@ -358,5 +359,5 @@ def eccv(scores: np.ndarray, pairs: dict[str, Pairs], record: Record) -> dict:
 def uncertainty_report(values: np.ndarray, ranks: np.ndarray) -> dict:
     """What log det Sigma (Q,) in nats says about R@1 of 0-based ranks (Q,), NaN where a query does not count."""
     known = ~np.isnan(ranks)
-    return {"recall_bins": metrics.recall_in_bins(values[known], ranks[known] < 1),
-            "risk_coverage": metrics.risk_coverage(values[known], ranks[known] < 1)}
+    values, right = levelled(values[known]), ranks[known] < 1
+    return {"recall_bins": metrics.recall_in_bins(values, right), "risk_coverage": metrics.risk_coverage(values, right)}

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -97,6 +98,34 @@ def test_answers_of_both_directions_at_once_are_those_of_each(monkeypatch, image
         for name, values in one._asdict().items():
             other = getattr(found, name)
             assert values is other is None or np.allclose(values, other, atol=2e-6), name
+
+
+def leaves(values, name=""):
+    """("a b c", number) of nested dictionaries."""
+    for key, value in values.items():
+        yield from leaves(value, f"{name} {key}") if isinstance(value, dict) else [(f"{name} {key}", value)]
+
+
+def test_figures_do_not_hang_on_the_last_bits_of_scores():
+    """Another product or processor makes the same scores but for their last bits: no figure may move in a digit that is
+    printed, three at most. Equal captions of different images, and equal images, tie as queries and as answers."""
+    subject, rng = drawn(seed=11, n=120), np.random.default_rng(0)
+    subject.scores[:, rng.choice(360, 120, replace=False)] = subject.scores[:, rng.choice(360, 120)]
+    subject.scores[rng.choice(120, 20, replace=False)] = subject.scores[rng.choice(120, 20)]
+    opt = argparse.Namespace(confidence=True, sets=0.2, absent=0.3, calibrate_on=0.5, calibration=None, negatives=None)
+
+    def figures(scores):
+        whole = replace(subject, scores=scores)
+        dev, part, kept = certainty.to_calibrate_on(whole, ["drawn"], opt)
+        sure = certainty.assess_certainty(dev, part, whole, kept, {}, opt)
+        assert sure.results.keys() == {"confidence", "sets", "absent_queries"}
+        shown = sure.results | {side: {"T": sure.calibration[side]["temperature"]} for side in SIDES}
+        return {name: np.array(value, float) for name, value in leaves(shown) if not isinstance(value, str)}
+    exact = figures(subject.scores)
+    for seed in range(1, 9):
+        bits = np.random.default_rng(seed).integers(-2, 3, subject.scores.shape) * np.spacing(subject.scores)
+        for name, value in figures(subject.scores + bits).items():
+            assert value == pytest.approx(exact[name], rel=2e-4, abs=2e-4, nan_ok=True), name
 
 
 def test_a_wrong_item_that_ties_is_no_right_answer():

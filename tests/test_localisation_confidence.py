@@ -159,9 +159,9 @@ def test_log_det_that_knows_the_noise_adds_to_the_scores_and_tells_how_many_thin
     assert found["stacked"]["above_without_sigma"]["low"] > 0
     assert any(line.endswith("it adds") for line in sure.lines)
     values, unsure = sure.seen["phrases"].values, sure.results["ambiguity"]
-    assert (values["log_det_query"] == -test.phrase_log_det).all()
-    assert (values["log_det_answer"] == -test.region_log_det[located.first]).all()
-    assert unsure["log_det"]["rho"] == pytest.approx(spearman(test.phrase_log_det, test.fitting))
+    assert np.allclose(values["log_det_query"], -test.phrase_log_det, atol=1e-3)
+    assert np.allclose(values["log_det_answer"], -test.region_log_det[located.first], atol=1e-3)    # close ones join
+    assert unsure["log_det"]["rho"] == pytest.approx(spearman(test.phrase_log_det, test.fitting), abs=1e-4)
     assert unsure["log_det"]["low"] < unsure["log_det"]["rho"] < unsure["log_det"]["high"] <= 1.05
     assert unsure["phrases"]["log_det_query"]["rho_given_words"] > 0.9
     assert "wider where more things fit" in sure.lines[-1] and "phrases as queries" in render(sure.tables)
