@@ -3,7 +3,7 @@ sentence."""
 import json
 import os
 import shutil
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -500,12 +500,13 @@ def test_files_of_a_split_that_it_did_not_write_are_never_replaced(folder, weigh
 
 def test_batches_pass_side_by_side_in_order_and_by_one_thread_each():
     """Whatever the number of threads, which stays what it was, also where a batch fails; the rest is not read."""
-    running, most, read = set(), set(), []
+    running, most, read, meeting = set(), set(), [], [threading.Barrier(3, timeout=60)]
 
     def step(n):
         running.add(n)
+        for three in meeting:                               # none goes on before three run side by side
+            three.wait()
         most.add((len(running), torch.get_num_threads(), torch.is_grad_enabled()))
-        time.sleep(0.002)
         running.remove(n)
         if n == 13:
             raise InputError("13")
@@ -521,7 +522,7 @@ def test_batches_pass_side_by_side_in_order_and_by_one_thread_each():
         assert list(by_cores(step, batches(12), torch.device("cpu"))) == [n * n for n in range(12)]
         assert {threads for _, threads, _ in most} == {1} and {grad for *_, grad in most} == {False}
         assert max(many for many, *_ in most) == 3
-        read.clear()
+        meeting.clear(), read.clear()
         with pytest.raises(InputError, match="13"):
             list(by_cores(step, batches(100), torch.device("cpu")))
         assert torch.get_num_threads() == 3 and max(read) < 20

@@ -340,12 +340,13 @@ def test_addresses_that_cannot_be(uri, text, tmp_path, monkeypatch):
 
 def test_no_server(monkeypatch, capfd):
     monkeypatch.setattr(connection, "CONNECT", 1)
+    connection.import_pymilvus()                              # takes seconds where the cores are busy
     with socket.socket() as closed:                           # bound and not listening: a port that refuses
         closed.bind(("127.0.0.1", 0))
         start = time.monotonic()
         with pytest.raises(InputError, match=r"no Milvus server answers at .* within 1 seconds"):
             Milvus.open(f"http://127.0.0.1:{closed.getsockname()[1]}", "photos", token="root:secret")
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 8                       # by itself pymilvus waits 10
     assert capfd.readouterr() == ("", "")                     # pymilvus would write what it tried
 
 
