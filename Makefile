@@ -20,7 +20,7 @@ search-demo: .venv/search $(RUN)/calibration.json
 	$(PY) -m features.extract images --photos $(DATA)/demo_coco/images/val2014 --kind demo --data_path $(DATA) \
 		--output_name demo_photos
 	$(PY) search.py index --checkpoint $(RUN) --data_path $(DATA) --images demo_photos --output $(RUN)_index --overwrite
-	$(PY) search.py query $(RUN)_index --captions demo/questions.txt --top 5 --sets --sheet $(RUN)/search.png
+	$(PY) search.py query $(RUN)_index --captions demo/questions.txt --top 5 --sheet $(RUN)/search.png
 	@echo "now: . .venv/bin/activate; python search.py serve $(RUN)_index"
 
 $(RUN)/calibration.json:

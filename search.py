@@ -32,7 +32,7 @@ from retrieval.building import add, make, remove
 from retrieval.cluster import ClusterIndex, open_index
 from retrieval.index import Index
 from retrieval.page import serve
-from retrieval.searcher import Found, Searcher
+from retrieval.searcher import EMPTY, Found, Searcher
 
 TOP = 1000                            # answers to a query at most
 METHODS = {"flat": "all photos are compared", "hnsw": "a graph proposes candidates",
@@ -146,7 +146,7 @@ def query(opt) -> None:
     else:
         for one in found:
             print("\n".join(told(one, opt)))
-        for note in searcher.notes if texts else ():
+        for note in filter(None, [*searcher.notes, opt.sets and searcher.withdrawn]) if texts else ():
             print(f"note: {note}")
     if opt.time:
         print(f"time: {time.monotonic() - cli.BEGAN:.2f} s in all: index and model opened in {ready - start:.2f} s, "
@@ -165,6 +165,8 @@ def told(found: Found, opt) -> list[str]:
         facts.append(how_sure(found.sure, opt.unsure))
     if opt.sets and found.in_set is not None:
         facts.append(of_the_set(found.in_set, found.level))
+    if opt.sets and found.no_set == EMPTY:
+        facts.append(EMPTY)
     if found.uncertainty is not None:
         facts.append(of_the_query(found.uncertainty, found.wider))
     lines = [f"{found.query}: {'; '.join(facts)}" if facts else found.query]

@@ -145,6 +145,7 @@ def assess_certainty(dev: Subject, judged_on: Subject, subject: Subject, kept: n
     if opt.sets:
         results["sets"] = {}
         for side, of in fitted.items():
+            limits["images"] = pair[0].n_images
             limits[side], n = promises.calibrate_sets(pair[0], side, of.temperature, opt.sets)
             results["sets"][side] = promises.judge_sets(pair[1], side, of.temperature, opt.sets, limits[side], n)
         made += promises.set_tables(results["sets"])
@@ -214,7 +215,8 @@ class Calibration(NamedTuple):
     data_name: str
     similarity: str
     fitted: dict[str, Fitted]
-    sets: dict | None                 # {"alpha", direction: {method: limit}}; None where --sets was not given
+    sets: dict | None                 # {"alpha", "images": in the gallery that they were fitted on, direction: {method:
+                                      # limit}}; None where --sets was not given, and in files of older versions
     log_det: list[float] | None       # quantiles, see `quantiles`; None where captions are points
 
     def refuse_other(self, run: str, weights: str) -> None:
@@ -256,9 +258,11 @@ def read_calibration(path: str) -> Calibration:
         if not (names and isinstance(names, list) and all(isinstance(x, str) for x in (*names, data_name, similarity))):
             raise ValueError("it does not say of which model it is")
         sets = found.get("sets")
-        if sets is not None:
-            sets = {"alpha": float(sets["alpha"]), **{side: {name: float(limit) for name, limit in sets[side].items()}
-                                                      for side in confidence.SIDES}}
+        if sets is not None and "images" in sets:           # an older file does not say where its promise holds
+            sets = {"alpha": float(sets["alpha"]), "images": int(sets["images"]), **{
+                side: {name: float(limit) for name, limit in sets[side].items()} for side in confidence.SIDES}}
+        else:
+            sets = None
         weights = found.get("weights")
         if weights is not None and not (isinstance(weights, list) and len(weights) == len(names)):
             raise ValueError("it does not say which weights each model has")

@@ -215,8 +215,8 @@ def of_the_query(log_det: float, wider: float | None) -> str:
 
 
 def of_the_set(count: int, level: float | None) -> str:
-    """What is said of a conformal set of `count` photos. level: how often such sets hold the right one."""
-    what = {0: "no photo is in the set that holds", 1: "1 photo holds"}.get(count, f"{count:,} photos hold")
+    """What is said of a conformal set of `count` photos, at least 1. level: how often such sets hold the right one."""
+    what = "1 photo holds" if count == 1 else f"{count:,} photos hold"
     return f"{what} the right one{'' if level is None else f' with {percent(level)}'}"
 
 

@@ -172,6 +172,9 @@ def make(opt) -> None:
     if bank is not None and bank.beta is None:
         print(f"note: no beta of the query bank of {opt.bank} helps on dev, so nothing is taken from the scores")
         bank = None
+    no_set = bank and bank.trust.no_set(len(gallery.names))
+    if no_set:
+        print(f"note: {no_set}")
     manifest = {"index": FORMAT, "engine": opt.engine, "run": os.path.abspath(opt.checkpoint),
                 "weights": encoder.weights, "similarity": encoder.options.sim, "half": opt.float16,
                 "method": opt.method, "folder": gallery.folder, "extractor": gallery.extractor,

@@ -82,7 +82,8 @@ function draw(fields, found) {
   $("said").textContent = found.said ?? "";
   bar($("sure"), found.sure ?? 0);
   const facts = [];
-  if (found.set_said !== null) facts.push(element("b", `${found.set_said} (framed)`));
+  if (found.set_said !== null)
+    facts.push(found.in_set === null ? found.set_said : element("b", `${found.set_said} (framed)`));
   if (found.query_said !== null) facts.push(found.query_said);
   facts.push(`${count(found.gallery, "photo")} searched`);
   if (!about.calibrated) facts.push("scores without probabilities: the model was not calibrated");

@@ -113,7 +113,7 @@ class Page:
         said = None if found.sure is None else how_sure(found.sure, self.unsure)
         return {**found._asdict(), "answers": answers, "top": top, "first": first, "said": said,
                 "query_said": None if found.uncertainty is None else of_the_query(found.uncertainty, found.wider),
-                "set_said": None if found.in_set is None else of_the_set(found.in_set, found.level)}
+                "set_said": found.no_set if found.in_set is None else of_the_set(found.in_set, found.level)}
 
     def file_of(self, row: int) -> str:
         """The file of a row. Raises Refused where it is gone, and where a link leads out of the photo folder."""

@@ -16,6 +16,8 @@ from retrieval.trust import Trust, trust_of
 from retrieval.vectors import Asked, vectors_of
 from similarities import Embedding, uncertainty
 
+EMPTY = "no set: even the first photo is less probable than those that sets hold, so the right one may not be here"
+
 
 class Answer(NamedTuple):
     """A photo of the index as an answer."""
@@ -35,10 +37,11 @@ class Found(NamedTuple):
     gallery: int                      # how many photos were searched
     sure: float | None                # calibrated probability that the first answer of all is right, 0..1
     uncertainty: float | None         # log det Sigma of the query in nats
-    in_set: int | None                # how many photos the conformal set holds
+    in_set: int | None                # how many photos the conformal set holds; None without one, and for an empty one
     notes: list[str]                  # sentences for the reader of these answers
     level: float | None = None        # how often the conformal set holds the right photo, such as 0.9
     wider: float | None = None        # share of dev's captions with a smaller log det Sigma than the query, 0..1
+    no_set: str | None = None         # why no set is given, where one was calibrated
 
 
 class Searcher:
@@ -99,6 +102,11 @@ class Searcher:
         return self.find_photo(Photos([path]).open(0), top, first, *self.index.names([row]))
 
     @property
+    def withdrawn(self) -> str | None:
+        """Why there are no sets though some were calibrated."""
+        return self.trust and self.trust.no_set(self.count)
+
+    @property
     def rows(self) -> int:
         """Rows of the index are below this."""
         return self.index.rows
@@ -113,24 +121,27 @@ class Searcher:
 
     def found(self, queries: list[str], e: Embedding, asked: Asked, top: int, first: int, trust: Trust | None,
               notes: list[str | None]) -> list[Found]:
+        if trust and self.withdrawn:
+            trust = trust._replace(alpha=None, limit=None)
         ranking = self.ranker.rank(asked, first + top, trust)
         of_queries = None if e.log_var is None else uncertainty(e).tolist()
+        level = None if trust is None or trust.alpha is None else 1 - trust.alpha
         results = []
         for q, query in enumerate(queries):
             p, rows = None, [row for row in ranking.rows[q].tolist() if row >= 0]
             if trust is not None:
                 p = (trust.temperature * ranking.scores[q].double() - ranking.log_total[q]).exp().tolist()
+            held = None if ranking.in_set is None else int(ranking.in_set[q]) or None
             shown = range(first, len(rows))
             facts = zip(shown, *(of(rows[first:]) for of in (self.index.names, self.index.uncertainties)))
             answers = [Answer(rows[k], name, float(ranking.scores[q, k]), p and p[k],
                               bool(self.folder) and not os.path.isfile(os.path.join(self.folder, name)),
-                              None if ranking.in_set is None else k < int(ranking.in_set[q]), spread)
+                              held and k < held, spread)
                        for k, name, spread in facts]
-            results.append(Found(query, answers, self.count, p and p[0], of_queries and of_queries[q],
-                                 None if ranking.in_set is None else int(ranking.in_set[q]),
-                                 [notes[q]] if notes[q] else [],
-                                 None if trust is None or trust.alpha is None else 1 - trust.alpha,
-                                 trust and of_queries and trust.wider_than(of_queries[q])))
+            results.append(Found(query, answers, self.count, p and p[0], of_queries and of_queries[q], held,
+                                 [notes[q]] if notes[q] else [], held and level,
+                                 trust and of_queries and trust.wider_than(of_queries[q]),
+                                 None if trust is None or held else self.withdrawn if level is None else EMPTY))
         return results
 
 

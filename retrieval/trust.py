@@ -31,11 +31,21 @@ class Trust(NamedTuple):
     alpha: float | None               # a set misses the right image in this share of the queries; None without sets
     limit: float | None               # and holds the images with -log p up to this
     log_det: list[float] | None = None    # quantiles of log det Sigma of the captions that it was fitted on
+    set_gallery: int | None = None    # how many images the limit was fitted on; None: as many as the temperature
 
     def wider_than(self, log_det: float) -> float | None:
         """The share of those captions whose log det Sigma is smaller, 0..1."""
         levels = self.log_det
         return levels and float(np.interp(log_det, levels, np.linspace(0, 1, len(levels))))
+
+    def no_set(self, count: int) -> str | None:
+        """Why no set is given in a gallery of `count` images, where one was calibrated. A set keeps its promise among
+        as many as it was calibrated on, and among fewer, where the right one is only more probable; not among more."""
+        fitted = self.gallery if self.set_gallery is None else self.set_gallery
+        if self.limit is None or count <= fitted:
+            return None
+        return (f"no set: sets that were calibrated among {fitted:,} photos promise nothing among {count:,}; "
+                "calibrate them on a dev split of as many images")
 
     def notes(self, data: str, count: int) -> list[str]:
         """Sentences for the reader of answers from other data, or from a gallery of another size."""
@@ -61,8 +71,8 @@ def trust_of(run: str, weights: str, similarity: str, path: str | None = None) -
         raise InputError(f"{file} is of the similarity {found.similarity}, and the index is of {similarity}; write it "
                          "again with evaluate.py --confidence and without --sim")
     of, sets = found.fitted["t2i"], found.sets
-    alpha, limit = (sets["alpha"], sets["t2i"]["lac"]) if sets else (None, None)
-    return Trust(of.temperature, of.gallery, found.data_name, alpha, limit, found.log_det)
+    alpha, limit, images = (sets["alpha"], sets["t2i"]["lac"], sets["images"]) if sets else (None, None, None)
+    return Trust(of.temperature, of.gallery, found.data_name, alpha, limit, found.log_det, images)
 
 
 class BankColumn:

@@ -570,29 +570,40 @@ def test_search_says_how_sure_it_is(runs, tmp_path, capsys):
     folder, data = tmp_path / "run", runs / "data"
     shutil.copytree(runs / "wasserstein", folder)
     judged(["--checkpoint", folder, "--confidence", "--sets", "0.2", "--export", folder / "e.npz"])
-    search.main(["index", "--checkpoint", str(folder), "--data_path", str(data), "--images", "demo_precomp", "--output",
-                 str(tmp_path / "index")])
-    texts = (data / "demo_precomp" / "test_caps.txt").read_text().splitlines()[:6]
+    search.main(["index", "--checkpoint", str(folder), "--data_path", str(data), "--images", "demo_precomp", "--split",
+                 "dev", "--output", str(tmp_path / "index")])
+    texts = (data / "demo_precomp" / "dev_caps.txt").read_text().splitlines()[:6]
     capsys.readouterr()
     search.main(["query", str(tmp_path / "index"), *texts, "--json", "--sets", "--top", "4"])
     found = json.loads(capsys.readouterr().out)
     stored = json.loads((folder / "calibration.json").read_text())
     t, limit = stored["t2i"]["temperature"], stored["sets"]["t2i"]["lac"]
-    run = load_run(str(folder), argparse.Namespace(data_path=None, data_name=None, split="test"))
+    run = load_run(str(folder), argparse.Namespace(data_path=None, data_name=None, split="dev"))
     images, captions = encode(run.model, run.split, run.tokens(), "cpu")
     p = (t * run.model.similarity(images, captions).T[:6].double()).softmax(1)
     log_det = uncertainty(captions)
     for k, of in enumerate(found):
-        assert of["sure"] == pytest.approx(float(p[k].max()), rel=1e-4) and of["level"] == pytest.approx(0.8)
-        assert of["in_set"] == int((-p[k].log() <= limit).sum())
+        held = int((-p[k].log() <= limit).sum())
+        assert of["sure"] == pytest.approx(float(p[k].max()), rel=1e-4)
+        assert (of["in_set"], of["level"]) == ((held, pytest.approx(0.8)) if held else (None, None))
         below = float((torch.tensor(stored["log_det"]) < log_det[k]).double().mean())
         assert of["uncertainty"] == pytest.approx(float(log_det[k]), rel=1e-4)
         assert of["wider"] == pytest.approx(below, abs=0.03)
-    assert any("calibrated among 50 photos, and 100 are searched" in note for note in found[0]["notes"])
+    assert stored["sets"]["images"] == 50 and found[0]["notes"] == []
     search.main(["query", str(tmp_path / "index"), texts[0], "--sets", "--top", "1"])
     said = capsys.readouterr().out
     assert "of the first photo" in said and "the right one with 80%" in said
     assert "of the captions of dev" in said
+    search.main(["index", "--checkpoint", str(folder), "--data_path", str(data), "--images", "demo_precomp", "--output",
+                 str(tmp_path / "more")])
+    capsys.readouterr()
+    search.main(["query", str(tmp_path / "more"), texts[0], "--json"])
+    found, = json.loads(capsys.readouterr().out)
+    assert any("calibrated among 50 photos, and 100 are searched" in note for note in found["notes"])
+    assert found["in_set"] is found["level"] is None and "promise nothing among 100" in found["no_set"]
+    del stored["sets"]["images"]
+    (folder / "calibration.json").write_text(json.dumps(stored))                    # an older file
+    refused(capsys, search.main, ["query", tmp_path / "index", texts[0], "--sets"], "--sets needs a calibration with")
     with pytest.raises(SystemExit) as stop:
         search.main(["query", str(tmp_path / "index"), "--calibration", str(runs / "cosine" / "none.json"), texts[0]])
     assert "none.json cannot be read" in stop.value.code

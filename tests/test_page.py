@@ -140,7 +140,8 @@ def test_how_sure_the_first_answer_is_is_said_in_a_sentence(made_up, get):
         assert found["said"] == sentence
         assert [answer["unsure"] for answer in found["answers"]] == [answer["p"] < 0.5 for answer in found["answers"]]
     assert page.of_the_set(1, None) == "1 photo holds the right one"
-    assert page.of_the_set(0, 0.9) == "no photo is in the set that holds the right one with 90%"
+    no_set = Found("a", [], 9, 0.9, None, None, [], no_set="no set: why")
+    assert page.Page(made_up, 0.5).plain(no_set, 1, 0)["set_said"] == "no set: why"
 
     client = page.application(MadeUp(made_up.folder, made_up.names, calibrated=False)).test_client()
     found = client.get("/search?q=a", base_url="http://localhost").json

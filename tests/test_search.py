@@ -92,7 +92,7 @@ def test_pages_follow_each_other(make):
 
 def trusted(folder, **values):
     found = Searcher(str(folder))
-    found.trust = Trust(**{"temperature": 3.0, "gallery": 10, "data": "demo_precomp", "alpha": 0.1, "limit": 2.5,
+    found.trust = Trust(**{"temperature": 3.0, "gallery": 1000, "data": "demo_precomp", "alpha": 0.1, "limit": 2.5,
                            **values})
     return found
 
@@ -103,8 +103,24 @@ def test_probabilities_are_the_posterior_over_the_gallery(make, demo_path):
     p = (3.0 * scores.double()).softmax(1)
     for one, row in zip(trusted(folder).find_texts(TEXTS, top=len(p[0])), p):
         assert [a.p for a in one.answers] == pytest.approx(row.sort(descending=True).values.tolist(), rel=1e-4)
-        assert one.sure == one.answers[0].p and one.level == pytest.approx(0.9)
-        assert one.in_set == int((-row.log() <= 2.5).sum()) == sum(a.in_set for a in one.answers)
+        held = int((-row.log() <= 2.5).sum())
+        assert one.sure == one.answers[0].p and one.level == (pytest.approx(0.9) if held else None)
+        assert (one.in_set or 0) == held == sum(bool(a.in_set) for a in one.answers)
+
+
+@pytest.mark.parametrize("values, reason", [
+    ({"gallery": 23}, "calibrated among 23 photos promise nothing among 24; calibrate them on a dev split of as many"),
+    ({"limit": 0.0}, "even the first photo is less probable")])
+def test_a_set_that_holds_no_promise_is_none(make, capsys, monkeypatch, tmp_path, demo_path, values, reason):
+    """Of more photos than it was calibrated among, and an empty one."""
+    found = trusted(make(), **values)
+    one, = found.find_texts(TEXTS[:1], top=3)
+    assert (one.in_set, one.level, [a.in_set for a in one.answers]) == (None, None, [None] * 3) and reason in one.no_set
+    monkeypatch.setattr(search, "opened", lambda opt: found)
+    run("query", make(), TEXTS[0], "--sets", "--top", 1)
+    assert one.no_set in capsys.readouterr().out
+    run("query", make(), TEXTS[0], "--top", 1)
+    assert "no set" not in capsys.readouterr().out
 
 
 class Proposes:
@@ -154,18 +170,19 @@ def test_a_sample_stands_for_the_gallery(make, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["cosine", "kl", "wasserstein", "mls"])
-def test_a_bank_is_taken_from_the_scores(make, demo_path, kind, monkeypatch):
+def test_a_bank_is_taken_from_the_scores(make, demo_path, kind, monkeypatch, capsys):
     monkeypatch.setattr("evaluation.bank.choose", lambda dev, queries: {"beta": {"t2i": 2.0}})
     folder = make(*KINDS[kind], options=["--bank", "train", "--sets", "0.2"])
     scores, split = scores_by_model(folder, demo_path, TEXTS)
     made = index.Index(str(folder)).manifest
+    assert "note: no set: sets that were calibrated among 12 photos" in capsys.readouterr().out
     bank = building.BankColumn(made["run"], "demo_precomp", "train", "cpu", None)
     images, _ = encode(Encoder(made["run"]).model, split, None, "cpu")
     taken = item_terms([bank.queries[0]._replace(images=images)], bank.queries, [2.0], "t2i")[0]
     found = Searcher(str(folder))
     for one, row in zip(found.find_texts(TEXTS, top=4), scores - taken):
         assert [a.row for a in one.answers] == row.argsort(descending=True)[:4].tolist()
-        assert one.sure is not None and one.level == pytest.approx(0.8)
+        assert one.sure is not None and found.trust.alpha == 0.2 and "among 12 photos promise nothing" in one.no_set
         logits = found.trust.temperature * row.double()
         assert one.sure == pytest.approx(float(logits.softmax(0).max()), rel=1e-4)
 
