@@ -74,18 +74,18 @@ def _server():
     context = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
     if hasattr(os, "fork"):
         context.set_forkserver_preload(["data", *(["parallel.vision"] if "torchvision" in sys.modules else [])])
-        with _without_threads(), cli.unsignalled():
-            resource_tracker.ensure_running()               # it lets signals through again, hence once more
-            with cli.unsignalled():
+        with cli.unsignalled():
+            with _environment(PYTHONWARNINGS="ignore"):     # of what a killed process leaves, which this one clears
+                resource_tracker.ensure_running()           # it lets signals through again, hence once more
+            path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
+            with cli.unsignalled(), _environment(PYTHONPATH=path, OPENBLAS_NUM_THREADS="1"):
                 forkserver.ensure_running()
     return context
 
 
 @contextlib.contextmanager
-def _without_threads():
-    """A context in which a new Python process finds the modules of the project, and numpy starts no threads there."""
-    given = {"PYTHONPATH": os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")])),
-             "OPENBLAS_NUM_THREADS": "1"}
+def _environment(**given: str):
+    """A context in which new processes have these variables."""
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
     try:
