@@ -28,9 +28,9 @@ from evaluation.pictures import contact_sheet, how_sure, of_the_query, of_the_se
 from evaluation.sources import newest_run
 from files.reading import read_lines
 from inputs import Photos
-from retrieval.building import add, make, remove
+from retrieval.building import add, make, remove, removed_from
 from retrieval.cluster import ClusterIndex, open_index
-from retrieval.index import Index
+from retrieval.index import Index, lost_photos
 from retrieval.page import serve
 from retrieval.searcher import EMPTY, Found, Searcher
 
@@ -74,8 +74,13 @@ def described(folder: str, made: Index | ClusterIndex) -> list[str]:
         lines.append(f"  query bank: {of['bank']['captions']:,} captions of {of['bank']['split']}, beta "
                      f"{of['bank']['beta']:.3g}")
     lines += [f"  {line}" for line in of.get("check", [])]
-    if of["folder"] and not os.path.isdir(of["folder"]):
-        return [*lines, "  its folder of photos is not there; put it back, or index again with --photos FOLDER"]
+    removed = removed_from(folder)
+    if removed:
+        lines.append(f"  {len(removed):,} photos were removed, the first is {removed[0]}; search.py add {folder} NAME "
+                     "takes them in again")
+    lost = lost_photos(folder, of)
+    if lost:
+        return [*lines, f"  {lost}"]
     gone = [name for name in names if of["folder"] and not os.path.isfile(os.path.join(of["folder"], name))]
     if gone:
         lines.append(f"  {len(gone):,} photos are gone, the first is {gone[0]}; search.py remove {folder} --gone takes "
@@ -99,10 +104,15 @@ def info(opt) -> None:
 
 def add_photos(opt) -> None:
     """The command `add`."""
-    fresh, changed, absent = add(opt)
-    print(f"{opt.index}: {fresh:,} photos added, {changed:,} changed" + (
-        f"; {absent:,} are no longer among those indexed, and stay until search.py remove takes them out"
-        if absent else ""))
+    done = add(opt)
+    print(f"{opt.index}: {done.fresh:,} photos added, {done.changed:,} changed" + (
+        f"; {done.absent:,} are no longer among those indexed, and stay until search.py remove takes them out"
+        if done.absent else "") + (
+        f"; {done.removed:,} stay out as search.py remove took them out, until search.py add names them"
+        if done.removed else ""))
+    if done.waiting:
+        print(f"note: the folder holds {len(done.waiting):,} photos whose features were not extracted, the first is "
+              f"{done.waiting[0]}; this comes before add: {done.extraction}")
 
 
 def remove_photos(opt) -> None:
@@ -239,6 +249,8 @@ def index_options(p: Arguments) -> None:
 
 def add_options(p: Arguments) -> None:
     model_options(p)
+    p.add_argument("names", nargs="*", metavar="NAME", help="photos that remove took out and that come back: names, "
+                   "or patterns with * and ?")
     p.add_argument("--workers", type=workers, default=0, help="processes that read photos or large feature files")
 
 
@@ -297,7 +309,7 @@ def main(argv=None) -> None:
     for name, (description, options, _) in COMMANDS.items():
         options(commands.add_parser(name, help=description[:1].lower() + description[1:], description=description))
     opt, more = p.parse_known_args(argv)
-    texts = {"query": "text", "remove": "names"}.get(opt.asked)
+    texts = {"query": "text", "remove": "names", "add": "names"}.get(opt.asked)
     literal = more[:1] == ["--"]                            # what stands behind it is no option
     more = more[literal:]
     if more and (not texts or not literal and any(word.startswith("-") for word in more)):

@@ -3,6 +3,7 @@ import contextlib
 import fnmatch
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from cli import InputError
 from data import read_split
 from evaluation.items import of_split
 from features.folder import find_photos, read_images
+from features.networks import RECIPE
 from files.reading import read_json
 from inputs import Features, NoImages, Photos, image_batches
 from retrieval.cluster import ClusterIndex, Collection, collecting, open_index, token_of
@@ -27,6 +29,7 @@ from retrieval.index import (
     Items,
     changing,
     is_state,
+    lost_photos,
     manifest_of,
     origin_in_text,
     writing_alone,
@@ -268,46 +271,83 @@ def changed(opt):
         yield old, change
 
 
-def add(opt) -> tuple[int, int, int]:
-    """Take new and changed photos into an index. Returns how many are new, changed, and no longer among the photos."""
+class Added(NamedTuple):
+    """What `add` did: numbers of photos."""
+    fresh: int
+    changed: int
+    absent: int                       # in the index, and no longer among the photos
+    removed: int                      # not taken in, as `remove` took them out
+    waiting: list[str]                # names in the folder whose features were not extracted
+    extraction: str                   # the command that does that
+
+
+def add(opt) -> Added:
+    """Take new and changed photos into an index, but for those that `remove` took out, unless they fit a pattern of
+    opt.names. Raises InputError where a pattern fits none of them."""
     with changed(opt) as (old, change):
         encoder, vectors, gallery = reopened(opt, old)
         rows, names, digests = old.listed()
         place = {name: (row, digest) for row, name, digest in zip(rows.tolist(), names, digests)}
-        fresh = [i for i, name in enumerate(gallery.names) if name not in place]
+        removed = set(removed_from(opt.index))
+        removed -= fitting(opt.names, removed, f"that was removed from {opt.index}", "'*' names all of them")
+        new_names = [name for name in gallery.names if name not in place]
+        fresh = [i for i, name in enumerate(gallery.names) if name not in place and name not in removed]
         other = [i for i, name in enumerate(gallery.names) if name in place and place[name][1] != gallery.digests[i]]
         if fresh or other:
             bank = old.manifest["bank"]
             lift = Lift(vectors, bank_of(encoder, bank and bank["split"], opt))
             out = np.array([place[gallery.names[i]][0] for i in other], np.int64)
             with change(out, len(fresh) + len(other)) as new:
+                new.remember(removed)
                 for here, e in embedded(encoder, gallery, np.array(sorted(fresh + other)), opt.workers):
                     new.add(*lift(e, gallery, here))
                 finish(new, None if other else old, lambda: (encoder, vectors, gallery))
-        return len(fresh), len(other), len(place) - (len(gallery.names) - len(fresh))
+        return Added(len(fresh), len(other), len(place) - (len(gallery.names) - len(new_names)),
+                     len(new_names) - len(fresh), *waiting(gallery, opt))
+
+
+def waiting(gallery: Gallery, opt) -> tuple[list[str], str]:
+    """The photos in the folder of a gallery whose features were not extracted, and the command that does it."""
+    if gallery.recipe is None or not os.path.isdir(gallery.folder):
+        return [], ""
+    given = {"photos": gallery.folder, "data_path": opt.data_path, "output_name": opt.images,
+             **{name: value for name, value in gallery.recipe.items() if name in RECIPE and value is not None}}
+    words = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in given.items())
+    return (sorted(set(find_photos(gallery.folder, skip_broken=True).names) - set(gallery.names)),
+            f"python -m features.extract images {words}")
+
+
+def removed_from(folder: str) -> list[str]:
+    """The photos that `remove` took out of an index by their names, and `add` leaves out."""
+    return manifest_of(folder).get("removed", [])
+
+
+def fitting(patterns: list[str], names: set[str], which: str, fix: str) -> set[str]:
+    """The names that patterns are, or that fit them. Raises InputError where one fits none."""
+    found = {pattern: {pattern} & names or set(fnmatch.filter(names, pattern)) for pattern in patterns}
+    for pattern in patterns:
+        if not found[pattern]:
+            raise InputError(f"no photo {which} is named {pattern}; {fix}")
+    return set().union(*found.values())
 
 
 def remove(opt) -> tuple[int, int]:
-    """Take photos out of an index: those whose names fit a pattern of opt.names, or, with opt.gone, those whose files
-    are gone. Returns how many, and how many are left. Raises InputError where a pattern fits none."""
+    """Take photos out of an index: those whose names fit a pattern of opt.names, which stay out, or, with opt.gone,
+    those whose files are gone, which come back with them. Returns how many, and how many are left. Raises InputError
+    where a pattern fits none."""
     with changed(opt) as (old, change):
         rows, names, _ = old.listed()
-        folder = old.manifest["folder"] or ""
-        if opt.gone and folder and not os.path.isdir(folder):
-            raise InputError(f"{folder} is not there, so all photos look gone; put the folder back, or make the index "
-                             "again with --photos FOLDER")
-        out = {k for k, name in enumerate(names) if opt.gone and not os.path.isfile(os.path.join(folder, name))}
-        for pattern in opt.names:
-            found = {k for k, name in enumerate(names) if name == pattern} or {
-                k for k, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)}
-            if not found:
-                raise InputError(f"no photo of {opt.index} is named {pattern}; search.py info {opt.index} --names "
-                                 "lists them")
-            out |= found
+        folder, lost = old.manifest["folder"] or "", lost_photos(opt.index, old.manifest)
+        if opt.gone and lost:
+            raise InputError(lost)
+        named = fitting(opt.names, set(names), f"of {opt.index}", f"search.py info {opt.index} --names lists them")
+        out = [k for k, name in enumerate(names)
+               if name in named or opt.gone and not os.path.isfile(os.path.join(folder, name))]
         if len(out) == len(names):
             raise InputError(f"this would leave no photo in {opt.index}; delete the folder instead")
         if out:
-            with change(rows[sorted(out)], 0) as new:
+            with change(rows[out], 0) as new:
+                new.remember({*removed_from(opt.index), *named})
                 finish(new, None, lambda: reopened(opt, old))
         return len(out), len(names) - len(out)
 

@@ -13,12 +13,12 @@ from files.writing import save_json
 from retrieval.index import (
     DEPTH,
     FORMAT,
-    POINTER,
     SAMPLE,
     Block,
     Index,
     Items,
     check_manifest,
+    is_pointer,
     manifest_of,
     origin_of_text,
 )
@@ -116,6 +116,10 @@ class Collection:
         """Remove photos of the old state."""
         self.milvus.delete(rows)
 
+    def remember(self, removed: set[str]) -> None:
+        """As of `index.Generation`; they are kept in the folder, as a server's manifest has little space."""
+        self.pointer["removed"] = sorted(removed)
+
     def add(self, block: Block, items: Items) -> None:
         n = len(items.names)
         rows = np.arange(self.next, self.next + n)
@@ -138,7 +142,7 @@ class Collection:
 def collecting(folder: str, manifest: dict, pointer: dict, token: str, old: ClusterIndex | None = None):
     """Yields a Collection to fill and to finish; `old` to change one. What is stopped goes on when it is called
     again."""
-    pointer = {"index": FORMAT, "engine": "milvus", "uri": pointer["uri"], "collection": pointer["collection"]}
+    pointer = {**pointer, "index": FORMAT, "engine": "milvus"}
     new = Collection(folder, manifest, pointer, token, old)
     try:
         yield new
@@ -152,7 +156,7 @@ def open_index(folder: str, token_file: str | None = None, writing: bool = False
     while True:
         found = manifest_of(folder)
         try:
-            if set(found) == POINTER:
+            if is_pointer(found):
                 return ClusterIndex(folder, found, token_of(token_file), writing)
             return Index(folder)
         except InputError:

@@ -12,6 +12,7 @@ import base64
 import contextlib
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from itertools import chain
@@ -33,7 +34,8 @@ AGAIN = "make it again with search.py index"
 KEYS = {"index", "engine", "run", "weights", "similarity", "vectors", "origin", "half", "method", "folder", "extractor",
         "recipe", "data", "images", "bank", "trust"}
 OF_KIND = {"index": int, "vectors": dict, "origin": dict, "half": bool, "folder": str | None, "extractor": str | None,
-           "recipe": dict | None, "images": list, "bank": dict | None, "trust": object}      # all others: str
+           "recipe": dict | None, "images": list, "bank": dict | None, "trust": object,
+           "removed": list}           # all others: str
 POINTER = {"index", "engine", "uri", "collection"}
 SAMPLE = 2048                         # photos that stand for all others in a sum over the gallery
 ROWS = 1024                           # photos that are copied at a time
@@ -95,13 +97,18 @@ def check_manifest(found, path: str) -> dict:
     if found["index"] != FORMAT:
         raise InputError(f"{path} is of format {str(found['index'])[:20]}, and this version reads format {FORMAT}; "
                          f"{AGAIN}")
-    needed = POINTER if set(found) == POINTER else KEYS
+    needed = POINTER if is_pointer(found) else KEYS
     if not needed <= set(found):
         raise InputError(f"{path} lacks {', '.join(sorted(needed - set(found)))}; {AGAIN}")
-    for name in sorted(needed):
+    for name in sorted(needed | ({"removed"} & set(found))):
         if not isinstance(found[name], OF_KIND.get(name, str)) or name == "images" and len(found[name]) != 3:
             raise InputError(f"{path} is damaged: {name} is {str(found[name])[:20]}; {AGAIN}")
     return found
+
+
+def is_pointer(found: dict) -> bool:
+    """Whether a manifest only says where another lies (`cluster`)."""
+    return set(found) - {"removed"} == POINTER
 
 
 def is_state(path: str) -> bool:
@@ -110,6 +117,18 @@ def is_state(path: str) -> bool:
         return False
     held = os.listdir(path)
     return bool(held) and all(re.fullmatch(STATE, name) for name in held)
+
+
+def lost_photos(folder: str, made: dict) -> str | None:
+    """What is said where the photos of an index in `folder`, of this manifest, are no longer in their folder, as it was
+    moved; None where the folder is there, or none is known."""
+    if not made["folder"] or os.path.isdir(made["folder"]):
+        return None
+    given = dict(zip(("data_path", "images", "split"), made["images"]))
+    words = "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if value)
+    return (f"the folder of the photos, {made['folder']}, is not there, so all look gone; put it back, or make the "
+            f"index again with where they are now: search.py index --checkpoint {shlex.quote(made['run'])}{words} "
+            f"--photos FOLDER --output {shlex.quote(folder)} --overwrite")
 
 
 class Engine:
@@ -231,6 +250,10 @@ class Generation:
         kept = np.setdiff1d(np.arange(len(old)), rows)
         for k in range(0, len(kept), ROWS):
             self.add(old.engine.fetch(kept[k:k + ROWS]), old.items.take(kept[k:k + ROWS]))
+
+    def remember(self, removed: set[str]) -> None:
+        """Note the names of photos that were taken out, and do not come back by themselves."""
+        self.manifest["removed"] = sorted(removed)
 
     def add(self, block: Block, items: Items) -> None:
         """Write some photos behind those before."""

@@ -10,7 +10,7 @@ from cli import InputError
 from inputs import Photos
 from retrieval.cluster import open_index
 from retrieval.encoder import Encoder
-from retrieval.index import AGAIN
+from retrieval.index import AGAIN, lost_photos
 from retrieval.ranking import Ranker
 from retrieval.trust import Trust, trust_of
 from retrieval.vectors import Asked, vectors_of
@@ -123,6 +123,7 @@ class Searcher:
               notes: list[str | None]) -> list[Found]:
         if trust and self.withdrawn:
             trust = trust._replace(alpha=None, limit=None)
+        lost = lost_photos(self.index.folder, self.index.manifest)
         ranking = self.ranker.rank(asked, first + top, trust)
         of_queries = None if e.log_var is None else uncertainty(e).tolist()
         level = None if trust is None or trust.alpha is None else 1 - trust.alpha
@@ -139,7 +140,7 @@ class Searcher:
                               held and k < held, spread)
                        for k, name, spread in facts]
             results.append(Found(query, answers, self.count, p and p[0], of_queries and of_queries[q], held,
-                                 [notes[q]] if notes[q] else [], held and level,
+                                 [note for note in (notes[q], lost) if note], held and level,
                                  trust and of_queries and trust.wider_than(of_queries[q]),
                                  None if trust is None or held else self.withdrawn if level is None else EMPTY))
         return results

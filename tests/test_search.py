@@ -1,6 +1,8 @@
 """search.py on the demo: answers are those of the model, an index survives every stop, bad input gets a sentence."""
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from checkpoints import load_checkpoint
 from data import read_split
 from evaluation.bank import item_terms
 from evaluation.sources import encode
+from features import extract
 from files import writing
 from inputs import Photos
 from retrieval import building, index, searcher
@@ -214,7 +217,7 @@ def test_a_run_whose_data_moved_finds_them_below_data_path(make, small_run, demo
         run("index", "--checkpoint", run_of, "--data_path", demo_path, "--images", "demo_precomp", "--output", folder,
             "--bank", "train")
         run("remove", folder, index.Index(str(folder)).items.names[0])
-        run("add", folder)
+        run("add", folder, "*")
         answers.append(all_answers(folder))
     assert answers[0] == answers[1] and len(answers[0]) == 24
 
@@ -252,7 +255,7 @@ def test_a_graph_takes_changes(own, capsys, monkeypatch):
     run("index", "--checkpoint", made["run"], "--data_path", own / "data", "--images", "mine", "--output", folder,
         "--hnsw")
     shutil.move(own / "spare" / "10.png", own / "photos" / "10.png")
-    extract(own, own / "photos")
+    extracted(own, own / "photos")
     built = []
     monkeypatch.setattr("retrieval.proposing.build", lambda *words: built.append(words) or build(*words))
     for change in (["add", folder], ["remove", folder, "4.png"]):
@@ -285,6 +288,15 @@ def test_photos_are_removed(make, tmp_path, capsys):
     assert "2 photos removed" in capsys.readouterr().out
     assert all_answers(folder) == {name: score for name, score in before.items() if name not in gone}
     assert sorted(os.listdir(folder)) == [".lock", "000002", "manifest.json"]
+    run("add", folder)
+    assert "0 photos added, 0 changed; 2 stay out as search.py remove took them out" in capsys.readouterr().out
+    run("info", folder)
+    assert "2 photos were removed, the first is" in capsys.readouterr().out
+    refused(capsys, search.main, ["add", folder, "nothing*"], "no photo that was removed from .* is named nothing")
+    for name, left in ((names[3], 1), ("*", 0)):
+        run("add", folder, name)
+        assert "1 photos added" in capsys.readouterr().out and len(building.removed_from(str(folder))) == left
+    assert all_answers(folder) == pytest.approx(before, abs=1e-5)
 
 
 def test_photos_that_are_gone_are_shown_as_gone(make, tmp_path, demo_path, capsys, small_run):
@@ -304,10 +316,15 @@ def test_photos_that_are_gone_are_shown_as_gone(make, tmp_path, demo_path, capsy
     with pytest.raises(searcher.InputError, match="no photo 99999"):
         Searcher(str(folder)).path_of(99999)
     os.rename(photos, tmp_path / "moved")                    # or a disk that is not mounted
-    refused(capsys, search.main, ["remove", folder, "--gone"], "photos is not there, so all photos look gone; put")
+    refused(capsys, search.main, ["remove", folder, "--gone"], "photos, is not there, so all look gone; put")
     run("info", folder)
     said = capsys.readouterr().out
-    assert "its folder of photos is not there" in said and "--gone" not in said
+    assert "is not there, so all look gone" in said and "--gone" not in said
+    run("query", folder, TEXTS[0], "--top", 1)
+    again = re.search(r": search.py (index .* --photos )FOLDER( .*)", capsys.readouterr().out)
+    run(*shlex.split(f"{again[1]}{tmp_path / 'moved'}{again[2]}"))
+    run("query", folder, TEXTS[0], "--top", 1)
+    assert "(gone)" not in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.fixture
@@ -323,16 +340,14 @@ def own(tmp_path, demo_path, small_run):
     os.makedirs(spare)
     for path in extras:
         shutil.move(path, spare)
-    extract(tmp_path, photos)
+    extracted(tmp_path, photos)
     run("index", "--checkpoint", small_run(*GAUSSIAN), "--data_path", tmp_path / "data", "--images", "mine", "--output",
         tmp_path / "index")
     return tmp_path
 
 
-def extract(folder, photos):
-    from features import extract as command
-
-    command.main(["images", "--photos", str(photos), "--kind", "demo", "--data_path", str(folder / "data"),
+def extracted(folder, photos):
+    extract.main(["images", "--photos", str(photos), "--kind", "demo", "--data_path", str(folder / "data"),
                   "--output_name", "mine", "--workers", "0"])
 
 
@@ -340,15 +355,18 @@ def test_a_folder_of_photos_from_end_to_end(own, capsys):
     """Photos that are new, changed and removed arrive in the index, and equal an index made anew."""
     folder = own / "index"
     capsys.readouterr()
-    run("add", folder)
-    assert "0 photos added, 0 changed" in capsys.readouterr().out
     shutil.move(own / "spare" / "10.png", own / "photos" / "10.png")
+    run("add", folder)
+    said = capsys.readouterr().out
+    assert "0 photos added, 0 changed\nnote: the folder holds 1 photos whose features were not extracted" in said
+    comes_first = shlex.split(re.search("python -m features.extract (.*)", said)[1])
     shutil.copy(own / "photos" / "4.png", own / "photos" / "0.png")
     os.remove(own / "photos" / "sub" / "3.png")
-    extract(own, own / "photos")
+    extract.main([*comes_first, "--workers", "0"])
     run("add", folder)
     assert "1 photos added, 1 changed; 1 are no longer among those indexed" in capsys.readouterr().out
     run("remove", folder, "--gone")
+    assert building.removed_from(str(folder)) == []         # these come back with their files
     made = index.Index(str(folder)).manifest
     run("index", "--checkpoint", made["run"], "--data_path", own / "data", "--images", "mine", "--output", own / "new")
     new, old = all_answers(own / "new"), all_answers(folder)
@@ -384,7 +402,7 @@ def test_a_stop_at_any_step_leaves_the_old_index(own, monkeypatch, where):
     folder = own / "index"
     before = all_answers(folder)
     shutil.move(own / "spare" / "10.png", own / "photos" / "10.png")
-    extract(own, own / "photos")
+    extracted(own, own / "photos")
 
     def stop(*_, **__):
         raise KeyboardInterrupt
@@ -633,13 +651,15 @@ def test_milvus_takes_changes(server, own, capsys):
     run(*words)
     shutil.move(own / "spare" / "10.png", own / "photos" / "10.png")
     shutil.copy(own / "photos" / "4.png", own / "photos" / "0.png")
-    extract(own, own / "photos")
+    extracted(own, own / "photos")
     for place in (folder, own / "index"):
         capsys.readouterr()
         run("add", place)
         assert "1 photos added, 1 changed" in capsys.readouterr().out
         run("remove", place, "sub/*")
         assert "5 photos removed, 6 left" in capsys.readouterr().out
+        run("add", place)
+        assert "0 photos added, 0 changed; 5 stay out" in capsys.readouterr().out
     there = Searcher(str(folder))
     found = {a.name: a.score for a in there.find_texts(TEXTS[:1], top=100)[0].answers}
     there.index.close()
