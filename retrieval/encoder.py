@@ -27,6 +27,7 @@ from similarities import Embedding
 from text import tokenize
 
 BATCH = 64                            # photos or captions per step
+BROAD = 1000                          # words of a training whose language can be told by them
 
 
 class Encoder:
@@ -68,11 +69,20 @@ class Encoder:
                 parts.append(embed_texts(self.model, self.vocab, some, self.device))
         return join(parts)
 
-    def unknown_words(self, text: str) -> list[str]:
-        """The words of a caption that the model does not know and leaves out, where it has a vocabulary of its own."""
-        if self.options.text_features or hasattr(self.vocab, "trigrams"):
-            return []
-        return [word for word in tokenize(text) if word not in self.vocab.index and any(map(str.isalnum, word))]
+    def note_on(self, text: str) -> str | None:
+        """What is said of the words of a caption that are not among those of the training captions. A model of words
+        leaves them out. One on ready features of captions takes any, but where most are such, and the words of the
+        training are many enough to tell, the caption may be of another language than it learned."""
+        if hasattr(self.vocab, "trigrams"):
+            return None
+        words = [word for word in tokenize(text) if any(map(str.isalnum, word))]
+        unknown = [word for word in words if word not in self.vocab.index]
+        if not self.options.text_features:
+            return f"unknown words, which are left out: {', '.join(unknown)}" if unknown else None
+        if len(self.vocab) < BROAD or len(unknown) < 3 or 2 * len(unknown) <= len(words):
+            return None
+        return (f"{len(unknown)} of its {len(words)} words are seldom or never in the captions that the model learned "
+                f"from ({', '.join(unknown)}): of another language, or of other things, it may know nothing")
 
     def features_of_text(self, texts: list[str]) -> Tensor:
         """The features of captions (B, F) that the run was trained on. Raises InputError where they need files that

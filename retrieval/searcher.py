@@ -84,8 +84,7 @@ class Searcher:
             if not text.strip():
                 raise InputError("a query of blanks alone finds nothing; describe a photo in a few words")
         e = on_cpu(self.encoder.captions(texts))
-        notes = [f"unknown words, which are left out: {', '.join(words)}" if words else None
-                 for words in map(self.encoder.unknown_words, texts)]
+        notes = [self.encoder.note_on(text) for text in texts]
         return self.found(texts, e, self.vectors.queries(e), top, first, self.trust, notes)
 
     def find_photo(self, photo: Image.Image, top: int = 10, first: int = 0, name: str = "a photo") -> Found:

@@ -19,7 +19,7 @@ from evaluation.sources import encode
 from features import extract
 from files import writing
 from inputs import Photos
-from retrieval import building, index, searcher
+from retrieval import building, encoder, index, searcher
 from retrieval.approximate import build
 from retrieval.encoder import Encoder
 from retrieval.milvus import Milvus
@@ -519,6 +519,18 @@ def test_a_photo_where_its_features_cannot_be_computed(make, capsys, demo_path):
 def test_unknown_words_are_named(make, capsys):
     run("query", make(), "a red xyzzy circle .", "--top", 1)
     assert "unknown words, which are left out: xyzzy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text, said", [
+    ("un chien sur la plage", "5 of its 5 words"), ("a red chien sur plage", "3 of its 5 words"),
+    ("a red chien plage", ""), ("astronaut", ""), ("a red circle .", "")])
+def test_a_question_in_another_language_is_told_by_the_words_of_the_training(make, monkeypatch, text, said):
+    """Where ready features of captions take any word. A handful of words tells no language."""
+    model = Encoder(index.Index(str(make())).manifest["run"])
+    model.options.text_features = "minilm"
+    assert len(model.vocab) < encoder.BROAD and model.note_on(text) is None
+    monkeypatch.setattr(encoder, "BROAD", len(model.vocab))
+    assert (model.note_on(text) or "").startswith(said) and bool(model.note_on(text)) == bool(said)
 
 
 @pytest.mark.parametrize("words, message", [
