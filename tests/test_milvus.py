@@ -213,7 +213,7 @@ def test_a_killed_build_goes_on_in_a_new_process(tmp_path, world):
         assert engine.state == "building" and engine.manifest() == MANIFEST
         world.check(engine, np.arange(80))
     with started("-c", BUILD, path, "on") as again:
-        assert again.communicate(timeout=60)[0].split() == [str(start) for start in range(80, 200, 20)]
+        assert again.communicate(timeout=200)[0].split() == [str(start) for start in range(80, 200, 20)]
         assert again.returncode == 0
     with Milvus.open(path, "photos") as engine:
         world.check(engine, world.rows)

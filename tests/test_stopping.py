@@ -128,7 +128,7 @@ def test_a_worker_ends_whose_parent_is_killed(at_once):
     """It holds what the parent's output goes to, and nothing but SIGKILL would end it."""
     code = "import inputs; from tests.test_stopping import Orphaning; list(inputs.stream(Orphaning({}), [0], 1))"
     with started("-c", code.format(at_once), stderr=None) as process:
-        assert process.communicate(timeout=60) == ("", None) and process.returncode == -signal.SIGKILL
+        assert process.communicate(timeout=200) == ("", None) and process.returncode == -signal.SIGKILL
 
 
 READING = """
@@ -153,7 +153,7 @@ def test_no_process_with_threads_is_forked():
     """Workers are forked from a server of one thread, which signals do not reach, and which finds the project from
     every folder. A script without a guard is not run by them again."""
     with started("-c", READING, cwd="/", env={**os.environ, "PYTHONPATH": ROOT}) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=200)
     *read, blocked = out.split()
     assert read == ["3", "0", "1", "8", "0", "1"] and not err, (out, err)
     assert all(int(blocked, 2) >> number - 1 & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
@@ -349,7 +349,7 @@ def test_a_folder_that_another_process_trains_in_is_left_alone(tmp_path, demo_pa
                                 f"another process is training {run} .number {process.pid}.; wait")):
             refused(capsys, train.main, other[1:], message)
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=200)
         assert process.returncode == 143
     lines = [json.loads(line) for line in open(run / "log.jsonl")]
     steps = [line["iteration"] for line in lines if line["kind"] == "step"]

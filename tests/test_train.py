@@ -90,7 +90,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, demo_path):
                  tmp_path / "run", stderr=None) as process:
         assert any("epoch 2/10000 step" in line for line in process.stdout)
         process.send_signal(signal.SIGINT)
-        rest = process.communicate(timeout=60)[0]
+        rest = process.communicate(timeout=200)[0]
     assert process.returncode == 130
     assert "python train.py --resume" in rest.strip().splitlines()[-1]
     assert load_checkpoint(str(tmp_path / "run"), "checkpoint.pt")["state"]["iteration"] >= 15

@@ -292,7 +292,7 @@ def test_a_signal_leaves_a_checkpoint_and_no_process(piped, whole_run, tmp_path,
     while process.poll() is None and not ((tmp_path / "began").exists() and log.exists() and log.stat().st_size):
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
     assert process.returncode == 128 + signal.SIGINT, (out, err)
     assert err.strip() == "" or len(err.strip().splitlines()) == 1, err
     assert load_checkpoint(str(tmp_path / "run"), "checkpoint.pt")["state"]["iteration"] > 0
