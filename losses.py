@@ -268,17 +268,20 @@ def vib(e: Embedding) -> Tensor:
     return 0.5 * mean((variance - e.log_var + square - 1).sum(1))
 
 
-OBJECTIVES = ("hinge", "infonce", "match", "nll", "mse", "two_branch", "logistic", "probvlm")
+# (options, similarity) -> the objective for its scores, or None: what is trained is no function of the scores, and is
+# among the terms of model.build_pair_terms.
+OBJECTIVES: dict[str, Callable] = {
+    "hinge": lambda opt, _: Hinge(opt.margin, opt.max_violation),
+    "infonce": lambda opt, sim: InfoNCE(1.0 if sim.log_likelihood else 0.07, opt.label_smoothing),
+    "match": lambda opt, sim: Match(sim.logits, opt.pseudo_positives, opt.label_smoothing),
+    "nll": lambda opt, _: SampledNLL(opt.gamma, opt.negatives, opt.negative_source == "set"),
+    "mse": lambda *_: None, "two_branch": lambda *_: None, "logistic": lambda *_: PairLogistic(),
+    "probvlm": lambda *_: None}
 
 
 def build_objective(opt, similarity: Similarity) -> nn.Module | None:
-    """The objective that the options name, for the scores of a similarity. None: what is trained is no function of the
-    scores, and is among the terms of model.build_terms."""
-    return {"hinge": lambda: Hinge(opt.margin, opt.max_violation),
-            "infonce": lambda: InfoNCE(1.0 if similarity.log_likelihood else 0.07, opt.label_smoothing),
-            "match": lambda: Match(similarity.logits, opt.pseudo_positives, opt.label_smoothing),
-            "nll": lambda: SampledNLL(opt.gamma, opt.negatives, opt.negative_source == "set"),
-            "logistic": PairLogistic, **dict.fromkeys(("mse", "two_branch", "probvlm"), lambda: None)}[opt.loss]()
+    """The objective that the options name, for the scores of a similarity."""
+    return OBJECTIVES[opt.loss](opt, similarity)
 
 
 # ---- pair terms beside the objective: (image, caption, batch) -> scalar, of two model.Encoded

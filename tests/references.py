@@ -46,6 +46,7 @@ def suited(name: str, images: Embedding, captions: Embedding) -> tuple[Embedding
 
 def broadcasts(name: str, images, captions) -> Tensor:
     """Embeddings of images one by one against those of all captions -> (N, M)."""
+    assert name in BROADCASTS, f"{name} has no slow twin; write it as a line of BROADCASTS in tests/references.py"
     log_var = images.mean if images.log_var is None else images.log_var             # a point's is not read
     return torch.stack([BROADCASTS[name](m[None], v[None], captions.mean, captions.log_var)
                         for m, v in zip(images.mean, log_var)])

@@ -129,7 +129,8 @@ def test_scores_give_the_results_of_their_model(runs, ev, exported, everything, 
     words = ["--scores", "s.npy", "--data_path", demo_path, "--data_name", "demo_precomp", *everything]
     assert isinstance(sources.open_subject("s.npy", evaluate.parse_args(words)).scores, np.memmap)
     found = ev(*words)["protocols"]
-    assert set(found) == {"full", "cxc", "pmrp"} and set(found["cxc"]) == {"i2t", "t2i", "rsum", "sits"}
+    assert {"full", "cxc", "pmrp"} <= set(found) and "mean_only" not in found
+    assert set(found["cxc"]) == {"i2t", "t2i", "rsum", "sits"}
     assert found["full"] == metrics.retrieval(matrix, np.arange(120) // 5)
     if dtype != np.float16:                                                     # which rounds, and so ties
         own = ev("--checkpoint", runs / "wasserstein0", *everything)["protocols"]

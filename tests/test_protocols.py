@@ -252,7 +252,7 @@ def test_a_ready_matrix_on_disk(small, tmp_path, dtype):
     found = cxc(subject, stored, ratings, pairs, True, record, 20)
     assert set(found["cxc"]) == {"i2t", "t2i", "rsum", "sits"}
     task = task_of(subject, {"cxc": Crisscrossed(ratings, pairs)}, "--cxc", "--fold5")
-    assert set(assess.run_protocols(task)) == {"full", "folds5", "cxc", "cxc_folds5"}
+    assert {"full", "folds5", "cxc", "cxc_folds5"} <= set(assess.run_protocols(task))
     assert task.absent == [
         "text-text and image-image retrieval, STS and SIS: a score matrix holds image-text scores only"]
     for protocol, parts in (("cxc", galleries(subject.caption_image, None, 1)),

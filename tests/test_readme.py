@@ -1,4 +1,4 @@
-"""README's recipes for a similarity, an encoder and a protocol of one's own work as they are written."""
+"""README's recipes for a similarity, an objective, an encoder and a protocol of one's own work as they are written."""
 import json
 import os
 import re
@@ -10,26 +10,33 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CODE = re.compile(r"at the end of `([\w/]+\.py)`[^\n]*:\n\n```python\n(.*?)```", re.S)
 
 
-def test_own_similarity_encoder_and_protocol(tmp_path, demo_path):
+def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
     with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
         text = f.read()
     recipes, (row,) = CODE.findall(text), re.findall(r'`(Row\("mine".*)`', text)
-    assert [path for path, _ in recipes] == ["similarities.py", "model.py", "evaluation/assess.py"]
-    modules = [name for name in os.listdir(ROOT) if name.endswith(".py")]
-    folders = "files devices parallel readers options methods evaluation features paper_tables demo".split()
+    assert [path for path, _ in recipes] == ["similarities.py", "tests/references.py", "losses.py", "model.py",
+                                             "evaluation/assess.py", "evaluation/report.py"]
+    modules = [name for name in os.listdir(ROOT) if name.endswith((".py", ".toml"))]
+    folders = ("files devices parallel readers options methods evaluation features paper_tables demo retrieval timing "
+               "tests").split()
     for name in (*folders, *modules):
         path = os.path.join(ROOT, name)
         (shutil.copytree if os.path.isdir(path) else shutil.copy)(path, tmp_path / name)
     for path, code in recipes:
-        assert len(code.strip().splitlines()) <= 6
+        assert len(code.strip().splitlines()) <= 8
         with open(tmp_path / path, "a", encoding="utf-8") as f:
             f.write(f"\n\n{code}")
     data = ["--data_path", demo_path, "--device", "cpu", "--workers", "0"]
+    tests = ["tests/test_house.py", "tests/test_losses.py", "tests/test_protocols.py", "tests/test_benchmark.py",
+             "tests/test_cli.py"]     # those that one of the recipes can break
     for words in (["train.py", *data, "--data_name", "demo_region_precomp", "--sim", "manhattan", "--img_enc", "max",
-                   "--num_epochs", "1", "--embed_size", "8", "--logger_name", "run"],
+                   "--loss", "soft", "--num_epochs", "1", "--embed_size", "8", "--logger_name", "run"],
+                   ["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, "-k",
+                    "held_in or manhattan or every_similarity or ready_matrix or results_file"],
                    ["evaluate.py", *data, "--checkpoint", "run"]):
         done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "Mean reciprocal rank" in done.stdout and "MRR" in done.stdout
     (tmp_path / "paper_tables" / "mine.py").write_text(
         "from paper_tables.common import Row, Run, Table, main, recalls\nPUBLISHED = (1, 2, 3, 4, 5, 6)\n"
         f"main(Table('Mine', (recalls(),), ({row},)), 'Mine.')\n")
