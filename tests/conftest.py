@@ -1,4 +1,5 @@
 """Shared by all tests: where the real data are, and a small demo data set."""
+import contextlib
 import os
 import shutil
 from multiprocessing import forkserver
@@ -15,6 +16,13 @@ os.environ["OMP_NUM_THREADS"] = "1"   # of the commands that tests start; small 
 torch.set_num_threads(1)
 helpers.heed()
 forkserver.ensure_running()           # of helpers.FORKS
+
+
+@pytest.fixture(scope="session", autouse=True)
+def elsewhere(tmp_path_factory):
+    """The tests work in an empty folder: what commands left where they are called, ./vocab or ./runs, is not theirs."""
+    with contextlib.chdir(tmp_path_factory.mktemp("elsewhere")):
+        yield
 
 
 @pytest.fixture(scope="session")
