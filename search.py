@@ -172,7 +172,7 @@ def told(found: Found, opt) -> list[str]:
     """The answers to a query, in lines."""
     facts = []
     if found.sure is not None:
-        facts.append(how_sure(found.sure, opt.unsure))
+        facts.append(how_sure(found.sure, opt.unsure, found.copies))
     if opt.sets and found.in_set is not None:
         facts.append(of_the_set(found.in_set, found.level))
     if opt.sets and found.no_set == EMPTY:

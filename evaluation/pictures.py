@@ -201,11 +201,11 @@ def wrapped(text: str, width: int, lines: int = 3) -> str:
 
 # ---- the answers of a search
 
-def how_sure(p: float, unsure: float) -> str:
-    """What is said of a first answer that is right with probability p. unsure: less than this is not sure."""
-    if p >= unsure:
-        return f"{percent(p)} sure of the first photo"
-    return f"{percent(p)} sure of the first photo: another may be meant, or none"
+def how_sure(p: float, unsure: float, copies: int = 1) -> str:
+    """What is said of a first answer that is right with probability p. unsure: less than this is not sure. copies: how
+    many photos it stands for."""
+    said = f"{percent(p)} sure of the first photo" + f", of which there are {copies} copies" * (copies > 1)
+    return said + ": another may be meant, or none" * (p < unsure)
 
 
 def of_the_query(log_det: float, wider: float | None) -> str:
@@ -233,7 +233,7 @@ def contact_sheet(path: str, found: list, photo_of: Callable[[int], str], title:
     picture_file(path)
     rows = []
     for of, file in zip_longest(found, asked):
-        facts = [] if of.sure is None else [how_sure(of.sure, unsure)]
+        facts = [] if of.sure is None else [how_sure(of.sure, unsure, of.copies)]
         facts += [] if of.in_set is None else [f"{of_the_set(of.in_set, of.level)} (framed)"]
         facts += [] if of.uncertainty is None else [of_the_query(of.uncertainty, of.wider)]
         cells = [answer_cell(answer, photo_of(answer.row)) for answer in of.answers]

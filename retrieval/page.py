@@ -108,9 +108,9 @@ class Page:
         return int(text)
 
     def plain(self, found: Found, top: int, first: int) -> dict:
-        answers = [{**answer._asdict(), "unsure": answer.p is not None and answer.p < self.unsure}
-                   for answer in found.answers]
-        said = None if found.sure is None else how_sure(found.sure, self.unsure)
+        answers = [{**answer._asdict(), "unsure": answer.p is not None and
+                    (found.sure if answer.copy else answer.p) < self.unsure} for answer in found.answers]
+        said = None if found.sure is None else how_sure(found.sure, self.unsure, found.copies)
         return {**found._asdict(), "answers": answers, "top": top, "first": first, "said": said,
                 "query_said": None if found.uncertainty is None else of_the_query(found.uncertainty, found.wider),
                 "set_said": found.no_set if found.in_set is None else of_the_set(found.in_set, found.level)}

@@ -10,6 +10,10 @@ from retrieval.trust import Trust
 from retrieval.vectors import Asked, LiftedVectors, WholeVectors
 
 SCORES = 2 ** 26                      # scores that are held at a time, 256 MiB
+# Photos whose vectors have a cosine above this are one photo: a file that is there twice, or that was hardly changed.
+# Of 900 photos of Flickr8k no two are as near by any of four similarities (cosine 0.87, wasserstein 0.90, mls 0.92, kl
+# 0.979 at most), nor are two of the demo's 1,900 scenes (0.956).
+ALIKE = 0.98
 
 
 class Ranking(NamedTuple):
@@ -94,6 +98,11 @@ class Ranker:
             if trust.limit is not None:
                 held = (total - logits <= trust.limit).sum() + torch.round(stands * (total - rest <= trust.limit).sum())
         return Ranking(found, values, total, held)
+
+    def copies(self, rows: np.ndarray) -> np.ndarray:
+        """Which of the photos `rows` (R,) are copies of the first of them, as that itself is: (R,) bool."""
+        x = self.engine.fetch(rows).vectors[0]                                      # (R, K)
+        return (torch.cosine_similarity(x, x[:1]) > ALIKE).index_fill(0, torch.tensor([0]), True).numpy()
 
     def scores_of(self, asked: Asked, rows: np.ndarray, block) -> Tensor:
         """Exact scores (n,) of one query and the photos of a Block, which are `rows` (n,) of the index."""

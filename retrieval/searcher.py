@@ -3,6 +3,7 @@ import copy
 import os
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -17,6 +18,7 @@ from retrieval.vectors import Asked, vectors_of
 from similarities import Embedding, uncertainty
 
 EMPTY = "no set: even the first photo is less probable than those that sets hold, so the right one may not be here"
+COPIES = 50                           # answers at least among which copies of the first are sought
 
 
 class Answer(NamedTuple):
@@ -28,6 +30,7 @@ class Answer(NamedTuple):
     gone: bool                        # whether the file is there no more
     in_set: bool | None               # whether the conformal set holds it; None without one
     uncertainty: float | None         # log det Sigma of the photo in nats; None for points
+    copy: bool = False                # whether it is a copy of the first answer of all, or that itself
 
 
 class Found(NamedTuple):
@@ -35,13 +38,14 @@ class Found(NamedTuple):
     query: str
     answers: list[Answer]
     gallery: int                      # how many photos were searched
-    sure: float | None                # calibrated probability that the first answer of all is right, 0..1
+    sure: float | None                # calibrated probability that the first answer of all, or a copy, is right, 0..1
     uncertainty: float | None         # log det Sigma of the query in nats
     in_set: int | None                # how many photos the conformal set holds; None without one, and for an empty one
     notes: list[str]                  # sentences for the reader of these answers
     level: float | None = None        # how often the conformal set holds the right photo, such as 0.9
     wider: float | None = None        # share of dev's captions with a smaller log det Sigma than the query, 0..1
     no_set: str | None = None         # why no set is given, where one was calibrated
+    copies: int = 1                   # how often the first photo is there: copies share its probability
 
 
 class Searcher:
@@ -123,25 +127,29 @@ class Searcher:
         if trust and self.withdrawn:
             trust = trust._replace(alpha=None, limit=None)
         lost = lost_photos(self.index.folder, self.index.manifest)
-        ranking = self.ranker.rank(asked, first + top, trust)
+        ranking = self.ranker.rank(asked, max(first + top, COPIES), trust)
         of_queries = None if e.log_var is None else uncertainty(e).tolist()
         level = None if trust is None or trust.alpha is None else 1 - trust.alpha
         results = []
         for q, query in enumerate(queries):
             p, rows = None, [row for row in ranking.rows[q].tolist() if row >= 0]
+            copies = [0]
             if trust is not None:
+                copies = self.ranker.copies(np.array(rows)).nonzero()[0].tolist()
                 p = (trust.temperature * ranking.scores[q].double() - ranking.log_total[q]).exp().tolist()
             held = None if ranking.in_set is None else int(ranking.in_set[q]) or None
-            shown = range(first, len(rows))
-            facts = zip(shown, *(of(rows[first:]) for of in (self.index.names, self.index.uncertainties)))
+            shown = slice(first, first + top)
+            facts = zip(range(first, len(rows)), *(of(rows[shown]) for of in (self.index.names,
+                                                                              self.index.uncertainties)))
             answers = [Answer(rows[k], name, float(ranking.scores[q, k]), p and p[k],
                               bool(self.folder) and not os.path.isfile(os.path.join(self.folder, name)),
-                              held and k < held, spread)
+                              held and k < held, spread, trust is not None and k in copies)
                        for k, name, spread in facts]
-            results.append(Found(query, answers, self.count, p and p[0], of_queries and of_queries[q], held,
-                                 [note for note in (notes[q], lost) if note], held and level,
-                                 trust and of_queries and trust.wider_than(of_queries[q]),
-                                 None if trust is None or held else self.withdrawn if level is None else EMPTY))
+            no_set = None if trust is None or held else self.withdrawn if level is None else EMPTY
+            results.append(Found(query, answers, self.count, p and sum(p[k] for k in copies),
+                                 of_queries and of_queries[q], held, [note for note in (notes[q], lost) if note],
+                                 held and level, trust and of_queries and trust.wider_than(of_queries[q]), no_set,
+                                 len(copies)))
         return results
 
 

@@ -117,7 +117,7 @@ def test_a_text_a_row_and_a_photo_are_answered_as_json(made_up, client, get):
     assert made_up.asked[-1] == (["0.72 a dog"], 5, 2)
     assert [answer["row"] for answer in found["answers"]] == [2, 3, 4, 5, 6]
     assert found["answers"][0] == {"row": 2, "name": "2019/summer/photo 2.jpg", "score": 0.88, "p": pytest.approx(0.07),
-                                   "gone": False, "in_set": True, "uncertainty": -698.0, "unsure": True}
+                                   "gone": False, "in_set": True, "uncertainty": -698.0, "copy": False, "unsure": True}
     assert (found["query"], found["gallery"], found["sure"], found["first"], found["top"]) == ("0.72 a dog", 23, 0.72,
                                                                                                2, 5)
     assert found["said"] == "72% sure of the first photo" and found["notes"] == ["a made-up note"]

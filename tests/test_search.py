@@ -126,6 +126,26 @@ def test_a_set_that_holds_no_promise_is_none(make, capsys, monkeypatch, tmp_path
     assert "no set" not in capsys.readouterr().out
 
 
+def test_copies_of_the_first_photo_share_what_is_said_of_it(own, capsys, monkeypatch):
+    folder = own / "index"
+    found = trusted(folder, gallery=10, temperature=30.0)
+    first = found.find_texts(TEXTS[:1])[0].answers[0]
+    for name in ("twice.png", "sub/again.png"):
+        shutil.copy(found.path_of(first.row), own / "photos" / name)
+    extracted(own, own / "photos")
+    run("add", folder)
+    found = trusted(folder, gallery=10, temperature=30.0)
+    one, = found.find_texts(TEXTS[:1], top=1)
+    every, = found.find_texts(TEXTS[:1], top=12)
+    copies = [a for a in every.answers if a.copy]
+    assert {a.name for a in copies} == {first.name, "twice.png", "sub/again.png"} and one.copies == every.copies == 3
+    assert one.sure == every.sure == pytest.approx(sum(a.p for a in copies)) and one.sure > 2 * every.answers[0].p
+    assert one.answers[0].p == every.answers[0].p and len(one.answers) == 1
+    monkeypatch.setattr(search, "opened", lambda opt: found)
+    run("query", folder, TEXTS[0], "--top", 1)
+    assert "sure of the first photo, of which there are 3 copies" in capsys.readouterr().out
+
+
 class Proposes:
     """An engine that proposes some photos, of which nothing but the exact scores counts."""
     exact, depth = False, 1
@@ -606,7 +626,7 @@ def test_json_is_what_programs_read(make, capsys):
     run("query", make(*GAUSSIAN), *TEXTS, "--json", "--top", 3)
     found = json.loads(capsys.readouterr().out)
     assert [one["query"] for one in found] == TEXTS and all(len(one["answers"]) == 3 for one in found)
-    assert {"row", "name", "score", "p", "gone", "in_set", "uncertainty", "path"} == set(found[0]["answers"][0])
+    assert {"row", "name", "score", "p", "gone", "in_set", "uncertainty", "copy", "path"} == set(found[0]["answers"][0])
     assert isinstance(found[0]["uncertainty"], float) and found[0]["sure"] is None
 
 
