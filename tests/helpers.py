@@ -17,9 +17,9 @@ import train
 from checkpoints import load_checkpoint
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# One epoch of a small model on the demo's features.
+# One epoch of a small model on the demo's features. A ./vocab is not read, as commands are called in ROOT, too.
 SMALL = ["--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8", "--num_epochs", "1",
-         "--batch_size", "32", "--vocab_threshold", "1", "--device", "cpu"]
+         "--batch_size", "32", "--vocab_threshold", "1", "--vocab_path", "none", "--device", "cpu"]
 # The same, but wide enough to learn, and with every step in its log.
 STEPS = [*SMALL, "--embed_size", "32", "--word_dim", "16", "--batch_size", "16", "--learning_rate", "0.005",
          "--log_step", "1"]
