@@ -286,7 +286,7 @@ def written() -> None:
 def unread() -> None:
     """End as programs do whose output is read no further: `| head` has seen enough."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    sys.exit(128 + signal.SIGPIPE)
+    sys.exit(128 + 13)                                      # as of SIGPIPE
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """An index on disk: the vectors of photos in files of FAISS, beside their names.
 
-    INDEX/manifest.json               of which model and photos it is, which folder holds it, how it was made
+    INDEX/manifest.json               of which model and photos it is, which folder holds it, how it was made, and which
+                                      photos were removed and do not come back by themselves
     INDEX/000001/items.json           the names of the photos, and digests by which a changed photo is known
     INDEX/000001/numbers.npz          (N,) log det Sigma of each photo, and what the query bank takes from it
     INDEX/000001/vectors0.faiss ...   a file of every channel (`vectors`), rest.faiss, and approximate0.npz ...
@@ -101,7 +102,8 @@ def check_manifest(found, path: str) -> dict:
     if not needed <= set(found):
         raise InputError(f"{path} lacks {', '.join(sorted(needed - set(found)))}; {AGAIN}")
     for name in sorted(needed | ({"removed"} & set(found))):
-        if not isinstance(found[name], OF_KIND.get(name, str)) or name == "images" and len(found[name]) != 3:
+        if not isinstance(found[name], OF_KIND.get(name, str)) or name == "images" and len(found[name]) != 3 or (
+                name == "removed" and not all(isinstance(x, str) for x in found[name])):
             raise InputError(f"{path} is damaged: {name} is {str(found[name])[:20]}; {AGAIN}")
     return found
 
@@ -124,8 +126,10 @@ def lost_photos(folder: str, made: dict) -> str | None:
     moved; None where the folder is there, or none is known."""
     if not made["folder"] or os.path.isdir(made["folder"]):
         return None
-    given = dict(zip(("data_path", "images", "split"), made["images"]))
+    given = dict(zip(("data_path", "images", "split"), made["images"])) | {"bank": (made["bank"] or {}).get("split")}
     words = "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if value)
+    words += " --float16" * made["half"] + f" --{made['method']}" * (made["method"] != "flat")
+    words += " --engine milvus --uri URI --collection OTHER" * (made["engine"] == "milvus")
     return (f"the folder of the photos, {made['folder']}, is not there, so all look gone; put it back, or make the "
             f"index again with where they are now: search.py index --checkpoint {shlex.quote(made['run'])}{words} "
             f"--photos FOLDER --output {shlex.quote(folder)} --overwrite")

@@ -484,6 +484,7 @@ def edit(folder, /, **values):
     ({"origin": {"mean": "?"}}, "is no whole index"), ({"run": "nowhere"}, "there is no checkpoint nowhere"),
     ({"trust": {"temperature": "hot"}}, "is no whole index|calibration"), ({"count": 3}, "its manifest says 3"),
     ({"folder": 7}, "manifest.json is damaged: folder is 7; make it again"), ({"images": []}, "images is \\[\\]"),
+    ({"removed": [3]}, "removed is \\[3\\]"),
     ({"recipe": "x"}, "recipe is x"), ({"vectors": {}}, "is no whole index")])
 def test_a_manifest_that_was_changed(make, tmp_path, capsys, values, message):
     folder = make(*GAUSSIAN, to=tmp_path / "index")
