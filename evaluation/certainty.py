@@ -211,7 +211,8 @@ class Calibration(NamedTuple):
     """A calibration.json, and where it lies."""
     path: str
     checkpoints: list[str]
-    weights: list[str] | None         # digests of the models (checkpoints.weights_of); None in files of older versions
+    weights: list[str] | None         # digests of the models (checkpoints.weights_of); None of other embeddings, and in
+                                      # files of older versions
     data_name: str
     similarity: str
     fitted: dict[str, Fitted]
@@ -221,7 +222,7 @@ class Calibration(NamedTuple):
 
     def refuse_other(self, run: str, weights: str) -> None:
         """Raises InputError unless this is of the model with these weights (`checkpoints.weights_of`), which `run`
-        holds. An older file says no weights, and is known by the path of its run, or by the names of its folder and
+        holds. A file that names no weights is known by the path of its run, or by the names of its folder and
         its file where it was moved since."""
         def file_of(path: str) -> str:
             file = path.endswith((".pt", ".tar")) and not os.path.isdir(path)
@@ -232,7 +233,7 @@ class Calibration(NamedTuple):
         if self.weights and self.weights != [weights]:
             raise InputError(f"{self.path} is of the weights of {models}, and {run} has others; {again}")
         if not self.weights and (len(self.checkpoints) > 1 or not (named == mine or moved)):
-            raise InputError(f"{self.path} is of {models}, by its path as it is an older file, and not of {run}; "
+            raise InputError(f"{self.path} is of {models}, and not of {run}, by their paths, as it names no weights; "
                              f"{again}, or with --checkpoint {self.checkpoints[0]}, and name what it writes with "
                              "--calibration")
 

@@ -559,7 +559,7 @@ def test_calibrations_of_other_runs_or_similarities_are_refused(runs, calibrated
     draw(copy, runs, "--output", tmp_path / "a.png")
     assert "sure" in capsys.readouterr().out
     (copy / "calibration.json").write_text(json.dumps(older))                       # says its path and nothing more
-    refused(capsys, show.main, retrieval(copy, runs), "by its path as it is an older file, and not of .*copy; write")
+    refused(capsys, show.main, retrieval(copy, runs), "not of .*copy, by their paths, as it names no weights; write")
     draw(copy, runs, "--calibration", file, "--output", tmp_path / "a.png")
 
 
