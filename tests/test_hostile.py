@@ -26,7 +26,9 @@ import evaluate
 import show
 import train
 import vocab
+from cli import InputError
 from demo import __main__ as demo
+from evaluation import annotations
 from features import extract, word_vectors
 from paper_tables import coco_halves
 from tests.helpers import SMALL
@@ -602,15 +604,14 @@ def test_positives_that_are_none(refused, world, tmp_path, content, message):
 
 @pytest.mark.parametrize("row, message", [
     ("COCO_val2014:sentid:" + "9" * 30 + ",COCO_val2014_000000000001.jpg,3,x", "no whole number of at most 64 bits"),
-    ("x" * 200_000 + ",b,3,x", "are not two ids and a rating"), ("a,b", "are not two ids and a rating"),
+    ("x" * 200_000 + ",b,3,x", "are not two ids and a rating"), ("a,b", "has fewer cells than the header"),
     ("COCO_val2014:sentid:1,COCO_val2014_1.jpg,nan,x", "outside 0 to 5"),
     ("COCO_val2014:sentid:٣,b_1.jpg,1,x", "not two ids")])
-def test_ratings_that_are_none(refused, world, tmp_path, row, message):
-    for kind, head in (("sts", "caption1,caption2"), ("sis", "image1,image2"), ("sits", "caption,image")):
-        (tmp_path / f"{kind}_test.csv").write_text(f"{head},agg_score,sampling_method\n" + (row + "\n")
-                                                   * (kind == "sits"))
-    refused("evaluate", ["--embeddings", world / "cosine.npz", "--cxc", "--cxc_path", tmp_path],
-            f"sits_test.csv.*{message}")
+def test_ratings_that_are_none(tmp_path, row, message):
+    (tmp_path / "sits_test.csv").write_text(f"caption,image,agg_score,sampling_method\n{row}\n")
+    with pytest.raises(InputError, match=f"sits_test.csv.*{message}"):
+        annotations.read_ratings(str(tmp_path / "sits_test.csv"), "sits", annotations.Index([1], "image", "x"),
+                                 annotations.Index([1], "caption", "x"))
 
 
 # ---- outputs that would replace something
