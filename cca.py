@@ -26,8 +26,8 @@ import cli
 from cli import Arguments, InputError, data_set, filename, number, positive, split_names
 from data import Split, check_extractors, read_split
 from encoders import Precomputed
+from evaluation.open import export, is_embeddings, of_split
 from evaluation.report import foreign_words
-from evaluation.sources import export, is_embeddings
 from evaluation.subjects import Member
 from features.hglmm import svd
 from files.shards import there
@@ -257,7 +257,9 @@ def fit_and_embed(opt) -> None:
           f"{shown}, rsum {result['rsum']:.1f} (chance {chance(tested.caption_image, len(tested.images))['rsum']:.1f})")
     for note in tested.notes:
         print(f"note: {note}")
-    export(opt.output, "cosine", Member(Cosine(), *sides), tested, target)
+    subject = of_split(tested, opt.output, (opt.data_path, target))
+    subject.similarity, subject.members = "cosine", [Member(Cosine(), *sides)]
+    export(opt.output, subject)
     print(f"embeddings in {opt.output}")
 
 

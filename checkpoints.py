@@ -7,14 +7,16 @@ Loading runs no code from a file: torch's restricted unpickler reads both. The o
 and two state dicts; reading them calls nothing but the few names in ADMITTED. Their weights then get our names.
 """
 import argparse
+import functools
 import math
 import os
 import re
 import struct
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,9 +24,13 @@ from cli import InputError, data_set, filename, reason
 from encoders import CNNS
 from features.photos import checksum
 from files.writing import FORMAT
+from inputs import encode_captions
 from model import JointEmbedding, build_model, build_vocabulary
 from options import parser, resolve
-from text import Vocabulary
+from similarities import Embedding, Similarity
+from text import Vocabulary, tokenize
+
+BATCH = 64                            # captions per step
 
 # Options that a resumed run may set anew.
 MAY_CHANGE = {"data_path", "num_epochs", "workers", "log_step", "val_step", "device", "logger_name", "resume",
@@ -146,6 +152,67 @@ def load_model(stored: dict, path: str = "the checkpoint",
 def weights_of(model: torch.nn.Module) -> str:
     """A digest of the weights, by which a model is known wherever its run folder lies."""
     return checksum(x.cpu().contiguous().numpy() for x in model.state_dict().values())
+
+
+class Trained:
+    """A trained model as a function of texts and of what it reads of images, without the data that it was trained on.
+
+        model = Trained("runs/demo")
+        model.similarity(model.images(features), model.texts(["a red circle .", "a star ."]))       # (N, 2)
+
+    It is in eval mode. vocab: the vocabulary of an original checkpoint; phrases: one trained on phrases will do.
+    Raises InputError where the checkpoint cannot be read.
+    """
+
+    def __init__(self, path: str, device: torch.device | str = "cpu", *, vocab: str | None = None,
+                 phrases: bool = False):
+        stored = load_checkpoint(path, vocab=vocab)
+        self.path = path
+        self.model, self.vocab, self.options = load_model(stored, path, phrases)
+        self.state, self.notes = stored["state"], list(stored.get("notes", ()))
+        self.extractors = stored.get("data", {}).get("extractors") or {}            # of its features, by name
+        self.to(device)
+
+    def to(self, device: torch.device | str) -> "Trained":
+        self.device = torch.device(device)
+        self.model.to(self.device)
+        return self
+
+    @property
+    def similarity(self) -> Similarity:
+        return self.model.similarity
+
+    @functools.cached_property
+    def weights(self) -> str:
+        """`weights_of` the model."""
+        return weights_of(self.model)
+
+    @torch.no_grad()
+    def texts(self, texts: list[str], network: Callable[[list[str]], Tensor] | None = None) -> Embedding:
+        """Captions -> Embedding of (B, D). network: computes the features (B, F) of captions for a run that reads
+        these. Raises InputError for a caption without a known word, and where such a run gets no network."""
+        if self.options.text_features and network is None:
+            raise InputError(f"{self.path} reads ready features of captions and knows no words, so a caption of one's "
+                             "own cannot be embedded; take a run on words")
+        batches = [texts[k:k + BATCH] for k in range(0, len(texts), BATCH)]
+        return Embedding.cat([self._features(network(some)) if network else self._words(some) for some in batches])
+
+    def _features(self, features: Tensor) -> Embedding:
+        return self.model.embed_captions(features.to(self.device), torch.ones(len(features)).long())
+
+    def _words(self, texts: list[str]) -> Embedding:
+        tokens = encode_captions([tokenize(text) for text in texts], self.vocab)
+        if tokens.unknown.any():
+            raise InputError(f"no word of '{texts[tokens.unknown.argmax()]}' is in the vocabulary of "
+                             f"{len(self.vocab)} words; use words of the training set")
+        numbers, lengths = tokens.batch(np.arange(len(texts)))                      # (B, T), (B,)
+        return self.model.embed_captions(numbers.to(self.device), lengths)
+
+    @torch.no_grad()
+    def images(self, rows) -> Embedding:
+        """What the model reads of images, (B, F), (B, P, F) or (B, 3, H, W), -> Embedding of (B, D)."""
+        rows = torch.as_tensor(rows if torch.is_tensor(rows) else np.asarray(rows)).float()
+        return self.model.embed_images(rows.to(self.device))
 
 
 def is_switch(action: argparse.Action) -> bool:

@@ -18,6 +18,7 @@ import csv
 import json
 import os
 import sys
+from collections import Counter
 
 import numpy as np
 
@@ -26,18 +27,38 @@ import cli
 from cli import Arguments, InputError, data_set, filename, natural, positive, split_name, torch_device, up_to, workers
 from evaluation import bank, confidence_plots, phrase_report, variances
 from evaluation.annotations import Pairs
-from evaluation.assess import INSTANCES, Judgements, assess, read_judgements, without_nan
+from evaluation.assess import INSTANCES, Asked, Judgements, assess, read_judgements, without_nan
 from evaluation.certainty import Certainty, assess_certainty, check_options, to_calibrate_on, wanted
-from evaluation.compare import compare
-from evaluation.outputs import RANKS, beside, check_outputs, comparison_file
+from evaluation.compare import common_name, compare
+from evaluation.open import (
+    How,
+    Models,
+    PostHoc,
+    Where,
+    bank_of,
+    export,
+    give_variances,
+    is_embeddings,
+    kind_of,
+    newest_run,
+    open_embeddings,
+    open_run,
+    open_scores,
+    output_file,
+    variances_of,
+)
 from evaluation.plots import curves, extremes, locate
-from evaluation.report import SIDES, comparisons, doubts, foreign_words, render, seed_tables, tables
-from evaluation.sources import newest_run, open_embeddings, open_run, open_scores
-from evaluation.subjects import Record, Subject
-from files.writing import atomic, save_json
+from evaluation.report import SIDES, comparisons, doubts, foreign_words, is_comparison, render, seed_tables, tables
+from evaluation.subjects import Record, Subject, refuse_other_kind
+from files.reading import first_line, is_drawn, read_json
+from files.writing import atomic, output, save_json
 from inputs import Photos
+from model import OF_VECTORS
 from parallel import processes
+from runs import is_calibration, is_results
 from similarities import SIMILARITIES
+
+RANKS = ["protocol", "direction", "query", "id", "rank_from_0"]     # columns of --ranks
 
 
 def rho(value: float | None) -> str:
@@ -184,7 +205,7 @@ def check_vocab(opt) -> None:
 def compare_many(opt) -> dict:
     """Compares what --compare names, prints tables and writes the results; returns what the file holds."""
     target = comparison_file(opt)
-    results = compare(opt.compare, opt)
+    results = compare(opt.compare, lambda path: opened([path], opt, kind_of(path)), taken(Asked, opt))
     first = next(iter(results["runs"].values()))
     all_tables = tables({name: r["protocols"] for name, r in results["runs"].items()},
                         {name: r["similarity"] for name, r in results["runs"].items()}, first.get("chance"))
@@ -200,6 +221,63 @@ def compare_many(opt) -> dict:
     return results
 
 
+def taken(kind: type, opt):
+    """The options of the names of a NamedTuple's fields, as such a tuple."""
+    return kind(*(getattr(opt, name) for name in kind._fields))
+
+
+def asked_of(opt) -> tuple[Where, How]:
+    where = Where(opt.data_path, opt.data_name, opt.split, opt.dev_images, opt.regions, text_only=opt.cxc)
+    return where, How(torch_device(opt.device), opt.batch_size, opt.workers, opt.block)
+
+
+def post_hoc(opt) -> PostHoc | None:
+    return PostHoc(opt.variances, opt.neighbours, opt.variances_from, opt.calibration) if opt.variances else None
+
+
+def opened(paths: list[str], opt, kind: str) -> Subject:
+    """What is evaluated: runs, embeddings or scores (`open.kind_of`), with the bank and the variances that the options
+    name; prints a line per run."""
+    (where, how), models, asked = asked_of(opt), Models(paths, opt.sim, opt.vocab), post_hoc(opt)
+    if kind != "run":
+        if opt.bank:
+            raise InputError(f"--bank {opt.bank} needs a model that embeds the bank, and {paths[0]} is of the items of "
+                             "one split; leave --bank out, or evaluate a trained run with --checkpoint")
+        subject = open_scores(paths[0], where) if kind == "scores" else open_embeddings(paths[0], where, opt.sim)
+        if asked:
+            give_variances(subject, where, opt.sim, asked)
+        return subject
+    if opt.bank:
+        bank.check_splits(opt.bank, opt.split or "test")
+    subject = open_run(models, where, how, variances_of(models, where, how, asked) if asked else None)
+    print("\n".join(subject.models))
+    if opt.bank:
+        subject.bank = bank_of(subject, models, where, how, opt.bank, opt.bank_size)
+    if opt.export:
+        export(opt.export, subject)
+        note = (f": means{' and log-variances' if subject.gaussian else ''} only, from which its similarity "
+                f"'{subject.similarity}' cannot be recomputed") * (subject.similarity not in OF_VECTORS)
+        print(f"embeddings in {opt.export}{note}")
+    return subject
+
+
+def open_dev(subject: Subject, paths: list[str], opt) -> Subject:
+    """What a subject is calibrated on: a run on its dev split, embeddings and scores on --calibration."""
+    where, how = asked_of(opt)
+    if not opt.calibration:
+        try:
+            return open_run(Models(paths, opt.sim, opt.vocab), where._replace(split="dev"), how, subject.variances)
+        except InputError as error:
+            raise InputError(f"no dev split to calibrate on: {error}; or give --calibrate_on 0.5") from error
+    where = where._replace(data_name=None, split=None)
+    dev = open_embeddings(opt.calibration, where, opt.sim) if opt.embeddings else open_scores(opt.calibration, where)
+    if opt.variances:
+        give_variances(dev, where, opt.sim, post_hoc(opt), subject.variances)
+    refuse_other_kind(subject, dev, "--calibration",
+                      "calibrate on other items, or take half of these with --calibrate_on 0.5")
+    return dev
+
+
 def evaluate_one(opt) -> dict:
     """Evaluates one subject (a run, an ensemble, embeddings or scores), prints tables and writes the results; returns
     what results.json holds."""
@@ -213,16 +291,14 @@ def evaluate_one(opt) -> dict:
         raise InputError(f"--export writes one model's embeddings, and {len(paths)} checkpoints were given; export "
                          "each alone")
     target = check_outputs(paths, opt)
-    if opt.embeddings:
-        subject = open_embeddings(file, opt)
-    else:
-        subject = open_scores(file, opt) if opt.scores else open_run(paths, opt)
-    judged = read_judgements(subject, opt)
+    subject = opened(paths, opt, "embeddings" if opt.embeddings else "scores" if opt.scores else "run")
+    asked = taken(Asked, opt)
+    judged = read_judgements(subject, asked)
     sure = None
     if wanted(opt):                                         # first, as it may find that nothing can be calibrated
-        dev, part, kept = to_calibrate_on(subject, paths, opt)
+        dev, part, kept = to_calibrate_on(subject, opt.calibrate_on, lambda: open_dev(subject, paths, opt))
         sure = assess_certainty(dev, part, subject, kept, judged, opt, paths)
-    results, record, uncertainties = assess(subject, judged, opt)
+    results, record, uncertainties = assess(subject, judged, asked)
     if sure:
         results |= without_nan(sure.results)
     print(f"\n{' '.join(filter(None, [results['data_name'], subject.split]))}: {subject.n_images:,} images, "
@@ -276,6 +352,94 @@ def draw_confidence(subject: Subject, sure: Certainty, photos: Photos | None, ta
     confidence_plots.examples(sure.seen, subject.items.captions, subject.caption_image, photos, shown)
     print(f"reliability, risk and coverage in {curves}\nanswers and how sure they are in {shown}", file=sys.stderr)
 
+
+# ---- the files that are written: their names, and what is refused before the work begins
+
+def check_outputs(paths: list[str], opt) -> str:
+    """The file of results. Raises InputError, before the work, where a file cannot be written, is not ours to replace,
+    or is named for two things."""
+    inputs = [path for path in (*paths, opt.vocab, opt.positives, opt.instances, opt.variances_from) if path]
+    folder = paths[0] if os.path.isdir(paths[0]) else os.path.dirname(paths[0])
+    target = opt.output or os.path.join(folder, default_name(paths, opt))
+    names = ("uncertainty", "uncertain_images", "uncertain_captions") if opt.uncertainty else ()
+    pictures = [beside(name, target) for name in (*names, *(confidence_plots.PICTURES if opt.confidence else ()))]
+    kept = beside("calibration", target, "json") if wanted(opt) else None
+    outputs = [path for path in (target, *pictures, kept, opt.export, opt.ranks) if path]
+    twice = [path for path, n in Counter(map(os.path.realpath, outputs)).items() if n > 1]
+    if twice:
+        raise InputError(f"--export, --ranks, --output or a picture beside it name one file ({twice[0]}) for two "
+                         "things; name another")
+    if opt.export:
+        output(opt.export, is_embeddings, inputs)
+    if opt.ranks:
+        output(opt.ranks, first_line(",".join(RANKS)), inputs)
+    output_file(opt.output, paths[0], os.path.basename(target), is_results, inputs)
+    for path in pictures if os.path.exists(os.path.dirname(target) or ".") else ():
+        output(path, is_drawn)
+    if kept and os.path.exists(os.path.dirname(target) or "."):
+        output(kept, is_calibration, inputs)
+    return target
+
+
+def comparison_file(opt) -> str:
+    """The file of a comparison. Raises InputError where it cannot be written, or holds another one."""
+    paths = [path for group in opt.compare for path in group.split(",")]
+    name = "_".join(os.path.basename(os.path.splitext(common_name(group.split(",")))[0]) for group in opt.compare)
+    of_regions = f"_{opt.regions}" if opt.regions else ""
+    default = f"comparison_{name[:80]}{of_split(opt)}{of_regions}{suffixes(opt)}.json".replace(os.sep, "_")
+
+    def is_ours(path):
+        return is_comparison(path) and (bool(opt.output) or set(read_json(path)["runs"]) == set(paths))
+    return output(opt.output or default, is_ours, paths)
+
+
+def default_name(paths: list[str], opt) -> str:
+    """The file name of the results. results.json holds those of a run's own similarity on the test split of its own
+    data; all others say in their names what they hold."""
+    of_data, of_sim = "", f"_{opt.sim}" if opt.sim else ""
+    if opt.embeddings or opt.scores:
+        name = f"{os.path.splitext(os.path.basename(paths[0]))[0]}_results"
+        of_data = of_split(opt)
+    else:
+        name, file = "results", os.path.basename(paths[0])
+        if len(paths) > 1:
+            name = "results_ensemble_" + "_".join(os.path.basename(os.path.normpath(path)) for path in paths)[:80]
+        elif not os.path.isdir(paths[0]) and file != "model_best.pt":
+            name = f"results_{file.split('.')[0]}"
+        if opt.data_name or opt.split or opt.sim:
+            trained = checkpoints.load_checkpoint(paths[0], vocab=opt.vocab)["options"]
+            data_name, split = opt.data_name or trained["data_name"], opt.split or "test"
+            same_data = (data_name, split) == (trained["data_name"], "test")
+            of_data = "" if same_data else of_split(opt, trained["data_name"])
+            of_sim = of_sim if opt.sim != trained["sim"] else ""
+    of_data += f"_{opt.regions}" if opt.regions else ""
+    return f"{name}{of_sim}{of_data}{suffixes(opt)}.json".replace(os.sep, "_")
+
+
+def of_split(opt, data_name: str = "") -> str:
+    """The part of a file's name that names the data and the split; empty where the options name neither."""
+    few = "" if opt.dev_images is None else str(opt.dev_images)
+    named = filter(None, [opt.data_name or data_name, f"{opt.split or 'test'}{few}"])
+    return "_".join(["", *named]) if opt.data_name or opt.split else ""
+
+
+def suffixes(opt) -> str:
+    """The part of a file's name that names the bank and the given variances; empty without."""
+    size = "" if opt.bank_size == bank.SIZE else opt.bank_size
+    near = "" if opt.neighbours == variances.NEIGHBOURS else opt.neighbours
+    return (f"_bank_{opt.bank}{size}" if opt.bank else "") + (f"_{opt.variances}{near}" if opt.variances else "")
+
+
+def beside(name: str, target: str, ending: str = "png") -> str:
+    """The file of a picture beside that of the results: NAME_DATA_SPLIT.png beside results_DATA_SPLIT.json,
+    CLIP_NAME.png beside CLIP_results.json, mine_NAME.png beside mine.json."""
+    folder, file = os.path.split(target)
+    stem = os.path.splitext(file)[0]
+    stem = stem.replace("results", name, 1) if "results" in stem else f"{stem}_{name}"
+    return os.path.join(folder, f"{stem}.{ending}")
+
+
+# ---- options
 
 def parse_args(argv=None) -> argparse.Namespace:
     """The options of the command line. Ends the program with a sentence where they do not go together."""

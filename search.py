@@ -24,8 +24,8 @@ import time
 import cli
 from cli import Arguments, InputError, data_set, filename, probability, split_name, up_to, workers
 from evaluation.confidence import percent
+from evaluation.open import newest_run
 from evaluation.pictures import contact_sheet, how_sure, of_the_query, of_the_set, picture_file
-from evaluation.sources import newest_run
 from files.reading import read_lines
 from inputs import Photos
 from retrieval.building import add, make, remove, removed_from

@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import cli
-from checkpoints import weights_of
 from cli import Arguments, InputError, filename, natural, probability, run_arguments, torch_device, up_to
 from evaluation.certainty import Calibration, calibration_file, read_calibration
+from evaluation.encode import encode
+from evaluation.open import Run, Where, load_run, newest_run, output_file
 from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, picture_file, said_of
-from evaluation.queries import embed_texts
-from evaluation.sources import encode, load_run, newest_run, output_file
 from files.reading import below, holds_keys, is_drawn
 from files.writing import output, save_json
 from inputs import Photos, image_batches
@@ -71,6 +70,10 @@ def certainties(scores: Tensor, calibration: Calibration, similarity: str,
     return [(said_of(x, unsure), unsure is None or x >= unsure) for x in p]
 
 
+def opened(path: str, opt) -> Run:
+    return load_run(path, Where(opt.data_path, opt.data_name, opt.split), vocab=opt.vocab)
+
+
 @torch.no_grad()
 def draw_retrieval(opt) -> None:
     """The command `retrieval`: a picture of captions with their best images, scores and uncertainties.
@@ -81,18 +84,18 @@ def draw_retrieval(opt) -> None:
     device, path = torch_device(opt.device), opt.checkpoint or newest_run()
     target = picture_file(output_file(opt.output, path, "retrieval.png", is_drawn), [path])
     calibration = calibration_of(path, opt)
-    run = load_run(path, opt, vocab=opt.vocab)
+    run = opened(path, opt)
     if calibration is not None:
-        calibration.refuse_other(path, weights_of(run.model))
-    model, vocab, split = run.model.to(device), run.vocab, run.split
+        calibration.refuse_other(path, run.trained.weights)
+    trained, split = run.trained.to(device), run.split
     if opt.captions and split.text is not None:
         raise InputError(f"{path} reads ready features of captions and knows no words, so --captions cannot be "
                          "embedded; leave it out")
     photos = photos_of(split, opt.photos)
-    images, captions = encode(model, split, None if opt.captions else run.tokens(), device, workers=opt.workers)
+    images, captions = encode(trained.model, split, None if opt.captions else run.tokens(), device, workers=opt.workers)
     if opt.captions:
         texts, owner = opt.captions, [None] * len(opt.captions)
-        queries = embed_texts(model, vocab, texts, device)
+        queries = trained.texts(texts)
     else:
         order = torch.arange(len(captions.mean))
         if captions.log_var is not None:
@@ -100,10 +103,10 @@ def draw_retrieval(opt) -> None:
         index = order[[round(q * (len(order) - 1)) for q in SPREAD]]
         texts, owner = [split.captions[m] for m in index], split.caption_image[index.numpy()].tolist()
         queries = captions.rows(index.to(device))
-    scores = model.similarity(images, queries).T.cpu()                              # (queries, N)
+    scores = trained.similarity(images, queries).T.cpu()                              # (queries, N)
     query_uncertainty, image_uncertainty = (None if e.log_var is None else uncertainty(e).tolist()
                                             for e in (queries, images))
-    sure = None if calibration is None else certainties(scores, calibration, run.trained.sim, opt.unsure)
+    sure = None if calibration is None else certainties(scores, calibration, run.trained.options.sim, opt.unsure)
 
     top, rankings = min(opt.top, scores.shape[1]), scores.argsort(descending=True)
     rows = []
@@ -120,7 +123,7 @@ def draw_retrieval(opt) -> None:
             cells[0] = cells[0]._replace(badge=sure[q][0], sure=sure[q][1])
         rows.append(Row(text, "; ".join(facts), cells))
     legend = "" if opt.captions else "; green: its own"
-    draw_rows(target, f"{run.folder[1]} {opt.split}, {run.trained.sim}: the best {top} of {len(split.images):,} images "
+    draw_rows(target, f"{run.folder[1]} {opt.split}, {run.trained.options.sim}: the best {top} of {len(split.images):,} images "
               f"for a caption{legend}", rows, top)
     for text, ranking, (said, _) in zip(texts, rankings, sure or ()):
         print(f"{text} -> {photos.name(ranking[0])}, {said}")
@@ -180,8 +183,8 @@ def write_captions(opt) -> None:
     device, run = torch_device(opt.device), opt.checkpoint or newest_run()
     if opt.output:
         output(opt.output, holds_keys("checkpoint", "data_name", "split", "beam", "precision", "captions"), [run])
-    model, vocab, _, _, (_, name), split, _ = load_run(run, opt, vocab=opt.vocab)
-    if "captioner" not in model.terms:
+    trained, (_, name), split = opened(run, opt)
+    if "captioner" not in trained.model.terms:
         raise InputError(f"{run} was trained without a captioner (--captioner 0); train one with train.py --img_enc "
                          "vsrn --captioner 1")
     count = len(split.images)
@@ -192,8 +195,8 @@ def write_captions(opt) -> None:
     references = [[] for _ in range(count)]                                         # caption numbers of each image
     for m, i in enumerate(split.caption_image):
         references[i].append(m)
-    captions = caption_images(model.to(device), split.images, opt.beam, device, opt.workers)
-    captions = [spell(caption, vocab) for caption in captions]
+    captions = caption_images(trained.to(device).model, split.images, opt.beam, device, opt.workers)
+    captions = [spell(caption, trained.vocab) for caption in captions]
     names = split.photo_names or split.image_ids or [None] * count
 
     for i in opt.image_index if opt.image_index else range(min(opt.images, count)):
@@ -289,8 +292,8 @@ def prior_report(z: Tensor, generator: torch.Generator, permutations: int = 200)
 def print_latents(opt) -> None:
     """The command `latents`: a table of `prior_report` for both sides and for samples of the prior itself."""
     path, device = opt.checkpoint or newest_run(), torch_device(opt.device)
-    run = load_run(path, opt, vocab=opt.vocab)
-    latents = all_latents(run.model.to(device), run.split, run.tokens(), device, workers=opt.workers)
+    run = opened(path, opt)
+    latents = all_latents(run.trained.to(device).model, run.split, run.tokens(), device, workers=opt.workers)
     rows = {}
     for side, z in latents.items():
         generator = torch.Generator().manual_seed(opt.seed)

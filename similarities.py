@@ -32,6 +32,15 @@ class Embedding(NamedTuple):
         """The items in runs of at most `size`."""
         return [self.rows(slice(k, k + size)) for k in range(0, max(1, len(self.mean)), size)]
 
+    @staticmethod
+    def cat(batches: list["Embedding"]) -> "Embedding":
+        """Batches, one after the other. Parts are zero-padded to the largest number of parts."""
+        def one(values):
+            most = max(x.shape[1] for x in values) if values[0] is not None and values[0].ndim == 3 else None
+            padded = values if most is None else [F.pad(x, (0, 0, 0, most - x.shape[1])) for x in values]
+            return None if values[0] is None else torch.cat(padded)
+        return batches[0] if len(batches) == 1 else Embedding(*map(one, zip(*batches)))
+
 
 def unit(x: Tensor, dim: int = -1) -> Tensor:
     """l2-normalised vectors (..., D); eps keeps the gradient of a zero vector (an image without features) below 1e6."""

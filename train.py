@@ -28,7 +28,7 @@ from devices.feeding import on_device
 from devices.load import Load
 from devices.precision import always_alike, full_float32, use_tf32
 from evaluation.described import described
-from evaluation.sources import validate
+from evaluation.encode import validate
 from files.log import Log, NoLog
 from files.writing import FORMAT, locked, same_file, save_state
 from methods import METHODS

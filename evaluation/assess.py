@@ -2,7 +2,6 @@
 
 `PROTOCOLS` lists all protocols: what each needs, how it runs, and whether it also runs over five folds.
 """
-import argparse
 import os
 import time
 from collections.abc import Callable
@@ -34,12 +33,29 @@ class Judgements(dict):
                 yield from PROTOCOLS[name].lines(self[name], n, m)
 
 
+class Asked(NamedTuple):
+    """What is asked about a subject: options of evaluate.py, by their names."""
+    block: int = 1000                 # images that are scored at once
+    fold5: bool = False
+    rerank: int = 0
+    uncertainty: bool = False
+    control: bool = True
+    pmrp: bool = False
+    instances: str | None = None
+    eccv: bool = False
+    eccv_path: str | None = None
+    positives: str | None = None
+    cxc: bool = False
+    cxc_path: str | None = None
+    cxc_rule: str = "ucmr"
+
+
 @dataclass
 class Task:
     """One subject and what is asked about it. Protocols read all but the last three, and add to these."""
     subject: Subject
     judged: Judgements
-    opt: argparse.Namespace                       # the options of evaluate.py
+    asked: Asked
     record: Record = field(default_factory=Record)
     absent: list[str] = field(default_factory=list)           # sentences on what cannot be had
     seconds: dict[str, float] = field(default_factory=dict)   # that protocols took, by name
@@ -47,7 +63,7 @@ class Task:
     @cached_property
     def scores(self) -> np.ndarray:
         """The whole matrix of scores (N, M). It is computed at first use and kept until `release`."""
-        return subjects.score_matrix(self.subject, self.opt.block)
+        return subjects.score_matrix(self.subject, self.asked.block)
 
     @property
     def columns(self):
@@ -69,7 +85,7 @@ class Protocol(NamedTuple):
     """One line of PROTOCOLS."""
     run: Callable[[Task, dict], dict]             # (task, {name: galleries}) -> {name: numbers}
     asked: Callable[[Task], bool] | None = None   # do the options ask for it; None: they do where its reader read
-    read: Callable | None = None                  # (subject, ids, opt) -> its judgements, or None if not asked for
+    read: Callable | None = None                  # (subject, ids, asked) -> its judgements, or None if not asked for
     lines: Callable = lambda judged, n, m: ()     # sentences on what was read, of N images and M captions
     title: str = ""                               # in the sentence that says what cannot be had
     images: bool = True                           # needs images
@@ -80,40 +96,40 @@ class Protocol(NamedTuple):
         return self.asked(task) if self.asked else name in task.judged
 
 
-# ---- readers of judgements, (subject, ids, opt) -> judgements, and what is said of them
+# ---- readers of judgements, (subject, ids, asked) -> judgements, and what is said of them
 
-def read_instances(subject: Subject, ids: Ids, opt) -> np.ndarray | None:
+def read_instances(subject: Subject, ids: Ids, asked: Asked) -> np.ndarray | None:
     """(N, K) bool: the categories that each image shows."""
-    path = opt.instances or os.path.join(subject.folder, "annotations", INSTANCES)
-    return annotations.read_instances(path, ids.images) if opt.pmrp else None
+    path = asked.instances or os.path.join(subject.folder, "annotations", INSTANCES)
+    return annotations.read_instances(path, ids.images) if asked.pmrp else None
 
 
-def read_eccv(subject: Subject, ids: Ids, opt) -> dict[str, Pairs] | None:
+def read_eccv(subject: Subject, ids: Ids, asked: Asked) -> dict[str, Pairs] | None:
     """The matches of both directions."""
-    if not opt.eccv:
+    if not asked.eccv:
         return None
-    return annotations.read_eccv(opt.eccv_path or annotations.eccv_folder(), ids.images, ids.captions)
+    return annotations.read_eccv(asked.eccv_path or annotations.eccv_folder(), ids.images, ids.captions)
 
 
-def read_positives(subject: Subject, ids: Ids, opt) -> Positives | None:
+def read_positives(subject: Subject, ids: Ids, asked: Asked) -> Positives | None:
     """The user's own matches, of one direction or both, and the levels of captions where the file gives them."""
-    return annotations.read_positives(opt.positives, ids.images, ids.captions) if opt.positives else None
+    return annotations.read_positives(asked.positives, ids.images, ids.captions) if asked.positives else None
 
 
-def read_cxc(subject: Subject, ids: Ids, opt) -> Crisscrossed | None:
+def read_cxc(subject: Subject, ids: Ids, asked: Asked) -> Crisscrossed | None:
     """The ratings of the val or test part, and the matches that follow from them."""
-    if not opt.cxc:
+    if not asked.cxc:
         return None
-    part = "val" if (subject.split or opt.split) in ("dev", "val") else "test"
-    folder = opt.cxc_path or os.path.normpath(os.path.join(subject.folder, "..", "cxc"))
+    part = "val" if subject.split in ("dev", "val") else "test"
+    folder = asked.cxc_path or os.path.normpath(os.path.join(subject.folder, "..", "cxc"))
     ratings = annotations.read_cxc(folder, part, ids.images, ids.captions)
-    return Crisscrossed(ratings, annotations.cxc_pairs(ratings, subject.caption_image, opt.cxc_rule))
+    return Crisscrossed(ratings, annotations.cxc_pairs(ratings, subject.caption_image, asked.cxc_rule))
 
 
-def read_judgements(subject: Subject, opt) -> Judgements:
+def read_judgements(subject: Subject, asked: Asked) -> Judgements:
     """Those that the options ask for. Raises InputError on files that are missing, broken or of other items."""
     ids = Ids(subject.items)
-    judged = {name: protocol.read(subject, ids, opt) for name, protocol in PROTOCOLS.items() if protocol.read}
+    judged = {name: protocol.read(subject, ids, asked) for name, protocol in PROTOCOLS.items() if protocol.read}
     return Judgements({name: value for name, value in judged.items() if value is not None})
 
 
@@ -165,29 +181,29 @@ def each(run: Callable[[Task, list[Gallery], str], dict]) -> Callable[[Task, dic
 
 def run_full(task: Task, galleries: list[Gallery], name: str) -> dict:
     began = time.perf_counter()
-    numbers = protocols.recalls(task.subject, task.columns, galleries, task.opt.block, task.record, name)
+    numbers = protocols.recalls(task.subject, task.columns, galleries, task.asked.block, task.record, name)
     task.seconds[name] = time.perf_counter() - began
     return numbers
 
 
 def run_bank(task: Task, galleries: list[Gallery], name: str) -> dict:
     columns = subjects.normalised(task.columns, task.subject.bank)
-    return protocols.recalls(task.subject, columns, galleries, task.opt.block, task.record, name)
+    return protocols.recalls(task.subject, columns, galleries, task.asked.block, task.record, name)
 
 
 def run_mean_only(task: Task, galleries: list[Gallery], name: str) -> dict:
     columns = subjects.image_text(means_only(task.subject))
-    return protocols.recalls(task.subject, columns, galleries, task.opt.block, task.record, name)
+    return protocols.recalls(task.subject, columns, galleries, task.asked.block, task.record, name)
 
 
 def run_shuffled(task: Task, galleries: list[Gallery], name: str) -> dict:
     columns = subjects.image_text(shuffled(task.subject))
-    return protocols.recalls(task.subject, columns, galleries, task.opt.block, task.record, name)
+    return protocols.recalls(task.subject, columns, galleries, task.asked.block, task.record, name)
 
 
 def run_rerank(task: Task, galleries: list[Gallery], name: str) -> dict:
     began = time.perf_counter()
-    numbers = protocols.two_stages(task.subject, task.opt.rerank, galleries, task.record, name)
+    numbers = protocols.two_stages(task.subject, task.asked.rerank, galleries, task.record, name)
     if name == "rerank":
         numbers |= {"seconds": time.perf_counter() - began, "seconds_full": task.seconds["full"]}
     return numbers
@@ -205,7 +221,7 @@ def run_positives(task: Task, galleries: list[Gallery], name: str, members=None)
     """members: what takes the place of the subject's own, as a function of the subject."""
     pairs = {side: listed.pairs for side, listed in task.judged["positives"].items()}
     scores = task.scores if members is None else subjects.score_matrix(
-        replace(task.subject, members=members(task.subject)), task.opt.block)
+        replace(task.subject, members=members(task.subject)), task.asked.block)
     numbers = protocols.recalls_of_matches(scores, pairs, galleries, task.record, name, "rp", average=True)
     for side, listed in task.judged["positives"].items():
         numbers[side]["without"] = listed.without
@@ -231,8 +247,8 @@ def run_cxc(task: Task, galleries: dict[str, list[Gallery]]) -> dict[str, dict]:
 # To add a protocol:
 # 1. Write a function (task, galleries, name) -> its numbers, such as {"i2t": {"mine": 12.5}, "t2i": {...}} in percent.
 #    It adds the outcome of every query to task.record under `name` and works for one gallery and for five folds.
-# 2. If it needs a file, write a reader (subject, ids, opt) -> what the file holds, or None if no option asks for it.
-#    The function finds what was read in task.judged; the options go to evaluate.py.
+# 2. If it needs a file, write a reader (subject, ids, asked) -> what the file holds, or None if no option asks for it.
+#    The function finds what was read in task.judged; an option goes to evaluate.py and, by its name, to Asked.
 # 3. Add a line here: "mine": Protocol(each(run_mine), read=read_mine).
 # 4. Add its title to report.TITLES and the heads of new columns to report.NAMES.
 PROTOCOLS: dict[str, Protocol] = {
@@ -240,8 +256,8 @@ PROTOCOLS: dict[str, Protocol] = {
     "bank": Protocol(each(run_bank), lambda task: task.subject.bank is not None),
     "mean_only": Protocol(each(run_mean_only), lambda task: uses_variances(task.subject)),
     "shuffled": Protocol(each(run_shuffled), folds=False, asked=lambda task: (
-        task.opt.uncertainty and task.opt.control and uses_variances(task.subject))),
-    "rerank": Protocol(each(run_rerank), lambda task: task.opt.rerank > 0),
+        task.asked.uncertainty and task.asked.control and uses_variances(task.subject))),
+    "rerank": Protocol(each(run_rerank), lambda task: task.asked.rerank > 0),
     "pmrp": Protocol(each(run_pmrp), read=read_instances, lines=instance_lines, title="PMRP", matrix=True),
     "eccv": Protocol(each(run_eccv), read=read_eccv, lines=eccv_lines, title="ECCV Caption", matrix=True, folds=False),
     "positives": Protocol(each(run_positives), read=read_positives, lines=positive_lines, title="--positives",
@@ -249,7 +265,7 @@ PROTOCOLS: dict[str, Protocol] = {
     "positives_mean_only": Protocol(each(partial(run_positives, members=means_only)), folds=False, asked=lambda task: (
         "positives" in task.judged and uses_variances(task.subject))),
     "positives_shuffled": Protocol(each(partial(run_positives, members=shuffled)), folds=False, asked=lambda task: (
-        "positives" in task.judged and task.opt.uncertainty and task.opt.control and uses_variances(task.subject))),
+        "positives" in task.judged and task.asked.uncertainty and task.asked.control and uses_variances(task.subject))),
     # It lets go of the matrix of scores, so it stands last.
     "cxc": Protocol(run_cxc, read=read_cxc, lines=cxc_lines, images=False, matrix=True),
 }
@@ -260,16 +276,17 @@ def name_over_folds(name: str) -> str:
     return "folds5" if name == "full" else f"{name}_folds5"
 
 
-def check_asked(subject: Subject, opt) -> None:
+def check_asked(subject: Subject, asked: Asked) -> None:
     """Raises InputError on --fold5 and --rerank where the subject does not allow them."""
-    if opt.fold5 and subject.n_images < 5 * subjects.FOLD:
+    if asked.fold5 and subject.n_images < 5 * subjects.FOLD:
         raise InputError(f"--fold5 needs 5 x 1,000 images and {subject.name} has {subject.n_images:,}; leave it out or "
                          "name a larger split (COCO: testall for precomputed features)")
-    if opt.rerank and not (subject.members and all(m.similarity.parts for m in subject.members)):
-        raise InputError(f"--rerank {opt.rerank} saves time where words are compared with regions, and {subject.name} "
-                         f"is scored by {subject.similarity}; leave it out, or evaluate a model of --sim scan")
-    if opt.rerank >= max(subject.n_images, len(subject.caption_image)):
-        raise InputError(f"--rerank {opt.rerank} keeps all of {subject.n_images:,} images and "
+    if asked.rerank and not (subject.members and all(m.similarity.parts for m in subject.members)):
+        raise InputError(f"--rerank {asked.rerank} saves time where words are compared with regions, and "
+                         f"{subject.name} is scored by {subject.similarity}; leave it out, or evaluate a model of "
+                         "--sim scan")
+    if asked.rerank >= max(subject.n_images, len(subject.caption_image)):
+        raise InputError(f"--rerank {asked.rerank} keeps all of {subject.n_images:,} images and "
                          f"{len(subject.caption_image):,} captions, so nothing is saved; give fewer, 100 is usual, or "
                          "leave it out")
 
@@ -277,7 +294,7 @@ def check_asked(subject: Subject, opt) -> None:
 @torch.no_grad()
 def run_protocols(task: Task) -> dict[str, dict]:
     """The "protocols" of results.json. Raises InputError where the options do not fit the subject."""
-    check_asked(task.subject, task.opt)
+    check_asked(task.subject, task.asked)
     results = {}
     for name, protocol in PROTOCOLS.items():
         if not protocol.is_asked(name, task):
@@ -286,7 +303,7 @@ def run_protocols(task: Task) -> dict[str, dict]:
             task.absent += [f"{protocol.title}: there are no images"] if protocol.title else []
             continue
         galleries = {name: subjects.everything(task.subject)}
-        if task.opt.fold5 and protocol.folds:
+        if task.asked.fold5 and protocol.folds:
             galleries[name_over_folds(name)] = subjects.folds(task.subject)
         results |= protocol.run(task, galleries)
     return results
@@ -334,13 +351,13 @@ def uncertainties(subject: Subject, measure=uncertainty) -> dict[str, np.ndarray
     return results
 
 
-def uncertainty_results(values: dict[str, np.ndarray], record: Record, opt) -> dict[str, dict]:
+def uncertainty_results(values: dict[str, np.ndarray], record: Record, asked: Asked) -> dict[str, dict]:
     """Mean and deviation of the uncertainties of each side and, with --uncertainty, what they say of its recalls."""
     results = {}
     for side, v in values.items():
         results[side] = {"mean": float(v.mean()), "std": float(v.std())}
         ranks = record.get(("full", "i2t" if side == "images" else "t2i", "rank"))
-        if opt.uncertainty and ranks is not None:
+        if asked.uncertainty and ranks is not None:
             results[side] |= protocols.uncertainty_report(v, ranks)
     return results
 
@@ -354,16 +371,16 @@ def chances(subject: Subject, over_folds: bool) -> dict[str, dict]:
     return results
 
 
-def assess(subject: Subject, judged: Judgements, opt) -> tuple[dict, Record, dict[str, np.ndarray]]:
+def assess(subject: Subject, judged: Judgements, asked: Asked) -> tuple[dict, Record, dict[str, np.ndarray]]:
     """All that the options ask about one subject: what results.json holds, the outcome of every query, and the
     uncertainties of `uncertainties`. Raises InputError where the options do not fit the subject."""
-    task, values = Task(subject, judged, opt), uncertainties(subject)
+    task, values = Task(subject, judged, asked), uncertainties(subject)
     numbers = run_protocols(task)
     results = {"checkpoints": subject.name.split(" + "), "data_name": subject.data_name, "split": subject.split or None,
                "similarity": subject.similarity, "images": subject.n_images, "captions": len(subject.caption_image),
                "protocols": numbers}
     if numbers.get("full"):
-        results["chance"] = chances(subject, opt.fold5)
+        results["chance"] = chances(subject, asked.fold5)
     if subject.bank:
         results["bank"] = subject.bank.report
     if subject.variances:
@@ -379,11 +396,11 @@ def assess(subject: Subject, judged: Judgements, opt) -> tuple[dict, Record, dic
         results["neighbours"] = protocols.neighbours(subject, judged["pmrp"])
     if subject.unknown_words:
         results["unknown_words"] = subject.unknown_words
-    if opt.uncertainty and not values:
+    if asked.uncertainty and not values:
         raise InputError(f"--uncertainty: {subject.name} has points, which have no uncertainty; evaluate a Gaussian "
                          "model, or give them variances with --variances")
     if values:
-        results["uncertainty"] = uncertainty_results(values, task.record, opt)
+        results["uncertainty"] = uncertainty_results(values, task.record, asked)
     return without_nan(results), task.record, values
 
 

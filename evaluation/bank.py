@@ -126,8 +126,3 @@ def sentence(report: dict) -> str:
     return (f"bank of {report['captions']:,} captions and {report['images']:,} images of {report['split']}: beta "
             f"{' and '.join(betas)}, chosen on dev, whose rsum is {report['dev_rsum']:.1f} with it and "
             f"{report['dev_rsum_without']:.1f} without")
-
-
-def suffix(opt) -> str:
-    """The part of a file's name that names the bank; empty without one."""
-    return f"_bank_{opt.bank}{'' if opt.bank_size == SIZE else opt.bank_size}" if opt.bank else ""

@@ -3,27 +3,24 @@
 A run is calibrated on its dev split. Embeddings and scores of other models are calibrated on a second file
 (--calibration), or on a random part of their images (--calibrate_on), which is then left out of the judgement.
 """
-import argparse
-import contextlib
 import copy
-import io
 import os
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from cli import InputError
+from checkpoints import Trained
+from cli import InputError, torch_device
 from evaluation import ambiguity, confidence, promises
+from evaluation.answers import answers, rows_of
 from evaluation.assess import uncertainties
 from evaluation.confidence import Fitted, Seen
-from evaluation.queries import posterior_of_negatives, read_negatives
-from evaluation.sources import open_embeddings, open_run, open_scores
-from evaluation.subjects import Member, Subject, refuse_other_kind
-from files.reading import FAULTS, read_json
+from evaluation.subjects import Member, Subject
+from files.reading import FAULTS, read_json, read_lines
 
 FORMAT = 1                            # of calibration.json
 LEVELS = 101
-OTHERS = "calibrate on other items, or take half of these with --calibrate_on 0.5"
 
 
 class Certainty(NamedTuple):
@@ -81,35 +78,22 @@ def part(subject: Subject, images: np.ndarray) -> Subject:
     return new
 
 
-def to_calibrate_on(subject: Subject, paths: list[str], opt) -> tuple[Subject, Subject, np.ndarray]:
-    """(what is calibrated on, what is judged, the positions of the judged images in the subject).
-
-    Raises InputError where there is no dev split, or where the calibration is of the same items, or of another kind.
-    """
+def to_calibrate_on(subject: Subject, share: float | None,
+                    opened: Callable[[], Subject]) -> tuple[Subject, Subject, np.ndarray]:
+    """(what is calibrated on, what is judged, the positions of the judged images in the subject). share: a random share
+    of the images is calibrated on, else what opened() returns. Raises InputError where there are no images."""
     if not subject.has_images:
         raise InputError(f"{subject.name} has no images to answer with, so there is no confidence to calibrate; name a "
                          "split with images")
-    if opt.calibrate_on:
-        order = np.random.default_rng(0).permutation(subject.n_images)
-        cut = round(opt.calibrate_on * subject.n_images)
-        if not 0 < cut < subject.n_images:
-            raise InputError(f"--calibrate_on {opt.calibrate_on:g} leaves {cut} of {subject.n_images} images to "
-                             "calibrate on; give a share that leaves some on both sides")
-        kept = np.sort(order[cut:])
-        return part(subject, np.sort(order[:cut])), part(subject, kept), kept
-    if opt.calibration:
-        own = argparse.Namespace(**{**vars(opt), "data_name": None, "split": None})
-        dev = open_embeddings(opt.calibration, own, subject.variances) if opt.embeddings else open_scores(
-            opt.calibration, own)
-        refuse_other_kind(subject, dev, "--calibration", OTHERS)
-        return dev, subject, np.arange(subject.n_images)
-    own = argparse.Namespace(**{**vars(opt), "split": "dev", "export": None, "bank": None})
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):     # the models were introduced already
-            dev = open_run(paths, own, subject.variances)
-    except InputError as error:
-        raise InputError(f"no dev split to calibrate on: {error}; or give --calibrate_on 0.5") from error
-    return dev, subject, np.arange(subject.n_images)
+    if not share:
+        return opened(), subject, np.arange(subject.n_images)
+    order = np.random.default_rng(0).permutation(subject.n_images)
+    cut = round(share * subject.n_images)
+    if not 0 < cut < subject.n_images:
+        raise InputError(f"--calibrate_on {share:g} leaves {cut} of {subject.n_images} images to calibrate on; give a "
+                         "share that leaves some on both sides")
+    kept = np.sort(order[cut:])
+    return part(subject, np.sort(order[:cut])), part(subject, kept), kept
 
 
 def assess_certainty(dev: Subject, judged_on: Subject, subject: Subject, kept: np.ndarray, judged: dict, opt,
@@ -152,12 +136,29 @@ def assess_certainty(dev: Subject, judged_on: Subject, subject: Subject, kept: n
     if opt.absent:
         own = {}
         if opt.negatives:
-            own["t2i"] = posterior_of_negatives(read_negatives(opt.negatives), paths, pair[1],
-                                                fitted["t2i"].temperature, opt)
+            models = (Trained(path, torch_device(opt.device), vocab=opt.vocab) for path in paths)
+            own["t2i"] = posterior_of_negatives(read_negatives(opt.negatives), models, pair[1],
+                                                fitted["t2i"].temperature)
         results["absent_queries"] = {side: promises.judge_absent(*pair, side, of, opt.absent, own.get(side))
                                      for side, of in fitted.items()}
         lines += promises.absent_sentences(results["absent_queries"])
     return Certainty(results, made, lines, stored(dev, fitted, limits, opt), seen)
+
+
+def read_negatives(path: str) -> list[str]:
+    """The captions of a text file, one per line. Raises InputError where it has none."""
+    texts = [line.strip() for line in read_lines(path) if line.strip()]
+    if not texts:
+        raise InputError(f"--negatives {path} has no caption; write one per line, of things that no image shows")
+    return texts
+
+
+def posterior_of_negatives(texts: list[str], models: Iterable[Trained], subject: Subject, t: float) -> np.ndarray:
+    """How sure models are of their first image for each text, at temperature t: (B,). subject: its members are those
+    of the models, with the images that are searched. Raises InputError where a model knows no words."""
+    members = [Member(m.similarity, m.images, model.texts(texts)) for model, m in zip(models, subject.members)]
+    asked = Subject("negatives", subject.similarity, np.zeros(len(texts), int), subject.n_images, members)
+    return answers(rows_of(asked, "t2i"), t).posterior
 
 
 def of_one_size(dev: Subject, judged_on: Subject) -> tuple[Subject, Subject]:

@@ -1,28 +1,28 @@
 """Comparison of several subjects on one split, or of several seeds of each: results side by side, paired bootstraps."""
 import os
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 
 import metrics
 from cli import InputError
 from evaluation import items
-from evaluation.assess import assess, read_judgements, without_nan
-from evaluation.sources import open_subject
+from evaluation.assess import Asked, assess, read_judgements, without_nan
 from evaluation.subjects import Subject
 
 
-def compare(names: list[str], opt) -> dict:
+def compare(names: list[str], opened: Callable[[str], Subject], asked: Asked) -> dict:
     """Compares what `names` names, a path each, or the seeds of one model ("A0,A1,A2"); the first is the base of all
     others.
 
-    Returns {"runs": {path: its results}, "groups": {label: {metric: (mean, deviation, seeds)}}, "comparisons": [{"a",
-    "b", "seeds", "metrics": what `metrics.paired_bootstrap` returns}]}. Raises InputError on paths that stand there
-    twice, and on subjects of other items.
+    opened(path): opens one. Returns {"runs": {path: its results}, "groups": {label: {metric: (mean, deviation,
+    seeds)}}, "comparisons": [{"a", "b", "seeds", "metrics": what `metrics.paired_bootstrap` returns}]}. Raises
+    InputError on paths that stand there twice, and on subjects of other items.
     """
     groups = {group: group.split(",") for group in names}
     refuse_repeats([path for group in names for path in group.split(",")])
-    runs, totals = assess_all(groups, opt)
+    runs, totals = assess_all(groups, opened, asked)
     label = {group: common_name(paths) for group, paths in groups.items()}
     if len(set(label.values())) < len(groups):
         label = {group: group for group in groups}
@@ -46,18 +46,19 @@ def refuse_repeats(paths: list[str]) -> None:
                          "once")
 
 
-def assess_all(groups: dict[str, list[str]], opt) -> tuple[dict[str, dict], dict[str, list[dict]]]:
+def assess_all(groups: dict[str, list[str]], opened: Callable[[str], Subject],
+               asked: Asked) -> tuple[dict[str, dict], dict[str, list[dict]]]:
     """{path: results} and {group: [what `Record.totals` returns, per path]}, with the items of all in the order of the
     first."""
     runs, totals, first, judged = {}, {group: [] for group in groups}, None, None
     for group, paths in groups.items():
         for path in paths:
-            subject = open_subject(path, opt)
+            subject = opened(path)
             if first is None:
-                first, judged = subject, read_judgements(subject, opt)
+                first, judged = subject, read_judgements(subject, asked)
             else:
                 take_order_of(first, subject)
-            runs[path], record, _ = assess(subject, judged, opt)
+            runs[path], record, _ = assess(subject, judged, asked)
             totals[group].append(record.totals(first.caption_image, first.n_images))
     return runs, totals
 

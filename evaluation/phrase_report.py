@@ -15,8 +15,8 @@ from evaluation.compare import common_name, refuse_repeats
 from evaluation.confidence_plots import diagrams
 from evaluation.localisation import Located, compare, largest_first, locate, measures, sentences, tables
 from evaluation.localisation_confidence import SIDE, Phrases, report
+from evaluation.open import Where, holds_arrays_only, load_run
 from evaluation.phrases import PhraseScores
-from evaluation.sources import holds_arrays_only, load_run
 from files.reading import read_json, read_yaml
 from readers.phrases import PhraseSplit
 
@@ -51,13 +51,13 @@ class Opened:
     """Runs, one or an ensemble, on a split of phrases."""
 
     def __init__(self, paths: list[str], opt, split: str | None = None):
-        wanted = with_split(opt, split) if split else opt
+        where = Where(opt.data_path, opt.data_name, split or opt.split, opt.dev_images, opt.regions)
         runs = []
         for path in paths:
             if not is_of_phrases(path):
                 raise InputError(f"{path} was trained on images and captions, and {paths[0]} is judged on phrases; "
                                  "evaluate them apart")
-            runs.append(load_run(path, wanted, runs[0] if runs else None, phrases=True))
+            runs.append(load_run(path, where, runs[0] if runs else None, phrases=True))
             if not isinstance(runs[-1].split, PhraseSplit):
                 raise InputError(f"{path} was trained on phrases, and {os.path.join(*runs[-1].folder)} holds none; "
                                  "name data with phrases, or a run on images and captions")
@@ -65,8 +65,8 @@ class Opened:
                 raise InputError(f"{path} reads other boxes than {paths[0]}, and an ensemble needs the same; name "
                                  "proposals for all with --regions")
         self.split, self.notes, device = runs[0].split, runs[0].notes, torch_device(opt.device)
-        self.folder, self.similarity = runs[0].folder, runs[0].trained.sim
-        models = [run.model.to(device).eval() for run in runs]
+        self.folder, self.similarity = runs[0].folder, runs[0].trained.options.sim
+        models = [run.trained.to(device).model for run in runs]
         scores = PhraseScores(models, [(run.split.images, run.tokens()) for run in runs], self.split, device,
                               32 * opt.batch_size)
         self.phrases = Phrases(f"{self.folder[1]} {self.split.name}", self.split, scores,
@@ -79,10 +79,6 @@ def same_boxes(a: PhraseSplit, b: PhraseSplit) -> bool:
     """Whether both splits have the same phrases, their boxes, and the same proposals."""
     return (a.ids == b.ids and a.phrases == b.phrases and np.array_equal(a.truth, b.truth)
             and a.proposals.facts["boxes_sha256"] == b.proposals.facts["boxes_sha256"])
-
-
-def with_split(opt, split: str):
-    return type(opt)(**{**vars(opt), "split": split})
 
 
 def fitting_of(split: PhraseSplit) -> np.ndarray | None:

@@ -68,6 +68,7 @@ class Subject:
     folder: str = ""                              # folder of the data set
     unknown_words: dict | None = None             # on a data set other than that of the training
     notes: list[str] = field(default_factory=list)    # what was assumed, left out or put in another order
+    models: list[str] = field(default_factory=list)   # a sentence on each model, none of other embeddings and scores
     weights: list[str] = field(default_factory=list)  # digests of the models, none of other embeddings and scores
 
     def take(self, rows) -> None:

@@ -10,7 +10,7 @@ determinant swapped, and where its variance of a cosine is too large, the right 
 
 Both give the variance of an embedding's direction, its mean divided by its norm. What ranks is not changed: scores are
 those of the points. `fit_knn` and `fit_laplace` return what gives variances to images and what gives them to captions:
-`layer`, see `encoding.around`, and `log_var` of a batch.
+`layer`, see `around`, and `log_var` of a batch.
 """
 import math
 import os
@@ -19,21 +19,111 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from scipy import optimize
-from torch import Tensor
+from torch import Tensor, nn
 
 from cli import InputError
 from evaluation.answers import rows_of, sample_scores
 from evaluation.calibration import masses, temperature
 from evaluation.confidence import FITTED
-from evaluation.encoding import Activations
 from evaluation.subjects import Gallery, Subject, Variances
 from losses import InfoNCE
+from model import JointEmbedding, Tower, in_float32
 from similarities import SIMILARITIES, Cosine, Embedding, Similarity, unit
 
 KINDS = ("laplace", "knn")
 NEIGHBOURS = 10                       # chosen before anything was measured
 LEAST = 1e-14                         # a variance per dimension; rounding of unit vectors in float32 makes as much
 ROWS = 1024                           # rows of a matrix product in float32, whose sums are added up in float64
+
+
+# ---- what stands around the last linear layer of a tower
+
+class Activations(NamedTuple):
+    """Of N items, around the last linear layer of their tower, outputs = W inputs + b."""
+    inputs: Tensor                    # (N, p) phi
+    outputs: Tensor                   # (N, q) g, whose norm is not 1 yet
+
+
+def last_linear(tower: Tower, *batch) -> str | None:
+    """The name of the linear layer that makes the latent (B, D) of a tower, of which the embedding is the direction;
+    None where another operation makes it (the state of a GRU, a tanh, a pooling). batch: inputs, and lengths of
+    captions, to see which layer it is."""
+    made, hooks = {}, []
+
+    def keep(name):
+        return lambda layer, inputs, output: made.update({name: output})
+    for name, layer in tower.named_modules():
+        if isinstance(layer, nn.Linear):
+            hooks.append(layer.register_forward_hook(keep(name)))
+    try:
+        latent = tower(*batch).latent
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if tower.use_abs or latent.n_parts is not None:
+        return None
+    return next((name for name, x in made.items() if x.shape == latent.value.shape and torch.equal(x, latent.value)),
+                None)
+
+
+def around(tower: Tower, layer: str | None, *batch) -> tuple[Embedding, Activations]:
+    """The embedding of a batch, and what goes into and comes out of the linear layer of that name. None stands for a
+    linear layer behind the tower whose matrix is the identity: both are the embedding's mean."""
+    seen = []
+    if layer is None:
+        e = in_float32(tower(*batch)).embedding
+        return e, Activations(e.mean, e.mean)
+    hook = tower.get_submodule(layer).register_forward_hook(lambda _, x, y: seen.append((x[0], y)))
+    try:
+        e = in_float32(tower(*batch)).embedding
+    finally:
+        hook.remove()
+    return e, Activations(*(x.float() for x in seen[-1]))
+
+
+class Opened:
+    """A model whose towers are open: it gives the Activations of its last linear layers in place of embeddings.
+
+    layers: the name of that layer by side, "images" and "captions", known once a batch was encoded (`last_linear`).
+    """
+
+    def __init__(self, model: JointEmbedding):
+        self.model, self.layers = model, {}
+
+    def embed_images(self, images: Tensor) -> Activations:
+        return self.seen("images", self.model.image_tower, images)
+
+    def embed_captions(self, tokens: Tensor, lengths: Tensor) -> Activations:
+        return self.seen("captions", self.model.text_tower, tokens, lengths)
+
+    def seen(self, side: str, tower: Tower, *batch) -> Activations:
+        if side not in self.layers:
+            self.layers[side] = last_linear(tower, *batch)
+        return around(tower, self.layers[side], *batch)[1]
+
+    def weights(self) -> dict[str, Tensor]:
+        """The matrix W (q, p) of the last linear layer of each side that has one."""
+        towers = {"images": self.model.image_tower, "captions": self.model.text_tower}
+        return {side: towers[side].get_submodule(layer).weight.detach() for side, layer in self.layers.items()
+                if layer is not None}
+
+
+class Widened:
+    """A point model whose embeddings are given variances; their means stay what they are. sides: what gives them to
+    images and to captions (`variances`)."""
+
+    def __init__(self, model: JointEmbedding, sides: tuple):
+        self.model, self.sides = model, sides
+
+    def embed_images(self, images: Tensor) -> Embedding:
+        return self.wide(self.sides[0], self.model.image_tower, images)
+
+    def embed_captions(self, tokens: Tensor, lengths: Tensor) -> Embedding:
+        return self.wide(self.sides[1], self.model.text_tower, tokens, lengths)
+
+    def wide(self, side, tower: Tower, *batch) -> Embedding:
+        e, seen = around(tower, side.layer, *batch)
+        return e._replace(log_var=side.log_var(e, *seen))
 
 
 # ---- the nearest partners
@@ -344,8 +434,3 @@ def sentence(report: dict) -> str:
     return (f"variances: Laplace's approximation of the last linear layers on {on}: lambda {damping['images']} for "
             f"images and {damping['captions']} for captions, scale of the logits {scale['i2t']} (image to text) and "
             f"{scale['t2i']}; the scores are those of the points")
-
-
-def suffix(opt) -> str:
-    """The part of a file's name that names the variances; empty without."""
-    return f"_{opt.variances}{'' if opt.neighbours == NEIGHBOURS else opt.neighbours}" if opt.variances else ""

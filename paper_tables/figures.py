@@ -24,8 +24,9 @@ import cli
 import evaluate
 from checkpoints import load_checkpoint
 from cli import Arguments, InputError, data_set, filename, natural, split_name, torch_device, up_to, workers
+from evaluation.encode import encode
+from evaluation.open import Where, load_run, output_file
 from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, drawing, picture_file, show_photo
-from evaluation.sources import encode, load_run, output_file
 from evaluation.subjects import columns_within
 from files.reading import is_drawn
 from inputs import Photos
@@ -56,8 +57,8 @@ def rankings(runs: list[str], opt) -> tuple:
     """
     device, first, found = torch_device(opt.device), None, []
     for path in runs:
-        run = load_run(path, opt)
-        model, split, first = run.model.to(device), run.split, first or run.split
+        run = load_run(path, Where(opt.data_path, opt.data_name, opt.split))
+        model, split, first = run.trained.to(device).model, run.split, first or run.split
         if split.captions != first.captions or not np.array_equal(split.caption_image, first.caption_image):
             raise InputError(f"{path} has {len(split.images)} images and {len(split.captions)} captions of "
                              f"{split.source}, {runs[0]} has {len(first.images)} and {len(first.captions)} of "

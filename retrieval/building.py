@@ -20,7 +20,7 @@ from files.reading import read_json
 from inputs import Features, NoImages, Photos, image_batches
 from retrieval.cluster import ClusterIndex, Collection, collecting, open_index, token_of
 from retrieval.connection import is_folder
-from retrieval.encoder import Encoder, join
+from retrieval.encoder import Encoder
 from retrieval.index import (
     FORMAT,
     Block,
@@ -128,12 +128,12 @@ def embedded(encoder: Encoder, gallery: Gallery, rows: np.ndarray,
     held, done, count = [], 0, 0
     with tqdm(total=len(rows), desc="embed", disable=None, leave=False) as bar:
         for batch in image_batches(gallery.images, BATCH, workers, rows):
-            e = encoder.features(batch)
+            e = encoder.images(batch)
             held.append(Embedding(*(None if x is None else x.cpu() for x in e)))
             count += len(batch)
             bar.update(len(batch))
             if count - done >= ROWS or count == len(rows):
-                yield rows[done:count].tolist(), join(held)
+                yield rows[done:count].tolist(), Embedding.cat(held)
                 held, done = [], count
 
 
@@ -219,7 +219,7 @@ def finish(new: Generation | Collection, old: Index | None, opened) -> None:
 
         def photos(most: int) -> Embedding:
             rows = np.random.default_rng(0).permutation(len(gallery.names))[:most]
-            return join([e for _, e in embedded(encoder, gallery, rows, 0)])
+            return Embedding.cat([e for _, e in embedded(encoder, gallery, rows, 0)])
         propose(new, old, encoder, vectors, photos)
     new.finish()
 

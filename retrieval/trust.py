@@ -3,20 +3,19 @@
 Without a bank this is the calibration that `evaluate.py --confidence` wrote for the run. A bank changes the scores, so
 the temperature and the limit of sets are fitted again here, on the dev split of the run's own data.
 """
-import argparse
 import os
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from cli import InputError
+from cli import InputError, torch_device
 from evaluation import bank, promises
 from evaluation.answers import rows_of, sample_scores
 from evaluation.calibration import temperature
 from evaluation.certainty import calibration_file, quantiles, read_calibration
 from evaluation.confidence import FITTED
-from evaluation.sources import members_on
+from evaluation.open import How, Models, Where, members_on
 from evaluation.subjects import Member, Subject, score_matrix
 from similarities import Embedding
 
@@ -86,10 +85,9 @@ class BankColumn:
     def __init__(self, run: str, data: str, split: str, device: str, alpha: float | None, workers: int = 0,
                  data_path: str | None = None):
         bank.check_splits(split, "test")
-        opt = argparse.Namespace(data_path=data_path, data_name=None, split=None, vocab=None, dev_images=None,
-                                 sim=None, cxc=False, batch_size=128, workers=workers, device=device)
-        self.queries = members_on([run], opt, split, lambda s: bank.draw(s.caption_image, len(s.images))).members
-        dev = members_on([run], opt, "dev")
+        given = Models([run]), Where(data_path), How(torch_device(device), workers=workers)
+        self.queries = members_on(*given, split, lambda s: bank.draw(s.caption_image, len(s.images))).members
+        dev = members_on(*given, "dev")
         chosen = bank.choose(dev, self.queries)
         self.beta, self.trust = chosen["beta"]["t2i"], None
         self.report = {"split": split, "captions": len(self.queries[0].captions.mean), "beta": self.beta}

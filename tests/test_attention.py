@@ -12,7 +12,7 @@ import train
 from checkpoints import load_checkpoint, load_model
 from cli import InputError
 from data import Batch, pair_batches, read_split
-from evaluation import protocols, sources, subjects
+from evaluation import encode, protocols, subjects
 from inputs import image_batches
 from losses import hinge
 from methods.scan import AGGREGATES, DIRECTIONS, NORMS, CrossAttention, RegionEmbedding, WordStates
@@ -320,7 +320,7 @@ def test_captions_of_different_lengths_are_joined_in_their_order(runs, demo_path
     model, vocab, _ = load_model(load_checkpoint(str(runs / "t2i")))
     split = read_split(demo_path, "demo_region_precomp", "test")
     tokens = split.encode(vocab)
-    images, captions = sources.encode(model, split, tokens, torch.device("cpu"), batch_size=7)
+    images, captions = encode.encode(model, split, tokens, torch.device("cpu"), batch_size=7)
     assert captions.n_parts.tolist() == tokens.length.tolist() and captions.parts.shape[1] == tokens.length.max()
     for k in (0, 17, len(tokens.length) - 1):
         numbers, lengths = tokens.batch(np.array([k]))
@@ -350,7 +350,7 @@ def test_all_protocols_of_a_run_and_of_an_ensemble(name, runs, demo_path, capsys
 
 
 def test_captions_among_themselves_are_compared_by_the_cosine_of_their_means(runs):
-    subject = sources.open_run([str(runs / "t2i")], evaluate.parse_args(["--device", "cpu"]))
+    subject = evaluate.opened([str(runs / "t2i")], evaluate.parse_args(["--device", "cpu"]), "run")
     means = subject.members[0].captions.mean
     score = subjects.within_modality(subject, "captions")(slice(None))
     torch.testing.assert_close(score(slice(0, 4)), means[:4] @ means.T)

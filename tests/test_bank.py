@@ -11,8 +11,10 @@ import evaluate
 import metrics
 from checkpoints import load_checkpoint
 from cli import InputError
-from evaluation import bank, protocols, sources, subjects
+from evaluation import bank, protocols, subjects
+from evaluation.encode import encode
 from evaluation.items import Order
+from evaluation.open import Where, load_run
 from evaluation.subjects import Bank, Member, Record, Subject
 from similarities import SIMILARITIES, Cosine, Dot, Embedding
 from tests import helpers, references
@@ -257,10 +259,9 @@ def test_a_bank_is_of_whole_images(size):
 
 
 def test_a_part_is_embedded_as_within_the_whole(small_run):
-    opt = evaluate.parse_args(["--split", "train", "--device", "cpu"])
-    run = sources.load_run(str(small_run("--sim", "wasserstein")), opt)
+    run = load_run(str(small_run("--sim", "wasserstein")), Where(split="train"))
     part = bank.draw(run.split.caption_image, len(run.split.images), 40)
-    whole, some = (sources.encode(run.model, run.split, run.tokens(), torch.device("cpu"), 7, part=p)
+    whole, some = (encode(run.trained.model, run.split, run.tokens(), torch.device("cpu"), 7, part=p)
                    for p in (None, part))
     assert len(some[0].mean) == 40 and len(some[1].mean) == 40 and len(whole[1].mean) == 240
     for all_items, few, rows in zip(whole, some, part):
@@ -279,7 +280,7 @@ def ev(tmp_path, monkeypatch):
 
 
 def members_on(run, split: str) -> tuple[Member, np.ndarray]:
-    subject = sources.open_run([str(run)], evaluate.parse_args(["--split", split, "--device", "cpu"]))
+    subject = evaluate.opened([str(run)], evaluate.parse_args(["--split", split, "--device", "cpu"]), "run")
     return subject.members[0], subject.caption_image
 
 

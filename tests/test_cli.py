@@ -20,7 +20,7 @@ import vocab
 from checkpoints import load_checkpoint, load_model
 from cli import InputError
 from demo import __main__ as demo
-from evaluation import pictures, sources, subjects
+from evaluation import encode, pictures, subjects
 from files.reading import first_line, holds_keys
 from files.writing import output
 from similarities import SIMILARITIES, Embedding
@@ -241,7 +241,7 @@ def test_an_ensemble_averages_scores(runs, demo_path, tmp_path):
     for path in paths:
         model, words, opt = load_model(load_checkpoint(path))
         split = data.read_split(demo_path, "demo_precomp", "test")
-        scores = scores + model.similarity(*sources.encode(model, split, split.encode(words), "cpu"))
+        scores = scores + model.similarity(*encode.encode(model, split, split.encode(words), "cpu"))
     assert results["protocols"]["full"] == metrics.retrieval(scores.detach() / 2, split.caption_image)
     assert results["checkpoints"] == paths and os.path.exists(tmp_path / "r.json")
 

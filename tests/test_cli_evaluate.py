@@ -12,7 +12,7 @@ import torch
 import evaluate
 import metrics
 import train
-from evaluation import assess, compare, sources, subjects
+from evaluation import assess, compare, subjects
 from similarities import SIMILARITIES, Embedding
 from tests.helpers import unwritable
 
@@ -127,7 +127,7 @@ def test_scores_give_the_results_of_their_model(runs, ev, exported, everything, 
     matrix = SIMILARITIES["wasserstein"]()(*sides(exported("wasserstein0"))).numpy().astype(dtype)
     np.save("s.npy", matrix)
     words = ["--scores", "s.npy", "--data_path", demo_path, "--data_name", "demo_precomp", *everything]
-    assert isinstance(sources.open_subject("s.npy", evaluate.parse_args(words)).scores, np.memmap)
+    assert isinstance(evaluate.opened(["s.npy"], evaluate.parse_args(words), "scores").scores, np.memmap)
     found = ev(*words)["protocols"]
     assert {"full", "cxc", "pmrp"} <= set(found) and "mean_only" not in found
     assert set(found["cxc"]) == {"i2t", "t2i", "rsum", "sits"}

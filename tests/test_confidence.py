@@ -16,11 +16,12 @@ import evaluate
 import search
 import show
 import train
+from checkpoints import Trained
 from demo import __main__ as demo
-from evaluation import ambiguity, certainty, confidence, confidence_plots, pictures, promises, queries, selective
+from evaluation import ambiguity, certainty, confidence, confidence_plots, pictures, promises, selective
 from evaluation.answers import answers, answers_of_both, rows_of, sample_scores
-from evaluation.encoding import encode
-from evaluation.sources import load_run, open_run
+from evaluation.encode import encode
+from evaluation.open import How, Models, Where, load_run, open_run
 from evaluation.subjects import Subject
 from files.reading import is_drawn
 from metrics import spearman
@@ -116,7 +117,7 @@ def test_figures_do_not_hang_on_the_last_bits_of_scores():
 
     def figures(scores):
         whole = replace(subject, scores=scores)
-        dev, part, kept = certainty.to_calibrate_on(whole, ["drawn"], opt)
+        dev, part, kept = certainty.to_calibrate_on(whole, 0.5, None)
         sure = certainty.assess_certainty(dev, part, whole, kept, {}, opt)
         assert sure.results.keys() == {"confidence", "sets", "absent_queries"}
         shown = sure.results | {side: {"T": sure.calibration[side]["temperature"]} for side in SIDES}
@@ -296,16 +297,14 @@ def test_negatives_of_ones_own_certify_the_threshold(runs, tmp_path):
                       "--output", tmp_path / "r.json"])
     found = results["absent_queries"]["t2i"]["threshold"]
     assert found["negatives"] == 20 and found["own"] and not results["absent_queries"]["i2t"]["threshold"]["own"]
-    opt = evaluate.parse_args(["--checkpoint", str(runs / "wasserstein")])
-    subject = open_run([str(runs / "wasserstein")], opt)
+    models = [str(runs / "wasserstein")]
+    subject = open_run(Models(models), Where(), How())
     t = certainty.read_calibration(str(tmp_path / "r_calibration.json")).fitted["t2i"].temperature
-    shown = certainty.of_one_size(open_run([str(runs / "wasserstein")], evaluate.parse_args(
-        ["--checkpoint", str(runs / "wasserstein"), "--split", "dev"])), subject)[1]
-    sure = queries.posterior_of_negatives(["a blue star ."], [str(runs / "wasserstein")], shown, t, opt)
-    run = load_run(str(runs / "wasserstein"), opt)
+    shown = certainty.of_one_size(open_run(Models(models), Where(split="dev"), How()), subject)[1]
+    sure = certainty.posterior_of_negatives(["a blue star ."], map(Trained, models), shown, t)
+    run = load_run(str(runs / "wasserstein"), Where())
     with torch.no_grad():
-        text = queries.embed_texts(run.model, run.vocab, ["a blue star ."], "cpu")
-        scores = run.model.similarity(shown.members[0].images, text)[:, 0].double()
+        scores = run.trained.similarity(shown.members[0].images, run.trained.texts(["a blue star ."]))[:, 0].double()
     assert sure[0] == pytest.approx(float((t * scores).softmax(0).max()), abs=1e-5)
     (tmp_path / "no.txt").write_text("xyzzy\n")
     for file, said in (("no.txt", "no word of 'xyzzy' is in the vocabulary"), ("none.txt", "none.txt")):
@@ -402,7 +401,7 @@ def figures(monkeypatch):
 def test_answers_of_a_part_are_shown_by_their_places_in_the_whole(side):
     subject = drawn(seed=5)
     opt = argparse.Namespace(confidence=True, sets=None, absent=None, calibrate_on=0.5, calibration=None)
-    dev, part, kept = certainty.to_calibrate_on(subject, ["drawn"], opt)
+    dev, part, kept = certainty.to_calibrate_on(subject, 0.5, None)
     sure = certainty.assess_certainty(dev, part, subject, kept, {}, opt)
     seen, t = sure.seen[side], sure.calibration[side]["temperature"]
     found = slow_answers(subject, side, t, kept.tolist())
@@ -578,9 +577,9 @@ def test_search_says_how_sure_it_is(runs, tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     stored = json.loads((folder / "calibration.json").read_text())
     t, limit = stored["t2i"]["temperature"], stored["sets"]["t2i"]["lac"]
-    run = load_run(str(folder), argparse.Namespace(data_path=None, data_name=None, split="dev"))
-    images, captions = encode(run.model, run.split, run.tokens(), "cpu")
-    p = (t * run.model.similarity(images, captions).T[:6].double()).softmax(1)
+    run = load_run(str(folder), Where(split="dev"))
+    images, captions = encode(run.trained.model, run.split, run.tokens(), "cpu")
+    p = (t * run.trained.similarity(images, captions).T[:6].double()).softmax(1)
     log_det = uncertainty(captions)
     for k, of in enumerate(found):
         held = int((-p[k].log() <= limit).sum())

@@ -10,7 +10,7 @@ import data
 import evaluate
 import train
 from cli import InputError
-from evaluation import items, sources
+from evaluation import items
 from tests.helpers import SMALL
 
 
@@ -212,7 +212,7 @@ def test_an_ensemble_of_other_items_is_refused(exported, tmp_path, demo_path, mo
         if kwargs.get("text_features"):
             split.caption_ids, split.captions = split.caption_ids + 1, split.captions[::-1]
         return split
-    monkeypatch.setattr(sources, "read_split", changed)
+    monkeypatch.setattr("evaluation.open.read_split", changed)
     opt = evaluate.parse_args(["--checkpoint", str(root / "run"), str(tmp_path / "r"), *mine,
                                "--output", str(tmp_path / "o")])
     message = "about other items than .*: by their ids it lacks 1?[0-9]* of its 120 captions"

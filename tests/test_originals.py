@@ -28,7 +28,7 @@ import train
 import vocab
 from cli import InputError
 from data import read_split
-from evaluation import sources
+from evaluation import encode
 from files import writing
 from files.vision import import_torchvision
 from model import build_model
@@ -224,14 +224,14 @@ def write_split(root, features, seed=5, repeat=1):
 
 def compare(model, words, split, images, captions, opt):
     """Embeddings close to the twin's, and every query's rank equal."""
-    ours = sources.encode(model, split, split.encode(words), torch.device("cpu"))
+    ours = encode.encode(model, split, split.encode(words), torch.device("cpu"))
     np.testing.assert_allclose(ours[0].mean, images, atol=2e-5)
     np.testing.assert_allclose(ours[1].mean, captions, atol=2e-5)
     expected = original_ranks(images, captions, opt)
     found = metrics.ranks_by_blocks(model.similarity.columns(*ours), split.caption_image, len(split.images), 7)
     for side in range(2):
         np.testing.assert_array_equal(found[side], expected[side])
-    result = sources.validate(model, split, split.encode(words), torch.device("cpu"))
+    result = encode.validate(model, split, split.encode(words), torch.device("cpu"))
     for side, ranks in zip(("i2t", "t2i"), expected):
         for k in (1, 5, 10):
             assert result[side][f"r{k}"] == pytest.approx(100 * len(np.where(ranks < k)[0]) / len(ranks), rel=1e-12)

@@ -17,7 +17,7 @@ import train
 from cli import InputError
 from data import Batch, Split, read_split
 from encoders import CNN, Latent, Words
-from evaluation import sources, subjects
+from evaluation import encode, subjects
 from files.vision import import_torchvision
 from inputs import Features, Photos
 from losses import MMD, Diversity, Match
@@ -512,7 +512,7 @@ def test_crisscrossed_captions_of_a_run(demo_path, small_run, words):
     split = read_split(demo_path, "demo_region_precomp", "test")
     model = checkpoints.load_checkpoint(str(small_run(*REGIONS, *words)))
     model, vocab, _ = checkpoints.load_model(model)
-    images, captions = sources.encode(model, split, split.encode(vocab), torch.device("cpu"))
+    images, captions = encode.encode(model, split, split.encode(vocab), torch.device("cpu"))
     subject = subjects.Subject("run", "", split.caption_image, len(split.images),
                                [subjects.Member(model.similarity, images, captions)])
     for side, e in (("images", images), ("captions", captions)):

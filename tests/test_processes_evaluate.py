@@ -15,8 +15,8 @@ import data
 import evaluate
 import metrics
 import show
-from evaluation import sources
-from evaluation.encoding import encode
+from evaluation.encode import encode
+from evaluation.open import load_run
 from evaluation.subjects import Gallery
 from features import extract, photos, rows
 from files import writing
@@ -267,8 +267,8 @@ def test_rows_of_one_file_are_of_one_machine(capsys, second, tmp_path):
 def test_a_run_that_changes_while_processes_read_it_is_refused(monkeypatch):
     monkeypatch.setattr(processes, "from_all", lambda value: [{**value, "epoch": 1}, value])
     with pytest.raises(cli.InputError, match="x changed while the processes read it"):
-        monkeypatch.setattr(sources, "load_checkpoint", lambda *_, **__: {"state": {"epoch": 2}})
-        sources.load_run("x", SimpleNamespace())
+        monkeypatch.setattr("evaluation.open.Trained", lambda *_, **__: SimpleNamespace(state={"epoch": 2}))
+        load_run("x", None)
 
 
 # ---- what torchrun runs

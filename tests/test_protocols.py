@@ -97,7 +97,7 @@ def cxc(subject, scores, ratings, pairs, fold5, record, samples=50):
 
 def task_of(subject, judged, *words):
     """What evaluate.py asks about a subject with these options."""
-    return Task(subject, Judgements(judged), evaluate.parse_args(list(words)))
+    return Task(subject, Judgements(judged), evaluate.taken(assess.Asked, evaluate.parse_args(list(words))))
 
 
 # ---- the definitions
@@ -485,8 +485,8 @@ def test_a_protocol_is_added_by_a_function_a_reader_and_a_line(small, monkeypatc
     path = tmp_path / "wanted.txt"
     path.write_text("0 5")
 
-    def read_wanted(subject, ids, opt):
-        return np.array([int(row) for row in path.read_text().split()]) if opt.pmrp else None
+    def read_wanted(subject, ids, asked):
+        return np.array([int(row) for row in path.read_text().split()]) if asked.pmrp else None
 
     def run_wanted(task, galleries, name):
         """Mean reciprocal rank of the wanted images: 100 over the 1-based rank of their best caption, on average."""
@@ -507,8 +507,8 @@ def test_a_protocol_is_added_by_a_function_a_reader_and_a_line(small, monkeypatc
     monkeypatch.setattr(subjects, "folds", lambda s: [subjects.Gallery(*map(np.array, part)) for part in
                                                       galleries(s.caption_image, 5, 2)])
     subject.items = subjects.Items("here", subject.caption_image, N)
-    opt = evaluate.parse_args(["--pmrp", "--fold5"])
-    results, record, _ = assess.assess(subject, assess.read_judgements(subject, opt), opt)
+    asked = assess.Asked(pmrp=True, fold5=True)
+    results, record, _ = assess.assess(subject, assess.read_judgements(subject, asked), asked)
     ranks = {q: expected(scores["i2t"], {q: set(np.flatnonzero(subject.caption_image == q))}, [q], range(M))[0][q]
              for q in (0, 5)}
     assert set(results["protocols"]) == {"full", "folds5", "wanted", "wanted_folds5"}
@@ -518,5 +518,5 @@ def test_a_protocol_is_added_by_a_function_a_reader_and_a_line(small, monkeypatc
     table = report.tables({"run": results["protocols"]})[-1]
     assert table == ("Wanted images", [("", ["queries", "MRR"])], [("image to text", ["2", f"{value:.1f}"])])
     # what was not read is not asked for
-    opt = evaluate.parse_args([])
-    assert set(assess.assess(subject, assess.read_judgements(subject, opt), opt)[0]["protocols"]) == {"full"}
+    asked = assess.Asked()
+    assert set(assess.assess(subject, assess.read_judgements(subject, asked), asked)[0]["protocols"]) == {"full"}

@@ -15,7 +15,7 @@ import search
 from checkpoints import load_checkpoint
 from data import read_split
 from evaluation.bank import item_terms
-from evaluation.sources import encode
+from evaluation.encode import encode
 from features import extract
 from files import writing
 from inputs import Photos

@@ -263,9 +263,9 @@ def test_a_signal_to_the_group_before_the_first_step_leaves_nothing(tmp_path, ph
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase, where, call, number", [
-    ("training", "train.train_step", 3, signal.SIGTERM), ("validating", "evaluation.encoding._join", 1, signal.SIGINT),
+    ("training", "train.train_step", 3, signal.SIGTERM), ("validating", "evaluation.encode._join", 1, signal.SIGINT),
     ("validating at an end",
-     "evaluation.encoding._join", 3, signal.SIGTERM), ("saving", "torch.save", 4, signal.SIGHUP)])
+     "evaluation.encode._join", 3, signal.SIGTERM), ("saving", "torch.save", 4, signal.SIGHUP)])
 def test_a_signal_to_the_group_saves_a_training_exactly(tmp_path, photos, phase, where, call, number):
     words, whole = photos
     done = signalled(train.main, where, call, number, *words, "--logger_name", tmp_path / "run")

@@ -10,9 +10,10 @@ import torch
 import evaluate
 from cli import InputError
 from demo import __main__ as demo
-from evaluation import bank, certainty, encoding, sources, variances
-from evaluation.encoding import Activations
+from evaluation import bank, certainty, variances
+from evaluation.open import Where, load_run
 from evaluation.subjects import Gallery
+from evaluation.variances import Activations
 from losses import InfoNCE
 from model import build_model
 from similarities import SIMILARITIES, Embedding, uncertainty, unit
@@ -251,7 +252,7 @@ def test_mean_and_variance_of_the_cosine_are_those_of_samples():
     (["--img_layers", "8", "--layer_style", "tanh"], None, None), (["--sim", "order", "--use_abs"], None, None)])
 def test_the_last_linear_layer_is_found(words, image, caption):
     model, batch = build_model(options(*words), VOCAB).eval(), pairs()
-    opened = encoding.Opened(model)
+    opened = variances.Opened(model)
     with torch.no_grad():
         seen = {"images": opened.embed_images(batch.images),
                 "captions": opened.embed_captions(batch.tokens, batch.lengths)}
@@ -269,7 +270,7 @@ def test_the_last_linear_layer_is_found(words, image, caption):
 
 def test_regions_have_no_linear_layer_at_their_end():
     model, batch = build_model(options("--sim", "scan", "--n_regions", "5"), VOCAB).eval(), pairs(regions=5)
-    assert encoding.last_linear(model.image_tower, batch.images) is None
+    assert variances.last_linear(model.image_tower, batch.images) is None
 
 
 # ---- the command
@@ -298,7 +299,7 @@ def ev(tmp_path, monkeypatch):
 
 
 def opened(run, *words):
-    return sources.open_run([str(run)], evaluate.parse_args([*map(str, words), "--device", "cpu"]))
+    return evaluate.opened([str(run)], evaluate.parse_args([*map(str, words), "--device", "cpu"]), "run")
 
 
 def test_a_run_and_its_report(point, ev, capsys):
@@ -344,15 +345,15 @@ def test_the_variances_of_a_run_are_those_of_its_training_items(point):
 def test_laplace_of_a_run_is_that_of_its_layers(point):
     """From the features themselves: the image tower is one linear layer on normalised features."""
     subject = opened(point, "--variances", "laplace")
-    run, train = (sources.load_run(str(point), evaluate.parse_args(["--split", split])) for split in ("test", "train"))
-    layer = run.model.image_tower.mean.fc
+    run, train = (load_run(str(point), Where(split=split)) for split in ("test", "train"))
+    layer = run.trained.model.image_tower.mean.fc
     with torch.no_grad():
-        phi, of_train = (run.model.image_tower.trunk(split.images.gather(np.arange(len(split.images)))).double()
+        phi, of_train = (run.trained.model.image_tower.trunk(split.images.gather(np.arange(len(split.images)))).double()
                          for split in (run.split, train.split))
         g = phi @ layer.weight.double().T + layer.bias.double()
         outputs = of_train @ layer.weight.double().T + layer.bias.double()
     captions = opened(point, "--split", "train").members[0].captions.mean.double()
-    scale, count = variances.scale_of(run.model.objective)["i2t"], torch.full((100,), 5.0)
+    scale, count = variances.scale_of(run.trained.model.objective)["i2t"], torch.full((100,), 5.0)
     A, B = variances.input_factor(of_train, count), variances.output_factor(outputs, captions, count, scale)
     square = float(layer.weight.detach().double().square().sum())
     damping = variances.best_damping(*(np.linalg.eigvalsh(x).clip(0) for x in (A, B)), square)
@@ -366,9 +367,10 @@ def test_laplace_of_a_run_is_that_of_its_layers(point):
 @pytest.mark.parametrize("kind", variances.KINDS)
 def test_dev_is_calibrated_on_with_the_same_variances(point, kind, monkeypatch):
     opt = evaluate.parse_args(["--checkpoint", str(point), "--confidence", "--variances", kind, "--device", "cpu"])
-    subject, expected = sources.open_run([str(point)], opt), opened(point, "--split", "dev", "--variances", kind)
-    monkeypatch.setattr(sources, "variances_of", None)                              # they are fitted once
-    dev, judged, _ = certainty.to_calibrate_on(subject, [str(point)], opt)
+    subject, expected = evaluate.opened([str(point)], opt, "run"), opened(point, "--split", "dev", "--variances", kind)
+    monkeypatch.setattr(evaluate, "variances_of", None)                              # they are fitted once
+    dev, judged, _ = certainty.to_calibrate_on(subject, opt.calibrate_on,
+                                                     lambda: evaluate.open_dev(subject, [str(point)], opt))
     assert judged is subject and dev.variances is subject.variances
     for side in SIDES:
         torch.testing.assert_close(getattr(dev.members[0], side).log_var, getattr(expected.members[0], side).log_var)
@@ -377,8 +379,9 @@ def test_dev_is_calibrated_on_with_the_same_variances(point, kind, monkeypatch):
 def test_half_of_the_images_can_be_calibrated_on(point):
     opt = evaluate.parse_args(["--checkpoint", str(point), "--confidence", "--calibrate_on", "0.5", "--variances",
                                "knn", "--device", "cpu"])
-    subject = sources.open_run([str(point)], opt)
-    dev, judged, kept = certainty.to_calibrate_on(subject, [str(point)], opt)
+    subject = evaluate.opened([str(point)], opt, "run")
+    dev, judged, kept = certainty.to_calibrate_on(subject, opt.calibrate_on,
+                                                     lambda: evaluate.open_dev(subject, [str(point)], opt))
     assert torch.equal(judged.members[0].images.log_var, subject.members[0].images.log_var[kept])
     assert len(dev.members[0].images.log_var) == len(kept) == 25
 
@@ -398,7 +401,7 @@ def test_an_ensemble_has_the_variances_of_each(runs, ev, capsys):
                      "of a linear layer behind them that has the identity as its matrix"]
     both = [str(point), str(other)]
     opt = evaluate.parse_args(["--checkpoint", *both, "--confidence", "--variances", "knn", "--device", "cpu"])
-    dev = certainty.to_calibrate_on(sources.open_run(both, opt), both, opt)[0]
+    dev = evaluate.open_dev(evaluate.opened(both, opt, "run"), both, opt)
     assert [m.images.log_var.shape for m in dev.members] == [(25, 1)] * 2
     assert len(found["variances"]["scale"]["t2i"]) == 2 and shown.count("500 captions of demo_precomp train") == 1
 
@@ -415,7 +418,7 @@ def test_embeddings_take_training_pairs_from_a_file(point, ev, kind):
     words = ["--embeddings", "test.npz", "--variances", kind, "--variances_from", "train.npz", "--confidence"]
     found = ev(*words, "--calibration", "dev.npz")
     assert found["variances"]["fitted_on"] == ["train.npz"] and found["variances"]["captions"] == [500]
-    subject = sources.open_embeddings("test.npz", evaluate.parse_args(words + ["--calibration", "dev.npz"]))
+    subject = evaluate.opened(["test.npz"], evaluate.parse_args(words + ["--calibration", "dev.npz"]), "embeddings")
     own = opened(point, "--variances", kind)
     if kind == "knn":                                                               # nothing of the model is needed
         for side in SIDES:
@@ -423,10 +426,10 @@ def test_embeddings_take_training_pairs_from_a_file(point, ev, kind):
                                        getattr(own.members[0], side).log_var, atol=1e-5, rtol=1e-5)
     else:
         assert [side.layer for side in subject.variances.sides[0]] == [None, None]
-        dev = sources.open_embeddings("dev.npz", evaluate.parse_args(["--embeddings", "dev.npz"]))
+        dev = evaluate.opened(["dev.npz"], evaluate.parse_args(["--embeddings", "dev.npz"]), "embeddings")
         assert found["variances"]["scale"] == {side: [x] for side, x in variances.fitted_scale(dev).items()}
-        half = sources.open_embeddings("test.npz", evaluate.parse_args([*words, "--calibrate_on", "0.5"]))
-        train = sources.open_embeddings("train.npz", evaluate.parse_args(["--embeddings", "train.npz"]))
+        half = evaluate.opened(["test.npz"], evaluate.parse_args([*words, "--calibrate_on", "0.5"]), "embeddings")
+        train = evaluate.opened(["train.npz"], evaluate.parse_args(["--embeddings", "train.npz"]), "embeddings")
         assert half.variances.report["scale"] == {                                  # no dev: that of the pairs
             side: [x] for side, x in variances.fitted_scale(train).items()} != found["variances"]["scale"]
 

@@ -288,7 +288,7 @@ class Encoder:
             print(f"{self.run}: features of {took['crops']:,} crops by {self.extractor.name} ({self.extractor.fit}) in "
                   f"{took['seconds']:.1f} s, {100 * outside:.0f}% of it outside the extractor; "
                   f"{len(unique) - took['crops']:,} were at hand")
-        return concatenate(embeddings).rows(torch.tensor([row[key] for key in keys], device=self.device))
+        return Embedding.cat(embeddings).rows(torch.tensor([row[key] for key in keys], device=self.device))
 
     @torch.no_grad()
     def captions(self, texts: list[str], batch: int = 128) -> Embedding:
@@ -301,7 +301,7 @@ class Encoder:
             numbers, lengths = tokens.batch(order[k:k + batch])
             embeddings.append(self.model.embed_captions(numbers.to(self.device), lengths))
         place = np.argsort(order)
-        return concatenate(embeddings).rows(torch.tensor([place[row[text]] for text in texts], device=self.device))
+        return Embedding.cat(embeddings).rows(torch.tensor([place[row[text]] for text in texts], device=self.device))
 
     def unknown(self, texts: list[str]) -> np.ndarray:
         """(N,) bool: whether no word of a text is known."""
@@ -319,17 +319,6 @@ class Encoder:
                   for k in range(0, len(i), batch)]
         return torch.cat(scores).float().cpu().numpy()[where.ravel()]
 
-
-def concatenate(batches: list[Embedding]) -> Embedding:
-    """Several Embeddings as one. Parts are zero-padded to the largest number of parts."""
-    def one(values):
-        if values[0] is None:
-            return None
-        if values[0].ndim == 3:
-            most = max(x.shape[1] for x in values)
-            values = [nn.functional.pad(x, (0, 0, 0, most - x.shape[1])) for x in values]
-        return torch.cat(values)
-    return Embedding(*map(one, zip(*batches)))
 
 
 # ---- what the commands share
