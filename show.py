@@ -123,8 +123,8 @@ def draw_retrieval(opt) -> None:
             cells[0] = cells[0]._replace(badge=sure[q][0], sure=sure[q][1])
         rows.append(Row(text, "; ".join(facts), cells))
     legend = "" if opt.captions else "; green: its own"
-    draw_rows(target, f"{run.folder[1]} {opt.split}, {run.trained.options.sim}: the best {top} of {len(split.images):,} images "
-              f"for a caption{legend}", rows, top)
+    draw_rows(target, f"{run.folder[1]} {opt.split}, {trained.options.sim}: the best {top} of {len(split.images):,} "
+              f"images for a caption{legend}", rows, top)
     for text, ranking, (said, _) in zip(texts, rankings, sure or ()):
         print(f"{text} -> {photos.name(ranking[0])}, {said}")
     for note in (*run.notes, *(calibration.notes("t2i", run.folder[1], len(split.images)) if calibration else ())):

@@ -75,12 +75,6 @@ def test_the_top_shows_the_main_path():
     assert {module(path).split(".")[0] for path in on_top()} <= set(FLOOR)
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_a_file_can_be_held_in_the_head(path):
-    with open(os.path.join(ROOT, path)) as f:
-        assert sum(1 for _ in f) <= 450 + 30                # and what a reader pastes or adds, as README invites to
-
-
 def test_losses_hold_what_the_users_card_says():
     import losses
     import model
