@@ -179,26 +179,14 @@ def each(run: Callable[[Task, list[Gallery], str], dict]) -> Callable[[Task, dic
     return lambda task, galleries: {name: run(task, parts, name) for name, parts in galleries.items()}
 
 
-def run_full(task: Task, galleries: list[Gallery], name: str) -> dict:
-    began = time.perf_counter()
-    numbers = protocols.recalls(task.subject, task.columns, galleries, task.asked.block, task.record, name)
-    task.seconds[name] = time.perf_counter() - began
-    return numbers
-
-
-def run_bank(task: Task, galleries: list[Gallery], name: str) -> dict:
-    columns = subjects.normalised(task.columns, task.subject.bank)
-    return protocols.recalls(task.subject, columns, galleries, task.asked.block, task.record, name)
-
-
-def run_mean_only(task: Task, galleries: list[Gallery], name: str) -> dict:
-    columns = subjects.image_text(means_only(task.subject))
-    return protocols.recalls(task.subject, columns, galleries, task.asked.block, task.record, name)
-
-
-def run_shuffled(task: Task, galleries: list[Gallery], name: str) -> dict:
-    columns = subjects.image_text(shuffled(task.subject))
-    return protocols.recalls(task.subject, columns, galleries, task.asked.block, task.record, name)
+def recalls(columns: Callable[[Task], Callable]) -> Callable[[Task, dict], dict]:
+    """A protocol of recalls of the original pairs by the scores columns(task), in blocks."""
+    def run(task: Task, galleries: list[Gallery], name: str) -> dict:
+        began = time.perf_counter()
+        numbers = protocols.recalls(task.subject, columns(task), galleries, task.asked.block, task.record, name)
+        task.seconds[name] = time.perf_counter() - began
+        return numbers
+    return each(run)
 
 
 def run_rerank(task: Task, galleries: list[Gallery], name: str) -> dict:
@@ -252,11 +240,14 @@ def run_cxc(task: Task, galleries: dict[str, list[Gallery]]) -> dict[str, dict]:
 # 3. Add a line here: "mine": Protocol(each(run_mine), read=read_mine).
 # 4. Add its title to report.TITLES and the heads of new columns to report.NAMES.
 PROTOCOLS: dict[str, Protocol] = {
-    "full": Protocol(each(run_full), lambda task: True, title="image to text and text to image"),
-    "bank": Protocol(each(run_bank), lambda task: task.subject.bank is not None),
-    "mean_only": Protocol(each(run_mean_only), lambda task: uses_variances(task.subject)),
-    "shuffled": Protocol(each(run_shuffled), folds=False, asked=lambda task: (
-        task.asked.uncertainty and task.asked.control and uses_variances(task.subject))),
+    "full": Protocol(recalls(lambda task: task.columns), lambda task: True, title="image to text and text to image"),
+    "bank": Protocol(recalls(lambda task: subjects.normalised(task.columns, task.subject.bank)),
+                     lambda task: task.subject.bank is not None),
+    "mean_only": Protocol(recalls(lambda task: subjects.image_text(means_only(task.subject))),
+                          lambda task: uses_variances(task.subject)),
+    "shuffled": Protocol(recalls(lambda task: subjects.image_text(shuffled(task.subject))),
+                         lambda task: task.asked.uncertainty and task.asked.control and uses_variances(task.subject),
+                         folds=False),
     "rerank": Protocol(each(run_rerank), lambda task: task.asked.rerank > 0),
     "pmrp": Protocol(each(run_pmrp), read=read_instances, lines=instance_lines, title="PMRP", matrix=True),
     "eccv": Protocol(each(run_eccv), read=read_eccv, lines=eccv_lines, title="ECCV Caption", matrix=True, folds=False),

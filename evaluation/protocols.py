@@ -337,21 +337,9 @@ def eccv(scores: np.ndarray, pairs: dict[str, Pairs], record: Record) -> dict:
 
     scores (N, M); pairs: the matches of each direction. Raises InputError on scores that are not finite.
     """
-    result = {}
-    for side, matches in pairs.items():
-        queries, local = np.unique(matches.query, return_inverse=True)
-        block = finite(np.asarray(scores[queries] if side == "i2t" else scores[:, queries].T, np.float32))
-        lists = np.split(matches.item, np.flatnonzero(np.diff(local)) + 1)
-        rank = metrics.best_ranks_of_pairs(block, local, matches.item)
-        values = {"rp": metrics.r_precisions_of_sets(block, [(local, matches.item)])[0],
-                  "map_at_r": metrics.average_precision_at_r(block, lists)}
-        result[side] = {"r1": float(100 * np.mean(rank < 1)), **{k: float(100 * v.mean()) for k, v in values.items()},
-                        "queries": len(queries)}
-        for name, value in {"rank": rank, **values}.items():
-            whole = np.full(scores.shape[0 if side == "i2t" else 1], np.nan)
-            whole[queries] = value
-            record.add("eccv", side, **{name: whole})
-    return result
+    gallery = Gallery(*map(np.arange, scores.shape))
+    result = recalls_of_matches(scores, pairs, [gallery], record, "eccv", "rp", average=True)
+    return {side: {name: result[side][name] for name in ("r1", "rp", "map_at_r", "queries")} for side in pairs}
 
 
 # ---- uncertainty
