@@ -21,8 +21,8 @@ SOURCES = {
     "vg": "Visual Genome's image_data.json, region_descriptions.json and photos (visualgenome.org)",
     "GoogleNews-vectors-negative300.bin": "word2vec's vectors of Google News, 3.4 GiB "
                                           "(code.google.com/archive/p/word2vec)"}
-HELP = ("'Getting data' in README.md says what comes from where, `python data.py check` what is there, `python -m "
-        "demo` writes demo data")
+HELP = ("docs/data.md says what comes from where, `python data.py check` what is there, `python -m demo` writes demo "
+        "data")
 
 
 def advice(data_name: str) -> str:

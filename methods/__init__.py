@@ -1,7 +1,7 @@
 """The methods of the papers by name: what `train.py --method NAME` trains.
 
-A method is written down here once. `train.py --methods`, the tables of README.md and docs/methods.md, and the rows of
-paper_tables/ are read from METHODS, by name. Each file of this folder holds the networks of one paper.
+A method is written down here once. `train.py --methods`, the table of docs/methods.md and the rows of paper_tables/
+are read from METHODS, by name. Each file of this folder holds the networks of one paper.
 """
 from typing import NamedTuple
 
@@ -116,11 +116,10 @@ def flags(row: str) -> str:
     return " ".join([*(METHODS[name].flags for name in names.split()), dashes + options]).strip()
 
 
-def table(names=tuple(METHODS)) -> list[str]:
-    """Methods as lines of a Markdown table."""
+def table() -> list[str]:
+    """Lines of a Markdown table of all methods."""
     lines = ["| `--method` | method | paper | the same by hand | needs |", "|---|---|---|---|---|"]
-    for name in names:
-        method = METHODS[name]
+    for name, method in METHODS.items():
         lines.append(f"| `{name}` | {method.title.replace('||', '&#124;&#124;')} | {method.paper} | `{method.flags}` | "
                      f"{method.needs} |")
     return lines

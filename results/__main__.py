@@ -23,7 +23,6 @@ from checkpoints import load_checkpoint
 from cli import Arguments, InputError, filename
 from files.reading import read_json, read_text, read_yaml
 from files.writing import save_json, save_lines
-from methods import METHODS
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LOCAL = {"data_path", "vocab_path", "logger_name", "device", "workers", "log_step", "val_step", "overwrite", "resume"}
@@ -58,6 +57,7 @@ COLUMNS["sure"] = [(f"{side} {head}" if head == "posterior" else head, f"confide
                    for side, best in (("t2i", "posterior"), ("i2t", "posterior_grouped"))
                    for head, path in (("posterior", ""), ("log det Sigma", "log_det_query"),
                                       ("without Sigma", "stacked_without_sigma"), ("with", "stacked"))]
+COLUMNS["first"] = RECALLS[::3]
 COLUMNS["banked"] = [("rsum, bank", "protocols/bank/rsum")]
 COLUMNS["truth"] = [(f"{side} {head}{whose}", f"protocols/positives{of}/{side}/{key}") for side in ("i2t", "t2i")
                     for head, key, whose, of in (("P@1", "r1", "", ""), ("R-P", "rp", "", ""), (
@@ -70,7 +70,7 @@ COLUMNS["localisation"] = [
         ("log det Sigma", "log_det_query/auroc"), ("ECE", "overlap/ece")))]
 THREE_DIGITS = ("auroc", "ece", "ece_floor", "coverage", "rho", "words", "levels")
 BLOCK = re.compile(r"^<!-- results: (\S+) -->\n(.*?)^<!-- /results -->$", re.DOTALL | re.MULTILINE)
-METHODS_BLOCK = re.compile(r"<!-- methods: ([^>]*) -->\n.*?<!-- /methods -->", re.S)
+METHODS_BLOCK = re.compile(r"<!-- methods -->\n.*?<!-- /methods -->", re.S)
 
 
 def value(stored: dict, path: str) -> float | None:
@@ -137,10 +137,8 @@ def filled(path: str, made: dict[str, list[str]]) -> str:
         if match[1] not in made:
             raise InputError(f"{path} shows a table {match[1]}; there are {', '.join(made)}")
         return "\n".join([f"<!-- results: {match[1]} -->", *made[match[1]], "<!-- /results -->"])
-    def methods_block(match):
-        names = tuple(METHODS) if match[1] == "all" else match[1].split()
-        return "\n".join([f"<!-- methods: {match[1]} -->", *methods.table(names), "<!-- /methods -->"])
-    text = METHODS_BLOCK.sub(methods_block, read_text(path))
+    every = "\n".join(["<!-- methods -->", *methods.table(), "<!-- /methods -->"])
+    text = METHODS_BLOCK.sub(lambda _: every, read_text(path))
     if not text.count("<!-- results: ") == text.count("<!-- /results -->") == len(BLOCK.findall(text)):
         raise InputError(f"{path} has a block of results that does not open and close; write <!-- results: NAME --> "
                          "and <!-- /results --> on lines of their own")

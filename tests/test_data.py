@@ -280,7 +280,7 @@ def refused(tmp_path, message, split="train", name="x", encode=False, **kwargs):
 
 
 def test_missing_data(tmp_path):
-    refused(tmp_path, "there is no folder .*x .*README.md.*data.py check.*-m demo")
+    refused(tmp_path, "there is no folder .*x .*docs/data.md.*data.py check.*-m demo")
     (tmp_path / "x").mkdir()
     refused(tmp_path, "looked for train_caps.txt and train_ims.npy")
     (tmp_path / "x" / "train_caps.txt").write_text("a\n")

@@ -13,7 +13,9 @@ CODE = re.compile(r"at the end of `([\w/]+\.py)`[^\n]*:\n\n```python\n(.*?)```",
 def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
     with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
         text = f.read()
-    recipes, (row,) = CODE.findall(text), re.findall(r'`(Row\("mine".*)`', text)
+    with open(os.path.join(ROOT, "docs", "paper_tables.md"), encoding="utf-8") as f:
+        row, = re.findall(r'^(Row\("mine".*)$', f.read(), re.M)
+    recipes = CODE.findall(text)
     assert [path for path, _ in recipes] == ["similarities.py", "tests/references.py", "losses.py", "model.py",
                                              "evaluation/assess.py", "evaluation/report.py"]
     modules = [name for name in os.listdir(ROOT) if name.endswith((".py", ".toml"))]
@@ -49,11 +51,12 @@ def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
 
 
 def test_tables_of_methods_are_those_of_the_code():
-    """Those of README.md and docs/methods.md are printed by `python -m results --write`; every name in them trains."""
+    """That of docs/methods.md is printed by `python -m results --write`; README.md's names methods and their papers."""
     from methods import METHODS, table
 
-    for path, least in (("README.md", 10), ("docs/methods.md", len(METHODS))):
-        with open(os.path.join(ROOT, path), encoding="utf-8") as f:
-            names, rows = re.search(r"<!-- methods: ([^>]*) -->\n(.*?)\n<!-- /methods -->", f.read(), re.S).groups()
-        names = list(METHODS) if names == "all" else names.split()
-        assert rows.splitlines() == table(names) and len(names) >= least
+    with open(os.path.join(ROOT, "docs", "methods.md"), encoding="utf-8") as f:
+        rows, = re.findall(r"<!-- methods -->\n(.*?)\n<!-- /methods -->", f.read(), re.S)
+    assert rows.splitlines() == table() and len(rows.splitlines()) == len(METHODS) + 2
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
+        rows = re.findall(r"^\| `([^`-][^`]*)` \| ([^|]*) \| [^|]* \|$", f.read(), re.M)
+    assert len(rows) >= 9 and all(METHODS[name].paper == paper for name, paper in rows)
