@@ -1,6 +1,6 @@
-"""The order of the house: imports go one way, none hides inside a function, files can be held in the head."""
+"""The order of the house: imports go one way, none hides inside a function, and the marks of house.py hold."""
 import ast
-import contextlib
+import functools
 import glob
 import os
 import shutil
@@ -9,24 +9,10 @@ import sys
 
 import pytest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# From the bottom to the top: a module may import those of its own floor and of the floors below.
-FLOORS = ["cli", "files devices", "parallel", "text metrics similarities", "losses", "inputs", "readers",
-          "encoders data", "methods", "demo", "features", "model", "options optimisation", "checkpoints", "runs",
-          "evaluation", "retrieval", "train evaluate search show cca vocab", "timing", "results benchmark",
-          "paper_tables vg_experiments"]
-FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
-FILES = [path for path in sorted(glob.glob("**/*.py", root_dir=ROOT, recursive=True)) if path.split(os.sep)[0] in
-         {name for name in FLOOR} | {f"{name}.py" for name in FLOOR}]
+from tests import house
+from tests.house import FLOOR, MARKS, ROOT
 
-
-def on_top() -> list[str]:
-    """The Python files on top that git tracks, or, without git, those of FLOORS: others may lie beside them."""
-    with contextlib.suppress(OSError):
-        tracked = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True).stdout.split()
-        if "train.py" in tracked:
-            return [path for path in tracked if "/" not in path and os.path.exists(os.path.join(ROOT, path))]
-    return [path for path in FILES if os.sep not in path]
+FILES = [path for path in house.tracked() if path.split(os.sep)[0].removesuffix(".py") in FLOOR]
 
 
 def module(path: str) -> str:
@@ -36,10 +22,10 @@ def module(path: str) -> str:
 MODULES = {module(path): path for path in FILES}
 
 
-def imports(path: str):
-    """(line, module imported, whether inside a function) for every import of a module of ours."""
-    with open(os.path.join(ROOT, path)) as f:
-        tree = ast.parse(f.read())
+@functools.cache
+def imports(path: str) -> list[tuple[int, str, bool]]:
+    """(line, module imported, whether inside a function) for every import of a module of ours, the tests' included."""
+    tree, of_ours = house.tree(path), []
     within = {id(node) for function in ast.walk(tree) if isinstance(function, (ast.FunctionDef, ast.Lambda))
               for node in ast.walk(function)}
     for node in ast.walk(tree):
@@ -50,15 +36,21 @@ def imports(path: str):
                      for alias in node.names]
         else:
             continue
-        yield from ((node.lineno, name, id(node) in within) for name in dict.fromkeys(names) if name in MODULES)
+        of_ours += [(node.lineno, name, id(node) in within) for name in dict.fromkeys(names)
+                    if name in MODULES or name.split(".")[0] == "tests"]
+    return of_ours
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_imports_go_down_and_stand_at_the_top(path):
-    mine = FLOOR[module(path).split(".")[0]]
-    for line, name, within in imports(path):
-        assert not within, f"{path}:{line} imports {name} inside a function"
-        assert FLOOR[name.split(".")[0]] <= mine, f"{path}:{line} imports {name}, which stands above it"
+def test_imports_go_down_and_stand_at_the_top():
+    wrong = []
+    for path in FILES:
+        mine = FLOOR[module(path).split(".")[0]]
+        for line, name, within in imports(path):
+            if within:
+                wrong.append(f"{path}:{line} imports {name} inside a function")
+            if FLOOR.get(name.split(".")[0], len(FLOOR)) > mine and name != "tests.references":
+                wrong.append(f"{path}:{line} imports {name}, which stands above it")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_no_circle():
@@ -70,9 +62,31 @@ def test_no_circle():
 
 
 def test_the_top_shows_the_main_path():
-    first = {"train.py", "evaluate.py", "model.py", "losses.py", "data.py", "vocab.py"}
-    assert first <= set(on_top()) and len(on_top()) <= 19
-    assert {module(path).split(".")[0] for path in on_top()} <= set(FLOOR)
+    top = {path for path in house.tracked() if os.sep not in path}
+    assert {"train.py", "evaluate.py", "model.py", "losses.py", "data.py", "vocab.py"} <= top
+    assert {module(path) for path in top} <= set(FLOOR)
+
+
+def hold(measured: dict[str, float]) -> None:
+    above = [f"{name}: {value:,}, and at most {MARKS[name].ceiling:,} is allowed" for name, value in measured.items()
+             if value > MARKS[name].ceiling]
+    assert not above, "\n".join(above)
+
+
+def test_marks_of_what_is_written():
+    hold(house.static())
+
+
+def test_marks_of_what_runs(demo_path, tmp_path):
+    hold(house.runs(demo_path, str(tmp_path / "run")))
+
+
+def test_mark_of_the_cases(request):
+    items = request.session.items
+    files = {os.path.basename(str(item.path)) for item in items}
+    if missing := set(glob.glob("test_*.py", root_dir=os.path.dirname(__file__))) - files:
+        pytest.skip(f"only the whole suite can be counted: {len(missing)} files were not collected")
+    hold({house.COLLECTION: len(items)})
 
 
 def test_losses_hold_what_the_users_card_says():
@@ -84,10 +98,14 @@ def test_losses_hold_what_the_users_card_says():
     assert {"Tower", "JointEmbedding", "build_model"} <= set(vars(model))
 
 
-@pytest.mark.parametrize("command", ["features.extract", "features.proposals", "demo", "results"])
-def test_commands_in_folders_start(command):
-    done = subprocess.run([sys.executable, "-m", command, "--help"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and f"usage: python -m {command}" in done.stdout, done.stderr
+def test_commands_in_folders_start():
+    commands = ["features.extract", "features.proposals", "demo", "results"]
+    code = "import runpy, sys\nfor name in sys.argv.pop().split():\n    sys.argv = [name, '--help']\n    try:\n" \
+           "        runpy.run_module(name, run_name='__main__', alter_sys=True)\n    except SystemExit as stop:\n" \
+           "        assert not stop.code"
+    done = subprocess.run([sys.executable, "-c", code, " ".join(commands)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(f"usage: python -m {command}" in done.stdout for command in commands)
 
 
 def test_make_says_which_pythons_there_are_packages_for(tmp_path):
