@@ -48,12 +48,12 @@ from files.writing import output, save_json
 from methods.likelihoods import MLS
 from methods.scan import DIRECTIONS, CrossAttention
 from metrics import retrieval_blocks
-from retrieval.timing import LEAST, MOST, search_times
 from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding
 from tests.references import attended, broadcasts, caption_ranks, image_ranks, suited
 from timing import epoch as epoch_timing
 from timing import scale as scale_timing
 from timing.precision import score_precision
+from timing.search import LEAST, MOST, search_times
 from timing.steps import training
 
 DIM = 1024

@@ -22,17 +22,27 @@ import sys
 import time
 
 import cli
-from cli import Arguments, InputError, data_set, filename, probability, split_name, up_to, workers
+from cli import (
+    Arguments,
+    InputError,
+    data_set,
+    filename,
+    probability,
+    split_name,
+    torch_device,
+    up_to,
+    workers,
+)
 from evaluation.confidence import percent
-from evaluation.open import newest_run
-from evaluation.pictures import contact_sheet, how_sure, of_the_query, of_the_set, picture_file
-from files.reading import read_lines
+from evaluation.open import How, Where, newest_run
+from evaluation.pictures import picture_file
+from files.reading import read_lines, read_text
 from inputs import Photos
-from retrieval.building import add, make, remove, removed_from
-from retrieval.cluster import ClusterIndex, open_index
+from retrieval.build import Kind, add, make, remove, removed_from
 from retrieval.index import Index, lost_photos
+from retrieval.milvus import Milvus, open_index
 from retrieval.page import serve
-from retrieval.searcher import EMPTY, Found, Searcher
+from retrieval.searcher import Found, Searcher, contact_sheet
 
 TOP = 1000                            # answers to a query at most
 METHODS = {"flat": "all photos are compared", "hnsw": "a graph proposes candidates",
@@ -40,6 +50,15 @@ METHODS = {"flat": "all photos are compared", "hnsw": "a graph proposes candidat
 
 
 # ---- index, add, remove, info
+
+def token_of(opt) -> str:
+    """The token in the file of --token_file, "" without one."""
+    return "" if opt.token_file is None else read_text(opt.token_file, 10_000).strip()
+
+
+def how_of(opt) -> How:
+    return How(torch_device(opt.device), workers=opt.workers)
+
 
 def index(opt) -> None:
     """The command `index`."""
@@ -53,19 +72,20 @@ def index(opt) -> None:
         raise InputError(f"--collection {opt.collection} is for --engine milvus; leave it out")
     if opt.method == "diskann" and not opt.uri:
         raise InputError("--diskann is an index of Milvus; give --engine milvus --uri, or --hnsw or --ivfpq")
-    opt.collection = opt.collection or re.sub(r"\W", "_", f"photos_{os.path.basename(os.path.abspath(opt.output))}")
-    opt.checkpoint = opt.checkpoint or newest_run()
-    make(opt)
-    opt.index = opt.output
-    info(opt)
+    name = re.sub(r"\W", "_", f"photos_{os.path.basename(os.path.abspath(opt.output))}")
+    kind = Kind(opt.float16, opt.method, opt.bank, opt.sets, opt.uri, opt.collection or name)
+    make(opt.output, opt.checkpoint or newest_run(), Where(opt.data_path, opt.images, opt.split),
+         opt.photos, kind, how_of(opt), overwrite=opt.overwrite, token=token_of(opt))
+    print_info(opt.output, token_of(opt))
 
 
-def described(folder: str, made: Index | ClusterIndex) -> list[str]:
+def described(folder: str, made: Index | Milvus) -> list[str]:
     """What an index is, in lines."""
     of, (_, names, _) = made.manifest, made.listed()
+    form, place = of["vectors"], f"in {made.where}" if isinstance(made, Milvus) else size_of(made)
     lines = [f"{folder}: {len(made):,} photos of {of['data']} in {of['folder'] or 'no folder'}",
-             f"  {of['similarity']}, {' and '.join(map(str, of['vectors']['widths']))} numbers each in "
-             f"{'float16' if of['half'] else 'float32'}, {size_of(folder, made)}; {of['method']}: "
+             f"  {of['similarity']}, {' and '.join(map(str, form['widths']))} numbers each in "
+             f"{'float16' if of['half'] else 'float32'}, {place}; {of['method']}: "
              f"{METHODS[of['method']]}",
              f"  run {of['run']}, {of['weights']}"]
     if of["extractor"]:
@@ -88,23 +108,24 @@ def described(folder: str, made: Index | ClusterIndex) -> list[str]:
     return lines
 
 
-def size_of(folder: str, made: Index | ClusterIndex) -> str:
-    if isinstance(made, ClusterIndex):
-        return f"in {made.milvus.where}"
-    root = os.path.join(folder, made.manifest["generation"])
-    size = sum(os.path.getsize(os.path.join(root, name)) for name in os.listdir(root))
+def size_of(made: Index) -> str:
+    size = sum(os.path.getsize(made.file(name)) for name in os.listdir(made.path))
     return f"{size / 2 ** 20:,.1f} MiB"
+
+
+def print_info(folder: str, token: str, names: bool = False) -> None:
+    with contextlib.closing(open_index(folder, token)) as made:
+        print("\n".join(made.listed()[1] if names else described(folder, made)))
 
 
 def info(opt) -> None:
     """The command `info`."""
-    with contextlib.closing(open_index(opt.index, opt.token_file)) as made:
-        print("\n".join(made.listed()[1] if opt.names else described(opt.index, made)))
+    print_info(opt.index, token_of(opt), opt.names)
 
 
 def add_photos(opt) -> None:
     """The command `add`."""
-    done = add(opt)
+    done = add(opt.index, opt.names, how_of(opt), opt.checkpoint, token_of(opt))
     print(f"{opt.index}: {done.fresh:,} photos added, {done.changed:,} changed" + (
         f"; {done.absent:,} are no longer among those indexed, and stay until search.py remove takes them out"
         if done.absent else "") + (
@@ -120,15 +141,16 @@ def remove_photos(opt) -> None:
     if not opt.names and not opt.gone:
         raise InputError("nothing to remove; give names or patterns such as 'beach/*', or --gone for photos whose "
                          "files are no longer there")
-    count, left = remove(opt)
+    count, left = remove(opt.index, opt.names, opt.gone, How(torch_device(opt.device)),
+                         opt.checkpoint, token_of(opt))
     print(f"{opt.index}: {count:,} photos removed, {left:,} left")
 
 
 # ---- query, serve
 
 def opened(opt) -> Searcher:
-    return Searcher(opt.index, checkpoint=opt.checkpoint, calibration=opt.calibration, device=opt.device,
-                    text_weights=opt.text_weights, token_file=opt.token_file)
+    return Searcher(opt.index, checkpoint=opt.checkpoint, calibration=opt.calibration,
+                    device=opt.device, text_weights=opt.text_weights, token=token_of(opt))
 
 
 def query(opt) -> None:
@@ -144,7 +166,7 @@ def query(opt) -> None:
         bank = searcher.index.manifest["bank"]
         raise InputError("--sets needs a calibration with sets; " + (
             f"make the index again with --bank {bank['split']} --sets 0.1" if bank else
-            f"write it with evaluate.py --checkpoint {searcher.encoder.run} --confidence --sets 0.1"))
+            f"write it with evaluate.py --checkpoint {searcher.encoder.path} --confidence --sets 0.1"))
     ready = time.perf_counter()
     found = searcher.find_texts(texts, opt.top) if texts else []
     photos = Photos(opt.photo)
@@ -155,7 +177,7 @@ def query(opt) -> None:
         print()
     else:
         for one in found:
-            print("\n".join(told(one, opt)))
+            print("\n".join(in_lines(one, opt.unsure, opt.sets)))
         for note in filter(None, [*searcher.notes, opt.sets and searcher.withdrawn]) if texts else ():
             print(f"note: {note}")
     if opt.time:
@@ -168,22 +190,15 @@ def query(opt) -> None:
         print(f"contact sheet in {sheet}", file=sys.stderr if opt.json else sys.stdout)
 
 
-def told(found: Found, opt) -> list[str]:
-    """The answers to a query, in lines."""
-    facts = []
-    if found.sure is not None:
-        facts.append(how_sure(found.sure, opt.unsure, found.copies))
-    if opt.sets and found.in_set is not None:
-        facts.append(of_the_set(found.in_set, found.level))
-    if opt.sets and found.no_set == EMPTY:
-        facts.append(EMPTY)
-    if found.uncertainty is not None:
-        facts.append(of_the_query(found.uncertainty, found.wider))
-    lines = [f"{found.query}: {'; '.join(facts)}" if facts else found.query]
+def in_lines(found: Found, unsure: float, sets: bool) -> list[str]:
+    """The answers to a query. sets: whether the conformal set is marked."""
+    facts = found.said(unsure), sets and found.set_said, found.query_said
+    lines = [": ".join(filter(None, [found.query, "; ".join(filter(None, facts))]))]
     for k, answer in enumerate(found.answers, 1):
-        shares = "" if answer.p is None else f"{percent(answer.p):>9}"
-        inside = "" if not opt.sets or answer.in_set is None else " *" if answer.in_set else "  "
-        lines.append(f"{k:>4}{answer.score:>11.4f}{shares}{inside}  {answer.name}{' (gone)' if answer.gone else ''}")
+        share = "" if answer.p is None else f"{percent(answer.p):>9}"
+        inside = "" if not sets or answer.in_set is None else " *" if answer.in_set else "  "
+        gone = " (gone)" if answer.gone else ""
+        lines.append(f"{k:>4}{answer.score:>11.4f}{share}{inside}  {answer.name}{gone}")
     return lines + [f"  note: {note}" for note in found.notes]
 
 

@@ -24,11 +24,12 @@ from cli import Arguments, InputError, filename, natural, probability, run_argum
 from evaluation.certainty import Calibration, calibration_file, read_calibration
 from evaluation.encode import encode
 from evaluation.open import Run, Where, load_run, newest_run, output_file
-from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, picture_file, said_of
+from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, picture_file
 from files.reading import below, holds_keys, is_drawn
 from files.writing import output, save_json
 from inputs import Photos, image_batches
 from losses import real_rows
+from retrieval.trust import badge_of
 from similarities import uncertainty, unit
 from text import END, is_function
 
@@ -67,7 +68,7 @@ def certainties(scores: Tensor, calibration: Calibration, similarity: str,
         raise InputError(f"{calibration.path} is of the similarity {calibration.similarity}, and the run's is "
                          f"{similarity}; write it again with evaluate.py --confidence and without --sim")
     p = (calibration.fitted["t2i"].temperature * scores.double()).softmax(1).amax(1).tolist()
-    return [(said_of(x, unsure), unsure is None or x >= unsure) for x in p]
+    return [(badge_of(x, unsure), unsure is None or x >= unsure) for x in p]
 
 
 def opened(path: str, opt) -> Run:

@@ -28,6 +28,9 @@ class Embedding(NamedTuple):
         """The items that `index` (slice, list or tensor) selects."""
         return Embedding(*(None if x is None else x[index] for x in self))
 
+    def to(self, device) -> "Embedding":
+        return Embedding(*(None if x is None else x.to(device) for x in self))
+
     def split(self, size: int) -> list["Embedding"]:
         """The items in runs of at most `size`."""
         return [self.rows(slice(k, k + size)) for k in range(0, max(1, len(self.mean)), size)]

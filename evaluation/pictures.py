@@ -9,15 +9,12 @@ import functools
 import os
 import textwrap
 import unicodedata
-from collections.abc import Callable
-from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from cli import InputError
-from evaluation.confidence import percent
 from files.photos import read_photo
 from files.reading import DRAWN, is_drawn
 from files.writing import atomic, output
@@ -28,7 +25,6 @@ THUMBNAIL = 256                       # pixels a side of a photo within a pictur
 SIGN = "\u25af"                       # an upright box
 OWN, IN_SET = "limegreen", "tab:blue"                       # frames
 TILE, LINE, GAP, TITLE = 2.0, 0.16, 0.14, 0.42              # inches: a photo, a line of text, between rows, the title
-ACROSS, NAME = 5, 28                  # photos in a line of a sheet, letters of a name
 
 
 def picture_file(path: str, inputs=()) -> str:
@@ -199,67 +195,9 @@ def wrapped(text: str, width: int, lines: int = 3) -> str:
     return "\n".join(textwrap.wrap(drawable(text), width, max_lines=lines, placeholder=" ..."))
 
 
-# ---- the answers of a search
-
-def how_sure(p: float, unsure: float, copies: int = 1) -> str:
-    """What is said of a first answer that is right with probability p. unsure: less than this is not sure. copies: how
-    many photos it stands for."""
-    said = f"{percent(p)} sure of the first photo" + f", of which there are {copies} copies" * (copies > 1)
-    return said + ": another may be meant, or none" * (p < unsure)
-
-
-def of_the_query(log_det: float, wider: float | None) -> str:
-    """What is said of the uncertainty of a query. wider: the share of dev's captions that have less."""
-    return f"log det Sigma of the query {log_det:.1f} nats" + (
-        "" if wider is None else f", above {percent(wider)} of the captions of dev")
-
-
-def of_the_set(count: int, level: float | None) -> str:
-    """What is said of a conformal set of `count` photos, at least 1. level: how often such sets hold the right one."""
-    what = "1 photo holds" if count == 1 else f"{count:,} photos hold"
-    return f"{what} the right one{'' if level is None else f' with {percent(level)}'}"
-
-
-def contact_sheet(path: str, found: list, photo_of: Callable[[int], str], title: str, unsure: float = 0.5,
-                  asked: list[str | None] = ()) -> None:
-    """Draw the answers to queries, each with its name, its score and its probability, and a frame where the conformal
-    set holds it.
-
-    found: a `retrieval.searcher.Found` for each query, with its answers from the first. photo_of(row): the file of a
-    photo, which may be gone. unsure: a first answer of a lower probability is marked. asked: for each query the file
-    of its photo, which is drawn before the answers, or None for a text. Raises InputError on a path that `picture_file`
-    refuses, and where the picture would be too tall.
-    """
-    picture_file(path)
-    rows = []
-    for of, file in zip_longest(found, asked):
-        facts = [] if of.sure is None else [how_sure(of.sure, unsure, of.copies)]
-        facts += [] if of.in_set is None else [f"{of_the_set(of.in_set, of.level)} (framed)"]
-        facts += [] if of.uncertainty is None else [of_the_query(of.uncertainty, of.wider)]
-        cells = [answer_cell(answer, photo_of(answer.row)) for answer in of.answers]
-        if cells and of.sure is not None:
-            cells[0] = cells[0]._replace(badge=said_of(of.sure, unsure), sure=of.sure >= unsure)
-        rows.append(Row(of.query, "; ".join(facts), ([Cell(small(file), "the query")] if file else []) + cells))
-    draw_rows(path, title, rows, ACROSS)
-
-
-def answer_cell(answer, file: str) -> Cell:
-    """A `retrieval.searcher.Answer` in a sheet. file: its photo's."""
-    numbers = f"{answer.score:.3f}" + ("" if answer.p is None else f", {percent(answer.p)}")
-    numbers += "" if answer.uncertainty is None else f" (unc. {answer.uncertainty:.1f})"
-    name = " ".join(drawable(answer.name).split())
-    name = name if len(name) <= NAME else f"...{name[3 - NAME:]}"
-    return Cell(small(file), f"{name}\n{numbers}", IN_SET if answer.in_set else None)
-
-
 def small(file: str) -> Image.Image | str:
-    """A photo as it is drawn in a sheet, or the word that stands in its place."""
+    """A photo as it is drawn among others, or the word that stands in its place."""
     try:
         return read_photo(file, THUMBNAIL) if os.path.isfile(file) else "gone"
     except InputError:
         return "unreadable"
-
-
-def said_of(p: float, unsure: float | None) -> str:
-    """The badge of a first answer that is right with probability p."""
-    return f"{percent(p)} sure" if unsure is None or p >= unsure else f"not sure ({percent(p)})"

@@ -25,10 +25,9 @@ from collections.abc import Mapping
 from PIL import Image, ImageOps
 
 from cli import InputError, Stopped
-from evaluation.pictures import how_sure, of_the_query, of_the_set
 from files.photos import PHOTO_FORMATS, in_rgb, photo_formats, read_photo
 from files.reading import FAULTS
-from retrieval.searcher import EMPTY, Found, Searcher
+from retrieval.searcher import Found, Searcher
 
 LETTERS, BODY, PIXELS = 10_000, 10_000_000, 80_000_000      # the most of a text, a request in bytes, a photo
 TOO_MUCH = f"the request has more than {BODY:,} bytes; send a smaller copy of the photo"
@@ -110,11 +109,9 @@ class Page:
     def plain(self, found: Found, top: int, first: int) -> dict:
         answers = [{**answer._asdict(), "unsure": answer.p is not None and
                     (found.sure if answer.copy else answer.p) < self.unsure} for answer in found.answers]
-        said = None if found.sure is None else how_sure(found.sure, self.unsure, found.copies)
-        return {**found._asdict(), "answers": answers, "top": top, "first": first, "said": said,
-                "query_said": None if found.uncertainty is None else of_the_query(found.uncertainty, found.wider),
-                "set_said": (EMPTY if found.no_set == EMPTY else None) if found.in_set is None else
-                of_the_set(found.in_set, found.level)}
+        return {**found._asdict(), "answers": answers, "top": top, "first": first,
+                "said": found.said(self.unsure), "query_said": found.query_said,
+                "set_said": found.set_said}
 
     def file_of(self, row: int) -> str:
         """The file of a row. Raises Refused where it is gone, and where a link leads out of the photo folder."""

@@ -1,4 +1,15 @@
-"""Ranks the photos of an index for queries: all of them, or those that an approximate index proposes."""
+"""Ranks the photos of an index for queries, by inner products of vectors that give scores, or
+propose what is then scored.
+
+An index is asked for the largest inner products. A separable similarity is one, so `Lifted` vectors
+give its scores themselves: an image is the row [A, a] and a query the row [B, 1], and the query's
+own number b is added afterwards. min KL is the larger of two such products, each a *channel*. All
+other similarities hold what they compare, `Whole` embeddings: the means propose (the nearest mean
+is an inner product, too), and the similarity itself gives the scores.
+
+A float16 vector holds the numbers that sum up a whole item, such as -|mu|^2, in two columns, their
+rounded value and what rounding took: they are large, and float16 has three digits.
+"""
 import math
 from typing import NamedTuple
 
@@ -7,36 +18,180 @@ import torch
 from torch import Tensor
 
 from retrieval.trust import Trust
-from retrieval.vectors import Asked, LiftedVectors, WholeVectors
+from similarities import Cosine, Embedding, MinKL, Separable, Similarity
 
 SCORES = 2 ** 26                      # scores that are held at a time, 256 MiB
-# Photos whose vectors have a cosine above this are one photo: a file that is there twice, or that was hardly changed.
-# Of 900 photos of Flickr8k no two are as near by any of four similarities (cosine 0.87, wasserstein 0.90, mls 0.92, kl
-# 0.979 at most), nor are two of the demo's 1,900 scenes (0.956).
+PHOTOS = 4096                         # photos whose whole embeddings are compared at a time
+# Photos whose vectors have a cosine above this are one photo: a file that is there twice, or that was
+# hardly changed. Of 900 photos of Flickr8k no two are as near by any of four similarities (cosine
+# 0.87, wasserstein 0.90, mls 0.92, kl 0.979 at most), nor are two of the demo's 1,900 scenes (0.956).
 ALIKE = 0.98
 
+
+# ---- vectors
+
+class Asked(NamedTuple):
+    """Q queries as an index is asked."""
+    vectors: list[Tensor]             # (Q, K) float32 of each channel
+    terms: list[Tensor]               # (Q,) of each channel: what a product lacks to the raw score
+    embedding: Embedding              # what was asked
+    similarity: Similarity            # what compares it with whole embeddings
+
+    def rows(self, index) -> "Asked":
+        """The queries that `index` (a slice) selects."""
+        return Asked([x[index] for x in self.vectors], [x[index] for x in self.terms],
+                     self.embedding.rows(index), self.similarity)
+
+
+def joined(A: Tensor, a: Tensor, dim: int, half: bool) -> Tensor:
+    """The row [A, a] of every item (N, K). The columns of A beyond a multiple of D sum up an item,
+    as a does; for float16 they are two each, the rounded values and the rest of them."""
+    whole = A.shape[1] - A.shape[1] % dim
+    numbers = torch.cat([A[:, whole:], a[:, None]], 1)
+    if half:
+        rounded = numbers.half().float()
+        numbers = torch.cat([rounded, numbers - rounded], 1)
+    return torch.cat([A[:, :whole], numbers], 1)
+
+
+def asking(B: Tensor, dim: int, half: bool) -> Tensor:
+    """The row of a query beside `joined` rows: [B, 1], a number for each of their columns."""
+    whole = B.shape[1] - B.shape[1] % dim
+    numbers = torch.cat([B[:, whole:], B.new_ones(len(B), 1)], 1)
+    return torch.cat([B[:, :whole], numbers, *([numbers] if half else [])], 1)
+
+
+class LiftedVectors:
+    """Vectors whose inner products are the raw scores of a separable similarity, or of the two that
+    min KL takes the larger of. origin: see `similarities.Lifted`; half: the index stores
+    float16."""
+
+    def __init__(self, similarity: Similarity, origin: Embedding, half: bool):
+        self.similarity, self.origin, self.half = similarity, origin, half
+        both = isinstance(similarity, MinKL)
+        self.parts = [similarity.kl, similarity.kl_reverse] if both else [similarity]
+
+    @property
+    def takes_bank(self) -> bool:
+        """Whether a number that is taken from all scores of an item can lie in its vector: a score
+        that is no product but a root of one would not hold it."""
+        return all(type(part).finish is Separable.finish for part in self.parts)
+
+    def images(self, e: Embedding, bank: Tensor | None = None) -> tuple[list[Tensor], Tensor | None]:
+        """What the index holds of N images: (N, K) of every channel, and the rest. bank (N,): taken
+        from the scores."""
+        lifts = [part.images(e, self.origin) for part in self.parts]
+        return [joined(A, a if bank is None else a - bank, e.mean.shape[1], self.half)
+                for A, a in lifts], None
+
+    def queries(self, e: Embedding, of_images: bool = False) -> Asked:
+        """Captions, or images that stand for captions, as queries."""
+        lifts = [part.captions(e, self.origin) for part in self.parts]
+        return Asked([asking(B, e.mean.shape[1], self.half) for B, _ in lifts], [b for _, b in lifts],
+                     e, self.similarity)
+
+    def scores(self, products: list[Tensor], asked: Asked) -> Tensor:
+        """Scores (Q, n) of the products (Q, n) of every channel with some images."""
+        finished = [part.finish(x + b[:, None])
+                    for part, x, b in zip(self.parts, products, asked.terms)]
+        return finished[0] if len(finished) == 1 else torch.maximum(*finished)
+
+    def scores_of(self, vectors: list[Tensor], rest: Tensor | None, asked: Asked) -> Tensor:
+        """Scores (Q, n) of images whose vectors (n, K) of every channel are given."""
+        return self.scores([query @ x.T for query, x in zip(asked.vectors, vectors)], asked)
+
+
+class WholeVectors:
+    """Vectors for the nearest means, mu_i . mu_c - |mu_i|^2 / 2, and beside them all that the
+    similarity compares.
+
+    dim: D; log_var: how many numbers a log-variance has, 0 for points; parts: (P, D) of every item,
+    or None.
+    """
+    takes_bank = False
+
+    def __init__(self, similarity: Similarity, half: bool, dim: int, log_var: int,
+                 parts: list[int] | None):
+        self.similarity, self.half, self.dim = similarity, half, dim
+        self.log_var, self.parts = log_var, parts
+
+    def images(self, e: Embedding, bank: Tensor | None = None) -> tuple[list[Tensor], Tensor | None]:
+        """What the index holds of N images: (N, K) of the channel, and the rest (N, R):
+        log-variances, parts, and how many of these are real."""
+        assert bank is None
+        rest = [] if e.log_var is None else [e.log_var]
+        if self.parts is not None:
+            n_parts = e.n_parts
+            if n_parts is None:
+                n_parts = torch.full((len(e.mean),), self.parts[0])
+            rest += [e.parts.flatten(1), n_parts.float()[:, None].to(e.mean.device)]
+        vectors = joined(e.mean, -e.mean.square().sum(1) / 2, self.dim, self.half)
+        return [vectors], torch.cat(rest, 1) if rest else None
+
+    def queries(self, e: Embedding, of_images: bool = False) -> Asked:
+        """Captions, or images, as queries. Where the similarity needs an image and a caption, the
+        cosine of the means compares two images."""
+        similarity = self.similarity
+        if of_images and not similarity.within_modality:
+            similarity, e = Cosine(), Embedding(e.mean)
+        return Asked([asking(e.mean, self.dim, self.half)], [e.mean.new_zeros(len(e.mean))], e,
+                     similarity)
+
+    def scores_of(self, vectors: list[Tensor], rest: Tensor | None, asked: Asked) -> Tensor:
+        """Scores (Q, n) of images whose vectors (n, K) and rest (n, R) are given."""
+        images = Embedding(vectors[0][:, :self.dim])
+        if not isinstance(asked.similarity, Cosine):
+            if self.log_var:
+                images = images._replace(log_var=rest[:, :self.log_var])
+            if self.parts is not None:
+                parts = rest[:, self.log_var:-1].unflatten(1, tuple(self.parts))
+                images = images._replace(parts=parts, n_parts=rest[:, -1].long())
+        return asked.similarity(images, asked.embedding).T
+
+
+def form_of(similarity: Similarity, like: Embedding) -> dict:
+    """What an index notes of its vectors. like: some of the embeddings. Mahalanobis separates, but
+    compares a Gaussian with a point, so it holds whole embeddings: photos are then found by photos,
+    too."""
+    separable = isinstance(similarity, Separable) and similarity.within_modality
+    return {"kind": "lifted" if separable or isinstance(similarity, MinKL) else "whole",
+            "dim": like.mean.shape[1],
+            "log_var": 0 if like.log_var is None else like.log_var.shape[1],
+            "parts": None if like.parts is None else list(like.parts.shape[1:])}
+
+
+def vectors_of(similarity: Similarity, origin: Embedding, half: bool,
+               form: dict) -> LiftedVectors | WholeVectors:
+    """The vectors of a similarity, of the form that an index notes."""
+    if form["kind"] == "lifted":
+        return LiftedVectors(similarity, origin, half)
+    return WholeVectors(similarity, half, form["dim"], form["log_var"], form["parts"])
+
+
+# ---- ranking
 
 class Ranking(NamedTuple):
     """The best photos of Q queries."""
     rows: np.ndarray                  # (Q, top) int64, the best first; -1 where there are fewer
     scores: Tensor                    # (Q, top)
-    log_total: Tensor | None          # (Q,) log sum_j exp(T s_j) over the gallery; None without a temperature
+    log_total: Tensor | None  # (Q,) log sum_j exp(T s_j) over the gallery, with a temperature
     in_set: Tensor | None             # (Q,) how many photos have -log p up to the limit of the sets
 
 
 class Ranker:
-    """The photos of an engine (`index.Engine`, `cluster.ClusterIndex`), compared by `vectors`.
+    """The photos of an index (`index.Index`, `milvus.Milvus`), compared by `vectors`."""
 
-    bank: (N,) what a query bank takes from the scores, where it does not lie in the vectors.
-    """
-
-    def __init__(self, vectors: LiftedVectors | WholeVectors, engine, count: int, bank: Tensor | None = None):
-        self.vectors, self.engine, self.count, self.bank = vectors, engine, count, bank
+    def __init__(self, vectors: LiftedVectors | WholeVectors, index):
+        self.vectors, self.index, self.count = vectors, index, len(index)
+        self.bank = None              # (N,) what a query bank takes, where no vector can hold it
+        if index.bank is not None and not vectors.takes_bank:
+            self.bank = torch.from_numpy(index.bank)
 
     @torch.no_grad()
     def rank(self, asked: Asked, top: int, trust: Trust | None = None) -> Ranking:
-        """The best `top` photos of every query, by exact scores of all photos or of the candidates of the index."""
-        rank = self.rank_all if self.engine.exact else self.rank_candidates
+        """The best `top` photos of every query, by exact scores of all photos or of the candidates
+        of the index."""
+        rank = self.rank_all if self.index.exact else self.rank_candidates
         step = max(1, SCORES // self.count)
         parts = [rank(asked.rows(slice(q, q + step)), min(top, self.count), trust)
                  for q in range(0, len(asked.embedding.mean), step)]
@@ -56,59 +211,56 @@ class Ranker:
 
     def all_scores(self, asked: Asked) -> Tensor:
         """Scores (Q, N) of all photos."""
-        engine, scores = self.engine, torch.empty(len(asked.embedding.mean), self.count)
+        scores = torch.empty(len(asked.embedding.mean), self.count)
         if isinstance(self.vectors, LiftedVectors):
-            for start, products in engine.products(asked.vectors):
-                scores[:, start:start + products[0].shape[1]] = self.vectors.scores(products, asked)
+            for start, products in self.index.products(asked.vectors):
+                here = slice(start, start + products[0].shape[1])
+                scores[:, here] = self.vectors.scores(products, asked)
         else:
-            for start, block in engine.blocks():
-                here = slice(start, start + len(block.vectors[0]))
-                scores[:, here] = self.vectors.scores(block.vectors[0], asked, block.rest)
+            for rows in torch.arange(self.count).split(PHOTOS):
+                scores[:, rows] = self.vectors.scores_of(*self.index.fetch(rows), asked)
         return scores if self.bank is None else scores - self.bank
 
     def rank_candidates(self, asked: Asked, top: int, trust: Trust | None) -> Ranking:
-        engine = self.engine
-        proposed = engine.candidates(asked.vectors, max(top, engine.depth))         # (Q, R)
-        sample = engine.sample() if trust is not None else None
-        parts = [self.rank_some(asked.rows(slice(q, q + 1)), np.unique(rows[rows >= 0]), top, trust, sample)
+        proposed = self.index.candidates(asked.vectors, max(top, self.index.depth))         # (Q, R)
+        parts = [self.rank_some(asked.rows(slice(q, q + 1)), np.unique(rows[rows >= 0]), top, trust)
                  for q, rows in enumerate(proposed)]
         rows, *fields = zip(*parts)
         return Ranking(np.stack(rows), *(None if x[0] is None else torch.stack(x) for x in fields))
 
-    def rank_some(self, asked: Asked, rows: np.ndarray, top: int, trust: Trust | None, sample) -> Ranking:
-        """The ranking of one query among the photos `rows` (R,), without the axis of queries. A sum over the gallery,
-        and the size of a set, is that of these photos, and of a random sample of the others times how many of them each
-        stands for."""
-        scores = self.scores_of(asked, rows, self.engine.fetch(rows))         # (R,)
+    def rank_some(self, asked: Asked, rows: np.ndarray, top: int, trust: Trust | None) -> Ranking:
+        """The ranking of one query among the photos `rows` (R,), without the axis of queries. A sum
+        over the gallery, and the size of a set, is that of these photos, and of a random sample of
+        the others times how many of them each stands for."""
+        scores = self.scores_of(asked, rows, self.index.fetch(rows))                # (R,)
         best = scores.topk(min(top, len(rows)))
-        found = np.full(top, -1)
-        found[:len(best.indices)] = rows[best.indices.numpy()]
-        values = torch.full((top,), -math.inf)
+        first, values = np.full(top, -1), torch.full((top,), -math.inf)
+        first[:len(best.indices)] = rows[best.indices.numpy()]
         values[:len(best.values)] = best.values
         total, held = None, None
         if trust is not None:
             logits = trust.temperature * scores.double()
             total = logits.logsumexp(0)
-            drawn, block = sample
-            others = ~np.isin(drawn, rows)
-            rest = trust.temperature * self.scores_of(asked, drawn, block)[torch.from_numpy(others)].double()
-            stands = (self.count - len(rows)) / max(1, others.sum())                # each for so many
+            drawn, block = self.index.sample
+            others = torch.from_numpy(~np.isin(drawn, rows))
+            rest = trust.temperature * self.scores_of(asked, drawn, block)[others].double()
+            stands = (self.count - len(rows)) / max(1, len(rest))  # each for so many
             if len(rest):
                 total = torch.logaddexp(total, rest.logsumexp(0) + math.log(stands))
             if trust.limit is not None:
-                held = (total - logits <= trust.limit).sum() + torch.round(stands * (total - rest <= trust.limit).sum())
-        return Ranking(found, values, total, held)
+                held = (total - logits <= trust.limit).sum()
+                held += torch.round(stands * (total - rest <= trust.limit).sum()).long()
+        return Ranking(first, values, total, held)
 
     def copies(self, rows: np.ndarray) -> np.ndarray:
-        """Which of the photos `rows` (R,) are copies of the first of them, as that itself is: (R,) bool."""
-        x = self.engine.fetch(rows).vectors[0]                                      # (R, K)
-        return (torch.cosine_similarity(x, x[:1]) > ALIKE).index_fill(0, torch.tensor([0]), True).numpy()
+        """Which of the photos `rows` (R,) are copies of the first of them, as that itself is: (R,)
+        bool."""
+        x = self.index.fetch(rows).vectors[0]                                       # (R, K)
+        alike = torch.cosine_similarity(x, x[:1]) > ALIKE
+        return alike.index_fill(0, torch.tensor([0]), True).numpy()
 
     def scores_of(self, asked: Asked, rows: np.ndarray, block) -> Tensor:
-        """Exact scores (n,) of one query and the photos of a Block, which are `rows` (n,) of the index."""
-        if isinstance(self.vectors, LiftedVectors):
-            products = [query @ x.T for query, x in zip(asked.vectors, block.vectors)]
-            scores = self.vectors.scores(products, asked)[0]
-        else:
-            scores = self.vectors.scores(block.vectors[0], asked, block.rest)[0]
+        """Exact scores (n,) of one query and the photos of a Block, which are `rows` (n,) of the
+        index."""
+        scores = self.vectors.scores_of(*block, asked)[0]
         return scores if self.bank is None else scores - self.bank[torch.from_numpy(rows)]

@@ -1,24 +1,25 @@
 """What a search answers: photos of an index for a text or a photo, with how sure each answer is."""
 import copy
 import os
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image
 
 from cli import InputError
+from evaluation.confidence import percent
+from evaluation.pictures import IN_SET, Cell, Row, draw_rows, drawable, picture_file, small
 from inputs import Photos
-from retrieval.cluster import open_index
 from retrieval.encoder import Encoder
-from retrieval.index import AGAIN, lost_photos
-from retrieval.ranking import Ranker
-from retrieval.trust import Trust, trust_of
-from retrieval.vectors import Asked, vectors_of
+from retrieval.index import lost_photos
+from retrieval.milvus import open_index
+from retrieval.ranking import Asked, Ranker, vectors_of
+from retrieval.trust import EMPTY, Trust, badge_of, how_sure, of_the_query, of_the_set, trust_of
 from similarities import Embedding, uncertainty
 
-EMPTY = "no set: even the first photo is less probable than those that sets hold, so the right one may not be here"
 COPIES = 50                           # answers at least among which copies of the first are sought
+ACROSS, NAME = 5, 28                  # photos in a line of a sheet, letters of a name
 
 
 class Answer(NamedTuple):
@@ -30,7 +31,7 @@ class Answer(NamedTuple):
     gone: bool                        # whether the file is there no more
     in_set: bool | None               # whether the conformal set holds it; None without one
     uncertainty: float | None         # log det Sigma of the photo in nats; None for points
-    copy: bool = False                # whether it is a copy of the first answer of all, or that itself
+    copy: bool = False  # whether it is a copy of the first answer of all, or that itself
 
 
 class Found(NamedTuple):
@@ -38,71 +39,87 @@ class Found(NamedTuple):
     query: str
     answers: list[Answer]
     gallery: int                      # how many photos were searched
-    sure: float | None                # calibrated probability that the first answer of all, or a copy, is right, 0..1
+    sure: float | None                # probability that the first of all, or a copy, is right, 0..1
     uncertainty: float | None         # log det Sigma of the query in nats
-    in_set: int | None                # how many photos the conformal set holds; None without one, and for an empty one
+    in_set: int | None                # photos in the conformal set; None without one, and if empty
     notes: list[str]                  # sentences for the reader of these answers
-    level: float | None = None        # how often the conformal set holds the right photo, such as 0.9
-    wider: float | None = None        # share of dev's captions with a smaller log det Sigma than the query, 0..1
+    level: float | None = None  # how often the conformal set holds the right photo, such as 0.9
+    wider: float | None = None        # share of dev's captions with a smaller log det Sigma, 0..1
     no_set: str | None = None         # why no set is given, where one was calibrated
-    copies: int = 1                   # how often the first photo is there: copies share its probability
+    copies: int = 1  # how often the first photo is there: copies share its probability
+
+    def said(self, unsure: float) -> str | None:
+        """How sure the first answer is. unsure: less than this is not sure."""
+        return None if self.sure is None else how_sure(self.sure, unsure, self.copies)
+
+    @property
+    def set_said(self) -> str | None:
+        """What is said of the set."""
+        if self.in_set is None:
+            return EMPTY if self.no_set == EMPTY else None
+        return of_the_set(self.in_set, self.level)
+
+    @property
+    def query_said(self) -> str | None:
+        """What is said of the uncertainty of the query."""
+        return None if self.uncertainty is None else of_the_query(self.uncertainty, self.wider)
 
 
 class Searcher:
-    """An index with the model that embeds the queries. `top` answers are given, from the one at place `first`, from 0.
-    The find_* raise InputError on a query that cannot be embedded.
+    """An index with the model that embeds the queries. `top` answers are given, from the one at
+    place `first`, from 0. The find_* raise InputError on a query that cannot be embedded.
 
-    checkpoint: the run, where it is no longer where the index was made. calibration: a file in place of the run's own.
-    Raises InputError where index and run do not belong together.
+    checkpoint: the run, where it is no longer where the index was made. calibration: a file in
+    place of the run's own. Raises InputError where index and run do not belong together.
     """
 
     def __init__(self, index: str, *, checkpoint: str | None = None, calibration: str | None = None,
-                 device: str = "auto", text_weights: str | None = None, token_file: str | None = None):
-        self.index = open_index(index, token_file)
+                 device="auto", text_weights: str | None = None, token: str = ""):
+        self.index = open_index(index, token)
         made = self.index.manifest
         run = checkpoint or made["run"]
-        self.encoder = Encoder(run, made["recipe"], device=device, text_weights=text_weights)
-        if self.encoder.weights != made["weights"]:
-            raise InputError(f"{index} was made by the model with {made['weights']}, and {run} holds one with "
-                             f"{self.encoder.weights}; name the run that it was made by with --checkpoint, or {AGAIN}")
+        self.encoder = Encoder(run, made["recipe"], device=device, text_weights=text_weights,
+                               data_path=made["images"][0])
+        self.encoder.refuse_other_weights(index, made["weights"])
         if calibration and made["bank"]:
-            raise InputError(f"{index} was calibrated when it was made, as its query bank changes all scores; leave "
-                             f"--calibration {calibration} out")
-        similarity = copy.deepcopy(self.encoder.similarity).cpu()                   # vectors are compared there
+            raise InputError(f"{index} was calibrated when it was made, as its query bank changes "
+                             f"all scores; leave --calibration {calibration} out")
+        similarity = copy.deepcopy(self.encoder.similarity).cpu()       # vectors are compared there
         self.vectors = vectors_of(similarity, self.index.origin, made["half"], made["vectors"])
-        self.trust: Trust | None = self.index.trust or (
-            None if made["bank"] else trust_of(run, made["weights"], made["similarity"], calibration))
-        self.count, self.folder, self.calibrated = len(self.index), made["folder"] or "", self.trust is not None
+        self.trust: Trust | None = self.index.trust
+        if not self.trust and not made["bank"]:
+            self.trust = trust_of(run, made["weights"], made["similarity"], calibration)
+        self.count, self.folder = len(self.index), made["folder"] or ""
+        self.calibrated = self.trust is not None
         self.title = f"{made['data']}, {made['similarity']}"
         self.notes = self.trust.notes(made["images"][1], self.count) if self.trust else [
-            f"no probabilities: {run} was not calibrated; write its calibration with evaluate.py --checkpoint {run} "
-            "--confidence --sets 0.1"]
-        bank = self.index.bank
-        self.ranker = Ranker(self.vectors, self.index.engine, self.count,
-                             None if bank is None or self.vectors.takes_bank else torch.from_numpy(bank))
+            f"no probabilities: {run} was not calibrated; write its calibration with evaluate.py "
+            f"--checkpoint {run} --confidence --sets 0.1"]
+        self.ranker = Ranker(self.vectors, self.index)
 
     # ---- queries
 
     def find_texts(self, texts: list[str], top: int = 10, first: int = 0) -> list[Found]:
-        for text in texts:
-            if not text.strip():
-                raise InputError("a query of blanks alone finds nothing; describe a photo in a few words")
-        e = on_cpu(self.encoder.captions(texts))
+        if not all(text.strip() for text in texts):
+            raise InputError("a query of blanks alone finds nothing; describe a photo in a few words")
+        e = self.encoder.captions(texts).to("cpu")
         notes = [self.encoder.note_on(text) for text in texts]
         return self.found(texts, e, self.vectors.queries(e), top, first, self.trust, notes)
 
-    def find_photo(self, photo: Image.Image, top: int = 10, first: int = 0, name: str = "a photo") -> Found:
+    def find_photo(self, photo: Image.Image, top: int = 10, first: int = 0,
+                   name: str = "a photo") -> Found:
         """photo: in RGB."""
-        e = on_cpu(self.encoder.photos([photo]))
+        e = self.encoder.photos([photo]).to("cpu")
         note = "photos found by a photo have no probability: a run is calibrated for captions"
-        return self.found([name], e, self.vectors.queries(e, of_images=True), top, first, None, [note])[0]
+        return self.found([name], e, self.vectors.queries(e, of_images=True), top, first, None,
+                          [note])[0]
 
     def find_row(self, row: int, top: int = 10, first: int = 0) -> Found:
         """More like a photo of the index."""
         path = self.path_of(row)
         if not os.path.isfile(path):
             raise InputError(f"the photo {path} is gone, so nothing can be compared with it")
-        return self.find_photo(Photos([path]).open(0), top, first, *self.index.names([row]))
+        return self.find_photo(Photos([path]).open(0), top, first, self.name_of(row))
 
     @property
     def withdrawn(self) -> str | None:
@@ -114,44 +131,77 @@ class Searcher:
         """Rows of the index are below this."""
         return self.index.rows
 
+    def name_of(self, row: int) -> str:
+        return self.index.facts([row])[0][0]
+
     def path_of(self, row: int) -> str:
         """folder/name of a photo. The file may be there no more."""
         if not 0 <= row < self.rows:
             raise InputError(f"there is no photo {row} in the index; its photos are 0 to {self.rows - 1}")
-        return os.path.join(self.folder, *self.index.names([row]))
+        return os.path.join(self.folder, self.name_of(row))
 
     # ---- ranking
 
-    def found(self, queries: list[str], e: Embedding, asked: Asked, top: int, first: int, trust: Trust | None,
-              notes: list[str | None]) -> list[Found]:
+    def found(self, queries: list[str], e: Embedding, asked: Asked, top: int, first: int,
+              trust: Trust | None, notes: list[str | None]) -> list[Found]:
         if trust and self.withdrawn:
             trust = trust._replace(alpha=None, limit=None)
         lost = lost_photos(self.index.folder, self.index.manifest)
         ranking = self.ranker.rank(asked, max(first + top, COPIES), trust)
-        of_queries = None if e.log_var is None else uncertainty(e).tolist()
-        level = None if trust is None or trust.alpha is None else 1 - trust.alpha
+        spreads = None if e.log_var is None else uncertainty(e).tolist()
         results = []
         for q, query in enumerate(queries):
-            p, rows = None, [row for row in ranking.rows[q].tolist() if row >= 0]
-            copies = [0]
+            rows = [row for row in ranking.rows[q].tolist() if row >= 0]
+            found = Found(query, [], self.count, None, spreads and spreads[q], None,
+                          [note for note in (notes[q], lost) if note])
+            p, copies = None, []
             if trust is not None:
                 copies = self.ranker.copies(np.array(rows)).nonzero()[0].tolist()
-                p = (trust.temperature * ranking.scores[q].double() - ranking.log_total[q]).exp().tolist()
-            held = None if ranking.in_set is None else int(ranking.in_set[q]) or None
-            shown = slice(first, first + top)
-            facts = zip(range(first, len(rows)), *(of(rows[shown]) for of in (self.index.names,
-                                                                              self.index.uncertainties)))
-            answers = [Answer(rows[k], name, float(ranking.scores[q, k]), p and p[k],
-                              bool(self.folder) and not os.path.isfile(os.path.join(self.folder, name)),
-                              held and k < held, spread, trust is not None and k in copies)
-                       for k, name, spread in facts]
-            no_set = None if trust is None or held else self.withdrawn if level is None else EMPTY
-            results.append(Found(query, answers, self.count, p and sum(p[k] for k in copies),
-                                 of_queries and of_queries[q], held, [note for note in (notes[q], lost) if note],
-                                 held and level, trust and of_queries and trust.wider_than(of_queries[q]), no_set,
-                                 len(copies)))
+                logits = trust.temperature * ranking.scores[q].double()
+                p = (logits - ranking.log_total[q]).exp().tolist()
+                held = None if ranking.in_set is None else int(ranking.in_set[q]) or None
+                no_set = None if held else self.withdrawn if trust.alpha is None else EMPTY
+                found = found._replace(
+                    sure=sum(p[k] for k in copies), copies=len(copies), in_set=held, no_set=no_set,
+                    level=held and 1 - trust.alpha, wider=spreads and trust.wider_than(spreads[q]))
+            facts = self.index.facts(rows[first:first + top])
+            found.answers.extend(
+                Answer(rows[k], name, float(ranking.scores[q, k]), p and p[k],
+                       bool(self.folder) and not os.path.isfile(os.path.join(self.folder, name)),
+                       found.in_set and k < found.in_set, spread, k in copies)
+                for k, (name, spread) in enumerate(facts, first))
+            results.append(found)
         return results
 
 
-def on_cpu(e: Embedding) -> Embedding:
-    return Embedding(*(None if x is None else x.cpu() for x in e))
+# ---- a sheet of answers
+
+def contact_sheet(path: str, found: list[Found], photo_of, title: str, unsure: float = 0.5,
+                  asked: list[str | None] = ()) -> None:
+    """Draw the answers to queries, each with its name, its score and its probability, and a frame
+    where the conformal set holds it.
+
+    photo_of(row): the file of a photo, which may be gone. unsure: a first answer of a lower
+    probability is marked. asked: for each query the file of its photo, which is drawn before the
+    answers, or None for a text. Raises InputError on a path that `picture_file` refuses, and where the
+    picture would be too tall.
+    """
+    picture_file(path)
+    rows = []
+    for of, file in zip_longest(found, asked):
+        facts = of.said(unsure), of.in_set and f"{of.set_said} (framed)", of.query_said
+        cells = [answer_cell(answer, photo_of(answer.row)) for answer in of.answers]
+        if cells and of.sure is not None:
+            cells[0] = cells[0]._replace(badge=badge_of(of.sure, unsure), sure=of.sure >= unsure)
+        own = [Cell(small(file), "the query")] if file else []
+        rows.append(Row(of.query, "; ".join(filter(None, facts)), own + cells))
+    draw_rows(path, title, rows, ACROSS)
+
+
+def answer_cell(answer: Answer, file: str) -> Cell:
+    """An answer in a sheet. file: its photo's."""
+    numbers = f"{answer.score:.3f}" + ("" if answer.p is None else f", {percent(answer.p)}")
+    numbers += "" if answer.uncertainty is None else f" (unc. {answer.uncertainty:.1f})"
+    name = " ".join(drawable(answer.name).split())
+    name = name if len(name) <= NAME else f"...{name[3 - NAME:]}"
+    return Cell(small(file), f"{name}\n{numbers}", IN_SET if answer.in_set else None)

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from cli import InputError
-from retrieval import approximate
-from retrieval.approximate import Approximate, Projection, build, rescored
-from retrieval.flat import Flat, write_flat
+from retrieval import engines
+from retrieval.engines import Approximate, Projection, build
+from tests.test_engines import written
+from timing.search import rescored
 
 faiss = pytest.importorskip("faiss", reason="FAISS is an optional package (requirements-search.txt)")
 METHODS = ("hnsw", "ivfpq")
@@ -26,11 +27,6 @@ def lifted(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
             np.c_[captions, np.ones(n)].astype(np.float32))
 
 
-def flat_of(folder, array: np.ndarray, name: str = "vectors.faiss") -> Flat:
-    write_flat(str(folder / name), [array], *array.shape, False)
-    return Flat(str(folder / name))
-
-
 def true_best(vectors: np.ndarray, queries: np.ndarray, top: int) -> np.ndarray:
     return np.argsort(-(queries.astype(np.float64) @ vectors.T.astype(np.float64)), 1, "stable")[:, :top]
 
@@ -40,21 +36,21 @@ def recall(best: np.ndarray, rows: np.ndarray) -> float:
 
 
 @pytest.fixture(scope="module")
-def vectors():
+def photos():
     return lifted(N, 1)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_candidates_hold_the_best(tmp_path, vectors, method):
-    images, captions = vectors
-    flat, path = flat_of(tmp_path, images), str(tmp_path / "index")
-    index = build(flat, method, path, captions[:1000], threads=1)
+def test_candidates_hold_the_best(tmp_path, photos, method):
+    images, captions = photos
+    flat, path = written(tmp_path, images), str(tmp_path / "index")
+    index = build(flat, method, path, captions[:1000])
     tuned = index.tune(flat, captions[1000:1400])
-    assert (index.n, index.method, tuned.queries) == (N, method, 400) and tuned.recall10 >= 0.98
+    assert (index.index.ntotal, index.method, tuned.queries) == (N, method, 400) and tuned.recall10 >= 0.98
     asked = captions[1400:1500]
     best, rows = true_best(images, asked, 10), index.candidates(asked, tuned.depth)
     assert rows.shape == (100, tuned.depth) and rows.dtype == np.int64 and recall(best, rows) > 0.96
-    scores = rescored(flat, asked, rows)
+    scores = rescored(flat, torch.from_numpy(asked), rows)
     truth = np.take_along_axis(asked.astype(np.float64) @ images.T, rows, 1)
     np.testing.assert_allclose(scores, np.where(rows < 0, -np.inf, truth), rtol=1e-4, atol=1e-3)
     found = np.take_along_axis(rows, scores.argsort(1, descending=True)[:, :10].numpy(), 1)
@@ -65,29 +61,29 @@ def test_candidates_hold_the_best(tmp_path, vectors, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_as_many_candidates_as_are_asked_for(tmp_path, vectors, method):
+def test_as_many_candidates_as_are_asked_for(tmp_path, photos, method):
     """Also where the lists that were enough for the best ten hold fewer."""
-    images, captions = vectors
-    index = build(flat_of(tmp_path, images), method, str(tmp_path / "index"), captions[:1000], threads=1)
-    index.tune(flat_of(tmp_path, images), captions[1000:1100], 0.5)
+    images, captions = photos
+    index = build(written(tmp_path, images), method, str(tmp_path / "index"), captions[:1000])
+    index.tune(written(tmp_path, images), captions[1000:1100], 0.5)
     rows = index.candidates(captions[1400:1420], 1500)
     assert (rows >= 0).all() and all(len(set(row)) == 1500 for row in rows.tolist())
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_added_vectors_are_found_as_if_they_had_been_there(tmp_path, vectors, method):
-    images, captions = vectors
-    index = build(flat_of(tmp_path, images[:2500]), method, str(tmp_path / "index"), captions[:1000], threads=1)
-    whole = flat_of(tmp_path, images, "all.faiss")
-    index.add(whole, threads=1)
-    fresh = build(whole, method, str(tmp_path / "fresh"), captions[:1000], threads=1)
+def test_added_vectors_are_found_as_if_they_had_been_there(tmp_path, photos, method):
+    images, captions = photos
+    index = build(written(tmp_path, images[:2500]), method, str(tmp_path / "index"), captions[:1000])
+    whole = written(tmp_path, images, name="all.npy")
+    index.add(whole)
+    fresh = build(whole, method, str(tmp_path / "fresh"), captions[:1000])
     asked = captions[2000:2200]
     best = true_best(images, asked, 10)
     got, expected = (recall(best, one.candidates(asked, 100, 256)) for one in (index, fresh))
-    assert index.n == N and got > expected - 0.01 and expected > 0.97
+    assert index.index.ntotal == N and got > expected - 0.01 and expected > 0.97
     assert (best >= 2500).any() and set(best[best >= 2500]) & set(index.candidates(asked, 100, 256).ravel())
     index.add(whole)                                        # nothing is left to add
-    assert index.n == N
+    assert index.index.ntotal == N
 
 
 def test_a_projection_keeps_products_and_norms():
@@ -118,35 +114,29 @@ def test_directions_are_those_that_queries_ask_for():
 @pytest.mark.parametrize("n", [1, 2, 30])
 def test_few_vectors(tmp_path, n):
     images, captions = lifted(n, 3)
-    flat = flat_of(tmp_path, images)
+    flat = written(tmp_path, images)
     index = build(flat, "hnsw", str(tmp_path / "index"), captions[:1])
     rows = index.candidates(captions, 40)
     assert [set(of) for of in rows.tolist()] == [{*range(n), -1}] * n
-    assert (rescored(flat, captions, rows) == -np.inf).sum() == n * (40 - n)
+    assert (rescored(flat, torch.from_numpy(captions), rows) == -np.inf).sum() == n * (40 - n)
     assert index.tune(flat, captions).recall10 == 1
     with pytest.raises(InputError, match=f"at least 1,000 vectors, and there are {n}; compare all"):
         build(flat, "ivfpq", str(tmp_path / "index"), captions)
 
 
-def test_the_least_effort_is_taken_and_a_target_out_of_reach_is_said(tmp_path, vectors, monkeypatch):
-    images, captions = vectors
-    flat = flat_of(tmp_path, images)
+def test_the_least_effort_is_taken_and_a_target_out_of_reach_is_said(tmp_path, photos, monkeypatch):
+    images, captions = photos
+    flat = written(tmp_path, images)
     index = build(flat, "ivfpq", str(tmp_path / "index"), captions[:1000])
-    monkeypatch.setitem(approximate.EFFORTS, "ivfpq", (1, 2, 4, 8, 16, 32, 64))
+    monkeypatch.setitem(engines.EFFORTS, "ivfpq", (1, 2, 4, 8, 16, 32, 64))
     low, high = (index.tune(flat, captions[1000:1200], target) for target in (0.5, 0.98))
     assert 1 < high.effort and low.effort < high.effort and 0.5 <= low.recall10 < high.recall10
     best = true_best(images, captions[1000:1200], 10)
     assert recall(best, index.candidates(captions[1000:1200], high.depth)) == pytest.approx(high.recall10)
     below = index.candidates(captions[1000:1200], 400, high.effort // 2)
     assert recall(best, below) < 0.99                       # two standard errors above 0.98 are asked for
-    monkeypatch.setitem(approximate.EFFORTS, "ivfpq", (1,))
+    monkeypatch.setitem(engines.EFFORTS, "ivfpq", (1,))
     assert index.tune(flat, captions[1000:1200]).recall10 < 0.98 and index.tuned.effort == 1
-
-
-def test_threads_are_those_of_before(tmp_path, vectors):
-    before = faiss.omp_get_max_threads()
-    build(flat_of(tmp_path, vectors[0][:50]), "hnsw", str(tmp_path / "index"), vectors[1][:50], threads=before + 1)
-    assert faiss.omp_get_max_threads() == before
 
 
 def false_files(good: bytes):
@@ -172,23 +162,23 @@ def false_files(good: bytes):
     yield "objects", f.getvalue()
 
 
-def test_false_files_are_refused_in_a_sentence(tmp_path, vectors):
+def test_false_files_are_refused_in_a_sentence(tmp_path, photos):
     path = tmp_path / "index"
-    build(flat_of(tmp_path, vectors[0][:200]), "hnsw", str(path), vectors[1][:100])
+    build(written(tmp_path, photos[0][:200]), "hnsw", str(path), photos[1][:100])
     good = path.read_bytes()
     assert zipfile.is_zipfile(path)
     for name, data in false_files(good):
         path.write_bytes(data)
-        with pytest.raises(InputError, match="build the index again"):
+        with pytest.raises(InputError, match="make it again with search.py index"):
             Approximate(str(path))
             pytest.fail(name)
-    with pytest.raises(InputError, match="build the index again"):
+    with pytest.raises(InputError, match="make it again with search.py index"):
         Approximate(str(tmp_path / "absent"))
 
 
-def test_a_failure_while_writing_leaves_the_file_as_it_was(tmp_path, vectors, monkeypatch):
-    flat, path = flat_of(tmp_path, vectors[0][:200]), str(tmp_path / "index")
-    index = build(flat, "hnsw", path, vectors[1][:100])
+def test_a_failure_while_writing_leaves_the_file_as_it_was(tmp_path, photos, monkeypatch):
+    flat, path = written(tmp_path, photos[0][:200]), str(tmp_path / "index")
+    index = build(flat, "hnsw", path, photos[1][:100])
     before = sorted(os.listdir(tmp_path))
 
     def full(f, **arrays):
@@ -197,10 +187,10 @@ def test_a_failure_while_writing_leaves_the_file_as_it_was(tmp_path, vectors, mo
     monkeypatch.setattr(np, "savez", full)
     with pytest.raises(OSError, match="disk full"):
         index.save(path)
-    assert sorted(os.listdir(tmp_path)) == before and Approximate(path).n == 200
+    assert sorted(os.listdir(tmp_path)) == before and Approximate(path).index.ntotal == 200
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(InputError, match="pip install -r requirements-search.txt"):
-        approximate.faiss_module()
+        engines.faiss_module()

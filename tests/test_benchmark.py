@@ -9,10 +9,10 @@ import benchmark
 from devices.compiling import compile_parts
 from evaluation import localisation_timing
 from metrics import retrieval
-from retrieval import timing
 from similarities import SIMILARITIES, Embedding
 from tests import references
 from timing import epoch, precision, scale
+from timing import search as search_timing
 from timing import steps as train_steps
 
 SIZES = {"DIM": 8, "SCORES": (20, 40), "SLICE": 2, "SAMPLE": (6, 8), "ORIGINAL": 2, "ATTENTION": (6, 10, 4),
@@ -36,8 +36,8 @@ def test_every_part_measures(part, monkeypatch, capsys):
     monkeypatch.setattr("evaluation.subjects.FOLD", size[0] // 5)
     monkeypatch.setattr(benchmark, "records", [])
     for name, value in SEARCH.items():
-        monkeypatch.setattr(timing, name, value)
-    for module in (benchmark, timing, localisation_timing):
+        monkeypatch.setattr(search_timing, name, value)
+    for module in (benchmark, search_timing, localisation_timing):
         monkeypatch.setattr(module, "in_fresh_process", lambda function, *words: function(*words))
     if part == "search":
         pytest.importorskip("faiss", reason="FAISS is an optional package (requirements-search.txt)")

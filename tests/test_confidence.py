@@ -25,7 +25,7 @@ from evaluation.open import How, Models, Where, load_run, open_run
 from evaluation.subjects import Subject
 from files.reading import is_drawn
 from metrics import spearman
-from retrieval.trust import Trust, from_json, in_json
+from retrieval.trust import Trust, from_json
 from runs import PICTURES
 from similarities import uncertainty
 from tests.helpers import refused
@@ -615,4 +615,4 @@ def test_what_is_said_of_other_galleries():
     assert "where every query has its photo" in trust.notes("mine", 600)[0] and "600" in trust.notes("mine", 600)[1]
     assert [trust.wider_than(x) for x in (-9, -2.5, -1, 4)] == [0.0, 0.25, 0.75, 1.0]
     assert Trust(2.0, 500, "demo_precomp", None, None).wider_than(-1.0) is None
-    assert from_json(json.loads(json.dumps(in_json(trust)))) == trust and from_json(in_json(None)) is None
+    assert from_json(json.loads(json.dumps(trust._asdict()))) == trust and from_json(None) is None

@@ -16,6 +16,7 @@ from PIL import Image
 from cli import InputError
 from retrieval import page
 from retrieval.searcher import Answer, Found, Searcher
+from retrieval.trust import EMPTY, of_the_set
 from tests import browser
 from tests.helpers import started
 
@@ -139,8 +140,8 @@ def test_how_sure_the_first_answer_is_is_said_in_a_sentence(made_up, get):
         found = get(f"/search?q={p}+a+dog").json
         assert found["said"] == sentence
         assert [answer["unsure"] for answer in found["answers"]] == [answer["p"] < 0.5 for answer in found["answers"]]
-    assert page.of_the_set(1, None) == "1 photo holds the right one"
-    for why, shown in ((page.EMPTY, page.EMPTY), ("no set: among too many", None)):   # the second is so of every query
+    assert of_the_set(1, None) == "1 photo holds the right one"
+    for why, shown in ((EMPTY, EMPTY), ("no set: among too many", None)):   # the second is so of every query
         found = page.Page(made_up, 0.5).plain(Found("a", [], 9, 0.9, None, None, [], no_set=why), 1, 0)
         assert (found["set_said"], found["no_set"]) == (shown, why)
 

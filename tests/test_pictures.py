@@ -13,10 +13,10 @@ from PIL import Image
 
 from cli import InputError
 from evaluation import pictures
-from evaluation.pictures import Cell, Row, contact_sheet, draw_rows, drawable, drawing, picture_file, show_photo
+from evaluation.pictures import Cell, Row, draw_rows, drawable, drawing, picture_file, show_photo
 from files.photos import read_photo
 from files.reading import is_drawn
-from retrieval.searcher import Answer, Found
+from retrieval.searcher import Answer, Found, contact_sheet
 
 ALPHABETS = ("a dog", "\u00e9t\u00e9 \u0142\u00f3d\u017a", "\u0441\u043e\u0431\u0430\u043a\u0430",
              "\u03c3\u03ba\u03cd\u03bb\u03bf\u03c2", "\u0643\u0644\u0628", "\u05db\u05dc\u05d1",

@@ -16,11 +16,11 @@ from checkpoints import load_checkpoint
 from data import read_split
 from evaluation.bank import item_terms
 from evaluation.encode import encode
+from evaluation.open import How
 from features import extract
 from files import writing
 from inputs import Photos
-from retrieval import building, encoder, index, searcher
-from retrieval.approximate import build
+from retrieval import build, encoder, engines, index, searcher
 from retrieval.encoder import Encoder
 from retrieval.milvus import Milvus
 from retrieval.searcher import Searcher
@@ -146,30 +146,22 @@ def test_copies_of_the_first_photo_share_what_is_said_of_it(own, capsys, monkeyp
     assert "sure of the first photo, of which there are 3 copies" in capsys.readouterr().out
 
 
-class Proposes:
-    """An engine that proposes some photos, of which nothing but the exact scores counts."""
-    exact, depth = False, 1
-
-    def __init__(self, engine, proposed):
-        self.engine, self.proposed, self.fetch = engine, proposed, engine.fetch
-
-    def candidates(self, vectors, r):
-        return np.stack([self.proposed] * len(vectors[0]))
-
-    def sample(self):
-        return self.engine.sample()
+def proposing(found, rows):
+    """Makes the index of a searcher propose these photos, of which nothing but the exact scores counts."""
+    found.index.exact, found.index.depth = False, 1
+    found.index.candidates = lambda vectors, r: np.stack([rows] * len(vectors[0]))
 
 
 @pytest.mark.parametrize("kind", ["kl", "minkl", "mls", "pvse"])
 def test_candidates_are_scored_exactly(make, kind):
     found = trusted(make(*KINDS[kind]))
     whole = found.find_texts(TEXTS, top=6)
-    found.ranker.engine = Proposes(found.index.engine, np.append(np.arange(found.count), -1))
+    proposing(found, np.append(np.arange(found.count), -1))
     for a, b in zip(whole, found.find_texts(TEXTS, top=6)):
         assert [x.row for x in a.answers] == [x.row for x in b.answers] and a.in_set == b.in_set
         assert a.sure == pytest.approx(b.sure, rel=1e-5)
     some = sorted(a.row for a in whole[0].answers)[:3] + [-1]
-    found.ranker.engine.proposed = np.array(some)
+    proposing(found, np.array(some))
     few, = found.find_texts(TEXTS[:1], top=6)
     assert {a.row for a in few.answers} == set(some) - {-1}
     # all others are in the sample, so the sum over the gallery is exact though they were not proposed
@@ -184,10 +176,11 @@ def test_a_sample_stands_for_the_gallery(make, monkeypatch):
     asked = found.vectors.queries(e)
     exact = found.ranker.rank(asked, 3, found.trust).log_total.exp()
     rows = np.arange(3)
-    engine, totals = found.index.engine, []
+    totals = []
     for seed in range(200):
         drawn = np.sort(np.random.default_rng(seed).permutation(found.count)[:8])
-        totals.append(found.ranker.rank_some(asked, rows, 3, found.trust, (drawn, engine.fetch(drawn))).log_total.exp())
+        found.index.sample = drawn, found.index.fetch(drawn)
+        totals.append(found.ranker.rank_some(asked, rows, 3, found.trust).log_total.exp())
     totals = torch.stack(totals)
     assert abs(totals.mean() - exact) < 4 * totals.std() / len(totals) ** 0.5 and totals.std() > 0
 
@@ -199,7 +192,7 @@ def test_a_bank_is_taken_from_the_scores(make, demo_path, kind, monkeypatch, cap
     scores, split = scores_by_model(folder, demo_path, TEXTS)
     made = index.Index(str(folder)).manifest
     assert "note: no set: sets that were calibrated among 12 photos" in capsys.readouterr().out
-    bank = building.BankColumn(made["run"], "demo_precomp", "train", "cpu", None)
+    bank = build.BankColumn(Encoder(made["run"]), "train", How())
     images, _ = encode(Encoder(made["run"]).model, split, None, "cpu")
     taken = item_terms([bank.queries[0]._replace(images=images)], bank.queries, [2.0], "t2i")[0]
     found = Searcher(str(folder))
@@ -254,7 +247,7 @@ def test_no_bank_where_none_helps(make, small_run, demo_path, tmp_path, capsys, 
 @pytest.mark.parametrize("kind", ["minkl", "mls"])
 def test_a_graph_proposes_what_is_scored_exactly(make, kind, monkeypatch):
     pytest.importorskip("faiss", reason="faiss-cpu is not installed (requirements-search.txt)")
-    monkeypatch.setattr("retrieval.approximate.DEPTHS", (12, 20))
+    monkeypatch.setattr("retrieval.engines.DEPTHS", (12, 20))
     exact, graph = trusted(make(*KINDS[kind])), trusted(make(*KINDS[kind], options=["--hnsw"]))
     check = graph.index.manifest["check"]
     assert check[0].startswith("hnsw proposes 12 candidates") or check[0].startswith("hnsw proposes 2")
@@ -277,7 +270,7 @@ def test_a_graph_takes_changes(own, capsys, monkeypatch):
     shutil.move(own / "spare" / "10.png", own / "photos" / "10.png")
     extracted(own, own / "photos")
     built = []
-    monkeypatch.setattr("retrieval.proposing.build", lambda *words: built.append(words) or build(*words))
+    monkeypatch.setattr(build, "build", lambda *words: built.append(words) or engines.build(*words))
     for change in (["add", folder], ["remove", folder, "4.png"]):
         run(*change)
     assert len(built) == 1                                  # a graph takes photos in, and none out
@@ -315,7 +308,7 @@ def test_photos_are_removed(make, tmp_path, capsys):
     refused(capsys, search.main, ["add", folder, "nothing*"], "no photo that was removed from .* is named nothing")
     for name, left in ((names[3], 1), ("*", 0)):
         run("add", folder, name)
-        assert "1 photos added" in capsys.readouterr().out and len(building.removed_from(str(folder))) == left
+        assert "1 photos added" in capsys.readouterr().out and len(build.removed_from(str(folder))) == left
     assert all_answers(folder) == pytest.approx(before, abs=1e-5)
 
 
@@ -386,7 +379,7 @@ def test_a_folder_of_photos_from_end_to_end(own, capsys):
     run("add", folder)
     assert "1 photos added, 1 changed; 1 are no longer among those indexed" in capsys.readouterr().out
     run("remove", folder, "--gone")
-    assert building.removed_from(str(folder)) == []         # these come back with their files
+    assert build.removed_from(str(folder)) == []         # these come back with their files
     made = index.Index(str(folder)).manifest
     run("index", "--checkpoint", made["run"], "--data_path", own / "data", "--images", "mine", "--output", own / "new")
     new, old = all_answers(own / "new"), all_answers(folder)
@@ -417,7 +410,7 @@ def test_the_library_in_a_few_lines(own):
 # ---- what can go wrong
 
 @pytest.mark.parametrize("where", ["retrieval.index.save_json", "retrieval.index.save_arrays", "os.rename",
-                                   "retrieval.flat.check_numbers", "retrieval.building.image_batches"])
+                                   "retrieval.index.writing", "retrieval.build.image_batches"])
 def test_a_stop_at_any_step_leaves_the_old_index(own, monkeypatch, where):
     folder = own / "index"
     before = all_answers(folder)
@@ -459,14 +452,14 @@ def test_one_process_writes_at_a_time(own, capsys):
 
 def test_the_lock_is_held_from_before_the_index_is_read(own, monkeypatch):
     """Otherwise a change of another process meanwhile would be lost."""
-    held, real = [], building.open_index
+    held, real = [], build.open_index
 
     def opened(folder, *words, **options):
         script = f"import sys; sys.path.insert(0, {ROOT!r})\nfrom files.writing import locked\n" \
                  "with locked(sys.argv[1], 'x'):\n pass"
         held.append(subprocess.run([sys.executable, "-c", script, folder], capture_output=True, check=False).returncode)
         return real(folder, *words, **options)
-    monkeypatch.setattr(building, "open_index", opened)
+    monkeypatch.setattr(build, "open_index", opened)
     run("remove", own / "index", "0.png")
     assert held == [1]
 
@@ -478,7 +471,8 @@ def edit(folder, /, **values):
 
 
 @pytest.mark.parametrize("values, message", [
-    ({"index": 2}, "is of format 2"), ({"index": "x" * 500}, "is of format x{20},"),
+    ({"index": 1}, "is of format 1, and this version reads format 2; make it again with search.py index"),
+    ({"index": "x" * 500}, "is of format x{20},"),
     ({"generation": "000009"}, "items.json cannot be read"), ({"generation": "../x"}, "names no folder"),
     ({"weights": "sha256:000000000000"}, "was made by the model with sha256:000000000000"),
     ({"origin": {"mean": "?"}}, "is no whole index"), ({"run": "nowhere"}, "there is no checkpoint nowhere"),
@@ -492,13 +486,22 @@ def test_a_manifest_that_was_changed(make, tmp_path, capsys, values, message):
     refused(capsys, search.main, ["query", folder, "a star"], message)
 
 
+def test_an_index_of_the_format_before_can_be_made_again(make, tmp_path, small_run, demo_path):
+    folder = make(*GAUSSIAN, to=tmp_path / "index")
+    edit(folder, index=1)
+    (folder / "000001" / "vectors0.npy").rename(folder / "000001" / "vectors0.faiss")
+    run("index", "--checkpoint", small_run(*GAUSSIAN), "--data_path", demo_path, "--images", "demo_precomp", "--output",
+        folder, "--overwrite")
+    assert sorted(os.listdir(folder)) == [".lock", "000002", "manifest.json"] and len(all_answers(folder)) > 1
+
+
 def test_an_index_of_another_run(make, tmp_path, capsys, small_run):
     folder = make(*GAUSSIAN, to=tmp_path / "index")
     refused(capsys, search.main, ["query", folder, "--checkpoint", small_run(), "a star"], "was made by the model with")
     run("query", folder, "--checkpoint", small_run(*GAUSSIAN, to=tmp_path / "moved"), "a star")
 
 
-@pytest.mark.parametrize("name", ["vectors0.faiss", "items.json", "numbers.npz"])
+@pytest.mark.parametrize("name", ["vectors0.npy", "items.json", "numbers.npz"])
 def test_files_that_are_cut_or_missing(make, tmp_path, capsys, name):
     folder = make(*GAUSSIAN, to=tmp_path / "index")
     path = folder / "000001" / name
@@ -517,7 +520,7 @@ def test_names_that_are_no_list(make, tmp_path, capsys):
 
 def test_a_manifest_without_its_dimension(make, tmp_path, capsys):
     folder, other = make(*GAUSSIAN, to=tmp_path / "index"), make()
-    shutil.copy(other / "000001" / "vectors0.faiss", folder / "000001" / "vectors0.faiss")
+    shutil.copy(other / "000001" / "vectors0.npy", folder / "000001" / "vectors0.npy")
     refused(capsys, search.main, ["query", folder, "a star"], "vectors of .* numbers, and its manifest says")
 
 
@@ -706,24 +709,23 @@ def test_milvus_goes_on_after_a_stop(server, own, monkeypatch):
     made = index.Index(str(own / "index")).manifest
     words = ["index", "--checkpoint", made["run"], "--data_path", own / "data", "--images", "mine", "--output",
              own / "there", "--engine", "milvus", "--uri", own / "photos.db"]
-    monkeypatch.setattr(building, "ROWS", 4)
-    monkeypatch.setattr(building, "BATCH", 4)
-    real, calls = Milvus.insert, []
+    monkeypatch.setattr(build, "ROWS", 4)
+    monkeypatch.setattr(search, "how_of", lambda opt: How(batch_size=4))
+    real, names = Milvus.add, []
 
-    def stop(self, rows, *rest):
-        if len(calls) == 1:
+    def add(self, block, items):
+        if len(names) == stop_at:
             raise KeyboardInterrupt
-        calls.append(rows)
-        real(self, rows, *rest)
-    with monkeypatch.context() as m:
-        m.setattr(Milvus, "insert", stop)
-        with pytest.raises(KeyboardInterrupt):
-            run(*words)
+        names.extend(items.names)
+        real(self, block, items)
+    monkeypatch.setattr(Milvus, "add", add)
+    stop_at = 4
+    with pytest.raises(KeyboardInterrupt):
+        run(*words)
     assert not (own / "there" / "manifest.json").exists()
-    inserted = []
-    monkeypatch.setattr(Milvus, "insert", lambda self, rows, *rest: inserted.extend(rows) or real(self, rows, *rest))
+    stop_at = None
     run(*words)
-    assert inserted == list(range(4, 10))                    # the first four were there
+    assert len(names) == len(set(names)) == 10               # the first four were there
     there = Searcher(str(own / "there"))
     assert len(there.find_texts(TEXTS[:1], top=100)[0].answers) == 10
     there.index.close()

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from methods.scan import CrossAttention
 from model import OF_VECTORS
-from retrieval.vectors import LiftedVectors, WholeVectors, described, vectors_of
+from retrieval.ranking import LiftedVectors, WholeVectors, form_of, vectors_of
 from similarities import Cosine, Embedding
 
 N, Q, D = 40, 6, 48
@@ -30,11 +30,8 @@ def sides(name, spherical=False):
 def scores_of(vectors, images, captions):
     held, rest = vectors.images(images)
     asked = vectors.queries(captions)
-    if isinstance(vectors, LiftedVectors):
-        stored = [x.half().float() if vectors.half else x for x in held]
-        return vectors.scores([q @ x.T for q, x in zip(asked.vectors, stored)], asked)
-    stored, rest = ((x if x is None else x.half().float()) if vectors.half else x for x in (held[0], rest))
-    return vectors.scores(stored, asked, rest)
+    half = [x if x is None or not vectors.half else x.half().float() for x in (*held, rest)]
+    return vectors.scores_of(half[:-1], half[-1], asked)
 
 
 def origin_of(images):
@@ -48,7 +45,7 @@ def test_scores_are_those_of_the_similarity(name, spherical, half):
     similarity = OF_VECTORS[name]()
     images, captions = sides(name, spherical)
     exact = similarity(*(Embedding(*(None if x is None else x.double() for x in e)) for e in (images, captions))).T
-    vectors = vectors_of(similarity, origin_of(images), half, described(similarity, images))
+    vectors = vectors_of(similarity, origin_of(images), half, form_of(similarity, images))
     error = (scores_of(vectors, images, captions) - exact).abs().max() / exact.std()
     # float16 has a relative error of 2 ** -11 for every number; here it is of the spread of the scores
     assert error < (4e-3 if half else 2e-5), float(error)
@@ -58,7 +55,7 @@ def test_the_two_columns_are_what_float16_needs():
     """The norms of a whole item in one column of float16 would change the order of the photos."""
     similarity = OF_VECTORS["kl"]()
     images, captions = sides("kl", spherical=True)
-    vectors = vectors_of(similarity, origin_of(images), True, described(similarity, images))
+    vectors = vectors_of(similarity, origin_of(images), True, form_of(similarity, images))
     exact = similarity(images, captions).T
     A, a = similarity.images(images, origin_of(images))
     B, b = similarity.captions(captions, origin_of(images))
@@ -70,14 +67,12 @@ def test_the_two_columns_are_what_float16_needs():
 def test_a_bank_lies_in_the_vectors_where_the_score_is_a_product():
     images, captions = sides("kl")
     taken = torch.linspace(-1, 1, N)
-    vectors = vectors_of(OF_VECTORS["kl"](), origin_of(images), False, described(OF_VECTORS["kl"](), images))
-    held, _ = vectors.images(images, taken)
-    asked = vectors.queries(captions)
-    scores = vectors.scores([asked.vectors[0] @ held[0].T], asked)
+    vectors = vectors_of(OF_VECTORS["kl"](), origin_of(images), False, form_of(OF_VECTORS["kl"](), images))
+    scores = vectors.scores_of(*vectors.images(images, taken), vectors.queries(captions))
     torch.testing.assert_close(scores, OF_VECTORS["kl"]()(images, captions).T - taken, rtol=1e-5, atol=1e-4)
     assert vectors.takes_bank
     root = OF_VECTORS["wasserstein"]()
-    assert not vectors_of(root, origin_of(images), False, described(root, images)).takes_bank
+    assert not vectors_of(root, origin_of(images), False, form_of(root, images)).takes_bank
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -85,7 +80,7 @@ def test_parts_are_held_whole(half):
     similarity = CrossAttention()
     images, captions = gaussians(N, 0, parts=5), gaussians(Q, 1, parts=4)
     images, captions = (e._replace(log_var=None) for e in (images, captions))
-    vectors = vectors_of(similarity, origin_of(Embedding(images.mean)), half, described(similarity, images))
+    vectors = vectors_of(similarity, origin_of(Embedding(images.mean)), half, form_of(similarity, images))
     assert isinstance(vectors, WholeVectors) and vectors.images(images)[1].shape == (N, 5 * D + 1)
     exact = similarity(images, captions).T
     assert (scores_of(vectors, images, captions) - exact).abs().max() < (2e-3 if half else 1e-6)
@@ -95,7 +90,7 @@ def test_parts_are_held_whole(half):
 def test_the_products_of_whole_embeddings_propose_the_nearest_means(name):
     similarity = OF_VECTORS[name]()
     images, captions = sides(name)
-    vectors = vectors_of(similarity, origin_of(images), False, described(similarity, images))
+    vectors = vectors_of(similarity, origin_of(images), False, form_of(similarity, images))
     products = vectors.queries(captions).vectors[0] @ vectors.images(images)[0][0].T
     assert torch.equal(products.argsort(1, descending=True), torch.cdist(captions.mean, images.mean).argsort(1))
 
@@ -105,14 +100,12 @@ def test_a_photo_as_a_query(name):
     """By the similarity where it compares two images, else by the cosine of the means."""
     similarity = OF_VECTORS[name]()
     images = gaussians(N, 3, spherical=name == "mls")
-    vectors = vectors_of(similarity, origin_of(images), False, described(similarity, images))
+    vectors = vectors_of(similarity, origin_of(images), False, form_of(similarity, images))
     few = images.rows(slice(4, 7))
     held, rest = vectors.images(images)
     asked = vectors.queries(few, of_images=True)
-    if isinstance(vectors, LiftedVectors):
-        found, wanted = vectors.scores([asked.vectors[0] @ held[0].T], asked), similarity(images, few).T
-    else:
-        found, wanted = vectors.scores(held[0], asked, rest), Cosine()(images, few).T
+    found = vectors.scores_of(held, rest, asked)
+    wanted = (similarity if isinstance(vectors, LiftedVectors) else Cosine())(images, few).T
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4 if name != "wasserstein" else 3e-3)
     if name != "csd":                                       # to which a surer photo is nearer than the photo itself
         assert found.argmax(1).tolist() == [4, 5, 6]

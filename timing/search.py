@@ -18,9 +18,8 @@ from torch import Tensor
 
 from features.timing import race
 from files.memory import MIB, in_fresh_process, resident
-from retrieval.approximate import build, rescored
-from retrieval.flat import CONVERTED, Flat, top_of, write_flat
-from retrieval.vectors import LiftedVectors
+from retrieval.engines import CONVERTED, WHOLE, Flat, build, top_of, writing
+from retrieval.ranking import LiftedVectors
 from similarities import SIMILARITIES, Embedding, unit
 
 DIM, LATENT = 1024, 256
@@ -75,14 +74,16 @@ class Drawn:
         return self.vectors.queries(self.embed(noisy)).vectors[0]
 
     def blocks(self, n: int, block: int = 8192):
-        """n lifted images in blocks, for write_flat."""
+        """n lifted images in blocks."""
         return (self.images(min(block, n - start)) for start in range(0, n, block))
 
 
 def written(path: str, n: int, seed: int) -> tuple[float, float]:
     """Write n lifted images to a float16 file. Returns seconds, drawing them included, and the peak memory in MiB."""
     start, drawn = time.perf_counter(), Drawn(seed)
-    write_flat(path, drawn.blocks(n), n, 2 * DIM + 4, True)
+    with writing(path, n, 2 * DIM + 4, half=True) as write:
+        for block in drawn.blocks(n):
+            write(block)
     return time.perf_counter() - start, resident("VmHWM") / MIB
 
 
@@ -91,6 +92,14 @@ def bare(flat: Flat, queries: Tensor) -> None:
     step = max(1, CONVERTED // (4 * flat.k))
     for start in range(0, flat.n, step):
         queries @ flat.data[start:start + step].float().T
+
+
+def rescored(flat: Flat, queries: Tensor, rows: np.ndarray) -> Tensor:
+    """Exact products of queries (Q, K) with the vectors of their candidates `rows` (Q, r): (Q, r), -inf for row -1."""
+    wanted, step = torch.from_numpy(rows), max(1, WHOLE // rows.shape[1])
+    products = [torch.bmm(flat.rows(of.clamp(min=0).flatten()).view(*of.shape, flat.k), query[:, :, None])[:, :, 0]
+                for query, of in zip(queries.split(step), wanted.split(step))]
+    return torch.cat(products).masked_fill_(wanted < 0, -torch.inf)
 
 
 def answers(index, flat: Flat, queries: Tensor) -> np.ndarray:
@@ -124,7 +133,7 @@ def search_times(n: int, repeats: int, seed: int, device):
     """Yield (name, value, format, target) of exact and approximate search among n images."""
     print(f"\nsearch: {n:,} lifted Gaussians, 2 x {DIM:,} + 4 numbers each in float16, the file cached", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "vectors.faiss")
+        path = os.path.join(folder, "vectors.npy")
         seconds, memory = in_fresh_process(written, path, n, seed)
         yield "drawing and writing the file, seconds", seconds, ".1f", None
         yield "drawing and writing the file, peak memory of the process, MiB", memory, ".0f", "search memory"
