@@ -52,18 +52,13 @@ class Trust(NamedTuple):
                 f"{count:,}; calibrate them on a dev split of as many images")
 
     def notes(self, data: str, count: int) -> list[str]:
-        """Sentences for the reader of answers from other data, or from a gallery of another
-        size."""
+        """Sentences on answers from other data, or from a gallery of another size."""
         notes = []
         if data != self.data:
-            notes.append(f"the probabilities were calibrated on {self.data}, where every query has "
-                         "its photo; here they are those of the photos if one of them is right")
+            notes.append("the percentages assume that the photo you want is in this folder")
         if count != self.gallery:
-            notes.append(f"they were calibrated among {self.gallery:,} photos, and {count:,} are "
-                         "searched: the more, the less sure" if notes else
-                         f"the probabilities were calibrated among {self.gallery:,} photos, and "
-                         f"{count:,} are searched; they hold best for the size that they were "
-                         "calibrated on")
+            notes.append(f"{'they' if notes else 'the percentages'} were fitted with {self.gallery:,} "
+                         f"photos, and you search {count:,}, so they are approximate")
         return notes
 
 
