@@ -598,7 +598,7 @@ def test_search_says_how_sure_it_is(runs, tmp_path, capsys):
     capsys.readouterr()
     search.main(["query", str(tmp_path / "more"), texts[0], "--json"])
     found, = json.loads(capsys.readouterr().out)
-    assert any("calibrated among 50 photos, and 100 are searched" in note for note in found["notes"])
+    assert any("fitted with 50 photos, and you search 100" in note for note in found["notes"])
     assert found["in_set"] is found["level"] is None and "promise nothing among 100" in found["no_set"]
     del stored["sets"]["images"]
     (folder / "calibration.json").write_text(json.dumps(stored))                    # an older file
