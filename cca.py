@@ -30,11 +30,11 @@ from evaluation.open import export, is_embeddings, of_split
 from evaluation.report import foreign_words
 from evaluation.subjects import Member
 from features.hglmm import svd
+from files.phrases import refuse_phrases
 from files.shards import there
 from files.writing import output
 from inputs import Features, NoImages
 from metrics import chance, retrieval_blocks
-from readers.phrases import refuse_phrases
 from similarities import Cosine, Embedding
 from text import Vocabulary
 

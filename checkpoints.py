@@ -22,7 +22,7 @@ from torch import Tensor
 
 from cli import InputError, data_set, filename, reason
 from encoders import CNNS
-from features.photos import checksum
+from files.reading import checksum
 from files.writing import FORMAT
 from inputs import encode_captions
 from model import JointEmbedding, build_model, build_vocabulary

@@ -7,8 +7,8 @@ The second command lists what the tar shards of a data set hold, once, for train
 
 The files in a folder decide how it is read: `{split}_caps.txt` and `{split}_ims.npy` (precomputed features),
 `annotations/` with COCO's captions and ids files, a `dataset_*.json` in Karpathy's layout beside `images/` (all three
-in readers/layouts.py), `{split}-00000.tar` and on, WebDataset's shards (readers/tars.py), or `Annotations/` and
-`Sentences/` of Flickr30k Entities, whose images are regions and whose captions are phrases (readers/phrases.py).
+in files/layouts.py), `{split}-00000.tar` and on, WebDataset's shards (files/tars.py), or `Annotations/` and
+`Sentences/` of Flickr30k Entities, whose images are regions and whose captions are phrases (files/phrases.py).
 """
 if __name__ == "__main__":
     import cli
@@ -26,16 +26,15 @@ from torch import Tensor
 import cli
 import inputs
 from cli import Arguments, InputError, data_set, filename, shards_text
-from files.advice import advice
 from files.entities import check_entities
-from files.tars import expand
+from files.layouts import read_coco_layout, read_karpathy, read_precomputed
+from files.phrases import DrawnRegions, Labels, PhraseSplit, Regions, draw_phrases, has_phrases, read_phrases
+from files.reading import advice
+from files.split import Batch, Split, first_images
+from files.tars import expand, has_tars, index_file, read_tars, shards_of, splits_of, write_index
 from files.writing import CHANGING
 from inputs import Features, Photos, Tokens, train_transform
 from parallel.share import Share
-from readers.layouts import read_coco_layout, read_karpathy, read_precomputed
-from readers.phrases import DrawnRegions, Labels, PhraseSplit, Regions, draw_phrases, has_phrases, read_phrases
-from readers.split import Batch, Split, first_images
-from readers.tars import has_tars, index_file, read_tars, shards_of, splits_of, write_index
 from text import Vocabulary
 
 DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and of COCO to 5,000 captions

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from cli import InputError
-from files.vision import import_torchvision
+from files.photos import import_torchvision
 from parallel.share import drawn, dropout, shared, total
 from similarities import unit
 from text import UNK

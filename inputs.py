@@ -13,11 +13,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cli import InputError
-from files.advice import HELP
-from files.photos import read_photo
-from files.reading import read_json
+from files.photos import import_torchvision, read_photo
+from files.reading import HELP, read_json
 from files.shards import Shards, read_rows
-from files.vision import import_torchvision
 from parallel.reading import stream
 from text import UNK, Trigrams, Vocabulary
 

@@ -21,6 +21,7 @@ from checkpoints import MAY_CHANGE, check_values, is_switch, load_checkpoint, mo
 from cli import InputError, reason
 from data import Split, check_extractors, pair_batches, phrase_batches, read_split
 from devices.feeding import keep
+from files.phrases import learnable
 from files.reading import holds_keys, is_drawn, read_yaml, recognised
 from files.writing import atomic, clear
 from inputs import Photos
@@ -31,7 +32,6 @@ from options import default_run, defaults, refuse_unused, resolve
 from options.from_data import check_fits, fit_to_data
 from options.phrases import labels_of, regions_of
 from parallel import processes
-from readers.phrases import learnable
 from text import Vocabulary
 
 # Options that a file of options never holds, as they say which run it is.

@@ -7,7 +7,7 @@ corner", chain 0). What the words of the phrases fit is known and written too: {
 from demo.captions import ATTRIBUTES
 from demo.folders import SPLITS, link, photo_id, save_json
 from demo.scenes import CANVAS
-from files.boxes import enclosing
+from files.entities import enclosing
 from files.writing import atomic, save_lines
 
 NAMES = {"train": "train", "dev": "val", "test": "test"}     # of the demo's splits in this layout

@@ -84,7 +84,7 @@ def keep(images, device: torch.device, where: str) -> tuple[object, str]:
 # ---- batches
 
 def on_device(batches, device: torch.device, ahead: bool = True):
-    """Yield the batches (readers.split.Batch) of a generator, in order and unchanged, on a device.
+    """Yield the batches (files.split.Batch) of a generator, in order and unchanged, on a device.
 
     On CUDA a thread makes them and copies them, up to AHEAD before they are asked for, on a stream of its own. `ahead`
     is False where making them draws from torch's generators: then each is made when it is asked for. An error comes

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cli import InputError, reason
-from files.advice import SOURCES
-from files.reading import integers, read_coco, read_json, read_lines
+from files.reading import SOURCES, integers, read_coco, read_json, read_lines
 
 MATCH = {"sits": 3.0, "sts": 3.0, "sis": 2.5}       # least rating of a match (Parekh et al. 2021)
 POSITIVES = 'give JSON {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}}'

@@ -4,7 +4,7 @@ import numpy as np
 from evaluation.confidence import Seen, best_name, percent
 from evaluation.localisation import RIGHT, BoxSplit, Located
 from evaluation.pictures import IN_SET, OWN, Cell, Row, draw_rows, picture_file, small, wrapped
-from features.regions import shares
+from files.proposals import shares
 
 WRONG = "firebrick"                   # a first box; IN_SET: a right one, OWN: the truth
 ACROSS, LETTERS = 5, 28               # photos of each kind, letters in a line above a photo

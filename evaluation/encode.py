@@ -7,10 +7,10 @@ import metrics
 from data import Split
 from evaluation.phrases import validate_phrases
 from evaluation.subjects import Gallery
+from files.phrases import PhraseSplit
 from inputs import NoImages, Tokens, chunks, image_batches
 from model import JointEmbedding
 from parallel import processes
-from readers.phrases import PhraseSplit
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ import torch
 import metrics
 from cli import InputError
 from evaluation import report
-from files.boxes import areas, iou
+from files.proposals import areas, iou
 
 RIGHT = 0.5                           # the least intersection over union of a right box with the truth
 COUNTS = {"1": (1, 1), "2": (2, 2), "more": (3, np.inf)}    # boxes of a phrase: (least, most) of each group

@@ -19,6 +19,7 @@ from evaluation import bank, items, variances
 from evaluation.encode import encode
 from evaluation.subjects import Bank, Gallery, Member, Subject, Variances, refuse_other_kind
 from evaluation.variances import Activations, Fit, Opened, Widened
+from files.phrases import refuse_phrases
 from files.reading import FAULTS, holds_arrays, read_array, read_arrays
 from files.writing import output, save_arrays
 from inputs import SQUARABLE, Photos
@@ -26,7 +27,6 @@ from model import OF_VECTORS
 from options.from_data import check_fits
 from options.phrases import regions_of
 from parallel import processes
-from readers.phrases import refuse_phrases
 from similarities import SIMILARITIES, Cosine, Embedding, Similarity
 
 

@@ -17,8 +17,8 @@ from evaluation.localisation import Located, compare, largest_first, locate, mea
 from evaluation.localisation_confidence import SIDE, Phrases, report
 from evaluation.open import Where, holds_arrays_only, load_run
 from evaluation.phrases import PhraseScores
+from files.phrases import PhraseSplit
 from files.reading import read_json, read_yaml
-from readers.phrases import PhraseSplit
 
 BLOCK = 1000                          # of --block, where it is not given
 # Options of evaluate.py for images and captions alone.

@@ -4,8 +4,8 @@ import torch
 
 import metrics
 from evaluation.localisation import chance, locate, measures
+from files.phrases import PhraseSplit
 from model import JointEmbedding
-from readers.phrases import PhraseSplit
 from similarities import uncertainty
 
 REGIONS = 4096                        # that are encoded at a time in training

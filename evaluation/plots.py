@@ -9,8 +9,8 @@ import numpy as np
 
 from evaluation.pictures import THUMBNAIL, drawing, show_photo
 from files.reading import below
+from files.tars import TarPhotos
 from inputs import Photos
-from readers.tars import TarPhotos
 
 SHOWN, MATCHES = 5, 3                 # items at each end, matches of each
 

@@ -6,20 +6,20 @@ were fitted or stored before; and `encode`, which turns the captions of a split 
 """
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, groupby
 
 import numpy as np
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
-from cli import InputError, torch_device
+from cli import InputError
 from data import Split
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit
 from features.minilm import MiniLM
 from features.openclip import ClipCaptions
-from features.photos import checksum
 from features.word_vectors import table_for
+from files.reading import checksum
 from inputs import chunks
 from parallel import processes
 from text import Vocabulary
@@ -223,23 +223,25 @@ class Sentences:
 KINDS = {"mean": MeanVectors, "hglmm": FisherVectors, "tfidf": TfIdf, "minilm": Sentences, "open_clip": Sentences}
 
 
-def build_features(opt, splits: list[Split], train: Callable[[], Split], stored: dict | None):
-    """The features that --kind names, fitted on the captions of train() or taken from the arrays `stored`.
+def sentences(kind: str, model: str | None, weights: str | None, tag: str | None,
+              device) -> Sentences:
+    """The features that a frozen network of this kind gives. model, tag: of open_clip."""
+    network = MiniLM(weights) if kind == "minilm" else ClipCaptions(model, weights, tag)
+    return Sentences(network.to(device))
 
-    splits: those whose words need a vector.
-    """
-    if KINDS[opt.kind] is Sentences:
-        device = torch_device(opt.device or "auto")
-        network = MiniLM(opt.weights) if opt.kind == "minilm" else ClipCaptions(opt.model, opt.weights, opt.tag)
-        return Sentences(network.to(device))
-    tokenised = train().words if KINDS[opt.kind].names and not stored else []
-    if opt.kind == "tfidf":
-        return TfIdf(stored["words"], stored["idf"]) if stored else TfIdf.fit(tokenised, opt.vocab_threshold)
-    words = {word for captions in [tokenised, *(split.words for split in splits)] for word in chain(*captions)}
-    features = KINDS[opt.kind](sorted(words), opt.word_vectors)
-    if opt.kind == "mean":
+
+def of_words(kind: str, splits: list[Split], train: Split | None, word_vectors: str | None,
+             fitting: dict, stored: dict | None, path: str | None) -> OfWords:
+    """The features of this kind, fitted on the captions of `train` by the numbers `fitting`, or
+    taken from the arrays `stored` of the file `path`. splits: those whose words need a vector."""
+    tokenised = train.words if train else []
+    if kind == "tfidf":
+        return TfIdf(**stored) if stored else TfIdf.fit(tokenised, fitting["vocab_threshold"])
+    words = {word for some in [tokenised, *(split.words for split in splits)] for word in chain(*some)}
+    features = KINDS[kind](sorted(words), word_vectors)
+    if kind == "mean":
         return features
     if stored:
-        return features.take(stored, opt.fitted)
-    numbers = {name: getattr(opt, name) for name, (kind, *_) in FITTING.items() if kind == "hglmm"}
-    return features.fit(tokenised, ica=opt.ica, **numbers)
+        return features.take(stored, path)
+    return features.fit(tokenised, **{name: value for name, value in fitting.items()
+                                      if name != "vocab_threshold"})

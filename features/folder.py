@@ -1,113 +1,115 @@
 """A folder of one's own photos: finding them, writing their features, and opening what was written.
 
-`features.extract images --photos FOLDER --output_name mine` writes to data/mine: all_ims.npy, the features;
-all_ids.txt, the photos' paths below FOLDER; all_photos.json, the list by which the next call knows what has changed,
-with FOLDER and the recipe of the features; and features.json. `read_images` opens them, and `network_of` builds the
-network again.
+`features.extract images --photos FOLDER --output_name mine` writes to data/mine: all_ims.npy, the
+features; all_ids.txt, the photos' paths below FOLDER; all_photos.json, the list by which the next
+call knows what has changed, with FOLDER and the recipe of the features; and features.json.
+`read_images` opens them, and `network_of` builds the network again.
+
+captions.csv makes the folder a data set to train on, with splits train, dev and test. Its header is
+name,caption, and each row a photo's path below the folder and one caption of it. Excel's files are
+read: UTF-8 with or without a byte order mark, commas or semicolons or tabs, quotes, and line breaks
+within a caption.
 """
+import csv
+import io
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import NamedTuple
+
+import numpy as np
 
 from cli import InputError, reason
 from features.boxes import PhotoBoxes
-from features.networks import RECIPE, network_of, shape_of, stamp, weights_file
-from features.pairs import PARTS, Captions, write_pairs
-from features.photos import ALL, Extraction, record_extractor
-from files.reading import read_array, read_json, read_lines
-from files.writing import CHANGING, locked, output, save_lines
+from features.networks import RECIPE, compute, network_of, shape_of, stamp, weights_file
+from features.store import AGAIN, ALL, How, PhotoFeatures, copy_rows, record_extractor
+from files.reading import file_digest, read_array, read_json, read_lines, read_text, sha256
+from files.writing import CHANGING, locked, output, remove, save_lines
 from inputs import Features, Photos, extractors
 from parallel import processes
 
 # the endings of inputs.PHOTO_FORMATS
-ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff",
-           ".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".jp2", ".j2k", ".jpx", ".avif")
+ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".bmp",
+           ".dib", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".jp2", ".j2k", ".jpx",
+           ".avif")
 CAPTIONS = "captions.csv"
 FILES = ("cnn_weights", "weights", "boxes")       # values of a recipe that are files
 LISTED = 8                            # endings of other files that are named
+PARTS = ("train", "dev", "test")
+SHARES = (0.8, 0.9, 1.0)              # a photo whose hash, 0 to 1, lies below these is of that part
+TINY = 30                             # photos; the splits of fewer are of little use
 
 
 # ---- finding
 
-class Found(NamedTuple):
-    """The photos below a folder: their paths in it with /, in the order of their characters, and what was left out."""
-    names: list[str]
-    notes: list[str]
+def find_photos(folder: str, skip_broken: bool = False) -> tuple[list[str], list[str]]:
+    """All photos below a folder, by the endings of their names, and notes on what was left out.
 
-
-class Walk:
-    """What lies below a folder, sorted out. Nothing but the folders themselves is read."""
-
-    def __init__(self, folder: str):
-        self.folder, self.root = folder, os.path.realpath(folder)
-        self.photos, self.links, self.folders = [], [], [""]          # paths below the folder, of folders with / behind
-        self.others, self.left = Counter(), {}                        # kinds of other files; {why: names left out}
-
-    def leave_out(self, why: str, name: str) -> None:
-        self.left.setdefault(why, []).append(name)
-
-    def run(self, skip_broken: bool) -> None:
-        """Visit all folders. Raises InputError for one that cannot be read; with `skip_broken` only for the first."""
-        while self.folders:
-            inside = self.folders.pop()
-            try:
-                with os.scandir(os.path.join(self.root, inside)) as entries:
-                    for entry in entries:
-                        self.sort_out(f"{inside}{entry.name}", entry)
-            except OSError as error:
-                if not inside or not skip_broken:
-                    raise InputError(f"the folder {ascii(os.path.join(self.folder, inside))} cannot be read "
-                                     f"({reason(error)}); give yourself the permission, or move it away") from error
-                self.leave_out("folders that cannot be read", inside)
-        known = set(self.photos)
-        for name in sorted(self.links):
-            self.follow(name, known)
-
-    def sort_out(self, name: str, entry: os.DirEntry) -> None:
-        """Put an entry of a folder where it belongs. Hidden ones are ignored."""
-        if entry.name.startswith("."):
-            return
-        if not storable(entry.name):
-            self.leave_out("names that are no UTF-8 or have a line break", name)
-        elif entry.is_symlink():
-            self.links.append(name)
-        elif entry.is_dir(follow_symlinks=False):
-            self.folders.append(f"{name}/")
-        elif ending_of(name) in ENDINGS and entry.is_file(follow_symlinks=False):
-            self.photos.append(name)
-        elif name != CAPTIONS:
-            self.others[ending_of(name) or "without an ending"] += 1
-
-    def follow(self, name: str, known: set[str]) -> None:
-        """Take a link as a photo, if it leads to a file within the folder that is not `known`, or leave it out."""
-        target = os.path.realpath(os.path.join(self.root, name))
-        within = os.path.relpath(target, self.root)
-        if within == "." or within.split(os.sep)[0] == "..":
-            self.leave_out("symbolic links out of the folder or to itself", name)
-        elif os.path.isdir(target) or os.path.islink(target):         # the second is a circle of links
-            self.leave_out("symbolic links to folders or to each other", name)
-        elif not os.path.isfile(target) or ending_of(name) not in ENDINGS:
-            self.leave_out("symbolic links to no photo", name)
-        elif within in known:
-            self.leave_out("symbolic links to photos that count once, under their own names", name)
-        else:                                               # in a hidden folder, as git-annex keeps files
-            known.add(within)
-            self.photos.append(name)
-
-
-def find_photos(folder: str, skip_broken: bool = False) -> Found:
-    """All photos below a folder, by the endings of their names.
-
-    Hidden files and folders are ignored. Left out and counted are other files; names that are no UTF-8 or could not
-    stand in a line; and symbolic links, unless to a photo within the folder that is not found under its own name.
-    Raises InputError for a folder that cannot be read; with `skip_broken` only for `folder` itself.
+    Photos are paths in the folder with /, in the order of their characters. Hidden files and
+    folders are ignored. Left out and counted are other files; names that are no UTF-8 or could not
+    stand in a line; and symbolic links, unless to a photo within the folder that is not found under
+    its own name. Raises InputError for a folder that cannot be read; with `skip_broken` only for
+    `folder` itself.
     """
-    walk = Walk(folder)
-    walk.run(skip_broken)
-    total = sum(walk.others.values())
-    notes = [f"{total:,} other file{'s' * (total > 1)}: {', '.join(kinds_of(walk.others))}"] if total else []
-    notes += [f"{why}: {len(names):,} left out, the first: {ascii(min(names))}" for why, names in walk.left.items()]
-    return Found(sorted(walk.photos), notes)
+    root, folders, photos, links = os.path.realpath(folder), [""], [], []
+    others, left = Counter(), defaultdict(list)             # endings; {why: names left out}
+    while folders:
+        inside = folders.pop()
+        try:
+            with os.scandir(os.path.join(root, inside)) as entries:
+                entries = [entry for entry in entries if not entry.name.startswith(".")]
+        except OSError as error:
+            if not inside or not skip_broken:
+                raise InputError(f"the folder {ascii(os.path.join(folder, inside))} cannot be read "
+                                 f"({reason(error)}); give yourself the permission, or move it "
+                                 "away") from error
+            left["folders that cannot be read"].append(inside)
+            continue
+        for entry in entries:
+            name = inside + entry.name
+            if not storable(entry.name):
+                left["names that are no UTF-8 or have a line break"].append(name)
+            elif entry.is_symlink():
+                links.append(name)
+            elif entry.is_dir():
+                folders.append(f"{name}/")
+            elif ending_of(name) in ENDINGS and entry.is_file():
+                photos.append(name)
+            elif name != CAPTIONS:
+                others[ending_of(name) or "without an ending"] += 1
+    known = set(photos)
+    for name in sorted(links):
+        within = os.path.relpath(os.path.realpath(os.path.join(root, name)), root)
+        why = fault_of_link(root, name, within, known)
+        if why:
+            left[f"symbolic links {why}"].append(name)
+        else:                                   # in a hidden folder, as git-annex keeps files
+            known.add(within)
+            photos.append(name)
+    return sorted(photos), notes_on(others, left)
+
+
+def notes_on(others: Counter, left: dict[str, list[str]]) -> list[str]:
+    """Sentences on what a folder holds beside photos: endings of other files, {why: names}."""
+    kinds = [ascii(kind)[1:-1][:20]
+             for kind, _ in sorted(others.items(), key=lambda item: (-item[1], item[0]))]
+    kinds[LISTED:] = ["..."] * (len(kinds) > LISTED)
+    total = sum(others.values())
+    notes = [f"{total:,} other file{'s' * (total > 1)}: {', '.join(kinds)}"] if total else []
+    return notes + [f"{why}: {len(names):,} left out, the first: {ascii(min(names))}"
+                    for why, names in left.items()]
+
+
+def fault_of_link(root: str, name: str, within: str, known: set[str]) -> str | None:
+    """Why a symbolic link below `root` is no photo, or None. within: where it leads, as seen from
+    there; known: the photos under names of their own."""
+    target = os.path.join(root, within)
+    if within == "." or within.split(os.sep)[0] == "..":
+        return "out of the folder or to itself"
+    if os.path.isdir(target) or os.path.islink(target):     # the second: a circle of links
+        return "to folders or to each other"
+    if not os.path.isfile(target) or ending_of(name) not in ENDINGS:
+        return "to no photo"
+    return "to photos that count once, under their own names" if within in known else None
 
 
 def ending_of(name: str) -> str:
@@ -116,151 +118,250 @@ def ending_of(name: str) -> str:
 
 def storable(name: str) -> bool:
     """Whether a file name is UTF-8 and can be a line of a text file."""
-    return not any("\ud800" <= letter <= "\udfff" or letter in "\r\n" for letter in name) and name[0] != "\ufeff"
-
-
-def kinds_of(others: Counter) -> list[str]:
-    """The endings of other files, the most frequent first, each at most once."""
-    most = [ascii(kind)[1:-1][:20] for kind, _ in sorted(others.items(), key=lambda item: (-item[1], item[0]))]
-    return most[:LISTED] + ["..."] * (len(most) > LISTED)
+    return not any("\ud800" <= letter <= "\udfff" or letter in "\r\n" for letter in name) \
+        and name[0] != "\ufeff"
 
 
 def check_folder(folder: str, output_folder: str) -> str:
-    """The absolute path of a folder of photos. Raises InputError where it is none or holds the output."""
+    """The absolute path of a folder of photos. Raises InputError where it holds the output."""
     if not os.path.isdir(folder):
         what = "is a file" if os.path.exists(folder) else "is not there"
         raise InputError(f"--photos {folder} {what}; give the folder that holds your photos")
     path = os.path.abspath(folder)
     if not storable(path):
-        raise InputError(f"--photos {ascii(path)}: the path is no UTF-8 text in one line; rename the folder")
+        raise InputError(f"--photos {ascii(path)}: the path is no UTF-8 text in one line; rename "
+                         "the folder")
     root, own = os.path.realpath(folder), os.path.realpath(output_folder)
     if os.path.commonpath([root, own]) == root:
-        raise InputError(f"the output {output_folder} lies in --photos {folder}, among the photos; give a --data_path "
-                         "or --output_name outside of it")
+        raise InputError(f"the output {output_folder} lies in --photos {folder}, among the photos; "
+                         "give a --data_path or --output_name outside of it")
     return path
 
 
 # ---- extracting
 
-def extract(opt, recipe: dict, device) -> None:
-    """The command `images --photos`: the photos below opt.photos to opt.data_path/opt.output_name.
+def extract(photos: str, folder: str, recipe: dict, how: How, table: str | None,
+            per_image: int | None) -> None:
+    """Write the features of the photos below a folder of photos to `folder`.
 
-    Raises InputError for a folder without photos, an output that holds anything else, and faults of photos, boxes or
-    captions. What is in the output stays as it was then.
+    table: the file of captions (None: captions.csv among the photos, if it is there); per_image:
+    how many of each photo, None for all. Raises InputError for a folder without photos, an output
+    that holds anything else, and faults of photos, boxes or captions. What is in the output stays
+    as it was then.
     """
-    folder = os.path.join(opt.data_path, opt.output_name)
-    path = check_folder(opt.photos, folder)
-    names, notes = processes.from_first(find_photos, opt.photos, opt.skip_broken)
-    for note in notes if names else ():
-        print(f"note: {note}")
+    path = check_folder(photos, folder)
+    names, notes = processes.from_first(find_photos, photos, how.skip_broken)
     if not names:
-        raise InputError(f"--photos {opt.photos} holds no photo ({'; '.join(notes) or 'it is empty'}); photos are "
-                         "files whose names end with .jpg, .png, .webp or another ending of photos")
-    captions = captions_of(opt, path, names)
-    boxes = PhotoBoxes(opt.boxes, names) if opt.boxes else None
+        raise InputError(f"--photos {photos} holds no photo ({'; '.join(notes) or 'it is empty'}); "
+                         "photos are files whose names end with .jpg, .png, .webp or another ending"
+                         " of photos")
+    for note in notes:
+        print(f"note: {note}")
+    beside = os.path.join(path, CAPTIONS)
+    table = table or (beside if os.path.isfile(beside) else None)
+    if per_image and not table:
+        raise InputError(f"--captions_per_image {per_image} needs captions, and there is no "
+                         f"{beside}; give --captions FILE.csv")
+    captions = Captions(table, names, per_image) if table else None
+    boxes = PhotoBoxes(recipe["boxes"], names) if recipe["boxes"] else None
     before = processes.from_first(check_output, folder, path)
-    about = {"folder": path, "recipe": {name: os.path.abspath(value) if value and name in FILES else value
-                                        for name, value in recipe.items()},
+    about = {"folder": path, "recipe": {name: os.path.abspath(value) if value and name in FILES
+                                        else value for name, value in recipe.items()},
              "weights_file": before.get("weights_file"),
-             "captions": captions.told if captions else before.get("captions")}
+             "captions": captions.facts if captions else before.get("captions")}
     made, known = None, processes.from_first(recorded, folder, before, about["recipe"])
     if known is None:
-        made = network_of(recipe, device)
+        made = network_of(recipe, how.device)
         known = made[2], *shape_of(made[0], boxes)
         about["weights_file"] = weights_file(made[0], recipe)
     output(os.path.join(folder, "features.json"), lambda file: extractors(folder) is not None)
     with locked(folder, "extracting into"):
         processes.from_first(record_extractor, folder, "ims", known[0])
         images = Photos([os.path.join(path, name) for name in names])
-        work = Extraction(folder, ALL, images, names, *known, boxes, about)
+        work = PhotoFeatures(folder, ALL, images.paths, names, *known, boxes and boxes.digests,
+                             about)
         done = work.complete()
         if not done:
             work.prepare()
-            if not captions and about["captions"]:          # a call with captions makes the splits again
+            if not captions and about["captions"]:      # a call with captions makes splits again
                 about["captions"] = {**about["captions"], "digest": None}
-        missing = sum(row is None for row in work.rows)
-        work.check_broken(opt.skip_broken)
+        missing = work.notes.count(None)
+        work.refuse_broken(how.skip_broken)
         if missing:
-            net, transform, _ = made or network_of({**recipe, "extractor": known[0]}, device)
-            work.run(net, transform, opt, device)
+            net, transform, _ = made or network_of({**recipe, "extractor": known[0]}, how.device)
+            compute(work, images, net, transform, boxes, how)
         processes.from_first(replace, work, captions, before.get("captions"), done)
-    print(f"{work.path}: {(len(work.kept()), *work.shape[1:])} of {work.line}, "
+    print(f"{work.path}: {(len(work.sound()), *work.shape[1:])} of {work.made}, "
           f"{f'{missing:,} new or changed' if missing else 'nothing was computed'}")
     work.warn()
     if not captions and about["captions"]:
-        print("note: there are no captions any more; train, dev and test stay as they were made from "
-              f"{about['captions']['file']}")
+        print("note: there are no captions any more; train, dev and test stay as they were made "
+              f"from {about['captions']['file']}")
 
 
-def captions_of(opt, path: str, names: list[str]) -> Captions | None:
-    """The captions of the photos, of --captions or captions.csv beside them. None: there are none."""
-    beside = os.path.join(path, CAPTIONS)
-    table = opt.captions or (beside if os.path.isfile(beside) else None)
-    if opt.captions_per_image and not table:
-        raise InputError(f"--captions_per_image {opt.captions_per_image} needs captions, and there is no {beside}; "
-                         "give --captions FILE.csv")
-    return Captions(table, names, opt.captions_per_image) if table else None
-
-
-def replace(work: Extraction, captions: Captions | None, before: dict | None, done: bool) -> None:
-    """Put features, names and list in place, and the splits of the captions, in one step: readers refuse all splits
-    meanwhile, and the next call after a stop puts them in place again.
+def replace(work: PhotoFeatures, captions: "Captions | None", before: dict | None,
+            done: bool) -> None:
+    """Put features, names and list in place, and the splits of the captions, in one step: readers
+    refuse all splits meanwhile, and the next call after a stop puts them in place again.
 
     before: what the list said of captions. done: whether the features are in place already.
     """
-    folder, names = work.folder, [work.names[k] for k in work.kept()]
+    folder, names = os.path.dirname(work.path), [work.names[k] for k in work.sound()]
     marks = [os.path.join(folder, CHANGING.format(part)) for part in PARTS]
-    again = captions and (not done or captions.told != before or any(map(os.path.exists, marks)))
-    parts = captions.parts(names) if again else None        # raises before anything is replaced
-    for mark in marks if parts else ():
-        with open(mark, "w", encoding="ascii"):
-            pass
+    parts, lines = {}, []
+    if captions and (not done or captions.facts != before or any(map(os.path.exists, marks))):
+        parts, lines = captions.parts(names)                # raises before anything is replaced
+        for mark in marks:
+            open(mark, "w").close()
     if not done:
-        work.commit(lambda kept: save_lines(os.path.join(folder, f"{ALL}_ids.txt"), names))
-    if parts:
-        write_pairs(folder, parts, work.path)
+        work.commit(lambda sound: save_lines(os.path.join(folder, f"{ALL}_ids.txt"), names))
+    for part, entries in parts.items():
+        start = os.path.join(folder, part)
+        save_lines(f"{start}_caps.txt", [text for _, _, texts in entries for text in texts])
+        save_lines(f"{start}_ids.txt", [name for _, name, _ in entries])
+        copy_rows(f"{start}_ims.npy", read_array(work.path, "extract again"),
+                  np.array([row for row, _, _ in entries]))
     work.update_list()
-    for mark in marks if parts else ():
-        os.remove(mark)
-    for line in captions.report() if parts else ():
+    remove(*(marks if parts else ()))
+    for line in lines:
         print(line)
 
 
 def check_output(folder: str, photos: str) -> dict:
-    """The list of photos of an earlier call. Raise InputError if the output holds splits that --photos did not write,
-    or another folder's photos. A folder that is at its old place no more has been moved."""
+    """The list of photos of an earlier call.
+
+    Raises InputError if the output holds splits that --photos did not write, or another folder's
+    photos. A folder that is at its old place no more has been moved.
+    """
     before = stored_list(folder)
     other = before.get("folder")
     if isinstance(other, str) and os.path.isdir(other) and not os.path.samefile(other, photos):
-        raise InputError(f"{folder} holds the photos of {other}, and these are of {photos}; give them an --output_name "
-                         "of their own")
-    listed = os.path.isfile(os.path.join(folder, f"{ALL}_photos.json"))
-    begun = os.path.exists(os.path.join(folder, f".{ALL}_photos.part"))
-    files = sorted(name for name in (os.listdir(folder) if os.path.isdir(folder) else ())
-                   if name.endswith(("_ims.npy", "_caps.txt", "_ids.txt")))
-    if files and not listed and not begun:
-        raise InputError(f"{os.path.join(folder, files[0])} is there already and is none that --photos wrote; give "
-                         "--output_name a folder of its own")
+        raise InputError(f"{folder} holds the photos of {other}, and these are of {photos}; give "
+                         "them an --output_name of their own")
+    inside = sorted(os.listdir(folder)) if os.path.isdir(folder) else ()
+    files = [name for name in inside if name.endswith(("_ims.npy", "_caps.txt", "_ids.txt"))]
+    if files and not {f"{ALL}_photos.json", f".{ALL}_ims_photos.part"} & set(inside):
+        raise InputError(f"{os.path.join(folder, files[0])} is there already and is none that "
+                         "--photos wrote; give --output_name a folder of its own")
     return before
 
 
 def stored_list(folder: str) -> dict:
     """The list of photos of an earlier call, or {}."""
     path = os.path.join(folder, f"{ALL}_photos.json")
-    stored = read_json(path, "delete it and extract again") if os.path.isfile(path) else {}
+    stored = read_json(path, AGAIN) if os.path.isfile(path) else {}
     return stored if isinstance(stored, dict) else {}
 
 
 def recorded(folder: str, stored: dict, recipe: dict) -> tuple | None:
-    """(line, shape, dtype) of stored features that this recipe made, where no file of weights has changed since, so
-    that a call without work need not load the network. None: the network has to be asked."""
+    """(line, shape, dtype) of stored features that this recipe made, where no file of weights has
+    changed since, so that a call without work need not load the network. None: it has to be asked.
+    """
     path, weights = os.path.join(folder, f"{ALL}_ims.npy"), stored.get("weights_file")
-    known = stored.get("recipe") == recipe and os.path.isfile(path) and stored.get("extractor") is not None and \
-        stored["extractor"] == extractors(folder).get("ims")
-    if not known or weights != (None if recipe["kind"] == "demo" else stamp(str((weights or [""])[0]))):
+    line = stored.get("extractor")
+    now = None if recipe["kind"] == "demo" else stamp(str((weights or [""])[0]))
+    if stored.get("recipe") != recipe or not os.path.isfile(path) or line is None or \
+            line != extractors(folder).get("ims") or weights != now:
         return None
-    array = read_array(path, "delete it and extract again")
-    return stored["extractor"], array.shape[1:], array.dtype
+    array = read_array(path, AGAIN)
+    return line, array.shape[1:], array.dtype
+
+
+# ---- captions
+
+def part_of_photo(name: str) -> str:
+    """The split of a photo, from a hash of its name alone, so that other photos never change it."""
+    share = int(sha256(name)[:16], 16) / 2 ** 64
+    return next(part for part, below in zip(PARTS, SHARES) if share < below)
+
+
+def read_table(path: str) -> list[list[str]]:
+    """The rows [name, caption] of a table with the header name,caption. Raises InputError."""
+    text = read_text(path)
+    first = text.lstrip("\r\n").split("\n", 1)[0]
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count),
+                        strict=True)
+    rows = []
+    try:
+        for fields in reader:
+            while len(fields) > 2 and not fields[-1].strip():
+                fields.pop()                                # empty columns of a spreadsheet
+            if not any(field.strip() for field in fields):
+                continue
+            rows.append([field.strip() for field in fields])
+            if len(rows) > 1 and len(fields) != 2:
+                raise InputError(f"{path}, line {reader.line_num}: it has {len(fields)} fields and "
+                                 "the header has 2, name and caption; put a caption with commas "
+                                 "into quotes")
+            if [field.lower() for field in rows[0]] != ["name", "caption"]:
+                break
+    except csv.Error as error:
+        raise InputError(f"{path}, line {reader.line_num}: {reason(error)}; save it as CSV with "
+                         "quotes around captions that have commas, quotes or line breaks"
+                         ) from error
+    if not rows or [field.lower() for field in rows[0]] != ["name", "caption"]:
+        raise InputError(f"{path} begins with {ascii(first.strip())[:60]}; its first line has to be"
+                         " name,caption")
+    return rows[1:]
+
+
+class Captions:
+    """The captions of a table for the photos `names`. `facts`: what all_photos.json records of it.
+
+    Photos that have fewer captions than others are made equal: the least number counts, or
+    `per_image`. Raises InputError if the table cannot be read or has no caption of these photos.
+    """
+
+    def __init__(self, path: str, names: list[str], per_image: int | None):
+        self.path, self.per_image = path, per_image
+        self.of_photo, known, self.unknown = defaultdict(list), set(names), []
+        for name, caption in read_table(path):
+            name = name if name in known else name.replace("\\", "/")
+            if name not in known:
+                self.unknown.append(name)
+            elif caption:
+                self.of_photo[name].append(caption)
+        if not self.of_photo:
+            first = f"; its first name is {ascii(self.unknown[0])}, a photo's is " \
+                    f"{ascii(names[0])}" if self.unknown else ""
+            raise InputError(f"{path} has no caption of the {len(names):,} photos{first}; names are"
+                             " paths below the folder of the photos, with /")
+        self.facts = {"file": os.path.abspath(path), "digest": file_digest(path),
+                      "per_image": per_image}
+
+    def parts(self, names: list[str]) -> tuple[dict[str, list[tuple]], list[str]]:
+        """{split: [(row, name, captions)]} of the photos `names` (N,), which are the rows of the
+        features, and lines on what became of the table. Raises InputError for an empty split."""
+        having = [(row, name, self.of_photo[name]) for row, name in enumerate(names)
+                  if name in self.of_photo]
+        least = self.per_image or min((len(texts) for *_, texts in having), default=0)
+        enough = [(*photo, texts[:least]) for *photo, texts in having if len(texts) >= least]
+        short = [name for _, name, texts in having if len(texts) < least]
+        parts = {part: [entry for entry in enough if part_of_photo(entry[1]) == part]
+                 for part in PARTS}
+        empty = [part for part in PARTS if not parts[part]]
+        if empty:
+            raise InputError(f"{self.path}: of {len(enough):,} photos with captions none is of "
+                             f"{' and '.join(empty)} (the names decide: 80% train, 10% dev, 10% "
+                             "test); add photos with captions"
+                             + ", or give a smaller --captions_per_image" * bool(short))
+        sizes = ", ".join(f"{part} {len(entries):,}" for part, entries in parts.items())
+        lines = [f"{self.path}: {sizes} photos with {least} caption{'s' * (least > 1)} each"]
+        without = [name for name in names if name not in self.of_photo]
+        for what, which in (("photos without a caption, in no split", without),
+                            (f"photos with fewer than {least} captions, in no split", short),
+                            ("captions of photos that are not there", self.unknown)):
+            if which:
+                lines.append(f"note: {what}: {len(which):,}, the first: {ascii(which[0])}")
+        dropped = sum(max(0, len(texts) - least) for *_, texts in having)
+        if dropped:
+            lines.append(f"note: {dropped:,} captions left out, as every photo needs the same "
+                         f"number, {least}; --captions_per_image N asks for N and leaves out photos"
+                         " with fewer")
+        if len(enough) < TINY:
+            lines.append(f"note: with {len(enough)} photos the splits are tiny; results on them say"
+                         " little")
+        return parts, lines
 
 
 # ---- reading
@@ -271,32 +372,40 @@ class Images(NamedTuple):
     names: list[str]                  # N paths below `folder`, with /
     folder: str                       # the absolute path of the photos
     extractor: str                    # the line of features.json
-    recipe: dict                      # what `network_of` builds the network from; it also checks the extractor
+    recipe: dict                      # what `network_of` builds the network from, and checks it by
 
 
 def read_images(data_path: str, data_name: str) -> Images:
-    """Open the features of a folder of photos. Raises InputError if they are not there, if a stop left them half
-    replaced, or if the files do not belong together."""
+    """Open the features of a folder of photos.
+
+    Raises InputError if they are not there, if a stop left them half replaced, or if the files do
+    not belong together.
+    """
     root = os.path.join(data_path, data_name)
     again = f"python -m features.extract images --photos FOLDER --output_name {data_name}"
-    path, ims, ids = (os.path.join(root, f"{ALL}_{end}") for end in ("photos.json", "ims.npy", "ids.txt"))
+    path, ims, ids = (os.path.join(root, f"{ALL}_{end}")
+                      for end in ("photos.json", "ims.npy", "ids.txt"))
     if os.path.exists(os.path.join(root, CHANGING.format(ALL))):
-        raise InputError(f"{root}: the features and names of photos do not belong together, as `features.extract "
-                         "images` was stopped while it put them in their places; call it again")
+        raise InputError(f"{root}: the features and names of photos do not belong together, as "
+                         "`features.extract images` was stopped while it put them in their places; "
+                         "call it again")
     for each in (path, ims, ids):
         if not os.path.isfile(each):
             raise InputError(f"there is no file {each}; `{again}` writes it")
     stored = stored_list(root)
-    rows, recipe, folder, line = (stored.get(key) for key in ("photos", "recipe", "folder", "extractor"))
-    if not (isinstance(rows, list) and all(isinstance(row, list) and row and isinstance(row[0], str) for row in rows)
-            and isinstance(recipe, dict) and set(recipe) == set(RECIPE) and isinstance(folder, str)
-            and isinstance(line, str) and all(x is None or isinstance(x, (str, int)) for x in recipe.values())):
+    notes, recipe, folder, line = (stored.get(key)
+                                   for key in ("photos", "recipe", "folder", "extractor"))
+    if not (isinstance(notes, list) and isinstance(recipe, dict) and set(recipe) == set(RECIPE)
+            and all(isinstance(note, list) and note and isinstance(note[0], str) for note in notes)
+            and isinstance(folder, str) and isinstance(line, str)
+            and all(x is None or isinstance(x, (str, int)) for x in recipe.values())):
         raise InputError(f"{path} is no list of a folder of photos; `{again}` writes it")
-    features, names, lines = Features(ims), [row[0] for row in rows], read_lines(ids)
+    features, names, lines = Features(ims), [note[0] for note in notes], read_lines(ids)
     if len(features) != len(names) or lines != names:
-        raise InputError(f"{ims} has {len(features):,} rows, {path} lists {len(names):,} photos and {ids} has "
-                         f"{len(lines):,} lines, which do not belong together; delete {path} and call `{again}`")
+        raise InputError(f"{ims} has {len(features):,} rows, {path} lists {len(names):,} photos and"
+                         f" {ids} has {len(lines):,} lines, which do not belong together; delete "
+                         f"{path} and call `{again}`")
     if extractors(root).get("ims") != line:
-        raise InputError(f"{os.path.join(root, 'features.json')} names another extractor than {path}; call `{again}` "
-                         "again")
+        raise InputError(f"{os.path.join(root, 'features.json')} names another extractor than "
+                         f"{path}; call `{again}` again")
     return Images(features, names, folder, line, {**recipe, "extractor": line})

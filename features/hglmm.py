@@ -11,7 +11,6 @@ from tqdm import tqdm
 
 from cli import InputError
 from files.reading import read_arrays
-from files.writing import save_arrays
 
 BLOCK = 1 << 24                       # numbers that a temporary array may hold
 AT_MEDIAN = 1e-4                      # scales; a median is the value of a word, whose sign must not hang on rounding
@@ -109,18 +108,9 @@ class HGLMM:
         joint = self._joint(x)
         return np.exp(joint - _log_sum(joint)[:, None])
 
-    def fisher_vectors(self, sets: list[np.ndarray]) -> np.ndarray:
-        """Fisher vectors of sets of word vectors (T, D) -> (n_sets, 2 K D) float32: all locations, then all scales.
-
-        An empty set gives zeros. See `fisher_of_counts`.
-        """
-        length = np.array([len(words) for words in sets])
-        x = np.concatenate([np.empty((0, self.location.shape[1])), *(words for words in sets if len(words))])
-        rows = np.repeat(np.arange(len(sets)), length)
-        return self.fisher_of_counts(x, csr_array((np.ones(len(x)), (rows, np.arange(len(x)))), (len(sets), len(x))))
-
     def fisher_of_counts(self, x: np.ndarray, counts) -> np.ndarray:
-        """The same from V different words x (V, D) and how often each occurs in each set: sparse (n_sets, V).
+        """Fisher vectors (n_sets, 2 K D) float32, all locations and then all scales, of sets of words, from V different
+        words x (V, D) and how often each occurs in each set: sparse (n_sets, V). An empty set gives zeros.
 
         The gradient of the mean log-likelihood of a set's T words, with each entry divided by the square root of its
         Fisher information (diagonal, and with posteriors taken as nearly 0 or 1: Perronnin and Dance 2007). With g =
@@ -143,17 +133,8 @@ class HGLMM:
         return out.reshape(len(out), -1)                                            # (n, 2, K, D) -> (n, 2 K D)
 
     def arrays(self) -> dict:
-        """The arrays that define the mixture, as `load` takes them."""
+        """The arrays that define the mixture, by name."""
         return {"weight": self.weight, "location": self.location, "scale": self.scale, "laplacian": self.laplacian}
-
-    def save(self, path: str) -> None:
-        """Write the mixture to an .npz file."""
-        save_arrays(path, self.arrays())
-
-    @classmethod
-    def load(cls, path: str) -> "HGLMM":
-        """Read a mixture that `save` wrote. Raises InputError if the file is not one."""
-        return cls(**load_arrays(path, ("weight", "location", "scale", "laplacian")))
 
 
 def load_arrays(path: str, names) -> dict:

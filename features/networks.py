@@ -9,20 +9,18 @@ import os
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor, nn
 
 from cli import InputError
-from demo import scenes
+from demo import extractor as drawn
 from encoders import CNN, CNNS
 from features.boxes import PhotoBoxes
 from features.openclip import ClipPhotos
-from features.photos import checksum
-from inputs import eval_transform, whole_transform
+from features.store import How, PhotoFeatures
+from files.reading import checksum
+from inputs import Photos, eval_transform, whole_transform
 
-KINDS = ("cnn", "open_clip", "demo")
 SIDE = 7                              # cells a side of the last map of every network, for photos of 224 x 224
-DEMO = ("global", "regions")          # the demo's features without and with --grid
 RECIPE = ("kind", "cnn_type", "layer", "cnn_weights", "grid", "boxes", "model", "weights", "tag")
 
 
@@ -118,36 +116,37 @@ class RegionPooling(nn.Module):
             return [self.cnn.net.classifier(roi_align(*pair, bins=SIDE).flatten(1)) for pair in zip(maps, boxes)]
 
 
-class DemoPhotos(nn.Module):
-    """The demo's features, which need no weights: pixels (B, 128, 128, 3) uint8 -> (B, 960) or (B, 36, 192)."""
-
-    def __init__(self, grid: bool):
-        super().__init__()
-        self.regions, self.dim = (scenes.GRID ** 2, sum(scenes.WIDTHS)) if grid else (None, 5 * sum(scenes.WIDTHS))
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        regions = scenes.region_features(pixels.cpu().numpy())
-        return torch.from_numpy(regions if self.regions else scenes.global_features(regions))
+def layer_of(cnn_type: str, layer: str | None, layers: tuple, others: tuple, what: str) -> str:
+    """The layer, by default the first of `layers` (VGG) or of `others`. Raises InputError where the
+    network has none of that name."""
+    allowed = layers if cnn_type.startswith("vgg") else others
+    if (layer or allowed[0]) not in allowed:
+        raise InputError(f"--layer {layer} is no layer {what}{cnn_type}; it has "
+                         f"{', '.join(allowed)}")
+    return layer or allowed[0]
 
 
-def demo_transform(photo: Image.Image) -> Tensor:
-    """A photo in RGB as (128, 128, 3) uint8. Photos of another size are resized without cropping."""
-    size = scenes.CANVAS, scenes.CANVAS
-    return torch.from_numpy(np.array(photo if photo.size == size else photo.resize(size, Image.Resampling.BILINEAR)))
+def frozen(cnn_type: str, layer: str, weights: str | None, pretrained: bool) -> tuple[CNN, str]:
+    """A CNN that ends with a layer, without normalisation, and the checksum of its weights."""
+    cnn = CNN(cnn_type, weights=weights, pretrained=pretrained, cells=layer == "cells",
+              normalise=False).eval()
+    cnn.regions = SIDE ** 2 if cnn.cells else None
+    if layer == "fc6":
+        cnn.net.classifier = cnn.net.classifier[:2]                             # linear, ReLU
+    return cnn, checksum(x.numpy() for x in cnn.net.state_dict().values())
 
 
-def network(cnn_type: str, layer: str | None = None, weights: str | None = None, pretrained: bool = True, *,
-            grid: int | None = None, boxes: bool = False) -> tuple[nn.Module, str]:
+def network(cnn_type: str, layer: str | None = None, weights: str | None = None,
+            pretrained: bool = True, *, grid: int | None = None,
+            boxes: bool = False) -> tuple[nn.Module, str]:
     """A frozen network that gives the raw activations of a layer, and its one-line name.
 
-    layer: fc7 or fc6 (VGG), (B, 4096) after the ReLU; pooled (the others), (B, F); cells, the last map, (B, 49, C).
-    grid: the last map in N x N cells instead, see `Grid`. boxes: in boxes, see `BoxPooling`.
-    Raises InputError if the network has no such layer.
+    layer: fc7 or fc6 (VGG), (B, 4096) after the ReLU; pooled (the others), (B, F); cells, the last
+    map, (B, 49, C). grid: the last map in N x N cells instead, see `Grid`. boxes: in boxes, see
+    `BoxPooling`. Raises InputError if the network has no such layer.
     """
-    allowed = ("fc7", "fc6", "cells") if cnn_type.startswith("vgg") else ("pooled", "cells")
-    layer = "cells" if grid or boxes else layer or allowed[0]
-    if layer not in allowed:
-        raise InputError(f"--layer {layer} is no layer of {cnn_type}; it has {', '.join(allowed)}")
+    layer = layer_of(cnn_type, "cells" if grid or boxes else layer, ("fc7", "fc6", "cells"),
+                     ("pooled", "cells"), "of ")
     cnn, state = frozen(cnn_type, layer, weights, pretrained)
     if grid:
         return Grid(cnn, grid), f"{cnn_type} grid {grid}x{grid} {state}"
@@ -156,49 +155,57 @@ def network(cnn_type: str, layer: str | None = None, weights: str | None = None,
     return cnn, f"{cnn_type} {layer} {state}"
 
 
-def frozen(cnn_type: str, layer: str, weights: str | None, pretrained: bool = True) -> tuple[CNN, str]:
-    """A CNN that ends with a layer, without normalisation, and the checksum of its weights."""
-    cnn = CNN(cnn_type, weights=weights, pretrained=pretrained, cells=layer == "cells", normalise=False).eval()
-    cnn.regions = SIDE ** 2 if cnn.cells else None
-    if layer == "fc6":
-        cnn.net.classifier = cnn.net.classifier[:2]                                 # linear, ReLU
-    return cnn, checksum(x.numpy() for x in cnn.net.state_dict().values())
-
-
 def region_network(cnn_type: str, layer: str | None, weights: str | None, side: int,
                    pretrained: bool = True) -> tuple[RegionPooling, str]:
-    """A network of regions in photos that are resized to side x side, and its one-line name. layer: see
-    `RegionPooling` (default: fc6 of VGG, else cells). Raises InputError if the network has no such layer."""
-    allowed = ("fc6", "fc7", "cells") if cnn_type.startswith("vgg") else ("cells",)
-    layer = layer or allowed[0]
-    if layer not in allowed:
-        raise InputError(f"--layer {layer} is no layer of regions of {cnn_type}; it has {', '.join(allowed)}")
+    """A network of regions in photos that are resized to side x side, and its one-line name.
+
+    layer: see `RegionPooling` (default: fc6 of VGG, else cells). Raises InputError if the network
+    has no such layer.
+    """
+    layer = layer_of(cnn_type, layer, ("fc6", "fc7", "cells"), ("cells",), "of regions of ")
     cnn, state = frozen(cnn_type, layer, weights, pretrained)
-    return RegionPooling(cnn, layer), f"{cnn_type} RoI {layer}, photos resized to {side}x{side}, {state}"
+    return (RegionPooling(cnn, layer),
+            f"{cnn_type} RoI {layer}, photos resized to {side}x{side}, {state}")
+
+
+# ---- kinds: (network, transform, line) of a recipe
+
+def cnn_of(recipe: dict) -> tuple:
+    if recipe["cnn_type"] not in CNNS:
+        raise InputError(f"'{recipe['cnn_type']}' is none of the networks {', '.join(CNNS)}; "
+                         "extract again")
+    net, line = network(recipe["cnn_type"], recipe["layer"], recipe["cnn_weights"],
+                        grid=recipe["grid"], boxes=bool(recipe["boxes"]))
+    return net, whole_transform() if recipe["boxes"] else eval_transform(), line
+
+
+def clip_of(recipe: dict) -> tuple:
+    net = ClipPhotos(recipe["model"], recipe["weights"], recipe["tag"])
+    return net, net.transform, net.line
+
+
+def drawn_of(recipe: dict) -> tuple:
+    net = drawn.Photos(bool(recipe["grid"]))
+    return net, drawn.transform, net.line
+
+
+KINDS = {"cnn": cnn_of, "open_clip": clip_of, "demo": drawn_of}
 
 
 def network_of(recipe: dict, device) -> tuple:
-    """(network, transform, line) of a recipe: `network(torch.stack([transform(photo)]))` are the features of a photo.
+    """(network, transform, line) of a recipe: `network(torch.stack([transform(photo)]))` are the
+    features of a photo.
 
-    recipe: the values of RECIPE, None where a kind has no use for them, and perhaps "extractor", the line that the
-    network must have. Raises InputError where it has another one, or cannot be built.
+    recipe: the values of RECIPE, None where a kind has no use for them, and perhaps "extractor",
+    the line that the network must have. Raises InputError where it has another one, or cannot be
+    built.
     """
-    kind, grid = recipe["kind"], recipe["grid"]
-    if kind == "demo":
-        net, transform, line = DemoPhotos(bool(grid)), demo_transform, scenes.EXTRACTORS[DEMO[bool(grid)]]
-    elif kind == "open_clip":
-        net = ClipPhotos(recipe["model"], recipe["weights"], recipe["tag"])
-        transform, line = net.transform, net.line
-    else:
-        if recipe["cnn_type"] not in CNNS:
-            raise InputError(f"'{recipe['cnn_type']}' is none of the networks {', '.join(CNNS)}; extract again")
-        net, line = network(recipe["cnn_type"], recipe["layer"], recipe["cnn_weights"], grid=grid,
-                            boxes=bool(recipe["boxes"]))
-        transform = whole_transform() if recipe["boxes"] else eval_transform()
+    net, transform, line = KINDS[recipe["kind"]](recipe)
     recorded = recipe.get("extractor", line)
     if recorded != line:
-        raise InputError(f"the features were made by '{recorded}' and the network at hand is '{line}'; put the weights "
-                         "back, or delete the features and extract them again")
+        raise InputError(f"the features were made by '{recorded}' and the network at hand is "
+                         f"'{line}'; put the weights back, or delete the features and extract them "
+                         "again")
     return net.to(device).eval(), transform, line
 
 
@@ -209,10 +216,10 @@ def shape_of(net: nn.Module, boxes: PhotoBoxes | None) -> tuple[tuple, type]:
 
 
 def weights_file(net: nn.Module, recipe: dict) -> list | None:
-    """[path, bytes, time] of the file of a network's weights, or None for the demo's features, which have none."""
-    if recipe["kind"] == "demo":
-        return None
-    return stamp(recipe["weights"] if recipe["kind"] == "open_clip" else getattr(net, "cnn", net).net.weights_file)
+    """[path, bytes, time] of the file of a network's weights; None for a kind without any."""
+    if recipe["kind"] == "cnn":
+        return stamp(getattr(net, "cnn", net).net.weights_file)
+    return recipe["weights"] and stamp(recipe["weights"])
 
 
 def stamp(path: str) -> list | None:
@@ -222,3 +229,28 @@ def stamp(path: str) -> list | None:
     except OSError:
         return None
     return [os.path.abspath(path), stat.st_size, stat.st_mtime_ns]
+
+
+class PhotoReader:
+    """Reads photo n for a network: (its tensor,), or (its tensor, its boxes (P, 4))."""
+
+    def __init__(self, photos: Photos, transform, boxes: PhotoBoxes | None):
+        self.photos, self.transform, self.boxes = photos, transform, boxes
+
+    def __call__(self, n: int) -> tuple[Tensor, ...]:
+        photo = self.photos.open(n)
+        shares = (self.boxes.shares(n, photo.size),) if self.boxes else ()
+        return self.transform(photo), *shares
+
+
+def stacked(photos: list[tuple]) -> tuple[Tensor, ...]:
+    """What several photos give, one tensor of each kind: (b, 3, H, W), (b, P, 4)."""
+    return tuple(map(torch.stack, zip(*photos)))
+
+
+def compute(work: PhotoFeatures, photos: Photos, net: nn.Module, transform,
+            boxes: PhotoBoxes | None, how: How) -> None:
+    """Compute the features that `work` lacks."""
+    work.run(PhotoReader(photos, transform, boxes),
+             lambda ready: net(*(x.to(how.device) for x in ready)).cpu().numpy(), how, work.split,
+             stacked)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from cli import InputError, reason
-from features.photos import checksum
-from files.vision import import_torchvision
+from files.photos import import_torchvision
+from files.reading import checksum
 
 PREPARED = "mean", "std", "interpolation", "resize_mode"    # how published weights want their photos
 OFFLINE = "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"          # read when huggingface_hub and transformers are imported

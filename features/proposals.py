@@ -4,202 +4,308 @@
     python -m features.proposals --data_name f30k_entities --count 500 --model model.yml.gz
     python -m features.proposals --data_name f30k_entities --name mine --from boxes.json
 
-They are EdgeBoxes (edges.py), of image gradients or, with --model, of a structured forest, or boxes of your own. The
-boxes of the phrases are added to those of train. {split}_{name}.npz and .json hold them (files/proposals.py), and the
-recall is printed: what share of the phrases a perfect ranking would find. After a stop the same command goes on.
+They are EdgeBoxes (Zitnick and Dollar 2014) by OpenCV's ximgproc, boxes that wholly hold many
+edges: edges of image gradients or, with --model, of a structured forest. Or they are boxes of your
+own. The boxes of the phrases are added to those of train. {split}_{name}.npz and .json hold them
+(files/proposals.py), and the recall is printed: what share of the phrases a perfect ranking would
+find. After a stop the same command goes on.
 """
 if __name__ == "__main__":
     import cli
     cli.starting()
 
+import functools
+import gzip
 import os
 import re
+import zlib
 
 import numpy as np
 
 import cli
-from cli import Arguments, InputError, data_set, filename, positive, up_to, workers
-from features.edges import edge_boxes, method_of
-from features.photos import file_digest
-from features.rows import PhotoRows
+from cli import Arguments, InputError, data_set, filename, positive, reason, up_to, workers
+from features.boxes import LARGEST, read_boxes
+from features.store import How, RowStore
 from files.entities import SPLITS, Entities, photo_paths, read_entities
 from files.photos import read_photo
 from files.proposals import (
     THRESHOLDS,
     Proposals,
-    array_sha256,
     file_of,
     ids_sha256,
     read_facts,
     read_proposals,
     recall,
 )
-from files.reading import read_json, recognised
+from files.reading import file_digest, recognised, sha256
 from files.writing import locked, output, save_arrays, save_json
 
+SETTINGS = {"alpha": 0.65, "beta": 0.65, "minScore": 0.01}     # as the code of pl-clc sets them
+LEAST = 256                           # pixels: a smaller photo's longer side is enlarged to this
+SMOOTH = 2.0                          # pixels of the photo: finer textures have no edges
+THIN = 1.01                           # an edge stays that is not weaker than its neighbours by more
+FOREST = {"options", "stride", "shrinkNumber", "patchSize", "patchInnerSize",
+          "numberOfGradientOrientations", "selfsimilarityGridSize", "numberOfTrees",
+          "numberOfTreesToEvaluate", "childs", "featureIds", "thresholds", "edgeBoundaries",
+          "edgeBins"}                 # what OpenCV reads of a forest's file
+INSTALL = "EdgeBoxes needs OpenCV's contributed modules: pip install -r requirements-localise.txt"
 BATCH = 4                             # photos that a process is given at a time
-NAME = r"[A-Za-z0-9_-]+"              # of proposals and of their features, part of the names of files
-LARGEST = 1e30                        # a coordinate or score, as float32 holds it
-FORM = 'give {"photo id": [[x1, y1, x2, y2, score], ...], ...}, pixels from 0, the score as you like'
+NAME = r"[A-Za-z0-9_-]+"              # of proposals and of their features, part of names of files
+FORM = 'give {"photo id": [[x1, y1, x2, y2, score], ...], ...}, pixels from 0, the score as you ' \
+       f"like, numbers below {LARGEST:.0e}"
+
+
+# ---- EdgeBoxes
+
+def opencv():
+    """The module cv2, kept to one thread: photos are spread over processes. Raises InputError where
+    it is missing."""
+    try:
+        import cv2
+    except ImportError as error:
+        raise InputError(f"{INSTALL} ({reason(error)})") from error
+    if not hasattr(cv2, "ximgproc"):
+        raise InputError(f"this OpenCV has no module ximgproc. {INSTALL}, in place of the other "
+                         "opencv package")
+    cv2.setNumThreads(1)
+    return cv2
+
+
+@functools.cache
+def forest_of(path: str):
+    """The structured forest in a file. Raises InputError if it holds none."""
+    cv2, fix = opencv(), "model.yml.gz of opencv_extra/testdata/cv/ximgproc"
+    if not os.path.isfile(path):
+        raise InputError(f"there is no file {path}; --model is {fix}")
+    try:
+        with (gzip.open if path.endswith(".gz") else open)(path, "rb") as f:
+            keys = {match[1].decode() for line in f if (match := re.match(rb"\s*(\w+):", line))}
+        if FOREST - keys:                                   # OpenCV would divide by 0 trees
+            raise OSError(f"it has no {', '.join(sorted(FOREST - keys))}")
+        return cv2.ximgproc.createStructuredEdgeDetection(path)
+    except (OSError, EOFError, zlib.error, cv2.error) as error:
+        raise InputError(f"{path} holds no structured forest ({reason(error)}); give {fix}"
+                         ) from error
+
+
+def method_of(model: str | None) -> str:
+    """What makes the boxes, in one line. model: the file of a structured forest, or None for
+    gradients. Raises InputError where OpenCV is missing or the file is no forest."""
+    cv2 = opencv()
+    if model:
+        forest_of(model)
+    edges = f"the structured forest {file_digest(model)}" if model else \
+        f"gradients smoothed by {SMOOTH:g} pixels"
+    settings = ", ".join(f"{name} {value}" for name, value in SETTINGS.items())
+    return f"EdgeBoxes ({settings}) of {edges}, longer side at least {LEAST}, OpenCV " \
+           f"{cv2.__version__}"
+
+
+def gradients(photo: np.ndarray, smooth: float) -> tuple[np.ndarray, np.ndarray]:
+    """Edges of a photo (H, W, 3) uint8 by Sobel's filters, after smoothing by a Gaussian of `smooth` pixels: strength
+    in 0 to 1 and the direction across the edge in 0 to pi, both (H, W) float32.
+
+    The gradients of the three colours are joined by their structure tensor (Di Zenzo 1986): the direction is that of
+    its first eigenvector, and the strength the root of its trace.
+    """
+    cv2 = opencv()
+    smoothed = cv2.GaussianBlur(photo.astype(np.float32), (0, 0), smooth)
+    dx, dy = (cv2.Sobel(smoothed, cv2.CV_32F, *order) for order in ((1, 0), (0, 1)))            # (H, W, 3)
+    xx, yy, xy = ((a * b).sum(2) for a, b in ((dx, dx), (dy, dy), (dx, dy)))
+    strength, across = np.sqrt(xx + yy), np.arctan2(2 * xy, xx - yy) / 2
+    return strength / max(strength.max(), 1e-6), np.mod(across, np.float32(np.pi))
+
+
+def thinned(strength: np.ndarray, across: np.ndarray) -> np.ndarray:
+    """Edges one or two pixels wide: 0 where one of the two neighbours across the edge is stronger. (H, W) -> (H, W)."""
+    cv2 = opencv()
+    y, x = np.mgrid[:strength.shape[0], :strength.shape[1]].astype(np.float32)
+    beside = [cv2.remap(strength, x + sign * np.cos(across), y + sign * np.sin(across), cv2.INTER_LINEAR,
+                        borderMode=cv2.BORDER_REPLICATE) for sign in (1, -1)]
+    return np.where(THIN * strength < np.maximum(*beside), np.float32(0), strength)
+
+
+def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.ndarray:
+    """At most `count` boxes of a photo (H, W, 3) uint8, best first: (k, 5) float32, x1, y1, x2, y2 in pixels from 0
+    with both corners inside, and the score.
+
+    A photo without an edge has one box, the whole of it, of score 0, so that every photo has one to rank.
+    """
+    cv2, (height, width) = opencv(), photo.shape[:2]
+    scale = max(1.0, LEAST / max(height, width))
+    if scale > 1:
+        size = (max(1, round(width * scale)), max(1, round(height * scale)))
+        photo = cv2.resize(photo, size, interpolation=cv2.INTER_CUBIC)
+    if model:
+        forest = forest_of(model)
+        strength = forest.detectEdges(photo.astype(np.float32) / 255)
+        across = forest.computeOrientation(strength)
+        strength = forest.edgesNms(strength, across)
+    else:
+        strength, across = gradients(photo, SMOOTH * scale)
+        strength = thinned(strength, across)
+    finder = cv2.ximgproc.createEdgeBoxes(maxBoxes=count, **SETTINGS)
+    boxes, scores = finder.getBoundingBoxes(np.ascontiguousarray(strength, np.float32),
+                                            np.ascontiguousarray(across, np.float32))
+    if not len(boxes):
+        return np.array([[0, 0, width - 1, height - 1, 0]], np.float32)
+    corner, size = np.split(np.asarray(boxes, np.float64).reshape(-1, 4), 2, 1)     # (k, 2)
+    share = np.divide([width, height], photo.shape[1::-1])
+    most = np.array([width, height]) - 1
+    first = np.clip(corner * share, 0, most)
+    last = np.clip((corner + size) * share - 1, first, most)
+    rows = np.concatenate([first, last, np.reshape(scores, (-1, 1))], 1)            # (k, 5)
+    return rows.astype(np.float32)[:count]
 
 
 class Finder:
-    """Finds the proposals of photo n: `finder(n)` is (k, 5) float32, see `edge_boxes`. Raises InputError for a photo
-    that cannot be read or has another size than its annotations say."""
+    """Finds the proposals of photo n: `finder(n)` is (count, 5) float32, see `edge_boxes`, where
+    NaN stands for those that it has not. Raises InputError for a photo that cannot be read or has
+    another size than its annotations say."""
 
     def __init__(self, paths: list[str], sizes: np.ndarray, count: int, model: str | None):
         self.paths, self.sizes, self.count, self.model = paths, sizes, count, model
 
     def __call__(self, n: int) -> np.ndarray:
-        return edge_boxes(np.array(read_sized(self.paths[n], self.sizes[n])), self.count, self.model)
+        rows = edge_boxes(np.array(read_sized(self.paths[n], self.sizes[n])), self.count,
+                          self.model)
+        return np.pad(rows, ((0, self.count - len(rows)), (0, 0)), constant_values=np.nan)
 
 
 def read_sized(path: str, size) -> object:
     """A photo in RGB. Raises InputError unless it has this (width, height)."""
     photo = read_photo(path)
     if photo.size != tuple(size):
-        raise InputError(f"the photo {path} has {photo.size[0]} x {photo.size[1]} pixels and its annotations say "
-                         f"{size[0]} x {size[1]}; the boxes would not fit, so take the photos of this data set")
+        raise InputError(f"the photo {path} has {photo.size[0]} x {photo.size[1]} pixels and its "
+                         f"annotations say {size[0]} x {size[1]}; the boxes would not fit, so take "
+                         "the photos of this data set")
     return photo
 
 
 # ---- proposals of one's own
 
 def given_boxes(path: str, entities: Entities, count: int) -> list[np.ndarray]:
-    """The boxes of each photo in a JSON file, (k, 5) float32 with the score, 0 where there is none. Where a photo has
-    more than `count`, those of the highest score, or the first. Raises InputError for every fault."""
-    stored = read_json(path, FORM, unique=True)
-    if not isinstance(stored, dict):
-        raise InputError(f"{path} is no JSON object of boxes; {FORM}")
-    without = [photo for photo in entities.ids if not stored.get(photo)]
-    if without:
-        raise InputError(f"{path} has no boxes of {len(without):,} of {len(entities.ids):,} photos, the first is "
-                         f"{without[0]}; every photo needs one or more, under its id")
-    return [best_of(checked(path, photo, stored[photo], size), count)
-            for photo, size in zip(entities.ids, entities.sizes.tolist())]
+    """The boxes of each photo in a JSON file, (k, 5) float32 with the score, 0 where there is none.
 
-
-def checked(path: str, photo: str, boxes, size) -> np.ndarray:
-    """Boxes of a photo as they stand in JSON, (k, 5) float32. Raises InputError unless all lie in the photo."""
-    lengths = {len(box) if isinstance(box, list) else 0 for box in boxes} if isinstance(boxes, list) else {0}
-    if len(lengths) > 1 or not lengths <= {4, 5}:
-        raise InputError(f"{path} gives {photo} no list of boxes of four numbers, or of five with the score; {FORM}")
-    for box in boxes:
-        if not all(type(x) in (int, float) and abs(x) < LARGEST for x in box):      # NaN is not below it, either
-            raise InputError(f"{path}: {ascii(box)[:60]} of {photo} is no box; give finite numbers x1, y1, x2, y2, and "
-                             f"perhaps a score, all below {LARGEST:.0e}")
-        x1, y1, x2, y2 = box[:4]
-        if x1 > x2 or y1 > y2:
-            raise InputError(f"{path}: the box {box[:4]} of {photo} is inverted; give x1 <= x2 and y1 <= y2")
-        if min(x1, y1) < 0 or x2 > size[0] - 1 or y2 > size[1] - 1:
-            raise InputError(f"{path}: the box {box[:4]} of {photo} leaves the photo, {size[0]} x {size[1]} pixels; "
-                             f"pixels count from 0, so x2 is at most {size[0] - 1} and y2 at most {size[1] - 1}")
-    found = np.array(boxes, np.float64)
-    found = np.pad(found, ((0, 0), (0, 5 - found.shape[1])))
-    return found.astype(np.float32)
-
-
-def best_of(found: np.ndarray, count: int) -> np.ndarray:
-    """The `count` boxes of the highest score, in this order; of equal scores the earlier. (k, 5) -> (at most count, 5).
+    Where a photo has more than `count`, those of the highest score, of equal scores the earlier.
+    Raises InputError for every fault, such as a box that leaves its photo.
     """
-    return found[np.argsort(-found[:, 4], kind="stable")[:count]]
+    result = []
+    for photo, size, boxes in zip(entities.ids, entities.sizes,
+                                  read_boxes(path, entities.ids, FORM, (4, 5), thin=True)):
+        rows = np.array(boxes, np.float64)
+        if (outside := (rows[:, 2:4] > size - 1).any(1)).any():
+            raise InputError(f"{path}: the box {boxes[outside.argmax()][:4]} of {photo} leaves the "
+                             f"photo, {size[0]} x {size[1]} pixels; pixels count from 0, so x2 is "
+                             f"at most {size[0] - 1} and y2 at most {size[1] - 1}")
+        rows = np.pad(rows, ((0, 0), (0, 5 - rows.shape[1]))).astype(np.float32)
+        result.append(rows[np.argsort(-rows[:, 4], kind="stable")[:count]])
+    return result
 
 
 # ---- the command
 
-def joined(found: list[np.ndarray], entities: Entities, add: bool) -> Proposals:
-    """Proposals of all photos, with the boxes of each photo's phrases behind its own if `add`, each box once."""
-    blocks, added, first = [], [], np.searchsorted(entities.phrase_photo, np.arange(len(found) + 1))
-    for n, rows in enumerate(found):
+def joined(rows: list[np.ndarray], entities: Entities, add: bool) -> Proposals:
+    """Proposals of all photos from those of each (k, 5), with the boxes of each photo's phrases
+    behind its own if `add`, each box once."""
+    blocks, first = [], np.searchsorted(entities.phrase_photo, np.arange(len(rows) + 1))
+    for n, own in enumerate(rows):
         truth = np.unique(entities.truth[first[n]:first[n + 1] if add else first[n]], axis=0)
-        most = np.tile(entities.sizes[n] - 1, 2)            # the annotations leave some photos by a pixel
-        extra = np.pad(np.clip(truth, 0, most), ((0, 0), (0, 1)))                   # (t, 4) -> (t, 5), score 0
-        blocks.append(np.concatenate([rows, extra]).astype(np.float32))
-        added.append(np.arange(len(blocks[-1])) >= len(rows))
-    rows = np.concatenate(blocks)                                                   # (R, 5)
-    start = np.cumsum([0, *map(len, blocks)], dtype=np.int64)
-    return Proposals(np.ascontiguousarray(rows[:, :4]), start, np.ascontiguousarray(rows[:, 4]),
+        most = np.tile(entities.sizes[n] - 1, 2)            # annotations leave some by a pixel
+        extra = np.pad(np.clip(truth, 0, most), ((0, 0), (0, 1)))       # (t, 4) -> (t, 5), score 0
+        blocks.append(np.concatenate([own, extra]).astype(np.float32))
+    added = [np.arange(len(block)) >= len(own) for block, own in zip(blocks, rows)]
+    boxes, start = np.concatenate(blocks), np.cumsum([0, *map(len, blocks)], dtype=np.int64)
+    return Proposals(np.ascontiguousarray(boxes[:, :4]), start, np.ascontiguousarray(boxes[:, 4]),
                      np.concatenate(added), {})
 
 
 def is_ours(path: str) -> bool:
-    """Whether proposals of this name (without ending) are of this command, so that it may write them again."""
+    """Whether proposals of this name (without ending) are of this command, so that it may write
+    them again."""
     if os.path.exists(f"{path}.json"):
         return recognised(lambda p: "boxes_sha256" in read_facts(p, "method", ""), f"{path}.json")
     return not os.path.exists(f"{path}.npz")
 
 
-def write_split(opt, root: str, split: str, method: str) -> None:
-    """Write the proposals of a split, unless they are there. Raises InputError for other proposals of this name."""
-    entities, path = read_entities(root, split, opt.box_origin), file_of(root, split, opt.name)
-    asked = {"method": method, "count": opt.count, "ids_sha256": ids_sha256(entities.ids)}
-    made = {**asked, "origin": opt.box_origin, "truth_sha256": array_sha256(entities.truth)}
+def write_split(root: str, split: str, name: str, method: str, count: int, origin: int,
+                find) -> None:
+    """Write the proposals of a split, unless they are there.
+
+    find(entities, asked, path): the boxes of each photo, (k, 5), and a store of them to clean up or
+    None. Raises InputError for other proposals of this name.
+    """
+    entities, path = read_entities(root, split, origin), file_of(root, split, name)
+    asked = {"method": method, "count": count, "ids_sha256": ids_sha256(entities.ids)}
+    made = {**asked, "origin": origin, "truth_sha256": sha256(entities.truth)}
     if not is_ours(path):
-        raise InputError(f"{path}.npz or .json is there and not of features.proposals; give another --name")
+        raise InputError(f"{path}.npz or .json is there and not of features.proposals; give another"
+                         " --name")
     facts = read_facts(f"{path}.json", "method", "") if os.path.exists(f"{path}.json") else made
     for key in ("method", "count", "origin"):
         if facts.get(key) != made[key]:
-            raise InputError(f"{path}.npz is of {key} '{facts.get(key)}' and not '{made[key]}'; give another --name, "
-                             "or delete the old files")
-    if all(facts.get(key) == value for key, value in made.items()) and "recall" in facts and \
-            recognised(lambda p: read_proposals(root, split, opt.name, entities), path):
+            raise InputError(f"{path}.npz is of {key} '{facts.get(key)}' and not '{made[key]}'; "
+                             "give another --name, or delete the old files")
+    if made.items() <= facts.items() and "recall" in facts and \
+            recognised(read_proposals, root, split, name, entities):
         print(f"{path}.npz: done already")
-        report(facts, opt.count)
+        report(facts)
         return
     for end in (".npz", ".json"):
         output(path + end, lambda _: True)
-    rows = None
-    if opt.given:
-        found = given_boxes(opt.given, entities, opt.count)
-    else:
-        paths, start = photo_paths(root, entities.ids), np.arange(len(entities.ids) + 1) * opt.count
-        rows = PhotoRows(path, paths, start, 5, np.float32, asked)
-        rows.run(Finder(paths, entities.sizes, opt.count, opt.model), list, BATCH, opt.workers, split)
-        found = [np.array(rows.array[first:first + done[2]]) for first, done in zip(start, rows.done)]
-    proposals = joined(found, entities, add=split == "train")
-    save_arrays(f"{path}.npz", {"boxes": proposals.boxes, "start": proposals.start, "score": proposals.score,
-                                "added": proposals.added})
-    facts = {**made, "boxes_sha256": array_sha256(proposals.boxes), "boxes": len(proposals.boxes),
-             "photos": len(found), "added": int(proposals.added.sum()),
-             "fewer": sum(len(own) < opt.count for own in found), "least": min(map(len, found)),
+    rows, store = find(split, entities, asked, path)
+    proposals = joined(rows, entities, add=split == "train")
+    save_arrays(f"{path}.npz", {key: getattr(proposals, key)
+                                for key in ("boxes", "start", "score", "added")})
+    facts = {**made, "boxes_sha256": sha256(proposals.boxes), "boxes": len(proposals.boxes),
+             "photos": len(rows), "added": int(proposals.added.sum()),
+             "fewer": sum(len(own) < count for own in rows), "least": min(map(len, rows)),
              "phrases": len(entities.phrases),
              "recall": {f"{t:g}": round(recall(proposals, entities, t), 2) for t in THRESHOLDS}}
     save_json(facts, f"{path}.json")
-    if rows:
-        rows.clean()
+    if store:
+        store.clean()
     print(f"{path}.npz: {facts['boxes']:,} boxes of {facts['photos']:,} photos"
           + f", {facts['added']:,} of them added from the phrases" * (split == "train"))
-    report(facts, opt.count)
+    report(facts)
 
 
-def report(facts: dict, count: int) -> None:
+def report(facts: dict) -> None:
     """Print what the proposals of a split can find, and whether photos have fewer than asked for."""
-    shares = ", ".join(f"{share:.1f}% at IoU {threshold}" for threshold, share in facts["recall"].items())
+    shares = ", ".join(f"{share:.1f}% at IoU {least}" for least, share in facts["recall"].items())
     print(f"  recall of {facts['phrases']:,} phrases: {shares}, without added boxes")
     if facts["fewer"]:
-        print(f"  {facts['fewer']:,} of {facts['photos']:,} photos have fewer than {count} proposals, the least "
-              f"{facts['least']}")
+        print(f"  {facts['fewer']:,} of {facts['photos']:,} photos have fewer than "
+              f"{facts['count']} proposals, the least {facts['least']}")
 
 
 def write_all(opt) -> None:
     """The command. Raises InputError for options that cannot work together."""
     if opt.given and opt.model:
-        raise InputError(f"--model {opt.model} is for EdgeBoxes, and --from {opt.given} gives the boxes; leave one out")
+        raise InputError(f"--model {opt.model} is for EdgeBoxes, and --from {opt.given} gives the "
+                         "boxes; leave one out")
     if opt.given and not opt.name:
         raise InputError(f"--from {opt.given} needs --name NAME, a name for your proposals")
-    opt.name = opt.name or f"edgeboxes{opt.count}"
-    if not re.fullmatch(NAME, opt.name):
-        raise InputError(f"--name {opt.name} cannot name proposals; give letters, digits, - and _")
-    root = os.path.join(opt.data_path, opt.data_name)
-    if opt.given:
-        method = f"given in {os.path.basename(opt.given)} {file_digest(opt.given)}"
-    else:
-        method = method_of(opt.model)
+    name, root = opt.name or f"edgeboxes{opt.count}", os.path.join(opt.data_path, opt.data_name)
+    if not re.fullmatch(NAME, name):
+        raise InputError(f"--name {name} cannot name proposals; give letters, digits, - and _")
+    method = f"given in {os.path.basename(opt.given)} {file_digest(opt.given)}" if opt.given \
+        else method_of(opt.model)
     if not os.path.isdir(root):
-        raise InputError(f"there is no folder {root}; --data_name is a data set below --data_path {opt.data_path}")
+        raise InputError(f"there is no folder {root}; --data_name is a data set below --data_path "
+                         f"{opt.data_path}")
+
+    def find(split: str, entities: Entities, asked: dict, path: str) -> tuple:
+        if opt.given:
+            return given_boxes(opt.given, entities, opt.count), None
+        paths = photo_paths(root, entities.ids)
+        store = RowStore(path, paths, entities.ids, asked, (opt.count, 5), np.float32).prepare()
+        store.run(Finder(paths, entities.sizes, opt.count, opt.model), list,
+                  How(None, BATCH, opt.workers), split)
+        return [rows[~np.isnan(rows[:, 0])] for rows in store.array], store
     with locked(root, "writing proposals into"):
         for split in dict.fromkeys("val" if split == "dev" else split for split in opt.splits):
-            write_split(opt, root, split, method)
+            write_split(root, split, name, method, opt.count, opt.box_origin, find)
 
 
 def arguments() -> Arguments:

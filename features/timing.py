@@ -6,7 +6,6 @@ import os
 import statistics
 import tempfile
 import time
-from argparse import Namespace
 
 import numpy as np
 import torch
@@ -14,11 +13,9 @@ from PIL import Image
 
 from data import Split, pair_batches
 from features import regions
-from features.cores import by_cores
 from features.folder import find_photos
-from features.networks import network, region_network
-from features.photos import ALL, Extraction
-from features.rows import PhotoRows
+from features.networks import compute, network, region_network
+from features.store import ALL, How, PhotoFeatures, RowStore, by_cores
 from files.entities import Entities
 from files.memory import MIB, resident
 from files.proposals import Proposals
@@ -61,7 +58,7 @@ def write_photos(folder: str, count: int, seed: int) -> list[str]:
     for n in range(count):
         coarse = Image.fromarray(rng.integers(0, 256, (SIZE[1] // 4, SIZE[0] // 4, 3)).astype(np.uint8))
         coarse.resize(SIZE, Image.Resampling.BICUBIC).save(os.path.join(folder, f"{n:04}.jpg"), quality=90)
-    return [os.path.join(folder, name) for name in find_photos(folder).names]
+    return [os.path.join(folder, name) for name in find_photos(folder)[0]]
 
 
 def extraction_times(count: int, workers: int, repeats: int, seed: int, device):
@@ -80,19 +77,19 @@ def extraction_times(count: int, workers: int, repeats: int, seed: int, device):
         def alone():
             list(by_cores(lambda photos: net(photos.to(device)).cpu(), decoded, device))
 
-        def prepared(name: str) -> Extraction:
-            return Extraction(folder, name, images, paths, "timed", (net.dim,), np.float32)
+        def store(name: str) -> PhotoFeatures:
+            return PhotoFeatures(folder, name, paths, paths, "timed", (net.dim,), np.float32)
 
         def whole():
-            work = prepared(f"{ALL}{next(runs)}")
+            work = store(f"{ALL}{next(runs)}")
             with contextlib.redirect_stdout(io.StringIO()):
                 work.prepare()
-            work.run(net, eval_transform(), Namespace(batch_size=BATCH, workers=workers, skip_broken=False), device)
-            work.commit(lambda kept: None)
+            compute(work, images, net, eval_transform(), None, How(device, BATCH, workers, False))
+            work.commit(lambda sound: None)
 
         spent = rounds({"network": alone, "whole": whole, "decoding": lambda: list(image_batches(images, BATCH))},
                        repeats, device)
-        last = prepared(f"{ALL}0")
+        last = store(f"{ALL}0")
         again = race({"again": last.complete}, repeats, device)["again"]
         assert last.complete() and len(decoded) == len(chunks(paths, BATCH))
     yield "photos a second", count / min(spent["whole"]), ".1f", None
@@ -137,7 +134,7 @@ def region_times(count: int, workers: int, repeats: int, seed: int, device):
     with random weights. The network's own time is that of the same photos and boxes, decoded before, with its RoI
     pooling."""
     net = region_network("resnet18", None, None, regions.PHOTO_SIDE, pretrained=False)[0]
-    encoder, step = regions.NetworkRegions(net, regions.PHOTO_SIDE, device), regions.BATCH[device.type]
+    encoder, step = regions.NetworkRegions(net, "timed", regions.PHOTO_SIDE, device), regions.BATCH[device.type]
     entities, proposals = random_proposals(count, np.random.default_rng(seed))
     with tempfile.TemporaryDirectory() as folder:
         os.mkdir(os.path.join(folder, "photos"))
@@ -149,8 +146,9 @@ def region_times(count: int, workers: int, repeats: int, seed: int, device):
             list(by_cores(encoder.encode, ready, device))
 
         def whole():
-            rows = PhotoRows(os.path.join(folder, "rows"), paths, proposals.start, net.dim, np.float16, {})
-            rows.run(reader, encoder.encode, step, workers, "timed", device)
+            rows = RowStore(os.path.join(folder, "rows"), paths, paths, "timed", (net.dim,), np.float16,
+                            proposals.start).prepare()
+            rows.run(reader, encoder.encode, How(device, step, workers), "timed")
             rows.clean()
         spent = rounds({"network": alone, "whole": whole}, repeats, device)
     yield f"photos with {PROPOSALS} boxes a second", count / min(spent["whole"]), ".1f", None

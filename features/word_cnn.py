@@ -21,9 +21,9 @@ import cli
 from cli import Arguments, InputError, Stopped, data_set, filename, natural, positive, torch_device, up_to, workers
 from data import Split, pair_batches, read_split
 from encoders import CNN, CNNS, vsepp_linear
+from files.tars import TarPhotos
 from files.writing import output, save_state
 from inputs import ALL, Photos, image_batches
-from readers.tars import TarPhotos
 from text import is_function
 
 

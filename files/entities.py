@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from cli import InputError, reason
-from files.boxes import enclosing
 from files.reading import read_lines, read_text, repeated
 from files.writing import CHANGING
 
@@ -195,6 +194,12 @@ def _photo_paths(root: str, ids: list[str], report: Callable[[str], None]) -> li
 
 
 # ---- one photo
+
+def enclosing(boxes: np.ndarray) -> np.ndarray:
+    """The smallest box that holds all k of them: (k, 4) -> (4,) float64, k at least 1."""
+    boxes = np.asarray(boxes, np.float64)
+    return np.concatenate([boxes[:, :2].min(0), boxes[:, 2:].max(0)])
+
 
 def _photo(root: str, photo: str, origin: int) -> tuple[tuple, list[tuple], Counter]:
     """(width, height) of a photo, its phrases [(sentence, chain, types, words, truth, number of boxes)], and how many

@@ -1,9 +1,11 @@
-"""Reading photos of any common format, whole or small."""
+"""Reading photos of any common format, whole or small; and the import of torchvision, which crops and scales them."""
 import functools
 import io
 import re
+import sys
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps
 
 from cli import InputError, reason
@@ -61,3 +63,22 @@ def in_rgb(image: Image.Image) -> Image.Image:
     whites = [65535] if ";16" in image.mode else [1] * (image.mode == "F") + [255, 65535, top]
     white = next(white for white in whites if top <= white)
     return Image.fromarray(np.rint(255 * np.clip(values / white, 0, 1)).astype(np.uint8)).convert("RGB")
+
+
+def import_torchvision():
+    """Import torchvision, even beside a CPU-only torch, where the compiled part of its wheel cannot load.
+
+    There the import fails at two detection operators that were never registered. Nothing here calls them, so it is
+    enough to declare their signatures.
+    """
+    try:
+        import torchvision
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        import torchvision
+    return torchvision

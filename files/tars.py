@@ -1,9 +1,17 @@
-"""Shards in WebDataset's layout: tars of samples, each a photo KEY.jpg beside its captions, KEY.txt or KEY.json.
+"""Reads photos and captions from tar shards in WebDataset's layout, one shard after another.
 
-A shard is a path, or an address that the package webdataset opens, such as "pipe:COMMAND" and "https://...". It is read
-once, from first to last, into memory: what a tar names never becomes a path on a disk.
+    python data.py index --data_path data --data_name mine
+
+A shard is a tar of samples, each a photo KEY.jpg beside its captions, KEY.txt or KEY.json. It is a path, or an address
+that the package webdataset opens, such as "pipe:COMMAND" and "https://...". It is read once, from first to last, into
+memory: what a tar names never becomes a path on a disk.
+
+`{split}-00000.tar`, `{split}-00001.tar`, ... in the folder of the data set hold a split; --train_shards names those of
+the training split elsewhere. The command reads them once and writes `{split}_shards.json`, the index: which samples and
+captions each shard holds. From it follow the vocabulary and the order of an epoch, before any photo is read.
 """
 import contextlib
+import glob
 import json
 import os
 import re
@@ -13,15 +21,27 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
 import cli
 from cli import InputError, reason
-from files.reading import FAULTS, plain_file
+from files.photos import read_photo
+from files.reading import FAULTS, holds_keys, plain_file, read_json, sha256
+from files.shards import numbered
+from files.split import Split
+from files.writing import atomic, output
+from inputs import Photos
 
 PHOTOS = ("jpg", "jpeg", "png", "webp")
 CAPTIONS = ("txt", "json")
 MOST = {"txt": 1 << 20, "json": 1 << 20}               # bytes of a member that is read; of photos 256 MiB
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*):")
 SKIPPED = re.compile(r"__[^/]*__($|/)")                  # WebDataset's names for what is no sample
+WINDOW = 4096                         # samples among whose captions an epoch is shuffled
+SHARDS = 1                            # stands behind a seed where it shuffles shards, and not captions
+is_index = holds_keys("webdataset_shards")
 
 
 class Sample(NamedTuple):
@@ -197,3 +217,251 @@ def captions_of(ending: str, content: bytes) -> list[str]:
 def shown(name: str) -> str:
     """A name from a tar, for a message."""
     return reason(ValueError(ascii(name)), 80)
+
+
+# ---- the folder
+
+def has_tars(root: str) -> bool:
+    """Whether a folder holds shards of photos."""
+    return bool(splits_of(root))
+
+
+def splits_of(root: str) -> list[str]:
+    """The splits of which a folder holds shards."""
+    names = map(os.path.basename, glob.glob(os.path.join(glob.escape(root), "*.tar")))
+    return sorted({match[1] for name in names if (match := re.fullmatch(r"([\w-]+)-[0-9]+\.tar", name))})
+
+
+def shards_of(root: str, split: str) -> list[str]:
+    """The shards of a split in a folder, as paths that are never taken for addresses."""
+    return [os.path.abspath(path) if ADDRESS.match(path) else path
+            for path in numbered(os.path.join(root, f"{split}.tar"))]
+
+
+# ---- the index
+
+def index_file(root: str, split: str) -> str:
+    return os.path.join(root, f"{split}_shards.json")
+
+
+def facts_of(shard: str) -> dict:
+    """By which the index knows a shard: its file name, size and time, or its address. Raises InputError where there is
+    no such file."""
+    if ADDRESS.match(shard):
+        return {"name": shard, "bytes": None, "mtime_ns": None}
+    if not os.path.isfile(shard):
+        raise InputError(f"there is no shard {shard}; fetch it, or name the shards that are there")
+    stat = os.stat(shard)
+    return {"name": os.path.basename(shard), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+
+
+def write_index(root: str, split: str, shards: list[str]) -> tuple[int, int]:
+    """Read all shards of a split and write its index. Returns how many samples and captions there are. Raises
+    InputError on whatever is wrong with a shard or a caption; photos are not decoded."""
+    path = output(index_file(root, split), is_index)
+    facts, shard_of, captions = [facts_of(shard) for shard in shards], {}, 0
+    for shard, known in zip(shards, tqdm(facts, desc=f"shards of {split}", disable=None)):
+        known["samples"] = []
+        for sample in samples(shard):
+            if sample.key in shard_of:
+                raise InputError(f"{shard} and {shard_of[sample.key]} both hold a sample of the key "
+                                 f"{shown(sample.key)}; give every sample of a split a key of its own")
+            shard_of[sample.key] = shard
+            known["samples"].append([sample.key, sample.captions])
+            captions += len(sample.captions)
+        if not known["samples"]:
+            raise InputError(f"{shard} holds no sample; a sample is KEY.jpg beside KEY.txt or KEY.json")
+    with atomic(path) as f:
+        json.dump({"webdataset_shards": facts}, f, separators=(",", ":"))
+    return len(shard_of), captions
+
+
+def read_index(root: str, split: str, shards: list[str], again: str) -> tuple[list[dict], list[str]]:
+    """What the index knows of the shards, and notes on it. Raises InputError, with the command `again`, where there is
+    none, or it is of other shards."""
+    path = index_file(root, split)
+    if not os.path.isfile(path):
+        raise InputError(f"there is no {path}, which lists the captions of {len(shards):,} shards; {again} writes it")
+    stored = read_json(path, f"delete it, and {again} writes it anew")
+    found = stored.get("webdataset_shards") if isinstance(stored, dict) else None
+    if not isinstance(found, list) or not all(map(_is_entry, found)):
+        raise InputError(f"{path} is no index of shards; delete it, and {again} writes it anew")
+    now, old, notes = [facts_of(shard) for shard in shards], 0, []
+    for k, (entry, known) in enumerate(zip(found, now)):
+        if entry["name"] != known["name"]:
+            raise InputError(f"{path} was made of other shards: its shard {k} is {entry['name']}, and this one is "
+                             f"{known['name']}; {again} writes it anew")
+        if entry["bytes"] != known["bytes"]:
+            raise InputError(f"{shards[k]} has {known['bytes']:,} bytes, and {entry['bytes']} when {path} was made; "
+                             f"fetch it again, or {again} writes the index anew")
+        old += entry["mtime_ns"] != known["mtime_ns"]
+    if len(found) != len(now):
+        missing = "fetch those that are missing, or " * (len(found) > len(now))
+        raise InputError(f"{path} was made of {len(found):,} shards, and there are {len(now):,}; {missing}{again} "
+                         "writes it anew")
+    if old:
+        notes.append(f"{old:,} of {len(now):,} shards have another date than when {path} was made; each sample that is "
+                     "read is compared with it")
+    return found, notes
+
+
+def _is_entry(entry) -> bool:
+    return isinstance(entry, dict) and set(entry) == {"name", "bytes", "mtime_ns", "samples"} \
+        and isinstance(entry["name"], str) and isinstance(entry["samples"], list) and all(
+            isinstance(sample, list) and len(sample) == 2 and isinstance(sample[0], str)
+            and isinstance(sample[1], list) and sample[1] and all(isinstance(caption, str) for caption in sample[1])
+            for sample in entry["samples"])
+
+
+# ---- photos
+
+class HeldPhotos(Photos):
+    """Some photos in memory, as they stood in their tars."""
+
+    def __init__(self, photos: dict[int, tuple[str, bytes]]):
+        """photos: by the number of the image: its name for messages, and the file."""
+        self.photos = photos
+
+    def __len__(self) -> int:
+        return len(self.photos)
+
+    def open(self, i: int, most: int | None = None) -> Image.Image:
+        name, content = self.photos[i]
+        return read_photo(name, most, content)
+
+
+class TarPhotos(Photos):
+    """The N photos of K shards. They are read in the order of the shards; `supply` reads what batches need."""
+
+    def __init__(self, shards: list[str], index: list[dict], again: str):
+        """shards: paths and addresses, to be opened. index: what `read_index` knows of them. again: the command that
+        writes it."""
+        self.shards, self.again = shards, again
+        self.keys = [key for entry in index for key, _ in entry["samples"]]
+        self.captions = [captions for entry in index for _, captions in entry["samples"]]
+        self.start = np.cumsum([0, *(len(entry["samples"]) for entry in index)])    # (K + 1,)
+
+    def __getstate__(self) -> dict:
+        return {}                                           # a worker process is given the photos with each chunk
+
+    @property
+    def paths(self) -> list[str]:
+        raise InputError(f"the photos of {self.shards[0]} are in tar shards, which training, evaluation and pictures "
+                         "read, and this needs every photo in a file of its own; unpack them (tar -xf)")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def name(self, i: int) -> str:
+        return self.keys[i]
+
+    def samples(self, k: int) -> Iterator[tuple[int, tuple[str, bytes]]]:
+        """The images of shard k: their numbers, names for messages, and files. Raises InputError where the shard
+        cannot be read, or is not the one that was indexed."""
+        shard, first, last = self.shards[k], *self.start[k:k + 2].tolist()
+        i = first
+        for sample in samples(shard):
+            if i == last or self.keys[i] != sample.key or self.captions[i] != sample.captions:
+                raise InputError(f"{shard} holds the sample {shown(sample.key)} as number {i - first}, and its index "
+                                 f"lists {'no more' if i == last else f'{shown(self.keys[i])} with its captions'}; the "
+                                 f"shard has changed, so {self.again} writes it anew")
+            yield i, (_named(sample, shard), sample.photo)
+            i += 1
+        if i != last:
+            raise InputError(f"{shard} ends after {i - first:,} samples, and its index lists {last - first:,}; fetch "
+                             f"it again, or {self.again} writes the index anew")
+
+    def open(self, i: int, most: int | None = None) -> Image.Image:
+        """Photo i, for pictures of a few: its shard is read up to it."""
+        k = int(np.searchsorted(self.start, i, side="right")) - 1
+        name, content = next(photo for n, photo in self.samples(k) if n == i)
+        return read_photo(name, most, content)
+
+    def order(self, seed: tuple | None) -> np.ndarray:
+        """The order in which the shards are read, (K,): shuffled by `seed`, or their own."""
+        count = len(self.shards)
+        return np.arange(count) if seed is None else np.random.default_rng([*seed, SHARDS]).permutation(count)
+
+    def place(self, shards: np.ndarray) -> np.ndarray:
+        """Where each image comes when the shards are read in this order (K,) -> (N,)."""
+        place = np.empty(len(self), np.int64)
+        place[np.concatenate([np.arange(*self.start[k:k + 2]) for k in shards])] = np.arange(len(self))
+        return place
+
+    def windows(self, owner: np.ndarray, size: int, seed: tuple) -> list[np.ndarray]:
+        """The rows of `owner` (m,), which are images, in runs: those of the first `size` images that are read, of the
+        next, and so on. Windows are made equal, so the last is not a small rest."""
+        count = -(-len(self) // size)
+        window = self.place(self.order(seed))[owner] * count // len(self)           # (m,)
+        rows = np.argsort(window, kind="stable")
+        return np.split(rows, np.flatnonzero(np.diff(window[rows])) + 1)
+
+    def supply(self, chunks, images_of, seed: tuple | None = None):
+        """Yield each chunk with its photos as `HeldPhotos`. The shards are read one after another and only as far as a
+        chunk needs; those of which no chunk needs a photo are not opened. A photo is held until the last chunk that
+        needs it. images_of(chunk): images (B,)."""
+        shards = self.order(seed)
+        place, uses = self.place(shards), np.zeros(len(self), np.int64)
+        for chunk in chunks:
+            np.add.at(uses, images_of(chunk), 1)
+        held, reached, arriving = {}, -1, self.arriving(shards, uses > 0)
+        for chunk in chunks:
+            images = images_of(chunk)
+            while reached < place[images].max(initial=-1):
+                i, photo = next(arriving)
+                held[i], reached = photo, place[i]
+            yield chunk, HeldPhotos({i: held[i] for i in images.tolist()})
+            np.subtract.at(uses, images, 1)
+            for i in set(images[uses[images] == 0].tolist()):
+                del held[i]
+
+    def arriving(self, shards: np.ndarray, needed: np.ndarray) -> Iterator[tuple[int, tuple[str, bytes]]]:
+        """The `needed` images (N,), as the shards are read in this order."""
+        for k in shards:
+            if needed[slice(*self.start[k:k + 2])].any():
+                yield from ((i, photo) for i, photo in self.samples(k) if needed[i])
+
+    def faults(self, deep: bool):
+        """Yield sentences on photos that cannot be read; `deep` opens all."""
+        for k in tqdm(range(len(self.shards)), desc="shards", disable=None) if deep else ():
+            try:
+                for _, (name, content) in self.samples(k):
+                    try:
+                        read_photo(name, content=content)
+                    except InputError as error:
+                        yield str(error)
+            except InputError as error:
+                yield str(error)
+
+    def describe(self) -> str:
+        return f"photos in {len(self.shards):,} tar shards"
+
+    def digest(self) -> str:
+        """Of the keys and of where shards end: an epoch's order follows from them."""
+        shards = ("\n".join(self.keys[a:b]) for a, b in zip(self.start, self.start[1:]))
+        return sha256("\n\n".join(shards))
+
+
+def _named(sample: Sample, shard: str) -> str:
+    return f"{shown(f'{sample.key}.{sample.ending}')} in {shard}"
+
+
+def read_tars(data_path: str, data_name: str, split: str, train_shards: str | None = None) -> Split:
+    """A split of photos in tar shards: those in the folder or, of the training split, those that `train_shards` names.
+    Raises InputError where they and the index do not fit."""
+    root = os.path.join(data_path, data_name)
+    if split in ("dev", "val"):                             # one split with two names
+        split = next((name for name in (split, "dev", "val") if shards_of(root, name)), split)
+    again = f"`python data.py index --data_path {data_path} --data_name {data_name}`"
+    if train_shards:
+        shards, again = expand(train_shards), f"{again} with this --train_shards"
+    else:
+        shards = shards_of(root, split)
+    if not shards:
+        more = ", or give --train_shards again" if os.path.isfile(index_file(root, split)) else ""
+        raise InputError(f"there are no shards {os.path.join(root, f'{split}-00000.tar')}, ...; put them there{more}")
+    index, notes = read_index(root, split, shards, again)
+    photos = TarPhotos(shards, index, again)
+    return Split("dev" if split == "val" else split, photos, [c for captions in photos.captions for c in captions],
+                 np.repeat(np.arange(len(photos)), [len(captions) for captions in photos.captions]),
+                 index_file(root, split), photos.keys, notes=notes)

@@ -90,6 +90,13 @@ def clear(path: str) -> None:
                 os.remove(os.path.join(folder, found[0]))
 
 
+def remove(*paths: str) -> None:
+    """Remove the files that are there."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
+
+
 def alive(process: int) -> bool:
     """Whether a process with this number runs on this machine."""
     try:

@@ -3,6 +3,7 @@ import os
 
 import cli
 from cli import InputError
+from files.tars import has_tars
 from methods.jwae import learns_alone
 from model import IMAGE_ENCODERS, TEXT_ENCODERS
 from options.facts import (
@@ -17,7 +18,6 @@ from options.facts import (
     text_reads,
 )
 from options.phrases import OF_CAPTIONS, PHRASE_CONFLICTS, PHRASE_OPTIONS
-from readers.tars import has_tars
 
 # ---- what cannot work together: (when, the sentence that says so, formatted with the options)
 

@@ -1,8 +1,8 @@
 """What options of train.py the data settle, and which they contradict."""
 from cli import InputError
+from files.tars import TarPhotos
 from inputs import NoImages, Photos
 from model import ALL_SIMILARITIES, IMAGE_ENCODERS
-from readers.tars import TarPhotos
 
 READ_BY = {"vector": ("vector", "regions"), "regions": ("regions",), "cells": ("regions", "photos"),
            "photos": ("photos",)}

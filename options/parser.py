@@ -7,12 +7,12 @@ from cli import above_zero, at_least_zero, filename, natural, number, positive, 
 from data import DEV_IMAGES
 from devices.feeding import WHERE
 from encoders import CNNS
+from files.phrases import Labels, Regions
+from files.tars import WINDOW
 from losses import OBJECTIVES, PRIOR_LOSSES
 from methods import ADVICE, METHODS
 from methods.scan import AGGREGATES, DIRECTIONS, NORMS
 from model import ALL_SIMILARITIES, IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
-from readers.phrases import Labels, Regions
-from readers.tars import WINDOW
 
 
 def parser() -> argparse.ArgumentParser:

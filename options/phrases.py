@@ -1,8 +1,8 @@
 """What options of train.py go with region-phrase pairs (Flickr30k Entities), and what they cannot do there."""
 import os
 
+from files.phrases import Labels, Regions, has_phrases
 from methods.labelled import CONFLICTS
-from readers.phrases import Labels, Regions, has_phrases
 
 
 def has_phrases_of(opt) -> bool:

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 
 from checkpoints import MAY_CHANGE
 from cli import InputError
-from files.advice import SOURCES
-from files.reading import read_yaml
+from files.reading import SOURCES, read_yaml
 from methods import flags
 from options import parser, resolve
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 import cli
 from cli import InputError
-from files.vision import import_torchvision
+from files.photos import import_torchvision
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 AHEAD = 2                             # chunks that each worker process is given before their results are asked for

@@ -1,4 +1,4 @@
 """Loads torchvision when it is imported: what the server of worker processes loads where photos are read."""
-from files.vision import import_torchvision
+from files.photos import import_torchvision
 
 import_torchvision()

@@ -84,7 +84,7 @@ def gallery_of(encoder: Encoder, where: Where, photos: str | None) -> Gallery:
             raise InputError(f"{encoder.path} reads features of photos; write those of {photos} "
                              "with features.extract images --photos, and give their name with "
                              "--images")
-        names, folder = find_photos(photos).names, os.path.abspath(photos)
+        names, folder = find_photos(photos)[0], os.path.abspath(photos)
         paths = [os.path.join(folder, name) for name in names]
         stats = [os.stat(path) for path in paths]  # a changed photo has another size or time
         return Gallery(Photos(paths), names, [f"{of.st_size}-{of.st_mtime_ns}" for of in stats],
@@ -389,7 +389,7 @@ def waiting(gallery: Gallery, data_path: str, images: str) -> tuple[list[str], s
     given = {"photos": gallery.folder, "data_path": data_path, "output_name": images}
     given |= {name: gallery.recipe[name] for name in RECIPE if gallery.recipe.get(name) is not None}
     words = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in given.items())
-    there = find_photos(gallery.folder, skip_broken=True).names
+    there = find_photos(gallery.folder, skip_broken=True)[0]
     return sorted(set(there) - set(gallery.names)), f"python -m features.extract images {words}"
 
 

@@ -21,7 +21,7 @@ from features.folder import network_of
 from features.hglmm import load_arrays
 from features.minilm import MiniLM
 from features.openclip import ClipCaptions
-from features.photos import checksum
+from files.reading import checksum
 from inputs import Photos, eval_transform
 from retrieval.engines import AGAIN
 from similarities import Embedding

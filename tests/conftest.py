@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from demo import __main__ as demo
-from files.vision import import_torchvision
+from files.photos import import_torchvision
 from tests import helpers
 
 REAL = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data")

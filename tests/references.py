@@ -5,6 +5,7 @@ The tests compare results with these, benchmark.py their times.
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from similarities import Embedding
@@ -104,3 +105,11 @@ def image_ranks(images: np.ndarray, captions: np.ndarray, caption_image: np.ndar
 def caption_ranks(images: np.ndarray, captions: np.ndarray, caption_image: np.ndarray, queries: int) -> list[int]:
     """Of the first `queries` captions: 0-based rank of their image."""
     return [np.flatnonzero(np.argsort(captions[c] @ images.T)[::-1] == caption_image[c])[0] for c in range(queries)]
+
+
+def fisher_vectors(mixture, sets: list) -> np.ndarray:
+    """Fisher vectors (n_sets, 2 K D) of sets of word vectors (T, D), each word counted once where it stands."""
+    length = [len(words) for words in sets]
+    x = np.concatenate([words for words in sets if len(words)])
+    where = np.repeat(np.arange(len(sets)), length), np.arange(len(x))
+    return mixture.fisher_of_counts(x, csr_array((np.ones(len(x)), where), (len(sets), len(x))))

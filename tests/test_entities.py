@@ -13,8 +13,8 @@ from cli import InputError
 from demo import __main__ as demo
 from demo.scenes import COLOURS, DEMO, OUTLINES, RADII, TEXTURES, WORLDS
 from files import entities
-from files.boxes import areas, enclosing, iou
-from files.entities import check_entities, photo_paths, read_entities
+from files.entities import check_entities, enclosing, photo_paths, read_entities
+from files.proposals import areas, iou
 
 SPLITS = ("train", "val", "test")
 

@@ -13,10 +13,11 @@ import inputs
 from cli import InputError
 from data import Photos, Split, read_split
 from encoders import CNN
-from features import extract, hglmm, networks, photos
-from features.cores import by_cores
+from features import extract, hglmm, networks, store
+from features.store import by_cores
 from features.word_vectors import read_vectors, train_vectors, write_vectors
 from tests.helpers import refused
+from tests.references import fisher_vectors
 
 
 @pytest.fixture
@@ -72,7 +73,8 @@ def test_photos_of_one_name_in_several_folders_keep_both_names(tmp_path):
     paths = [str(tmp_path / name) for name in ("a/1.png", "b/1.png", "b/2.png")]
     for images, names in ((paths, "a/1.png b/1.png b/2.png"), (paths[1:], "1.png 2.png")):
         split = Split("test", Photos(images), ["x"] * len(images), np.arange(len(images)), "")
-        extract.write_texts(str(tmp_path), split, np.arange(len(images)))
+        extract.write_texts(str(tmp_path), split, np.arange(len(images)), extract.photo_names(split.images.paths),
+                            np.arange(len(images)))
         assert (tmp_path / "test_ids.txt").read_text().split() == names.split()
 
 
@@ -231,11 +233,11 @@ def test_a_split_between_two_extractions_is_not_read(folder, weights, monkeypatc
     images(folder, weights, *COMMON, "--splits", "test")
     first = rows_of(folder)
     order = [3, 2, 1, 0, 9, 8, 7, 6, 5, 4]
-    for turn, name in enumerate(("features.photos.save_lines", "features.photos.os.replace",
-                                 "features.photos.save_json")):
+    for turn, name in enumerate(("features.extract.save_lines", "features.store.os.replace",
+                                 "features.store.save_json")):
         describe(folder, [entries[k] for k in order])
         with monkeypatch.context() as patch:
-            real = getattr(os if ".os." in name else photos, name.split(".")[-1])
+            real = getattr({"os": os, "extract": extract, "store": store}[name.split(".")[-2]], name.split(".")[-1])
 
             def broken(*args, name=name, real=real):
                 if str(args[-1]).endswith("test_ims.npy") if ".os." in name else not str(args[-1]).endswith(".part"):
@@ -347,7 +349,7 @@ def test_fisher_vectors_follow_the_recipe(folder, capsys, ica):
     if ica:
         words = unit((words - stored["ica_mean"]) @ stored["ica_axes"].T)
     mixture = hglmm.HGLMM(*(stored[name] for name in ("weight", "location", "scale", "laplacian")))
-    expected = hglmm.signed_square_root(mixture.fisher_vectors([10 * words]))
+    expected = hglmm.signed_square_root(fisher_vectors(mixture, [10 * words]))
     np.testing.assert_allclose(rows[3], ((expected - stored["pca_mean"]) @ stored["pca_axes"].T)[0], atol=1e-5)
     line = json.loads((folder / "x" / "features.json").read_text())["hglmm"]
     assert line.startswith(f"hglmm 3 clusters, {'ica 12, ' * ica}pca 7, vectors v.txt "

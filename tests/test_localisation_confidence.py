@@ -13,7 +13,7 @@ from evaluation.confidence_plots import diagrams
 from evaluation.localisation import BoxSplit, locate
 from evaluation.localisation_confidence import NAMES, Phrases, asked, fit, padded, report, scored_once
 from evaluation.report import render
-from files.boxes import iou
+from files.proposals import iou
 from files.reading import is_drawn
 from metrics import spearman
 from tests.test_localisation import drawn_scores, made, rows_of, slow_iou

@@ -14,7 +14,7 @@ import train
 from cli import InputError
 from data import Batch
 from encoders import CNN, GRUEmbedding, LinearEmbedding, Precomputed, Words
-from files.vision import import_torchvision
+from files.photos import import_torchvision
 from inputs import Features, Photos
 from methods import vsrn
 from methods.vsrn import RegionGraph, RegionGRU

@@ -30,7 +30,7 @@ from cli import InputError
 from data import read_split
 from evaluation import encode
 from files import writing
-from files.vision import import_torchvision
+from files.photos import import_torchvision
 from model import build_model
 from text import SPECIALS, Vocabulary
 

@@ -18,7 +18,7 @@ from cli import InputError
 from data import Batch, Split, read_split
 from encoders import CNN, Latent, Words
 from evaluation import encode, subjects
-from files.vision import import_torchvision
+from files.photos import import_torchvision
 from inputs import Features, Photos
 from losses import MMD, Diversity, Match
 from methods import blocks

@@ -18,10 +18,11 @@ import show
 from evaluation.encode import encode
 from evaluation.open import load_run
 from evaluation.subjects import Gallery
-from features import extract, photos, rows
+from features import extract, networks, store
 from files import writing
+from files.reading import file_digest
 from inputs import Images, Tokens
-from parallel import notes, processes
+from parallel import processes
 from similarities import Embedding
 from tests.helpers import refused, started
 
@@ -182,7 +183,7 @@ def test_an_extraction_that_lost_a_process_goes_on_in_any_number(tmp_path, demo_
     assert "(10, 960)" in capsys.readouterr().out
     status, _, err = torchrun(2, "-m", "tests.test_processes_evaluate", "die", *words_of(two, "--skip_broken"))
     assert status != 0 and not os.path.exists(two / "x" / "all_ims.npy"), err
-    of_second = json.loads((two / "x" / ".all_photos.part.1").read_text())["photos"]
+    of_second = json.loads((two / "x" / ".all_ims_photos.part.1").read_text())["photos"]
     assert [row is not None for row in of_second] == 6 * [False] + 2 * [True] + 3 * [False]
     np.lib.format.open_memmap(two / "x" / ".all_ims.part", "r+")[6] = 7             # what was noted is not done again
     status, out, err = torchrun(2, "-m", "features.extract", *words_of(two))                # now 8 is looked at
@@ -202,19 +203,20 @@ def test_rows_of_regions_go_on_from_the_lists_of_all_processes(tmp_path):
         open(path, "w").close()
 
     def opened(made="net"):
-        return rows.PhotoRows(str(tmp_path / "out"), paths, np.arange(5) * 2, 3, np.float32, {"by": made})
+        return store.RowStore(str(tmp_path / "out"), paths, paths, made, (3,), np.float32, np.arange(5) * 2).prepare()
     work = opened()
     work.array[2:4] = 7
     work.save()
-    done = [[*rows.stamp_of(path), 1] for path in paths]
-    other = {"made": {"by": "net"}, "photos": [None, done[1], None, [1, 2, 1]]}     # the last has changed since
+    done = [[path, 0, os.stat(path).st_mtime_ns, file_digest(path)] for path in paths]
+    other = {"extractor": "net", "photos": [None, done[1], None, [*done[3][:2], 1, "x"]],   # the last has changed since
+             "file": os.path.basename(work.part)}
     writing.save_json(other, f"{work.list}.1")
-    writing.save_json({**other, "made": {"by": "x"}, "photos": done}, f"{work.list}.2")
+    writing.save_json({**other, "extractor": "x", "photos": done}, f"{work.list}.2")
     work = opened()
-    assert work.done == [None, done[1], None, None] and (work.array[2:4] == 7).all()
-    assert notes.others(work.list) == [] and json.loads(open(work.list).read())["photos"] == work.done
+    assert work.notes == [None, done[1], None, None] and (work.array[2:4] == 7).all()
+    assert work.others() == [] and json.loads(open(work.list).read())["photos"] == work.notes
     writing.save_json(other, f"{work.list}.1")
-    assert opened("another").done == [None] * 4 and notes.others(work.list) == []
+    assert opened("another").notes == [None] * 4 and work.others() == []
 
 
 @pytest.mark.parametrize("count, length, sizes", [(1, 3, [3]), (2, 5, [3, 2]), (3, 2, [1, 1, 0]), (4, 8, [2, 2, 2, 2])])
@@ -285,14 +287,14 @@ def find(folder: str) -> None:
 
 def die(*words: str) -> None:
     """Extract features; the second process is killed when it has noted its first batch."""
-    photos.SAVE, real, calls = 0, photos.PhotoReader.__getitem__, []
+    store.SAVE, real, calls = 0, networks.PhotoReader.__call__, []
 
     def watched(self, index):
         calls.append(index)
-        if processes.rank() == 1 and len(calls) == 2:
+        if processes.rank() == 1 and len(calls) == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         return real(self, index)
-    photos.PhotoReader.__getitem__ = watched
+    networks.PhotoReader.__call__ = watched
     extract.main(list(words))
 
 

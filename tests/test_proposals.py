@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 
 from cli import InputError, Stopped
-from demo import scenes
+from demo import extractor, scenes
 from encoders import CNN
-from features import edges, extract, proposals, regions, rows
+from features import extract, proposals, regions
 from features.networks import RegionPooling, region_network, roi_align
-from files.boxes import iou
+from features.store import How, RowStore
 from files.entities import read_entities
-from files.proposals import Proposals, read_proposals, read_region_features, recall
+from files.proposals import Proposals, iou, read_proposals, read_region_features, recall
 from files.writing import save_arrays
 from inputs import whole_transform
 from tests.helpers import refused
@@ -171,17 +171,17 @@ def test_a_stop_changes_no_byte(root, capsys, monkeypatch):
 
 def test_a_photo_that_changed_meanwhile_is_done_again(root, monkeypatch):
     paths = [os.path.join(root, "images", f"p{n}.png") for n in range(2)]
-    work = rows.PhotoRows(os.path.join(root, "y"), paths, np.arange(3), 1, np.float32, {"method": "sum"})
-    work.run(lambda n: np.full((1, 1), n + 1), list, 1, 0, "y")
+    work = RowStore(os.path.join(root, "y"), paths, paths, {"method": "sum"}, (1,), np.float32, np.arange(3)).prepare()
+    work.run(lambda n: np.full((1, 1), n + 1), list, How(None, 1, 0), "y")
     Image.new("RGB", (120, 130)).save(paths[1])
     for made, done in (({"method": "sum"}, [True, False]), ({"method": "mean"}, [False, False])):
-        again = rows.PhotoRows(os.path.join(root, "y"), paths, np.arange(3), 1, np.float32, made)
-        assert [row is not None for row in again.done] == done
+        again = RowStore(os.path.join(root, "y"), paths, paths, made, (1,), np.float32, np.arange(3)).prepare()
+        assert [note is not None for note in again.notes] == done
 
 
 @opencv
 def test_photos_without_an_edge_have_one_box():
-    found = edges.edge_boxes(np.full((40, 70, 3), 90, np.uint8), 10)
+    found = proposals.edge_boxes(np.full((40, 70, 3), 90, np.uint8), 10)
     assert found.tolist() == [[0, 0, 69, 39, 0]]
 
 
@@ -191,7 +191,7 @@ def test_boxes_lie_in_photos_of_any_size():
     for height, width in ((1, 1), (3, 200), (31, 17), (300, 280)):
         pixels = rng.integers(0, 255, (-(-height // 8), -(-width // 8), 3)).astype(np.uint8)
         photo = np.array(Image.fromarray(pixels).resize((width, height)))
-        found = edges.edge_boxes(photo, 30)
+        found = proposals.edge_boxes(photo, 30)
         x1, y1, x2, y2, score = found.T
         assert 1 <= len(found) <= 30 and (x1 >= 0).all() and (y1 >= 0).all() and (x2 <= width - 1).all()
         assert (y2 <= height - 1).all() and (x1 <= x2).all() and (y1 <= y2).all() and np.isfinite(score).all()
@@ -202,8 +202,8 @@ def test_thinned_edges_are_ridges_and_directions_lie_across():
     """A step edge at an angle: the strongest pixel of every row stays, and the direction is the gradient's."""
     y, x = np.mgrid[:60, :80]
     photo = np.repeat((255 * (x > 30 + y / 4))[..., None], 3, 2).astype(np.uint8)
-    strength, across = edges.gradients(photo, 2.0)
-    thin = edges.thinned(strength, across)
+    strength, across = proposals.gradients(photo, 2.0)
+    thin = proposals.thinned(strength, across)
     assert strength.max() == 1 and strength.min() >= 0 and ((thin == 0) | (thin == strength)).all()
     middle = slice(10, 50)
     assert ((thin[middle] > 0.5).sum(1) <= 3).all() and (thin[middle].argmax(1) == strength[middle].argmax(1)).all()
@@ -261,7 +261,7 @@ def test_wrong_forests(root, capsys, tmp_path):
     for content in (b"", b"no forest", b"\x1f\x8b\x08\x00", whole[:len(whole) // 2],
                     gzip.compress(FOREST.replace("numberOfTrees:", "trees:").encode())):
         (tmp_path / "model.yml.gz").write_bytes(content)
-        edges.forest_of.cache_clear()
+        proposals.forest_of.cache_clear()
         refused(capsys, lambda words: propose(root, *words), ["--model", tmp_path / "model.yml.gz"],
                 "model.yml.gz holds no structured forest")
     refused(capsys, lambda words: propose(root, *words), ["--model", tmp_path / "none"], "there is no file .*none")
@@ -288,12 +288,12 @@ def test_boxes_of_ones_own(root, capsys):
 
 @pytest.mark.parametrize("change, message", [
     ({"p1": [[0, 0, 120, 20]]}, "the box \\[0, 0, 120, 20\\] of p1 leaves the photo, 120 x 130 pixels; .* at most 119"),
-    ({"p1": [[-1, 0, 20, 20]]}, "of p1 leaves the photo"),
-    ({"p1": [[9, 0, 5, 20]]}, "the box \\[9, 0, 5, 20\\] of p1 is inverted"),
+    ({"p1": [[-1, 0, 20, 20]]}, "of p1 is empty, inverted or outside"),
+    ({"p1": [[9, 0, 5, 20]]}, "the box \\[9, 0, 5, 20\\] of p1 is empty, inverted or outside"),
     ({"p1": []}, "has no boxes of 1 of 3 photos, the first is p1"),
     ({"p1": None}, "has no boxes of 1 of 3 photos, the first is p1"),
-    ({"p1": [[0, 0, 5]]}, "gives p1 no list of boxes of four numbers"),
-    ({"p1": [[0, 0, 5, 5], [0, 0, 5, 5, 1]]}, "gives p1 no list of boxes of four numbers"),
+    ({"p1": [[0, 0, 5]]}, "\\[0, 0, 5\\] of p1 is no box"),
+    ({"p1": [[0, 0, 5, 5], [0, 0, 5, 5, 1]]}, "gives p1 no list of boxes of equally many numbers"),
     ({"p1": 7}, "gives p1 no list of boxes"),
     ({"p1": [[0, 0, True, 5]]}, "\\[0, 0, True, 5\\] of p1 is no box"),
     ({"p1": [["a", 0, 5, 5]]}, "of p1 is no box")])
@@ -454,8 +454,8 @@ def test_a_stopped_extraction_goes_on_with_the_same_bytes(given, capsys, monkeyp
 def test_demo_features_are_those_of_a_loop():
     pixels = scenes.draw(scenes.random_scene(random.Random(3)))
     boxes = np.float32([[0, 0, 1, 1], [.1, .2, .45, .8], [.5, .5, .51, .51], [.7, .1, 1, .3]])
-    found = regions.demo_features(Image.fromarray(pixels), boxes)
-    assert found.shape == (4, regions.DemoRegions.dim)
+    found = extractor.Regions.read(Image.fromarray(pixels), boxes)
+    assert found.shape == (4, extractor.Regions.dim)
     maps = []
     for response in (x[0] for x in scenes.responses(pixels[None])):
         step = len(response) // 32

@@ -16,8 +16,8 @@ from data import read_split
 from features import extract
 from files.reading import read_json
 from files.shards import Shards, numbered, read_rows
+from files.split import first_images
 from inputs import Features, image_batches
-from readers.split import first_images
 from tests import helpers
 from tests.helpers import fit, refused, same_runs
 

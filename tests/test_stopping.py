@@ -240,7 +240,7 @@ def stopped_in_one_line(done, number: int) -> str:
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory, demo_path):
     """Words of a training on photos with workers, and its unbroken run."""
-    from files.vision import import_torchvision
+    from files.photos import import_torchvision
     root = tmp_path_factory.mktemp("photos")
     torch.manual_seed(0)
     torch.save(import_torchvision().models.resnet18(weights=None).state_dict(), root / "w.pt")

@@ -26,9 +26,9 @@ from checkpoints import load_checkpoint
 from cli import InputError
 from data import pair_batches, read_split
 from features import extract, word_cnn
+from files import tars
 from files.reading import read_json
 from files.tars import expand, samples
-from readers import tars
 from runs import load_data
 from tests.helpers import ROOT, SMALL, in_a_process, options, refused, same_runs
 from text import Vocabulary

@@ -12,7 +12,7 @@ from data import read_split
 from encoders import CNN
 from features import word_cnn
 from features.word_cnn import WordCNN, average_precision, chance_precision, content_words, whole_state, word_labels
-from files.vision import import_torchvision
+from files.photos import import_torchvision
 
 # ---- average precision
 

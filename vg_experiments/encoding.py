@@ -23,8 +23,7 @@ from cli import Arguments, InputError, filename, natural, torch_device
 from demo import scenes
 from encoders import CNN, CNNS
 from features.networks import network
-from features.photos import checksum
-from files.reading import read_array
+from files.reading import checksum, read_array
 from files.writing import save_array
 from inputs import Photos, encode_captions
 from similarities import Embedding

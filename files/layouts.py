@@ -12,10 +12,9 @@ import numpy as np
 import inputs
 from cli import InputError, reason
 from files import shards
-from files.advice import advice
-from files.reading import as_integers, below, integers, read_coco, read_integers, read_json, read_lines
+from files.reading import advice, as_integers, below, integers, read_coco, read_integers, read_json, read_lines
+from files.split import Split, read_text_features
 from inputs import Features, NoImages, Photos
-from readers.split import Split, read_text_features
 
 
 def _need(path: str) -> str:

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from cli import InputError
-from files.boxes import iou
 from files.entities import Entities, photo_paths, read_entities
-from files.proposals import Proposals, read_proposals, read_region_features
+from files.proposals import Proposals, iou, read_proposals, read_region_features
 from files.reading import read_json
+from files.split import Split, read_text_features
 from inputs import Features, NoImages, extractors
-from readers.split import Split, read_text_features
 
 GEOMETRY = 5                          # numbers that say where a box lies
 
