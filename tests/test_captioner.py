@@ -22,7 +22,7 @@ from data import Batch, read_split
 from methods.vsrn import Captioner
 from model import Encoded, build_model
 from show import word_precision
-from tests.helpers import refused, unwritable
+from tests.helpers import for_each, refused, unwritable
 from text import END, PAD, SPECIALS, START, UNK, Vocabulary, is_function
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
@@ -72,8 +72,8 @@ def slow_nll(net, regions, caption) -> float:
     return total
 
 
-@pytest.mark.parametrize("original", [False, True])
-@pytest.mark.parametrize("max_len", [60, 5])
+@for_each("original", [False, True])
+@for_each("max_len", [60, 5])
 def test_loss_against_loops(max_len, original):
     net, batch = small(max_len=max_len, original=original).double(), pairs()
     regions = batch.images.double()

@@ -5,6 +5,7 @@ import pytest
 from cli import InputError
 from features import hglmm
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, weighted_median
+from tests.helpers import for_each
 from tests.references import fisher_vectors
 
 
@@ -138,7 +139,7 @@ def test_more_clusters_than_words_are_refused():
 
 
 @pytest.mark.parametrize("shape", [(40, 12), (12, 40)])
-@pytest.mark.parametrize("exact", [True, False])
+@for_each("exact", [True, False])
 def test_pca(shape, exact):
     rng = np.random.default_rng(0)
     x = rng.standard_normal(shape) * 0.7 ** np.arange(shape[1]) + 5

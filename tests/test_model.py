@@ -20,7 +20,7 @@ from methods import vsrn
 from methods.vsrn import RegionGraph, RegionGRU
 from model import SHAPES, JointEmbedding, Tower, build_model
 from options.from_data import fit_to_data
-from tests.helpers import refused
+from tests.helpers import for_each, refused
 from text import SPECIALS, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
@@ -42,7 +42,7 @@ def pairs(n=6, regions=None, seed=0) -> Batch:
     return Batch(torch.randn(shape, generator=g), tokens, lengths, torch.arange(n) // 2, torch.arange(n))
 
 
-@pytest.mark.parametrize("regions", [None, 5])
+@for_each("regions", [None, 5])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shapes_of_every_head(shape, regions):
     needs = {"point": "cosine"}.get(shape, "wasserstein")
@@ -313,9 +313,9 @@ def slow_graph(trunk, images, first_norm, across, training):
     return np.array([norm(image) for image in batch])
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("across", [False, True])
-@pytest.mark.parametrize("first_norm", [True, False])
+@for_each("training", [True, False])
+@for_each("across", [False, True])
+@for_each("first_norm", [True, False])
 def test_region_graph_against_loops(first_norm, across, training):
     torch.manual_seed(0)
     trunk = moved(RegionGraph(9, 6, first_norm, across)).double()
@@ -363,7 +363,7 @@ def test_region_embedding_is_the_last_state_of_a_gru_run_region_by_region():
     torch.testing.assert_close(embed(regions).value, h)
 
 
-@pytest.mark.parametrize("flags", [[], ["--region_norm", "regions"], ["--no-feature_norm", "--region_bn"]])
+@for_each("flags", [[], ["--region_norm", "regions"], ["--no-feature_norm", "--region_bn"]])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_vsrn_with_every_head(shape, flags):
     needs = {"point": "cosine"}.get(shape, "wasserstein")

@@ -3,6 +3,7 @@ import pytest
 
 from cli import InputError
 from options import CONFLICTS, USED_BY, defaults, parser, resolve
+from tests.helpers import for_each
 
 # Command lines that cannot work, each for one reason: together they meet every row of CONFLICTS.
 REFUSED = """
@@ -114,7 +115,7 @@ def refusal(line: str, phrases: str) -> tuple[int, str, str]:
     return row, CONFLICTS[row][1].format(**vars(opt)), str(error.value)
 
 
-@pytest.mark.parametrize("line", REFUSED)
+@for_each("line", REFUSED)
 def test_a_conflict_is_said_in_its_sentence(line, phrases):
     _, expected, said = refusal(line, phrases)
     assert said == expected and "{" not in said and "; " in said                   # what is wrong; and the fix
@@ -125,7 +126,7 @@ def test_every_conflict_can_be_met(phrases):
     assert [sentence for k, (_, sentence) in enumerate(CONFLICTS) if k not in met] == []
 
 
-@pytest.mark.parametrize("name, where", [(name, where) for names, _, where in USED_BY for name in names.split()])
+@for_each("name, where", [(name, where) for names, _, where in USED_BY for name in names.split()])
 def test_what_has_no_effect_is_refused(name, where, phrases):
     """An option of USED_BY is refused by name where nothing makes use of it; some need another option for that."""
     action = next(action for action in parser()._actions if action.dest == name)

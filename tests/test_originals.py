@@ -32,6 +32,7 @@ from evaluation import encode
 from files import writing
 from files.photos import import_torchvision
 from model import build_model
+from tests.helpers import for_each
 from text import SPECIALS, Vocabulary
 
 WORDS = [*SPECIALS, *(f"w{k}" for k in range(40))]
@@ -245,7 +246,7 @@ VARIANTS = {"VSE++": {}, "VSE0": {"no_imgnorm": True},
             "Order++": {"measure": "order", "max_violation": True}}
 
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=list(VARIANTS))
+@for_each("changes", VARIANTS.values())
 def test_vsepp_on_features_ranks_as_the_original(tmp_path, changes):
     opt = namespace(**changes)
     stored = checkpoint(opt, precomp_state(opt))
@@ -265,8 +266,8 @@ def test_vsepp_on_features_ranks_as_the_original(tmp_path, changes):
     assert type(converted["state"]["best_rsum"]) is float
 
 
-@pytest.mark.parametrize("data_name", ["coco_precomp", "f30k_precomp"])
-@pytest.mark.parametrize("ticks", [True, False])
+@for_each("data_name", ["coco_precomp", "f30k_precomp"])
+@for_each("ticks", [True, False])
 def test_vsrn_ranks_as_the_original(tmp_path, data_name, ticks):
     opt = namespace(data_name=data_name, dim_vid=2048, max_len=60, rnn_type="gru", max_violation=True)
     del opt.cnn_type, opt.finetune
@@ -403,8 +404,8 @@ def test_file_formats(tmp_path, how):
         assert b"cnumpy.core.multiarray\nscalar" in content and b"X\x05\x00\x00\x00model" not in content
 
 
-@pytest.mark.parametrize("value",
-                         [np.float64(1.5), np.float32(-2.5), np.int64(-7), np.int32(9), np.dtype(">f8").type(4)])
+@for_each("value",
+          [np.float64(1.5), np.float32(-2.5), np.int64(-7), np.int32(9), np.dtype(">f8").type(4)])
 def test_numpy_scalars_become_plain_numbers(tmp_path, value):
     torch.save({"x": value}, tmp_path / "x.pt")
     found = checkpoints.read(str(tmp_path / "x.pt"))["x"]
@@ -431,8 +432,8 @@ ATTACKS = {"system": (Calls(os.system, f"touch {MARKER}"), r"(posix|nt)\.system"
            "numpy": (Calls(np.memmap, MARKER, np.uint8, "w+", 0, 4), r"numpy\.memmap")}
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-@pytest.mark.parametrize("attack", ATTACKS)
+@for_each("zipped", [True, False])
+@for_each("attack", ATTACKS)
 def test_checkpoints_that_want_to_run_code_are_refused(tmp_path, monkeypatch, attack, zipped):
     monkeypatch.chdir(tmp_path)
     bomb, name = ATTACKS[attack]
@@ -483,7 +484,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("stored,words,message", BAD.values(), ids=list(BAD))
+@for_each("stored,words,message", BAD.values())
 def test_checkpoints_that_do_not_fit_are_refused(stored, words, message):
     with pytest.raises(InputError, match=message) as error:
         checkpoints.convert(stored, words, "c.pth.tar")
@@ -544,8 +545,8 @@ def convert(tmp_path, content, capsys):
     return Vocabulary.load(str(new)).words, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("module", ["vocab", "__main__"])
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@for_each("module", ["vocab", "__main__"])
+@for_each("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickled_vocabularies(tmp_path, capsys, pickled, module, protocol):
     words = [*WORDS, "café", "naïve", "'s", "\u2026"]
     assert convert(tmp_path, pickled(words, module, protocol), capsys) == (words, "")
@@ -575,8 +576,8 @@ def test_json_of_scan(tmp_path, capsys):
     assert convert(tmp_path, content.encode(), capsys) == (WORDS, "")
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-@pytest.mark.parametrize("protocol", [0, 1, 2])
+@for_each("attack", ATTACKS)
+@for_each("protocol", [0, 1, 2])
 def test_vocabularies_that_want_to_run_code_are_refused(tmp_path, monkeypatch, capsys, pickled, attack, protocol):
     monkeypatch.chdir(tmp_path)
     bomb, name = ATTACKS[attack]
@@ -588,7 +589,7 @@ def test_vocabularies_that_want_to_run_code_are_refused(tmp_path, monkeypatch, c
     assert words is None and "wants to call" in said and os.listdir(".") == ["old.pkl"]
 
 
-@pytest.mark.parametrize("content,name", [
+@for_each("content,name", [
     (b"ccollections\nCounter\n(tR.", "collections.Counter"), (b"cos\nsystem\n.", "os.system"),
     (b"cvocab\nVocabulary.__init__.__globals__\n.", "vocab.Vocabulary.__init__"),
     (b"c__builtin__\ngetattr\n.", "__builtin__.getattr"),
@@ -604,7 +605,7 @@ def scan(**changes):
     return json.dumps({**fields, **changes}).encode()
 
 
-@pytest.mark.parametrize("content,message", [
+@for_each("content,message", [
     (b"", "neither a pickled vocabulary nor JSON"), (b"\x80\x02}q", "neither a pickled"),
     (b'{"word2idx": ', "old.pkl is not JSON"),
     (b'\xef\xbb\xbf{"word2idx": ', "old.pkl is not JSON"), (b'{"word2idx": {"\\ud800": 4}}', "half a surrogate pair"),

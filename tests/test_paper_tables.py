@@ -25,6 +25,7 @@ from paper_tables import coco_halves, common, figures
 from paper_tables import runs as running
 from paper_tables.common import Columns, Row, Table, recalls
 from paper_tables.runs import DATA, SCALES, Run, Step
+from tests.helpers import for_each
 
 ROOT = os.path.join(os.path.dirname(__file__), "..")
 PAPERS = os.path.join(ROOT, "..", "shared", "papers")
@@ -45,7 +46,7 @@ def runs(table):
 
 # ---- rows
 
-@pytest.mark.parametrize("scale", SCALES)
+@for_each("scale", SCALES)
 @pytest.mark.parametrize("name", TABLES)
 def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
     """Those of training and those of evaluation; the run's folder and its seed are those of the row."""
@@ -122,8 +123,7 @@ RECIPES = [
      DMSM | {"img_layers": "2000-1000", "txt_layers": "4000-2000-1000-500"}, "dmsm 4.2, Table 1")]
 
 
-@pytest.mark.parametrize("table, label, expected, section",
-                         RECIPES, ids=[f"{table} {label}" for table, label, *_ in RECIPES])
+@for_each("table, label, expected, section", RECIPES)
 def test_recipes_are_those_of_the_papers(monkeypatch, table, label, expected, section):
     monkeypatch.setattr("train.load_checkpoint", lambda *_, **__: None)             # --init_from of the fine-tuned rows
     run = next(row for row in TABLES[table].rows if row.label == label).runs[0]
@@ -358,7 +358,7 @@ def test_values_of_small_sizes_come_from_the_whole_split():
     assert common.value({"models": {"x": {"a": 4}}}, "models/*/a") == 4
 
 
-@pytest.mark.parametrize("words, sentence", [
+@for_each("words, sentence", [
     (["--only", "nothing"], "--only nothing is no row of pmrl Table 1"),
     (["--seeds", "0"], "--seeds 0 leaves nothing to run"),
     (["--also", "{x}"], "holds braces or quotes"), (["--also", "--cnn_weights 'a b'"], "holds braces or quotes")])

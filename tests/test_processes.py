@@ -9,6 +9,7 @@ from checkpoints import load_checkpoint
 from parallel import processes, share
 from runs import load_data
 from tests import helpers
+from tests.helpers import for_each
 
 STEPS = 10
 TOWARDS = {                           # name -> options: every objective and every term, small
@@ -108,7 +109,7 @@ def found(demo_path, small_run, tmp_path_factory) -> dict:
             for count in (1, 2, 3)}
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@for_each("count", [2, 3])
 @pytest.mark.parametrize("case", TOWARDS)
 def test_processes_learn_what_one_learns(found, case, count):
     """Batches of 7, so that shares differ in size; with "small_batch" some processes have no share of their own."""

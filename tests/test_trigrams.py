@@ -9,6 +9,7 @@ from cli import InputError
 from data import read_split
 from inputs import TrigramTokens
 from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
+from tests.helpers import for_each
 from text import SPECIALS, Trigrams, trigrams_of
 
 WORDS = "a man rides the brown horse banana nanana on".split()
@@ -121,7 +122,7 @@ def test_lengths_and_unknown_captions():
 
 # ---- networks
 
-@pytest.mark.parametrize("sizes", [(5,), (7, 5), (8, 7, 6, 5)])
+@for_each("sizes", [(5,), (7, 5), (8, 7, 6, 5)])
 @pytest.mark.parametrize("kind,window", [*((TrigramConv, k) for k in (1, 2, 3, 5)), (TrigramBag, 1)])
 def test_networks_equal_dense_counts_and_loops(kind, window, sizes):
     net = network(kind, *sizes, **({"window": window} if kind is TrigramConv else {}))

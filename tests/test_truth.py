@@ -14,6 +14,7 @@ from demo import truth
 from demo.captions import Caption, caption_statement, five_captions, scene_statement, shared_weight
 from demo.scenes import COLOURS, DEMO, WORLDS, Scene, Thing, random_scene
 from evaluation.annotations import Index, read_positives
+from tests.helpers import for_each
 
 PARTS = [("demo_precomp", "dev"), ("demo_precomp", "test"), ("demo_region_precomp", "test")]
 
@@ -206,13 +207,13 @@ def is_true(told, entry):
                for chosen in permutations(things, len(told["things"])))
 
 
-@pytest.mark.parametrize("text, expected", [
+@for_each("text, expected", [
     ("A picture of two crosses , a disc and six hearts .", {"counts": [("cross", 2), ("circle", 1), ("heart", 6)]}),
     ("several things in front of grass and sky .", {"least": 4, "background": "grass"}),
     ("a couple of objects .", {"counts": [("any", 2)]}), ("one purple thing .", {"counts": [("purple", 1)]}),
     ("A big stripy red ring to the left of a violet thing and another star in the upper left corner on a shaded olive "
      "background .", {"things": [({"large", "striped", "red", "ring"}, ""), ({"purple"}, ""),
-                                 ({"star"}, "in the upper left corner")], "relations": [(0, "left", 1)],
+                  ({"star"}, "in the upper left corner")], "relations": [(0, "left", 1)],
                       "background": "olive", "shaded": True})])
 def test_the_twin_reads_words(text, expected):
     nothing = {"background": None, "shaded": False, "counts": [], "least": 0, "things": [], "relations": []}

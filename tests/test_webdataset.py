@@ -30,7 +30,7 @@ from files import tars
 from files.reading import read_json
 from files.tars import expand, samples
 from runs import load_data
-from tests.helpers import ROOT, SMALL, in_a_process, options, refused, same_runs
+from tests.helpers import ROOT, SMALL, for_each, in_a_process, options, refused, same_runs
 from text import Vocabulary
 
 pytest.importorskip("webdataset", reason="webdataset is an optional package (requirements-webdataset.txt)")
@@ -398,7 +398,7 @@ def replaced(name: str, content) -> list:
     return [(n, content if n == name else c) for n, c in SOUND if not (n == name and content is None)]
 
 
-@pytest.mark.parametrize("files, message", [
+@for_each("files, message", [
     (replaced("b.json", None), r"holds no captions of the key 'b'; KEY.txt holds one a line, or KEY.json"),
     (replaced("a.txt", " \n "), "holds no captions of the key 'a'"),
     (replaced("b.json", '{"width": 3}'), "holds no captions of the key 'b'"),
@@ -465,7 +465,7 @@ def test_truncated_and_damaged_tars(tmp_path, pipe):
     assert len(list(samples(shard))) == 4
 
 
-@pytest.mark.parametrize("command, message", [
+@for_each("command, message", [
     ("false", "status 1"), ("exit 7", "status 7"), ("cat /nowhere/x.tar 2>/dev/null", "status 1"),
     ("cat {whole}; exit 3", "status 3"), ("head -c 1500 {whole}; exit 4", "status 4"),
     ("echo text", "truncated header"),

@@ -13,6 +13,7 @@ from encoders import CNN
 from features import word_cnn
 from features.word_cnn import WordCNN, average_precision, chance_precision, content_words, whole_state, word_labels
 from files.photos import import_torchvision
+from tests.helpers import for_each
 
 # ---- average precision
 
@@ -152,9 +153,9 @@ def test_the_same_seed_gives_the_same_file_with_workers_too(tmp_path, demo_path,
     assert all(torch.equal(x, b[key]) for key, x in a.items())
 
 
-@pytest.mark.parametrize("words,message", [
+@for_each("words,message", [
     (["--data_name", "demo_precomp"], "demo_precomp has features .* fine-tuned on photos in files; give a data set "
-                                      "that has them"),
+                       "that has them"),
     (["--learning_rate", "0"], "--learning_rate 0 is not a positive number"),
     (["--learning_rate", "nan"], "--learning_rate nan is not a positive number"),
     (["--learning_rate", "1e30"], "the loss became .* in epoch 1; lower --learning_rate"),

@@ -8,7 +8,7 @@ import pytest
 from cli import InputError
 from features import word_vectors
 from features.word_vectors import neighbours, read_vectors, table_for, train_vectors, write_vectors
-from tests.helpers import refused, unwritable
+from tests.helpers import for_each, refused, unwritable
 
 WORDS = ["the", "naïve", "dog", "“", "1984"]
 VECTORS = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
@@ -61,7 +61,7 @@ def test_words_with_blanks_and_repeated_words(tmp_path):
     assert words == ["a", ". . .", "b"] and vectors.tolist() == [[1, 2], [3, 4], [7, 8]]
 
 
-@pytest.mark.parametrize("content, message", [
+@for_each("content, message", [
     (b"", "v is empty"),
     (b"3 4\n", "v has 0 words where its first line announces 3"),
     (b"\x80\x04\x95 junk \x00\x00\n\xff\xfe", "holds no word vectors: its first line is not a word and numbers"),
