@@ -37,7 +37,7 @@ import cli
 from cli import Arguments, filename, natural, positive, torch_device, up_to
 from evaluate import Judgements, assess, parse_args
 from evaluation.annotations import Crisscrossed, Pairs, Ratings, cxc_pairs
-from evaluation.certainty import assess_certainty
+from evaluation.certainty import Asked, assess_certainty
 from evaluation.localisation_timing import localisation_times
 from evaluation.subjects import Member, Subject
 from features.timing import epoch as streamed
@@ -279,7 +279,7 @@ def suite(opt, device) -> None:
 
 
 def certain(dev: Subject, subject: Subject) -> None:
-    assess_certainty(dev, subject, subject, np.arange(EVALUATION[0]), {}, parse_args(["--confidence", "--sets", "0.1"]))
+    assess_certainty(subject, {}, Asked(confidence=True, sets=0.1), lambda: dev)
 
 
 def confidence_memory(size: tuple, seed: int, device) -> float:

@@ -25,10 +25,10 @@ import numpy as np
 import checkpoints
 import cli
 from cli import Arguments, InputError, data_set, filename, natural, positive, split_name, torch_device, up_to, workers
-from evaluation import bank, confidence_plots, phrase_report, variances
+from evaluation import bank, certainty, localisation, plots, variances
 from evaluation.annotations import Pairs
 from evaluation.assess import INSTANCES, Asked, Judgements, assess, read_judgements, without_nan
-from evaluation.certainty import Certainty, assess_certainty, check_options, to_calibrate_on, wanted
+from evaluation.certainty import Certainty, assess_certainty, check_options, wanted
 from evaluation.compare import common_name, compare
 from evaluation.open import (
     How,
@@ -155,7 +155,8 @@ def of_phrases(opt) -> bool:
     paths = opt.checkpoint or (opt.compare[0].split(",") if opt.compare else [])
     if not paths and not (opt.embeddings or opt.scores):
         paths = [processes.from_first(newest_run)]
-    if paths and phrase_report.is_of_phrases(paths[0]):
+    if paths and localisation.is_of_phrases(paths[0]):
+        localisation.check_options(opt, paths[0])
         return True
     if opt.regions:
         raise InputError(f"--regions {opt.regions} is for runs on phrases and the regions of their photos; leave it "
@@ -167,14 +168,14 @@ def evaluate_phrases(opt) -> dict:
     """As `evaluate_one`, of a run or an ensemble on phrases."""
     paths = opt.checkpoint or [processes.from_first(newest_run)]
     target = check_outputs(paths, opt)
-    results, all_tables, lines, draw = phrase_report.evaluate(paths, opt)
+    results, all_tables, lines, draw = localisation.evaluate(paths, *asked_of(opt), opt.confidence)
     results = without_nan(results)
     print(f"\n{results['data_name']} {results['split']}: {results['images']:,} photos, {results['captions']:,} phrases"
           + (f", mean of the scores of {len(paths)} models" if len(paths) > 1 else ""))
     show(all_tables, lines, opt)
     write(results, target)
     if draw:
-        pictures = [beside(name, target) for name in confidence_plots.PICTURES]
+        pictures = [beside(name, target) for name in plots.PICTURES]
         draw(*pictures)
         print(f"how sure the first boxes are in {pictures[0]}, phrases in their photos in {pictures[1]}",
               file=sys.stderr)
@@ -184,7 +185,7 @@ def evaluate_phrases(opt) -> dict:
 def compare_phrases(opt) -> dict:
     """As `compare_many`, of runs on phrases."""
     target = comparison_file(opt)
-    results, all_tables, lines = phrase_report.compare_all(opt.compare, opt)
+    results, all_tables, lines = localisation.compare_all(opt.compare, *asked_of(opt))
     results = without_nan(results)
     show(all_tables + comparisons(results["comparisons"]), [*lines, *doubts(results["comparisons"])], opt)
     write(results, target)
@@ -296,8 +297,9 @@ def evaluate_one(opt) -> dict:
     judged = read_judgements(subject, asked)
     sure = None
     if wanted(opt):                                         # first, as it may find that nothing can be calibrated
-        dev, part, kept = to_calibrate_on(subject, opt.calibrate_on, lambda: open_dev(subject, paths, opt))
-        sure = assess_certainty(dev, part, subject, kept, judged, opt, paths)
+        models = (checkpoints.Trained(path, torch_device(opt.device), vocab=opt.vocab) for path in paths)
+        sure = assess_certainty(subject, judged, taken(certainty.Asked, opt), lambda: open_dev(subject, paths, opt),
+                                models)
     results, record, uncertainties = assess(subject, judged, asked)
     if sure:
         results |= without_nan(sure.results)
@@ -346,10 +348,10 @@ def draw_extremes(subject: Subject, uncertainties: dict, judged: Judgements, pho
 
 
 def draw_confidence(subject: Subject, sure: Certainty, photos: Photos | None, target: str) -> None:
-    """Draws the pictures of `confidence_plots` beside the results, and says where."""
-    curves, shown = (beside(name, target) for name in confidence_plots.PICTURES)
-    confidence_plots.diagrams(sure.results["confidence"], sure.seen, curves)
-    confidence_plots.examples(sure.seen, subject.items.captions, subject.caption_image, photos, shown)
+    """Draws what tells how sure the model is beside the results, and says where."""
+    curves, shown = (beside(name, target) for name in plots.PICTURES)
+    plots.diagrams(sure.results["confidence"], sure.seen, curves)
+    plots.examples(sure.seen, subject.items.captions, subject.caption_image, photos, shown)
     print(f"reliability, risk and coverage in {curves}\nanswers and how sure they are in {shown}", file=sys.stderr)
 
 
@@ -362,7 +364,7 @@ def check_outputs(paths: list[str], opt) -> str:
     folder = paths[0] if os.path.isdir(paths[0]) else os.path.dirname(paths[0])
     target = opt.output or os.path.join(folder, default_name(paths, opt))
     names = ("uncertainty", "uncertain_images", "uncertain_captions") if opt.uncertainty else ()
-    pictures = [beside(name, target) for name in (*names, *(confidence_plots.PICTURES if opt.confidence else ()))]
+    pictures = [beside(name, target) for name in (*names, *(plots.PICTURES if opt.confidence else ()))]
     kept = beside("calibration", target, "json") if wanted(opt) else None
     outputs = [path for path in (target, *pictures, kept, opt.export, opt.ranks) if path]
     twice = [path for path, n in Counter(map(os.path.realpath, outputs)).items() if n > 1]
@@ -527,7 +529,7 @@ def parse_args(argv=None) -> argparse.Namespace:
     add = p.add_argument_group("speed and memory").add_argument
     add("--batch_size", type=positive, default=128, help="images or captions that are encoded at once; of "
         "regions 32 times as many")
-    add("--block", type=positive, default=phrase_report.BLOCK,
+    add("--block", type=positive, default=localisation.BLOCK,
         help="number of images that are scored at once; memory grows with it, results do not change")
     add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="number of processes that read photos")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA where it is present")

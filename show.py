@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, filename, natural, probability, run_arguments, torch_device, up_to
-from evaluation.certainty import Calibration, calibration_file, read_calibration
+from evaluation.calibration import Calibration, calibration_file, read_calibration
 from evaluation.encode import encode
 from evaluation.open import Run, Where, load_run, newest_run, output_file
 from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, picture_file

@@ -9,6 +9,7 @@ import itertools
 import numpy as np
 
 from evaluation.annotations import Crisscrossed, Pairs
+from evaluation.confidence import Seen, title
 from evaluation.subjects import Subject
 from metrics import spearman
 
@@ -32,18 +33,17 @@ def partial_spearman(x, y, given) -> float:
 
 def truths(subject: Subject, judged: dict) -> dict[str, dict[str, np.ndarray]]:
     """How ambiguous each query is by the sources at hand: {source: {"t2i" | "i2t": (Q,)}}, NaN where it is unknown."""
-    n, m = subject.n_images, len(subject.caption_image)
-    sizes, found = {"i2t": n, "t2i": m}, {}
-    if "positives" in judged:
-        listed = judged["positives"]
-        found["positives"] = {side: matches_of(of.pairs, sizes[side]) for side, of in listed.items()}
-    if "eccv" in judged:
-        found["eccv"] = {side: matches_of(pairs, sizes[side]) for side, pairs in judged["eccv"].items()}
+    n, sources = subject.n_images, {}
+    sizes = {"i2t": n, "t2i": len(subject.caption_image)}
+    for name in ("positives", "eccv"):
+        if name in judged:
+            sources[name] = {side: matches_of(getattr(of, "pairs", of), sizes[side])
+                             for side, of in judged[name].items()}
     if "cxc" in judged:
-        found["cxc"] = ratings_of_others(judged["cxc"], subject.caption_image, n)
+        sources["cxc"] = ratings_of_others(judged["cxc"], subject.caption_image, n)
     if subject.items is not None and subject.items.captions is not None:
-        found["disagreement"] = {"i2t": disagreement(subject.items.captions, subject.caption_image, n)}
-    return found
+        sources["disagreement"] = {"i2t": disagreement(subject.items.captions, subject.caption_image, n)}
+    return sources
 
 
 def matches_of(pairs: Pairs, queries: int) -> np.ndarray:
@@ -76,34 +76,33 @@ def disagreement(captions: list[str], caption_image: np.ndarray, n: int) -> np.n
     return np.array([of(sets) for sets in of_image])
 
 
-def report(subject: Subject, judged: dict, confidences: dict[str, dict[str, np.ndarray]],
-           asked: dict[str, np.ndarray]) -> dict[str, dict]:
+def report(subject: Subject, judged: dict, seen: dict[str, Seen]) -> dict[str, dict]:
     """{source: {"captions" | "images": {measure: {"rho", "rho_given_words", "rho_within_levels"}}}}.
 
-    confidences: {"t2i" | "i2t": {measure: (Q,), more is surer}} of the queries at positions asked[side] (Q,). rho is
-    Spearman's correlation of uncertainty (minus the confidence) with the truth: 1 where the model is the less sure the
-    more items match. For captions also at an equal number of words, and, where --positives names levels of detail, as
-    the mean over levels.
+    seen: the answers of each direction, as positions in the subject. rho is Spearman's correlation of uncertainty
+    (minus the confidence) with the truth: 1 where the model is the less sure the more items match. For captions also at
+    an equal number of words, and, where --positives names levels of detail, as the mean over levels.
     """
     texts = subject.items.captions if subject.items is not None else None
     words = None if texts is None else np.array([len(text.split()) for text in texts])
     results = {}
     for source, sides in truths(subject, judged).items():
         for side, truth in sides.items():
-            known = ~np.isnan(truth[asked[side]])
+            of = seen[side]
+            known = ~np.isnan(truth[of.asked])
             if known.sum() < 3:
                 continue
-            queries = asked[side][known]
-            levels = judged["positives"].levels if source == "positives" and side == "t2i" else None
-            results.setdefault(source, {})["captions" if side == "t2i" else "images"] = {
+            queries, captions = of.asked[known], side == "t2i"
+            levels = judged["positives"].levels if source == "positives" and captions else None
+            results.setdefault(source, {})["captions" if captions else "images"] = {
                 name: correlations(-value[known], truth[queries],
-                                   words[queries] if side == "t2i" and words is not None else None,
+                                   words[queries] if captions and words is not None else None,
                                    None if levels is None else levels[queries])
-                for name, value in confidences[side].items()}
+                for name, value in of.values.items()}
     return results
 
 
-def correlations(unsure: np.ndarray, truth: np.ndarray, words, levels) -> dict[str, float]:
+def correlations(unsure: np.ndarray, truth: np.ndarray, words, levels=None) -> dict[str, float]:
     """The numbers of `report` for one measure; all arrays (K,), or None where they are not known."""
     numbers = {"rho": spearman(unsure, truth)}
     if words is not None:
@@ -115,13 +114,13 @@ def correlations(unsure: np.ndarray, truth: np.ndarray, words, levels) -> dict[s
     return numbers
 
 
-def tables(results: dict, names: dict[str, str]) -> list:
-    """Tables of `report`, as report.py has them, of the measures in SHOWN. names: {measure: what it is called}."""
+def tables(results: dict) -> list:
+    """Tables of `report`, as report.py has them, of the measures in SHOWN."""
     made, heads = [], {"rho": "rho", "rho_given_words": "given words", "rho_within_levels": "in levels"}
     for source, sides in results.items():
         for side, of in sides.items():
             keys = [key for key in heads if any(key in numbers for numbers in of.values())]
-            rows = [(names[name], ["-" if np.isnan(numbers[key]) else f"{numbers[key]:.3f}" for key in keys])
+            rows = [(title(name, side), ["-" if np.isnan(numbers[key]) else f"{numbers[key]:.3f}" for key in keys])
                     for name, numbers in of.items() if name in SHOWN]
             made.append((f"{side} as queries: Spearman's rho of uncertainty and {SOURCES[source]}",
                          [("", [heads[key] for key in keys])], rows))

@@ -1,72 +1,23 @@
-"""Turns scores into probabilities: one temperature per direction, and monotone or linear maps fitted on the dev split.
+"""What is fitted on a dev split so that scores become probabilities, and calibration.json, which holds it.
 
-The posterior of item j of a gallery for query q is p_qj = exp(T s_qj) / sum_k exp(T s_qk) (Hama et al. 2021, arXiv
-1904.08504; temperature scaling of Guo et al. 2017). All fits see the dev split alone.
+A temperature for each direction (`posterior.temperature`), and monotone and linear maps from confidences to the
+probability that the first answer is right.
 """
+import os
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from scipy import optimize, special
 
 from cli import InputError
+from evaluation.assess import uncertainties
+from evaluation.subjects import Subject
+from files.reading import FAULTS, read_json
 
+FORMAT = 1                            # of calibration.json
+SIDES = {"t2i": ("captions", "images"), "i2t": ("images", "captions")}    # direction: (queries, items)
 RIDGE = 1e-2                          # weight of the squares of the logistic's weights, beside the mean loss
-CACHED = 2 ** 18                      # scores that are passed over at a time, 1 MiB: every pass finds them cached
-NOTHING = -80.0                       # the exponential of less, 2e-35, is nothing beside 1, and slow to compute
-SPREADS = (1e-3, 1e3)                 # temperatures are sought between these, in units of 1 / deviation of the scores
-
-
-def masses(below: torch.Tensor, t: float) -> torch.Tensor:
-    """exp(T (s - max s)) from s - max s, at most 0, of any shape: the posterior times a number that a query has."""
-    return (t * below).clamp_(min=NOTHING).exp_()
-
-
-def deviation(scores: torch.Tensor) -> float:
-    """The root of the mean variance of a query's scores (Q, G), -inf left out."""
-    outside = torch.isneginf(scores)
-    if not outside.any():
-        return float(scores.var(1, correction=0).mean().sqrt())
-    inside = scores.masked_fill(outside, torch.nan)
-    return float((inside - inside.nanmean(1, keepdim=True)).square().nanmean(1).mean().sqrt())
-
-
-def temperature(scores: torch.Tensor, right: torch.Tensor, each: bool = False) -> float:
-    """T = argmin_T -1/Q sum_q log sum_{j in right(q)} p_qj.
-
-    scores (Q, G), where -inf is not in the gallery of the query; right (Q, G) bool, at least one in each row. With one
-    right item per query the mean is convex in T.
-    each: instead, the mean of -log p_qj over all right pairs. Then the posterior has to find all right items of a query
-    and not only one, so it is wider where there are several.
-    A grid on log T finds the neighbourhood of the minimum, and Brent's method the minimum itself, in float64: a loss is
-    flat there, and the last bits of float32 would move T by 1e-3. Raises InputError where the scores do not differ, or
-    where no T within SPREADS is best, which means that they do not tell what is right.
-    """
-    spread = deviation(scores)
-    if not spread > 0:
-        raise InputError("all scores of a query are equal, so no temperature fits them; check the embeddings")
-    scores = scores - scores.amax(1, keepdim=True)                                  # at most 0
-    parts = scores.split(max(1, CACHED // scores.shape[1]))
-    query, of_right = right.nonzero()[:, 0], scores[right].double()                 # (P,)
-    best = of_right.new_full((len(scores),), -torch.inf).scatter_reduce(0, query, of_right, "amax")     # (Q,)
-    below_best = of_right - best[query]
-
-    def loss(log_t: float, kind=torch.float64) -> float:
-        t = float(np.exp(log_t))
-        mass = torch.cat([masses(part.to(kind), t).sum(1) for part in parts]).double()
-        if each:
-            return float((mass.log()[query] - t * of_right).mean())
-        mass_right = torch.zeros_like(mass).index_add_(0, query, masses(below_best, t))
-        return float((mass.log() - t * best - mass_right.log()).mean())
-    grid = np.linspace(*np.log(np.array(SPREADS) / spread), 41)
-    losses = [loss(x, torch.float32) for x in grid]
-    lowest = int(np.argmin(losses))
-    if lowest in (0, len(grid) - 1):
-        raise InputError("no temperature fits: the scores of the dev split do not tell which items are right (the best "
-                         f"T is {'0' if lowest == 0 else 'infinite'}); train longer, or leave --confidence out")
-    found = optimize.minimize_scalar(loss, bounds=(grid[lowest - 1], grid[lowest + 1]), method="bounded",
-                                     options={"xatol": 1e-7})
-    return float(np.exp(found.x))
+LEVELS = 101                          # quantiles of log det Sigma that are kept
 
 
 class Isotonic(NamedTuple):
@@ -81,8 +32,9 @@ class Isotonic(NamedTuple):
         size = np.bincount(which)
         y = optimize.isotonic_regression(np.bincount(which, np.asarray(right, float)) / size, weights=size).x
         y = np.clip(y, 1 / (n + 2), (n + 1) / (n + 2))
-        kept = np.flatnonzero(np.append(True, y[1:] != y[:-1]) | np.append(y[1:] != y[:-1], True))     # ends of steps
-        return cls(x[kept].tolist(), y[kept].tolist())
+        step = y[1:] != y[:-1]
+        ends = np.flatnonzero(np.append(True, step) | np.append(step, True))
+        return cls(x[ends].tolist(), y[ends].tolist())
 
     def __call__(self, confidence) -> np.ndarray:
         return np.interp(confidence, self.x, self.y)
@@ -92,7 +44,7 @@ class Logistic(NamedTuple):
     """P(right) = sigmoid(w . z + b) of standardised features z (Q, F)."""
     names: list[str]
     mean: list[float]
-    std: list[float]
+    std: list[float]                  # 0 for a constant feature, which is not used: JSON has no infinity
     weights: list[float]
     bias: float
 
@@ -101,9 +53,9 @@ class Logistic(NamedTuple):
         """The minimum of the mean log loss + RIDGE |w|^2. A feature that is constant gets a weight of zero."""
         x = np.stack(list(features.values()), 1).astype(float)                      # (Q, F)
         mean, std = x.mean(0), x.std(0)
-        std = np.where(std > 1e-9 * (1 + abs(mean)), std, np.inf)                   # z = 0: it says nothing
-        z, y = np.c_[(x - mean) / std, np.ones(len(x))], np.asarray(right, float)
-        penalty = 2 * RIDGE * np.append(np.ones(x.shape[1]), 0)
+        varies = std > 1e-9 * (1 + abs(mean))
+        z = np.c_[(x - mean) / np.where(varies, std, np.inf), np.ones(len(x))]
+        y, penalty = np.asarray(right, float), 2 * RIDGE * np.append(np.ones(x.shape[1]), 0)
         w = np.zeros(z.shape[1])
         for _ in range(100):                                # Newton's method; the loss is strictly convex
             p = special.expit(z @ w)
@@ -112,8 +64,7 @@ class Logistic(NamedTuple):
             w -= step
             if abs(step).max() < 1e-10:
                 break
-        std = np.where(np.isinf(std), 0, std)               # JSON has no infinity; 0 stands for a feature unused
-        return cls(list(features), mean.tolist(), std.tolist(), w[:-1].tolist(), float(w[-1]))
+        return cls(list(features), mean.tolist(), np.where(varies, std, 0).tolist(), w[:-1].tolist(), float(w[-1]))
 
     def __call__(self, features: dict[str, np.ndarray]) -> np.ndarray:
         logit = np.full(len(next(iter(features.values()))), self.bias)
@@ -121,3 +72,113 @@ class Logistic(NamedTuple):
             if std:
                 logit += weight * (features[name] - mean) / std
         return special.expit(logit)
+
+
+class Fitted(NamedTuple):
+    """What was fitted for one direction, and on how much."""
+    temperature: float
+    temperature_each: float | None    # of image to text: that of each right caption by itself
+    isotonic: Isotonic                # of the posterior; of the grouped one where there is one
+    stacked: Logistic
+    without_sigma: Logistic | None    # None where no side is Gaussian
+    queries: int
+    gallery: int
+
+    def plain(self) -> dict:
+        """What calibration.json holds of it."""
+        return {name: x._asdict() if hasattr(x, "_asdict") else x for name, x in self._asdict().items()}
+
+    @classmethod
+    def of(cls, stored: dict) -> "Fitted":
+        """Raises ValueError, KeyError or TypeError where `plain` did not write this."""
+        found = cls(**stored)
+        t, each = float(found.temperature), found.temperature_each
+        if not 0 < t < np.inf:
+            raise ValueError(f"temperature {t}")
+        logistic = [of and Logistic(**of) for of in (found.stacked, found.without_sigma)]
+        return cls(t, None if each is None else float(each), Isotonic(**found.isotonic), *logistic,
+                   int(found.queries), int(found.gallery))
+
+
+def stored(dev: Subject, split: str, fitted: dict[str, Fitted], sets: dict | None) -> dict:
+    """What calibration.json holds: what was fitted, on what, at what size of the gallery. split: the name of what was
+    calibrated on; sets: the limits of conformal sets."""
+    return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "),
+            **({"weights": dev.weights} if dev.weights else {}), "data_name": dev.data_name, "split": split,
+            "similarity": dev.similarity, "images": dev.n_images, "captions": len(dev.caption_image),
+            **{side: of.plain() for side, of in fitted.items()}, **({"sets": sets} if sets else {}), **quantiles(dev)}
+
+
+def quantiles(dev: Subject) -> dict:
+    """{"log_det": LEVELS quantiles of the log det Sigma of the captions, from the least to the largest}, by which that
+    of a query is told to be small or large; {} where captions are points."""
+    values = uncertainties(dev).get("captions")
+    return {} if values is None else {"log_det": np.quantile(values, np.linspace(0, 1, LEVELS)).tolist()}
+
+
+class Calibration(NamedTuple):
+    """A calibration.json, and where it lies."""
+    path: str
+    checkpoints: list[str]
+    weights: list[str] | None         # digests of the models (checkpoints.weights_of); None of other embeddings
+    data_name: str
+    similarity: str
+    fitted: dict[str, Fitted]
+    sets: dict | None                 # {"alpha", "images": in the gallery that they were fitted on, direction: {method:
+                                      # limit}}; None where --sets was not given
+    log_det: list[float] | None       # quantiles, see `quantiles`; None where captions are points
+
+    def refuse_other(self, run: str, weights: str) -> None:
+        """Raises InputError unless this is of the model with these weights (`checkpoints.weights_of`), which `run`
+        holds. A file that names no weights is known by the path of its run, or by the names of its folder and
+        its file where it was moved since."""
+        def file_of(path: str) -> str:
+            file = path.endswith((".pt", ".tar")) and not os.path.isdir(path)
+            return os.path.realpath(path if file else os.path.join(path, "model_best.pt"))
+        mine, named = file_of(run), file_of(self.checkpoints[0])
+        moved = not os.path.exists(named) and named.split(os.sep)[-2:] == mine.split(os.sep)[-2:]
+        models, again = " + ".join(self.checkpoints), f"write it again with evaluate.py --confidence --checkpoint {run}"
+        if self.weights and self.weights != [weights]:
+            raise InputError(f"{self.path} is of the weights of {models}, and {run} has others; {again}")
+        if not self.weights and (len(self.checkpoints) > 1 or not (named == mine or moved)):
+            raise InputError(f"{self.path} is of {models}, and not of {run}, by their paths, as it names no weights; "
+                             f"{again}, or with --checkpoint {self.checkpoints[0]}, and name what it writes with "
+                             "--calibration")
+
+    def notes(self, side: str, data_name: str, gallery: int) -> list[str]:
+        """Sentences on what is searched and was not calibrated on: other data, a gallery of another size."""
+        fitted, notes = self.fitted[side], []
+        if data_name != self.data_name:
+            notes.append(f"the probabilities were calibrated on {self.data_name} and may not hold on {data_name}")
+        if gallery != fitted.gallery:
+            notes.append(f"the probabilities were calibrated on a gallery of {fitted.gallery:,} and {gallery:,} are "
+                         "searched; they hold best for the size that they were calibrated on")
+        return notes
+
+
+def read_calibration(path: str) -> Calibration:
+    """What `stored` wrote. Raises InputError on any other file."""
+    fix = "write it again with evaluate.py --confidence"
+    file = read_json(path, fix)
+    try:
+        if file["calibration"] != FORMAT:
+            raise ValueError(f"its format is {file['calibration']!r}")
+        names, data_name, similarity = (file[name] for name in ("checkpoints", "data_name", "similarity"))
+        if not (names and isinstance(names, list) and all(isinstance(x, str) for x in (*names, data_name, similarity))):
+            raise ValueError("it does not say of which model it is")
+        weights, sets = file.get("weights"), file.get("sets")
+        if weights is not None and not (isinstance(weights, list) and len(weights) == len(names)):
+            raise ValueError("it does not say which weights each model has")
+        if sets is not None:
+            limits = {side: {name: float(limit) for name, limit in sets[side].items()} for side in SIDES}
+            sets = {"alpha": float(sets["alpha"]), "images": int(sets["images"]), **limits}
+        return Calibration(path, names, weights, data_name, similarity, {side: Fitted.of(file[side]) for side in SIDES},
+                           sets, file.get("log_det") and sorted(map(float, file["log_det"])))
+    except FAULTS as error:
+        raise InputError(f"{path} is no calibration ({error}); {fix}") from error
+
+
+def calibration_file(run: str) -> str:
+    """The calibration that evaluate.py --confidence writes by itself for a run folder or a checkpoint file."""
+    folder, file = (run, "model_best.pt") if os.path.isdir(run) else os.path.split(run)
+    return os.path.join(folder, f"calibration{'' if file == 'model_best.pt' else '_' + file.split('.')[0]}.json")

@@ -20,21 +20,47 @@ def compare(names: list[str], opened: Callable[[str], Subject], asked: Asked) ->
     seeds)}}, "comparisons": [{"a", "b", "seeds", "metrics": what `metrics.paired_bootstrap` returns}]}. Raises
     InputError on paths that stand there twice, and on subjects of other items.
     """
-    groups = {group: group.split(",") for group in names}
-    refuse_repeats([path for group in names for path in group.split(",")])
-    runs, totals = assess_all(groups, opened, asked)
+    first, judged = None, None
+
+    def assessed(path: str) -> tuple[dict, dict]:
+        nonlocal first, judged
+        subject = opened(path)
+        if first is None:
+            first, judged = subject, read_judgements(subject, asked)
+        else:
+            take_order_of(first, subject)
+        results, record, _ = assess(subject, judged, asked)
+        return results, record.totals(first.caption_image, first.n_images)
+    runs, totals, comparisons = side_by_side(names, assessed)
+    seeds = {label: over_seeds(of, [runs[path]["protocols"] for path in group.split(",")])
+             for group, (label, of) in zip(names, totals.items())}
+    return without_nan({"runs": runs, "groups": seeds, "comparisons": comparisons})
+
+
+def side_by_side(names: list[str], assessed: Callable[[str], tuple[dict, dict]], sums: Callable | None = None,
+                 **about) -> tuple[dict[str, dict], dict[str, list[dict]], list[dict]]:
+    """({path: its results}, {label of a group: totals of each seed}, the comparisons, with what is told `about` each).
+
+    assessed(path): results, and {metric: (total (N,), count (N,))} over images as `metrics.paired_bootstrap` takes it;
+    sums(metrics): {name of a sum: its metrics}. Raises InputError on paths that stand there twice.
+    """
+    groups, runs, totals = {group: group.split(",") for group in names}, {}, {}
+    refuse_repeats([path for paths in groups.values() for path in paths])
+    for group, paths in groups.items():
+        for path in paths:
+            runs[path], of = assessed(path)
+            totals.setdefault(group, []).append(of)
     label = {group: common_name(paths) for group, paths in groups.items()}
     if len(set(label.values())) < len(groups):
         label = {group: group for group in groups}
-    seeds = {label[group]: over_seeds(totals[group], [runs[path]["protocols"] for path in paths])
-             for group, paths in groups.items()}
     base, *others = groups
     comparisons = []
     for other in others:
         shared = set.intersection(*(set(run) for run in [*totals[base], *totals[other]]))
-        comparisons.append({"a": label[base], "b": label[other], "seeds": [len(totals[base]), len(totals[other])],
-                            "metrics": metrics.paired_bootstrap(totals[base], totals[other], rsums(shared))})
-    return without_nan({"runs": runs, "groups": seeds, "comparisons": comparisons})
+        comparisons.append({"a": label[base], "b": label[other], **about,
+                            "seeds": [len(totals[base]), len(totals[other])],
+                            "metrics": metrics.paired_bootstrap(totals[base], totals[other], (sums or rsums)(shared))})
+    return runs, {label[group]: of for group, of in totals.items()}, comparisons
 
 
 def refuse_repeats(paths: list[str]) -> None:
@@ -44,23 +70,6 @@ def refuse_repeats(paths: list[str]) -> None:
     if twice:
         raise InputError(f"--compare names '{twice[0]}' more than once or names nothing between commas; name each run "
                          "once")
-
-
-def assess_all(groups: dict[str, list[str]], opened: Callable[[str], Subject],
-               asked: Asked) -> tuple[dict[str, dict], dict[str, list[dict]]]:
-    """{path: results} and {group: [what `Record.totals` returns, per path]}, with the items of all in the order of the
-    first."""
-    runs, totals, first, judged = {}, {group: [] for group in groups}, None, None
-    for group, paths in groups.items():
-        for path in paths:
-            subject = opened(path)
-            if first is None:
-                first, judged = subject, read_judgements(subject, asked)
-            else:
-                take_order_of(first, subject)
-            runs[path], record, _ = assess(subject, judged, asked)
-            totals[group].append(record.totals(first.caption_image, first.n_images))
-    return runs, totals
 
 
 def over_seeds(totals: list[dict], protocols: list[dict]) -> dict[str, tuple[float, float, int]]:

@@ -1,8 +1,9 @@
-"""How sure a model is of its first answers: confidences of every kind, fitted on the dev split and judged on another.
+"""How sure a model is of its first answers: confidences of every kind, fitted on the dev split, judged on another.
 
-`fit` sees the items to calibrate on, `judge` those to report on. The posterior over the gallery is the measure to use;
-all others stand beside it, so that one sees what each is worth (`evaluate.py --confidence`).
+The posterior over the gallery is the measure to use; all others stand beside it, so that one sees what each is worth
+(`evaluate.py --confidence`). `fit` sees the queries to calibrate on, `judge` those to report on.
 """
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -10,49 +11,66 @@ import torch
 
 from cli import InputError
 from evaluation import selective
-from evaluation.answers import Answers, Rows, answers_of_both, rows_of, sample_scores
 from evaluation.assess import uncertainties
-from evaluation.calibration import Isotonic, Logistic, temperature
+from evaluation.calibration import SIDES, Fitted, Isotonic, Logistic
+from evaluation.posterior import Answers, answers_of_both, rows_of, sample_scores, temperature
 from evaluation.subjects import Subject
 from similarities import Embedding
 
-SIDES = {"t2i": ("captions", "images"), "i2t": ("images", "captions")}    # direction: (queries, items)
-FITTED = 2 ** 24                      # scores that a temperature is fitted to, 64 MiB
 SIZES = (500, 1000, 5000)             # images of the smaller galleries that are judged too
-SIGMA = ("log_det_query", "log_det_answer", "trace_query", "trace_answer")
-PROBABILITIES = ("posterior", "posterior_grouped", "overlap", "isotonic", "stacked", "stacked_without_sigma")
 SHOWN = ("overlap", "posterior_grouped", "posterior")       # the first of these that there is, users are shown
-NAMES = {"posterior": "posterior of the answer", "posterior_grouped": "the same, summed over its image's captions",
-         "isotonic": "posterior through an isotonic map", "entropy": "-entropy of the posterior",
-         "entropy_each": "the same, each caption by itself",
-         "max": "maximum score", "margin": "margin to the second", "std": "deviation of the scores",
-         "log_det_query": "-log det Sigma of the query", "log_det_answer": "-log det Sigma of the answer",
-         "trace_query": "-trace Sigma of the query", "trace_answer": "-trace Sigma of the answer",
-         "stacked": "logistic of all of these", "stacked_without_sigma": "logistic without Sigma"}
 
 
-class Fitted(NamedTuple):
-    """What was fitted for one direction, and on how much."""
-    temperature: float
-    temperature_each: float | None    # of image to text: that of each right caption by itself
-    isotonic: Isotonic                # of the posterior; of the grouped one where there is one
-    stacked: Logistic
-    without_sigma: Logistic | None    # None where no side is Gaussian
-    queries: int
-    gallery: int
+def logit(p, std):
+    p = np.clip(p.astype(float), selective.LEAST, 1 - 1e-7)
+    return np.log(p / (1 - p))
 
-    def plain(self) -> dict:
-        """What calibration.json holds of it."""
-        return {**self._asdict(), "isotonic": self.isotonic._asdict(), "stacked": self.stacked._asdict(),
-                "without_sigma": self.without_sigma and self.without_sigma._asdict()}
+
+class Measure(NamedTuple):
+    """A confidence, more where surer."""
+    title: str                        # in tables
+    look: tuple[str, str]             # colour and style of its curve
+    of_boxes: str = ""                # its title where the queries are phrases and the answers boxes
+    probability: bool = False
+    sigma: bool = False               # whether the logistic without Sigma must not see it
+    feature: Callable = lambda value, std: value    # what the logistic sees; std: deviation of the scores
+
+
+MEASURES = {
+    "posterior": Measure("posterior of the answer", ("tab:blue", "-"), "posterior of the first box", True,
+                         feature=logit),
+    "posterior_grouped": Measure("the same, summed over its image's captions", ("tab:blue", "-"), probability=True,
+                                 feature=logit),
+    "overlap": Measure("", ("tab:blue", "-"), "posterior of all boxes at its place", True, feature=logit),
+    "entropy": Measure("-entropy of the posterior", ("deepskyblue", "-.")),
+    "entropy_each": Measure("the same, each caption by itself", ("deepskyblue", ":")),
+    "max": Measure("maximum score", ("tab:green", "-")),
+    "margin": Measure("margin to the second", ("tab:green", "--"), "margin to the best box elsewhere",
+                      feature=lambda value, std: np.log(np.maximum(value, 1e-6 * np.maximum(std, 1e-30)))),
+    "std": Measure("deviation of the scores", ("tab:green", "-.")),
+    "log_det_query": Measure("-log det Sigma of the query", ("tab:red", "-"), "-log det Sigma of the phrase",
+                             sigma=True),
+    "log_det_answer": Measure("-log det Sigma of the answer", ("tab:red", "--"), "-log det Sigma of the box",
+                              sigma=True),
+    "trace_query": Measure("-trace Sigma of the query", ("tab:orange", "-"), sigma=True,
+                           feature=lambda value, std: -np.log(-value)),
+    "trace_answer": Measure("-trace Sigma of the answer", ("tab:orange", "--"), sigma=True,
+                            feature=lambda value, std: -np.log(-value)),
+    "isotonic": Measure("posterior through an isotonic map", ("deepskyblue", "--"),
+                        "overlap through an isotonic map", True),
+    "stacked": Measure("logistic of all of these", ("tab:purple", "-"), probability=True),
+    "stacked_without_sigma": Measure("logistic without Sigma", ("tab:purple", "--"), probability=True)}
 
 
 class Seen(NamedTuple):
-    """The first answers of Q queries of one direction, for pictures. Positions are those in the whole subject."""
-    values: dict[str, np.ndarray]     # (Q,) of each measure, more where surer
+    """The first answers to Q queries of one direction, and how sure the model is of each."""
+    name: str                         # of the data, for messages
+    values: dict[str, np.ndarray]     # (Q,) of MEASURES, more where surer
     right: np.ndarray                 # (Q,) bool
-    asked: np.ndarray                 # (Q,) the images or captions that are the queries
-    answers: np.ndarray               # (Q,) the captions or images that are their first answers
+    asked: np.ndarray                 # (Q,) the positions of the queries in their split
+    answers: np.ndarray               # (Q,) the positions of their first answers
+    owner: np.ndarray                 # (Q,) the image of each query
+    gallery: int                      # items that were searched
 
 
 def percent(p: float) -> str:
@@ -65,37 +83,26 @@ def trace(e: Embedding) -> torch.Tensor:
     return e.log_var.exp().expand_as(e.mean).sum(1)
 
 
-def measures(subject: Subject, side: str, rows: Rows, found: Answers) -> dict[str, np.ndarray]:
-    """Confidences of each query, all (Q,) and more where surer: the posterior and MTEB's three abstention functions
-    (max, margin, std), and what Sigma says of the query and of its answer where they are Gaussian."""
-    values = {"posterior": found.posterior}
-    if found.grouped is not None:
-        values["posterior_grouped"] = found.grouped
-    values["entropy"] = -found.entropy
-    if found.entropy_each is not None:
-        values["entropy_each"] = -found.entropy_each
-    values |= {"max": found.max, "margin": found.margin, "std": found.std}
-    queries, items = SIDES[side]
-    for name, of in (("log_det", uncertainties(subject)), ("trace", uncertainties(subject, trace))):
-        if queries in of:
-            values[f"{name}_query"] = -of[queries][rows.asked]
-        if items in of:
-            values[f"{name}_answer"] = -of[items][rows.items[found.first]]
-    return values
+def of_answers(found: Answers) -> dict[str, np.ndarray]:
+    """The confidences (Q,) that scores give: the posterior and MTEB's three abstention functions (max, margin, std)."""
+    each = None if found.entropy_each is None else -found.entropy_each
+    values = {"posterior": found.posterior, "posterior_grouped": found.grouped, "entropy": -found.entropy,
+              "entropy_each": each, "max": found.max, "margin": found.margin, "std": found.std}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def features(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What the logistic sees: the same with probabilities as logits, and margins and traces as logarithms."""
-    seen = {}
-    for name, value in values.items():
-        if name in PROBABILITIES:
-            p = np.clip(value.astype(float), selective.LEAST, 1 - 1e-7)
-            value = np.log(p / (1 - p))
-        elif name == "margin":
-            value = np.log(np.maximum(value, 1e-6 * np.maximum(values["std"], 1e-30)))
-        elif name.startswith("trace"):
-            value = -np.log(-value)
-        seen[name] = value
+def look(subject: Subject, t: dict[str, float], each: float | None) -> dict[str, Seen]:
+    """The first answers of both directions at temperatures t, and at `each` those of image to text, with what Sigma
+    says of the query and of its answer where they are Gaussian."""
+    sigma = {"log_det": uncertainties(subject), "trace": uncertainties(subject, trace)}
+    name, seen = f"{subject.data_name} {subject.split}".strip() or subject.name, {}
+    for side, (rows, found) in answers_of_both(subject, t, each=each).items():
+        first, values = rows.items[found.first], of_answers(found)
+        for kind, of in sigma.items():
+            for what, which, places in zip(("query", "answer"), SIDES[side], (rows.asked, first)):
+                if which in of:
+                    values[f"{kind}_{what}"] = -of[which][places]
+        seen[side] = Seen(name, values, found.right, rows.asked, first, rows.owner, rows.gallery)
     return seen
 
 
@@ -105,97 +112,80 @@ def best_name(values: dict) -> str:
 
 
 def fit(subject: Subject) -> dict[str, Fitted]:
-    """Fit temperature, isotonic map and logistic to the queries of each direction: {"t2i": ..., "i2t": ...}.
-
-    Raises InputError where all first answers are right, or all wrong: then nothing can be told apart.
-    """
-    sample = {side: sample_scores(rows_of(subject, side), FITTED) for side in SIDES}
-    t = {side: temperature(*drawn) for side, drawn in sample.items()}
+    """What is fitted to the queries of each direction: {"t2i": ..., "i2t": ...}. Raises InputError where all first
+    answers are right, or all wrong: then nothing can be told apart."""
+    samples = {side: sample_scores(rows_of(subject, side)) for side in SIDES}
+    t = {side: temperature(*sample) for side, sample in samples.items()}
     several = len(subject.caption_image) > len(np.unique(subject.caption_image))    # captions of some image
-    each, fitted = temperature(*sample["i2t"], each=True) if several else None, {}
-    for side, (rows, found) in answers_of_both(subject, t, each=each).items():
-        refuse_one_class(found.right, f"{subject.data_name} {subject.split}".strip() or subject.name, side)
-        fitted[side] = fit_maps(measures(subject, side, rows, found), found.right, t[side],
-                                each if side == "i2t" else None, rows.gallery)
-    return fitted
+    each = temperature(*samples["i2t"], each=True) if several else None
+    return {side: fit_maps(seen, side, t[side], each if side == "i2t" else None)
+            for side, seen in look(subject, t, each).items()}
 
 
-def fit_maps(values: dict[str, np.ndarray], right: np.ndarray, t: float, each: float | None, gallery: int) -> Fitted:
-    """The maps from confidences (Q,), by measure, to the probability that the first answer is right (Q,) bool."""
+def fit_maps(seen: Seen, side: str, t: float, each: float | None = None) -> Fitted:
+    """The maps from confidences to the probability that the first answer is right."""
+    right = refuse_one_class(seen.right, seen.name, side)
+    values, features = with_features(seen.values)
+    points = {name: value for name, value in features.items() if not MEASURES[name].sigma}
+    return Fitted(t, each, Isotonic.fit(values[best_name(values)], right), Logistic.fit(features, right),
+                  Logistic.fit(points, right) if len(points) < len(features) else None, len(right), seen.gallery)
+
+
+def with_features(values: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The confidences (Q,) by name with ties for what only rounding tells apart, and what the logistic sees of them."""
     values = {name: selective.levelled(value) for name, value in values.items()}
-    seen = features(values)
-    points = {name: value for name, value in seen.items() if name not in SIGMA}
-    return Fitted(t, each, Isotonic.fit(values[best_name(values)], right), Logistic.fit(seen, right),
-                  Logistic.fit(points, right) if len(points) < len(seen) else None, len(right), gallery)
+    return values, {name: MEASURES[name].feature(value, values["std"]) for name, value in values.items()}
 
 
-def refuse_one_class(right: np.ndarray, name: str, side: str) -> None:
+def refuse_one_class(right: np.ndarray, name: str, side: str) -> np.ndarray:
     if right.all() or not right.any():
         raise InputError(f"{'all' if right.all() else 'none'} of the {len(right):,} first answers of {name} ({side}) "
                          f"{'are' if right.all() else 'is'} right, so no confidence can tell them apart; leave "
                          "--confidence out, or calibrate on more items")
+    return right
 
 
-def with_maps(values: dict[str, np.ndarray], fitted: Fitted) -> dict[str, np.ndarray]:
-    """The confidences (Q,) by measure, and what was fitted, of each query."""
-    values = {name: selective.levelled(value) for name, value in values.items()}
-    seen = features(values)
-    values["isotonic"] = selective.levelled(fitted.isotonic(values[best_name(values)]))
-    values["stacked"] = fitted.stacked(seen)
-    if fitted.without_sigma is not None:
-        values["stacked_without_sigma"] = fitted.without_sigma(seen)
-    return values
-
-
-def temperatures(fitted: dict[str, Fitted]) -> dict[str, float]:
-    return {side: of.temperature for side, of in fitted.items()}
-
-
-def judge(subject: Subject, fitted: dict[str, Fitted]) -> dict[str, tuple[dict, dict[str, np.ndarray], Answers]]:
-    """What the confidences of each direction are worth, the confidences (Q,) themselves (see `judge_side`), and the
-    answers."""
-    both = answers_of_both(subject, temperatures(fitted), each=fitted["i2t"].temperature_each)
-    return {side: (*judge_side(subject, side, *both[side], of), both[side][1]) for side, of in fitted.items()}
-
-
-def judge_side(subject: Subject, side: str, rows: Rows, found: Answers,
-               fitted: Fitted) -> tuple[dict, dict[str, np.ndarray]]:
+def judge(seen: Seen, side: str, fitted: Fitted) -> tuple[dict, Seen]:
     """What every confidence of one direction is worth: {measure: {"auroc", "aurc", ..., and of probabilities "brier",
-    "nll", "ece", "ece_floor"}}, with "above_posterior" {"difference", "low", "high"} of the AUROC. Beside it the
-    confidences (Q,)."""
-    refuse_one_class(found.right, f"{subject.data_name} {subject.split}".strip() or subject.name, side)
-    values = with_maps(measures(subject, side, rows, found), fitted)
-    return worth(values, found.right, rows.owner), values
-
-
-def worth(values: dict[str, np.ndarray], right: np.ndarray, owner: np.ndarray) -> dict:
-    """What every confidence (Q,) is worth, see `judge_side`. right (Q,) bool; owner (Q,): the image of each query, of
-    which the intervals are bootstraps."""
-    results = {name: selective.ranking(value, right)
-               | (selective.probability(value, right) if name in PROBABILITIES else {})
-               for name, value in values.items()}
+    "nll", "ece", "ece_floor"}}, with "above_posterior" {"difference", "low", "high"} of the AUROC by a bootstrap over
+    images. Beside it the answers with the confidences that were fitted."""
+    right = refuse_one_class(seen.right, seen.name, side)
+    values, features = with_features(seen.values)
     best = best_name(values)
-    for name, difference in selective.auroc_differences(values, right, owner, best).items():
+    values["isotonic"] = selective.levelled(fitted.isotonic(values[best]))
+    values["stacked"] = fitted.stacked(features)
+    if fitted.without_sigma is not None:
+        values["stacked_without_sigma"] = fitted.without_sigma(features)
+    results = {name: selective.ranking(value, right)
+               | (selective.probability(value, right) if MEASURES[name].probability else {})
+               for name, value in values.items()}
+    for name, difference in selective.auroc_differences(values, right, seen.owner, best).items():
         results[name]["above_posterior"] = difference
-    if "stacked_without_sigma" in values:
+    if fitted.without_sigma is not None:
         pair = {name: values[name] for name in ("stacked", "stacked_without_sigma")}
         results["stacked"]["above_without_sigma"] = selective.auroc_differences(
-            pair, right, owner, "stacked_without_sigma")["stacked"]
+            pair, right, seen.owner, "stacked_without_sigma")["stacked"]
     results[best]["reliability"] = selective.reliability(values[best], right)
-    return results
+    return results, seen._replace(values=values)
 
 
-def galleries(subject: Subject, fitted: dict[str, Fitted]) -> dict[str, dict[str, dict]]:
-    """The posterior in smaller galleries of random images, with the same temperature: {direction: {number of images:
-    {"right", "auroc", "ece", "ece_floor", "mean"}}}. A probability holds for the gallery that it was fitted to."""
-    results, order = {side: {} for side in fitted}, np.random.default_rng(0).permutation(subject.n_images)
+def judge_both(subject: Subject, fitted: dict[str, Fitted]) -> tuple[dict[str, dict], dict[str, Seen]]:
+    """{direction: what `judge` says}, and the answers. With "galleries", the posterior at the same temperature in
+    smaller galleries of random images: {number of images: {"right", "auroc", "ece", "ece_floor", "mean"}}. A
+    probability holds for the gallery that it was fitted to."""
+    t = {side: of.temperature for side, of in fitted.items()}
+    both = {side: judge(seen, side, fitted[side])
+            for side, seen in look(subject, t, fitted["i2t"].temperature_each).items()}
+    results, order = {side: worth for side, (worth, _) in both.items()}, np.random.default_rng(0)
+    order = order.permutation(subject.n_images)
     for size in (size for size in SIZES if size < subject.n_images):
-        for side, (_, found) in answers_of_both(subject, temperatures(fitted), np.sort(order[:size])).items():
-            p = selective.levelled(found.posterior if found.grouped is None else found.grouped)
-            results[side][str(size)] = {"right": 100 * float(found.right.mean()),
-                                        "auroc": selective.auroc(p, found.right),
-                                        **selective.probability(p, found.right)}
-    return results
+        for side, (_, found) in answers_of_both(subject, t, np.sort(order[:size])).items():
+            values = of_answers(found)
+            p = selective.levelled(values[best_name(values)])
+            results[side].setdefault("galleries", {})[str(size)] = {
+                "right": 100 * float(found.right.mean()), "auroc": selective.auroc(p, found.right),
+                **selective.probability(p, found.right)}
+    return results, {side: seen for side, (_, seen) in both.items()}
 
 
 # ---- tables and sentences
@@ -207,15 +197,16 @@ TITLES = {"t2i": "text to image: is the first answer right?", "i2t": "image to t
           "phrases": "phrases: is the first box right?"}
 
 
-def tables(results: dict, names: dict[str, str] = NAMES) -> list:
-    """Tables of `judge` of both directions, as report.py has them. names: {measure: what it is called}."""
-    made = []
-    for side, title in TITLES.items():
-        if side in results:
-            rows = [(names[name], [cell(key, numbers) for key in COLUMNS]) for name, numbers in results[side].items()
-                    if name in names]
-            made.append((title, [("", list(COLUMNS.values()))], rows))
-    return made
+def title(name: str, side: str) -> str:
+    """What a measure is called in the tables of one kind of queries."""
+    return side == "phrases" and MEASURES[name].of_boxes or MEASURES[name].title
+
+
+def tables(results: dict) -> list:
+    """Tables of what `judge` said, {direction: ...}, as report.py has them."""
+    return [(TITLES[side], [("", list(COLUMNS.values()))],
+             [(title(name, side), [cell(key, of) for key in COLUMNS]) for name, of in results[side].items()
+              if name in MEASURES]) for side in TITLES if side in results]
 
 
 def cell(key: str, numbers: dict) -> str:
@@ -230,8 +221,6 @@ def cell(key: str, numbers: dict) -> str:
 def sentences(results: dict, fitted: dict[str, Fitted]):
     """What the tables do not show, for the reader of the report."""
     for side, of in results.items():
-        if side not in TITLES:
-            continue
         on = fitted[side]
         grouped = "; the data say which captions are of one image" * ("posterior_grouped" in of)
         yield f"{side}: T = {on.temperature:.4g}, fitted to {on.queries:,} queries over {on.gallery:,} items{grouped}"
@@ -243,7 +232,7 @@ def sentences(results: dict, fitted: dict[str, Fitted]):
 
 
 def of_sigma(side: str, of: dict):
-    """Whether Sigma adds to what the scores know; nothing where there is none. of: what `worth` returned."""
+    """Whether Sigma adds to what the scores know; nothing where there is none. of: what `judge` said."""
     if "above_without_sigma" in of["stacked"]:
         d = of["stacked"]["above_without_sigma"]
         verdict = "adds" if d["low"] > 0 else "takes away" if d["high"] < 0 else "adds nothing beyond chance"

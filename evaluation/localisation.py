@@ -1,234 +1,194 @@
-"""Phrase localisation: each phrase of a caption ranks the box proposals of its own photo, and the first box is judged.
+"""Evaluates runs that were trained on phrases and the regions of their photos: what evaluate.py does with these.
 
-A box is right where its intersection over union with the truth is at least 0.5 (Flickr30k Entities, Plummer et al.
-2017; `jwae` 5.2 and Table 7). A phrase that no proposal reaches counts as a miss at every rank, so the recall of the
-proposals bounds all results from above. Every mention in every sentence is one phrase.
+Each phrase ranks the proposals of its own photo (`phrases`). Reported are the recalls at IoU 0.5 beside the most that
+the proposals allow, by type and number of boxes; with --confidence how sure the first boxes are, calibrated on the
+phrases of val; with --compare a paired bootstrap over photos. The confidence to use is "overlap", the posterior of all
+proposals at the place of the first: the proposals of one object share the mass.
 """
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 import metrics
+from checkpoints import load_checkpoint
 from cli import InputError
-from evaluation import report
-from files.proposals import areas, iou
+from evaluation import ambiguity, compare, confidence, report
+from evaluation.certainty import Certainty
+from evaluation.confidence import Fitted, Seen, percent, title
+from evaluation.open import How, Where, holds_arrays_only, load_run
+from evaluation.phrases import (
+    RIGHT,
+    BoxSplit,
+    Located,
+    PhraseScores,
+    Scored,
+    ScoresOf,
+    largest_first,
+    locate,
+    located,
+    measures,
+    photo_by_photo,
+)
+from evaluation.pictures import IN_SET, OWN, Cell, Row, draw_rows, small, wrapped
+from evaluation.plots import diagrams
+from evaluation.posterior import FITTED, temperature
+from files.phrases import PhraseSplit
+from files.proposals import shares
+from files.reading import read_json, read_yaml
+from metrics import sampled_spearman, spearman
 
-RIGHT = 0.5                           # the least intersection over union of a right box with the truth
-COUNTS = {"1": (1, 1), "2": (2, 2), "more": (3, np.inf)}    # boxes of a phrase: (least, most) of each group
+BLOCK = 1000                          # of --block, where it is not given
+# Options of evaluate.py for images and captions alone.
+OF_CAPTIONS = ("sim", "dev_images", "vocab", "fold5", "cxc", "pmrp", "eccv", "positives", "rerank", "bank",
+               "uncertainty", "variances", "sets", "absent", "calibration", "calibrate_on", "photos", "ranks", "export")
+SIDE = "phrases"                      # the name of this direction in results and pictures
+FEWEST = 4                            # photos with a known number of things that fit, for a correlation
+
+
+# ---- what is evaluated
+
+def is_of_phrases(path: str) -> bool:
+    """Whether a run was trained on phrases, by its config.yaml. A file without one is asked itself; what is no run of
+    ours is none on phrases."""
+    config = os.path.join(path if os.path.isdir(path) else os.path.dirname(path), "config.yaml")
+    try:
+        if os.path.isfile(config):
+            return bool(read_yaml(config)["options"].get("localise"))
+        if not os.path.isfile(path) or holds_arrays_only(path):
+            return False
+        return bool(load_checkpoint(path)["options"].get("localise"))
+    except (InputError, TypeError, KeyError, AttributeError):                      # whoever reads it says what is wrong
+        return False
+
+
+def check_options(opt, path: str) -> None:
+    given = [name for name in OF_CAPTIONS if getattr(opt, name)] + ["block"] * (opt.block != BLOCK)
+    if given:
+        raise InputError(f"--{given[0]} is for images and captions, and {path} was trained on phrases and the "
+                         "regions of their photos; leave it out")
+
+
+class Phrases(NamedTuple):
+    """The phrases of a split, what scores them, and, of Gaussians, log det Sigma in nats."""
+    name: str                         # for the reader, such as "f30k_entities test"
+    split: BoxSplit
+    scores_of: ScoresOf
+    phrase_log_det: np.ndarray | None = None      # (M,), None where phrases are points
+    region_log_det: np.ndarray | None = None      # (R,), None where regions are points
+    fitting: np.ndarray | None = None             # (M,) how many things of the photo the words fit, NaN: unknown
+    facts: dict = {}                              # what results.json says of it
+    notes: list[str] = []                         # for the reader
+
+
+def open_phrases(paths: list[str], where: Where, how: How) -> Phrases:
+    """Runs, one or an ensemble, on a split of phrases. Raises InputError where they are not of these, or where they
+    read other boxes."""
+    runs = []
+    for path in paths:
+        if not is_of_phrases(path):
+            raise InputError(f"{path} was trained on images and captions, and {paths[0]} is judged on phrases; "
+                             "evaluate them apart")
+        runs.append(load_run(path, where, runs[0] if runs else None, phrases=True))
+        if not isinstance(runs[-1].split, PhraseSplit):
+            raise InputError(f"{path} was trained on phrases, and {os.path.join(*runs[-1].folder)} holds none; "
+                             "name data with phrases, or a run on images and captions")
+        if not same_boxes(runs[-1].split, runs[0].split):
+            raise InputError(f"{path} reads other boxes than {paths[0]}, and an ensemble needs the same; name "
+                             "proposals for all with --regions")
+    first, split, data_name = runs[0], runs[0].split, runs[0].folder[1]
+    models = [run.trained.to(how.device).model for run in runs]
+    scores = PhraseScores(models, [(run.split.images, run.tokens()) for run in runs], split, how.device,
+                          32 * how.batch_size)
+    facts = {"checkpoints": paths, "data_name": data_name, "split": split.name, "images": len(split.ids),
+             "captions": len(split.phrases), "similarity": first.trained.options.sim, "protocols": {}}
+    return Phrases(f"{data_name} {split.name}", split, scores,
+                   scores.phrase_log_det if models[0].text_tower.gaussian else None,
+                   scores.region_log_det if models[0].image_tower.gaussian else None, fitting_of(split), facts,
+                   first.notes)
+
+
+def same_boxes(a: PhraseSplit, b: PhraseSplit) -> bool:
+    """Whether both splits have the same phrases, their boxes, and the same proposals."""
+    return (a.ids == b.ids and a.phrases == b.phrases and np.array_equal(a.truth, b.truth)
+            and a.proposals.facts["boxes_sha256"] == b.proposals.facts["boxes_sha256"])
+
+
+def fitting_of(split: PhraseSplit) -> np.ndarray | None:
+    """How many things of its photo the words of each phrase fit, (M,), where the data set knows it (the demo does)."""
+    path = os.path.join(split.root, f"{split.name}_fitting.json")
+    if not os.path.isfile(path):
+        return None
+    stored = read_json(path, "write the demo data again")
+    count = stored.get("count") if isinstance(stored, dict) else None
+    if not isinstance(count, list) or len(count) != len(split.phrases):
+        raise InputError(f"{path} does not tell how many things each of {len(split.phrases):,} phrases fits; write the "
+                         "demo data again")
+    return np.array(count, float)
+
+
+def results_of(of: Phrases, found: Located) -> dict:
+    """What results.json holds of the recalls."""
+    return {**of.facts, "localisation": measures(found, of.split), "proposals": of.split.proposals.facts,
+            "notes": of.notes}
+
+
+# ---- the commands
+
+def evaluate(paths: list[str], where: Where, how: How,
+             sure: bool) -> tuple[dict, list, list[str], Callable[[str, str], None] | None]:
+    """(results, tables, sentences, where `sure` what draws the pictures: of reliability, of phrases)."""
+    test, draw = open_phrases(paths, where, how), None
+    if sure:
+        of, found = judge_phrases(open_phrases(paths, where._replace(split="dev"), how), test)
+    else:
+        found = locate(test.split, test.scores_of)
+    results = results_of(test, found)
+    results["baselines"] = {"largest": largest_first(test.split)}
+    made = tables({paths[0] if len(paths) == 1 else "ensemble": results["localisation"]},
+                  {"the largest proposals first": results["baselines"]["largest"]})
+    lines = [*sentences(results["localisation"]), *assumed(results)]
+    if sure:
+        results |= {**of.results, "calibration": of.calibration}
+        made, lines = made + of.tables, lines + of.lines
+
+        def draw(curves: str, shown: str) -> None:
+            diagrams(of.results["confidence"], of.seen, curves)
+            phrase_examples(shown, test.split, found, of.seen[SIDE], photos_of(test.split), test.name)
+    return results, made, lines, draw
+
+
+def compare_all(groups: list[str], where: Where, how: How) -> tuple[dict, list, list[str]]:
+    """(what a comparison's file holds, tables, sentences): the first run, or seeds joined by commas, against each of
+    the others by a paired bootstrap over photos."""
+    first = None
+
+    def assessed(path: str) -> tuple[dict, dict]:
+        nonlocal first
+        of = open_phrases([path], where, how)
+        first = first or of.split
+        if of.split.phrases != first.phrases or of.split.ids != first.ids:
+            raise InputError(f"{path} is judged on other phrases than {groups[0]}; name one split with --data_name")
+        found = locate(of.split, of.scores_of)
+        return results_of(of, found), totals(found, of.split)
+    runs, _, comparisons = compare.side_by_side(groups, assessed, lambda names: SUMS, over="photos")
+    lines = list(dict.fromkeys(line for of in runs.values() for line in assumed(of)))
+    return ({"runs": runs, "groups": {}, "comparisons": comparisons},
+            tables({name: of["localisation"] for name, of in runs.items()}), lines)
+
+
 SUMS = {"rsum": [f"r{k}" for k in metrics.RECALLS]}
 
 
-class BoxSplit(NamedTuple):
-    """What `locate` reads of a split; any object with these attributes will do."""
-    ids: list[str]                    # of the N photos
-    sizes: np.ndarray                 # (N, 2) width and height in pixels
-    boxes: np.ndarray                 # (R, 4) x1, y1, x2, y2 of the proposals: 0-based pixels, ends included
-    start: np.ndarray                 # (N + 1,) the proposals of photo n are rows start[n] to start[n + 1] - 1
-    phrases: list[str]                # M
-    phrase_photo: np.ndarray          # (M,) the photo of each phrase, rising
-    truth: np.ndarray                 # (M, 4) the box of each phrase, which encloses all boxes of its chain
-    types: list[tuple[str, ...]]      # M, such as ("people",)
-    n_boxes: np.ndarray               # (M,) how many boxes the truth encloses
-    added: np.ndarray | None = None   # (R,) bool: truth boxes among the proposals, for training; none of them is ranked
-
-
-class Located(NamedTuple):
-    """What was found for each of M phrases."""
-    rank: np.ndarray                  # (M,) int64, 0-based, of the best-ranked right box; -1 where no box is right
-    first: np.ndarray                 # (M,) int64 the row of the first-ranked box; -1 where the photo has no proposal
-    iou: np.ndarray                   # (M,) in [0, 1], of the first box with the truth
-    centre_in_truth: np.ndarray       # (M,) bool: the centre of the first box lies in the truth, see `locate`
-    hits: np.ndarray                  # (M,) int64 how many proposals are right
-    proposals: np.ndarray             # (M,) int64 how many there are
-    random_iou: np.ndarray            # (M,) the mean of iou over all proposals: that of a random first box
-    random_centre: np.ndarray         # (M,) the same of centre_in_truth
-    confidences: dict[str, np.ndarray]    # (M,) each, more where surer, see `confidences_of`
-
-    @property
-    def right(self) -> np.ndarray:
-        """(M,) bool: the first box is right."""
-        return self.rank == 0
-
-
-ScoresOf = Callable[[int, np.ndarray], torch.Tensor | np.ndarray]
-
-
-class Scored(NamedTuple):
-    """The phrases of one photo and its proposals."""
-    phrases: np.ndarray               # (m,) rising
-    rows: np.ndarray                  # (P,) of the boxes, rising
-    boxes: np.ndarray                 # (P, 4)
-    scores: np.ndarray                # (m, P)
-    overlap: np.ndarray               # (m, P) float64: intersection over union with the truth of each phrase
-
-
-def photo_by_photo(split: BoxSplit, scores_of: ScoresOf) -> Iterator[Scored]:
-    """The photos that have phrases and proposals, each scored when its turn comes.
-
-    scores_of(n, columns) -> (P, m): the scores of all proposals of photo n with the phrases `columns` (m,), higher is
-    better. Raises InputError on scores that are not finite.
-    """
-    assert (np.diff(split.phrase_photo) >= 0).all(), "phrases in the order of their photos"
-    photos, low = np.unique(split.phrase_photo, return_index=True)
-    for n, phrases in zip(photos.tolist(), np.split(np.arange(len(split.phrase_photo)), low[1:])):
-        rows = np.arange(split.start[n], split.start[n + 1])
-        if not len(rows):
-            continue
-        scores = torch.as_tensor(scores_of(n, phrases)).detach()
-        assert scores.shape == (len(rows), len(phrases)), f"photo {n}: scores of shape {tuple(scores.shape)}"
-        scores = scores.to("cpu", torch.promote_types(scores.dtype, torch.float32)).numpy().T       # (P, m) -> (m, P)
-        if not np.isfinite(scores).all():
-            raise InputError(f"photo {split.ids[n]}: {metrics.NOT_FINITE}")
-        if split.added is not None and split.added[rows].any():
-            kept = ~split.added[rows]
-            rows, scores = rows[kept], scores[:, kept]
-        if len(rows):
-            yield Scored(phrases, rows, split.boxes[rows], scores, iou(split.truth[phrases], split.boxes[rows]))
-
-
-def locate(split: BoxSplit, scores_of: ScoresOf, temperature: float | None = None) -> Located:
-    """Rank the proposals of each photo for each of its phrases. One photo is scored at a time; scores_of: see
-    `photo_by_photo`; temperature: of the posterior over the proposals (`calibration.temperature`).
-
-    Ties count against the model, as in `metrics`: the rank is the number of wrong boxes that score at least as high as
-    the best right one, and of boxes that tie for the first place a wrong one is taken, the lowest row of these.
-
-    centre_in_truth is the pointing game (Zhang et al. 2016, "Top-down neural attention by excitation backprop", ECCV):
-    the original points at the maximum of a map, with a tolerance of 15 pixels; a ranking of boxes points at the centre
-    of the first, with none.
-    """
-    m = len(split.phrase_photo)
-    rank, first = np.full(m, -1), np.full(m, -1)
-    hits, proposals = np.zeros(m, np.int64), np.zeros(m, np.int64)
-    overlap, random_iou, random_centre, centre = np.zeros(m), np.zeros(m), np.zeros(m), np.zeros(m, bool)
-    confidences = {}
-    for photo in photo_by_photo(split, scores_of):
-        p, right = photo.phrases, photo.overlap >= RIGHT
-        rank[p] = metrics.best_ranks_of_pairs(photo.scores, *np.nonzero(right))
-        top = first_of(photo.scores, right)                                         # (m,)
-        inside = centres_within(photo.boxes, split.truth[p])                        # (m, P)
-        first[p], hits[p], proposals[p] = photo.rows[top], right.sum(1), len(photo.rows)
-        overlap[p], centre[p] = (of[np.arange(len(p)), top] for of in (photo.overlap, inside))
-        random_iou[p], random_centre[p] = photo.overlap.mean(1), inside.mean(1)
-        for name, value in confidences_of(photo, top, temperature).items():
-            confidences.setdefault(name, np.zeros(m))[p] = value
-    return Located(rank, first, overlap, centre, hits, proposals, random_iou, random_centre, confidences)
-
-
-def first_of(scores: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The position of the first box of each phrase, a wrong one where boxes tie: scores, right (m, P) -> (m,)."""
-    tied = scores == scores.max(1, keepdims=True)
-    wrong = tied & ~right
-    return np.where(wrong.any(1), wrong.argmax(1), tied.argmax(1))
-
-
-def centres_within(boxes: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Whether the centres of boxes (P, 4) lie in the boxes truth (m, 4), their edges included -> (m, P) bool."""
-    x, y = (boxes[:, :2] + boxes[:, 2:]).astype(np.float64).T / 2                   # (P,) each
-    left, top, right, bottom = truth.T[:, :, None]                                  # (m, 1) each
-    return (left <= x) & (x <= right) & (top <= y) & (y <= bottom)
-
-
-def confidences_of(photo: Scored, top: np.ndarray, temperature: float | None) -> dict[str, np.ndarray]:
-    """How sure the scores are of the first box, {measure: (m,)}, more where surer. top (m,): the position of that box.
-
-    "max" is its score, "margin" how far it is above the best box elsewhere (intersection over union with the first
-    below 0.5; where there is none, above the lowest score), "std" the deviation of the scores. With a temperature T
-    also "posterior", its share of softmax(T s); "overlap", that of all boxes at its place, since the proposals of one
-    object share the mass; "entropy", minus the entropy of that softmax in nats.
-    """
-    scores, each = photo.scores.astype(np.float64), np.arange(len(top))
-    best = scores[each, top]
-    there = iou(photo.boxes[top], photo.boxes) >= RIGHT                             # (m, P)
-    elsewhere = np.where(there, -np.inf, scores).max(1)
-    margin = best - np.where(there.all(1), scores.min(1), elsewhere)
-    values = {}
-    if temperature is not None:
-        log_p = torch.from_numpy(temperature * scores).log_softmax(1).numpy()
-        p = np.exp(log_p)
-        values = {"posterior": p[each, top], "overlap": (p * there).sum(1).clip(max=1), "entropy": (p * log_p).sum(1)}
-    return values | {"max": best, "margin": margin, "std": scores.std(1)}
-
-
-# ---- measures
-
-def measures(located: Located, split: BoxSplit) -> dict:
-    """Results in percent: {"r1", "r5", "r10", "rsum", "upper", "pointing", "iou", "phrases", "photos", "by_type",
-    "macro", "by_boxes", "chance"}.
-
-    "upper": the phrases that any proposal is right for, which no ranking can exceed; "iou": the mean of the first box
-    with the truth; "by_type" and "by_boxes": the same of groups of phrases. A phrase of several types counts in each.
-    "macro": the mean over types, where the numbers above are means over phrases (micro). "chance": what proposals in
-    random order give, exactly. Raises InputError where there are no phrases.
-    """
-    if not len(located.rank):
-        raise InputError("there are no phrases with a box to rank proposals for; check the annotations of the split")
-    kinds = sorted({kind for types in split.types for kind in types})
-    by_type = {kind: summary(located, np.array([kind in types for types in split.types])) for kind in kinds}
-    by_boxes = {name: summary(located, (split.n_boxes >= least) & (split.n_boxes <= most))
-                for name, (least, most) in COUNTS.items()}
-    macro = {key: float(np.mean([of[key] for of in by_type.values()]))
-             for key in ("r1", "r5", "r10", "rsum", "upper", "pointing", "iou")} if by_type else {}
-    return {**summary(located), "photos": len(np.unique(split.phrase_photo)), "by_type": by_type, "macro": macro,
-            "by_boxes": {name: of for name, of in by_boxes.items() if of["phrases"]}, "chance": chance(located)}
-
-
-def summary(located: Located, chosen: np.ndarray | slice = slice(None)) -> dict:
-    """The results of the phrases chosen (M,) bool, in percent; without any only their number, 0."""
-    rank = located.rank[chosen]
-    if not len(rank):
-        return {"phrases": 0}
-    return {**recalls([100 * np.mean((rank >= 0) & (rank < k)) for k in metrics.RECALLS]),
-            "upper": float(100 * np.mean(rank >= 0)), "pointing": float(100 * np.mean(located.centre_in_truth[chosen])),
-            "iou": float(100 * np.mean(located.iou[chosen])), "phrases": len(rank)}
-
-
-def recalls(of: list[float]) -> dict:
-    """{"r1", "r5", "r10", "rsum"} of the three recalls."""
-    return {**{f"r{k}": float(value) for k, value in zip(metrics.RECALLS, of)}, "rsum": float(sum(of))}
-
-
-def chance(located: Located) -> dict:
-    """The expected results of proposals in random order, in percent.
-
-    Of P proposals, c right, none of the first k is right with probability prod_{j < k} (P - c - j) / (P - j).
-    """
-    p, c, left, expected = located.proposals, located.hits, np.ones(len(located.rank)), []
-    for j in range(max(metrics.RECALLS)):
-        left = left * np.where(c > 0, np.clip((p - c - j) / np.maximum(p - j, 1), 0, 1), 1)
-        expected.append(100 * np.mean(1 - left))
-    return {**recalls([expected[k - 1] for k in metrics.RECALLS]), "upper": float(100 * np.mean(c > 0)),
-            "pointing": float(100 * np.mean(located.random_centre)), "iou": float(100 * np.mean(located.random_iou)),
-            "phrases": len(c)}
-
-
-def largest_first(split: BoxSplit) -> dict:
-    """The results of ranking every photo's proposals by their area, whatever the phrase says. Boxes of one area tie."""
-    def area(n: int, columns: np.ndarray) -> np.ndarray:
-        return np.repeat(areas(split.boxes[split.start[n]:split.start[n + 1]])[:, None], len(columns), 1)
-    return summary(locate(split, area))
-
-
-# ---- two models
-
-def totals(located: Located, split: BoxSplit) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def totals(found: Located, split: BoxSplit) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """{"r1" | "r5" | "r10": (total (N,), count (N,))} of the photos that have phrases, in percent, as
     `metrics.paired_bootstrap` takes it."""
     owner = np.unique(split.phrase_photo, return_inverse=True)[1]
     count = np.bincount(owner)
-    return {f"r{k}": (np.bincount(owner, 100.0 * ((located.rank >= 0) & (located.rank < k))), count)
+    return {f"r{k}": (np.bincount(owner, 100.0 * ((found.rank >= 0) & (found.rank < k))), count)
             for k in metrics.RECALLS}
-
-
-def compare(a: list[Located], b: list[Located], split: BoxSplit, names: tuple[str, str],
-            samples: int = 10000) -> dict:
-    """A paired bootstrap over photos of two models on the same phrases, or of several seeds of each: an entry of
-    "comparisons", as `report.comparisons` and `report.doubts` read it."""
-    runs = [[totals(of, split) for of in side] for side in (a, b)]
-    return {"a": names[0], "b": names[1], "over": "photos", "seeds": [len(a), len(b)],
-            "metrics": metrics.paired_bootstrap(*runs, SUMS, samples)}
 
 
 # ---- tables and sentences
@@ -243,21 +203,19 @@ def tables(runs: dict[str, dict], baselines: dict[str, dict] | None = None) -> l
     """Tables of what `measures` returned, by name of the run, as report.py has them: all phrases, by type, by number of
     boxes. baselines: {what it is: `summary` of a ranking that reads no phrase}; they close the first table, as does
     the chance of the first run."""
-    first, several = next(iter(runs.values())), len(runs) > 1
-    rows = [(name, of) for name, of in runs.items()]
-    rows += [(name, of) for name, of in (baselines or {}).items()] + [("proposals in random order", first["chance"])]
+    first = next(iter(runs.values()))
     made = [("phrase localisation, percent; a box is right from IoU 0.5, any box: the most that a ranking can reach",
-             [("", list(COLUMNS.values()))], [(name, cells(of)) for name, of in rows])]
-    for key, title in HEADINGS.items():
-        rows = [(report.label(name, group, several), cells(of[key][group])) for group in first[key]
-                for name, of in runs.items()]
-        if key == "by_type":
-            rows += [(report.label(name, "mean over types (macro)", several), cells(of["macro"]))
-                     for name, of in runs.items() if of["macro"]]
-            rows += [(report.label(name, "mean over phrases (micro)", several), cells(of)) for name, of in runs.items()]
-        if first[key]:
-            made.append((title, [("", list(COLUMNS.values()))], rows))
-    return made
+             {**runs, **(baselines or {}), "proposals in random order": first["chance"]})]
+    for key, heading in HEADINGS.items():
+        groups = {group: {run: of[key][group] for run, of in runs.items()} for group in first[key]}
+        if key == "by_type" and groups:
+            groups["mean over types (macro)"] = {run: of["macro"] for run, of in runs.items() if of["macro"]}
+            groups["mean over phrases (micro)"] = runs
+        if groups:
+            made.append((heading, {report.label(run, group, len(runs) > 1): of
+                                   for group, each in groups.items() for run, of in each.items()}))
+    return [(heading, [("", list(COLUMNS.values()))], [(name, cells(of)) for name, of in rows.items()])
+            for heading, rows in made]
 
 
 def cells(of: dict) -> list[str]:
@@ -270,3 +228,166 @@ def sentences(results: dict):
     yield (f"the proposals hold a right box for {results['upper']:.1f}% of {results['phrases']:,} phrases of "
            f"{results['photos']:,} photos, and no ranking can be right more often; R@1 is {results['r1']:.1f}% of all "
            f"phrases{reached}; by chance {results['chance']['r1']:.1f}%")
+
+
+def assumed(results: dict) -> list[str]:
+    """Sentences on what a result rests on."""
+    return [f"proposals: {results['proposals']['method']}", *(f"note: {note}" for note in results["notes"])]
+
+
+# ---- how sure
+
+def padded(name: str, photos: list[Scored]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scores (Q, G) of the phrases that some proposal is right for, and which proposals these are (Q, G) bool. G is
+    the largest number of proposals of a photo, and -inf stands where a photo has fewer. Q is cut at random where there
+    would be more than FITTED scores. name: of the data.
+    """
+    gallery = max((len(photo.rows) for photo in photos), default=0)
+    pairs = [(photo.scores[k], photo.overlap[k] >= RIGHT) for photo in photos for k in range(len(photo.phrases))]
+    pairs = [pair for pair in pairs if pair[1].any()]
+    if not pairs:
+        raise InputError(f"no phrase of {name} has a proposal of IoU {RIGHT} with its box, so nothing can be "
+                         "calibrated; extract more proposals, or leave --confidence out")
+    most = FITTED // gallery
+    if len(pairs) > most:
+        pairs = [pairs[k] for k in np.random.default_rng(0).permutation(len(pairs))[:most]]
+    scores, right = torch.full((len(pairs), gallery), -torch.inf), torch.zeros(len(pairs), gallery, dtype=torch.bool)
+    for row, (score, hit) in enumerate(pairs):
+        scores[row, :len(score)], right[row, :len(hit)] = torch.from_numpy(score), torch.from_numpy(hit)
+    return scores, right
+
+
+def look(of: Phrases, found: Located) -> Seen:
+    """The first boxes of the phrases that have one: those of photos with proposals."""
+    asked = np.flatnonzero(found.first >= 0)
+    first, values = found.first[asked], {name: value[asked] for name, value in found.confidences.items()}
+    for name, log_det, places in (("log_det_query", of.phrase_log_det, asked),
+                                  ("log_det_answer", of.region_log_det, first)):
+        if log_det is not None:
+            values[name] = -np.asarray(log_det, np.float64)[places]
+    return Seen(of.name, values, found.right[asked], asked, first, of.split.phrase_photo[asked],
+                int(found.proposals.max()))
+
+
+def fit(dev: Phrases) -> Fitted:
+    """The temperature of the posterior over the proposals, and the maps to the probability that the first box is right.
+
+    Raises InputError where no temperature fits, and where all first boxes are right, or all wrong.
+    """
+    photos = list(photo_by_photo(dev.split, dev.scores_of))
+    t = temperature(*padded(dev.name, photos))
+    return confidence.fit_maps(look(dev, located(dev.split, photos, t)), SIDE, t)
+
+
+def judge_phrases(dev: Phrases, test: Phrases) -> tuple[Certainty, Located]:
+    """What is fitted on dev and judged on test, and what was found for the phrases of test."""
+    fitted = fit(dev)
+    found = locate(test.split, test.scores_of, fitted.temperature)
+    worth, seen = confidence.judge(look(test, found), SIDE, fitted)
+    results, made = {"confidence": {SIDE: worth}}, confidence.tables({SIDE: worth})
+    lines = list(sure_sentences(worth, fitted, dev, test, seen))
+    known = np.zeros(0, int) if test.fitting is None else np.flatnonzero(~np.isnan(test.fitting[seen.asked]))
+    if len(np.unique(seen.owner[known])) >= FEWEST:
+        results["ambiguity"] = of_fitting(test, seen, known)
+        made += ambiguity.tables({"fitting": {SIDE: results["ambiguity"][SIDE]}})
+        lines += fitting_sentences(results["ambiguity"])
+    return Certainty(results, made, lines, {"split": dev.name, SIDE: fitted.plain()}, {SIDE: seen}), found
+
+
+def sure_sentences(worth: dict, fitted: Fitted, dev: Phrases, test: Phrases, seen: Seen):
+    """What the tables of `judge_phrases` do not show."""
+    best, without = confidence.best_name(seen.values), len(test.split.phrase_photo) - len(seen.right)
+    yield (f"calibrated on {len(dev.split.phrase_photo):,} phrases of {dev.name}, judged on "
+           f"{len(test.split.phrase_photo):,} of {test.name}; T = {fitted.temperature:.4g}, over up to "
+           f"{fitted.gallery:,} proposals of a photo")
+    if without:
+        yield f"{without:,} phrases of photos without proposals have no first box and are not among these"
+    for name in (best, "isotonic"):
+        yield (f"{title(name, SIDE)}: mean {percent(float(np.mean(seen.values[name])))}, {100 * seen.right.mean():.1f}"
+               f"% are right, ECE {worth[name]['ece']:.3f} (by chance alone {worth[name]['ece_floor']:.3f}), AUROC "
+               f"{worth[name]['auroc']:.3f}")
+    above = worth["max"]["above_posterior"]
+    yield (f"AUROC of the maximum score less that of the {title(best, SIDE)}: {above['difference']:+.3f}, 95% interval "
+           f"{above['low']:+.3f} to {above['high']:+.3f} by a bootstrap over photos")
+    yield from confidence.of_sigma(SIDE, worth)
+
+
+def of_fitting(of: Phrases, seen: Seen, known: np.ndarray) -> dict:
+    """Is the model unsure where the words fit several things of the photo? {"phrases": {measure: {"rho",
+    "rho_given_words"}}, "log_det": {"spearman", "std", "low", "high", "rho", ...}}.
+
+    known (K,): the queries of which the number of things is known. "log_det" is Spearman's correlation of log det Sigma
+    of the phrase with that number: the mean, deviation and 95% interval over samples of photos, with one phrase of each
+    (`metrics.sampled_spearman`, whose deviation over halves is that of the whole), and "rho" of all phrases. It is left
+    out for points.
+    """
+    fitting, words = of.fitting[seen.asked[known]], [len(of.split.phrases[m].split()) for m in seen.asked[known]]
+    results = {SIDE: {name: ambiguity.correlations(-value[known], fitting, np.array(words))
+                      for name, value in seen.values.items()}}
+    if "log_det_query" in seen.values:
+        log_det = -seen.values["log_det_query"][known]
+        sampled = sampled_spearman(seen.owner[known], fitting, log_det)
+        results["log_det"] = {**sampled, "low": sampled["spearman"] - 1.96 * sampled["std"],
+                              "high": sampled["spearman"] + 1.96 * sampled["std"], "rho": spearman(log_det, fitting)}
+    return results
+
+
+def fitting_sentences(results: dict):
+    """What `of_fitting` found of log det Sigma."""
+    of, what = results.get("log_det"), "log det Sigma of the phrase and the number of things that its words fit: "
+    if of and np.isnan(of["spearman"]):
+        yield (f"{what}no correlation is defined, as one of the two is the same for all phrases of a sample of photos")
+    elif of:
+        verdict = ("wider where more things fit" if of["low"] > 0 else "narrower where more things fit"
+                   if of["high"] < 0 else "no wider and no narrower beyond chance where more things fit")
+        yield (f"{what}Spearman's rho {of['spearman']:+.3f}, 95% interval {of['low']:+.3f} to {of['high']:+.3f} over "
+               f"{of['items']:,} photos, one phrase of each ({of['rho']:+.3f} over all {of['pairs']:,} phrases): "
+               f"{verdict}")
+
+
+# ---- a picture of phrases in their photos
+
+WRONG = "firebrick"                   # a first box; IN_SET: a right one, OWN: the truth
+ACROSS, LETTERS = 5, 28               # photos of each kind, letters in a line above a photo
+KINDS = {"the surest right boxes": "green: the box of the phrase; blue: the box found first, red where it is wrong",
+         "the surest wrong boxes": f"out of reach: no proposal has an IoU of {RIGHT} with the box of the phrase",
+         "the least sure": ""}        # what is shown, and what is said of it
+
+
+def photos_of(split: PhraseSplit) -> list[str]:
+    """The files of the photos; names of none where they are not there, as nothing but a picture needs them."""
+    try:
+        return split.photos()
+    except InputError:
+        return [os.path.join(split.root, "images", f"{photo}.jpg") for photo in split.ids]
+
+
+def choose(sure: np.ndarray, right: np.ndarray, photo: np.ndarray, count: int = ACROSS) -> dict[str, list[int]]:
+    """Which of Q phrases are shown, at most `count` of each of KINDS and one of each photo: {kind: positions}.
+
+    sure (Q,), right (Q,) bool, photo (Q,): the same words of one photo stand in several of its sentences.
+    """
+    order = np.argsort(-sure, kind="stable")
+    taken, chosen = set(), {}
+    for kind, some in zip(KINDS, (order[right[order]], order[~right[order]], order[::-1])):
+        for q in some.tolist():
+            if len(chosen.setdefault(kind, [])) < count and photo[q] not in taken:
+                chosen[kind].append(q)
+                taken.add(photo[q])
+    return {kind: positions for kind, positions in chosen.items() if positions}
+
+
+def phrase_examples(path: str, split: BoxSplit, found: Located, seen: Seen, photos: list[str], heading: str) -> None:
+    """Draw phrases with their photos, their boxes and the calibrated probability that the first one is right. photos:
+    the file of each of the N photos, which may be gone."""
+    def cell(q: int) -> Cell:
+        m = int(seen.asked[q])
+        n = split.phrase_photo[m]
+        colour = IN_SET if found.right[m] else WRONG
+        boxes = ((shares(split.boxes[found.first[m]], split.sizes[n]), colour),
+                 (shares(split.truth[m], split.sizes[n]), OWN))
+        outcome = f"IoU {found.iou[m]:.2f}" if found.rank[m] >= 0 else "out of reach"
+        label = f"{wrapped(split.phrases[m], LETTERS, 2)}\n{percent(seen.values['isotonic'][q])} sure, {outcome}"
+        return Cell(small(photos[n]), label, boxes=boxes)
+    chosen = choose(seen.values[confidence.best_name(seen.values)], seen.right, seen.owner)
+    draw_rows(path, heading, [Row(kind, KINDS[kind], list(map(cell, some))) for kind, some in chosen.items()], ACROSS)

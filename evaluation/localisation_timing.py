@@ -5,8 +5,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from evaluation.localisation import BoxSplit, largest_first, locate, measures
-from evaluation.localisation_confidence import Phrases, report
+from evaluation.localisation import Phrases, judge_phrases
+from evaluation.phrases import BoxSplit, largest_first, locate, measures
 from features.timing import race
 from files.memory import MIB, in_fresh_process, resident
 
@@ -46,7 +46,7 @@ def whole_memory(sizes: tuple, seed: int) -> float:
     """MiB of this process at its peak, the vectors of dev and of test included."""
     dev, test = (drawn(name, *sizes, seed + k) for k, name in enumerate(("dev", "test")))
     evaluated(test)
-    report(dev, test)
+    judge_phrases(dev, test)
     return resident("VmHWM") / MIB
 
 
@@ -66,8 +66,8 @@ def localisation_times(photos: int, proposals: int, phrases: int, dim: int, repe
         for columns in np.split(np.arange(phrases), low[1:]):
             test.scores_of(int(test.split.phrase_photo[columns[0]]), columns)
 
-    best = race({"products": products, "plain": partial(evaluated, test), "sure": partial(report, dev, test)}, repeats,
-                device)
+    best = race({"products": products, "plain": partial(evaluated, test),
+                 "sure": partial(judge_phrases, dev, test)}, repeats, device)
     yield "the scores alone, seconds", best["products"], ".2f", None
     yield "ranks, measures, both baselines, seconds", best["plain"], ".2f", "phrases"
     yield "confidence, fitted on as many phrases of dev, seconds", best["sure"], ".2f", "phrases"

@@ -1,19 +1,27 @@
-"""Pictures of what the uncertainty tells: recall by tenths of uncertainty, risk and coverage, and the most and the
-least uncertain items (`ucmr` Fig. 4-7). `evaluate.py --uncertainty` draws them.
-"""
+"""What evaluate.py draws: what the uncertainty tells (`ucmr` Fig. 4-7), how sure a model is, and whether rightly."""
 import os
 import sys
-import textwrap
 
 import numpy as np
 
-from evaluation.pictures import THUMBNAIL, drawing, show_photo
+from evaluation.confidence import MEASURES, Seen, best_name, percent, title
+from evaluation.pictures import THUMBNAIL, Cell, Row, draw_rows, drawing, wrapped
+from evaluation.selective import exact_interval
 from files.reading import below
 from files.tars import TarPhotos
 from inputs import Photos
+from metrics import risk_coverage
 
-SHOWN, MATCHES = 5, 3                 # items at each end, matches of each
+PICTURES = ("confidence", "confidence_examples")
+SIDES = {"t2i": "text to image", "i2t": "image to text", "phrases": "phrases to boxes"}
+LABELS = {"posterior_grouped": "posterior, summed over its image's captions",
+          "overlap": "posterior, summed over the boxes at its place", "stacked": "logistic of all measures"}
+SHOWN = {"the surest right answers": 4, "the surest wrong answers": 3, "around the median": 3, "the least sure": 3}
+GOOD, BAD = "forestgreen", "firebrick"
+MOST, MATCHES, ACROSS, LETTERS = 5, 3, 6, 30    # items at each end, matches of each, photos and letters in a line
 
+
+# ---- uncertainty
 
 def curves(reports: dict[str, dict], path: str) -> None:
     """Recall by tenths of uncertainty, and risk by coverage: a row of pictures per side, a line per run.
@@ -23,72 +31,148 @@ def curves(reports: dict[str, dict], path: str) -> None:
     """
     sides = [side for side in ("images", "captions") if any("recall_bins" in r.get(side, ()) for r in reports.values())]
     with drawing(path, len(sides), 2, (10, 3.6 * len(sides)), tight=True) as (_, axes):
-        draw_curves(reports, sides, axes)
-
-
-def draw_curves(reports: dict[str, dict], sides: list[str], axes) -> None:
-    """The curves of `curves` on axes (sides, 2)."""
-    for (left, right), side in zip(axes, sides):
-        for run, report in reports.items():
-            if "recall_bins" not in report.get(side, ()):
-                continue
-            bins, risk = report[side]["recall_bins"], report[side]["risk_coverage"]
-            name = run if bins["rho"] is None else f"{run} (rho {bins['rho']:.2f})"
-            left.plot(range(1, len(bins["recall"]) + 1), bins["recall"], marker="o", label=name)
-            line, = right.plot(100 * np.array(risk["coverage"]), risk["risk"],
-                               label=f"{run} (area {risk['area']:.1f}, perfect {risk['area_best']:.1f})")
-            right.axhline(risk["area_random"], color=line.get_color(), linestyle=":", linewidth=1)
-        left.set(xlabel=f"tenth of the {side}, from the surest to the least sure", ylabel="R@1, percent",
-                 title=f"{side} as queries", ylim=(0, None))
-        right.set(xlabel="coverage, percent: only the surest are answered", ylabel="wrong first answers, percent",
-                  title="risk and coverage; dotted: no knowledge", ylim=(0, 100))
-        for axis in (left, right):
-            axis.grid(alpha=0.3)
-            axis.legend(fontsize=8).set_in_layout(False)    # a long name may cover the curves, not squeeze them
+        for (left, right), side in zip(axes, sides):
+            for run, report in reports.items():
+                if "recall_bins" not in report.get(side, ()):
+                    continue
+                bins, risk = report[side]["recall_bins"], report[side]["risk_coverage"]
+                name = run if bins["rho"] is None else f"{run} (rho {bins['rho']:.2f})"
+                left.plot(range(1, len(bins["recall"]) + 1), bins["recall"], marker="o", label=name)
+                line, = right.plot(100 * np.array(risk["coverage"]), risk["risk"],
+                                   label=f"{run} (area {risk['area']:.1f}, perfect {risk['area_best']:.1f})")
+                right.axhline(risk["area_random"], color=line.get_color(), linestyle=":", linewidth=1)
+            left.set(xlabel=f"tenth of the {side}, from the surest to the least sure", ylabel="R@1, percent",
+                     title=f"{side} as queries", ylim=(0, None))
+            right.set(xlabel="coverage, percent: only the surest are answered", ylabel="wrong first answers, percent",
+                      title="risk and coverage; dotted: no knowledge", ylim=(0, 100))
+            for axis in (left, right):
+                axis.grid(alpha=0.3)
+                axis.legend(fontsize=8).set_in_layout(False)    # a long name may cover the curves, not squeeze them
 
 
 def extremes(values: np.ndarray, pairs, texts: list[str] | None, photos: Photos | None, caption_image: np.ndarray,
              of_images: bool, path: str) -> None:
-    """The most and the least uncertain images, or captions, beside their plausible matches.
+    """The most and the least uncertain images, or captions, with their plausible matches.
 
     values (Q,): log det Sigma of the queries in nats; pairs: their matches (`annotations.Pairs`); texts: all captions;
-    photos: those of all images. Where there are none, an image is shown by the first of its captions. caption_image
-    (M,): the row of each caption's image.
+    photos: those of all images, or None; caption_image (M,): the row of each caption's image.
     """
+    texts, image = shown_by(texts, photos, caption_image)
+    order, rows = np.argsort(values, kind="stable"), []
+    for name, queries in (("most uncertain", order[::-1][:MOST]), ("least uncertain", order[:MOST])):
+        cells = []
+        for q in queries:
+            matches = pairs.item[slice(*np.searchsorted(pairs.query, [q, q + 1]))]
+            more = f", {MATCHES} of {len(matches)} matches" if len(matches) > MATCHES else ""
+            facts = f"{values[q]:.1f} nats{more}"
+            if of_images:
+                cells.append(image(q, facts, *(texts[m] for m in matches[:MATCHES])))
+            else:
+                rows.append(Row(texts[q], f"{name}: {facts}", [image(i) for i in matches[:MATCHES]]))
+        rows += [Row(f"{name} images", "", cells)] * of_images
+    draw_rows(path, f"log det Sigma of {'images' if of_images else 'captions'}, and what matches them", rows, ACROSS)
+
+
+def shown_by(texts: list[str] | None, photos: Photos | None, caption_image: np.ndarray):
+    """The texts of all captions, and image(i, *lines, **look): a Cell of image i below these lines. Where there are no
+    photos, its number and its first caption stand in it."""
     texts = texts or [f"caption {m}" for m in range(len(caption_image))]
     first = dict(zip(caption_image[::-1].tolist(), texts[::-1]))
-    order = np.argsort(values, kind="stable")
-    columns = {"most uncertain": order[::-1][:SHOWN], "least uncertain": order[:SHOWN]}
-    rows = max(len(queries) for queries in columns.values())
-    with drawing(path, rows, 2, (13, 1.75 * rows + 0.6), tight=True) as (_, axes):
-        draw_extremes(values, pairs, texts, photos, first, of_images, columns, axes)
+
+    def image(i: int, *lines: str, **look) -> Cell:
+        photo = photos.open(int(i), THUMBNAIL) if photos is not None else (
+            f"[image {i}]\n{wrapped(first.get(int(i), ''), 2 * LETTERS // 3, 5)}")
+        return Cell(photo, "\n".join(wrapped(line, LETTERS) for line in lines if line), **look)
+    return texts, image
 
 
-def draw_extremes(values, pairs, texts, photos, first: dict, of_images: bool, columns: dict, axes) -> None:
-    """The items of `extremes` on axes (rows, 2). first: {image: its first caption}; columns: {title: queries}."""
-    for axis in axes.flat:
-        axis.axis("off")
-    for column, (title, queries) in enumerate(columns.items()):
-        for row, q in enumerate(queries):
-            axis = axes[row, column]
-            matches = pairs.item[slice(*np.searchsorted(pairs.query, [q, q + 1]))]
-            if of_images:
-                thumbnails, lines = [q], [texts[m] for m in matches[:MATCHES]]
-            else:
-                thumbnails, lines = matches[:MATCHES], [texts[q]]
-            if photos is None:
-                pictures = [f"[image {image}] {first.get(int(image), '')}" for image in thumbnails]
-                lines = [pictures[0].split("]")[0] + "]", *lines] if of_images else [*lines, *pictures]
-            for k, image in enumerate(thumbnails if photos is not None else ()):
-                show_photo(axis.inset_axes([0.15 * k, 0.02, 0.145, 0.8]), photos.open(int(image), THUMBNAIL))
-            space = 0.16 * len(thumbnails) if photos is not None else 0
-            width = int(80 * (1 - space))
-            wrapped = [part for line in lines for part in textwrap.wrap(line, width, subsequent_indent="   ")]
-            axis.text(space, 0.82, "\n".join(wrapped[:7]), va="top", fontsize=9, transform=axis.transAxes)
-            more = f", {MATCHES} of {len(matches)} matches" if len(matches) > MATCHES else ""
-            axis.text(0, 0.88, f"{values[q]:.1f} nats{more}", fontsize=8, color="grey", transform=axis.transAxes)
-            if not row:
-                axis.set_title(f"{title} {'images' if of_images else 'captions'}", fontsize=11)
+# ---- confidence
+
+def diagrams(results: dict, seen: dict[str, Seen], path: str) -> None:
+    """A row for each direction: the reliability of the probability that users are shown, and risk by coverage of all
+    measures. results: what `confidence.judge` said, by direction."""
+    with drawing(path, len(seen), 2, (14.5, 4.6 * len(seen))) as (figure, axes):
+        for (left, right), (side, of) in zip(axes, seen.items()):
+            draw_reliability(results[side][best_name(of.values)], SIDES[side], left)
+            draw_risks(of, side, right)
+            for axis in (left, right):
+                axis.grid(alpha=0.3)
+        figure.subplots_adjust(0.05, 0.14 / len(seen), 0.74, 1 - 0.1 / len(seen), wspace=0.18, hspace=0.28)
+
+
+def draw_reliability(numbers: dict, name: str, axis) -> None:
+    """The diagram of one direction. numbers: of a probability, with "reliability", "ece" and "ece_floor"."""
+    p, share, size = (np.array(numbers["reliability"][key]) for key in ("p", "right", "queries"))
+    low, high = exact_interval(np.rint(share * size).astype(int), size)
+    top = min(100, 110 * max(high.max(), p.max()))          # a model that is never sure fills the picture too
+    axis.plot([0, 100], [0, 100], color="grey", linestyle="--", linewidth=1, label="as sure as right")
+    axis.errorbar(100 * p, 100 * share, 100 * np.array([share - low, high - share]), fmt="o", color="tab:blue",
+                  ecolor="lightsteelblue", elinewidth=2, capsize=3,
+                  label=f"{len(p)} bins of about {round(size.mean()):,} queries, with 95% intervals")
+    axis.set(xlim=(0, top), ylim=(-0.02 * top, top), xlabel="how sure the model says it is: mean posterior, percent",
+             ylabel="right first answers, percent",
+             title=f"{name}: ECE {numbers['ece']:.3f} (by chance alone {numbers['ece_floor']:.3f})")
+    axis.legend(fontsize=8, loc="lower right")
+
+
+def draw_risks(of: Seen, side: str, axis) -> None:
+    """The curves of one direction, the legend beside them from the best measure to the worst."""
+    risks = {name: risk_coverage(-value, of.right) for name, value in of.values.items()}
+    perfect, best = risk_coverage(~of.right, of.right), best_name(of.values)
+    for name, risk in sorted(risks.items(), key=lambda item: item[1]["area"]):
+        color, style = MEASURES[name].look
+        if name == "posterior" != best:
+            color, style = "navy", (0, (1, 1))
+        axis.plot(100 * np.array(risk["coverage"]), risk["risk"], color=color, linestyle=style,
+                  label=f"{risk['area']:.1f}  {LABELS.get(name) or title(name, side)}",
+                  **({"linewidth": 3, "zorder": 3} if name == best else {"linewidth": 1.1, "zorder": 2, "alpha": 0.7}))
+    axis.axhline(perfect["area_random"], color="black", linestyle=":", linewidth=1.2,
+                 label=f"{perfect['area_random']:.1f}  no knowledge")
+    axis.plot(100 * np.array(perfect["coverage"]), perfect["risk"], color="darkgrey", linewidth=2,
+              label=f"{perfect['area']:.1f}  perfect order")
+    axis.set(xlim=(0, 100), ylim=(0, 100), xlabel="coverage, percent: only the surest are answered",
+             ylabel="wrong first answers, percent", title=f"{SIDES[side]}: risk and coverage")
+    axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0, handlelength=3.2,
+                title="mean risk (AURC; lower is better)", title_fontsize=8, alignment="left")
+
+
+def pick(p: np.ndarray, right: np.ndarray) -> dict[str, list[int]]:
+    """Which of Q queries are shown, by heading: p (Q,), right (Q,) bool. No query stands under two headings."""
+    order = np.argsort(-p, kind="stable")
+    hits, middle = right[order], max(0, (len(order) - 3) // 2)
+    parts = (order[hits], order[~hits], order[middle:], order[-3:])
+    taken, chosen = set(), {}
+    for (heading, count), part in zip(SHOWN.items(), parts):
+        chosen[heading] = [q for q in part[:count].tolist() if q not in taken]
+        taken |= set(chosen[heading])
+    return {heading: queries for heading, queries in chosen.items() if queries}
+
+
+def examples(seen: dict[str, Seen], texts: list[str] | None, caption_image: np.ndarray, photos: Photos | None,
+             path: str) -> None:
+    """Queries with their first answers and how sure the model is of them.
+
+    texts: all captions; caption_image (M,): the row of each caption's image; photos: those of all images, or None.
+    """
+    texts, image = shown_by(texts, photos, caption_image)
+
+    def cells(side: str, of: Seen, q: int) -> list[Cell]:
+        query, answer, right, own = of.asked[q], of.answers[q], bool(of.right[q]), of.owner[q]
+        tied = not right and own == (answer if side == "t2i" else caption_image[answer])
+        verdict = "right" if right else "a wrong answer scores the same" if tied else "wrong"
+        said = f"{percent(of.values[best_name(of.values)][q])} sure, {verdict}"
+        if side == "i2t":
+            lines = [f"answer: \"{texts[answer]}\""]
+            if not right and not tied:
+                lines.append(f"its own: \"{texts[np.argmax(caption_image == query)]}\"")
+            return [image(query, said, *lines, frame=GOOD if right else BAD)]
+        shown = [image(answer, said, f"\"{texts[query]}\"", frame=GOOD if right else BAD)]
+        return shown if right or tied else [*shown, image(own, "the caption's own")]
+    rows = [Row(f"{SIDES[side]}: {heading}", "", [cell for q in queries for cell in cells(side, of, q)])
+            for side, of in seen.items()
+            for heading, queries in pick(of.values[best_name(of.values)], of.right).items()]
+    draw_rows(path, "How sure the model says it is of its first answer. Right is what the data pair with the query; "
+              "other answers may fit too.", rows, ACROSS)
 
 
 def locate(photos: Photos | list[str] | None, folder: str | None) -> Photos | None:

@@ -12,8 +12,8 @@ from scipy.special import betaincinv
 
 from cli import InputError
 from evaluation import selective
-from evaluation.answers import Answers, Rows, answers, rows_of, within
-from evaluation.confidence import Fitted
+from evaluation.confidence import best_name, of_answers
+from evaluation.posterior import Answers, Rows, answers, rows_of, within
 from evaluation.subjects import Subject
 
 SCORES = 2 ** 25                      # scores that sets are counted in; of larger galleries fewer queries are taken
@@ -24,16 +24,22 @@ CONFIDENT = 0.95                      # of the certificate of a threshold
 
 def one_each(subject: Subject, side: str, seed: int = 0) -> Rows:
     """The rows of exchangeable queries: one random caption of each image, or the images, and at most SCORES scores."""
-    rng = np.random.default_rng(seed)
-    owner = subject.caption_image
+    rng, owner = np.random.default_rng(seed), subject.caption_image
     order = rng.permutation(len(owner))
-    queries = np.sort(order[np.unique(owner[order], return_index=True)[1]])         # a random caption of each image
-    queries = np.unique(owner) if side == "i2t" else queries
-    gallery = subject.n_images if side == "t2i" else len(owner)
+    queries, gallery = np.unique(owner), len(owner)
+    if side == "t2i":                                       # a random caption of each image
+        queries, gallery = np.sort(order[np.unique(owner[order], return_index=True)[1]]), subject.n_images
     most = max(1, SCORES // gallery)
     if len(queries) > most:
         queries = np.sort(rng.choice(queries, most, replace=False))
     return rows_of(subject, side, queries)
+
+
+def blocks(rows: Rows, seed: int):
+    """Yields (scores (b, G), right (b, G) bool, uniform numbers (b,)) of all rows, in runs."""
+    drawn = torch.rand(rows.queries, generator=torch.Generator().manual_seed(seed))
+    for (start, stop), (scores, right) in zip(rows.blocks(), rows.whole()):
+        yield scores, right, drawn[start:stop].to(scores.device)
 
 
 def strangeness(scores: torch.Tensor, right: torch.Tensor, t: float, u: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -63,32 +69,23 @@ def set_sizes(scores: torch.Tensor, t: float, u: torch.Tensor, limits: dict[str,
             "topk": torch.full_like(u, fixed), "threshold": (-scores <= limits["threshold"]).sum(1)}
 
 
+def place(n: int, alpha: float) -> int:
+    """Which of n strangenesses, in rising order from 1, is the limit of sets that hold a right item for 1 - alpha."""
+    return math.ceil((n + 1) * (1 - alpha))
+
+
 @torch.no_grad()
 def calibrate_sets(subject: Subject, side: str, t: float, alpha: float) -> tuple[dict[str, float], int]:
-    """{method: the largest strangeness that a set for 1 - alpha holds}, from n queries, and n.
-
-    It is the k-th smallest of n, k = ceil((n + 1)(1 - alpha)). Raises InputError where n is too small for alpha.
-    """
-    rows, found = one_each(subject, side), {name: [] for name in METHODS}
+    """{method: the largest strangeness that a set for 1 - alpha holds}, from n queries, and n. Raises InputError where
+    n is too small for alpha."""
+    rows = one_each(subject, side)
     n = rows.queries
-    k = math.ceil((n + 1) * (1 - alpha))
-    if k > n:
+    if place(n, alpha) > n:
         raise InputError(f"--sets {alpha:g} needs at least {math.ceil(1 / alpha) - 1:,} images to calibrate on, and "
                          f"there are {n:,}; give a larger ALPHA, or more images")
-    for scores, right, u in blocks(rows, 1):
-        for name, values in strangeness(scores, right, t, u).items():
-            found[name].append(values)
-    return {name: float(torch.cat(values).sort().values[k - 1]) for name, values in found.items()}, n
-
-
-def blocks(rows: Rows, seed: int):
-    """(scores (b, G), right (b, G) bool, uniform numbers (b,)) of all rows, in runs."""
-    drawn = torch.rand(rows.queries, generator=torch.Generator().manual_seed(seed))
-    for start, stop in rows.blocks():
-        scores = rows.scores(start, stop)
-        right = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
-        right[rows.right_of(start, stop)] = True
-        yield scores, right, drawn[start:stop].to(scores.device)
+    strange = [strangeness(scores, right, t, u) for scores, right, u in blocks(rows, 1)]
+    return {name: float(torch.cat([of[name] for of in strange]).sort().values[place(n, alpha) - 1])
+            for name in METHODS}, n
 
 
 @torch.no_grad()
@@ -99,38 +96,36 @@ def judge_sets(subject: Subject, side: str, t: float, alpha: float, limits: dict
     low and high: between these the coverage of so many queries lies in 95% of all calibrations with n exchangeable
     queries, by the beta-binomial distribution; without end to the queries it is Beta(k, n + 1 - k).
     """
-    rows = one_each(subject, side, seed=2)
-    size, held = {name: [] for name in METHODS}, {name: [] for name in METHODS}
-    for scores, right, u in blocks(rows, 3):
-        strange = strangeness(scores, right, t, u)
-        for name, sizes in set_sizes(scores, t, u, limits).items():
-            size[name].append(sizes)
-            held[name].append(strange[name] <= limits[name])
-    k = math.ceil((n + 1) * (1 - alpha))
     from scipy import stats  # takes a second to import, and a search needs none of it
 
+    rows, k = one_each(subject, side, seed=2), place(n, alpha)
     low, high = stats.betabinom(rows.queries, k, n + 1 - k).ppf([0.025, 0.975]) / rows.queries
+    parts = [(set_sizes(scores, t, u, limits), strangeness(scores, right, t, u))
+             for scores, right, u in blocks(rows, 3)]
     results = {}
-    for name in METHODS:
-        sizes, inside = (torch.cat(of[name]).cpu().numpy() for of in (size, held))
-        single = sizes == 1
+    for name, limit in limits.items():
+        size = torch.cat([sizes[name] for sizes, _ in parts]).cpu().numpy()
+        inside = torch.cat([strange[name] <= limit for _, strange in parts]).cpu().numpy()
+        single = size == 1
         results[name] = {"alpha": alpha, "coverage": float(inside.mean()), "low": float(low), "high": float(high),
-                         "mean_size": float(sizes.mean()), "median_size": float(np.median(sizes)),
+                         "mean_size": float(size.mean()), "median_size": float(np.median(size)),
                          "singletons": float(single.mean()),
                          "singletons_right": float(inside[single].mean()) if single.any() else float("nan"),
                          "queries": rows.queries}
     return results
 
 
+def sets(dev: Subject, test: Subject, t: dict[str, float], alpha: float) -> tuple[dict, dict]:
+    """{direction: `judge_sets` on test of what dev calibrates}, and what calibration.json holds of it. t: the
+    temperature of each direction."""
+    results, limits = {}, {"alpha": alpha, "images": dev.n_images}
+    for side in t:
+        limits[side], n = calibrate_sets(dev, side, t[side], alpha)
+        results[side] = judge_sets(test, side, t[side], alpha, limits[side], n)
+    return results, limits
+
+
 # ---- "nothing matches"
-
-def by_present(found: Answers) -> dict[str, np.ndarray]:
-    """The confidences (Q,) that may tell whether any item matches."""
-    values = {"posterior": found.posterior}
-    if found.grouped is not None:
-        values["posterior_grouped"] = found.grouped
-    return values | {"entropy": -found.entropy, "max": found.max, "margin": found.margin, "std": found.std}
-
 
 def both_ways(subject: Subject, side: str, t: float, seed: int) -> tuple[Answers, Answers]:
     """The answers to one query per image as it is, and with its right items taken out of the gallery."""
@@ -159,29 +154,28 @@ def certified_threshold(confidence: np.ndarray, rate: float) -> tuple[float, int
     return float(np.nextafter(falling[allowed], np.inf)), int((confidence > falling[allowed]).sum())
 
 
-def judge_absent(dev: Subject, test: Subject, side: str, fitted: Fitted, rate: float,
+def judge_absent(dev: Subject, test: Subject, side: str, t: float, rate: float,
                  negatives: np.ndarray | None = None) -> dict:
     """Can one tell a query without an answer? {"auroc": {measure: ...}, "threshold": {...}}.
 
     The AUROC is that of one query per image as it is, against the same query with its right items taken out. The
-    threshold of the posterior is certified on dev to answer at most `rate` of the queries without an answer, or on
-    `negatives` (n,), the posteriors of queries that have none. On test, its false answers, the share of present queries
-    that it answers, and how many of these are right.
+    threshold of the posterior, at temperature t, is certified on dev to answer at most `rate` of the queries without an
+    answer, or on `negatives` (n,), the posteriors of queries that have none. On test, its false answers, the share of
+    present queries that it answers, and how many of these are right.
     """
-    here, gone = both_ways(test, side, fitted.temperature, seed=2)
-    measures = by_present(here), by_present(gone)
-    present = np.repeat([True, False], len(here.first))
-    auroc = {name: selective.auroc(selective.levelled(np.concatenate([of[name] for of in measures])), present)
-             for name in measures[0]}
-    best = max((name for name in auroc), key=lambda name: ("grouped" in name, name == "posterior"))
-    own = negatives is not None
-    negatives = negatives if own else by_present(both_ways(dev, side, fitted.temperature, seed=0)[1])[best]
+    here, gone = both_ways(test, side, t, seed=2)
+    present, absent = of_answers(here), of_answers(gone)
+    label = np.repeat([True, False], len(here.first))
+    auroc = {name: selective.auroc(selective.levelled(np.concatenate([present[name], absent[name]])), label)
+             for name in present}
+    best, own = best_name(auroc), negatives is not None
+    negatives = negatives if own else of_answers(both_ways(dev, side, t, seed=0)[1])[best]
     threshold, false = certified_threshold(negatives, rate)
-    answered = measures[0][best] >= threshold
+    answered = present[best] >= threshold
     return {"auroc": auroc, "queries": len(here.first),
             "threshold": {"measure": best, "value": threshold, "rate": rate, "negatives": len(negatives), "own": own,
                           "false_on_negatives": false,
-                          "false_answers": float((measures[1][best] >= threshold).mean()),
+                          "false_answers": float((absent[best] >= threshold).mean()),
                           "answered": float(answered.mean()),
                           "answered_right": float(here.right[answered].mean()) if answered.any() else float("nan")}}
 
@@ -190,26 +184,22 @@ def judge_absent(dev: Subject, test: Subject, side: str, fitted: Fitted, rate: f
 
 def set_tables(results: dict) -> list:
     """Tables of `judge_sets` by direction, as report.py has them."""
-    heads = ["coverage", "95% from", "to", "mean size", "median", "single", "right"]
-    made = []
+    heads, made = ["coverage", "95% from", "to", "mean size", "median", "single", "right"], []
     for side, title in (("t2i", "text to image"), ("i2t", "image to text")):
-        if side in results:
-            of = results[side]
-            rows = [(METHODS[name], [*(f"{100 * s[key]:.1f}" for key in ("coverage", "low", "high")),
-                                     f"{s['mean_size']:.1f}", f"{s['median_size']:.0f}", f"{100 * s['singletons']:.1f}",
-                                     "-" if np.isnan(s["singletons_right"]) else f"{100 * s['singletons_right']:.1f}"])
-                    for name, s in of.items()]
-            first = next(iter(of.values()))
-            made.append((f"{title}: sets that hold a right answer for {100 * (1 - first['alpha']):g}% of "
-                         f"{first['queries']:,} queries, one per image", [("", heads)], rows))
+        rows = [(METHODS[name], [*(f"{100 * s[key]:.1f}" for key in ("coverage", "low", "high")),
+                                 f"{s['mean_size']:.1f}", f"{s['median_size']:.0f}", f"{100 * s['singletons']:.1f}",
+                                 "-" if np.isnan(s["singletons_right"]) else f"{100 * s['singletons_right']:.1f}"])
+                for name, s in results[side].items()]
+        first = results[side]["lac"]
+        made.append((f"{title}: sets that hold a right answer for {100 * (1 - first['alpha']):g}% of "
+                     f"{first['queries']:,} queries, one per image", [("", heads)], rows))
     return made
 
 
 def absent_sentences(results: dict):
     """What `judge_absent` found, by direction."""
     for side, of in results.items():
-        best = max(of["auroc"], key=of["auroc"].get)
-        t = of["threshold"]
+        best, t = max(of["auroc"], key=of["auroc"].get), of["threshold"]
         yield (f"{side}: present or absent? AUROC at best {of['auroc'][best]:.3f} ({best}), of the {t['measure']} "
                f"{of['auroc'][t['measure']]:.3f}")
         right = "" if np.isnan(t["answered_right"]) else f", {100 * t['answered_right']:.1f}% of them right"

@@ -22,9 +22,7 @@ from scipy import optimize
 from torch import Tensor, nn
 
 from cli import InputError
-from evaluation.answers import rows_of, sample_scores
-from evaluation.calibration import masses, temperature
-from evaluation.confidence import FITTED
+from evaluation.posterior import masses, rows_of, sample_scores, temperature
 from evaluation.subjects import Gallery, Subject, Variances
 from losses import InfoNCE
 from model import JointEmbedding, Tower, in_float32
@@ -310,40 +308,11 @@ def fitted_scale(subject: Subject) -> dict[str, float]:
     """The scale of the logits by direction: the temperature of a softmax over the gallery (`calibration.temperature`,
     every right pair by itself). Raises InputError where there is none."""
     try:
-        return {side: temperature(*sample_scores(rows_of(subject, side), FITTED), each=True) for side in ("i2t", "t2i")}
+        return {side: temperature(*sample_scores(rows_of(subject, side)), each=True) for side in ("i2t", "t2i")}
     except InputError as error:
         raise InputError("--variances laplace needs the temperature of a softmax, and that of "
                          f"{subject.name} cannot be found: its scores tell all right items from the others, or none; "
                          "take --variances knn") from error
-
-
-# ---- cosines of Gaussians
-
-def expected_cosine(g: Tensor, g_var: Tensor, h: Tensor, h_var: Tensor) -> Tensor:
-    """E[cos(x, y)] of x ~ N(g, diag g_var) and y ~ N(h, diag h_var), about, in [-1, 1] (BayesVLM): means and variances
-    (N, D) and (M, D) -> (N, M).
-
-        g . h / sqrt((|g|^2 + tr g_var) (|h|^2 + tr h_var))
-    """
-    sides = [(x / (x.square() + v).sum(1, keepdim=True).sqrt()) for x, v in ((g, g_var), (h, h_var))]
-    return sides[0] @ sides[1].T
-
-
-def cosine_variance(g: Tensor, g_var: Tensor, h: Tensor, h_var: Tensor) -> Tensor:
-    """Var[cos(x, y)] by the delta method, >= 0: (N, D) and (M, D) twice -> (N, M). Hats are directions, c = g^ . h^:
-
-        sum_d v_g (h^ - c g^)^2 / |g|^2 + sum_d v_h (g^ - c h^)^2 / |h|^2 + sum_d v_g v_h / (|g|^2 |h|^2)
-
-    Within some 5% up to a trace of 0.1 |g|^2. BayesVLM's form lets the length vary, and so is too large there.
-    """
-    (x, v), (y, w) = (((e / e.norm(dim=1, keepdim=True)), var / e.square().sum(1, keepdim=True))
-                      for e, var in ((g, g_var), (h, h_var)))
-    c = x @ y.T                                                                     # (N, M)
-
-    def of_one(x: Tensor, v: Tensor, y: Tensor, c: Tensor) -> Tensor:
-        """sum_d v (y - c x)^2: the square is written out, which makes it three terms of matrix products."""
-        return (v @ y.square().T - 2 * c * ((v * x) @ y.T) + c.square() * (v * x.square()).sum(1)[:, None]).clamp(min=0)
-    return of_one(x, v, y, c) + of_one(y, w, x, c.T).T + v @ w.T
 
 
 # ---- the command

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from cli import InputError
 from evaluation import bank, promises
-from evaluation.answers import rows_of, sample_scores
-from evaluation.calibration import temperature
-from evaluation.certainty import calibration_file, quantiles, read_calibration
-from evaluation.confidence import FITTED, percent
+from evaluation.calibration import calibration_file, quantiles, read_calibration
+from evaluation.confidence import percent
 from evaluation.open import How, Models, Where, members_on
+from evaluation.posterior import rows_of, sample_scores, temperature
 from evaluation.subjects import Member, Subject, score_matrix
 from similarities import Embedding
 
@@ -145,7 +144,7 @@ class BankColumn:
             taken = bank.item_terms(dev.members, self.queries, [self.beta], "t2i")[0]  # (N,)
             scores = score_matrix(dev, how.block) - taken.numpy()[:, None]  # (N, M)
             whole = Subject(dev.name, "", dev.caption_image, dev.n_images, scores=scores)
-            t = temperature(*sample_scores(rows_of(whole, "t2i"), FITTED))
+            t = temperature(*sample_scores(rows_of(whole, "t2i")))
             limit = alpha and promises.calibrate_sets(whole, "t2i", t, alpha)[0]["lac"]
             self.trust = Trust(t, dev.n_images, run.options.data_name, alpha, limit, **quantiles(dev))
 

@@ -1,5 +1,4 @@
 """Confidences, sets and thresholds of a whole gallery against loops over queries; `evaluate.py --confidence`."""
-import argparse
 import contextlib
 import json
 import os
@@ -18,10 +17,10 @@ import show
 import train
 from checkpoints import Trained
 from demo import __main__ as demo
-from evaluation import ambiguity, certainty, confidence, confidence_plots, pictures, promises, selective
-from evaluation.answers import answers, answers_of_both, rows_of, sample_scores
+from evaluation import ambiguity, calibration, certainty, confidence, pictures, plots, promises, selective
 from evaluation.encode import encode
 from evaluation.open import How, Models, Where, load_run, open_run
+from evaluation.posterior import answers, answers_of_both, rows_of, sample_scores
 from evaluation.subjects import Subject
 from files.reading import is_drawn
 from metrics import spearman
@@ -69,7 +68,7 @@ def slow_answers(subject, side, t, images=None, absent=False):
 @for_each("images", [None, [3, 5, 6, 20, 21, 33]])
 @pytest.mark.parametrize("side", SIDES)
 def test_answers_are_those_of_a_loop_over_queries(monkeypatch, side, images, absent):
-    monkeypatch.setattr("evaluation.answers.ELEMENTS", 250)                 # several blocks, the last one smaller
+    monkeypatch.setattr("evaluation.posterior.ELEMENTS", 250)                 # several blocks, the last one smaller
     subject = drawn()
     rows = rows_of(subject, side, images=None if images is None else np.array(images))
     found, slow = answers(rows, 12.0, absent), slow_answers(subject, side, 12.0, images, absent)
@@ -84,8 +83,8 @@ def test_answers_are_those_of_a_loop_over_queries(monkeypatch, side, images, abs
 
 @pytest.mark.parametrize("images", [None, [3, 5, 6, 20, 21, 33]])
 def test_answers_of_both_directions_at_once_are_those_of_each(monkeypatch, images):
-    monkeypatch.setattr("evaluation.answers.ELEMENTS", 250)                 # several blocks, the last of one image
-    monkeypatch.setattr("evaluation.answers.CACHED", 50)
+    monkeypatch.setattr("evaluation.posterior.ELEMENTS", 250)                 # several blocks, the last of one image
+    monkeypatch.setattr("evaluation.posterior.CACHED", 50)
     subject = drawn(n=41)
     subject.scores[:, 40] = subject.scores[:, 40].round(1)                  # items that tie, of several blocks
     subject.caption_image[subject.caption_image == 6] = 5                   # an image without captions
@@ -113,12 +112,11 @@ def test_figures_do_not_hang_on_the_last_bits_of_scores():
     subject, rng = drawn(seed=11, n=120), np.random.default_rng(0)
     subject.scores[:, rng.choice(360, 120, replace=False)] = subject.scores[:, rng.choice(360, 120)]
     subject.scores[rng.choice(120, 20, replace=False)] = subject.scores[rng.choice(120, 20)]
-    opt = argparse.Namespace(confidence=True, sets=0.2, absent=0.3, calibrate_on=0.5, calibration=None, negatives=None)
+    asked = certainty.Asked(confidence=True, sets=0.2, absent=0.3, calibrate_on=0.5)
 
     def figures(scores):
         whole = replace(subject, scores=scores)
-        dev, part, kept = certainty.to_calibrate_on(whole, 0.5, None)
-        sure = certainty.assess_certainty(dev, part, whole, kept, {}, opt)
+        sure = certainty.assess_certainty(whole, {}, asked, None)
         assert sure.results.keys() == {"confidence", "sets", "absent_queries"}
         shown = sure.results | {side: {"T": sure.calibration[side]["temperature"]} for side in SIDES}
         return {name: np.array(value, float) for name, value in leaves(shown) if not isinstance(value, str)}
@@ -261,7 +259,7 @@ def test_a_gaussian_run(runs, capsys):
     for side, keys in (("captions", {"rho", "rho_given_words", "rho_within_levels"}), ("images", {"rho"})):
         assert set(results["ambiguity"][side]["entropy"]) == keys
     assert json.loads((runs / "wasserstein" / "results.json").read_text())["confidence"] == results["confidence"]
-    kept = certainty.read_calibration(str(runs / "wasserstein" / "calibration.json")).fitted
+    kept = calibration.read_calibration(str(runs / "wasserstein" / "calibration.json")).fitted
     assert kept["t2i"].temperature > 0 and kept["i2t"].gallery == 5 * kept["t2i"].gallery
     assert kept["t2i"].isotonic([0.3]) == confidence.Isotonic(*kept["t2i"].isotonic)([0.3])
     again = judged(["--checkpoint", runs / "wasserstein", "--confidence"])           # over the same file
@@ -299,7 +297,7 @@ def test_negatives_of_ones_own_certify_the_threshold(runs, tmp_path):
     assert found["negatives"] == 20 and found["own"] and not results["absent_queries"]["i2t"]["threshold"]["own"]
     models = [str(runs / "wasserstein")]
     subject = open_run(Models(models), Where(), How())
-    t = certainty.read_calibration(str(tmp_path / "r_calibration.json")).fitted["t2i"].temperature
+    t = calibration.read_calibration(str(tmp_path / "r_calibration.json")).fitted["t2i"].temperature
     shown = certainty.of_one_size(open_run(Models(models), Where(split="dev"), How()), subject)[1]
     sure = certainty.posterior_of_negatives(["a blue star ."], map(Trained, models), shown, t)
     run = load_run(str(runs / "wasserstein"), Where())
@@ -355,7 +353,7 @@ def test_other_files_are_no_calibration(tmp_path):
     for text in ("[]", '{"calibration": 2}', '{"calibration": 1, "t2i": {}, "i2t": {}}', "{"):
         (tmp_path / "c.json").write_text(text)
         with pytest.raises(ValueError, match="write it again with evaluate.py --confidence"):
-            certainty.read_calibration(str(tmp_path / "c.json"))
+            calibration.read_calibration(str(tmp_path / "c.json"))
 
 
 # ---- pictures
@@ -374,87 +372,86 @@ def test_probabilities_never_promise_certainty():
 def test_examples_are_of_all_kinds_and_each_once():
     p = np.linspace(0.99, 0.01, 40)
     right = np.arange(40) % 2 == 0
-    assert list(confidence_plots.pick(p, right).values()) == [[0, 2, 4, 6], [1, 3, 5], [18, 19, 20], [37, 38, 39]]
+    assert list(plots.pick(p, right).values()) == [[0, 2, 4, 6], [1, 3, 5], [18, 19, 20], [37, 38, 39]]
     for n in (2, 5, 9):                                     # too few for all headings
-        shown = sum(confidence_plots.pick(p[:n], right[:n]).values(), [])
+        shown = sum(plots.pick(p[:n], right[:n]).values(), [])
         assert sorted(shown) == sorted(set(shown)) and len(shown) >= min(n, 5)
 
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The texts of all pictures that are drawn by `confidence_plots`, and how many photos each shows: {file: (texts,
-    number of photos, curves)}."""
+    """What the pictures show: {file: axes of its curves}, and "rows", those of the last sheet."""
     found = {}
 
     @contextlib.contextmanager
-    def keeping(path, *rest):
-        with pictures.drawing(path, *rest) as (figure, axes):
+    def keeping(path, *rest, **more):
+        with pictures.drawing(path, *rest, **more) as (figure, axes):
             yield figure, axes
-            inner = [axis for outer in axes.flat for axis in (outer, *outer.child_axes)]
-            found[os.path.basename(path)] = ([text.get_text() for axis in inner for text in axis.texts],
-                                             sum(len(axis.images) for axis in inner), axes)
-    monkeypatch.setattr(confidence_plots, "drawing", keeping)
+            found[os.path.basename(path)] = axes
+    monkeypatch.setattr(plots, "drawing", keeping)
+    monkeypatch.setattr(plots, "draw_rows", lambda path, title, rows, across: (
+        found.update(rows=rows), pictures.draw_rows(path, title, rows, across)))
     return found
 
 
 @pytest.mark.parametrize("side", SIDES)
 def test_answers_of_a_part_are_shown_by_their_places_in_the_whole(side):
     subject = drawn(seed=5)
-    opt = argparse.Namespace(confidence=True, sets=None, absent=None, calibrate_on=0.5, calibration=None)
-    dev, part, kept = certainty.to_calibrate_on(subject, 0.5, None)
-    sure = certainty.assess_certainty(dev, part, subject, kept, {}, opt)
+    kept = certainty.to_calibrate_on(subject, 0.5, None)[2]
+    sure = certainty.assess_certainty(subject, {}, certainty.Asked(confidence=True, calibrate_on=0.5), None)
     seen, t = sure.seen[side], sure.calibration[side]["temperature"]
     found = slow_answers(subject, side, t, kept.tolist())
     captions = [c for c in range(len(subject.caption_image)) if subject.caption_image[c] in kept]
     assert seen.asked.tolist() == (captions if side == "t2i" else kept.tolist()) and len(kept) == 20
     assert seen.answers.tolist() == [of["first"] for of in found]
     assert seen.right.tolist() == [of["right"] for of in found]
+    assert seen.owner.tolist() == [subject.caption_image[q] if side == "t2i" else q for q in seen.asked]
     shown = "posterior" if side == "t2i" else "grouped"
     assert np.allclose(seen.values[confidence.best_name(seen.values)], [of[shown] for of in found], atol=1e-5)
 
 
-def test_cards_say_what_was_asked_answered_and_how_surely():
-    owner, texts = np.array([0, 0, 1, 1]), ["a", "b", "c", "d"]
-    t2i = confidence.Seen({"posterior": np.array([0.72, 0.3])}, np.array([True, False]), np.array([1, 2]),
-                          np.array([0, 0]))
-    first = {0: "a", 1: "c"}
-    made = [confidence_plots.card("t2i", t2i, q, texts, owner, first, True) for q in (0, 1)]
-    assert [(m.said, m.lines, m.photos) for m in made] == [
-        ("72% sure, right", ['"b"'], [(0, "answer")]),
-        ("30% sure, wrong", ['"c"'], [(0, "answer"), (1, "the caption's own")])]
-    assert confidence_plots.card("t2i", t2i, 1, texts, owner, first, False).lines == ['"c"', "answer: [image 0] a"]
-    i2t = confidence.Seen({"posterior": np.array([0.1, 0.1]), "posterior_grouped": np.array([0.2, 0.4])},
-                          np.array([False, False]), np.array([0, 1]), np.array([3, 2]))
-    made = [confidence_plots.card("i2t", i2t, q, texts, owner, first, True) for q in (0, 1)]
-    assert (made[0].said, made[0].lines) == ("20% sure, wrong", ['answer: "d"', 'its own: "a"'])
-    assert made[1].said == "40% sure, a wrong answer scores the same"
+def test_examples_say_what_was_asked_answered_and_how_surely(figures, tmp_path):
+    owner, texts, path = np.array([0, 0, 1, 1]), ["a", "b", "c", "d"], str(tmp_path / "p.png")
+
+    def shown(side, values, right, asked, answers, of):
+        seen = confidence.Seen("x", {name: np.array(p) for name, p in values.items()}, np.array(right),
+                               np.array(asked), np.array(answers), np.array(of), 4)
+        plots.examples({side: seen}, texts, owner, None, path)
+        return [(cell.photo.splitlines(), cell.label.splitlines()) for row in figures["rows"] for cell in row.cells]
+    assert shown("t2i", {"posterior": [0.72, 0.3]}, [True, False], [1, 2], [0, 0], [0, 1]) == [
+        (["[image 0]", "a"], ["72% sure, right", '"b"']), (["[image 0]", "a"], ["30% sure, wrong", '"c"']),
+        (["[image 1]", "c"], ["the caption's own"])]
+    values = {"posterior": [0.1, 0.1], "posterior_grouped": [0.4, 0.2]}
+    assert shown("i2t", values, [False, False], [1, 0], [2, 3], [1, 0]) == [
+        (["[image 1]", "c"], ["40% sure, a wrong answer", "scores the same", 'answer: "c"']),
+        (["[image 0]", "a"], ["20% sure, wrong", 'answer: "d"', 'its own: "a"'])]
 
 
 def test_pictures_of_a_run(runs, tmp_path, figures):
     words = ["--checkpoint", runs / "wasserstein", "--confidence", "--output", tmp_path / "results.json"]
     results = judged([*words, "--photos", runs / "data" / "demo" / "images"])["confidence"]
-    assert all(is_drawn(str(tmp_path / f"{name}.png")) for name in confidence_plots.PICTURES)
-    assert all(name.startswith(PICTURES) for name in confidence_plots.PICTURES)      # they go with a run replaced
-    _, _, axes = figures["confidence.png"]
-    for (left, right), side in zip(axes, SIDES):
+    assert all(is_drawn(str(tmp_path / f"{name}.png")) for name in plots.PICTURES)
+    assert all(name.startswith(PICTURES) for name in plots.PICTURES)      # they go with a run replaced
+    for (left, right), side in zip(figures["confidence.png"], SIDES):
         best = results[side]["posterior_grouped" if side == "i2t" else "posterior"]
         points = left.containers[0].lines[0].get_xydata()
         assert np.allclose(points[:, 0], 100 * np.array(best["reliability"]["p"]))
         assert np.allclose(points[:, 1], 100 * np.array(best["reliability"]["right"]))
         labels = [line.get_label() for line in right.lines]
-        measures = [name for name in results[side] if name in confidence.NAMES]
+        measures = [name for name in results[side] if name in confidence.MEASURES]
         assert len(labels) == len(measures) + 2             # no knowledge and the perfect order
         strong, = (line for line in right.lines if line.get_linewidth() == 3)
         assert strong.get_label().startswith(f"{best['aurc']:.1f}  posterior")
-    texts, photos, _ = figures["confidence_examples.png"]
-    sure = [text for text in texts if " sure, " in text]
-    assert len(sure) >= 20 and photos >= len(sure) and all(text.endswith(("right", "wrong")) for text in sure)
+    cells = [cell for row in figures["rows"] for cell in row.cells]
+    sure = [line for cell in cells for line in cell.label.splitlines() if " sure, " in line]
+    assert len(sure) >= 20 and all(line.endswith(("right", "wrong")) for line in sure)
+    assert not any(isinstance(cell.photo, str) for cell in cells)
     judged(words)                                           # over its own files, and without photos
-    texts, photos, _ = figures["confidence_examples.png"]
-    assert photos == 0 and sum("[image " in text for text in texts) == len(sure)
+    without = [cell for row in figures["rows"] for cell in row.cells]
+    assert len(without) == len(cells) and all(cell.photo.startswith("[image ") for cell in without)
 
 
-@pytest.mark.parametrize("name", confidence_plots.PICTURES)
+@pytest.mark.parametrize("name", plots.PICTURES)
 def test_pictures_are_not_drawn_over_other_files(runs, tmp_path, capsys, monkeypatch, name):
     (tmp_path / f"{name}.png").write_bytes(b"a photo of mine")
     monkeypatch.setattr(evaluate, "open_run", None)         # it is said before the work
@@ -490,7 +487,7 @@ def test_retrieval_says_how_sure_it_is(calibrated, runs, tmp_path, capsys):
         image, caption = (f[f"{side}_mean"] / np.linalg.norm(f[f"{side}_mean"], axis=1, keepdims=True)
                           for side in ("image", "caption"))
         names = f["image_name"]
-    t = certainty.read_calibration(str(calibrated / "calibration.json")).fitted["t2i"].temperature
+    t = calibration.read_calibration(str(calibrated / "calibration.json")).fitted["t2i"].temperature
     texts = (runs / "data" / "demo_precomp" / "test_caps.txt").read_text().splitlines()
     chosen = [round(q * (len(texts) - 1)) for q in show.SPREAD]      # a point model shows captions in their order
     scores = caption[chosen] @ image.T
@@ -601,8 +598,8 @@ def test_search_says_how_sure_it_is(runs, tmp_path, capsys):
     assert any("fitted with 50 photos, and you search 100" in note for note in found["notes"])
     assert found["in_set"] is found["level"] is None and "promise nothing among 100" in found["no_set"]
     del stored["sets"]["images"]
-    (folder / "calibration.json").write_text(json.dumps(stored))                    # an older file
-    refused(capsys, search.main, ["query", tmp_path / "index", texts[0], "--sets"], "--sets needs a calibration with")
+    (folder / "calibration.json").write_text(json.dumps(stored))                    # does not say where sets hold
+    refused(capsys, search.main, ["query", tmp_path / "index", texts[0], "--sets"], "is no calibration")
     with pytest.raises(SystemExit) as stop:
         search.main(["query", str(tmp_path / "index"), "--calibration", str(runs / "cosine" / "none.json"), texts[0]])
     assert "none.json cannot be read" in stop.value.code

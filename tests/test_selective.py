@@ -7,7 +7,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
 from evaluation import selective
-from evaluation.calibration import RIDGE, Isotonic, Logistic, temperature
+from evaluation.calibration import RIDGE, Isotonic, Logistic
+from evaluation.posterior import temperature
 
 
 def answers(seed, n=300, ties=False):

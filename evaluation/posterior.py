@@ -1,30 +1,37 @@
-"""What the scores of a query over a whole gallery say of its first answer, for many queries in blocks of rows.
+"""The posterior over a gallery, and what the scores of a query say of its first answer, in blocks of rows.
 
-`Rows` gives the scores of one direction row by row; `answers` reduces each row to a few numbers, and `answers_of_both`
-those of both directions, with each score computed once. No matrix of scores is ever held.
+The posterior of item j for query q is p_qj = exp(T s_qj) / sum_k exp(T s_qk) (Hama et al. 2021, arXiv 1904.08504), with
+a temperature T for each direction that is fitted on the dev split (Guo et al. 2017). `Rows` gives the scores of one
+direction row by row; `answers` reduces each row to a few numbers, and `answers_of_both` those of both directions, with
+each score computed once. No matrix of scores is ever held.
 """
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy import optimize
 from scipy.special import entr
 
+from cli import InputError
 from evaluation.annotations import Pairs
-from evaluation.calibration import CACHED, masses
 from evaluation.subjects import Subject, image_text, image_text_of
 
 ELEMENTS = 2 ** 22                    # scores that are computed at a time, 16 MiB
-TIE = 2.0 ** -18                      # of a score: 32 units of float32's last place, more than products differ by
+CACHED = 2 ** 18                      # scores that are passed over at a time, 1 MiB: they stay cached
+FITTED = 2 ** 24                      # scores that a temperature is fitted to, 64 MiB
+TIE = 2.0 ** -18                      # of a score: 32 units of float32's last place, above rounding
+NOTHING = -80.0                       # an exponential of less, 2e-35, is nothing beside 1, and slow
+SPREADS = (1e-3, 1e3)                 # bounds of a temperature, times the deviation of the scores
 
 
 class Rows(NamedTuple):
     """The scores of one direction, and what they are of."""
-    score: Callable[[np.ndarray], torch.Tensor]   # queries (b,), as positions in the split -> a new (b, G) float32
+    score: Callable[[np.ndarray], torch.Tensor]   # positions of queries (b,) -> a new (b, G) float32
     asked: np.ndarray                 # (Q,) the position of each query in the split
     items: np.ndarray                 # (G,) the position of each item of the gallery in the split
     right: Pairs                      # the right items of every query, as positions in the gallery
-    group: np.ndarray | None          # (G,) the image of each item of the gallery, or None where each is by itself
+    group: np.ndarray | None          # (G,) the image of each item; None: each is by itself
     owner: np.ndarray                 # (Q,) the image that each query belongs to
 
     @property
@@ -40,22 +47,31 @@ class Rows(NamedTuple):
         return self.score(self.asked[start:stop])
 
     def some(self, chosen: np.ndarray) -> "Rows":
-        """Those of the queries at positions `chosen` (q,) among these, rising."""
-        return self._replace(asked=self.asked[chosen], right=self.right.among(chosen, np.arange(self.gallery)),
-                             owner=self.owner[chosen])
+        """The rows of the queries at positions `chosen` (q,) among these, rising."""
+        right = self.right.among(chosen, np.arange(self.gallery))
+        return self._replace(asked=self.asked[chosen], right=right, owner=self.owner[chosen])
 
-    def blocks(self):
+    def blocks(self) -> list[tuple[int, int]]:
         """(start, stop) of runs of queries whose scores fit into ELEMENTS."""
         step = max(1, ELEMENTS // max(1, self.gallery))
-        return [(start, min(start + step, self.queries)) for start in range(0, self.queries, step)]
+        return [(k, min(k + step, self.queries)) for k in range(0, self.queries, step)]
 
     def right_of(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(P,) queries, counted from `start`, and (P,) items that are right for them."""
-        low, high = np.searchsorted(self.right.query, [start, stop])
-        return torch.from_numpy(self.right.query[low:high] - start), torch.from_numpy(self.right.item[low:high])
+        some = slice(*np.searchsorted(self.right.query, [start, stop]))
+        return torch.from_numpy(self.right.query[some] - start), torch.from_numpy(self.right.item[some])
+
+    def whole(self):
+        """Yields (scores (b, G), which items are right (b, G) bool) of all queries, in runs."""
+        for start, stop in self.blocks():
+            scores = self.scores(start, stop)
+            right = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
+            right[self.right_of(start, stop)] = True
+            yield scores, right
 
 
-def rows_of(subject: Subject, side: str, queries: np.ndarray | None = None, images: np.ndarray | None = None) -> Rows:
+def rows_of(subject: Subject, side: str, queries: np.ndarray | None = None,
+            images: np.ndarray | None = None) -> Rows:
     """The rows of one direction, "i2t" or "t2i": of all queries, or of those at positions `queries` (q,), over all
     items, or over those of the images at positions `images` (n,), both rising."""
     columns = image_text(subject.members) if subject.members else image_text_of(subject.scores)
@@ -64,7 +80,8 @@ def rows_of(subject: Subject, side: str, queries: np.ndarray | None = None, imag
     captions = np.flatnonzero(np.isin(owner, kept))
     place = np.full(n, -1)
     place[kept] = np.arange(len(kept))
-    i, c = (slice(None) if len(x) == size else torch.from_numpy(x) for x, size in ((kept, n), (captions, len(owner))))
+    i, c = (slice(None) if len(x) == size else torch.from_numpy(x)
+            for x, size in ((kept, n), (captions, len(owner))))
     if side == "t2i":
         chosen = captions if queries is None else queries
         pairs = Pairs(np.arange(len(chosen)), place[owner[chosen]])
@@ -73,17 +90,20 @@ def rows_of(subject: Subject, side: str, queries: np.ndarray | None = None, imag
             return columns(torch.from_numpy(asked))(i).float().T.contiguous()
         return Rows(score, chosen, kept, pairs, None, owner[chosen])
     chosen = np.intersect1d(kept, owner) if queries is None else queries
-    matches = Pairs.of(place[owner[captions]], np.arange(len(captions))).among(place[chosen], np.arange(len(captions)))
+    of_captions, all_captions = place[owner[captions]], np.arange(len(captions))
+    pairs = Pairs.of(of_captions, all_captions).among(place[chosen], all_captions)
     block = columns(c)
 
     def score(asked):
         return block(torch.from_numpy(asked)).float()
-    return Rows(score, chosen, captions, matches, place[owner[captions]], chosen)
+    return Rows(score, chosen, captions, pairs, of_captions, chosen)
 
+
+# ---- the first answers
 
 class Answers(NamedTuple):
-    """Of Q queries; see `answers`."""
-    first: np.ndarray                 # (Q,) int64: the position of the best item in the gallery, the first of a tie
+    """What each of Q rows says; see `answers`."""
+    first: np.ndarray                 # (Q,) int64: the position of the best item, the first of a tie
     right: np.ndarray                 # (Q,) bool: it is right, and no wrong item ties with it (`within`)
     max: np.ndarray                   # (Q,) its score
     margin: np.ndarray                # (Q,) by how much it is above the second
@@ -92,30 +112,33 @@ class Answers(NamedTuple):
     posterior: np.ndarray             # (Q,) of it, in [0, 1]
     grouped: np.ndarray | None        # (Q,) posterior of its group; None where every item is by itself
     entropy: np.ndarray               # (Q,) of the posterior, in nats
-    entropy_each: np.ndarray | None   # (Q,) of that at a second temperature, where there is one
+    entropy_each: np.ndarray | None   # (Q,) of the posterior at a second temperature, if there is one
     of_right: np.ndarray              # (Q,) posterior of all right items together
+
+    def at(self, chosen: np.ndarray) -> "Answers":
+        return Answers(*(None if x is None else x[chosen] for x in self))
 
 
 @torch.no_grad()
 def answers(rows: Rows, temperature: float, absent: bool = False) -> Answers:
-    """What each row says at a temperature T (`calibration.temperature`).
+    """What each row says at a temperature T.
 
     absent: the right items are taken out of the gallery first, as if the query had no answer there; `right` is False
     and `of_right` 0 everywhere.
     """
     groups = None if rows.group is None else group_table(rows.group)
-    return joined(part for start, stop in rows.blocks()
-                  for part in row_answers(rows.scores(start, stop), rows, start, temperature, groups, absent=absent))
+    return joined(part for start, stop in rows.blocks() for part in row_answers(
+        rows.scores(start, stop), rows, start, temperature, groups, absent=absent))
 
 
 def joined(parts) -> Answers:
-    """The answers of runs of queries as those of all of them."""
+    """The answers of all queries, from those of runs of them."""
     return Answers(*(None if x[0] is None else torch.cat(x).cpu().numpy() for x in zip(*parts)))
 
 
-def row_answers(scores: torch.Tensor, rows: Rows, start: int, t: float, groups, each: float | None = None,
-                absent: bool = False):
-    """`answers` of the scores (b, G) of the queries from `start` on, which are overwritten, in runs of a few rows."""
+def row_answers(scores: torch.Tensor, rows: Rows, start: int, t: float, groups,
+                each: float | None = None, absent: bool = False):
+    """Yields the answers of the queries from `start` on, some at a time; their scores (b, G) are overwritten."""
     step = max(1, CACHED // scores.shape[1])
     for low in range(0, len(scores), step):
         few = scores[low:low + step]
@@ -136,7 +159,8 @@ def answers_of_both(subject: Subject, temperature: dict[str, float], images: np.
     """
     kept = np.arange(subject.n_images) if images is None else images
     t2i, i2t = rows_of(subject, "t2i", images=kept), rows_of(subject, "i2t", kept, kept)
-    groups, own, done, found, whole = group_table(i2t.group), torch.from_numpy(t2i.right.item), 0, [], None
+    groups, own = group_table(i2t.group), torch.from_numpy(t2i.right.item)
+    done, of_images, of_captions = 0, [], None
     for start, stop in i2t.blocks():
         scores, parts, step = i2t.scores(start, stop), [], max(1, CACHED // (stop - start))
         for low in range(0, t2i.queries, step):
@@ -146,13 +170,11 @@ def answers_of_both(subject: Subject, temperature: dict[str, float], images: np.
             parts.append(block_answers(few, temperature["t2i"], query.to(few.device), item[query].to(few.device)))
         part = joined(parts)
         part = part._replace(first=part.first + start)
-        whole = merged(whole, part, done, stop - start, temperature["t2i"]) if done else part
+        of_captions = merged(of_captions, part, done, stop - start, temperature["t2i"]) if done else part
         done = stop
-        found += row_answers(scores, i2t, start, temperature["i2t"], groups, each)
-    described = np.flatnonzero(np.isin(kept, subject.caption_image))        # others are items, but no queries
-    found = joined(found)
-    return {"t2i": (t2i, whole),
-            "i2t": (i2t.some(described), Answers(*(None if x is None else x[described] for x in found)))}
+        of_images += row_answers(scores, i2t, start, temperature["i2t"], groups, each)
+    with_captions = np.flatnonzero(np.isin(kept, subject.caption_image))    # others are items, no queries
+    return {"t2i": (t2i, of_captions), "i2t": (i2t.some(with_captions), joined(of_images).at(with_captions))}
 
 
 def merged(a: Answers, b: Answers, n: int, m: int, t: float) -> Answers:
@@ -160,7 +182,7 @@ def merged(a: Answers, b: Answers, n: int, m: int, t: float) -> Answers:
     best = np.maximum(a.max, b.max)
     others = [x.max - x.margin for x, size in ((a, n), (b, m)) if size > 1]
     second = np.maximum.reduce([np.minimum(a.max, b.max), *others])
-    of_a, of_b = (np.exp(t * (x.max - best)) / x.posterior for x in (a, b))         # mass beside that of the best
+    of_a, of_b = (np.exp(t * (x.max - best)) / x.posterior for x in (a, b))     # mass beside the best's
     share, part, gap = of_b / (of_a + of_b), m / (n + m), b.mean - a.mean
     variance = (1 - part) * a.std ** 2 + part * b.std ** 2 + part * (1 - part) * gap ** 2
     entropy = (1 - share) * a.entropy + share * b.entropy + entr(share) + entr(1 - share)
@@ -174,8 +196,8 @@ def merged(a: Answers, b: Answers, n: int, m: int, t: float) -> Answers:
 
 def block_answers(scores: torch.Tensor, t: float, query, item, groups=None, each: float | None = None,
                   absent: bool = False) -> Answers:
-    """`answers` of one block (b, G), which is overwritten; query, item (P,): the right items; each: a second
-    temperature."""
+    """The answers of one block (b, G), which is overwritten. query, item (P,): the right items; each: a second
+    temperature; absent: the right items are at -inf."""
     best, first = scores.max(1)                                                     # (b,)
     second = scores.scatter_(1, first[:, None], -torch.inf).amax(1) if scores.shape[1] > 1 else best
     scores.scatter_(1, first[:, None], best[:, None])
@@ -184,7 +206,7 @@ def block_answers(scores: torch.Tensor, t: float, query, item, groups=None, each
     mass = masses(below, t)
     total = mass.sum(1)
     of_right, count = torch.zeros_like(total), torch.full_like(total, scores.shape[1])
-    if absent:                                              # items at -inf are not in the gallery: they add nothing
+    if absent:                                              # what is not in the gallery adds nothing
         below[query, item] = 0
         count.index_add_(0, query, count.new_full(query.shape, -1))
     else:
@@ -208,17 +230,22 @@ def block_answers(scores: torch.Tensor, t: float, query, item, groups=None, each
     ties[near], first[near] = tied.sum(1), tied.int().argmax(1)
     if groups is not None:
         of_group, table = groups
-        members = table[of_group[first.cpu()]].to(scores.device)                    # (b, most), -1 where it has fewer
+        members = table[of_group[first.cpu()]].to(scores.device)                    # (b, most), -1: none
         grouped = (mass.gather(1, members.clamp(min=0)) * (members >= 0)).sum(1) / total
     right = (right > 0) & (right == ties)                   # a wrong item that ties counts against the model
-    return Answers(first, right, best, (best - second).masked_fill(near, 0), best + mean, std, 1 / total, grouped,
-                   entropy, entropy_each, of_right / total)
+    return Answers(first, right, best, (best - second).masked_fill(near, 0), best + mean, std, 1 / total,
+                   grouped, entropy, entropy_each, of_right / total)
 
 
 def within(best, std):
     """How far below the best score (b,) of a row, of deviation std (b,), an item ties with it: what rounding can do.
     Equal items get scores that differ in their last bits, by the product or the processor that made them."""
     return TIE * (abs(best) + std)
+
+
+def masses(below: torch.Tensor, t: float) -> torch.Tensor:
+    """exp(T (s - max s)) from s - max s, at most 0, of any shape: the posterior times a number that a query has."""
+    return (t * below).clamp_(min=NOTHING).exp_()
 
 
 def entropy_of(mass: torch.Tensor, below: torch.Tensor, total: torch.Tensor, t: float) -> torch.Tensor:
@@ -229,21 +256,64 @@ def entropy_of(mass: torch.Tensor, below: torch.Tensor, total: torch.Tensor, t: 
 def group_table(group: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """(G,) group of each item -> (G,) and (groups, most) the items of each group, -1 where it has fewer."""
     order, size = np.argsort(group, kind="stable"), np.bincount(group)
-    within = np.arange(len(group)) - np.repeat(np.cumsum(size) - size, size)
+    place = np.arange(len(group)) - np.repeat(np.cumsum(size) - size, size)
     table = np.full((len(size), size.max()), -1)
-    table[group[order], within] = order
+    table[group[order], place] = order
     return torch.from_numpy(group.astype(np.int64)), torch.from_numpy(table)
 
 
+# ---- the temperature
+
 @torch.no_grad()
-def sample_scores(rows: Rows, most: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """The whole rows (q, G) of at most `most` // G queries, drawn by `seed`, and which of their items are right."""
+def sample_scores(rows: Rows, most: int = FITTED, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole rows (q, G) of at most `most` // G queries, drawn by `seed`, and which of their items are right."""
     count = max(1, min(rows.queries, most // rows.gallery))
     chosen = np.sort(np.random.default_rng(seed).permutation(rows.queries)[:count])
-    rows, parts = rows.some(chosen), []
-    for start, stop in rows.blocks():
-        right = torch.zeros(stop - start, rows.gallery, dtype=torch.bool)
-        right[rows.right_of(start, stop)] = True
-        parts.append((rows.scores(start, stop).cpu(), right))
-    scores, right = zip(*parts)
+    scores, right = zip(*((x.cpu(), y.cpu()) for x, y in rows.some(chosen).whole()))
     return torch.cat(scores), torch.cat(right)
+
+
+def deviation(scores: torch.Tensor) -> float:
+    """The root of the mean variance of a query's scores (Q, G), -inf left out."""
+    outside = torch.isneginf(scores)
+    if not outside.any():
+        return float(scores.var(1, correction=0).mean().sqrt())
+    inside = scores.masked_fill(outside, torch.nan)
+    return float((inside - inside.nanmean(1, keepdim=True)).square().nanmean(1).mean().sqrt())
+
+
+def temperature(scores: torch.Tensor, right: torch.Tensor, each: bool = False) -> float:
+    """T = argmin_T -1/Q sum_q log sum_{j in right(q)} p_qj.
+
+    scores (Q, G), where -inf is not in the gallery of the query; right (Q, G) bool, at least one in each row. With one
+    right item per query the mean is convex in T.
+    each: instead, the mean of -log p_qj over all right pairs. Then the posterior has to find all right items of a query
+    and not only one, so it is wider where there are several.
+    A grid on log T finds the neighbourhood of the minimum, and Brent's method the minimum itself, in float64: a loss is
+    flat there, and the last bits of float32 would move T by 1e-3. Raises InputError where the scores do not differ, or
+    where no T within SPREADS is best, which means that they do not tell what is right.
+    """
+    spread = deviation(scores)
+    if not spread > 0:
+        raise InputError("all scores of a query are equal, so no temperature fits them; check the embeddings")
+    scores = scores - scores.amax(1, keepdim=True)                                  # at most 0
+    parts = scores.split(max(1, CACHED // scores.shape[1]))
+    query, of_right = right.nonzero()[:, 0], scores[right].double()                 # (P,)
+    best = of_right.new_full((len(scores),), -torch.inf).scatter_reduce(0, query, of_right, "amax")     # (Q,)
+    below_best = of_right - best[query]
+
+    def loss(log_t: float, kind=torch.float64) -> float:
+        t = float(np.exp(log_t))
+        mass = torch.cat([masses(part.to(kind), t).sum(1) for part in parts]).double()
+        if each:
+            return float((mass.log()[query] - t * of_right).mean())
+        mass_right = torch.zeros_like(mass).index_add_(0, query, masses(below_best, t))
+        return float((mass.log() - t * best - mass_right.log()).mean())
+    grid = np.linspace(*np.log(np.array(SPREADS) / spread), 41)
+    lowest = int(np.argmin([loss(x, torch.float32) for x in grid]))
+    if lowest in (0, len(grid) - 1):
+        raise InputError("no temperature fits: the scores of the dev split do not tell which items are right (the best "
+                         f"T is {'0' if lowest == 0 else 'infinite'}); train longer, or leave --confidence out")
+    minimum = optimize.minimize_scalar(loss, bounds=(grid[lowest - 1], grid[lowest + 1]), method="bounded",
+                                       options={"xatol": 1e-7})
+    return float(np.exp(minimum.x))
