@@ -130,10 +130,8 @@ def pair_batches(split: Split, tokens: Tokens, order, batch_size: int, *, worker
     chunks = split.images.supply(chunks, split.caption_image.__getitem__, seed)
     fetch = _PairFetcher(split, crop_size, seed, process)
     for chunk, images in inputs.stream(fetch, chunks, workers * split.images.parallel):
-        share = Share.of(len(chunk), *process)
-        index = chunk[share.rows]
-        yield Batch(images, *tokens.batch(chunk, share.rows), torch.from_numpy(split.caption_image[index]),
-                    torch.from_numpy(index), share=share)                           # padded as the whole batch
+        yield Batch(images, *tokens.batch(chunk), torch.from_numpy(split.caption_image[chunk]), torch.from_numpy(chunk),
+                    share=Share.of(len(chunk), *process))
 
 
 def phrase_batches(split: PhraseSplit, tokens: Tokens, photos, size: int, labels: Labels, *, workers: int = 0,

@@ -21,7 +21,6 @@ from text import UNK, Trigrams, Vocabulary
 
 SCAN_BYTES = 4 << 30                  # feature files up to this size are checked for NaN before training
 RESIDENT_BYTES = 1 << 30              # bytes read from a mapped file before its memory pages are released
-ALL = slice(None)                     # rows of a batch
 SQUARABLE = 1e-18, 1e18                # float32 can sum the squares of numbers between these
 
 
@@ -233,11 +232,11 @@ class Tokens(NamedTuple):
     length: np.ndarray                # (M,)
     unknown: np.ndarray               # (M,) bool: captions without any known word
 
-    def batch(self, index, rows=ALL) -> tuple[Tensor, Tensor]:
-        """Captions `index` (B,) as zero-padded numbers (B, T) and their lengths (B,), or `rows` of both. No loop."""
-        index, position = index[rows], np.arange(self.length[index].max())
+    def batch(self, index) -> tuple[Tensor, Tensor]:
+        """Captions `index` (B,) as zero-padded numbers (B, T) and their lengths (B,). No loop."""
         length = self.length[index]
-        tokens = self.flat[np.minimum(self.start[index][:, None] + position, len(self.flat) - 1)]   # (b, T)
+        position = np.arange(length.max())
+        tokens = self.flat[np.minimum(self.start[index][:, None] + position, len(self.flat) - 1)]   # (B, T)
         return torch.from_numpy(tokens * (position < length[:, None])), torch.from_numpy(length)
 
 
@@ -265,17 +264,16 @@ class TrigramTokens(NamedTuple):
         return cls(table, width, flat, np.cumsum(length) - length, length,
                    np.bincount(owner, width[flat], len(captions)) == 0)
 
-    def batch(self, index, rows=ALL) -> tuple[Tensor, Tensor]:
-        """Captions `index` (B,) as zero-padded trigram numbers (B, T, K) and lengths (B,) in words, or `rows` of both.
-        No loop. T is the largest number of words of a caption in this batch, and K the largest number of trigrams of a
-        word."""
+    def batch(self, index) -> tuple[Tensor, Tensor]:
+        """Captions `index` (B,) as zero-padded trigram numbers (B, T, K) and lengths (B,) in words. No loop. T is the
+        largest number of words of a caption in this batch, and K the largest number of trigrams of a word."""
         length = self.length[index]
         position = np.arange(length.max())
         real = position < length[:, None]                                           # (B, T)
         words = self.flat[np.minimum(self.start[index][:, None] + position, len(self.flat) - 1)]    # (B, T)
         most = (self.width[words] * real).max(initial=1)
-        ids = self.table[:, :most][words[rows]] * real[rows][:, :, None]            # (U, K) -> (b, T, K)
-        return torch.from_numpy(ids), torch.from_numpy(length[rows])
+        ids = self.table[:, :most][words] * real[:, :, None]                        # (U, K) -> (B, T, K)
+        return torch.from_numpy(ids), torch.from_numpy(length)
 
 
 def encode_captions(captions: list[list[str]], vocab: Vocabulary) -> Tokens | TrigramTokens:
@@ -295,9 +293,9 @@ class CaptionFeatures:
     def __init__(self, features: Features):
         self.features, self.length = features, np.ones(len(features), np.int64)
 
-    def batch(self, index, rows=ALL) -> tuple[Tensor, Tensor]:
-        """Captions `index` (B,) as features (B, F) and lengths (B,), which are all 1; or `rows` of both."""
-        return self.features.gather(index[rows]), torch.from_numpy(self.length[index[rows]])
+    def batch(self, index) -> tuple[Tensor, Tensor]:
+        """Captions `index` (B,) as features (B, F) and lengths (B,), which are all 1."""
+        return self.features.gather(index), torch.from_numpy(self.length[index])
 
 
 def rows_per_image(images: Features) -> int:

@@ -3,9 +3,6 @@
 An objective turns the scores of a batch of matching pairs (B, B), with matches on the diagonal, into a loss. The
 similarities that give those scores are in similarities.py and can be imported from here, too.
 
-Where several processes share a batch (parallel/share.py), each has the rows of its own b images, (b, B), with matches
-from column start() on, and gives its part of the loss; the parts add up to it. In one process b = B and start() is 0.
-
 Papers: `pmrl` Probabilistic Multimodal Representation Learning; `jwae` Mahajan et al. 2019; `dmsm` He et al. 2015;
 VSE++ Faghri et al. 2018; PCME++ Chun 2024.
 """
@@ -18,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from devices.precision import scored
-from parallel.share import by_process, drawn, everyones, items, mean, shared, start, whole
 from similarities import SIMILARITIES, Embedding, Separable, Similarity, uncertainty, unit  # noqa: F401 (part of this module)
 
 
@@ -40,43 +36,39 @@ def mean_rows(rows: Tensor, n_parts: Tensor | None) -> Tensor:
 
 
 def own_pairs(scores: Tensor) -> Tensor:
-    """Which scores (b, B) are those of matching pairs: bool."""
-    columns = torch.arange(scores.shape[1], device=scores.device)
-    return columns == start() + columns[:len(scores), None]
+    """Which scores (B, B) are those of matching pairs: bool."""
+    return torch.eye(len(scores), dtype=torch.bool, device=scores.device)
 
 
 def hinge(scores: Tensor, margin: float = 0.2, max_violation: bool = False, same_image: Tensor | None = None) -> Tensor:
     """Triplet ranking loss with in-batch negatives, summed over the batch, >= 0: VSE++ eq. 6, `pmrl` eq. 1-2.
 
-    scores (b, B): matching pairs on the diagonal. `max_violation` keeps the hardest negative of each row and column
-    instead of their sum. `same_image` (b, B) bool marks pairs of one image that must not count as negatives.
+    scores (B, B): matching pairs on the diagonal. `max_violation` keeps the hardest negative of each row and column
+    instead of their sum. `same_image` (B, B) bool marks pairs of one image that must not count as negatives.
     """
-    positive = scores.diagonal(start())                                             # (b,)
-    own = own_pairs(scores)
-    if same_image is not None:
-        own = own | same_image
+    positive, own = scores.diagonal(), own_pairs(scores)                            # (B,), (B, B)
+    own = own if same_image is None else own | same_image
     captions = (margin + scores - positive[:, None]).clamp(min=0).masked_fill(own, 0)   # image vs other captions
-    images = (margin + scores - whole(positive)).clamp(min=0).masked_fill(own, 0)       # caption vs other images
+    images = (margin + scores - positive).clamp(min=0).masked_fill(own, 0)       # caption vs other images
     if max_violation:
-        hardest = by_process(images.max(0).values).max(0).values                    # (B,): of all processes' images
-        return captions.max(1).values.sum() + hardest[start():start() + len(scores)].sum()
+        return captions.max(1).values.sum() + images.max(0).values.sum()
     return captions.sum() + images.sum()
 
 
 def sampled_nll(scores: Tensor, gamma: float = 10.0, negatives: int = 40, generator: torch.Generator | None = None,
                 own: Tensor | None = None) -> Tensor:
     """-log P(T+ | I) of every image (row) among its own caption and `negatives` others drawn from the batch without
-    repeats, P the softmax of gamma R (`dmsm` eq. 2-3), in nats: (b, B), matching pairs on the diagonal -> (b,).
+    repeats, P the softmax of gamma R (`dmsm` eq. 2-3), in nats: (B, B), matching pairs on the diagonal -> (B,).
 
-    own (b, B) bool marks further captions of a row's image, which are never drawn. Rows with fewer others take them
+    own (B, B) bool marks further captions of a row's image, which are never drawn. Rows with fewer others take them
     all: then this is the full softmax over the batch.
     """
     logits = gamma * scores
-    never, positive = own_pairs(scores), logits.diagonal(start())                   # (b, B), (b,)
+    never, positive = own_pairs(scores), logits.diagonal()                          # (B, B), (B,)
     never = never if own is None else never | own
-    lot = drawn(lambda x: torch.rand(x.shape, generator=generator, device=x.device), scores)
+    lot = torch.rand(scores.shape, generator=generator, device=scores.device)
     count = min(negatives, scores.shape[1] - 1)
-    chosen = lot.masked_fill(never, -1).topk(count, 1).indices                      # (b, B) -> (b, N)
+    chosen = lot.masked_fill(never, -1).topk(count, 1).indices                      # (B, B) -> (B, N)
     others = logits.gather(1, chosen).masked_fill(never.gather(1, chosen), -torch.inf)
     return torch.cat([positive[:, None], others], 1).logsumexp(1) - positive
 
@@ -116,16 +108,15 @@ def fool(critic: Critic, latents: Tensor) -> Tensor:
     """What an encoder is told so that its latents pass for samples of the prior: -log sigmoid(critic), mean over
     latents (R, D), in nats: `jwae` eq. 6, D_JS in its non-saturating form. The critic learns nothing here."""
     frozen = {name: p.detach() for name, p in critic.named_parameters()}
-    return mean(F.softplus(-torch.func.functional_call(critic, frozen, latents.float()).float()))
+    return F.softplus(-torch.func.functional_call(critic, frozen, latents.float()).float()).mean()
 
 
 def critic_loss(critic: Critic, latents: Tensor) -> Tensor:
     """Binary cross-entropy of the critic: latents (R, D) against as many samples of N(0, I), mean, in nats; log 2 where
     it cannot tell them apart. The encoders learn nothing here, so one backward pass serves them and the critic."""
     latents = latents.detach().float()
-    prior = drawn(torch.randn_like, latents)                                      # (R, D)
-    real, fake = critic(torch.cat([prior, latents])).float().chunk(2)             # (2 R,) -> (R,) twice
-    return (mean(F.softplus(-real)) + mean(F.softplus(fake))) / 2
+    real, fake = critic(torch.cat([torch.randn_like(latents), latents])).float().chunk(2)           # (R,) each
+    return (F.softplus(-real).mean() + F.softplus(fake).mean()) / 2
 
 
 def prior_mmd(latents: Tensor) -> Tensor:
@@ -133,16 +124,15 @@ def prior_mmd(latents: Tensor) -> Tensor:
     square, about 0 where both are alike. This is the WAE-MMD of Tolstikhin et al. 2018 (`jwae` ref. 39), the sum of the
     kernels k(x, y) = C / (C + |x - y|^2) at C = 2 D s, s = 0.1, 0.2, 0.5, 1, 2, 5, 10."""
     x = latents.float()
-    y = drawn(torch.randn_like, x)
-    all_x, all_y = whole(x), whole(y)
+    y = torch.randn_like(x)
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
-        """Sum over all pairs of own ones and all."""
-        squares = a.square().sum(1)[:, None] + b.square().sum(1)                    # (r, R)
+        """Sum over all pairs."""
+        squares = a.square().sum(1)[:, None] + b.square().sum(1)                    # (R, R)
         squared = (squares - scored(torch.matmul, 2 * a, b.T)).clamp(min=0)
         return sum((c / (c + squared)).sum() for c in (2 * a.shape[1] * s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10)))
-    n = max(len(all_x), 2)            # 14: the 7 kernels of each x and of each y with itself, which are left out
-    return (kernel(x, all_x) + kernel(y, all_y) - 14 * len(x)) / (n * (n - 1)) - 2 * kernel(x, all_y) / n ** 2
+    n = max(len(x), 2)                # 14: the 7 kernels of each x and of each y with itself, which are left out
+    return (kernel(x, x) + kernel(y, y) - 14 * len(x)) / (n * (n - 1)) - 2 * kernel(x, y) / n ** 2
 
 
 PRIOR_LOSSES = ("gan", "mmd")
@@ -181,36 +171,24 @@ class InfoNCE(nn.Module):
 
     def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
         logits = self.scaled(scores)
-        counts = torch.ones_like(logits, dtype=torch.bool)                          # pairs that count: (b, B)
+        counts = torch.ones_like(logits, dtype=torch.bool)                          # pairs that count: (B, B)
         if same is not None:
             counts = ~same | own_pairs(scores)
         captions = self.cross_entropy(logits, counts)
-        images = self.of_columns(logits, counts) if shared() else self.cross_entropy(logits.T, counts.T)
-        return {"infonce": (captions + images) / 2}
+        return {"infonce": (captions + self.cross_entropy(logits.T, counts.T)) / 2}
 
     def scaled(self, scores: Tensor) -> Tensor:
         """Scores divided by the temperature."""
         return scores * self.log_scale.clamp(max=math.log(100)).exp()
 
     def cross_entropy(self, logits: Tensor, counts: Tensor) -> Tensor:
-        """Of each row's own column, the diagonal, among those that count, mean over rows: (b, B), (b, B) bool."""
-        own = start() + torch.arange(len(logits), device=logits.device)
-        loss = F.cross_entropy(logits.masked_fill(~counts, -torch.inf), own, reduction="sum") / items(logits)
+        """Of each row's own column, the diagonal, among those that count, mean over rows: (B, B), (B, B) bool."""
+        own = torch.arange(len(logits), device=logits.device)
+        loss = F.cross_entropy(logits.masked_fill(~counts, -torch.inf), own, reduction="sum") / len(logits)
         if not self.smoothing:
             return loss
-        even = logits.diagonal(start()) - logits.masked_fill(~counts, 0).sum(1) / counts.sum(1)      # (b,)
-        return loss + self.smoothing * mean(even)
-
-    def of_columns(self, logits: Tensor, counts: Tensor) -> Tensor:
-        """The same of each own column's own row, among the rows of all processes: (b, B), (b, B) bool."""
-        positive, own = logits.diagonal(start()), slice(start(), start() + len(logits))              # (b,)
-        sums = by_process(logits.masked_fill(~counts, -torch.inf).logsumexp(0)).logsumexp(0)         # (N, B) -> (B,)
-        loss = sums[own] - positive
-        if self.smoothing:
-            total, number = (by_process(x.sum(0)).sum(0) for x in (logits.masked_fill(~counts, 0),
-                                                                   counts.to(logits.dtype)))          # (B,) each
-            loss = loss + self.smoothing * (positive - (total / number)[own])
-        return mean(loss)
+        even = logits.diagonal() - logits.masked_fill(~counts, 0).sum(1) / counts.sum(1)             # (B,)
+        return loss + self.smoothing * even.mean()
 
 
 class Match(nn.Module):
@@ -231,14 +209,14 @@ class Match(nn.Module):
 
     def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
         logits = scores if self.scale is None else self.scale * scores + self.shift
-        own, n = own_pairs(scores), items(scores)
+        own, n = own_pairs(scores), len(scores)
         counts = torch.ones_like(own) if same is None else own | ~same              # pairs that count
         target = own.to(logits.dtype) * (1 - 2 * self.smoothing) + self.smoothing
         terms = {"match": F.binary_cross_entropy_with_logits(logits, target, reduction="none")[counts].sum()
                  / n}
         if self.pseudo_positives:
-            best = scores.diagonal(start())
-            nearer = ((scores >= best[:, None]) | (scores >= whole(best))) & ~own & counts
+            best = scores.diagonal()                                                # (B,)
+            nearer = ((scores >= best[:, None]) | (scores >= best)) & ~own & counts
             terms["pseudo_positives"] = self.pseudo_positives * (F.softplus(-logits) * nearer).sum() / n
         return terms
 
@@ -256,16 +234,15 @@ class SampledNLL(nn.Module):
 
     def forward(self, scores: Tensor, same: Tensor | None = None, outside: Tensor | None = None) -> dict[str, Tensor]:
         if outside is None:
-            return {"nll": mean(sampled_nll(scores, self.gamma, self.negatives, own=same))}
-        own = scores.diagonal(start())[:, None]                                     # (b, 1)
-        logits = self.gamma * torch.cat([own, outside], 1)                          # (b, 1 + N)
-        return {"nll": mean(logits.logsumexp(1) - logits[:, 0])}
+            return {"nll": sampled_nll(scores, self.gamma, self.negatives, own=same).mean()}
+        logits = self.gamma * torch.cat([scores.diagonal()[:, None], outside], 1)   # (B, 1 + N)
+        return {"nll": (logits.logsumexp(1) - logits[:, 0]).mean()}
 
 
 def vib(e: Embedding) -> Tensor:
     """KL(N(mean, Sigma) || N(0, I)) of each item, averaged, in nats: the information bottleneck of PCME and PCME++."""
     variance, square = e.log_var.exp(), e.mean.square()
-    return 0.5 * mean((variance - e.log_var + square - 1).sum(1))
+    return 0.5 * (variance - e.log_var + square - 1).sum(1).mean()
 
 
 # (options, similarity) -> the objective for its scores, or None: what is trained is no function of the scores, and is
@@ -312,7 +289,7 @@ class Diversity(nn.Module):
         x = unit(residual)                                                          # (B, K, D)
         gram = (x[:, :, None] * x[:, None]).sum(3)                                  # (B, K, K), float32 under autocast
         gram = gram.masked_fill(torch.eye(k, dtype=torch.bool, device=x.device), 0)
-        return mean(torch.linalg.vector_norm(gram, dim=(1, 2))) / k ** 2
+        return torch.linalg.vector_norm(gram, dim=(1, 2)).mean() / k ** 2
 
 
 class MMD(nn.Module):
@@ -330,10 +307,9 @@ class MMD(nn.Module):
         sides = [e.embedding for e in (image, caption)]
         if self.latents:
             sides = [Embedding(e.latent.value.float() / e.latent.value.shape[1] ** 0.5) for e in (image, caption)]
-        (x, all_x), (y, all_y) = ([e.mean if e.parts is None else real_rows(e.parts, e.n_parts)
-                                   for e in (side, everyones(side))] for side in sides)    # (b K, D), (B K, D)
-        return sum(sign * (-0.5 * scored(torch.cdist, a, b)).exp().sum() / (len(all_a) * len(b))
-                   for sign, a, all_a, b in ((1, x, all_x, all_x), (-2, x, all_x, all_y), (1, y, all_y, all_y)))
+        x, y = (e.mean if e.parts is None else real_rows(e.parts, e.n_parts) for e in sides)        # (B K, D) each
+        return sum(sign * (-0.5 * scored(torch.cdist, a, b)).exp().sum() / (len(a) * len(b))
+                   for sign, a, b in ((1, x, x), (-2, x, y), (1, y, y)))
 
 
 class PairLogistic(nn.Module):
@@ -353,12 +329,10 @@ class PairLogistic(nn.Module):
     def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
         n = scores.shape[1]
         count = scores.new_zeros(n, n)                                            # (B, B): how often each pair is drawn
-        barred = torch.eye(n, dtype=torch.bool, device=scores.device)
-        barred = barred if same is None else barred | whole(same.to(torch.uint8)).bool()
+        barred = own_pairs(scores) if same is None else own_pairs(scores) | same
         for axis in (1, 0):
             keys = torch.rand(count.shape).to(scores.device).masked_fill(barred, -1)          # from the CPU's generator
             keys, chosen = keys.topk(min(self.n_negatives, n), axis)                # (B, n) or (n, B)
             count.scatter_add_(axis, chosen, (keys >= 0).to(count.dtype))
-        mine = count[start():start() + len(scores)]                                 # (b, B)
-        total = F.softplus(-scores.diagonal(start())).sum() + (mine * F.softplus(scores)).sum()
+        total = F.softplus(-scores.diagonal()).sum() + (count * F.softplus(scores)).sum()
         return {"logistic": total / (n + count.sum())}

@@ -5,6 +5,7 @@ with.
 two, which share nothing. So every trunk can have point and Gaussian heads, and every method of the papers is a row of
 the tables below.
 """
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from encoders import (
     Precomputed,
     Sequence,
     Words,
+    drawn,
     vsepp_linear,
 )
 from features.word_vectors import table_for
@@ -41,7 +43,7 @@ from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear,
 from methods.scan import CrossAttention, RegionEmbedding, WordStates
 from methods.two_branch import ProductNetwork, TwoBranchLoss
 from methods.vsrn import Captioner, RegionGraph, RegionGRU
-from parallel.share import copies, drawn, everyones, sharing, whole
+from parallel.share import by_rows, everyones, sharing
 from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var, unit
 from text import Trigrams, Vocabulary
 
@@ -191,31 +193,34 @@ class JointEmbedding(nn.Module):
         return in_float32(self.text_tower(tokens, lengths)).embedding
 
     def encode(self, batch) -> dict[str, Encoded]:
-        """"images" and "captions", where there is a batch and it has any."""
-        encoded = {}
-        with sharing(batch and batch.share):
+        """"images" and "captions", where there is a batch and it has any; of a shared batch the own ones."""
+        encoded, share = {}, batch and batch.share
+        with sharing(share):
             if batch is not None and batch.images is not None:
                 encoded["images"] = in_float32(self.image_tower(batch.images))
             if batch is not None and batch.tokens is not None:
-                encoded["captions"] = in_float32(self.text_tower(batch.tokens, batch.lengths))
+                own = share.rows if share else slice(None)
+                encoded["captions"] = in_float32(self.text_tower(batch.tokens[own], batch.lengths[own]))
         return encoded
 
     def forward(self, batch) -> dict[str, Tensor]:
-        """Terms of the training loss, to be summed; of several processes the part of each (losses.py). `batch` is a
-        data.Batch: B matching pairs, and what stands beside them."""
+        """Terms of the training loss, to be summed. `batch` is a data.Batch: B matching pairs, and what stands beside
+        them."""
         pairs, alone, others = (self.encode(part) for part in (batch, batch.unpaired, batch.negatives))
+        with sharing(batch.unpaired and batch.unpaired.share):
+            alone = {side: everyones(e) for side, e in alone.items()}
         with sharing(batch.share):
             losses = self.rank(batch, **pairs, others=others.get("captions"))
-            for name, term in self.side_terms.items():
-                losses[name] = term.weight * term.loss(pairs[term.side], batch)
-            for name, (weight, loss) in self.pair_terms.items():
-                losses[name] = weight * loss(*pairs.values(), batch)
-            losses = {name: loss / copies() for name, loss in losses.items()}
-        with sharing(batch.unpaired and batch.unpaired.share):
-            for name, term in self.side_terms.items():
-                if term.side in alone:
-                    more = term.weight * term.loss(alone[term.side], batch.unpaired) / copies()
-                    losses[name] = (losses[name] + more) / (2 if term.mean else 1)
+            if self.side_terms or self.pair_terms:
+                pairs = {side: everyones(e) for side, e in pairs.items()}
+        for name, term in self.side_terms.items():
+            losses[name] = term.weight * term.loss(pairs[term.side], batch)
+        for name, (weight, loss) in self.pair_terms.items():
+            losses[name] = weight * loss(*pairs.values(), batch)
+        for name, term in self.side_terms.items():
+            if term.side in alone:
+                more = term.weight * term.loss(alone[term.side], batch.unpaired)
+                losses[name] = (losses[name] + more) / (2 if term.mean else 1)
         return losses
 
     def rank(self, batch, images: Encoded, captions: Encoded, others: Encoded | None = None) -> dict[str, Tensor]:
@@ -228,15 +233,13 @@ class JointEmbedding(nn.Module):
                 i, j = batch.labels.nonzero(as_tuple=True)                          # (K,) each
                 chosen = self.score(self.similarity.at, images.embedding, captions.embedding, i, j)
                 return self.objective(chosen.new_zeros(batch.labels.shape).index_put((i, j), chosen), batch.labels)
-            index = batch.image_index[:, None]
-            same = index == whole(batch.image_index) if self.mask_same_image else None                  # (b, B)
-            scores = self.score(self.similarity, images.embedding, everyones(captions.embedding))       # (b, B)
+            index, compare = batch.image_index[:, None], functools.partial(self.score, self.similarity)
+            same = index == batch.image_index if self.mask_same_image else None                         # (B, B)
+            scores = by_rows(compare, images.embedding, captions.embedding)                             # (B, B)
             if others is None:
                 return self.objective(scores, same)
-            with sharing(batch.negatives.share):
-                outside, owners = everyones(others.embedding), whole(batch.negatives.image_index)       # (N, D), (N,)
-            outside = self.score(self.similarity, images.embedding, outside).masked_fill(index == owners, -torch.inf)
-            return self.objective(scores, same, outside)                                                # (b, N)
+            outside = by_rows(compare, images.embedding, others.embedding, batch.negatives.share)       # (B, N)
+            return self.objective(scores, same, outside.masked_fill(index == batch.negatives.image_index, -torch.inf))
 
     def score(self, compare: Callable, *args) -> Tensor:
         """compare(*args), the similarity or a method of it, never in tf32."""

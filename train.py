@@ -85,7 +85,7 @@ def run_epochs(opt, data: "Data", run: "Training", folder: "Folder") -> int:
                 data_time = time.perf_counter() - clock
                 run.begin_step()
                 terms = train_step(run.ddp, batch, run.optimizers, run.scaler, run.parameters, opt, run.state)
-                pairs = batch.share.items if batch.share else len(batch.lengths)
+                pairs = len(batch.lengths)
                 run.count(terms, pairs)
                 batch_time, clock = time.perf_counter() - clock, time.perf_counter()
                 folder.log_step(terms, pairs / batch_time, batch_time, data_time, bar)
@@ -104,17 +104,16 @@ def train_step(model, batch, optimizers, scaler, parameters, opt, state) -> dict
     """One step of every optimiser on the loss, a sum of terms, which it returns. A non-finite term ends the run with
     its name.
 
-    The critic's terms and the others share the backward pass and no gradient: see losses.py. Where several processes
-    share the batch, each has its part of every term, and gradients are the sums over the processes.
+    The critic's terms and the others share the backward pass and no gradient: see losses.py.
     """
     dtype = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[opt.amp]
     with torch.autocast(batch.tokens.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
         terms = model(batch)
         loss = sum(terms.values())
-    told = processes.summed(torch.stack([*terms.values()]))
+    told = torch.stack([*terms.values()]).detach()
     for optimizer in optimizers.values():
         optimizer.zero_grad(set_to_none=True)
-    scaler.scale(loss * processes.count()).backward()       # of which DistributedDataParallel takes the mean
+    scaler.scale(loss).backward()
     scaler.unscale_(optimizers["optimizer"])
     norm = torch.nn.utils.clip_grad_norm_(parameters, opt.grad_clip or torch.inf)
     *told, norm = torch.cat([told, norm[None]]).tolist()    # where a step waits for the device

@@ -21,6 +21,7 @@ LONGEST = 10_000                      # words of a caption; a longer one would t
 
 class Batch(NamedTuple):
     """B matching pairs; or, with `labels`, R regions and M phrases of several photos."""
+    # of a shared batch this process's images, and all captions
     images: Tensor                    # (B, F) features | (B, P, F) regions | (B, 3, H, W) photos
     tokens: Tensor                    # (B, T) int64 word numbers, zero-padded
     lengths: Tensor                   # (B,) int64, on the CPU (packing needs them there)

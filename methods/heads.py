@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from encoders import Latent, ReLULayers
-from parallel.share import Dropout, mean
+from encoders import Dropout, Latent, ReLULayers
 from similarities import Embedding, Separable, unit
 
 # ---- von Mises-Fisher: one side a direction with a concentration, the other a point on the sphere
@@ -156,7 +155,7 @@ class Inclusion(nn.Module):
 
     def forward(self, image, caption, batch) -> Tensor:
         gap = inclusion_gap(image.embedding, caption.embedding)                     # (B,)
-        return mean(F.softplus(-self.scale / image.embedding.mean.shape[1] * gap))
+        return F.softplus(-self.scale / image.embedding.mean.shape[1] * gap).mean()
 
 
 # ---- generalised Gaussians around a reconstruction (ProbVLM)
@@ -230,8 +229,8 @@ class ProbVLMLoss(nn.Module):
         heads = [e.spread.residual.to(mean.dtype).unbind(1) for e, mean in zip((image, caption), means)]
         loss = 0
         for (centre, log_alpha, log_beta), own, other in zip(heads, means, means[::-1]):
-            nll, match = (mean(gg_nll(z - centre, log_alpha, log_beta)) for z in (own, other))
-            loss = loss + mean((centre - own).abs()) + 0.05 * nll + self.cross * match
+            nll, match = (gg_nll(z - centre, log_alpha, log_beta).mean() for z in (own, other))
+            loss = loss + (centre - own).abs().mean() + 0.05 * nll + self.cross * match
         return loss
 
 

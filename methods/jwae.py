@@ -25,7 +25,6 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from encoders import BatchNorm
 from losses import Critic, SideTerm, critic_loss, fool, latent_kl, mean_rows, prior_mmd, real_rows
-from parallel.share import drawn, of_rows, sharing
 from similarities import unit
 from text import PAD, UNK
 
@@ -63,7 +62,7 @@ class CaptionDecoder(nn.Module):
         -> (B,)."""
         inputs = tokens[:, :-1]                                                     # (B, T - 1)
         if self.training and self.word_dropout:
-            dropped = drawn(lambda x: torch.rand(x.shape, device=x.device), inputs) < self.word_dropout
+            dropped = torch.rand(inputs.shape, device=inputs.device) < self.word_dropout
             inputs = inputs.masked_fill(dropped & (inputs != PAD), UNK)
         packed = pack_padded_sequence(self.words(inputs), (lengths - 1).cpu(), batch_first=True, enforce_sorted=False)
         states = self.rnn(packed, latent[None].to(packed.data.dtype))[0]
@@ -118,11 +117,7 @@ def of_latents(loss: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
 
 def _of_latents(loss, encoded, batch) -> Tensor:
-    rows = real_rows(encoded.latent.value.float(), encoded.latent.n_parts)
-    if encoded.latent.n_parts is None:
-        return loss(rows)
-    with sharing(of_rows(rows)):
-        return loss(rows)
+    return loss(real_rows(encoded.latent.value.float(), encoded.latent.n_parts))
 
 
 def posterior_kl(encoded, batch) -> Tensor:

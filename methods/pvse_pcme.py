@@ -15,10 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from encoders import Latent, Sequence, vsepp_linear
+from encoders import Latent, Sequence, drawn, vsepp_linear
 from losses import real_parts
 from methods.blocks import block_side, by_blocks
-from parallel.share import items, start
 from similarities import Embedding, Similarity, unit
 
 
@@ -179,9 +178,8 @@ class MatchProbability(Similarity):
         n, dim, like = *e.mean.shape, e.mean
         if self.training:
             generator = torch.Generator(like.device).manual_seed(int(torch.randint(2 ** 62, ())))
-            all_of_them = torch.randn(self.n_samples, items(like), dim, generator=generator, device=like.device,
-                                      dtype=like.dtype)
-            return all_of_them if n == items(like) else all_of_them[:, start():start() + n]
+            return drawn(lambda x: torch.randn(self.n_samples, *x.shape, generator=generator, device=x.device,
+                                               dtype=x.dtype).transpose(0, 1), like).transpose(0, 1)
         shared = torch.randn(self.n_samples, 1, dim, generator=torch.Generator().manual_seed(side))
         return shared.to(like).expand(-1, n, -1)
 

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from devices.precision import scored
-from encoders import BatchNorm, Latent, vsepp_linear
+from encoders import BatchNorm, Dropout, Latent, vsepp_linear
 from methods.blocks import PairNetwork
-from parallel.share import Dropout, mean, shared, start, whole
 from similarities import unit
 
 
@@ -60,18 +59,17 @@ class TwoBranchLoss(nn.Module):
 
     def forward(self, image, caption, batch) -> Tensor:
         """image, caption: model.Encoded with unit means (B, D), pair by pair. batch.image_index (B,) says whose
-        caption each one is. Anchors are the b pairs of this process (losses.py)."""
-        images, captions, index = image.embedding.mean, caption.embedding.mean, whole(batch.image_index)
+        caption each one is."""
+        images, captions, index = image.embedding.mean, caption.embedding.mean, batch.image_index
         every = torch.arange(len(index), device=index.device)
-        same = batch.image_index[:, None] == index                                  # (b, B): of one image
-        first = (index[:, None] == index).long().argmax(1) == every                 # (B,): an image's first row
-        across = distance(captions, whole(images))                                  # (b, B): captions x images
-        within = distance(captions, whole(captions))                                # (b, B): captions x captions
-        farthest = within.masked_fill(~same, 0).amax(1)                             # (b,)
-        terms = (self.hardest(across.diagonal(start()), across, ~same & first),
-                 self.hardest(across.diagonal(start()), distance(images, whole(captions)) if shared() else across.T,
-                              ~same), self.hardest(farthest, within, ~same))
-        return sum(weight * mean(term) for weight, term in zip(self.weights, terms))
+        same = index[:, None] == index                                              # (B, B): of one image
+        first = same.long().argmax(1) == every                                      # (B,): an image's first row
+        across = distance(captions, images)                                         # (B, B): captions x images
+        within = distance(captions, captions)                                       # (B, B): captions x captions
+        farthest = within.masked_fill(~same, 0).amax(1)                             # (B,)
+        terms = (self.hardest(across.diagonal(), across, ~same & first),
+                 self.hardest(across.diagonal(), across.T, ~same), self.hardest(farthest, within, ~same))
+        return sum(weight * term.mean() for weight, term in zip(self.weights, terms))
 
     def hardest(self, positive: Tensor, others: Tensor, negative: Tensor, anchor: Tensor | None = None) -> Tensor:
         """Mean of the largest violations of each pair, 0 if its anchor has no negatives: (K,).

@@ -71,25 +71,18 @@ class Unpaired:
         share = Share.of(self.count, *process)
         if self.images:
             drawn = self.images.draw(step, self.count)
-            images = torch.cat([source.gather(rows[some])
-                                for (source, rows, _), some in zip(drawn, within(drawn, share))])
+            ends = np.cumsum([0, *(len(rows) for _, rows, _ in drawn)])
+            own = [slice(*np.clip((share.rows.start - start, share.rows.stop - start), 0, None)) for start in ends]
+            images = torch.cat([source.gather(rows[some]) for (source, rows, _), some in zip(drawn, own)])
         if self.captions:
             drawn = self.captions.draw(step, self.count)
-            own = within(drawn, share)
-            read = [source.batch(rows, some) for (source, rows, _), some in zip(drawn, own)]    # ((b, T), (b,)) each
+            read = [source.batch(rows) for source, rows, _ in drawn]                # ((b, T), (b,)) each
             longest = [max(sizes) for sizes in zip(*(x.shape[1:] for x, _ in read))]
             padded = [F.pad(x, [n for size, most in zip(x.shape[:0:-1], longest[::-1]) for n in (0, most - size)])
                       for x, _ in read]                                             # to the largest T (and K)
             tokens, lengths = torch.cat(padded), torch.cat([length for _, length in read])
-            owner = torch.from_numpy(np.concatenate([image[some] for (*_, image), some in zip(drawn, own)]))
+            owner = torch.from_numpy(np.concatenate([image for *_, image in drawn]))
         return Batch(images, tokens, lengths, owner, None, share=share)
-
-
-def within(drawn: list[tuple], share: Share) -> list[slice]:
-    """Which of the items drawn from each source are this process's."""
-    ends = np.cumsum([0, *(len(rows) for _, rows, _ in drawn)])
-    return [slice(*np.clip((share.rows.start - start, share.rows.stop - start), 0, end - start))
-            for start, end in zip(ends, ends[1:])]
 
 
 def choose_pairs(split: Split, fraction: float, seed: int, others: bool = False) -> np.ndarray:

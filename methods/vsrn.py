@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from encoders import BatchNorm, Latent, vsepp_linear
-from parallel.share import Dropout, mean, packed_places
 from similarities import unit
 from text import END, PAD, START, UNK
 
@@ -46,14 +45,14 @@ class Captioner(nn.Module):
                  word_dim: int = 300, original: bool = False):
         super().__init__()
         self.max_len, self.original = max_len, original
-        self.squeeze = nn.Sequential(nn.Linear(region_dim, dim_hidden), Dropout(0.2))
+        self.squeeze = nn.Sequential(nn.Linear(region_dim, dim_hidden), nn.Dropout(0.2))
         self.reader = nn.GRU(dim_hidden, dim_hidden, batch_first=True)
         self.words = nn.Embedding(vocab_size, word_dim)
         self.key = nn.Linear(dim_hidden, dim_hidden, bias=False)
         self.query = nn.Linear((0 if original else word_dim) + dim_hidden, dim_hidden)
         self.weight = nn.Linear(dim_hidden, 1, bias=False)   # the softmax would take a bias out again
         self.cell = nn.GRUCell(word_dim + dim_hidden, dim_hidden)
-        self.drop_input, self.dropout = nn.Dropout(0.2 if original else 0.0), Dropout(0.0 if original else 0.5)
+        self.drop_input, self.dropout = nn.Dropout(0.2 if original else 0.0), nn.Dropout(0.0 if original else 0.5)
         self.out = nn.Linear(dim_hidden, vocab_size)
 
     def forward(self, image, caption, batch) -> Tensor:
@@ -62,7 +61,7 @@ class Captioner(nn.Module):
         image.features: (B, P, D). The sum runs over all words and `<end>`, so long captions weigh more, as in the
         original.
         """
-        return mean(self.nll(image.features, batch.tokens, batch.lengths))
+        return self.nll(image.features, batch.tokens, batch.lengths).mean()
 
     def nll(self, regions: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
         """-log p of captions given their images, in nats: (B, P, D), `<start> ...` (B, T), lengths (B,) -> (B,).
@@ -79,8 +78,7 @@ class Captioner(nn.Module):
             n = len(words)
             h = self.step(words, h[:n], states[:n], keys[:n])                       # (n, H)
             outputs.append(h)
-        places = packed_places(steps.to(tokens.device), inputs.sorted_indices)
-        logits = self.out(self.dropout(torch.cat(outputs), places))                 # (n, H) each -> (S, H) -> (S, V)
+        logits = self.out(self.dropout(torch.cat(outputs)))                 # (n, H) each -> (S, H) -> (S, V)
         nll = F.cross_entropy(logits, targets.data, reduction="none")               # (S,)
         return pad_packed_sequence(inputs._replace(data=nll), batch_first=True)[0].sum(1)   # (S,) -> (B, T - 1) -> (B,)
 

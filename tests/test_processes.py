@@ -69,13 +69,12 @@ def learned(path: str, given: str, rank: int, count: int, port: int, name: str) 
             run, terms = train.Training(opt, data, start, None, torch.device("cpu")), []
             run.model.train()
             shapes = []
-            if run.model.objective is not None:
-                run.model.objective.register_forward_pre_hook(lambda _, given, to=shapes: to.append(given[0].shape))
+            run.model.similarity.register_forward_hook(lambda *of, to=shapes: to.append(of[-1].shape))
             for _, batch in zip(range(STEPS), data.batches(run.state)):
                 run.begin_step()
                 terms.append(train.train_step(run.ddp, doubled(batch), run.optimizers, run.scaler, run.parameters,
                                               opt, run.state))
-                run.count(terms[-1], batch.share.items)
+                run.count(terms[-1], len(batch.lengths))
             found[case] = {"weights": run.model.state_dict(), "terms": terms, "random": torch.get_rng_state(),
                            "average": run.average.state_dict() if run.average else {}, "state": run.state,
                            "shapes": [list(shape) for shape in shapes]}
@@ -138,7 +137,7 @@ def test_the_cases_learn_something(found):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_no_process_holds_all_scores(found, count):
+def test_no_process_computes_all_scores(found, count):
     """Of 7 x 7 scores each has the rows of its own images."""
     for rank in range(count):
         rows = [3, 2, 2][rank] if count == 3 else [4, 3][rank]
@@ -154,16 +153,15 @@ def test_shares_cover_a_batch_without_gaps():
         for count in range(1, 9):
             shares = [share.Share.of(items, rank, count) for rank in range(count)]
             if items < count:
-                assert all((s.rows, s.items, s.copies) == (slice(0, items), items, count) for s in shares)
+                assert all((s.rows, s.sizes) == (slice(0, items), (items,)) for s in shares)
                 continue
             assert [i for s in shares for i in range(items)[s.rows]] == list(range(items))
             sizes = [s.rows.stop - s.rows.start for s in shares]
-            assert max(sizes) - min(sizes) <= 1 and all(s.items == items and s.copies == 1 for s in shares)
+            assert max(sizes) - min(sizes) <= 1 and all(sum(s.sizes) == items for s in shares)
 
 
 def test_one_process_shares_nothing():
     x = torch.randn(4, 3, requires_grad=True)
     with share.sharing(share.Share.of(4, 0, 1)):
-        assert share.whole(x) is x and share.total(x) is x and share.items(x) == 4 and share.start() == 0
-        assert torch.equal(share.mean(x), x.mean()) and share.of_rows(x) is None
+        assert share.everyones(x) is x and share.total(x) is x
         assert share.drawn(torch.zeros_like, x).shape == x.shape

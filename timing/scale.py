@@ -62,40 +62,43 @@ def share_of_batch(sizes: Sizes, seed: int) -> Batch:
     tokens = torch.randint(len(SPECIALS), sizes.words, (sizes.pairs, sizes.most))
     tokens = tokens * (torch.arange(sizes.most) < lengths[:, None])
     images, index = torch.rand(sizes.pairs, sizes.features), torch.arange(sizes.pairs)
-    return Batch(*(x[mine.rows] for x in (images, tokens, lengths, index, index)), share=mine)
+    return Batch(images[mine.rows], tokens, lengths, index, index, share=mine)
 
 
 @contextlib.contextmanager
 def silence(model):
     """A context in which no process hears of another: each takes its own items for those of the others."""
-    before = share.gather, torch.distributed.reduce_scatter, processes.summed
+    before = share.gather, torch.distributed.reduce_scatter
 
     def repeated(x, spread):
         return torch.cat([x[:1].expand(n, *x.shape[1:]) for n in spread.sizes])
     try:
         share.gather = repeated
         torch.distributed.reduce_scatter = lambda mine, pieces: mine.copy_(pieces[processes.rank()])
-        processes.summed = lambda values: values.detach()
         with model.no_sync():
             yield
     finally:
-        share.gather, torch.distributed.reduce_scatter, processes.summed = before
+        share.gather, torch.distributed.reduce_scatter = before
 
 
 @contextlib.contextmanager
 def told(found: list, pairs: int):
     """A context that notes the bytes of each item of the batch that the others are told, there and back."""
-    before = share.gather
+    before = share.gather, torch.distributed.reduce_scatter
 
     def noted(x, spread):
-        if sum(spread.sizes) == pairs:                      # else a number a process, such as the hardest negatives
-            found.append(2 * x[0].numel() * x.element_size())
-        return before(x, spread)
-    share.gather = noted
+        if sum(spread.sizes) == pairs:
+            found.append(x[0].numel() * x.element_size())
+        return before[0](x, spread)
+
+    def noted_back(mine, pieces):
+        found.append(mine[0].numel() * mine.element_size())
+        return before[1](mine, pieces)
+    share.gather, torch.distributed.reduce_scatter = noted, noted_back
     try:
         yield
     finally:
-        share.gather = before
+        share.gather, torch.distributed.reduce_scatter = before
 
 
 def timed(words: list[str], sizes: Sizes, seed: int) -> dict:
