@@ -334,4 +334,5 @@ def main(argv=None) -> None:
 
 
 if __name__ == "__main__":
+    from features.proposals import main  # whose classes worker processes find by name
     main()

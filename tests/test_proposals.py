@@ -21,7 +21,7 @@ from files.entities import read_entities
 from files.proposals import Proposals, iou, read_proposals, read_region_features, recall
 from files.writing import save_arrays
 from inputs import whole_transform
-from tests.helpers import for_each, refused
+from tests.helpers import for_each, refused, started
 
 opencv = pytest.mark.skipif(importlib.util.find_spec("cv2") is None,
                             reason="OpenCV is an optional package (requirements-localise.txt)")
@@ -123,6 +123,14 @@ def test_edge_boxes_find_the_rectangles(root, capsys):
     propose(root, "--count", 50)
     assert capsys.readouterr().out.count("done already") == 3
     assert bytes_of(root, "train_edgeboxes50.npz", "train_edgeboxes50.json") == before
+
+
+@opencv
+def test_the_command_reads_with_worker_processes(root):
+    with started("-m", "features.proposals", "--data_path", os.path.dirname(root), "--data_name", "x", "--count", "5",
+                 "--workers", "1") as process:
+        out, err = process.communicate(timeout=200)
+    assert process.returncode == 0 and "boxes of 3 photos" in out, err
 
 
 def test_recall_is_the_loop(given):
