@@ -125,15 +125,7 @@ def info(opt) -> None:
 
 def add_photos(opt) -> None:
     """The command `add`."""
-    done = add(opt.index, opt.names, how_of(opt), opt.checkpoint, token_of(opt))
-    print(f"{opt.index}: {done.fresh:,} photos added, {done.changed:,} changed" + (
-        f"; {done.absent:,} are no longer among those indexed, and stay until search.py remove takes them out"
-        if done.absent else "") + (
-        f"; {done.removed:,} stay out as search.py remove took them out, until search.py add names them"
-        if done.removed else ""))
-    if done.waiting:
-        print(f"note: the folder holds {len(done.waiting):,} photos whose features were not extracted, the first is "
-              f"{done.waiting[0]}; this comes before add: {done.extraction}")
+    print("\n".join(add(opt.index, opt.names, how_of(opt), opt.checkpoint, token_of(opt))))
 
 
 def remove_photos(opt) -> None:

@@ -116,7 +116,7 @@ def gallery_of_split(where: Where, folder: str | None) -> Gallery:
         folder = folder or os.path.commonpath([os.path.dirname(path) for path in paths])
         names = [os.path.relpath(path, folder) for path in paths]
     else:
-        names = of_split(split, where.data_name).image_names or split.photo_names
+        names = of_split(split, where.data_name).image_names
         names = names or [str(x) for x in split.image_ids or range(len(split.images))]
     return Gallery(split.images, names, [None] * len(names), folder, None,
                    (split.extractors or {}).get("ims"), f"{where.data_name} {split.name}")
@@ -146,30 +146,112 @@ def refuse_misfit(encoder: Encoder, gallery: Gallery) -> None:
               "same network", file=sys.stderr)
 
 
-# ---- embedding
+# ---- from photos to vectors
 
-def embedded(encoder: Encoder, gallery: Gallery, rows: np.ndarray,
-             how: How) -> Iterator[tuple[list[int], Embedding]]:
-    """The photos `rows` (m,) in runs of at most ROWS, with their embeddings."""
-    held, done, count = [], 0, 0
-    with tqdm(total=len(rows), desc="embed", disable=None, leave=False) as bar:
-        for batch in image_batches(gallery.images, how.batch_size, how.workers, rows):
-            held.append(encoder.images(batch).to("cpu"))
-            count += len(batch)
-            bar.update(len(batch))
-            if count - done >= ROWS or count == len(rows):
-                yield rows[done:count].tolist(), Embedding.cat(held)
-                held, done = [], count
+class Work:
+    """Photos on their way into an index: the run that embeds them, and the vectors that they become.
+    bank: what is taken from their scores."""
+
+    def __init__(self, encoder: Encoder, gallery: Gallery, how: How, bank: BankColumn | None = None,
+                 vectors: LiftedVectors | WholeVectors | None = None):
+        self.encoder, self.gallery, self.how = encoder, gallery, how
+        self.bank, self.vectors = bank, vectors
+
+    def embedded(self, rows: np.ndarray) -> Iterator[tuple[list[int], Embedding]]:
+        """The photos `rows` (m,) in runs of at most ROWS, with their embeddings."""
+        batches, done, count = [], 0, 0
+        with tqdm(total=len(rows), desc="embed", disable=None, leave=False) as bar:
+            for batch in image_batches(self.gallery.images, self.how.batch_size, self.how.workers,
+                                       rows):
+                batches.append(self.encoder.images(batch).to("cpu"))
+                count += len(batch)
+                bar.update(len(batch))
+                if count - done >= ROWS or count == len(rows):
+                    yield rows[done:count].tolist(), Embedding.cat(batches)
+                    batches, done = [], count
+
+    def lifted(self, rows: list[int], e: Embedding) -> tuple[Block, Items]:
+        """What an index holds of the photos `rows`, whose embeddings are given."""
+        taken = None if self.bank is None else self.bank.of(e)
+        spread = np.full(len(rows), np.nan) if e.log_var is None else uncertainty(e).numpy()
+        gallery, block = self.gallery, self.vectors.images(e, taken if self.vectors.takes_bank else None)
+        return Block(*block), Items(
+            [gallery.names[i] for i in rows], [gallery.digests[i] for i in rows], spread,
+            np.zeros(len(rows)) if taken is None else taken.numpy())
+
+    def write(self, new, rows: np.ndarray, old: Index | None = None) -> None:
+        """Add the photos `rows` to a new state of an index, and put it in place. old: see propose."""
+        for here, e in self.embedded(rows) if len(rows) else ():
+            new.add(*self.lifted(here, e))
+        new.finish(lambda index: self.propose(index, old))
+
+    # ---- approximate indexes, checked against the comparison of all photos
+
+    def queries(self) -> tuple[Asked, Asked, str]:
+        """Queries to learn from, queries to try, and what they are: captions of train and of dev, or,
+        where the run's data are not at hand, photos of the index."""
+        data, vectors = self.encoder.options.data_name, self.vectors
+        try:
+            asked = [vectors.queries(self.captions(*of))
+                     for of in (("train", LEARNT), ("dev", TRIED))]
+            return *asked, f"captions of {data} dev"
+        except InputError:
+            rows = np.random.default_rng(0).permutation(len(self.gallery.names))[:LEARNT + TRIED]
+            e = Embedding.cat([e for _, e in self.embedded(rows)])
+            cut = max(1, len(rows) - max(1, min(TRIED, len(rows) // 4)))
+            asked = [vectors.queries(e.rows(part), of_images=True)
+                     for part in (slice(cut), slice(cut, None))]
+            return *asked, ("photos of the index, which are found more easily than captions (those of "
+                            f"{data} are not at hand)")
+
+    def captions(self, split: str, most: int) -> Embedding:
+        """The embeddings of at most `most` captions of a split of the run's own data, drawn at random.
+        Raises InputError where the data are not at hand."""
+        data = self.encoder.options.data_name
+        texts = read_split(self.encoder.data_path, data, split, text_only=True).captions
+        drawn = np.sort(np.random.default_rng(0).permutation(len(texts))[:most])
+        return self.encoder.captions([texts[m] for m in drawn]).to("cpu")
+
+    def propose(self, index: Index, old: Index | None = None) -> dict:
+        """Build the approximate indexes of a new state, and return how many candidates they need and
+        what they find, for its manifest. old: a state of which the new one holds all photos first, to
+        go on from."""
+        ranker, count = Ranker(self.vectors, index), len(index)
+        learnt, tried, what = self.queries()
+        exact, slow = timed(ranker, tried)
+        began = time.perf_counter()
+        for c, flat in enumerate(index.channels):
+            if old is None:
+                one = build(flat, index.manifest["method"], learnt.vectors[c])
+            else:
+                one = Approximate.open(old.file(f"approximate{c}.npz"))
+                one.add(flat)
+            one.tune(flat, tried.vectors[c], TARGET)
+            one.save(index.file(f"approximate{c}.npz"))
+            index.approximate.append(one)
+        built = time.perf_counter() - began
+        index.exact = False
+        index.depth = min(count, max(one.tuned.depth for one in index.approximate))
+        while True:
+            rows, fast = timed(ranker, tried)
+            recall = np.mean([np.isin(a, b).mean() for a, b in zip(exact, rows)])
+            if recall >= TARGET or index.depth >= min(count, DEEPEST):
+                break
+            index.depth = min(count, 2 * index.depth)
+        first = np.mean(exact[:, 0] == rows[:, 0])
+        return {"depth": index.depth, "check": [
+            f"{one.method} proposes {index.depth:,} candidates, built in {built:,.0f} s",
+            f"of the {exact.shape[1]} best photos it finds {100 * recall:.1f}%, of the first "
+            f"{100 * first:.1f}%, for {len(exact)} {what}",
+            f"{fast:,.0f} queries per second, and {slow:,.0f} by comparing all photos, with "
+            f"{torch.get_num_threads()} threads"]}
 
 
-def lifted(vectors: LiftedVectors | WholeVectors, bank: BankColumn | None, gallery: Gallery,
-           rows: list[int], e: Embedding) -> tuple[Block, Items]:
-    """What an index holds of the photos `rows` of a gallery, whose embeddings are given."""
-    taken = None if bank is None else bank.of(e)
-    block = Block(*vectors.images(e, taken if vectors.takes_bank else None))
-    return block, Items([gallery.names[i] for i in rows], [gallery.digests[i] for i in rows],
-                        None if e.log_var is None else uncertainty(e).numpy(),
-                        None if taken is None else taken.numpy())
+def timed(ranker: Ranker, asked: Asked) -> tuple[np.ndarray, float]:
+    """The rows of the best photos of queries (Q, BEST), and queries per second."""
+    began = time.perf_counter()
+    rows = ranker.rank(asked, min(BEST, ranker.count)).rows
+    return rows, len(rows) / (time.perf_counter() - began)
 
 
 # ---- a new index
@@ -210,27 +292,25 @@ def make(output: str, run: str, where: Where, photos: str | None, kind: Kind, ho
         else:
             place = changing(output, manifest, len(gallery.names))
         with place as new:
-            fill(new, encoder, gallery, bank, how)
+            fill(new, Work(encoder, gallery, how, bank))
 
 
-def fill(new, encoder: Encoder, gallery: Gallery, bank: BankColumn | None, how: How) -> None:
-    """Embed all photos of a gallery into a new index, and put it in place. Its origin is the
-    average of some of them, of what the similarity centres: the same numbers for all items change
-    no score, and near the average they are small."""
-    similarity, rows = encoder.similarity.cpu(), np.arange(len(gallery.names))
-    some, e = next(embedded(encoder, gallery, rows[:FIRST], how))
+def fill(new, work: Work) -> None:
+    """Embed all photos of a gallery into a new index, and put it in place. Its origin is the average
+    of some of them, of what the similarity centres: the same numbers for all items change no score,
+    and near the average they are small."""
+    similarity, rows = work.encoder.similarity.cpu(), np.arange(len(work.gallery.names))
+    some, e = next(work.embedded(rows[:FIRST]))
     centred = {name: getattr(e, name).mean(0, keepdim=True)
                for name in getattr(similarity, "centred", ()) if getattr(e, name) is not None}
     form = form_of(similarity, e)
-    vectors = vectors_of(similarity, Embedding(centred.get("mean"), centred.get("log_var")),
-                         new.manifest["half"], form)
-    block, _ = lifted(vectors, bank, gallery, some, e)
+    work.vectors = vectors_of(similarity, Embedding(centred.get("mean"), centred.get("log_var")),
+                              new.manifest["half"], form)
+    block, _ = work.lifted(some, e)
     form |= {"widths": [x.shape[1] for x in block.vectors],
              "rest": 0 if block.rest is None else block.rest.shape[1]}
     new.manifest |= {"vectors": form, "origin": {k: in_text(x.numpy()) for k, x in centred.items()}}
-    for here, e in embedded(encoder, gallery, rows[new.begin(vectors, block):], how):
-        new.add(*lifted(vectors, bank, gallery, here, e))
-    new.finish(lambda index: propose(index, None, encoder, vectors, gallery, how))
+    work.write(new, rows[new.begin(work.vectors, block):])
 
 
 def refuse_foreign(folder: str) -> None:
@@ -250,115 +330,33 @@ def refuse_foreign(folder: str) -> None:
                          "--output")
 
 
-# ---- approximate indexes, checked against the comparison of all photos
-
-def captions_of(encoder: Encoder, split: str, most: int) -> Embedding:
-    """The embeddings of at most `most` captions of a split of the run's own data, drawn at random.
-    Raises InputError where the data are not at hand."""
-    data = read_split(encoder.data_path, encoder.options.data_name, split, text_only=True)
-    drawn = np.sort(np.random.default_rng(0).permutation(len(data.captions))[:most])
-    return encoder.captions([data.captions[m] for m in drawn]).to("cpu")
-
-
-def queries_of(encoder: Encoder, vectors: LiftedVectors | WholeVectors, gallery: Gallery,
-               how: How) -> tuple[Asked, Asked, str]:
-    """Queries to learn from, queries to try, and what they are: captions of train and of dev, or,
-    where the run's data are not at hand, photos of the index."""
-    data = encoder.options.data_name
-    try:
-        asked = [vectors.queries(captions_of(encoder, *of))
-                 for of in (("train", LEARNT), ("dev", TRIED))]
-        return *asked, f"captions of {data} dev"
-    except InputError:
-        rows = np.random.default_rng(0).permutation(len(gallery.names))[:LEARNT + TRIED]
-        e = Embedding.cat([e for _, e in embedded(encoder, gallery, rows, how)])
-        cut = max(1, len(rows) - max(1, min(TRIED, len(rows) // 4)))
-        asked = [vectors.queries(e.rows(part), of_images=True)
-                 for part in (slice(cut), slice(cut, None))]
-        return *asked, ("photos of the index, which are found more easily than captions (those of "
-                        f"{data} are not at hand)")
-
-
-def propose(index: Index, old: Index | None, encoder: Encoder, vectors: LiftedVectors | WholeVectors,
-            gallery: Gallery, how: How) -> dict:
-    """Build the approximate indexes of a new state, and return how many candidates they need and
-    what they find, for its manifest. old: a state of which the new one holds all photos first, to
-    go on from."""
-    made, ranker = index.manifest, Ranker(vectors, index)
-    learnt, tried, what = queries_of(encoder, vectors, gallery, how)
-    exact, slow = timed(ranker, tried)
-    began = time.perf_counter()
-    for c, flat in enumerate(index.channels):
-        path = index.file(f"approximate{c}.npz")
-        if old is None:
-            one = build(flat, made["method"], path, learnt.vectors[c])
-        else:
-            one = Approximate(old.file(f"approximate{c}.npz"))
-            one.add(flat)
-        one.tune(flat, tried.vectors[c], TARGET)
-        one.save(path)
-        index.approximate.append(one)
-    built = time.perf_counter() - began
-    index.exact = False
-    index.depth = min(len(index), max(of.tuned.depth for of in index.approximate))
-    while True:
-        rows, fast = timed(ranker, tried)
-        recall = np.mean([np.isin(a, b).mean() for a, b in zip(exact, rows)])
-        if recall >= TARGET or index.depth >= min(len(index), DEEPEST):
-            break
-        index.depth = min(len(index), 2 * index.depth)
-    first = np.mean(exact[:, 0] == rows[:, 0])
-    return {"depth": index.depth, "check": [
-        f"{one.method} proposes {index.depth:,} candidates, built in {built:,.0f} s",
-        f"of the {exact.shape[1]} best photos it finds {100 * recall:.1f}%, of the first "
-        f"{100 * first:.1f}%, for {len(exact)} {what}",
-        f"{fast:,.0f} queries per second, and {slow:,.0f} by comparing all photos, with "
-        f"{torch.get_num_threads()} threads"]}
-
-
-def timed(ranker: Ranker, asked: Asked) -> tuple[np.ndarray, float]:
-    """The rows of the best photos of queries (Q, BEST), and queries per second."""
-    began = time.perf_counter()
-    rows = ranker.rank(asked, min(BEST, ranker.count)).rows
-    return rows, len(rows) / (time.perf_counter() - began)
-
-
 # ---- changes
 
 @contextlib.contextmanager
 def changed(folder: str, token: str):
-    """Yields an index, and what opens a new state of it: change(rows to leave out, how many
-    come)."""
+    """Yields an index, and what opens a new state of it: change(rows to leave out, how many come,
+    which names stay out)."""
     manifest_of(folder)
     with (writing_alone(folder),
           contextlib.closing(open_index(folder, token, writing=True)) as old):
         @contextlib.contextmanager
-        def change(out: np.ndarray, more: int):
+        def change(out: np.ndarray, more: int, removed: set[str]):
             place = contextlib.nullcontext(old) if isinstance(old, Milvus) else changing(
                 folder, old.manifest, len(old) - len(out) + more)
             with place as new:
-                new.leave_out(old, out)
+                new.leave_out(old, out, removed)
                 yield new
         yield old, change
 
 
-class Added(NamedTuple):
-    """What `add` did: numbers of photos."""
-    fresh: int
-    changed: int
-    absent: int                       # in the index, and no longer among the photos
-    removed: int                      # not taken in, as `remove` took them out
-    waiting: list[str]                # names in the folder whose features were not extracted
-    extraction: str                   # the command that does that
-
-
-def add(folder: str, names: list[str], how: How, run: str | None = None, token: str = "") -> Added:
+def add(folder: str, names: list[str], how: How, run: str | None = None,
+        token: str = "") -> list[str]:
     """Take new and changed photos into an index, but for those that `remove` took out, unless they
-    fit a pattern of `names`. run: where it is no longer where the index was made. Raises InputError
-    where a pattern fits none of them."""
+    fit a pattern of `names`. run: where it is no longer where the index was made. Returns what is
+    said of it, in lines. Raises InputError where a pattern fits none of them."""
     with changed(folder, token) as (old, change):
-        encoder, vectors, gallery = reopened(folder, old, run, how)
-        rows, held, digests = old.listed()
+        work = reopened(folder, old, run, how)
+        gallery, (rows, held, digests) = work.gallery, old.listed()
         place = {name: (row, digest) for row, name, digest in zip(rows.tolist(), held, digests)}
         removed = set(removed_from(folder))
         removed -= fitting(names, removed, f"that was removed from {folder}", "'*' names all of them")
@@ -369,28 +367,33 @@ def add(folder: str, names: list[str], how: How, run: str | None = None, token: 
                  if name in place and place[name][1] != gallery.digests[i]]
         if fresh or other:
             bank = old.manifest["bank"]
-            bank = bank and BankColumn(encoder, bank["split"], how)
+            work.bank = bank and BankColumn(work.encoder, bank["split"], how)
             out = np.array([place[gallery.names[i]][0] for i in other], np.int64)
-            with change(out, len(fresh) + len(other)) as new:
-                new.remember(removed)
-                for here, e in embedded(encoder, gallery, np.array(sorted(fresh + other)), how):
-                    new.add(*lifted(vectors, bank, gallery, here, e))
-                new.finish(lambda index: propose(index, None if other else old, encoder, vectors,
-                                                 gallery, how))
-        return Added(len(fresh), len(other), len(place) - (len(gallery.names) - len(new_names)),
-                     len(new_names) - len(fresh), *waiting(gallery, *old.manifest["images"][:2]))
+            with change(out, len(fresh) + len(other), removed) as new:
+                work.write(new, np.array(sorted(fresh + other)), None if other else old)
+    absent, stay = len(place) + len(new_names) - len(gallery.names), len(new_names) - len(fresh)
+    said = f"{folder}: {len(fresh):,} photos added, {len(other):,} changed"
+    if absent:
+        said += (f"; {absent:,} are no longer among those indexed, and stay until search.py remove "
+                 "takes them out")
+    if stay:
+        said += (f"; {stay:,} stay out as search.py remove took them out, until search.py add names "
+                 "them")
+    return [said, *waiting(gallery, *old.manifest["images"][:2])]
 
 
-def waiting(gallery: Gallery, data_path: str, images: str) -> tuple[list[str], str]:
-    """The photos in the folder of a gallery whose features were not extracted, and the command that
-    does it."""
+def waiting(gallery: Gallery, data_path: str, images: str) -> list[str]:
+    """What is said of the photos in the folder of a gallery whose features were not extracted."""
     if gallery.recipe is None or not os.path.isdir(gallery.folder):
-        return [], ""
+        return []
+    there = find_photos(gallery.folder, skip_broken=True)[0]
+    left = sorted(set(there) - set(gallery.names))
     given = {"photos": gallery.folder, "data_path": data_path, "output_name": images}
     given |= {name: gallery.recipe[name] for name in RECIPE if gallery.recipe.get(name) is not None}
     words = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in given.items())
-    there = find_photos(gallery.folder, skip_broken=True)[0]
-    return sorted(set(there) - set(gallery.names)), f"python -m features.extract images {words}"
+    return [f"note: the folder holds {len(left):,} photos whose features were not extracted, the first "
+            f"is {left[0]}; this comes before add: python -m features.extract images {words}"
+            ] if left else []
 
 
 def removed_from(folder: str) -> list[str]:
@@ -425,19 +428,18 @@ def remove(folder: str, names: list[str], gone: bool, how: How, run: str | None 
         if len(out) == len(held):
             raise InputError(f"this would leave no photo in {folder}; delete the folder instead")
         if out:
-            with change(rows[out], 0) as new:
-                new.remember({*removed_from(folder), *named})
-                new.finish(lambda index: propose(index, None, *reopened(folder, old, run, how), how))
+            with change(rows[out], 0, {*removed_from(folder), *named}) as new:
+                new.finish(lambda index: reopened(folder, old, run, how).propose(index))
         return len(out), len(held) - len(out)
 
 
-def reopened(folder: str, old, run: str | None,
-             how: How) -> tuple[Encoder, LiftedVectors | WholeVectors, Gallery]:
+def reopened(folder: str, old: Index | Milvus, run: str | None, how: How) -> Work:
     """The run that an index was made by, its vectors, and its photos as they are now. Raises
     InputError where the weights of the run are others now."""
     made = old.manifest
     where = Where(*made["images"])
-    encoder = Encoder(run or made["run"], made["recipe"], device=how.device, data_path=where.data_path)
+    encoder = Encoder(run or made["run"], made["recipe"], device=how.device,
+                      data_path=where.data_path)
     encoder.refuse_other_weights(folder, made["weights"])
     vectors = vectors_of(encoder.similarity.cpu(), old.origin, made["half"], made["vectors"])
-    return encoder, vectors, gallery_of(encoder, where, made["folder"])
+    return Work(encoder, gallery_of(encoder, where, made["folder"]), how, vectors=vectors)

@@ -172,9 +172,7 @@ class Tuned(NamedTuple):
     """The least effort that was found to reach a recall."""
     effort: int                       # efSearch of hnsw, nprobe of ivfpq
     depth: int                        # candidates to score exactly
-    recall1: float  # share of the queries whose best photo is among the candidates, 0..1
-    recall10: float                   # share of the best ten that is among them, 0..1
-    queries: int                      # how many were tried
+    recall10: float                   # share of the best ten that is among the candidates, 0..1
 
 
 def faiss_module():
@@ -225,41 +223,50 @@ class Projection(NamedTuple):
 
 
 class Approximate:
-    """An index over the vectors of a Flat file, in memory; its file is read whole. A million
-    vectors take about 450 MiB (hnsw) or 60 MiB (ivfpq), whatever K is. Raises InputError on other
-    files and damaged ones.
+    """An index over the vectors of a Flat file, in memory; its file is read whole. A million vectors
+    take about 450 MiB (hnsw) or 60 MiB (ivfpq), whatever K is.
 
     FAISS checks less of what it reads than is checked here: open only files that you or those you
-    trust have made. """
+    trust have made.
+    """
 
-    def __init__(self, path: str):
+    def __init__(self, index, method: str, projection: Projection, tuned: Tuned | None = None):
+        self.index, self.method, self.projection, self.tuned = index, method, projection, tuned
+
+    @classmethod
+    def open(cls, path: str) -> "Approximate":
+        """Raises InputError on other files and damaged ones."""
         faiss, arrays = faiss_module(), read_arrays(path, AGAIN)
         try:
             mean, to_rows, to_queries = (torch.from_numpy(arrays[name]).float()
                                          for name in ("mean", "to_rows", "to_queries"))
             index = faiss.deserialize_index(arrays["faiss"])
-            self.method = {faiss.IndexHNSWSQ: "hnsw", faiss.IndexIVFPQ: "ivfpq"}[type(index)]
+            method = {faiss.IndexHNSWSQ: "hnsw", faiss.IndexIVFPQ: "ivfpq"}[type(index)]
             if (index.d != to_rows.shape[1] + 1 or to_rows.shape != to_queries.shape
                     or len(mean) != len(to_rows)):
                 raise ValueError("its parts do not fit each other")
-            self.projection = Projection(mean, to_rows, to_queries, float(arrays["square"]))
-            self.index = index
-            self.tuned = None
-            if "tuned" in arrays:
-                effort, depth, recall1, recall10, tried = arrays["tuned"].tolist()
-                self.tuned = Tuned(int(effort), int(depth), recall1, recall10, int(tried))
+            effort, depth, recall = arrays["tuned"].tolist()
+            return cls(index, method, Projection(mean, to_rows, to_queries, float(arrays["square"])),
+                       Tuned(int(effort), int(depth), recall))
         except FAULTS as error:
             raise InputError(f"{path} is not a whole approximate index ({reason(error)}); {AGAIN}"
                              ) from error
 
     def save(self, path: str) -> None:
-        """Write the index to a file, whole or not at all."""
-        save(path, self.index, self.projection, self.tuned)
+        """Write the index, once it is tuned, to a file, whole or not at all."""
+        arrays = {name: np.asarray(x) for name, x in self.projection._asdict().items()}
+        save_arrays(path, {**arrays, "faiss": faiss_module().serialize_index(self.index),
+                           "tuned": np.array(self.tuned, np.float64)})
 
     def add(self, flat: Flat) -> None:
-        """Take in the vectors that stand in `flat` behind those it holds: row n of the file is row
-        n here. The projection stays as it was learned."""
-        fill(self.index, self.projection, flat, self.method)
+        """Take in the vectors that stand in `flat` behind those it holds: row n of the file is row n
+        here. The projection stays as it was learned."""
+        begun = self.index.ntotal
+        with tqdm(total=flat.n - begun, desc=self.method, disable=None, leave=False) as bar:
+            for start in range(begun, flat.n, CHUNK):
+                rows = np.arange(start, min(start + CHUNK, flat.n))
+                self.index.add(short_rows(self.projection, flat, rows))
+                bar.update(len(rows))
 
     def candidates(self, queries, r: int, effort: int | None = None) -> np.ndarray:
         """Rows of vectors that may have the largest inner products with queries (Q, K): (Q, r)
@@ -298,15 +305,14 @@ class Approximate:
             rows = self.candidates(queries, most, effort)
             for depth in [d for d in depths if d <= rows.shape[1]]:
                 hits = (best[:, :, None] == rows[:, None, :depth]).any(2)           # (Q, 10)
-                self.tuned = Tuned(effort, depth, float(hits[:, 0].mean()), float(hits.mean()),
-                                   len(queries))
+                self.tuned = Tuned(effort, depth, float(hits.mean()))
                 if self.tuned.recall10 - 2 * hits.mean(1).std() / len(queries) ** 0.5 >= target:
                     return self.tuned
         return self.tuned
 
 
-def build(flat: Flat, method: str, path: str, queries, seed: int = 0) -> Approximate:
-    """Write an index over all vectors of a file, and open it; it is to be tuned and saved again.
+def build(flat: Flat, method: str, queries, seed: int = 0) -> Approximate:
+    """An index over all vectors of a file, to be tuned and saved.
 
     queries (Q, K): some hundreds of queries or more, to learn what scores depend on. Captions are
     best; photos that are lifted as captions do almost as well for this, but not for `tune`. Raises
@@ -331,30 +337,15 @@ def build(flat: Flat, method: str, path: str, queries, seed: int = 0) -> Approxi
             # with more of the last it warns
             of.niter, of.seed, of.min_points_per_centroid = ROUNDS, seed + 1, 1
         index.train(short_rows(projection, flat, some_rows(rng, flat.n, PER_LIST * lists)))
-    fill(index, projection, flat, method)
-    save(path, index, projection, None)
-    return Approximate(path)
-
-
-def fill(index, projection: Projection, flat: Flat, title: str) -> None:
-    """Add the vectors of a file that stand behind those which an index holds."""
-    with tqdm(total=flat.n - index.ntotal, desc=title, disable=None, leave=False) as bar:
-        for start in range(index.ntotal, flat.n, CHUNK):
-            rows = np.arange(start, min(start + CHUNK, flat.n))
-            index.add(short_rows(projection, flat, rows))
-            bar.update(len(rows))
+    made = Approximate(index, method, projection)
+    made.add(flat)
+    return made
 
 
 def short_rows(projection: Projection, flat: Flat, rows: np.ndarray) -> np.ndarray:
     """The short vectors (n, d + 1) of rows (n,) of a file, of which few are whole at a time."""
     parts = np.array_split(rows, -(-len(rows) // WHOLE))
     return np.concatenate([projection.rows(flat.rows(part)) for part in parts])
-
-
-def save(path: str, index, projection: Projection, tuned: Tuned | None) -> None:
-    arrays = {name: np.asarray(x) for name, x in projection._asdict().items()}
-    arrays["faiss"] = faiss_module().serialize_index(index)
-    save_arrays(path, arrays | ({} if tuned is None else {"tuned": np.array(tuned, np.float64)}))
 
 
 def some_rows(rng: np.random.Generator, n: int, most: int) -> np.ndarray:

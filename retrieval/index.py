@@ -46,20 +46,13 @@ class Items(NamedTuple):
     """What is known of the N photos of an index beside their vectors."""
     names: list[str]                  # paths below the photo folder
     digests: list[str | None]         # of their files, where they are known
-    uncertainty: np.ndarray | None    # (N,) log det Sigma in nats; None for points
-    bank: np.ndarray | None           # (N,) what a query bank takes from their scores
+    uncertainty: np.ndarray           # (N,) log det Sigma in nats; NaN for points
+    bank: np.ndarray                  # (N,) what a query bank takes from their scores
 
     def take(self, rows) -> "Items":
         """The photos at `rows`, an array of integers."""
         return Items([self.names[i] for i in rows], [self.digests[i] for i in rows],
-                     *(None if x is None else x[rows] for x in self[2:]))
-
-    @classmethod
-    def joined(cls, parts: list["Items"]) -> "Items":
-        """Those of some photos after each other."""
-        names, digests, *numbers = zip(*parts)
-        return cls(list(chain(*names)), list(chain(*digests)),
-                   *(None if x[0] is None else np.concatenate(x) for x in numbers))
+                     self.uncertainty[rows], self.bank[rows])
 
 
 class Block(NamedTuple):
@@ -83,6 +76,11 @@ def origin_of(manifest: dict) -> Embedding:
     stored = manifest["origin"]
     return Embedding(*(torch.tensor(of_text(stored[name]))[None] if name in stored else None
                        for name in ("mean", "log_var")))
+
+
+def known(x: np.floating) -> float | None:
+    """A number of `Items`, None for NaN."""
+    return None if np.isnan(x) else float(x)
 
 
 def manifest_of(folder: str) -> dict:
@@ -151,27 +149,28 @@ class Index:
             self.origin, self.trust = origin_of(self.manifest), from_json(self.manifest["trust"])
             stored = read_json(self.file("items.json"), AGAIN)
             arrays = read_arrays(self.file("numbers.npz"), AGAIN)
-            self.items = Items(stored["names"], stored["digests"], arrays.get("uncertainty"),
-                               arrays.get("bank"))
+            self.items = Items(stored["names"], stored["digests"], arrays["uncertainty"],
+                               arrays["bank"])
             if not all(isinstance(name, str) for name in self.items.names):
                 raise ValueError("a name is no text")
             widths = self.manifest["vectors"]["widths"]
             self.channels = [Flat(self.file(f"vectors{c}.npy")) for c in range(len(widths))]
             self.rest = Flat(self.file("rest.npy")) if self.manifest["vectors"]["rest"] else None
-            counts = [len(x) for x in self.items if x is not None] + [x.n for x in self.channels]
+            counts = {*map(len, self.items), *(flat.n for flat in self.channels)}
         except InputError:
             raise
         except FAULTS as error:
             raise InputError(f"{self.path} is no whole index ({reason(error)}); {AGAIN}") from error
-        count, found = self.manifest["count"], [x.k for x in self.channels]
-        if set(counts) != {count} or found != widths:
+        count, found = self.manifest["count"], [flat.k for flat in self.channels]
+        if counts != {count} or found != widths:
             raise InputError(f"{self.path} holds {min(counts):,} vectors of {found} numbers, and "
                              f"its manifest says {count} of {widths}; {AGAIN}")
-        self.bank, self.rows = self.items.bank, count       # (N,); rows are below this
+        self.bank = self.items.bank if self.manifest["bank"] else None              # (N,)
+        self.rows = count                                   # they are below this
         self.exact = bool(path) or self.manifest["method"] == "flat"
         self.depth = self.manifest.get("depth", DEPTH)
-        self.approximate = [] if self.exact else [Approximate(self.file(f"approximate{c}.npz"))
-                                                  for c in range(len(widths))]
+        files = [self.file(f"approximate{c}.npz") for c in range(0 if self.exact else len(widths))]
+        self.approximate = [Approximate.open(file) for file in files]
 
     def __len__(self) -> int:
         return self.rows
@@ -188,8 +187,7 @@ class Index:
 
     def facts(self, rows: list[int]) -> list[tuple[str, float | None]]:
         """The names of photos, and their log det Sigma in nats, None for points."""
-        of = self.items.uncertainty
-        return [(self.items.names[row], None if of is None else float(of[row])) for row in rows]
+        return [(self.items.names[row], known(self.items.uncertainty[row])) for row in rows]
 
     def products(self, vectors: list[torch.Tensor]) -> Iterator[tuple[int, list[torch.Tensor]]]:
         """Products of queries (Q, K) of every channel with all photos: (first row, (Q, b) of every
@@ -226,15 +224,13 @@ class Generation:
         """How many photos are there already, after a stop: none."""
         return 0
 
-    def leave_out(self, old: Index, rows: np.ndarray) -> None:
-        """Copy the photos of the old state, but for these."""
+    def leave_out(self, old: Index, rows: np.ndarray, removed: set[str]) -> None:
+        """Copy the photos of the old state, but for these. removed: the names of those that were taken
+        out, and do not come back by themselves."""
+        self.manifest["removed"] = sorted(removed)
         left = np.setdiff1d(np.arange(len(old)), rows)
         for k in range(0, len(left), ROWS):
             self.add(old.fetch(left[k:k + ROWS]), old.items.take(left[k:k + ROWS]))
-
-    def remember(self, removed: set[str]) -> None:
-        """Note the names of photos that were taken out, and do not come back by themselves."""
-        self.manifest["removed"] = sorted(removed)
 
     def add(self, block: Block, items: Items) -> None:
         """Write some photos behind those before."""
@@ -252,11 +248,10 @@ class Generation:
         """Close the files, write names and numbers, and make this the index. propose(index): builds
         the approximate indexes that the manifest asks for, and returns what it notes of them."""
         self.files.close()
-        items = Items.joined(self.items)
-        numbers = {"uncertainty": items.uncertainty, "bank": items.bank}
+        names, digests, spreads, banks = zip(*self.items)
         save_arrays(os.path.join(self.path, "numbers.npz"),
-                    {name: x for name, x in numbers.items() if x is not None})
-        save_json({"names": items.names, "digests": items.digests},
+                    {"uncertainty": np.concatenate(spreads), "bank": np.concatenate(banks)})
+        save_json({"names": [*chain(*names)], "digests": [*chain(*digests)]},
                   os.path.join(self.path, "items.json"))
         if self.manifest["method"] != "flat":
             self.manifest |= propose(Index(self.folder, self.manifest, self.path))

@@ -27,6 +27,7 @@ import torch
 from tqdm import tqdm
 
 from cli import InputError, reason
+from files.reading import FAULTS
 from files.writing import save_json
 from retrieval.engines import equal_norms
 from retrieval.index import (
@@ -37,6 +38,7 @@ from retrieval.index import (
     Items,
     check_manifest,
     in_text,
+    known,
     manifest_of,
     of_text,
     origin_of,
@@ -368,17 +370,30 @@ class Milvus:
             check_manifest(record["manifest"], self.where)
             record["origin"] = origin_of(record["manifest"])
             record["trust"] = from_json(record["manifest"]["trust"])
-            widths = record["manifest"]["vectors"]["widths"]
-            ends = np.cumsum([k + 1 for k in widths])
-            *record["frames"], more = np.split(of_text(record["frames"]), ends)
-            if len(more) or sum(map(len, record["frames"])) != ends[-1]:
-                raise ValueError("its frames are not of its width")
+            sizes = [k + 1 for k in record["manifest"]["vectors"]["widths"]]
+            frames = torch.from_numpy(of_text(record["frames"]).copy()).split(sizes)
+            record["frames"] = self.framed(record["manifest"], [x.numpy() for x in frames])
             return record
-        except (ValueError, TypeError, KeyError) as error:
-            if isinstance(error, InputError):
-                raise
+        except InputError:
+            raise
+        except FAULTS as error:
             raise InputError(f"the collection {self.where} was not made by this version of "
                              "`search.py index`; name another --collection") from error
+
+    @staticmethod
+    def framed(manifest: dict, frames: list[np.ndarray]) -> dict[str, np.ndarray]:
+        """{field of a vector: (K + 1,) how it is moved}; `rest` is not, and never searched."""
+        of = {f"channel{i}": frame for i, frame in enumerate(frames)}
+        rest = manifest["vectors"]["rest"]
+        return of | ({"rest": np.zeros(rest + 1, np.float32)} if rest else {})
+
+    def method(self, field: str) -> str:
+        """The kind of index of a field."""
+        return "flat" if field == "rest" else self.manifest["method"]
+
+    def width(self, *fields: str) -> int:
+        """Numbers of the stored vectors of some fields together."""
+        return sum(stored_width(len(self.frames[x]) - 1, self.method(x)) for x in fields)
 
     def take(self, record: dict) -> None:
         """Make the record that of this object, and load the collection."""
@@ -386,30 +401,20 @@ class Milvus:
         self.origin, self.trust, self.rows = record["origin"], record["trust"], record["next"]
         self.load()
         self.count = self.counted("")
-        if record["state"] != "ready":  # photos are added in the order of their rows
+        if record["state"] != "ready":                      # photos are added in the order of their rows
             self.rows += self.counted(f"row >= {self.rows}")
 
+    def record(self, state: str) -> dict:
+        """The property of the collection that says what it is; it is replaced in one step."""
+        frames = [frame for field, frame in self.frames.items() if field != "rest"]
+        return {RECORD: json.dumps({"state": state, "next": self.rows, "manifest": self.manifest,
+                                    "frames": in_text(np.concatenate(frames))})}
+
     def write(self, state: str) -> None:
-        """Replace the record, in one step."""
-        record = {"state": state, "next": self.rows, "frames": in_text(np.concatenate(self.frames)),
-                  "manifest": self.manifest}
-        self.connection.ask("alter_collection_properties", self.collection,
-                            {RECORD: json.dumps(record)})
+        self.connection.ask("alter_collection_properties", self.collection, self.record(state))
 
     def __len__(self) -> int:
         return self.count
-
-    @property
-    def widths(self) -> dict[str, tuple[int, str]]:
-        """{field of a vector: (K, the kind of its index)}. `rest` is never searched."""
-        of = self.manifest["vectors"]
-        channels = {f"channel{i}": (k, self.manifest["method"]) for i, k in enumerate(of["widths"])}
-        return channels | ({"rest": (of["rest"], "flat")} if of["rest"] else {})
-
-    def frame(self, field: str) -> np.ndarray:
-        """How the vectors of a field are moved; `rest` is not."""
-        k, _ = self.widths[field]
-        return np.zeros(k + 1, np.float32) if field == "rest" else self.frames[int(field[-1])]
 
     # ---- making it
 
@@ -426,13 +431,13 @@ class Milvus:
         if self.connection.lite and of["method"] not in LITE_METHODS:
             raise InputError(f"milvus-lite has no index of the kind {of['method']}; give "
                              f"{' or '.join(LITE_METHODS)}, or the address of a Milvus server")
-        widest = max(k for k, _ in self.widths.values())
+        widest = max([*of["vectors"]["widths"], of["vectors"]["rest"]])
         if widest > WIDEST - CODE:
             raise InputError(f"vectors of {widest:,} numbers are too long for Milvus, which takes "
                              f"{WIDEST:,}; use a smaller embedding, or --engine faiss")
         record = self.read()
         if record is None:
-            self.make([frame_of(x.numpy(), of["method"], of["half"]) for x in block.vectors])
+            self.make([x.numpy() for x in block.vectors])
             record = self.read()
         others = [key for key in of if record["manifest"].get(key) != of[key]]
         if record["state"] == "ready":
@@ -445,35 +450,36 @@ class Milvus:
         self.take(record)
         return self.rows
 
-    def make(self, frames: list[np.ndarray]) -> None:
-        """Create the collection. Raw vectors are mapped from the query nodes' disks (mmap)."""
-        types, half = import_pymilvus().DataType, self.manifest["half"]
+    def make(self, first: list[np.ndarray]) -> None:
+        """Create the collection, by its first photos (n, K). Raw vectors are mapped from the query
+        nodes' disks (mmap)."""
+        types, of, self.rows = import_pymilvus().DataType, self.manifest, 0
+        frames = [frame_of(x, of["method"], of["half"]) for x in first]
+        self.frames = self.framed(of, frames)
         schema = self.connection.client.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("row", types.INT64, is_primary=True)
         for name in ("name", "digest"):
             schema.add_field(name, types.VARCHAR, max_length=NAME_BYTES)
         schema.add_field("uncertainty", types.FLOAT, nullable=True)
-        for (field, (k, method)), frame in zip(self.widths.items(), [*frames, np.zeros(1)]):
+        kind = types.FLOAT16_VECTOR if of["half"] else types.FLOAT_VECTOR
+        for field, frame in self.frames.items():
             check_finite(frame[None], ["the first photos: one of them"], field)
-            schema.add_field(field, types.FLOAT16_VECTOR if half else types.FLOAT_VECTOR,
-                             dim=stored_width(k, method), mmap_enabled=True)
-        record = {"state": "building", "next": 0, "frames": in_text(np.concatenate(frames)),
-                  "manifest": self.manifest}
+            schema.add_field(field, kind, dim=self.width(field), mmap_enabled=True)
         self.connection.ask("create_collection", self.collection, schema=schema,
-                            consistency_level="Bounded", properties={RECORD: json.dumps(record)})
+                            consistency_level="Bounded", properties=self.record("building"))
 
     def load(self) -> None:
         """Create the indexes that the collection lacks, and load it. That of a channel lies in
         memory as Milvus has it, that of `rest` is mapped, since it is only read by row."""
-        client, there = self.connection.client, self.connection.ask("list_indexes", self.collection)
-        for field, (k, method) in self.widths.items():
-            kind, params, _ = INDEXES[method]
-            if method == "ivfpq":
-                params = {**params, "m": stored_width(k, method) // CODE}
+        there = self.connection.ask("list_indexes", self.collection)
+        for field in self.frames:
+            kind, params, _ = INDEXES[self.method(field)]
+            if kind == "IVF_PQ":
+                params = {**params, "m": self.width(field) // CODE}
             if field == "rest":
                 params = {"mmap.enabled": "true"}
             if field not in there:
-                wanted = client.prepare_index_params()
+                wanted = self.connection.client.prepare_index_params()
                 wanted.add_index(field, index_type=kind, index_name=field, metric_type="IP",
                                  params=params)
                 self.connection.ask("create_index", self.collection, wanted, sync=False)
@@ -492,45 +498,40 @@ class Milvus:
             self.write("building")
         self.changing = True
 
-    def leave_out(self, old, rows: np.ndarray) -> None:
-        """Remove photos. Rows that are not there are no error."""
+    def leave_out(self, old, rows: np.ndarray, removed: set[str]) -> None:
+        """Remove photos; rows that are not there are no error. removed: as of `index.Generation`; they
+        are kept in the folder, as a server's record has little space."""
         self.change()
+        self.pointer["removed"] = sorted(removed)
         for start in range(0, len(rows), BATCH_ROWS):
             part = [int(row) for row in rows[start:start + BATCH_ROWS]]
             self.connection.ask("delete", self.collection, ids=part)
 
-    def remember(self, removed: set[str]) -> None:
-        """As of `index.Generation`; in the folder, as a server's record has little space."""
-        self.pointer["removed"] = sorted(removed)
-
     def add(self, block: Block, items: Items) -> None:
-        """Add photos behind those before, in requests below the server's limit. Raises InputError
-        for numbers that are not finite or, with half, beyond float16."""
+        """Add photos behind those before, in requests below the server's limit. Raises InputError for
+        numbers that are not finite or, with half, beyond float16."""
         self.change()
-        n, half = len(items.names), self.manifest["half"]
-        rows = range(self.rows, self.rows + n)
-        given = [*block.vectors, *([] if block.rest is None else [block.rest])]
-        unknown = np.full(n, np.nan)
-        spread = unknown if items.uncertainty is None else items.uncertainty
-        step = self.batch(sum(stored_width(*of) for of in self.widths.values()))
-        for start in range(0, n, step):
-            part = slice(start, start + step)
-            stored = {field: photos_stored(x[part].numpy(), self.frame(field), method, half)
-                      for x, (field, (_, method)) in zip(given, self.widths.items())}
-            for field, array in stored.items():
-                check_finite(array, [f"photo {row}" for row in rows[part]], field)
+        given = [x for x in (*block.vectors, block.rest) if x is not None]
+        step = self.batch(*self.frames)
+        for start in range(0, len(items.names), step):
+            some = items.take(range(len(items.names))[start:start + step])
+            rows, columns = range(self.rows, self.rows + len(some.names)), {}
+            for x, (field, frame) in zip(given, self.frames.items()):
+                columns[field] = photos_stored(x[start:start + step].numpy(), frame,
+                                               self.method(field), self.manifest["half"])
+                check_finite(columns[field], [f"photo {row}" for row in rows], field)
             self.connection.ask("upsert", self.collection, [
-                {"row": row, "name": fitting_name(items.names[i]), "digest": items.digests[i] or "",
-                 "uncertainty": None if np.isnan(spread[i]) else float(spread[i]),
-                 **{field: array[i - start] for field, array in stored.items()}}
-                for i, row in enumerate(rows[part], start)])
-        self.rows += n
+                {"row": row, "name": fitting_name(name), "digest": digest or "",
+                 "uncertainty": known(spread), **dict(zip(columns, vectors))}
+                for row, name, digest, spread, *vectors in zip(
+                    rows, some.names, some.digests, some.uncertainty, *columns.values())])
+            self.rows += len(rows)
 
     def finish(self, propose=None) -> None:
         """Wait until all photos are on disk and indexed, draw the sample, call the collection
         ready, and note in the folder where it is."""
         self.connection.ask("flush", self.collection)
-        for field in self.widths:
+        for field in self.frames:
             self.connection.wait_for(f"index {self.collection}.{field}",
                                      functools.partial(self.indexed, field))
         drawn = np.random.default_rng(0).permutation(self.rows)[:2 * SAMPLE]
@@ -579,22 +580,21 @@ class Milvus:
         rows, names, digests = zip(*photos) if photos else ((), (), ())
         return np.array(rows, np.int64), list(names), [digest or None for digest in digests]
 
-    def batch(self, width: int) -> int:
-        """How many photos a request holds, of so many numbers each: 5 bytes for a float32, which
-        pymilvus hands on as a Python number, and 220 for the name and the digest."""
-        each = width * (2 if self.manifest["half"] else 5) + 220
+    def batch(self, *fields: str) -> int:
+        """How many photos a request holds: 5 bytes for a float32 of these fields, which pymilvus hands
+        on as a Python number, and 220 for the name and the digest."""
+        each = self.width(*fields) * (2 if self.manifest["half"] else 5) + 220
         return max(1, min(BATCH_ROWS, BATCH_BYTES // each))
 
-    def photos(self, rows, fields: list[str], width: int) -> list[tuple]:
-        """Some fields, of `width` numbers together, of the photos `rows`, in their order. Raises
-        InputError for a row that is not there."""
-        wanted = [int(row) for row in rows]
-        unique, photos = sorted(set(wanted)), {}
-        step = self.batch(width)
-        for start in range(0, len(unique), step):
-            part = self.query(f"row in {unique[start:start + step]}", ["row", *fields])
+    def photos(self, rows, fields: list[str], vectors: list[str]) -> list[list]:
+        """Some fields and vectors of the photos `rows`, in their order. Raises InputError for a row
+        that is not there."""
+        wanted, photos = [int(row) for row in rows], {}
+        step = self.batch(*vectors)
+        for start in range(0, len(wanted), step):
+            part = self.query(f"row in {wanted[start:start + step]}", ["row", *fields, *vectors])
             photos |= {row: values for row, *values in part}
-        for row in unique:
+        for row in wanted:
             if row not in photos:
                 raise InputError(f"photo {row} is not in the collection {self.where} (any more); "
                                  "search again")
@@ -602,15 +602,14 @@ class Milvus:
 
     def facts(self, rows) -> list[tuple[str, float | None]]:
         """The names of photos, and their log det Sigma in nats, None for points."""
-        return [tuple(values) for values in self.photos(rows, ["name", "uncertainty"], 0)]
+        return [tuple(values) for values in self.photos(rows, ["name", "uncertainty"], [])]
 
     def fetch(self, rows: np.ndarray) -> Block:
         """The photos `rows` (m,), as they were given but for the rounding of float32 or float16."""
-        fields = list(self.widths)
-        photos = self.photos(rows, fields, sum(stored_width(*of) for of in self.widths.values()))
-        arrays = [torch.from_numpy(photos_given([photo[i] for photo in photos], self.frame(field)))
-                  for i, field in enumerate(fields)]
-        return Block(arrays[:len(self.frames)], arrays[-1] if fields[-1] == "rest" else None)
+        columns = zip(*self.photos(rows, [], list(self.frames)))
+        *vectors, last = [torch.from_numpy(photos_given(column, frame))
+                          for column, frame in zip(columns, self.frames.values())]
+        return Block(vectors, last) if "rest" in self.frames else Block([*vectors, last], None)
 
     @functools.cached_property
     def sample(self) -> tuple[np.ndarray, Block]:
@@ -622,39 +621,31 @@ class Milvus:
     def candidates(self, vectors: list[torch.Tensor], r: int) -> np.ndarray:
         """Rows of photos that may have the best scores: (Q, R), -1 where there are fewer."""
         r = min(r, LARGEST_TOP, self.count)
-        return np.concatenate([self.search(c, x.numpy(), r)[0] for c, x in enumerate(vectors)], 1)
+        return np.concatenate([self.search(f"channel{c}", x.numpy(), r)
+                               for c, x in enumerate(vectors)], 1)
 
-    def search(self, channel: int, queries: np.ndarray, r: int) -> tuple[np.ndarray, np.ndarray]:
-        """The r photos of the largest inner products with queries (Q, K) by Milvus's index: (rows
-        (Q, r) int64, scores (Q, r) float32), scores falling. Where there are fewer: row -1, score
-        -inf."""
+    def search(self, field: str, queries: np.ndarray, r: int) -> np.ndarray:
+        """The rows of the r photos of the largest inner products with queries (Q, K) by Milvus's
+        index, the best first: (Q, r) int64, -1 where there are fewer."""
         rows = np.full((len(queries), r), -1, np.int64)
-        scores = np.full((len(queries), r), -np.inf, np.float32)
-        field, frame = f"channel{channel}", self.frames[channel]
-        width = stored_width(*self.widths[field])
-        moved = queries.astype(np.float64) @ frame[:-1]
-        queries = padded(queries, width, self.manifest["half"])
+        queries = padded(queries, self.width(field), self.manifest["half"])
         check_finite(queries, [f"query {i}" for i in range(len(queries))], field)
-        step = min(self.batch(width), max(1, 10 ** 6 // r), LARGEST_TOP)
-        settings = {"metric_type": "IP", "params": INDEXES[self.manifest["method"]][2](r)}
+        step = min(self.batch(field), max(1, 10 ** 6 // r), LARGEST_TOP)
+        settings = {"metric_type": "IP", "params": INDEXES[self.method(field)][2](r)}
         for start in range(0, len(queries), step):
             # Without output_fields milvus-lite would send whole entities.
-            answers = self.connection.ask("search", self.collection, list(queries[start:start + step]),
-                                          limit=r, anns_field=field, output_fields=["row"],
-                                          search_params=settings)
+            answers = self.connection.ask(
+                "search", self.collection, list(queries[start:start + step]), limit=r,
+                anns_field=field, output_fields=["row"], search_params=settings)
             for i, hits in enumerate(answers, start):
                 rows[i, :len(hits)] = [hit["row"] for hit in hits]
-                scores[i, :len(hits)] = np.array([hit["distance"] for hit in hits]) + moved[i]
-        return rows, scores
+        return rows
 
 
 def fitting_name(name: str) -> str:
     """A photo's name as it is. Raises InputError where Milvus cannot hold it."""
-    try:
-        fits = len(name.encode()) <= NAME_BYTES
-    except UnicodeEncodeError:
-        fits = False
-    if not fits:
+    text = name.encode(errors="replace")
+    if len(text) > NAME_BYTES or text.decode() != name:
         raise InputError(f"the name {ascii(name[:80])} of a photo is no UTF-8 text of at most "
                          f"{NAME_BYTES:,} bytes; rename the photo")
     return name

@@ -44,9 +44,9 @@ def photos():
 def test_candidates_hold_the_best(tmp_path, photos, method):
     images, captions = photos
     flat, path = written(tmp_path, images), str(tmp_path / "index")
-    index = build(flat, method, path, captions[:1000])
+    index = build(flat, method, captions[:1000])
     tuned = index.tune(flat, captions[1000:1400])
-    assert (index.index.ntotal, index.method, tuned.queries) == (N, method, 400) and tuned.recall10 >= 0.98
+    assert (index.index.ntotal, index.method) == (N, method) and tuned.recall10 >= 0.98
     asked = captions[1400:1500]
     best, rows = true_best(images, asked, 10), index.candidates(asked, tuned.depth)
     assert rows.shape == (100, tuned.depth) and rows.dtype == np.int64 and recall(best, rows) > 0.96
@@ -56,7 +56,7 @@ def test_candidates_hold_the_best(tmp_path, photos, method):
     found = np.take_along_axis(rows, scores.argsort(1, descending=True)[:, :10].numpy(), 1)
     assert recall(best, found) == pytest.approx(recall(best, rows))
     index.save(path)
-    again = Approximate(path)
+    again = Approximate.open(path)
     assert again.tuned == tuned and (again.candidates(asked, 20) == index.candidates(asked, 20)).all()
 
 
@@ -64,7 +64,7 @@ def test_candidates_hold_the_best(tmp_path, photos, method):
 def test_as_many_candidates_as_are_asked_for(tmp_path, photos, method):
     """Also where the lists that were enough for the best ten hold fewer."""
     images, captions = photos
-    index = build(written(tmp_path, images), method, str(tmp_path / "index"), captions[:1000])
+    index = build(written(tmp_path, images), method, captions[:1000])
     index.tune(written(tmp_path, images), captions[1000:1100], 0.5)
     rows = index.candidates(captions[1400:1420], 1500)
     assert (rows >= 0).all() and all(len(set(row)) == 1500 for row in rows.tolist())
@@ -73,10 +73,10 @@ def test_as_many_candidates_as_are_asked_for(tmp_path, photos, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_added_vectors_are_found_as_if_they_had_been_there(tmp_path, photos, method):
     images, captions = photos
-    index = build(written(tmp_path, images[:2500]), method, str(tmp_path / "index"), captions[:1000])
+    index = build(written(tmp_path, images[:2500]), method, captions[:1000])
     whole = written(tmp_path, images, name="all.npy")
     index.add(whole)
-    fresh = build(whole, method, str(tmp_path / "fresh"), captions[:1000])
+    fresh = build(whole, method, captions[:1000])
     asked = captions[2000:2200]
     best = true_best(images, asked, 10)
     got, expected = (recall(best, one.candidates(asked, 100, 256)) for one in (index, fresh))
@@ -115,19 +115,19 @@ def test_directions_are_those_that_queries_ask_for():
 def test_few_vectors(tmp_path, n):
     images, captions = lifted(n, 3)
     flat = written(tmp_path, images)
-    index = build(flat, "hnsw", str(tmp_path / "index"), captions[:1])
+    index = build(flat, "hnsw", captions[:1])
     rows = index.candidates(captions, 40)
     assert [set(of) for of in rows.tolist()] == [{*range(n), -1}] * n
     assert (rescored(flat, torch.from_numpy(captions), rows) == -np.inf).sum() == n * (40 - n)
     assert index.tune(flat, captions).recall10 == 1
     with pytest.raises(InputError, match=f"at least 1,000 vectors, and there are {n}; compare all"):
-        build(flat, "ivfpq", str(tmp_path / "index"), captions)
+        build(flat, "ivfpq", captions)
 
 
 def test_the_least_effort_is_taken_and_a_target_out_of_reach_is_said(tmp_path, photos, monkeypatch):
     images, captions = photos
     flat = written(tmp_path, images)
-    index = build(flat, "ivfpq", str(tmp_path / "index"), captions[:1000])
+    index = build(flat, "ivfpq", captions[:1000])
     monkeypatch.setitem(engines.EFFORTS, "ivfpq", (1, 2, 4, 8, 16, 32, 64))
     low, high = (index.tune(flat, captions[1000:1200], target) for target in (0.5, 0.98))
     assert 1 < high.effort and low.effort < high.effort and 0.5 <= low.recall10 < high.recall10
@@ -164,21 +164,26 @@ def false_files(good: bytes):
 
 def test_false_files_are_refused_in_a_sentence(tmp_path, photos):
     path = tmp_path / "index"
-    build(written(tmp_path, photos[0][:200]), "hnsw", str(path), photos[1][:100])
+    flat = written(tmp_path, photos[0][:200])
+    index = build(flat, "hnsw", photos[1][:100])
+    index.tune(flat, photos[1][:100])
+    index.save(str(path))
     good = path.read_bytes()
     assert zipfile.is_zipfile(path)
     for name, data in false_files(good):
         path.write_bytes(data)
         with pytest.raises(InputError, match="make it again with search.py index"):
-            Approximate(str(path))
+            Approximate.open(str(path))
             pytest.fail(name)
     with pytest.raises(InputError, match="make it again with search.py index"):
-        Approximate(str(tmp_path / "absent"))
+        Approximate.open(str(tmp_path / "absent"))
 
 
 def test_a_failure_while_writing_leaves_the_file_as_it_was(tmp_path, photos, monkeypatch):
     flat, path = written(tmp_path, photos[0][:200]), str(tmp_path / "index")
-    index = build(flat, "hnsw", path, photos[1][:100])
+    index = build(flat, "hnsw", photos[1][:100])
+    index.tune(flat, photos[1][:100])
+    index.save(path)
     before = sorted(os.listdir(tmp_path))
 
     def full(f, **arrays):
@@ -187,7 +192,7 @@ def test_a_failure_while_writing_leaves_the_file_as_it_was(tmp_path, photos, mon
     monkeypatch.setattr(np, "savez", full)
     with pytest.raises(OSError, match="disk full"):
         index.save(path)
-    assert sorted(os.listdir(tmp_path)) == before and Approximate(path).index.ntotal == 200
+    assert sorted(os.listdir(tmp_path)) == before and Approximate.open(path).index.ntotal == 200
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):

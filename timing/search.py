@@ -113,7 +113,7 @@ def approximate_times(path: str, method: str, queries: Tensor, best: np.ndarray,
     """What an approximate index over a file costs and finds. best (TRIED, TOP): true answers of the last queries."""
     flat, file = Flat(path), f"{path}.{method}"
     start = time.perf_counter()
-    index = build(flat, method, file, queries[:LEARNED], seed=seed)
+    index = build(flat, method, queries[:LEARNED], seed=seed)
     built = time.perf_counter()
     index.tune(flat, queries[LEARNED:LEARNED + TUNED], LEAST["recall"])
     index.save(file)
