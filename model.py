@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from cli import InputError
 from devices.precision import scored
 from devices.streams import both
 from encoders import (
@@ -25,23 +26,23 @@ from encoders import (
     LinearEmbedding,  # noqa: F401 (part of this module, for encoders of one's own)
     PooledEmbedding,
     Precomputed,
+    ReLULayers,
     Sequence,
+    Unchanged,
     Words,
     drawn,
     vsepp_linear,
 )
-from features.word_vectors import table_for
 from losses import MMD, Diversity, PairMSE, SideTerm, build_objective, mean_rows, real_parts, vib
 from methods import jwae
 from methods.cite import PENALTY, ConditionalNetwork
-from methods.dmsm import TrigramBag, TrigramConv, TrigramWords
+from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
 from methods.heads import GeneralisedGaussian, Inclusion, ProbVLMLoss, VarianceLayers, VonMisesFisher
 from methods.labelled import LabelledTwoBranch, labelled_objective
-from methods.layers import build_layers, layer_sizes
 from methods.likelihoods import MLS
 from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from methods.scan import CrossAttention, RegionEmbedding, WordStates
-from methods.two_branch import ProductNetwork, TwoBranchLoss
+from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
 from methods.vsrn import Captioner, RegionGraph, RegionGRU
 from parallel.share import by_rows, everyones, sharing
 from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var, unit
@@ -303,6 +304,27 @@ def bigru(opt, inputs: int) -> BiGRU:
     return BiGRU(inputs, opt.embed_size, opt.num_layers)
 
 
+def build_layers(opt, side: str, inputs: int) -> nn.Module:
+    """f_emb of a vector, (B, F) -> (B, D): a linear layer; with sizes such as "2000-1000", layers in a style; "0":
+    none. side: "img" or "txt"."""
+    hidden, style, embed_size = getattr(opt, f"{side}_layers"), opt.layer_style, opt.embed_size
+    if hidden == "0" and inputs != embed_size:
+        raise InputError(f"--{side}_layers 0 makes the {inputs} numbers of a feature or word vector the embedding, and "
+                         f"--embed_size is {embed_size}; make them equal")
+    if hidden == "0":
+        return Unchanged(embed_size)
+    sizes = layer_sizes(hidden)
+    if style == "branch" and sizes:
+        return BranchEmbedding(inputs, sizes[0], embed_size)
+    if style == "tanh":
+        return TanhLayers(inputs, sizes, embed_size)
+    return ReLULayers(inputs, sizes, embed_size) if sizes else LinearEmbedding(inputs, embed_size)
+
+
+def layer_sizes(hidden: str | None) -> list[int]:
+    return [int(size) for size in (hidden or "").split("-") if size]
+
+
 def image_vector(opt, inputs: int) -> nn.Module:
     return PooledEmbedding(inputs, opt.embed_size) if opt.pool == "gpo" else build_layers(opt, "img", inputs)
 
@@ -321,18 +343,41 @@ def trigrams(opt, vocab, table) -> TrigramWords:
     return TrigramWords(len(vocab.trigrams) + 1)
 
 
+def text_layers(opt, inputs: int) -> nn.Module:
+    return build_layers(opt, "txt", inputs)
+
+
+def bag(mean: bool) -> TextEncoder:
+    """Word vectors, averaged or summed."""
+    def trunk(opt, vocab, table) -> BagOfWords:
+        return BagOfWords(words(opt, vocab, table), mean)
+    return TextEncoder("words", trunk, text_layers, layers=True, decoder="vector")
+
+
+def over_trigrams(kind: type[nn.Module]) -> TextEncoder:
+    """One of DMSM's networks over letter trigrams."""
+    def embed(opt, inputs: int) -> nn.Module:
+        return kind(inputs - 1, layer_sizes(opt.txt_layers), opt.embed_size)
+    return TextEncoder("trigrams", trigrams, embed, layers=True)
+
+
+def region_graph(opt, pretrained: bool) -> RegionGraph:
+    return RegionGraph(opt.img_dim, opt.embed_size, opt.feature_norm, opt.region_norm == "regions")
+
+
+def region_embedding(opt, inputs: int) -> RegionEmbedding:
+    return RegionEmbedding(inputs, opt.embed_size, opt.precomp_enc_type == "weight_norm")
+
+
 IMAGE_ENCODERS = {
     "precomp": ImageEncoder("vector", lambda opt, _: features(opt, opt.pool == "mean"), image_vector, layers=True),
     "cnn": ImageEncoder("photos", photos, image_vector, layers=True),
-    "vsrn": ImageEncoder("regions", lambda opt, _: RegionGraph(opt.img_dim, opt.embed_size, opt.feature_norm,
-                                                               opt.region_norm == "regions"),
+    "vsrn": ImageEncoder("regions", region_graph,
                          lambda opt, inputs: RegionGRU(inputs, opt.embed_size, opt.region_bn), target=False),
     "pie": ImageEncoder("cells", pie_trunk, lambda opt, inputs: pie_net(opt, inputs, mean_linear(opt, inputs)),
                         lambda opt, inputs: PIEVariance(inputs, opt.embed_size, mean_linear(opt, inputs)),
                         target=False),
-    "scan": ImageEncoder("regions", lambda opt, _: features(opt, False),
-                         lambda opt,
-                         inputs: RegionEmbedding(inputs, opt.embed_size, opt.precomp_enc_type == "weight_norm")),
+    "scan": ImageEncoder("regions", lambda opt, _: features(opt, False), region_embedding),
 }
 TEXT_ENCODERS = {
     "gru": TextEncoder("words", words, last_state, decoder="words"),
@@ -340,16 +385,10 @@ TEXT_ENCODERS = {
                          decoder="words"),
     "pie": TextEncoder("words", words, lambda opt, inputs: pie_net(opt, inputs, bigru(opt, inputs)),
                        lambda opt, inputs: PIEVariance(inputs, opt.embed_size, bigru(opt, inputs))),
-    **{name: TextEncoder("words", lambda opt, vocab, table,
-                         mean=name == "mean": BagOfWords(words(opt, vocab, table), mean),
-                         lambda opt, inputs: build_layers(opt, "txt", inputs), layers=True, decoder="vector")
-       for name in ("mean", "sum")},
-    "features": TextEncoder("features", lambda opt, vocab, table: Precomputed(opt.txt_dim, opt.feature_norm),
-                            lambda opt, inputs: build_layers(opt, "txt", inputs), layers=True, decoder="vector"),
-    **{name: TextEncoder("trigrams", trigrams, lambda opt, inputs,
-                         kind=kind: kind(inputs - 1, layer_sizes(opt.txt_layers),
-                                                                                    opt.embed_size), layers=True)
-       for name, kind in (("trigram_conv", TrigramConv), ("trigram_bag", TrigramBag))},
+    "mean": bag(mean=True), "sum": bag(mean=False),
+    "features": TextEncoder("features", lambda opt, *_: Precomputed(opt.txt_dim, opt.feature_norm), text_layers,
+                            layers=True, decoder="vector"),
+    "trigram_conv": over_trigrams(TrigramConv), "trigram_bag": over_trigrams(TrigramBag),
 }
 
 
@@ -387,10 +426,10 @@ def build_image_tower(opt, pretrained: bool = True) -> Tower:
     return build_tower(opt, encoder, encoder.trunk(opt, pretrained), opt.image_head, not opt.no_imgnorm)
 
 
-def build_text_tower(opt, vocab, pretrained: bool = True) -> Tower:
+def build_text_tower(opt, vocab, vectors: Callable | None = None) -> Tower:
     """VSE++ always normalises captions; only SCAN's --no_txtnorm leaves them as they are."""
     encoder = TEXT_ENCODERS[opt.txt_enc]
-    table = table_for(vocab.words, opt.word_vectors, opt.word_dim) if opt.word_vectors and pretrained else None
+    table = vectors(vocab.words, opt.word_vectors, opt.word_dim) if opt.word_vectors and vectors else None
     return build_tower(opt, encoder, encoder.trunk(opt, vocab, table), opt.text_head, not opt.no_txtnorm)
 
 
@@ -426,11 +465,12 @@ def build_pair_terms(opt, vocab, regions: int, similarity: Similarity) -> dict[s
     return {name: (weight, build()) for name, (weight, build) in made.items() if weight}
 
 
-def build_model(opt, vocab, pretrained: bool = True) -> JointEmbedding:
-    """The model that resolved options (options.resolve) describe. `pretrained=False` leaves a CNN's weights and word
-    vectors to a checkpoint that is about to be loaded. Raises InputError where the options do not fit the data."""
+def build_model(opt, vocab, pretrained: bool = True, vectors: Callable | None = None) -> JointEmbedding:
+    """The model that resolved options (options.resolve) describe. `pretrained=False` leaves a CNN's weights to a
+    checkpoint that is about to be loaded. vectors: reads --word_vectors (features.word_vectors.table_for). Raises
+    InputError where the options do not fit the data."""
     similarity = ALL_SIMILARITIES[opt.sim].build(opt)
-    image_tower, text_tower = build_image_tower(opt, pretrained), build_text_tower(opt, vocab, pretrained)
+    image_tower, text_tower = build_image_tower(opt, pretrained), build_text_tower(opt, vocab, vectors)
     side_terms, critic = jwae.build_side_terms(opt, vocab, image_tower.trunk.dim, text_tower.trunk.dim,
                                                TEXT_ENCODERS[opt.txt_enc].decoder)
     objective = (labelled_objective if localises(opt) else build_objective)(opt, similarity)

@@ -29,6 +29,7 @@ from devices.load import Load
 from devices.precision import always_alike, full_float32, use_tf32
 from evaluation.described import described
 from evaluation.encode import validate
+from features.word_vectors import table_for
 from files.log import Log, NoLog
 from files.writing import FORMAT, locked, same_file, save_state
 from methods import METHODS
@@ -158,7 +159,7 @@ class Training:
     def __init__(self, opt, data: Data, start: dict | None, resumed: dict | None, device: torch.device):
         torch.manual_seed(opt.seed)
         self.opt, self.data, self.device = opt, data, device
-        self.model = build_model(opt, data.vocab, pretrained=start is None).to(device)
+        self.model = build_model(opt, data.vocab, start is None, None if start else table_for).to(device)
         if start:
             load_weights(self.model, start, opt.init_from or opt.logger_name,
                          means=opt.freeze_means and resumed is None)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from encoders import BatchNorm, vsepp_linear
-from methods.blocks import PairNetwork
-from similarities import unit
+from similarities import PairNetwork, unit
 
 PENALTY = 5e-5                        # weight of ConditionalNetwork.penalty
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from encoders import Latent, Sequence, drawn, vsepp_linear
 from losses import real_parts
-from methods.blocks import block_side, by_blocks
-from similarities import Embedding, Similarity, unit
+from similarities import Embedding, Similarity, block_side, by_blocks, unit
 
 
 class SelfAttention(nn.Module):

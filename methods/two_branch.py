@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from devices.precision import scored
 from encoders import BatchNorm, Dropout, Latent, vsepp_linear
-from methods.blocks import PairNetwork
-from similarities import unit
+from similarities import PairNetwork, unit
 
 
 class BranchEmbedding(nn.Module):

@@ -104,7 +104,7 @@ def test_evaluation_in_blocks_equals_the_whole(monkeypatch):
     whole, owner = net(x, y), np.arange(31) % 23
     rows, columns = torch.tensor([4, 22, 4, 0, 7]), torch.tensor([30, 0, 3, 0, 11])
     for elements in (1, 100, 10 ** 9):
-        monkeypatch.setattr("methods.blocks.ELEMENTS", {"cpu": elements, "cuda": elements})
+        monkeypatch.setattr("similarities.ELEMENTS", {"cpu": elements, "cuda": elements})
         torch.testing.assert_close(net(x, y), whole)
         torch.testing.assert_close(net.at(x, y, rows, columns), whole[rows, columns])
     torch.testing.assert_close(net.columns(x, y)(torch.tensor([4, 1]))(slice(3, 9)), whole[3:9][:, [4, 1]])

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import checkpoints
 import evaluate
 import runs
+import similarities
 import train
 from cli import InputError
 from data import Batch, Split, read_split
@@ -21,7 +22,6 @@ from evaluation import encode, subjects
 from files.photos import import_torchvision
 from inputs import Features, Photos
 from losses import MMD, Diversity, Match
-from methods import blocks
 from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from metrics import retrieval_blocks
 from model import SHAPES, Encoded, JointEmbedding, build_model
@@ -242,7 +242,7 @@ def slow_mil(images, captions):
 
 @pytest.mark.parametrize("elements", [1, 50, 2 ** 20])
 def test_mil_equals_loops_in_blocks_of_any_size(elements, monkeypatch):
-    monkeypatch.setitem(blocks.ELEMENTS, "cpu", elements)
+    monkeypatch.setitem(similarities.ELEMENTS, "cpu", elements)
     images, captions = several(7, 3, seed=1), several(9, 2, seed=2)
     scores = MaxOverParts()(images, captions)
     torch.testing.assert_close(scores, slow_mil(images, captions), rtol=1e-9, atol=1e-9)
@@ -292,7 +292,7 @@ def evaluation_noise(similarity, images, captions):
 @for_each("elements", [1, 300, 2 ** 20])
 @for_each("training", [False, True])
 def test_match_probability_equals_loops_in_blocks_of_any_size(training, elements, monkeypatch):
-    monkeypatch.setitem(blocks.ELEMENTS, "cpu", elements)
+    monkeypatch.setitem(similarities.ELEMENTS, "cpu", elements)
     similarity, images, captions = MatchProbability(4).double().train(training), gaussians(5, seed=1), gaussians(6,
                                                                                                                  seed=2)
     torch.manual_seed(3)

@@ -195,7 +195,7 @@ def test_blocks_equal_the_whole_and_pairs_do_not_depend_on_others(monkeypatch):
     net, x, y = network().eval(), Embedding(points(23)), Embedding(points(31, seed=1))
     whole = net(x, y)
     for elements in (1, 100, 10 ** 9):
-        monkeypatch.setattr("methods.blocks.ELEMENTS", {"cpu": elements, "cuda": elements})
+        monkeypatch.setattr("similarities.ELEMENTS", {"cpu": elements, "cuda": elements})
         torch.testing.assert_close(net(x, y), whole)
     torch.testing.assert_close(net.columns(x, y)(torch.tensor([4, 1]))(slice(3, 9)), whole[3:9][:, [4, 1]])
     torch.testing.assert_close(net(y, x).T, whole)                                  # the product knows no sides
@@ -203,7 +203,7 @@ def test_blocks_equal_the_whole_and_pairs_do_not_depend_on_others(monkeypatch):
     assert retrieval_blocks(net, x, y, owner, 7) == retrieval_blocks(net, x, y, owner, 1000)
     net.train()
     together = net(x, y)                                                            # one pass over all pairs
-    monkeypatch.setattr("methods.blocks.ELEMENTS", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr("similarities.ELEMENTS", {"cpu": 1, "cuda": 1})
     assert torch.equal(together, net(x, y))
 
 
