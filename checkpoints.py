@@ -20,13 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cli import InputError, data_set, filename, reason
+from cli import InputError, reason
 from encoders import CNNS
 from files.reading import checksum
 from files.writing import FORMAT
 from inputs import encode_captions
 from model import JointEmbedding, build_model, build_vocabulary
-from options import parser, resolve
+from options import resolve
+from options.training import TRAIN
 from similarities import Embedding, Similarity
 from text import Vocabulary, tokenize
 
@@ -55,10 +56,6 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
         raise InputError(f"{path} has checkpoint format {told}, this version reads format {FORMAT}; use the version "
                          "that wrote it, or train again")
     check_contents(stored, path)
-    stored["options"] = modern(stored["options"], path)
-    for weights in (stored["model"], stored.get("average", {})):      # the BatchNorm of jWAE's latents had another name
-        for name in [name for name in weights if "_tower.whiten." in name]:
-            weights[name.replace(".whiten.", ".latent_norm.")] = weights.pop(name)
     return stored
 
 
@@ -133,7 +130,7 @@ def load_model(stored: dict, path: str = "the checkpoint",
     if stored["options"].get("localise") and not phrases:
         raise InputError(f"{path} was trained on phrases and the regions of their photos, and what "
                          "reads images and captions is asked for; take another run")
-    opt = parser().parse_args([])                           # of options that are younger than the checkpoint
+    opt = TRAIN.parser().parse_args([])                           # of options that are younger than the checkpoint
     resolve(opt)
     vars(opt).update(stored["options"])
     vocab = build_vocabulary(opt, stored["vocabulary"])
@@ -215,44 +212,14 @@ class Trained:
         return self.model.embed_images(rows.to(self.device))
 
 
-def is_switch(action: argparse.Action) -> bool:
-    return action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction)
-
-
 def check_values(stored: dict, path: str) -> None:
-    """Refuse options of a checkpoint that the command line would not have taken: a model of them cannot be built."""
-    known = {action.dest: action for action in parser()._actions}
+    """Raise InputError on options of a checkpoint that the command line would not have taken: no
+    model can be built of them."""
     for name, value in stored.items():
-        action = known.get(name)
-        if action is None or name in MAY_CHANGE or (value is None and action.default is None):
-            continue
-        try:
-            right = (isinstance(value, bool) if is_switch(action)
-                     else isinstance(value, str) if action.type in (filename, data_set)
-                     else not isinstance(value, bool) and (action.type or str)(str(value)) == value)
-        except (argparse.ArgumentTypeError, ValueError):
-            right = False
-        if not right or action.choices is not None and value is not None and value not in action.choices:
-            raise InputError(f"{path} has the option {name} = {ascii(value)[:40]}, which train.py would not take; it "
-                             "was changed, so take another checkpoint")
-
-
-def modern(options: dict, path: str) -> dict:
-    """Options of an earlier state of this code by today's names. Raises InputError where this code has no such
-    model."""
-    if options.get("region_norm") == "features":            # until the first norm of VSRN's graph had its size
-        if options.get("img_enc") == "vsrn":
-            raise InputError(f"{path} is a VSRN whose first norm left regions of norm 1, which this version has not "
-                             "(--region_norm entries makes them sqrt(D)); evaluate it with the version that trained "
-                             "it, or train again")
-        options = {**options, "region_norm": "entries"}
-    if "latent_bn" in options:                              # until then jWAE's priors were counted times the batch
-        batch_norm = {True: "batch", False: "none"}.get(options["latent_bn"])
-        weights = {name: options[name] * options.get("batch_size", 128) for name in ("prior_images", "prior_captions")
-                   if isinstance(options.get(name), float) and options[name]}
-        options = {**options, "latent_norm": batch_norm or ("batch" if weights else None), **weights}
-        del options["latent_bn"]
-    return options
+        row = TRAIN.rows.get(name)
+        if row and name not in MAY_CHANGE and not row.takes(value):
+            raise InputError(f"{path} has the option {name} = {ascii(value)[:40]}, which train.py "
+                             "would not take; it was changed, so take another checkpoint")
 
 
 # ---- checkpoints of the originals
@@ -363,7 +330,7 @@ SAME = {"data_name": str, "margin": float, "max_violation": bool, "num_epochs": 
 
 def _options(theirs: argparse.Namespace, path: str) -> dict:
     """Our options, complete and resolved, for those of the original; paths and the like keep our defaults."""
-    ours = parser().parse_args([])
+    ours = TRAIN.parser().parse_args([])
     for name, kind in SAME.items():
         value = getattr(theirs, name, getattr(ours, name))
         if value is not getattr(ours, name):

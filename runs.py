@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import yaml
 
-from checkpoints import MAY_CHANGE, check_values, is_switch, load_checkpoint, modern
+from checkpoints import MAY_CHANGE, check_values, load_checkpoint
 from cli import InputError, reason
 from data import Split, check_extractors, pair_batches, phrase_batches, read_split
 from devices.feeding import keep
@@ -28,9 +28,10 @@ from inputs import Photos
 from methods.two_branch import sibling_order
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
 from model import build_vocabulary
-from options import default_run, defaults, refuse_unused, resolve
 from options.from_data import check_fits, fit_to_data
-from options.phrases import labels_of, regions_of
+from options.rules import default_run, labels_of, refuse_unused, regions_of, resolve
+from options.table import SWITCH
+from options.training import TRAIN
 from parallel import processes
 from text import Vocabulary
 
@@ -161,10 +162,11 @@ is_calibration = holds_keys("calibration", "checkpoints", "data_name", "split", 
                             "t2i", "i2t", optional=("weights", "sets", "log_det"))
 
 
-def config_arguments(path: str, p: argparse.ArgumentParser) -> list[str]:
+def config_arguments(path: str) -> list[str]:
     """The options of a YAML file as command-line words, so that they are checked like typed ones.
 
-    A run's config.yaml gives the options that it was asked for, from which others follow, and never its folder.
+    A run's config.yaml gives the options that it was asked for, from which others follow, and never
+    its folder.
     """
     try:
         values = read_yaml(path)
@@ -173,29 +175,32 @@ def config_arguments(path: str, p: argparse.ArgumentParser) -> list[str]:
     if isinstance(values, dict) and isinstance(values.get("options"), dict):
         values = values["asked"] if isinstance(values.get("asked"), dict) else values["options"]
         values = {name: value for name, value in values.items() if name not in COMMAND_LINE}
-    values = modern(values, path) if isinstance(values, dict) else values
-    known = {action.dest: action for action in p._actions if action.dest != "help"}
-    if not isinstance(values, dict) or set(values) - set(known):
-        wrong = sorted(map(str, set(values) - set(known))) if isinstance(values, dict) else [type(values).__name__]
-        raise InputError(f"--config {path} holds {ascii(wrong[0])[:60]}, which is no option; options are those of "
-                         "train.py --help")
-    words = []
-    for name, value in values.items():
-        if name in COMMAND_LINE:
-            raise InputError(f"--config {path} holds '{name}', which only the command line can say, so that a file of "
-                             f"options never names or replaces a run, nor starts a command; leave it out and give "
-                             f"--{name}")
-        if isinstance(value, (dict, list)):
-            raise InputError(f"--config {path}: {name} is a {type(value).__name__}; give a single value")
-        if is_switch(known[name]):
-            if value is not None and not isinstance(value, bool):
-                raise InputError(f"--config {path}: {name} is {ascii(value)[:40]}, and a switch is true or false, "
-                                 "without quotes")
-            off = [f"--no-{name}"] * isinstance(known[name], argparse.BooleanOptionalAction)
-            words += [f"--{name}"] if value else off if value is False else []
-        elif value is not None:
-            words += [f"--{name}={value}"]
-    return words
+    if not isinstance(values, dict) or set(values) - set(TRAIN.rows):
+        unknown = sorted(map(str, set(values) - set(TRAIN.rows))) if isinstance(values, dict) \
+            else [type(values).__name__]
+        raise InputError(f"--config {path} holds {ascii(unknown[0])[:60]}, which is no option; "
+                         "options are those of train.py --help all")
+    return [word for name, value in values.items() for word in config_words(name, value, path)]
+
+
+def config_words(name: str, value, path: str) -> list[str]:
+    """An option of a YAML file as the command line gives it: one word, or none."""
+    row = TRAIN.rows[name]
+    if name in COMMAND_LINE:
+        raise InputError(f"--config {path} holds '{name}', which only the command line can say, so "
+                         "that a file of options never names or replaces a run, nor starts a "
+                         f"command; leave it out and give --{name}")
+    if isinstance(value, (dict, list)):
+        raise InputError(f"--config {path}: {name} is a {type(value).__name__}; give a single "
+                         "value")
+    if value is None:
+        return []
+    if not row.switch:
+        return [f"--{name}={value}"]
+    if not isinstance(value, bool):
+        raise InputError(f"--config {path}: {name} is {ascii(value)[:40]}, and a switch is true or "
+                         "false, without quotes")
+    return [f"--{name}"] if value else [f"--no-{name}"] * (row.kind is SWITCH)
 
 
 # ---- what a run is trained on
@@ -315,7 +320,7 @@ def make_vocabulary(opt, train) -> tuple[Vocabulary, str]:
     """The words of the vocabulary file of the data set if there is one, else of its captions; and which of the two."""
     path = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
     if os.path.isfile(path):
-        given = [name for name in ("vocab_threshold", "vocab_splits") if getattr(opt, name) != defaults()[name]]
+        given = [name for name in ("vocab_threshold", "vocab_splits") if getattr(opt, name) != TRAIN.defaults[name]]
         if given:
             raise InputError(f"--{given[0]} {getattr(opt, given[0])} counts words of the captions, and {path} lists "
                              "the words already; leave it out, delete the file, or name another folder with "

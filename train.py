@@ -36,7 +36,7 @@ from methods import METHODS
 from model import build_model
 from optimisation import averaged, build_optimizers, share_of_rate
 from options import parser, resolve
-from options.conflicts import refuse_several
+from options.rules import refuse_several
 from parallel import processes
 from runs import COMMAND_LINE, NOT_KEPT, Data, Options, config_arguments, load_data
 
@@ -413,7 +413,7 @@ def parse_args(argv=None) -> Options:
         print("\n".join(method_lines()))
         p.exit()
     try:
-        words = [*(config_arguments(opt.config, p) if opt.config else ()), *argv]
+        words = [*(config_arguments(opt.config) if opt.config else ()), *argv]
         opt = p.parse_args(words, Options())
         if opt.method:
             opt = p.parse_args([*METHODS[opt.method].flags.split(), *words], Options())

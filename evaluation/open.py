@@ -25,7 +25,7 @@ from files.writing import output, save_arrays
 from inputs import SQUARABLE, Photos
 from model import OF_VECTORS
 from options.from_data import check_fits
-from options.phrases import regions_of
+from options.rules import regions_of
 from parallel import processes
 from similarities import SIMILARITIES, Cosine, Embedding, Similarity
 

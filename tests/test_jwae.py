@@ -272,24 +272,6 @@ def test_the_latents_norm_is_the_sphere_for_a_prior_and_batch_for_mse():
     assert norm(*JWAE, "--loss", "mse") == "batch" and norm(*JWAE, "--loss", "mse", "--latent_norm", "none") == "none"
 
 
-def test_runs_from_before_the_sphere_load_as_they_were(tmp_path, demo_path):
-    """`latent_bn`, a prior times the batch, and the BatchNorm under its old name."""
-    fit("--data_path", demo_path, *JWAE, "--latent_norm", "batch", "--num_epochs", 1, "--logger_name", tmp_path / "run")
-    path = tmp_path / "run" / "model_best.pt"
-    new = torch.load(path, weights_only=True)
-    old = {**new, "options": {**new["options"], "latent_bn": True, "prior_images": 0.1 / new["options"]["batch_size"]},
-           "model": {name.replace(".latent_norm.", ".whiten."): value for name, value in new["model"].items()}}
-    del old["options"]["latent_norm"]
-    torch.save(old, path)
-    read = load_checkpoint(str(tmp_path / "run"))
-    assert read["options"]["latent_norm"] == "batch" and read["options"]["prior_images"] == pytest.approx(0.1)
-    assert set(read["model"]) == set(new["model"]) != set(old["model"])
-    assert evaluate.run(evaluate.parse_args(["--checkpoint", str(tmp_path / "run")]))["protocols"]["full"]["rsum"] > 0
-    (tmp_path / "old.yaml").write_text("latent_bn: null\nprior_images: 0.01\nbatch_size: 50\n")
-    opt = train.parse_args(["--config", str(tmp_path / "old.yaml"), "--img_layers", "16"])
-    assert opt.latent_norm == "batch" and opt.prior_images == 0.5
-
-
 def test_every_parameter_has_one_optimiser():
     model, _ = model_and_batch(*JWAE)
     critic = list(model.critic.parameters())

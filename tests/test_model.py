@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 import encoders
-import options as options_module
 import train
 from cli import InputError
 from data import Batch
@@ -20,6 +19,7 @@ from methods import vsrn
 from methods.vsrn import RegionGraph, RegionGRU
 from model import SHAPES, JointEmbedding, Tower, build_model
 from options.from_data import fit_to_data
+from options.rules import refuse_unused
 from tests.helpers import for_each, refused
 from text import SPECIALS, Vocabulary
 
@@ -444,7 +444,7 @@ def test_vsrn_takes_regions_only(tmp_path, capsys):
     opt = train.parse_args([*vsrn, "--finetune"])
     fit_to_data(opt, regions, None)
     with pytest.raises(InputError, match="--finetune is for photos, and has no effect here"):
-        options_module.refuse_unused(opt)
+        refuse_unused(opt)
     for words in (["--region_bn"], ["--region_norm", "regions"]):
         refused(capsys, train.parse_args, words, f"{words[0]}.* is for --img_enc vsrn, and has no effect here")
     opt = train.parse_args(vsrn)

@@ -1,9 +1,16 @@
 """The tables of options: every row can be met, and says what it is about."""
+import os
+import re
+import subprocess
+import sys
+
 import pytest
 
 from cli import InputError
-from options import CONFLICTS, USED_BY, defaults, parser, resolve
-from tests.helpers import for_each
+from options import parser, resolve
+from options.rules import CONFLICTS
+from options.training import TRAIN
+from tests.helpers import ROOT, for_each
 
 # Command lines that cannot work, each for one reason: together they meet every row of CONFLICTS.
 REFUSED = """
@@ -17,9 +24,7 @@ REFUSED = """
 --sim scan --img_enc precomp
 --sim scan --txt_enc bigru
 --sim scan --pool gpo
---sim scan --use_abs
 --txt_enc features
---txt_layers 9
 --txt_enc trigram_conv --txt_layers 0
 --txt_enc trigram_conv --dropout 0.1
 --txt_enc trigram_bag --feature_noise 0.1
@@ -29,7 +34,6 @@ REFUSED = """
 --freeze_words
 --layer_style branch --img_layers 9-9
 --layer_style branch --txt_enc features --text_features w2v --txt_layers 9-9
---img_enc vsrn --img_layers 9
 --img_enc vsrn --recon_images 1
 --pool gpo --recon_images 1
 --txt_enc trigram_conv --recon_captions 1
@@ -126,24 +130,36 @@ def test_every_conflict_can_be_met(phrases):
     assert [sentence for k, (_, sentence) in enumerate(CONFLICTS) if k not in met] == []
 
 
-@for_each("name, where", [(name, where) for names, _, where in USED_BY for name in names.split()])
+# What makes an option useless, where it is not so by default.
+USELESS = {"lambda_lse": "--sim scan --agg_func Mean", "no_imgnorm": "--sim mil", "mask_same_image": "--loss mse",
+           "num_layers": "--txt_enc mean", "margin": "--loss infonce", "txt_fc": "--txt_enc mean",
+           "lr_update": "--schedule cosine", "use_abs": "--sim scan", "img_layers": "--img_enc vsrn",
+           "use_restval": "--data_path PHRASES --data_name x", "dev_images": "--data_path PHRASES --data_name x",
+           "train_shards": "--data_path PHRASES --data_name x"}
+VALUES = {"layer_style": "branch", "word_dropout": "0.5", "label_smoothing": "0.5", "positive_iou": "0.5",
+          "negative_iou": "0.5"}
+
+
+@for_each("name, where", [(name, use.where) for name, row in TRAIN.rows.items() for use in row.used_by])
 def test_what_has_no_effect_is_refused(name, where, phrases):
-    """An option of USED_BY is refused by name where nothing makes use of it; some need another option for that."""
-    action = next(action for action in parser()._actions if action.dest == name)
-    other = {"lambda_lse": ["--sim", "scan", "--agg_func", "Mean"], "no_imgnorm": ["--sim", "mil"],
-             "mask_same_image": ["--loss", "mse"], "layer_style": [], "num_layers": ["--txt_enc", "mean"],
-             "margin": ["--loss", "infonce"], "txt_fc": ["--txt_enc", "mean"],
-             "lr_update": ["--schedule", "cosine"],
-             **dict.fromkeys(("use_restval", "dev_images", "train_shards"),
-                             ["--data_path", phrases, "--data_name", "x"]),
-             "var_layers": "--loss probvlm --freeze_means --init_from RUN".split() * ("other" in where)}.get(name, [])
-    value = next((choice for choice in action.choices or () if choice != defaults()[name]), None)
-    value = {"layer_style": "branch", "word_dropout": "0.5", "label_smoothing": "0.5", "positive_iou": "0.5",
-             "negative_iou": "0.5"}.get(name, "3" if value is None else value)
-    words = [f"--{'no-' * (name == 'box_geometry')}{name}"]
-    words += [str(value)] * (action.nargs != 0 and not isinstance(defaults()[name], bool))
-    opt = parser().parse_args([*other, *words])
+    """An option that needs another one is refused by name where that is not so."""
+    row, other = TRAIN.rows[name], USELESS.get(name, "") if where != "--sim scan" else ""
+    if name == "var_layers" and "other" in where:
+        other = "--loss probvlm --freeze_means --init_from RUN"
+    value = "3" if callable(row.kind) else next((str(x) for x in row.kind if x != row.default), "3")
+    words = [f"--{'no-' * (row.default is True)}{name}"]
+    words += [] if row.switch else [VALUES.get(name, value)]
+    opt = parser().parse_args([*other.replace("PHRASES", phrases).split(), *words])
     if name in ("finetune", "cnn_weights", "cnn_type", "crop_size"):                # photos are seen when data are read
         opt.img_dim = 9
-    with pytest.raises(InputError, match=f"--(no-)?{name}.* is for .*no effect here; leave it out"):
+    with pytest.raises(InputError, match=f"--(no-)?{name}.* is for {re.escape(where)}, and has no effect here; leave"):
         resolve(opt)
+
+
+def test_the_short_help_is_a_screen_and_names_the_whole_one():
+    """Every flag is in --help all; the options of most runs, with --help, in 60 lines of 80 columns."""
+    short, whole = (subprocess.run([sys.executable, "train.py", "--help", *words], cwd=ROOT, text=True, check=True,
+                                   stdout=subprocess.PIPE, env={**os.environ, "COLUMNS": "80"}).stdout
+                    for words in ([], ["all"]))
+    assert len(short.splitlines()) <= 60 and "--help all" in short and "--learning_rate" in short
+    assert all(f"--{name}" in whole for name in TRAIN.rows)

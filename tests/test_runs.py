@@ -9,7 +9,6 @@ import torch
 import yaml
 
 import evaluate
-import options
 import runs
 import show
 import train
@@ -17,6 +16,7 @@ from checkpoints import load_checkpoint
 from cli import InputError
 from files.reading import holds_keys
 from files.writing import atomic, locked, output, part_of, save_json
+from options.rules import default_run
 from tests.helpers import in_a_process, log_of, refused, same_runs, trained
 from train import parse_args
 
@@ -58,7 +58,7 @@ def test_a_run_that_was_killed_before_its_first_step_begins_anew(run, demo_path,
 
 
 def test_default_folders_hold_the_seed(tmp_path, monkeypatch, demo_path):
-    assert options.default_run(parse_args(["--seed", "7", "--sim", "kl"])) == os.path.join("runs",
+    assert default_run(parse_args(["--seed", "7", "--sim", "kl"])) == os.path.join("runs",
                                                                                            "coco_precomp_kl_seed7")
     monkeypatch.chdir(tmp_path)
     for seed in (0, 1):

@@ -14,7 +14,7 @@ import torch
 
 import inputs
 import train
-from checkpoints import load_checkpoint, load_model
+from checkpoints import load_checkpoint
 from cli import InputError
 from runs import Data
 from tests.helpers import FORKS, STEPS, for_each, in_a_process, log_of, options, refused, same_weights, started
@@ -137,22 +137,6 @@ def collapsed(build):
             model.image_tower.mean.fc.bias.fill_(100.0)
         return model
     return wrapped
-
-
-def test_checkpoints_of_the_old_region_norm(tmp_path, small_run):
-    """Of any model but a VSRN the option says nothing; a VSRN of it would embed otherwise."""
-    small_run(*STEPS, to=tmp_path / "run")
-    for name in ("model_best.pt", "checkpoint.pt"):
-        stored = torch.load(tmp_path / "run" / name, weights_only=True)
-        stored["options"]["region_norm"] = "features"
-        torch.save(stored, tmp_path / "run" / name)
-    load_model(load_checkpoint(str(tmp_path / "run")))
-    fit("--resume", tmp_path / "run", "--num_epochs", 2)
-    stored["options"]["img_enc"] = "vsrn"
-    torch.save(stored, tmp_path / "old.pt")
-    with pytest.raises(InputError, match="is a VSRN whose first norm left regions of norm 1, which this version has "
-                                         "not"):
-        load_checkpoint(str(tmp_path / "old.pt"))
 
 
 def on_a_full_disk(tmp_path, words) -> tuple[int, str]:
