@@ -12,7 +12,6 @@ if __name__ == "__main__":
     import cli
     cli.starting()
 
-import argparse
 import contextlib
 import csv
 import json
@@ -24,11 +23,11 @@ import numpy as np
 
 import checkpoints
 import cli
-from cli import Arguments, InputError, data_set, filename, natural, positive, split_name, torch_device, up_to, workers
+from cli import InputError, torch_device
 from evaluation import bank, certainty, localisation, plots, variances
 from evaluation.annotations import Pairs
-from evaluation.assess import INSTANCES, Asked, Judgements, assess, read_judgements, without_nan
-from evaluation.certainty import Certainty, assess_certainty, check_options, wanted
+from evaluation.assess import Asked, Judgements, assess, read_judgements, without_nan
+from evaluation.certainty import Certainty, assess_certainty
 from evaluation.compare import common_name, compare
 from evaluation.open import (
     How,
@@ -54,9 +53,9 @@ from files.reading import first_line, is_drawn, read_json
 from files.writing import atomic, output, save_json
 from inputs import Photos
 from model import OF_VECTORS
+from options.evaluating import EVALUATE, parse_args, refuse_of_captions, wanted
 from parallel import processes
 from runs import is_calibration, is_results
-from similarities import SIMILARITIES
 
 RANKS = ["protocol", "direction", "query", "id", "rank_from_0"]     # columns of --ranks
 
@@ -156,7 +155,7 @@ def of_phrases(opt) -> bool:
     if not paths and not (opt.embeddings or opt.scores):
         paths = [processes.from_first(newest_run)]
     if paths and localisation.is_of_phrases(paths[0]):
-        localisation.check_options(opt, paths[0])
+        refuse_of_captions(opt, paths[0])
         return True
     if opt.regions:
         raise InputError(f"--regions {opt.regions} is for runs on phrases and the regions of their photos; leave it "
@@ -427,9 +426,10 @@ def of_split(opt, data_name: str = "") -> str:
 
 def suffixes(opt) -> str:
     """The part of a file's name that names the bank and the given variances; empty without."""
-    size = "" if opt.bank_size == bank.SIZE else opt.bank_size
-    near = "" if opt.neighbours == variances.NEIGHBOURS else opt.neighbours
-    return (f"_bank_{opt.bank}{size}" if opt.bank else "") + (f"_{opt.variances}{near}" if opt.variances else "")
+    size, near = ("" if getattr(opt, name) == EVALUATE.defaults[name] else getattr(opt, name)
+                  for name in ("bank_size", "neighbours"))
+    return (f"_bank_{opt.bank}{size}" * bool(opt.bank)
+            + f"_{opt.variances}{near}" * bool(opt.variances))
 
 
 def beside(name: str, target: str, ending: str = "png") -> str:
@@ -439,131 +439,6 @@ def beside(name: str, target: str, ending: str = "png") -> str:
     stem = os.path.splitext(file)[0]
     stem = stem.replace("results", name, 1) if "results" in stem else f"{stem}_{name}"
     return os.path.join(folder, f"{stem}.{ending}")
-
-
-# ---- options
-
-def parse_args(argv=None) -> argparse.Namespace:
-    """The options of the command line. Ends the program with a sentence where they do not go together."""
-    p = Arguments("Evaluate image-caption retrieval.")
-    add = p.add_argument_group("what is evaluated").add_argument
-    add("--checkpoint", nargs="+", type=filename, metavar="RUN",
-        help="run folders or checkpoint files; several are an ensemble (default: the newest run)")
-    add("--compare", nargs="+", type=group, metavar="RUN",
-        help="evaluate runs, .npz embeddings or .npy scores by themselves, and compare each with the first by a paired "
-        "bootstrap; A0,A1,A2 are seeds of one model")
-    add("--embeddings", type=filename, metavar="FILE.npz",
-        help="embeddings of any model, in the form that --export writes")
-    add("--scores", type=filename, metavar="FILE.npy",
-        help="a matrix of scores, images x captions; higher scores are better")
-    add("--sim", choices=list(SIMILARITIES),
-        help="similarity of the embeddings of --embeddings (default: the one that the file names, else cosine), or of "
-        "a run's means and variances, in place of its own")
-    add("--data_path", type=filename, help="folder that holds the data sets (default: that of the training)")
-    add("--data_name", type=data_set, help="data set (default: that of the training)")
-    add("--split", type=split_name,
-        help="train, dev, test or testall (default: the split that a file of embeddings names, else test)")
-    add("--regions", type=filename, metavar="NAME", help="of runs on phrases: other proposals of the photos, and their "
-        "features, {split}_NAME.npy (default: those of the training)")
-    add("--dev_images", type=natural, help="images of the dev split to take; 0 takes all (default: as in the training)")
-    add("--vocab", type=filename, metavar="FILE.json",
-        help="vocabulary of an original VSE++ or VSRN checkpoint (python vocab.py convert writes it)")
-    add = p.add_argument_group("protocols").add_argument
-    add("--fold5", action="store_true", help="also give the mean over five folds of 1,000 images (COCO 1K)")
-    add("--cxc", action="store_true", help="Crisscrossed Captions: all four directions, RPC2, STS, SIS and SITS")
-    add("--cxc_path", type=filename, metavar="FOLDER", help="folder of its csv files (default: DATA_PATH/cxc)")
-    add("--cxc_rule", choices=["ucmr", "eccv"], default="ucmr",
-        help="which images and captions match: ucmr, original pairs and those rated 3 or more; eccv, only the latter")
-    add("--pmrp", action="store_true", help="Plausible Match R-Precision, from the instances of COCO")
-    add("--instances", type=filename, metavar="FILE.json",
-        help="COCO's instances of the images of the split (default: DATA_PATH/DATA_NAME/annotations/" + INSTANCES + ")")
-    add("--eccv", action="store_true", help="ECCV Caption, from --eccv_path or the package eccv_caption")
-    add("--eccv_path", type=filename, metavar="FOLDER",
-        help="folder of eccv_image_to_caption.json and eccv_caption_to_image.json")
-    add("--positives", type=filename, metavar="FILE.json",
-        help='recalls, R-precision and mAP@R of your own matches: {"i2t": {image id: [caption ids]}, "t2i": {...}}')
-    add("--rerank", type=int, default=0, metavar="K",
-        help="for --sim scan: also rank in two stages. The cosine of the means keeps the K nearest items of each "
-        "query, and attention re-ranks them; reports what this loses and saves")
-    add("--bank", type=split_name, metavar="SPLIT",
-        help="also rank with query-bank normalisation: what an item scores with queries of this split, usually train, "
-        "is taken from its scores, so that no item is near every query; its beta is chosen on dev")
-    add("--bank_size", type=positive, default=bank.SIZE, metavar="N",
-        help="with --bank: how many captions are drawn at most, and how many images")
-    add = p.add_argument_group("how sure").add_argument
-    add("--uncertainty", action="store_true",
-        help="what log det Sigma tells about recall: bins, risk and coverage, pictures")
-    add("--variances", choices=variances.KINDS,
-        help="give a point model variances without training: the scatter of an item's nearest training items of the "
-        "other modality (knn), or Laplace's approximation of the last linear layers (laplace); the scores stay")
-    add("--neighbours", type=up_to(10_000, least=2), default=variances.NEIGHBOURS, metavar="K",
-        help="with --variances knn: how many nearest items")
-    add("--variances_from", type=filename, metavar="FILE.npz",
-        help="with --variances and --embeddings: the same model's embeddings of training pairs")
-    add("--control", action=argparse.BooleanOptionalAction, default=True,
-        help="with --uncertainty: also rank with variances that are dealt to other items")
-    add("--confidence", action="store_true",
-        help="how sure the first answers are: probabilities calibrated on dev, and what every measure of confidence is "
-        "worth; writes calibration.json and pictures beside the results")
-    add("--sets", type=float, metavar="ALPHA",
-        help="sets of answers that hold a right one for 1 - ALPHA of the queries (split-conformal)")
-    add("--absent", type=float, metavar="RATE",
-        help="queries whose answer is taken out of the gallery: can one tell, and from which confidence up are at most "
-        "RATE of them answered")
-    add("--negatives", type=filename, metavar="FILE.txt",
-        help="with --absent: captions that no image shows, one per line, to certify the threshold on instead of dev")
-    add("--calibration", type=filename, metavar="FILE",
-        help="with --embeddings or --scores: the same of dev, to calibrate on")
-    add("--calibrate_on", type=float, metavar="SHARE",
-        help="calibrate on a random share of the images, and judge on the others")
-    add("--photos", type=filename, metavar="FOLDER",
-        help="with --uncertainty or --confidence: folder of the photos to draw where the data are precomputed "
-        "features")
-    add = p.add_argument_group("what is written").add_argument
-    add("--ranks", type=filename, metavar="FILE.csv", help="write the rank of every query to this file")
-    add("--export", type=filename, metavar="FILE.npz", help="write the embeddings to this file")
-    add("--format", choices=["text", "markdown", "latex", "json"], default="text", help="format of what is printed")
-    add("--output", type=filename, metavar="FILE",
-        help="file of the results (default: results.json in the run folder, or results_SIM_DATA_SPLIT.json for another "
-        "similarity, data set or split than those of the run)")
-    add = p.add_argument_group("speed and memory").add_argument
-    add("--batch_size", type=positive, default=128, help="images or captions that are encoded at once; of "
-        "regions 32 times as many")
-    add("--block", type=positive, default=localisation.BLOCK,
-        help="number of images that are scored at once; memory grows with it, results do not change")
-    add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="number of processes that read photos")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA where it is present")
-    opt = p.parse_args(argv)
-    opt.eccv = opt.eccv or opt.eccv_path is not None
-    if opt.rerank < 0:
-        p.error(f"--rerank {opt.rerank} is no number of items to keep; give at least 1, 100 is usual, or leave it out")
-    if opt.dev_images is not None and opt.split not in ("dev", "val"):
-        p.error(f"--dev_images {opt.dev_images} cuts the dev split, and the split is {opt.split or 'test'}; leave it "
-                "out")
-    sources = [name for name in ("checkpoint", "compare", "embeddings", "scores") if getattr(opt, name)]
-    if len(sources) > 1:
-        p.error(f"--{sources[0]} and --{sources[1]} both name what to evaluate; give one of them")
-    if opt.compare and len(opt.compare) < 2:
-        p.error(f"--compare {opt.compare[0]} has nothing to compare with; give at least two runs, or use --checkpoint")
-    refused = {"export": ("compare", "embeddings", "scores"), "ranks": ("compare",)}
-    wrong = [name for name, others in refused.items() if getattr(opt, name) and set(sources) & set(others)]
-    if wrong:
-        p.error(f"--{wrong[0]} does not go with --{sources[0]}; evaluate a single model for it")
-    check_options(p, opt)
-    variances.check_options(p, opt)
-    if opt.sim and opt.scores:
-        p.error(f"--sim {opt.sim} does not go with --scores, a matrix of ready scores; leave it out")
-    for name, needed in (("instances", "pmrp"), ("cxc_path", "cxc"), ("cxc_rule", "cxc"), ("control", "uncertainty"),
-                         ("bank_size", "bank"), ("neighbours", "variances"), ("variances_from", "variances"),
-                         ("photos", "uncertainty or --confidence")):
-        if getattr(opt, name) != p.get_default(name) and not any(getattr(opt, n) for n in needed.split(" or --")):
-            p.error(f"--{'no-' * (name == 'control')}{name} has no effect without --{needed}; give both or neither")
-    return opt
-
-
-def group(text: str) -> str:
-    """The type of an item of --compare: a path, or the paths of several seeds of one model joined by commas."""
-    return ",".join(path and filename(path) for path in text.split(","))
 
 
 def main(argv=None) -> None:

@@ -38,40 +38,6 @@ class Certainty(NamedTuple):
     seen: dict[str, Seen]             # of each direction, with --confidence; for pictures
 
 
-def wanted(opt) -> bool:
-    return bool(opt.confidence or opt.sets or opt.absent)
-
-
-def check_options(p, opt) -> None:
-    """Ends the program with a sentence where the options of this file do not go together. p: the parser."""
-    for name in ("sets", "absent", "calibrate_on"):
-        value = getattr(opt, name)
-        if value is not None and not 0 < value < 1:
-            p.error(f"--{name} {value:g} is no share; give a number between 0 and 1, such as 0.1")
-    ready = opt.embeddings or opt.scores
-    if opt.negatives and (ready or not opt.absent):
-        p.error(f"--negatives {opt.negatives} is for --absent of a trained run, which can embed its captions; leave it "
-                "out")
-    if not wanted(opt):
-        given = next((name for name in ("calibration", "calibrate_on") if getattr(opt, name) is not None), None)
-        if given:
-            p.error(f"--{given} has no effect without --confidence, --sets or --absent; give both or neither")
-        return
-    if opt.compare:
-        p.error("--confidence, --sets and --absent do not go with --compare; evaluate each by itself")
-    if opt.calibration and opt.calibrate_on:
-        p.error("--calibration and --calibrate_on both name what to calibrate on; give one of them")
-    if opt.calibration and not ready:
-        p.error(f"--calibration {opt.calibration} is for --embeddings and --scores: a run is calibrated on its dev "
-                "split; leave it out")
-    if ready and not opt.calibration and not opt.calibrate_on:
-        p.error(f"{ready} has to be calibrated on other items; give those of dev with --calibration FILE, or "
-                "--calibrate_on 0.5 to take half of its images")
-    if not ready and not opt.calibrate_on and opt.split in ("dev", "val"):
-        p.error(f"--split {opt.split} is what a run is calibrated on; judge another split, or give --calibrate_on 0.5 "
-                "(images and captions only)")
-
-
 def part(subject: Subject, images: np.ndarray) -> Subject:
     """The images at positions `images` (n,), rising, and their captions, as a subject of their own."""
     captions = np.flatnonzero(np.isin(subject.caption_image, images))

@@ -40,10 +40,6 @@ from files.proposals import shares
 from files.reading import read_json, read_yaml
 from metrics import sampled_spearman, spearman
 
-BLOCK = 1000                          # of --block, where it is not given
-# Options of evaluate.py for images and captions alone.
-OF_CAPTIONS = ("sim", "dev_images", "vocab", "fold5", "cxc", "pmrp", "eccv", "positives", "rerank", "bank",
-               "uncertainty", "variances", "sets", "absent", "calibration", "calibrate_on", "photos", "ranks", "export")
 SIDE = "phrases"                      # the name of this direction in results and pictures
 FEWEST = 4                            # photos with a known number of things that fit, for a correlation
 
@@ -62,13 +58,6 @@ def is_of_phrases(path: str) -> bool:
         return bool(load_checkpoint(path)["options"].get("localise"))
     except (InputError, TypeError, KeyError, AttributeError):                      # whoever reads it says what is wrong
         return False
-
-
-def check_options(opt, path: str) -> None:
-    given = [name for name in OF_CAPTIONS if getattr(opt, name)] + ["block"] * (opt.block != BLOCK)
-    if given:
-        raise InputError(f"--{given[0]} is for images and captions, and {path} was trained on phrases and the "
-                         "regions of their photos; leave it out")
 
 
 class Phrases(NamedTuple):

@@ -57,7 +57,7 @@ class Models(NamedTuple):
 
 class PostHoc(NamedTuple):
     """Variances for points that are trained already (`variances`)."""
-    kind: str                         # one of variances.KINDS
+    kind: str                         # laplace or knn
     neighbours: int
     train: str | None = None          # of embeddings: a file of those of training pairs
     dev: str | None = None            # and one that the temperature is fitted on, in place of these

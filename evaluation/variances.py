@@ -13,7 +13,6 @@ those of the points. `fit_knn` and `fit_laplace` return what gives variances to 
 `layer`, see `around`, and `log_var` of a batch.
 """
 import math
-import os
 from typing import NamedTuple
 
 import numpy as np
@@ -26,10 +25,8 @@ from evaluation.posterior import masses, rows_of, sample_scores, temperature
 from evaluation.subjects import Gallery, Subject, Variances
 from losses import InfoNCE
 from model import JointEmbedding, Tower, in_float32
-from similarities import SIMILARITIES, Cosine, Embedding, Similarity, unit
+from similarities import Cosine, Embedding, Similarity, unit
 
-KINDS = ("laplace", "knn")
-NEIGHBOURS = 10                       # chosen before anything was measured
 LEAST = 1e-14                         # a variance per dimension; rounding of unit vectors in float32 makes as much
 ROWS = 1024                           # rows of a matrix product in float32, whose sums are added up in float64
 
@@ -316,34 +313,6 @@ def fitted_scale(subject: Subject) -> dict[str, float]:
 
 
 # ---- the command
-
-def check_options(p, opt) -> None:
-    """Ends the program with a sentence where the options of this file do not go together. p: the parser."""
-    if not opt.variances:
-        return
-    if opt.compare or opt.scores:
-        why = ("ready scores have no embeddings" if opt.scores else
-               "variances change no score, so there is nothing to compare; evaluate each by itself")
-        p.error(f"--variances {opt.variances} does not go with --{'scores' if opt.scores else 'compare'}: {why}")
-    if opt.embeddings and not opt.variances_from:
-        p.error(f"--variances {opt.variances} needs the training pairs of the same model, and {opt.embeddings} holds "
-                "those that are judged; give them with --variances_from FILE.npz")
-    if opt.variances_from and not opt.embeddings:
-        p.error(f"--variances_from {opt.variances_from} is for --embeddings: a run takes pairs of its own training "
-                "split; leave it out")
-    files = [path and os.path.realpath(path) for path in (opt.variances_from, opt.calibration)]
-    if files[0] and files[0] == files[1]:
-        p.error(f"--variances_from and --calibration are both {opt.calibration}; calibration needs other items, so "
-                "give training pairs for the one and dev for the other")
-    if opt.neighbours != NEIGHBOURS and opt.variances != "knn":
-        p.error(f"--neighbours {opt.neighbours} is for --variances knn; leave it out")
-    if opt.sim and SIMILARITIES[opt.sim].gaussian_sides:
-        p.error(f"--sim {opt.sim} ranks by variances, and those of --variances {opt.variances} change no score; leave "
-                "one of the two out")
-    if opt.split == "train":
-        p.error(f"--variances {opt.variances} is fitted on the train split, so it must not be judged there; give "
-                "another --split")
-
 
 def refuse_gaussian(gaussian: bool, name: str, kind: str) -> None:
     if gaussian:

@@ -1,0 +1,243 @@
+"""The options of evaluate.py as rows, and what cannot go together."""
+import argparse
+import os
+
+from cli import (
+    InputError,
+    data_set,
+    filename,
+    natural,
+    number,
+    positive,
+    split_name,
+    up_to,
+    workers,
+)
+from options.table import FLAG, SWITCH, Option, Table, needs, only, refuse
+from similarities import SIMILARITIES
+
+SOURCES = ("checkpoint", "compare", "embeddings", "scores")
+DRAWN = needs(lambda o: o.uncertainty or o.confidence, "--uncertainty or --confidence")
+
+
+def wanted(opt) -> bool:
+    """Whether anything is calibrated."""
+    return bool(opt.confidence or opt.sets or opt.absent)
+
+
+SURE = needs(wanted, "--confidence, --sets or --absent")
+
+
+def group(text: str) -> str:
+    """The type of an item of --compare: a path, or those of several seeds of one model, joined by
+    commas."""
+    return ",".join(path and filename(path) for path in text.split(","))
+
+
+EVALUATE = Table("Evaluate image-caption retrieval.", {
+    "what is evaluated": [
+        Option("checkpoint", filename, None, "run folders or checkpoint files; several are an "
+               "ensemble (default: the newest run)", metavar="RUN", nargs="+"),
+        Option("compare", group, None, "evaluate runs, .npz embeddings or .npy scores by "
+               "themselves, and compare each with the first by a paired bootstrap; A0,A1,A2 are "
+               "seeds of one model", metavar="RUN", nargs="+"),
+        Option("embeddings", filename, None, "embeddings of any model, in the form that --export "
+               "writes", metavar="FILE.npz"),
+        Option("scores", filename, None, "a matrix of scores, images x captions; higher scores are "
+               "better", metavar="FILE.npy"),
+        Option("sim", SIMILARITIES, None, "similarity of the embeddings of --embeddings (default: "
+               "the one that the file names, else cosine), or of a run's means and variances, in "
+               "place of its own"),
+        Option("data_path", filename, None, "folder that holds the data sets (default: that of the "
+               "training)"),
+        Option("data_name", data_set, None, "data set (default: that of the training)"),
+        Option("split", split_name, None, "train, dev, test or testall (default: the split that a "
+               "file of embeddings names, else test)"),
+        Option("regions", filename, None, "of runs on phrases: other proposals of the photos, and "
+               "their features, {split}_NAME.npy (default: those of the training)", metavar="NAME"),
+        Option("dev_images", natural, None, "images of the dev split to take; 0 takes all "
+               "(default: as in the training)"),
+        Option("vocab", filename, None, "vocabulary of an original VSE++ or VSRN checkpoint "
+               "(python vocab.py convert writes it)", metavar="FILE.json"),
+    ],
+    "protocols": [
+        Option("fold5", FLAG, False, "also give the mean over five folds of 1,000 images (COCO 1K)",
+               ),
+        Option("cxc", FLAG, False, "Crisscrossed Captions: all four directions, RPC2, STS, SIS and "
+               "SITS"),
+        Option("cxc_path", filename, None, "folder of its csv files (default: DATA_PATH/cxc)",
+               used_by=only("cxc"), metavar="FOLDER"),
+        Option("cxc_rule", ["ucmr", "eccv"], "ucmr", "which images and captions match: ucmr, "
+               "original pairs and those rated 3 or more; eccv, only the latter",
+               used_by=only("cxc")),
+        Option("pmrp", FLAG, False, "Plausible Match R-Precision, from the instances of COCO"),
+        Option("instances", filename, None, "COCO's instances of the images of the split (default: "
+               "DATA_PATH/DATA_NAME/annotations/instances_val2014.json)", used_by=only("pmrp"),
+               metavar="FILE.json"),
+        Option("eccv", FLAG, False, "ECCV Caption, from --eccv_path or the package eccv_caption"),
+        Option("eccv_path", filename, None, "folder of eccv_image_to_caption.json and "
+               "eccv_caption_to_image.json", metavar="FOLDER"),
+        Option("positives", filename, None, 'recalls, R-precision and mAP@R of your own matches: '
+               '{"i2t": {image id: [caption ids]}, "t2i": {...}}', metavar="FILE.json"),
+        Option("rerank", natural, 0, "for --sim scan: also rank in two stages. The cosine of the "
+               "means keeps the K nearest items of each query, and attention re-ranks them; "
+               "reports what this loses and saves", metavar="K"),
+        Option("bank", split_name, None, "also rank with query-bank normalisation: what an item "
+               "scores with queries of this split, usually train, is taken from its scores, so "
+               "that no item is near every query; its beta is chosen on dev", metavar="SPLIT"),
+        Option("bank_size", positive, 10_000, "with --bank: how many captions are drawn at "
+               "most, and how many images", used_by=only("bank")),
+    ],
+    "how sure": [
+        Option("uncertainty", FLAG, False, "what log det Sigma tells about recall: bins, risk and "
+               "coverage, pictures"),
+        Option("variances", ["laplace", "knn"], None, "give a point model variances without "
+                                                      "training: the scatter of an item's nearest "
+                                                      "training items of the other modality (knn), "
+                                                      "or Laplace's approximation of the last "
+                                                      "linear layers (laplace); the scores stay"),
+        Option("neighbours", up_to(10_000, least=2), 10,
+               "with --variances knn: how many nearest items",
+               used_by=only("variances"), metavar="K"),
+        Option("variances_from", filename, None, "with --variances and --embeddings: the same "
+               "model's embeddings of training pairs",
+               used_by=only("variances"), metavar="FILE.npz"),
+        Option("control", SWITCH, True, "with --uncertainty: also rank with variances that are "
+               "dealt to other items", used_by=only("uncertainty")),
+        Option("confidence", FLAG, False, "how sure the first answers are: probabilities "
+               "calibrated on dev, and what every measure of confidence is worth; writes "
+               "calibration.json and pictures beside the results"),
+        Option("sets", number, None, "sets of answers that hold a right one for 1 - ALPHA of the "
+               "queries (split-conformal)", metavar="ALPHA"),
+        Option("absent", number, None, "queries whose answer is taken out of the gallery: can one "
+               "tell, and from which confidence up are at most RATE of them answered",
+               metavar="RATE"),
+        Option("negatives", filename, None, "with --absent: captions that no image shows, one per "
+               "line, to certify the threshold on instead of dev", metavar="FILE.txt"),
+        Option("calibration", filename, None, "with --embeddings or --scores: the same of dev, to "
+               "calibrate on", used_by=SURE),
+        Option("calibrate_on", number, None, "calibrate on a random share of the images, and judge "
+               "on the others", used_by=SURE, metavar="SHARE"),
+        Option("photos", filename, None, "with --uncertainty or --confidence: folder of the photos "
+               "to draw where the data are precomputed features", used_by=DRAWN, metavar="FOLDER"),
+    ],
+    "what is written": [
+        Option("ranks", filename, None, "write the rank of every query to this file",
+               metavar="FILE.csv"),
+        Option("export", filename, None, "write the embeddings to this file", metavar="FILE.npz"),
+        Option("format", ["text", "markdown", "latex", "json"], "text",
+               "format of what is printed"),
+        Option("output", filename, None, "file of the results (default: results.json in the run "
+               "folder, or results_SIM_DATA_SPLIT.json for another similarity, data set or split "
+               "than those of the run)"),
+    ],
+    "speed and memory": [
+        Option("batch_size", positive, 128, "images or captions that are encoded at once; of "
+               "regions 32 times as many"),
+        Option("block", positive, 1000, "number of images that are scored at once; "
+               "memory grows with it, results do not change"),
+        Option("workers", workers, min(10, os.cpu_count() or 1),
+               "number of processes that read photos"),
+        Option("device", ["auto", "cpu", "cuda"], "auto", "auto takes CUDA where it is present"),
+    ],
+}, "{flag} has no effect without {where}; give both or neither")
+
+
+# ---- what cannot go together: (when, the sentence, formatted with the options)
+
+def ready(opt) -> str | None:
+    """The file of embeddings or scores that is evaluated, if it is no run."""
+    return opt.embeddings or opt.scores
+
+
+def same_file(a: str | None, b: str | None) -> bool:
+    return bool(a and b) and os.path.realpath(a) == os.path.realpath(b)
+
+
+CONFLICTS = [
+    (lambda o: o.dev_images is not None and o.split not in ("dev", "val"),
+     "--dev_images {dev_images} cuts the dev split, and the split is {judged}; leave it out"),
+    *((lambda o, a=a, b=b: getattr(o, a) and getattr(o, b),
+       f"--{a} and --{b} both name what to evaluate; give one of them")
+      for k, a in enumerate(SOURCES) for b in SOURCES[k + 1:]),
+    (lambda o: o.compare and len(o.compare) < 2,
+     "--compare {compare[0]} has nothing to compare with; give at least two runs, or use "
+     "--checkpoint"),
+    *((lambda o, name=name, source=source: getattr(o, name) and getattr(o, source),
+       f"--{name} does not go with --{source}; evaluate a single model for it")
+      for name, source in (("export", "compare"), ("export", "embeddings"), ("export", "scores"),
+                           ("ranks", "compare"))),
+    # how sure
+    *((lambda o, name=name: getattr(o, name) is not None and not 0 < getattr(o, name) < 1,
+       f"--{name} {{{name}:g}} is no share; give a number between 0 and 1, such as 0.1")
+      for name in ("sets", "absent", "calibrate_on")),
+    (lambda o: o.negatives and (ready(o) or not o.absent),
+     "--negatives {negatives} is for --absent of a trained run, which can embed its captions; "
+     "leave it out"),
+    *((lambda o, wrong=wrong: wanted(o) and wrong(o), sentence) for wrong, sentence in (
+        (lambda o: o.compare, "--confidence, --sets and --absent do not go with --compare; "
+                              "evaluate each by itself"),
+        (lambda o: o.calibration and o.calibrate_on, "--calibration and --calibrate_on both name "
+                                                     "what to calibrate on; give one of them"),
+        (lambda o: o.calibration and not ready(o),
+         "--calibration {calibration} is for --embeddings and --scores: a run is calibrated on its "
+         "dev split; leave it out"),
+        (lambda o: ready(o) and not o.calibration and not o.calibrate_on,
+         "{file} has to be calibrated on other items; give those of dev with --calibration FILE, "
+         "or --calibrate_on 0.5 to take half of its images"),
+        (lambda o: not ready(o) and not o.calibrate_on and o.split in ("dev", "val"),
+         "--split {split} is what a run is calibrated on; judge another split, or give "
+         "--calibrate_on 0.5 (images and captions only)"))),
+    # variances of a point model
+    *((lambda o, wrong=wrong: o.variances and wrong(o), sentence) for wrong, sentence in (
+        (lambda o: o.scores, "--variances {variances} does not go with --scores: ready scores have "
+                             "no embeddings"),
+        (lambda o: o.compare, "--variances {variances} does not go with --compare: variances "
+                              "change no score, so there is nothing to compare; evaluate each by "
+                              "itself"),
+        (lambda o: o.embeddings and not o.variances_from,
+         "--variances {variances} needs the training pairs of the same model, and {embeddings} "
+         "holds those that are judged; give them with --variances_from FILE.npz"),
+        (lambda o: o.variances_from and not o.embeddings,
+         "--variances_from {variances_from} is for --embeddings: a run takes pairs of its own "
+         "training split; leave it out"),
+        (lambda o: same_file(o.variances_from, o.calibration),
+         "--variances_from and --calibration are both {calibration}; calibration needs other "
+         "items, so give training pairs for the one and dev for the other"),
+        (lambda o: o.neighbours != EVALUATE.defaults["neighbours"] and o.variances != "knn",
+         "--neighbours {neighbours} is for --variances knn; leave it out"),
+        (lambda o: o.sim and SIMILARITIES[o.sim].gaussian_sides,
+         "--sim {sim} ranks by variances, and those of --variances {variances} change no score; "
+         "leave one of the two out"),
+        (lambda o: o.split == "train",
+         "--variances {variances} is fitted on the train split, so it must not be judged there; "
+         "give another --split"))),
+    (lambda o: o.sim and o.scores,
+     "--sim {sim} does not go with --scores, a matrix of ready scores; leave it out"),
+]
+# Options for images and captions alone, not for phrases in photos.
+OF_CAPTIONS = ("sim", "dev_images", "vocab", "fold5", "cxc", "pmrp", "eccv", "positives", "rerank",
+               "bank", "uncertainty", "variances", "sets", "absent", "calibration", "calibrate_on",
+               "photos", "ranks", "export", "block")
+
+
+def parse_args(argv=None) -> argparse.Namespace:
+    """The options of the command line. End the program with a sentence where they do not go
+    together."""
+    p = EVALUATE.parser()
+    opt = p.parse_args(argv)
+    opt.eccv = opt.eccv or opt.eccv_path is not None
+    try:
+        refuse(CONFLICTS, opt, judged=opt.split or "test", file=ready(opt))
+        EVALUATE.refuse_unused(opt)
+    except InputError as error:
+        p.error(str(error))
+    return opt
+
+
+def refuse_of_captions(opt, path: str) -> None:
+    """Raise InputError where options for images and captions are given for a run on phrases."""
+    for name in OF_CAPTIONS:
+        if getattr(opt, name) != EVALUATE.defaults[name]:
+            raise InputError(f"--{name} is for images and captions, and {path} was trained on "
+                             "phrases and the regions of their photos; leave it out")
