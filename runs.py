@@ -1,9 +1,10 @@
 """Runs: their folders, the data that they are trained on, and the options that come from files.
 
-A run folder holds a description, logs and checkpoints. This file says whether a folder is one, what a new run may
-replace in it, and how a run goes on.
+A run folder holds a description, logs and checkpoints. This file says whether a folder is one, what
+a new run may replace in it, and how a run goes on.
 """
 import argparse
+import contextlib
 import dataclasses
 import functools
 import os
@@ -21,9 +22,12 @@ from checkpoints import MAY_CHANGE, check_values, load_checkpoint
 from cli import InputError, reason
 from data import Split, check_extractors, pair_batches, phrase_batches, read_split
 from devices.feeding import keep
-from files.phrases import learnable
+from devices.load import Load
+from files.log import Log, NoLog
+from files.phrases import Labels, learnable
 from files.reading import holds_keys, is_drawn, read_yaml, recognised
-from files.writing import atomic, clear
+from files.tars import WINDOW
+from files.writing import atomic, clear, locked, same_file, save_state
 from inputs import Photos
 from methods.two_branch import sibling_order
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
@@ -44,7 +48,8 @@ PICTURES = ("uncertainty", "uncertain_images", "uncertain_captions", "confidence
 
 
 def is_run(folder: str) -> bool:
-    """Whether train.py made a folder: its config.yaml says so, or, where that was lost, its checkpoint.pt."""
+    """Whether train.py made a folder: its config.yaml says so, or, where that was lost, its
+    checkpoint.pt."""
     try:
         stored = read_yaml(os.path.join(folder, "config.yaml"))
     except InputError:
@@ -60,8 +65,9 @@ def is_checkpoint(path: str) -> bool:
 
 
 def check_new(folder: str, overwrite: bool) -> None:
-    """Raise InputError unless a new run may go into a folder: one that is not there, an empty one, a run that never
-    took a step or, with `overwrite`, any run. A folder of other files is nobody's to clear."""
+    """Raise InputError unless a new run may go into a folder: one that is not there, an empty one,
+    a run that never took a step or, with `overwrite`, any run. A folder of other files is nobody's
+    to clear."""
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise InputError(f"{folder} is no folder; name another one with --logger_name")
     held = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
@@ -69,17 +75,17 @@ def check_new(folder: str, overwrite: bool) -> None:
     if not held:
         return
     if not is_run(folder):
-        raise InputError(f"{folder} holds {held[0]} and is no run that train.py made; name a folder of its own with "
-                         "--logger_name")
+        raise InputError(f"{folder} holds {held[0]} and is no run that train.py made; name a "
+                         "folder of its own with --logger_name")
     if not overwrite and any(os.path.exists(os.path.join(folder, name)) for name in CHECKPOINTS):
-        raise InputError(f"{folder} already holds a run; go on with --resume, replace it with --overwrite, or name "
-                         "another folder with --logger_name")
+        raise InputError(f"{folder} already holds a run; go on with --resume, replace it with "
+                         "--overwrite, or name another folder with --logger_name")
 
 
 def clear_old(folder: str) -> None:
-    """Remove what a run left and a new one replaces: checkpoints first, so that none ever stands under a new
-    description, then logs, events, and the results and pictures that evaluate.py and show.py made of it. Other files
-    stay."""
+    """Remove what a run left and a new one replaces: checkpoints first, so that none ever stands
+    under a new description, then logs, events, and the results and pictures that evaluate.py and
+    show.py made of it. Other files stay."""
     names = [*CHECKPOINTS, "log.txt", "log.jsonl", *sorted(os.listdir(folder))]
     for name in dict.fromkeys(names):
         path = os.path.join(folder, name)
@@ -90,60 +96,155 @@ def clear_old(folder: str) -> None:
             os.remove(path)
 
 
-def describe(opt, splits: dict) -> dict:
-    """What config.yaml holds: the command, where the code stood, the data, the options as asked for and as resolved."""
-    commit = subprocess.run(["git", "rev-parse", "--verify", "-q", "HEAD"], capture_output=True, text=True, check=False,
+def describe(options: dict, asked: dict, data: "Data") -> dict:
+    """What config.yaml holds: the command, where the code stood, the data, the options as asked for
+    and as resolved."""
+    commit = subprocess.run(["git", "rev-parse", "--verify", "-q", "HEAD"], capture_output=True,
+                            text=True, check=False,
                             cwd=os.path.dirname(os.path.abspath(__file__)))
     return {"command": shlex.join(["python", "train.py", *sys.argv[1:]]),
             "git_commit": commit.stdout.strip() or "unknown",
-            "versions": {"python": sys.version.split()[0], "torch": str(torch.__version__), "numpy": np.__version__},
-            "data": {name: split.fingerprint() for name, split in splits.items()}, "asked": opt.asked,
-            "options": vars(opt)}
+            "versions": {"python": sys.version.split()[0], "torch": str(torch.__version__),
+                         "numpy": np.__version__},
+            "data": {"train": data.train.fingerprint(), "dev": data.dev.fingerprint()},
+            "asked": asked, "options": options}
 
 
-def begin(folder: str, description: dict, vocab: Vocabulary, content: dict, best: str | None) -> None:
-    """A new run, in a folder of which this process holds the lock: its first checkpoint, so that it can always go on,
-    its description, and the model `best` that it has to surpass. A run before goes when that checkpoint is on the
-    disk."""
-    clear_parts(folder)
-    path = os.path.join(folder, "checkpoint.pt")
-    with atomic(path, "wb") as f:
+class Folder:
+    """The folder of a run: its description, logs and checkpoints. Of several processes the first
+    writes. resume: the checkpoint or run to go on from; held: what keeps the folder's lock."""
+
+    def __init__(self, path: str, resume: str | None, held: contextlib.ExitStack):
+        self.path, self.resume, self.held = path, resume, held
+        self.goes_on = resume is not None and same_file(path, run_folder(resume))
+
+    def check(self, overwrite: bool, dry_run: bool) -> dict | None:
+        """The checkpoint to go on from, if any. Raises InputError where the folder cannot be
+        written to. A run that goes on in its own folder locks it."""
+        if processes.first():
+            if not self.goes_on:
+                check_new(self.path, overwrite)
+            elif not is_run(self.path):
+                raise InputError(f"--resume {self.resume} lies in a folder that is no run; name a "
+                                 "new folder to go on in with --logger_name")
+            elif not dry_run:
+                self.held.enter_context(locked(self.path, "training"))
+        return load_resumable(self.resume) if self.resume is not None else None
+
+    def begin(self, run, description: dict, epochs: int, overwrite: bool) -> None:
+        """Describe a run (train.Training) of so many epochs in the folder, and open its log."""
+        if processes.first():
+            if self.goes_on:
+                self.describe_again(description, run.data.vocab)
+            else:
+                self.start(run, description, overwrite)
+        processes.wait()                    # the others until it has; where it fails they end, too
+        self.log = Log(self.path, run.state, epochs) if processes.first() else NoLog(epochs)
+        self.load = Load(torch.get_num_threads() if run.device.type == "cpu" else 1)
+
+    def start(self, run, description: dict, overwrite: bool) -> None:
+        """Begin a new run: lock the folder, and write the first checkpoint, so that the run can
+        always go on, the description, and the best model so far of the run gone on from. What a run
+        before has left goes when that checkpoint is on the disk."""
         try:
-            torch.save(content, f)
-            f.flush()
-            os.fsync(f.fileno())
-        except (OSError, RuntimeError) as error:
-            raise InputError(f"{path} could not be written ({reason(error)}); nothing was replaced: make room, or name "
-                             "a folder elsewhere with --logger_name") from error
-        clear_old(folder)
-        write(folder, description, vocab)
-        if best:
-            with open(best, "rb") as old, atomic(os.path.join(folder, "model_best.pt"), "wb") as new:
-                shutil.copyfileobj(old, new)
+            os.makedirs(self.path, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{self.path}/config.yaml cannot be written ({error}); name another "
+                             "folder with --logger_name") from error
+        self.held.enter_context(locked(self.path, "training"))
+        check_new(self.path, overwrite)                     # another process may have been faster
+        best = self.resume and best_of(self.resume, run.state["best_rsum"])
+        if not best:
+            run.state.update(best_rsum=0.0, best_hbr=0.0)
+        clear_parts(self.path)
+        path = os.path.join(self.path, "checkpoint.pt")
+        with atomic(path, "wb") as f:
+            try:
+                torch.save(run.content(), f)
+                f.flush()
+                os.fsync(f.fileno())
+            except (OSError, RuntimeError) as error:
+                raise InputError(f"{path} could not be written ({reason(error)}); nothing was "
+                                 "replaced: make room, or name a folder elsewhere with "
+                                 "--logger_name") from error
+            clear_old(self.path)
+            self.describe(description, run.data.vocab)
+            if best:
+                with open(best, "rb") as old, \
+                        atomic(os.path.join(self.path, "model_best.pt"), "wb") as new:
+                    shutil.copyfileobj(old, new)
 
+    def describe_again(self, description: dict, vocab: Vocabulary) -> None:
+        """Describe a run that goes on here, after what it was called with at first."""
+        clear_parts(self.path)
+        try:
+            first = read_yaml(os.path.join(self.path, "config.yaml"))
+        except InputError:
+            first = None
+        if isinstance(first, dict):         # else it was lost, and the checkpoint knows the options
+            description["resumed_with"] = [*(first.get("resumed_with") or []),
+                                           description["command"]]
+            description |= {name: first[name] for name in ("command", "asked") if name in first}
+        self.describe(description, vocab)
 
-def go_on(folder: str, description: dict, vocab: Vocabulary) -> None:
-    """Describe a run that goes on in its own folder, whose lock this process holds."""
-    clear_parts(folder)
-    try:
-        first = read_yaml(os.path.join(folder, "config.yaml"))
-    except InputError:
-        first = None
-    if isinstance(first, dict):                             # else it was lost, and the checkpoint knows the options
-        description["resumed_with"] = [*(first.get("resumed_with") or []), description["command"]]
-        description.update({name: first[name] for name in ("command", "asked") if name in first})
-    write(folder, description, vocab)
+    def describe(self, description: dict, vocab: Vocabulary) -> None:
+        with atomic(os.path.join(self.path, "config.yaml")) as f:
+            yaml.safe_dump(description, f, sort_keys=False)
+        vocab.save(os.path.join(self.path, "vocab.json"))
+
+    def save(self, run, name: str = "checkpoint.pt", whole: bool = True) -> None:
+        if processes.first():
+            save_state(run.content(whole), os.path.join(self.path, name), "make room and --resume")
+
+    def log_step(self, run, terms: dict[str, float], pairs: int, batch_time: float,
+                 data_time: float, terminal: bool) -> None:
+        """Write a line on a step. Times are in seconds."""
+        state, steps, loss = run.state, run.data.steps, sum(terms.values())
+        parts = " + ".join(f"{name} {term:.4g}" for name, term in terms.items())
+        parts = f" = {parts}" if len(terms) > 1 else ""
+        left = batch_time / 60 * (steps - state["step"])                            # minutes
+        in_all = left + batch_time / 60 * steps * (self.log.epochs - state["epoch"] - 1)
+        self.log.say(f"{self.log.where(state, steps)}: loss {loss:.4f}{parts}, "
+                     f"{pairs / batch_time:,.0f} pairs/s, {left:.1f} min left in epoch, "
+                     f"{in_all:.1f} in all", terminal=terminal)
+        self.log.record(state["iteration"], {
+            "epoch": state["epoch"] + 1, "step": state["step"], "Eit": state["iteration"],
+            "Le": loss, "lr": run.learner.optimizers["optimizer"].param_groups[0]["lr"],
+            "batch_time": batch_time, "data_time": data_time, **(terms if parts else {})},
+            kind="step")
+        if note := self.load.note():
+            self.log.say(f"{note} {self.path}")
+
+    def stopped(self, run) -> None:
+        """Write a checkpoint, and say how to go on."""
+        self.save(run)
+        processes.wait()            # for the checkpoint, since torchrun ends all with the first
+        due = ", before a validation" * run.state["due"]
+        self.log.say(f"stopped at {self.log.where(run.state, run.data.steps)}{due}; go on with: "
+                     f"python train.py --resume {self.path}")
+
+    def done(self, state: dict, select: str) -> int:
+        """Say how to evaluate the run. Returns the exit status, 1 where no model came out."""
+        processes.wait()
+        if os.path.isfile(os.path.join(self.path, "model_best.pt")):
+            hbr = f", HBR {state['best_hbr']:.2f}, which chose it" if select == "hbr" else ""
+            self.log.say(f"done: best dev rsum {state['best_rsum']:.1f}{hbr}; evaluate with: "
+                         f"python evaluate.py --checkpoint {self.path}")
+            return 0
+        if state["best_rsum"]:
+            self.log.say(f"done, but model_best.pt, of dev rsum {state['best_rsum']:.1f}, is not "
+                         f"in {self.path} any more; evaluate the last weights with: python "
+                         f"evaluate.py --checkpoint {self.path}/checkpoint.pt")
+        else:
+            self.log.say(f"done, but dev rsum was 0 after every epoch, so {self.path} holds no "
+                         "model: nothing of what was learned finds one match; look at log.txt and "
+                         "the data (python data.py check)")
+        return 1
 
 
 def clear_parts(folder: str) -> None:
     for name in ("config.yaml", "vocab.json", "log.jsonl", *CHECKPOINTS):
         clear(os.path.join(folder, name))                   # of a process that was killed while it wrote
-
-
-def write(folder: str, description: dict, vocab: Vocabulary) -> None:
-    with atomic(os.path.join(folder, "config.yaml")) as f:
-        yaml.safe_dump(description, f, sort_keys=False)
-    vocab.save(os.path.join(folder, "vocab.json"))
 
 
 def best_of(source: str, best_rsum: float) -> str | None:
@@ -207,8 +308,7 @@ def config_words(name: str, value, path: str) -> list[str]:
 
 @dataclass
 class Data:
-    """What a run is trained on and validated with."""
-    opt: argparse.Namespace
+    """What a run is trained on and validated with, and how its batches are made."""
     train: Split
     dev: Split
     vocab: Vocabulary
@@ -217,7 +317,14 @@ class Data:
     pairs: np.ndarray                 # (m,) training captions whose images are known
     unpaired: Unpaired | None
     fingerprints: dict                # what a run that goes on must find again
-    fed: Split | None = None          # `train` with its features on a device, where `feed` put them there
+    batch_size: int
+    seed: int
+    workers: int = 0
+    crop_size: int | None = None
+    window: int = WINDOW              # samples of tar shards among which captions are shuffled
+    siblings: bool = False            # captions of an image stand side by side
+    labels: Labels | None = None      # of phrases: which regions fit one
+    fed: Split | None = None          # `train` with its features on a device, after `feed`
 
     @functools.cached_property
     def steps(self) -> int:
@@ -227,122 +334,131 @@ class Data:
     @functools.cached_property
     def size(self) -> int:
         """How many of `order` a batch holds."""
-        if not self.opt.localise:
-            return self.opt.batch_size
-        return max(1, round(self.opt.batch_size * len(self.order(0)) / len(self.pairs)))
+        if not self.labels:
+            return self.batch_size
+        return max(1, round(self.batch_size * len(self.order(0)) / len(self.pairs)))
 
     def order(self, epoch: int) -> np.ndarray:
-        """The captions of an epoch: `pairs` shuffled, in tar shards among the samples of a window; for the Embedding
-        Network captions of an image side by side. Of phrases: the photos that have some of `pairs`, shuffled."""
-        rng = np.random.default_rng([self.opt.seed, epoch])
-        if self.opt.localise:
+        """The captions of an epoch: `pairs` shuffled, in tar shards among the samples of a window.
+        Of phrases: the photos that have some of `pairs`, shuffled."""
+        rng = np.random.default_rng([self.seed, epoch])
+        if self.labels:
             return rng.permutation(np.unique(self.train.phrase_photo[self.pairs]))
-        owner, siblings = self.train.caption_image[self.pairs], self.opt.loss == "two_branch"
-        windows = self.train.images.windows(owner, self.opt.shuffle_window, (self.opt.seed, epoch))
-        return self.pairs[np.concatenate([rows[sibling_order(owner[rows], rng) if siblings else
-                                               rng.permutation(len(rows))] for rows in windows])]
+        owner = self.train.caption_image[self.pairs]
+        windows = self.train.images.windows(owner, self.window, (self.seed, epoch))
+        return self.pairs[np.concatenate([
+            rows[sibling_order(owner[rows], rng) if self.siblings else rng.permutation(len(rows))]
+            for rows in windows])]
 
-    def feed(self, device) -> str:
-        """Keep the features of the training images on a device where that can be (devices.feeding.keep). Returns a line
-        for the log, or nothing."""
-        images, line = keep(self.train.images, device, self.opt.features_on)
+    def feed(self, device, where: str) -> str:
+        """Keep the features of the training images on a device where that can be
+        (devices.feeding.keep). Returns a line for the log, or nothing."""
+        images, line = keep(self.train.images, device, where)
         self.fed = dataclasses.replace(self.train, images=images)
         return line
 
     @property
     def ahead(self) -> bool:
-        """Whether a thread may make batches; random crops that this process makes take torch's generator."""
-        return self.opt.workers > 0 or not isinstance(self.train.images, Photos)
+        """Whether a thread may make batches: random crops that this process makes take torch's
+        generator."""
+        return self.workers > 0 or not isinstance(self.train.images, Photos)
 
     def batches(self, state: dict):
         """The batches of the current epoch that are still to come."""
-        opt, epoch, process = self.opt, state["epoch"], (processes.rank(), processes.count())
-        if opt.localise:
-            yield from phrase_batches(self.train, self.tokens["train"], self.order(epoch), self.size, labels_of(opt),
-                                      workers=opt.workers, seed=(opt.seed, epoch), skip=state["step"])
+        epoch, process = state["epoch"], (processes.rank(), processes.count())
+        how = {"workers": self.workers, "seed": (self.seed, epoch), "skip": state["step"]}
+        tokens, order = self.tokens["train"], self.order(epoch)
+        if self.labels:
+            yield from phrase_batches(self.train, tokens, order, self.size, self.labels, **how)
             return
-        batches = pair_batches(self.fed or self.train, self.tokens["train"], self.order(epoch), opt.batch_size,
-                               workers=opt.workers, crop_size=opt.crop_size, seed=(opt.seed, epoch), skip=state["step"],
-                               process=process)
-        for iteration, batch in enumerate(batches, state["iteration"]):             # the state may lag behind
+        batches = pair_batches(self.fed or self.train, tokens, order, self.batch_size,
+                               crop_size=self.crop_size, process=process, **how)
+        for iteration, batch in enumerate(batches, state["iteration"]):     # the state may lag behind
             yield self.unpaired.added_to(batch, iteration, process) if self.unpaired else batch
 
 
-def load_data(opt, start: dict | None, resumed: dict | None) -> Data:
-    """Read the splits and settle by them what the options left open. start: a checkpoint whose words are taken. Raises
-    InputError where data, options and checkpoint do not fit."""
-    train, dev = (read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval, dev_images=opt.dev_images,
-                             text_features=opt.text_features, regions=regions_of(opt),
-                             train_shards=opt.train_shards).require_sound()
-                  for name in ("train", "dev"))
+def build_data(opt, start: dict | None, resumed: dict | None) -> Data:
+    """Read the splits, and settle by them what the options left open. start: a checkpoint whose
+    words are taken. Raises InputError where data, options and checkpoint do not fit."""
+    train, dev = (read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval,
+                             dev_images=opt.dev_images, text_features=opt.text_features,
+                             regions=regions_of(opt), train_shards=opt.train_shards)
+                  .require_sound() for name in ("train", "dev"))
     for split in (train, dev):
         if len(split.images) < 2:
-            raise InputError(f"{split.source} has one image, and there is nothing that a caption of it could be taken "
-                             f"for by mistake; a {split.name} split needs two or more")
+            raise InputError(f"{split.source} has one image, and there is nothing that a caption "
+                             f"of it could be taken for by mistake; a {split.name} split needs two "
+                             "or more")
     fit_to_data(opt, train.images, train.text)
     refuse_unused(opt)
     check_fits(opt, dev, "the model")
     fingerprints = {**train.fingerprint(), "dev": dev.fingerprint()}
-    check_same(opt, resumed, fingerprints)
-    check_extractors(start["data"].get("extractors") if start and "data" in start else None, train, opt.text_features,
-                     str(opt.init_from))
-    words, source = (Vocabulary(start["vocabulary"]),
-                     opt.init_from or opt.logger_name) if start else make_vocabulary(opt, train)
-    vocab = build_vocabulary(opt, words.words)
+    root = os.path.join(opt.data_path, opt.data_name)
+    check_same(resumed, fingerprints, root, opt.logger_name)
+    extractors = start["data"].get("extractors") if start and "data" in start else None
+    check_extractors(extractors, train, opt.text_features, str(opt.init_from))
+    if start:
+        words, source = start["vocabulary"], opt.init_from or opt.logger_name
+    else:
+        words, source = build_words(opt, train)
+    vocab = build_vocabulary(opt, words)
     tokens = {"train": train.encode(vocab), "dev": dev.encode(vocab)}
-    pairs = choose_phrases(train, opt) if opt.localise else choose_pairs(train, opt.supervised_fraction, opt.seed,
-                                                                         others=opt.held_out)
+    if opt.localise:
+        pairs = learnable(train, opt.positive_iou)
+        if not len(pairs):
+            raise InputError(f"no proposal of {opt.regions} overlaps a phrase of {opt.data_name} "
+                             f"by --positive_iou {opt.positive_iou}; give a smaller one, or better "
+                             "proposals")
+    else:
+        pairs = choose_pairs(train, opt.supervised_fraction, opt.seed, others=opt.held_out)
     unpaired = build_unpaired(opt, train, tokens["train"], pairs, vocab)
     if unpaired and unpaired.data:
         fingerprints["unpaired"] = unpaired.data
-        check_same(opt, resumed, fingerprints)
-    return Data(opt, train, dev, vocab, source, tokens, pairs, unpaired, fingerprints)
+        check_same(resumed, fingerprints, root, opt.logger_name)
+    return Data(train, dev, vocab, source, tokens, pairs, unpaired, fingerprints, opt.batch_size,
+                opt.seed, opt.workers, opt.crop_size, opt.shuffle_window, opt.loss == "two_branch",
+                labels_of(opt) if opt.localise else None)
 
 
-def choose_phrases(train, opt) -> np.ndarray:
-    """The phrases (m,) that some proposal fits. Raises InputError where there is none."""
-    found = learnable(train, opt.positive_iou)
-    if not len(found):
-        raise InputError(f"no proposal of {opt.regions} overlaps a phrase of {opt.data_name} by --positive_iou "
-                         f"{opt.positive_iou}; give a smaller one, or better proposals")
-    return found
+def check_same(resumed: dict | None, fingerprints: dict, root: str, folder: str) -> None:
+    """Raise InputError where a run would go on with other data than its own, as far as their
+    fingerprints tell."""
+    if resumed and any(resumed["data"].get(key, x) != x for key, x in fingerprints.items()):
+        raise InputError(f"the training data in {root}, or the unpaired ones, are not those of the "
+                         f"run in {folder}; give its --data_path, or start a new run with "
+                         "--init_from")
 
 
-def check_same(opt, resumed: dict | None, fingerprints: dict) -> None:
-    """Refuse to go on with other data than those of the run, as far as their fingerprints tell."""
-    if resumed and any(resumed["data"].get(key, value) != value for key, value in fingerprints.items()):
-        raise InputError(f"the training data in {os.path.join(opt.data_path, opt.data_name)}, or the unpaired ones, "
-                         f"are not those of the run in {opt.logger_name}; give its --data_path, or start a new run "
-                         "with --init_from")
-
-
-def make_vocabulary(opt, train) -> tuple[Vocabulary, str]:
-    """The words of the vocabulary file of the data set if there is one, else of its captions; and which of the two."""
+def build_words(opt, train: Split) -> tuple[list[str], str]:
+    """The words of the vocabulary file of the data set if there is one, else of its captions; and
+    which of the two."""
     path = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
     if os.path.isfile(path):
-        given = [name for name in ("vocab_threshold", "vocab_splits") if getattr(opt, name) != TRAIN.defaults[name]]
-        if given:
-            raise InputError(f"--{given[0]} {getattr(opt, given[0])} counts words of the captions, and {path} lists "
-                             "the words already; leave it out, delete the file, or name another folder with "
-                             "--vocab_path")
-        return Vocabulary.load(path), path
-    names = [name.strip() for name in opt.vocab_splits.split(",")]
-    splits = [train if name == "train" else read_split(opt.data_path, opt.data_name, name, dev_images=0,
-                                                       regions=regions_of(opt))
-              for name in names]
-    return Vocabulary.build((words for split in splits for words in split.words), opt.vocab_threshold), "the captions"
+        for name in ("vocab_threshold", "vocab_splits"):
+            if getattr(opt, name) != TRAIN.defaults[name]:
+                raise InputError(f"--{name} {getattr(opt, name)} counts words of the captions, and "
+                                 f"{path} lists the words already; leave it out, delete the file, "
+                                 "or name another folder with --vocab_path")
+        return Vocabulary.load(path).words, path
+    splits = [train if name == "train" else
+              read_split(opt.data_path, opt.data_name, name, dev_images=0, regions=regions_of(opt))
+              for name in opt.vocab_splits.split(",")]
+    captions = (words for split in splits for words in split.words)
+    return Vocabulary.build(captions, opt.vocab_threshold).words, "the captions"
 
 
 # ---- options that come from a file: a --config, the run that --resume goes on with
 
 class Options(argparse.Namespace):
-    """The options of train.py, resolved. `asked`, which is not among vars(): the same as they were asked for."""
+    """The options of train.py, resolved. `asked`, which is not among vars(): the same as they were
+    asked for."""
     __slots__ = ("asked",)
 
 
 def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str]) -> Options:
-    """The options of a run that goes on: those of its checkpoint and, of what may change, those given in `argv`.
-    `resume` becomes the checkpoint to read, `logger_name` the folder to write to."""
+    """The options of a run that goes on: those of its checkpoint and, of what may change, those
+    given in `argv`. `resume` becomes the checkpoint to read, `logger_name` the folder to write
+    to."""
     start = given.resume or given.logger_name or default_run(given)
     checkpoint = load_resumable(start)
     stored = {name: value for name, value in checkpoint["options"].items() if name not in NOT_KEPT}
@@ -354,29 +470,32 @@ def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str])
     changed = [key for key in stored if key in vars(opt) and key not in MAY_CHANGE
                and getattr(opt, key) not in (stored[key], "auto")]                 # auto: what the data need, as before
     if changed:
-        raise InputError(f"--{changed[0]} {getattr(opt, changed[0])} differs from the {stored[changed[0]]} of the run "
-                         f"in {start}; a resumed run keeps its options, so leave it out or start a new run with "
-                         "--init_from")
+        raise InputError(f"--{changed[0]} {getattr(opt, changed[0])} differs from the "
+                         f"{stored[changed[0]]} of the run in {start}; a resumed run keeps its "
+                         "options, so leave it out or start a new run with --init_from")
     newest = os.path.join(opt.logger_name, "checkpoint.pt")
     if os.path.isfile(start) and os.path.isfile(newest) and not os.path.samefile(start, newest):
         reached, at = (c["state"]["iteration"] for c in (load_checkpoint(newest), checkpoint))
-        raise InputError(f"{opt.logger_name} has a checkpoint.pt of its own, at step {reached:,} of the run where "
-                         f"{start} is at step {at:,}; go on from {start} in a new folder with --logger_name NEW, or "
-                         "leave the file's name out to go on from checkpoint.pt")
+        raise InputError(f"{opt.logger_name} has a checkpoint.pt of its own, at step {reached:,} "
+                         f"of the run where {start} is at step {at:,}; go on from {start} in a new "
+                         "folder with --logger_name NEW, or leave the file's name out to go on "
+                         "from checkpoint.pt")
     return opt
 
 
 def load_resumable(path: str) -> dict:
     """A checkpoint that holds all that going on needs. Raises InputError."""
     if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "checkpoint.pt")) and is_run(path):
-        raise InputError(f"{path} has no checkpoint.pt: it was stopped before its first step, so there is nothing to "
-                         "go on from; start it again with the command that its config.yaml holds")
+        raise InputError(f"{path} has no checkpoint.pt: it was stopped before its first step, so "
+                         "there is nothing to go on from; start it again with the command that its "
+                         "config.yaml holds")
     stored = load_checkpoint(path, "checkpoint.pt")
     lacking = [name for name in ("optimizer", "scaler", "rng", "state", "data") if name not in stored]
     lacking += [name for name in ("step", "iteration", "loss_sum", "loss_count") if name not in stored.get("state", {})]
     if lacking:
-        raise InputError(f"{path} holds a model but no {lacking[0]}, so training cannot go on exactly; resume the "
-                         "run's checkpoint.pt (--resume RUN), or start a new run from these weights with --init_from")
+        raise InputError(f"{path} holds a model but no {lacking[0]}, so training cannot go on "
+                         "exactly; resume the run's checkpoint.pt (--resume RUN), or start a new "
+                         "run from these weights with --init_from")
     return stored
 
 

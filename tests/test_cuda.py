@@ -18,7 +18,7 @@ from losses import Hinge, InfoNCE, Match, PairLogistic, SampledNLL
 from methods import METHODS
 from methods.labelled import LabelledHinge, LabelledInfoNCE, LabelledLogistic, LabelledMatch
 from metrics import ranks_by_blocks, retrieval_blocks
-from runs import load_data
+from runs import build_data
 from similarities import Embedding
 from tests.helpers import fit, for_each, options, same_weights
 from tests.pretending import Generator
@@ -183,8 +183,8 @@ def test_batches_are_the_same_wherever_features_are(device, demo_path):
     found = {}
     for where in ("host", "device") if device == "cuda" else ("host", "auto"):
         opt = options("--data_path", demo_path, "--features_on", where, "--device", device, "--workers", 0)
-        data = load_data(opt, None, None)
-        said = data.feed(torch.device(device))
+        data = build_data(opt, None, None)
+        said = data.feed(torch.device(device), where)
         assert bool(said) == (where == "device")
         state = {"epoch": 1, "step": 0, "iteration": 0}
         found[where] = list(on_device(data.batches(state), torch.device(device), data.ahead))

@@ -120,10 +120,10 @@ def log_each(some, log):
 
 
 def test_unpaired_items_are_those_of_their_step_also_when_read_ahead(demo_path, monkeypatch):
-    from runs import load_data
+    from runs import build_data
 
     opt = options("--data_path", demo_path, "--recon_images", 1, "--supervised_fraction", 0.5, "--workers", 0)
-    data, state = load_data(opt, None, None), {"epoch": 0, "step": 0, "iteration": 40}
+    data, state = build_data(opt, None, None), {"epoch": 0, "step": 0, "iteration": 40}
     ahead = list(data.batches(state))
     for n, batch in enumerate(data.batches(state)):
         assert torch.equal(batch.unpaired.images, ahead[n].unpaired.images)
@@ -202,8 +202,7 @@ def test_crops_that_draw_from_torch_are_not_made_ahead():
     from runs import Data
 
     def ahead(images, workers):
-        opt, train = SimpleNamespace(workers=workers), SimpleNamespace(images=images)
-        return Data.ahead.fget(SimpleNamespace(train=train, opt=opt))
+        return Data.ahead.fget(SimpleNamespace(train=SimpleNamespace(images=images), workers=workers))
     assert [ahead(Photos([]), 0), ahead(Photos([]), 2), ahead(None, 0)] == [False, True, True]
 
 

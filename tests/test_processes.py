@@ -7,7 +7,7 @@ import torch
 import train
 from checkpoints import load_checkpoint
 from parallel import processes, share
-from runs import load_data
+from runs import build_data
 from tests import helpers
 from tests.helpers import for_each
 
@@ -65,16 +65,13 @@ def learned(path: str, given: str, rank: int, count: int, port: int, name: str) 
             opt = helpers.options("--data_path", path, "--batch_size", 7, *words.format(run=given).split())
             train.refuse_several(opt, 1 if case == "small_batch" else count)
             start = load_checkpoint(given) if opt.init_from else None
-            data = load_data(opt, start, None)
+            data = build_data(opt, start, None)
             run, terms = train.Training(opt, data, start, None, torch.device("cpu")), []
             run.model.train()
             shapes = []
             run.model.similarity.register_forward_hook(lambda *of, to=shapes: to.append(of[-1].shape))
             for _, batch in zip(range(STEPS), data.batches(run.state)):
-                run.begin_step()
-                terms.append(train.train_step(run.ddp, doubled(batch), run.optimizers, run.scaler, run.parameters,
-                                              opt, run.state))
-                run.count(terms[-1], len(batch.lengths))
+                terms.append(run.step(doubled(batch))[0])
             found[case] = {"weights": run.model.state_dict(), "terms": terms, "random": torch.get_rng_state(),
                            "average": run.average.state_dict() if run.average else {}, "state": run.state,
                            "shapes": [list(shape) for shape in shapes]}

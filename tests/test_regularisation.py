@@ -95,7 +95,7 @@ def test_a_run_with_all_of_it_resumes_bit_for_bit(tmp_path, demo_path, monkeypat
         done.append(1)
         return step(*args)
     checkpoint = train.Folder.log_step
-    monkeypatch.setattr(train.Folder, "log_step", lambda self, *a: (checkpoint(self, *a), self.save())[0])
+    monkeypatch.setattr(train.Folder, "log_step", lambda self, *a: (checkpoint(self, *a), self.save(a[0]))[0])
     monkeypatch.setattr(train, "train_step", stopped)
     with pytest.raises(train.InputError, match="cut"):
         fit_steps(*words, "--logger_name", tmp_path / "cut")

@@ -271,9 +271,9 @@ def test_averaged_weights_are_the_average_and_survive_a_stop(tmp_path, demo_path
     common = ["--data_path", demo_path, "--num_epochs", 6, "--average", kind]
     step, seen, steps = train.train_step, [], []
 
-    def watched(model, *args):
-        loss = step(model, *args)
-        seen.append({name: p.detach().clone() for name, p in model.state_dict().items()})
+    def watched(learner, *args):
+        loss = step(learner, *args)
+        seen.append({name: p.detach().clone() for name, p in learner.model.state_dict().items()})
         return loss
     monkeypatch.setattr(train, "train_step", watched)
     fit(*common, "--logger_name", tmp_path / "whole")
@@ -367,9 +367,8 @@ def test_a_run_keeps_its_options_when_they_come_from_its_own_configuration(tmp_p
 
 
 def test_an_epoch_of_two_branch_has_siblings_side_by_side():
-    opt = train.parse_args([*STEPS, "--loss", "two_branch", "--txt_enc", "mean"])
     split = type("Split", (), {"caption_image": np.arange(60) // 5, "images": inputs.NoImages(12)})
-    order = Data(opt, split, split, None, "", {}, np.arange(60), None, {}).order(0)
+    order = Data(split, split, None, "", {}, np.arange(60), None, {}, 16, 0, siblings=True).order(0)
     lead, sibling = split.caption_image[order].reshape(-1, 2).T
     assert (lead == sibling).all() and (order[::2] != order[1::2]).all()
 

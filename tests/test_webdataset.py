@@ -29,7 +29,7 @@ from features import extract, word_cnn
 from files import tars
 from files.reading import read_json
 from files.tars import expand, samples
-from runs import load_data
+from runs import build_data
 from tests.helpers import ROOT, SMALL, for_each, in_a_process, options, refused, same_runs
 from text import Vocabulary
 
@@ -242,13 +242,13 @@ def test_pipes_and_workers_change_nothing(piped, whole_run, tmp_path, weights):
 
 def killed(words, step: int) -> None:
     """Train, and die when a step has been saved."""
-    real = train.Folder.validate
+    real = train.Training.validate
 
-    def validate(self):
-        real(self)
-        if self.run.state["iteration"] >= step:
+    def validate(self, folder):
+        real(self, folder)
+        if self.state["iteration"] >= step:
             os.kill(os.getpid(), signal.SIGKILL)
-    train.Folder.validate = validate
+    train.Training.validate = validate
     train.train(options(*words))
 
 
@@ -302,7 +302,7 @@ def test_a_signal_leaves_a_checkpoint_and_no_process(piped, whole_run, tmp_path,
 def test_the_embedding_network_has_siblings_within_windows(made, weights):
     opt = options("--data_path", made, *WORDS, "--cnn_weights", weights, "--loss", "two_branch", "--shuffle_window", 12,
                   "--logger_name", "none")
-    loaded = load_data(opt, None, None)
+    loaded = build_data(opt, None, None)
     order = loaded.order(0)
     owner = loaded.train.caption_image[order]
     assert (owner[::2] == owner[1::2]).all() and len(order) == 2 * len(loaded.train.captions)

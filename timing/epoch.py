@@ -65,7 +65,8 @@ def made_data(path: str, opt, seed: int) -> Data:
     split = Split("train", features, [""] * m, np.arange(m) // EACH, path)
     fit_to_data(opt, features, None)
     vocab = Vocabulary([*SPECIALS, *map(str, range(WORDS - len(SPECIALS)))])
-    return Data(opt, split, split, vocab, "random", {"train": tokens}, np.arange(m), None, {})
+    return Data(split, split, vocab, "random", {"train": tokens}, np.arange(m), None, {},
+                opt.batch_size, opt.seed, opt.workers)
 
 
 class Timed(NamedTuple):
@@ -90,9 +91,7 @@ class Loop:
         self.batches = self.batches or on_device(run.data.batches(run.state), run.device, run.data.ahead)
         batch = next(self.batches)
         waited = time.perf_counter() - start
-        run.begin_step()
-        terms = train.train_step(run.model, batch, run.optimizers, run.scaler, run.parameters, run.opt, run.state)
-        run.count(terms, len(batch.lengths))
+        run.step(batch)
         return waited
 
     def timed(self, steps: int) -> Timed:
@@ -168,7 +167,7 @@ def one_epoch(name: str, kind: Kind, precision: str, flags: str, where: str, pat
     opt = train.parse_args([*words.split(), "--device", device.type])
     data = made_data(path, opt, seed)
     run = train.Training(opt, data, None, None, train.set_device(opt))
-    data.feed(run.device)
+    data.feed(run.device, opt.features_on)
     title = f"{name}, {precision}" + f", features on the {where}" * (device.type == "cuda")
     flops = products(run) if where == "host" else None
     loop = Loop(run)

@@ -112,13 +112,12 @@ def timed(words: list[str], sizes: Sizes, seed: int) -> dict:
         batch = share_of_batch(sizes, seed)
         torch.manual_seed(seed)
         model = build_model(opt, Vocabulary([*SPECIALS, *map(str, range(sizes.words - len(SPECIALS)))])).train()
-        optimizers, whole = train.build_optimizers(opt, model), processes.together(model)
-        scaler, parameters = torch.amp.GradScaler("cpu", enabled=False), list(model.parameters())
+        learner = train.build_learner(opt, model, device)
 
         def step() -> float:
             processes.wait()
             start = time.perf_counter()
-            train.train_step(whole, batch, optimizers, scaler, parameters, opt, {"epoch": 0, "step": 0})
+            train.train_step(learner, batch, "a step")
             processes.agreed(None, device)
             return time.perf_counter() - start
         with told(item, sizes.pairs):
@@ -126,9 +125,9 @@ def timed(words: list[str], sizes: Sizes, seed: int) -> dict:
         for _ in range(sizes.steps):
             found["steps"].append(step())
             if processes.count() > 1:
-                with silence(whole):
+                with silence(learner.model):
                     found["silent"].append(step())
-    return {**found, "gradients": sum(4 * p.numel() for p in parameters), "item": sum(item)}
+    return {**found, "gradients": sum(4 * p.numel() for p in learner.parameters), "item": sum(item)}
 
 
 def in_processes(count: int, words: list[str], seed: int) -> dict:

@@ -22,8 +22,7 @@ def training(words: list[str], shape: tuple, dim: int, sizes: tuple, seed: int, 
     model = build_model(options, Vocabulary([*SPECIALS, *map(str, range(known - len(SPECIALS)))])).to(device).train()
     if options.compile:
         compile_parts(model, device)
-    parameters, optimizers = list(model.parameters()), train.build_optimizers(options, model)
-    scaler = torch.amp.GradScaler(device.type, enabled=False)
+    learner = train.build_learner(options, model, device)
     lengths = torch.randint(lengths_of[0], lengths_of[1] + 1, (pairs,))
     tokens = torch.randint(len(SPECIALS), known, (pairs, lengths_of[1]))
     tokens = tokens * (torch.arange(lengths_of[1]) < lengths[:, None])
@@ -43,14 +42,14 @@ def training(words: list[str], shape: tuple, dim: int, sizes: tuple, seed: int, 
         sum(model.objective(model.similarity(*leaves)).values()).backward()
 
     def networks():
-        optimizers["optimizer"].zero_grad(set_to_none=True)
+        learner.optimizers["optimizer"].zero_grad(set_to_none=True)
         reached = [(x, leaf.grad) for e, kept in zip(embed(), leaves) for x, leaf in zip(e, kept)
                    if learned(x) and leaf.grad is not None]
         torch.autograd.backward([x for x, _ in reached], [grad for _, grad in reached])
 
     def update():
-        torch.nn.utils.clip_grad_norm_(parameters, options.grad_clip)
-        optimizers["optimizer"].step()
+        torch.nn.utils.clip_grad_norm_(learner.parameters, options.grad_clip)
+        learner.optimizers["optimizer"].step()
 
-    step = partial(train.train_step, model, batch, optimizers, scaler, parameters, options, {"epoch": 0, "step": 0})
+    step = partial(train.train_step, learner, batch, "a step")
     return {"objective": objective, "networks": networks, "update": update, "step": step}
