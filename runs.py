@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from fnmatch import fnmatch
 
 import numpy as np
 import torch
@@ -39,10 +40,10 @@ from options.training import TRAIN
 from parallel import processes
 from text import Vocabulary
 
-# Options that a file of options never holds, as they say which run it is.
-# Nor those that start a command.
-COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "methods", "train_shards"}
-NOT_KEPT = COMMAND_LINE - {"logger_name"}              # options that no checkpoint holds
+# Options that a file of options never holds: those that say which run it is, or start a command.
+COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "methods",
+                "train_shards"}
+NOT_KEPT = COMMAND_LINE - {"logger_name"}     # options that no checkpoint holds
 CHECKPOINTS = ("checkpoint.pt", "model_best.pt")
 PICTURES = ("uncertainty", "uncertain_images", "uncertain_captions", "confidence", "retrieval")
 
@@ -86,13 +87,14 @@ def clear_old(folder: str) -> None:
     """Remove what a run left and a new one replaces: checkpoints first, so that none ever stands
     under a new description, then logs, events, and the results and pictures that evaluate.py and
     show.py made of it. Other files stay."""
-    names = [*CHECKPOINTS, "log.txt", "log.jsonl", *sorted(os.listdir(folder))]
-    for name in dict.fromkeys(names):
+    first = [*CHECKPOINTS, "log.txt", "log.jsonl"]
+    for name in dict.fromkeys([*first, *sorted(os.listdir(folder))]):
         path = os.path.join(folder, name)
-        drawn = name.startswith(PICTURES) and os.path.isfile(path) and recognised(is_drawn, path)
-        judged = name.endswith(".json") and (name.startswith("results") and recognised(is_results, path) or
-                                             name.startswith("calibration") and recognised(is_calibration, path))
-        if os.path.isfile(path) and (name in names[:4] or name.startswith("events.out.tfevents") or drawn or judged):
+        if os.path.isfile(path) and (
+                name in first or name.startswith("events.out.tfevents")
+                or name.startswith(PICTURES) and recognised(is_drawn, path)
+                or fnmatch(name, "results*.json") and recognised(is_results, path)
+                or fnmatch(name, "calibration*.json") and recognised(is_calibration, path)):
             os.remove(path)
 
 
@@ -243,24 +245,29 @@ class Folder:
 
 
 def clear_parts(folder: str) -> None:
+    """Remove what a process left that was killed while it wrote."""
     for name in ("config.yaml", "vocab.json", "log.jsonl", *CHECKPOINTS):
-        clear(os.path.join(folder, name))                   # of a process that was killed while it wrote
+        clear(os.path.join(folder, name))
 
 
 def best_of(source: str, best_rsum: float) -> str | None:
     """The file of the best model of the run gone on from, unless it is of a later epoch."""
-    path = os.path.join(source if os.path.isdir(source) else os.path.dirname(source), "model_best.pt")
-    found = best_rsum and os.path.isfile(path) and load_checkpoint(path)["state"]["best_rsum"] == best_rsum
-    return path if found else None
+    path = os.path.join(run_folder(source), "model_best.pt")
+    if not best_rsum or not os.path.isfile(path):
+        return None
+    return path if load_checkpoint(path)["state"]["best_rsum"] == best_rsum else None
 
 
 # Which files hold results of one subject, and what its confidences were calibrated to.
-is_results = holds_keys("checkpoints", "data_name", "split", "images", "captions", "protocols", optional=(
-    "similarity", "chance", "notes", "best_ranks", "absent", "neighbours", "unknown_words", "uncertainty", "confidence",
-    "sets", "absent_queries", "ambiguity", "other_truths", "bank", "variances", "localisation", "proposals",
-    "baselines", "calibration"))
-is_calibration = holds_keys("calibration", "checkpoints", "data_name", "split", "similarity", "images", "captions",
-                            "t2i", "i2t", optional=("weights", "sets", "log_det"))
+is_results = holds_keys(
+    "checkpoints", "data_name", "split", "images", "captions", "protocols",
+    optional=("similarity", "chance", "notes", "best_ranks", "absent", "neighbours",
+              "unknown_words", "uncertainty", "confidence", "sets", "absent_queries", "ambiguity",
+              "other_truths", "bank", "variances", "localisation", "proposals", "baselines",
+              "calibration"))
+is_calibration = holds_keys(
+    "calibration", "checkpoints", "data_name", "split", "similarity", "images", "captions", "t2i",
+    "i2t", optional=("weights", "sets", "log_det"))
 
 
 def config_arguments(path: str) -> list[str]:
@@ -373,7 +380,7 @@ class Data:
             return
         batches = pair_batches(self.fed or self.train, tokens, order, self.batch_size,
                                crop_size=self.crop_size, process=process, **how)
-        for iteration, batch in enumerate(batches, state["iteration"]):     # the state may lag behind
+        for iteration, batch in enumerate(batches, state["iteration"]):  # state may lag behind
             yield self.unpaired.added_to(batch, iteration, process) if self.unpaired else batch
 
 
@@ -468,7 +475,7 @@ def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str])
     opt.resume, opt.logger_name = start, given.logger_name or run_folder(start)
     resolve(opt)
     changed = [key for key in stored if key in vars(opt) and key not in MAY_CHANGE
-               and getattr(opt, key) not in (stored[key], "auto")]                 # auto: what the data need, as before
+               and getattr(opt, key) not in (stored[key], "auto")]  # auto: what the data need
     if changed:
         raise InputError(f"--{changed[0]} {getattr(opt, changed[0])} differs from the "
                          f"{stored[changed[0]]} of the run in {start}; a resumed run keeps its "
@@ -485,13 +492,15 @@ def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str])
 
 def load_resumable(path: str) -> dict:
     """A checkpoint that holds all that going on needs. Raises InputError."""
-    if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "checkpoint.pt")) and is_run(path):
+    file = os.path.join(path, "checkpoint.pt")
+    if os.path.isdir(path) and not os.path.isfile(file) and is_run(path):
         raise InputError(f"{path} has no checkpoint.pt: it was stopped before its first step, so "
                          "there is nothing to go on from; start it again with the command that its "
                          "config.yaml holds")
     stored = load_checkpoint(path, "checkpoint.pt")
-    lacking = [name for name in ("optimizer", "scaler", "rng", "state", "data") if name not in stored]
-    lacking += [name for name in ("step", "iteration", "loss_sum", "loss_count") if name not in stored.get("state", {})]
+    parts = {**stored, **stored.get("state", {})}
+    lacking = [name for name in ("optimizer", "scaler", "rng", "state", "data", "step",
+                                 "iteration", "loss_sum", "loss_count") if name not in parts]
     if lacking:
         raise InputError(f"{path} holds a model but no {lacking[0]}, so training cannot go on "
                          "exactly; resume the run's checkpoint.pt (--resume RUN), or start a new "
@@ -500,4 +509,5 @@ def load_resumable(path: str) -> dict:
 
 
 def run_folder(path: str) -> str:
+    """The folder of a run, or of a checkpoint file."""
     return os.path.dirname(path) or "." if os.path.isfile(path) else path

@@ -39,7 +39,7 @@ from options.training import TRAIN
 from parallel import processes
 from runs import COMMAND_LINE, NOT_KEPT, Data, Folder, Options, build_data, config_arguments
 
-COLLAPSED = 0.98                      # mean cosine of two items from which on a side is nearly one point
+COLLAPSED = 0.98      # mean cosine of two items from which on a side is nearly one point
 MORE_WARMUP = ", or begin with the sum of violations (--vse_mean_warmup_epochs)"
 # Options that change embeddings and no weight's shape.
 COMPUTE = ("feature_norm", "region_norm", "pool", "layer_style", "no_imgnorm", "use_abs",
@@ -311,7 +311,8 @@ class Training:
                 or at["iteration"] < at["step"]):
             raise InputError(f"the checkpoint {opt.resume} stands at step {at['step']} of an epoch "
                              f"of {self.data.steps}, {at['iteration']} in all, with "
-                             f"{at['loss_count']} pairs of it seen, which no training writes; {fix}")
+                             f"{at['loss_count']} pairs of it seen, which no training writes; "
+                             f"{fix}")
         try:
             for name, optimizer in self.learner.optimizers.items():
                 optimizer.load_state_dict(resumed[name])

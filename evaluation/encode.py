@@ -1,4 +1,6 @@
 """Encodes a split by a model, and ranks it: what training needs of evaluation."""
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from tqdm import tqdm
@@ -6,11 +8,16 @@ from tqdm import tqdm
 import metrics
 from data import Split
 from evaluation.phrases import validate_phrases
-from evaluation.subjects import Gallery
 from files.phrases import PhraseSplit
 from inputs import NoImages, Tokens, chunks, image_batches
 from model import JointEmbedding
 from parallel import processes
+
+
+class Gallery(NamedTuple):
+    """The items among which is searched, as positions in the split, rising."""
+    images: np.ndarray                # (n,) int64
+    captions: np.ndarray              # (m,) int64
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ import torch
 
 import metrics
 from cli import InputError
+from evaluation.encode import Gallery
 from evaluation.items import Items
 from inputs import Photos
 from similarities import Cosine, Embedding, Similarity
@@ -42,12 +43,6 @@ class Variances(NamedTuple):
     sides: list[tuple]                # for each member what gives them to its images and what to its captions
     report: dict                      # of which kind, fitted to what: "variances" of results.json
     notes: list[str]                  # for the reader
-
-
-class Gallery(NamedTuple):
-    """The items among which is searched, as positions in the split, rising."""
-    images: np.ndarray                # (n,) int64
-    captions: np.ndarray              # (m,) int64
 
 
 @dataclass

@@ -13,7 +13,7 @@ from cli import (
     up_to,
     workers,
 )
-from options.table import FLAG, SWITCH, Option, Table, needs, only, refuse
+from options.table import SWITCH, Option, Table, flag, needs, only, refuse
 from similarities import SIMILARITIES
 
 SOURCES = ("checkpoint", "compare", "embeddings", "scores")
@@ -61,20 +61,17 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
                "(python vocab.py convert writes it)", metavar="FILE.json"),
     ],
     "protocols": [
-        Option("fold5", FLAG, False, "also give the mean over five folds of 1,000 images (COCO 1K)",
-               ),
-        Option("cxc", FLAG, False, "Crisscrossed Captions: all four directions, RPC2, STS, SIS and "
-               "SITS"),
+        flag("fold5", "also give the mean over five folds of 1,000 images (COCO 1K)"),
+        flag("cxc", "Crisscrossed Captions: all four directions, RPC2, STS, SIS and SITS"),
         Option("cxc_path", filename, None, "folder of its csv files (default: DATA_PATH/cxc)",
-               used_by=only("cxc"), metavar="FOLDER"),
+               only("cxc"), metavar="FOLDER"),
         Option("cxc_rule", ["ucmr", "eccv"], "ucmr", "which images and captions match: ucmr, "
-               "original pairs and those rated 3 or more; eccv, only the latter",
-               used_by=only("cxc")),
-        Option("pmrp", FLAG, False, "Plausible Match R-Precision, from the instances of COCO"),
+               "original pairs and those rated 3 or more; eccv, only the latter", only("cxc")),
+        flag("pmrp", "Plausible Match R-Precision, from the instances of COCO"),
         Option("instances", filename, None, "COCO's instances of the images of the split (default: "
-               "DATA_PATH/DATA_NAME/annotations/instances_val2014.json)", used_by=only("pmrp"),
-               metavar="FILE.json"),
-        Option("eccv", FLAG, False, "ECCV Caption, from --eccv_path or the package eccv_caption"),
+               "DATA_PATH/DATA_NAME/annotations/instances_val2014.json)",
+               only("pmrp"), metavar="FILE.json"),
+        flag("eccv", "ECCV Caption, from --eccv_path or the package eccv_caption"),
         Option("eccv_path", filename, None, "folder of eccv_image_to_caption.json and "
                "eccv_caption_to_image.json", metavar="FOLDER"),
         Option("positives", filename, None, 'recalls, R-precision and mAP@R of your own matches: '
@@ -85,28 +82,25 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
         Option("bank", split_name, None, "also rank with query-bank normalisation: what an item "
                "scores with queries of this split, usually train, is taken from its scores, so "
                "that no item is near every query; its beta is chosen on dev", metavar="SPLIT"),
-        Option("bank_size", positive, 10_000, "with --bank: how many captions are drawn at "
-               "most, and how many images", used_by=only("bank")),
+        Option("bank_size", positive, 10_000, "with --bank: how many captions are drawn at most, "
+               "and how many images", only("bank")),
     ],
     "how sure": [
-        Option("uncertainty", FLAG, False, "what log det Sigma tells about recall: bins, risk and "
-               "coverage, pictures"),
+        flag("uncertainty", "what log det Sigma tells about recall: bins, risk and coverage, "
+             "pictures"),
         Option("variances", ["laplace", "knn"], None, "give a point model variances without "
-                                                      "training: the scatter of an item's nearest "
-                                                      "training items of the other modality (knn), "
-                                                      "or Laplace's approximation of the last "
-                                                      "linear layers (laplace); the scores stay"),
-        Option("neighbours", up_to(10_000, least=2), 10,
-               "with --variances knn: how many nearest items",
-               used_by=only("variances"), metavar="K"),
+               "training: the scatter of an item's nearest training items of the other modality "
+               "(knn), or Laplace's approximation of the last linear layers (laplace); the scores "
+               "stay"),
+        Option("neighbours", up_to(10_000, least=2), 10, "with --variances knn: how many nearest "
+               "items", only("variances"), metavar="K"),
         Option("variances_from", filename, None, "with --variances and --embeddings: the same "
-               "model's embeddings of training pairs",
-               used_by=only("variances"), metavar="FILE.npz"),
+               "model's embeddings of training pairs", only("variances"), metavar="FILE.npz"),
         Option("control", SWITCH, True, "with --uncertainty: also rank with variances that are "
-               "dealt to other items", used_by=only("uncertainty")),
-        Option("confidence", FLAG, False, "how sure the first answers are: probabilities "
-               "calibrated on dev, and what every measure of confidence is worth; writes "
-               "calibration.json and pictures beside the results"),
+               "dealt to other items", only("uncertainty")),
+        flag("confidence", "how sure the first answers are: probabilities calibrated on dev, and "
+             "what every measure of confidence is worth; writes calibration.json and pictures "
+             "beside the results"),
         Option("sets", number, None, "sets of answers that hold a right one for 1 - ALPHA of the "
                "queries (split-conformal)", metavar="ALPHA"),
         Option("absent", number, None, "queries whose answer is taken out of the gallery: can one "
@@ -115,11 +109,11 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
         Option("negatives", filename, None, "with --absent: captions that no image shows, one per "
                "line, to certify the threshold on instead of dev", metavar="FILE.txt"),
         Option("calibration", filename, None, "with --embeddings or --scores: the same of dev, to "
-               "calibrate on", used_by=SURE),
+               "calibrate on", SURE),
         Option("calibrate_on", number, None, "calibrate on a random share of the images, and judge "
-               "on the others", used_by=SURE, metavar="SHARE"),
+               "on the others", SURE, metavar="SHARE"),
         Option("photos", filename, None, "with --uncertainty or --confidence: folder of the photos "
-               "to draw where the data are precomputed features", used_by=DRAWN, metavar="FOLDER"),
+               "to draw where the data are precomputed features", DRAWN, metavar="FOLDER"),
     ],
     "what is written": [
         Option("ranks", filename, None, "write the rank of every query to this file",
@@ -134,8 +128,8 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
     "speed and memory": [
         Option("batch_size", positive, 128, "images or captions that are encoded at once; of "
                "regions 32 times as many"),
-        Option("block", positive, 1000, "number of images that are scored at once; "
-               "memory grows with it, results do not change"),
+        Option("block", positive, 1000, "number of images that are scored at once; memory grows "
+               "with it, results do not change"),
         Option("workers", workers, min(10, os.cpu_count() or 1),
                "number of processes that read photos"),
         Option("device", ["auto", "cpu", "cuda"], "auto", "auto takes CUDA where it is present"),

@@ -77,6 +77,11 @@ class Option(NamedTuple):
         group.add_argument(*flags, default=self.default, help=text, **how)
 
 
+def flag(name: str, text: str, used_by: tuple[Use, ...] = (), common: bool = False) -> Option:
+    """The row of an option without a value, which is False where it is not given."""
+    return Option(name, FLAG, False, text, used_by, common)
+
+
 class Table:
     """The options of a command. groups: {title: rows}. unused: the sentence about an option that
     has no effect, formatted with its `flag`, flag and value as `shown`, and `where` it has one."""

@@ -27,7 +27,7 @@ from losses import OBJECTIVES, PRIOR_LOSSES
 from methods import ADVICE, METHODS
 from methods.scan import AGGREGATES, DIRECTIONS, NORMS
 from model import ALL_SIMILARITIES, IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
-from options.table import FLAG, SWITCH, Option, Table, Use, needs, only
+from options.table import SWITCH, Option, Table, Use, flag, needs, only
 
 SIDES = ("images", "captions")
 NETWORKS = ("product", "cite")        # similarities that read each pair by themselves, unit vectors
@@ -94,7 +94,7 @@ HINGE, NLL, CAPTIONER = only("loss", "hinge"), only("loss", "nll"), only("captio
 
 def term(name: str, text: str, used_by: tuple[Use, ...] = ()) -> Option:
     """The weight of a term beside the objective."""
-    return Option(name, at_least_zero, 0.0, text, used_by=used_by, metavar="WEIGHT")
+    return Option(name, at_least_zero, 0.0, text, used_by, metavar="WEIGHT")
 
 
 # ---- the rows
@@ -109,22 +109,22 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("vocab_splits", split_names, "train", "splits whose words count (original: "
                "train,dev)"),
         Option("vocab_threshold", positive, 4, "keep words that are seen at least this often"),
-        Option("use_restval", FLAG, False, "train on COCO's restval images, too", used_by=CAPTIONS),
+        flag("use_restval", "train on COCO's restval images, too", CAPTIONS),
         Option("dev_images", natural, DEV_IMAGES, "dev images of precomputed data and COCO; 0: all",
-               used_by=CAPTIONS),
+               CAPTIONS),
         Option("supervised_fraction", fraction, 1.0, "share of the training images whose pairs are "
                "known; the others join the terms that need no pairs"),
-        Option("held_out", FLAG, False, "train on the pairs that --supervised_fraction leaves out; "
-               "with the fraction and the seed of --init_from, on those that it has not learned"),
+        flag("held_out", "train on the pairs that --supervised_fraction leaves out; with the "
+             "fraction and the seed of --init_from, on those that it has not learned"),
         *(Option(f"unpaired_{side}", data_set, None, "data set below --data_path whose training "
                  f"{side} join the terms that need no pairs", metavar="NAME") for side in SIDES),
         Option("train_shards", shards_text, None, "tar shards of the training split in "
                "WebDataset's layout, paths or addresses such as 'pipe:cat "
                "/x/train-{00000..00009}.tar' (a pipe runs its command, so only the command line "
-               "can give it, also when a run goes on)", used_by=CAPTIONS, metavar="SHARDS"),
+               "can give it, also when a run goes on)", CAPTIONS, metavar="SHARDS"),
         Option("shuffle_window", positive, WINDOW, "tar shards are read one after another, and "
                "captions shuffled among so many samples, whose photos are held in memory as they "
-               "are stored", used_by=TARS, metavar="SAMPLES"),
+               "are stored", TARS, metavar="SAMPLES"),
         Option("workers", workers, min(10, os.cpu_count() or 1),
                "processes that read photos or large files", common=True),
     ],
@@ -139,38 +139,34 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("text_head", SHAPES, None, "the same for captions (GCE: Gaussian here only)"),
         Option("embed_size", width, None, "size of the joint embedding, D (default: 1024; vsrn: "
                "2048)", common=True),
-        Option("use_abs", FLAG, False, "take absolute values of the embeddings (order embeddings)",
-               used_by=NO_PARTS),
-        Option("no_imgnorm", FLAG, False, "do not normalise image means; 'cosine' is then their "
-               "inner product", used_by=UNNORMED),
+        flag("use_abs", "take absolute values of the embeddings (order embeddings)", NO_PARTS),
+        flag("no_imgnorm", "do not normalise image means; 'cosine' is then their inner product",
+             UNNORMED),
         Option("var_layers", sizes, None, "variances from a network of their own that reads the "
                "mean, with such hidden layers, as 256 or 512-512 (default: a second copy of the "
                "embedding; 256 where --img_layers 0 or --txt_layers 0 leaves nothing to copy)",
-               used_by=NO_PROBVLM + GAUSSIAN),
-        Option("freeze_means", FLAG, False, "learn variances alone; the means stay those of "
-               "--init_from"),
-        Option("logvar_norm", SWITCH, False, "give log-variances norm 1", used_by=GAUSSIAN),
+               NO_PROBVLM + GAUSSIAN),
+        flag("freeze_means", "learn variances alone; the means stay those of --init_from"),
+        Option("logvar_norm", SWITCH, False, "give log-variances norm 1", GAUSSIAN),
         Option("logvar_init", number, None, "where log-variances start (default: 0, mls: -2.5; csd "
-               "with --loss match: -6)", used_by=GAUSSIAN),
+               "with --loss match: -6)", GAUSSIAN),
         Option("var_min", above_zero, None, "smallest variance (default: 0.1; mls: 1e-4, "
                "match_prob: 1e-6)"),
-        Option("var_max", above_zero, 10.0, "largest variance", used_by=GAUSSIAN),
+        Option("var_max", above_zero, 10.0, "largest variance", GAUSSIAN),
     ],
     "images": [
         Option("img_enc", ["auto", *IMAGE_ENCODERS], "auto",
                "image encoder. auto: precomp or cnn, whichever fits the data, or what --sim needs; "
                "vsrn: graph and GRU over regions; pie: attention to regions or to a network's last "
                "map (PVSE, PCME); scan: every region by itself (SCAN)", common=True),
-        Option("cnn_type", CNNS, "vgg19", "network for photos", used_by=PHOTOS, common=True),
+        Option("cnn_type", CNNS, "vgg19", "network for photos", PHOTOS, common=True),
         Option("cnn_weights", filename, None, "file with the network's weights (default: torch's "
-               "cache, nothing is fetched; with --init_from or --resume those of the run)",
-               used_by=PHOTOS),
-        Option("finetune", FLAG, False, "train the network for photos, too",
-               used_by=PHOTOS, common=True),
-        Option("freeze_bn", FLAG, False, "with --finetune: its BatchNorms keep their statistics, "
-               "as in VSE++", used_by=only("finetune")),
+               "cache, nothing is fetched; with --init_from or --resume those of the run)", PHOTOS),
+        flag("finetune", "train the network for photos, too", PHOTOS, common=True),
+        flag("freeze_bn", "with --finetune: its BatchNorms keep their statistics, as in VSE++",
+             only("finetune")),
         Option("crop_size", up_to(4096), 224, "side of the random crops of training photos",
-               used_by=PHOTOS),
+               PHOTOS),
         Option("img_dim", positive, None, "size of the image features (default: read from the "
                "data)"),
         Option("n_regions", positive, None, "regions per image (default: read from the data)"),
@@ -181,77 +177,73 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "generalised pooling of their embeddings (VSE-infinity)"),
         Option("region_norm", ["entries", "regions"], "entries",
                "vsrn: scale regions to entries of order 1, or, as the original code, each feature "
-               "to norm 1 over the regions", used_by=VSRN),
-        Option("region_bn", FLAG, False, "vsrn: BatchNorm after the GRU, as the original on "
-               "Flickr30K", used_by=VSRN),
+               "to norm 1 over the regions", VSRN),
+        flag("region_bn", "vsrn: BatchNorm after the GRU, as the original on Flickr30K", VSRN),
         Option("img_layers", sizes, None, "hidden layers of the image embedding, as 1024 or "
-               "2000-1000 (0: no layer at all; default: one linear layer)", used_by=IMAGE_LAYERS),
+               "2000-1000 (0: no layer at all; default: one linear layer)", IMAGE_LAYERS),
         Option("precomp_enc_type", ["basic", "weight_norm"], "basic",
-               "scan: linear layer of the regions, plain or weight-normalised", used_by=SCAN),
+               "scan: linear layer of the regions, plain or weight-normalised", SCAN),
     ],
     "captions": [
         Option("txt_enc", TEXT_ENCODERS, None, "text encoder (default: gru, or what --sim needs). "
                "bigru: jWAE's; pie: attention to word vectors (PVSE, PCME); mean, sum: of word "
                "vectors; features: --text_features; trigram_conv, trigram_bag: letter trigrams "
                "(DMSM, DSSM)", common=True),
-        Option("txt_fc", FLAG, False, "gru: a linear layer behind each GRU, as in pmrl's "
-                                      "equations; variances of captions then reach --var_min and "
-                                      "--var_max", used_by=ONE_STATE),
+        flag("txt_fc", "gru: a linear layer behind each GRU, as in pmrl's equations; variances of "
+             "captions then reach --var_min and --var_max", ONE_STATE),
         Option("txt_layers", sizes, None, "hidden layers for mean, sum, features and trigrams, as "
-               "in --img_layers", used_by=TEXT_LAYERS),
+               "in --img_layers", TEXT_LAYERS),
         Option("layer_style", ["relu", "tanh", "branch"], "relu",
                "hidden layers: relu (jWAE); tanh, the last layer, too (DMSM); branch: one, with "
-               "BatchNorm, ReLU and dropout (two-branch networks)", used_by=LAYERS),
+               "BatchNorm, ReLU and dropout (two-branch networks)", LAYERS),
         Option("text_features", str, None, "read captions as ready features, {split}_NAME.npy",
                metavar="NAME"),
         Option("txt_dim", positive, None, "size of the features of --text_features (default: read "
                "from the data)"),
         Option("word_vectors", filename, None, "start words from word2vec or GloVe vectors"),
-        Option("freeze_words", FLAG, False, "keep the vectors of --word_vectors as they are"),
+        flag("freeze_words", "keep the vectors of --word_vectors as they are"),
         Option("word_dim", width, 300, "size of the word vectors", common=True),
         Option("num_layers", up_to(64), 1, "layers of the GRU",
-               used_by=only("txt_enc", "gru", "bigru", "pie")),
-        Option("bi_gru", FLAG, False, "scan: read the words in both directions and average",
-               used_by=SCAN),
-        Option("no_txtnorm", FLAG, False, "scan: do not normalise word states", used_by=SCAN),
+               only("txt_enc", "gru", "bigru", "pie")),
+        flag("bi_gru", "scan: read the words in both directions and average", SCAN),
+        flag("no_txtnorm", "scan: do not normalise word states", SCAN),
     ],
     "similarities of parts, of samples and by networks": [
         Option("effective_dim", above_zero, 4.0, "mls: where its learned number of dimensions "
-               "starts", used_by=only("sim", "mls"), metavar="K"),
+               "starts", only("sim", "mls"), metavar="K"),
         Option("n_embeds", up_to(1024), None, "mil: embeddings per item (default: 2)", metavar="K"),
         Option("n_samples", up_to(1024), 7, "match_prob: samples of every Gaussian",
-               used_by=only("sim", "match_prob"), metavar="J"),
-        Option("concepts", up_to(1024), 4, "cite: concepts that a phrase mixes",
-               used_by=CITE, metavar="K"),
+               only("sim", "match_prob"), metavar="J"),
+        Option("concepts", up_to(1024), 4, "cite: concepts that a phrase mixes", CITE, metavar="K"),
         Option("cite_layers", sizes, "1024-256", "cite: sizes of the layer that all concepts share "
-               "and of the layer of each", used_by=CITE),
+               "and of the layer of each", CITE),
         Option("cross_attn", DIRECTIONS, "t2i", "scan: words attend to regions (t2i) or the "
-               "reverse", used_by=SCAN),
-        Option("raw_feature_norm", NORMS, "clipped_l2norm",
-               "scan: norm of the products of words and regions before the softmax", used_by=SCAN),
+               "reverse", SCAN),
+        Option("raw_feature_norm", NORMS, "clipped_l2norm", "scan: norm of the products of words "
+               "and regions before the softmax", SCAN),
         Option("agg_func", AGGREGATES, "LogSumExp", "scan: how the cosines of all words (i2t: "
-               "regions) with what they attend to become a score", used_by=SCAN),
+               "regions) with what they attend to become a score", SCAN),
         Option("lambda_lse", above_zero, 6.0, "scan: sharpness of LogSumExp",
-               used_by=SCAN + only("agg_func", "LogSumExp")),
+               SCAN + only("agg_func", "LogSumExp")),
         Option("lambda_softmax", above_zero, 9.0, "scan: sharpness of the attention (SCAN has 4 "
-               "for i2t)", used_by=SCAN),
+               "for i2t)", SCAN),
     ],
     "phrases in photos": [
         Option("localise", SWITCH, None, "learn which region of its photo a phrase means (default: "
                "where the data set has Annotations/, as Flickr30k Entities)"),
         Option("regions", filename, Regions().name, "proposals and their features, "
-               "{split}_NAME.npy", used_by=PHRASES, metavar="NAME"),
+               "{split}_NAME.npy", PHRASES, metavar="NAME"),
         Option("box_geometry", SWITCH, True, "read where a box lies, five numbers, beside its "
-               "features", used_by=PHRASES),
+               "features", PHRASES),
         Option("box_origin", [1, 0], 1, "is subtracted from the annotations' coordinates, as by "
-               "the data set's Python parser (1) or its Matlab parser (0)", used_by=PHRASES),
-        Option("positive_iou", fraction, Labels().positive,
-               "overlap from which a region fits a phrase (jWAE: 0.7, CITE: 0.6)", used_by=PHRASES),
-        Option("negative_iou", fraction, Labels().negative,
-               "overlap below which it does not", used_by=PHRASES),
+               "the data set's Python parser (1) or its Matlab parser (0)", PHRASES),
+        Option("positive_iou", fraction, Labels().positive, "overlap from which a region fits a "
+               "phrase (jWAE: 0.7, CITE: 0.6)", PHRASES),
+        Option("negative_iou", fraction, Labels().negative, "overlap below which it does not",
+               PHRASES),
         Option("region_negatives", positive, Labels().drawn,
                "regions drawn for each phrase that do not fit it; those of the other phrases of "
-               "the photo count, too (CITE: 2)", used_by=PHRASES),
+               "the photo count, too (CITE: 2)", PHRASES),
     ],
     "objective": [
         Option("loss", OBJECTIVES, None, "what is minimised. hinge (VSE++), infonce (CLIP), match: "
@@ -260,63 +252,58 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "Network), logistic (Similarity Network, CITE), probvlm (variances of given means). "
                "Default: hinge, or what --sim needs", common=True),
         Option("margin", at_least_zero, 0.2, "margin of the hinge (VSE++ and VSRN: 0.2; ucmr's "
-               "VSRN: 0.1)", used_by=HINGE, common=True),
+               "VSRN: 0.1)", HINGE, common=True),
         Option("max_violation", SWITCH, None, "hinge: the hardest negatives and not the sum over "
                "all (default: on for similarities of Gaussians)", common=True),
         Option("vse_mean_warmup_epochs", natural, 0, "first N epochs: the sum of violations"),
-        Option("mask_same_image", FLAG, False, "do not count other captions of an image as "
-               "negatives", used_by=PAIRS),
-        Option("gamma", above_zero, 10.0, "nll: smoothing factor of the softmax", used_by=NLL),
-        Option("negatives", positive, 40, "nll: captions that the true one is compared with",
-               used_by=NLL),
+        flag("mask_same_image", "do not count other captions of an image as negatives", PAIRS),
+        Option("gamma", above_zero, 10.0, "nll: smoothing factor of the softmax", NLL),
+        Option("negatives", positive, 40, "nll: captions that the true one is compared with", NLL),
         Option("negative_source", ["batch", "set"], "batch",
-               "nll: from the batch or all captions", used_by=NLL),
-        term("pseudo_positives", "match: weight of pairs that score above "
-               "the true one and then count as matches (PCME++: 0.1)",
-               used_by=only("loss", "match")),
+               "nll: from the batch or all captions", NLL),
+        term("pseudo_positives", "match: weight of pairs that score above the true one and then "
+             "count as matches (PCME++: 0.1)", only("loss", "match")),
         Option("label_smoothing", below_one, None, "infonce, match: share of the targets spread "
                "over all pairs (default: 0; 1e-4 with --pseudo_positives)",
-               used_by=only("loss", "infonce", "match")),
+               only("loss", "infonce", "match")),
         Option("mse_weight", above_zero, 1.0, "mse: weight of the squared distance per dimension, "
                "summed over the batch (embed_size gives jWAE's eq. 7 per item)",
-               used_by=only("loss", "mse")),
+               only("loss", "mse")),
     ],
     "terms beside the objective, off at a weight of 0": [
         *(term(f"{name}_{side}", f"jWAE: {what}") for side in SIDES for name, what in
           (("recon", f"reconstruct {side}"), ("prior", "latents follow N(0, I)"))),
         Option("prior_loss", PRIOR_LOSSES, "gan", "what tells latents from the prior: gan, a "
                "critic (jWAE), or mmd, a maximum mean discrepancy (both of Tolstikhin et al. 2018)",
-               used_by=PRIOR),
+               PRIOR),
         Option("latent_norm", ["batch", "sphere", "none"], None,
                "scale of latents. sphere: norm sqrt(embed_size), the direction that the cosine "
                "compares; batch: mean 0 and variance 1 per dimension over a batch (default with a "
                "prior: sphere, and batch for --loss mse, whose latents shrink otherwise; none "
                "without a prior)"),
         Option("recon_norm", [1, 2], 2, "norm of the error of a reconstructed image",
-               used_by=only("recon_images")),
-        Option("decoder_dim", width, 1024, "hidden size of the decoders of vectors",
-               used_by=VECTORS),
+               only("recon_images")),
+        Option("decoder_dim", width, 1024, "hidden size of the decoders of vectors", VECTORS),
         Option("word_dropout", at_least_zero, 0.2, "share of words hidden from the caption decoder",
-               used_by=WORDS),
+               WORDS),
         Option("critic_learning_rate", above_zero, 5e-05, "learning rate of the critic's own Adam",
-               used_by=CRITIC),
-        term("vae", "sample every latent from a Gaussian of its own, with "
-               "this weight of its KL to N(0, I) (the VAE that jWAE is compared with)"),
+               CRITIC),
+        term("vae", "sample every latent from a Gaussian of its own, with this weight of its KL to "
+             "N(0, I) (the VAE that jWAE is compared with)"),
         term("captioner", "vsrn: generate the caption, too (1)"),
-        Option("captioner_original", FLAG, False, "captioner: attend as VSRN's code does, with the "
-               "state alone (default: with the word before, too)", used_by=CAPTIONER),
-        Option("dim_hidden", width, 512, "captioner: size of its GRUs", used_by=CAPTIONER),
+        flag("captioner_original", "captioner: attend as VSRN's code does, with the state alone "
+             "(default: with the word before, too)", CAPTIONER),
+        Option("dim_hidden", width, 512, "captioner: size of its GRUs", CAPTIONER),
         Option("max_len", up_to(10000, least=2), 60, "captioner: cut captions after so many "
-               "tokens, <start> and <end> among them", used_by=CAPTIONER),
-        term("vib", "KL of every Gaussian to N(0, I), in nats, averaged over "
-               "items (PCME: 5e-6; PCME++ averages over dimensions, too: its 1e-4 is 1e-4 / "
-               "embed_size here)"),
-        term("inclusion", "draw the Gaussians of captions to include those "
-               "of their images (ProLIP)"),
-        term("diversity", "mil: keep the K embeddings apart (PVSE: 0.1 "
-               "beside a hinge averaged over the batch; ours is summed, so 0.1 x batch size)"),
-        term("mmd", "draw the distributions of image and caption embeddings "
-               "together (PVSE: 0.01, so here 0.01 x batch size)"),
+               "tokens, <start> and <end> among them", CAPTIONER),
+        term("vib", "KL of every Gaussian to N(0, I), in nats, averaged over items (PCME: 5e-6; "
+             "PCME++ averages over dimensions, too: its 1e-4 is 1e-4 / embed_size here)"),
+        term("inclusion", "draw the Gaussians of captions to include those of their images "
+             "(ProLIP)"),
+        term("diversity", "mil: keep the K embeddings apart (PVSE: 0.1 beside a hinge averaged "
+             "over the batch; ours is summed, so 0.1 x batch size)"),
+        term("mmd", "draw the distributions of image and caption embeddings together (PVSE: 0.01, "
+             "so here 0.01 x batch size)"),
     ],
     "optimisation": [
         Option("dropout", below_one, 0.0, "share of the numbers of features and word vectors that "
@@ -336,7 +323,7 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "0.5"),
         Option("learning_rate", above_zero, 0.0002, "initial learning rate", common=True),
         Option("lr_update", positive, 15, "epochs between tenfold reductions of the learning rate",
-               used_by=only("schedule", "step")),
+               only("schedule", "step")),
         Option("grad_clip", at_least_zero, 2.0, "largest norm of the gradient; 0: no limit"),
         Option("average", ["none", "ema", "swa"], "none", "average weights over the last third of "
                "the epochs: exponentially (0.999) per step, or evenly per epoch"),
@@ -345,12 +332,11 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "(DMSM)"),
         Option("amp", ["off", "bf16", "fp16"], "off", "precision of the networks (fp16: CUDA only)",
                common=True),
-        Option("tf32", FLAG, False, "CUDA: float32 products of networks in tf32, whose mantissas "
-               "have 10 bits; those of similarities never are"),
-        Option("compile", FLAG, False, "compile what gains by it (torch.compile); the first steps "
-               "take longer"),
-        Option("deterministic", FLAG, False, "CUDA: the same numbers in every run on the same "
-               "device, more slowly"),
+        flag("tf32", "CUDA: float32 products of networks in tf32, whose mantissas have 10 bits; "
+             "those of similarities never are"),
+        flag("compile", "compile what gains by it (torch.compile); the first steps take longer"),
+        flag("deterministic", "CUDA: the same numbers in every run on the same device, more "
+             "slowly"),
         Option("features_on", WHERE, "auto", "CUDA: keep precomputed features on the device, or "
                "read each batch's ahead from the host (auto: on the device where they fit)"),
         Option("device", ["auto", "cpu", "cuda"], "auto", "where to train (auto: CUDA when "
@@ -370,12 +356,10 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                common=True, metavar="RUN"),
         Option("vocab", filename, None, "vocabulary of an --init_from checkpoint of the original "
                "VSE++ or VSRN (python vocab.py convert)", metavar="FILE.json"),
-        Option("overwrite", FLAG, False, "replace the run that --logger_name already holds",
-               common=True),
+        flag("overwrite", "replace the run that --logger_name already holds", common=True),
         Option("config", filename, None, "YAML file of options; the command line comes before it",
                common=True),
-        Option("methods", FLAG, False, "list the methods and their options, and end", common=True),
-        Option("dry_run", FLAG, False, "check everything, print sizes and options, write nothing",
-               common=True),
+        flag("methods", "list the methods and their options, and end", common=True),
+        flag("dry_run", "check everything, print sizes and options, write nothing", common=True),
     ],
 }, "{shown} is for {where}, and has no effect here; leave it out", ADVICE)
