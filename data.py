@@ -146,40 +146,65 @@ def phrase_batches(split: PhraseSplit, tokens: Tokens, photos, size: int, labels
                     labels=torch.from_numpy(label))
 
 
-def check_phrases(root: str, regions: Regions, text_features: str | None, unused: dict) -> int:
-    """The same of a folder of Flickr30k Entities, and of the proposals and features that lie in it. Those of the usual
-    name may be missing. unused: options that have no use here."""
-    for name, value in unused.items():
-        if value:
-            raise InputError(f"--{name} {value} is for images and captions, and {root} has phrases; leave it out")
-    found = check_entities(root, regions.origin)
-    sound = not any(kind == "fault" for kind, _ in found)
+def check_extractors(trained: dict | None, split: Split, text_features: str | None,
+                     path: str) -> None:
+    """Raises InputError on features whose recorded extractor (features.json) differs from that in
+    training."""
+    for kind in ("ims", text_features):
+        before, now = ((made or {}).get(kind) for made in (trained, split.extractors))
+        if before and now and before != now:
+            what = "image features" if kind == "ims" else f"caption features '{kind}'"
+            raise InputError(f"{split.source}: the {what} beside it were made by '{now}', {path} "
+                             f"was trained on those of '{before}'; extract them with the same "
+                             "network or vectors")
+
+
+def check_phrases(root: str, regions: Regions, text_features: str | None) -> int:
+    """Print what a folder of Flickr30k Entities holds, the proposals and features in it, too, and
+    every fault. Those of the usual name may be missing. Returns the number of faults."""
+    lines = check_entities(root, regions.origin)
     proposals = regions.name.rpartition("_")[0]
-    for name in ("train", "val", "test") if sound else ():
-        if regions.name == Regions().name and not os.path.isfile(os.path.join(root, f"{name}_{proposals}.npz")):
-            found.append(("line", f"{name:8}no proposals {proposals} yet: python -m features.proposals writes them"))
+    for name in () if any(kind == "fault" for kind, _ in lines) else ("train", "val", "test"):
+        boxes = os.path.join(root, f"{name}_{proposals}.npz")
+        if regions.name == Regions().name and not os.path.isfile(boxes):
+            lines.append(("line", f"{name:8}no proposals {proposals} yet: python -m "
+                                  "features.proposals writes them"))
             continue
         try:
             split = read_phrases(root, name, regions, text_features)
         except InputError as error:
-            found.append(("fault", str(error)))
+            lines.append(("fault", str(error)))
             continue
-        found.append(("line", f"{name:8}{len(split.boxes):>8,} proposals  {split.images.describe()}"))
-        faulty = [x for x in (split.images, split.text) if x is not None]
-        found += [("fault", fault) for x in faulty for fault in x.faults(deep=True, distinct=False)]
-    faults = [text for kind, text in found if kind == "fault"]
-    print("\n".join([*(text for kind, text in found if kind == "line"), *(f"fault: {fault}" for fault in faults),
-                     f"{root}: {len(faults)} faults"]))
+        lines.append(("line", f"{name:8}{len(split.boxes):>8,} proposals  "
+                              f"{split.images.describe()}"))
+        lines += [("fault", fault) for x in (split.images, split.text) if x is not None
+                  for fault in x.faults(deep=True, distinct=False)]
+    for text in (text for kind, text in lines if kind == "line"):
+        print(text)
+    return report(f"{root}: ", [text for kind, text in lines if kind == "fault"])
+
+
+def report(found: str, faults: list[str]) -> int:
+    """Print faults of a data set. Returns how many there are."""
+    for fault in faults:
+        print(f"fault: {fault}")
+    print(f"{found}{len(faults)} faults")
     return len(faults)
 
 
-def check(data_path: str, data_name: str, vocab_path: str | None = None, text_features: str | None = None,
-          regions: Regions = Regions(), train_shards: str | None = None) -> int:   # noqa: B008 (never changes)
+def check(data_path: str, data_name: str, vocab_path: str | None = None,
+          text_features: str | None = None, regions: Regions = Regions(),      # noqa: B008
+          train_shards: str | None = None) -> int:
     """Print what a data folder holds and every fault in it. Returns the number of faults."""
     root = os.path.join(data_path, data_name)
     if has_phrases(root):
-        return check_phrases(root, regions, text_features, {"vocab": vocab_path, "train_shards": train_shards})
-    faults, found, first, vocab = [], 0, {}, Vocabulary.load(vocab_path) if vocab_path else None
+        for name, value in (("vocab", vocab_path), ("train_shards", train_shards)):
+            if value:
+                raise InputError(f"--{name} {value} is for images and captions, and {root} has "
+                                 "phrases; leave it out")
+        return check_phrases(root, regions, text_features)
+    vocab = Vocabulary.load(vocab_path) if vocab_path else None
+    faults, splits, first = [], 0, {}
     text_only = bool(glob.glob(os.path.join(root, "*_caps.txt"))) and not features_in(root)
     required = ("train", "dev", "test")[2 * text_only:] if os.path.isdir(root) else ("train",)
     for name in ("train", "restval", "dev", "test", "testall"):
@@ -187,45 +212,43 @@ def check(data_path: str, data_name: str, vocab_path: str | None = None, text_fe
             split = read_split(data_path, data_name, name, dev_images=0, text_only=text_only,
                                text_features=text_features, train_shards=train_shards)
         except InputError as error:
-            if name in required:
-                faults.append(str(error))
+            faults += [str(error)] * (name in required)
             continue
-        found += 1
+        splits += 1
         for kind, x in enumerate((split.images, split.text)):
             if isinstance(x, Features) and x.shape != first.setdefault(kind, x).shape:
-                faults.append(f"{x.path} has rows of {x.shape}, {first[kind].path} of {first[kind].shape}; extract all "
-                              "alike")
+                faults.append(f"{x.path} has rows of {x.shape}, {first[kind].path} of "
+                              f"{first[kind].shape}; extract all alike")
         vocab = vocab or Vocabulary.build(split.words)
-        known = np.array([word in vocab.index for words in split.words for word in words] or [False])
+        known = [word in vocab.index for words in split.words for word in words] or [False]
         for note in split.notes:
             print(f"note: {note}")
-        print(f"{name:8}{len(split.images):>8,} images {len(split.captions):>8,} captions  {split.images.describe()}\n"
-              f"{'':8}captions of {np.mean([len(w) for w in split.words]):.1f} words; "
-              f"{100 * known.mean():.2f}% of the words are in the vocabulary of {len(vocab):,}")
+        print(f"{name:8}{len(split.images):>8,} images {len(split.captions):>8,} captions  "
+              f"{split.images.describe()}\n{'':8}captions of "
+              f"{np.mean([len(words) for words in split.words]):.1f} words; "
+              f"{100 * np.mean(known):.2f}% of the words are in the vocabulary of {len(vocab):,}")
         faults += split.faults(deep=True)
-        if not any(not caption.strip() for caption in split.captions):
+        if all(caption.strip() for caption in split.captions):
             try:
                 split.encode(vocab)
             except InputError as error:
                 faults.append(str(error))
-    faults = faults if found else faults[:1]                # no data set at all is one fault, not one per split
-    for fault in faults:
-        print(f"fault: {fault}")
-    print(f"{root}: {found} splits, {len(faults)} faults")
-    return len(faults)
+    # no data set at all is one fault, not one per split
+    return report(f"{root}: {splits} splits, ", faults if splits else faults[:1])
 
 
 def index(data_path: str, data_name: str, train_shards: str | None) -> None:
-    """Write the index of every split that a data set has in tar shards; of the training split those of `train_shards`,
-    where they are given. Raises InputError."""
+    """Write the index of every split that a data set has in tar shards; of the training split those
+    of `train_shards`, where they are given. Raises InputError."""
     root = os.path.join(data_path, data_name)
     if not os.path.isdir(root):
-        raise InputError(f"there is no folder {root} for the index; make it, with the shards of dev and test in it")
+        raise InputError(f"there is no folder {root} for the index; make it, with the shards of "
+                         "dev and test in it")
     shards = {"train": expand(train_shards)} if train_shards else {}
     shards.update((name, shards_of(root, name)) for name in splits_of(root) if name not in shards)
     if not shards:
-        raise InputError(f"{root} holds no shards train-00000.tar, ...; put them there, or name those of the training "
-                         "split with --train_shards")
+        raise InputError(f"{root} holds no shards train-00000.tar, ...; put them there, or name "
+                         "those of the training split with --train_shards")
     for name, paths in shards.items():
         images, captions = write_index(root, name, paths)
         print(f"{name:8}{len(paths):>8,} shards {images:>8,} images {captions:>8,} captions  "
@@ -235,40 +258,37 @@ def index(data_path: str, data_name: str, train_shards: str | None) -> None:
 def main(argv=None) -> None:
     parser = Arguments("Check a data set, or list what its tar shards hold.")
     parser.add_argument("command", choices=["check", "index"],
-                        help="check: print what the data set holds, and every fault; index: read all tar shards once "
-                        "and write {split}_shards.json, which training and evaluation need")
-    parser.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
+                        help="check: print what the data set holds, and every fault; index: read "
+                             "all tar shards once and write {split}_shards.json, which training "
+                             "and evaluation need")
+    parser.add_argument("--data_path", type=filename, default="data", help="folder that holds the "
+                                                                           "data sets")
     parser.add_argument("--data_name", type=data_set, default="coco_precomp",
                         help="folder of the data set below --data_path")
-    parser.add_argument("--text_features", metavar="NAME", help="also check features of captions, {split}_NAME.npy")
+    parser.add_argument("--text_features", metavar="NAME", help="also check features of captions, "
+                                                                "{split}_NAME.npy")
     parser.add_argument("--regions", type=filename, default=Regions().name, metavar="NAME",
-                        help="phrases in photos: check these proposals and features, {split}_NAME.npy, too")
+                        help="phrases in photos: check these proposals and features, "
+                             "{split}_NAME.npy, too")
     parser.add_argument("--box_origin", type=int, choices=[1, 0], default=1,
                         help="phrases in photos: is subtracted from the annotations' coordinates")
     parser.add_argument("--vocab", type=filename,
-                        help="vocabulary whose coverage is measured (default: words of the training captions)")
+                        help="vocabulary whose coverage is measured (default: words of the "
+                             "training captions)")
     parser.add_argument("--train_shards", type=shards_text, metavar="SHARDS",
                         help="tar shards of the training split, as in train.py")
     opt = parser.parse_args(argv)
     if opt.command == "index":
-        given = [name for name, value in vars(opt).items() if value != parser.get_default(name)
-                 and name not in ("command", "data_path", "data_name", "train_shards")]
-        if given:
-            parser.error(f"--{given[0]} is for check, and index reads tar shards alone; leave it out")
+        for name, value in vars(opt).items():
+            if name not in ("command", "data_path", "data_name", "train_shards") \
+                    and value != parser.get_default(name):
+                parser.error(f"--{name} is for check, and index reads tar shards alone; leave it "
+                             "out")
         sys.exit(cli.run("data.py", index, opt.data_path, opt.data_name, opt.train_shards))
     regions = Regions(opt.regions, origin=opt.box_origin)
-    sys.exit(cli.run("data.py", lambda: int(check(opt.data_path, opt.data_name, opt.vocab, opt.text_features,
-                                                  regions, opt.train_shards) > 0)))
-
-
-def check_extractors(trained: dict | None, split: Split, text_features: str | None, path: str) -> None:
-    """Raises InputError on features whose recorded extractor (features.json) differs from that in training."""
-    for kind in ("ims", text_features):
-        before, now = ((made or {}).get(kind) for made in (trained, split.extractors))
-        if before and now and before != now:
-            what = "image features" if kind == "ims" else f"caption features '{kind}'"
-            raise InputError(f"{split.source}: the {what} beside it were made by '{now}', {path} was trained on those "
-                             f"of '{before}'; extract them with the same network or vectors")
+    sys.exit(cli.run("data.py", lambda: int(check(
+        opt.data_path, opt.data_name, opt.vocab, opt.text_features, regions,
+        opt.train_shards) > 0)))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,13 @@ SQUARABLE = 1e-18, 1e18                # float32 can sum the squares of numbers 
 
 class Images:
     """What a split's images are read from."""
+    parallel = False                  # whether reading is so slow that worker processes help
+    keeps = False                     # whether a device can hold it (devices.feeding)
+    dim = regions = None              # numbers of a vector; vectors of an image, where it has several
+    step = 1                          # the row of image i is i * step
+
+    def faults(self, deep: bool):
+        return ()
 
     def windows(self, owner: np.ndarray, size: int, seed: tuple) -> list[np.ndarray]:
         """The rows of `owner` (m,), which are images, in the runs within which an epoch may shuffle them: all together,
@@ -150,7 +157,7 @@ class Features(Images):
 
 class Photos(Images):
     """Image files that are decoded to RGB and transformed as in VSE++, to (B, 3, 224, 224)."""
-    parallel, dim, regions, step, keeps = True, None, None, 1, False
+    parallel = True
 
     def __init__(self, paths: list[str]):
         self.paths = paths
@@ -189,16 +196,11 @@ class Photos(Images):
 
 class NoImages(Images):
     """Takes the place of N images of which only the captions are there (a text-only split)."""
-    parallel, dim, regions, step = False, None, None, 1
-
     def __init__(self, count: int):
         self.count = count
 
     def __len__(self) -> int:
         return self.count
-
-    def faults(self, deep: bool):
-        return ()
 
     def describe(self) -> str:
         return "no images: text only"

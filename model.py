@@ -467,7 +467,7 @@ def build_pair_terms(opt, vocab, regions: int, similarity: Similarity) -> dict[s
 
 def build_model(opt, vocab, pretrained: bool = True, vectors: Callable | None = None) -> JointEmbedding:
     """The model that resolved options (options.resolve) describe. `pretrained=False` leaves a CNN's weights to a
-    checkpoint that is about to be loaded. vectors: reads --word_vectors (features.word_vectors.table_for). Raises
+    checkpoint that is about to be loaded. vectors: reads --word_vectors (files.vectors.table_for). Raises
     InputError where the options do not fit the data."""
     similarity = ALL_SIMILARITIES[opt.sim].build(opt)
     image_tower, text_tower = build_image_tower(opt, pretrained), build_text_tower(opt, vocab, vectors)

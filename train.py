@@ -29,7 +29,7 @@ from devices.feeding import on_device
 from devices.precision import always_alike, full_float32, use_tf32
 from evaluation.encode import validate
 from evaluation.phrases import rsum_by_chance
-from features.word_vectors import table_for
+from files.vectors import table_for
 from files.writing import FORMAT
 from methods import METHODS
 from model import build_model

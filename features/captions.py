@@ -1,8 +1,9 @@
-"""The kinds of features of captions that features.extract writes: from word vectors, from counts of words, or sentence
-vectors of a frozen network.
+"""The kinds of features of captions that features.extract writes: from word vectors, from counts of
+words, or sentence vectors of a frozen network.
 
-Every kind has `size`, how many numbers a caption gets; `line`, its description; `arrays` with the keys `names`, which
-were fitted or stored before; and `encode`, which turns the captions of a split into features.
+Every kind has `size`, how many numbers a caption gets; `line`, its description; `arrays` with the
+keys `names`, which were fitted or stored before; and `encode`, which turns the captions of a split
+into features.
 """
 import os
 from collections import Counter
@@ -18,15 +19,15 @@ from data import Split
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit
 from features.minilm import MiniLM
 from features.openclip import ClipCaptions
-from features.word_vectors import table_for
 from files.reading import checksum
+from files.vectors import table_for
 from inputs import chunks
 from parallel import processes
 from text import Vocabulary
 
 SCALE = 10                            # of unit word vectors before the mixture, as in the originals
 ROWS = 1024                           # captions whose features of words are held at a time
-SORTED = 4096                         # captions that are sorted by length, so that those of a batch are alike
+SORTED = 4096               # captions that are sorted by length, so that those of a batch are alike
 BATCH = 64                            # captions per step of a network
 FITTING = {                           # numbers of a fit: its kind, default, least, help
     "n_clusters": ("hglmm", 30, 1, "number of clusters of the mixture"),
@@ -35,39 +36,45 @@ FITTING = {                           # numbers of a fit: its kind, default, lea
     "pca": ("hglmm", 0, 0, "number of principal components to keep (0: no PCA)"),
     "pca_captions": ("hglmm", 20_000, 2, "number of captions sampled to fit the PCA"),
     "seed": ("hglmm", 0, 0, "random seed of the samples and of the starting points"),
-    "vocab_threshold": ("tfidf", 4, 1, "count only words that occur at least this often in the training captions")}
+    "vocab_threshold": ("tfidf", 4, 1, "count only words that occur at least this often in the "
+                                       "training captions")}
 
 
 def word_counts(captions: list[list[str]], index: dict[str, int]) -> csr_array:
     """How often each word of the index occurs in each tokenised caption: sparse (M, V) float32."""
-    pairs = [(m, index[word]) for m, words in enumerate(captions) for word in words if word in index]
+    pairs = [(m, index[word]) for m, words in enumerate(captions)
+             for word in words if word in index]
     pairs = np.array(pairs).reshape(-1, 2)
-    return csr_array((np.ones(len(pairs), np.float32), (pairs[:, 0], pairs[:, 1])), (len(captions), len(index)))
+    return csr_array((np.ones(len(pairs), np.float32), (pairs[:, 0], pairs[:, 1])),
+                     (len(captions), len(index)))
 
 
 class OfWords:
-    """Features that depend on how often each word occurs: `index` numbers the words, and `rows` turns counts (n, V)
-    into features (n, size). A caption without a word of the index has zeros."""
+    """Features that depend on how often each word occurs: `index` numbers the words, and `rows`
+    turns counts (n, V) into features (n, size). A caption without a word of the index has zeros."""
 
     def encode(self, split: Split) -> tuple[np.ndarray, Iterator]:
-        """Which captions have no word that counts, (M,) bool, and pairs (a slice of the captions, their features)."""
+        """Which captions have no word that counts, (M,) bool, and pairs (a slice of the captions,
+        their features)."""
         counts = word_counts(split.words, self.index)                               # (M, V)
         empty = np.asarray(counts.sum(1)) == 0                                      # (M,)
         parts = [slice(start, start + ROWS) for start in range(0, len(empty), ROWS)]
-        return empty, ((part, np.where(empty[part, None], 0, self.rows(counts[part]))) for part in parts)
+        return empty, ((part, np.where(empty[part, None], 0, self.rows(counts[part])))
+                       for part in parts)
 
 
 class MeanVectors(OfWords):
     """The mean of the l2-normalised vectors of a caption's words, l2-normalised again (`jwae` 5.1).
 
-    words: the words of all captions. word_vectors: the file to read. `index` numbers the words that have a vector, and
-    `table` holds these, (V, D).
+    words: the words of all captions. word_vectors: the file to read. `index` numbers the words that
+    have a vector, and `table` holds these, (V, D).
     """
     names = ()
 
     def __init__(self, words: list[str], word_vectors: str):
         table, known = table_for(words, word_vectors)
-        self.index = {word: i for i, word in enumerate(word for word, has in zip(words, known) if has)}
+        self.index = {word: i
+                      for i, word in enumerate(word for word, has in zip(words, known) if has)}
         self.table, self.arrays, self.size = unit(table[known]), {}, table.shape[1]
         self.word_vectors = word_vectors
         with open(word_vectors, "rb") as f:
@@ -76,35 +83,39 @@ class MeanVectors(OfWords):
 
     def rows(self, counts) -> np.ndarray:
         """Word counts (n, V) -> features (n, D)."""
-        return unit(counts @ self.table)                                            # (n, V) (V, D) -> (n, D)
+        return unit(counts @ self.table)                                   # (n, V) (V, D) -> (n, D)
 
 
 class FisherVectors(MeanVectors):
     """Fisher vectors of a mixture of word vectors (hglmm.py), as Klein et al. 2015 compute them.
 
-    The steps: unit word vectors, their independent components, unit again, mixture, signed square root, l2 norm, PCA.
-    Call `fit` or `take` before `rows`.
+    The steps: unit word vectors, their independent components, unit again, mixture, signed square
+    root, l2 norm, PCA. Call `fit` or `take` before `rows`.
     """
-    names = ("weight", "location", "scale", "laplacian", "ica_mean", "ica_axes", "pca_mean", "pca_axes")
+    names = ("weight", "location", "scale", "laplacian", "ica_mean", "ica_axes", "pca_mean",
+             "pca_axes")
 
     def __init__(self, words: list[str], word_vectors: str):
         super().__init__(words, word_vectors)
         self.arrays = dict.fromkeys(self.names, np.zeros((0, 0)))
 
-    def fit(self, train: list[list[str]], *, ica: bool, n_clusters: int, n_iter: int, n_words: int, pca: int,
+    def fit(self, train: list[list[str]], *, ica: bool, n_clusters: int, n_iter: int, n_words: int,
+            pca: int,
             pca_captions: int, seed: int) -> "FisherVectors":
-        """Fit ICA, mixture and PCA on the tokenised training captions; prints how well the mixture fits.
+        """Fit ICA, mixture and PCA on the tokenised training captions; prints how well the mixture
+        fits.
 
-        n_words: sample of all occurrences of words, without replacement. pca: values to keep, 0 for no PCA. The other
-        arguments are the options of the command. Returns self.
+        n_words: sample of all occurrences of words, without replacement. pca: values to keep, 0 for
+        no PCA. The other arguments are the options of the command. Returns self.
         """
         counts, rng, a = word_counts(train, self.index), np.random.default_rng(seed), self.arrays       # (M, V)
         sampled = np.asarray(counts.sum(0)).astype(np.int64)                        # (V,)
-        if sampled.sum() > n_words:                                                 # without replacement
+        if sampled.sum() > n_words:                                            # without replacement
             sampled = rng.multivariate_hypergeometric(sampled, n_words, method="marginals")
         seen = np.flatnonzero(sampled)
         if ica:
-            a["ica_mean"], a["ica_axes"] = fit_ica(self.table[seen], self.size, seed=seed, count=sampled[seen])
+            a["ica_mean"], a["ica_axes"] = fit_ica(self.table[seen], self.size, seed=seed,
+                                                   count=sampled[seen])
         self.scale_table()
         self.mixture = HGLMM.fit(self.table[seen], n_clusters, n_iter, seed, count=sampled[seen])
         first, last = self.mixture.history[0], self.mixture.history[-1]
@@ -123,18 +134,21 @@ class FisherVectors(MeanVectors):
         a = self.arrays = stored
         clusters, size = a["weight"].shape, a["location"].shape
         if len(size) != 2 or clusters != size[:1] or {a[name].shape for name in ("scale", "laplacian")} != {size}:
-            raise InputError(f"the mixture of {path} has weights {clusters} and locations {size} that do not fit "
-                             "each other; give the .npz file that `python -m features.extract captions` wrote")
+            raise InputError(f"the mixture of {path} has weights {clusters} and locations {size} "
+                             "that do not fit each other; give the .npz file that `python -m "
+                             "features.extract captions` wrote")
         fits = (a["ica_axes"] if a["ica_axes"].size else a["location"]).shape[1]
         if fits != self.size:
-            raise InputError(f"the vectors of {self.word_vectors} have {self.size} values and {path} was fitted on "
-                             f"{fits}; give the word vectors that it was fitted on")
+            raise InputError(f"the vectors of {self.word_vectors} have {self.size} values and "
+                             f"{path} was fitted on {fits}; give the word vectors that it was "
+                             "fitted on")
         self.scale_table()
         self.mixture = HGLMM(*(a[name] for name in self.names[:4]))
         return self.describe()
 
     def scale_table(self) -> None:
-        """Replace the word vectors by their independent components, if there are any, at the scale of the mixture."""
+        """Replace the word vectors by their independent components, if there are any, at the scale
+        of the mixture."""
         a = self.arrays
         if a["ica_axes"].size:
             self.table = unit(project(self.table, a["ica_mean"], a["ica_axes"]))
@@ -144,15 +158,17 @@ class FisherVectors(MeanVectors):
         """Set size and line from the fitted arrays. Returns self."""
         a = self.arrays
         self.size = len(a["pca_axes"]) or 2 * a["location"].size
-        sizes = [f", {name} {len(a[f'{name}_axes'])}" for name in ("ica", "pca") if a[f"{name}_axes"].size]
-        self.line = f"hglmm {len(a['weight'])} clusters{''.join(sizes)}, {self.vectors}"
+        axes = {name: len(a[f"{name}_axes"]) for name in ("ica", "pca")}
+        sizes = "".join(f", {name} {count}" for name, count in axes.items() if count)
+        self.line = f"hglmm {len(a['weight'])} clusters{sizes}, {self.vectors}"
         return self
 
     def fit_pca(self, counts, rng, size: int, captions: int, seed: int) -> None:
         """Fit the principal axes of the Fisher vectors of a sample of captions. counts: (M, V)."""
         some = np.sort(rng.permutation(np.flatnonzero(np.asarray(counts.sum(1))))[:captions])
         fisher = np.empty((len(some), 2 * self.mixture.location.size), np.float32)
-        for start in tqdm(range(0, len(some), ROWS), desc="captions for the PCA", disable=None, leave=False):
+        for start in tqdm(range(0, len(some), ROWS), desc="captions "
+                                                          "for the PCA", disable=None, leave=False):
             fisher[start:start + ROWS] = self.fisher(counts[some[start:start + ROWS]])
         print(f"PCA of {fisher.shape[1]:,} values to {size:,}, on {len(some):,} captions")
         self.arrays["pca_mean"], self.arrays["pca_axes"] = fit_pca(fisher, size, seed)
@@ -163,13 +179,15 @@ class FisherVectors(MeanVectors):
         return signed_square_root(self.mixture.fisher_of_counts(self.table[used], counts[:, used]))
 
     def rows(self, counts) -> np.ndarray:
-        """Word counts (n, V) -> Fisher vectors (n, size), projected on the principal axes if there are any."""
+        """Word counts (n, V) -> Fisher vectors (n, size), projected on the principal axes if there
+        are any."""
         fisher, a = self.fisher(counts), self.arrays
         return project(fisher, a["pca_mean"], a["pca_axes"]) if a["pca_axes"].size else fisher
 
 
 class TfIdf(OfWords):
-    """n_w log(M / M_w), l2-normalised, where a caption has word w n_w times and M_w of the M training captions have it.
+    """n_w log(M / M_w), l2-normalised, where a caption has word w n_w times and M_w of the M
+    training captions have it.
 
     words (V,) and idf (V,), the logarithms. `index` numbers the words.
     """
@@ -182,13 +200,15 @@ class TfIdf(OfWords):
 
     @classmethod
     def fit(cls, train: list[list[str]], threshold: int) -> "TfIdf":
-        """Words that occur at least `threshold` times in tokenised captions, and their idf. Raises InputError if
-        there is none."""
+        """Words that occur at least `threshold` times in tokenised captions, and their idf. Raises
+        InputError if there is none."""
         words = Vocabulary.build(train, threshold).words[4:]
         if not words:
-            raise InputError(f"no word stands {threshold} times in the captions; give a lower --vocab_threshold")
+            raise InputError(f"no word stands {threshold} times in the captions; give a lower "
+                             "--vocab_threshold")
         captions_with = Counter(word for caption in train for word in set(caption))
-        return cls(np.array(words), np.log(len(train) / np.array([captions_with[word] for word in words])))
+        return cls(np.array(words),
+                   np.log(len(train) / np.array([captions_with[word] for word in words])))
 
     def rows(self, counts) -> np.ndarray:
         """Word counts (n, V) -> features (n, V)."""
@@ -198,7 +218,8 @@ class TfIdf(OfWords):
 class Sentences:
     """Sentence vectors by a frozen network, which sees every caption as it is written.
 
-    network: turns captions into word pieces by `pieces`, and those of a batch into vectors (B, size) when it is called.
+    network: turns captions into word pieces by `pieces`, and those of a batch into vectors (B,
+    size) when it is called.
     """
     names, arrays = (), {}
 
@@ -206,13 +227,15 @@ class Sentences:
         self.network, self.size, self.line = network, network.size, network.line
 
     def encode(self, split: Split) -> tuple[np.ndarray, Iterator]:
-        """No caption is without a word, (M,) bool, and pairs (rows of the captions of a batch (B,), their vectors)."""
+        """No caption is without a word, (M,) bool, and pairs (rows of the captions of a batch (B,),
+        their vectors)."""
         return np.zeros(len(split.captions), bool), self.batches(split.captions)
 
     def batches(self, captions: list[str]) -> Iterator:
         """Those of this process, of all that there are."""
         starts = range(0, len(captions), SORTED)
-        every = [(start, k) for start in starts for k in range(-(-min(SORTED, len(captions) - start) // BATCH))]
+        every = [(start, k) for start in starts
+                 for k in range(-(-min(SORTED, len(captions) - start) // BATCH))]
         for start, some in groupby(processes.part(every), lambda pair: pair[0]):
             pieces = self.network.pieces(captions[start:start + SORTED])
             order = chunks(np.argsort([-len(numbers) for numbers in pieces], kind="stable"), BATCH)
@@ -220,7 +243,8 @@ class Sentences:
                 yield start + index, self.network([pieces[m] for m in index]).cpu().numpy()
 
 
-KINDS = {"mean": MeanVectors, "hglmm": FisherVectors, "tfidf": TfIdf, "minilm": Sentences, "open_clip": Sentences}
+KINDS = {"mean": MeanVectors, "hglmm": FisherVectors, "tfidf": TfIdf, "minilm": Sentences,
+         "open_clip": Sentences}
 
 
 def sentences(kind: str, model: str | None, weights: str | None, tag: str | None,
@@ -237,7 +261,8 @@ def of_words(kind: str, splits: list[Split], train: Split | None, word_vectors: 
     tokenised = train.words if train else []
     if kind == "tfidf":
         return TfIdf(**stored) if stored else TfIdf.fit(tokenised, fitting["vocab_threshold"])
-    words = {word for some in [tokenised, *(split.words for split in splits)] for word in chain(*some)}
+    words = {word for some in [tokenised, *(split.words for split in splits)]
+             for word in chain(*some)}
     features = KINDS[kind](sorted(words), word_vectors)
     if kind == "mean":
         return features

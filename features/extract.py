@@ -1,4 +1,5 @@
-"""Write features of photos, boxes or captions, by networks or word vectors, as files that data sets are read from.
+"""Write features of photos, boxes or captions, by networks or word vectors, as files that data sets
+are read from.
 
     python -m features.extract images --photos ~/Pictures --cnn_type efficientnet_lite0 --output_name mine
     python -m features.extract images --data_name coco --cnn_type vgg19 --layer fc7 --output_name coco_vgg_precomp
@@ -54,7 +55,7 @@ from inputs import Photos, extractors, told_of
 from parallel import processes
 
 DEFAULT = ["train", "dev", "test"]    # splits to read where none are named
-BATCH = {"cuda": 64, "cpu": 8}        # photos per step; larger maps cost a CPU memory anew each time
+BATCH = {"cuda": 64, "cpu": 8}       # photos per step; larger maps cost a CPU memory anew each time
 GRID = 6                              # cells a side of --grid
 WEEK = 7 * 24 * 60.0                  # minutes: processes wait for the slowest
 NOT_NAMES = ("ims", "caps", "ids", "img_ids", "ann_ids")
@@ -234,7 +235,8 @@ def of_data_set(splits: list[Split], to: str, recipe: dict, how: How,
             for note in split.notes:
                 print(f"note: {note}")
             work = PhotoFeatures(to, split.name, split.images.paths, own, line,
-                                 *networks.shape_of(net, own_boxes), own_boxes and own_boxes.digests)
+                                 *networks.shape_of(net, own_boxes),
+                                 own_boxes and own_boxes.digests)
             if work.complete():
                 work.refuse_broken(how.skip_broken)
                 write_texts(to, split, order, own, work.sound())
@@ -262,8 +264,8 @@ def check_own(folder: str, splits: list[Split]) -> None:
             raise InputError(f"{paths[0]} is there already, and no features that features.extract "
                              "wrote; give --output_name a folder of its own")
         if parts := numbered(of("ims.npy")):
-            raise InputError(f"{parts[0]} is there already, a shard of the features of {split.name};"
-                             " give --output_name a folder of its own")
+            raise InputError(f"{parts[0]} is there already, a shard of the features of "
+                             f"{split.name}; give --output_name a folder of its own")
     if os.path.exists(os.path.join(folder, f"{ALL}_photos.json")):
         raise InputError(f"{folder} holds the features of a folder of photos (--photos); give "
                          "--output_name a folder of its own")
@@ -301,7 +303,8 @@ def write_texts(folder: str, split: Split, order: np.ndarray, names: list[str],
                 images: np.ndarray) -> None:
     """Write captions, names of the photos and, where they are numbers, the ids of images and
     captions. order (M,): captions to write; images: rows of the split, only of these."""
-    start, order = os.path.join(folder, split.name), order[np.isin(split.caption_image[order], images)]
+    start, order = os.path.join(folder, split.name), order[np.isin(split.caption_image[order],
+                                                                   images)]
     save_lines(f"{start}_caps.txt", [split.captions[m] for m in order])
     save_lines(f"{start}_ids.txt", [names[n] for n in images])
     if split.image_ids and isinstance(split.image_ids[0], int):
@@ -321,10 +324,11 @@ def extract_captions(opt, kinds: dict) -> None:
         if opt.kind not in (None, kind) or kind not in captions.KINDS:
             raise InputError(f"--kind {opt.kind}: {opt.fitted} is a model of kind {kind}; leave "
                              "--kind out")
-    opt.kind, name, fitting = kind, opt.name or kind, {name: getattr(opt, name) for name in captions.FITTING}
+    opt.kind, name, fitting = kind, opt.name or kind, {name: getattr(opt, name)
+                                                       for name in captions.FITTING}
     if name in NOT_NAMES or not re.fullmatch(r"\w+", name):
-        raise InputError(f"--name {name} cannot name features of captions; give letters, digits and "
-                         f"_, and none of {', '.join(NOT_NAMES)}")
+        raise InputError(f"--name {name} cannot name features of captions; give letters, digits "
+                         f"and _, and none of {', '.join(NOT_NAMES)}")
     for number, value in fitting.items():
         if value < (least := captions.FITTING[number][2]):
             raise InputError(f"--{number} {value} is too small; give {least} or more")
@@ -358,7 +362,8 @@ def extract_captions(opt, kinds: dict) -> None:
 
 
 def write_captions(features, kind: str, name: str, splits, to: str, fitted: str) -> None:
-    """Write features of the captions of splits. fitted: the file of the model, not to be replaced."""
+    """Write features of the captions of splits. fitted: the file of the model, not to be replaced.
+    """
     if features.names:
         features.line += f", fitted {checksum(features.arrays[key] for key in features.names)}"
     processes.from_first(record_extractor, to, name, features.line)
@@ -424,7 +429,8 @@ def main(argv=None) -> None:
         p.add_argument("what", choices=commands, help="what to write features of")
         p.parse_args(argv[:1])
     p, table = arguments(argv[0])
-    cli.run("features.extract", spread, commands[argv[0]], p.parse_args(argv[1:]), table, several=True)
+    cli.run("features.extract", spread, commands[argv[0]], p.parse_args(argv[1:]), table,
+            several=True)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from cli import InputError, reason
 from features.boxes import PhotoBoxes
 from features.networks import RECIPE, compute, network_of, shape_of, stamp, weights_file
 from features.store import AGAIN, ALL, How, PhotoFeatures, copy_rows, record_extractor
-from files.reading import file_digest, read_array, read_json, read_lines, read_text, sha256
+from files.reading import file_digest, need, read_array, read_json, read_lines, read_text, sha256
 from files.writing import CHANGING, locked, output, remove, save_lines
 from inputs import Features, Photos, extractors
 from parallel import processes
@@ -389,9 +389,8 @@ def read_images(data_path: str, data_name: str) -> Images:
         raise InputError(f"{root}: the features and names of photos do not belong together, as "
                          "`features.extract images` was stopped while it put them in their places; "
                          "call it again")
-    for each in (path, ims, ids):
-        if not os.path.isfile(each):
-            raise InputError(f"there is no file {each}; `{again}` writes it")
+    for file in (path, ims, ids):
+        need(file, f"`{again}` writes it")
     stored = stored_list(root)
     notes, recipe, folder, line = (stored.get(key)
                                    for key in ("photos", "recipe", "folder", "extractor"))

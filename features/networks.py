@@ -1,7 +1,8 @@
-"""Frozen networks that turn photos into features. Each is built from a recipe of plain values and has a one-line name.
+"""Frozen networks that turn photos into features. Each is built from a recipe of plain values and
+has a one-line name.
 
-A network has `regions` (None: one vector per photo) and `dim`. It maps photos as its transform prepares them, stacked,
-to (B, dim) or (B, regions, dim).
+A network has `regions` (None: one vector per photo) and `dim`. It maps photos as its transform
+prepares them, stacked, to (B, dim) or (B, regions, dim).
 """
 import math
 import os
@@ -20,7 +21,7 @@ from features.store import How, PhotoFeatures
 from files.reading import checksum
 from inputs import Photos, eval_transform, whole_transform
 
-SIDE = 7                              # cells a side of the last map of every network, for photos of 224 x 224
+SIDE = 7                    # cells a side of the last map of every network, for photos of 224 x 224
 RECIPE = ("kind", "cnn_type", "layer", "cnn_weights", "grid", "boxes", "model", "weights", "tag")
 
 
@@ -30,7 +31,8 @@ def map_of(cells: Tensor) -> Tensor:
 
 
 class Grid(nn.Module):
-    """The last map of a CNN, averaged in N x N cells: photos (B, 3, 224, 224) -> (B, N * N, C), row by row.
+    """The last map of a CNN, averaged in N x N cells: photos (B, 3, 224, 224) -> (B, N * N, C), row
+    by row.
 
     Cells overlap where 7 is no multiple of N, as in `adaptive_avg_pool2d`. N = 7 is the map itself.
     """
@@ -44,30 +46,32 @@ class Grid(nn.Module):
 
 
 def axis_weights(first: Tensor, last: Tensor, cells: int, bins: int) -> Tensor:
-    """How much each cell of a map counts in bins of boxes along one axis: (P,), (P,) -> (P, bins, cells), sums 1.
+    """How much each cell of a map counts in bins of boxes along one axis: (P,), (P,) -> (P, bins,
+    cells), sums 1.
 
-    first, last: where the boxes begin and end, shares of the photo, 0 to 1. A bin is the mean of points, the centres of
-    equal parts of it, bilinear between the centres of cells. There are at least as many points in a box as the map has
-    cells, so that no box skips one.
+    first, last: where the boxes begin and end, shares of the photo, 0 to 1. A bin is the mean of
+    points, the centres of equal parts of it, bilinear between the centres of cells. There are at
+    least as many points in a box as the map has cells, so that no box skips one.
     """
     points = bins * -(-max(SIDE, cells) // bins)
     place = (torch.arange(points, device=first.device) + 0.5) / points
-    at = (first[:, None] + (last - first)[:, None] * place) * cells - 0.5                       # (P, points)
+    at = (first[:, None] + (last - first)[:, None] * place) * cells - 0.5              # (P, points)
     near = at.clamp(0, cells - 1)[..., None] - torch.arange(cells, device=first.device)
     return (1 - near.abs()).clamp(min=0).unflatten(1, (bins, -1)).mean(2)           # (P, points, cells) -> bins
 
 
 def roi_align(cells: Tensor, boxes: Tensor, bins: int = 1) -> Tensor:
-    """RoIAlign (He et al. 2017, section 3) with aligned coordinates: (C, h, w), (P, 4) -> (P, C, bins, bins).
+    """RoIAlign (He et al. 2017, section 3) with aligned coordinates: (C, h, w), (P, 4) -> (P, C,
+    bins, bins).
 
-    Boxes are x1, y1, x2, y2 as shares of width and height, 0 to 1. As points lie on a grid, their mean is a product of
-    one weight per row and one per column of the map. torchvision's roi_align gives the same; without its compiled part
-    it needs a C++ compiler, so it is not called.
+    Boxes are x1, y1, x2, y2 as shares of width and height, 0 to 1. As points lie on a grid, their
+    mean is a product of one weight per row and one per column of the map. torchvision's roi_align
+    gives the same; without its compiled part it needs a C++ compiler, so it is not called.
     """
-    down = axis_weights(boxes[:, 1], boxes[:, 3], cells.shape[1], bins)                         # (P, bins, h)
-    across = axis_weights(boxes[:, 0], boxes[:, 2], cells.shape[2], bins)                       # (P, bins, w)
+    down = axis_weights(boxes[:, 1], boxes[:, 3], cells.shape[1], bins)               # (P, bins, h)
+    across = axis_weights(boxes[:, 0], boxes[:, 2], cells.shape[2], bins)             # (P, bins, w)
     if bins == 1:                                           # one matrix product for all boxes
-        weights = down.transpose(1, 2) * across                                                 # (P, h, w)
+        weights = down.transpose(1, 2) * across                                          # (P, h, w)
         return (weights.flatten(1) @ cells.flatten(1).T)[..., None, None]
     rows = torch.einsum("piy,cyx->picx", down, cells)
     return torch.einsum("picx,pjx->pcij", rows, across)
@@ -76,8 +80,9 @@ def roi_align(cells: Tensor, boxes: Tensor, bins: int = 1) -> Tensor:
 class BoxPooling(nn.Module):
     """RoI pooling of a CNN's last map: photos (B, 3, 224, 224), boxes (B, P, 4) -> (B, P, C).
 
-    Boxes are x1, y1, x2, y2 as shares of width and height, 0 to 1. Each is one bin of `roi_align`, the mean at 7 x 7
-    points, so the box of the whole photo is the mean of the map, the pooled feature.
+    Boxes are x1, y1, x2, y2 as shares of width and height, 0 to 1. Each is one bin of `roi_align`,
+    the mean at 7 x 7 points, so the box of the whole photo is the mean of the map, the pooled
+    feature.
     """
 
     def __init__(self, cnn: CNN):
@@ -86,17 +91,19 @@ class BoxPooling(nn.Module):
 
     def forward(self, photos: Tensor, boxes: Tensor | None = None) -> Tensor:
         if boxes is None:
-            raise InputError("these features are of boxes in photos (--boxes), so a photo alone cannot be embedded; "
-                             "extract features without --boxes for that")
-        return torch.stack([roi_align(*pair).flatten(1) for pair in zip(map_of(self.cnn(photos)), boxes)])
+            raise InputError("these features are of boxes in photos (--boxes), so a photo alone "
+                             "cannot be embedded; extract features without --boxes for that")
+        return torch.stack([roi_align(*pair).flatten(1)
+                            for pair in zip(map_of(self.cnn(photos)), boxes)])
 
 
 class RegionPooling(nn.Module):
-    """Features of any number of boxes: photos (B, 3, S, S), S a multiple of 32, and B tensors of boxes (P, 4), shares
-    of width and height, -> B tensors (P, F).
+    """Features of any number of boxes: photos (B, 3, S, S), S a multiple of 32, and B tensors of
+    boxes (P, 4), shares of width and height, -> B tensors (P, F).
 
-    layer "cells": RoIAlign of one bin of the last map, as `BoxPooling`. "fc6" and "fc7" (VGG): 7 x 7 bins of the last
-    map before its last pooling, and then the layers after it with the ReLU, as in Fast R-CNN, F = 4096.
+    layer "cells": RoIAlign of one bin of the last map, as `BoxPooling`. "fc6" and "fc7" (VGG): 7 x
+    7 bins of the last map before its last pooling, and then the layers after it with the ReLU, as
+    in Fast R-CNN, F = 4096.
     """
 
     def __init__(self, cnn: CNN, layer: str):
@@ -107,13 +114,14 @@ class RegionPooling(nn.Module):
 
     def forward(self, photos: Tensor, boxes: list[Tensor]) -> list[Tensor]:
         if self.layer == "cells":
-            cells = self.cnn(photos).transpose(1, 2)                                            # (B, C, h * w)
+            cells = self.cnn(photos).transpose(1, 2)                                 # (B, C, h * w)
             side = math.isqrt(cells.shape[2])
             maps = cells.unflatten(2, (side, side))
             return [roi_align(*pair).flatten(1) for pair in zip(maps, boxes)]
         with torch.no_grad():
-            maps = self.cnn.net.features[:-1](photos)                                           # (B, 512, h, w)
-            return [self.cnn.net.classifier(roi_align(*pair, bins=SIDE).flatten(1)) for pair in zip(maps, boxes)]
+            maps = self.cnn.net.features[:-1](photos)                               # (B, 512, h, w)
+            return [self.cnn.net.classifier(roi_align(*pair, bins=SIDE).flatten(1))
+                    for pair in zip(maps, boxes)]
 
 
 def layer_of(cnn_type: str, layer: str | None, layers: tuple, others: tuple, what: str) -> str:

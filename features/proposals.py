@@ -37,7 +37,7 @@ from files.proposals import (
     read_proposals,
     recall,
 )
-from files.reading import file_digest, recognised, sha256
+from files.reading import file_digest, need, recognised, sha256
 from files.writing import locked, output, save_arrays, save_json
 
 SETTINGS = {"alpha": 0.65, "beta": 0.65, "minScore": 0.01}     # as the code of pl-clc sets them
@@ -75,10 +75,8 @@ def opencv():
 def forest_of(path: str):
     """The structured forest in a file. Raises InputError if it holds none."""
     cv2, fix = opencv(), "model.yml.gz of opencv_extra/testdata/cv/ximgproc"
-    if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; --model is {fix}")
     try:
-        with (gzip.open if path.endswith(".gz") else open)(path, "rb") as f:
+        with (gzip.open if path.endswith(".gz") else open)(need(path, f"--model is {fix}"), "rb") as f:
             keys = {match[1].decode() for line in f if (match := re.match(rb"\s*(\w+):", line))}
         if FOREST - keys:                                   # OpenCV would divide by 0 trees
             raise OSError(f"it has no {', '.join(sorted(FOREST - keys))}")
@@ -102,34 +100,38 @@ def method_of(model: str | None) -> str:
 
 
 def gradients(photo: np.ndarray, smooth: float) -> tuple[np.ndarray, np.ndarray]:
-    """Edges of a photo (H, W, 3) uint8 by Sobel's filters, after smoothing by a Gaussian of `smooth` pixels: strength
-    in 0 to 1 and the direction across the edge in 0 to pi, both (H, W) float32.
+    """Edges of a photo (H, W, 3) uint8 by Sobel's filters, after smoothing by a Gaussian of
+    `smooth` pixels: strength in 0 to 1 and the direction across the edge in 0 to pi, both (H, W)
+    float32.
 
-    The gradients of the three colours are joined by their structure tensor (Di Zenzo 1986): the direction is that of
-    its first eigenvector, and the strength the root of its trace.
+    The gradients of the three colours are joined by their structure tensor (Di Zenzo 1986): the
+    direction is that of its first eigenvector, and the strength the root of its trace.
     """
     cv2 = opencv()
     smoothed = cv2.GaussianBlur(photo.astype(np.float32), (0, 0), smooth)
-    dx, dy = (cv2.Sobel(smoothed, cv2.CV_32F, *order) for order in ((1, 0), (0, 1)))            # (H, W, 3)
+    dx, dy = (cv2.Sobel(smoothed, cv2.CV_32F, *order) for order in ((1, 0), (0, 1)))     # (H, W, 3)
     xx, yy, xy = ((a * b).sum(2) for a, b in ((dx, dx), (dy, dy), (dx, dy)))
     strength, across = np.sqrt(xx + yy), np.arctan2(2 * xy, xx - yy) / 2
     return strength / max(strength.max(), 1e-6), np.mod(across, np.float32(np.pi))
 
 
 def thinned(strength: np.ndarray, across: np.ndarray) -> np.ndarray:
-    """Edges one or two pixels wide: 0 where one of the two neighbours across the edge is stronger. (H, W) -> (H, W)."""
+    """Edges one or two pixels wide: 0 where one of the two neighbours across the edge is stronger.
+    (H, W) -> (H, W)."""
     cv2 = opencv()
     y, x = np.mgrid[:strength.shape[0], :strength.shape[1]].astype(np.float32)
-    beside = [cv2.remap(strength, x + sign * np.cos(across), y + sign * np.sin(across), cv2.INTER_LINEAR,
+    beside = [cv2.remap(strength, x + sign * np.cos(across), y + sign * np.sin(across),
+                        cv2.INTER_LINEAR,
                         borderMode=cv2.BORDER_REPLICATE) for sign in (1, -1)]
     return np.where(THIN * strength < np.maximum(*beside), np.float32(0), strength)
 
 
 def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.ndarray:
-    """At most `count` boxes of a photo (H, W, 3) uint8, best first: (k, 5) float32, x1, y1, x2, y2 in pixels from 0
-    with both corners inside, and the score.
+    """At most `count` boxes of a photo (H, W, 3) uint8, best first: (k, 5) float32, x1, y1, x2, y2
+    in pixels from 0 with both corners inside, and the score.
 
-    A photo without an edge has one box, the whole of it, of score 0, so that every photo has one to rank.
+    A photo without an edge has one box, the whole of it, of score 0, so that every photo has one to
+    rank.
     """
     cv2, (height, width) = opencv(), photo.shape[:2]
     scale = max(1.0, LEAST / max(height, width))
@@ -271,7 +273,8 @@ def write_split(root: str, split: str, name: str, method: str, count: int, origi
 
 
 def report(facts: dict) -> None:
-    """Print what the proposals of a split can find, and whether photos have fewer than asked for."""
+    """Print what the proposals of a split can find, and whether photos have fewer than asked for.
+    """
     shares = ", ".join(f"{share:.1f}% at IoU {least}" for least, share in facts["recall"].items())
     print(f"  recall of {facts['phrases']:,} phrases: {shares}, without added boxes")
     if facts["fewer"]:
@@ -309,23 +312,32 @@ def write_all(opt) -> None:
 
 
 def arguments() -> Arguments:
-    p = Arguments("Write box proposals of photos whose phrases are to be localised, and print their recall.")
-    p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    p = Arguments("Write box proposals of photos whose phrases are to be localised, and print "
+                  "their recall.")
+    p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data "
+                                                                      "sets")
     p.add_argument("--data_name", type=data_set, required=True,
                    help="a data set in the layout of Flickr30k Entities, with images/")
-    p.add_argument("--splits", nargs="+", choices=(*SPLITS, "dev"), default=list(SPLITS), help="splits to write")
+    p.add_argument("--splits", nargs="+", choices=(*SPLITS, "dev"), default=list(SPLITS),
+                   help="splits "
+                                                                                               "to "
+                                                                                               "write")
     p.add_argument("--count", type=positive, default=200, metavar="N",
                    help="boxes per photo; fewer where there are no more")
-    p.add_argument("--name", metavar="NAME", help="of the proposals, part of their files' names (default: edgeboxesN)")
+    p.add_argument("--name", metavar="NAME", help="of the proposals, part of their files' names "
+                                                  "(default: edgeboxesN)")
     p.add_argument("--box_origin", type=up_to(1, least=0), default=1,
-                   help="what is taken off the coordinates of the annotations: 1 as the data set's Python parser does, "
-                        "0 as its Matlab parser")
+                   help="what is taken off the coordinates of the annotations: 1 as the data "
+                        "set's Python parser does, 0 as its Matlab parser")
     p.add_argument("--model", type=filename, metavar="FILE",
-                   help="model.yml.gz of OpenCV's structured forests (default: edges are image gradients)")
+                   help="model.yml.gz of OpenCV's structured forests (default: edges are image "
+                        "gradients)")
     p.add_argument("--from", type=filename, metavar="FILE.json", dest="given",
-                   help="take boxes of your own: a JSON object, id of a photo to its [[x1, y1, x2, y2], ...], each "
-                        "perhaps with a score behind, in pixels from 0")
-    p.add_argument("--workers", type=workers, default=os.cpu_count() or 1, help="number of processes that find boxes")
+                   help="take boxes of your own: a JSON object, id of a photo to its [[x1, y1, "
+                        "x2, y2], ...], each perhaps with a score behind, in pixels from 0")
+    p.add_argument("--workers", type=workers, default=os.cpu_count() or 1, help="number of "
+                                                                                "processes that "
+                                                                                "find boxes")
     return p
 
 

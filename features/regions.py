@@ -1,4 +1,5 @@
-"""Features of box proposals, one row a box, as {split}_{proposals}_{name}.npy. extract.py has the command."""
+"""Features of box proposals, one row a box, as {split}_{proposals}_{name}.npy. extract.py has the
+command."""
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from features.store import How, RowStore
 from files.entities import SPLITS, Entities, photo_paths, read_entities
 from files.proposals import (
     Proposals,
+    check_features,
     file_of,
     read_facts,
     read_proposals,
@@ -29,7 +31,7 @@ from inputs import whole_transform
 from parallel import processes
 
 STEP = 32                             # pixels of a photo for each cell of the last map
-PHOTO_SIDE = 448                      # pixels: the last map has 14 x 14 cells, as boxes may be small
+PHOTO_SIDE = 448                     # pixels: the last map has 14 x 14 cells, as boxes may be small
 BATCH = {"cuda": 16, "cpu": 2}        # photos per step, see extract.py
 BLOCK = 4096                          # rows that are checked at a time
 KINDS = ("cnn", "demo")
@@ -160,13 +162,9 @@ def write_split(path: str, split: str, paths: list[str], entities: Entities, pro
 def write_given(given: str, path: str, proposals: Proposals) -> None:
     """Give the user's features of a split the name of these: the same file where it can be, or a
     copy. Raises InputError unless they are finite, (R, F), and R is the number of boxes."""
-    array, boxes = read_array(given, "give features (R, F)"), len(proposals.boxes)
-    if array.ndim != 2 or array.dtype not in (np.float16, np.float32) or len(array) != boxes \
-            or not array.shape[1]:
-        raise InputError(f"{given} holds {array.dtype} of shape {array.shape}, and {boxes:,} boxes "
-                         f"of the proposals have features of shape ({boxes}, F) in float16 or "
-                         "float32, in the order of the boxes; save them so")
-    for k in tqdm(range(0, boxes, BLOCK), desc="checked", disable=None, leave=False):
+    array = read_array(given, "give features (R, F)")
+    check_features(given, array, proposals, "save them so")
+    for k in tqdm(range(0, len(array), BLOCK), desc="checked", disable=None, leave=False):
         good = np.isfinite(array[k:k + BLOCK]).all(1)
         if not good.all():
             raise InputError(f"{given} holds NaN or infinity in row {k + int(good.argmin())}; every"

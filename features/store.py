@@ -1,4 +1,5 @@
-"""Rows of values computed from photos, in a file that survives every stop; and the record of what made a file."""
+"""Rows of values computed from photos, in a file that survives every stop; and the record of what
+made a file."""
 import contextlib
 import glob
 import itertools
@@ -288,7 +289,8 @@ class RowStore:
                       self.list if processes.first() else f"{self.list}.{processes.rank()}")
 
     def clean(self) -> None:
-        """Remove the hidden files, the first process's list last: the others are nothing without."""
+        """Remove the hidden files, the first process's list last: the others are nothing without.
+        """
         remove(*self.parts, *self.others(), self.list)
 
 

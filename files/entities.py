@@ -1,13 +1,16 @@
-"""Reads Flickr30k Entities: the noun phrases of the sentences of photos, and the boxes of what they name.
+"""Reads Flickr30k Entities: the noun phrases of the sentences of photos, and the boxes of what they
+name.
 
-A folder holds {train,val,test}.txt (the ids of the photos, one a line), Sentences/ID.txt (five sentences), and
-Annotations/ID.xml (the size of the photo, and boxes). In the sentences a phrase is marked as
+A folder holds {train,val,test}.txt (the ids of the photos, one a line), Sentences/ID.txt (five
+sentences), and Annotations/ID.xml (the size of the photo, and boxes). In the sentences a phrase is
+marked as
 
     [/EN#283585/people A man] in [/EN#283586/clothing a blue shirt] stands on [/EN#283587/bodyparts/other tiptoe] .
 
-The number is that of a chain: all mentions, in any of the five sentences, of one thing or of several that are named
-together. Chain 0 is nothing that could be seen. The XML lists boxes, each with the chains that it belongs to. A chain
-without a box is listed with a flag instead: <scene> (the whole photo) or <nobndbox>.
+The number is that of a chain: all mentions, in any of the five sentences, of one thing or of
+several that are named together. Chain 0 is nothing that could be seen. The XML lists boxes, each
+with the chains that it belongs to. A chain without a box is listed with a flag instead: <scene>
+(the whole photo) or <nobndbox>.
 """
 import os
 import re
@@ -25,7 +28,7 @@ from files.writing import CHANGING
 SPLITS = ("train", "val", "test")
 NOT_VISUAL = "0"                      # the chain of phrases that name nothing to be seen
 DROPPED = ("notvisual", "scene", "no box")     # why a phrase is left out
-BEYOND = 1                            # pixels that a box may lie outside its photo: coordinates count from 0 or from 1
+BEYOND = 1         # pixels that a box may lie outside its photo: coordinates count from 0 or from 1
 XML_BYTES = 1 << 20                   # of one photo's annotations, which have some thousand
 PHOTO_ENDINGS = (".jpg", ".jpeg", ".png")
 PHRASE = re.compile(r"\[/EN#([0-9]+)((?:/[^\s/\[\]]+)+)\s+([^\s\[\]][^\[\]]*)\]")
@@ -35,7 +38,8 @@ FETCH = "fetch the data set again"
 
 @dataclass
 class Entities:
-    """The M phrases with a box of the N photos of a split. Each mention in each sentence is a phrase of its own."""
+    """The M phrases with a box of the N photos of a split. Each mention in each sentence is a
+    phrase of its own."""
     ids: list[str]                    # N, in the order of the split's file
     sizes: np.ndarray                 # (N, 2) int64: width and height of each photo, pixels
     phrases: list[str]                # M, the words as they stand in the sentence
@@ -43,77 +47,23 @@ class Entities:
     sentence: np.ndarray              # (M,) int64: which sentence of its photo it stands in, from 0
     types: list[tuple[str, ...]]      # M, such as ("people",); a few phrases have more than one
     chains: list[str]                 # M, the number of each phrase's chain
-    truth: np.ndarray                 # (M, 4) float64: x1, y1, x2, y2 of the box around all boxes of the chain
+    truth: np.ndarray      # (M, 4) float64: x1, y1, x2, y2 of the box around all boxes of the chain
     n_boxes: np.ndarray               # (M,) int64: how many boxes the chain has
     dropped: dict[str, int]           # {one of DROPPED: how many phrases were left out}
 
 
-def read_entities(root: str, split: str, origin: int = 1) -> Entities:
-    """The phrases of one split (train, val = dev, or test) of the data set in the folder `root`.
-
-    origin: what is taken off the coordinates of the XML. 1 gives boxes that count pixels from 0, as the data set's
-    Python parser does; 0 leaves them as they are, as its Matlab parser does. Raises InputError on the first fault.
-    """
-    result = _read(root, split, origin, _refuse)
-    if not result.phrases:
-        raise InputError(_without_boxes(root, split, result))
-    return result
-
-
-def photo_paths(root: str, ids: list[str]) -> list[str]:
-    """The file below root/images of each photo. Raises InputError where one is missing."""
-    return _photo_paths(root, ids, _refuse)
-
-
-def check_entities(root: str, origin: int = 1) -> list[tuple[str, str]]:
-    """What a data set holds, split by split, and its faults: [("line", text) or ("fault", text)].
-
-    Every photo with a fault is named, with the first fault of its files. Photos are looked for where there is a folder
-    images; features of them need none.
-    """
-    found = []
-    for split in SPLITS:
-        faults = []
-        result = _read(root, split, origin, faults.append)
-        if result.ids:
-            found += [("line", line) for line in _described(split, result)]
-            faults += [] if result.phrases else [_without_boxes(root, split, result)]
-            if os.path.isdir(os.path.join(root, "images")):
-                _photo_paths(root, result.ids, faults.append)
-        found += [("fault", fault) for fault in faults if ("fault", fault) not in found]
-    return found
-
-
-# ---- what is said
-
-def _refuse(fault: str) -> None:
+def refuse(fault: str) -> None:
     raise InputError(fault)
 
 
-def _described(split: str, e: Entities) -> list[str]:
-    """What a split holds, in lines of text."""
-    types = Counter(kind for kinds in e.types for kind in kinds)
-    sentences = len(set(zip(e.phrase_photo.tolist(), e.sentence.tolist())))
-    boxes = f"{e.n_boxes.mean():.2f} boxes a phrase" if e.phrases else "no box"
-    return [f"{split:8}{len(e.ids):>8,} photos {sentences:>8,} sentences with phrases {len(e.phrases):>8,} phrases  "
-            f"{boxes}",
-            f"{'':8}types: " + ", ".join(f"{kind} {n:,}" for kind, n in types.most_common()),
-            f"{'':8}left out: {_told(e.dropped)}"]
+def read_entities(root: str, split: str, origin: int = 1,
+                  report: Callable[[str], None] = refuse) -> Entities:
+    """The phrases of one split (train, val = dev, or test) of the data set in the folder `root`.
 
-
-def _told(dropped: dict[str, int]) -> str:
-    return ", ".join(f"{why} {n:,}" for why, n in dropped.items())
-
-
-def _without_boxes(root: str, split: str, e: Entities) -> str:
-    return (f"{_split_file(root, split)}: no phrase of its {len(e.ids):,} photos has a box (left out: "
-            f"{_told(e.dropped)}), and at least one must; give the annotations of these photos")
-
-
-# ---- one split
-
-def _read(root: str, split: str, origin: int, report: Callable[[str], None]) -> Entities:
-    """The phrases of a split, perhaps none. `report` is given every fault; where it returns, the photo is left out."""
+    origin: what is taken off the coordinates of the XML. 1 gives boxes that count pixels from 0, as
+    the data set's Python parser does; 0 leaves them as they are, as its Matlab parser does. report:
+    is given every fault; where it returns, the photo is left out.
+    """
     ids, sizes, rows, dropped = [], [], [], Counter(dict.fromkeys(DROPPED, 0))
     for photo in _photo_ids(root, split, report):
         try:
@@ -125,11 +75,61 @@ def _read(root: str, split: str, origin: int, report: Callable[[str], None]) -> 
         dropped.update(without)
         ids.append(photo)
         sizes.append(size)
-    owner, sentence, chains, types, phrases, truth, counts = map(list, zip(*rows)) if rows else ([] for _ in range(7))
-    return Entities(ids, np.array(sizes, np.int64).reshape(-1, 2), phrases, np.array(owner, np.int64),
-                    np.array(sentence, np.int64), types, chains, np.array(truth, np.float64).reshape(-1, 4),
-                    np.array(counts, np.int64), dict(dropped))
+    if ids and not rows:
+        report(f"{_split_file(root, split)}: no phrase of its {len(ids):,} photos has a box (left "
+               f"out: {_counts(dropped)}), and at least one must; give the annotations of these "
+               "photos")
+    owner, sentence, chains, types, phrases, truth, counts = map(list, zip(*rows)) if rows else \
+        ([] for _ in range(7))
+    return Entities(ids, np.array(sizes, np.int64).reshape(-1, 2), phrases,
+                    np.array(owner, np.int64), np.array(sentence, np.int64), types, chains,
+                    np.array(truth, np.float64).reshape(-1, 4), np.array(counts, np.int64),
+                    dict(dropped))
 
+
+def photo_paths(root: str, ids: list[str], report: Callable[[str], None] = refuse) -> list[str]:
+    """The file below root/images of each photo; `report` is told of those that are missing."""
+    folder = os.path.join(root, "images")
+    inside, paths = set(os.listdir(folder)) if os.path.isdir(folder) else set(), []
+    for photo in ids:
+        names = [photo + ending for ending in PHOTO_ENDINGS if photo + ending in inside]
+        paths += [os.path.join(folder, name) for name in names[:1]]
+        if not names:
+            report(f"there is no photo {os.path.join(folder, photo)}.jpg (nor .jpeg, nor .png); put"
+                   " the photos of the data set into that folder, or make it a link to where they "
+                   "lie")
+    return paths
+
+
+def check_entities(root: str, origin: int = 1) -> list[tuple[str, str]]:
+    """What a data set holds, split by split, and its faults: [("line", text) or ("fault", text)].
+
+    Every photo with a fault is named, with the first fault of its files. Photos are looked for
+    where there is a folder images; features of them need none.
+    """
+    result = []
+    for split in SPLITS:
+        faults = []
+        e = read_entities(root, split, origin, faults.append)
+        if e.ids:
+            types = Counter(kind for kinds in e.types for kind in kinds)
+            sentences = len(set(zip(e.phrase_photo.tolist(), e.sentence.tolist())))
+            boxes = f"{e.n_boxes.mean():.2f} boxes a phrase" if e.phrases else "no box"
+            result += [("line", f"{split:8}{len(e.ids):>8,} photos {sentences:>8,} sentences with "
+                                f"phrases {len(e.phrases):>8,} phrases  {boxes}"),
+                       ("line", f"{'':8}types: {_counts(dict(types.most_common()))}"),
+                       ("line", f"{'':8}left out: {_counts(e.dropped)}")]
+            if os.path.isdir(os.path.join(root, "images")):
+                photo_paths(root, e.ids, faults.append)
+        result += [("fault", fault) for fault in faults if ("fault", fault) not in result]
+    return result
+
+
+def _counts(of_kinds: dict[str, int]) -> str:
+    return ", ".join(f"{kind} {n:,}" for kind, n in of_kinds.items())
+
+
+# ---- one split
 
 def _names(split: str) -> tuple[str, ...]:
     """The names of a split: val is also called dev."""
@@ -139,58 +139,45 @@ def _names(split: str) -> tuple[str, ...]:
 def _split_file(root: str, split: str) -> str:
     """The file that lists the photos of a split."""
     paths = [os.path.join(root, f"{name}.txt") for name in _names(split)]
-    return next((path for path in paths if os.path.isfile(path)), paths[0])
-
-
-def _listed(path: str) -> list[str]:
-    return [line.strip() for line in read_lines(path) if line.strip()]
+    return next(filter(os.path.isfile, paths), paths[0])
 
 
 def _photo_ids(root: str, split: str, report: Callable[[str], None]) -> list[str]:
-    """The ids of a split's photos, each once. An id that stands twice, or in the file of another split, is a fault."""
+    """The ids of a split's photos, each once. An id that stands twice, or in the file of another
+    split, is a fault."""
     if split not in (*SPLITS, "dev"):
         raise InputError(f"'{split}' is no split of phrases; give train, val (= dev) or test")
-    path = _split_file(root, split)
+    path, ids_of = _split_file(root, split), {}
     if any(os.path.exists(os.path.join(root, CHANGING.format(name))) for name in _names(split)):
-        report(f"{root}: the files of split '{split}' do not belong together, as `demo` was stopped while it wrote "
-               "them; call it again")
+        report(f"{root}: the files of split '{split}' do not belong together, as `demo` was stopped"
+               " while it wrote them; call it again")
         return []
     if not os.path.isfile(path):
-        report(f"there is no file {path}; Flickr30k Entities has train.txt, val.txt and test.txt, which list the ids "
-               "of the photos")
+        report(f"there is no file {path}; Flickr30k Entities has train.txt, val.txt and test.txt, "
+               "which list the ids of the photos")
         return []
     try:
-        ids = _listed(path)
-        others = [(other, set(_listed(other))) for other in (_split_file(root, name) for name in SPLITS)
-                  if other != path and os.path.isfile(other)]
+        for file in (path, *(_split_file(root, name) for name in SPLITS)):
+            if os.path.isfile(file):
+                ids_of[file] = [line.strip() for line in read_lines(file) if line.strip()]
     except InputError as error:
         report(str(error))
         return []
+    ids = ids_of.pop(path)
     if not ids:
         report(f"{path} names no photo; {FETCH}")
     if (twice := repeated(ids)) is not None:
         report(f"{path} names the photo {ascii(twice)[:60]} twice; name each once")
-    for other, theirs in others:
-        both = [photo for photo in ids if photo in theirs]
-        if both:
+    for other, theirs in ids_of.items():
+        if both := set(ids) & set(theirs):
             first, second = sorted((path, other))
-            report(f"{first} and {second} both name {len(both):,} photos, one is {min(both)!a:.60}; a photo is of one "
-                   "split, so remove it from the other")
-    for photo in ids:
-        if not PHOTO_ID.fullmatch(photo):
-            report(f"{path} names the photo {ascii(photo)[:60]}; an id is of letters, digits, '-', '_' and '.'")
-    return [photo for photo in dict.fromkeys(ids) if PHOTO_ID.fullmatch(photo)]
-
-
-def _photo_paths(root: str, ids: list[str], report: Callable[[str], None]) -> list[str]:
-    folder = os.path.join(root, "images")
-    there = set(os.listdir(folder)) if os.path.isdir(folder) else set()
-    names = [next((photo + ending for ending in PHOTO_ENDINGS if photo + ending in there), None) for photo in ids]
-    for photo, name in zip(ids, names, strict=True):
-        if name is None:
-            report(f"there is no photo {os.path.join(folder, photo)}.jpg (nor .jpeg, nor .png); put the photos of the "
-                   "data set into that folder, or make it a link to where they lie")
-    return [os.path.join(folder, name) for name in names if name]
+            report(f"{first} and {second} both name {len(both):,} photos, one is {min(both)!a:.60};"
+                   " a photo is of one split, so remove it from the other")
+    sound = [photo for photo in dict.fromkeys(ids) if PHOTO_ID.fullmatch(photo)]
+    for photo in set(ids) - set(sound):
+        report(f"{path} names the photo {ascii(photo)[:60]}; an id is of letters, digits, '-', '_' "
+               "and '.'")
+    return sound
 
 
 # ---- one photo
@@ -201,89 +188,91 @@ def enclosing(boxes: np.ndarray) -> np.ndarray:
     return np.concatenate([boxes[:, :2].min(0), boxes[:, 2:].max(0)])
 
 
-def _photo(root: str, photo: str, origin: int) -> tuple[tuple, list[tuple], Counter]:
-    """(width, height) of a photo, its phrases [(sentence, chain, types, words, truth, number of boxes)], and how many
-    others it has: {why left out: n}. Raises InputError."""
+def _photo(root: str, photo: str, origin: int) -> tuple[tuple, list[tuple], list[str]]:
+    """(width, height) of a photo, its phrases [(sentence, chain, types, words, truth, number of
+    boxes)], and why others are left out, one of DROPPED for each. Raises InputError."""
     annotations = os.path.join(root, "Annotations", f"{photo}.xml")
     sentences = os.path.join(root, "Sentences", f"{photo}.txt")
     for path in (annotations, sentences):
         if not os.path.isfile(path):
-            raise InputError(f"there is no file {path} of the photo {photo}, which a split names; {FETCH}, or remove "
-                             "the photo from the split")
+            raise InputError(f"there is no file {path} of the photo {photo}, which a split names; "
+                             f"{FETCH}, or remove the photo from the split")
     size, boxes, flags = _annotations(annotations, photo, origin)
-    rows, dropped = [], Counter()
+    rows, dropped = [], []
     for sentence, chain, types, words in _mentions(sentences):
-        if chain in boxes and chain != NOT_VISUAL:
-            rows.append((sentence, chain, types, words, enclosing(boxes[chain]), len(boxes[chain])))
-        elif chain == NOT_VISUAL or "notvisual" in types:
-            dropped["notvisual"] += 1
+        if chain == NOT_VISUAL or "notvisual" in types and chain not in boxes:
+            dropped.append("notvisual")
+        elif chain in boxes:
+            own = boxes[chain]
+            rows.append((sentence, chain, types, words, enclosing(own), len(own)))
         elif chain in flags:
-            dropped[flags[chain]] += 1
+            dropped.append(flags[chain])
         else:
-            raise InputError(f"{sentences}, sentence {sentence + 1}: '{words}' is of chain {chain}, of which "
-                             f"{annotations} has neither a box nor a flag; {FETCH}, or list the chain with "
-                             "<nobndbox>1</nobndbox>")
+            raise InputError(f"{sentences}, sentence {sentence + 1}: '{words}' is of chain {chain},"
+                             f" of which {annotations} has neither a box nor a flag; {FETCH}, or "
+                             "list the chain with <nobndbox>1</nobndbox>")
     return size, rows, dropped
 
 
 def _mentions(path: str) -> list[tuple]:
-    """The marked phrases of the sentences of a photo: [(sentence from 0, chain, types, words)]. Raises InputError."""
-    found, lines = [], [line for line in read_lines(path) if line.strip()]
+    """The marked phrases of the sentences of a photo: [(sentence from 0, chain, types, words)].
+    Raises InputError."""
+    mentions, lines = [], [line for line in read_lines(path) if line.strip()]
     if not lines:
         raise InputError(f"{path} holds no sentence; {FETCH}")
     for k, line in enumerate(lines):
-        for chain, types, words in PHRASE.findall(line):
-            found.append((k, chain, tuple(types[1:].split("/")), " ".join(words.split())))
+        mentions += [(k, chain, tuple(types[1:].split("/")), " ".join(words.split()))
+                     for chain, types, words in PHRASE.findall(line)]
         rest = PHRASE.sub("", line)
         if "[" in rest or "/EN#" in rest:
             at = max(rest.find("["), 0)
-            raise InputError(f"{path}, sentence {k + 1}: the mark of a phrase at '{rest[at:at + 40].strip()}' is not "
-                             "whole; a phrase is written [/EN#283585/people A man], and none stands within another")
-    return found
+            raise InputError(f"{path}, sentence {k + 1}: the mark of a phrase at '"
+                             f"{rest[at:at + 40].strip()}' is not whole; a phrase is written "
+                             "[/EN#283585/people A man], and none stands within another")
+    return mentions
 
 
 def _annotations(path: str, photo: str, origin: int) -> tuple[tuple, dict, dict]:
-    """(width, height), {chain: its boxes (k, 4) less `origin`} and {chain without a box: "scene" or "no box"} of a
-    photo. Raises InputError."""
-    root = _xml(path)
-    width, height = (_whole(root.find(f"size/{side}"), path, side) for side in ("width", "height"))
-    if width < 1 or height < 1:
-        raise InputError(f"{path} gives the photo {width} x {height} pixels; give the size that it has")
-    boxes, flags = {}, {}
-    for item in root.findall("object"):
-        chains = [(name.text or "").strip() for name in item.findall("name")]
-        found = item.find("bndbox")
-        if found is None:
-            scene = item.find("scene")
-            flag = "scene" if scene is not None and _whole(scene, path, "scene") > 0 else "no box"
-            flags.update((chain, flag) for chain in chains if flags.get(chain) != "scene")
-            continue
-        box = [_whole(found.find(side), path, side) - origin for side in ("xmin", "ymin", "xmax", "ymax")]
-        x1, y1, x2, y2 = box
-        if x2 < x1 or y2 < y1 or min(x1, y1) < -BEYOND or x2 > width - 1 + BEYOND or y2 > height - 1 + BEYOND:
-            raise InputError(f"{path}: the photo {photo} has {width} x {height} pixels, and the box {x1}, {y1}, {x2}, "
-                             f"{y2} (x1, y1, x2, y2 from 0) of chain {', '.join(chains)} is inverted or lies more than "
-                             f"{BEYOND} pixel outside; correct the box or the size")
-        for chain in chains:
-            boxes.setdefault(chain, []).append(box)
-    return (width, height), boxes, flags
-
-
-def _xml(path: str) -> ElementTree.Element:
-    """The root of an XML file. One that declares entities is refused, since they can grow without limit."""
+    """(width, height), {chain: its boxes (k, 4) less `origin`} and {chain without a box: "scene" or
+    "no box"} of a photo. Raises InputError, also where the XML declares entities, which can grow
+    without limit."""
     text = read_text(path, XML_BYTES)
     if "<!DOCTYPE" in text:
-        raise InputError(f"{path} has a DOCTYPE, which may declare entities and is not read; remove it")
+        raise InputError(f"{path} has a DOCTYPE, which may declare entities and is not read; remove"
+                         " it")
     try:
-        return ElementTree.fromstring(text)
+        root = ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError) as error:
         raise InputError(f"{path} is not whole XML ({reason(error)}); {FETCH}") from error
 
-
-def _whole(element: ElementTree.Element | None, path: str, name: str) -> int:
-    """The whole number that an element of XML holds. Raises InputError where there is none."""
-    text = "" if element is None else (element.text or "").strip()
-    if not re.fullmatch("-?[0-9]{1,9}", text):
-        told = "no" if element is None else f"{ascii(text)[:40]} as"
-        raise InputError(f"{path} gives {told} <{name}>, where a whole number of pixels belongs; {FETCH}")
-    return int(text)
+    def whole(parent: ElementTree.Element, name: str) -> int:
+        text = parent.findtext(name)
+        if text is None or not re.fullmatch("-?[0-9]{1,9}", text.strip()):
+            value = "no" if text is None else f"{ascii(text.strip())[:40]} as"
+            raise InputError(f"{path} gives {value} <{name.split('/')[-1]}>, where a whole number "
+                             f"of pixels belongs; {FETCH}")
+        return int(text)
+    width, height = whole(root, "size/width"), whole(root, "size/height")
+    if min(width, height) < 1:
+        raise InputError(f"{path} gives the photo {width} x {height} pixels; give the size that it "
+                         "has")
+    boxes, flags = {}, {}
+    for item in root.findall("object"):
+        chains = [(name.text or "").strip() for name in item.findall("name")]
+        corners = item.find("bndbox")
+        if corners is None:
+            scene = item.find("scene") is not None and whole(item, "scene") > 0
+            flags.update((chain, "scene" if scene else "no box") for chain in chains
+                         if flags.get(chain) != "scene")
+            continue
+        box = [whole(corners, side) - origin for side in ("xmin", "ymin", "xmax", "ymax")]
+        x1, y1, x2, y2 = box
+        if x2 < x1 or y2 < y1 or min(x1, y1) < -BEYOND or x2 > width - 1 + BEYOND \
+                or y2 > height - 1 + BEYOND:
+            raise InputError(f"{path}: the photo {photo} has {width} x {height} pixels, and the box"
+                             f" {x1}, {y1}, {x2}, {y2} (x1, y1, x2, y2 from 0) of chain "
+                             f"{', '.join(chains)} is inverted or lies more than {BEYOND} pixel "
+                             "outside; correct the box or the size")
+        for chain in chains:
+            boxes.setdefault(chain, []).append(box)
+    return (width, height), boxes, flags

@@ -1,9 +1,8 @@
 """Reads precomputed features, COCO and Karpathy's JSON of photos.
 
-`{split}_caps.txt` and `{split}_ims.npy` are precomputed features, `annotations/` holds COCO's captions and ids files,
-and a `dataset_*.json` beside `images/` is in Karpathy's layout.
+`{split}_caps.txt` and `{split}_ims.npy` are precomputed features, `annotations/` holds COCO's
+captions and ids files, and a `dataset_*.json` beside `images/` is in Karpathy's layout.
 """
-import functools
 import glob
 import os
 
@@ -12,26 +11,42 @@ import numpy as np
 import inputs
 from cli import InputError, reason
 from files import shards
-from files.reading import advice, as_integers, below, integers, read_coco, read_integers, read_json, read_lines
+from files.reading import (
+    advice,
+    as_integers,
+    below,
+    integers,
+    read_coco,
+    read_integers,
+    read_json,
+    read_lines,
+)
 from files.split import Split, read_text_features
 from inputs import Features, NoImages, Photos
 
 
 def _need(path: str) -> str:
     if not shards.there(path):
-        raise InputError(f"there is no file {path}; {advice(os.path.basename(os.path.dirname(path)))}")
+        raise InputError(f"there is no file {path}; "
+                         f"{advice(os.path.basename(os.path.dirname(path)))}")
     return path
 
 
-def read_precomputed(root: str, split: str, text_only: bool = False, text_features: str | None = None) -> Split:
-    if split in ("dev", "val"):  # one split with two names
-        split = next((s for s in (split, "dev", "val") if os.path.isfile(os.path.join(root, f"{s}_caps.txt"))), split)
-    path = functools.partial("{0}/{1}_{2}".format, root, split)
-    if not glob.glob(os.path.join(root, "*_caps.txt")) and os.path.isfile(os.path.join(root, "all_photos.json")):
-        raise InputError(f"{root} holds photos without captions, which can be searched; to train on them give "
-                         "`features.extract images --photos` a captions.csv")
-    source = _need(path("caps.txt"))
-    captions, ids, names, notes = read_lines(source), _read_ids(path("img_ids.npy")), _read_ids(path("ids.txt")), []
+def read_precomputed(root: str, split: str, text_only: bool = False,
+                     text_features: str | None = None) -> Split:
+    if split in ("dev", "val"):                             # one split with two names
+        split = next((name for name in (split, "dev", "val")
+                      if os.path.isfile(os.path.join(root, f"{name}_caps.txt"))), split)
+
+    def path(end: str) -> str:
+        return os.path.join(root, f"{split}_{end}")
+    if not glob.glob(os.path.join(root, "*_caps.txt")) \
+            and os.path.isfile(os.path.join(root, "all_photos.json")):
+        raise InputError(f"{root} holds photos without captions, which can be searched; to train on"
+                         " them give `features.extract images --photos` a captions.csv")
+    source, notes = _need(path("caps.txt")), []
+    captions, ids, names = (read_lines(source), _read_ids(path("img_ids.npy")),
+                            _read_ids(path("ids.txt")))
     if text_only and not shards.there(path("ims.npy")):
         images = NoImages(len(ids or captions[::5]))
         rows = len(images)
@@ -41,28 +56,27 @@ def read_precomputed(root: str, split: str, text_only: bool = False, text_featur
     count = len(captions)
     if not count or not rows or count % rows:
         raise InputError(f"{source} has {count} captions for the {rows} rows of "
-                         f"{getattr(images, 'path', 'text-only images')}; there must be the same number of captions "
-                         "for every row")
-    if isinstance(images, Features) and rows == count:
-        images.step = inputs.rows_per_image(images)                                         # SCAN and VSE++ repeat them
+                         f"{getattr(images, 'path', 'text-only images')}; there must be the same "
+                         "number of captions for every row")
+    if isinstance(images, Features) and rows == count:      # SCAN and VSE++ repeat them
+        images.step = inputs.rows_per_image(images)
         if isinstance(images.array, shards.Shards):
             images.array.refuse_cut(images.step)
     n = len(images)
-    if n < count == len(names) and len(set(names)) == count:                        # these name captions
-        notes.append(f"{path('ids.txt')} names every caption differently, so it does not say which the images are")
+    if n < count == len(names) and len(set(names)) == count:                    # of captions
+        notes.append(f"{path('ids.txt')} names every caption differently, so it does not say which "
+                     "the images are")
         names = []
-    ids, names = (_one_an_image(x, n, count, path(file)) for x, file in ((ids, "img_ids.npy"), (names, "ids.txt")))
+    ids, names = (_one_an_image(x, n, count, path(file))
+                  for x, file in ((ids, "img_ids.npy"), (names, "ids.txt")))
     ids_path = path("ann_ids.npy" if os.path.isfile(path("ann_ids.npy")) else "capids.txt")
     caption_ids = _read_ids(ids_path)
     if len(caption_ids) not in (0, count):
-        raise InputError(f"{ids_path} has {len(caption_ids)} ids for the {count} captions of {source}; there must be "
-                         "one for each caption, in their order")
-    for what, x in (("img_ids.npy", ids), ("ids.txt", names)):
-        if len(x) not in (0, n):
-            raise InputError(f"{path(what)} has {len(x)} ids for {n} images; there must be one for each image or "
-                             "caption")
-    text = read_text_features(path(f"{text_features}.npy"), captions, source) if text_features else None
-    caption_ids = as_integers(caption_ids)                                     # None for names such as Flickr's x.jpg#0
+        raise InputError(f"{ids_path} has {len(caption_ids)} ids for the {count} captions of "
+                         f"{source}; there must be one for each caption, in their order")
+    text = read_text_features(path(f"{text_features}.npy"), captions, source) \
+        if text_features else None
+    caption_ids = as_integers(caption_ids)                  # None for names such as x.jpg#0
     return Split(split, images, captions, np.arange(count) // (count // n), source,
                  ids or as_integers(names) or names or None,
                  np.array(caption_ids, np.int64) if caption_ids else None, names or None, text,
@@ -70,77 +84,91 @@ def read_precomputed(root: str, split: str, text_only: bool = False, text_featur
 
 
 def _one_an_image(x: list, n: int, count: int, path: str) -> list:
-    """One id per image, from ids that may be given per caption. Raises InputError where the captions of one image have
-    different ids: then not every image has count / n captions one after another."""
+    """One id per image, from ids that may be given per caption, or none.
+
+    Raises InputError for another number of ids, and where the captions of one image have different
+    ids: then not every image has count / n captions one after another.
+    """
     each = count // n
-    wrong = next((m for m in range(count) if x[m] != x[m - m % each]), None) if len(x) == count else None
+    wrong = next((m for m in range(count) if x[m] != x[m - m % each]), None) \
+        if len(x) == count else None
     if wrong is not None:
         first = wrong - wrong % each
-        raise InputError(f"{path} gives the captions {first + 1} to {first + each}, which {count} captions for {n} "
-                         "images make those of one image, more than one id; let the captions of an image stand "
-                         "together, equally many of each")
+        raise InputError(f"{path} gives the captions {first + 1} to {first + each}, which {count} "
+                         f"captions for {n} images make those of one image, more than one id; let "
+                         "the captions of an image stand together, equally many of each")
+    if len(x) not in (0, n, count):
+        raise InputError(f"{path} has {len(x)} ids for {n} images; there must be one for each image"
+                         " or caption")
     return x[::each] if len(x) == count else x
 
 
 def _read_ids(path: str) -> list:
-    """The ids beside a precomputed split, from an .npy file of integers or lines of text. Empty if there is no file."""
+    """The ids beside a precomputed split, from an .npy file of integers or lines of text. Empty if
+    there is no file."""
     if not os.path.isfile(path):
         return []
     return read_integers(path).tolist() if path.endswith(".npy") else read_lines(path)
 
 
 def _grouped(name, source, keys, paths, captions, caption_ids=None) -> Split:
-    """A Split of photos, from a key and a path per caption. Images come in the order of their first appearance."""
+    """A Split of photos, from a key and a path per caption. Images come in the order of their first
+    appearance."""
     position = {key: n for n, key in enumerate(dict.fromkeys(keys))}
-    integers([key for key in position if isinstance(key, int)], source, "an image the id")      # others are names
+    integers([key for key in position if isinstance(key, int)], source, "an image the id")
     path_of = dict(zip(keys, paths))
     return Split(name, Photos([path_of[key] for key in position]), captions,
-                 np.array([position[key] for key in keys], np.int64), source, list(position), caption_ids)
+                 np.array([position[key] for key in keys], np.int64), source, list(position),
+                 caption_ids)
 
 
 def read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split:
-    wanted = {"dev": {"val"}, "train": {"train", "restval"} if use_restval else {"train"}}.get(split, {split})
+    wanted = {"dev": {"val"}, "train": {"train", "restval"} if use_restval else {"train"}}.get(
+        split, {split})
     rows, name_of, number, without = [], {}, {}, 0
     try:
         for image in read_json(path)["images"]:
-            if image["split"] in wanted:
-                name = os.path.join(image.get("filepath", ""), image["filename"])
-                key = image.get("cocoid", name)
-                if name_of.setdefault(key, name) != name:
-                    raise InputError(f"{path} gives the images {name_of[key]} and {name} one cocoid, {key}; give each "
-                                     "its own")
-                if key in number:
-                    raise InputError(f"{path} lists the image {name} twice in split '{split}'; list each once, with "
-                                     "all its sentences")
-                number[key] = image.get("imgid")
-                without += not image["sentences"]
-                rows += [(key, name, sentence["raw"], sentence.get("sentid")) for sentence in image["sentences"]]
+            if image["split"] not in wanted:
+                continue
+            name = os.path.join(image.get("filepath", ""), image["filename"])
+            key = image.get("cocoid", name)
+            if name_of.setdefault(key, name) != name:
+                raise InputError(f"{path} gives the images {name_of[key]} and {name} one cocoid, "
+                                 f"{key}; give each its own")
+            if key in number:
+                raise InputError(f"{path} lists the image {name} twice in split '{split}'; list "
+                                 "each once, with all its sentences")
+            number[key] = image.get("imgid")
+            without += not image["sentences"]
+            rows += [(key, name, sentence["raw"], sentence.get("sentid"))
+                     for sentence in image["sentences"]]
     except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is not in Karpathy's layout (images with split, filename, sentences with raw): "
-                         f"{reason(error)}; fetch it again") from error
-    if not rows and without:
-        raise InputError(f"{path} has {without:,} images of split '{split}' and not one sentence of them; give every "
-                         "image at least one")
+        raise InputError(f"{path} is not in Karpathy's layout (images with split, filename, "
+                         f"sentences with raw): {reason(error)}; fetch it again") from error
     if not rows:
-        raise InputError(f"{path} has no images of split '{split}'; the splits are train, val (= dev) and test")
+        raise InputError(f"{path} has {without:,} images of split '{split}' and not one sentence of"
+                         " them; give every image at least one" if without else
+                         f"{path} has no images of split '{split}'; the splits are train, val (= "
+                         "dev) and test")
     keys, names, captions, caption_ids = map(list, zip(*rows))
     for name, caption in zip(names, captions):
         if not isinstance(caption, str):
-            raise InputError(f"{path}, image {name}: the raw sentence {ascii(caption)[:40]} is no string; put its text "
-                             "in quotes")
+            raise InputError(f"{path}, image {name}: the raw sentence {ascii(caption)[:40]} is no "
+                             "string; put its text in quotes")
     photos = [below(os.path.join(root, "images"), name, path) for name in names]
     result = _grouped("dev" if split == "val" else split, path, keys, photos, captions,
-                      integers(caption_ids, path, "the sentid") if _own_integers(caption_ids) else None)
+                      integers(caption_ids, path, "the sentid") if _own(caption_ids) else None)
     numbers = [number[key] for key in result.image_ids]
-    if _own_integers(numbers) and all(key == name for key, name in name_of.items()):            # no cocoid
-        result.image_ids, result.photo_names = integers(numbers, path, "the imgid").tolist(), result.image_ids
+    if _own(numbers) and all(key == name for key, name in name_of.items()):         # no cocoid
+        result.photo_names = result.image_ids
+        result.image_ids = integers(numbers, path, "the imgid").tolist()
     if without:
-        result.notes.append(f"{path}: {without:,} of {len(number):,} images of split '{split}' have no sentence and "
-                            "are left out")
+        result.notes.append(f"{path}: {without:,} of {len(number):,} images of split '{split}' have"
+                            " no sentence and are left out")
     return result
 
 
-def _own_integers(ids: list) -> bool:
+def _own(ids: list) -> bool:
     """Whether all ids are integers and different from each other."""
     return all(type(i) is int for i in ids) and len(set(ids)) == len(ids)
 
@@ -149,27 +177,27 @@ def read_coco_layout(root: str, split: str, use_restval: bool) -> Split:
     split = "dev" if split in ("val", "dev") else split
     parts = [(split, "train2014" if split == "train" else "val2014")]
     if use_restval and split == "train":
-        parts.append(("restval", "val2014"))                                        # 30,504 images of the 2014 val set
+        parts.append(("restval", "val2014"))                    # 30,504 images of the 2014 val set
     keys, paths, captions, ids = [], [], [], []
     for part, folder in parts:
         ids_path = os.path.join(root, "annotations", f"coco_{part}_ids.npy")
         json_path = _need(os.path.join(root, "annotations", f"captions_{folder}.json"))
-        wanted = read_integers(_need(ids_path))                                    # caption ids
+        wanted = read_integers(_need(ids_path)).tolist()                            # caption ids
         coco = read_coco(json_path)
-        absent = [int(i) for i in wanted if i not in coco.anns]
+        absent = [i for i in wanted if i not in coco.anns]
         if absent:
-            raise InputError(f"{ids_path} names {len(absent)} captions that {json_path} lacks, the first is "
-                             f"{absent[0]}; the two files must belong together")
+            raise InputError(f"{ids_path} names {len(absent)} captions that {json_path} lacks, the "
+                             f"first is {absent[0]}; the two files must belong together")
         try:
-            chosen = [coco.anns[int(i)] for i in wanted]
+            chosen = [coco.anns[i] for i in wanted]
             keys += [a["image_id"] for a in chosen]
             photos = [coco.imgs[a["image_id"]]["file_name"] for a in chosen]
             captions += [a["caption"].replace("\n", " ").strip() for a in chosen]
         except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{json_path} is no file of COCO's captions ({reason(error)} is missing or no text); "
-                             "fetch it again") from error
+            raise InputError(f"{json_path} is no file of COCO's captions ({reason(error)} is "
+                             "missing or no text); fetch it again") from error
         paths += [below(os.path.join(root, "images", folder), name, json_path) for name in photos]
-        ids += wanted.tolist()
+        ids += wanted
     if not captions:
         raise InputError(f"{ids_path} names no captions; fetch it again")
     return _grouped(split, json_path, keys, paths, captions, np.array(ids, np.int64))

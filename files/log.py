@@ -32,7 +32,8 @@ class NoLog:
 
 
 class Log(NoLog):
-    """log.txt for people, log.jsonl for programs, tensorboard events; and the terminal. Epochs are counted from 1."""
+    """log.txt for people, log.jsonl for programs, tensorboard events; and the terminal. Epochs are
+    counted from 1."""
 
     def __init__(self, folder: str, state: dict, epochs: int):
         import tensorboard_logger
@@ -40,7 +41,8 @@ class Log(NoLog):
         super().__init__(epochs)
         self.events = tensorboard_logger.Logger(folder, flush_secs=5)
         torn = ends_within_a_line(os.path.join(folder, "log.txt"))
-        self.text = open(os.path.join(folder, "log.txt"), "a", encoding="utf-8", errors="backslashreplace")
+        self.text = open(os.path.join(folder, "log.txt"), "a", encoding="utf-8",
+                         errors="backslashreplace")
         self.text.write("\n" * torn)
         path = os.path.join(folder, "log.jsonl")
         if os.path.isfile(path):
@@ -62,21 +64,28 @@ class Log(NoLog):
     def validation(self, state: dict, steps: int, result: dict) -> None:
         """Recalls under VSE++'s names: r1 image to text, r1i text to image."""
         if "i2t" not in result:                             # phrases in photos
-            self.say(f"{self.where(state, steps)}: dev rsum {result['rsum']:.1f} | R@1 {result['r1']:.1f} R@5 "
-                     f"{result['r5']:.1f} R@10 {result['r10']:.1f} of at most {result['upper']:.1f}")
-            self.record(state["iteration"], {k: result[k] for k in ("r1", "r5", "r10", "upper", "rsum")},
-                        kind="validation", epoch=state["epoch"] + (state["step"] > 0), step=state["step"] or steps)
+            self.say(f"{self.where(state, steps)}: dev rsum {result['rsum']:.1f} | R@1 "
+                     f"{result['r1']:.1f} R@5 {result['r5']:.1f} R@10 {result['r10']:.1f} of at "
+                     f"most {result['upper']:.1f}")
+            self.record(state["iteration"],
+                        {k: result[k] for k in ("r1", "r5", "r10", "upper", "rsum")},
+                        kind="validation", epoch=state["epoch"] + (state["step"] > 0),
+                        step=state["step"] or steps)
             return
         i, t = result["i2t"], result["t2i"]
-        sides = [f"{name} R@1 {r['r1']:.1f} R@5 {r['r5']:.1f} R@10 {r['r10']:.1f} medr {r['medr']:.0f}"
+        sides = [f"{name} R@1 {r['r1']:.1f} R@5 {r['r5']:.1f} R@10 {r['r10']:.1f} medr "
+                 f"{r['medr']:.0f}"
                  for name, r in (("image to text", i), ("text to image", t))]
         self.say(f"{self.where(state, steps)}: dev rsum {result['rsum']:.1f} | {' | '.join(sides)}")
         keys = ("r1", "r5", "r10", "medr", "meanr")
         self.record(state["iteration"],
-                    {**{k: i[k] for k in keys}, **{f"{k}i": t[k] for k in keys}, "rsum": result["rsum"],
+                    {**{k: i[k] for k in keys}, **{f"{k}i": t[k] for k in keys},
+                     "rsum": result["rsum"],
                                          "hbr": result["hbr"],
-                                         **{f"cos_{side}": cosine for side, cosine in result["alike"].items()}},
-                    kind="validation", epoch=state["epoch"] + (state["step"] > 0), step=state["step"] or steps)
+                                         **{f"cos_{side}": cosine
+                                            for side, cosine in result["alike"].items()}},
+                    kind="validation", epoch=state["epoch"] + (state["step"] > 0),
+                    step=state["step"] or steps)
 
     def record(self, iteration: int, scalars: dict, **fields) -> None:
         self.json.write(json.dumps({"iteration": iteration, **fields, **scalars}) + "\n")
@@ -95,8 +104,8 @@ def ends_within_a_line(path: str) -> bool:
 
 
 def comes_before(line: str, state: dict) -> bool:
-    """Whether a line of log.jsonl stays when a run goes on from `state`: what was logged after its checkpoint comes
-    again. Lines that somebody else wrote stay, but for one that was torn off."""
+    """Whether a line of log.jsonl stays when a run goes on from `state`: what was logged after its
+    checkpoint comes again. Lines that somebody else wrote stay, but for one that was torn off."""
     try:
         entry = json.loads(line)
         again = state.get("due") and entry.get("kind") == "validation" and entry["iteration"] == state["iteration"]

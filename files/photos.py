@@ -1,4 +1,5 @@
-"""Reading photos of any common format, whole or small; and the import of torchvision, which crops and scales them."""
+"""Reading photos of any common format, whole or small; and the import of torchvision, which crops
+and scales them."""
 import functools
 import io
 import re
@@ -16,23 +17,24 @@ PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPE
 
 
 def read_photo(path: str, most: int | None = None, content: bytes | None = None) -> Image.Image:
-    """A photo in RGB of 8 bits, turned as its EXIF tag says: the file `path`, or `content` that goes by that name.
-    Raises InputError where it cannot be read.
+    """A photo in RGB of 8 bits, turned as its EXIF tag says: the file `path`, or `content` that
+    goes by that name. Raises InputError where it cannot be read.
 
-    With `most` it is made smaller, to at most so many pixels a side. A large JPEG is then never decoded whole, which
-    takes a fraction of the time and memory.
+    With `most` it is made smaller, to at most so many pixels a side. A large JPEG is then never
+    decoded whole, which takes a fraction of the time and memory.
     """
     try:
         with Image.open(path if content is None else io.BytesIO(content), formats=photo_formats()) as image:
             if most:
                 image.draft(None, (most, most))
-            photo = in_rgb(ImageOps.exif_transpose(image))                          # also grey, CMYK, palettes
+            photo = in_rgb(ImageOps.exif_transpose(image))               # also grey, CMYK, palettes
     except Image.DecompressionBombError as error:
-        raise InputError(f"the photo {path} has more than {2 * Image.MAX_IMAGE_PIXELS:,} pixels, which is the limit; "
-                         "make a smaller copy of it") from error
+        raise InputError(f"the photo {path} has more than {2 * Image.MAX_IMAGE_PIXELS:,} pixels, "
+                         "which is the limit; make a smaller copy of it") from error
     except FAULTS as error:
         told = re.sub(" <_io.BytesIO.*>", "", reason(error))
-        raise InputError(f"the photo {path} cannot be read ({told}); replace it or fetch it again") from error
+        raise InputError(f"the photo {path} cannot be read ({told}); replace it or "
+                         "fetch it again") from error
     if most:
         photo.thumbnail((most, most))
     return photo
@@ -46,13 +48,15 @@ def photo_formats() -> list[str]:
 
 
 def in_rgb(image: Image.Image) -> Image.Image:
-    """The image in RGB of 8 bits. Images of more bits are scaled; a plain conversion would cut them off at 255.
+    """The image in RGB of 8 bits. Images of more bits are scaled; a plain conversion would cut them
+    off at 255.
 
-    16-bit values are divided by 257. Images of 32-bit integers or floats do not tell which value is white. White is
-    then the first of 1 (floats only), 255, 65535 and the image's maximum that no pixel exceeds. Raises ValueError.
+    16-bit values are divided by 257. Images of 32-bit integers or floats do not tell which value is
+    white. White is then the first of 1 (floats only), 255, 65535 and the image's maximum that no
+    pixel exceeds. Raises ValueError.
     """
     if not image.mode.startswith(("I", "F")):
-        image.info.pop("transparency", None)                                        # a palette's, of which Pillow warns
+        image.info.pop("transparency", None)                # a palette's, of which Pillow warns
         return image.convert("RGB")
     values = np.asarray(image).astype(np.float64)                                   # (H, W)
     if not np.isfinite(values).all():
@@ -66,10 +70,11 @@ def in_rgb(image: Image.Image) -> Image.Image:
 
 
 def import_torchvision():
-    """Import torchvision, even beside a CPU-only torch, where the compiled part of its wheel cannot load.
+    """Import torchvision, even beside a CPU-only torch, where the compiled part of its wheel cannot
+    load.
 
-    There the import fails at two detection operators that were never registered. Nothing here calls them, so it is
-    enough to declare their signatures.
+    There the import fails at two detection operators that were never registered. Nothing here calls
+    them, so it is enough to declare their signatures.
     """
     try:
         import torchvision
@@ -79,6 +84,7 @@ def import_torchvision():
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
             del sys.modules[name]
         for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float "
+                                                         "iou_threshold) -> Tensor")
         import torchvision
     return torchvision

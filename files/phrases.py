@@ -1,7 +1,9 @@
-"""Region-phrase pairs of Flickr30k Entities as a Split: the images are box proposals, the captions are phrases.
+"""Region-phrase pairs of Flickr30k Entities as a Split: the images are box proposals, the captions
+are phrases.
 
-A phrase belongs to one photo and is compared with that photo's proposals alone (`jwae` 5.2). files/entities.py reads
-the annotations, files/proposals.py the boxes and their features, which features.proposals and features.extract write.
+A phrase belongs to one photo and is compared with that photo's proposals alone (`jwae` 5.2).
+files/entities.py reads the annotations, files/proposals.py the boxes and their features, which
+features.proposals and features.extract write.
 """
 import glob
 import os
@@ -24,14 +26,16 @@ GEOMETRY = 5                          # numbers that say where a box lies
 
 class Regions(NamedTuple):
     """Which proposals and features are read, and how."""
-    name: str = "edgeboxes200_ims"    # what stands between the split's name and .npy: proposals, then features
+
+    name: str = "edgeboxes200_ims"  # what stands between the split's name and .npy: proposals, then features
     geometry: bool = True             # the five numbers of the box behind the features (CITE)
     origin: int = 1                   # is subtracted from the annotations' coordinates, 1 or 0
 
 
 class RegionFeatures(Features):
-    """Features of the proposals, (R, F), and where each lies in its photo: x1 / W, y1 / H, x2 / W, y2 / H and the share
-    of the photo's area (CITE), so (R, F + 5); the corners that the box includes count whole."""
+    """Features of the proposals, (R, F), and where each lies in its photo: x1 / W, y1 / H, x2 / W,
+    y2 / H and the share of the photo's area (CITE), so (R, F + 5); the corners that the box
+    includes count whole."""
     keeps = False
 
     def __init__(self, path: str, proposals: Proposals, sizes: np.ndarray, geometry: bool = True):
@@ -39,7 +43,8 @@ class RegionFeatures(Features):
         super().__init__(path)
         self.proposals, self.sizes, self.geometry = proposals, sizes, geometry
         if self.array.ndim != 2:
-            raise InputError(f"{path} has shape {self.array.shape}; features of proposals are of shape (proposals, F)")
+            raise InputError(f"{path} has shape {self.array.shape}; features of proposals are of "
+                             "shape (proposals, F)")
 
     @property
     def dim(self) -> int:
@@ -54,7 +59,8 @@ class RegionFeatures(Features):
 
 
 def geometry_of(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Boxes x1, y1, x2, y2 in pixels, (R, 4), in photos of width and height (R, 2) -> (R, 5) float32, in [0, 1]."""
+    """Boxes x1, y1, x2, y2 in pixels, (R, 4), in photos of width and height (R, 2) -> (R, 5)
+    float32, in [0, 1]."""
     x1, y1, x2, y2 = boxes.astype(np.float64).T + [[0], [0], [1], [1]]
     width, height = sizes.astype(np.float64).T
     return np.stack([x1 / width, y1 / height, x2 / width, y2 / height,
@@ -63,8 +69,8 @@ def geometry_of(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 @dataclass
 class PhraseSplit(Split):
-    """A Split whose N images are the R proposals of all photos, and whose captions are phrases. `caption_image` is the
-    proposal that overlaps a phrase's box most."""
+    """A Split whose N images are the R proposals of all photos, and whose captions are phrases.
+    `caption_image` is the proposal that overlaps a phrase's box most."""
     entities: Entities = None
     proposals: Proposals = None
     root: str = ""
@@ -103,38 +109,44 @@ def has_phrases(root: str) -> bool:
 
 def read_phrases(root: str, split: str, regions: Regions, text_features: str | None = None,
                  text_only: bool = False) -> PhraseSplit:
-    """A split of a folder of Flickr30k Entities, with the proposals and features that `regions` names; with `text_only`
-    without them. Raises InputError."""
+    """A split of a folder of Flickr30k Entities, with the proposals and features that `regions`
+    names; with `text_only` without them. Raises InputError."""
     split = "val" if split == "dev" else split
     entities = read_entities(root, split, regions.origin)
     phrases, source = entities.phrases, os.path.join(root, "Sentences")
     owner, made_by = np.zeros(len(phrases), np.int64), extractors(root)
     if text_only:
-        return PhraseSplit(split, NoImages(len(entities.ids)), phrases, entities.phrase_photo, source,
+        return PhraseSplit(split, NoImages(len(entities.ids)), phrases, entities.phrase_photo,
+                           source,
                            extractors=made_by or None, entities=entities, root=root)
     name = proposals_of(root, split, regions.name)
     proposals = read_proposals(root, split, name, entities)
     path = read_region_features(root, split, name, regions.name[len(name) + 1:], proposals)
     images = RegionFeatures(path, proposals, entities.sizes, regions.geometry)
-    made_by = {**made_by, "ims": read_json(path.removesuffix(".npy") + ".json", "extract again")["extractor"]}
+    made_by = {**made_by, "ims": read_json(path.removesuffix(".npy") + ".json", "extract "
+                                                                                "again")["extractor"]}
     made = PhraseSplit(split, images, phrases, owner, source, extractors=made_by, entities=entities,
                        proposals=proposals, root=root,
-                       text=read_text_features(os.path.join(root, f"{split}_{text_features}.npy"), phrases, source,
+                       text=read_text_features(os.path.join(root, f"{split}_{text_features}.npy"),
+                                               phrases, source,
                                                "phrase") if text_features else None)
     for n in range(len(entities.ids)):
         if len(columns := made.columns(n)):
             owner[columns] = made.start[n] + made.overlap(n).argmax(0)
     lost = sum(entities.dropped.values())
     kinds = ", ".join(f"{count:,} {why}" for why, count in entities.dropped.items() if count)
-    made.notes += [f"{lost:,} phrases of {split} have no box and are left out ({kinds})"] * bool(lost)
+    made.notes += [f"{lost:,} phrases of {split} have no box and are left out "
+                   f"({kinds})"] * bool(lost)
     return made
 
 
 def refuse_phrases(split: Split | None, reader: str) -> None:
-    """Raise InputError where what reads a split wants images and captions, and the split has phrases and regions."""
+    """Raise InputError where what reads a split wants images and captions, and the split has
+    phrases and regions."""
     if isinstance(split, PhraseSplit):
-        raise InputError(f"{reader} is of images and captions, and {split.root} has phrases and the regions of their "
-                         "photos, which train.py and evaluate.py read; name other data with --data_name")
+        raise InputError(f"{reader} is of images and captions, and {split.root} has phrases and "
+                         "the regions of their photos, which train.py and evaluate.py read; name "
+                         "other data with --data_name")
 
 
 def proposals_of(root: str, split: str, name: str) -> str:
@@ -144,11 +156,16 @@ def proposals_of(root: str, split: str, name: str) -> str:
         if os.path.isfile(os.path.join(root, f"{split}_{'_'.join(parts[:k])}.npz")):
             return "_".join(parts[:k])
     if os.path.isfile(os.path.join(root, f"{split}_{name}.npz")):
-        raise InputError(f"--regions {name} names proposals alone; name their features behind them, such as {name}_ims")
-    there = sorted(os.path.basename(path) for path in glob.glob(os.path.join(root, f"{split}_*.npz")))
-    raise InputError(f"--regions {name}: {root} has no proposals {split}_{'_'.join(parts[:-1]) or name}.npz"
-                     + f" (but {', '.join(there)})" * bool(there) + "; make them with `python -m features.proposals`, "
-                     "then their features with `python -m features.extract regions`")
+        raise InputError(f"--regions {name} names proposals alone; name their features behind "
+                         f"them, such as {name}_ims")
+    there = sorted(os.path.basename(path)
+                   for path in glob.glob(os.path.join(root, f"{split}_*.npz")))
+    raise InputError(f"--regions {name}: {root} has no proposals "
+                     f"{split}_{'_'.join(parts[:-1]) or name}.npz"
+                     + f" (but {', '.join(there)})" * bool(there) + "; make them with `python -m "
+                                                                    "features.proposals`, then "
+                                                                    "their features with `python "
+                                                                    "-m features.extract regions`")
 
 
 # ---- batches
@@ -156,7 +173,7 @@ def proposals_of(root: str, split: str, name: str) -> str:
 class Labels(NamedTuple):
     """Which proposals fit a phrase and which do not, and how many are drawn."""
     positive: float = 0.7             # IoU from which a proposal fits (`jwae` 5.2)
-    negative: float = 0.3             # IoU below which it does not (CITE); in between it is not compared
+    negative: float = 0.3        # IoU below which it does not (CITE); in between it is not compared
     drawn: int = 2                    # proposals that do not fit, drawn for each phrase (CITE)
 
 
@@ -170,24 +187,27 @@ class DrawnRegions:
         return drawn, self.images.gather(drawn[0])
 
 
-def draw_phrases(split: PhraseSplit, wanted: Labels, seed: tuple, photos) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def draw_phrases(split: PhraseSplit, wanted: Labels, seed: tuple,
+                 photos) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of photos (G,): proposals (R,), phrases (M,), and which of them fit, labels (R, M) int8.
 
-    For each phrase one proposal that fits and `drawn` that do not are drawn, by (seed, photo) alone. All pairs of a
-    proposal and a phrase of one photo are labelled then, so a phrase is compared with what was drawn for the others,
-    too.
+    For each phrase one proposal that fits and `drawn` that do not are drawn, by (seed, photo)
+    alone. All pairs of a proposal and a phrase of one photo are labelled then, so a phrase is
+    compared with what was drawn for the others, too.
     """
     rows, columns, blocks = zip(*(draw(split, wanted, seed, int(n)) for n in photos))
     labels = np.zeros((sum(map(len, rows)), sum(map(len, columns))), np.int8)
     i = j = 0
-    for block in blocks:                                                            # (r, m) on the diagonal
+    for block in blocks:                                                    # (r, m) on the diagonal
         labels[i:i + block.shape[0], j:j + block.shape[1]] = block
         i, j = i + block.shape[0], j + block.shape[1]
     return np.concatenate(rows), np.concatenate(columns), labels
 
 
-def draw(split: PhraseSplit, wanted: Labels, seed: tuple, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of photo n: the proposals drawn (r,), its phrases that one of them fits (m,), and labels (r, m) int8."""
+def draw(split: PhraseSplit, wanted: Labels, seed: tuple, n: int) -> tuple[np.ndarray, np.ndarray,
+                                                                           np.ndarray]:
+    """Of photo n: the proposals drawn (r,), its phrases that one of them fits (m,), and labels (r,
+    m) int8."""
     rng = np.random.default_rng([*seed, n])
     overlap = split.overlap(n)                                                      # (P, m)
     fits = overlap >= wanted.positive
@@ -196,7 +216,7 @@ def draw(split: PhraseSplit, wanted: Labels, seed: tuple, n: int) -> tuple[np.nd
     lot = rng.random(overlap.shape)
     apart = overlap < wanted.negative
     drawn = np.zeros(len(overlap), bool)
-    drawn[np.where(fits, lot, -1).argmax(0)] = True                                 # one that fits each phrase
+    drawn[np.where(fits, lot, -1).argmax(0)] = True                      # one that fits each phrase
     order = np.where(apart, lot, -1).argsort(0)[::-1][:wanted.drawn]                # (drawn, m)
     drawn[order[np.take_along_axis(apart, order, 0)]] = True
     rows = np.flatnonzero(drawn)

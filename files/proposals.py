@@ -1,11 +1,11 @@
 """Box proposals of the photos of a split, and features of them, as files beside the split.
 
-{split}_{name}.npz holds boxes (R, 4) float32 x1, y1, x2, y2 in pixels from 0 with both corners inside, start (N + 1,)
-int64, score (R,) float32 and added (R,) bool; the boxes of photo n are rows start[n]:start[n + 1]. {split}_{name}.json
-says what made them, for which photos, and what share of the phrases they can find. Features of them are
-{split}_{name}_{features}.npy, (R, F), with a .json that holds the checksum of their boxes.
+{split}_{name}.npz holds boxes (R, 4) float32 x1, y1, x2, y2 in pixels from 0 with both corners
+inside, start (N + 1,) int64, score (R,) float32 and added (R,) bool; the boxes of photo n are rows
+start[n]:start[n + 1]. {split}_{name}.json says what made them, for which photos, and what share of
+the phrases they can find. Features of them are {split}_{name}_{features}.npy, (R, F), with a .json
+that holds the checksum of their boxes.
 """
-import hashlib
 import os
 from dataclasses import dataclass
 
@@ -13,21 +13,21 @@ import numpy as np
 
 from cli import InputError
 from files.entities import Entities
-from files.reading import read_arrays, read_json
+from files.reading import need, read_arrays, read_json, sha256
 from files.shards import read_rows, there
 
 AGAIN = "write them again with python -m features.proposals"
 EXTRACT = "write them again with python -m features.extract regions"
 ARRAYS = {"boxes": "float32", "start": "int64", "score": "float32", "added": "bool"}
-THRESHOLDS = (0.5, 0.7)               # of the intersection over union, at which the recall is recorded
+THRESHOLDS = (0.5, 0.7)            # of the intersection over union, at which the recall is recorded
 
 
 @dataclass
 class Proposals:
     """The R boxes of N photos."""
-    boxes: np.ndarray                 # (R, 4) float32: x1, y1, x2, y2 in pixels from 0, both corners inside
+    boxes: np.ndarray         # (R, 4) float32: x1, y1, x2, y2 in pixels from 0, both corners inside
     start: np.ndarray                 # (N + 1,) int64: those of photo n are rows start[n]:start[n + 1], at least one
-    score: np.ndarray                 # (R,) float32: of the method, higher is better; 0 where there is none
+    score: np.ndarray         # (R,) float32: of the method, higher is better; 0 where there is none
     added: np.ndarray                 # (R,) bool: boxes of phrases, added to the training split
     facts: dict                       # what {split}_{name}.json says
 
@@ -38,16 +38,12 @@ def file_of(root: str, split: str, name: str) -> str:
 
 
 def ids_sha256(ids: list[str]) -> str:
-    return hashlib.sha256("\n".join(ids).encode()).hexdigest()
-
-
-def array_sha256(array: np.ndarray) -> str:
-    """The sha256 of the bytes of an array, such as boxes."""
-    return hashlib.sha256(np.ascontiguousarray(array)).hexdigest()
+    return sha256("\n".join(ids))
 
 
 def read_facts(path: str, key: str, fix: str) -> dict:
-    """The JSON object in a file, with the text `key` in it. Raises InputError, which names `fix`."""
+    """The JSON object in a file, with the text `key` in it. Raises InputError, which names `fix`.
+    """
     facts = read_json(path, fix)
     if not isinstance(facts, dict) or not isinstance(facts.get(key), str):
         raise InputError(f"{path} is no JSON object that says \"{key}\"; {fix}")
@@ -55,51 +51,35 @@ def read_facts(path: str, key: str, fix: str) -> dict:
 
 
 def read_proposals(root: str, split: str, name: str, entities: Entities) -> Proposals:
-    """The proposals of a split. Raises InputError if they are missing, broken, or of other photos than `entities`."""
+    """The proposals of a split. Raises InputError if they are missing, broken, or of other photos
+    than `entities`."""
     start = file_of(root, split, name)
-    for path in (f"{start}.npz", f"{start}.json"):
-        if not os.path.isfile(path):
-            raise InputError(f"there is no file {path} of box proposals; write them with python -m features.proposals "
-                             f"--data_name {os.path.basename(os.path.normpath(root))} --name {name}")
+    for end in (".npz", ".json"):
+        need(start + end, "box proposals are written with python -m features.proposals --data_name "
+                          f"{os.path.basename(os.path.normpath(root))} --name {name}")
     facts = read_facts(f"{start}.json", "method", AGAIN)
-    arrays = read_arrays(f"{start}.npz", AGAIN)
+    arrays, photos = read_arrays(f"{start}.npz", AGAIN), len(entities.ids)
     if {key: array.dtype.name for key, array in arrays.items()} != ARRAYS:
-        raise InputError(f"{start}.npz holds other arrays than {', '.join(f'{k} {v}' for k, v in ARRAYS.items())}; "
-                         f"{AGAIN}")
-    found = Proposals(**arrays, facts=facts)
+        raise InputError(f"{start}.npz holds other arrays than "
+                         f"{', '.join(f'{k} {v}' for k, v in ARRAYS.items())}; {AGAIN}")
+    p = Proposals(**arrays, facts=facts)
     if facts.get("ids_sha256") != ids_sha256(entities.ids):
-        raise InputError(f"{start}.npz is of other photos, or of the same in another order, than {split}.txt names "
-                         f"now; delete it, and {AGAIN}")
-    if facts.get("truth_sha256") not in (None, array_sha256(entities.truth)):
-        raise InputError(f"{start}.npz was written for other boxes of the phrases, by another --box_origin or before "
-                         f"the annotations changed; give --box_origin {facts.get('origin', 1)}, or delete it, and "
-                         f"{AGAIN}")
-    fault = _fault(found, entities)
-    if fault is None and facts.get("boxes_sha256") != array_sha256(found.boxes):
-        fault = "its boxes are not those that its .json was written for"
-    if fault:
-        raise InputError(f"{start}.npz is broken: {fault}; {AGAIN}")
-    return found
-
-
-def _fault(p: Proposals, entities: Entities) -> str | None:
-    """What is wrong with the arrays of proposals, or None."""
-    rows, photos = len(p.boxes), len(entities.ids)
-    if p.boxes.shape != (rows, 4) or p.score.shape != (rows,) or p.added.shape != (rows,) or \
-            p.start.shape != (photos + 1,):
-        return (f"boxes {p.boxes.shape}, score {p.score.shape}, added {p.added.shape} and start {p.start.shape} do not "
-                f"belong to {photos} photos")
-    if p.start[0] != 0 or p.start[-1] != rows or (np.diff(p.start) < 1).any():
-        return f"start does not give each of {photos} photos at least one of {rows} boxes"
-    size = np.repeat(entities.sizes, np.diff(p.start), 0)                           # (R, 2)
-    x1, y1, x2, y2 = p.boxes.T
-    inside = (x1 >= 0) & (y1 >= 0) & (x1 <= x2) & (y1 <= y2) & (x2 <= size[:, 0] - 1) & (y2 <= size[:, 1] - 1)
-    if not inside.all():                                    # NaN too
-        row = int(inside.argmin())
-        owner = int(np.searchsorted(p.start, row, "right")) - 1
-        return (f"the box {p.boxes[row].tolist()} of the photo {entities.ids[owner]} is inverted or leaves the photo, "
-                f"{size[row, 0]} x {size[row, 1]} pixels")
-    return None if np.isfinite(p.score).all() else "a score is no finite number"
+        raise InputError(f"{start}.npz is of other photos, or of the same in another order, than "
+                         f"{split}.txt names now; delete it, and {AGAIN}")
+    if facts.get("truth_sha256") not in (None, sha256(entities.truth)):
+        raise InputError(f"{start}.npz was written for other boxes of the phrases, by another "
+                         "--box_origin or before the annotations changed; give --box_origin "
+                         f"{facts.get('origin', 1)}, or delete it, and {AGAIN}")
+    rows = len(p.boxes)
+    shapes = [x.shape for x in (p.boxes, p.score, p.added, p.start)]
+    if shapes != [(rows, 4), (rows,), (rows,), (photos + 1,)] or (p.start[0], p.start[-1]) != (0, rows) \
+            or (np.diff(p.start) < 1).any():
+        raise InputError(f"{start}.npz is broken: its arrays do not give each of {photos} photos at "
+                         f"least one of {rows} boxes; {AGAIN}")
+    if facts.get("boxes_sha256") != sha256(p.boxes):
+        raise InputError(f"{start}.npz is broken: its boxes are not those that its .json was written"
+                         f" for; {AGAIN}")
+    return p
 
 
 def areas(boxes: np.ndarray) -> np.ndarray:
@@ -127,11 +107,13 @@ def shares(boxes: np.ndarray, size) -> np.ndarray:
 
 
 def recall(proposals: Proposals, entities: Entities, threshold: float) -> float:
-    """Percent of the phrases of which a proposal overlaps the box by `threshold` or more (intersection over union).
+    """Percent of the phrases of which a proposal overlaps the box by `threshold` or more
+    (intersection over union).
 
-    Boxes that were added from the phrases do not count. It is the upper bound of every ranking of these proposals.
+    Boxes that were added from the phrases do not count. It is the upper bound of every ranking of
+    these proposals.
     """
-    first = np.searchsorted(entities.phrase_photo, np.arange(len(entities.ids) + 1))        # (N + 1,)
+    first = np.searchsorted(entities.phrase_photo, np.arange(len(entities.ids) + 1))      # (N + 1,)
     hits = 0
     for n in range(len(entities.ids)):
         rows = slice(proposals.start[n], proposals.start[n + 1])
@@ -141,21 +123,30 @@ def recall(proposals: Proposals, entities: Entities, threshold: float) -> float:
     return 100 * hits / len(entities.phrases)
 
 
-def read_region_features(root: str, split: str, name: str, features: str, proposals: Proposals) -> str:
-    """The path of the features of proposals, {split}_{name}_{features}.npy. Raises InputError if they are missing, of
-    other proposals, or not (R, F) float16 or float32."""
+def read_region_features(root: str, split: str, name: str, features: str,
+                         proposals: Proposals) -> str:
+    """The path of the features of proposals, {split}_{name}_{features}.npy. Raises InputError if
+    they are missing, of other proposals, or not (R, F) float16 or float32."""
     start = file_of(root, split, f"{name}_{features}")
     for path in (f"{start}.npy", f"{start}.json"):
         if not there(path):
-            raise InputError(f"there is no file {path} of features of the proposals {name}; write them with python -m "
-                             f"features.extract regions --proposals {name} --name {features}")
+            raise InputError(f"there is no file {path} of features of the proposals {name}; write "
+                             f"them with python -m features.extract regions --proposals {name} "
+                             f"--name {features}")
     facts = read_facts(f"{start}.json", "extractor", EXTRACT)
     if facts.get("boxes_sha256") != proposals.facts["boxes_sha256"]:
-        raise InputError(f"{start}.npy is of other boxes than those that {file_of(root, split, name)}.npz holds now; "
-                         f"delete it, and {EXTRACT}")
-    array = read_rows(f"{start}.npy", EXTRACT)
-    if array.ndim != 2 or array.dtype not in (np.float16, np.float32) or len(array) != len(proposals.boxes):
-        raise InputError(f"{start}.npy holds {array.dtype} of shape {array.shape}, and {len(proposals.boxes):,} boxes "
-                         f"have features of shape ({len(proposals.boxes)}, F) in float16 or float32; delete it, and "
-                         f"{EXTRACT}")
+        raise InputError(f"{start}.npy is of other boxes than those that "
+                         f"{file_of(root, split, name)}.npz holds now; delete it, and {EXTRACT}")
+    check_features(f"{start}.npy", read_rows(f"{start}.npy", EXTRACT), proposals,
+                   f"delete it, and {EXTRACT}")
     return f"{start}.npy"
+
+
+def check_features(path: str, array, proposals: Proposals, fix: str) -> None:
+    """Raise InputError, which says the `fix`, unless an array holds features of the proposals."""
+    boxes = len(proposals.boxes)
+    if array.ndim != 2 or array.dtype not in (np.float16, np.float32) or len(array) != boxes \
+            or not array.shape[1]:
+        raise InputError(f"{path} holds {array.dtype} of shape {array.shape}, and {boxes:,} boxes "
+                         f"have features of shape ({boxes}, F) in float16 or float32, in the order "
+                         f"of the boxes; {fix}")

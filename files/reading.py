@@ -1,4 +1,5 @@
-"""Reading files so that no fault passes in silence: every reader names the file, what is wrong and the fix."""
+"""Reading files so that no fault passes in silence: every reader names the file, what is wrong and
+the fix."""
 import contextlib
 import hashlib
 import io
@@ -20,15 +21,17 @@ NPZ_BYTES = 16 << 30                  # an .npz file is read whole; a larger one
 YAML_BYTES = 1 << 20                  # a YAML file holds options, some hundred lines
 INT64 = np.iinfo(np.int64)
 DRAWN = "drawn by a command of probabilistic image-caption retrieval"      # stands in the metadata of every picture
-# What zipfile, numpy, json and yaml raise on faulty contents. Tried with files that are cut, nested or encrypted, that
-# have flipped bits, or whose headers are false.
-FAULTS = (OSError, ValueError, TypeError, AttributeError, KeyError, IndexError, EOFError, SyntaxError, MemoryError,
-          OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError,
+# What zipfile, numpy, json and yaml raise on faulty contents. Tried with files that are cut, nested
+# or encrypted, that have flipped bits, or whose headers are false.
+FAULTS = (OSError, ValueError, TypeError, AttributeError, KeyError, IndexError, EOFError,
+          SyntaxError, MemoryError,
+          OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error,
+          tokenize.TokenError,
           yaml.YAMLError)
 
 
-# Folder or file below --data_path -> where its real data come from, as far as is known. The addresses date from the
-# years 2017 to 2026.
+# Folder or file below --data_path -> where its real data come from, as far as is known. The
+# addresses date from the years 2017 to 2026.
 SOURCES = {
     "coco": "COCO's train2014.zip, val2014.zip and annotations_trainval2014.zip (cocodataset.org) and the "
             "coco_*_ids.npy of VSE++ (data.tar of github.com/fartashf/vsepp)",
@@ -67,7 +70,8 @@ def recognised(ours, *args) -> bool:
 
 
 def holds_keys(*keys: str, optional=()):
-    """A test for `output`: a JSON object with all of `keys`, perhaps some of `optional`, and no other keys."""
+    """A test for `output`: a JSON object with all of `keys`, perhaps some of `optional`, and no
+    other keys."""
     def knows(path: str) -> bool:
         found = read_json(path)
         return isinstance(found, dict) and set(keys) <= set(found) <= {*keys, *optional}
@@ -75,7 +79,8 @@ def holds_keys(*keys: str, optional=()):
 
 
 def holds_arrays(*names: str, optional=()):
-    """A test for `output`: an .npz file with all arrays of `names`, perhaps some of `optional`, and no others."""
+    """A test for `output`: an .npz file with all arrays of `names`, perhaps some of `optional`, and
+    no others."""
     def knows(path: str) -> bool:
         with zipfile.ZipFile(path) as archive:
             found = {name.removesuffix(".npy") for name in archive.namelist()}
@@ -92,7 +97,8 @@ def first_line(text: str):
 
 
 def is_drawn(path: str) -> bool:
-    """A test for `output`: a picture that `pictures.drawing` drew. Its mark is in the file in each of its formats."""
+    """A test for `output`: a picture that `pictures.drawing` drew. Its mark is in the file in each
+    of its formats."""
     with open(path, "rb") as f:
         head = f.read(1 << 14)
         f.seek(max(0, os.path.getsize(path) - (1 << 14)))
@@ -100,27 +106,47 @@ def is_drawn(path: str) -> bool:
 
 
 def below(folder: str, name: str, source: str) -> str:
-    """folder/name, for a name that the file `source` gives. Raises InputError where it leads out of the folder."""
+    """folder/name, for a name that the file `source` gives. Raises InputError where it leads out of
+    the folder."""
     parts = str(name).replace("\\", "/").split("/")
     if os.path.isabs(str(name)) or ".." in parts or "\0" in str(name):
-        raise InputError(f"{source} names the file {reason(ValueError(ascii(name)), 80)}, which lies outside {folder}; "
-                         "names are of files within it, without a leading / and without ..")
+        raise InputError(f"{source} names the file {reason(ValueError(ascii(name)), 80)}, which "
+                         f"lies outside {folder}; names are of files within it, without a leading "
+                         "/ and without ..")
     return os.path.join(folder, str(name))
 
 
-def read_text(path: str, most: int | None = None) -> str:
-    """The UTF-8 text of a file, with or without a byte order mark. Raises InputError; also above `most` bytes."""
+def need(path: str, fix: str) -> str:
+    """The path of a file. Raises InputError, which says the `fix`, where there is none."""
+    if not os.path.isfile(path):
+        raise InputError(f"there is no file {path}; {fix}")
+    return path
+
+
+@contextlib.contextmanager
+def reading(path: str, mode: str = "rb", encoding: str | None = None):
+    """A context with an open file. Raises InputError where it cannot be opened or read."""
     try:
-        if most is not None and os.path.getsize(path) > most:
-            raise InputError(f"{path} has {os.path.getsize(path):,} bytes, and at most {most:,} are read; it is "
-                             "another file")
-        with open(path, encoding="utf-8-sig") as f:
-            return f.read()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text ({reason(error)}); convert it with iconv") from error
+        with open(path, mode, encoding=encoding) as f:
+            yield f
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror or reason(error)}); check its name and its "
-                         "permissions") from error
+        raise InputError(f"{path} cannot be read ({error.strerror or reason(error)}); check its "
+                         "name and its permissions") from error
+
+
+def read_text(path: str, most: int | None = None) -> str:
+    """The UTF-8 text of a file, with or without a byte order mark. Raises InputError; also above
+    `most` bytes."""
+    with reading(path, "r", "utf-8-sig") as f:
+        size = os.path.getsize(path)
+        if most is not None and size > most:
+            raise InputError(f"{path} has {size:,} bytes, and at most {most:,} are read; it is "
+                             "another file")
+        try:
+            return f.read()
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path} is not UTF-8 text ({reason(error)}); convert it "
+                             "with iconv") from error
 
 
 def read_lines(path: str) -> list[str]:
@@ -130,21 +156,25 @@ def read_lines(path: str) -> list[str]:
 
 
 def read_json(path: str, fix: str = "fetch it again", what: str = "JSON", unique: bool = False):
-    """The value in a JSON file. `unique`: refuse a name that stands twice in an object (else the last one counts).
+    """The value in a JSON file. `unique`: refuse a name that stands twice in an object (else the
+    last one counts).
 
-    Raises InputError, which names `fix`, on everything but JSON of finite numbers and UTF-8 text. `what` names the
-    kind of file in the message.
+    Raises InputError, which names `fix`, on everything but JSON of finite numbers and UTF-8 text.
+    `what` names the kind of file in the message.
     """
     text = read_text(path)
     try:
-        value = json.loads(text, parse_constant=no_number, object_pairs_hook=once if unique else None)
-        if re.search(r"\\u[dD][89a-fA-F]", text):      # half a surrogate pair could not be written again
+        value = json.loads(text, parse_constant=no_number,
+                           object_pairs_hook=once if unique else None)
+        if re.search(r"\\u[dD][89a-fA-F]",
+                     text):      # half a surrogate pair could not be written again
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise InputError(f"{path} is not {what} of UTF-8 text (it has half a surrogate pair, "
                          f"{error.object[error.start]!a}); {fix}") from error
     except RecursionError as error:
-        raise InputError(f"{path} is not {what} (it is nested hundreds of levels deep); {fix}") from error
+        raise InputError(f"{path} is not {what} (it is nested hundreds of levels "
+                         f"deep); {fix}") from error
     except ValueError as error:
         raise InputError(f"{path} is not {what} ({reason(error)}); {fix}") from error
     return value
@@ -157,7 +187,8 @@ def no_number(name: str):
 def once(pairs: list) -> dict:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError(f"{ascii(repeated(name for name, _ in pairs))[:60]} stands twice in one object")
+        raise ValueError(f"{ascii(repeated(name for name, _ in pairs))[:60]} stands twice in one "
+                         "object")
     return found
 
 
@@ -167,7 +198,8 @@ def repeated(names):
 
 
 class _Plain(yaml.SafeLoader):
-    """Reads YAML with decimal numbers only. It refuses repeated keys, and aliases, which can grow without limit."""
+    """Reads YAML with decimal numbers only. It refuses repeated keys, and aliases, which can grow
+    without limit."""
 
     def compose_node(self, parent, index):
         if self.check_event(yaml.AliasEvent):
@@ -184,8 +216,8 @@ class _Plain(yaml.SafeLoader):
         text = self.construct_scalar(node)
         if not re.fullmatch(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?\.inf|\.nan", text,
                             re.IGNORECASE):
-            raise yaml.YAMLError(f"{text} is no decimal number in YAML; write it without leading zeros, 0x, : and _, "
-                                 "or in quotes")
+            raise yaml.YAMLError(f"{text} is no decimal number in YAML; write it without leading "
+                                 "zeros, 0x, : and _, or in quotes")
         whole = re.fullmatch(r"[-+]?[0-9]+", text)
         return int(text) if whole else float(text.replace(".inf", "inf").replace(".nan", "nan"))
 
@@ -227,34 +259,40 @@ def file_digest(path: str) -> str:
 
 
 def plain_file(path: str) -> str:
-    """Return `path`. Raises OSError if it is a pipe or a device, since reading one might never end."""
+    """Return `path`. Raises OSError if it is a pipe or a device, since reading one might never end.
+    """
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         raise OSError("it is no plain file")
     return path
 
 
 def read_array(path: str, fix: str, what: str = "numbers") -> np.ndarray:
-    """The array of an .npy file, mapped and not read. Raises InputError on any other file, .npz archives included."""
+    """The array of an .npy file, mapped and not read. Raises InputError on any other file, .npz
+    archives included."""
     try:
         plain_file(path)
         return np.lib.format.open_memmap(path, mode="r")
     except FAULTS as error:
-        raise InputError(f"{path} is not a whole .npy file of {what} ({reason(error)}); {fix}") from error
+        raise InputError(f"{path} is not a whole .npy file of {what} "
+                         f"({reason(error)}); {fix}") from error
 
 
 def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, {name: array}. Raises InputError on any other file, and above NPZ_BYTES."""
+    """The arrays of an .npz file, {name: array}. Raises InputError on any other file, and above
+    NPZ_BYTES."""
     arrays = {}
     try:
         with zipfile.ZipFile(plain_file(path)) as archive:
             members = archive.infolist()
             size = sum(member.file_size for member in members)
             if size > NPZ_BYTES:
-                raise InputError(f"{path} holds {size:,} bytes of arrays, and at most {NPZ_BYTES:,} are read; {fix}")
+                raise InputError(f"{path} holds {size:,} bytes of arrays, and at most "
+                                 f"{NPZ_BYTES:,} are read; {fix}")
             for member in members:
                 name, ending = os.path.splitext(member.filename)
                 if ending != ".npy" or name in arrays:
-                    raise ValueError(f"its member {ascii(member.filename)[:60]} is no array of a name of its own")
+                    raise ValueError(f"its member {ascii(member.filename)[:60]} is no array of a "
+                                     "name of its own")
                 with archive.open(member) as f:
                     check_header(f, member.file_size)
                 with archive.open(member) as f:
@@ -262,15 +300,18 @@ def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
     except InputError:
         raise
     except FAULTS as error:
-        raise InputError(f"{path} is no .npz file of plain arrays ({reason(error)}); {fix}") from error
+        raise InputError(f"{path} is no .npz file of plain arrays ({reason(error)}); "
+                         f"{fix}") from error
     return arrays
 
 
 def check_header(f, size: int) -> None:
-    """Raise ValueError unless an .npy file of `size` bytes holds exactly the plain numbers or text that its header
-    announces. Without this check a false header could reserve any amount of memory."""
+    """Raise ValueError unless an .npy file of `size` bytes holds exactly the plain numbers or text
+    that its header announces. Without this check a false header could reserve any amount of memory.
+    """
     version = np.lib.format.read_magic(f)
-    read = {(1, 0): np.lib.format.read_array_header_1_0}.get(version, np.lib.format.read_array_header_2_0)
+    read = {(1, 0): np.lib.format.read_array_header_1_0}.get(version,
+                                                             np.lib.format.read_array_header_2_0)
     shape, _, dtype = read(f)
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are not read")
@@ -282,30 +323,32 @@ def check_header(f, size: int) -> None:
 
 
 def integers(values, path: str, what: str) -> np.ndarray:
-    """The values that were read from `path`, as (K,) int64. Raises InputError on all but whole numbers of at most 64
-    bits. `what` names the values in the message."""
+    """The values that were read from `path`, as (K,) int64. Raises InputError on all but whole
+    numbers of at most 64 bits. `what` names the values in the message."""
     for value in values:
         if type(value) is not int and not isinstance(value, np.integer) or not INT64.min <= value <= INT64.max:
-            raise InputError(f"{path} gives {what} {reason(ValueError(ascii(value)), 40)}, which is no whole number of "
-                             "at most 64 bits; write numbers such as COCO's")
+            raise InputError(f"{path} gives {what} {reason(ValueError(ascii(value)), 40)}, which "
+                             "is no whole number of at most 64 bits; write numbers such as COCO's")
     return np.array(list(values), np.int64)
 
 
 def as_integers(ids: list) -> list | None:
-    """Ids (integers or strings of at most 18 digits) as integers, or None where one of them is any other text."""
+    """Ids (integers or strings of at most 18 digits) as integers, or None where one of them is any
+    other text."""
     return [int(i) for i in ids] if all(isinstance(i, int) or re.fullmatch("[0-9]{1,18}", i) for i in ids) else None
 
 
 def read_integers(path: str) -> np.ndarray:
     array = read_array(path, "fetch or save it again", "integers")
     if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) and array.max() > np.iinfo(np.int64).max:
-        raise InputError(f"{path} is not a whole .npy file of integers (it holds {array.dtype} of shape "
-                         f"{array.shape}); fetch or save it again")
+        raise InputError(f"{path} is not a whole .npy file of integers (it holds {array.dtype} of "
+                         f"shape {array.shape}); fetch or save it again")
     return array.astype(np.int64)
 
 
 def read_coco(path: str):
-    """COCO's annotations (captions or instances) from a file, indexed by pycocotools. Raises InputError."""
+    """COCO's annotations (captions or instances) from a file, indexed by pycocotools. Raises
+    InputError."""
     from pycocotools.coco import COCO  # it imports matplotlib too
 
     coco = COCO()
@@ -314,6 +357,7 @@ def read_coco(path: str):
         with contextlib.redirect_stdout(io.StringIO()):
             coco.createIndex()
     except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is no file of COCO's annotations ({reason(ValueError(repr(error)))} is missing); "
-                         "fetch it again") from error
+        raise InputError(f"{path} is no file of COCO's annotations "
+                         f"({reason(ValueError(repr(error)))} is missing); fetch it "
+                         "again") from error
     return coco

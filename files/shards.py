@@ -1,4 +1,5 @@
-"""Shards: a file too large for one disk or one copy, cut into NAME-00000.npy, NAME-00001.npy, ... and read as one."""
+"""Shards: a file too large for one disk or one copy, cut into NAME-00000.npy, NAME-00001.npy, ...
+and read as one."""
 import errno
 import os
 import re
@@ -10,20 +11,23 @@ from files.reading import read_array
 
 
 def numbered(path: str) -> list[str]:
-    """The shards of the file `path`, in their order: of X/train_ims.npy the files X/train_ims-00000.npy, ...; none
-    where there are none. Raises InputError unless their numbers are 0, 1, 2, ..., each once."""
+    """The shards of the file `path`, in their order: of X/train_ims.npy the files
+    X/train_ims-00000.npy, ...; none where there are none. Raises InputError unless their numbers
+    are 0, 1, 2, ..., each once."""
     stem, ending = os.path.splitext(path)
     folder, name = os.path.split(stem)
     pattern = re.compile(re.escape(name) + "-([0-9]+)" + re.escape(ending))
-    found = sorted((int(match[1]), file) for file in (os.listdir(folder or ".") if os.path.isdir(folder or ".") else ())
+    found = sorted((int(match[1]), file)
+                   for file in (os.listdir(folder or ".") if os.path.isdir(folder or ".") else ())
                    if (match := pattern.fullmatch(file)))
     for k, (number, file) in enumerate(found):
         if number < k:
-            raise InputError(f"{found[k - 1][1]} and {file} in {folder} are both shard {number} of {name}{ending}; "
-                             "keep one of them")
+            raise InputError(f"{found[k - 1][1]} and {file} in {folder} are both shard {number} of "
+                             f"{name}{ending}; keep one of them")
         if number > k:
-            raise InputError(f"{folder} holds {file} and no shard {k} of {name}{ending}; shards are numbered from 0 "
-                             "without gaps, so fetch the missing one, or number them again")
+            raise InputError(f"{folder} holds {file} and no shard {k} of {name}{ending}; shards "
+                             "are numbered from 0 without gaps, so fetch the missing one, or "
+                             "number them again")
     return [os.path.join(folder, file) for _, file in found]
 
 
@@ -33,37 +37,39 @@ def there(path: str) -> bool:
 
 
 def read_rows(path: str, fix: str) -> "np.memmap | Shards":
-    """The array of an .npy file, or of its shards, mapped and not read. Raises InputError where both are there, and on
-    shards that do not belong together."""
+    """The array of an .npy file, or of its shards, mapped and not read. Raises InputError where
+    both are there, and on shards that do not belong together."""
     shards = numbered(path)
     if not shards:
         return read_array(path, fix)
     if os.path.lexists(path):
-        raise InputError(f"{path} and its shards {os.path.basename(shards[0])}, ... are both there; move one away")
+        raise InputError(f"{path} and its shards {os.path.basename(shards[0])}, ... are both "
+                         "there; move one away")
     try:
         return Shards(shards, [read_array(shard, fix) for shard in shards])
     except InputError as error:
         if getattr(error.__cause__, "errno", None) == errno.EMFILE:
-            raise InputError(f"{path} has {len(shards):,} shards, more files than this process may open; raise the "
-                             "limit (ulimit -n), or write fewer shards") from error
+            raise InputError(f"{path} has {len(shards):,} shards, more files than this process may "
+                             "open; raise the limit (ulimit -n), or write fewer shards") from error
         raise
 
 
 class Shards:
-    """Arrays (n_k, ...) of one type and shape of a row, as one array (N, ...) that is never joined. A slice of rows is
-    mapped, too; rows taken by their numbers are copied, as numpy does both."""
+    """Arrays (n_k, ...) of one type and shape of a row, as one array (N, ...) that is never joined.
+    A slice of rows is mapped, too; rows taken by their numbers are copied, as numpy does both."""
 
     def __init__(self, paths: list[str], parts: list[np.ndarray], before: int = 0):
-        """paths: the files of the parts. before: rows of the first file that stand before its part. Raises InputError
-        where a part has no rows or is not like the first."""
+        """paths: the files of the parts. before: rows of the first file that stand before its part.
+        Raises InputError where a part has no rows or is not like the first."""
         for path, part in zip(paths, parts):
             if not part.ndim or not len(part):
-                raise InputError(f"{path} has shape {part.shape} and so no rows; a shard has at least one, so write it "
-                                 "again, or leave it out and number the others again")
+                raise InputError(f"{path} has shape {part.shape} and so no rows; a shard has at "
+                                 "least one, so write it again, or leave it out and number the "
+                                 "others again")
             if (part.dtype, part.shape[1:]) != (parts[0].dtype, parts[0].shape[1:]):
-                raise InputError(f"{path} holds rows of {part.shape[1:]} in {part.dtype}, {paths[0]} of "
-                                 f"{parts[0].shape[1:]} in {parts[0].dtype}; all shards of a file are alike, so "
-                                 "extract them again")
+                raise InputError(f"{path} holds rows of {part.shape[1:]} in {part.dtype}, "
+                                 f"{paths[0]} of {parts[0].shape[1:]} in {parts[0].dtype}; all "
+                                 "shards of a file are alike, so extract them again")
         self.paths, self.parts, self.before = paths, parts, before
         self.start = np.cumsum([0, *map(len, parts)])                               # (K + 1,)
         self.shape, self.dtype = (int(self.start[-1]), *parts[0].shape[1:]), parts[0].dtype
@@ -73,8 +79,8 @@ class Shards:
         return self.shape[0]
 
     def __getitem__(self, index):
-        """Rows of a slice of step 1, as another `Shards`; of integers, as an array of the shape of the index and of a
-        row."""
+        """Rows of a slice of step 1, as another `Shards`; of integers, as an array of the shape of
+        the index and of a row."""
         if isinstance(index, slice):
             first, last, step = index.indices(len(self))
             assert step == 1
@@ -108,5 +114,6 @@ class Shards:
         """Raise InputError where the `step` rows of an image do not stand in one shard."""
         for path, part in zip(self.paths, self.parts):
             if len(part) % step:
-                raise InputError(f"{path} has {len(part)} rows, and images stand in {step} equal rows each; let all "
-                                 "rows of an image stand in one shard, or give each image once")
+                raise InputError(f"{path} has {len(part)} rows, and images stand in {step} equal "
+                                 "rows each; let all rows of an image stand in one shard, or give "
+                                 "each image once")

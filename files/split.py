@@ -16,7 +16,7 @@ from inputs import CaptionFeatures, Features, NoImages, Photos, Tokens, TrigramT
 from parallel.share import Share
 from text import Vocabulary, tokenize
 
-LONGEST = 10_000                      # words of a caption; a longer one would take the network minutes
+LONGEST = 10_000                   # words of a caption; a longer one would take the network minutes
 
 
 class Batch(NamedTuple):
@@ -53,7 +53,7 @@ class Split:
     image_ids: list | None = None                 # N integers (COCO's, Karpathy's imgid) or file names
     caption_ids: np.ndarray | None = None         # (M,) int64 (COCO's, Karpathy's sentid)
     photo_names: list | None = None              # N file names, where neither the photos nor image_ids give them
-    text: Features | None = None                  # (M, F) features of the captions, where a model reads them
+    text: Features | None = None         # (M, F) features of the captions, where a model reads them
     extractors: dict | None = None                # what made the features, {"ims": name, ...}, from features.json
     notes: list[str] = field(default_factory=list)    # sentences for whoever reads a result on this split
 
@@ -61,36 +61,41 @@ class Split:
     def words(self) -> list[list[str]]:
         """The captions as lists of words. They are tokenised only once."""
         return [tokenize(caption)
-                for caption in tqdm(self.captions, desc=f"words of {self.name}", disable=None, leave=False)]
+                for caption in tqdm(self.captions, desc="words of "
+                                                        f"{self.name}", disable=None, leave=False)]
 
-    def encode(self, vocab: Vocabulary, known: bool = True) -> Tokens | TrigramTokens | CaptionFeatures:
-        """The captions as a model reads them: numbers of words or of letter trigrams, or features. With `known`, raises
-        InputError on a caption without any known word."""
+    def encode(self, vocab: Vocabulary,
+               known: bool = True) -> Tokens | TrigramTokens | CaptionFeatures:
+        """The captions as a model reads them: numbers of words or of letter trigrams, or features.
+        With `known`, raises InputError on a caption without any known word."""
         if self.text is not None:
             return CaptionFeatures(self.text)
         tokens = encode_captions(self.words, vocab)
         if known and tokens.unknown.any():
             m = int(tokens.unknown.argmax())
-            raise InputError(f"{self.source}, caption {m + 1}: no word of '{self.captions[m]}' is in the vocabulary of "
-                             f"{len(vocab)} words; remove it, or train with a lower --vocab_threshold")
+            raise InputError(f"{self.source}, caption {m + 1}: no word of '{self.captions[m]}' is "
+                             f"in the vocabulary of {len(vocab)} words; remove it, or train with a "
+                             "lower --vocab_threshold")
         return tokens
 
     def faults(self, deep: bool = False, images: bool = True):
-        """Yield sentences on what is wrong with the contents. `deep` opens every photo and reads every feature. Without
-        `images` only the captions are checked."""
+        """Yield sentences on what is wrong with the contents. `deep` opens every photo and reads
+        every feature. Without `images` only the captions are checked."""
         for m, caption in enumerate(self.captions):
             if not caption.strip():
                 yield f"{self.source}, caption {m + 1} is empty; every caption needs a word, so fill or remove it"
-            elif len(caption) > LONGEST and (len(caption) > 10 * LONGEST or len(caption.split()) > LONGEST):
-                yield (f"{self.source}, caption {m + 1} has {len(caption.split()):,} words in {len(caption):,} "
-                       f"letters; at most {LONGEST:,} words in {10 * LONGEST:,} letters are read, so shorten or remove "
-                       "it")
+            elif len(caption) > LONGEST and (len(caption) > 10 * LONGEST
+                                             or len(caption.split()) > LONGEST):
+                yield (f"{self.source}, caption {m + 1} has {len(caption.split()):,} words in "
+                       f"{len(caption):,} letters; at most {LONGEST:,} words in {10 * LONGEST:,} "
+                       "letters are read, so shorten or remove it")
         yield from self.images.faults(deep) if images else ()
         for what, ids in (("images", self.image_ids), ("captions", self.caption_ids)) if deep and images else ():
-            twice = 0 if ids is None else len(ids) - len(set(ids if isinstance(ids, list) else ids.tolist()))
+            twice = 0 if ids is None else len(ids) - len(set(ids if isinstance(ids, list)
+                                                             else ids.tolist()))
             if twice:
-                yield (f"{self.source}: {twice} of {len(ids)} {what} have the id or name of another one; give each its "
-                       "own, or leave the ids out")
+                yield (f"{self.source}: {twice} of {len(ids)} {what} have the id or name of "
+                       "another one; give each its own, or leave the ids out")
         if self.text is not None:
             yield from self.text.faults(deep, distinct=False)
 
@@ -100,15 +105,17 @@ class Split:
         return self
 
     def fingerprint(self) -> dict:
-        """Sizes and checksums for a run's config.yaml: of all captions, and of the features' shape and 64 rows."""
-        found = {"images": len(self.images), "captions": len(self.captions), "images_sha256": self.images.digest(),
+        """Sizes and checksums for a run's config.yaml: of all captions, and of the features' shape
+        and 64 rows."""
+        found = {"images": len(self.images), "captions": len(self.captions),
+                 "images_sha256": self.images.digest(),
                  **inputs.told_of(self.captions)}
         found.update({} if self.text is None else {"text_sha256": self.text.digest()})
         return {**found, "extractors": self.extractors} if self.extractors else found
 
     def unknown_words(self, vocab: Vocabulary) -> dict[str, int]:
-        """How many of all words and of the distinct words the vocabulary does not list, beside the totals. Also how
-        many captions have no listed word."""
+        """How many of all words and of the distinct words the vocabulary does not list, beside the
+        totals. Also how many captions have no listed word."""
         unknown = [[word for word in words if word not in vocab.index] for words in self.words]
         return {"words": sum(map(len, self.words)), "unknown_words": sum(map(len, unknown)),
                 "distinct": len({word for words in self.words for word in words}),
@@ -116,18 +123,21 @@ class Split:
                 "captions_without": sum(len(a) == len(b) for a, b in zip(unknown, self.words))}
 
 
-def read_text_features(path: str, captions: list[str], source: str, what: str = "caption") -> Features:
-    """Features of the captions of a split, one row each. Raises InputError where there are none, or of others. source:
-    where the captions stand; what: the word for one of them."""
+def read_text_features(path: str, captions: list[str], source: str,
+                       what: str = "caption") -> Features:
+    """Features of the captions of a split, one row each. Raises InputError where there are none, or
+    of others. source: where the captions stand; what: the word for one of them."""
     if not shards.there(path):
-        raise InputError(f"there is no file {path} of --text_features; `python -m features.extract captions` makes it")
+        raise InputError(f"there is no file {path} of --text_features; `python -m features.extract "
+                         "captions` makes it")
     text, told = Features(path), path.removesuffix(".npy") + ".json"
     if text.array.shape[:-1] != (len(captions),):
-        raise InputError(f"{path} has shape {text.array.shape} for the {len(captions)} {what}s of {source}; give one "
-                         f"row a {what}")
-    if os.path.isfile(told) and read_json(told, "extract the features again") != inputs.told_of(captions):
-        raise InputError(f"{path} was extracted from other {what}s than {source} holds now; call features.extract "
-                         "captions again")
+        raise InputError(f"{path} has shape {text.array.shape} for the {len(captions)} {what}s of "
+                         f"{source}; give one row a {what}")
+    if os.path.isfile(told) and read_json(told, "extract the "
+                                                "features again") != inputs.told_of(captions):
+        raise InputError(f"{path} was extracted from other {what}s than {source} holds now; call "
+                         "features.extract captions again")
     return text
 
 

@@ -2,13 +2,14 @@
 
     python data.py index --data_path data --data_name mine
 
-A shard is a tar of samples, each a photo KEY.jpg beside its captions, KEY.txt or KEY.json. It is a path, or an address
-that the package webdataset opens, such as "pipe:COMMAND" and "https://...". It is read once, from first to last, into
-memory: what a tar names never becomes a path on a disk.
+A shard is a tar of samples, each a photo KEY.jpg beside its captions, KEY.txt or KEY.json. It is a
+path, or an address that the package webdataset opens, such as "pipe:COMMAND" and "https://...". It
+is read once, from first to last, into memory: what a tar names never becomes a path on a disk.
 
-`{split}-00000.tar`, `{split}-00001.tar`, ... in the folder of the data set hold a split; --train_shards names those of
-the training split elsewhere. The command reads them once and writes `{split}_shards.json`, the index: which samples and
-captions each shard holds. From it follow the vocabulary and the order of an epoch, before any photo is read.
+`{split}-00000.tar`, `{split}-00001.tar`, ... in the folder of the data set hold a split;
+--train_shards names those of the training split elsewhere. The command reads them once and writes
+`{split}_shards.json`, the index: which samples and captions each shard holds. From it follow the
+vocabulary and the order of an epoch, before any photo is read.
 """
 import contextlib
 import glob
@@ -35,118 +36,120 @@ from files.writing import atomic, output
 from inputs import Photos
 
 PHOTOS = ("jpg", "jpeg", "png", "webp")
-CAPTIONS = ("txt", "json")
-MOST = {"txt": 1 << 20, "json": 1 << 20}               # bytes of a member that is read; of photos 256 MiB
+MOST = dict.fromkeys(("txt", "json"), 1 << 20) | dict.fromkeys(PHOTOS, 1 << 28)    # bytes of a file
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*):")
-SKIPPED = re.compile(r"__[^/]*__($|/)")                  # WebDataset's names for what is no sample
+SKIPPED = re.compile(r"__[^/]*__($|/)")                 # WebDataset's names for what is no sample
+FORM = 'KEY.txt holds one a line in UTF-8, KEY.json {"captions": [...]} or {"caption": ...}'
 WINDOW = 4096                         # samples among whose captions an epoch is shuffled
-SHARDS = 1                            # stands behind a seed where it shuffles shards, and not captions
+SHARDS = 1                            # stands behind a seed where it shuffles shards, not captions
 is_index = holds_keys("webdataset_shards")
 
 
 class Sample(NamedTuple):
     key: str                          # the path of its files in the tar, without their endings
-    ending: str                       # of the photo's file
+    name: str                         # of the photo, for messages
     photo: bytes                      # the file, as it stands in the tar
     captions: list[str]               # at least one
 
 
 def webdataset() -> SimpleNamespace:
-    """What is used of the package webdataset, imported only where shards are read. Raises InputError where it is not
-    installed."""
+    """What is used of the package webdataset, imported only where shards are read. Raises
+    InputError where it is not installed."""
     try:
         from webdataset.gopen import Pipe, gopen, gopen_schemes
         from webdataset.shardlists import expand_urls
         from webdataset.tariterators import base_plus_ext, group_by_keys
         from webdataset.utils import enforce_security
     except ImportError as error:
-        raise InputError("photos in tar shards are read by the package webdataset, which is not installed; pip install "
-                         "-r requirements-webdataset.txt") from error
-    return SimpleNamespace(gopen=gopen, Pipe=Pipe, schemes=sorted({*gopen_schemes} - {"__default__"}),
-                           secure=enforce_security, expand_urls=expand_urls, base_plus_ext=base_plus_ext,
-                           group_by_keys=group_by_keys)
+        raise InputError("photos in tar shards are read by the package webdataset, which is not "
+                         "installed; pip install -r requirements-webdataset.txt") from error
+    return SimpleNamespace(gopen=gopen, Pipe=Pipe,
+                           schemes=sorted({*gopen_schemes} - {"__default__"}),
+                           secure=enforce_security, expand_urls=expand_urls,
+                           base_plus_ext=base_plus_ext, group_by_keys=group_by_keys)
 
 
 def expand(text: str) -> list[str]:
-    """The shards that --train_shards names: braces such as {00000..00009} are expanded, :: stands between several.
-    Raises InputError."""
+    """The shards that --train_shards names: braces such as {00000..00009} are expanded, :: stands
+    between several. Raises InputError."""
     package = webdataset()
     try:
         shards = package.expand_urls(text)
     except (AssertionError, *FAULTS) as error:
-        raise InputError(f"--train_shards {text} cannot be expanded ({reason(error)}); give a path or an address, with "
-                         "{00000..00009} for numbers") from error
+        raise InputError(f"--train_shards {text} cannot be expanded ({reason(error)}); give a path "
+                         "or an address, with {00000..00009} for numbers") from error
     for shard in shards:
         scheme = ADDRESS.match(shard)
         if shard in ("", "-") or scheme and scheme[1] not in package.schemes:
-            raise InputError(f"--train_shards {text} names the shard '{shard}'; give paths, or addresses that begin "
-                             f"with {', '.join(f'{name}:' for name in package.schemes)}")
+            raise InputError(f"--train_shards {text} names the shard '{shard}'; give paths, or "
+                             "addresses that begin with "
+                             f"{', '.join(f'{name}:' for name in package.schemes)}")
     return [shard if ADDRESS.match(shard) else os.path.expanduser(shard) for shard in shards]
 
 
+# ---- one shard
+
 def samples(shard: str) -> Iterator[Sample]:
-    """The samples of a shard, in its order. Raises InputError, which names the shard and, where known, the key."""
-    keys, package = set(), webdataset()
+    """The samples of a shard, in its order. Raises InputError, which names the shard and, where
+    known, the key."""
+    keys = set()
     try:
         with opened(shard) as stream:
-            for files in package.group_by_keys(members(stream, shard)):
+            for files in webdataset().group_by_keys(members(stream, shard)):
                 sample = sample_of(files, shard)
                 if sample.key in keys:
-                    raise InputError(f"{shard} holds two samples of the key {shown(sample.key)}; all files of a sample "
-                                     "stand one after another, and every sample has a key of its own")
+                    raise InputError(f"{shard} holds two samples of the key {shown(sample.key)}; "
+                                     "all files of a sample stand one after another, and every "
+                                     "sample has a key of its own")
                 keys.add(sample.key)
                 yield sample
     except InputError:
         raise
     except (ImportError, *FAULTS) as error:
-        raise InputError(f"the shard {shard} cannot be read to its end ({reason(error)}); look at it, or fetch it "
-                         "again") from error
+        raise InputError(f"the shard {shard} cannot be read to its end ({reason(error)}); look at "
+                         "it, or fetch it again") from error
 
 
 @contextlib.contextmanager
 def opened(shard: str):
-    """The bytes of a shard. An address is opened by webdataset, most often by a command whose output is read; where
-    that fails, OSError tells its status."""
+    """The bytes of a shard. An address is opened by webdataset, most often by a command whose
+    output is read; where that fails, OSError tells its status."""
     if not ADDRESS.match(shard):
         with open(plain_file(shard), "rb") as f:
             yield f
         return
-    with cli.unsignalled():                                 # a signal is for this process, which then ends the command
-        source = started(shard)
+    package, command = webdataset(), shard.removeprefix("pipe:")
+    with cli.unsignalled():              # a signal is for this process, which then ends the command
+        if command == shard:
+            source = package.gopen(shard)
+        elif package.secure:
+            raise OSError("the environment's WDS_SECURE forbids pipes")
+        else:                    # a shell unblocks signals, so they are ignored, in a session apart
+            source = package.Pipe(f"trap '' INT TERM HUP; {command}", mode="rb", shell=True,
+                                  start_new_session=True)
+
+    def check_status() -> None:
+        if status := source.proc.wait():
+            raise OSError(f"its command ended with status {status}")
     try:
         yield source.stream
-        while source.stream.read(1 << 20):                  # what pads a tar; else the command could not end well
+        while source.stream.read(1 << 20):             # what pads a tar; else it could not end well
             pass
-        refuse_failed(source.proc.wait())
+        check_status()
     except FAULTS as error:
         if not isinstance(error, InputError) and not source.stream.read(1 << 20):
-            refuse_failed(source.proc.wait())
+            check_status()
         raise
     finally:
-        if source.proc.poll() is None:                      # it was left before its end
-            (os.killpg if shard.startswith("pipe:") else os.kill)(source.proc.pid, signal.SIGKILL)
+        if source.proc.poll() is None:                  # it was left before its end
+            (os.kill if command == shard else os.killpg)(source.proc.pid, signal.SIGKILL)
         source.proc.wait()
         source.stream.close()
 
 
-def started(shard: str):
-    """The package's Pipe of an address. A shell unblocks signals, so those of pipes ignore them, in a session apart."""
-    package = webdataset()
-    if not shard.startswith("pipe:"):
-        return package.gopen(shard)
-    if package.secure:
-        raise OSError("the environment's WDS_SECURE forbids pipes")
-    return package.Pipe(f"trap '' INT TERM HUP; {shard.removeprefix('pipe:')}", mode="rb", shell=True,
-                        start_new_session=True)
-
-
-def refuse_failed(status: int) -> None:
-    if status:
-        raise OSError(f"its command ended with status {status}")
-
-
 class _Header(tarfile.TarInfo):
-    """Of a member. tarfile takes a damaged or missing header for the end of a tar; only two empty blocks are one."""
+    """Of a member. tarfile takes a damaged or missing header for the end of a tar; only two empty
+    blocks are one."""
 
     @classmethod
     def fromtarfile(cls, archive):
@@ -155,28 +158,32 @@ class _Header(tarfile.TarInfo):
         except tarfile.EOFHeaderError:
             raise
         except tarfile.HeaderError as error:
-            raise tarfile.ReadError(f"it is damaged or cut off after {archive.offset:,} bytes: {error}") from error
+            raise tarfile.ReadError("it is damaged or cut off after "
+                                    f"{archive.offset:,} bytes: {error}") from error
 
 
 def members(stream, shard: str) -> Iterator[dict]:
-    """The files of a tar that samples are made of, as webdataset groups them. Raises OSError, InputError."""
-    split, seen = webdataset().base_plus_ext, set()
+    """The files of a tar that samples are made of, as webdataset groups them. Raises OSError,
+    InputError."""
+    seen = set()
     try:
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as archive:
             while member := archive.next():
-                archive.members = []                        # of which tarfile keeps a list
-                key, ending = split(member.name)
+                archive.members = []                    # of which tarfile keeps a list
+                key, ending = webdataset().base_plus_ext(member.name)
                 ending = (ending or "").lower()
-                if not member.isreg() or SKIPPED.match(member.name) or ending not in PHOTOS + CAPTIONS:
+                if not member.isreg() or SKIPPED.match(member.name) or ending not in MOST:
                     continue
                 if (key, ending) in seen:
-                    raise InputError(f"{shard} holds two files {shown(f'{key}.{ending}')}; every sample has a key of "
-                                     "its own, so give one of them another")
+                    raise InputError(f"{shard} holds two files {shown(f'{key}.{ending}')}; every "
+                                     "sample has a key of its own, so give one of them another")
                 seen.add((key, ending))
-                if member.issparse() or member.size > MOST.get(ending, 1 << 28):
-                    raise InputError(f"{shard} holds the file {shown(member.name)} of {member.size:,} bytes, and at "
-                                     f"most {MOST.get(ending, 1 << 28):,} are read; it is no {ending} of a sample")
-                yield {"fname": member.name, "data": archive.extractfile(member).read(), "__url__": shard}
+                if member.issparse() or member.size > MOST[ending]:
+                    raise InputError(f"{shard} holds the file {shown(member.name)} of "
+                                     f"{member.size:,} bytes, and at most {MOST[ending]:,} are "
+                                     f"read; it is no {ending} of a sample")
+                yield {"fname": member.name, "data": archive.extractfile(member).read(),
+                       "__url__": shard}
     except tarfile.TarError as error:
         raise OSError(str(error)) from error
 
@@ -185,33 +192,31 @@ def sample_of(files: dict, shard: str) -> Sample:
     """A sample from webdataset's dict of its files. Raises InputError."""
     key, photos = files["__key__"], [ending for ending in PHOTOS if ending in files]
     if len(photos) != 1:
-        raise InputError(f"{shard} holds {'several photos' if photos else 'no photo'} of the key {shown(key)}; a "
-                         f"sample has one file KEY.{', .'.join(PHOTOS)}")
-    ending = next((ending for ending in CAPTIONS if ending in files), None)
+        raise InputError(f"{shard} holds {'several photos' if photos else 'no photo'} of the key "
+                         f"{shown(key)}; a sample has one file KEY.{', .'.join(PHOTOS)}")
     try:
         key.encode()
-        captions = captions_of(ending, files[ending]) if ending else []
+        captions = captions_of(files)
     except FAULTS as error:
-        raise InputError(f"{shard}, the captions of the key {shown(key)} cannot be read ({reason(error)}); KEY.txt "
-                         "holds one a line in UTF-8, KEY.json {\"captions\": [...]} or {\"caption\": ...}") from error
+        raise InputError(f"{shard}, the captions of the key {shown(key)} cannot be read "
+                         f"({reason(error)}); {FORM}") from error
     if not captions:
-        raise InputError(f"{shard} holds no captions of the key {shown(key)}; KEY.txt holds one a line, or KEY.json "
-                         "{\"captions\": [...]} or {\"caption\": ...}")
-    return Sample(key, photos[0], files[photos[0]], captions)
+        raise InputError(f"{shard} holds no captions of the key {shown(key)}; {FORM}")
+    return Sample(key, f"{shown(f'{key}.{photos[0]}')} in {shard}", files[photos[0]], captions)
 
 
-def captions_of(ending: str, content: bytes) -> list[str]:
-    """The captions in KEY.txt or KEY.json, without blank ones. Raises ValueError and what else json raises."""
-    text = content.decode("utf-8-sig")
-    if ending == "txt":
-        found = re.split(r"\r\n|\r|\n", text)
+def captions_of(files: dict) -> list[str]:
+    """The captions in KEY.txt or else KEY.json, without blank ones. Raises ValueError and what else
+    json raises."""
+    if "txt" in files:
+        captions = re.split(r"\r\n|\r|\n", files["txt"].decode("utf-8-sig"))
     else:
-        found = json.loads(text)
-        found = found.get("captions", [found[name] for name in ("caption",) if name in found])
-    if not isinstance(found, list) or not all(isinstance(caption, str) for caption in found):
+        stored = json.loads(files.get("json", b"{}").decode("utf-8-sig"))
+        captions = stored.get("captions", [stored["caption"]] if "caption" in stored else [])
+    if not isinstance(captions, list) or not all(isinstance(text, str) for text in captions):
         raise ValueError("captions are texts in a list")
-    "".join(found).encode()                                 # half a surrogate pair could not be written
-    return [caption for caption in (re.sub(r"[\r\n]+", " ", caption).strip() for caption in found) if caption]
+    "".join(captions).encode()                          # half a surrogate pair could not be written
+    return [text for text in (re.sub(r"[\r\n]+", " ", text).strip() for text in captions) if text]
 
 
 def shown(name: str) -> str:
@@ -219,7 +224,7 @@ def shown(name: str) -> str:
     return reason(ValueError(ascii(name)), 80)
 
 
-# ---- the folder
+# ---- the index
 
 def has_tars(root: str) -> bool:
     """Whether a folder holds shards of photos."""
@@ -229,7 +234,8 @@ def has_tars(root: str) -> bool:
 def splits_of(root: str) -> list[str]:
     """The splits of which a folder holds shards."""
     names = map(os.path.basename, glob.glob(os.path.join(glob.escape(root), "*.tar")))
-    return sorted({match[1] for name in names if (match := re.fullmatch(r"([\w-]+)-[0-9]+\.tar", name))})
+    return sorted({match[1] for name in names
+                   if (match := re.fullmatch(r"([\w-]+)-[0-9]+\.tar", name))})
 
 
 def shards_of(root: str, split: str) -> list[str]:
@@ -238,15 +244,13 @@ def shards_of(root: str, split: str) -> list[str]:
             for path in numbered(os.path.join(root, f"{split}.tar"))]
 
 
-# ---- the index
-
 def index_file(root: str, split: str) -> str:
     return os.path.join(root, f"{split}_shards.json")
 
 
 def facts_of(shard: str) -> dict:
-    """By which the index knows a shard: its file name, size and time, or its address. Raises InputError where there is
-    no such file."""
+    """By which the index knows a shard: its file name, size and time, or its address. Raises
+    InputError where there is no such file."""
     if ADDRESS.match(shard):
         return {"name": shard, "bytes": None, "mtime_ns": None}
     if not os.path.isfile(shard):
@@ -256,61 +260,64 @@ def facts_of(shard: str) -> dict:
 
 
 def write_index(root: str, split: str, shards: list[str]) -> tuple[int, int]:
-    """Read all shards of a split and write its index. Returns how many samples and captions there are. Raises
-    InputError on whatever is wrong with a shard or a caption; photos are not decoded."""
+    """Read all shards of a split and write its index. Returns how many samples and captions there
+    are. Raises InputError on whatever is wrong with a shard or a caption; photos are not decoded.
+    """
     path = output(index_file(root, split), is_index)
     facts, shard_of, captions = [facts_of(shard) for shard in shards], {}, 0
-    for shard, known in zip(shards, tqdm(facts, desc=f"shards of {split}", disable=None)):
-        known["samples"] = []
+    for shard, entry in zip(shards, tqdm(facts, desc=f"shards of {split}", disable=None)):
+        entry["samples"] = []
         for sample in samples(shard):
             if sample.key in shard_of:
-                raise InputError(f"{shard} and {shard_of[sample.key]} both hold a sample of the key "
-                                 f"{shown(sample.key)}; give every sample of a split a key of its own")
+                raise InputError(f"{shard} and {shard_of[sample.key]} both hold a sample of the key"
+                                 f" {shown(sample.key)}; give every sample of a split a key of its "
+                                 "own")
             shard_of[sample.key] = shard
-            known["samples"].append([sample.key, sample.captions])
+            entry["samples"].append([sample.key, sample.captions])
             captions += len(sample.captions)
-        if not known["samples"]:
-            raise InputError(f"{shard} holds no sample; a sample is KEY.jpg beside KEY.txt or KEY.json")
+        if not entry["samples"]:
+            raise InputError(f"{shard} holds no sample; a sample is KEY.jpg beside KEY.txt or "
+                             "KEY.json")
     with atomic(path) as f:
         json.dump({"webdataset_shards": facts}, f, separators=(",", ":"))
     return len(shard_of), captions
 
 
-def read_index(root: str, split: str, shards: list[str], again: str) -> tuple[list[dict], list[str]]:
-    """What the index knows of the shards, and notes on it. Raises InputError, with the command `again`, where there is
-    none, or it is of other shards."""
-    path = index_file(root, split)
+def read_index(root: str, split: str, shards: list[str],
+               again: str) -> tuple[list[dict], list[str]]:
+    """What the index knows of the shards, and notes on it. Raises InputError, with the command
+    `again`, where there is none, or it is of other shards."""
+    path, fix = index_file(root, split), f"{again} writes it anew"
     if not os.path.isfile(path):
-        raise InputError(f"there is no {path}, which lists the captions of {len(shards):,} shards; {again} writes it")
-    stored = read_json(path, f"delete it, and {again} writes it anew")
-    found = stored.get("webdataset_shards") if isinstance(stored, dict) else None
-    if not isinstance(found, list) or not all(map(_is_entry, found)):
-        raise InputError(f"{path} is no index of shards; delete it, and {again} writes it anew")
-    now, old, notes = [facts_of(shard) for shard in shards], 0, []
-    for k, (entry, known) in enumerate(zip(found, now)):
-        if entry["name"] != known["name"]:
-            raise InputError(f"{path} was made of other shards: its shard {k} is {entry['name']}, and this one is "
-                             f"{known['name']}; {again} writes it anew")
-        if entry["bytes"] != known["bytes"]:
-            raise InputError(f"{shards[k]} has {known['bytes']:,} bytes, and {entry['bytes']} when {path} was made; "
-                             f"fetch it again, or {again} writes the index anew")
-        old += entry["mtime_ns"] != known["mtime_ns"]
-    if len(found) != len(now):
-        missing = "fetch those that are missing, or " * (len(found) > len(now))
-        raise InputError(f"{path} was made of {len(found):,} shards, and there are {len(now):,}; {missing}{again} "
-                         "writes it anew")
-    if old:
-        notes.append(f"{old:,} of {len(now):,} shards have another date than when {path} was made; each sample that is "
-                     "read is compared with it")
-    return found, notes
+        raise InputError(f"there is no {path}, which lists the captions of {len(shards):,} shards; "
+                         f"{again} writes it")
+    stored = read_json(path, f"delete it, and {fix}")
+    entries = stored.get("webdataset_shards") if isinstance(stored, dict) else None
+    if not isinstance(entries, list) or not all(map(_is_entry, entries)):
+        raise InputError(f"{path} is no index of shards; delete it, and {fix}")
+    now, old = [facts_of(shard) for shard in shards], 0
+    for k, (entry, facts) in enumerate(zip(entries, now)):
+        if entry["name"] != facts["name"]:
+            raise InputError(f"{path} was made of other shards: its shard {k} is {entry['name']}, "
+                             f"and this one is {facts['name']}; {fix}")
+        if entry["bytes"] != facts["bytes"]:
+            raise InputError(f"{shards[k]} has {facts['bytes']:,} bytes, and {entry['bytes']} when "
+                             f"{path} was made; fetch it again, or {again} writes the index anew")
+        old += entry["mtime_ns"] != facts["mtime_ns"]
+    if len(entries) != len(now):
+        missing = "fetch those that are missing, or " * (len(entries) > len(now))
+        raise InputError(f"{path} was made of {len(entries):,} shards, and there are {len(now):,}; "
+                         f"{missing}{fix}")
+    return entries, [f"{old:,} of {len(now):,} shards have another date than when {path} was made; "
+                     "each sample that is read is compared with it"] * bool(old)
 
 
 def _is_entry(entry) -> bool:
     return isinstance(entry, dict) and set(entry) == {"name", "bytes", "mtime_ns", "samples"} \
         and isinstance(entry["name"], str) and isinstance(entry["samples"], list) and all(
             isinstance(sample, list) and len(sample) == 2 and isinstance(sample[0], str)
-            and isinstance(sample[1], list) and sample[1] and all(isinstance(caption, str) for caption in sample[1])
-            for sample in entry["samples"])
+            and isinstance(sample[1], list) and sample[1]
+            and all(isinstance(text, str) for text in sample[1]) for sample in entry["samples"])
 
 
 # ---- photos
@@ -331,23 +338,25 @@ class HeldPhotos(Photos):
 
 
 class TarPhotos(Photos):
-    """The N photos of K shards. They are read in the order of the shards; `supply` reads what batches need."""
+    """The N photos of K shards, read in the order of the shards; `supply` reads what batches need.
+    """
 
     def __init__(self, shards: list[str], index: list[dict], again: str):
-        """shards: paths and addresses, to be opened. index: what `read_index` knows of them. again: the command that
-        writes it."""
+        """shards: paths and addresses, to be opened. index: what `read_index` knows of them. again:
+        the command that writes it."""
         self.shards, self.again = shards, again
         self.keys = [key for entry in index for key, _ in entry["samples"]]
         self.captions = [captions for entry in index for _, captions in entry["samples"]]
         self.start = np.cumsum([0, *(len(entry["samples"]) for entry in index)])    # (K + 1,)
 
     def __getstate__(self) -> dict:
-        return {}                                           # a worker process is given the photos with each chunk
+        return {}                             # a worker process is given the photos with each chunk
 
     @property
     def paths(self) -> list[str]:
-        raise InputError(f"the photos of {self.shards[0]} are in tar shards, which training, evaluation and pictures "
-                         "read, and this needs every photo in a file of its own; unpack them (tar -xf)")
+        raise InputError(f"the photos of {self.shards[0]} are in tar shards, which training, "
+                         "evaluation and pictures read, and this needs every photo in a file of its"
+                         " own; unpack them (tar -xf)")
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -356,20 +365,22 @@ class TarPhotos(Photos):
         return self.keys[i]
 
     def samples(self, k: int) -> Iterator[tuple[int, tuple[str, bytes]]]:
-        """The images of shard k: their numbers, names for messages, and files. Raises InputError where the shard
-        cannot be read, or is not the one that was indexed."""
+        """The images of shard k: their numbers, names for messages, and files. Raises InputError
+        where the shard cannot be read, or is not the one that was indexed."""
         shard, first, last = self.shards[k], *self.start[k:k + 2].tolist()
         i = first
         for sample in samples(shard):
-            if i == last or self.keys[i] != sample.key or self.captions[i] != sample.captions:
-                raise InputError(f"{shard} holds the sample {shown(sample.key)} as number {i - first}, and its index "
-                                 f"lists {'no more' if i == last else f'{shown(self.keys[i])} with its captions'}; the "
-                                 f"shard has changed, so {self.again} writes it anew")
-            yield i, (_named(sample, shard), sample.photo)
+            if i == last or (self.keys[i], self.captions[i]) != (sample.key, sample.captions):
+                listed = "no more" if i == last else f"{shown(self.keys[i])} with its captions"
+                raise InputError(f"{shard} holds the sample {shown(sample.key)} as number "
+                                 f"{i - first}, and its index lists {listed}; the shard has "
+                                 f"changed, so {self.again} writes it anew")
+            yield i, (sample.name, sample.photo)
             i += 1
         if i != last:
-            raise InputError(f"{shard} ends after {i - first:,} samples, and its index lists {last - first:,}; fetch "
-                             f"it again, or {self.again} writes the index anew")
+            raise InputError(f"{shard} ends after {i - first:,} samples, and its index lists "
+                             f"{last - first:,}; fetch it again, or {self.again} writes the index "
+                             "anew")
 
     def open(self, i: int, most: int | None = None) -> Image.Image:
         """Photo i, for pictures of a few: its shard is read up to it."""
@@ -380,46 +391,47 @@ class TarPhotos(Photos):
     def order(self, seed: tuple | None) -> np.ndarray:
         """The order in which the shards are read, (K,): shuffled by `seed`, or their own."""
         count = len(self.shards)
-        return np.arange(count) if seed is None else np.random.default_rng([*seed, SHARDS]).permutation(count)
+        return np.arange(count) if seed is None else \
+            np.random.default_rng([*seed, SHARDS]).permutation(count)
 
     def place(self, shards: np.ndarray) -> np.ndarray:
         """Where each image comes when the shards are read in this order (K,) -> (N,)."""
         place = np.empty(len(self), np.int64)
-        place[np.concatenate([np.arange(*self.start[k:k + 2]) for k in shards])] = np.arange(len(self))
+        place[np.concatenate([np.arange(*self.start[k:k + 2]) for k in shards])] = \
+            np.arange(len(self))
         return place
 
     def windows(self, owner: np.ndarray, size: int, seed: tuple) -> list[np.ndarray]:
-        """The rows of `owner` (m,), which are images, in runs: those of the first `size` images that are read, of the
-        next, and so on. Windows are made equal, so the last is not a small rest."""
+        """The rows of `owner` (m,), which are images, in runs: those of the first `size` images
+        that are read, of the next, and so on. Windows are equal, so the last is not a small rest.
+        """
         count = -(-len(self) // size)
         window = self.place(self.order(seed))[owner] * count // len(self)           # (m,)
         rows = np.argsort(window, kind="stable")
         return np.split(rows, np.flatnonzero(np.diff(window[rows])) + 1)
 
     def supply(self, chunks, images_of, seed: tuple | None = None):
-        """Yield each chunk with its photos as `HeldPhotos`. The shards are read one after another and only as far as a
-        chunk needs; those of which no chunk needs a photo are not opened. A photo is held until the last chunk that
-        needs it. images_of(chunk): images (B,)."""
+        """Yield each chunk with its photos as `HeldPhotos`. images_of(chunk): images (B,).
+
+        The shards are read one after another and only as far as a chunk needs; those of which no
+        chunk needs a photo are not opened. A photo is held until the last chunk that needs it.
+        """
         shards = self.order(seed)
         place, uses = self.place(shards), np.zeros(len(self), np.int64)
         for chunk in chunks:
             np.add.at(uses, images_of(chunk), 1)
-        held, reached, arriving = {}, -1, self.arriving(shards, uses > 0)
+        held, reached, needed = {}, -1, uses > 0
+        arriving = (image for k in shards if needed[slice(*self.start[k:k + 2])].any()
+                    for image in self.samples(k) if needed[image[0]])
         for chunk in chunks:
             images = images_of(chunk)
             while reached < place[images].max(initial=-1):
-                i, photo = next(arriving)
-                held[i], reached = photo, place[i]
+                i, held[i] = next(arriving)
+                reached = place[i]
             yield chunk, HeldPhotos({i: held[i] for i in images.tolist()})
             np.subtract.at(uses, images, 1)
             for i in set(images[uses[images] == 0].tolist()):
                 del held[i]
-
-    def arriving(self, shards: np.ndarray, needed: np.ndarray) -> Iterator[tuple[int, tuple[str, bytes]]]:
-        """The `needed` images (N,), as the shards are read in this order."""
-        for k in shards:
-            if needed[slice(*self.start[k:k + 2])].any():
-                yield from ((i, photo) for i, photo in self.samples(k) if needed[i])
 
     def faults(self, deep: bool):
         """Yield sentences on photos that cannot be read; `deep` opens all."""
@@ -438,30 +450,26 @@ class TarPhotos(Photos):
 
     def digest(self) -> str:
         """Of the keys and of where shards end: an epoch's order follows from them."""
-        shards = ("\n".join(self.keys[a:b]) for a, b in zip(self.start, self.start[1:]))
-        return sha256("\n\n".join(shards))
-
-
-def _named(sample: Sample, shard: str) -> str:
-    return f"{shown(f'{sample.key}.{sample.ending}')} in {shard}"
+        return sha256("\n\n".join("\n".join(self.keys[a:b])
+                                  for a, b in zip(self.start, self.start[1:])))
 
 
 def read_tars(data_path: str, data_name: str, split: str, train_shards: str | None = None) -> Split:
-    """A split of photos in tar shards: those in the folder or, of the training split, those that `train_shards` names.
-    Raises InputError where they and the index do not fit."""
+    """A split of photos in tar shards: those in the folder or, of the training split, those that
+    `train_shards` names. Raises InputError where they and the index do not fit."""
     root = os.path.join(data_path, data_name)
     if split in ("dev", "val"):                             # one split with two names
         split = next((name for name in (split, "dev", "val") if shards_of(root, name)), split)
     again = f"`python data.py index --data_path {data_path} --data_name {data_name}`"
-    if train_shards:
-        shards, again = expand(train_shards), f"{again} with this --train_shards"
-    else:
-        shards = shards_of(root, split)
+    again += " with this --train_shards" * bool(train_shards)
+    shards = expand(train_shards) if train_shards else shards_of(root, split)
     if not shards:
-        more = ", or give --train_shards again" if os.path.isfile(index_file(root, split)) else ""
-        raise InputError(f"there are no shards {os.path.join(root, f'{split}-00000.tar')}, ...; put them there{more}")
+        indexed = os.path.isfile(index_file(root, split))
+        raise InputError(f"there are no shards {os.path.join(root, f'{split}-00000.tar')}, ...; put"
+                         f" them there{', or give --train_shards again' * indexed}")
     index, notes = read_index(root, split, shards, again)
     photos = TarPhotos(shards, index, again)
-    return Split("dev" if split == "val" else split, photos, [c for captions in photos.captions for c in captions],
-                 np.repeat(np.arange(len(photos)), [len(captions) for captions in photos.captions]),
+    return Split("dev" if split == "val" else split, photos,
+                 [text for captions in photos.captions for text in captions],
+                 np.repeat(np.arange(len(photos)), [len(texts) for texts in photos.captions]),
                  index_file(root, split), photos.keys, notes=notes)

@@ -1,6 +1,8 @@
-"""Writing files so that nothing is lost: a file is replaced in one step or not at all, and none unasked.
+"""Writing files so that nothing is lost: a file is replaced in one step or not at all, and none
+unasked.
 
-Of several processes (cli.first) only the first one writes: the others come through here with nothing left behind.
+Of several processes (cli.first) only the first one writes: the others come through here with
+nothing left behind.
 """
 import contextlib
 import errno
@@ -22,11 +24,12 @@ except ImportError:                   # a system without POSIX locks: nothing is
     fcntl = None
 
 FORMAT = 1                            # of checkpoint.pt and model_best.pt
-CHANGING = ".{}_changing"        # stands in a folder while the files of a split are replaced together
+CHANGING = ".{}_changing"      # stands in a folder while the files of a split are replaced together
 
 
 class _Nowhere(io.RawIOBase):
-    """A file that keeps nothing. The null device would not do: it says that it stands at 0 after every write."""
+    """A file that keeps nothing. The null device would not do: it says that it stands at 0 after
+    every write."""
 
     def writable(self) -> bool:
         return True
@@ -51,9 +54,10 @@ def by_each():
 
 @contextlib.contextmanager
 def atomic(path: str, mode: str = "w", sync: bool = True):
-    """An open file that becomes `path` when it is complete. If anything fails before that, `path` stays as it was and
-    no other file is left. The folder is created. A link stays a link. Without `sync` a power cut may leave an empty
-    file; this is for thousands of small files whose contents are checked elsewhere."""
+    """An open file that becomes `path` when it is complete. If anything fails before that, `path`
+    stays as it was and no other file is left. The folder is created. A link stays a link. Without
+    `sync` a power cut may leave an empty file; this is for thousands of small files whose contents
+    are checked elsewhere."""
     if not (first() or _by_each):
         yield _Nowhere() if "b" in mode else io.TextIOWrapper(_Nowhere(), encoding="utf-8")
         return
@@ -109,13 +113,14 @@ def alive(process: int) -> bool:
 
 
 def save_state(state: dict, path: str, advice: str) -> None:
-    """Replace a checkpoint. A full disk or a kill leaves the old one whole. Raises InputError, which gives `advice`."""
+    """Replace a checkpoint. A full disk or a kill leaves the old one whole. Raises InputError,
+    which gives `advice`."""
     try:
         with atomic(path, "wb") as f:
             torch.save(state, f)
     except (OSError, RuntimeError) as error:
-        raise InputError(f"{path} could not be saved ({reason(error)}); the one before it is whole: "
-                         f"{advice}") from error
+        raise InputError(f"{path} could not be saved ({reason(error)}); the one before it is "
+                         f"whole: {advice}") from error
 
 
 def save_json(value, path: str) -> None:
@@ -143,8 +148,9 @@ def save_arrays(path: str, arrays: dict) -> None:
 
 
 def allocate(path: str, shape: tuple, dtype) -> np.ndarray:
-    """A new mapped .npy file of this shape to write to. Its disk space is reserved at once, because writing to a mapped
-    file on a full disk would kill the process without a message. Raises OSError where there is too little space."""
+    """A new mapped .npy file of this shape to write to. Its disk space is reserved at once, because
+    writing to a mapped file on a full disk would kill the process without a message. Raises OSError
+    where there is too little space."""
     array = np.lib.format.open_memmap(path, "w+", dtype, shape)
     if hasattr(os, "posix_fallocate"):
         with open(path, "r+b") as f:
@@ -154,8 +160,8 @@ def allocate(path: str, shape: tuple, dtype) -> np.ndarray:
 
 @contextlib.contextmanager
 def mapped(path: str, shape: tuple, dtype):
-    """A mapped array that becomes the .npy file `path` when it is complete, under the rules of `atomic`. For the first
-    process: the others may map the file that this one has made."""
+    """A mapped array that becomes the .npy file `path` when it is complete, under the rules of
+    `atomic`. For the first process: the others may map the file that this one has made."""
     assert first(), path
     path = os.path.realpath(path)
     part = part_of(path)
@@ -172,19 +178,22 @@ def mapped(path: str, shape: tuple, dtype):
 
 
 def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> str:
-    """Return `path` if results may be written there. To be called before the work; it leaves no file behind.
+    """Return `path` if results may be written there. To be called before the work; it leaves no
+    file behind.
 
-    The folder is created. Raises InputError where `path` cannot be written, where it is one of `inputs`, and where
-    another file is there already. ours(path) tells whether the command wrote that file (None: any file is refused).
-    The first process looks for all.
+    The folder is created. Raises InputError where `path` cannot be written, where it is one of
+    `inputs`, and where another file is there already. ours(path) tells whether the command wrote
+    that file (None: any file is refused). The first process looks for all.
     """
     if not first():
         return path
     if any(same_file(path, given) for given in inputs):
-        raise InputError(f"{path} is to be read and cannot be written too; name another file for what comes out")
+        raise InputError(f"{path} is to be read and cannot be written too; name another file for "
+                         "what comes out")
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        device = os.path.abspath(path).startswith(("/dev/", "/proc/"))              # /dev/stdout is a link to a file
+        device = os.path.abspath(path).startswith(("/dev/",
+                                                   "/proc/"))              # /dev/stdout is a link to a file
         if device or os.path.lexists(path) and not os.path.isfile(path):
             raise OSError("it is a folder" if os.path.isdir(path) else "it is no plain file")
         if os.path.lexists(path):
@@ -193,11 +202,12 @@ def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> s
         open(part, "ab").close()
         os.remove(part)
     except OSError as error:
-        raise InputError(f"{path} cannot be written ({reason(error)}); name a file in a folder that takes new "
-                         "files") from error
+        raise InputError(f"{path} cannot be written ({reason(error)}); name a file in a folder "
+                         "that takes new files") from error
     if os.path.lexists(path) and os.path.getsize(path) and not (ours and recognised(ours, path)):
-        raise InputError(f"{path} is there already{' and is none that this command wrote' if ours else ''}; name "
-                         "another file, or move that one away")
+        raise InputError(f"{path} is there already"
+                         + " and is none that this command wrote" * bool(ours)
+                         + "; name another file, or move that one away")
     return path
 
 
@@ -207,26 +217,28 @@ def same_file(a: str, b: str) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: str, doing: str):
-    """A context that keeps other commands out of a folder. Raises InputError where another process is at work there.
-    The lock ends with this process, however it ends; the first one holds it for all that share the work. `doing`: what
-    the other process does, for the message."""
+    """A context that keeps other commands out of a folder. Raises InputError where another process
+    is at work there. The lock ends with this process, however it ends; the first one holds it for
+    all that share the work. `doing`: what the other process does, for the message."""
     if not first():
         yield
         return
     try:
         holder = open(os.path.join(folder, ".lock"), "a+", encoding="utf-8")
     except OSError as error:
-        raise InputError(f"{folder} takes no new files ({reason(error)}); name a folder that does") from error
+        raise InputError(f"{folder} takes no new files ({reason(error)}); name a "
+                         "folder that does") from error
     with holder:
         if fcntl:
             try:
-                fcntl.lockf(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)          # held by this process, not by its children
+                fcntl.lockf(holder, fcntl.LOCK_EX
+                            | fcntl.LOCK_NB)          # held by this process, not by its children
             except OSError as error:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
                     holder.seek(0)
                     raise InputError(f"another process is {doing} {folder} (number "
-                                     f"{holder.read(20).strip() or 'unknown'}); wait for it or stop it, or name "
-                                     "another folder") from error
+                                     f"{holder.read(20).strip() or 'unknown'}); wait for it or "
+                                     "stop it, or name another folder") from error
         holder.truncate(0)            # a file system without locks comes here too
         holder.write(f"{os.getpid()}\n")
         holder.flush()

@@ -15,7 +15,8 @@ from data import Photos, Split, read_split
 from encoders import CNN
 from features import extract, hglmm, networks, store
 from features.store import by_cores
-from features.word_vectors import read_vectors, train_vectors, write_vectors
+from features.word_vectors import train_vectors, write_vectors
+from files.vectors import read_vectors, table_for
 from tests.helpers import refused
 from tests.references import fisher_vectors
 
@@ -440,8 +441,6 @@ def test_refusals_of_captions(folder, capsys):
 
 
 def test_wrong_dimension_is_a_sentence(folder):
-    from features.word_vectors import table_for
-
     with pytest.raises(InputError, match="have 12 values and 300 are asked for"):
         table_for(["red", "blue"], str(folder / "v.txt"), 300)
 

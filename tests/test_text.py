@@ -14,7 +14,7 @@ import train
 from checkpoints import load_checkpoint, load_model
 from data import read_split
 from encoders import BagOfWords, Words
-from features.word_vectors import table_for
+from files.vectors import table_for
 from model import build_model
 from tests.helpers import STEPS
 from tests.helpers import fit_steps as fit

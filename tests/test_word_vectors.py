@@ -7,7 +7,9 @@ import pytest
 
 from cli import InputError
 from features import word_vectors
-from features.word_vectors import neighbours, read_vectors, table_for, train_vectors, write_vectors
+from features.word_vectors import neighbours, train_vectors, write_vectors
+from files import vectors as vectors_of_files
+from files.vectors import read_vectors, table_for
 from tests.helpers import for_each, refused, unwritable
 
 WORDS = ["the", "naïve", "dog", "“", "1984"]
@@ -45,7 +47,7 @@ def test_every_form_is_read(tmp_path, form):
 
 
 def test_a_binary_file_is_read_piece_by_piece(tmp_path, monkeypatch):
-    monkeypatch.setattr(word_vectors, "CHUNK", 1 << 10)
+    monkeypatch.setattr(vectors_of_files, "CHUNK", 1 << 10)
     many = np.random.default_rng(1).standard_normal((3000, 30)).astype("<f4")
     with open(tmp_path / "v.bin", "wb") as f:
         f.write(b"3000 30\n" + b"".join(b"word%d " % i + row.tobytes() for i, row in enumerate(many)))

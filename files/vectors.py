@@ -1,0 +1,148 @@
+"""Reads word2vec and GloVe files as a table of vectors for a vocabulary.
+
+Three forms are told apart by their content: word2vec's text (`n D`, then lines `word x1 ... xD`),
+GloVe's text (the same without the first line) and word2vec's binary form (`n D`, then word, blank,
+D float32), as in GoogleNews.
+"""
+import os
+import re
+
+import numpy as np
+from tqdm import tqdm
+
+from cli import InputError
+from files.reading import need, reading
+
+CHUNK = 1 << 24                       # bytes of a binary file held at a time
+LONGEST = 1 << 12                     # bytes of a word in a binary file; a longer one is none
+COMPRESSED = {b"\x1f\x8b": "gunzip", b"PK": "unzip", b"BZ": "bunzip2"}
+FORMS = "word vectors are word2vec's text or .bin form or GloVe's text"
+
+
+def read_vectors(path: str, words: list[str] | None = None) -> tuple[list[str], np.ndarray]:
+    """Words (n,) in the order of the file and their vectors (n, D) float32; the first vector of a
+    word that occurs twice.
+
+    With `words` only these are kept, so memory does not grow with the file; still it is read to its
+    end. Raises InputError on a missing file, another format, rows of different lengths, NaN, and a
+    header that does not agree with the rows.
+    """
+    need(path, f"{FORMS}, and `python -m features.word_vectors` learns a file from captions")
+    wanted = None if words is None else {word.encode() for word in words}
+    with reading(path) as f, tqdm(total=os.path.getsize(path), desc="word vectors", unit="B",
+                                  unit_scale=True, disable=None, leave=False) as bar:
+        mark = 3 * (f.read(3) == b"\xef\xbb\xbf")           # some editors write one first
+        f.seek(mark)
+        start = f.read(1 << 16)
+        if start[:2] in COMPRESSED and b"\0" in start:
+            raise InputError(f"{path} is compressed; {FORMS}, so unpack it first "
+                             f"({COMPRESSED[start[:2]]})")
+        header = re.match(rb"\s*(\d{1,12})[ \t]+([1-9]\d{0,8})[ \t]*\r?\n", start)
+        count, dim = map(int, header.groups()) if header else (None, None)
+        f.seek(mark + (header.end() if header else 0))
+        line = start[header.end():].split(b"\n")[0].split() if header else []
+        text = not header or b"\0" not in start and (
+            not line or _is_number(line[-1]) or all(part.isascii() for part in line))
+        rows, vectors_of = (_text_rows if text else _binary_rows)(f, path, count, dim, bar), {}
+        for where, word, values in rows:
+            if (wanted is None or word in wanted) and word not in vectors_of:
+                vectors_of[word] = _vector(f"{path}, {where}", word, values)
+    if not vectors_of and wanted is None:
+        raise InputError(f"{path} is empty; {FORMS}")
+    vectors = np.stack([*vectors_of.values()]) if vectors_of else np.zeros((0, dim or 0),
+                                                                           np.float32)
+    return [word.decode() for word in vectors_of], vectors
+
+
+def _is_number(text: bytes) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _text_rows(f, path, count, dim, bar):
+    """Yield (where, word, values (D,)) of a text file from after its header. A word may contain
+    blanks (GloVe 840B has some)."""
+    rows, announced = 0, count is not None
+    for number, line in enumerate(f, 1 + announced):
+        bar.update(len(line))
+        parts = line.split()                                        # at ASCII blanks only
+        if parts and dim is None:                                   # GloVe: the first line decides
+            if b"\0" in line or len(parts) < 2 or not all(map(_is_number, parts[1:])):
+                raise InputError(f"{path} holds no word vectors: its first line is not a word and "
+                                 f"numbers; {FORMS}")
+            dim = len(parts) - 1
+        if not parts:
+            continue
+        rows += 1
+        if len(parts) < dim + 1 or any(map(_is_number, parts[1:-dim])):     # of the row, not a word
+            raise InputError(f"{path}, line {number}: {len(parts) - 1} values where the first line "
+                             f"says {dim}; every word has the same number of values, so fetch or "
+                             "write the file again")
+        yield f"line {number}", b" ".join(parts[:-dim]), parts[-dim:]
+    if announced and rows != count:
+        raise InputError(f"{path} has {rows} words where its first line announces {count}; it was "
+                         "cut or changed, so fetch or write it again")
+
+
+def _binary_rows(f, path, count, dim, bar):
+    """Yield (where, word, values (D,)) of a binary file from after its header; at most about
+    `CHUNK` bytes of it are held."""
+    size, data, at = 4 * dim, b"", 0
+    if count * (size + 1) > os.path.getsize(path):
+        raise InputError(f"{path} announces {count} words of {dim} values, which needs more than "
+                         f"the file's {os.path.getsize(path)} bytes; it was cut or is no word2vec "
+                         "file, so fetch it again")
+    for row in range(1, count + 1):
+        if len(data) - at < size + LONGEST:
+            data, at = data[at:] + f.read(CHUNK + size), 0
+        blank = data.find(b" ", at, at + LONGEST)
+        if blank < 0 or blank + 1 + size > len(data):
+            raise InputError(f"{path} is broken off or is no word2vec file: no word and {dim} "
+                             f"values at row {row} of the {count} that its first line announces; "
+                             "fetch it again")
+        yield (f"row {row}", data[at:blank].lstrip(b"\n"),     # the original ends rows with it
+               np.frombuffer(data, "<f4", dim, blank + 1))
+        bar.update(blank + 1 + size - at)
+        at = blank + 1 + size
+    if (data[at:] + f.read(1)).strip():
+        raise InputError(f"{path} goes on behind the {count} words that its first line announces; "
+                         "fetch it again")
+
+
+def _vector(where: str, word: bytes, values) -> np.ndarray:
+    """The vector (D,) of a word, from numbers or texts. Raises InputError for other values."""
+    try:
+        word.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: the word {word!r} is not UTF-8 text; convert the file with "
+                         "iconv") from error
+    if isinstance(values, list):
+        values = [float(x) if _is_number(x) else np.nan for x in values]
+    if not np.isfinite(values).all() or np.abs(values).max() > 1e30:
+        raise InputError(f"{where} has values that are no finite numbers; a word and D numbers are "
+                         "allowed, so fetch or write the file again")
+    return np.array(values, np.float32)                                             # (D,)
+
+
+def table_for(vocab_words: list[str], path: str,
+              dim: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors (V, D) float32 of a vocabulary, zeros for words without one, and which words have
+    one, (V,) bool.
+
+    Words are compared letter by letter; captions are lower-cased. Raises InputError if D is not
+    `dim` or no word has a vector.
+    """
+    words, vectors = read_vectors(path, vocab_words)
+    if not words:
+        raise InputError(f"{path} has a vector for none of the {len(vocab_words)} words of the "
+                         "vocabulary; give a file with words of the captions' language, in lower "
+                         "case")
+    if dim not in (None, vectors.shape[1]):
+        raise InputError(f"the word vectors of {path} have {vectors.shape[1]} values and {dim} are "
+                         f"asked for; give the word dimension {vectors.shape[1]}, or another file")
+    row = {word: i for i, word in enumerate(words)}
+    place = np.array([row.get(word, -1) for word in vocab_words])                   # (V,)
+    return np.where(place[:, None] < 0, 0, vectors[place]), place >= 0
