@@ -38,11 +38,7 @@ from cli import Arguments, filename, natural, positive, torch_device, up_to
 from evaluate import Judgements, assess, parse_args
 from evaluation.annotations import Crisscrossed, Pairs, Ratings, cxc_pairs
 from evaluation.certainty import Asked, assess_certainty
-from evaluation.localisation_timing import localisation_times
 from evaluation.subjects import Member, Subject
-from features.timing import epoch as streamed
-from features.timing import feature_times, race, streaming_memory
-from files.memory import in_fresh_process, peak
 from files.reading import holds_keys
 from files.writing import output, save_json
 from methods.likelihoods import MLS
@@ -52,7 +48,11 @@ from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding
 from tests.references import attended, broadcasts, caption_ranks, image_ranks, suited
 from timing import epoch as epoch_timing
 from timing import scale as scale_timing
+from timing.features import epoch as streamed
+from timing.features import feature_times, streaming_memory
+from timing.localisation import localisation_times
 from timing.precision import score_precision
+from timing.race import in_fresh_process, peak, race
 from timing.search import LEAST, MOST, search_times
 from timing.steps import training
 

@@ -7,11 +7,11 @@ import torch
 
 import benchmark
 from devices.compiling import compile_parts
-from evaluation import localisation_timing
 from metrics import retrieval
 from similarities import SIMILARITIES, Embedding
 from tests import references
 from timing import epoch, precision, scale
+from timing import localisation as localisation_timing
 from timing import search as search_timing
 from timing import steps as train_steps
 

@@ -18,11 +18,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import train
 from data import Split
 from devices.feeding import on_device
-from files.memory import MIB
 from inputs import Features, Tokens
 from options.from_data import fit_to_data
 from runs import Data
 from text import SPECIALS, Vocabulary
+from timing.race import MIB
 
 IMAGES, EACH = 113_287, 5             # COCO's training images, captions of each: 566,435 pairs
 WORDS, LENGTHS, BATCH, DIM = 10_000, (8, 20), 128, 1024

@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from features.timing import race
-from files.memory import MIB, in_fresh_process, resident
 from retrieval.engines import CONVERTED, WHOLE, Flat, build, top_of, writing
 from retrieval.ranking import LiftedVectors
 from similarities import SIMILARITIES, Embedding, unit
+from timing.race import MIB, in_fresh_process, race, resident
 
 DIM, LATENT = 1024, 256
 TOP = 10

@@ -3,12 +3,9 @@ read. benchmark.py shows it."""
 import contextlib
 import io
 import os
-import statistics
 import tempfile
-import time
 
 import numpy as np
-import torch
 from PIL import Image
 
 from data import Split, pair_batches
@@ -17,39 +14,15 @@ from features.folder import find_photos
 from features.networks import compute, network, region_network
 from features.store import ALL, How, PhotoFeatures, RowStore, by_cores
 from files.entities import Entities
-from files.memory import MIB, resident
 from files.proposals import Proposals
 from inputs import Features, Photos, Tokens, chunks, eval_transform, image_batches
 from text import SPECIALS
+from timing.race import MIB, percent_outside, race, resident, rounds
 
 SIZE = (500, 375)                     # width and height of a photo, as most of COCO's and Flickr's
 WORDS = 10000                         # in the vocabulary of streamed captions
 BATCH = 8                             # photos per step, as features.extract takes on a CPU
 PROPOSALS = 200                       # boxes in each of them
-
-
-def race(runs: dict, repeats: int, device) -> dict:
-    """Least seconds of each function, over rounds in which all take turns, after one round that does not count."""
-    return {name: min(spent) for name, spent in rounds(runs, repeats, device).items()}
-
-
-def rounds(runs: dict, repeats: int, device) -> dict:
-    """The seconds of each function in each of these rounds."""
-    spent = {name: [] for name in runs}
-    for _ in range(repeats + 1):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            spent[name].append(time.perf_counter() - start)
-    return {name: times[1:] for name, times in spent.items()}
-
-
-def percent_outside(spent: dict) -> float:
-    """Of the time of "whole" what "network" does not take: the median over rounds, each of which compares its own two.
-    The least times of both would be of different rounds, and such machines differ by a tenth from one to the next."""
-    return 100 * (1 - statistics.median(a / b for a, b in zip(spent["network"], spent["whole"])))
 
 
 def write_photos(folder: str, count: int, seed: int) -> list[str]:
