@@ -193,6 +193,11 @@ def judge_both(subject: Subject, fitted: dict[str, Fitted]) -> tuple[dict[str, d
 COLUMNS = {"auroc": "AUROC", "aurc": "AURC", "under": "under flat", "e_aurc": "E-AURC", "nauc": "nAUC",
            "coverage_at_10": "cov@10", "rho": "rho", "minus_s_r2": "-S R2", "brier": "Brier", "nll": "NLL",
            "ece": "ECE", "ece_floor": "floor"}
+LEGEND = (
+    "AUROC: chance that a right answer has more confidence than a wrong one (0.5: guessing); AURC: "
+    "wrong answers, %, among the surest k, mean over k; under flat: how far below a random order",
+    "cov@10: queries, %, that can be answered with 10% wrong; ECE: distance of probabilities from "
+    "the share that is right; floor: the ECE of perfect probabilities; all: docs/confidence.md")
 TITLES = {"t2i": "text to image: is the first answer right?", "i2t": "image to text: is the first answer right?",
           "phrases": "phrases: is the first box right?"}
 
@@ -219,8 +224,10 @@ def cell(key: str, numbers: dict) -> str:
 
 
 def sentences(results: dict, fitted: dict[str, Fitted]):
-    """What the tables do not show, for the reader of the report."""
+    """The legend of the tables, what they come to in words, and what they do not show."""
+    yield from LEGEND
     for side, of in results.items():
+        yield in_words(side, of)
         on = fitted[side]
         grouped = "; the data say which captions are of one image" * ("posterior_grouped" in of)
         yield f"{side}: T = {on.temperature:.4g}, fitted to {on.queries:,} queries over {on.gallery:,} items{grouped}"
@@ -229,6 +236,14 @@ def sentences(results: dict, fitted: dict[str, Fitted]):
             yield (f"{side}, gallery of {int(size):,} random images: {numbers['right']:.1f}% right, mean posterior "
                    f"{100 * numbers['mean']:.1f}%, AUROC {numbers['auroc']:.3f}, ECE {numbers['ece']:.3f} (floor "
                    f"{numbers['ece_floor']:.3f})")
+
+
+def in_words(side: str, of: dict) -> str:
+    """How many first answers are right: of all, of the surest and of the least sure."""
+    best = of[best_name(of)]
+    right, queries = best["reliability"]["right"], best["reliability"]["queries"]
+    return (f"{side}: {100 - best['aurc_flat']:.1f}% of the first answers are right, {100 * right[-1]:.0f}% of the "
+            f"{queries[-1]:,} surest and {100 * right[0]:.0f}% of the {queries[0]:,} least sure")
 
 
 def of_sigma(side: str, of: dict):

@@ -286,6 +286,8 @@ def judge_phrases(dev: Phrases, test: Phrases) -> tuple[Certainty, Located]:
 def sure_sentences(worth: dict, fitted: Fitted, dev: Phrases, test: Phrases, seen: Seen):
     """What the tables of `judge_phrases` do not show."""
     best, without = confidence.best_name(seen.values), len(test.split.phrase_photo) - len(seen.right)
+    yield from confidence.LEGEND
+    yield confidence.in_words(SIDE, worth)
     yield (f"calibrated on {len(dev.split.phrase_photo):,} phrases of {dev.name}, judged on "
            f"{len(test.split.phrase_photo):,} of {test.name}; T = {fitted.temperature:.4g}, over up to "
            f"{fitted.gallery:,} proposals of a photo")

@@ -245,6 +245,7 @@ def test_a_gaussian_run(runs, capsys):
     results = judged(["--checkpoint", runs / "wasserstein", "--confidence", "--sets", 0.2, "--absent", 0.5,
                       "--positives", positives])
     printed = capsys.readouterr().out
+    assert all(line in printed for line in confidence.LEGEND)
     for side in SIDES:
         found = results["confidence"][side]
         assert {"posterior", "entropy", "max", "margin", "std", "log_det_query", "log_det_answer", "trace_query",
@@ -253,6 +254,7 @@ def test_a_gaussian_run(runs, capsys):
         assert 0 < found["posterior"]["ece_floor"] < 1 and 0 <= found["posterior"]["auroc"] <= 1
         assert {"difference", "low", "high"} == set(found["stacked"]["above_without_sigma"])
         assert f"{side}: does Sigma add anything to a logistic without it?" in printed
+        assert f"{side}: {100 - found['posterior']['aurc_flat']:.1f}% of the first answers are right, " in printed
         for method in promises.METHODS:
             held = results["sets"][side][method]
             assert held["low"] - 0.1 <= held["coverage"] <= held["high"] + 0.1 and held["low"] < 0.8 < held["high"]
