@@ -26,7 +26,7 @@ from files.reading import checksum
 from files.writing import FORMAT
 from inputs import encode_captions
 from model import JointEmbedding, build_model, build_vocabulary
-from options import resolve
+from options.rules import resolve
 from options.training import TRAIN
 from similarities import Embedding, Similarity
 from text import Vocabulary, tokenize

@@ -33,9 +33,8 @@ from inputs import Photos
 from methods.two_branch import sibling_order
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
 from model import build_vocabulary
-from options.from_data import check_fits, fit_to_data
-from options.rules import default_run, labels_of, refuse_unused, regions_of, resolve
-from options.table import SWITCH
+from options import SWITCH
+from options.rules import check_fits, default_run, fit_to_data, labels_of, refuse_unused, regions_of, resolve
 from options.training import TRAIN
 from parallel import processes
 from text import Vocabulary

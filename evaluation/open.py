@@ -24,8 +24,7 @@ from files.reading import FAULTS, holds_arrays, read_array, read_arrays
 from files.writing import output, save_arrays
 from inputs import SQUARABLE, Photos
 from model import OF_VECTORS
-from options.from_data import check_fits
-from options.rules import regions_of
+from options.rules import check_fits, regions_of
 from parallel import processes
 from similarities import SIMILARITIES, Cosine, Embedding, Similarity
 

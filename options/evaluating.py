@@ -13,7 +13,7 @@ from cli import (
     up_to,
     workers,
 )
-from options.table import SWITCH, Option, Table, flag, needs, only, refuse
+from options import SWITCH, Option, Table, flag, needs, only, refuse
 from similarities import SIMILARITIES
 
 SOURCES = ("checkpoint", "compare", "embeddings", "scores")

@@ -27,7 +27,7 @@ from losses import OBJECTIVES, PRIOR_LOSSES
 from methods import ADVICE, METHODS
 from methods.scan import AGGREGATES, DIRECTIONS, NORMS
 from model import ALL_SIMILARITIES, IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
-from options.table import SWITCH, Option, Table, Use, flag, needs, only
+from options import SWITCH, Option, Table, Use, flag, needs, only
 
 SIDES = ("images", "captions")
 NETWORKS = ("product", "cite")        # similarities that read each pair by themselves, unit vectors

@@ -17,7 +17,8 @@ from checkpoints import MAY_CHANGE
 from cli import InputError
 from files.reading import SOURCES, read_yaml
 from methods import flags
-from options import parser, resolve
+from options.rules import resolve
+from options.training import TRAIN
 
 SIZE, HIDDEN, WORDS = "--embed_size 1024", " --dim_hidden 512", 300     # defaults of embedding, captioner, word vectors
 VG = "vg_experiments."
@@ -178,7 +179,7 @@ class Step:
         except (TypeError, KeyError, ValueError):
             return ["config.yaml"]
         try:                                                # the run of --init_from may be gone by now: it is not read
-            opt = parser().parse_args(self.words[1:])
+            opt = TRAIN.parser().parse_args(self.words[1:])
             resolve(opt)
         except (SystemExit, InputError):
             return ["config.yaml"]

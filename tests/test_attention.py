@@ -18,7 +18,7 @@ from losses import hinge
 from methods.scan import AGGREGATES, DIRECTIONS, NORMS, CrossAttention, RegionEmbedding, WordStates
 from metrics import retrieval
 from model import build_model
-from options.from_data import fit_to_data
+from options.rules import fit_to_data
 from similarities import Embedding
 from tests import helpers
 from tests.helpers import for_each

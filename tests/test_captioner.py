@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import evaluate
-import options
 import show
 import train
 from checkpoints import load_checkpoint, load_model
@@ -21,6 +20,8 @@ from cli import InputError
 from data import Batch, read_split
 from methods.vsrn import Captioner
 from model import Encoded, build_model
+from options.rules import resolve
+from options.training import TRAIN
 from show import word_precision
 from tests.helpers import for_each, refused, unwritable
 from text import END, PAD, SPECIALS, START, UNK, Vocabulary, is_function
@@ -358,7 +359,7 @@ def test_bad_input_is_refused_in_a_sentence(run, demo_path, tmp_path, capsys):
                             "--captioner 1.0 reads the regions of --img_enc vsrn, not of auto; give"),
                            (["--captioner", "1", "--img_enc", "cnn"], "not of cnn")):
         with pytest.raises(InputError, match=message):
-            options.resolve(options.parser().parse_args(words))
+            resolve(TRAIN.parser().parse_args(words))
         with pytest.raises(SystemExit):
             train.parse_args(words)
         assert capsys.readouterr().err.count("\n") == 1

@@ -9,7 +9,8 @@ from torch.nn.functional import normalize
 from evaluation.subjects import Member, columns_within, image_text
 from losses import InfoNCE, build_objective
 from methods.likelihoods import MLS
-from options import parser, resolve
+from options.rules import resolve
+from options.training import TRAIN
 from similarities import Cosine, Embedding
 from tests.helpers import for_each
 
@@ -109,7 +110,7 @@ def test_gradients_are_right_and_finite_where_a_pair_is_one_point():
 
 
 def resolved(*words):
-    opt = parser().parse_args(["--sim", "mls", *words])
+    opt = TRAIN.parser().parse_args(["--sim", "mls", *words])
     resolve(opt)
     return opt
 

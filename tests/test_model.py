@@ -18,8 +18,7 @@ from inputs import Features, Photos
 from methods import vsrn
 from methods.vsrn import RegionGraph, RegionGRU
 from model import SHAPES, JointEmbedding, Tower, build_model
-from options.from_data import fit_to_data
-from options.rules import refuse_unused
+from options.rules import fit_to_data, refuse_unused
 from tests.helpers import for_each, refused
 from text import SPECIALS, Vocabulary
 

@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from cli import InputError
-from options import parser, resolve
-from options.rules import CONFLICTS
+from options.rules import CONFLICTS, resolve
 from options.training import TRAIN
 from tests.helpers import ROOT, for_each
 
@@ -111,7 +110,7 @@ def phrases(tmp_path_factory) -> str:
 
 def refusal(line: str, phrases: str) -> tuple[int, str, str]:
     """The first row that a command line meets, its sentence with the options, and what `resolve` says."""
-    opt = parser().parse_args(line.replace("PHRASES", phrases).split())
+    opt = TRAIN.parser().parse_args(line.replace("PHRASES", phrases).split())
     with pytest.raises(InputError) as error:
         resolve(opt)
     row = next((k for k, (wrong, _) in enumerate(CONFLICTS) if wrong(opt)), None)
@@ -149,7 +148,7 @@ def test_what_has_no_effect_is_refused(name, where, phrases):
     value = "3" if callable(row.kind) else next((str(x) for x in row.kind if x != row.default), "3")
     words = [f"--{'no-' * (row.default is True)}{name}"]
     words += [] if row.switch else [VALUES.get(name, value)]
-    opt = parser().parse_args([*other.replace("PHRASES", phrases).split(), *words])
+    opt = TRAIN.parser().parse_args([*other.replace("PHRASES", phrases).split(), *words])
     if name in ("finetune", "cnn_weights", "cnn_type", "crop_size"):                # photos are seen when data are read
         opt.img_dim = 9
     with pytest.raises(InputError, match=f"--(no-)?{name}.* is for {re.escape(where)}, and has no effect here; leave"):

@@ -25,7 +25,7 @@ from losses import MMD, Diversity, Match
 from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from metrics import retrieval_blocks
 from model import SHAPES, Encoded, JointEmbedding, build_model
-from options.from_data import fit_to_data
+from options.rules import fit_to_data
 from similarities import SIMILARITIES, Embedding
 from tests import helpers
 from tests.helpers import for_each

@@ -20,7 +20,7 @@ from features.networks import network
 from files.writing import FORMAT
 from inputs import eval_transform
 from model import build_model
-from options.from_data import fit_to_data
+from options.rules import fit_to_data
 from similarities import Embedding, uncertainty
 from text import Vocabulary
 from train import parse_args

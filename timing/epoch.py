@@ -19,7 +19,7 @@ import train
 from data import Split
 from devices.feeding import on_device
 from inputs import Features, Tokens
-from options.from_data import fit_to_data
+from options.rules import fit_to_data
 from runs import Data
 from text import SPECIALS, Vocabulary
 from timing.race import MIB
