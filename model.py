@@ -38,7 +38,7 @@ from methods import jwae
 from methods.cite import PENALTY, ConditionalNetwork
 from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
 from methods.heads import GeneralisedGaussian, Inclusion, ProbVLMLoss, VarianceLayers, VonMisesFisher
-from methods.labelled import LabelledTwoBranch, labelled_objective
+from methods.labelled import LabelledTwoBranch, build_labelled_objective
 from methods.likelihoods import MLS
 from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from methods.scan import CrossAttention, RegionEmbedding, WordStates
@@ -473,7 +473,7 @@ def build_model(opt, vocab, pretrained: bool = True, vectors: Callable | None = 
     image_tower, text_tower = build_image_tower(opt, pretrained), build_text_tower(opt, vocab, vectors)
     side_terms, critic = jwae.build_side_terms(opt, vocab, image_tower.trunk.dim, text_tower.trunk.dim,
                                                TEXT_ENCODERS[opt.txt_enc].decoder)
-    objective = (labelled_objective if localises(opt) else build_objective)(opt, similarity)
+    objective = (build_labelled_objective if localises(opt) else build_objective)(opt, similarity)
     return JointEmbedding(image_tower, text_tower, similarity, objective,
                           mask_same_image=opt.mask_same_image,
                           pair_terms=build_pair_terms(opt, vocab, image_tower.trunk.dim, similarity),

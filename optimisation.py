@@ -1,5 +1,6 @@
 """How a model learns: optimisers, the course of the learning rate, averages of weights."""
 import math
+from collections.abc import Callable
 
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_avg_fn
@@ -9,15 +10,19 @@ from cli import InputError
 EMA = 0.999                           # share of the average that a step keeps
 
 
-def share_of_rate(opt, epoch: int, step: int, steps: int) -> float:
-    """How much of --learning_rate the step after `step` of `steps` takes: it rises in a line over --warmup epochs, then
-    falls tenfold every --lr_update epochs, or as half a cosine to 0 at the end."""
-    done = epoch + step / steps                             # epochs, with their fractions
-    if done < opt.warmup:
-        return (done + 1 / steps) / (opt.warmup + 1 / steps)
-    if opt.schedule == "cosine":
-        return 0.5 + 0.5 * math.cos(math.pi * (done - opt.warmup) / (opt.num_epochs - opt.warmup))
-    return 0.1 ** (epoch // opt.lr_update)
+def build_schedule(opt, steps: int) -> Callable[[int, int], float]:
+    """(epoch, step of it) -> how much of --learning_rate that step takes, in epochs of `steps`. The
+    rate rises in a line over --warmup epochs, then falls tenfold every --lr_update epochs, or as
+    half a cosine to 0 at the end."""
+    def share(epoch: int, step: int) -> float:
+        done = epoch + step / steps                         # epochs, with their fractions
+        if done < opt.warmup:
+            return (done + 1 / steps) / (opt.warmup + 1 / steps)
+        if opt.schedule == "cosine":
+            turn = math.pi * (done - opt.warmup) / (opt.num_epochs - opt.warmup)
+            return 0.5 + 0.5 * math.cos(turn)
+        return 0.1 ** (epoch // opt.lr_update)
+    return share
 
 
 def averaged(model, kind: str):

@@ -33,7 +33,7 @@ from files.vectors import table_for
 from files.writing import FORMAT
 from methods import METHODS
 from model import build_model
-from optimisation import averaged, build_optimizers, share_of_rate
+from optimisation import averaged, build_optimizers, build_schedule
 from options.rules import refuse_several, resolve
 from options.training import TRAIN
 from parallel import processes
@@ -208,6 +208,7 @@ class Training:
         self.state = {"epoch": 0, "step": 0, "iteration": 0, "best_rsum": 0.0, "best_hbr": 0.0,
                       "loss_sum": 0.0, "loss_count": 0, "due": 0}
         self.learner = build_learner(opt, self.model, device)
+        self.rate = build_schedule(opt, data.steps)
         if resumed:
             self.restore(resumed)
 
@@ -225,7 +226,7 @@ class Training:
         """Set the learning rates, learn from a batch and count it. Returns the terms of the loss
         and the number of pairs. The critic keeps its rate (`jwae` 5.1)."""
         opt, state = self.opt, self.state
-        share = share_of_rate(opt, state["epoch"], state["step"], self.data.steps)
+        share = self.rate(state["epoch"], state["step"])
         for name, optimizer in self.learner.optimizers.items():
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * (share if name == "optimizer" else 1)

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cli import InputError
 from losses import InfoNCE, Match
 from methods.two_branch import TwoBranchLoss, distance
 
@@ -132,33 +131,9 @@ class LabelledTwoBranch(TwoBranchLoss):
 
 # ---- by options
 
-# What needs matching pairs, which labels do not give: (when, the sentence that says so, formatted with the options).
-CONFLICTS = [
-    (lambda o: o.loss in ("nll", "mse", "probvlm"),
-     "--loss {loss} needs pairs that match one to one, and a phrase fits several regions of its photo; take hinge, "
-     "infonce, match, two_branch, or logistic with --sim cite"),
-    *((lambda o, name=name: getattr(o, name),
-       f"--{name} {{{name}}} compares images with captions of their own, and a phrase fits several regions of its "
-       "photo; leave it out") for name in ("inclusion", "captioner", "diversity", "mmd")),
-    (lambda o: o.pseudo_positives,
-     "--pseudo_positives {pseudo_positives} takes pairs without a label for matches, and regions and phrases have "
-     "labels; leave it out"),
-    (lambda o: o.mask_same_image,
-     "--mask_same_image drops other captions of an image from the negatives, and of regions and phrases the labels say "
-     "which are negatives; leave it out"),
-]
-
-
-def refusal(opt) -> str | None:
-    """Why resolved options cannot train on labelled pairs, in a sentence, or None."""
-    return next((sentence.format(**vars(opt)) for wrong, sentence in CONFLICTS if wrong(opt)), None)
-
-
-def labelled_objective(opt, similarity) -> nn.Module | None:
-    """The objective that the options name, of (scores, labels) (R, M). None: what is trained is LabelledTwoBranch, a
-    pair term. Raises InputError where options need matching pairs."""
-    if said := refusal(opt):
-        raise InputError(said)
+def build_labelled_objective(opt, similarity) -> nn.Module | None:
+    """The objective that the options name, of (scores, labels) (R, M). None: what is trained is
+    LabelledTwoBranch, a pair term. options/rules.py refuses objectives that need matching pairs."""
     return {"hinge": lambda: LabelledHinge(opt.margin, opt.max_violation),
             "infonce": lambda: LabelledInfoNCE(1.0 if similarity.log_likelihood else 0.07, opt.label_smoothing),
             "match": lambda: LabelledMatch(similarity.logits, 0.0, opt.label_smoothing),

@@ -11,7 +11,6 @@ from files.phrases import Labels, Regions, has_phrases
 from files.tars import TarPhotos
 from inputs import NoImages, Photos
 from methods.jwae import learns_alone
-from methods.labelled import CONFLICTS as LABELLED
 from model import ALL_SIMILARITIES, IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
 from options import refuse
 from options.training import NETWORKS, SIDES, TRAIN, gaussians, prior
@@ -136,7 +135,19 @@ def refuse_unused(opt) -> None:
 
 HERE = "and {data_name} has phrases and the regions of their photos"
 OF_PHRASES = [
-    *LABELLED,
+    (lambda o: o.loss in ("nll", "mse", "probvlm"),
+     "--loss {loss} needs pairs that match one to one, and a phrase fits several regions of its "
+     "photo; take hinge, infonce, match, two_branch, or logistic with --sim cite"),
+    *((lambda o, name=name: getattr(o, name),
+       f"--{name} {{{name}}} compares images with captions of their own, and a phrase fits several "
+       "regions of its photo; leave it out")
+      for name in ("inclusion", "captioner", "diversity", "mmd")),
+    (lambda o: o.pseudo_positives,
+     "--pseudo_positives {pseudo_positives} takes pairs without a label for matches, and regions "
+     "and phrases have labels; leave it out"),
+    (lambda o: o.mask_same_image,
+     "--mask_same_image drops other captions of an image from the negatives, and of regions and "
+     "phrases the labels say which are negatives; leave it out"),
     (lambda o: o.sim in ("mil", "match_prob", "scan"),
      f"--sim {{sim}} compares the parts or samples of an item, {HERE}; take another one"),
     (lambda o: o.img_enc not in ("auto", "precomp"),

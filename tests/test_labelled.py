@@ -6,18 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cli import InputError
 from data import Batch
 from losses import Hinge, InfoNCE, Match
 from methods import METHODS
 from methods.labelled import (
-    CONFLICTS,
     LabelledHinge,
     LabelledInfoNCE,
     LabelledLogistic,
     LabelledMatch,
     LabelledTwoBranch,
-    refusal,
 )
 from methods.two_branch import ProductNetwork, TwoBranchLoss
 from model import Encoded, build_model
@@ -322,23 +319,3 @@ def test_options_without_the_word_train_on_matching_pairs():
     assert isinstance(built(localise=False).objective, Hinge) and isinstance(built().objective, LabelledHinge)
     assert type(built("--loss", "two_branch", localise=False).pair_terms["two_branch"][1]) is TwoBranchLoss
     assert type(built("--loss", "two_branch").pair_terms["two_branch"][1]) is LabelledTwoBranch
-
-
-UNFIT = ["--loss nll --negatives 9", "--loss mse", "--inclusion 1 --sim wasserstein",
-         "--captioner 1 --img_enc vsrn --embed_size 16",
-         "--sim mil --diversity 1", "--mmd 1", "--loss match --pseudo_positives 0.1", "--mask_same_image"]
-
-
-def test_what_needs_matching_pairs_is_refused_in_a_sentence():
-    met = set()
-    for line in UNFIT:
-        opt = options(*line.split())
-        row = next(k for k, (wrong, _) in enumerate(CONFLICTS) if wrong(opt))
-        met.add(row)
-        said = refusal(opt)
-        assert said == CONFLICTS[row][1].format(**vars(opt)) and "{" not in said and "; " in said
-        assert said.split()[0] in line
-    assert met == set(range(len(CONFLICTS)))
-    assert all(refusal(options(*words)) is None for words in MODELS.values())
-    with pytest.raises(InputError, match="--loss mse needs pairs that match one to one"):
-        built("--loss", "mse")

@@ -55,7 +55,7 @@ def write_features(path: str, count: int, shape: tuple[int, ...], seed: int) -> 
     array.flush()
 
 
-def made_data(path: str, opt, seed: int) -> Data:
+def build_random_data(path: str, opt, seed: int) -> Data:
     """What a run reads: the images of a feature file, and captions of random words."""
     rng, features = np.random.default_rng(seed), Features(path)
     m = EACH * len(features)
@@ -165,7 +165,7 @@ def one_epoch(name: str, kind: Kind, precision: str, flags: str, where: str, pat
     steps, warm, whole = counts
     words = f"{kind.flags} {flags} --embed_size {DIM} --batch_size {BATCH} --seed {seed} --features_on {where}"
     opt = train.parse_args([*words.split(), "--device", device.type])
-    data = made_data(path, opt, seed)
+    data = build_random_data(path, opt, seed)
     run = train.Training(opt, data, None, None, train.set_device(opt))
     data.feed(run.device, opt.features_on)
     title = f"{name}, {precision}" + f", features on the {where}" * (device.type == "cuda")
