@@ -34,7 +34,15 @@ from methods.two_branch import sibling_order
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
 from model import build_vocabulary
 from options import SWITCH
-from options.rules import check_fits, default_run, fit_to_data, labels_of, refuse_unused, regions_of, resolve
+from options.rules import (
+    IMPLIED,
+    check_fits,
+    default_run,
+    fit_to_data,
+    labels_of,
+    regions_of,
+    resolve,
+)
 from options.training import TRAIN
 from parallel import processes
 from text import Vocabulary
@@ -396,7 +404,7 @@ def build_data(opt, start: dict | None, resumed: dict | None) -> Data:
                              f"of it could be taken for by mistake; a {split.name} split needs two "
                              "or more")
     fit_to_data(opt, train.images, train.text)
-    refuse_unused(opt)
+    TRAIN.refuse_unused(opt, IMPLIED)
     check_fits(opt, dev, "the model")
     fingerprints = {**train.fingerprint(), "dev": dev.fingerprint()}
     root = os.path.join(opt.data_path, opt.data_name)

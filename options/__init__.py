@@ -96,9 +96,9 @@ class Table:
     def parser(self, short: bool = False) -> Arguments:
         """The parser of all options, or, short, of the common ones, to print its help."""
         p = Arguments(self.description, self.advice, add_help=False, usage="%(prog)s [options]")
+        p.table = self
         p.add_argument("-h", "--help", action=Help, nargs="?", choices=["all"], metavar="all",
-                       table=self, default=argparse.SUPPRESS,
-                       help="show this; --help all: all options")
+                       default=argparse.SUPPRESS, help="show this; --help all: all options")
         for title, rows in self.groups.items():
             shown = [row for row in rows if row.common or not short]
             group = p.add_argument_group(title) if shown else None
@@ -124,13 +124,9 @@ class Table:
 class Help(argparse.Action):
     """--help: the options that most calls need, where a table marks some; --help all: all."""
 
-    def __init__(self, option_strings, dest, table: Table, **how):
-        super().__init__(option_strings, dest, **how)
-        self.table = table
-
     def __call__(self, parser, namespace, value, flag=None):
-        short = value is None and any(row.common for row in self.table.rows.values())
-        self.table.parser(short).print_help()
+        short = value is None and any(row.common for row in parser.table.rows.values())
+        parser.table.parser(short).print_help()
         parser.exit()
 
 

@@ -36,16 +36,6 @@ def means_learn(opt) -> bool:
     return not opt.freeze_means and not given
 
 
-def frozen_gaussians(opt) -> bool:
-    """Whether a side is a Gaussian whose mean is the vector that it is given."""
-    return (opt.img_layers == "0" and opt.image_head != "point"
-            or opt.txt_layers == "0" and opt.text_head != "point")
-
-
-def text_reads(opt) -> str:
-    return TEXT_ENCODERS[opt.txt_enc].reads
-
-
 def unpaired(opt) -> bool:
     """Whether images or captions without partners are learned from."""
     return opt.unpaired_images or opt.unpaired_captions or opt.supervised_fraction < 1
@@ -101,7 +91,8 @@ IMPLIED = {
     "var_min": lambda o: (1e-6 if o.loss == "probvlm" else
                           similarity(o).implies.get("var_min", 0.1)),
     "logvar_init": lambda o: similarity(o).implies.get("logvar_init", 0.0),
-    "var_layers": lambda o: "256" if frozen_gaussians(o) else None,
+    "var_layers": lambda o: "256" if o.img_layers == "0" and o.image_head != "point"
+    or o.txt_layers == "0" and o.text_head != "point" else None,  # of means that are given
     "label_smoothing": lambda o: 1e-4 if o.pseudo_positives else 0.0,
     "latent_norm": lambda o: ("none" if not prior(o) else
                               "batch" if o.loss == "mse" else "sphere"),
@@ -123,11 +114,6 @@ def resolve(opt) -> None:
     if opt.no_imgnorm and opt.sim == "cosine":      # VSE0: its cosine is an inner product
         opt.sim = "dot"
     refuse(CONFLICTS, opt)
-    refuse_unused(opt)
-
-
-def refuse_unused(opt) -> None:
-    """Raise InputError where an option was given that changes nothing."""
     TRAIN.refuse_unused(opt, IMPLIED)
 
 
@@ -197,13 +183,13 @@ CONFLICTS = [
     (lambda o: (o.txt_enc == "features") != bool(o.text_features),
      "--txt_enc {txt_enc} and --text_features {text_features}: features are read by --txt_enc "
      "features, from the files that --text_features names; give both or neither"),
-    (lambda o: text_reads(o) == "trigrams" and o.txt_layers == "0",
+    (lambda o: TEXT_ENCODERS[o.txt_enc].reads == "trigrams" and o.txt_layers == "0",
      "--txt_layers 0: --txt_enc {txt_enc} needs a layer; give sizes, or leave it out for a single "
      "one"),
-    *((lambda o, name=name: getattr(o, name) and text_reads(o) == "trigrams",
+    *((lambda o, name=name: getattr(o, name) and TEXT_ENCODERS[o.txt_enc].reads == "trigrams",
        f"--{name} {{{name}}} is for features and word vectors, and --txt_enc {{txt_enc}} reads "
        "letter trigrams; leave it out") for name in ("dropout", "feature_noise")),
-    (lambda o: o.word_vectors and text_reads(o) != "words",
+    (lambda o: o.word_vectors and TEXT_ENCODERS[o.txt_enc].reads != "words",
      "--word_vectors {word_vectors}: --txt_enc {txt_enc} has no word vectors; leave it out"),
     (lambda o: o.word_vectors and o.init_from and o.resume is None,
      "--word_vectors {word_vectors}: the words are those of --init_from {init_from}; leave it out"),
@@ -327,7 +313,7 @@ CONFLICTS = [
     (lambda o: o.captioner and o.img_enc != "vsrn",
      "--captioner {captioner} reads the regions of --img_enc vsrn, not of {img_enc}; give "
      "--img_enc vsrn too, or leave it out"),
-    (lambda o: o.captioner and text_reads(o) != "words",
+    (lambda o: o.captioner and TEXT_ENCODERS[o.txt_enc].reads != "words",
      "--captioner {captioner} tells captions word by word, and --txt_enc {txt_enc} reads no words; "
      "take gru, or leave it out"),
     (lambda o: o.batch_size < 2, "--batch_size {batch_size} has no negatives to learn from; give "

@@ -58,13 +58,10 @@ def has_layers(opt) -> bool:
     return hidden or opt.layer_style == "tanh" and one_vector
 
 
-def in_tars(opt) -> bool:
-    return opt.train_shards or has_tars(os.path.join(opt.data_path, opt.data_name))
-
-
 CAPTIONS = needs(lambda o: not o.localise, "images and captions")
 PHRASES = needs(lambda o: o.localise, "phrases in photos (a data set with Annotations/)")
-TARS = needs(in_tars, "photos in tar shards")
+TARS = needs(lambda o: o.train_shards or has_tars(os.path.join(o.data_path, o.data_name)),
+             "photos in tar shards")
 PHOTOS = needs(lambda o: o.img_dim is None, "photos")
 GAUSSIAN = needs(gaussians, "Gaussian heads")
 UNNORMED = needs(lambda o: o.sim not in ("mil", *NETWORKS),

@@ -18,7 +18,8 @@ from inputs import Features, Photos
 from methods import vsrn
 from methods.vsrn import RegionGraph, RegionGRU
 from model import SHAPES, JointEmbedding, Tower, build_model
-from options.rules import fit_to_data, refuse_unused
+from options.rules import IMPLIED, fit_to_data
+from options.training import TRAIN
 from tests.helpers import for_each, refused
 from text import SPECIALS, Vocabulary
 
@@ -443,7 +444,7 @@ def test_vsrn_takes_regions_only(tmp_path, capsys):
     opt = train.parse_args([*vsrn, "--finetune"])
     fit_to_data(opt, regions, None)
     with pytest.raises(InputError, match="--finetune is for photos, and has no effect here"):
-        refuse_unused(opt)
+        TRAIN.refuse_unused(opt, IMPLIED)
     for words in (["--region_bn"], ["--region_norm", "regions"]):
         refused(capsys, train.parse_args, words, f"{words[0]}.* is for --img_enc vsrn, and has no effect here")
     opt = train.parse_args(vsrn)
