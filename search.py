@@ -1,12 +1,13 @@
 """Search one's own photos by a text or a photo, with how sure each answer is.
 
-    python -m features.extract images --photos ~/Pictures --cnn_type efficientnet_lite0 --output_name mine
+    python -m features.extract images --photos ~/Pictures --cnn_type efficientnet_lite0 \\
+        --output_name mine
     python search.py index --checkpoint RUN --images mine --output indexes/mine
     python search.py query indexes/mine "a dog on a beach" --top 5 --sheet dog.png
     python search.py query indexes/mine --photo dog.jpg --json
-    python search.py serve indexes/mine                      # a page at http://127.0.0.1:8000
-    python search.py add indexes/mine                        # after another features.extract: what is new or changed
-    python search.py remove indexes/mine --gone              # photos whose files are no longer there
+    python search.py serve indexes/mine               # a page at http://127.0.0.1:8000
+    python search.py add indexes/mine                 # after another features.extract: what is new
+    python search.py remove indexes/mine --gone       # photos whose files are no longer there
 
 An index is one folder, which `index` writes and all other commands read (retrieval/index.py).
 """
@@ -46,7 +47,8 @@ from retrieval.searcher import Found, Searcher, contact_sheet
 
 TOP = 1000                            # answers to a query at most
 METHODS = {"flat": "all photos are compared", "hnsw": "a graph proposes candidates",
-           "ivfpq": "short codes propose candidates", "diskann": "a graph on disk proposes candidates (Milvus)"}
+           "ivfpq": "short codes propose candidates",
+           "diskann": "a graph on disk proposes candidates (Milvus)"}
 
 
 # ---- index, add, remove, info
@@ -63,15 +65,16 @@ def how_of(opt) -> How:
 def index(opt) -> None:
     """The command `index`."""
     if opt.sets is not None and not opt.bank:
-        raise InputError(f"--sets {opt.sets:g} belongs to --bank, which is calibrated here; without a bank the sets "
-                         "are those of evaluate.py --confidence --sets")
+        raise InputError(f"--sets {opt.sets:g} belongs to --bank, which is calibrated here; "
+                         "without a bank the sets are those of evaluate.py --confidence --sets")
     if (opt.engine == "milvus") != bool(opt.uri):
-        raise InputError("--engine milvus needs --uri, a milvus-lite folder such as photos.db or http://HOST:19530; "
-                         "without it leave --uri out")
+        raise InputError("--engine milvus needs --uri, a milvus-lite folder such as photos.db or "
+                         "http://HOST:19530; without it leave --uri out")
     if opt.collection and not opt.uri:
         raise InputError(f"--collection {opt.collection} is for --engine milvus; leave it out")
     if opt.method == "diskann" and not opt.uri:
-        raise InputError("--diskann is an index of Milvus; give --engine milvus --uri, or --hnsw or --ivfpq")
+        raise InputError("--diskann is an index of Milvus; give --engine milvus --uri, or --hnsw "
+                         "or --ivfpq")
     name = re.sub(r"\W", "_", f"photos_{os.path.basename(os.path.abspath(opt.output))}")
     kind = Kind(opt.float16, opt.method, opt.bank, opt.sets, opt.uri, opt.collection or name)
     make(opt.output, opt.checkpoint or newest_run(), Where(opt.data_path, opt.images, opt.split),
@@ -91,20 +94,21 @@ def described(folder: str, made: Index | Milvus) -> list[str]:
     if of["extractor"]:
         lines.append(f"  features: {of['extractor']}")
     if of["bank"]:
-        lines.append(f"  query bank: {of['bank']['captions']:,} captions of {of['bank']['split']}, beta "
-                     f"{of['bank']['beta']:.3g}")
+        lines.append(f"  query bank: {of['bank']['captions']:,} captions of {of['bank']['split']}, "
+                     f"beta {of['bank']['beta']:.3g}")
     lines += [f"  {line}" for line in of.get("check", [])]
     removed = removed_from(folder)
     if removed:
-        lines.append(f"  {len(removed):,} photos were removed, the first is {removed[0]}; search.py add {folder} NAME "
-                     "takes them in again")
+        lines.append(f"  {len(removed):,} photos were removed, the first is {removed[0]}; "
+                     f"search.py add {folder} NAME takes them in again")
     lost = lost_photos(folder, of)
     if lost:
         return [*lines, f"  {lost}"]
-    gone = [name for name in names if of["folder"] and not os.path.isfile(os.path.join(of["folder"], name))]
+    gone = [name for name in names
+            if of["folder"] and not os.path.isfile(os.path.join(of["folder"], name))]
     if gone:
-        lines.append(f"  {len(gone):,} photos are gone, the first is {gone[0]}; search.py remove {folder} --gone takes "
-                     "them out")
+        lines.append(f"  {len(gone):,} photos are gone, the first is {gone[0]}; search.py remove "
+                     f"{folder} --gone takes them out")
     return lines
 
 
@@ -131,8 +135,8 @@ def add_photos(opt) -> None:
 def remove_photos(opt) -> None:
     """The command `remove`."""
     if not opt.names and not opt.gone:
-        raise InputError("nothing to remove; give names or patterns such as 'beach/*', or --gone for photos whose "
-                         "files are no longer there")
+        raise InputError("nothing to remove; give names or patterns such as 'beach/*', or --gone "
+                         "for photos whose files are no longer there")
     count, left = remove(opt.index, opt.names, opt.gone, How(torch_device(opt.device)),
                          opt.checkpoint, token_of(opt))
     print(f"{opt.index}: {count:,} photos removed, {left:,} left")
@@ -151,33 +155,40 @@ def query(opt) -> None:
     texts = [text for text in texts if text.strip()]
     if not texts and not opt.photo:
         raise InputError("nothing to search for; give a text, --photo FILE or --captions FILE")
-    sheet = opt.sheet and picture_file(opt.sheet, [*opt.photo, *([opt.captions] if opt.captions else [])])
+    files = [*opt.photo, *filter(None, [opt.captions])]
+    sheet = opt.sheet and picture_file(opt.sheet, files)
     start = time.perf_counter()
     searcher = opened(opt)
     if opt.sets and (searcher.trust is None or searcher.trust.alpha is None):
         bank = searcher.index.manifest["bank"]
         raise InputError("--sets needs a calibration with sets; " + (
             f"make the index again with --bank {bank['split']} --sets 0.1" if bank else
-            f"write it with evaluate.py --checkpoint {searcher.encoder.path} --confidence --sets 0.1"))
+            f"write it with evaluate.py --checkpoint {searcher.encoder.path} --confidence --sets "
+            "0.1"))
     ready = time.perf_counter()
     found = searcher.find_texts(texts, opt.top) if texts else []
     photos = Photos(opt.photo)
-    found += [searcher.find_photo(photos.open(k), opt.top, name=path) for k, path in enumerate(opt.photo)]
+    found += [searcher.find_photo(photos.open(k), opt.top, name=path)
+              for k, path in enumerate(opt.photo)]
     done = time.perf_counter()
     if opt.json:
-        json.dump([as_json(one, searcher) for one in found], sys.stdout, indent=1, ensure_ascii=False)
+        answers = [as_json(one, searcher) for one in found]
+        json.dump(answers, sys.stdout, indent=1, ensure_ascii=False)
         print()
     else:
         for one in found:
             print("\n".join(in_lines(one, opt.unsure, opt.sets)))
-        for note in filter(None, [*searcher.notes, opt.sets and searcher.withdrawn]) if texts else ():
+        notes = [*searcher.notes, opt.sets and searcher.withdrawn] if texts else []
+        for note in filter(None, notes):
             print(f"note: {note}")
     if opt.time:
-        print(f"time: {time.monotonic() - cli.BEGAN:.2f} s in all: index and model opened in {ready - start:.2f} s, "
-              f"the answers took {done - ready:.3f} s; the rest is Python and its imports",
+        print(f"time: {time.monotonic() - cli.BEGAN:.2f} s in all: index and model opened in "
+              f"{ready - start:.2f} s, the answers took {done - ready:.3f} s; the rest is Python "
+              "and its imports",
               file=sys.stderr)
     if sheet:
-        contact_sheet(sheet, found, searcher.path_of, f"{searcher.count:,} photos of {searcher.title}", opt.unsure,
+        contact_sheet(sheet, found, searcher.path_of,
+                      f"{searcher.count:,} photos of {searcher.title}", opt.unsure,
                       [None] * len(texts) + opt.photo)
         print(f"contact sheet in {sheet}", file=sys.stderr if opt.json else sys.stdout)
 
@@ -195,9 +206,12 @@ def in_lines(found: Found, unsure: float, sets: bool) -> list[str]:
 
 
 def as_json(found: Found, searcher: Searcher) -> dict:
-    """The answers to a query as plain values: those of Found, paths beside names, and what a reader should know."""
-    answers = [{**answer._asdict(), "path": searcher.path_of(answer.row)} for answer in found.answers]
-    always = [] if searcher.calibrated and found.sure is None else searcher.notes   # they are about probabilities
+    """The answers to a query as plain values: those of Found, paths beside names, and what a reader
+    should know."""
+    answers = [{**answer._asdict(), "path": searcher.path_of(answer.row)}
+               for answer in found.answers]
+    # the searcher's are about probabilities
+    always = [] if searcher.calibrated and found.sure is None else searcher.notes
     return {**found._asdict(), "answers": answers, "notes": [*found.notes, *always]}
 
 
@@ -205,92 +219,111 @@ def serve_page(opt) -> None:
     """The command `serve`."""
     searcher = opened(opt)
     if not searcher.folder:
-        raise InputError(f"{opt.index} knows no folder of its photos, so there is nothing to show; make it again with "
-                         "--photos FOLDER")
+        raise InputError(f"{opt.index} knows no folder of its photos, so there is nothing to show; "
+                         "make it again with --photos FOLDER")
     serve(searcher, opt.port, opt.unsure)
 
 
 # ---- the command
 
-def token_option(p: Arguments) -> None:
-    p.add_argument("--token_file", type=filename, metavar="FILE", help="milvus: file with USER:PASSWORD or an API key")
+SHARED = {
+    "index": dict(type=filename, metavar="INDEX", help="folder of the index"),
+    "--checkpoint": dict(type=filename, metavar="RUN",
+                         help="run folder (default: where the index was made)"),
+    "--device": dict(choices=["auto", "cpu", "cuda"], default="auto",
+                     help="auto: CUDA when present"),
+    "--workers": dict(type=workers, default=0,
+                      help="processes that read photos or large feature files"),
+    "--token_file": dict(type=filename, metavar="FILE",
+                         help="milvus: file with USER:PASSWORD or an API key")}
+OF_INDEX = "index", "--checkpoint", "--device", "--token_file"
 
 
-def model_options(p: Arguments) -> None:
-    token_option(p)
-    p.add_argument("index", type=filename, metavar="INDEX", help="folder of the index")
-    p.add_argument("--checkpoint", type=filename, metavar="RUN", help="run folder (default: where the index was made)")
-    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
+def share(p: Arguments, *names: str) -> None:
+    for name in names:
+        p.add_argument(name, **SHARED[name])
 
 
 def index_options(p: Arguments) -> None:
-    p.add_argument("--checkpoint", type=filename, metavar="RUN", help="run folder (default: the newest run)")
-    p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets, also those of "
-                   "the run where they are not where it was trained")
+    p.add_argument("--checkpoint", type=filename, metavar="RUN",
+                   help="run folder (default: the newest run)")
+    p.add_argument("--data_path", type=filename, default="data",
+                   help="folder that holds the data sets, also those of the run where they are "
+                        "not where it was trained")
     p.add_argument("--images", type=data_set, metavar="NAME",
-                   help="features of photos, a folder below --data_path: what features.extract images --photos wrote, "
-                        "or a split of a data set")
+                   help="features of photos, a folder below --data_path: what features.extract "
+                        "images --photos wrote, or a split of a data set")
     p.add_argument("--split", type=split_name,
                    help="split to index (default: all photos of a folder, test of a data set)")
     p.add_argument("--photos", type=filename, metavar="FOLDER",
                    help="folder of the photos (default: where the features were extracted from)")
-    p.add_argument("--output", type=filename, required=True, metavar="INDEX", help="folder to write")
+    p.add_argument("--output", type=filename, required=True, metavar="INDEX",
+                   help="folder to write")
     p.add_argument("--overwrite", action="store_true", help="replace the index that is there")
     p.add_argument("--float16", action="store_true", help="store float16, half the space")
     p.add_argument("--bank", type=split_name, metavar="SPLIT",
-                   help="normalise scores by the captions of a split of the run's data, such as train")
+                   help="normalise scores by the captions of a split of the run's data, such as "
+                        "train")
     p.add_argument("--sets", type=probability, metavar="ALPHA",
-                   help="with --bank: also calibrate sets that miss the right photo in this share of the queries")
-    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
-    p.add_argument("--workers", type=workers, default=0, help="processes that read photos or large feature files")
+                   help="with --bank: also calibrate sets that miss the right photo in this "
+                        "share of the queries")
+    share(p, "--device", "--workers")
     p.set_defaults(method="flat", names=False)
     methods = p.add_mutually_exclusive_group()
     for name in ("hnsw", "ivfpq", "diskann"):
-        methods.add_argument(f"--{name}", dest="method", action="store_const", const=name, help=METHODS[name])
+        methods.add_argument(f"--{name}", dest="method", action="store_const", const=name,
+                             help=METHODS[name])
     p.add_argument("--engine", choices=["faiss", "milvus"], default="faiss",
                    help="faiss: files in the folder INDEX; milvus: a server, or milvus-lite")
-    p.add_argument("--uri", metavar="URI", help="milvus: a milvus-lite folder NAME.db, or http://HOST:19530")
-    p.add_argument("--collection", metavar="NAME", help="milvus: the collection (default: named after INDEX)")
-    token_option(p)
+    p.add_argument("--uri", metavar="URI",
+                   help="milvus: a milvus-lite folder NAME.db, or http://HOST:19530")
+    p.add_argument("--collection", metavar="NAME",
+                   help="milvus: the collection (default: named after INDEX)")
+    share(p, "--token_file")
 
 
 def add_options(p: Arguments) -> None:
-    model_options(p)
-    p.add_argument("names", nargs="*", metavar="NAME", help="photos that remove took out and that come back: names, "
-                   "or patterns with * and ?")
-    p.add_argument("--workers", type=workers, default=0, help="processes that read photos or large feature files")
+    share(p, *OF_INDEX, "--workers")
+    p.add_argument("names", nargs="*", metavar="NAME",
+                   help="photos that remove took out and that come back: names, or patterns with "
+                        "* and ?")
 
 
 def remove_options(p: Arguments) -> None:
-    model_options(p)
+    share(p, *OF_INDEX)
     p.add_argument("names", nargs="*", metavar="NAME",
                    help="names of photos below their folder, or patterns with * and ?")
     p.add_argument("--gone", action="store_true", help="photos whose files are no longer there")
 
 
 def info_options(p: Arguments) -> None:
-    p.add_argument("index", type=filename, metavar="INDEX", help="folder of the index")
+    share(p, "index", "--token_file")
     p.add_argument("--names", action="store_true", help="print the names of all photos instead")
-    token_option(p)
 
 
 def answer_options(p: Arguments) -> None:
-    model_options(p)
+    share(p, *OF_INDEX)
     p.add_argument("--calibration", type=filename, metavar="FILE.json",
-                   help="what turns scores into probabilities (default: calibration.json in the run folder)")
+                   help="what turns scores into probabilities (default: calibration.json in the "
+                        "run folder)")
     p.add_argument("--text_weights", type=filename, metavar="FILE",
-                   help="weights of the network that made the run's features of captions, where it is no package")
+                   help="weights of the network that made the run's features of captions, where "
+                        "it is no package")
     p.add_argument("--unsure", type=probability, default=0.5, metavar="P",
-                   help="say that probably nothing is right where the first answer is less probable")
+                   help="say that probably nothing is right where the first answer is less "
+                        "probable")
 
 
 def query_options(p: Arguments) -> None:
     answer_options(p)
     p.add_argument("text", nargs="*", metavar="TEXT", help="what to search for")
-    p.add_argument("--photo", type=filename, nargs="+", default=[], metavar="FILE", help="photos to search for")
-    p.add_argument("--captions", type=filename, metavar="FILE.txt", help="texts to search for, one per line")
+    p.add_argument("--photo", type=filename, nargs="+", default=[], metavar="FILE",
+                   help="photos to search for")
+    p.add_argument("--captions", type=filename, metavar="FILE.txt",
+                   help="texts to search for, one per line")
     p.add_argument("--top", type=up_to(TOP), default=10, metavar="K", help="answers to each query")
-    p.add_argument("--sets", action="store_true", help="mark the set that holds the right photo with a known chance")
+    p.add_argument("--sets", action="store_true",
+                   help="mark the set that holds the right photo with a known chance")
     p.add_argument("--sheet", type=filename, metavar="FILE.png", help="also draw the answers")
     p.add_argument("--json", action="store_true", help="print JSON")
     p.add_argument("--time", action="store_true", help="say on stderr where the time went")
@@ -298,7 +331,8 @@ def query_options(p: Arguments) -> None:
 
 def serve_options(p: Arguments) -> None:
     answer_options(p)
-    p.add_argument("--port", type=up_to(65535, least=0), default=8000, help="port on 127.0.0.1; 0 takes a free one")
+    p.add_argument("--port", type=up_to(65535, least=0), default=8000,
+                   help="port on 127.0.0.1; 0 takes a free one")
 
 
 COMMANDS = {
@@ -314,14 +348,15 @@ def main(argv=None) -> None:
     p = Arguments("Search photos, and say how sure each answer is.")
     commands = p.add_subparsers(dest="asked", required=True, metavar="{" + ",".join(COMMANDS) + "}")
     for name, (description, options, _) in COMMANDS.items():
-        options(commands.add_parser(name, help=description[:1].lower() + description[1:], description=description))
+        options(commands.add_parser(name, help=description[:1].lower() + description[1:],
+                                    description=description))
     opt, more = p.parse_known_args(argv)
     texts = {"query": "text", "remove": "names", "add": "names"}.get(opt.asked)
     literal = more[:1] == ["--"]                            # what stands behind it is no option
     more = more[literal:]
     if more and (not texts or not literal and any(word.startswith("-") for word in more)):
         p.error(f"unrecognized arguments: {' '.join(more)}")
-    if more:                                                # argparse takes no text behind an option, so it comes here
+    if more:                          # argparse takes no text behind an option, so it comes here
         getattr(opt, texts).extend(more)
     cli.run(f"search.py {opt.asked}", COMMANDS[opt.asked][2], opt)
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, filename, natural, probability, run_arguments, torch_device, up_to
-from evaluation.calibration import Calibration, calibration_file, read_calibration
+from evaluation.calibration import Calibration, calibration_file
 from evaluation.encode import encode
 from evaluation.open import Run, Where, load_run, newest_run, output_file
 from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, picture_file
@@ -29,7 +29,7 @@ from files.reading import below, holds_keys, is_drawn
 from files.writing import output, save_json
 from inputs import Photos, image_batches
 from losses import real_rows
-from retrieval.trust import badge_of
+from retrieval.trust import badge_of, calibration_of, trust_in
 from similarities import uncertainty, unit
 from text import END, is_function
 
@@ -48,27 +48,14 @@ def photos_of(split, folder: str | None) -> Photos:
     return Photos([below(folder, name, f"the list of photos of {split.source}") for name in split.photo_names])
 
 
-def calibration_of(run: str, opt) -> Calibration | None:
+def calibration_to_show(run: str, opt) -> Calibration | None:
     """The calibration that --calibration names, else that of the run, or None where there is none. Raises InputError
     where --unsure has none to go by."""
-    path = opt.calibration or calibration_file(run)
-    if not opt.calibration and not os.path.isfile(path):
-        if opt.unsure is not None and os.path.exists(run):
-            raise InputError(f"--unsure {opt.unsure:g} needs calibrated probabilities, and there is no {path}; write "
-                             f"it with evaluate.py --checkpoint {run} --confidence")
-        return None
-    return read_calibration(path)
-
-
-def certainties(scores: Tensor, calibration: Calibration, similarity: str,
-                unsure: float | None) -> list[tuple[str, bool]]:
-    """What is said of the first image of each query, such as "72% sure", and whether its posterior over the gallery is
-    at least `unsure`. scores (B, N). Raises InputError where the calibration is of another similarity."""
-    if calibration.similarity != similarity:
-        raise InputError(f"{calibration.path} is of the similarity {calibration.similarity}, and the run's is "
-                         f"{similarity}; write it again with evaluate.py --confidence and without --sim")
-    p = (calibration.fitted["t2i"].temperature * scores.double()).softmax(1).amax(1).tolist()
-    return [(badge_of(x, unsure), unsure is None or x >= unsure) for x in p]
+    calibration = calibration_of(run, opt.calibration)
+    if calibration is None and opt.unsure is not None and os.path.exists(run):
+        raise InputError(f"--unsure {opt.unsure:g} needs calibrated probabilities, and there is no "
+                         f"{calibration_file(run)}; write it with evaluate.py --checkpoint {run} --confidence")
+    return calibration
 
 
 def opened(path: str, opt) -> Run:
@@ -84,10 +71,9 @@ def draw_retrieval(opt) -> None:
     """
     device, path = torch_device(opt.device), opt.checkpoint or newest_run()
     target = picture_file(output_file(opt.output, path, "retrieval.png", is_drawn), [path])
-    calibration = calibration_of(path, opt)
+    calibration, sure = calibration_to_show(path, opt), None
     run = opened(path, opt)
-    if calibration is not None:
-        calibration.refuse_other(path, run.trained.weights)
+    trust = calibration and trust_in(calibration, path, run.trained.weights, run.trained.options.sim)
     trained, split = run.trained.to(device), run.split
     if opt.captions and split.text is not None:
         raise InputError(f"{path} reads ready features of captions and knows no words, so --captions cannot be "
@@ -107,7 +93,9 @@ def draw_retrieval(opt) -> None:
     scores = trained.similarity(images, queries).T.cpu()                              # (queries, N)
     query_uncertainty, image_uncertainty = (None if e.log_var is None else uncertainty(e).tolist()
                                             for e in (queries, images))
-    sure = None if calibration is None else certainties(scores, calibration, run.trained.options.sim, opt.unsure)
+    if trust:
+        sure = [(badge_of(p, opt.unsure), opt.unsure is None or p >= opt.unsure)
+                for p in trust.chances(scores).amax(1).tolist()]
 
     top, rankings = min(opt.top, scores.shape[1]), scores.argsort(descending=True)
     rows = []

@@ -52,9 +52,9 @@ class Kind(NamedTuple):
     """How an index holds its photos."""
     half: bool = False                # in float16
     method: str = "flat"              # hnsw, ivfpq, diskann
-    bank: str | None = None           # the split whose captions normalise the scores
-    sets: float | None = None  # with a bank: sets miss the right photo in this share of queries
-    uri: str | None = None            # of Milvus; None: in files
+    bank: str | None = None       # the split whose captions normalise the scores
+    sets: float | None = None     # with a bank: sets miss the right photo in this share of queries
+    uri: str | None = None        # of Milvus; None: in files
     collection: str | None = None
 
 
@@ -141,16 +141,16 @@ def refuse_misfit(encoder: Encoder, gallery: Gallery) -> None:
     sides = (encoder.path, encoder.extractors.get("ims")), (gallery.data, gallery.extractor)
     unsaid = [name for name, line in sides if not line]
     if unsaid:
-        print(f"note: {' and '.join(unsaid)} says not which network made its features of photos, so "
-              f"only their number was compared, {width}; answers mean something only if it is the "
-              "same network", file=sys.stderr)
+        print(f"note: {' and '.join(unsaid)} says not which network made its features of photos, "
+              f"so only their number was compared, {width}; answers mean something only if it is "
+              "the same network", file=sys.stderr)
 
 
 # ---- from photos to vectors
 
 class Work:
-    """Photos on their way into an index: the run that embeds them, and the vectors that they become.
-    bank: what is taken from their scores."""
+    """Photos on their way into an index: the run that embeds them, and the vectors that they
+    become. bank: what is taken from their scores."""
 
     def __init__(self, encoder: Encoder, gallery: Gallery, how: How, bank: BankColumn | None = None,
                  vectors: LiftedVectors | WholeVectors | None = None):
@@ -174,13 +174,15 @@ class Work:
         """What an index holds of the photos `rows`, whose embeddings are given."""
         taken = None if self.bank is None else self.bank.of(e)
         spread = np.full(len(rows), np.nan) if e.log_var is None else uncertainty(e).numpy()
-        gallery, block = self.gallery, self.vectors.images(e, taken if self.vectors.takes_bank else None)
-        return Block(*block), Items(
+        held = self.vectors.images(e, taken if self.vectors.takes_bank else None)
+        gallery = self.gallery
+        return Block(*held), Items(
             [gallery.names[i] for i in rows], [gallery.digests[i] for i in rows], spread,
             np.zeros(len(rows)) if taken is None else taken.numpy())
 
     def write(self, new, rows: np.ndarray, old: Index | None = None) -> None:
-        """Add the photos `rows` to a new state of an index, and put it in place. old: see propose."""
+        """Add the photos `rows` to a new state of an index, and put it in place. old: see
+        propose."""
         for here, e in self.embedded(rows) if len(rows) else ():
             new.add(*self.lifted(here, e))
         new.finish(lambda index: self.propose(index, old))
@@ -188,8 +190,8 @@ class Work:
     # ---- approximate indexes, checked against the comparison of all photos
 
     def queries(self) -> tuple[Asked, Asked, str]:
-        """Queries to learn from, queries to try, and what they are: captions of train and of dev, or,
-        where the run's data are not at hand, photos of the index."""
+        """Queries to learn from, queries to try, and what they are: captions of train and of dev,
+        or, where the run's data are not at hand, photos of the index."""
         data, vectors = self.encoder.options.data_name, self.vectors
         try:
             asked = [vectors.queries(self.captions(*of))
@@ -201,21 +203,21 @@ class Work:
             cut = max(1, len(rows) - max(1, min(TRIED, len(rows) // 4)))
             asked = [vectors.queries(e.rows(part), of_images=True)
                      for part in (slice(cut), slice(cut, None))]
-            return *asked, ("photos of the index, which are found more easily than captions (those of "
-                            f"{data} are not at hand)")
+            return *asked, ("photos of the index, which are found more easily than captions "
+                            f"(those of {data} are not at hand)")
 
     def captions(self, split: str, most: int) -> Embedding:
-        """The embeddings of at most `most` captions of a split of the run's own data, drawn at random.
-        Raises InputError where the data are not at hand."""
+        """The embeddings of at most `most` captions of a split of the run's own data, drawn at
+        random. Raises InputError where the data are not at hand."""
         data = self.encoder.options.data_name
         texts = read_split(self.encoder.data_path, data, split, text_only=True).captions
         drawn = np.sort(np.random.default_rng(0).permutation(len(texts))[:most])
         return self.encoder.captions([texts[m] for m in drawn]).to("cpu")
 
     def propose(self, index: Index, old: Index | None = None) -> dict:
-        """Build the approximate indexes of a new state, and return how many candidates they need and
-        what they find, for its manifest. old: a state of which the new one holds all photos first, to
-        go on from."""
+        """Build the approximate indexes of a new state, and return how many candidates they need
+        and what they find, for its manifest. old: a state of which the new one holds all photos
+        first, to go on from."""
         ranker, count = Ranker(self.vectors, index), len(index)
         learnt, tried, what = self.queries()
         exact, slow = timed(ranker, tried)
@@ -296,9 +298,9 @@ def make(output: str, run: str, where: Where, photos: str | None, kind: Kind, ho
 
 
 def fill(new, work: Work) -> None:
-    """Embed all photos of a gallery into a new index, and put it in place. Its origin is the average
-    of some of them, of what the similarity centres: the same numbers for all items change no score,
-    and near the average they are small."""
+    """Embed all photos of a gallery into a new index, and put it in place. Its origin is the
+    average of some of them, of what the similarity centres: the same numbers for all items change
+    no score, and near the average they are small."""
     similarity, rows = work.encoder.similarity.cpu(), np.arange(len(work.gallery.names))
     some, e = next(work.embedded(rows[:FIRST]))
     centred = {name: getattr(e, name).mean(0, keepdim=True)
@@ -326,8 +328,8 @@ def refuse_foreign(folder: str) -> None:
     begun = r"\.lock|\.([0-9]{6}|manifest\.json)\.\d+\.part"  # what a killed process leaves
     other = [name for name in held if name not in states and not re.fullmatch(begun, name)]
     if other:
-        raise InputError(f"{folder} holds {other[0]} and is no index; name a folder of its own with "
-                         "--output")
+        raise InputError(f"{folder} holds {other[0]} and is no index; name a folder of its own "
+                         "with --output")
 
 
 # ---- changes
@@ -359,7 +361,8 @@ def add(folder: str, names: list[str], how: How, run: str | None = None,
         gallery, (rows, held, digests) = work.gallery, old.listed()
         place = {name: (row, digest) for row, name, digest in zip(rows.tolist(), held, digests)}
         removed = set(removed_from(folder))
-        removed -= fitting(names, removed, f"that was removed from {folder}", "'*' names all of them")
+        removed -= fitting(names, removed, f"that was removed from {folder}",
+                           "'*' names all of them")
         new_names = [name for name in gallery.names if name not in place]
         fresh = [i for i, name in enumerate(gallery.names)
                  if name not in place and name not in removed]
@@ -377,8 +380,8 @@ def add(folder: str, names: list[str], how: How, run: str | None = None,
         said += (f"; {absent:,} are no longer among those indexed, and stay until search.py remove "
                  "takes them out")
     if stay:
-        said += (f"; {stay:,} stay out as search.py remove took them out, until search.py add names "
-                 "them")
+        said += (f"; {stay:,} stay out as search.py remove took them out, until search.py add "
+                 "names them")
     return [said, *waiting(gallery, *old.manifest["images"][:2])]
 
 
@@ -391,8 +394,8 @@ def waiting(gallery: Gallery, data_path: str, images: str) -> list[str]:
     given = {"photos": gallery.folder, "data_path": data_path, "output_name": images}
     given |= {name: gallery.recipe[name] for name in RECIPE if gallery.recipe.get(name) is not None}
     words = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in given.items())
-    return [f"note: the folder holds {len(left):,} photos whose features were not extracted, the first "
-            f"is {left[0]}; this comes before add: python -m features.extract images {words}"
+    return [f"note: the folder holds {len(left):,} photos whose features were not extracted, the "
+            f"first is {left[0]}; this comes before add: python -m features.extract images {words}"
             ] if left else []
 
 
@@ -422,7 +425,8 @@ def remove(folder: str, names: list[str], gone: bool, how: How, run: str | None 
         photos, lost = old.manifest["folder"] or "", lost_photos(folder, old.manifest)
         if gone and lost:
             raise InputError(lost)
-        named = fitting(names, set(held), f"of {folder}", f"search.py info {folder} --names lists them")
+        named = fitting(names, set(held), f"of {folder}",
+                        f"search.py info {folder} --names lists them")
         out = [k for k, name in enumerate(held)
                if name in named or gone and not os.path.isfile(os.path.join(photos, name))]
         if len(out) == len(held):

@@ -4,7 +4,7 @@ trained on.
     from retrieval.encoder import Encoder
     model = Encoder("runs/demo")
     captions = model.captions(["a red circle .", "a star ."])
-    print(model.similarity(model.photos(["one.png", "two.png"]), captions))     # (2, 2), more is better
+    print(model.similarity(model.photos(["one.png", "two.png"]), captions))     # (2, 2)
 """
 import functools
 import os
@@ -80,9 +80,9 @@ class Encoder(Trained):
             return f"unknown words, which are left out: {', '.join(unknown)}" if unknown else None
         if len(self.vocab) < BROAD or len(unknown) < 3 or 2 * len(unknown) <= len(words):
             return None
-        return (f"{len(unknown)} of its {len(words)} words are seldom or never in the captions that "
-                f"the model learned from ({', '.join(unknown)}): of another language, or of other "
-                "things, it may know nothing")
+        return (f"{len(unknown)} of its {len(words)} words are seldom or never in the captions "
+                f"that the model learned from ({', '.join(unknown)}): of another language, or of "
+                "other things, it may know nothing")
 
     @functools.cached_property
     def features_of_text(self) -> Callable[[list[str]], Tensor]:
@@ -146,5 +146,5 @@ class Encoder(Trained):
         training."""
         trained = self.extractors.get("ims")
         if trained and line and trained != line:
-            raise InputError(f"{self.path} was trained on photos of '{trained}', and these features "
-                             f"are of '{line}'; extract them with the same network")
+            raise InputError(f"{self.path} was trained on photos of '{trained}', and these "
+                             f"features are of '{line}'; extract them with the same network")

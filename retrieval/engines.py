@@ -25,20 +25,20 @@ from files.reading import FAULTS, read_array, read_arrays
 from files.writing import atomic, save_arrays
 
 AGAIN = "make it again with search.py index"
-CONVERTED = 2 << 20  # bytes of float32 numbers that are multiplied at once: what a cache holds
-FAULT = 1 << 16                       # bytes that Linux maps when one of them is read
-BLOCK = 8192                          # rows whose scores are handed on at once
-RELEASED = 1 << 30  # bytes read of a mapped file before its memory pages are released
-SHORT = 96  # numbers in a short vector, the last of which evens out the norms
-DRAWN = 10000                         # vectors and queries that the projection is learned from
-FLOOR = 0.001  # share of the average variance of queries that every direction is given
+CONVERTED = 2 << 20       # bytes of float32 numbers that are multiplied at once: what a cache holds
+FAULT = 1 << 16           # bytes that Linux maps when one of them is read
+BLOCK = 8192              # rows whose scores are handed on at once
+RELEASED = 1 << 30        # bytes read of a mapped file before its memory pages are released
+SHORT = 96                # numbers in a short vector, the last of which evens out the norms
+DRAWN = 10000             # vectors and queries that the projection is learned from
+FLOOR = 0.001             # share of the average variance of queries that every direction is given
 ROOM = 4  # M^2 as a multiple of the largest |x|^2 of those drawn, as longer ones may come
-FAR = 10  # |q| / M; the nearest lists of an inverted file are best if q is far
-CHUNK = 1 << 16                       # vectors that are added at once
-WHOLE = 2048                          # vectors that are read at once
-LINKS, BREADTH = 32, 100  # of each vector in the graph (M); candidates for them (efConstruction)
-PER_LIST, ROUNDS = 40, 10             # vectors that k-means is run on, for each list; its rounds
-LEAST = 1000                          # vectors that codes can be learned from
+FAR = 10                  # |q| / M; the nearest lists of an inverted file are best if q is far
+CHUNK = 1 << 16           # vectors that are added at once
+WHOLE = 2048              # vectors that are read at once
+LINKS, BREADTH = 32, 100  # of a vector in the graph (M); candidates for them (efConstruction)
+PER_LIST, ROUNDS = 40, 10  # vectors that k-means is run on, for each list; its rounds
+LEAST = 1000              # vectors that codes can be learned from
 EFFORTS = {"hnsw": (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072),
            "ivfpq": (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
                      3072)}
@@ -189,10 +189,10 @@ def faiss_module():
 class Projection(NamedTuple):
     """What makes vectors (N, K) short, so that their nearest neighbours are those of the largest
     inner products."""
-    mean: Tensor                      # (K,)
-    to_rows: Tensor  # (K, d), d = SHORT - 1; the last columns are zero where K is less
-    to_queries: Tensor                # (K, d)
-    square: float                     # M^2, the squared norm of all short vectors
+    mean: Tensor                  # (K,)
+    to_rows: Tensor               # (K, d), d = SHORT - 1; the last columns are zero where K is less
+    to_queries: Tensor            # (K, d)
+    square: float                 # M^2, the squared norm of all short vectors
 
     @classmethod
     def learn(cls, vectors: Tensor, queries: Tensor) -> "Projection":
@@ -223,8 +223,8 @@ class Projection(NamedTuple):
 
 
 class Approximate:
-    """An index over the vectors of a Flat file, in memory; its file is read whole. A million vectors
-    take about 450 MiB (hnsw) or 60 MiB (ivfpq), whatever K is.
+    """An index over the vectors of a Flat file, in memory; its file is read whole. A million
+    vectors take about 450 MiB (hnsw) or 60 MiB (ivfpq), whatever K is.
 
     FAISS checks less of what it reads than is checked here: open only files that you or those you
     trust have made.
@@ -246,8 +246,8 @@ class Approximate:
                     or len(mean) != len(to_rows)):
                 raise ValueError("its parts do not fit each other")
             effort, depth, recall = arrays["tuned"].tolist()
-            return cls(index, method, Projection(mean, to_rows, to_queries, float(arrays["square"])),
-                       Tuned(int(effort), int(depth), recall))
+            projection = Projection(mean, to_rows, to_queries, float(arrays["square"]))
+            return cls(index, method, projection, Tuned(int(effort), int(depth), recall))
         except FAULTS as error:
             raise InputError(f"{path} is not a whole approximate index ({reason(error)}); {AGAIN}"
                              ) from error
@@ -259,8 +259,8 @@ class Approximate:
                            "tuned": np.array(self.tuned, np.float64)})
 
     def add(self, flat: Flat) -> None:
-        """Take in the vectors that stand in `flat` behind those it holds: row n of the file is row n
-        here. The projection stays as it was learned."""
+        """Take in the vectors that stand in `flat` behind those it holds: row n of the file is row
+        n here. The projection stays as it was learned."""
         begun = self.index.ntotal
         with tqdm(total=flat.n - begun, desc=self.method, disable=None, leave=False) as bar:
             for start in range(begun, flat.n, CHUNK):

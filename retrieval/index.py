@@ -3,7 +3,7 @@
     INDEX/manifest.json             of which model and photos it is, which folder holds it, and
                                     which photos were removed and do not come back by themselves
     INDEX/000001/items.json         the names of the photos, and digests by which a change is known
-    INDEX/000001/numbers.npz        (N,) log det Sigma, and what the query bank takes from the scores
+    INDEX/000001/numbers.npz        (N,) log det Sigma, and what a query bank takes from scores
     INDEX/000001/vectors0.npy ...   a file of every channel (`ranking`); rest.npy, approximate0.npz
 
 Every change writes a new folder and then the manifest, in one step. So a stop at any moment leaves
@@ -35,9 +35,9 @@ KINDS = {"index": int, "engine": str, "run": str, "weights": str, "similarity": 
          "extractor": str | None, "recipe": dict | None, "data": str, "images": list,
          "bank": dict | None, "trust": object, "removed": list}
 POINTER = "uri", "collection", "removed"
-SAMPLE = 2048                         # photos that stand for all others in a sum over the gallery
-ROWS = 1024                           # photos that are copied at a time
-DEPTH = 200  # candidates at least that an index proposes, unless it was tuned
+SAMPLE = 2048                     # photos that stand for all others in a sum over the gallery
+ROWS = 1024                       # photos that are copied at a time
+DEPTH = 200                       # candidates at least that an index proposes, unless it was tuned
 # files of a state, in format 1 too
 STATE = r"items\.json|numbers\.npz|(rest|vectors\d+)\.(npy|faiss)|approximate\d+\.npz"
 
@@ -225,8 +225,8 @@ class Generation:
         return 0
 
     def leave_out(self, old: Index, rows: np.ndarray, removed: set[str]) -> None:
-        """Copy the photos of the old state, but for these. removed: the names of those that were taken
-        out, and do not come back by themselves."""
+        """Copy the photos of the old state, but for these. removed: the names of those that were
+        taken out, and do not come back by themselves."""
         self.manifest["removed"] = sorted(removed)
         left = np.setdiff1d(np.arange(len(old)), rows)
         for k in range(0, len(left), ROWS):

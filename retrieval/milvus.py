@@ -57,17 +57,17 @@ STALLED = 300                         # seconds in which it goes on with what it
 POLL = 0.5                            # seconds between two looks at that
 LOGGERS = "pymilvus", "pymilvus.milvus_client", "milvus_lite"
 INSTALL = "pip install -r requirements-milvus.txt"
-LARGEST_TOP = 16_384                  # answers of one request, and queries in it (Milvus Limits)
-WIDEST = 32_768                       # numbers of a vector (Milvus Limits)
-BATCH_BYTES = 16 << 20  # of a request; a server takes 64 MiB (proxy.grpc.serverMaxRecvSize)
+LARGEST_TOP = 16_384          # answers of one request, and queries in it (Milvus Limits)
+WIDEST = 32_768               # numbers of a vector (Milvus Limits)
+BATCH_BYTES = 16 << 20        # of a request; a server takes 64 MiB (proxy.grpc.serverMaxRecvSize)
 BATCH_ROWS = 10_000
-NAME_BYTES = 4096                     # of a photo's name
-CODE = 8  # numbers of a vector in one byte of its product-quantisation code
-REACH = 1.5                           # R as a multiple of the largest |x - m| of the first photos
+NAME_BYTES = 4096                 # of a photo's name
+CODE = 8                          # numbers of a vector in one byte of its product-quantisation code
+REACH = 1.5                       # R as a multiple of the largest |x - m| of the first photos
 LITE_METHODS = "flat", "hnsw"
-# The index of a channel, and what a search for r photos is told. Milvus builds one index a segment (1
-# GB by default, some 250,000 photos of 2,050 float16), so that 2,048 lists are about 4 sqrt(n), as
-# Milvus advises.
+# The index of a channel, and what a search for r photos is told. Milvus builds one index a segment
+# (1 GB by default, some 250,000 photos of 2,050 float16), so that 2,048 lists are about 4 sqrt(n),
+# as Milvus advises.
 INDEXES = {"flat": ("FLAT", {}, lambda r: {}),
            "hnsw": ("HNSW", {"M": 16, "efConstruction": 200}, lambda r: {"ef": max(2 * r, 64)}),
            "ivfpq": ("IVF_PQ", {"nlist": 2048, "nbits": 8}, lambda r: {"nprobe": 256}),
@@ -121,11 +121,11 @@ def check_folder(path: str, writing: bool) -> None:
                          "a new folder that ends in .db")
     inside = os.listdir(path) if os.path.isdir(path) else []
     if inside and not ("LOCK" in inside and os.path.isdir(os.path.join(path, "collections"))):
-        raise InputError(f"{path} is a folder that milvus-lite did not make; give the name of a new "
-                         "folder that ends in .db")
+        raise InputError(f"{path} is a folder that milvus-lite did not make; give the name of a "
+                         "new folder that ends in .db")
     if not inside and not writing:
-        raise InputError(f"{path} is no milvus-lite folder; make it with `search.py index`, or name "
-                         "one that is there")
+        raise InputError(f"{path} is no milvus-lite folder; make it with `search.py index`, or "
+                         "name one that is there")
     if inside and fcntl:
         try:
             with open(os.path.join(path, "LOCK"), "ab") as lock:
@@ -169,17 +169,18 @@ class Connection:
         try:
             from milvus_lite.server_manager import server_manager_instance
         except ImportError as error:
-            raise InputError(f"--uri {self.uri} needs the package milvus-lite: {INSTALL}") from error
+            raise InputError(f"--uri {self.uri} needs the package milvus-lite: {INSTALL}"
+                             ) from error
         try:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
             started = server_manager_instance.start_and_get_uri(self.path)
         except OSError as error:
-            raise InputError(f"{self.path} cannot be made ({reason(error)}); name a folder elsewhere"
-                             ) from error
+            raise InputError(f"{self.path} cannot be made ({reason(error)}); name a folder "
+                             "elsewhere") from error
         if not started:
-            raise InputError(f"milvus-lite cannot open {self.path}; another process may have opened "
-                             "it just now, or the folder may not be writable: call it again, or "
-                             "name another one")
+            raise InputError(f"milvus-lite cannot open {self.path}; another process may have "
+                             "opened it just now, or the folder may not be writable: call it "
+                             "again, or name another one")
 
     def close(self) -> None:
         """Close the connection. milvus-lite writes what it holds in memory, and gives its folder
@@ -204,8 +205,8 @@ class Connection:
             code = error.code() if isinstance(error, grpc.Call) else None
             text = (error.message if isinstance(error, MilvusException) else
                     error.details() if isinstance(error, grpc.Call) else "")
-            # its cause may hold the token
-            raise InputError(self.sentence(grpc.StatusCode, code, text or type(error).__name__)) from None
+            text = self.sentence(grpc.StatusCode, code, text or type(error).__name__)
+            raise InputError(text) from None                # its cause may hold the token
 
     def sentence(self, codes, code, text: str) -> str:
         text = reason(RuntimeError(text.replace(self.token, "***") if self.token else text))
@@ -301,8 +302,9 @@ def check_finite(stored: np.ndarray, what: list[str], field: str) -> None:
     if not fits.all():
         half = stored.dtype == np.float16
         raise InputError(f"{what[int(np.argmin(fits.all(1)))]} has a number in {field} that "
-                         f"float{16 if half else 32} cannot hold; "
-                         f"{'store float32 instead' if half else 'its photo or the model is broken'}")
+                         f"float{16 if half else 32} cannot hold; " + (
+                             "store float32 instead" if half else
+                             "its photo or the model is broken"))
 
 
 # ---- the collection
@@ -342,8 +344,8 @@ class Milvus:
         try:
             record = self.read()
             if record is None:
-                raise InputError(f"there is no collection {self.where} that `search.py index` made; "
-                                 "make it, or name another --collection")
+                raise InputError(f"there is no collection {self.where} that `search.py index` "
+                                 "made; make it, or name another --collection")
             if record["state"] != "ready" and not writing:
                 raise InputError(f"the collection {self.where} is not finished; call `search.py "
                                  "index` again with the same options, and it goes on")
@@ -401,7 +403,7 @@ class Milvus:
         self.origin, self.trust, self.rows = record["origin"], record["trust"], record["next"]
         self.load()
         self.count = self.counted("")
-        if record["state"] != "ready":                      # photos are added in the order of their rows
+        if record["state"] != "ready":  # photos are added in the order of their rows
             self.rows += self.counted(f"row >= {self.rows}")
 
     def record(self, state: str) -> dict:
@@ -426,8 +428,8 @@ class Milvus:
         or is another's, and where Milvus cannot hold such vectors."""
         of = self.manifest = json.loads(json.dumps(self.manifest))
         if vectors.takes_bank is False and of["bank"]:
-            raise InputError("--bank with --engine milvus needs a similarity that is a product, and "
-                             "a root of one is none; leave one of the two out")
+            raise InputError("--bank with --engine milvus needs a similarity that is a product, "
+                             "and a root of one is none; leave one of the two out")
         if self.connection.lite and of["method"] not in LITE_METHODS:
             raise InputError(f"milvus-lite has no index of the kind {of['method']}; give "
                              f"{' or '.join(LITE_METHODS)}, or the address of a Milvus server")
@@ -499,8 +501,8 @@ class Milvus:
         self.changing = True
 
     def leave_out(self, old, rows: np.ndarray, removed: set[str]) -> None:
-        """Remove photos; rows that are not there are no error. removed: as of `index.Generation`; they
-        are kept in the folder, as a server's record has little space."""
+        """Remove photos; rows that are not there are no error. removed: as of `index.Generation`;
+        they are kept in the folder, as a server's record has little space."""
         self.change()
         self.pointer["removed"] = sorted(removed)
         for start in range(0, len(rows), BATCH_ROWS):
@@ -508,8 +510,8 @@ class Milvus:
             self.connection.ask("delete", self.collection, ids=part)
 
     def add(self, block: Block, items: Items) -> None:
-        """Add photos behind those before, in requests below the server's limit. Raises InputError for
-        numbers that are not finite or, with half, beyond float16."""
+        """Add photos behind those before, in requests below the server's limit. Raises InputError
+        for numbers that are not finite or, with half, beyond float16."""
         self.change()
         given = [x for x in (*block.vectors, block.rest) if x is not None]
         step = self.batch(*self.frames)
@@ -581,8 +583,8 @@ class Milvus:
         return np.array(rows, np.int64), list(names), [digest or None for digest in digests]
 
     def batch(self, *fields: str) -> int:
-        """How many photos a request holds: 5 bytes for a float32 of these fields, which pymilvus hands
-        on as a Python number, and 220 for the name and the digest."""
+        """How many photos a request holds: 5 bytes for a float32 of these fields, which pymilvus
+        hands on as a Python number, and 220 for the name and the digest."""
         each = self.width(*fields) * (2 if self.manifest["half"] else 5) + 220
         return max(1, min(BATCH_ROWS, BATCH_BYTES // each))
 

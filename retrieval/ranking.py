@@ -22,9 +22,10 @@ from similarities import Cosine, Embedding, MinKL, Separable, Similarity
 
 SCORES = 2 ** 26                      # scores that are held at a time, 256 MiB
 PHOTOS = 4096                         # photos whose whole embeddings are compared at a time
-# Photos whose vectors have a cosine above this are one photo: a file that is there twice, or that was
-# hardly changed. Of 900 photos of Flickr8k no two are as near by any of four similarities (cosine
-# 0.87, wasserstein 0.90, mls 0.92, kl 0.979 at most), nor are two of the demo's 1,900 scenes (0.956).
+# Photos whose vectors have a cosine above this are one photo: a file that is there twice, or that
+# was hardly changed. Of 900 photos of Flickr8k no two are as near by any of four similarities
+# (cosine 0.87, wasserstein 0.90, mls 0.92, kl 0.979 at most), nor are two of the demo's 1,900
+# scenes (0.956).
 ALIKE = 0.98
 
 
@@ -77,7 +78,8 @@ class LiftedVectors:
         that is no product but a root of one would not hold it."""
         return all(type(part).finish is Separable.finish for part in self.parts)
 
-    def images(self, e: Embedding, bank: Tensor | None = None) -> tuple[list[Tensor], Tensor | None]:
+    def images(self, e: Embedding,
+               bank: Tensor | None = None) -> tuple[list[Tensor], Tensor | None]:
         """What the index holds of N images: (N, K) of every channel, and the rest. bank (N,): taken
         from the scores."""
         lifts = [part.images(e, self.origin) for part in self.parts]
@@ -87,8 +89,8 @@ class LiftedVectors:
     def queries(self, e: Embedding, of_images: bool = False) -> Asked:
         """Captions, or images that stand for captions, as queries."""
         lifts = [part.captions(e, self.origin) for part in self.parts]
-        return Asked([asking(B, e.mean.shape[1], self.half) for B, _ in lifts], [b for _, b in lifts],
-                     e, self.similarity)
+        return Asked([asking(B, e.mean.shape[1], self.half) for B, _ in lifts],
+                     [b for _, b in lifts], e, self.similarity)
 
     def scores(self, products: list[Tensor], asked: Asked) -> Tensor:
         """Scores (Q, n) of the products (Q, n) of every channel with some images."""
@@ -115,7 +117,8 @@ class WholeVectors:
         self.similarity, self.half, self.dim = similarity, half, dim
         self.log_var, self.parts = log_var, parts
 
-    def images(self, e: Embedding, bank: Tensor | None = None) -> tuple[list[Tensor], Tensor | None]:
+    def images(self, e: Embedding,
+               bank: Tensor | None = None) -> tuple[list[Tensor], Tensor | None]:
         """What the index holds of N images: (N, K) of the channel, and the rest (N, R):
         log-variances, parts, and how many of these are real."""
         assert bank is None
@@ -172,10 +175,10 @@ def vectors_of(similarity: Similarity, origin: Embedding, half: bool,
 
 class Ranking(NamedTuple):
     """The best photos of Q queries."""
-    rows: np.ndarray                  # (Q, top) int64, the best first; -1 where there are fewer
-    scores: Tensor                    # (Q, top)
-    log_total: Tensor | None  # (Q,) log sum_j exp(T s_j) over the gallery, with a temperature
-    in_set: Tensor | None             # (Q,) how many photos have -log p up to the limit of the sets
+    rows: np.ndarray              # (Q, top) int64, the best first; -1 where there are fewer
+    scores: Tensor                # (Q, top)
+    log_total: Tensor | None      # (Q,) log sum_j exp(T s_j) over the gallery, with a temperature
+    in_set: Tensor | None         # (Q,) how many photos have -log p up to the limit of the sets
 
 
 class Ranker:
@@ -196,7 +199,8 @@ class Ranker:
         parts = [rank(asked.rows(slice(q, q + step)), min(top, self.count), trust)
                  for q in range(0, len(asked.embedding.mean), step)]
         rows, *fields = zip(*parts)
-        return Ranking(np.concatenate(rows), *(None if x[0] is None else torch.cat(x) for x in fields))
+        return Ranking(np.concatenate(rows),
+                       *(None if x[0] is None else torch.cat(x) for x in fields))
 
     def rank_all(self, asked: Asked, top: int, trust: Trust | None) -> Ranking:
         scores = self.all_scores(asked)                                             # (Q, N)

@@ -15,7 +15,16 @@ from retrieval.encoder import Encoder
 from retrieval.index import lost_photos
 from retrieval.milvus import open_index
 from retrieval.ranking import Asked, Ranker, vectors_of
-from retrieval.trust import EMPTY, Trust, badge_of, how_sure, of_the_query, of_the_set, trust_of
+from retrieval.trust import (
+    EMPTY,
+    Trust,
+    badge_of,
+    calibration_of,
+    how_sure,
+    of_the_query,
+    of_the_set,
+    trust_in,
+)
 from similarities import Embedding, uncertainty
 
 COPIES = 50                           # answers at least among which copies of the first are sought
@@ -24,29 +33,29 @@ ACROSS, NAME = 5, 28                  # photos in a line of a sheet, letters of 
 
 class Answer(NamedTuple):
     """A photo of the index as an answer."""
-    row: int                          # its number in the index, from 0
-    name: str                         # its path below the photo folder
-    score: float                      # higher is better
-    p: float | None                   # posterior over the gallery, 0..1; None without calibration
-    gone: bool                        # whether the file is there no more
-    in_set: bool | None               # whether the conformal set holds it; None without one
-    uncertainty: float | None         # log det Sigma of the photo in nats; None for points
-    copy: bool = False  # whether it is a copy of the first answer of all, or that itself
+    row: int                      # its number in the index, from 0
+    name: str                     # its path below the photo folder
+    score: float                  # higher is better
+    p: float | None               # posterior over the gallery, 0..1; None without calibration
+    gone: bool                    # whether the file is there no more
+    in_set: bool | None           # whether the conformal set holds it; None without one
+    uncertainty: float | None     # log det Sigma of the photo in nats; None for points
+    copy: bool = False            # whether it is a copy of the first answer of all, or that itself
 
 
 class Found(NamedTuple):
     """The answers to one query, the best first."""
     query: str
     answers: list[Answer]
-    gallery: int                      # how many photos were searched
-    sure: float | None                # probability that the first of all, or a copy, is right, 0..1
-    uncertainty: float | None         # log det Sigma of the query in nats
-    in_set: int | None                # photos in the conformal set; None without one, and if empty
-    notes: list[str]                  # sentences for the reader of these answers
-    level: float | None = None  # how often the conformal set holds the right photo, such as 0.9
-    wider: float | None = None        # share of dev's captions with a smaller log det Sigma, 0..1
-    no_set: str | None = None         # why no set is given, where one was calibrated
-    copies: int = 1  # how often the first photo is there: copies share its probability
+    gallery: int                  # how many photos were searched
+    sure: float | None            # probability that the first of all, or a copy, is right, 0..1
+    uncertainty: float | None     # log det Sigma of the query in nats
+    in_set: int | None            # photos in the conformal set; None without one, and if empty
+    notes: list[str]              # sentences for the reader of these answers
+    level: float | None = None    # how often the conformal set holds the right photo, such as 0.9
+    wider: float | None = None    # share of dev's captions with a smaller log det Sigma, 0..1
+    no_set: str | None = None     # why no set is given, where one was calibrated
+    copies: int = 1               # how often the first photo is there: copies share its probability
 
     def said(self, unsure: float) -> str | None:
         """How sure the first answer is. unsure: less than this is not sure."""
@@ -88,7 +97,8 @@ class Searcher:
         self.vectors = vectors_of(similarity, self.index.origin, made["half"], made["vectors"])
         self.trust: Trust | None = self.index.trust
         if not self.trust and not made["bank"]:
-            self.trust = trust_of(run, made["weights"], made["similarity"], calibration)
+            known = calibration_of(run, calibration)
+            self.trust = known and trust_in(known, run, made["weights"], made["similarity"])
         self.count, self.folder = len(self.index), made["folder"] or ""
         self.calibrated = self.trust is not None
         self.title = f"{made['data']}, {made['similarity']}"
@@ -101,7 +111,8 @@ class Searcher:
 
     def find_texts(self, texts: list[str], top: int = 10, first: int = 0) -> list[Found]:
         if not all(text.strip() for text in texts):
-            raise InputError("a query of blanks alone finds nothing; describe a photo in a few words")
+            raise InputError("a query of blanks alone finds nothing; describe a photo in a few "
+                             "words")
         e = self.encoder.captions(texts).to("cpu")
         notes = [self.encoder.note_on(text) for text in texts]
         return self.found(texts, e, self.vectors.queries(e), top, first, self.trust, notes)
@@ -137,7 +148,8 @@ class Searcher:
     def path_of(self, row: int) -> str:
         """folder/name of a photo. The file may be there no more."""
         if not 0 <= row < self.rows:
-            raise InputError(f"there is no photo {row} in the index; its photos are 0 to {self.rows - 1}")
+            raise InputError(f"there is no photo {row} in the index; its photos are 0 to "
+                             f"{self.rows - 1}")
         return os.path.join(self.folder, self.name_of(row))
 
     # ---- ranking
@@ -183,8 +195,8 @@ def contact_sheet(path: str, found: list[Found], photo_of, title: str, unsure: f
 
     photo_of(row): the file of a photo, which may be gone. unsure: a first answer of a lower
     probability is marked. asked: for each query the file of its photo, which is drawn before the
-    answers, or None for a text. Raises InputError on a path that `picture_file` refuses, and where the
-    picture would be too tall.
+    answers, or None for a text. Raises InputError on a path that `picture_file` refuses, and where
+    the picture would be too tall.
     """
     picture_file(path)
     rows = []

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from cli import InputError
 from evaluation import bank, promises
-from evaluation.calibration import calibration_file, quantiles, read_calibration
+from evaluation.calibration import Calibration, calibration_file, quantiles, read_calibration
 from evaluation.confidence import percent
 from evaluation.open import How, Models, Where, members_on
 from evaluation.posterior import rows_of, sample_scores, temperature
 from evaluation.subjects import Member, Subject, score_matrix
 from similarities import Embedding
 
-EMPTY = ("no set: even the first photo is less probable than those that sets hold, so the right one "
-         "may not be here")
+EMPTY = ("no set: even the first photo is less probable than those that sets hold, so the right "
+         "one may not be here")
 
 
 class Trust(NamedTuple):
@@ -31,9 +31,13 @@ class Trust(NamedTuple):
     gallery: int                      # how many images it was fitted on
     data: str                         # of which data
     alpha: float | None               # a set misses the right image in this share of the queries
-    limit: float | None  # and holds the images with -log p up to this; None without sets
+    limit: float | None               # and holds the images with -log p up to this
     log_det: list[float] | None = None    # quantiles of log det Sigma of the captions of dev
     set_gallery: int | None = None    # how many images the limit was fitted on; None: as many
+
+    def chances(self, scores: Tensor) -> Tensor:
+        """The probabilities (Q, N) of the images of a whole gallery."""
+        return (self.temperature * scores.double()).softmax(1)
 
     def wider_than(self, log_det: float) -> float | None:
         """The share of those captions whose log det Sigma is smaller, 0..1."""
@@ -56,8 +60,9 @@ class Trust(NamedTuple):
         if data != self.data:
             notes.append("the percentages assume that the photo you want is in this folder")
         if count != self.gallery:
-            notes.append(f"{'they' if notes else 'the percentages'} were fitted with {self.gallery:,} "
-                         f"photos, and you search {count:,}, so they are approximate")
+            notes.append(f"{'they' if notes else 'the percentages'} were fitted with "
+                         f"{self.gallery:,} photos, and you search {count:,}, so they are "
+                         "approximate")
         return notes
 
 
@@ -92,22 +97,24 @@ def of_the_set(count: int, level: float | None) -> str:
 
 # ---- where it comes from
 
-def trust_of(run: str, weights: str, similarity: str, path: str | None = None) -> Trust | None:
-    """The calibration of a run with these weights, in the file `path` or where evaluate.py
-    --confidence writes it; None where there is none. Raises InputError where it is damaged, or of
-    another run or similarity."""
+def calibration_of(run: str, path: str | None = None) -> Calibration | None:
+    """The calibration in the file `path`, or where evaluate.py --confidence writes that of a run;
+    None where there is none. Raises InputError where it is damaged."""
     file = path or calibration_file(run)
-    if path is None and not os.path.isfile(file):
-        return None
-    found = read_calibration(file)
-    found.refuse_other(run, weights)
-    if found.similarity != similarity:
-        raise InputError(f"{file} is of the similarity {found.similarity}, and the index is of "
-                         f"{similarity}; write it again with evaluate.py --confidence and without "
-                         "--sim")
-    of, sets = found.fitted["t2i"], found.sets
+    return read_calibration(file) if path or os.path.isfile(file) else None
+
+
+def trust_in(calibration: Calibration, run: str, weights: str, similarity: str) -> Trust:
+    """What a calibration says of the images that captions find, by a run with these weights. Raises
+    InputError where it is of another run or similarity."""
+    calibration.refuse_other(run, weights)
+    if calibration.similarity != similarity:
+        raise InputError(f"{calibration.path} is of the similarity {calibration.similarity}, and "
+                         f"the run's is {similarity}; write it again with evaluate.py --confidence "
+                         "and without --sim")
+    of, sets = calibration.fitted["t2i"], calibration.sets
     limits = (sets["alpha"], sets["t2i"]["lac"]) if sets else (None, None)
-    return Trust(of.temperature, of.gallery, found.data_name, *limits, found.log_det,
+    return Trust(of.temperature, of.gallery, calibration.data_name, *limits, calibration.log_det,
                  sets and sets["images"])
 
 
@@ -146,7 +153,8 @@ class BankColumn:
             whole = Subject(dev.name, "", dev.caption_image, dev.n_images, scores=scores)
             t = temperature(*sample_scores(rows_of(whole, "t2i")))
             limit = alpha and promises.calibrate_sets(whole, "t2i", t, alpha)[0]["lac"]
-            self.trust = Trust(t, dev.n_images, run.options.data_name, alpha, limit, **quantiles(dev))
+            self.trust = Trust(t, dev.n_images, run.options.data_name, alpha, limit,
+                               **quantiles(dev))
 
     def of(self, images: Embedding) -> Tensor:
         """(n,) of n images."""
