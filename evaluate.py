@@ -134,7 +134,7 @@ def run(opt) -> dict:
 
 
 def run_joined(opt) -> dict:
-    """The same of one of several processes, which encode and rank a part each and all have the results."""
+    """The results, in each of the processes that encode and rank a part each."""
     out, as_json = sys.stdout, opt.format == "json"
     with contextlib.redirect_stdout(sys.stderr if as_json else out):
         check_vocab(opt)

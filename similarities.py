@@ -178,8 +178,8 @@ class Separable(Lifted):
         raise NotImplementedError
 
     def image_gap(self, level: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        """The same part as an inner product, column_i column_c + term_i + term_c, for an index: column and term of an
-        image, (N, 1) each. `caption_gap`: of a caption."""
+        """Column and term of each image, (N, 1) each, by which an index has `gap` as an inner product: column_i
+        column_c + term_i + term_c. `caption_gap` returns those of captions."""
         raise NotImplementedError
     caption_gap = image_gap
 

@@ -396,7 +396,7 @@ def assess(subject: Subject, judged: Judgements, asked: Asked) -> tuple[dict, Re
 
 
 def without_nan(value):
-    """The same with None for NaN, which JSON does not know: a correlation with a constant, say."""
+    """The value with None for each NaN (a correlation with a constant, say), which JSON lacks."""
     if isinstance(value, dict):
         return {key: without_nan(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):

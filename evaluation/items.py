@@ -1,4 +1,4 @@
-"""Which images and captions is something about? Compared wherever two things meet that should be about the same items.
+"""Compares whose images and captions two sources are about, wherever they should be the same items.
 
 Embeddings meet a split, a run meets another run, the members of an ensemble meet each other. Where both sides know
 their items, by ids, names or texts, they are compared and put in one order. Differences are reported. Where nothing can

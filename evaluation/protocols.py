@@ -24,7 +24,7 @@ ZETAS = (0, 1, 2)                     # by how many categories a match may diffe
 # ---- recalls of the original pairs
 
 def columns_of_gallery(columns, images: np.ndarray, captions: np.ndarray):
-    """The same scores, with images and captions counted within a gallery of sequential images."""
+    """Columns of the scores of one gallery of sequential images, whose images and captions are counted from 0."""
     first, index = int(images[0]), torch.from_numpy(captions)
 
     def column(c):

@@ -160,8 +160,8 @@ def epoch_times(steps: int | None, shown: bool, seed: int, device):
 
 def one_epoch(name: str, kind: Kind, precision: str, flags: str, where: str, path: str, counts: tuple, shown: bool,
               seed: int, device):
-    """The same of one kind and precision, with its features on the device or on the host. counts: steps that are timed,
-    that warm up, and of an epoch."""
+    """Yield the measures of one kind and precision, with its features on the device or on the host. counts: how many
+    steps are timed, warm up, and make an epoch."""
     steps, warm, whole = counts
     words = f"{kind.flags} {flags} --embed_size {DIM} --batch_size {BATCH} --seed {seed} --features_on {where}"
     opt = train.parse_args([*words.split(), "--device", device.type])

@@ -50,7 +50,7 @@ def whole_memory(sizes: tuple, seed: int) -> float:
 
 
 def plain_memory(sizes: tuple, seed: int) -> float:
-    """The same of the tables alone."""
+    """MiB of this process at its peak when it computes the tables alone."""
     evaluated(drawn("test", *sizes, seed))
     return resident("VmHWM") / MIB
 
