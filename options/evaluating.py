@@ -76,7 +76,7 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
                "eccv_caption_to_image.json", metavar="FOLDER"),
         Option("positives", filename, None, 'recalls, R-precision and mAP@R of your own matches: '
                '{"i2t": {image id: [caption ids]}, "t2i": {...}}', metavar="FILE.json"),
-        Option("rerank", natural, 0, "for --sim scan: also rank in two stages. The cosine of the "
+        Option("rerank", int, 0, "for --sim scan: also rank in two stages. The cosine of the "
                "means keeps the K nearest items of each query, and attention re-ranks them; "
                "reports what this loses and saves", metavar="K"),
         Option("bank", split_name, None, "also rank with query-bank normalisation: what an item "
@@ -149,6 +149,9 @@ def same_file(a: str | None, b: str | None) -> bool:
 
 
 CONFLICTS = [
+    (lambda o: o.rerank < 0,
+     "--rerank {rerank} is no number of items to keep; give at least 1, 100 is usual, or leave it "
+     "out"),
     (lambda o: o.dev_images is not None and o.split not in ("dev", "val"),
      "--dev_images {dev_images} cuts the dev split, and the split is {judged}; leave it out"),
     *((lambda o, a=a, b=b: getattr(o, a) and getattr(o, b),
