@@ -307,7 +307,7 @@ def run(prog: str, work, *args, several: bool = False) -> int:
     """Call work(*args), the work of a command, and return its status, or 0 where it returns none. Where a user can mend
     what went wrong, the process ends with one line and status 1. On signal n it ends with status 128 + n. several:
     the processes of torchrun share the work; else they are refused, as all would do the whole of it. A process that
-    was in a group (`parallel.processes.joined`) ends here."""
+    was in a group (`devices.processes.joined`) ends here."""
     try:
         status = _attempt(prog, work, args, several)
     except BaseException as error:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from cli import InputError
+from devices.share import Dropout, drawn, dropout, shared, total  # noqa: F401 (Dropout: for encoders of methods/)
 from files.photos import import_torchvision
-from parallel.share import Dropout, drawn, dropout, shared, total  # noqa: F401 (Dropout: for encoders of methods/)
 from similarities import unit
 from text import UNK
 

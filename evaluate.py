@@ -24,6 +24,7 @@ import numpy as np
 import checkpoints
 import cli
 from cli import InputError, torch_device
+from devices import processes
 from evaluation import bank, certainty, localisation, plots, variances
 from evaluation.annotations import Pairs
 from evaluation.assess import Asked, Judgements, assess, read_judgements, without_nan
@@ -54,7 +55,6 @@ from files.writing import atomic, output, save_json
 from inputs import Photos
 from model import OF_VECTORS
 from options.evaluating import EVALUATE, parse_args, refuse_of_captions, wanted
-from parallel import processes
 from runs import is_calibration, is_results
 
 RANKS = ["protocol", "direction", "query", "id", "rank_from_0"]     # columns of --ranks

@@ -13,10 +13,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cli import InputError
+from devices.reading import stream
 from files.photos import import_torchvision, read_photo
 from files.reading import HELP, read_json
 from files.shards import Shards, read_rows
-from parallel.reading import stream
 from text import UNK, Trigrams, Vocabulary
 
 SCAN_BYTES = 4 << 30                  # feature files up to this size are checked for NaN before training

@@ -13,7 +13,7 @@ import torch
 from scipy import special
 
 from cli import InputError
-from parallel import processes
+from devices import processes
 
 RECALLS = (1, 5, 10)
 NOT_FINITE = ("the scores hold NaN or infinity, or numbers beyond float32, so they cannot be ranked; check them, or "

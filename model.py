@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from cli import InputError
+from devices.feeding import both
 from devices.precision import scored
-from devices.streams import both
+from devices.share import by_rows, everyones, sharing
 from encoders import (
     CNN,
     BagOfWords,
@@ -44,7 +45,6 @@ from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear,
 from methods.scan import CrossAttention, RegionEmbedding, WordStates
 from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
 from methods.vsrn import Captioner, RegionGraph, RegionGRU
-from parallel.share import by_rows, everyones, sharing
 from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var, unit
 from text import Trigrams, Vocabulary
 

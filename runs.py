@@ -22,6 +22,7 @@ import yaml
 from checkpoints import MAY_CHANGE, check_values, load_checkpoint
 from cli import InputError, reason
 from data import Split, check_extractors, pair_batches, phrase_batches, read_split
+from devices import processes
 from devices.feeding import keep
 from devices.load import Load
 from files.log import Log, NoLog
@@ -44,7 +45,6 @@ from options.rules import (
     resolve,
 )
 from options.training import TRAIN
-from parallel import processes
 from text import Vocabulary
 
 # Options that a file of options never holds: those that say which run it is, or start a command.

@@ -24,9 +24,9 @@ import metrics
 import runs
 from checkpoints import load_checkpoint, load_weights
 from cli import InputError, Stop, Stopped, torch_device
-from devices.compiling import compile_parts
+from devices import processes
 from devices.feeding import on_device
-from devices.precision import always_alike, full_float32, use_tf32
+from devices.precision import always_alike, compile_parts, full_float32, use_tf32
 from evaluation.encode import validate
 from evaluation.phrases import rsum_by_chance
 from files.vectors import table_for
@@ -36,7 +36,6 @@ from model import build_model
 from optimisation import averaged, build_optimizers, build_schedule
 from options.rules import refuse_several, resolve
 from options.training import TRAIN
-from parallel import processes
 from runs import COMMAND_LINE, NOT_KEPT, Data, Folder, Options, build_data, config_arguments
 
 COLLAPSED = 0.98      # mean cosine of two items from which on a side is nearly one point

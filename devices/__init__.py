@@ -1,1 +1,1 @@
-"""How the work is laid out on a device: precision of products, streams, what is kept there and what is read ahead."""
+"""Where the work is done: several processes, worker processes that read, and what a device keeps and computes."""

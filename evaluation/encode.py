@@ -7,11 +7,11 @@ from tqdm import tqdm
 
 import metrics
 from data import Split
+from devices import processes
 from evaluation.phrases import validate_phrases
 from files.phrases import PhraseSplit
 from inputs import NoImages, Tokens, chunks, image_batches
 from model import JointEmbedding
-from parallel import processes
 
 
 class Gallery(NamedTuple):

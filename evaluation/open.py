@@ -15,6 +15,7 @@ import torch
 from checkpoints import Trained
 from cli import InputError
 from data import Split, check_extractors, read_split
+from devices import processes
 from evaluation import bank, items, variances
 from evaluation.encode import encode
 from evaluation.subjects import Bank, Gallery, Member, Subject, Variances, refuse_other_kind
@@ -25,7 +26,6 @@ from files.writing import output, save_arrays
 from inputs import SQUARABLE, Photos
 from model import OF_VECTORS
 from options.rules import check_fits, regions_of
-from parallel import processes
 from similarities import SIMILARITIES, Cosine, Embedding, Similarity
 
 

@@ -16,13 +16,13 @@ from tqdm import tqdm
 
 from cli import InputError
 from data import Split
+from devices import processes
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit
 from features.minilm import MiniLM
 from features.openclip import ClipCaptions
 from files.reading import checksum
 from files.vectors import table_for
 from inputs import chunks
-from parallel import processes
 from text import Vocabulary
 
 SCALE = 10                            # of unit word vectors before the mixture, as in the originals

@@ -42,6 +42,7 @@ from tqdm import tqdm
 import cli
 from cli import Arguments, InputError, data_set, filename, positive, torch_device, up_to, workers
 from data import Split, read_split
+from devices import processes
 from encoders import CNNS
 from features import captions, folder, networks, regions
 from features.boxes import PhotoBoxes
@@ -52,7 +53,6 @@ from files.reading import checksum, holds_arrays
 from files.shards import numbered
 from files.writing import locked, mapped, output, save_array, save_arrays, save_json, save_lines
 from inputs import Photos, extractors, told_of
-from parallel import processes
 
 DEFAULT = ["train", "dev", "test"]    # splits to read where none are named
 BATCH = {"cuda": 64, "cpu": 8}       # photos per step; larger maps cost a CPU memory anew each time

@@ -19,13 +19,13 @@ from typing import NamedTuple
 import numpy as np
 
 from cli import InputError, reason
+from devices import processes
 from features.boxes import PhotoBoxes
 from features.networks import RECIPE, compute, network_of, shape_of, stamp, weights_file
 from features.store import AGAIN, ALL, How, PhotoFeatures, copy_rows, record_extractor
 from files.reading import file_digest, need, read_array, read_json, read_lines, read_text, sha256
 from files.writing import CHANGING, locked, output, remove, save_lines
 from inputs import Features, Photos, extractors
-from parallel import processes
 
 # the endings of inputs.PHOTO_FORMATS
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".bmp",

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from cli import InputError
 from demo import extractor as drawn
+from devices import processes
 from features.networks import region_network
 from features.proposals import NAME, read_sized
 from features.store import How, RowStore
@@ -28,7 +29,6 @@ from files.proposals import (
 from files.reading import file_digest, read_array, recognised
 from files.writing import atomic, locked, output, remove, save_json
 from inputs import whole_transform
-from parallel import processes
 
 STEP = 32                             # pixels of a photo for each cell of the last map
 PHOTO_SIDE = 448                     # pixels: the last map has 14 x 14 cells, as boxes may be small

@@ -17,10 +17,10 @@ import torch
 from tqdm import tqdm
 
 from cli import InputError, Stopped
+from devices import processes
 from files.reading import file_digest, read_array, read_json
 from files.writing import CHANGING, allocate, by_each, mapped, remove, save_json
 from inputs import chunks, extractors, stream
-from parallel import processes
 
 ROWS = 1024                           # rows copied at a time
 SAVE = 20.0                           # seconds between notes of what is done

@@ -10,10 +10,10 @@ from tqdm import tqdm
 
 import inputs
 from cli import InputError
+from devices.share import Share
 from files import shards
 from files.reading import read_json
 from inputs import CaptionFeatures, Features, NoImages, Photos, Tokens, TrigramTokens, encode_captions
-from parallel.share import Share
 from text import Vocabulary, tokenize
 
 LONGEST = 10_000                   # words of a caption; a longer one would take the network minutes

@@ -199,7 +199,7 @@ class MatchProbability(Similarity):
 
 class LogOdds(nn.Module):
     """Samples (J, n, D), (J, p, D) -> (n, p): log(sum of sigmoid(2 s)) - log(sum of sigmoid(-2 s)), in log space."""
-    compiles = True                   # gains by torch.compile (devices.compiling)
+    compiles = True                   # gains by torch.compile (devices.precision)
 
     def forward(self, x: Tensor, y: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         a, b = x.flatten(0, 1), y.flatten(0, 1)                                     # (J n, D), (J p, D)

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 
 from cli import InputError
 from data import Batch, Split, check_extractors, read_split
+from devices.share import Share
 from inputs import NoImages, Photos
 from methods.jwae import learns_alone
-from parallel.share import Share
 
 
 class ShuffledItems:

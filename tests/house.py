@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # From the bottom to the top: a module may import those of its own floor and of the floors below.
-FLOORS = ["cli", "files devices", "parallel", "text metrics similarities", "losses", "inputs",
+FLOORS = ["cli", "files devices", "text metrics similarities", "losses", "inputs",
           "files.split files.layouts files.phrases files.tars", "encoders data", "methods", "demo", "features",
           "model", "options optimisation", "checkpoints", "runs", "evaluation", "retrieval",
           "train evaluate search show cca vocab", "timing", "results benchmark", "paper_tables vg_experiments"]
@@ -121,11 +121,11 @@ def functions(sources: dict[str, str]) -> dict[str, float]:
 def knowing(source: str) -> int:
     """Lines of a file that say "process", or a module of processes, or a name that comes from one."""
     tree = ast.parse(source)
-    home = re.compile(r"parallel|share|processes")
+    home = re.compile(r"share|processes")
     names = {alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))
              for alias in node.names if home.search(getattr(node, "module", None) or "") or home.search(alias.name)}
     lines = {number for number, line in enumerate(source.splitlines(), 1)
-             if re.search(r"\bprocess(es)?\b|parallel", line)}
+             if re.search(r"\bprocess(es)?\b", line)}
     before = ""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.NAME and token.string in names and before != ".":

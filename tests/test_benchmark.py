@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import benchmark
-from devices.compiling import compile_parts
+from devices.precision import compile_parts
 from metrics import retrieval
 from similarities import SIMILARITIES, Embedding
 from tests import references

@@ -14,9 +14,8 @@ import encoders
 from checkpoints import load_checkpoint
 from cli import InputError
 from devices import feeding, load, precision
-from devices.compiling import compile_parts
 from devices.feeding import Kept, keep, on_device
-from devices.precision import full_float32, in_tf32, scored, use_tf32
+from devices.precision import compile_parts, full_float32, in_tf32, scored, use_tf32
 from encoders import GRUEmbedding, Latent
 from inputs import Features, Photos
 from methods.labelled import running_sums

@@ -6,7 +6,7 @@ Steps that depend on values, and therefore wait for the device, are counted: see
 import pytest
 import torch
 
-from devices.streams import side_stream
+from devices.feeding import side_stream
 from methods import METHODS
 from tests.pretending import CUDA, Generator, Pretending, device_of, mark, place, pretended_cuda
 from tests.tiny import tiny

@@ -6,7 +6,7 @@ import torch
 
 import train
 from checkpoints import load_checkpoint
-from parallel import processes, share
+from devices import processes, share
 from runs import build_data
 from tests import helpers
 from tests.helpers import for_each

@@ -15,6 +15,7 @@ import data
 import evaluate
 import metrics
 import show
+from devices import processes
 from evaluation.encode import encode
 from evaluation.open import load_run
 from evaluation.subjects import Gallery
@@ -22,7 +23,6 @@ from features import extract, networks, store
 from files import writing
 from files.reading import file_digest
 from inputs import Images, Tokens
-from parallel import processes
 from similarities import Embedding
 from tests.helpers import refused, started
 

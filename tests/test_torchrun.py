@@ -106,7 +106,7 @@ train.on_device = on_device
 """
 SIGNALLED = """
 import itertools, os, signal, sys, train
-from parallel import processes
+from devices import processes
 {}
 sys.exit(train.main(sys.argv[1:]))
 """
@@ -158,7 +158,7 @@ def test_torchrun_itself_and_a_wrong_option_told_once(demo_path, tmp_path):
 WAITING = """
 import sys, time, torch
 import cli
-from parallel import processes
+from devices import processes
 processes.PATIENCE = 0.5
 with processes.joined(torch.device("cpu")), cli.Stop(later=True):
     if processes.first():

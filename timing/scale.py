@@ -19,9 +19,9 @@ import torch
 
 import train
 from data import Batch
+from devices import processes, share
+from devices.share import Share
 from model import build_model
-from parallel import processes, share
-from parallel.share import Share
 from text import SPECIALS, Vocabulary
 
 KINDS = {"point": ["--sim", "cosine", "--max_violation"], "gaussian": ["--sim", "wasserstein"]}

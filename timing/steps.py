@@ -5,7 +5,7 @@ import torch
 
 import train
 from data import Batch
-from devices.compiling import compile_parts
+from devices.precision import compile_parts
 from model import build_model
 from similarities import Embedding
 from text import SPECIALS, Vocabulary

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cli
 from cli import InputError, count, first, rank, reason
-from parallel.share import spread
+from devices.share import spread
 
 PATIENCE = 20.0                       # seconds after a signal in which a process that waits for another may end
 LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|process group|socket", re.IGNORECASE)

@@ -1,6 +1,6 @@
 """The share of a batch that one of several processes encodes, and what all processes take from each other.
 
-N processes hold the same model (parallel/processes.py). Of a batch of B items each encodes b. `everyones` then gives
+N processes hold the same model (devices/processes.py). Of a batch of B items each encodes b. `everyones` then gives
 every process what all have made, with gradients, so that each computes the whole loss, as one process with this batch
 would; nothing that follows knows of processes.
 

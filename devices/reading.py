@@ -73,7 +73,7 @@ def _server():
     those of Gloo or of a product, and nobody would open them. Signals do not reach the server and so no worker."""
     context = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
     if hasattr(os, "fork"):
-        context.set_forkserver_preload(["data", *(["parallel.vision"] if "torchvision" in sys.modules else [])])
+        context.set_forkserver_preload(["data", *(["devices.vision"] if "torchvision" in sys.modules else [])])
         with cli.unsignalled():
             with _environment(PYTHONWARNINGS="ignore"):     # of what a killed process leaves, which this one clears
                 resource_tracker.ensure_running()           # it lets signals through again, hence once more
