@@ -18,6 +18,8 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -28,7 +30,7 @@ from devices import processes
 from evaluation import bank, certainty, localisation, plots, variances
 from evaluation.annotations import Pairs
 from evaluation.assess import Asked, Judgements, assess, read_judgements, without_nan
-from evaluation.certainty import Certainty, assess_certainty
+from evaluation.certainty import assess_certainty
 from evaluation.compare import common_name, compare
 from evaluation.open import (
     How,
@@ -116,79 +118,30 @@ def show(all_tables: list, lines, opt) -> None:
         print("\n".join(lines))
 
 
-def notes(results: dict):
-    """Sentences on what was assumed of the items, or changed."""
-    yield from (f"note: {note}" for note in results.get("notes", ()))
-
-
-def write(results: dict, output: str) -> None:
-    """Writes results as JSON and says where."""
-    save_json(results, output)
-    print(f"written to {output}")
-
-
 def run(opt) -> dict:
-    """Evaluates as the options say; returns what results.json holds. Raises InputError on wrong options and files."""
-    with processes.joined(processes.local(torch_device(opt.device if processes.count() > 1 else "cpu"))):
-        return run_joined(opt)
-
-
-def run_joined(opt) -> dict:
-    """The results, in each of the processes that encode and rank a part each."""
+    """Evaluates as the options say; returns what results.json holds. Raises InputError on wrong options and files.
+    Several processes encode and rank a part each, and all have the results."""
     out, as_json = sys.stdout, opt.format == "json"
-    with contextlib.redirect_stdout(sys.stderr if as_json else out):
-        check_vocab(opt)
-        if opt.photos and not os.path.isdir(opt.photos):
-            raise InputError(f"--photos {opt.photos} is no folder; give the folder of the photos, or leave it out")
-        if of_phrases(opt):
-            results = compare_phrases(opt) if opt.compare else evaluate_phrases(opt)
-        else:
+    with processes.joined(processes.local(torch_device(opt.device if processes.count() > 1 else "cpu"))):
+        with contextlib.redirect_stdout(sys.stderr if as_json else out):
+            check_vocab(opt)
+            if opt.photos and not os.path.isdir(opt.photos):
+                raise InputError(f"--photos {opt.photos} is no folder; give the folder of the photos, or leave it out")
             results = compare_many(opt) if opt.compare else evaluate_one(opt)
-    if as_json:
-        print(json.dumps(results, indent=1), file=out)
+        if as_json:
+            print(json.dumps(results, indent=1), file=out)
     return results
 
 
-def of_phrases(opt) -> bool:
-    """Whether what is evaluated was trained on phrases and the regions of their photos."""
-    paths = opt.checkpoint or (opt.compare[0].split(",") if opt.compare else [])
-    if not paths and not (opt.embeddings or opt.scores):
-        paths = [processes.from_first(newest_run)]
-    if paths and localisation.is_of_phrases(paths[0]):
-        refuse_of_captions(opt, paths[0])
+def of_phrases(path: str, opt) -> bool:
+    """Whether a path was trained on phrases and the regions of their photos."""
+    if not (opt.embeddings or opt.scores) and localisation.is_of_phrases(path):
+        refuse_of_captions(opt, path)
         return True
     if opt.regions:
         raise InputError(f"--regions {opt.regions} is for runs on phrases and the regions of their photos; leave it "
                          "out")
     return False
-
-
-def evaluate_phrases(opt) -> dict:
-    """As `evaluate_one`, of a run or an ensemble on phrases."""
-    paths = opt.checkpoint or [processes.from_first(newest_run)]
-    target = check_outputs(paths, opt)
-    results, all_tables, lines, draw = localisation.evaluate(paths, *asked_of(opt), opt.confidence)
-    results = without_nan(results)
-    print(f"\n{results['data_name']} {results['split']}: {results['images']:,} photos, {results['captions']:,} phrases"
-          + (f", mean of the scores of {len(paths)} models" if len(paths) > 1 else ""))
-    show(all_tables, lines, opt)
-    write(results, target)
-    if draw:
-        pictures = [beside(name, target) for name in plots.PICTURES]
-        draw(*pictures)
-        print(f"how sure the first boxes are in {pictures[0]}, phrases in their photos in {pictures[1]}",
-              file=sys.stderr)
-    return results
-
-
-def compare_phrases(opt) -> dict:
-    """As `compare_many`, of runs on phrases."""
-    target = comparison_file(opt)
-    results, all_tables, lines = localisation.compare_all(opt.compare, *asked_of(opt))
-    results = without_nan(results)
-    show(all_tables + comparisons(results["comparisons"]), [*lines, *doubts(results["comparisons"])], opt)
-    write(results, target)
-    return results
 
 
 def check_vocab(opt) -> None:
@@ -204,21 +157,32 @@ def check_vocab(opt) -> None:
 
 def compare_many(opt) -> dict:
     """Compares what --compare names, prints tables and writes the results; returns what the file holds."""
+    phrases = of_phrases(opt.compare[0].split(",")[0], opt)
     target = comparison_file(opt)
-    results = compare(opt.compare, lambda path: opened([path], opt, kind_of(path)), taken(Asked, opt))
-    first = next(iter(results["runs"].values()))
-    all_tables = tables({name: r["protocols"] for name, r in results["runs"].items()},
-                        {name: r["similarity"] for name, r in results["runs"].items()}, first.get("chance"))
+    if phrases:
+        results, all_tables, lines = localisation.compare_all(opt.compare, *asked_of(opt))
+    else:
+        results = compare(opt.compare, lambda path: opened([path], opt, kind_of(path)), taken(Asked, opt))
+        all_tables, lines = told_of(results)
+    results = without_nan(results)
+    show(all_tables + comparisons(results["comparisons"]), [*lines, *doubts(results["comparisons"])], opt)
+    save_json(results, target)
+    print(f"written to {target}")
+    if opt.uncertainty:
+        draw_curves({name: r.get("uncertainty", {}) for name, r in results["runs"].items()},
+                    partial(beside, target=target))
+    return results
+
+
+def told_of(results: dict) -> tuple[list, list[str]]:
+    """The tables and sentences of several subjects."""
+    runs = results["runs"]
+    all_tables = tables({name: r["protocols"] for name, r in runs.items()},
+                        {name: r["similarity"] for name, r in runs.items()}, next(iter(runs.values())).get("chance"))
     if any(n > 1 for group in results["groups"].values() for *_, n in group.values()):
         all_tables += seed_tables(results["groups"])
-    lines = [f"{name}: {line}" for name, r in results["runs"].items() for line in sentences(r)]
-    lines += dict.fromkeys(line for r in results["runs"].values() for line in notes(r))
-    lines += doubts(results["comparisons"])
-    show(all_tables + comparisons(results["comparisons"]), lines, opt)
-    write(results, target)
-    if opt.uncertainty:
-        draw_curves({name: r.get("uncertainty", {}) for name, r in results["runs"].items()}, target)
-    return results
+    lines = [f"{name}: {line}" for name, r in runs.items() for line in sentences(r)]
+    return all_tables, [*lines, *dict.fromkeys(f"note: {note}" for r in runs.values() for note in r.get("notes", ()))]
 
 
 def taken(kind: type, opt):
@@ -290,7 +254,26 @@ def evaluate_one(opt) -> dict:
     if opt.export and len(paths) > 1:
         raise InputError(f"--export writes one model's embeddings, and {len(paths)} checkpoints were given; export "
                          "each alone")
+    phrases = of_phrases(paths[0], opt)
     target = check_outputs(paths, opt)
+    if phrases:
+        results, all_tables, lines, draw = localisation.evaluate(paths, *asked_of(opt), opt.confidence)
+    else:
+        results, all_tables, lines, draw = evaluate_captions(paths, opt)
+    results = without_nan(results)
+    print(f"\n{' '.join(filter(None, [results['data_name'], results['split']]))}: {results['images']:,} "
+          f"{'photos' if phrases else 'images'}, {results['captions']:,} {'phrases' if phrases else 'captions'}"
+          + (f", mean of the scores of {len(paths)} models" if len(paths) > 1 else ""))
+    show(all_tables, lines, opt)
+    save_json(results, target)
+    print(f"written to {target}")
+    if opt.ranks or opt.uncertainty or wanted(opt):
+        draw(partial(beside, target=target))
+    return results
+
+
+def evaluate_captions(paths: list[str], opt) -> tuple[dict, list, list[str], Callable[[Callable], None]]:
+    """(results, tables, sentences, what writes all else: it takes a function that names the files)."""
     subject = opened(paths, opt, "embeddings" if opt.embeddings else "scores" if opt.scores else "run")
     asked = taken(Asked, opt)
     judged = read_judgements(subject, asked)
@@ -300,34 +283,35 @@ def evaluate_one(opt) -> dict:
         sure = assess_certainty(subject, judged, taken(certainty.Asked, opt), lambda: open_dev(subject, paths, opt),
                                 models)
     results, record, uncertainties = assess(subject, judged, asked)
+    all_tables = tables({subject.name: results["protocols"]}, {subject.name: subject.similarity}, results.get("chance"))
+    lines = [*judged.lines(subject.n_images, len(subject.caption_image)), *sentences(results)]
     if sure:
-        results |= without_nan(sure.results)
-    print(f"\n{' '.join(filter(None, [results['data_name'], subject.split]))}: {subject.n_images:,} images, "
-          f"{len(subject.caption_image):,} captions"
-          + (f", mean of the scores of {len(paths)} models" if len(paths) > 1 else ""))
-    show(tables({subject.name: results["protocols"]}, {subject.name: subject.similarity}, results.get("chance"))
-         + (sure.tables if sure else []),
-         [*judged.lines(subject.n_images, len(subject.caption_image)), *sentences(results),
-          *(sure.lines if sure else ()), *notes(results)], opt)
-    if opt.ranks:
-        write_ranks(opt.ranks, subject, record)
-        print(f"ranks of all queries in {opt.ranks}")
-    write(results, target)
-    if sure:
-        save_json(without_nan(sure.calibration), beside("calibration", target, "json"))
-        print(f"calibration in {beside('calibration', target, 'json')}")
-    photos = locate(subject.photos, opt.photos) if opt.uncertainty or opt.confidence else None
-    if opt.uncertainty:
-        draw_curves({subject.name: results["uncertainty"]}, target)
-        draw_extremes(subject, uncertainties, judged, photos, target)
-    if opt.confidence:
-        draw_confidence(subject, sure, photos, target)
-    return results
+        results, all_tables, lines = results | sure.results, all_tables + sure.tables, lines + sure.lines
+
+    def draw(named: Callable[..., str]) -> None:
+        if opt.ranks:
+            write_ranks(opt.ranks, subject, record)
+            print(f"ranks of all queries in {opt.ranks}")
+        if sure:
+            save_json(without_nan(sure.calibration), named("calibration", ending="json"))
+            print(f"calibration in {named('calibration', ending='json')}")
+        photos = locate(subject.photos, opt.photos) if opt.uncertainty or opt.confidence else None
+        if opt.uncertainty:
+            draw_curves({subject.name: results["uncertainty"]}, named)
+            draw_extremes(subject, uncertainties, judged, photos, named)
+        if opt.confidence:
+            curves, shown = map(named, plots.PICTURES)
+            plots.diagrams(sure.results["confidence"], sure.seen, curves)
+            plots.examples(sure.seen, subject.items.captions, subject.caption_image, photos, shown)
+            print(f"reliability, risk and coverage in {curves}\nanswers and how sure they are in {shown}",
+                  file=sys.stderr)
+    lines += [f"note: {note}" for note in results.get("notes", ())]
+    return results, all_tables, lines, draw
 
 
-def draw_curves(reports: dict, target: str) -> None:
+def draw_curves(reports: dict, named: Callable[[str], str]) -> None:
     """Draws `plots.curves` beside the results, and says where."""
-    path = beside("uncertainty", target)
+    path = named("uncertainty")
     if not any("recall_bins" in side for report in reports.values() for side in report.values()):
         return                                              # a text-only split has no recalls
     curves(reports, path)
@@ -335,23 +319,15 @@ def draw_curves(reports: dict, target: str) -> None:
 
 
 def draw_extremes(subject: Subject, uncertainties: dict, judged: Judgements, photos: Photos | None,
-                  target: str) -> None:
+                  named: Callable[[str], str]) -> None:
     """Draws `plots.extremes` of both sides beside the results, and says where."""
     pairs = Pairs.of(subject.caption_image, np.arange(len(subject.caption_image)))
     matches = judged["cxc"].pairs if "cxc" in judged else {"i2t": pairs, "t2i": pairs.swapped()}
     for side, values in uncertainties.items():
-        path = beside(f"uncertain_{side}", target)
+        path = named(f"uncertain_{side}")
         extremes(values, matches["i2t" if side == "images" else "t2i"], subject.items.captions, photos,
                  subject.caption_image, side == "images", path)
         print(f"most and least uncertain {side} in {path}", file=sys.stderr)
-
-
-def draw_confidence(subject: Subject, sure: Certainty, photos: Photos | None, target: str) -> None:
-    """Draws what tells how sure the model is beside the results, and says where."""
-    curves, shown = (beside(name, target) for name in plots.PICTURES)
-    plots.diagrams(sure.results["confidence"], sure.seen, curves)
-    plots.examples(sure.seen, subject.items.captions, subject.caption_image, photos, shown)
-    print(f"reliability, risk and coverage in {curves}\nanswers and how sure they are in {shown}", file=sys.stderr)
 
 
 # ---- the files that are written: their names, and what is refused before the work begins

@@ -1,8 +1,9 @@
-"""Does a model that is unsure of a query have reason to be? Its confidences against how many items truly match.
+"""Does a model that is unsure of a query have reason to be? Its confidences against how many items
+truly match.
 
-The truth comes from --positives (the demo writes its own: a caption is true of an image if all that it says holds
-there), from ECCV Caption's matches, from Crisscrossed Captions' ratings of other pairs, or, weakly, from how far an
-image's own captions agree.
+The truth comes from --positives (the demo writes its own: a caption is true of an image if all that
+it says holds there), from ECCV Caption's matches, from Crisscrossed Captions' ratings of other
+pairs, or, weakly, from how far an image's own captions agree.
 """
 import itertools
 
@@ -13,8 +14,8 @@ from evaluation.confidence import Seen, title
 from evaluation.subjects import Subject
 from metrics import spearman
 
-SHOWN = ("posterior", "posterior_grouped", "overlap", "entropy", "entropy_each", "max", "margin", "std",
-         "log_det_query", "trace_query", "stacked")
+SHOWN = ("posterior", "posterior_grouped", "overlap", "entropy", "entropy_each", "max", "margin",
+         "std", "log_det_query", "trace_query", "stacked")
 SOURCES = {"positives": "true matches of --positives", "eccv": "matches of ECCV Caption",
            "cxc": "mean rating of other items in Crisscrossed Captions",
            "fitting": "how many things of the photo the words fit",
@@ -22,7 +23,8 @@ SOURCES = {"positives": "true matches of --positives", "eccv": "matches of ECCV 
 
 
 def partial_spearman(x, y, given) -> float:
-    """Spearman's correlation of x (K,) and y (K,) at equal `given` (K,): the partial correlation of their ranks.
+    """Spearman's correlation of x (K,) and y (K,) at equal `given` (K,): the partial correlation of
+    their ranks.
 
     NaN where one of the three is constant, or where `given` determines x or y.
     """
@@ -32,7 +34,8 @@ def partial_spearman(x, y, given) -> float:
 
 
 def truths(subject: Subject, judged: dict) -> dict[str, dict[str, np.ndarray]]:
-    """How ambiguous each query is by the sources at hand: {source: {"t2i" | "i2t": (Q,)}}, NaN where it is unknown."""
+    """How ambiguous each query is by the sources at hand: {source: {"t2i" | "i2t": (Q,)}}, NaN
+    where it is unknown."""
     n, sources = subject.n_images, {}
     sizes = {"i2t": n, "t2i": len(subject.caption_image)}
     for name in ("positives", "eccv"):
@@ -42,7 +45,8 @@ def truths(subject: Subject, judged: dict) -> dict[str, dict[str, np.ndarray]]:
     if "cxc" in judged:
         sources["cxc"] = ratings_of_others(judged["cxc"], subject.caption_image, n)
     if subject.items is not None and subject.items.captions is not None:
-        sources["disagreement"] = {"i2t": disagreement(subject.items.captions, subject.caption_image, n)}
+        sources["disagreement"] = {"i2t": disagreement(subject.items.captions,
+                                                       subject.caption_image, n)}
     return sources
 
 
@@ -52,8 +56,10 @@ def matches_of(pairs: Pairs, queries: int) -> np.ndarray:
     return np.where(count > 0, count, np.nan)
 
 
-def ratings_of_others(judged: Crisscrossed, caption_image: np.ndarray, n: int) -> dict[str, np.ndarray]:
-    """The mean rating of the pairs of a caption with other images than its own, and of an image with other captions."""
+def ratings_of_others(judged: Crisscrossed, caption_image: np.ndarray,
+                      n: int) -> dict[str, np.ndarray]:
+    """The mean rating of the pairs of a caption with other images than its own, and of an image
+    with other captions."""
     rated = judged.ratings["sits"]
     other = caption_image[rated.first] != rated.second
     results = {}
@@ -65,7 +71,8 @@ def ratings_of_others(judged: Crisscrossed, caption_image: np.ndarray, n: int) -
 
 
 def disagreement(captions: list[str], caption_image: np.ndarray, n: int) -> np.ndarray:
-    """1 - the mean Jaccard index of the words of two captions of an image (N,), NaN where it has fewer than two."""
+    """1 - the mean Jaccard index of the words of two captions of an image (N,), NaN where it has
+    fewer than two."""
     words, of_image = [set(text.lower().split()) for text in captions], [[] for _ in range(n)]
     for caption, image in enumerate(caption_image):
         of_image[image].append(words[caption])
@@ -77,11 +84,13 @@ def disagreement(captions: list[str], caption_image: np.ndarray, n: int) -> np.n
 
 
 def report(subject: Subject, judged: dict, seen: dict[str, Seen]) -> dict[str, dict]:
-    """{source: {"captions" | "images": {measure: {"rho", "rho_given_words", "rho_within_levels"}}}}.
+    """{source: {"captions" | "images": {measure: {"rho", "rho_given_words",
+    "rho_within_levels"}}}}.
 
-    seen: the answers of each direction, as positions in the subject. rho is Spearman's correlation of uncertainty
-    (minus the confidence) with the truth: 1 where the model is the less sure the more items match. For captions also at
-    an equal number of words, and, where --positives names levels of detail, as the mean over levels.
+    seen: the answers of each direction, as positions in the subject. rho is Spearman's correlation
+    of uncertainty (minus the confidence) with the truth: 1 where the model is the less sure the
+    more items match. For captions also at an equal number of words, and, where --positives names
+    levels of detail, as the mean over levels.
     """
     texts = subject.items.captions if subject.items is not None else None
     words = None if texts is None else np.array([len(text.split()) for text in texts])
@@ -103,24 +112,28 @@ def report(subject: Subject, judged: dict, seen: dict[str, Seen]) -> dict[str, d
 
 
 def correlations(unsure: np.ndarray, truth: np.ndarray, words, levels=None) -> dict[str, float]:
-    """The numbers of `report` for one measure; all arrays (K,), or None where they are not known."""
+    """The numbers of `report` for one measure; all arrays (K,), or None where they are not
+    known."""
     numbers = {"rho": spearman(unsure, truth)}
     if words is not None:
         numbers["rho_given_words"] = partial_spearman(unsure, truth, words)
     if levels is not None:
-        within = [spearman(unsure[levels == level], truth[levels == level]) for level in np.unique(levels)]
-        within = [rho for rho in within if not np.isnan(rho)]           # a level where all have one match
+        within = [spearman(unsure[levels == level], truth[levels == level])
+                  for level in np.unique(levels)]
+        within = [rho for rho in within if not np.isnan(rho)]  # a level where all have one match
         numbers["rho_within_levels"] = float(np.mean(within)) if within else float("nan")
     return numbers
 
 
 def tables(results: dict) -> list:
     """Tables of `report`, as report.py has them, of the measures in SHOWN."""
-    made, heads = [], {"rho": "rho", "rho_given_words": "given words", "rho_within_levels": "in levels"}
+    made, heads = [], {"rho": "rho", "rho_given_words": "given words",
+                       "rho_within_levels": "in levels"}
     for source, sides in results.items():
         for side, of in sides.items():
             keys = [key for key in heads if any(key in numbers for numbers in of.values())]
-            rows = [(title(name, side), ["-" if np.isnan(numbers[key]) else f"{numbers[key]:.3f}" for key in keys])
+            rows = [(title(name, side),
+                     ["-" if np.isnan(numbers[key]) else f"{numbers[key]:.3f}" for key in keys])
                     for name, numbers in of.items() if name in SHOWN]
             made.append((f"{side} as queries: Spearman's rho of uncertainty and {SOURCES[source]}",
                          [("", [heads[key] for key in keys])], rows))

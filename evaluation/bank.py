@@ -1,16 +1,19 @@
-"""Query-bank normalisation: what an item scores with a bank of queries is taken from its scores, against hubs.
+"""Query-bank normalisation: what an item scores with a bank of queries is taken from its scores,
+against hubs.
 
-A hub is an item that scores high with every query and so keeps others off the first ranks. With query q, item j and the
-bank B of other queries of q's kind,
+A hub is an item that scores high with every query and so keeps others off the first ranks. With
+query q, item j and the bank B of other queries of q's kind,
 
     s'(q, j) = s(q, j) - b_j,    b_j = 1 / beta log mean_{k in B} exp(beta s(k, j)).
 
-Text to image takes b_i from every image, with captions as the bank; image to text takes b_c from every caption, with
-images as the bank. A number that is taken from all scores of a query changes no rank of this query, so one matrix of
-s(i, c) - b_i - b_c serves both directions. Of an ensemble the mean of the members' scores is normalised, since this is
-what ranks: a hub is a hub of the mean, and there is one beta to choose.
+Text to image takes b_i from every image, with captions as the bank; image to text takes b_c from
+every caption, with images as the bank. A number that is taken from all scores of a query changes no
+rank of this query, so one matrix of s(i, c) - b_i - b_c serves both directions. Of an ensemble the
+mean of the members' scores is normalised, since this is what ranks: a hub is a hub of the mean, and
+there is one beta to choose.
 
-Papers: Smith et al. 2017 (inverted softmax); Bogolin et al. 2022 (QB-Norm; here for all queries alike).
+Papers: Smith et al. 2017 (inverted softmax); Bogolin et al. 2022 (QB-Norm; here for all queries
+alike).
 """
 import math
 
@@ -19,50 +22,66 @@ import torch
 
 import metrics
 from cli import InputError
-from evaluation.subjects import Bank, Gallery, Member, Subject, image_text, image_text_of, normalised, score_matrix
+from evaluation.subjects import (
+    Bank,
+    Gallery,
+    Member,
+    Subject,
+    image_text,
+    image_text_of,
+    normalised,
+    score_matrix,
+)
 
 SIZE = 10_000                         # captions of a bank at most, and images
-# Values of beta that are tried, times the standard deviation of the scores, which differs by similarity.
+# Values of beta that are tried, times the standard deviation of the scores, which similarities
+# differ in.
 GRID = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 ITEMS = {"t2i": "images", "i2t": "captions"}    # what each direction searches
 SIDES = tuple(ITEMS)
-SAME = {"val": "dev", "testall": "test"}    # dev has two names; the images of test are among those of testall
+# dev has two names; the images of test are among those of testall
+SAME = {"val": "dev", "testall": "test"}
 
 
 def check_splits(split: str, evaluated: str) -> None:
-    """Raises InputError where the bank is of a split that is evaluated or that beta is chosen on."""
+    """Raises InputError where the bank is of a split that is evaluated or that beta is chosen
+    on."""
     here, there = (SAME.get(name, name) for name in (evaluated, split))
     if here == "dev":
-        raise InputError(f"--bank {split} chooses beta on dev, so the split {evaluated} is no test of it; evaluate "
-                         "another split, or leave --bank out")
+        raise InputError(f"--bank {split} chooses beta on dev, so the split {evaluated} is no "
+                         "test of it; evaluate another split, or leave --bank out")
     if there in (here, "dev"):
         why = "is evaluated" if there == here else "beta is chosen on"
-        raise InputError(f"--bank {split} holds queries of the split that {why}, and a bank must be of others; give "
-                         f"{'another' if here == 'train' else 'train'}")
+        raise InputError(f"--bank {split} holds queries of the split that {why}, and a bank must "
+                         f"be of others; give {'another' if here == 'train' else 'train'}")
 
 
 def draw(caption_image: np.ndarray, n_images: int, size: int = SIZE, seed: int = 0) -> Gallery:
-    """The queries of a bank, from a split of captions (M,) of N images: at most `size` images, and the captions of the
-    first of these, all of each, that are at most `size`. Raises InputError where one image has more captions."""
+    """The queries of a bank, from a split of captions (M,) of N images: at most `size` images, and
+    the captions of the first of these, all of each, that are at most `size`. Raises InputError
+    where one image has more captions."""
     order = np.random.default_rng(seed).permutation(n_images)
-    until = np.cumsum(np.bincount(caption_image, minlength=n_images)[order])        # (N,) captions up to each
+    # (N,) captions up to each
+    until = np.cumsum(np.bincount(caption_image, minlength=n_images)[order])
     chosen = order[:np.searchsorted(until, size, "right")]
     captions = np.flatnonzero(np.isin(caption_image, chosen))
     if not len(captions):
-        raise InputError(f"--bank_size {size} is less than the {until[until > 0][0]} captions of one image, which are "
-                         f"drawn together; {SIZE:,} are usual")
+        raise InputError(f"--bank_size {size} is less than the {until[until > 0][0]} captions of "
+                         f"one image, which are drawn together; {SIZE:,} are usual")
     return Gallery(np.sort(order[:size]), captions)
 
 
 @torch.no_grad()
-def log_mean_exp(columns, n: int, m: int, betas: list[float], of: str, block: int = 1000) -> torch.Tensor:
-    """1 / beta log mean exp(beta s) of scores (N, M) in blocks, one row per beta: (B, N) over the captions for every
-    image (of "images"), or (B, M) over the images for every caption (of "captions"). No more than a block is held."""
+def log_mean_exp(columns, n: int, m: int, betas: list[float], of: str,
+                 block: int = 1000) -> torch.Tensor:
+    """1 / beta log mean exp(beta s) of scores (N, M) in blocks, one row per beta: (B, N) over the
+    captions for every image (of "images"), or (B, M) over the images for every caption (of
+    "captions"). No more than a block is held."""
     total = torch.full((len(betas), n if of == "images" else m), -torch.inf)
     for c in slices(m, block):
         score = columns(c)
         for i in slices(n, block):
-            scores, here = (score(i), i) if of == "images" else (score(i).T, c)     # (items, queries)
+            scores, here = (score(i), i) if of == "images" else (score(i).T, c)  # (items, queries)
             part = torch.stack([torch.logsumexp(beta * scores.float(), 1) for beta in betas])
             total[:, here] = torch.logaddexp(total[:, here], part.cpu())
     return (total - math.log(m if of == "images" else n)) / torch.tensor(betas)[:, None]
@@ -75,21 +94,24 @@ def slices(n: int, block: int) -> list[slice]:
 
 def item_terms(members: list[Member], queries: list[Member], betas: list[float], side: str,
                block: int = 1000) -> torch.Tensor:
-    """The numbers that the direction `side` takes from the scores of its items, one row per beta: (B, N) of the images
-    of `members` for t2i, (B, M) of their captions for i2t. queries: the bank, by the same models."""
+    """The numbers that the direction `side` takes from the scores of its items, one row per beta:
+    (B, N) of the images of `members` for t2i, (B, M) of their captions for i2t. queries: the bank,
+    by the same models."""
     kind = ITEMS[side]
-    sides = [(m.images, q.captions) if kind == "images" else (q.images, m.captions) for m, q in zip(members, queries)]
+    sides = [(m.images, q.captions) if kind == "images" else (q.images, m.captions)
+             for m, q in zip(members, queries)]
     columns = image_text([Member(m.similarity, *pair) for m, pair in zip(members, sides)])
     return log_mean_exp(columns, *(len(e.mean) for e in sides[0]), betas, kind, block)
 
 
 @torch.no_grad()
 def choose(dev: Subject, queries: list[Member], block: int = 1000) -> dict:
-    """{"beta": {"t2i", "i2t"}, "dev_rsum", "dev_rsum_without"}: for each direction the beta of GRID with the highest
-    sum of its recalls on dev, or None where none is above that without a bank; the lower of two betas that are equal.
+    """{"beta": {"t2i", "i2t"}, "dev_rsum", "dev_rsum_without"}: for each direction the beta of GRID
+    with the highest sum of its recalls on dev, or None where none is above that without a bank; the
+    lower of two betas that are equal.
 
-    dev: the models on the dev split; queries: the bank, by the same models. Raises InputError on scores that are not
-    finite.
+    dev: the models on the dev split; queries: the bank, by the same models. Raises InputError on
+    scores that are not finite.
     """
     scores = score_matrix(dev, block)                                               # (N, M)
     columns, n = image_text_of(scores), dev.n_images
@@ -100,7 +122,8 @@ def choose(dev: Subject, queries: list[Member], block: int = 1000) -> dict:
         return {side: sum(result[side][f"r{k}"] for k in metrics.RECALLS) for side in SIDES}
     without, spread = sums(columns), float(scores[::1 + n // 1000].std(dtype=np.float64))
     betas = [value / spread for value in GRID] if spread > 0 else []
-    terms = [item_terms(dev.members, queries, betas, side, block) for side in SIDES] if betas else [(), ()]
+    terms = [item_terms(dev.members, queries, betas, side, block)
+             for side in SIDES] if betas else [(), ()]
     best, beta = dict(without), dict.fromkeys(SIDES)
     for value, *numbers in zip(betas, *terms):
         for side, found in sums(normalised(columns, Bank(*numbers, {}))).items():
@@ -109,20 +132,24 @@ def choose(dev: Subject, queries: list[Member], block: int = 1000) -> dict:
     return {"beta": beta, "dev_rsum": sum(best.values()), "dev_rsum_without": sum(without.values())}
 
 
-def normalisation(members: list[Member], dev: Subject, queries: list[Member], split: str, block: int = 1000) -> Bank:
-    """The normalisation of the mean scores of `members` by the bank `queries` of a split, with the betas of `choose`.
-    A direction without a beta takes nothing from its items. Raises InputError on scores that are not finite."""
+def normalisation(members: list[Member], dev: Subject, queries: list[Member], split: str,
+                  block: int = 1000) -> Bank:
+    """The normalisation of the mean scores of `members` by the bank `queries` of a split, with the
+    betas of `choose`. A direction without a beta takes nothing from its items. Raises InputError on
+    scores that are not finite."""
     chosen = choose(dev, queries, block)
     terms = {side: torch.zeros(len(getattr(members[0], ITEMS[side]).mean)) if beta is None else
-             item_terms(members, queries, [beta], side, block)[0] for side, beta in chosen["beta"].items()}
+             item_terms(members, queries, [beta], side, block)[0]
+             for side, beta in chosen["beta"].items()}
     sizes = {"captions": len(queries[0].captions.mean), "images": len(queries[0].images.mean)}
     return Bank(terms["t2i"], terms["i2t"], {"split": split, **sizes, **chosen})
 
 
 def sentence(report: dict) -> str:
     """What the report says of the bank: whose queries, which betas, and what dev had."""
-    betas = [f"{'none' if report['beta'][side] is None else format(report['beta'][side], '.3g')} for {title}"
+    betas = [f"{'none' if report['beta'][side] is None else format(report['beta'][side], '.3g')} "
+             f"for {title}"
              for side, title in (("t2i", "text to image"), ("i2t", "image to text"))]
-    return (f"bank of {report['captions']:,} captions and {report['images']:,} images of {report['split']}: beta "
-            f"{' and '.join(betas)}, chosen on dev, whose rsum is {report['dev_rsum']:.1f} with it and "
-            f"{report['dev_rsum_without']:.1f} without")
+    return (f"bank of {report['captions']:,} captions and {report['images']:,} images of "
+            f"{report['split']}: beta {' and '.join(betas)}, chosen on dev, whose rsum is "
+            f"{report['dev_rsum']:.1f} with it and {report['dev_rsum_without']:.1f} without")

@@ -1,7 +1,8 @@
-"""What is fitted on a dev split so that scores become probabilities, and calibration.json, which holds it.
+"""What is fitted on a dev split so that scores become probabilities, and calibration.json, which
+holds it.
 
-A temperature for each direction (`posterior.temperature`), and monotone and linear maps from confidences to the
-probability that the first answer is right.
+A temperature for each direction (`posterior.temperature`), and monotone and linear maps from
+confidences to the probability that the first answer is right.
 """
 import os
 from typing import NamedTuple
@@ -15,8 +16,9 @@ from evaluation.subjects import Subject
 from files.reading import FAULTS, read_json
 
 FORMAT = 1                            # of calibration.json
-SIDES = {"t2i": ("captions", "images"), "i2t": ("images", "captions")}    # direction: (queries, items)
-RIDGE = 1e-2                          # weight of the squares of the logistic's weights, beside the mean loss
+# direction: (queries, items)
+SIDES = {"t2i": ("captions", "images"), "i2t": ("images", "captions")}
+RIDGE = 1e-2  # weight of the squares of the logistic's weights, beside the mean loss
 LEVELS = 101                          # quantiles of log det Sigma that are kept
 
 
@@ -27,10 +29,12 @@ class Isotonic(NamedTuple):
 
     @classmethod
     def fit(cls, confidence, right) -> "Isotonic":
-        """The rising map of least squares (pool adjacent violators), within [1 / (n + 2), (n + 1) / (n + 2)]."""
+        """The rising map of least squares (pool adjacent violators), within [1 / (n + 2), (n + 1) /
+        (n + 2)]."""
         x, which, n = *np.unique(confidence, return_inverse=True), len(confidence)
         size = np.bincount(which)
-        y = optimize.isotonic_regression(np.bincount(which, np.asarray(right, float)) / size, weights=size).x
+        y = optimize.isotonic_regression(np.bincount(which, np.asarray(right, float)) / size,
+                                         weights=size).x
         y = np.clip(y, 1 / (n + 2), (n + 1) / (n + 2))
         step = y[1:] != y[:-1]
         ends = np.flatnonzero(np.append(True, step) | np.append(step, True))
@@ -44,27 +48,30 @@ class Logistic(NamedTuple):
     """P(right) = sigmoid(w . z + b) of standardised features z (Q, F)."""
     names: list[str]
     mean: list[float]
-    std: list[float]                  # 0 for a constant feature, which is not used: JSON has no infinity
+    std: list[float]  # 0 for a constant feature, which is not used: JSON has no infinity
     weights: list[float]
     bias: float
 
     @classmethod
     def fit(cls, features: dict[str, np.ndarray], right) -> "Logistic":
-        """The minimum of the mean log loss + RIDGE |w|^2. A feature that is constant gets a weight of zero."""
+        """The minimum of the mean log loss + RIDGE |w|^2. A feature that is constant gets a weight
+        of zero."""
         x = np.stack(list(features.values()), 1).astype(float)                      # (Q, F)
         mean, std = x.mean(0), x.std(0)
         varies = std > 1e-9 * (1 + abs(mean))
         z = np.c_[(x - mean) / np.where(varies, std, np.inf), np.ones(len(x))]
         y, penalty = np.asarray(right, float), 2 * RIDGE * np.append(np.ones(x.shape[1]), 0)
         w = np.zeros(z.shape[1])
-        for _ in range(100):                                # Newton's method; the loss is strictly convex
+        for _ in range(100):  # Newton's method; the loss is strictly convex
             p = special.expit(z @ w)
             slope = z.T @ (p - y) / len(y) + penalty * w
-            step = np.linalg.solve((z.T * (p * (1 - p))) @ z / len(y) + np.diag(penalty + 1e-9), slope)
+            step = np.linalg.solve((z.T * (p * (1 - p))) @ z / len(y) + np.diag(penalty + 1e-9),
+                                   slope)
             w -= step
             if abs(step).max() < 1e-10:
                 break
-        return cls(list(features), mean.tolist(), np.where(varies, std, 0).tolist(), w[:-1].tolist(), float(w[-1]))
+        return cls(list(features), mean.tolist(), np.where(varies, std, 0).tolist(),
+                   w[:-1].tolist(), float(w[-1]))
 
     def __call__(self, features: dict[str, np.ndarray]) -> np.ndarray:
         logit = np.full(len(next(iter(features.values()))), self.bias)
@@ -86,7 +93,8 @@ class Fitted(NamedTuple):
 
     def plain(self) -> dict:
         """What calibration.json holds of it."""
-        return {name: x._asdict() if hasattr(x, "_asdict") else x for name, x in self._asdict().items()}
+        return {name: x._asdict() if hasattr(x, "_asdict") else x
+                for name, x in self._asdict().items()}
 
     @classmethod
     def of(cls, stored: dict) -> "Fitted":
@@ -101,26 +109,32 @@ class Fitted(NamedTuple):
 
 
 def stored(dev: Subject, split: str, fitted: dict[str, Fitted], sets: dict | None) -> dict:
-    """What calibration.json holds: what was fitted, on what, at what size of the gallery. split: the name of what was
-    calibrated on; sets: the limits of conformal sets."""
+    """What calibration.json holds: what was fitted, on what, at what size of the gallery. split:
+    the name of what was calibrated on; sets: the limits of conformal sets."""
     return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "),
-            **({"weights": dev.weights} if dev.weights else {}), "data_name": dev.data_name, "split": split,
-            "similarity": dev.similarity, "images": dev.n_images, "captions": len(dev.caption_image),
-            **{side: of.plain() for side, of in fitted.items()}, **({"sets": sets} if sets else {}), **quantiles(dev)}
+            **({"weights": dev.weights} if dev.weights else {}), "data_name": dev.data_name,
+            "split": split, "similarity": dev.similarity, "images": dev.n_images,
+            "captions": len(dev.caption_image),
+            **{side: of.plain() for side, of in fitted.items()},
+            **({"sets": sets} if sets else {}), **quantiles(dev)}
 
 
 def quantiles(dev: Subject) -> dict:
-    """{"log_det": LEVELS quantiles of the log det Sigma of the captions, from the least to the largest}, by which that
-    of a query is told to be small or large; {} where captions are points."""
+    """{"log_det": LEVELS quantiles of the log det Sigma of the captions, from the least to the
+    largest}, by which that of a query is told to be small or large; {} where captions are
+    points."""
     values = uncertainties(dev).get("captions")
-    return {} if values is None else {"log_det": np.quantile(values, np.linspace(0, 1, LEVELS)).tolist()}
+    if values is None:
+        return {}
+    return {"log_det": np.quantile(values, np.linspace(0, 1, LEVELS)).tolist()}
 
 
 class Calibration(NamedTuple):
     """A calibration.json, and where it lies."""
     path: str
     checkpoints: list[str]
-    weights: list[str] | None         # digests of the models (checkpoints.weights_of); None of other embeddings
+    # digests of the models (checkpoints.weights_of); None of other embeddings
+    weights: list[str] | None
     data_name: str
     similarity: str
     fitted: dict[str, Fitted]
@@ -129,30 +143,25 @@ class Calibration(NamedTuple):
     log_det: list[float] | None       # quantiles, see `quantiles`; None where captions are points
 
     def refuse_other(self, run: str, weights: str) -> None:
-        """Raises InputError unless this is of the model with these weights (`checkpoints.weights_of`), which `run`
-        holds. A file that names no weights is known by the path of its run, or by the names of its folder and
-        its file where it was moved since."""
-        def file_of(path: str) -> str:
-            file = path.endswith((".pt", ".tar")) and not os.path.isdir(path)
-            return os.path.realpath(path if file else os.path.join(path, "model_best.pt"))
-        mine, named = file_of(run), file_of(self.checkpoints[0])
-        moved = not os.path.exists(named) and named.split(os.sep)[-2:] == mine.split(os.sep)[-2:]
-        models, again = " + ".join(self.checkpoints), f"write it again with evaluate.py --confidence --checkpoint {run}"
-        if self.weights and self.weights != [weights]:
-            raise InputError(f"{self.path} is of the weights of {models}, and {run} has others; {again}")
-        if not self.weights and (len(self.checkpoints) > 1 or not (named == mine or moved)):
-            raise InputError(f"{self.path} is of {models}, and not of {run}, by their paths, as it names no weights; "
-                             f"{again}, or with --checkpoint {self.checkpoints[0]}, and name what it writes with "
-                             "--calibration")
+        """Raises InputError unless this is of the model with these weights, which `run` holds."""
+        if self.weights != [weights]:
+            models = " + ".join(self.checkpoints)
+            why = (f"is of the weights of {models}, and {run} has others" if self.weights else
+                   f"is of {models}, and names no weights by which {run} could be known")
+            raise InputError(f"{self.path} {why}; write it again with evaluate.py --confidence "
+                             f"--checkpoint {run}")
 
     def notes(self, side: str, data_name: str, gallery: int) -> list[str]:
-        """Sentences on what is searched and was not calibrated on: other data, a gallery of another size."""
+        """Sentences on what is searched and was not calibrated on: other data, a gallery of another
+        size."""
         fitted, notes = self.fitted[side], []
         if data_name != self.data_name:
-            notes.append(f"the probabilities were calibrated on {self.data_name} and may not hold on {data_name}")
+            notes.append(f"the probabilities were calibrated on {self.data_name} and may not hold "
+                         f"on {data_name}")
         if gallery != fitted.gallery:
-            notes.append(f"the probabilities were calibrated on a gallery of {fitted.gallery:,} and {gallery:,} are "
-                         "searched; they hold best for the size that they were calibrated on")
+            notes.append(f"the probabilities were calibrated on a gallery of {fitted.gallery:,} "
+                         f"and {gallery:,} are searched; they hold best for the size that they "
+                         "were calibrated on")
         return notes
 
 
@@ -163,22 +172,28 @@ def read_calibration(path: str) -> Calibration:
     try:
         if file["calibration"] != FORMAT:
             raise ValueError(f"its format is {file['calibration']!r}")
-        names, data_name, similarity = (file[name] for name in ("checkpoints", "data_name", "similarity"))
-        if not (names and isinstance(names, list) and all(isinstance(x, str) for x in (*names, data_name, similarity))):
+        names, data_name, similarity = (file[name] for name in ("checkpoints", "data_name",
+                                                                "similarity"))
+        if not (names and isinstance(names, list)
+                and all(isinstance(x, str) for x in (*names, data_name, similarity))):
             raise ValueError("it does not say of which model it is")
         weights, sets = file.get("weights"), file.get("sets")
         if weights is not None and not (isinstance(weights, list) and len(weights) == len(names)):
             raise ValueError("it does not say which weights each model has")
         if sets is not None:
-            limits = {side: {name: float(limit) for name, limit in sets[side].items()} for side in SIDES}
+            limits = {side: {name: float(limit) for name, limit in sets[side].items()}
+                      for side in SIDES}
             sets = {"alpha": float(sets["alpha"]), "images": int(sets["images"]), **limits}
-        return Calibration(path, names, weights, data_name, similarity, {side: Fitted.of(file[side]) for side in SIDES},
-                           sets, file.get("log_det") and sorted(map(float, file["log_det"])))
+        return Calibration(path, names, weights, data_name, similarity,
+                           {side: Fitted.of(file[side]) for side in SIDES}, sets,
+                           file.get("log_det") and sorted(map(float, file["log_det"])))
     except FAULTS as error:
         raise InputError(f"{path} is no calibration ({error}); {fix}") from error
 
 
 def calibration_file(run: str) -> str:
-    """The calibration that evaluate.py --confidence writes by itself for a run folder or a checkpoint file."""
+    """The calibration that evaluate.py --confidence writes by itself for a run folder or a
+    checkpoint file."""
     folder, file = (run, "model_best.pt") if os.path.isdir(run) else os.path.split(run)
-    return os.path.join(folder, f"calibration{'' if file == 'model_best.pt' else '_' + file.split('.')[0]}.json")
+    ending = "" if file == "model_best.pt" else f"_{file.split('.')[0]}"
+    return os.path.join(folder, f"calibration{ending}.json")

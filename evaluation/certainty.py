@@ -1,7 +1,9 @@
-"""`evaluate.py --confidence`, `--sets` and `--absent`: what is fitted on one set of items, judged on another, reported.
+"""`evaluate.py --confidence`, `--sets` and `--absent`: what is fitted on one set of items, judged
+on another, reported.
 
-A run is calibrated on its dev split. Embeddings and scores of other models are calibrated on a second file
-(--calibration), or on a random part of their images (--calibrate_on), which is then left out of the judgement.
+A run is calibrated on its dev split. Embeddings and scores of other models are calibrated on a
+second file (--calibration), or on a random part of their images (--calibrate_on), which is then
+left out of the judgement.
 """
 import copy
 from collections.abc import Callable, Iterable
@@ -39,48 +41,54 @@ class Certainty(NamedTuple):
 
 
 def part(subject: Subject, images: np.ndarray) -> Subject:
-    """The images at positions `images` (n,), rising, and their captions, as a subject of their own."""
+    """The images at positions `images` (n,), rising, and their captions, as a subject of their
+    own."""
     captions = np.flatnonzero(np.isin(subject.caption_image, images))
     new = copy.copy(subject)
-    new.members = [Member(m.similarity, m.images.rows(images), m.captions.rows(captions)) for m in subject.members]
+    new.members = [Member(m.similarity, m.images.rows(images), m.captions.rows(captions))
+                   for m in subject.members]
     new.scores = None if subject.scores is None else np.asarray(subject.scores)[images][:, captions]
-    new.caption_image, new.n_images = np.searchsorted(images, subject.caption_image[captions]), len(images)
+    new.caption_image = np.searchsorted(images, subject.caption_image[captions])
+    new.n_images = len(images)
     new.items = None
     return new
 
 
 def to_calibrate_on(subject: Subject, share: float | None,
                     opened: Callable[[], Subject]) -> tuple[Subject, Subject, np.ndarray]:
-    """(what is calibrated on, what is judged, the positions of the judged images in the subject). share: a random share
-    of the images is calibrated on, else what opened() returns. Raises InputError where there are no images."""
+    """(what is calibrated on, what is judged, the positions of the judged images in the subject).
+    share: a random share of the images is calibrated on, else what opened() returns. Raises
+    InputError where there are no images."""
     if not subject.has_images:
-        raise InputError(f"{subject.name} has no images to answer with, so there is no confidence to calibrate; name a "
-                         "split with images")
+        raise InputError(f"{subject.name} has no images to answer with, so there is no confidence "
+                         "to calibrate; name a split with images")
     if not share:
         return opened(), subject, np.arange(subject.n_images)
     order = np.random.default_rng(0).permutation(subject.n_images)
     cut = round(share * subject.n_images)
     if not 0 < cut < subject.n_images:
-        raise InputError(f"--calibrate_on {share:g} leaves {cut} of {subject.n_images} images to calibrate on; give a "
-                         "share that leaves some on both sides")
+        raise InputError(f"--calibrate_on {share:g} leaves {cut} of {subject.n_images} images to "
+                         "calibrate on; give a share that leaves some on both sides")
     judged = np.sort(order[cut:])
     return part(subject, np.sort(order[:cut])), part(subject, judged), judged
 
 
 def assess_certainty(subject: Subject, judged: dict, asked: Asked, opened: Callable[[], Subject],
                      models: Iterable[Trained] = ()) -> Certainty:
-    """All that is asked, of both directions. judged: the judgements of `assess`; opened: see `to_calibrate_on`; models:
-    those of the subject's members, which embed captions of one's own."""
+    """All that is asked, of both directions. judged: the judgements of `assess`; opened: see
+    `to_calibrate_on`; models: those of the subject's members, which embed captions of one's own."""
     dev, test, images = to_calibrate_on(subject, asked.calibrate_on, opened)
     on = f"a random {asked.calibrate_on:g} of the images" if asked.calibrate_on else (
         asked.calibration or f"{dev.data_name} {dev.split}")
     fitted, results, made, seen, limits = confidence.fit(dev), {}, [], {}, {}
-    lines = [f"calibrated on {dev.n_images:,} images and {len(dev.caption_image):,} captions ({on}), judged on "
-             f"{test.n_images:,} and {len(test.caption_image):,}"]
+    lines = [f"calibrated on {dev.n_images:,} images and {len(dev.caption_image):,} captions "
+             f"({on}), judged on {test.n_images:,} and {len(test.caption_image):,}"]
     if asked.confidence:
         results["confidence"], seen = confidence.judge_both(test, fitted)
-        places = {"images": images, "captions": np.flatnonzero(np.isin(subject.caption_image, images))}
-        seen = {side: of._replace(asked=places[SIDES[side][0]][of.asked], answers=places[SIDES[side][1]][of.answers],
+        places = {"images": images,
+                  "captions": np.flatnonzero(np.isin(subject.caption_image, images))}
+        seen = {side: of._replace(asked=places[SIDES[side][0]][of.asked],
+                                  answers=places[SIDES[side][1]][of.answers],
                                   owner=images[of.owner]) for side, of in seen.items()}
         made += confidence.tables(results["confidence"])
         lines += confidence.sentences(results["confidence"], fitted)
@@ -93,16 +101,18 @@ def assess_certainty(subject: Subject, judged: dict, asked: Asked, opened: Calla
     if asked.sets or asked.absent:
         pair, t = of_one_size(dev, test), {side: of.temperature for side, of in fitted.items()}
         if dev.n_images != test.n_images:
-            lines.append(f"a promise holds for galleries of one size, so {pair[0].n_images:,} images at random are "
-                         "taken of the larger side")
+            lines.append(f"a promise holds for galleries of one size, so {pair[0].n_images:,} "
+                         "images at random are taken of the larger side")
     if asked.sets:
         results["sets"], limits = promises.sets(*pair, t, asked.sets)
         made += promises.set_tables(results["sets"])
     if asked.absent:
         own = {}
         if asked.negatives:
-            own["t2i"] = posterior_of_negatives(read_negatives(asked.negatives), models, pair[1], t["t2i"])
-        results["absent_queries"] = {side: promises.judge_absent(*pair, side, t[side], asked.absent, own.get(side))
+            own["t2i"] = posterior_of_negatives(read_negatives(asked.negatives), models, pair[1],
+                                                t["t2i"])
+        results["absent_queries"] = {side: promises.judge_absent(*pair, side, t[side],
+                                                                 asked.absent, own.get(side))
                                      for side in SIDES}
         lines += promises.absent_sentences(results["absent_queries"])
     return Certainty(results, made, lines, stored(dev, on, fitted, limits), seen)
@@ -112,21 +122,26 @@ def read_negatives(path: str) -> list[str]:
     """The captions of a text file, one per line. Raises InputError where it has none."""
     texts = [line.strip() for line in read_lines(path) if line.strip()]
     if not texts:
-        raise InputError(f"--negatives {path} has no caption; write one per line, of things that no image shows")
+        raise InputError(f"--negatives {path} has no caption; write one per line, of things that "
+                         "no image shows")
     return texts
 
 
-def posterior_of_negatives(texts: list[str], models: Iterable[Trained], subject: Subject, t: float) -> np.ndarray:
-    """How sure models are of their first image for each text, at temperature t: (B,). subject: its members are those
-    of the models, with the images that are searched. Raises InputError where a model knows no words."""
-    members = [Member(m.similarity, m.images, model.texts(texts)) for model, m in zip(models, subject.members)]
-    queries = Subject("negatives", subject.similarity, np.zeros(len(texts), int), subject.n_images, members)
+def posterior_of_negatives(texts: list[str], models: Iterable[Trained], subject: Subject,
+                           t: float) -> np.ndarray:
+    """How sure models are of their first image for each text, at temperature t: (B,). subject: its
+    members are those of the models, with the images that are searched. Raises InputError where a
+    model knows no words."""
+    members = [Member(m.similarity, m.images, model.texts(texts))
+               for model, m in zip(models, subject.members)]
+    queries = Subject("negatives", subject.similarity, np.zeros(len(texts), int), subject.n_images,
+                      members)
     return answers(rows_of(queries, "t2i"), t).posterior
 
 
 def of_one_size(dev: Subject, test: Subject) -> tuple[Subject, Subject]:
-    """Both with as many images as the smaller one has, drawn at random: a limit that was found among few items would
-    promise too much among many."""
+    """Both with as many images as the smaller one has, drawn at random: a limit that was found
+    among few items would promise too much among many."""
     size = min(dev.n_images, test.n_images)
 
     def cut(subject: Subject) -> Subject:

@@ -1,7 +1,9 @@
-"""How sure a model is of its first answers: confidences of every kind, fitted on the dev split, judged on another.
+"""How sure a model is of its first answers: confidences of every kind, fitted on the dev split,
+judged on another.
 
-The posterior over the gallery is the measure to use; all others stand beside it, so that one sees what each is worth
-(`evaluate.py --confidence`). `fit` sees the queries to calibrate on, `judge` those to report on.
+The posterior over the gallery is the measure to use; all others stand beside it, so that one sees
+what each is worth (`evaluate.py --confidence`). `fit` sees the queries to calibrate on, `judge`
+those to report on.
 """
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,7 +20,8 @@ from evaluation.subjects import Subject
 from similarities import Embedding
 
 SIZES = (500, 1000, 5000)             # images of the smaller galleries that are judged too
-SHOWN = ("overlap", "posterior_grouped", "posterior")       # the first of these that there is, users are shown
+# the first of these that there is, users are shown
+SHOWN = ("overlap", "posterior_grouped", "posterior")
 
 
 def logit(p, std):
@@ -30,28 +33,32 @@ class Measure(NamedTuple):
     """A confidence, more where surer."""
     title: str                        # in tables
     look: tuple[str, str]             # colour and style of its curve
-    of_boxes: str = ""                # its title where the queries are phrases and the answers boxes
+    of_boxes: str = ""  # its title where the queries are phrases and the answers boxes
     probability: bool = False
     sigma: bool = False               # whether the logistic without Sigma must not see it
-    feature: Callable = lambda value, std: value    # what the logistic sees; std: deviation of the scores
+    # what the logistic sees; std: deviation of the scores
+    feature: Callable = lambda value, std: value
 
 
 MEASURES = {
-    "posterior": Measure("posterior of the answer", ("tab:blue", "-"), "posterior of the first box", True,
-                         feature=logit),
-    "posterior_grouped": Measure("the same, summed over its image's captions", ("tab:blue", "-"), probability=True,
-                                 feature=logit),
-    "overlap": Measure("", ("tab:blue", "-"), "posterior of all boxes at its place", True, feature=logit),
+    "posterior": Measure("posterior of the answer", ("tab:blue", "-"),
+                         "posterior of the first box", True, feature=logit),
+    "posterior_grouped": Measure("the same, summed over its image's captions", ("tab:blue", "-"),
+                                 probability=True, feature=logit),
+    "overlap": Measure("", ("tab:blue", "-"), "posterior of all boxes at its place", True,
+                       feature=logit),
     "entropy": Measure("-entropy of the posterior", ("deepskyblue", "-.")),
     "entropy_each": Measure("the same, each caption by itself", ("deepskyblue", ":")),
     "max": Measure("maximum score", ("tab:green", "-")),
-    "margin": Measure("margin to the second", ("tab:green", "--"), "margin to the best box elsewhere",
-                      feature=lambda value, std: np.log(np.maximum(value, 1e-6 * np.maximum(std, 1e-30)))),
+    "margin": Measure("margin to the second", ("tab:green", "--"),
+                      "margin to the best box elsewhere",
+                      feature=lambda value, std: np.log(
+                          np.maximum(value, 1e-6 * np.maximum(std, 1e-30)))),
     "std": Measure("deviation of the scores", ("tab:green", "-.")),
-    "log_det_query": Measure("-log det Sigma of the query", ("tab:red", "-"), "-log det Sigma of the phrase",
-                             sigma=True),
-    "log_det_answer": Measure("-log det Sigma of the answer", ("tab:red", "--"), "-log det Sigma of the box",
-                              sigma=True),
+    "log_det_query": Measure("-log det Sigma of the query", ("tab:red", "-"),
+                             "-log det Sigma of the phrase", sigma=True),
+    "log_det_answer": Measure("-log det Sigma of the answer", ("tab:red", "--"),
+                              "-log det Sigma of the box", sigma=True),
     "trace_query": Measure("-trace Sigma of the query", ("tab:orange", "-"), sigma=True,
                            feature=lambda value, std: -np.log(-value)),
     "trace_answer": Measure("-trace Sigma of the answer", ("tab:orange", "--"), sigma=True,
@@ -59,7 +66,8 @@ MEASURES = {
     "isotonic": Measure("posterior through an isotonic map", ("deepskyblue", "--"),
                         "overlap through an isotonic map", True),
     "stacked": Measure("logistic of all of these", ("tab:purple", "-"), probability=True),
-    "stacked_without_sigma": Measure("logistic without Sigma", ("tab:purple", "--"), probability=True)}
+    "stacked_without_sigma": Measure("logistic without Sigma", ("tab:purple", "--"),
+                                     probability=True)}
 
 
 class Seen(NamedTuple):
@@ -84,16 +92,18 @@ def trace(e: Embedding) -> torch.Tensor:
 
 
 def of_answers(found: Answers) -> dict[str, np.ndarray]:
-    """The confidences (Q,) that scores give: the posterior and MTEB's three abstention functions (max, margin, std)."""
+    """The confidences (Q,) that scores give: the posterior and MTEB's three abstention functions
+    (max, margin, std)."""
     each = None if found.entropy_each is None else -found.entropy_each
-    values = {"posterior": found.posterior, "posterior_grouped": found.grouped, "entropy": -found.entropy,
-              "entropy_each": each, "max": found.max, "margin": found.margin, "std": found.std}
+    values = {"posterior": found.posterior, "posterior_grouped": found.grouped,
+              "entropy": -found.entropy, "entropy_each": each, "max": found.max,
+              "margin": found.margin, "std": found.std}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def look(subject: Subject, t: dict[str, float], each: float | None) -> dict[str, Seen]:
-    """The first answers of both directions at temperatures t, and at `each` those of image to text, with what Sigma
-    says of the query and of its answer where they are Gaussian."""
+    """The first answers of both directions at temperatures t, and at `each` those of image to text,
+    with what Sigma says of the query and of its answer where they are Gaussian."""
     sigma = {"log_det": uncertainties(subject), "trace": uncertainties(subject, trace)}
     name, seen = f"{subject.data_name} {subject.split}".strip() or subject.name, {}
     for side, (rows, found) in answers_of_both(subject, t, each=each).items():
@@ -107,16 +117,18 @@ def look(subject: Subject, t: dict[str, float], each: float | None) -> dict[str,
 
 
 def best_name(values: dict) -> str:
-    """The posterior that a user should be shown: that of a whole group, or place, where there is one."""
+    """The posterior that a user should be shown: that of a whole group, or place, where there is
+    one."""
     return next(name for name in SHOWN if name in values)
 
 
 def fit(subject: Subject) -> dict[str, Fitted]:
-    """What is fitted to the queries of each direction: {"t2i": ..., "i2t": ...}. Raises InputError where all first
-    answers are right, or all wrong: then nothing can be told apart."""
+    """What is fitted to the queries of each direction: {"t2i": ..., "i2t": ...}. Raises InputError
+    where all first answers are right, or all wrong: then nothing can be told apart."""
     samples = {side: sample_scores(rows_of(subject, side)) for side in SIDES}
     t = {side: temperature(*sample) for side, sample in samples.items()}
-    several = len(subject.caption_image) > len(np.unique(subject.caption_image))    # captions of some image
+    # captions of some image
+    several = len(subject.caption_image) > len(np.unique(subject.caption_image))
     each = temperature(*samples["i2t"], each=True) if several else None
     return {side: fit_maps(seen, side, t[side], each if side == "i2t" else None)
             for side, seen in look(subject, t, each).items()}
@@ -127,28 +139,33 @@ def fit_maps(seen: Seen, side: str, t: float, each: float | None = None) -> Fitt
     right = refuse_one_class(seen.right, seen.name, side)
     values, features = with_features(seen.values)
     points = {name: value for name, value in features.items() if not MEASURES[name].sigma}
-    return Fitted(t, each, Isotonic.fit(values[best_name(values)], right), Logistic.fit(features, right),
-                  Logistic.fit(points, right) if len(points) < len(features) else None, len(right), seen.gallery)
+    without = Logistic.fit(points, right) if len(points) < len(features) else None
+    return Fitted(t, each, Isotonic.fit(values[best_name(values)], right),
+                  Logistic.fit(features, right), without, len(right), seen.gallery)
 
 
-def with_features(values: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The confidences (Q,) by name with ties for what only rounding tells apart, and what the logistic sees of them."""
+def with_features(values: dict) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The confidences (Q,) by name with ties for what only rounding tells apart, and what the
+    logistic sees of them."""
     values = {name: selective.levelled(value) for name, value in values.items()}
-    return values, {name: MEASURES[name].feature(value, values["std"]) for name, value in values.items()}
+    return values, {name: MEASURES[name].feature(value, values["std"])
+                    for name, value in values.items()}
 
 
 def refuse_one_class(right: np.ndarray, name: str, side: str) -> np.ndarray:
     if right.all() or not right.any():
-        raise InputError(f"{'all' if right.all() else 'none'} of the {len(right):,} first answers of {name} ({side}) "
-                         f"{'are' if right.all() else 'is'} right, so no confidence can tell them apart; leave "
-                         "--confidence out, or calibrate on more items")
+        raise InputError(f"{'all' if right.all() else 'none'} of the {len(right):,} first answers "
+                         f"of {name} ({side}) {'are' if right.all() else 'is'} right, so no "
+                         "confidence can tell them apart; leave --confidence out, or calibrate "
+                         "on more items")
     return right
 
 
 def judge(seen: Seen, side: str, fitted: Fitted) -> tuple[dict, Seen]:
-    """What every confidence of one direction is worth: {measure: {"auroc", "aurc", ..., and of probabilities "brier",
-    "nll", "ece", "ece_floor"}}, with "above_posterior" {"difference", "low", "high"} of the AUROC by a bootstrap over
-    images. Beside it the answers with the confidences that were fitted."""
+    """What every confidence of one direction is worth: {measure: {"auroc", "aurc", ..., and of
+    probabilities "brier", "nll", "ece", "ece_floor"}}, with "above_posterior" {"difference", "low",
+    "high"} of the AUROC by a bootstrap over images. Beside it the answers with the confidences that
+    were fitted."""
     right = refuse_one_class(seen.right, seen.name, side)
     values, features = with_features(seen.values)
     best = best_name(values)
@@ -169,10 +186,11 @@ def judge(seen: Seen, side: str, fitted: Fitted) -> tuple[dict, Seen]:
     return results, seen._replace(values=values)
 
 
-def judge_both(subject: Subject, fitted: dict[str, Fitted]) -> tuple[dict[str, dict], dict[str, Seen]]:
-    """{direction: what `judge` says}, and the answers. With "galleries", the posterior at the same temperature in
-    smaller galleries of random images: {number of images: {"right", "auroc", "ece", "ece_floor", "mean"}}. A
-    probability holds for the gallery that it was fitted to."""
+def judge_both(subject: Subject,
+               fitted: dict[str, Fitted]) -> tuple[dict[str, dict], dict[str, Seen]]:
+    """{direction: what `judge` says}, and the answers. With "galleries", the posterior at the same
+    temperature in smaller galleries of random images: {number of images: {"right", "auroc", "ece",
+    "ece_floor", "mean"}}. A probability holds for the gallery that it was fitted to."""
     t = {side: of.temperature for side, of in fitted.items()}
     both = {side: judge(seen, side, fitted[side])
             for side, seen in look(subject, t, fitted["i2t"].temperature_each).items()}
@@ -190,15 +208,16 @@ def judge_both(subject: Subject, fitted: dict[str, Fitted]) -> tuple[dict[str, d
 
 # ---- tables and sentences
 
-COLUMNS = {"auroc": "AUROC", "aurc": "AURC", "under": "under flat", "e_aurc": "E-AURC", "nauc": "nAUC",
-           "coverage_at_10": "cov@10", "rho": "rho", "minus_s_r2": "-S R2", "brier": "Brier", "nll": "NLL",
-           "ece": "ECE", "ece_floor": "floor"}
+COLUMNS = {"auroc": "AUROC", "aurc": "AURC", "under": "under flat", "e_aurc": "E-AURC",
+           "nauc": "nAUC", "coverage_at_10": "cov@10", "rho": "rho", "minus_s_r2": "-S R2",
+           "brier": "Brier", "nll": "NLL", "ece": "ECE", "ece_floor": "floor"}
 LEGEND = (
     "AUROC: chance that a right answer has more confidence than a wrong one (0.5: guessing); AURC: "
     "wrong answers, %, among the surest k, mean over k; under flat: how far below a random order",
     "cov@10: queries, %, that can be answered with 10% wrong; ECE: distance of probabilities from "
     "the share that is right; floor: the ECE of perfect probabilities; all: docs/confidence.md")
-TITLES = {"t2i": "text to image: is the first answer right?", "i2t": "image to text: is the first answer right?",
+TITLES = {"t2i": "text to image: is the first answer right?",
+          "i2t": "image to text: is the first answer right?",
           "phrases": "phrases: is the first box right?"}
 
 
@@ -210,13 +229,15 @@ def title(name: str, side: str) -> str:
 def tables(results: dict) -> list:
     """Tables of what `judge` said, {direction: ...}, as report.py has them."""
     return [(TITLES[side], [("", list(COLUMNS.values()))],
-             [(title(name, side), [cell(key, of) for key in COLUMNS]) for name, of in results[side].items()
+             [(title(name, side), [cell(key, of) for key in COLUMNS])
+              for name, of in results[side].items()
               if name in MEASURES]) for side in TITLES if side in results]
 
 
 def cell(key: str, numbers: dict) -> str:
     if key == "under":
-        return f"{100 * (1 - numbers['aurc'] / numbers['aurc_flat']):.0f}%" if numbers["aurc_flat"] else "-"
+        flat = numbers["aurc_flat"]
+        return f"{100 * (1 - numbers['aurc'] / flat):.0f}%" if flat else "-"
     value = numbers.get(key)
     if value is None or np.isnan(value):
         return "-" if key in numbers else ""
@@ -230,11 +251,13 @@ def sentences(results: dict, fitted: dict[str, Fitted]):
         yield in_words(side, of)
         on = fitted[side]
         grouped = "; the data say which captions are of one image" * ("posterior_grouped" in of)
-        yield f"{side}: T = {on.temperature:.4g}, fitted to {on.queries:,} queries over {on.gallery:,} items{grouped}"
+        yield (f"{side}: T = {on.temperature:.4g}, fitted to {on.queries:,} queries over "
+               f"{on.gallery:,} items{grouped}")
         yield from of_sigma(side, of)
         for size, numbers in of.get("galleries", {}).items():
-            yield (f"{side}, gallery of {int(size):,} random images: {numbers['right']:.1f}% right, mean posterior "
-                   f"{100 * numbers['mean']:.1f}%, AUROC {numbers['auroc']:.3f}, ECE {numbers['ece']:.3f} (floor "
+            yield (f"{side}, gallery of {int(size):,} random images: {numbers['right']:.1f}% "
+                   f"right, mean posterior {100 * numbers['mean']:.1f}%, AUROC "
+                   f"{numbers['auroc']:.3f}, ECE {numbers['ece']:.3f} (floor "
                    f"{numbers['ece_floor']:.3f})")
 
 
@@ -247,9 +270,12 @@ def in_words(side: str, of: dict) -> str:
 
 
 def of_sigma(side: str, of: dict):
-    """Whether Sigma adds to what the scores know; nothing where there is none. of: what `judge` said."""
+    """Whether Sigma adds to what the scores know; nothing where there is none. of: what `judge`
+    said."""
     if "above_without_sigma" in of["stacked"]:
         d = of["stacked"]["above_without_sigma"]
-        verdict = "adds" if d["low"] > 0 else "takes away" if d["high"] < 0 else "adds nothing beyond chance"
-        yield (f"{side}: does Sigma add anything to a logistic without it? AUROC {d['difference']:+.3f}, 95% interval "
-               f"{d['low']:+.3f} to {d['high']:+.3f}: it {verdict}")
+        verdict = ("adds" if d["low"] > 0 else "takes away" if d["high"] < 0 else
+                   "adds nothing beyond chance")
+        yield (f"{side}: does Sigma add anything to a logistic without it? AUROC "
+               f"{d['difference']:+.3f}, 95% interval {d['low']:+.3f} to {d['high']:+.3f}: it "
+               f"{verdict}")

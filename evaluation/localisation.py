@@ -1,11 +1,14 @@
-"""Evaluates runs that were trained on phrases and the regions of their photos: what evaluate.py does with these.
+"""Evaluates runs that were trained on phrases and the regions of their photos: what evaluate.py
+does with these.
 
-Each phrase ranks the proposals of its own photo (`phrases`). Reported are the recalls at IoU 0.5 beside the most that
-the proposals allow, by type and number of boxes; with --confidence how sure the first boxes are, calibrated on the
-phrases of val; with --compare a paired bootstrap over photos. The confidence to use is "overlap", the posterior of all
-proposals at the place of the first: the proposals of one object share the mass.
+Each phrase ranks the proposals of its own photo (`phrases`). Reported are the recalls at IoU 0.5
+beside the most that the proposals allow, by type and number of boxes; with --confidence how sure
+the first boxes are, calibrated on the phrases of val; with --compare a paired bootstrap over
+photos. The confidence to use is "overlap", the posterior of all proposals at the place of the
+first: the proposals of one object share the mass.
 """
 import os
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -33,7 +36,7 @@ from evaluation.phrases import (
     photo_by_photo,
 )
 from evaluation.pictures import IN_SET, OWN, Cell, Row, draw_rows, small, wrapped
-from evaluation.plots import diagrams
+from evaluation.plots import PICTURES, diagrams
 from evaluation.posterior import FITTED, temperature
 from files.phrases import PhraseSplit
 from files.proposals import shares
@@ -41,14 +44,14 @@ from files.reading import read_json, read_yaml
 from metrics import sampled_spearman, spearman
 
 SIDE = "phrases"                      # the name of this direction in results and pictures
-FEWEST = 4                            # photos with a known number of things that fit, for a correlation
+FEWEST = 4  # photos with a known number of things that fit, for a correlation
 
 
 # ---- what is evaluated
 
 def is_of_phrases(path: str) -> bool:
-    """Whether a run was trained on phrases, by its config.yaml. A file without one is asked itself; what is no run of
-    ours is none on phrases."""
+    """Whether a run was trained on phrases, by its config.yaml. A file without one is asked itself;
+    what is no run of ours is none on phrases."""
     config = os.path.join(path if os.path.isdir(path) else os.path.dirname(path), "config.yaml")
     try:
         if os.path.isfile(config):
@@ -56,7 +59,7 @@ def is_of_phrases(path: str) -> bool:
         if not os.path.isfile(path) or holds_arrays_only(path):
             return False
         return bool(load_checkpoint(path)["options"].get("localise"))
-    except (InputError, TypeError, KeyError, AttributeError):                      # whoever reads it says what is wrong
+    except (InputError, TypeError, KeyError, AttributeError):  # whoever reads it says what is wrong
         return False
 
 
@@ -67,36 +70,39 @@ class Phrases(NamedTuple):
     scores_of: ScoresOf
     phrase_log_det: np.ndarray | None = None      # (M,), None where phrases are points
     region_log_det: np.ndarray | None = None      # (R,), None where regions are points
-    fitting: np.ndarray | None = None             # (M,) how many things of the photo the words fit, NaN: unknown
+    # (M,) how many things of the photo the words fit, NaN: unknown
+    fitting: np.ndarray | None = None
     facts: dict = {}                              # what results.json says of it
     notes: list[str] = []                         # for the reader
 
 
 def open_phrases(paths: list[str], where: Where, how: How) -> Phrases:
-    """Runs, one or an ensemble, on a split of phrases. Raises InputError where they are not of these, or where they
-    read other boxes."""
+    """Runs, one or an ensemble, on a split of phrases. Raises InputError where they are not of
+    these, or where they read other boxes."""
     runs = []
     for path in paths:
         if not is_of_phrases(path):
-            raise InputError(f"{path} was trained on images and captions, and {paths[0]} is judged on phrases; "
-                             "evaluate them apart")
+            raise InputError(f"{path} was trained on images and captions, and {paths[0]} is "
+                             "judged on phrases; evaluate them apart")
         runs.append(load_run(path, where, runs[0] if runs else None, phrases=True))
         if not isinstance(runs[-1].split, PhraseSplit):
-            raise InputError(f"{path} was trained on phrases, and {os.path.join(*runs[-1].folder)} holds none; "
-                             "name data with phrases, or a run on images and captions")
+            raise InputError(f"{path} was trained on phrases, and "
+                             f"{os.path.join(*runs[-1].folder)} holds none; name data with "
+                             "phrases, or a run on images and captions")
         if not same_boxes(runs[-1].split, runs[0].split):
-            raise InputError(f"{path} reads other boxes than {paths[0]}, and an ensemble needs the same; name "
-                             "proposals for all with --regions")
+            raise InputError(f"{path} reads other boxes than {paths[0]}, and an ensemble needs "
+                             "the same; name proposals for all with --regions")
     first, split, data_name = runs[0], runs[0].split, runs[0].folder[1]
     models = [run.trained.to(how.device).model for run in runs]
-    scores = PhraseScores(models, [(run.split.images, run.tokens()) for run in runs], split, how.device,
-                          32 * how.batch_size)
-    facts = {"checkpoints": paths, "data_name": data_name, "split": split.name, "images": len(split.ids),
-             "captions": len(split.phrases), "similarity": first.trained.options.sim, "protocols": {}}
+    scores = PhraseScores(models, [(run.split.images, run.tokens()) for run in runs], split,
+                          how.device, 32 * how.batch_size)
+    facts = {"checkpoints": paths, "data_name": data_name, "split": split.name,
+             "images": len(split.ids), "captions": len(split.phrases),
+             "similarity": first.trained.options.sim, "protocols": {}}
     return Phrases(f"{data_name} {split.name}", split, scores,
                    scores.phrase_log_det if models[0].text_tower.gaussian else None,
-                   scores.region_log_det if models[0].image_tower.gaussian else None, fitting_of(split), facts,
-                   first.notes)
+                   scores.region_log_det if models[0].image_tower.gaussian else None,
+                   fitting_of(split), facts, first.notes)
 
 
 def same_boxes(a: PhraseSplit, b: PhraseSplit) -> bool:
@@ -106,30 +112,32 @@ def same_boxes(a: PhraseSplit, b: PhraseSplit) -> bool:
 
 
 def fitting_of(split: PhraseSplit) -> np.ndarray | None:
-    """How many things of its photo the words of each phrase fit, (M,), where the data set knows it (the demo does)."""
+    """How many things of its photo the words of each phrase fit, (M,), where the data set knows it
+    (the demo does)."""
     path = os.path.join(split.root, f"{split.name}_fitting.json")
     if not os.path.isfile(path):
         return None
     stored = read_json(path, "write the demo data again")
     count = stored.get("count") if isinstance(stored, dict) else None
     if not isinstance(count, list) or len(count) != len(split.phrases):
-        raise InputError(f"{path} does not tell how many things each of {len(split.phrases):,} phrases fits; write the "
-                         "demo data again")
+        raise InputError(f"{path} does not tell how many things each of {len(split.phrases):,} "
+                         "phrases fits; write the demo data again")
     return np.array(count, float)
 
 
 def results_of(of: Phrases, found: Located) -> dict:
     """What results.json holds of the recalls."""
-    return {**of.facts, "localisation": measures(found, of.split), "proposals": of.split.proposals.facts,
-            "notes": of.notes}
+    return {**of.facts, "localisation": measures(found, of.split),
+            "proposals": of.split.proposals.facts, "notes": of.notes}
 
 
 # ---- the commands
 
 def evaluate(paths: list[str], where: Where, how: How,
-             sure: bool) -> tuple[dict, list, list[str], Callable[[str, str], None] | None]:
-    """(results, tables, sentences, where `sure` what draws the pictures: of reliability, of phrases)."""
-    test, draw = open_phrases(paths, where, how), None
+             sure: bool) -> tuple[dict, list, list[str], Callable[[Callable[[str], str]], None]]:
+    """(results, tables, sentences, what draws the pictures where `sure`: it takes a function that
+    names files)."""
+    test = open_phrases(paths, where, how)
     if sure:
         of, found = judge_phrases(open_phrases(paths, where._replace(split="dev"), how), test)
     else:
@@ -143,15 +151,18 @@ def evaluate(paths: list[str], where: Where, how: How,
         results |= {**of.results, "calibration": of.calibration}
         made, lines = made + of.tables, lines + of.lines
 
-        def draw(curves: str, shown: str) -> None:
-            diagrams(of.results["confidence"], of.seen, curves)
-            phrase_examples(shown, test.split, found, of.seen[SIDE], photos_of(test.split), test.name)
+    def draw(named: Callable[[str], str]) -> None:
+        curves, shown = map(named, PICTURES)
+        diagrams(of.results["confidence"], of.seen, curves)
+        phrase_examples(shown, test.split, found, of.seen[SIDE], photos_of(test.split), test.name)
+        print(f"how sure the first boxes are in {curves}, phrases in their photos in {shown}",
+              file=sys.stderr)
     return results, made, lines, draw
 
 
 def compare_all(groups: list[str], where: Where, how: How) -> tuple[dict, list, list[str]]:
-    """(what a comparison's file holds, tables, sentences): the first run, or seeds joined by commas, against each of
-    the others by a paired bootstrap over photos."""
+    """(what a comparison's file holds, tables, sentences): the first run, or seeds joined by
+    commas, against each of the others by a paired bootstrap over photos."""
     first = None
 
     def assessed(path: str) -> tuple[dict, dict]:
@@ -159,7 +170,8 @@ def compare_all(groups: list[str], where: Where, how: How) -> tuple[dict, list, 
         of = open_phrases([path], where, how)
         first = first or of.split
         if of.split.phrases != first.phrases or of.split.ids != first.ids:
-            raise InputError(f"{path} is judged on other phrases than {groups[0]}; name one split with --data_name")
+            raise InputError(f"{path} is judged on other phrases than {groups[0]}; name one split "
+                             "with --data_name")
         found = locate(of.split, of.scores_of)
         return results_of(of, found), totals(found, of.split)
     runs, _, comparisons = compare.side_by_side(groups, assessed, lambda names: SUMS, over="photos")
@@ -172,8 +184,8 @@ SUMS = {"rsum": [f"r{k}" for k in metrics.RECALLS]}
 
 
 def totals(found: Located, split: BoxSplit) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """{"r1" | "r5" | "r10": (total (N,), count (N,))} of the photos that have phrases, in percent, as
-    `metrics.paired_bootstrap` takes it."""
+    """{"r1" | "r5" | "r10": (total (N,), count (N,))} of the photos that have phrases, in percent,
+    as `metrics.paired_bootstrap` takes it."""
     owner = np.unique(split.phrase_photo, return_inverse=True)[1]
     count = np.bincount(owner)
     return {f"r{k}": (np.bincount(owner, 100.0 * ((found.rank >= 0) & (found.rank < k))), count)
@@ -182,74 +194,86 @@ def totals(found: Located, split: BoxSplit) -> dict[str, tuple[np.ndarray, np.nd
 
 # ---- tables and sentences
 
-COLUMNS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "rsum": "rsum", "upper": "any box", "pointing": "pointing",
-           "iou": "IoU", "phrases": "phrases"}
+COLUMNS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "rsum": "rsum", "upper": "any box",
+           "pointing": "pointing", "iou": "IoU", "phrases": "phrases"}
 HEADINGS = {"by_type": "recall by type of the phrase; a phrase of several types counts in each",
             "by_boxes": "recall by the number of boxes of the phrase"}
 
 
 def tables(runs: dict[str, dict], baselines: dict[str, dict] | None = None) -> list:
-    """Tables of what `measures` returned, by name of the run, as report.py has them: all phrases, by type, by number of
-    boxes. baselines: {what it is: `summary` of a ranking that reads no phrase}; they close the first table, as does
-    the chance of the first run."""
+    """Tables of what `measures` returned, by name of the run, as report.py has them: all phrases,
+    by type, by number of boxes. baselines: {what it is: `summary` of a ranking that reads no
+    phrase}; they close the first table, as does the chance of the first run."""
     first = next(iter(runs.values()))
-    made = [("phrase localisation, percent; a box is right from IoU 0.5, any box: the most that a ranking can reach",
+    made = [("phrase localisation, percent; a box is right from IoU 0.5, any box: the most that a "
+             "ranking can reach",
              {**runs, **(baselines or {}), "proposals in random order": first["chance"]})]
     for key, heading in HEADINGS.items():
         groups = {group: {run: of[key][group] for run, of in runs.items()} for group in first[key]}
         if key == "by_type" and groups:
-            groups["mean over types (macro)"] = {run: of["macro"] for run, of in runs.items() if of["macro"]}
+            groups["mean over types (macro)"] = {run: of["macro"] for run, of in runs.items()
+                                                 if of["macro"]}
             groups["mean over phrases (micro)"] = runs
         if groups:
             made.append((heading, {report.label(run, group, len(runs) > 1): of
                                    for group, each in groups.items() for run, of in each.items()}))
-    return [(heading, [("", list(COLUMNS.values()))], [(name, cells(of)) for name, of in rows.items()])
+    return [(heading, [("", list(COLUMNS.values()))],
+             [(name, cells(of)) for name, of in rows.items()])
             for heading, rows in made]
 
 
 def cells(of: dict) -> list[str]:
-    return [(f"{of[key]:,}" if key == "phrases" else report.number(of[key])) if key in of else "" for key in COLUMNS]
+    return [(f"{of[key]:,}" if key == "phrases" else report.number(of[key])) if key in of else ""
+            for key in COLUMNS]
 
 
 def sentences(results: dict):
     """What the tables do not show. results: what `measures` returned."""
-    reached = f", {100 * results['r1'] / results['upper']:.1f}% of these" if results["upper"] else ""
-    yield (f"the proposals hold a right box for {results['upper']:.1f}% of {results['phrases']:,} phrases of "
-           f"{results['photos']:,} photos, and no ranking can be right more often; R@1 is {results['r1']:.1f}% of all "
-           f"phrases{reached}; by chance {results['chance']['r1']:.1f}%")
+    of_these = 100 * results["r1"] / results["upper"] if results["upper"] else None
+    reached = "" if of_these is None else f", {of_these:.1f}% of these"
+    yield (f"the proposals hold a right box for {results['upper']:.1f}% of {results['phrases']:,} "
+           f"phrases of {results['photos']:,} photos, and no ranking can be right more often; R@1 "
+           f"is {results['r1']:.1f}% of all phrases{reached}; by chance "
+           f"{results['chance']['r1']:.1f}%")
 
 
 def assumed(results: dict) -> list[str]:
     """Sentences on what a result rests on."""
-    return [f"proposals: {results['proposals']['method']}", *(f"note: {note}" for note in results["notes"])]
+    return [f"proposals: {results['proposals']['method']}",
+            *(f"note: {note}" for note in results["notes"])]
 
 
 # ---- how sure
 
 def padded(name: str, photos: list[Scored]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scores (Q, G) of the phrases that some proposal is right for, and which proposals these are (Q, G) bool. G is
-    the largest number of proposals of a photo, and -inf stands where a photo has fewer. Q is cut at random where there
-    would be more than FITTED scores. name: of the data.
+    """The scores (Q, G) of the phrases that some proposal is right for, and which proposals these
+    are (Q, G) bool. G is the largest number of proposals of a photo, and -inf stands where a photo
+    has fewer. Q is cut at random where there would be more than FITTED scores. name: of the data.
     """
     gallery = max((len(photo.rows) for photo in photos), default=0)
-    pairs = [(photo.scores[k], photo.overlap[k] >= RIGHT) for photo in photos for k in range(len(photo.phrases))]
+    pairs = [(photo.scores[k], photo.overlap[k] >= RIGHT) for photo in photos
+             for k in range(len(photo.phrases))]
     pairs = [pair for pair in pairs if pair[1].any()]
     if not pairs:
-        raise InputError(f"no phrase of {name} has a proposal of IoU {RIGHT} with its box, so nothing can be "
-                         "calibrated; extract more proposals, or leave --confidence out")
+        raise InputError(f"no phrase of {name} has a proposal of IoU {RIGHT} with its box, so "
+                         "nothing can be calibrated; extract more proposals, or leave "
+                         "--confidence out")
     most = FITTED // gallery
     if len(pairs) > most:
         pairs = [pairs[k] for k in np.random.default_rng(0).permutation(len(pairs))[:most]]
-    scores, right = torch.full((len(pairs), gallery), -torch.inf), torch.zeros(len(pairs), gallery, dtype=torch.bool)
+    shape = len(pairs), gallery
+    scores, right = torch.full(shape, -torch.inf), torch.zeros(shape, dtype=torch.bool)
     for row, (score, hit) in enumerate(pairs):
-        scores[row, :len(score)], right[row, :len(hit)] = torch.from_numpy(score), torch.from_numpy(hit)
+        scores[row, :len(score)] = torch.from_numpy(score)
+        right[row, :len(hit)] = torch.from_numpy(hit)
     return scores, right
 
 
 def look(of: Phrases, found: Located) -> Seen:
     """The first boxes of the phrases that have one: those of photos with proposals."""
     asked = np.flatnonzero(found.first >= 0)
-    first, values = found.first[asked], {name: value[asked] for name, value in found.confidences.items()}
+    first = found.first[asked]
+    values = {name: value[asked] for name, value in found.confidences.items()}
     for name, log_det, places in (("log_det_query", of.phrase_log_det, asked),
                                   ("log_det_answer", of.region_log_det, first)):
         if log_det is not None:
@@ -259,7 +283,8 @@ def look(of: Phrases, found: Located) -> Seen:
 
 
 def fit(dev: Phrases) -> Fitted:
-    """The temperature of the posterior over the proposals, and the maps to the probability that the first box is right.
+    """The temperature of the posterior over the proposals, and the maps to the probability that the
+    first box is right.
 
     Raises InputError where no temperature fits, and where all first boxes are right, or all wrong.
     """
@@ -275,88 +300,104 @@ def judge_phrases(dev: Phrases, test: Phrases) -> tuple[Certainty, Located]:
     worth, seen = confidence.judge(look(test, found), SIDE, fitted)
     results, made = {"confidence": {SIDE: worth}}, confidence.tables({SIDE: worth})
     lines = list(sure_sentences(worth, fitted, dev, test, seen))
-    known = np.zeros(0, int) if test.fitting is None else np.flatnonzero(~np.isnan(test.fitting[seen.asked]))
+    known = [] if test.fitting is None else np.flatnonzero(~np.isnan(test.fitting[seen.asked]))
     if len(np.unique(seen.owner[known])) >= FEWEST:
         results["ambiguity"] = of_fitting(test, seen, known)
         made += ambiguity.tables({"fitting": {SIDE: results["ambiguity"][SIDE]}})
         lines += fitting_sentences(results["ambiguity"])
-    return Certainty(results, made, lines, {"split": dev.name, SIDE: fitted.plain()}, {SIDE: seen}), found
+    return Certainty(results, made, lines, {"split": dev.name, SIDE: fitted.plain()},
+                     {SIDE: seen}), found
 
 
 def sure_sentences(worth: dict, fitted: Fitted, dev: Phrases, test: Phrases, seen: Seen):
     """What the tables of `judge_phrases` do not show."""
-    best, without = confidence.best_name(seen.values), len(test.split.phrase_photo) - len(seen.right)
+    best = confidence.best_name(seen.values)
+    without = len(test.split.phrase_photo) - len(seen.right)
     yield from confidence.LEGEND
     yield confidence.in_words(SIDE, worth)
     yield (f"calibrated on {len(dev.split.phrase_photo):,} phrases of {dev.name}, judged on "
-           f"{len(test.split.phrase_photo):,} of {test.name}; T = {fitted.temperature:.4g}, over up to "
-           f"{fitted.gallery:,} proposals of a photo")
+           f"{len(test.split.phrase_photo):,} of {test.name}; T = {fitted.temperature:.4g}, over "
+           f"up to {fitted.gallery:,} proposals of a photo")
     if without:
-        yield f"{without:,} phrases of photos without proposals have no first box and are not among these"
+        yield (f"{without:,} phrases of photos without proposals have no first box and are not "
+               "among these")
     for name in (best, "isotonic"):
-        yield (f"{title(name, SIDE)}: mean {percent(float(np.mean(seen.values[name])))}, {100 * seen.right.mean():.1f}"
-               f"% are right, ECE {worth[name]['ece']:.3f} (by chance alone {worth[name]['ece_floor']:.3f}), AUROC "
-               f"{worth[name]['auroc']:.3f}")
+        mean = percent(float(np.mean(seen.values[name])))
+        yield (f"{title(name, SIDE)}: mean {mean}, {100 * seen.right.mean():.1f}"
+               f"% are right, ECE {worth[name]['ece']:.3f} (by chance alone "
+               f"{worth[name]['ece_floor']:.3f}), AUROC {worth[name]['auroc']:.3f}")
     above = worth["max"]["above_posterior"]
-    yield (f"AUROC of the maximum score less that of the {title(best, SIDE)}: {above['difference']:+.3f}, 95% interval "
-           f"{above['low']:+.3f} to {above['high']:+.3f} by a bootstrap over photos")
+    yield (f"AUROC of the maximum score less that of the {title(best, SIDE)}: "
+           f"{above['difference']:+.3f}, 95% interval {above['low']:+.3f} to {above['high']:+.3f} "
+           "by a bootstrap over photos")
     yield from confidence.of_sigma(SIDE, worth)
 
 
 def of_fitting(of: Phrases, seen: Seen, known: np.ndarray) -> dict:
-    """Is the model unsure where the words fit several things of the photo? {"phrases": {measure: {"rho",
-    "rho_given_words"}}, "log_det": {"spearman", "std", "low", "high", "rho", ...}}.
+    """Is the model unsure where the words fit several things of the photo? {"phrases": {measure:
+    {"rho", "rho_given_words"}}, "log_det": {"spearman", "std", "low", "high", "rho", ...}}.
 
-    known (K,): the queries of which the number of things is known. "log_det" is Spearman's correlation of log det Sigma
-    of the phrase with that number: the mean, deviation and 95% interval over samples of photos, with one phrase of each
-    (`metrics.sampled_spearman`, whose deviation over halves is that of the whole), and "rho" of all phrases. It is left
-    out for points.
+    known (K,): the queries of which the number of things is known. "log_det" is Spearman's
+    correlation of log det Sigma of the phrase with that number: the mean, deviation and 95%
+    interval over samples of photos, with one phrase of each (`metrics.sampled_spearman`, whose
+    deviation over halves is that of the whole), and "rho" of all phrases. It is left out for
+    points.
     """
-    fitting, words = of.fitting[seen.asked[known]], [len(of.split.phrases[m].split()) for m in seen.asked[known]]
+    asked = seen.asked[known]
+    fitting, words = of.fitting[asked], [len(of.split.phrases[m].split()) for m in asked]
     results = {SIDE: {name: ambiguity.correlations(-value[known], fitting, np.array(words))
                       for name, value in seen.values.items()}}
     if "log_det_query" in seen.values:
         log_det = -seen.values["log_det_query"][known]
         sampled = sampled_spearman(seen.owner[known], fitting, log_det)
         results["log_det"] = {**sampled, "low": sampled["spearman"] - 1.96 * sampled["std"],
-                              "high": sampled["spearman"] + 1.96 * sampled["std"], "rho": spearman(log_det, fitting)}
+                              "high": sampled["spearman"] + 1.96 * sampled["std"],
+                              "rho": spearman(log_det, fitting)}
     return results
 
 
 def fitting_sentences(results: dict):
     """What `of_fitting` found of log det Sigma."""
-    of, what = results.get("log_det"), "log det Sigma of the phrase and the number of things that its words fit: "
+    of = results.get("log_det")
+    what = "log det Sigma of the phrase and the number of things that its words fit: "
     if of and np.isnan(of["spearman"]):
-        yield (f"{what}no correlation is defined, as one of the two is the same for all phrases of a sample of photos")
+        yield (f"{what}no correlation is defined, as one of the two is the same for all phrases "
+               "of a sample of photos")
     elif of:
-        verdict = ("wider where more things fit" if of["low"] > 0 else "narrower where more things fit"
-                   if of["high"] < 0 else "no wider and no narrower beyond chance where more things fit")
-        yield (f"{what}Spearman's rho {of['spearman']:+.3f}, 95% interval {of['low']:+.3f} to {of['high']:+.3f} over "
-               f"{of['items']:,} photos, one phrase of each ({of['rho']:+.3f} over all {of['pairs']:,} phrases): "
-               f"{verdict}")
+        verdict = ("wider" if of["low"] > 0 else "narrower" if of["high"] < 0 else
+                   "no wider and no narrower beyond chance") + " where more things fit"
+        yield (f"{what}Spearman's rho {of['spearman']:+.3f}, 95% interval {of['low']:+.3f} to "
+               f"{of['high']:+.3f} over {of['items']:,} photos, one phrase of each "
+               f"({of['rho']:+.3f} over all {of['pairs']:,} phrases): {verdict}")
 
 
 # ---- a picture of phrases in their photos
 
 WRONG = "firebrick"                   # a first box; IN_SET: a right one, OWN: the truth
 ACROSS, LETTERS = 5, 28               # photos of each kind, letters in a line above a photo
-KINDS = {"the surest right boxes": "green: the box of the phrase; blue: the box found first, red where it is wrong",
-         "the surest wrong boxes": f"out of reach: no proposal has an IoU of {RIGHT} with the box of the phrase",
+LEGEND = "green: the box of the phrase; blue: the box found first, red where it is wrong"
+KINDS = {"the surest right boxes": LEGEND,
+         "the surest wrong boxes": f"out of reach: no proposal has an IoU of {RIGHT} with the box "
+                                   "of the phrase",
          "the least sure": ""}        # what is shown, and what is said of it
 
 
 def photos_of(split: PhraseSplit) -> list[str]:
-    """The files of the photos; names of none where they are not there, as nothing but a picture needs them."""
+    """The files of the photos; names of none where they are not there, as nothing but a picture
+    needs them."""
     try:
         return split.photos()
     except InputError:
         return [os.path.join(split.root, "images", f"{photo}.jpg") for photo in split.ids]
 
 
-def choose(sure: np.ndarray, right: np.ndarray, photo: np.ndarray, count: int = ACROSS) -> dict[str, list[int]]:
-    """Which of Q phrases are shown, at most `count` of each of KINDS and one of each photo: {kind: positions}.
+def choose(sure: np.ndarray, right: np.ndarray, photo: np.ndarray,
+           count: int = ACROSS) -> dict[str, list[int]]:
+    """Which of Q phrases are shown, at most `count` of each of KINDS and one of each photo: {kind:
+    positions}.
 
-    sure (Q,), right (Q,) bool, photo (Q,): the same words of one photo stand in several of its sentences.
+    sure (Q,), right (Q,) bool, photo (Q,): the same words of one photo stand in several of its
+    sentences.
     """
     order = np.argsort(-sure, kind="stable")
     taken, chosen = set(), {}
@@ -368,9 +409,10 @@ def choose(sure: np.ndarray, right: np.ndarray, photo: np.ndarray, count: int = 
     return {kind: positions for kind, positions in chosen.items() if positions}
 
 
-def phrase_examples(path: str, split: BoxSplit, found: Located, seen: Seen, photos: list[str], heading: str) -> None:
-    """Draw phrases with their photos, their boxes and the calibrated probability that the first one is right. photos:
-    the file of each of the N photos, which may be gone."""
+def phrase_examples(path: str, split: BoxSplit, found: Located, seen: Seen, photos: list[str],
+                    heading: str) -> None:
+    """Draw phrases with their photos, their boxes and the calibrated probability that the first one
+    is right. photos: the file of each of the N photos, which may be gone."""
     def cell(q: int) -> Cell:
         m = int(seen.asked[q])
         n = split.phrase_photo[m]
@@ -378,7 +420,9 @@ def phrase_examples(path: str, split: BoxSplit, found: Located, seen: Seen, phot
         boxes = ((shares(split.boxes[found.first[m]], split.sizes[n]), colour),
                  (shares(split.truth[m], split.sizes[n]), OWN))
         outcome = f"IoU {found.iou[m]:.2f}" if found.rank[m] >= 0 else "out of reach"
-        label = f"{wrapped(split.phrases[m], LETTERS, 2)}\n{percent(seen.values['isotonic'][q])} sure, {outcome}"
+        sure = f"{percent(seen.values['isotonic'][q])} sure, {outcome}"
+        label = f"{wrapped(split.phrases[m], LETTERS, 2)}\n{sure}"
         return Cell(small(photos[n]), label, boxes=boxes)
     chosen = choose(seen.values[confidence.best_name(seen.values)], seen.right, seen.owner)
-    draw_rows(path, heading, [Row(kind, KINDS[kind], list(map(cell, some))) for kind, some in chosen.items()], ACROSS)
+    draw_rows(path, heading, [Row(kind, KINDS[kind], list(map(cell, some)))
+                              for kind, some in chosen.items()], ACROSS)

@@ -1,8 +1,10 @@
-"""Phrase localisation: each phrase of a caption ranks the box proposals of its own photo, and the first box is judged.
+"""Phrase localisation: each phrase of a caption ranks the box proposals of its own photo, and the
+first box is judged.
 
-A box is right where its intersection over union with the truth is at least 0.5 (Flickr30k Entities, Plummer et al.
-2017; `jwae` 5.2 and Table 7). A phrase that no proposal reaches counts as a miss at every rank, so the recall of the
-proposals bounds all results from above. Every mention in every sentence is one phrase.
+A box is right where its intersection over union with the truth is at least 0.5 (Flickr30k Entities,
+Plummer et al. 2017; `jwae` 5.2 and Table 7). A phrase that no proposal reaches counts as a miss at
+every rank, so the recall of the proposals bounds all results from above. Every mention in every
+sentence is one phrase.
 """
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
@@ -17,8 +19,9 @@ from files.proposals import areas, iou
 from model import JointEmbedding
 from similarities import uncertainty
 
-RIGHT = 0.5                           # the least intersection over union of a right box with the truth
-COUNTS = {"1": (1, 1), "2": (2, 2), "more": (3, np.inf)}    # boxes of a phrase: (least, most) of each group
+RIGHT = 0.5  # the least intersection over union of a right box with the truth
+# boxes of a phrase: (least, most) of each group
+COUNTS = {"1": (1, 1), "2": (2, 2), "more": (3, np.inf)}
 REGIONS = 4096                        # that are encoded at a time in training
 
 
@@ -26,25 +29,27 @@ class BoxSplit(NamedTuple):
     """What `locate` reads of a split; any object with these attributes will do."""
     ids: list[str]                    # of the N photos
     sizes: np.ndarray                 # (N, 2) width and height in pixels
-    boxes: np.ndarray                 # (R, 4) x1, y1, x2, y2 of the proposals: 0-based pixels, ends included
-    start: np.ndarray                 # (N + 1,) the proposals of photo n are rows start[n] to start[n + 1] - 1
+    boxes: np.ndarray  # (R, 4) x1, y1, x2, y2 of the proposals: 0-based pixels, ends included
+    start: np.ndarray  # (N + 1,) the proposals of photo n are rows start[n] to start[n + 1] - 1
     phrases: list[str]                # M
     phrase_photo: np.ndarray          # (M,) the photo of each phrase, rising
-    truth: np.ndarray                 # (M, 4) the box of each phrase, which encloses all boxes of its chain
+    truth: np.ndarray  # (M, 4) the box of each phrase, which encloses all boxes of its chain
     types: list[tuple[str, ...]]      # M, such as ("people",)
     n_boxes: np.ndarray               # (M,) how many boxes the truth encloses
-    added: np.ndarray | None = None   # (R,) bool: truth boxes among the proposals, for training; none is ranked
+    # (R,) bool: truth boxes among the proposals, for training; none is ranked
+    added: np.ndarray | None = None
 
 
 class Located(NamedTuple):
     """What was found for each of M phrases."""
-    rank: np.ndarray                  # (M,) int64, 0-based, of the best-ranked right box; -1 where no box is right
-    first: np.ndarray                 # (M,) int64 the row of the first-ranked box; -1: the photo has no proposal
+    rank: np.ndarray  # (M,) int64, 0-based, of the best-ranked right box; -1 where no box is right
+    first: np.ndarray  # (M,) int64 the row of the first-ranked box; -1: the photo has no proposal
     iou: np.ndarray                   # (M,) in [0, 1], of the first box with the truth
-    centre_in_truth: np.ndarray       # (M,) bool: the centre of the first box lies in the truth, see `locate`
+    # (M,) bool: the centre of the first box lies in the truth, see `locate`
+    centre_in_truth: np.ndarray
     hits: np.ndarray                  # (M,) int64 how many proposals are right
     proposals: np.ndarray             # (M,) int64 how many there are
-    random_iou: np.ndarray            # (M,) the mean of iou over all proposals: that of a random first box
+    random_iou: np.ndarray  # (M,) the mean of iou over all proposals: that of a random first box
     random_centre: np.ndarray         # (M,) the share of proposals whose centre lies in the truth
     confidences: dict[str, np.ndarray]    # (M,) each, more where surer, see `confidences_of`
 
@@ -63,14 +68,14 @@ class Scored(NamedTuple):
     rows: np.ndarray                  # (P,) of the boxes, rising
     boxes: np.ndarray                 # (P, 4)
     scores: np.ndarray                # (m, P)
-    overlap: np.ndarray               # (m, P) float64: intersection over union with the truth of each phrase
+    overlap: np.ndarray  # (m, P) float64: intersection over union with the truth of each phrase
 
 
 def photo_by_photo(split: BoxSplit, scores_of: ScoresOf) -> Iterator[Scored]:
     """The photos that have phrases and proposals, each scored when its turn comes.
 
-    scores_of(n, columns) -> (P, m): the scores of all proposals of photo n with the phrases `columns` (m,), higher is
-    better. Raises InputError on scores that are not finite.
+    scores_of(n, columns) -> (P, m): the scores of all proposals of photo n with the phrases
+    `columns` (m,), higher is better. Raises InputError on scores that are not finite.
     """
     assert (np.diff(split.phrase_photo) >= 0).all(), "phrases in the order of their photos"
     photos, low = np.unique(split.phrase_photo, return_index=True)
@@ -79,15 +84,17 @@ def photo_by_photo(split: BoxSplit, scores_of: ScoresOf) -> Iterator[Scored]:
         if not len(rows):
             continue
         scores = torch.as_tensor(scores_of(n, phrases)).detach()
-        assert scores.shape == (len(rows), len(phrases)), f"photo {n}: scores of shape {tuple(scores.shape)}"
-        scores = scores.to("cpu", torch.promote_types(scores.dtype, torch.float32)).numpy().T       # (P, m) -> (m, P)
+        assert scores.shape == (len(rows), len(phrases)), (n, scores.shape)
+        # (P, m) -> (m, P)
+        scores = scores.to("cpu", torch.promote_types(scores.dtype, torch.float32)).numpy().T
         if not np.isfinite(scores).all():
             raise InputError(f"photo {split.ids[n]}: {metrics.NOT_FINITE}")
         if split.added is not None:
             ranked = ~split.added[rows]
             rows, scores = rows[ranked], scores[:, ranked]
         if len(rows):
-            yield Scored(phrases, rows, split.boxes[rows], scores, iou(split.truth[phrases], split.boxes[rows]))
+            yield Scored(phrases, rows, split.boxes[rows], scores,
+                         iou(split.truth[phrases], split.boxes[rows]))
 
 
 def locate(split: BoxSplit, scores_of: ScoresOf, temperature: float | None = None) -> Located:
@@ -96,19 +103,22 @@ def locate(split: BoxSplit, scores_of: ScoresOf, temperature: float | None = Non
 
 
 def located(split: BoxSplit, photos: Iterable[Scored], temperature: float | None = None) -> Located:
-    """Rank the proposals of each photo for each of its phrases. temperature: of the posterior over the proposals.
+    """Rank the proposals of each photo for each of its phrases. temperature: of the posterior over
+    the proposals.
 
-    Ties count against the model, as in `metrics`: the rank is the number of wrong boxes that score at least as high as
-    the best right one, and of boxes that tie for the first place a wrong one is taken, the lowest row of these.
+    Ties count against the model, as in `metrics`: the rank is the number of wrong boxes that score
+    at least as high as the best right one, and of boxes that tie for the first place a wrong one is
+    taken, the lowest row of these.
 
-    centre_in_truth is the pointing game (Zhang et al. 2016, "Top-down neural attention by excitation backprop", ECCV):
-    the original points at the maximum of a map, with a tolerance of 15 pixels; a ranking of boxes points at the centre
-    of the first, with none.
+    centre_in_truth is the pointing game (Zhang et al. 2016, "Top-down neural attention by
+    excitation backprop", ECCV): the original points at the maximum of a map, with a tolerance of 15
+    pixels; a ranking of boxes points at the centre of the first, with none.
     """
     m = len(split.phrase_photo)
     rank, first = np.full(m, -1), np.full(m, -1)
     hits, proposals = np.zeros(m, np.int64), np.zeros(m, np.int64)
-    overlap, random_iou, random_centre, centre = np.zeros(m), np.zeros(m), np.zeros(m), np.zeros(m, bool)
+    overlap, random_iou, random_centre = np.zeros((3, m))
+    centre = np.zeros(m, bool)
     confidences = {}
     for photo in photos:
         p, right = photo.phrases, photo.overlap >= RIGHT
@@ -120,30 +130,36 @@ def located(split: BoxSplit, photos: Iterable[Scored], temperature: float | None
         random_iou[p], random_centre[p] = photo.overlap.mean(1), inside.mean(1)
         for name, value in confidences_of(photo, top, temperature).items():
             confidences.setdefault(name, np.zeros(m))[p] = value
-    return Located(rank, first, overlap, centre, hits, proposals, random_iou, random_centre, confidences)
+    return Located(rank, first, overlap, centre, hits, proposals, random_iou, random_centre,
+                   confidences)
 
 
 def first_of(scores: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The position of the first box of each phrase, a wrong one where boxes tie: scores, right (m, P) -> (m,)."""
+    """The position of the first box of each phrase, a wrong one where boxes tie: scores, right (m,
+    P) -> (m,)."""
     tied = scores == scores.max(1, keepdims=True)
     wrong = tied & ~right
     return np.where(wrong.any(1), wrong.argmax(1), tied.argmax(1))
 
 
 def centres_within(boxes: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Whether the centres of boxes (P, 4) lie in the boxes truth (m, 4), their edges included -> (m, P) bool."""
+    """Whether the centres of boxes (P, 4) lie in the boxes truth (m, 4), their edges included ->
+    (m, P) bool."""
     x, y = (boxes[:, :2] + boxes[:, 2:]).astype(np.float64).T / 2                   # (P,) each
     left, top, right, bottom = truth.T[:, :, None]                                  # (m, 1) each
     return (left <= x) & (x <= right) & (top <= y) & (y <= bottom)
 
 
-def confidences_of(photo: Scored, top: np.ndarray, temperature: float | None) -> dict[str, np.ndarray]:
-    """How sure the scores are of the first box, {measure: (m,)}, more where surer. top (m,): the position of that box.
+def confidences_of(photo: Scored, top: np.ndarray,
+                   temperature: float | None) -> dict[str, np.ndarray]:
+    """How sure the scores are of the first box, {measure: (m,)}, more where surer. top (m,): the
+    position of that box.
 
-    "max" is its score, "margin" how far it is above the best box elsewhere (intersection over union with the first
-    below 0.5; where there is none, above the lowest score), "std" the deviation of the scores. With a temperature T
-    also "posterior", its share of softmax(T s); "overlap", that of all boxes at its place, since the proposals of one
-    object share the mass; "entropy", minus the entropy of that softmax in nats.
+    "max" is its score, "margin" how far it is above the best box elsewhere (intersection over union
+    with the first below 0.5; where there is none, above the lowest score), "std" the deviation of
+    the scores. With a temperature T also "posterior", its share of softmax(T s); "overlap", that of
+    all boxes at its place, since the proposals of one object share the mass; "entropy", minus the
+    entropy of that softmax in nats.
     """
     scores, each = photo.scores.astype(np.float64), np.arange(len(top))
     best = scores[each, top]
@@ -154,29 +170,36 @@ def confidences_of(photo: Scored, top: np.ndarray, temperature: float | None) ->
     if temperature is not None:
         log_p = torch.from_numpy(temperature * scores).log_softmax(1).numpy()
         p = np.exp(log_p)
-        values = {"posterior": p[each, top], "overlap": (p * there).sum(1).clip(max=1), "entropy": (p * log_p).sum(1)}
+        values = {"posterior": p[each, top], "overlap": (p * there).sum(1).clip(max=1),
+                  "entropy": (p * log_p).sum(1)}
     return values | {"max": best, "margin": margin, "std": scores.std(1)}
 
 
 # ---- measures
 
 def measures(found: Located, split: BoxSplit) -> dict:
-    """Results in percent: {"r1", "r5", "r10", "rsum", "upper", "pointing", "iou", "phrases", "photos", "by_type",
-    "macro", "by_boxes", "chance"}.
+    """Results in percent: {"r1", "r5", "r10", "rsum", "upper", "pointing", "iou", "phrases",
+    "photos", "by_type", "macro", "by_boxes", "chance"}.
 
-    "upper": the phrases that any proposal is right for, which no ranking can exceed; "iou": the mean of the first box
-    with the truth; "by_type" and "by_boxes": the results of groups of phrases. A phrase of several types counts in
-    each. "macro": the mean over types, where the numbers above are means over phrases (micro). "chance": what proposals
-    in random order give, exactly. Raises InputError where there are no phrases.
+    "upper": the phrases that any proposal is right for, which no ranking can exceed; "iou": the
+    mean of the first box with the truth; "by_type" and "by_boxes": the results of groups of
+    phrases. A phrase of several types counts in each. "macro": the mean over types, where the
+    numbers above are means over phrases (micro). "chance": what proposals in random order give,
+    exactly. Raises InputError where there are no phrases.
     """
     if not len(found.rank):
-        raise InputError("there are no phrases with a box to rank proposals for; check the annotations of the split")
+        raise InputError("there are no phrases with a box to rank proposals for; check the "
+                         "annotations of the split")
     whole, kinds = summary(found), sorted({kind for types in split.types for kind in types})
-    by_type = {kind: summary(found, np.array([kind in types for types in split.types])) for kind in kinds}
-    macro = {key: float(np.mean([of[key] for of in by_type.values()])) for key in whole if key != "phrases" and kinds}
-    groups = {name: (least <= split.n_boxes) & (split.n_boxes <= most) for name, (least, most) in COUNTS.items()}
-    return {**whole, "photos": len(np.unique(split.phrase_photo)), "by_type": by_type, "macro": macro,
-            "by_boxes": {name: summary(found, group) for name, group in groups.items() if group.any()},
+    by_type = {kind: summary(found, np.array([kind in types for types in split.types]))
+               for kind in kinds}
+    macro = {key: float(np.mean([of[key] for of in by_type.values()])) for key in whole
+             if key != "phrases" and kinds}
+    groups = {name: (least <= split.n_boxes) & (split.n_boxes <= most)
+              for name, (least, most) in COUNTS.items()}
+    return {**whole, "photos": len(np.unique(split.phrase_photo)), "by_type": by_type,
+            "macro": macro, "by_boxes": {name: summary(found, group)
+                                         for name, group in groups.items() if group.any()},
             "chance": chance(found)}
 
 
@@ -187,30 +210,36 @@ def summary(found: Located, chosen: np.ndarray | slice = slice(None)) -> dict:
                       found.centre_in_truth[chosen], found.iou[chosen])
 
 
-def in_percent(recalls: list, reached: np.ndarray, pointing: np.ndarray, overlap: np.ndarray) -> dict:
-    """Results from the three recalls, and of each phrase (M,) whether any box is right, the pointing game and IoU."""
+def in_percent(recalls: list, reached: np.ndarray, pointing: np.ndarray,
+               overlap: np.ndarray) -> dict:
+    """Results from the three recalls, and of each phrase (M,) whether any box is right, the
+    pointing game and IoU."""
     recalls = {f"r{k}": float(100 * value) for k, value in zip(metrics.RECALLS, recalls)}
     means = (float(100 * np.mean(x)) for x in (reached, pointing, overlap))
-    return {**recalls, "rsum": sum(recalls.values()), **dict(zip(("upper", "pointing", "iou"), means)),
-            "phrases": len(reached)}
+    return {**recalls, "rsum": sum(recalls.values()),
+            **dict(zip(("upper", "pointing", "iou"), means)), "phrases": len(reached)}
 
 
 def chance(found: Located) -> dict:
     """The expected results of proposals in random order, in percent.
 
-    Of P proposals, c right, none of the first k is right with probability prod_{j < k} (P - c - j) / (P - j).
+    Of P proposals, c right, none of the first k is right with probability prod_{j < k} (P - c - j)
+    / (P - j).
     """
     p, c, left, expected = found.proposals, found.hits, np.ones(len(found.rank)), []
     for j in range(max(metrics.RECALLS)):
         left = left * np.where(c > 0, np.clip((p - c - j) / np.maximum(p - j, 1), 0, 1), 1)
         expected.append(np.mean(1 - left))
-    return in_percent([expected[k - 1] for k in metrics.RECALLS], c > 0, found.random_centre, found.random_iou)
+    return in_percent([expected[k - 1] for k in metrics.RECALLS], c > 0, found.random_centre,
+                      found.random_iou)
 
 
 def largest_first(split: BoxSplit) -> dict:
-    """The results of ranking every photo's proposals by their area, whatever the phrase says. Boxes of one area tie."""
+    """The results of ranking every photo's proposals by their area, whatever the phrase says. Boxes
+    of one area tie."""
     def area(n: int, columns: np.ndarray) -> np.ndarray:
-        return np.repeat(areas(split.boxes[split.start[n]:split.start[n + 1]])[:, None], len(columns), 1)
+        return np.repeat(areas(split.boxes[split.start[n]:split.start[n + 1]])[:, None],
+                         len(columns), 1)
     return summary(locate(split, area))
 
 
@@ -226,17 +255,20 @@ def rsum_by_chance(split: BoxSplit) -> float:
 class PhraseScores:
     """The scores of a photo's proposals for its phrases; of several models their mean.
 
-    Photos are encoded some at a time, in order, and forgotten: of the real test split the embeddings of all proposals
-    would take a gigabyte. `region_log_det` (R,) and `phrase_log_det` (M,) are log det Sigma of what has been encoded,
-    by the first model, NaN of points; `alike` the mean cosines of the first regions and phrases.
+    Photos are encoded some at a time, in order, and forgotten: of the real test split the
+    embeddings of all proposals would take a gigabyte. `region_log_det` (R,) and `phrase_log_det`
+    (M,) are log det Sigma of what has been encoded, by the first model, NaN of points; `alike` the
+    mean cosines of the first regions and phrases.
     """
 
-    def __init__(self, models: list[JointEmbedding], inputs: list[tuple], split: PhraseSplit, device,
-                 most: int = REGIONS):
-        """inputs: of each model the regions (a split's images) and the phrases (its tokens) as it reads them. most:
-        regions that are encoded at a time, of one photo at least."""
-        self.models, self.inputs, self.split, self.device, self.most = models, inputs, split, device, most
-        self.region_log_det, self.phrase_log_det = (np.full(n, np.nan) for n in (len(split.boxes), len(split.phrases)))
+    def __init__(self, models: list[JointEmbedding], inputs: list[tuple], split: PhraseSplit,
+                 device, most: int = REGIONS):
+        """inputs: of each model the regions (a split's images) and the phrases (its tokens) as it
+        reads them. most: regions that are encoded at a time, of one photo at least."""
+        self.models, self.inputs, self.split = models, inputs, split
+        self.device, self.most = device, most
+        self.region_log_det = np.full(len(split.boxes), np.nan)
+        self.phrase_log_det = np.full(len(split.phrases), np.nan)
         self.scores, self.alike = {}, {}
 
     def __call__(self, n: int, columns: np.ndarray) -> np.ndarray:
@@ -247,9 +279,11 @@ class PhraseScores:
 
     @torch.no_grad()
     def encode(self, first: int) -> None:
-        """Score the photos from `first` on, as many as have `most` proposals together, at least one."""
+        """Score the photos from `first` on, as many as have `most` proposals together, at least
+        one."""
         start = self.split.start
-        last = max(first + 1, int(np.searchsorted(start, start[first] + self.most, side="right")) - 1)
+        after = int(np.searchsorted(start, start[first] + self.most, side="right"))
+        last = max(first + 1, after - 1)
         low, high = np.searchsorted(self.split.phrase_photo, (first, last))
         rows, columns = np.arange(start[first], start[last]), np.arange(low, high)
         self.scores = {n: 0.0 for n in range(first, last)}
@@ -265,15 +299,17 @@ class PhraseScores:
                 here = slice(*(start[[n, n + 1]] - start[first]))
                 own = slice(*(np.searchsorted(self.split.phrase_photo, (n, n + 1)) - low))
                 if own.start < own.stop:
-                    scores = model.similarity(regions.rows(here), phrases.rows(own))              # (P, m)
+                    scores = model.similarity(regions.rows(here), phrases.rows(own))  # (P, m)
                     self.scores[n] = self.scores[n] + scores.float().cpu().numpy() / len(self.models)
 
     def keep(self, regions, phrases, rows: np.ndarray, columns: np.ndarray) -> None:
-        for e, log_det, index in ((regions, self.region_log_det, rows), (phrases, self.phrase_log_det, columns)):
+        for e, log_det, index in ((regions, self.region_log_det, rows),
+                                  (phrases, self.phrase_log_det, columns)):
             if e.log_var is not None:
                 log_det[index] = uncertainty(e).cpu().numpy()
         if not self.alike:
-            self.alike = {"regions": metrics.mean_cosine(regions.mean), "phrases": metrics.mean_cosine(phrases.mean)}
+            self.alike = {"regions": metrics.mean_cosine(regions.mean),
+                          "phrases": metrics.mean_cosine(phrases.mean)}
 
 
 def validate_phrases(model: JointEmbedding, split: PhraseSplit, tokens, device) -> dict:

@@ -1,8 +1,9 @@
 """Pictures, and the one way in which they show a query with its best photos.
 
-Letters that no font of matplotlib's has are drawn as SIGN. matplotlib brings DejaVu Sans, which has the alphabets of
-Europe and the Middle East and neither Chinese, Japanese and Korean nor emoji. Where a font that has them is
-installed, a line in matplotlibrc draws with both: `font.family: DejaVu Sans, Noto Sans CJK JP`.
+Letters that no font of matplotlib's has are drawn as SIGN. matplotlib brings DejaVu Sans, which has
+the alphabets of Europe and the Middle East and neither Chinese, Japanese and Korean nor emoji.
+Where a font that has them is installed, a line in matplotlibrc draws with both: `font.family:
+DejaVu Sans, Noto Sans CJK JP`.
 """
 import contextlib
 import functools
@@ -19,19 +20,22 @@ from files.photos import read_photo
 from files.reading import DRAWN, is_drawn
 from files.writing import atomic, output
 
-FORMATS = ("png", "pdf", "svg", "ps", "eps")          # these say who drew them, so that no photo is ever replaced
+# these say who drew them, so that no photo is ever replaced
+FORMATS = ("png", "pdf", "svg", "ps", "eps")
 DPI, LARGEST = 80, 2 ** 16 - 1        # pixels an inch, and of a side: what matplotlib can draw
 THUMBNAIL = 256                       # pixels a side of a photo within a picture
 SIGN = "\u25af"                       # an upright box
 OWN, IN_SET = "limegreen", "tab:blue"                       # frames
-TILE, LINE, GAP, TITLE = 2.0, 0.16, 0.14, 0.42              # inches: a photo, a line of text, between rows, the title
+# inches: a photo, a line of text, between rows, the title
+TILE, LINE, GAP, TITLE = 2.0, 0.16, 0.14, 0.42
 
 
 def picture_file(path: str, inputs=()) -> str:
-    """`path`, where a picture can be drawn. Raises InputError, before the work, where it cannot be."""
+    """`path`, where a picture can be drawn. Raises InputError, before the work, where it cannot
+    be."""
     if format_of(path) not in FORMATS:
-        raise InputError(f"{path} ends in none of {', '.join(f'.{name}' for name in FORMATS)}, which pictures are "
-                         "drawn as; give it such an ending")
+        raise InputError(f"{path} ends in none of {', '.join(f'.{name}' for name in FORMATS)}, "
+                         "which pictures are drawn as; give it such an ending")
     return output(path, is_drawn, inputs)
 
 
@@ -42,11 +46,12 @@ def format_of(path: str) -> str:
 
 @contextlib.contextmanager
 def drawing(path: str, rows: int, columns: int, size: tuple[float, float], tight: bool = False):
-    """Yields (figure, axes (rows, columns)) of this size in inches, and writes the picture to `path` at the end.
-    tight: give each of the axes the space that its texts need.
+    """Yields (figure, axes (rows, columns)) of this size in inches, and writes the picture to
+    `path` at the end. tight: give each of the axes the space that its texts need.
 
-    Neither a window system nor pyplot's state is touched, so importing this file changes nothing in a notebook.
-    Captions and names are drawn as they are, where matplotlib would read two $ as a formula.
+    Neither a window system nor pyplot's state is touched, so importing this file changes nothing in
+    a notebook. Captions and names are drawn as they are, where matplotlib would read two $ as a
+    formula.
     """
     import matplotlib  # takes a second to start, and most commands draw nothing
     from matplotlib.figure import Figure
@@ -67,7 +72,8 @@ def drawing(path: str, rows: int, columns: int, size: tuple[float, float], tight
 # ---- letters
 
 def drawable(text: str) -> str:
-    """The text with SIGN for each letter that no font has. What cannot be seen by itself is left out."""
+    """The text with SIGN for each letter that no font has. What cannot be seen by itself is left
+    out."""
     import matplotlib
 
     known = letters(tuple(matplotlib.rcParams["font.family"]))
@@ -87,7 +93,8 @@ def letters(families: tuple[str, ...]) -> frozenset[int]:
 
     known = set()
     for family in families:
-        files = [findfont(FontProperties(family=[family], weight=weight)) for weight in ("normal", "bold")]
+        files = [findfont(FontProperties(family=[family], weight=weight))
+                 for weight in ("normal", "bold")]
         known |= set.intersection(*(set(get_font(file).get_charmap()) for file in files))
     return frozenset(known)
 
@@ -95,12 +102,13 @@ def letters(families: tuple[str, ...]) -> frozenset[int]:
 # ---- photos, and rows of them
 
 def show_photo(axis, photo: Image.Image | str, frame: str | None = None, thick: float = 4) -> None:
-    """Draw a photo, whole, in a square with a frame of this colour, None: a thin grey one. A word in its place, such
-    as "gone", is drawn on grey."""
+    """Draw a photo, whole, in a square with a frame of this colour, None: a thin grey one. A word
+    in its place, such as "gone", is drawn on grey."""
     width, height = (1, 1) if isinstance(photo, str) else photo.size
     if isinstance(photo, str):
         axis.set(facecolor="gainsboro", aspect="equal")
-        axis.text(0.5, 0.5, photo, transform=axis.transAxes, ha="center", va="center", color="dimgrey")
+        axis.text(0.5, 0.5, photo, transform=axis.transAxes, ha="center", va="center",
+                  color="dimgrey")
     else:
         axis.imshow(np.asarray(photo))
     side = max(width, height)
@@ -117,7 +125,7 @@ class Cell(NamedTuple):
     frame: str | None = None          # OWN, IN_SET
     badge: str = ""                   # on it: how sure the model is of it
     sure: bool = True                 # whether that is sure enough
-    boxes: tuple = ()                 # on it: ((left, top, right, bottom) as shares of its sides, colour)
+    boxes: tuple = ()  # on it: ((left, top, right, bottom) as shares of its sides, colour)
 
 
 class Row(NamedTuple):
@@ -128,24 +136,30 @@ class Row(NamedTuple):
 
 
 def draw_rows(path: str, title: str, rows: list[Row], across: int) -> None:
-    """Draw queries with their photos, `across` in a line. Raises InputError where the picture would be too tall."""
-    width, lines = max(6, TILE * across), []                # lines: (texts above the first photo, cells)
+    """Draw queries with their photos, `across` in a line. Raises InputError where the picture would
+    be too tall."""
+    width, lines = max(6, TILE * across), []  # lines: (texts above the first photo, cells)
     for row in rows:
-        heading = "\n".join(filter(None, (wrapped(text, int(11 * width)) for text in (row.query, row.facts))))
-        lines += [("" if k else heading, row.cells[k:k + across]) for k in range(0, len(row.cells) or 1, across)]
-    heads = [GAP + LINE * (len(heading.splitlines()) + label_lines(cells)) for heading, cells in lines]
+        heading = "\n".join(filter(None, (wrapped(text, int(11 * width))
+                                          for text in (row.query, row.facts))))
+        lines += [("" if k else heading, row.cells[k:k + across])
+                  for k in range(0, len(row.cells) or 1, across)]
+    heads = [GAP + LINE * (len(heading.splitlines()) + label_lines(cells))
+             for heading, cells in lines]
     height = TITLE + sum(heads) + TILE * len(lines)
     if max(width, height) * DPI > LARGEST:
         raise InputError(f"{path}: {len(lines):,} lines of photos make a picture of {height * DPI:,.0f} pixels, and at "
-                         f"most {LARGEST:,} can be drawn; draw fewer queries, or fewer photos for each")
+                         f"most {LARGEST:,} can be drawn; draw fewer queries, or fewer photos for "
+                         "each")
     with drawing(path, len(lines), across, (width, height)) as (figure, axes):
-        figure.suptitle(wrapped(title, int(12 * width), 1), fontsize=10, y=1 - 0.12 / height, va="top")
+        figure.suptitle(wrapped(title, int(12 * width), 1), fontsize=10, y=1 - 0.12 / height,
+                        va="top")
         y = height - TITLE
         for head, (heading, cells), line in zip(heads, lines, axes):
             y -= head + TILE
             for k, axis in enumerate(line):
-                axis.set_position([(k + 0.03) * TILE / width, (y + 0.03 * TILE) / height, 0.94 * TILE / width,
-                                   0.94 * TILE / height])
+                axis.set_position([(k + 0.03) * TILE / width, (y + 0.03 * TILE) / height,
+                                   0.94 * TILE / width, 0.94 * TILE / height])
             draw_line(line, heading, cells)
 
 
@@ -154,7 +168,8 @@ def label_lines(cells: list[Cell]) -> int:
 
 
 def draw_line(axes, heading: str, cells: list[Cell]) -> None:
-    """Draw photos side by side, and a heading above the first. Axes that are left over stay empty."""
+    """Draw photos side by side, and a heading above the first. Axes that are left over stay
+    empty."""
     for axis in axes[len(cells):]:
         axis.axis("off")
     for axis, cell in zip(axes, cells):
@@ -168,25 +183,28 @@ def draw_line(axes, heading: str, cells: list[Cell]) -> None:
 
 
 def draw_boxes(axis, size: tuple[int, int], boxes) -> None:
-    """Draw the boxes of a `Cell` on a photo of this width and height. White rims show them on any colour; the rims come
-    first, so that none hides a box."""
-    looks = [("white", 3.5, edges) for edges, _ in boxes] + [(colour, 2, edges) for edges, colour in boxes]
+    """Draw the boxes of a `Cell` on a photo of this width and height. White rims show them on any
+    colour; the rims come first, so that none hides a box."""
+    looks = [("white", 3.5, edges) for edges, _ in boxes] + [(colour, 2, edges)
+                                                             for edges, colour in boxes]
     for colour, thick, edges in looks:
-        left, top, right, bottom = (share * side - 0.5 for share, side in zip(edges, (*size, *size)))
-        axis.plot([left, right, right, left, left], [top, top, bottom, bottom, top], color=colour, linewidth=thick,
-                  solid_joinstyle="miter", scalex=False, scaley=False)
+        left, top, right, bottom = (share * side - 0.5
+                                    for share, side in zip(edges, (*size, *size)))
+        axis.plot([left, right, right, left, left], [top, top, bottom, bottom, top], color=colour,
+                  linewidth=thick, solid_joinstyle="miter", scalex=False, scaley=False)
 
 
 def above(axis, text: str, points: float, **look) -> None:
     """Write a text so many points above an axis, however large that is."""
-    axis.annotate(text, (0, 1), (0, points), "axes fraction", "offset points", va="bottom", annotation_clip=False,
-                  **look)
+    axis.annotate(text, (0, 1), (0, points), "axes fraction", "offset points", va="bottom",
+                  annotation_clip=False, **look)
 
 
 def badge(axis, said: str, sure: bool) -> None:
     """Writes on a picture how sure the model is of it."""
     text, back = ("black", "white") if sure else ("white", "firebrick")
-    axis.text(0.03, 0.03, said, transform=axis.transAxes, fontsize=9, weight="bold", va="bottom", zorder=5, color=text,
+    axis.text(0.03, 0.03, said, transform=axis.transAxes, fontsize=9, weight="bold", va="bottom",
+              zorder=5, color=text,
               bbox={"facecolor": back, "edgecolor": "none", "boxstyle": "round,pad=0.25"})
 
 

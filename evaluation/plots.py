@@ -1,4 +1,5 @@
-"""What evaluate.py draws: what the uncertainty tells (`ucmr` Fig. 4-7), how sure a model is, and whether rightly."""
+"""What evaluate.py draws: what the uncertainty tells (`ucmr` Fig. 4-7), how sure a model is, and
+whether rightly."""
 import os
 import sys
 
@@ -15,21 +16,26 @@ from metrics import risk_coverage
 PICTURES = ("confidence", "confidence_examples")
 SIDES = {"t2i": "text to image", "i2t": "image to text", "phrases": "phrases to boxes"}
 LABELS = {"posterior_grouped": "posterior, summed over its image's captions",
-          "overlap": "posterior, summed over the boxes at its place", "stacked": "logistic of all measures"}
-SHOWN = {"the surest right answers": 4, "the surest wrong answers": 3, "around the median": 3, "the least sure": 3}
+          "overlap": "posterior, summed over the boxes at its place",
+          "stacked": "logistic of all measures"}
+SHOWN = {"the surest right answers": 4, "the surest wrong answers": 3, "around the median": 3,
+         "the least sure": 3}
 GOOD, BAD = "forestgreen", "firebrick"
-MOST, MATCHES, ACROSS, LETTERS = 5, 3, 6, 30    # items at each end, matches of each, photos and letters in a line
+# items at each end, matches of each, photos and letters in a line
+MOST, MATCHES, ACROSS, LETTERS = 5, 3, 6, 30
 
 
 # ---- uncertainty
 
 def curves(reports: dict[str, dict], path: str) -> None:
-    """Recall by tenths of uncertainty, and risk by coverage: a row of pictures per side, a line per run.
+    """Recall by tenths of uncertainty, and risk by coverage: a row of pictures per side, a line per
+    run.
 
-    reports: {run: {"images" | "captions": what `protocols.uncertainty_report` returns}}. Other keys may stand beside
-    these.
+    reports: {run: {"images" | "captions": what `protocols.uncertainty_report` returns}}. Other keys
+    may stand beside these.
     """
-    sides = [side for side in ("images", "captions") if any("recall_bins" in r.get(side, ()) for r in reports.values())]
+    sides = [side for side in ("images", "captions")
+             if any("recall_bins" in r.get(side, ()) for r in reports.values())]
     with drawing(path, len(sides), 2, (10, 3.6 * len(sides)), tight=True) as (_, axes):
         for (left, right), side in zip(axes, sides):
             for run, report in reports.items():
@@ -39,27 +45,33 @@ def curves(reports: dict[str, dict], path: str) -> None:
                 name = run if bins["rho"] is None else f"{run} (rho {bins['rho']:.2f})"
                 left.plot(range(1, len(bins["recall"]) + 1), bins["recall"], marker="o", label=name)
                 line, = right.plot(100 * np.array(risk["coverage"]), risk["risk"],
-                                   label=f"{run} (area {risk['area']:.1f}, perfect {risk['area_best']:.1f})")
-                right.axhline(risk["area_random"], color=line.get_color(), linestyle=":", linewidth=1)
-            left.set(xlabel=f"tenth of the {side}, from the surest to the least sure", ylabel="R@1, percent",
-                     title=f"{side} as queries", ylim=(0, None))
-            right.set(xlabel="coverage, percent: only the surest are answered", ylabel="wrong first answers, percent",
+                                   label=f"{run} (area {risk['area']:.1f}, perfect "
+                                   f"{risk['area_best']:.1f})")
+                right.axhline(risk["area_random"], color=line.get_color(), linestyle=":",
+                              linewidth=1)
+            left.set(xlabel=f"tenth of the {side}, from the surest to the least sure",
+                     ylabel="R@1, percent", title=f"{side} as queries", ylim=(0, None))
+            right.set(xlabel="coverage, percent: only the surest are answered",
+                      ylabel="wrong first answers, percent",
                       title="risk and coverage; dotted: no knowledge", ylim=(0, 100))
             for axis in (left, right):
                 axis.grid(alpha=0.3)
-                axis.legend(fontsize=8).set_in_layout(False)    # a long name may cover the curves, not squeeze them
+                # a long name may cover the curves, not squeeze them
+                axis.legend(fontsize=8).set_in_layout(False)
 
 
-def extremes(values: np.ndarray, pairs, texts: list[str] | None, photos: Photos | None, caption_image: np.ndarray,
-             of_images: bool, path: str) -> None:
+def extremes(values: np.ndarray, pairs, texts: list[str] | None, photos: Photos | None,
+             caption_image: np.ndarray, of_images: bool, path: str) -> None:
     """The most and the least uncertain images, or captions, with their plausible matches.
 
-    values (Q,): log det Sigma of the queries in nats; pairs: their matches (`annotations.Pairs`); texts: all captions;
-    photos: those of all images, or None; caption_image (M,): the row of each caption's image.
+    values (Q,): log det Sigma of the queries in nats; pairs: their matches (`annotations.Pairs`);
+    texts: all captions; photos: those of all images, or None; caption_image (M,): the row of each
+    caption's image.
     """
     texts, image = shown_by(texts, photos, caption_image)
     order, rows = np.argsort(values, kind="stable"), []
-    for name, queries in (("most uncertain", order[::-1][:MOST]), ("least uncertain", order[:MOST])):
+    for name, queries in (("most uncertain", order[::-1][:MOST]),
+                          ("least uncertain", order[:MOST])):
         cells = []
         for q in queries:
             matches = pairs.item[slice(*np.searchsorted(pairs.query, [q, q + 1]))]
@@ -68,14 +80,16 @@ def extremes(values: np.ndarray, pairs, texts: list[str] | None, photos: Photos 
             if of_images:
                 cells.append(image(q, facts, *(texts[m] for m in matches[:MATCHES])))
             else:
-                rows.append(Row(texts[q], f"{name}: {facts}", [image(i) for i in matches[:MATCHES]]))
+                rows.append(Row(texts[q], f"{name}: {facts}",
+                                [image(i) for i in matches[:MATCHES]]))
         rows += [Row(f"{name} images", "", cells)] * of_images
-    draw_rows(path, f"log det Sigma of {'images' if of_images else 'captions'}, and what matches them", rows, ACROSS)
+    draw_rows(path, f"log det Sigma of {'images' if of_images else 'captions'}, and what matches "
+              "them", rows, ACROSS)
 
 
 def shown_by(texts: list[str] | None, photos: Photos | None, caption_image: np.ndarray):
-    """The texts of all captions, and image(i, *lines, **look): a Cell of image i below these lines. Where there are no
-    photos, its number and its first caption stand in it."""
+    """The texts of all captions, and image(i, *lines, **look): a Cell of image i below these lines.
+    Where there are no photos, its number and its first caption stand in it."""
     texts = texts or [f"caption {m}" for m in range(len(caption_image))]
     first = dict(zip(caption_image[::-1].tolist(), texts[::-1]))
 
@@ -89,28 +103,33 @@ def shown_by(texts: list[str] | None, photos: Photos | None, caption_image: np.n
 # ---- confidence
 
 def diagrams(results: dict, seen: dict[str, Seen], path: str) -> None:
-    """A row for each direction: the reliability of the probability that users are shown, and risk by coverage of all
-    measures. results: what `confidence.judge` said, by direction."""
+    """A row for each direction: the reliability of the probability that users are shown, and risk
+    by coverage of all measures. results: what `confidence.judge` said, by direction."""
     with drawing(path, len(seen), 2, (14.5, 4.6 * len(seen))) as (figure, axes):
         for (left, right), (side, of) in zip(axes, seen.items()):
             draw_reliability(results[side][best_name(of.values)], SIDES[side], left)
             draw_risks(of, side, right)
             for axis in (left, right):
                 axis.grid(alpha=0.3)
-        figure.subplots_adjust(0.05, 0.14 / len(seen), 0.74, 1 - 0.1 / len(seen), wspace=0.18, hspace=0.28)
+        figure.subplots_adjust(0.05, 0.14 / len(seen), 0.74, 1 - 0.1 / len(seen), wspace=0.18,
+                               hspace=0.28)
 
 
 def draw_reliability(numbers: dict, name: str, axis) -> None:
-    """The diagram of one direction. numbers: of a probability, with "reliability", "ece" and "ece_floor"."""
+    """The diagram of one direction. numbers: of a probability, with "reliability", "ece" and
+    "ece_floor"."""
     p, share, size = (np.array(numbers["reliability"][key]) for key in ("p", "right", "queries"))
     low, high = exact_interval(np.rint(share * size).astype(int), size)
-    top = min(100, 110 * max(high.max(), p.max()))          # a model that is never sure fills the picture too
-    axis.plot([0, 100], [0, 100], color="grey", linestyle="--", linewidth=1, label="as sure as right")
-    axis.errorbar(100 * p, 100 * share, 100 * np.array([share - low, high - share]), fmt="o", color="tab:blue",
-                  ecolor="lightsteelblue", elinewidth=2, capsize=3,
-                  label=f"{len(p)} bins of about {round(size.mean()):,} queries, with 95% intervals")
-    axis.set(xlim=(0, top), ylim=(-0.02 * top, top), xlabel="how sure the model says it is: mean posterior, percent",
-             ylabel="right first answers, percent",
+    # a model that is never sure fills the picture too
+    top = min(100, 110 * max(high.max(), p.max()))
+    axis.plot([0, 100], [0, 100], color="grey", linestyle="--", linewidth=1,
+              label="as sure as right")
+    axis.errorbar(100 * p, 100 * share, 100 * np.array([share - low, high - share]), fmt="o",
+                  color="tab:blue", ecolor="lightsteelblue", elinewidth=2, capsize=3,
+                  label=f"{len(p)} bins of about {round(size.mean()):,} queries, with 95% "
+                  "intervals")
+    axis.set(xlim=(0, top), ylim=(-0.02 * top, top), xlabel="how sure the model says it is: mean "
+             "posterior, percent", ylabel="right first answers, percent",
              title=f"{name}: ECE {numbers['ece']:.3f} (by chance alone {numbers['ece_floor']:.3f})")
     axis.legend(fontsize=8, loc="lower right")
 
@@ -125,19 +144,22 @@ def draw_risks(of: Seen, side: str, axis) -> None:
             color, style = "navy", (0, (1, 1))
         axis.plot(100 * np.array(risk["coverage"]), risk["risk"], color=color, linestyle=style,
                   label=f"{risk['area']:.1f}  {LABELS.get(name) or title(name, side)}",
-                  **({"linewidth": 3, "zorder": 3} if name == best else {"linewidth": 1.1, "zorder": 2, "alpha": 0.7}))
+                  **({"linewidth": 3, "zorder": 3} if name == best
+                     else {"linewidth": 1.1, "zorder": 2, "alpha": 0.7}))
     axis.axhline(perfect["area_random"], color="black", linestyle=":", linewidth=1.2,
                  label=f"{perfect['area_random']:.1f}  no knowledge")
     axis.plot(100 * np.array(perfect["coverage"]), perfect["risk"], color="darkgrey", linewidth=2,
               label=f"{perfect['area']:.1f}  perfect order")
     axis.set(xlim=(0, 100), ylim=(0, 100), xlabel="coverage, percent: only the surest are answered",
              ylabel="wrong first answers, percent", title=f"{SIDES[side]}: risk and coverage")
-    axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0, handlelength=3.2,
-                title="mean risk (AURC; lower is better)", title_fontsize=8, alignment="left")
+    axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0,
+                handlelength=3.2, title="mean risk (AURC; lower is better)", title_fontsize=8,
+                alignment="left")
 
 
 def pick(p: np.ndarray, right: np.ndarray) -> dict[str, list[int]]:
-    """Which of Q queries are shown, by heading: p (Q,), right (Q,) bool. No query stands under two headings."""
+    """Which of Q queries are shown, by heading: p (Q,), right (Q,) bool. No query stands under two
+    headings."""
     order = np.argsort(-p, kind="stable")
     hits, middle = right[order], max(0, (len(order) - 3) // 2)
     parts = (order[hits], order[~hits], order[middle:], order[-3:])
@@ -148,11 +170,12 @@ def pick(p: np.ndarray, right: np.ndarray) -> dict[str, list[int]]:
     return {heading: queries for heading, queries in chosen.items() if queries}
 
 
-def examples(seen: dict[str, Seen], texts: list[str] | None, caption_image: np.ndarray, photos: Photos | None,
-             path: str) -> None:
+def examples(seen: dict[str, Seen], texts: list[str] | None, caption_image: np.ndarray,
+             photos: Photos | None, path: str) -> None:
     """Queries with their first answers and how sure the model is of them.
 
-    texts: all captions; caption_image (M,): the row of each caption's image; photos: those of all images, or None.
+    texts: all captions; caption_image (M,): the row of each caption's image; photos: those of all
+    images, or None.
     """
     texts, image = shown_by(texts, photos, caption_image)
 
@@ -168,11 +191,12 @@ def examples(seen: dict[str, Seen], texts: list[str] | None, caption_image: np.n
             return [image(query, said, *lines, frame=GOOD if right else BAD)]
         shown = [image(answer, said, f"\"{texts[query]}\"", frame=GOOD if right else BAD)]
         return shown if right or tied else [*shown, image(own, "the caption's own")]
-    rows = [Row(f"{SIDES[side]}: {heading}", "", [cell for q in queries for cell in cells(side, of, q)])
+    rows = [Row(f"{SIDES[side]}: {heading}", "",
+                [cell for q in queries for cell in cells(side, of, q)])
             for side, of in seen.items()
             for heading, queries in pick(of.values[best_name(of.values)], of.right).items()]
-    draw_rows(path, "How sure the model says it is of its first answer. Right is what the data pair with the query; "
-              "other answers may fit too.", rows, ACROSS)
+    draw_rows(path, "How sure the model says it is of its first answer. Right is what the data "
+              "pair with the query; other answers may fit too.", rows, ACROSS)
 
 
 def locate(photos: Photos | list[str] | None, folder: str | None) -> Photos | None:
@@ -189,5 +213,6 @@ def locate(photos: Photos | list[str] | None, folder: str | None) -> Photos | No
         what = "none has a name"
         if paths:
             what = f"{len(absent):,} of {len(paths):,} photos are missing, the first is {absent[0]}"
-        print(f"--photos {folder}: {what}; the pictures show captions in their place", file=sys.stderr)
+        print(f"--photos {folder}: {what}; the pictures show captions in their place",
+              file=sys.stderr)
     return None if absent or not paths else Photos(paths)

@@ -1,9 +1,11 @@
-"""The posterior over a gallery, and what the scores of a query say of its first answer, in blocks of rows.
+"""The posterior over a gallery, and what the scores of a query say of its first answer, in blocks
+of rows.
 
-The posterior of item j for query q is p_qj = exp(T s_qj) / sum_k exp(T s_qk) (Hama et al. 2021, arXiv 1904.08504), with
-a temperature T for each direction that is fitted on the dev split (Guo et al. 2017). `Rows` gives the scores of one
-direction row by row; `answers` reduces each row to a few numbers, and `answers_of_both` those of both directions, with
-each score computed once. No matrix of scores is ever held.
+The posterior of item j for query q is p_qj = exp(T s_qj) / sum_k exp(T s_qk) (Hama et al. 2021,
+arXiv 1904.08504), with a temperature T for each direction that is fitted on the dev split (Guo et
+al. 2017). `Rows` gives the scores of one direction row by row; `answers` reduces each row to a few
+numbers, and `answers_of_both` those of both directions, with each score computed once. No matrix of
+scores is ever held.
 """
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,7 +20,7 @@ from evaluation.annotations import Pairs
 from evaluation.subjects import Subject, image_text, image_text_of
 
 ELEMENTS = 2 ** 22                    # scores that are computed at a time, 16 MiB
-CACHED = 2 ** 18                      # scores that are passed over at a time, 1 MiB: they stay cached
+CACHED = 2 ** 18  # scores that are passed over at a time, 1 MiB: they stay cached
 FITTED = 2 ** 24                      # scores that a temperature is fitted to, 64 MiB
 TIE = 2.0 ** -18                      # of a score: 32 units of float32's last place, above rounding
 NOTHING = -80.0                       # an exponential of less, 2e-35, is nothing beside 1, and slow
@@ -27,7 +29,7 @@ SPREADS = (1e-3, 1e3)                 # bounds of a temperature, times the devia
 
 class Rows(NamedTuple):
     """The scores of one direction, and what they are of."""
-    score: Callable[[np.ndarray], torch.Tensor]   # positions of queries (b,) -> a new (b, G) float32
+    score: Callable[[np.ndarray], torch.Tensor]  # positions of queries (b,) -> a new (b, G) float32
     asked: np.ndarray                 # (Q,) the position of each query in the split
     items: np.ndarray                 # (G,) the position of each item of the gallery in the split
     right: Pairs                      # the right items of every query, as positions in the gallery
@@ -59,7 +61,8 @@ class Rows(NamedTuple):
     def right_of(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(P,) queries, counted from `start`, and (P,) items that are right for them."""
         some = slice(*np.searchsorted(self.right.query, [start, stop]))
-        return torch.from_numpy(self.right.query[some] - start), torch.from_numpy(self.right.item[some])
+        query, item = self.right.query[some] - start, self.right.item[some]
+        return torch.from_numpy(query), torch.from_numpy(item)
 
     def whole(self):
         """Yields (scores (b, G), which items are right (b, G) bool) of all queries, in runs."""
@@ -72,8 +75,8 @@ class Rows(NamedTuple):
 
 def rows_of(subject: Subject, side: str, queries: np.ndarray | None = None,
             images: np.ndarray | None = None) -> Rows:
-    """The rows of one direction, "i2t" or "t2i": of all queries, or of those at positions `queries` (q,), over all
-    items, or over those of the images at positions `images` (n,), both rising."""
+    """The rows of one direction, "i2t" or "t2i": of all queries, or of those at positions `queries`
+    (q,), over all items, or over those of the images at positions `images` (n,), both rising."""
     columns = image_text(subject.members) if subject.members else image_text_of(subject.scores)
     owner, n = subject.caption_image, subject.n_images
     kept = np.arange(n) if images is None else images
@@ -103,17 +106,17 @@ def rows_of(subject: Subject, side: str, queries: np.ndarray | None = None,
 
 class Answers(NamedTuple):
     """What each of Q rows says; see `answers`."""
-    first: np.ndarray                 # (Q,) int64: the position of the best item, the first of a tie
-    right: np.ndarray                 # (Q,) bool: it is right, and no wrong item ties with it (`within`)
+    first: np.ndarray  # (Q,) int64: the position of the best item, the first of a tie
+    right: np.ndarray  # (Q,) bool: it is right, and no wrong item ties with it (`within`)
     max: np.ndarray                   # (Q,) its score
     margin: np.ndarray                # (Q,) by how much it is above the second
     mean: np.ndarray                  # (Q,) of the scores
     std: np.ndarray                   # (Q,) deviation of the scores
     posterior: np.ndarray             # (Q,) of it, in [0, 1]
-    grouped: np.ndarray | None        # (Q,) posterior of its group; None where every item is by itself
+    grouped: np.ndarray | None  # (Q,) posterior of its group; None where every item is by itself
     entropy: np.ndarray               # (Q,) of the posterior, in nats
-    entropy_each: np.ndarray | None   # (Q,) of the posterior at a second temperature, if there is one
-    of_right: np.ndarray              # (Q,) posterior of all right items together
+    # (Q,) of the posterior at a second temperature, if there is one
+    entropy_each: np.ndarray | None
 
     def at(self, chosen: np.ndarray) -> "Answers":
         return Answers(*(None if x is None else x[chosen] for x in self))
@@ -123,8 +126,8 @@ class Answers(NamedTuple):
 def answers(rows: Rows, temperature: float, absent: bool = False) -> Answers:
     """What each row says at a temperature T.
 
-    absent: the right items are taken out of the gallery first, as if the query had no answer there; `right` is False
-    and `of_right` 0 everywhere.
+    absent: the right items are taken out of the gallery first, as if the query had no answer there;
+    `right` is False everywhere.
     """
     groups = None if rows.group is None else group_table(rows.group)
     return joined(part for start, stop in rows.blocks() for part in row_answers(
@@ -138,24 +141,28 @@ def joined(parts) -> Answers:
 
 def row_answers(scores: torch.Tensor, rows: Rows, start: int, t: float, groups,
                 each: float | None = None, absent: bool = False):
-    """Yields the answers of the queries from `start` on, some at a time; their scores (b, G) are overwritten."""
+    """Yields the answers of the queries from `start` on, some at a time; their scores (b, G) are
+    overwritten."""
     step = max(1, CACHED // scores.shape[1])
     for low in range(0, len(scores), step):
         few = scores[low:low + step]
-        query, item = (x.to(scores.device) for x in rows.right_of(start + low, start + low + len(few)))
+        right = rows.right_of(start + low, start + low + len(few))
+        query, item = (x.to(scores.device) for x in right)
         if absent:
             few[query, item] = -torch.inf
         yield block_answers(few, t, query, item, groups, each, absent)
 
 
 @torch.no_grad()
-def answers_of_both(subject: Subject, temperature: dict[str, float], images: np.ndarray | None = None,
+def answers_of_both(subject: Subject, temperature: dict[str, float],
+                    images: np.ndarray | None = None,
                     each: float | None = None) -> dict[str, tuple[Rows, Answers]]:
-    """The rows of both directions, over all items or those of `images` (n,), and their answers: {"t2i" | "i2t": ...}.
+    """The rows of both directions, over all items or those of `images` (n,), and their answers:
+    {"t2i" | "i2t": ...}.
 
-    each: a second temperature, of `Answers.entropy_each` of image to text.
-    Every score is computed once. A block has some images as its rows: all that the answers to an image need, and a part
-    of the gallery of every caption.
+    each: a second temperature, of `Answers.entropy_each` of image to text. Every score is computed
+    once. A block has some images as its rows: all that the answers to an image need, and a part of
+    the gallery of every caption.
     """
     kept = np.arange(subject.n_images) if images is None else images
     t2i, i2t = rows_of(subject, "t2i", images=kept), rows_of(subject, "i2t", kept, kept)
@@ -167,22 +174,29 @@ def answers_of_both(subject: Subject, temperature: dict[str, float], images: np.
             few = scores[:, low:low + step].T.clone(memory_format=torch.contiguous_format)
             item = own[low:low + step] - start
             query = torch.nonzero((item >= 0) & (item < stop - start))[:, 0]
-            parts.append(block_answers(few, temperature["t2i"], query.to(few.device), item[query].to(few.device)))
+            parts.append(block_answers(few, temperature["t2i"], query.to(few.device),
+                                       item[query].to(few.device)))
         part = joined(parts)
         part = part._replace(first=part.first + start)
-        of_captions = merged(of_captions, part, done, stop - start, temperature["t2i"]) if done else part
+        if done:
+            part = merged(of_captions, part, done, stop - start, temperature["t2i"])
+        of_captions = part
         done = stop
         of_images += row_answers(scores, i2t, start, temperature["i2t"], groups, each)
-    with_captions = np.flatnonzero(np.isin(kept, subject.caption_image))    # others are items, no queries
-    return {"t2i": (t2i, of_captions), "i2t": (i2t.some(with_captions), joined(of_images).at(with_captions))}
+    # others are items, no queries
+    with_captions = np.flatnonzero(np.isin(kept, subject.caption_image))
+    return {"t2i": (t2i, of_captions),
+            "i2t": (i2t.some(with_captions), joined(of_images).at(with_captions))}
 
 
 def merged(a: Answers, b: Answers, n: int, m: int, t: float) -> Answers:
-    """The answers of a gallery from those of its first n items and of the m others, none of them grouped."""
+    """The answers of a gallery from those of its first n items and of the m others, none of them
+    grouped."""
     best = np.maximum(a.max, b.max)
     others = [x.max - x.margin for x, size in ((a, n), (b, m)) if size > 1]
     second = np.maximum.reduce([np.minimum(a.max, b.max), *others])
-    of_a, of_b = (np.exp(t * (x.max - best)) / x.posterior for x in (a, b))     # mass beside the best's
+    # mass beside the best's
+    of_a, of_b = (np.exp(t * (x.max - best)) / x.posterior for x in (a, b))
     share, part, gap = of_b / (of_a + of_b), m / (n + m), b.mean - a.mean
     variance = (1 - part) * a.std ** 2 + part * b.std ** 2 + part * (1 - part) * gap ** 2
     entropy = (1 - share) * a.entropy + share * b.entropy + entr(share) + entr(1 - share)
@@ -190,27 +204,25 @@ def merged(a: Answers, b: Answers, n: int, m: int, t: float) -> Answers:
     tie = within(best, std)
     right = np.where(abs(ahead) <= tie, a.right & b.right, np.where(ahead > 0, b.right, a.right))
     margin = np.where(best - second <= tie, 0, best - second)
-    return Answers(np.where(ahead > tie, b.first, a.first), right, best, margin, a.mean + part * gap, std,
-                   1 / (of_a + of_b), None, entropy, None, (1 - share) * a.of_right + share * b.of_right)
+    return Answers(np.where(ahead > tie, b.first, a.first), right, best, margin,
+                   a.mean + part * gap, std, 1 / (of_a + of_b), None, entropy, None)
 
 
-def block_answers(scores: torch.Tensor, t: float, query, item, groups=None, each: float | None = None,
-                  absent: bool = False) -> Answers:
-    """The answers of one block (b, G), which is overwritten. query, item (P,): the right items; each: a second
-    temperature; absent: the right items are at -inf."""
+def block_answers(scores: torch.Tensor, t: float, query, item, groups=None,
+                  each: float | None = None, absent: bool = False) -> Answers:
+    """The answers of one block (b, G), which is overwritten. query, item (P,): the right items;
+    each: a second temperature; absent: the right items are at -inf."""
     best, first = scores.max(1)                                                     # (b,)
     second = scores.scatter_(1, first[:, None], -torch.inf).amax(1) if scores.shape[1] > 1 else best
     scores.scatter_(1, first[:, None], best[:, None])
     behind = best[query] - scores[query, item]                                      # (P,)
-    below = scores.sub_(best[:, None])                                              # (b, G), at most 0
+    below = scores.sub_(best[:, None])  # (b, G), at most 0
     mass = masses(below, t)
     total = mass.sum(1)
-    of_right, count = torch.zeros_like(total), torch.full_like(total, scores.shape[1])
-    if absent:                                              # what is not in the gallery adds nothing
+    count = torch.full_like(total, scores.shape[1])
+    if absent:  # what is not in the gallery adds nothing
         below[query, item] = 0
         count.index_add_(0, query, count.new_full(query.shape, -1))
-    else:
-        of_right.index_add_(0, query, mass[query, item])
     entropy, entropy_each = entropy_of(mass, below, total, t), None
     if each is not None:
         wider = masses(below, each)
@@ -220,7 +232,8 @@ def block_answers(scores: torch.Tensor, t: float, query, item, groups=None, each
     if absent:
         centred[query, item] = 0
     std = (torch.linalg.vecdot(centred, centred) / count).sqrt()
-    gap, right, ties, grouped = within(best, std), torch.zeros_like(first), torch.ones_like(first), None
+    gap, grouped = within(best, std), None
+    right, ties = torch.zeros_like(first), torch.ones_like(first)
     near = best - second <= gap
     if absent:
         centred[query, item] = -torch.inf
@@ -230,31 +243,35 @@ def block_answers(scores: torch.Tensor, t: float, query, item, groups=None, each
     ties[near], first[near] = tied.sum(1), tied.int().argmax(1)
     if groups is not None:
         of_group, table = groups
-        members = table[of_group[first.cpu()]].to(scores.device)                    # (b, most), -1: none
+        members = table[of_group[first.cpu()]].to(scores.device)  # (b, most), -1: none
         grouped = (mass.gather(1, members.clamp(min=0)) * (members >= 0)).sum(1) / total
-    right = (right > 0) & (right == ties)                   # a wrong item that ties counts against the model
-    return Answers(first, right, best, (best - second).masked_fill(near, 0), best + mean, std, 1 / total,
-                   grouped, entropy, entropy_each, of_right / total)
+    right = (right > 0) & (right == ties)  # a wrong item that ties counts against the model
+    return Answers(first, right, best, (best - second).masked_fill(near, 0), best + mean, std,
+                   1 / total, grouped, entropy, entropy_each)
 
 
 def within(best, std):
-    """How far below the best score (b,) of a row, of deviation std (b,), an item ties with it: what rounding can do.
-    Equal items get scores that differ in their last bits, by the product or the processor that made them."""
+    """How far below the best score (b,) of a row, of deviation std (b,), an item ties with it: what
+    rounding can do. Equal items get scores that differ in their last bits, by the product or the
+    processor that made them."""
     return TIE * (abs(best) + std)
 
 
 def masses(below: torch.Tensor, t: float) -> torch.Tensor:
-    """exp(T (s - max s)) from s - max s, at most 0, of any shape: the posterior times a number that a query has."""
+    """exp(T (s - max s)) from s - max s, at most 0, of any shape: the posterior times a number that
+    a query has."""
     return (t * below).clamp_(min=NOTHING).exp_()
 
 
-def entropy_of(mass: torch.Tensor, below: torch.Tensor, total: torch.Tensor, t: float) -> torch.Tensor:
+def entropy_of(mass: torch.Tensor, below: torch.Tensor, total: torch.Tensor,
+               t: float) -> torch.Tensor:
     """The entropy (b,) of mass / total, where mass = exp(T below): (b, G), (b, G), (b,)."""
     return total.log() - t * torch.linalg.vecdot(mass, below) / total
 
 
 def group_table(group: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """(G,) group of each item -> (G,) and (groups, most) the items of each group, -1 where it has fewer."""
+    """(G,) group of each item -> (G,) and (groups, most) the items of each group, -1 where it has
+    fewer."""
     order, size = np.argsort(group, kind="stable"), np.bincount(group)
     place = np.arange(len(group)) - np.repeat(np.cumsum(size) - size, size)
     table = np.full((len(size), size.max()), -1)
@@ -265,8 +282,10 @@ def group_table(group: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
 # ---- the temperature
 
 @torch.no_grad()
-def sample_scores(rows: Rows, most: int = FITTED, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole rows (q, G) of at most `most` // G queries, drawn by `seed`, and which of their items are right."""
+def sample_scores(rows: Rows, most: int = FITTED,
+                  seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole rows (q, G) of at most `most` // G queries, drawn by `seed`, and which of their items
+    are right."""
     count = max(1, min(rows.queries, most // rows.gallery))
     chosen = np.sort(np.random.default_rng(seed).permutation(rows.queries)[:count])
     scores, right = zip(*((x.cpu(), y.cpu()) for x, y in rows.some(chosen).whole()))
@@ -285,21 +304,23 @@ def deviation(scores: torch.Tensor) -> float:
 def temperature(scores: torch.Tensor, right: torch.Tensor, each: bool = False) -> float:
     """T = argmin_T -1/Q sum_q log sum_{j in right(q)} p_qj.
 
-    scores (Q, G), where -inf is not in the gallery of the query; right (Q, G) bool, at least one in each row. With one
-    right item per query the mean is convex in T.
-    each: instead, the mean of -log p_qj over all right pairs. Then the posterior has to find all right items of a query
-    and not only one, so it is wider where there are several.
-    A grid on log T finds the neighbourhood of the minimum, and Brent's method the minimum itself, in float64: a loss is
-    flat there, and the last bits of float32 would move T by 1e-3. Raises InputError where the scores do not differ, or
-    where no T within SPREADS is best, which means that they do not tell what is right.
+    scores (Q, G), where -inf is not in the gallery of the query; right (Q, G) bool, at least one in
+    each row. With one right item per query the mean is convex in T. each: instead, the mean of -log
+    p_qj over all right pairs. Then the posterior has to find all right items of a query and not
+    only one, so it is wider where there are several. A grid on log T finds the neighbourhood of the
+    minimum, and Brent's method the minimum itself, in float64: a loss is flat there, and the last
+    bits of float32 would move T by 1e-3. Raises InputError where the scores do not differ, or where
+    no T within SPREADS is best, which means that they do not tell what is right.
     """
     spread = deviation(scores)
     if not spread > 0:
-        raise InputError("all scores of a query are equal, so no temperature fits them; check the embeddings")
+        raise InputError("all scores of a query are equal, so no temperature fits them; check the "
+                         "embeddings")
     scores = scores - scores.amax(1, keepdim=True)                                  # at most 0
     parts = scores.split(max(1, CACHED // scores.shape[1]))
     query, of_right = right.nonzero()[:, 0], scores[right].double()                 # (P,)
-    best = of_right.new_full((len(scores),), -torch.inf).scatter_reduce(0, query, of_right, "amax")     # (Q,)
+    # (Q,)
+    best = of_right.new_full((len(scores),), -torch.inf).scatter_reduce(0, query, of_right, "amax")
     below_best = of_right - best[query]
 
     def loss(log_t: float, kind=torch.float64) -> float:
@@ -312,8 +333,9 @@ def temperature(scores: torch.Tensor, right: torch.Tensor, each: bool = False) -
     grid = np.linspace(*np.log(np.array(SPREADS) / spread), 41)
     lowest = int(np.argmin([loss(x, torch.float32) for x in grid]))
     if lowest in (0, len(grid) - 1):
-        raise InputError("no temperature fits: the scores of the dev split do not tell which items are right (the best "
-                         f"T is {'0' if lowest == 0 else 'infinite'}); train longer, or leave --confidence out")
-    minimum = optimize.minimize_scalar(loss, bounds=(grid[lowest - 1], grid[lowest + 1]), method="bounded",
-                                       options={"xatol": 1e-7})
+        raise InputError("no temperature fits: the scores of the dev split do not tell which "
+                         f"items are right (the best T is {'0' if lowest == 0 else 'infinite'}); "
+                         "train longer, or leave --confidence out")
+    minimum = optimize.minimize_scalar(loss, bounds=(grid[lowest - 1], grid[lowest + 1]),
+                                       method="bounded", options={"xatol": 1e-7})
     return float(np.exp(minimum.x))

@@ -1,8 +1,9 @@
-"""Answers with a promise: sets that hold a right item with a given chance, and thresholds for "nothing matches".
+"""Answers with a promise: sets that hold a right item with a given chance, and thresholds for
+"nothing matches".
 
-Split-conformal sets (Vovk et al. 2005) are calibrated on the dev split. Their coverage holds for queries that are
-exchangeable with those of the calibration, on average over calibrations. Captions of one image are not exchangeable one
-by one, so one caption of each image is drawn.
+Split-conformal sets (Vovk et al. 2005) are calibrated on the dev split. Their coverage holds for
+queries that are exchangeable with those of the calibration, on average over calibrations. Captions
+of one image are not exchangeable one by one, so one caption of each image is drawn.
 """
 import math
 
@@ -16,19 +17,21 @@ from evaluation.confidence import best_name, of_answers
 from evaluation.posterior import Answers, Rows, answers, rows_of, within
 from evaluation.subjects import Subject
 
-SCORES = 2 ** 25                      # scores that sets are counted in; of larger galleries fewer queries are taken
-METHODS = {"lac": "least mass by the posterior (LAC)", "aps": "adaptive (APS)", "topk": "the K best",
-           "threshold": "score above a threshold"}
+SCORES = 2 ** 25  # scores that sets are counted in; of larger galleries fewer queries are taken
+METHODS = {"lac": "least mass by the posterior (LAC)", "aps": "adaptive (APS)",
+           "topk": "the K best", "threshold": "score above a threshold"}
 CONFIDENT = 0.95                      # of the certificate of a threshold
 
 
 def one_each(subject: Subject, side: str, seed: int = 0) -> Rows:
-    """The rows of exchangeable queries: one random caption of each image, or the images, and at most SCORES scores."""
+    """The rows of exchangeable queries: one random caption of each image, or the images, and at
+    most SCORES scores."""
     rng, owner = np.random.default_rng(seed), subject.caption_image
     order = rng.permutation(len(owner))
     queries, gallery = np.unique(owner), len(owner)
     if side == "t2i":                                       # a random caption of each image
-        queries, gallery = np.sort(order[np.unique(owner[order], return_index=True)[1]]), subject.n_images
+        first = np.unique(owner[order], return_index=True)[1]
+        queries, gallery = np.sort(order[first]), subject.n_images
     most = max(1, SCORES // gallery)
     if len(queries) > most:
         queries = np.sort(rng.choice(queries, most, replace=False))
@@ -42,13 +45,14 @@ def blocks(rows: Rows, seed: int):
         yield scores, right, drawn[start:stop].to(scores.device)
 
 
-def strangeness(scores: torch.Tensor, right: torch.Tensor, t: float, u: torch.Tensor) -> dict[str, torch.Tensor]:
-    """How strange the best right item of each query is by each of METHODS: {method: (b,)}; sets hold what is at most as
-    strange as a limit.
+def strangeness(scores: torch.Tensor, right: torch.Tensor, t: float,
+                u: torch.Tensor) -> dict[str, torch.Tensor]:
+    """How strange the best right item of each query is by each of METHODS: {method: (b,)}; sets
+    hold what is at most as strange as a limit.
 
-    scores (b, G); right (b, G) bool; t: the temperature of the posterior; u (b,): uniform numbers, which make APS
-    exact. LAC: -log p of the item. APS: the mass above it, plus u of its own. topk: how many items stand above it or
-    tie with it. threshold: minus its score.
+    scores (b, G); right (b, G) bool; t: the temperature of the posterior; u (b,): uniform numbers,
+    which make APS exact. LAC: -log p of the item. APS: the mass above it, plus u of its own. topk:
+    how many items stand above it or tie with it. threshold: minus its score.
     """
     best = torch.where(right, scores, -torch.inf).amax(1)                           # (b,)
     log_p = (t * scores).log_softmax(1)
@@ -56,11 +60,14 @@ def strangeness(scores: torch.Tensor, right: torch.Tensor, t: float, u: torch.Te
     gap = within(best, scores.std(1, correction=0))
     above = torch.where(scores > (best + gap)[:, None], log_p, -torch.inf).exp().sum(1)
     ahead = ((scores >= (best - gap)[:, None]) & ~right).sum(1)
-    return {"lac": -of_best, "aps": above + u * of_best.exp(), "topk": ahead.float(), "threshold": -best}
+    return {"lac": -of_best, "aps": above + u * of_best.exp(), "topk": ahead.float(),
+            "threshold": -best}
 
 
-def set_sizes(scores: torch.Tensor, t: float, u: torch.Tensor, limits: dict[str, float]) -> dict[str, torch.Tensor]:
-    """How many items of each row are within the limits: {method: (b,)}; shapes as in `strangeness`."""
+def set_sizes(scores: torch.Tensor, t: float, u: torch.Tensor,
+              limits: dict[str, float]) -> dict[str, torch.Tensor]:
+    """How many items of each row are within the limits: {method: (b,)}; shapes as in
+    `strangeness`."""
     p = (t * scores).softmax(1)
     falling = p.sort(1, descending=True).values
     mass = falling.double().cumsum(1) - falling * (1 - u[:, None])
@@ -70,31 +77,35 @@ def set_sizes(scores: torch.Tensor, t: float, u: torch.Tensor, limits: dict[str,
 
 
 def place(n: int, alpha: float) -> int:
-    """Which of n strangenesses, in rising order from 1, is the limit of sets that hold a right item for 1 - alpha."""
+    """Which of n strangenesses, in rising order from 1, is the limit of sets that hold a right item
+    for 1 - alpha."""
     return math.ceil((n + 1) * (1 - alpha))
 
 
 @torch.no_grad()
-def calibrate_sets(subject: Subject, side: str, t: float, alpha: float) -> tuple[dict[str, float], int]:
-    """{method: the largest strangeness that a set for 1 - alpha holds}, from n queries, and n. Raises InputError where
-    n is too small for alpha."""
+def calibrate_sets(subject: Subject, side: str, t: float,
+                   alpha: float) -> tuple[dict[str, float], int]:
+    """{method: the largest strangeness that a set for 1 - alpha holds}, from n queries, and n.
+    Raises InputError where n is too small for alpha."""
     rows = one_each(subject, side)
     n = rows.queries
     if place(n, alpha) > n:
-        raise InputError(f"--sets {alpha:g} needs at least {math.ceil(1 / alpha) - 1:,} images to calibrate on, and "
-                         f"there are {n:,}; give a larger ALPHA, or more images")
+        raise InputError(f"--sets {alpha:g} needs at least {math.ceil(1 / alpha) - 1:,} images to "
+                         f"calibrate on, and there are {n:,}; give a larger ALPHA, or more images")
     strange = [strangeness(scores, right, t, u) for scores, right, u in blocks(rows, 1)]
     return {name: float(torch.cat([of[name] for of in strange]).sort().values[place(n, alpha) - 1])
             for name in METHODS}, n
 
 
 @torch.no_grad()
-def judge_sets(subject: Subject, side: str, t: float, alpha: float, limits: dict[str, float], n: int) -> dict:
-    """Coverage and size of the sets of each method: {method: {"alpha", "coverage", "low", "high", "mean_size",
-    "median_size", "singletons", "singletons_right", "queries"}}, shares in [0, 1].
+def judge_sets(subject: Subject, side: str, t: float, alpha: float, limits: dict[str, float],
+               n: int) -> dict:
+    """Coverage and size of the sets of each method: {method: {"alpha", "coverage", "low", "high",
+    "mean_size", "median_size", "singletons", "singletons_right", "queries"}}, shares in [0, 1].
 
-    low and high: between these the coverage of so many queries lies in 95% of all calibrations with n exchangeable
-    queries, by the beta-binomial distribution; without end to the queries it is Beta(k, n + 1 - k).
+    low and high: between these the coverage of so many queries lies in 95% of all calibrations with
+    n exchangeable queries, by the beta-binomial distribution; without end to the queries it is
+    Beta(k, n + 1 - k).
     """
     from scipy import stats  # takes a second to import, and a search needs none of it
 
@@ -107,17 +118,17 @@ def judge_sets(subject: Subject, side: str, t: float, alpha: float, limits: dict
         size = torch.cat([sizes[name] for sizes, _ in parts]).cpu().numpy()
         inside = torch.cat([strange[name] <= limit for _, strange in parts]).cpu().numpy()
         single = size == 1
-        results[name] = {"alpha": alpha, "coverage": float(inside.mean()), "low": float(low), "high": float(high),
-                         "mean_size": float(size.mean()), "median_size": float(np.median(size)),
-                         "singletons": float(single.mean()),
-                         "singletons_right": float(inside[single].mean()) if single.any() else float("nan"),
-                         "queries": rows.queries}
+        results[name] = {"alpha": alpha, "coverage": float(inside.mean()), "low": float(low),
+                         "high": float(high), "mean_size": float(size.mean()),
+                         "median_size": float(np.median(size)), "singletons": float(single.mean()),
+                         "singletons_right": float(inside[single].mean()) if single.any()
+                         else float("nan"), "queries": rows.queries}
     return results
 
 
 def sets(dev: Subject, test: Subject, t: dict[str, float], alpha: float) -> tuple[dict, dict]:
-    """{direction: `judge_sets` on test of what dev calibrates}, and what calibration.json holds of it. t: the
-    temperature of each direction."""
+    """{direction: `judge_sets` on test of what dev calibrates}, and what calibration.json holds of
+    it. t: the temperature of each direction."""
     results, limits = {}, {"alpha": alpha, "images": dev.n_images}
     for side in t:
         limits[side], n = calibrate_sets(dev, side, t[side], alpha)
@@ -128,29 +139,33 @@ def sets(dev: Subject, test: Subject, t: dict[str, float], alpha: float) -> tupl
 # ---- "nothing matches"
 
 def both_ways(subject: Subject, side: str, t: float, seed: int) -> tuple[Answers, Answers]:
-    """The answers to one query per image as it is, and with its right items taken out of the gallery."""
+    """The answers to one query per image as it is, and with its right items taken out of the
+    gallery."""
     rows = one_each(subject, side, seed)
     if rows.gallery <= max(np.bincount(rows.right.query)):
-        raise InputError("--absent takes the right items of a query out of the gallery, which leaves none; give more "
-                         "images")
+        raise InputError("--absent takes the right items of a query out of the gallery, which "
+                         "leaves none; give more images")
     return answers(rows, t), answers(rows, t, absent=True)
 
 
 def certified_threshold(confidence: np.ndarray, rate: float) -> tuple[float, int]:
-    """The lowest threshold whose false-answer rate is certified, and how many of the n negatives it answers.
+    """The lowest threshold whose false-answer rate is certified, and how many of the n negatives it
+    answers.
 
-    confidence (n,): of queries without an answer. From the strictest threshold downwards, it is lowered as long as the
-    upper bound of Clopper and Pearson on the share of negatives at or above it is at most `rate`, with a confidence of
-    CONFIDENT (fixed-sequence testing, so that the choice of the threshold is paid for). Raises InputError where so few
-    negatives cannot certify any.
+    confidence (n,): of queries without an answer. From the strictest threshold downwards, it is
+    lowered as long as the upper bound of Clopper and Pearson on the share of negatives at or above
+    it is at most `rate`, with a confidence of CONFIDENT (fixed-sequence testing, so that the choice
+    of the threshold is paid for). Raises InputError where so few negatives cannot certify any.
     """
     n, falling = len(confidence), np.sort(confidence)[::-1]
-    bound = betaincinv(np.arange(n) + 1, n - np.arange(n), CONFIDENT)               # of 0 ... n - 1 false answers
-    allowed = int(np.searchsorted(bound, rate, "right")) - 1                        # false answers that are allowed
+    # of 0 ... n - 1 false answers
+    bound = betaincinv(np.arange(n) + 1, n - np.arange(n), CONFIDENT)
+    allowed = int(np.searchsorted(bound, rate, "right")) - 1  # false answers that are allowed
     if allowed < 0:
         need = math.ceil(math.log(1 - CONFIDENT) / math.log(1 - rate))
-        raise InputError(f"--absent {rate:g} needs at least {need:,} queries without an answer to certify a threshold, "
-                         f"and there are {n:,}; give a higher rate, or more images")
+        raise InputError(f"--absent {rate:g} needs at least {need:,} queries without an answer to "
+                         f"certify a threshold, and there are {n:,}; give a higher rate, or more "
+                         "images")
     return float(np.nextafter(falling[allowed], np.inf)), int((confidence > falling[allowed]).sum())
 
 
@@ -158,26 +173,29 @@ def judge_absent(dev: Subject, test: Subject, side: str, t: float, rate: float,
                  negatives: np.ndarray | None = None) -> dict:
     """Can one tell a query without an answer? {"auroc": {measure: ...}, "threshold": {...}}.
 
-    The AUROC is that of one query per image as it is, against the same query with its right items taken out. The
-    threshold of the posterior, at temperature t, is certified on dev to answer at most `rate` of the queries without an
-    answer, or on `negatives` (n,), the posteriors of queries that have none. On test, its false answers, the share of
-    present queries that it answers, and how many of these are right.
+    The AUROC is that of one query per image as it is, against the same query with its right items
+    taken out. The threshold of the posterior, at temperature t, is certified on dev to answer at
+    most `rate` of the queries without an answer, or on `negatives` (n,), the posteriors of queries
+    that have none. On test, its false answers, the share of present queries that it answers, and
+    how many of these are right.
     """
     here, gone = both_ways(test, side, t, seed=2)
     present, absent = of_answers(here), of_answers(gone)
     label = np.repeat([True, False], len(here.first))
-    auroc = {name: selective.auroc(selective.levelled(np.concatenate([present[name], absent[name]])), label)
+    auroc = {name: selective.auroc(selective.levelled(np.concatenate([present[name],
+                                                                      absent[name]])), label)
              for name in present}
     best, own = best_name(auroc), negatives is not None
     negatives = negatives if own else of_answers(both_ways(dev, side, t, seed=0)[1])[best]
     threshold, false = certified_threshold(negatives, rate)
     answered = present[best] >= threshold
     return {"auroc": auroc, "queries": len(here.first),
-            "threshold": {"measure": best, "value": threshold, "rate": rate, "negatives": len(negatives), "own": own,
-                          "false_on_negatives": false,
+            "threshold": {"measure": best, "value": threshold, "rate": rate,
+                          "negatives": len(negatives), "own": own, "false_on_negatives": false,
                           "false_answers": float((absent[best] >= threshold).mean()),
                           "answered": float(answered.mean()),
-                          "answered_right": float(here.right[answered].mean()) if answered.any() else float("nan")}}
+                          "answered_right": float(here.right[answered].mean()) if answered.any()
+                          else float("nan")}}
 
 
 # ---- tables and sentences
@@ -187,12 +205,14 @@ def set_tables(results: dict) -> list:
     heads, made = ["coverage", "95% from", "to", "mean size", "median", "single", "right"], []
     for side, title in (("t2i", "text to image"), ("i2t", "image to text")):
         rows = [(METHODS[name], [*(f"{100 * s[key]:.1f}" for key in ("coverage", "low", "high")),
-                                 f"{s['mean_size']:.1f}", f"{s['median_size']:.0f}", f"{100 * s['singletons']:.1f}",
-                                 "-" if np.isnan(s["singletons_right"]) else f"{100 * s['singletons_right']:.1f}"])
+                                 f"{s['mean_size']:.1f}", f"{s['median_size']:.0f}",
+                                 f"{100 * s['singletons']:.1f}",
+                                 "-" if np.isnan(s["singletons_right"])
+                                 else f"{100 * s['singletons_right']:.1f}"])
                 for name, s in results[side].items()]
         first = results[side]["lac"]
-        made.append((f"{title}: sets that hold a right answer for {100 * (1 - first['alpha']):g}% of "
-                     f"{first['queries']:,} queries, one per image", [("", heads)], rows))
+        made.append((f"{title}: sets that hold a right answer for {100 * (1 - first['alpha']):g}% "
+                     f"of {first['queries']:,} queries, one per image", [("", heads)], rows))
     return made
 
 
@@ -200,10 +220,13 @@ def absent_sentences(results: dict):
     """What `judge_absent` found, by direction."""
     for side, of in results.items():
         best, t = max(of["auroc"], key=of["auroc"].get), of["threshold"]
-        yield (f"{side}: present or absent? AUROC at best {of['auroc'][best]:.3f} ({best}), of the {t['measure']} "
-               f"{of['auroc'][t['measure']]:.3f}")
-        right = "" if np.isnan(t["answered_right"]) else f", {100 * t['answered_right']:.1f}% of them right"
-        yield (f"{side}: answering from {t['measure']} {t['value']:.3g} up gives at most {100 * t['rate']:g}% false "
-               f"answers to queries without one ({100 * CONFIDENT:g}% sure, from {t['negatives']:,} of "
-               f"{'--negatives' if t['own'] else 'dev'}); here "
-               f"{100 * t['false_answers']:.1f}%, and {100 * t['answered']:.1f}% of the others are answered{right}")
+        yield (f"{side}: present or absent? AUROC at best {of['auroc'][best]:.3f} ({best}), of "
+               f"the {t['measure']} {of['auroc'][t['measure']]:.3f}")
+        right = "" if np.isnan(t["answered_right"]) else (
+            f", {100 * t['answered_right']:.1f}% of them right")
+        yield (f"{side}: answering from {t['measure']} {t['value']:.3g} up gives at most "
+               f"{100 * t['rate']:g}% false "
+               f"answers to queries without one ({100 * CONFIDENT:g}% sure, from "
+               f"{t['negatives']:,} of {'--negatives' if t['own'] else 'dev'}); here "
+               f"{100 * t['false_answers']:.1f}%, and {100 * t['answered']:.1f}% of the others "
+               f"are answered{right}")

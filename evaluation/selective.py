@@ -1,7 +1,9 @@
-"""How well a confidence tells right answers from wrong ones, and how far a probability can be taken at its word.
+"""How well a confidence tells right answers from wrong ones, and how far a probability can be taken
+at its word.
 
-Every function takes one number per query: confidence (Q,), where more is surer, or a probability p (Q,) in [0, 1], and
-right (Q,) bool: whether the query's first answer is right. Shares are in [0, 1].
+Every function takes one number per query: confidence (Q,), where more is surer, or a probability p
+(Q,) in [0, 1], and right (Q,) bool: whether the query's first answer is right. Shares are in [0,
+1].
 """
 import numpy as np
 import torch
@@ -9,75 +11,83 @@ from scipy.special import betaincinv
 
 from metrics import recall_in_bins, risk_coverage
 
-BINS = 15                             # of equal mass, for the calibration error (Roelofs et al. 2022)
-RATES = np.linspace(0, 1, 11)[:-1]     # of abstention (Gisserot-Boukhlef et al. 2024, arXiv 2402.12997)
-CACHED = 2 ** 18                      # weights that are summed at a time, 1 MiB: every pass finds them cached
-LEAST = 1e-12                         # a probability of 0 or 1 counts as this far from it in a logarithm
+BINS = 15  # of equal mass, for the calibration error (Roelofs et al. 2022)
+# of abstention (Gisserot-Boukhlef et al. 2024, arXiv 2402.12997)
+RATES = np.linspace(0, 1, 11)[:-1]
+CACHED = 2 ** 18  # weights that are summed at a time, 1 MiB: every pass finds them cached
+LEAST = 1e-12  # a probability of 0 or 1 counts as this far from it in a logarithm
 
 
 def levelled(values) -> np.ndarray:
-    """Values (Q,) in which those that rounding alone tells apart are equal, for all that looks at their order: equal
-    queries get numbers that differ in their last bits, by the product or the processor that made the scores.
+    """Values (Q,) in which those that rounding alone tells apart are equal, for all that looks at
+    their order: equal queries get numbers that differ in their last bits, by the product or the
+    processor that made the scores.
 
-    Neighbours in rising order join where the gap between them is at most a hundredth of deviation / Q. That is above
-    the rounding of some hundred queries, where a tie counts, and joins few by chance however many there are.
+    Neighbours in rising order join where the gap between them is at most a hundredth of deviation /
+    Q. That is above the rounding of some hundred queries, where a tie counts, and joins few by
+    chance however many there are.
     """
     values = np.asarray(values)
     order = np.argsort(values, kind="stable")
     rising = values[order].astype(float)
     begins = np.append(True, ~(np.diff(rising) <= rising.std() / (100 * len(rising))))
     result = np.empty_like(values)
-    result[order] = values[order][np.maximum.accumulate(np.where(begins, np.arange(len(rising)), 0))]
+    result[order] = values[order][np.maximum.accumulate(np.where(begins, np.arange(len(rising)),
+                                                                 0))]
     return result
 
 
-def auroc(confidence, right, weights=None) -> float:
-    """The chance that a right answer has more confidence than a wrong one; ties count half. NaN where one is missing.
-
-    weights (Q,): how often each query counts, as in a bootstrap sample.
+def auroc(confidence, right) -> float:
+    """The chance that a right answer has more confidence than a wrong one; ties count half. NaN
+    where one is missing.
     """
     right = np.asarray(right, dtype=bool)
-    return float(aurocs(confidence, right, np.ones((1, len(right))) if weights is None else weights[None])[0])
+    return float(aurocs(confidence, right, np.ones((1, len(right))))[0])
 
 
 def aurocs(confidence, right, weights, owner=None) -> np.ndarray:
-    """`auroc` under each row of weights (S, Q), or (S, N) of the images that owner (Q,) names -> (S,)."""
+    """`auroc` under each row of weights (S, Q), or (S, N) of the images that owner (Q,) names ->
+    (S,)."""
     confidence, order = np.asarray(confidence), np.argsort(confidence, kind="stable")
-    hit, miss = order[right[order]], order[~right[order]]                           # right and wrong ones, rising
-    low, high = (np.searchsorted(confidence[miss], confidence[hit], side) for side in ("left", "right"))
+    hit, miss = order[right[order]], order[~right[order]]  # right and wrong ones, rising
+    low, high = (np.searchsorted(confidence[miss], confidence[hit], side)
+                 for side in ("left", "right"))
     hit, miss = (hit, miss) if owner is None else (owner[hit], owner[miss])
     values, step = [], max(1, CACHED // max(1, len(order)))
     for some in (weights[k:k + step] for k in range(0, len(weights), step)):
         sums = np.zeros((len(some), len(miss) + 1), some.dtype)
         torch.cumsum(torch.from_numpy(some.take(miss, 1)), 1, out=torch.from_numpy(sums)[:, 1:])
-        hits, below = some.take(hit, 1), sums.take(low, 1)                          # (s, hits) wrong answers below each
+        hits, below = some.take(hit, 1), sums.take(low, 1)  # (s, hits) wrong answers below each
         if (low < high).any():
-            below = (below + sums.take(high, 1)) / 2                                # ties count half
+            below = (below + sums.take(high, 1)) / 2  # ties count half
         with np.errstate(invalid="ignore", divide="ignore"):
             values.append(np.einsum("sq,sq->s", hits, below) / (hits.sum(1) * sums[:, -1]))
     return np.concatenate(values)
 
 
 def abstention_nauc(confidence, values) -> float:
-    """The normalised area under the abstention curve, nAUC, as MTEB prints it: 0 for no knowledge, 1 at best.
+    """The normalised area under the abstention curve, nAUC, as MTEB prints it: 0 for no knowledge,
+    1 at best.
 
-    At each of RATES the least confident queries are left out and the values (Q,), such as R@1 of each query, of the
-    rest are averaged. The area under that curve is given from flat (0) to that of an order by the values themselves
-    (1). NaN where the two are the same.
+    At each of RATES the least confident queries are left out and the values (Q,), such as R@1 of
+    each query, of the rest are averaged. The area under that curve is given from flat (0) to that
+    of an order by the values themselves (1). NaN where the two are the same.
     """
     values = np.asarray(values, dtype=float)
     n = len(values)
     left_out = [min(round(rate * n), n - 1) for rate in RATES]
 
     def area(by):
-        rest = np.cumsum(values[np.argsort(by, kind="stable")][::-1])[::-1]         # sums of what is left
+        rest = np.cumsum(values[np.argsort(by, kind="stable")][::-1])[::-1]  # sums of what is left
         return np.trapezoid([rest[k] / (n - k) for k in left_out], RATES)
     flat, best = values.mean() * (RATES[-1] - RATES[0]), area(values)
-    return float((area(confidence) - flat) / (best - flat)) if not np.isclose(best, flat, rtol=1e-12) else float("nan")
+    return float((area(confidence) - flat)
+                 / (best - flat)) if not np.isclose(best, flat, rtol=1e-12) else float("nan")
 
 
 def coverage_at_risk(confidence, right, risk: float = 0.1) -> float:
-    """The largest share of queries, the surest first, of whose answers at most `risk` are wrong; 0 where none is.
+    """The largest share of queries, the surest first, of whose answers at most `risk` are wrong; 0
+    where none is.
 
     Queries of equal confidence are answered together.
     """
@@ -90,9 +100,11 @@ def coverage_at_risk(confidence, right, risk: float = 0.1) -> float:
 
 
 def steady_fall(confidence, right, bins: int = 10) -> tuple[float, float]:
-    """Spearman's rho of ten bins and -S R2 (ProbVLM, Upadhyay et al. 2023): how steadily R@1 falls from the surest bin.
+    """Spearman's rho of ten bins and -S R2 (ProbVLM, Upadhyay et al. 2023): how steadily R@1 falls
+    from the surest bin.
 
-    rho is -1 where R@1 falls from every bin to the next. R2 is that of a straight line through the bins' recalls.
+    rho is -1 where R@1 falls from every bin to the next. R2 is that of a straight line through the
+    bins' recalls.
     """
     report = recall_in_bins(-np.asarray(confidence), right, bins)
     recall, rho = np.array(report["recall"]), report["rho"]
@@ -115,65 +127,77 @@ def nll(p, right) -> float:
 
 
 def calibration_error(p, right, bins: int = BINS) -> float:
-    """ECE: the mean distance of mean probability and share of right answers in bins of equal mass."""
+    """ECE: the mean distance of mean probability and share of right answers in bins of equal
+    mass."""
     return float(_errors(np.asarray(p, float), np.asarray(right, float)[None], bins)[0])
 
 
 def calibration_floor(p, bins: int = BINS, draws: int = 200, seed: int = 0) -> float:
-    """The ECE that a perfectly calibrated p would show with so few queries: its mean where right answers are drawn with
-    these probabilities."""
+    """The ECE that a perfectly calibrated p would show with so few queries: its mean where right
+    answers are drawn with these probabilities."""
     p, rng = np.asarray(p, float), np.random.default_rng(seed)
     return float(_errors(p, (rng.random((draws, len(p))) < p).astype(float), bins).mean())
 
 
+def _parts(p: np.ndarray, bins: int) -> list[np.ndarray]:
+    """The positions of each bin of equal mass, from the least p (Q,)."""
+    return [part for part in np.array_split(np.argsort(p, kind="stable"), bins) if len(part)]
+
+
 def _errors(p: np.ndarray, right: np.ndarray, bins: int) -> np.ndarray:
     """ECE of p (Q,) under each row of right (S, Q) -> (S,)."""
-    order = np.argsort(p, kind="stable")
-    parts = [part for part in np.array_split(order, bins) if len(part)]
-    return sum(abs(p[part].sum() - right[:, part].sum(1)) for part in parts) / len(p)
+    return sum(abs(p[part].sum() - right[:, part].sum(1)) for part in _parts(p, bins)) / len(p)
 
 
 def reliability(p, right, bins: int = BINS) -> dict:
-    """Mean probability, share of right answers and size of each bin of equal mass, for a reliability diagram."""
+    """Mean probability, share of right answers and size of each bin of equal mass, for a
+    reliability diagram."""
     p, right = np.asarray(p, float), np.asarray(right, float)
-    parts = [part for part in np.array_split(np.argsort(p, kind="stable"), bins) if len(part)]
-    return {"p": [float(p[part].mean()) for part in parts], "right": [float(right[part].mean()) for part in parts],
+    parts = _parts(p, bins)
+    return {"p": [float(p[part].mean()) for part in parts],
+            "right": [float(right[part].mean()) for part in parts],
             "queries": [len(part) for part in parts]}
 
 
-def exact_interval(hits: np.ndarray, n: np.ndarray, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-    """Between which shares the chance of a hit lies where hits (B,) of n (B,) were seen (Clopper and Pearson 1934):
-    (low (B,), high (B,))."""
+def exact_interval(hits: np.ndarray, n: np.ndarray,
+                   level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+    """Between which shares the chance of a hit lies where hits (B,) of n (B,) were seen (Clopper
+    and Pearson 1934): (low (B,), high (B,))."""
     outside = (1 - level) / 2
-    with np.errstate(invalid="ignore"):                     # at the ends, where the share itself is the bound
-        low, high = betaincinv(hits, n - hits + 1, outside), betaincinv(hits + 1, n - hits, 1 - outside)
+    with np.errstate(invalid="ignore"):  # at the ends, where the share itself is the bound
+        low, high = betaincinv(hits, n - hits + 1, outside), betaincinv(hits + 1, n - hits,
+                                                                        1 - outside)
     return np.where(hits > 0, low, 0.0), np.where(hits < n, high, 1.0)
 
 
 def ranking(confidence, right) -> dict:
     """What any confidence is judged by; NaN where all answers are right, or all wrong.
 
-    AURC, its value in random order ("aurc_flat") and the excess over a perfect order ("e_aurc") are in percent, as
-    `metrics.risk_coverage` has them.
+    AURC, its value in random order ("aurc_flat") and the excess over a perfect order ("e_aurc") are
+    in percent, as `metrics.risk_coverage` has them.
     """
-    risk, (rho, minus_s_r2) = risk_coverage(-np.asarray(confidence), right), steady_fall(confidence, right)
-    return {"auroc": auroc(confidence, right), "aurc": risk["area"], "aurc_flat": risk["area_random"],
-            "e_aurc": risk["area"] - risk["area_best"], "nauc": abstention_nauc(confidence, right),
-            "coverage_at_10": 100 * coverage_at_risk(confidence, right), "rho": rho, "minus_s_r2": minus_s_r2}
+    risk, (rho, minus_s_r2) = risk_coverage(-np.asarray(confidence),
+                                            right), steady_fall(confidence, right)
+    return {"auroc": auroc(confidence, right), "aurc": risk["area"],
+            "aurc_flat": risk["area_random"], "e_aurc": risk["area"] - risk["area_best"],
+            "nauc": abstention_nauc(confidence, right), "coverage_at_10": 100
+            * coverage_at_risk(confidence, right), "rho": rho, "minus_s_r2": minus_s_r2}
 
 
 def probability(p, right) -> dict:
-    """What a probability is judged by beyond `ranking`: Brier score, NLL, ECE and the floor of the ECE."""
+    """What a probability is judged by beyond `ranking`: Brier score, NLL, ECE and the floor of the
+    ECE."""
     return {"brier": brier(p, right), "nll": nll(p, right), "ece": calibration_error(p, right),
             "ece_floor": calibration_floor(p), "mean": float(np.mean(p))}
 
 
-def auroc_differences(confidences: dict[str, np.ndarray], right, owner, base: str, samples: int = 1000,
-                      seed: int = 0) -> dict[str, dict]:
-    """How far the AUROC of each confidence is above that of `base`: {name: {"difference", "low", "high"}}, with a 95%
-    interval by a paired bootstrap over images.
+def auroc_differences(confidences: dict[str, np.ndarray], right, owner, base: str,
+                      samples: int = 1000, seed: int = 0) -> dict[str, dict]:
+    """How far the AUROC of each confidence is above that of `base`: {name: {"difference", "low",
+    "high"}}, with a 95% interval by a paired bootstrap over images.
 
-    owner (Q,): the image that a query belongs to. Images are drawn with replacement, each with all its queries.
+    owner (Q,): the image that a query belongs to. Images are drawn with replacement, each with all
+    its queries.
     """
     owner = np.unique(owner, return_inverse=True)[1]
     n, rng = owner.max() + 1, np.random.default_rng(seed)
@@ -181,11 +205,13 @@ def auroc_differences(confidences: dict[str, np.ndarray], right, owner, base: st
     for row in weights:
         row[:] = np.bincount(rng.integers(n, size=n), minlength=n)
     right = np.asarray(right, dtype=bool)
-    draws = {name: aurocs(confidence, right, weights, owner) for name, confidence in confidences.items()}
+    draws = {name: aurocs(confidence, right, weights, owner)
+             for name, confidence in confidences.items()}
     point = {name: auroc(confidence, right) for name, confidence in confidences.items()}
     results = {}
     for name in confidences:
         if name != base:
             low, high = np.nanpercentile(draws[name] - draws[base], [2.5, 97.5])
-            results[name] = {"difference": point[name] - point[base], "low": float(low), "high": float(high)}
+            results[name] = {"difference": point[name] - point[base], "low": float(low),
+                             "high": float(high)}
     return results

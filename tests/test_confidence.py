@@ -59,7 +59,6 @@ def slow_answers(subject, side, t, images=None, absent=False):
         found.append({"right": of[top] == image and s[top] > max(wrong), "max": s[top],
                       "margin": s[top] - sorted(s.values())[-2], "std": np.std(list(s.values())),
                       "posterior": p[top], "entropy": -sum(x * np.log(x) for x in p.values()),
-                      "of_right": sum(p[j] for j in items if of[j] == image),
                       "grouped": sum(p[j] for j in items if of[j] == of[top]), "first": top})
     return found
 
@@ -73,7 +72,7 @@ def test_answers_are_those_of_a_loop_over_queries(monkeypatch, side, images, abs
     rows = rows_of(subject, side, images=None if images is None else np.array(images))
     found, slow = answers(rows, 12.0, absent), slow_answers(subject, side, 12.0, images, absent)
     assert len(slow) == rows.queries
-    for name in ("right", "max", "margin", "std", "posterior", "entropy", "of_right"):
+    for name in ("right", "max", "margin", "std", "posterior", "entropy"):
         assert np.allclose(getattr(found, name), [of[name] for of in slow], atol=2e-6), name
     assert rows.items[found.first].tolist() == [of["first"] for of in slow]
     assert (found.grouped is None) == (side == "t2i")
@@ -550,14 +549,13 @@ def test_calibrations_of_other_runs_or_similarities_are_refused(runs, calibrated
         refused(capsys, show.main, retrieval(calibrated, runs, "--calibration", tmp_path / "c.json", "--output",
                                              tmp_path / "a.png"), said)
     copy = shutil.copytree(calibrated, tmp_path / "copy")
-    for of, run in ((older, "gone/run"), (stored, "gone/other")):                   # moved since; known by its weights
-        (tmp_path / "c.json").write_text(json.dumps(of | {"checkpoints": [run], "data_name": "mine"}))
-        draw(calibrated, runs, "--calibration", tmp_path / "c.json", "--output", tmp_path / "a.png")
-        assert "calibrated on mine and may not hold on demo_precomp" in capsys.readouterr().out
+    (tmp_path / "c.json").write_text(json.dumps(stored | {"checkpoints": ["gone/run"], "data_name": "mine"}))
+    draw(calibrated, runs, "--calibration", tmp_path / "c.json", "--output", tmp_path / "a.png")    # moved since
+    assert "calibrated on mine and may not hold on demo_precomp" in capsys.readouterr().out
     draw(copy, runs, "--output", tmp_path / "a.png")
     assert "sure" in capsys.readouterr().out
-    (copy / "calibration.json").write_text(json.dumps(older))                       # says its path and nothing more
-    refused(capsys, show.main, retrieval(copy, runs), "not of .*copy, by their paths, as it names no weights; write")
+    (copy / "calibration.json").write_text(json.dumps(older))
+    refused(capsys, show.main, retrieval(copy, runs), "names no weights by which .*copy could be known; write it again")
     draw(copy, runs, "--calibration", file, "--output", tmp_path / "a.png")
 
 

@@ -26,7 +26,7 @@ def test_auroc_brier_and_nll_are_those_of_scikit_learn(ties):
         confidence, right = answers(seed, ties=ties)
         assert selective.auroc(confidence, right) == pytest.approx(roc_auc_score(right, confidence), abs=1e-12)
         weights = np.random.default_rng(seed).integers(0, 4, len(right)).astype(float)
-        assert selective.auroc(confidence, right, weights) == pytest.approx(
+        assert selective.aurocs(confidence, right, weights[None])[0] == pytest.approx(
             roc_auc_score(right, confidence, sample_weight=weights), abs=1e-12)
         assert selective.brier(confidence, right) == pytest.approx(brier_score_loss(right, confidence), abs=1e-12)
         inside = np.clip(confidence, 0.01, 0.99)
