@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from checkpoints import load_checkpoint
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # One epoch of a small model on the demo's features. A ./vocab is not read, as commands are called in ROOT, too.
 SMALL = ["--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8", "--num_epochs", "1",
-         "--batch_size", "32", "--vocab_threshold", "1", "--vocab_path", "none", "--device", "cpu"]
+         "--batch_size", "32", "--vocab_threshold", "1", "--vocab_path", "none", "--device", "cpu", "--workers", "0"]
 # The same, but wide enough to learn, and with every step in its log.
 STEPS = [*SMALL, "--embed_size", "32", "--word_dim", "16", "--batch_size", "16", "--learning_rate", "0.005",
          "--log_step", "1"]
@@ -120,6 +121,57 @@ def in_a_process(work, *words, seconds: float = 200):
         process.kill()
         pytest.fail(f"{work.__name__} did not end in {seconds} s")
     return process
+
+
+class Command:
+    """A function of a module in a process of its own, as a command has it: with its outputs, its signals and its part
+    of the environment. It costs no import, as a new Python does; tests that prove that commands start use `started`."""
+
+    def __init__(self, work, *words, env: dict | None = None):
+        self.files = [tempfile.NamedTemporaryFile("r") for _ in "12"]
+        self.process = FORKS.Process(target=as_command, args=(work, words, env or {}, [f.name for f in self.files]))
+        self.process.start()
+        self.pid = self.process.pid
+
+    def ended(self, seconds: float = 200) -> tuple[int, str, str]:
+        """Its status, stdout and stderr."""
+        self.process.join(seconds)
+        assert self.process.exitcode is not None, f"no end after {seconds} s"
+        return self.process.exitcode, *(open(f.name).read() for f in self.files)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+        for file in self.files:
+            file.close()
+
+
+def as_command(work, words, env: dict, outputs: list) -> None:
+    os.environ.update(env)
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)            # as Python starts where it is not ignored
+    for stream, path in zip((1, 2), outputs):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
+    sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1) for stream in (1, 2))
+    torch.set_num_threads(1)
+    work(*words)
+
+
+@contextlib.contextmanager
+def processes_of(count: int, work, *words):
+    """`work` in so many processes, as torchrun starts them: Commands, of which each can be signalled alone."""
+    port, ranks = free_port(), []
+    try:
+        for rank in range(count):
+            env = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count,
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            ranks.append(Command(work, *words, env={name: str(value) for name, value in env.items()}))
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
 
 
 @contextlib.contextmanager

@@ -266,7 +266,7 @@ def test_raw_photos_train_evaluate_and_resume(tmp_path, demo_path):
     torch.manual_seed(0)
     torch.save(import_torchvision().models.get_model("resnet18", weights=None).state_dict(), tmp_path / "w.pt")
     words = ["--data_path", demo_path, "--data_name", "demo_coco", "--cnn_type", "resnet18", "--batch_size", "64",
-             "--crop_size", "64", "--sim", "mahalanobis", "--use_restval", "--workers", "2"]
+             "--crop_size", "64", "--sim", "mahalanobis", "--use_restval"]
     frozen, tuned = str(tmp_path / "frozen"), str(tmp_path / "tuned")
     fit(*words, "--cnn_weights", tmp_path / "w.pt", "--logger_name", frozen)
     fit(*words, "--init_from", frozen, "--finetune", "--learning_rate", "2e-5", "--logger_name", tuned)

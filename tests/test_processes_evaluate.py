@@ -1,9 +1,8 @@
 """Evaluation and extraction of features that several processes share: what they find and write is that of one process,
-to the byte. Each process is a real one of torchrun, which runs this file."""
+to the byte. Each process is a real one."""
 import json
 import os
 import signal
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,16 +23,20 @@ from files import writing
 from files.reading import file_digest
 from inputs import Images, Tokens
 from similarities import Embedding
-from tests.helpers import refused, started
+from tests.helpers import processes_of, refused
 
 SIZES, LENGTHS = [4, 1, 2, 5, 1, 1, 3], [3, 5, 2, 4, 6, 1, 2, 2]       # regions of images, words of captions
 
 
-def torchrun(many: int, *words) -> tuple[int, str, str]:
-    """The status, stdout and stderr of a command in so many processes."""
-    with started("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", many, *words) as process:
-        out, err = process.communicate(timeout=200)
-        return process.returncode, out, err
+def several(many: int, main, *words) -> tuple[int, str, str]:
+    """The status, stdout and stderr of a command in so many processes. The failure of one ends all, as by torchrun."""
+    with processes_of(many, main, list(map(str, words))) as ranks:
+        while any(k.process.exitcode is None for k in ranks) and not any(k.process.exitcode for k in ranks):
+            ranks[0].process.join(0.05)
+        for left in ranks:
+            left.process.terminate()
+        status, out, err = zip(*(process.ended() for process in ranks))
+        return next(filter(None, status), 0), "".join(out), "".join(err)
 
 
 def same_files(a, b) -> bool:
@@ -131,7 +134,7 @@ def plain(value):
 
 
 def test_functions_give_in_all_processes_what_they_give_in_one(tmp_path):
-    status, _, err = torchrun(2, "-m", "tests.test_processes_evaluate", "find", tmp_path)
+    status, _, err = several(2, find, tmp_path)
     assert status == 0, err
     alone = json.loads(json.dumps({name: plain(value) for name, value in outcomes().items()}))
     own = [json.loads((tmp_path / f"{k}.json").read_text()) for k in (0, 1)]
@@ -156,7 +159,7 @@ def test_an_evaluation_writes_the_same_files(tmp_path, small_run, demo_path, cap
     capsys.readouterr()                                     # of the training
     evaluate.main([str(word) for word in (*words, *outputs("one"))])
     shown = capsys.readouterr()
-    status, out, err = torchrun(2, "evaluate.py", *words, *outputs("two"))
+    status, out, err = several(2, evaluate.main, *words, *outputs("two"))
     assert status == 0, err
     assert out == shown.out.replace(str(tmp_path / "one"), str(tmp_path / "two"))
     assert len(os.listdir(tmp_path / "one")) == 9 and same_files(tmp_path / "one", tmp_path / "two")
@@ -181,14 +184,14 @@ def test_an_extraction_that_lost_a_process_goes_on_in_any_number(tmp_path, demo_
     one, two = tmp_path / "one", tmp_path / "two"
     extract.main(words_of(one, "--skip_broken"))
     assert "(10, 960)" in capsys.readouterr().out
-    status, _, err = torchrun(2, "-m", "tests.test_processes_evaluate", "die", *words_of(two, "--skip_broken"))
+    status, _, err = several(2, die, *words_of(two, "--skip_broken"))
     assert status != 0 and not os.path.exists(two / "x" / "all_ims.npy"), err
     of_second = json.loads((two / "x" / ".all_ims_photos.part.1").read_text())["photos"]
     assert [row is not None for row in of_second] == 6 * [False] + 2 * [True] + 3 * [False]
     np.lib.format.open_memmap(two / "x" / ".all_ims.part", "r+")[6] = 7             # what was noted is not done again
-    status, out, err = torchrun(2, "-m", "features.extract", *words_of(two))                # now 8 is looked at
+    status, out, err = several(2, extract.main, *words_of(two))                # now 8 is looked at
     assert status != 0 and err.count("cannot be read") == 1 and "--skip_broken" in err, err
-    status, out, err = torchrun(3, "-m", "features.extract", *words_of(two, "--skip_broken"))
+    status, out, err = several(3, extract.main, *words_of(two, "--skip_broken"))
     assert status == 0 and "(10, 960)" in out and err.count("1 of 11 photos") == 1, (out, err)
     found = np.lib.format.open_memmap(two / "x" / "all_ims.npy", "r+")
     assert (found[6] == 7).all()
@@ -273,19 +276,19 @@ def test_a_run_that_changes_while_processes_read_it_is_refused(monkeypatch):
         load_run("x", None)
 
 
-# ---- what torchrun runs
+# ---- what several processes run
 
-def find(folder: str) -> None:
+def find(words: list[str]) -> None:
     """Write what this process finds."""
     def work():
         with processes.joined(torch.device("cpu")):
             found = {name: plain(value) for name, value in outcomes().items()}
-            with open(os.path.join(folder, f"{processes.rank()}.json"), "w") as f:
+            with open(os.path.join(words[0], f"{processes.rank()}.json"), "w") as f:
                 json.dump(found, f)
     cli.run("find", work, several=True)
 
 
-def die(*words: str) -> None:
+def die(words: list[str]) -> None:
     """Extract features; the second process is killed when it has noted its first batch."""
     store.SAVE, real, calls = 0, networks.PhotoReader.__call__, []
 
@@ -295,8 +298,4 @@ def die(*words: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return real(self, index)
     networks.PhotoReader.__call__ = watched
-    extract.main(list(words))
-
-
-if __name__ == "__main__":
-    {"find": find, "die": die}[sys.argv[1]](*sys.argv[2:])
+    extract.main(words)

@@ -20,7 +20,7 @@ SIZE = ["--embed_size", "64", "--word_dim", "64", "--num_epochs", "1", "--learni
 def fit_and_evaluate(path, name, run, *words) -> dict:
     opt = train.parse_args([*SIZE, "--data_path", path, "--data_name", name, "--logger_name", str(run), *words])
     assert train.train(opt) == 0
-    return evaluate.run(evaluate.parse_args(["--checkpoint", str(run)]))
+    return evaluate.run(evaluate.parse_args(["--checkpoint", str(run), "--workers", "0"]))
 
 
 def test_flickr8k_has_no_faults(real_path, capsys):
@@ -53,7 +53,7 @@ def test_photos_of_flickr8k_train_and_fine_tune(real_path, tmp_path, monkeypatch
     whole = data.read_karpathy
     monkeypatch.setattr(data, "read_karpathy", lambda *a: first_images(whole(*a), 20))
     common = ["--cnn_type", "efficientnet_lite0", "--batch_size", "20", "--crop_size", "128", "--vocab_threshold", "1",
-              "--workers", "2"]
+              "--workers", "0"]
     fit_and_evaluate(real_path, "f8k", tmp_path / "frozen", *common)
     results = fit_and_evaluate(real_path, "f8k", tmp_path / "tuned", *common, "--init_from", str(tmp_path / "frozen"),
                                "--finetune", "--learning_rate", "2e-5")
