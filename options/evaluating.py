@@ -49,7 +49,7 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
                "the one that the file names, else cosine), or of a run's means and variances, in "
                "place of its own"),
         Option("data_path", filename, None, "folder that holds the data sets (default: that of the "
-               "training)"),
+               "training)", metavar="FOLDER"),
         Option("data_name", data_set, None, "data set (default: that of the training)"),
         Option("split", split_name, None, "train, dev, test or testall (default: the split that a "
                "file of embeddings names, else test)"),

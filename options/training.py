@@ -98,11 +98,12 @@ def term(name: str, text: str, used_by: tuple[Use, ...] = ()) -> Option:
 
 TRAIN = Table("Train a joint embedding of images and captions.", {
     "data": [
-        Option("data_path", filename, "data", "folder that holds the data sets", common=True),
+        Option("data_path", filename, "data", "folder that holds the data sets", common=True,
+               metavar="FOLDER"),
         Option("data_name", data_set, "coco_precomp", "folder of the data set below --data_path",
                common=True, metavar="NAME"),
         Option("vocab_path", filename, "./vocab/", "folder that may hold {data_name}_vocab.json; "
-               "the vocabulary is built when the file is not there"),
+               "the vocabulary is built when the file is not there", metavar="FOLDER"),
         Option("vocab_splits", split_names, "train", "splits whose words count (original: "
                "train,dev)"),
         Option("vocab_threshold", positive, 4, "keep words that are seen at least this often"),
@@ -342,7 +343,7 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
     ],
     "run": [
         Option("logger_name", filename, None, "run folder (default: "
-               "runs/{data_name}_{sim}_seed{seed})", common=True),
+               "runs/{data_name}_{sim}_seed{seed})", common=True, metavar="FOLDER"),
         Option("log_step", positive, 10, "steps between log lines"),
         Option("val_step", positive, 500, "steps between validations within an epoch"),
         Option("resume", lambda text: text and filename(text), None,
