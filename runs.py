@@ -25,6 +25,7 @@ from data import Split, check_extractors, pair_batches, phrase_batches, read_spl
 from devices import processes
 from devices.feeding import keep
 from devices.load import Load
+from devices.share import Share
 from files.log import Log, NoLog
 from files.phrases import Labels, learnable
 from files.reading import holds_keys, is_drawn, read_yaml, recognised
@@ -388,7 +389,8 @@ class Data:
         batches = pair_batches(self.fed or self.train, tokens, order, self.batch_size,
                                crop_size=self.crop_size, process=process, **how)
         for iteration, batch in enumerate(batches, state["iteration"]):  # state may lag behind
-            yield self.unpaired.added_to(batch, iteration, process) if self.unpaired else batch
+            more = self.unpaired
+            yield more.added_to(batch, iteration, Share.of(more.count, *process)) if more else batch
 
 
 def build_data(opt, start: dict | None, resumed: dict | None) -> Data:

@@ -22,24 +22,16 @@ from similarities import Embedding, Separable, unit
 LEAST_ORDER = 32                      # of the Bessel functions that the expansion below is used for
 
 
-def log_vmf(kappa: Tensor, dim: int) -> Tensor:
-    """log C_D(kappa) of the von Mises-Fisher density C_D(kappa) exp(kappa mu . x) on the unit sphere in D = `dim` >= 2
-    dimensions, in nats: concentrations >= 0 of any shape -> the same shape.
-
-    log C_D(kappa) = (D/2 - 1) log kappa - (D/2) log 2 pi - log I_{D/2-1}(kappa), right to 1e-9 in float64. At 0 it is
-    the uniform density's, -log of the sphere's area. (AsymVLM's code takes it, up to a constant, from arXiv 2103.15718;
-    differences between kappas are then up to 0.1 nats off.)
-    """
-    uniform = math.lgamma(dim / 2) - math.log(2) - dim / 2 * math.log(math.pi)
-    return uniform - log_growth(kappa, dim / 2 - 1)
-
-
 def log_growth(kappa: Tensor, order: float) -> Tensor:
     """log of J(kappa) / J(0) with J(kappa) = I_order(kappa) / kappa^order, >= 0 and 0 at 0: any shape -> the same.
 
-    I is the modified Bessel function. log C_D(kappa) is log C_D(0) less this; C_D(0), thousands of nats at D = 1,024,
-    never enters, so float32 is right to 1e-6 of the value. From order 32 on `debye` is right to 1e-9. The recurrence of
-    DLMF 10.29.1, J_{n-1} = 2 n J_n + kappa^2 J_{n+1}, leads from there to lower orders; all of its terms are positive.
+    I is the modified Bessel function. The von Mises-Fisher density on the unit sphere in D
+    dimensions is C_D(kappa) exp(kappa mu . x), and log C_D(kappa) is log C_D(0) less this at order
+    D/2 - 1. C_D(0), thousands of nats at D = 1,024, never enters, so float32 is right to 1e-6 of
+    the value. (AsymVLM's code takes it, up to a constant, from arXiv 2103.15718; differences
+    between kappas are then up to 0.1 nats off.) From order 32 on `debye` is right to 1e-9. The
+    recurrence of DLMF 10.29.1, J_{n-1} = 2 n J_n + kappa^2 J_{n+1}, leads from there to lower
+    orders; all of its terms are positive.
     """
     steps = max(0, math.ceil(LEAST_ORDER - order))
     n = order + steps

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 
 from cli import InputError
 from data import Batch, Split, check_extractors, read_split
-from devices.share import Share
 from inputs import NoImages, Photos
 from methods.jwae import learns_alone
 
@@ -60,19 +59,19 @@ class Unpaired:
         added items, "unpaired" or "negatives"."""
         self.images, self.captions, self.count, self.data, self.field = images, captions, count, data or {}, field
 
-    def added_to(self, batch: Batch, step: int, process: tuple[int, int] = (0, 1)) -> Batch:
-        """The batch with the unpaired items of step `step` (from 0) added to it."""
-        return batch._replace(**{self.field: self.batch(step, process)})
+    def added_to(self, batch: Batch, step: int, share=None) -> Batch:
+        """The batch with the unpaired items of step `step` (from 0) added to it. share: see `batch`."""
+        return batch._replace(**{self.field: self.batch(step, share)})
 
-    def batch(self, step: int, process: tuple[int, int] = (0, 1)) -> Batch:
-        """The unpaired items of step `step` (from 0) as a Batch of their own. process: which of how many processes
-        share them."""
+    def batch(self, step: int, share=None) -> Batch:
+        """The unpaired items of step `step` (from 0) as a Batch of their own. share: the devices.share.Share of the
+        `count` items whose images are read; None: all."""
         images = tokens = lengths = owner = None
-        share = Share.of(self.count, *process)
+        first, last, _ = (share.rows if share else slice(None)).indices(self.count)
         if self.images:
             drawn = self.images.draw(step, self.count)
             ends = np.cumsum([0, *(len(rows) for _, rows, _ in drawn)])
-            own = [slice(*np.clip((share.rows.start - start, share.rows.stop - start), 0, None)) for start in ends]
+            own = [slice(*np.clip((first - start, last - start), 0, None)) for start in ends]
             images = torch.cat([source.gather(rows[some]) for (source, rows, _), some in zip(drawn, own)])
         if self.captions:
             drawn = self.captions.draw(step, self.count)

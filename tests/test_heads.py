@@ -24,7 +24,6 @@ from methods.heads import (
     inclusion,
     inclusion_gap,
     log_growth,
-    log_vmf,
 )
 from model import Tower
 from similarities import Embedding
@@ -53,6 +52,12 @@ def to(e, dtype):
 
 
 # ---- the normaliser of von Mises and Fisher
+
+def log_vmf(kappa, dim: int):
+    """log C_D(kappa) from its growth; log C_D(0) is that of the uniform density, -log of the sphere's area."""
+    uniform = math.lgamma(dim / 2) - math.log(2) - dim / 2 * math.log(math.pi)
+    return uniform - log_growth(kappa, dim / 2 - 1)
+
 
 def series(kappa: float, dim: int) -> float:
     """log C_D(kappa) by the power series of I_n(kappa) / kappa^n, all of whose terms are positive."""
