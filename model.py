@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cli import InputError
 from devices.feeding import both
 from devices.precision import scored
-from devices.share import by_rows, everyones, sharing
+from devices.share import by_rows, gathered, sharing
 from encoders import (
     CNN,
     BagOfWords,
@@ -208,12 +208,11 @@ class JointEmbedding(nn.Module):
         """Terms of the training loss, to be summed. `batch` is a data.Batch: B matching pairs, and what stands beside
         them."""
         pairs, alone, others = (self.encode(part) for part in (batch, batch.unpaired, batch.negatives))
-        with sharing(batch.unpaired and batch.unpaired.share):
-            alone = {side: everyones(e) for side, e in alone.items()}
-        with sharing(batch.share):
-            losses = self.rank(batch, **pairs, others=others.get("captions"))
-            if self.side_terms or self.pair_terms:
-                pairs = {side: everyones(e) for side, e in pairs.items()}
+        losses = self.rank(batch, **pairs, others=others.get("captions"))
+        if self.side_terms or self.pair_terms:
+            pairs = gathered(pairs, batch.share)
+        if alone:
+            alone = gathered(alone, batch.unpaired.share)
         for name, term in self.side_terms.items():
             losses[name] = term.weight * term.loss(pairs[term.side], batch)
         for name, (weight, loss) in self.pair_terms.items():
@@ -234,13 +233,19 @@ class JointEmbedding(nn.Module):
                 i, j = batch.labels.nonzero(as_tuple=True)                          # (K,) each
                 chosen = self.score(self.similarity.at, images.embedding, captions.embedding, i, j)
                 return self.objective(chosen.new_zeros(batch.labels.shape).index_put((i, j), chosen), batch.labels)
-            index, compare = batch.image_index[:, None], functools.partial(self.score, self.similarity)
-            same = index == batch.image_index if self.mask_same_image else None                         # (B, B)
-            scores = by_rows(compare, images.embedding, captions.embedding)                             # (B, B)
+            compare = functools.partial(self.score, self.similarity)
+
+            def scores(texts: Encoded, part) -> Tensor:
+                return by_rows(compare, images.embedding, texts.embedding, batch.share, part.share)
+
+            index = batch.image_index[:, None]                                      # (B, 1)
+            same = index == batch.image_index if self.mask_same_image else None     # (B, B)
+            inside = scores(captions, batch)                                        # (B, B)
             if others is None:
-                return self.objective(scores, same)
-            outside = by_rows(compare, images.embedding, others.embedding, batch.negatives.share)       # (B, N)
-            return self.objective(scores, same, outside.masked_fill(index == batch.negatives.image_index, -torch.inf))
+                return self.objective(inside, same)
+            outside = scores(others, batch.negatives)                               # (B, N)
+            own = index == batch.negatives.image_index
+            return self.objective(inside, same, outside.masked_fill(own, -torch.inf))
 
     def score(self, compare: Callable, *args) -> Tensor:
         """compare(*args), the similarity or a method of it, never in tf32."""

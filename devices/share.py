@@ -108,12 +108,19 @@ class _Gather(torch.autograd.Function):
         return mine[:share.sizes[share.rank]], None, None
 
 
-def by_rows(compare, images, captions, share: Share | None = None) -> Tensor:
-    """compare(images, captions) of the whole batch: (B, M). Each process computes the rows of its own images. share: of
-    the captions, where it is another one than the images'."""
+def gathered(encoded: dict, share: Share | None) -> dict:
+    """`everyones` of each value."""
     with sharing(share):
+        return {name: everyones(x) for name, x in encoded.items()}
+
+
+def by_rows(compare, images, captions, share: Share | None, of_captions: Share | None) -> Tensor:
+    """compare(images, captions) of the whole batch: (B, M). Each process computes the rows of its own images, which
+    have this share."""
+    with sharing(of_captions):
         captions = everyones(captions, partial=True)
-    return everyones(compare(images, captions))
+    with sharing(share):
+        return everyones(compare(images, captions))
 
 
 def total(x: Tensor) -> Tensor:
