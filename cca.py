@@ -1,11 +1,12 @@
-"""Regularised canonical correlation analysis (CCA): a linear baseline in closed form, from covariances alone.
+"""Regularised canonical correlation analysis (CCA): a linear baseline in closed form, from
+covariances alone.
 
     python cca.py --data_name f8k_precomp --text tfidf --eta_image auto --output cca_test.npz
     python cca.py --data_name f30k_precomp --test_name coco_precomp --text w2v      # fit to one data set, embed another
     python evaluate.py --embeddings cca_test.npz
 
-It follows Klein et al. 2015 (Fisher vectors of word vectors), and is the CCA of `jwae` Table 3 (joint Wasserstein
-autoencoders).
+It follows Klein et al. 2015 (Fisher vectors of word vectors), and is the CCA of `jwae` Table 3
+(joint Wasserstein autoencoders).
 """
 if __name__ == "__main__":
     import cli
@@ -39,78 +40,89 @@ from similarities import Cosine, Embedding
 from text import Vocabulary
 
 BLOCK = 4096                          # rows that are read at a time
-ETAS, DIMS = (1e-4, 1e-3, 1e-2, 1e-1), (64, 128, 256, 512)      # the values that "auto" tries on the dev split
+# the values that "auto" tries on the dev split
+ETAS, DIMS = (1e-4, 1e-3, 1e-2, 1e-1), (64, 128, 256, 512)
 
 
 class CCA:
     """Linear maps of two views, x and y, whose projections correlate most.
 
-    The covariances Cxx and Cyy are regularised: Rxx = Cxx + eta_x lambda_max(Cxx) I = Lx Lx^T, and Ryy = Ly Ly^T
-    likewise. From Lx^-1 Cxy Ly^-T = U S V^T come the maps Wx = Lx^-T U and Wy = Ly^-T V, so that Wx^T Rxx Wx = I and
-    Wx^T Cxy Wy = S. The embedding of an item is (x - mean) Wx S, l2-normalised. This is Klein's scaling by the
-    correlations, after which the cosine is the score. All numbers are float64.
+    The covariances Cxx and Cyy are regularised: Rxx = Cxx + eta_x lambda_max(Cxx) I = Lx Lx^T, and
+    Ryy = Ly Ly^T likewise. From Lx^-1 Cxy Ly^-T = U S V^T come the maps Wx = Lx^-T U and Wy = Ly^-T
+    V, so that Wx^T Rxx Wx = I and Wx^T Cxy Wy = S. The embedding of an item is (x - mean) Wx S,
+    l2-normalised. This is Klein's scaling by the correlations, after which the cosine is the score.
+    All numbers are float64.
     """
 
-    def fit(self, x, y, dim: int = 256, eta_x: float = 1e-4, eta_y: float = 1e-4, owner=None) -> "CCA":
-        """`collect`, then `solve`. x (N, F), y (M, G): row m of y belongs to row owner[m] of x (None: to row m)."""
+    def fit(self, x, y, dim: int = 256, eta_x: float = 1e-4, eta_y: float = 1e-4,
+            owner=None) -> "CCA":
+        """`collect`, then `solve`. x (N, F), y (M, G): row m of y belongs to row owner[m] of x
+        (None: to row m)."""
         return self.collect(x, y, owner).solve(dim, eta_x, eta_y)
 
     def collect(self, x, y, owner=None, block: int = BLOCK) -> "CCA":
-        """Means (F,), (G,) and covariances (F, F), (G, G), (G, F) over the M pairs, a block of pairs at a time.
+        """Means (F,), (G,) and covariances (F, F), (G, G), (G, F) over the M pairs, a block of
+        pairs at a time.
 
-        x (N, F), y (M, G): arrays, mapped or not, sparse arrays, or anything that has a shape and returns rows by their
-        numbers. Raises InputError where the rows make no pairs, and on features that are not finite.
+        x (N, F), y (M, G): arrays, mapped or not, sparse arrays, or anything that has a shape and
+        returns rows by their numbers. Raises InputError where the rows make no pairs, and on
+        features that are not finite.
         """
         n, m, total = x.shape[0], y.shape[0], []
         owner = np.arange(n) if owner is None else np.asarray(owner)
         if len(owner) != m or m < 2:
-            raise InputError(f"{n} rows x, {m} rows y and {len(owner)} owners make no pairs; give at least 2 rows y, "
-                             "and for each the row of x that it belongs to")
+            raise InputError(f"{n} rows x, {m} rows y and {len(owner)} owners make no pairs; give "
+                             "at least 2 rows y, and for each the row of x that it belongs to")
         first = np.arange(min(m, block))
         shifts = [0.0 if sparse.issparse(rows) else dense(rows[numbers]).mean(0)    # near the mean: nothing cancels
                   for rows, numbers in ((x, np.unique(owner[first])), (y, first))]
         for k in tqdm(range(0, m, block), desc="covariances", disable=None, leave=False):
-            items, place = np.unique(owner[k:k + block], return_inverse=True)       # an item is read once per block
+            # an item is read once per block
+            items, place = np.unique(owner[k:k + block], return_inverse=True)
             a, b = x[items], y[np.arange(k, min(m, k + block))]                     # (n, F), (b, G)
-            a, b = (rows if sparse.issparse(rows) else dense(rows) - shift for rows, shift in zip((a, b), shifts))
-            pairs = sparse.csr_array((np.ones(len(place)), (place, np.arange(len(place)))))      # (n, b)
-            weighted = sparse.diags_array(pairs.sum(1)) @ a                         # (n, F), times the pairs of an item
+            a, b = (rows if sparse.issparse(rows) else dense(rows) - shift for rows,
+                    shift in zip((a, b), shifts))
+            # (n, b)
+            pairs = sparse.csr_array((np.ones(len(place)), (place, np.arange(len(place)))))
+            weighted = sparse.diags_array(pairs.sum(1)) @ a     # (n, F), times the pairs of an item
             sums = weighted.sum(0), b.sum(0), a.T @ weighted, b.T @ b, (pairs @ b).T @ a
             total = [new + old for new, old in zip(sums, total)] if total else sums
         x_mean, y_mean, *products = (dense(t) / m for t in total)
-        self.xx, self.yy, self.yx = (                                               # (F, F), (G, G), (G, F)
+        self.xx, self.yy, self.yx = (                                       # (F, F), (G, G), (G, F)
             product - np.outer(left, right) for product, left, right in
             zip(products, (x_mean, y_mean, y_mean), (x_mean, y_mean, x_mean)))
         if not np.isfinite(self.yx).all():
-            raise InputError("x or y holds NaN or infinity; every feature has to be a finite number, so extract them "
-                             "again")
+            raise InputError("x or y holds NaN or infinity; every feature has to be a finite "
+                             "number, so extract them again")
         self.means = x_mean + shifts[0], y_mean + shifts[1]
         self.largest = tuple(map(largest_eigenvalue, (self.xx, self.yy)))
         return self
 
     def solve(self, dim: int, eta_x: float, eta_y: float) -> "CCA":
-        """The maps of `dim` directions, (F, dim) and (G, dim), and `correlations` (dim,): the S of the class, falling
-        from at most 1. Raises InputError where there are fewer directions, and where a covariance cannot be
-        inverted."""
+        """The maps of `dim` directions, (F, dim) and (G, dim), and `correlations` (dim,): the S of
+        the class, falling from at most 1. Raises InputError where there are fewer directions, and
+        where a covariance cannot be inverted."""
         most = min(self.yx.shape)
         if not 1 <= dim <= most:
-            raise InputError(f"{dim} directions cannot be had from {self.yx.shape[1]} and {self.yx.shape[0]} features; "
-                             f"give from 1 to {most}")
-        left = factor(self.xx, eta_x * self.largest[0], f"{eta_x:g} (image side, x)")            # (F, F)
-        right = factor(self.yy, eta_y * self.largest[1], f"{eta_y:g} (text side, y)")            # (G, G)
-        whitened = linalg.solve_triangular(right, self.yx, lower=True)                           # (G, F)
+            raise InputError(f"{dim} directions cannot be had from {self.yx.shape[1]} and "
+                             f"{self.yx.shape[0]} features; give from 1 to {most}")
+        left = factor(self.xx, eta_x * self.largest[0], f"{eta_x:g} (image side, x)")       # (F, F)
+        right = factor(self.yy, eta_y * self.largest[1], f"{eta_y:g} (text side, y)")       # (G, G)
+        whitened = linalg.solve_triangular(right, self.yx, lower=True)                      # (G, F)
         v, s, ut = svd(linalg.solve_triangular(left, whitened.T, lower=True).T)
         self.correlations = s[:dim]
-        self.maps = (linalg.solve_triangular(left, ut[:dim].T, lower=True, trans="T"),           # (F, dim)
-                     linalg.solve_triangular(right, v[:, :dim], lower=True, trans="T"))          # (G, dim)
+        self.maps = (linalg.solve_triangular(left, ut[:dim].T, lower=True, trans="T"),    # (F, dim)
+                     linalg.solve_triangular(right, v[:, :dim], lower=True, trans="T"))   # (G, dim)
         return self
 
     def project(self, side: int, rows, dim: int | None = None, block: int = BLOCK) -> np.ndarray:
-        """Embeddings of x (N, F) (side 0) or y (M, G) (side 1), in rows of unit length: (N, dim) or (M, dim). `dim`
-        takes only the first directions."""
+        """Embeddings of x (N, F) (side 0) or y (M, G) (side 1), in rows of unit length: (N, dim) or
+        (M, dim). `dim` takes only the first directions."""
         maps = self.maps[side] * self.correlations                                  # (F, dim)
-        blocks = (np.arange(k, min(rows.shape[0], k + block)) for k in range(0, rows.shape[0], block))
-        z = np.concatenate([rows[numbers] @ maps - self.means[side] @ maps for numbers in blocks])[:, :dim]  # (N, dim)
+        blocks = (np.arange(k, min(rows.shape[0], k + block)) for k in range(0, rows.shape[0],
+                                                                             block))
+        z = np.concatenate([rows[numbers] @ maps - self.means[side] @ maps for numbers in blocks])[
+            :, :dim]                                                                      # (N, dim)
         return z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
 
 
@@ -123,60 +135,72 @@ def largest_eigenvalue(c: np.ndarray) -> float:
     """The largest eigenvalue of a symmetric matrix (F, F)."""
     if len(c) < 1000 or not c.any():
         return float(np.linalg.eigvalsh(c)[-1])
-    return float(sparse.linalg.eigsh(c, 1, v0=np.ones(len(c)), return_eigenvectors=False)[0])    # v0: random otherwise
+    # v0: random otherwise
+    return float(sparse.linalg.eigsh(c, 1, v0=np.ones(len(c)), return_eigenvectors=False)[0])
 
 
 def factor(c: np.ndarray, ridge: float, eta: str) -> np.ndarray:
-    """The lower L (F, F) with L L^T = c + ridge I. Raises InputError where there is none, which names `eta`."""
+    """The lower L (F, F) with L L^T = c + ridge I. Raises InputError where there is none, which
+    names `eta`."""
     try:
         lower = linalg.cholesky(c + ridge * np.eye(len(c)), lower=True)
         if np.diag(lower).min() ** 2 <= len(c) * np.finfo(float).eps * np.diag(c).max():
             raise linalg.LinAlgError("singular, but for rounding")
     except linalg.LinAlgError as error:
-        raise InputError(f"the covariance of {len(c)} features cannot be inverted with eta {eta}; give a larger eta, "
-                         "1e-4 is usual, and features that are not all constant") from error
+        raise InputError(f"the covariance of {len(c)} features cannot be inverted with eta {eta}; "
+                         "give a larger eta, 1e-4 is usual, and features that are not all "
+                         "constant") from error
     return lower
 
 
 # ---- the command
 
 class Rows:
-    """Stored features as float32 rows (n, F), read by their numbers. As in training, regions are averaged and, with
-    `normalise`, rows l2-normalised. Raises InputError where there are no features, or not `count` rows."""
+    """Stored features as float32 rows (n, F), read by their numbers. As in training, regions are
+    averaged and, with `normalise`, rows l2-normalised. Raises InputError where there are no
+    features, or not `count` rows."""
 
     def __init__(self, features, normalise: bool, count: int):
         if not isinstance(features, Features):
-            raise InputError("CCA takes precomputed features, {split}_ims.npy, and these data are photos or text only; "
-                             "name data with features (--data_name f8k_precomp)")
+            raise InputError("CCA takes precomputed features, {split}_ims.npy, and these data are "
+                             "photos or text only; name data with features (--data_name "
+                             "f8k_precomp)")
         if len(features) != count:
-            raise InputError(f"{features.path} has {len(features)} rows for {count} captions; there must be one for "
-                             "each")
-        self.features, self.trunk, self.shape = features, Precomputed(features.dim, normalise), (count, features.dim)
+            raise InputError(f"{features.path} has {len(features)} rows for {count} captions; "
+                             "there must be one for each")
+        self.features, self.trunk, self.shape = features, Precomputed(features.dim,
+                                                                      normalise), (count,
+                                                                                   features.dim)
 
     def __getitem__(self, numbers: np.ndarray) -> np.ndarray:
         return self.trunk(self.features.gather(numbers)).numpy()
 
 
 class WordRows:
-    """Captions as sparse rows (M, V) of word counts, l2-normalised. With `tfidf`, counts are multiplied by
-    log(captions / captions with the word) first.
+    """Captions as sparse rows (M, V) of word counts, l2-normalised. With `tfidf`, counts are
+    multiplied by log(captions / captions with the word) first.
 
-    Words count that stand at least `threshold` times in `train`. A caption without any is a row of zeros. Raises
-    InputError where no word is that frequent.
+    Words count that stand at least `threshold` times in `train`. A caption without any is a row of
+    zeros. Raises InputError where no word is that frequent.
     """
 
     def __init__(self, train: Split, tfidf: bool, threshold: int = 4):
-        self.index = {word: i for i, word in enumerate(Vocabulary.build(train.words, threshold).words[4:])}
+        self.index = {word: i for i,
+                      word in enumerate(Vocabulary.build(train.words, threshold).words[4:])}
         if not self.index:
-            raise InputError(f"no word of {train.source} is there {threshold} times; CCA on words needs more captions")
+            raise InputError(f"no word of {train.source} is there {threshold} times; CCA on words "
+                             "needs more captions")
         seen = Counter(word for words in train.words for word in set(words))
-        self.weight = np.array([np.log(len(train.words) / seen[w]) if tfidf else 1.0 for w in self.index])
+        self.weight = np.array([np.log(len(train.words) / seen[w]) if tfidf else 1.0
+                                for w in self.index])
 
     def __call__(self, split: Split) -> sparse.csr_array:
-        places = [(m, self.index[w]) for m, words in enumerate(split.words) for w in words if w in self.index]
+        places = [(m, self.index[w]) for m, words in enumerate(split.words) for w in words
+                  if w in self.index]
         row, column = np.array(places, np.int64).reshape(-1, 2).T
-        counts = sparse.coo_array((np.ones(len(row)), (row, column)), shape=(len(split.words), len(self.index))).tocsr()
-        rows = counts @ sparse.diags_array(self.weight)                             # (M, V), repeats of a word added up
+        counts = sparse.coo_array((np.ones(len(row)), (row, column)),
+                                  shape=(len(split.words), len(self.index))).tocsr()
+        rows = counts @ sparse.diags_array(self.weight)         # (M, V), repeats of a word added up
         norm = np.sqrt(np.asarray(rows.multiply(rows).sum(1)))
         return (sparse.diags_array(1 / np.maximum(norm, 1e-12)) @ rows).tocsr()
 
@@ -186,15 +210,17 @@ def points(x: np.ndarray) -> Embedding:
     return Embedding(torch.from_numpy(x.astype(np.float32)))
 
 
-def choose(cca: CCA, x, y, caption_image: np.ndarray, dims, etas_x, etas_y) -> tuple[int, float, float]:
-    """The (dim, eta_x, eta_y) with the highest rsum on a dev split, x (N, F) and y (M, G); prints the table of all
-    rsums. caption_image (M,): the row of each caption's image."""
+def choose(cca: CCA, x, y, caption_image: np.ndarray, dims, etas_x, etas_y) -> tuple[int, float,
+                                                                                     float]:
+    """The (dim, eta_x, eta_y) with the highest rsum on a dev split, x (N, F) and y (M, G); prints
+    the table of all rsums. caption_image (M,): the row of each caption's image."""
     dims = [dim for dim in dims if dim <= min(cca.yx.shape)] or [min(cca.yx.shape)]
     print("dev rsum\neta_image  eta_text" + "".join(f"{f'dim {dim}':>10}" for dim in dims))
     rsums = {}
     for eta_x, eta_y in itertools.product(etas_x, etas_y):
         cca.solve(max(dims), eta_x, eta_y)
-        sides = [[points(cca.project(side, rows, dim)) for side, rows in enumerate((x, y))] for dim in dims]
+        sides = [[points(cca.project(side, rows, dim)) for side, rows in enumerate((x, y))]
+                 for dim in dims]
         sums = [retrieval_blocks(Cosine(), *both, caption_image)["rsum"] for both in sides]
         print(f"{eta_x:9g} {eta_y:9g}" + "".join(f"{value:10.1f}" for value in sums), flush=True)
         rsums.update({(dim, eta_x, eta_y): value for dim, value in zip(dims, sums)})
@@ -209,52 +235,64 @@ def one_gallery(splits: list[Split]) -> Split:
         lists = [getattr(s, name) for s in splits]
         return None if any(x is None for x in lists) else [item for x in lists for item in x]
     return Split("+".join(s.name for s in splits), NoImages(int(starts[-1])), all_of("captions"),
-                 np.concatenate([s.caption_image + start for s, start in zip(splits, starts)]), splits[0].source,
-                 all_of("image_ids"), all_of("caption_ids"), all_of("photo_names"),
-                 notes=[note for s in splits for note in s.notes])
+                 np.concatenate([s.caption_image + start for s, start in zip(splits, starts)]),
+                 splits[0].source, all_of("image_ids"), all_of("caption_ids"),
+                 all_of("photo_names"), notes=[note for s in splits for note in s.notes])
 
 
 def fit_and_embed(opt) -> None:
-    """Fits to the training split, prints the recalls of the split to embed and writes its embeddings."""
+    """Fits to the training split, prints the recalls of the split to embed and writes its
+    embeddings."""
     output(opt.output, is_embeddings)
-    automatic, target = "auto" in (opt.eta_image, opt.eta_text, opt.dim), opt.test_name or opt.data_name
+    automatic, target = "auto" in (opt.eta_image, opt.eta_text,
+                                   opt.dim), opt.test_name or opt.data_name
     gallery = [(target, name) for name in opt.split.split("+")]
-    wanted = dict.fromkeys([(opt.data_name, "train"), *[(opt.data_name, "dev")] * automatic, *gallery])
+    wanted = dict.fromkeys([(opt.data_name, "train"), *[(opt.data_name, "dev")] * automatic,
+                            *gallery])
     splits = {key: read_split(opt.data_path, *key, dev_images=0).require_sound() for key in wanted}
     for split in splits.values():
         refuse_phrases(split, "cca.py")
     train = splits[opt.data_name, "train"]
-    words, views = WordRows(train, opt.text == "tfidf") if opt.text in ("tfidf", "words") else None, {}
+    words, views = WordRows(train, opt.text == "tfidf") if opt.text in ("tfidf",
+                                                                        "words") else None, {}
     for (folder, name), split in splits.items():
         path = os.path.join(opt.data_path, folder, f"{name}_{opt.text}.npy")
         if not words and not there(path):
-            raise InputError(f"there is no file {path}; --text takes tfidf, words, or the NAME of {{split}}_NAME.npy "
-                             "files")
+            raise InputError(f"there is no file {path}; --text takes tfidf, words, or the NAME of "
+                             f"{{split}}_NAME.npy files")
         check_extractors(train.extractors, split, None if words else opt.text, opt.data_name)
         views[folder, name] = (Rows(split.images, opt.feature_norm, len(split.images)),
-                               words(split) if words else Rows(Features(path), opt.feature_norm, len(split.captions)))
+                               words(split) if words else Rows(Features(path), opt.feature_norm,
+                                                               len(split.captions)))
         for rows, fitted in zip(views[folder, name], views[opt.data_name, "train"]):
             if rows.shape[1] != fitted.shape[1]:
-                raise InputError(f"{folder} {name} has features of {rows.shape[1]} numbers, {opt.data_name} train of "
-                                 f"{fitted.shape[1]}; extract both with the same network or vectors")
+                raise InputError(f"{folder} {name} has features of {rows.shape[1]} numbers, "
+                                 f"{opt.data_name} train of {fitted.shape[1]}; extract both with "
+                                 "the same network or vectors")
         if words and folder != opt.data_name:
             print(foreign_words(folder, split.unknown_words(words)))
     cca = CCA().collect(*views[opt.data_name, "train"], train.caption_image)
     values = opt.dim, opt.eta_image, opt.eta_text
     if automatic:
-        values = choose(cca, *views[opt.data_name, "dev"], splits[opt.data_name, "dev"].caption_image,
-                        *(grid if value == "auto" else [value] for value, grid in zip(values, (DIMS, ETAS, ETAS))))
+        values = choose(cca, *views[opt.data_name, "dev"],
+                        splits[opt.data_name, "dev"].caption_image,
+                        *(grid if value == "auto" else [value] for value,
+                          grid in zip(values, (DIMS, ETAS, ETAS))))
     cca.solve(*values)
-    print("{:,} x {:,} features, dim {}, eta_image {:g}, eta_text {:g}".format(*cca.yx.T.shape, *values)
+    print("{:,} x {:,} features, dim {}, eta_image {:g}, eta_text {:g}".format(*cca.yx.T.shape,
+                                                                               *values)
           + (" (chosen on dev)" if automatic else "")
           + ", correlations {:.3f} to {:.3f}".format(*cca.correlations[[0, -1]]))
     tested = one_gallery([splits[key] for key in gallery])
-    sides = [points(np.concatenate([cca.project(side, views[key][side]) for key in gallery])) for side in (0, 1)]
+    sides = [points(np.concatenate([cca.project(side, views[key][side]) for key in gallery]))
+             for side in (0, 1)]
     result = retrieval_blocks(Cosine(), *sides, tested.caption_image)
-    shown = ", ".join(f"{side} " + " / ".join(f"{result[side][key]:.1f}" for key in ("r1", "r5", "r10"))
+    shown = ", ".join(f"{side} " + " / ".join(f"{result[side][key]:.1f}" for key in ("r1", "r5",
+                                                                                     "r10"))
                       for side in ("i2t", "t2i"))
-    print(f"{target} {opt.split}, {len(tested.images):,} images, {len(tested.captions):,} captions: R@1 / R@5 / R@10 "
-          f"{shown}, rsum {result['rsum']:.1f} (chance {chance(tested.caption_image, len(tested.images))['rsum']:.1f})")
+    print(f"{target} {opt.split}, {len(tested.images):,} images, {len(tested.captions):,} "
+          f"captions: R@1 / R@5 / R@10 {shown}, rsum {result['rsum']:.1f} (chance "
+          f"{chance(tested.caption_image, len(tested.images))['rsum']:.1f})")
     for note in tested.notes:
         print(f"note: {note}")
     subject = of_split(tested, opt.output, (opt.data_path, target))
@@ -266,35 +304,43 @@ def fit_and_embed(opt) -> None:
 def ridge(text: str) -> float | str:
     """The type of --eta_image and --eta_text: a number above 0 and at most 1e6, or "auto"."""
     with contextlib.suppress(argparse.ArgumentTypeError):
-        if text == "auto" or 0 < number(text) <= 1e6:       # beyond, nothing of the features would be left
+        # beyond, nothing of the features would be left
+        if text == "auto" or 0 < number(text) <= 1e6:
             return text if text == "auto" else number(text)
-    raise argparse.ArgumentTypeError(f"'{text}' is neither a number above 0 and at most 1e6 nor auto")
+    raise argparse.ArgumentTypeError(f"'{text}' is neither a number above 0 and at most 1e6 nor "
+                                     "auto")
 
 
 def main(argv=None) -> None:
-    p = Arguments("Fit a regularised CCA to the training split and write the embeddings of another.")
-    p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    p = Arguments(
+        "Fit a regularised CCA to the training split and write the embeddings of another.")
+    p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data "
+                   "sets")
     p.add_argument("--data_name", type=data_set, default="coco_precomp",
                    help="folder of the data set below --data_path")
-    p.add_argument("--text", default="tfidf",
-                   help="tfidf, words (counts of words), or NAME: files {split}_NAME.npy with a row per caption")
+    p.add_argument("--text", default="tfidf", help="tfidf, words (counts of words), or NAME: files "
+                   "{split}_NAME.npy with a row per caption")
     p.add_argument("--dim", type=lambda text: text if text == "auto" else positive(text),
-                   help="number of directions, or auto: the best on dev (default: 256; auto with --eta_image auto)")
-    p.add_argument("--eta_image", type=ridge, default=1e-4,
-                   help="weight of the identity that is added to the covariance of the images, in units of its largest "
-                   "eigenvalue, or auto: the best on dev, by rsum")
-    p.add_argument("--eta_text", type=ridge, help="the same for the text (default: 1e-4; auto with --eta_image auto)")
+                   help="number of directions, or auto: the best on dev (default: 256; auto with "
+                   "--eta_image auto)")
+    p.add_argument("--eta_image", type=ridge, default=1e-4, help="weight of the identity that is "
+                   "added to the covariance of the images, in units of its largest eigenvalue, or "
+                   "auto: the best on dev, by rsum")
+    p.add_argument("--eta_text", type=ridge, help="the same for the text (default: 1e-4; auto with "
+                   "--eta_image auto)")
     p.add_argument("--feature_norm", action=argparse.BooleanOptionalAction, default=True,
                    help="l2-normalise stored features")
     p.add_argument("--split", type=lambda text: split_names(text, "+"), default="test",
                    help="split to embed; dev+test makes one gallery of two splits")
-    p.add_argument("--test_name", type=data_set, metavar="NAME",
-                   help="data set whose split is embedded (default: --data_name, to which the maps are fitted)")
+    p.add_argument("--test_name", type=data_set, metavar="NAME", help="data set whose split is "
+                   "embedded (default: --data_name, to which the maps are fitted)")
     p.add_argument("--output", type=filename, default="cca_test.npz", metavar="FILE.npz",
                    help="file of embeddings to write, for evaluate.py --embeddings")
     opt = p.parse_args(argv)
     automatic = opt.eta_image == "auto"
-    opt.dim, opt.eta_text = opt.dim or ("auto" if automatic else 256), opt.eta_text or ("auto" if automatic else 1e-4)
+    opt.dim, opt.eta_text = opt.dim or ("auto" if automatic else 256), opt.eta_text or ("auto"
+                                                                                        if automatic
+                                                                                        else 1e-4)
     cli.run("cca.py", fit_and_embed, opt)
 
 

@@ -3,8 +3,9 @@
     python vocab.py convert coco_precomp_vocab.pkl vocab.json
     python evaluate.py --checkpoint model_best.pth.tar --vocab vocab.json --data_name coco_precomp
 
-Loading runs no code from a file: torch's restricted unpickler reads both. The originals pickle an argparse.Namespace
-and two state dicts; reading them calls nothing but the few names in ADMITTED. Their weights then get our names.
+Loading runs no code from a file: torch's restricted unpickler reads both. The originals pickle an
+argparse.Namespace and two state dicts; reading them calls nothing but the few names in ADMITTED.
+Their weights then get our names.
 """
 import argparse
 import functools
@@ -34,103 +35,118 @@ from text import Vocabulary, tokenize
 BATCH = 64                            # captions per step
 
 # Options that a resumed run may set anew.
-MAY_CHANGE = {"data_path", "num_epochs", "workers", "log_step", "val_step", "device", "logger_name", "resume",
-              "overwrite", "dry_run", "config", "word_vectors", "cnn_weights", "vocab", "features_on", "train_shards"}
+MAY_CHANGE = {"data_path", "num_epochs", "workers", "log_step", "val_step", "device", "logger_name",
+              "resume", "overwrite", "dry_run", "config", "word_vectors", "cnn_weights", "vocab",
+              "features_on", "train_shards"}
 
 
 def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = None) -> dict:
-    """Read a run folder's checkpoint or a checkpoint file, without running code from it; InputError if it is not one.
+    """Read a run folder's checkpoint or a checkpoint file, without running code from it; InputError
+    if it is not one.
 
-    A checkpoint of the original VSE++ or VSRN is converted; it needs its vocabulary, the JSON file `vocab`.
+    A checkpoint of the original VSE++ or VSRN is converted; it needs its vocabulary, the JSON file
+    `vocab`.
     """
     path = os.path.join(path, name) if os.path.isdir(path) else path
     if not os.path.isfile(path):
-        raise InputError(f"there is no checkpoint {path}; give a run folder that holds {name}, or a file")
+        raise InputError(f"there is no checkpoint {path}; give a run folder that holds {name}, or "
+                         "a file")
     stored = read(path)
     if is_original(stored):
         return original(stored, path, vocab)
-    if not isinstance(stored, dict) or not {"format", "options", "vocabulary", "model"} <= set(stored):
+    if not isinstance(stored, dict) or not {"format", "options", "vocabulary",
+                                            "model"} <= set(stored):
         raise InputError(f"{path} is no checkpoint of this project; give one that train.py wrote")
     if stored["format"] != FORMAT:
-        told = stored["format"] if type(stored["format"]) is int else f"of type {type(stored['format']).__name__}"
-        raise InputError(f"{path} has checkpoint format {told}, this version reads format {FORMAT}; use the version "
-                         "that wrote it, or train again")
+        told = stored["format"] if type(
+            stored["format"]) is int else f"of type {type(stored['format']).__name__}"
+        raise InputError(f"{path} has checkpoint format {told}, this version reads format "
+                         f"{FORMAT}; use the version that wrote it, or train again")
     check_contents(stored, path)
     return stored
 
 
 def original(stored: dict, path: str, vocab: str | None) -> dict:
-    """An original's checkpoint converted with the vocabulary of a file, as far as the two can be seen to belong
-    together."""
+    """An original's checkpoint converted with the vocabulary of a file, as far as the two can be
+    seen to belong together."""
     given = vocab and Vocabulary.load(vocab)
     if given and (given.origin or "").startswith("built"):
-        raise InputError(f"{path} cannot belong to the vocabulary {vocab}, which was {given.origin}: the originals "
-                         "number words in an order that cannot be built again, so every word would get another one's "
-                         "vector; convert the vocabulary that it was trained with (python vocab.py convert OLD "
+        raise InputError(f"{path} cannot belong to the vocabulary {vocab}, which was "
+                         f"{given.origin}: the originals number words in an order that cannot be "
+                         "built again, so every word would get another one's vector; convert the "
+                         "vocabulary that it was trained with (python vocab.py convert OLD "
                          "NEW.json)")
-    unchecked = (f"{path} holds no words: its vocabulary is taken to be {vocab} since that has as many; whether they "
-                 "stand in its order is unchecked, and recalls near chance would say that they do not")
+    unchecked = (f"{path} holds no words: its vocabulary is taken to be {vocab} since that has as "
+                 "many; whether they stand in its order is unchecked, and recalls near chance "
+                 "would say that they do not")
     return {**convert(stored, given and given.words, path), "notes": [unchecked]}
 
 
-COUNTS = {"epoch", "step", "iteration", "loss_count", "due"}         # whole numbers of a checkpoint's state
+# whole numbers of a checkpoint's state
+COUNTS = {"epoch", "step", "iteration", "loss_count", "due"}
 
 
 def is_dense(value) -> bool:
-    """Whether a value is a tensor of ordinary numbers, as weights are: not sparse, quantised or complex."""
-    return torch.is_tensor(value) and value.layout == torch.strided and not (value.is_quantized or value.is_complex())
+    """Whether a value is a tensor of ordinary numbers, as weights are: not sparse, quantised or
+    complex."""
+    return torch.is_tensor(value) and value.layout == torch.strided and not (value.is_quantized
+                                                                             or value.is_complex())
 
 
 def check_contents(stored: dict, path: str) -> None:
-    """Refuse a checkpoint whose parts are not of the kinds that train.py writes: what is read of it later relies on
-    them."""
+    """Refuse a checkpoint whose parts are not of the kinds that train.py writes: what is read of it
+    later relies on them."""
     plain = (str, int, float, bool, type(None))
     state, data = stored.get("state", {}), stored.get("data", {})
-    kinds = {
-        "options": isinstance(stored["options"], dict) and all(
-            isinstance(key, str) and isinstance(value, plain) for key, value in stored["options"].items()),
-        "vocabulary": isinstance(stored["vocabulary"], list)
-        and all(isinstance(word, str) for word in stored["vocabulary"]),
-        "model": isinstance(stored["model"], dict) and all(
-            isinstance(key, str) and is_dense(value) for key, value in stored["model"].items()),
-        "state": isinstance(state, dict) and {"epoch", "best_rsum"} <= set(state) and all(
-            type(value) in (int, float) and math.isfinite(value) and (
-                name not in COUNTS or isinstance(value, int) and 0 <= value < 2 ** 63)
-            for name, value in state.items()),
-        "data": isinstance(data, dict) and isinstance(data.get("extractors") or {}, dict)}
+    kinds = {"options": isinstance(stored["options"], dict)
+             and all(isinstance(key, str) and isinstance(value, plain) for key,
+                     value in stored["options"].items()),
+             "vocabulary": isinstance(stored["vocabulary"], list)
+             and all(isinstance(word, str) for word in stored["vocabulary"]),
+             "model": isinstance(stored["model"], dict)
+             and all(isinstance(key, str) and is_dense(value) for key,
+                     value in stored["model"].items()), "state": isinstance(state, dict)
+             and {"epoch", "best_rsum"} <= set(state)
+             and all(type(value) in (int, float) and math.isfinite(value)
+                     and (name not in COUNTS or isinstance(value, int) and 0 <= value < 2 ** 63)
+                     for name, value in state.items()), "data": isinstance(data, dict)
+             and isinstance(data.get("extractors") or {}, dict)}
     wrong = next((name for name, right in kinds.items() if not right), None)
     if wrong:
-        raise InputError(f"{path} holds something else under '{wrong}' than train.py writes; it was changed or is of "
-                         "another program, so take another one or train again")
+        raise InputError(f"{path} holds something else under '{wrong}' than train.py writes; it "
+                         "was changed or is of another program, so take another one or train "
+                         "again")
 
 
 MEANS = tuple(f"{side}_tower.{part}." for side in ("image", "text") for part in ("trunk", "mean"))
 
 
-def load_weights(model: JointEmbedding, stored: dict, path: str = "the checkpoint", means: bool = False) -> None:
-    """Give a model the weights of a checkpoint. means: only of what makes the means; the rest stays as it is. Raises
-    InputError where the names or shapes are others."""
-    weights = {name: x for name, x in stored["model"].items() if not means or name.startswith(MEANS)}
+def load_weights(model: JointEmbedding, stored: dict, path: str = "the checkpoint",
+                 means: bool = False) -> None:
+    """Give a model the weights of a checkpoint. means: only of what makes the means; the rest stays
+    as it is. Raises InputError where the names or shapes are others."""
+    weights = {name: x for name, x in stored["model"].items() if not means
+               or name.startswith(MEANS)}
     own = {name: x for name, x in model.state_dict().items() if not means or name.startswith(MEANS)}
     mine, theirs = ({name: tuple(x.shape) for name, x in state.items()} for state in (own, weights))
     wrong = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
     if wrong:
         shapes = [found.get(wrong[0], "absent") for found in (theirs, mine)]
-        raise InputError(f"the weights of {path} are not those of a model of these options ({wrong[0]} is {shapes[0]} "
-                         f"there and {shapes[1]} here, {len(wrong)} differ); give the sizes, heads, encoders and terms "
-                         "of its config.yaml")
+        raise InputError(f"the weights of {path} are not those of a model of these options "
+                         f"({wrong[0]} is {shapes[0]} there and {shapes[1]} here, {len(wrong)} "
+                         "differ); give the sizes, heads, encoders and terms of its config.yaml")
     model.load_state_dict({**model.state_dict(), **weights})
 
 
 def load_model(stored: dict, path: str = "the checkpoint",
                phrases: bool = False) -> tuple[JointEmbedding, Vocabulary, argparse.Namespace]:
-    """The model of a checkpoint, in eval mode on the CPU, its vocabulary and its options. phrases: one that was trained
-    on phrases and regions will do. Raises InputError."""
+    """The model of a checkpoint, in eval mode on the CPU, its vocabulary and its options. phrases:
+    one that was trained on phrases and regions will do. Raises InputError."""
     check_values(stored["options"], path)
     if stored["options"].get("localise") and not phrases:
         raise InputError(f"{path} was trained on phrases and the regions of their photos, and what "
                          "reads images and captions is asked for; take another run")
-    opt = TRAIN.parser().parse_args([])                           # of options that are younger than the checkpoint
+    opt = TRAIN.parser().parse_args([])            # of options that are younger than the checkpoint
     resolve(opt)
     vars(opt).update(stored["options"])
     vocab = build_vocabulary(opt, stored["vocabulary"])
@@ -140,8 +156,8 @@ def load_model(stored: dict, path: str = "the checkpoint",
         raise
     # each value is right, not all together
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
-        raise InputError(f"the options of {path} describe no model ({reason(error)}); it was changed, so take another "
-                         "one or train again") from error
+        raise InputError(f"the options of {path} describe no model ({reason(error)}); it was "
+                         "changed, so take another one or train again") from error
     load_weights(model, stored, path)
     return model.eval(), vocab, opt
 
@@ -152,13 +168,14 @@ def weights_of(model: torch.nn.Module) -> str:
 
 
 class Trained:
-    """A trained model as a function of texts and of what it reads of images, without the data that it was trained on.
+    """A trained model as a function of texts and of what it reads of images, without the data that
+    it was trained on.
 
         model = Trained("runs/demo")
         model.similarity(model.images(features), model.texts(["a red circle .", "a star ."]))       # (N, 2)
 
-    It is in eval mode. vocab: the vocabulary of an original checkpoint; phrases: one trained on phrases will do.
-    Raises InputError where the checkpoint cannot be read.
+    It is in eval mode. vocab: the vocabulary of an original checkpoint; phrases: one trained on
+    phrases will do. Raises InputError where the checkpoint cannot be read.
     """
 
     def __init__(self, path: str, device: torch.device | str = "cpu", *, vocab: str | None = None,
@@ -167,7 +184,7 @@ class Trained:
         self.path = path
         self.model, self.vocab, self.options = load_model(stored, path, phrases)
         self.state, self.notes = stored["state"], list(stored.get("notes", ()))
-        self.extractors = stored.get("data", {}).get("extractors") or {}            # of its features, by name
+        self.extractors = stored.get("data", {}).get("extractors") or {}  # of its features, by name
         self.to(device)
 
     def to(self, device: torch.device | str) -> "Trained":
@@ -185,14 +202,17 @@ class Trained:
         return weights_of(self.model)
 
     @torch.no_grad()
-    def texts(self, texts: list[str], network: Callable[[list[str]], Tensor] | None = None) -> Embedding:
-        """Captions -> Embedding of (B, D). network: computes the features (B, F) of captions for a run that reads
-        these. Raises InputError for a caption without a known word, and where such a run gets no network."""
+    def texts(self, texts: list[str],
+              network: Callable[[list[str]], Tensor] | None = None) -> Embedding:
+        """Captions -> Embedding of (B, D). network: computes the features (B, F) of captions for a
+        run that reads these. Raises InputError for a caption without a known word, and where such a
+        run gets no network."""
         if self.options.text_features and network is None:
-            raise InputError(f"{self.path} reads ready features of captions and knows no words, so a caption of one's "
-                             "own cannot be embedded; take a run on words")
+            raise InputError(f"{self.path} reads ready features of captions and knows no words, so "
+                             "a caption of one's own cannot be embedded; take a run on words")
         batches = [texts[k:k + BATCH] for k in range(0, len(texts), BATCH)]
-        return Embedding.cat([self._features(network(some)) if network else self._words(some) for some in batches])
+        return Embedding.cat([self._features(network(some)) if network else self._words(some)
+                              for some in batches])
 
     def _features(self, features: Tensor) -> Embedding:
         return self.model.embed_captions(features.to(self.device), torch.ones(len(features)).long())
@@ -200,14 +220,15 @@ class Trained:
     def _words(self, texts: list[str]) -> Embedding:
         tokens = encode_captions([tokenize(text) for text in texts], self.vocab)
         if tokens.unknown.any():
-            raise InputError(f"no word of '{texts[tokens.unknown.argmax()]}' is in the vocabulary of "
-                             f"{len(self.vocab)} words; use words of the training set")
+            raise InputError(f"no word of '{texts[tokens.unknown.argmax()]}' is in the vocabulary "
+                             f"of {len(self.vocab)} words; use words of the training set")
         numbers, lengths = tokens.batch(np.arange(len(texts)))                      # (B, T), (B,)
         return self.model.embed_captions(numbers.to(self.device), lengths)
 
     @torch.no_grad()
     def images(self, rows) -> Embedding:
-        """What the model reads of images, (B, F), (B, P, F) or (B, 3, H, W), -> Embedding of (B, D)."""
+        """What the model reads of images, (B, F), (B, P, F) or (B, 3, H, W), -> Embedding of (B,
+        D)."""
         rows = torch.as_tensor(rows if torch.is_tensor(rows) else np.asarray(rows)).float()
         return self.model.embed_images(rows.to(self.device))
 
@@ -236,9 +257,10 @@ class _Dtype:
 
 
 def _scalar(dtype: _Dtype, raw: bytes | str) -> float | int:
-    """Stands in for numpy's scalar of 8 or 4 bytes (best_rsum is one) and returns a plain number."""
+    """Stands in for numpy's scalar of 8 or 4 bytes (best_rsum is one) and returns a plain
+    number."""
     kinds = {"f8": "d", "f4": "f", "i8": "q", "i4": "i"}
-    raw = raw.encode("latin1") if isinstance(raw, str) else raw                     # Python 2 knew no bytes
+    raw = raw.encode("latin1") if isinstance(raw, str) else raw             # Python 2 knew no bytes
     return struct.unpack((">" if dtype.order == ">" else "<") + kinds[dtype.code], raw)[0]
 
 
@@ -248,103 +270,114 @@ ADMITTED = [(argparse.Namespace, "argparse.Namespace"), (_Dtype, "numpy.dtype"),
 
 
 def read(path: str):
-    """The content of a checkpoint file, ours or an original one; nothing from it is run. Raises InputError if it
-    cannot be read."""
+    """The content of a checkpoint file, ours or an original one; nothing from it is run. Raises
+    InputError if it cannot be read."""
     try:
         if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:                                  # torch packs nothing
+            with zipfile.ZipFile(path) as archive:                             # torch packs nothing
                 if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
                     raise ValueError("its contents are compressed, which no checkpoint's are")
         with warnings.catch_warnings(), torch.serialization.safe_globals(ADMITTED):
-            warnings.simplefilter("ignore")                                         # wrong: `encoding` has an effect
-            return torch.load(path, map_location="cpu", weights_only=True, encoding="latin1")       # Python 2's strings
+            warnings.simplefilter("ignore")                        # wrong: `encoding` has an effect
+            # Python 2's strings
+            return torch.load(path, map_location="cpu", weights_only=True, encoding="latin1")
     except Exception as error:  # torch raises many kinds for a damaged or foreign file
         wanted = re.search(r"GLOBAL (\S+)", str(error))
-        why = (f"it wants to call {wanted[1][:60]}, which no checkpoint needs, and nothing of it was run" if wanted
-               else reason(error, 120))
-        raise InputError(f"{path} is damaged or no checkpoint of this project, VSE++ or VSRN ({why}); take another one "
-                         "or train again") from error
+        why = (f"it wants to call {wanted[1][:60]}, which no checkpoint needs, and nothing of it "
+               "was run" if wanted else reason(error, 120))
+        raise InputError(f"{path} is damaged or no checkpoint of this project, VSE++ or VSRN "
+                         f"({why}); take another one or train again") from error
 
 
 def is_original(stored) -> bool:
-    """Whether what `read` returned has the layout of VSE++ and its descendants: {"model": [image, text], "opt":
-    Namespace}."""
+    """Whether what `read` returned has the layout of VSE++ and its descendants: {"model": [image,
+    text], "opt": Namespace}."""
     return (isinstance(stored, dict) and isinstance(stored.get("model"), (list, tuple))
             and isinstance(stored.get("opt"), argparse.Namespace))
 
 
 def convert(stored: dict, words: list[str] | None, path: str) -> dict:
-    """A VSE++ or VSRN checkpoint, as `read` returned it, -> one of ours: format, options, vocabulary, model, state.
+    """A VSE++ or VSRN checkpoint, as `read` returned it, -> one of ours: format, options,
+    vocabulary, model, state.
 
-    `words` are its vocabulary in the order of the indices, which the file does not hold (`python vocab.py convert`).
-    Raises InputError if the two do not fit or the checkpoint holds anything that cannot be carried over.
+    `words` are its vocabulary in the order of the indices, which the file does not hold (`python
+    vocab.py convert`). Raises InputError if the two do not fit or the checkpoint holds anything
+    that cannot be carried over.
     """
     parts = [dict(part) if isinstance(part, Mapping) else {} for part in stored["model"]]
     if len(parts) != 2 or not all(isinstance(name, str) and is_dense(value) for part in parts
                                   for name, value in part.items()):
-        raise InputError(f"{path} has a list of {len(parts)} under 'model'; VSE++ and VSRN store the weights of an "
-                         "image and of a text encoder there")
+        raise InputError(f"{path} has a list of {len(parts)} under 'model'; VSE++ and VSRN store "
+                         "the weights of an image and of a text encoder there")
     if hasattr(stored["opt"], "cross_attn"):
-        raise InputError(f"{path} is a checkpoint of SCAN, whose attention over words and regions is another model; "
-                         "VSE++ and VSRN can be read")
+        raise InputError(f"{path} is a checkpoint of SCAN, whose attention over words and regions "
+                         "is another model; VSE++ and VSRN can be read")
     image, text = parts
     for part, name in ((image, "fc.weight"), (text, "embed.weight")):
         if name not in part or part[name].ndim != 2:
-            raise InputError(f"{path} has no matrix {name}, which every VSE++ and VSRN checkpoint has; take another "
-                             "one")
+            raise InputError(f"{path} has no matrix {name}, which every VSE++ and VSRN checkpoint "
+                             "has; take another one")
     if words is None:
-        raise InputError(f"{path} is an original checkpoint, which holds no words; convert its vocabulary with `python "
-                         "vocab.py convert OLD NEW.json` and give it with --vocab NEW.json")
+        raise InputError(f"{path} is an original checkpoint, which holds no words; convert its "
+                         "vocabulary with `python vocab.py convert OLD NEW.json` and give it "
+                         "with --vocab NEW.json")
     if len(words) != len(text["embed.weight"]):
-        raise InputError(f"{path} has vectors for {len(text['embed.weight']):,} words and the vocabulary lists "
-                         f"{len(words):,}; convert the one it was trained with")
-    for name in [name for name in image if name.endswith(".running_var")]:          # came with torch 0.4.1
+        raise InputError(f"{path} has vectors for {len(text['embed.weight']):,} words and the "
+                         f"vocabulary lists {len(words):,}; convert the one it was trained with")
+    for name in [name for name in image if name.endswith(".running_var")]:   # came with torch 0.4.1
         image.setdefault(name.replace("running_var", "num_batches_tracked"), torch.tensor(0))
     settings = _options(stored["opt"], path)
     settings.update(word_dim=text["embed.weight"].shape[1], embed_size=image["fc.weight"].shape[0])
     photos = any(name.startswith("cnn.") for name in image)
     if photos:
         settings.update(img_enc="cnn", img_dim=None)
-        model = _rename(image, {**FC, **_cnn_names([name for name in image if name.startswith("cnn.")])}, path)
-    else:                                                                           # `finetune` means nothing there
-        settings.update(img_enc="precomp", img_dim=image["fc.weight"].shape[1], finetune=False, feature_norm=False)
+        model = _rename(image,
+                        {**FC, **_cnn_names([name for name in image if name.startswith("cnn.")])},
+                        path)
+    else:                                                           # `finetune` means nothing there
+        settings.update(img_enc="precomp", img_dim=image["fc.weight"].shape[1], finetune=False,
+                        feature_norm=False)
         graph = any(name.startswith("Rs_GCN_") for name in image)
-        batch_norm = graph and "bn.weight" in image                                 # the original's f30k_precomp
+        batch_norm = graph and "bn.weight" in image                    # the original's f30k_precomp
         if graph:
-            settings.update(img_enc="vsrn", region_norm="regions", region_bn=batch_norm, feature_norm=not batch_norm)
+            settings.update(img_enc="vsrn", region_norm="regions", region_bn=batch_norm,
+                            feature_norm=not batch_norm)
         model = _rename(image, _vsrn_names(batch_norm) if graph else FC, path)
         model = {name: value.squeeze(2) if value.ndim == 3 else value       # (D, D, 1) -> (D, D)
                  for name, value in model.items()}
     model |= _rename(text, _text_names(settings["num_layers"]), path)
-    state = {name: _number(stored.get(theirs, 0), theirs, path)
-             for name, theirs in (("epoch", "epoch"), ("iteration", "Eiters"), ("best_rsum", "best_rsum"))}
+    state = {name: _number(stored.get(theirs, 0), theirs, path) for name,
+             theirs in (("epoch", "epoch"), ("iteration", "Eiters"), ("best_rsum", "best_rsum"))}
     return {"format": FORMAT, "options": settings, "vocabulary": list(words), "model": model,
             "state": {**state, "step": 0}}
 
 
 # Options of the originals that mean here what they mean there.
-SAME = {"data_name": str, "margin": float, "max_violation": bool, "num_epochs": int, "batch_size": int,
-        "num_layers": int, "grad_clip": float, "crop_size": int, "learning_rate": float, "lr_update": int,
-        "finetune": bool, "cnn_type": str, "use_abs": bool, "no_imgnorm": bool, "use_restval": bool}
+SAME = {"data_name": str, "margin": float, "max_violation": bool, "num_epochs": int,
+        "batch_size": int, "num_layers": int, "grad_clip": float, "crop_size": int,
+        "learning_rate": float, "lr_update": int, "finetune": bool, "cnn_type": str,
+        "use_abs": bool, "no_imgnorm": bool, "use_restval": bool}
 
 
 def _options(theirs: argparse.Namespace, path: str) -> dict:
-    """Our options, complete and resolved, for those of the original; paths and the like keep our defaults."""
+    """Our options, complete and resolved, for those of the original; paths and the like keep our
+    defaults."""
     ours = TRAIN.parser().parse_args([])
     for name, kind in SAME.items():
         value = getattr(theirs, name, getattr(ours, name))
         if value is not getattr(ours, name):
             if type(value) is not kind and not (kind is float and type(value) is int):
-                raise InputError(f"{path} has the option {name} = {value!r}, which is no {kind.__name__}; take another "
-                                 "checkpoint")
+                raise InputError(f"{path} has the option {name} = {value!r}, which is no "
+                                 f"{kind.__name__}; take another checkpoint")
             setattr(ours, name, value)
     measure = getattr(theirs, "measure", "cosine")
     if measure not in ("cosine", "order"):
-        raise InputError(f"{path} was trained with --measure {measure}; cosine and order can be read")
+        raise InputError(f"{path} was trained with --measure {measure}; cosine and order can be "
+                         "read")
     if ours.cnn_type not in CNNS:
-        raise InputError(f"{path} was trained with --cnn_type {ours.cnn_type}; networks that can be read are "
-                         f"{', '.join(CNNS)}")
-    ours.sim = {"cosine": "dot", "order": "order"}[measure]                         # their cosine is an inner product
+        raise InputError(f"{path} was trained with --cnn_type {ours.cnn_type}; networks that can "
+                         f"be read are {', '.join(CNNS)}")
+    ours.sim = {"cosine": "dot", "order": "order"}[measure]       # their cosine is an inner product
     ours.logger_name = os.path.dirname(path) or "."
     resolve(ours)
     return {name: value for name, value in vars(ours).items()
@@ -353,21 +386,23 @@ def _options(theirs: argparse.Namespace, path: str) -> dict:
 
 def _number(value, name: str, path: str) -> float | int:
     if type(value) not in (int, float):
-        raise InputError(f"{path} has {name} = {str(value)[:40]!r}, which is no number; take another checkpoint")
+        raise InputError(f"{path} has {name} = {str(value)[:40]!r}, which is no number; take "
+                         "another checkpoint")
     return value
 
 
 def _rename(state: dict[str, Tensor], names: dict[str, str], path: str) -> dict[str, Tensor]:
-    """The tensors of a state dict under our names. Raises InputError if a name is unexpected, missing or there
-    twice."""
+    """The tensors of a state dict under our names. Raises InputError if a name is unexpected,
+    missing or there twice."""
     unknown, missing = sorted(set(state) - set(names)), sorted(set(names) - set(state))
     if unknown or missing:
         wrong = (f"holds the weights {unknown[0]}, which no" if unknown
                  else f"lacks the weights {missing[0]}, which every")
-        raise InputError(f"{path} {wrong} VSE++ or VSRN model of its options has; take another checkpoint")
-    if len(set(names.values())) < len(names):
-        raise InputError(f"{path} holds some weights twice, under names with and without 'module'; take another "
+        raise InputError(f"{path} {wrong} VSE++ or VSRN model of its options has; take another "
                          "checkpoint")
+    if len(set(names.values())) < len(names):
+        raise InputError(f"{path} holds some weights twice, under names with and without 'module'; "
+                         "take another checkpoint")
     return {names[name]: value for name, value in state.items()}
 
 
@@ -377,7 +412,8 @@ NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
 def _gru(layers: int) -> list[str]:
-    return [f"rnn.{kind}_{side}_l{k}" for k in range(layers) for kind in ("weight", "bias") for side in ("ih", "hh")]
+    return [f"rnn.{kind}_{side}_l{k}" for k in range(layers) for kind in ("weight", "bias")
+            for side in ("ih", "hh")]
 
 
 def _text_names(layers: int) -> dict[str, str]:
@@ -390,17 +426,20 @@ def _vsrn_names(batch_norm: bool) -> dict[str, str]:
     names |= {f"img_{name}": f"image_tower.mean.{name}" for name in _gru(1)}
     names |= {f"bn.{kind}": f"image_tower.mean.norm.{kind}" for kind in NORM if batch_norm}
     for k in range(4):
-        for theirs, ours in (("g", "g"), ("theta", "theta"), ("phi", "phi"), ("W.0", "out"), ("W.1", "norm")):
-            names |= {f"Rs_GCN_{k + 1}.{theirs}.{kind}": f"image_tower.trunk.layers.{k}.{ours}.{kind}"
-                      for kind in (NORM if ours == "norm" else NORM[:2])}
+        for theirs, ours in (("g", "g"), ("theta", "theta"), ("phi", "phi"), ("W.0", "out"),
+                             ("W.1", "norm")):
+            names |= {
+                f"Rs_GCN_{k + 1}.{theirs}.{kind}": f"image_tower.trunk.layers.{k}.{ours}.{kind}"
+                for kind in (NORM if ours == "norm" else NORM[:2])}
     return names
 
 
 def _cnn_names(theirs: list[str]) -> dict[str, str]:
     """Our names of the weights of a CNN.
 
-    DataParallel puts `module.` before a whole ResNet, or before the layers of VGG's `features`. The classifier of older
-    VGGs began with a dropout, so its two linear layers are 1 and 4 instead of 0 and 3.
+    DataParallel puts `module.` before a whole ResNet, or before the layers of VGG's `features`. The
+    classifier of older VGGs began with a dropout, so its two linear layers are 1 and 4 instead of 0
+    and 3.
     """
     moved, names = {}, {}
     if "cnn.classifier.1.weight" in theirs:

@@ -1,4 +1,5 @@
-"""Holds what all commands share: errors as sentences, types of arguments, and how a command ends or is stopped."""
+"""Holds what all commands share: errors as sentences, types of arguments, and how a command ends or
+is stopped."""
 import argparse
 import atexit
 import contextlib
@@ -11,16 +12,18 @@ import sys
 import threading
 import time
 
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal,
+                                                                                        name)]
 NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 LARGEST = 2 ** 63 - 1                 # the largest whole number that an option takes
 BEGAN = time.monotonic()              # when the command began, before it imported torch
 SPOKEN = 5.0                          # seconds in which torchrun ends all processes after the first
-IMPATIENT = 1.0                       # seconds after which another Ctrl-C ends a process that is still saving
+IMPATIENT = 1.0             # seconds after which another Ctrl-C ends a process that is still saving
 
 
 class InputError(ValueError):
-    """Something that the user gave cannot be used. Its text is one line: what was given, what is allowed, the fix."""
+    """Something that the user gave cannot be used. Its text is one line: what was given, what is
+    allowed, the fix."""
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.split()))
@@ -38,13 +41,15 @@ class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
 def program() -> str:
     """The command as it was called, such as "train.py" or "python -m features.extract"."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return f"python -m {spec.name.removesuffix('.__main__')}" if spec else os.path.basename(sys.argv[0])
+    return f"python -m {spec.name.removesuffix('.__main__')}" if spec else os.path.basename(
+        sys.argv[0])
 
 
 class Arguments(argparse.ArgumentParser):
     """A parser whose errors are one line without the usage text. Options cannot be abbreviated.
 
-    advice: {flag of another code base: what to do here instead}. The error about such a flag contains this advice.
+    advice: {flag of another code base: what to do here instead}. The error about such a flag
+    contains this advice.
     """
 
     def __init__(self, description: str, advice: dict[str, str] | None = None, **of_subparser):
@@ -56,11 +61,12 @@ class Arguments(argparse.ArgumentParser):
         words = sys.argv[1:] if args is None else list(args)
         for word in words:
             if any("\ud800" <= letter <= "\udfff" for letter in word):
-                self.error(f"the argument {ascii(word)} is no UTF-8 text; rename the file, or type it in UTF-8")
+                self.error(f"the argument {ascii(word)} is no UTF-8 text; rename the file, or type "
+                           "it in UTF-8")
         return super().parse_known_args(words, namespace)
 
     def format_help(self) -> str:
-        if len(self._actions) > 30:                         # their names, twice, would fill a screen before the help
+        if len(self._actions) > 30:        # their names, twice, would fill a screen before the help
             self.usage = "%(prog)s [options]"
         return super().format_help()
 
@@ -72,13 +78,16 @@ class Arguments(argparse.ArgumentParser):
         let_the_first_speak()
         if message.startswith("unrecognized arguments: "):
             flags = [word.split("=")[0] for word in message.split()[2:]]
-            message += "".join(f"; {flag}: {self.advice[flag]}" for flag in flags if flag in self.advice)
+            message += "".join(f"; {flag}: {self.advice[flag]}" for flag in flags
+                               if flag in self.advice)
         self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
 
 
 def number(text: str) -> float:
-    """The type of a finite number in decimal digits. Like all types here, it raises ArgumentTypeError."""
-    if re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text) and math.isfinite(float(text)):
+    """The type of a finite number in decimal digits. Like all types here, it raises
+    ArgumentTypeError."""
+    if re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?",
+                    text) and math.isfinite(float(text)):
         return float(text)
     raise argparse.ArgumentTypeError(f"'{text}' is not a finite number")
 
@@ -93,15 +102,18 @@ def bounded(text: str, fits, allowed: str) -> float:
 at_least_zero = functools.partial(bounded, fits=lambda x: x >= 0, allowed="a number of at least 0")
 above_zero = functools.partial(bounded, fits=lambda x: x > 0, allowed="a number above 0")
 probability = functools.partial(bounded, fits=lambda x: 0 <= x <= 1, allowed="a number from 0 to 1")
-below_one = functools.partial(bounded, fits=lambda x: 0 <= x < 1, allowed="at least 0 and less than 1")
-fraction = functools.partial(bounded, fits=lambda x: 0 < x <= 1, allowed="more than 0 and at most 1")
+below_one = functools.partial(bounded, fits=lambda x: 0 <= x < 1, allowed="at least 0 and less "
+                              "than 1")
+fraction = functools.partial(bounded, fits=lambda x: 0 < x <= 1,
+                             allowed="more than 0 and at most 1")
 
 
 def whole(text: str, least: int, most: int) -> int:
     """The type of a whole number n in decimal digits, least <= n <= most."""
     decimal = re.fullmatch(r"-?[0-9]{1,20}", text)
     if not decimal or not least <= int(text) <= most:
-        limits = f"of at least {least}" + (f" and at most {most:,}" if decimal and int(text) > most else "")
+        limits = f"of at least {least}" + (f" and at most {most:,}" if decimal and int(text) > most
+                                           else "")
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number {limits}")
     return int(text)
 
@@ -121,21 +133,23 @@ def up_to(most: int, least: int = 1):
     return functools.partial(whole, least=least, most=most)
 
 
-width = up_to(2 ** 16)           # of a layer or an embedding: more is a slip that would exhaust memory
+width = up_to(2 ** 16)        # of a layer or an embedding: more is a slip that would exhaust memory
 workers = up_to(256, least=0)         # number of worker processes
 
 
 def sizes(text: str) -> str:
     """The type of sizes of hidden layers, such as 2000-1000. "0" means no layer."""
     parts = text.split("-")
-    if text != "0" and (not all(re.fullmatch("[1-9][0-9]{0,4}", size) for size in parts) or len(parts) > 64):
-        raise argparse.ArgumentTypeError(f"'{text}' is no list of layer sizes; give numbers below 100,000 joined by "
-                                         "'-', as 2000-1000, or 0 for none")
+    if text != "0" and (not all(re.fullmatch("[1-9][0-9]{0,4}", size) for size in parts)
+                        or len(parts) > 64):
+        raise argparse.ArgumentTypeError(f"'{text}' is no list of layer sizes; give numbers below "
+                                         "100,000 joined by '-', as 2000-1000, or 0 for none")
     return text
 
 
 def filename(text: str) -> str:
-    """The type of a file or folder. ~ is the home folder, also in `--option=~/x`, which the shell does not expand."""
+    """The type of a file or folder. ~ is the home folder, also in `--option=~/x`, which the shell
+    does not expand."""
     if not text or "\0" in text:
         raise argparse.ArgumentTypeError("an empty name is no file or folder")
     return os.path.expanduser(text)
@@ -149,18 +163,21 @@ def shards_text(text: str) -> str:
 
 
 def data_set(text: str) -> str:
-    """The type of a data set's name: a folder below --data_path. Absolute paths and names with .. are refused."""
+    """The type of a data set's name: a folder below --data_path. Absolute paths and names with ..
+    are refused."""
     parts = text.replace("\\", "/").split("/")
     if not text or "\0" in text or os.path.isabs(text) or ".." in parts or text in (".", "~"):
-        raise argparse.ArgumentTypeError(f"'{text}' is no name of a data set; give a folder below --data_path by its "
-                                         "name, and the folder above it with --data_path")
+        raise argparse.ArgumentTypeError(f"'{text}' is no name of a data set; give a folder below "
+                                         "--data_path by its name, and the folder above it with "
+                                         "--data_path")
     return os.path.normpath(text)
 
 
 def split_name(text: str) -> str:
     """The type of a split's name, which is part of the names of its files."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
-        raise argparse.ArgumentTypeError(f"'{text}' is no name of a split; give train, dev, test or testall")
+        raise argparse.ArgumentTypeError(f"'{text}' is no name of a split; give train, dev, test "
+                                         "or testall")
     return text
 
 
@@ -175,7 +192,8 @@ def split_names(text: str, between: str = ",") -> str:
 # ---- the end of a command
 
 class Stopped(BaseException):
-    """A signal asks the command to end. It is not an Exception, so that no handler takes it for a fault of the data."""
+    """A signal asks the command to end. It is not an Exception, so that no handler takes it for a
+    fault of the data."""
 
     advice = "no file was left half written"
 
@@ -185,10 +203,11 @@ class Stopped(BaseException):
 
 
 class Stop:
-    """A context in which Ctrl-C, SIGTERM and SIGHUP raise Stopped. With `later` they raise nothing: the signal is kept
-    in `received` until the command looks at it. Signals that were ignored before (nohup) stay ignored. Repeated signals
-    are ignored too, because `timeout` and batch systems signal a process and then its whole group. Only another Ctrl-C,
-    at least a second later, ends the process at once."""
+    """A context in which Ctrl-C, SIGTERM and SIGHUP raise Stopped. With `later` they raise nothing:
+    the signal is kept in `received` until the command looks at it. Signals that were ignored before
+    (nohup) stay ignored. Repeated signals are ignored too, because `timeout` and batch systems
+    signal a process and then its whole group. Only another Ctrl-C, at least a second later, ends
+    the process at once."""
 
     def __init__(self, later: bool = False):
         self.later, self.received, self.since, self.before = later, None, 0.0, {}
@@ -218,7 +237,8 @@ class Stop:
 
     @contextlib.contextmanager
     def at_once(self):
-        """A context for work that may be given up at any point. Raises Stopped, also for a signal that came before."""
+        """A context for work that may be given up at any point. Raises Stopped, also for a signal
+        that came before."""
         if self.received is not None:
             raise Stopped(self.received)
         self.later = False
@@ -232,7 +252,8 @@ class Stop:
 
 def count() -> int:
     """How many processes there are."""
-    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(os.environ) else 1
+    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE",
+                                             "MASTER_ADDR"} <= set(os.environ) else 1
 
 
 def rank() -> int:
@@ -246,35 +267,39 @@ def first() -> bool:
 
 
 def let_the_first_speak() -> None:
-    """Of several processes of torchrun, which all find the same fault, only the first tells it: it ends, and torchrun
-    ends the others while they wait here. One that found it alone speaks then."""
+    """Of several processes of torchrun, which all find the same fault, only the first tells it: it
+    ends, and torchrun ends the others while they wait here. One that found it alone speaks then."""
     if not first():
         time.sleep(SPOKEN)
 
 
 def starting() -> None:
-    """Answer a signal with one line while a command loads, since importing torch takes seconds. `run` takes over later.
-    A script calls this before its other imports."""
+    """Answer a signal with one line while a command loads, since importing torch takes seconds.
+    `run` takes over later. A script calls this before its other imports."""
     def stop(number: int, frame) -> None:
         with contextlib.suppress(OSError):
             if first():
-                print(f"{program()}: stopped by {NAMES[signal.Signals(number).name]} before it began", file=sys.stderr)
+                print(f"{program()}: stopped by {NAMES[signal.Signals(number).name]} before it "
+                      "began", file=sys.stderr)
         os._exit(128 + number)
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, stop)
-    sys.excepthook = lambda kind, *of: unread() if kind is BrokenPipeError else sys.__excepthook__(kind, *of)
+    sys.excepthook = lambda kind, *of: unread() if kind is BrokenPipeError else sys.__excepthook__(
+        kind, *of)
     atexit.register(ending)
 
 
 def ending() -> None:
-    """Ignore signals once the work is done, so that they do not change the exit status while the interpreter ends."""
+    """Ignore signals once the work is done, so that they do not change the exit status while the
+    interpreter ends."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def written() -> None:
-    """Write what was printed and is still held. Where nobody reads it, the process ends (`unread`)."""
+    """Write what was printed and is still held. Where nobody reads it, the process ends
+    (`unread`)."""
     try:
         print(end="", flush=True)
     except BrokenPipeError:
@@ -291,8 +316,9 @@ def unread() -> None:
 
 @contextlib.contextmanager
 def unsignalled():
-    """A context in which new processes start with SIGNALS blocked; only the main process receives them. A batch system
-    signals a whole group, and a worker that dies would end the main process before it has saved."""
+    """A context in which new processes start with SIGNALS blocked; only the main process receives
+    them. A batch system signals a whole group, and a worker that dies would end the main process
+    before it has saved."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -304,10 +330,11 @@ def unsignalled():
 
 
 def run(prog: str, work, *args, several: bool = False) -> int:
-    """Call work(*args), the work of a command, and return its status, or 0 where it returns none. Where a user can mend
-    what went wrong, the process ends with one line and status 1. On signal n it ends with status 128 + n. several:
-    the processes of torchrun share the work; else they are refused, as all would do the whole of it. A process that
-    was in a group (`devices.processes.joined`) ends here."""
+    """Call work(*args), the work of a command, and return its status, or 0 where it returns none.
+    Where a user can mend what went wrong, the process ends with one line and status 1. On signal n
+    it ends with status 128 + n. several: the processes of torchrun share the work; else they are
+    refused, as all would do the whole of it. A process that was in a group
+    (`devices.processes.joined`) ends here."""
     try:
         status = _attempt(prog, work, args, several)
     except BaseException as error:
@@ -326,15 +353,17 @@ def _attempt(prog: str, work, args: tuple, several: bool) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         if count() > 1 and not several:
-            raise InputError(f"torchrun started {count()} processes, which would all do the same; this command works "
-                             "in one, so call it with python")
+            raise InputError(f"torchrun started {count()} processes, which would all do the same; "
+                             "this command works in one, so call it with python")
         with Stop():
             status = work(*args)
             written()
     except Stopped as stop:
         with contextlib.suppress(OSError):                  # SIGHUP: the terminal is gone
             if first():
-                print(f"{prog}: stopped by {NAMES[signal.Signals(stop.number).name]}; {stop.advice}", file=sys.stderr)
+                print(
+                    f"{prog}: stopped by {NAMES[signal.Signals(stop.number).name]}; {stop.advice}",
+                    file=sys.stderr)
         sys.exit(128 + stop.number)
     except InputError as error:
         let_the_first_speak()
@@ -343,14 +372,16 @@ def _attempt(prog: str, work, args: tuple, several: bool) -> int:
         unread()
     except OSError as error:
         let_the_first_speak()
-        sys.exit(f"{prog}: {reason(error)}; no file was left half written: make room or choose another folder, and "
-                 "call it again")
+        sys.exit(f"{prog}: {reason(error)}; no file was left half written: make room or choose "
+                 "another folder, and call it again")
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not re.search(r"can't allocate|out of memory|failed to allocate",
-                                                             str(error)):
+        if isinstance(error,
+                      RuntimeError) and not re.search(
+            r"can't allocate|out of memory|failed to allocate", str(error)):
             raise
         let_the_first_speak()
-        sys.exit(f"{prog}: it needs more memory than there is ({reason(error)}); give smaller sizes, batches or blocks")
+        sys.exit(f"{prog}: it needs more memory than there is ({reason(error)}); give smaller "
+                 "sizes, batches or blocks")
     return status or 0
 
 
@@ -358,8 +389,9 @@ leaves = []                           # holds something once this process has be
 
 
 def leave(status: int) -> None:
-    """End this process by its exit handlers, and not by the end of the interpreter. That would destroy the group while
-    it holds Python's lock, and wait for the group's threads, of which one may wait for that lock."""
+    """End this process by its exit handlers, and not by the end of the interpreter. That would
+    destroy the group while it holds Python's lock, and wait for the group's threads, of which one
+    may wait for that lock."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
@@ -368,7 +400,8 @@ def leave(status: int) -> None:
 
 
 def _told(error: BaseException) -> int:
-    """The exit status for an exception, of which the interpreter would have told as much on stderr."""
+    """The exit status for an exception, of which the interpreter would have told as much on
+    stderr."""
     if not isinstance(error, SystemExit):
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
@@ -384,27 +417,33 @@ def reason(error: BaseException, most: int = 160) -> str:
 
 
 def torch_device(name: str):
-    """The torch.device that --device names; "auto" is CUDA when present. Raises InputError where there is no CUDA.
+    """The torch.device that --device names; "auto" is CUDA when present. Raises InputError where
+    there is no CUDA.
 
-    GRUs and convolutions compute in float32 from then on; torch begins with tf32 for them on CUDA."""
+    GRUs and convolutions compute in float32 from then on; torch begins with tf32 for them on
+    CUDA."""
     import torch  # takes seconds to load; this module has to answer signals before that
 
     torch.backends.cudnn.rnn.fp32_precision = torch.backends.cudnn.conv.fp32_precision = "ieee"
 
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: no CUDA device is here; use --device cpu")
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto"
+                        else name)
 
 
 def run_arguments(p: argparse.ArgumentParser, split: str) -> None:
-    """Add the options that commands share which apply one run to a split. `split`: the help text of --split."""
+    """Add the options that commands share which apply one run to a split. `split`: the help text of
+    --split."""
     p.add_argument("--checkpoint", type=filename, metavar="RUN",
                    help="run folder or checkpoint file (default: the newest run)")
-    p.add_argument("--vocab", type=filename, metavar="FILE.json",
-                   help="vocabulary of an original VSE++ or VSRN checkpoint (python vocab.py convert)")
-    p.add_argument("--data_path", type=filename, help="folder that holds the data sets (default: that of the training)")
+    p.add_argument("--vocab", type=filename, metavar="FILE.json", help="vocabulary of an original "
+                   "VSE++ or VSRN checkpoint (python vocab.py convert)")
+    p.add_argument("--data_path", type=filename, help="folder that holds the data sets (default: "
+                   "that of the training)")
     p.add_argument("--data_name", type=data_set, help="data set (default: that of the training)")
     p.add_argument("--split", type=split_name, default="test", help=split)
-    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
+    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto",
+                   help="auto: CUDA when present")
     p.add_argument("--workers", type=workers, default=min(10, os.cpu_count() or 1),
                    help="processes that read photos or large feature files")

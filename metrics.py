@@ -1,9 +1,9 @@
 """Computes retrieval metrics from arrays of scores, ranks or uncertainties, without a model.
 
-Scores are higher-is-better. The rank of a query is the number of non-positive items that score at least as high as its
-best positive. It is 0-based, and ties count against the model. A positive and another item are compared by their scores
-in the same matrix. Scores of fewer bits than float32 are converted to float32 first (in bfloat16, 13% of rows hold
-ties).
+Scores are higher-is-better. The rank of a query is the number of non-positive items that score at
+least as high as its best positive. It is 0-based, and ties count against the model. A positive and
+another item are compared by their scores in the same matrix. Scores of fewer bits than float32 are
+converted to float32 first (in bfloat16, 13% of rows hold ties).
 """
 from itertools import groupby
 from typing import NamedTuple
@@ -16,15 +16,15 @@ from cli import InputError
 from devices import processes
 
 RECALLS = (1, 5, 10)
-NOT_FINITE = ("the scores hold NaN or infinity, or numbers beyond float32, so they cannot be ranked; check them, or "
-              "the means and variances that they are of")
+NOT_FINITE = ("the scores hold NaN or infinity, or numbers beyond float32, so they cannot be "
+              "ranked; check them, or the means and variances that they are of")
 
 
 def _pairs(positives, queries: int) -> tuple[np.ndarray, np.ndarray]:
     """Positives as pairs of indices: query (P,) and item (P,).
 
-    `positives` is a bool matrix (Q, G), or holds one index or several indices for each query. Raises InputError where
-    they do not fit the number of queries, or where a query has none.
+    `positives` is a bool matrix (Q, G), or holds one index or several indices for each query.
+    Raises InputError where they do not fit the number of queries, or where a query has none.
     """
     if isinstance(positives, torch.Tensor):
         positives = positives.detach().cpu().numpy()
@@ -37,16 +37,18 @@ def _pairs(positives, queries: int) -> tuple[np.ndarray, np.ndarray]:
         item = np.concatenate(items) if items else np.zeros(0, np.int64)
         count = len(items)
     if count != queries:
-        raise InputError(f"{count} lists of positives were given for {queries} queries; give one for each row of "
-                         "scores")
+        raise InputError(f"{count} lists of positives were given for {queries} queries; give one "
+                         "for each row of scores")
     missing = np.flatnonzero(np.bincount(query, minlength=queries) == 0)
     if len(missing):
-        raise InputError(f"{len(missing)} queries have no positive, the first is query {missing[0]}; leave them out")
+        raise InputError(f"{len(missing)} queries have no positive, the first is query "
+                         f"{missing[0]}; leave them out")
     return query, item
 
 
 def _as_scores(scores) -> np.ndarray:
-    """Scores (Q, G) in at least float32. -inf means that the item is not in the gallery of the query.
+    """Scores (Q, G) in at least float32. -inf means that the item is not in the gallery of the
+    query.
 
     Raises InputError on NaN and +inf.
     """
@@ -60,23 +62,26 @@ def _as_scores(scores) -> np.ndarray:
 
 
 def best_ranks(scores, positives) -> np.ndarray:
-    """0-based rank of each query's best positive: scores (Q, G), positives bool (Q, G) or index lists -> (Q,) int64.
+    """0-based rank of each query's best positive: scores (Q, G), positives bool (Q, G) or index
+    lists -> (Q,) int64.
 
-    A score of -inf keeps an item, such as the query itself, out of the gallery of a query. Raises InputError, a
-    ValueError, on NaN, on +inf, and on a query without positives in its gallery.
+    A score of -inf keeps an item, such as the query itself, out of the gallery of a query. Raises
+    InputError, a ValueError, on NaN, on +inf, and on a query without positives in its gallery.
     """
     scores = _as_scores(scores)
     result = best_ranks_of_pairs(scores, *_pairs(positives, len(scores)))
     if (result < 0).any():
-        raise InputError(f"query {np.flatnonzero(result < 0)[0]} has all its positives outside its gallery (-inf)")
+        raise InputError(f"query {np.flatnonzero(result < 0)[0]} has all its positives outside its "
+                         "gallery (-inf)")
     return result
 
 
 def r_precision(scores, positives) -> np.ndarray:
-    """Share of positives among the R best items of each query, where R is the number of its positives (`ucmr` 4.3).
+    """Share of positives among the R best items of each query, where R is the number of its
+    positives (`ucmr` 4.3).
 
-    scores (Q, G), positives bool (Q, G) or index lists -> (Q,) in [0, 1]. Where a positive ties with a non-positive,
-    the non-positive stands first. Raises InputError as `best_ranks` does.
+    scores (Q, G), positives bool (Q, G) or index lists -> (Q,) in [0, 1]. Where a positive ties
+    with a non-positive, the non-positive stands first. Raises InputError as `best_ranks` does.
     """
     scores = _as_scores(scores)
     return r_precisions_of_sets(scores, [_pairs(positives, len(scores))])[0]
@@ -85,37 +90,44 @@ def r_precision(scores, positives) -> np.ndarray:
 def average_precision_at_r(scores, positives) -> np.ndarray:
     """AP@R of each query: (1 / R) sum_{k <= R} (precision@k if item k is positive, else 0).
 
-    R is the number of the query's positives. The mean over queries is mAP@R (ECCV Caption, Chun et al. 2022).
-    scores (Q, G), positives bool (Q, G) or index lists -> (Q,) in [0, 1]. Where a positive ties with a non-positive,
-    the non-positive stands first. Raises InputError as `best_ranks` does.
+    R is the number of the query's positives. The mean over queries is mAP@R (ECCV Caption, Chun et
+    al. 2022). scores (Q, G), positives bool (Q, G) or index lists -> (Q,) in [0, 1]. Where a
+    positive ties with a non-positive, the non-positive stands first. Raises InputError as
+    `best_ranks` does.
     """
     scores = _as_scores(scores)
     return average_precisions_of_pairs(scores, *_pairs(positives, len(scores)))
 
 
-def average_precisions_of_pairs(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """`average_precision_at_r` for positives given as pairs of indices: scores (Q, G), query (P,), rising, item (P,).
+def average_precisions_of_pairs(scores: np.ndarray, query: np.ndarray,
+                                item: np.ndarray) -> np.ndarray:
+    """`average_precision_at_r` for positives given as pairs of indices: scores (Q, G), query (P,),
+    rising, item (P,).
 
     Returns (Q,), with NaN for a query without positives.
     """
-    result, bounds = np.full(len(scores), np.nan), np.searchsorted(query, np.arange(len(scores) + 1))
+    result, bounds = np.full(len(scores), np.nan), np.searchsorted(query,
+                                                                   np.arange(len(scores) + 1))
     for q in np.flatnonzero(np.diff(bounds)):
         row = scores[q]
-        best = np.sort(row[item[bounds[q]:bounds[q + 1]]])[::-1]                    # (R,) of the positives, falling
+        best = np.sort(row[item[bounds[q]:bounds[q + 1]]])[::-1]    # (R,) of the positives, falling
         r = len(best)
-        top = np.sort(np.partition(row, len(row) - r)[len(row) - r:])               # (R,) the R best of all, rising
-        at_least = r - np.searchsorted(top, best)                                   # items that score at least as high
-        at_least[best == top[0]] = np.count_nonzero(row >= top[0])                  # ties with the last one included
-        at_least[best < top[0]] = 2 * len(row)                                      # out of the top, wherever
+        # (R,) the R best of all, rising
+        top = np.sort(np.partition(row, len(row) - r)[len(row) - r:])
+        at_least = r - np.searchsorted(top, best)                # items that score at least as high
+        # ties with the last one included
+        at_least[best == top[0]] = np.count_nonzero(row >= top[0])
+        at_least[best < top[0]] = 2 * len(row)                            # out of the top, wherever
         others = at_least - np.searchsorted(-best, -best, "right")
         hits = np.arange(1, r + 1)
-        place = others + hits                                                       # 1-based place of each positive
+        place = others + hits                                       # 1-based place of each positive
         result[q] = (hits / place * (place <= r)).sum() / r
     return result
 
 
 def best_ranks_of_pairs(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """`best_ranks` for positives given as pairs of indices: scores (Q, G), query (P,), item (P,) -> (Q,) int64.
+    """`best_ranks` for positives given as pairs of indices: scores (Q, G), query (P,), item (P,) ->
+    (Q,) int64.
 
     A query without a positive in its gallery gets -1.
     """
@@ -123,32 +135,38 @@ def best_ranks_of_pairs(scores: np.ndarray, query: np.ndarray, item: np.ndarray)
     best = np.full(len(scores), -np.inf, scores.dtype)
     np.maximum.at(best, query, score)
     positives = np.bincount(query[score >= best[query]], minlength=len(scores))
-    return np.where(np.isneginf(best), -1, np.count_nonzero(scores >= best[:, None], axis=1) - positives)
+    return np.where(np.isneginf(best), -1, np.count_nonzero(scores >= best[:, None], axis=1)
+                    - positives)
 
 
 def r_precisions_of_sets(scores: np.ndarray, sets) -> list[np.ndarray]:
-    """`r_precision` of one block of scores (Q, G) for several sets of positives, each (query (P,), item (P,)).
+    """`r_precision` of one block of scores (Q, G) for several sets of positives, each (query (P,),
+    item (P,)).
 
-    Returns a list of (Q,), with NaN for a query without positives. The R best items are found without sorting. They are
-    all items with scores above the R-th largest score t. Items that tie with t fill the places left, non-positives
-    first.
+    Returns a list of (Q,), with NaN for a query without positives. The R best items are found
+    without sorting. They are all items with scores above the R-th largest score t. Items that tie
+    with t fill the places left, non-positives first.
     """
     n, gallery = scores.shape
     counts = np.array([np.bincount(query, minlength=n) for query, _ in sets])       # (sets, Q): R
-    place = gallery - np.maximum(counts, 1)                                        # of the R-th largest in rising order
-    limits = np.array([np.partition(row, at)[at] for row, at in zip(scores, place.T)]).T.reshape(len(sets), n)
+    place = gallery - np.maximum(counts, 1)                    # of the R-th largest in rising order
+    limits = np.array([np.partition(row, at)[at] for row,
+                       at in zip(scores, place.T)]).T.reshape(len(sets), n)
     results = []
     for count, t, (query, item) in zip(counts, limits, sets):
         score = scores[query, item]
-        above, tied = (np.bincount(query[which], minlength=n) for which in (score > t[query], score == t[query]))
+        above, tied = (np.bincount(query[which], minlength=n) for which in (score > t[query],
+                                                                            score == t[query]))
         places = count - np.count_nonzero(scores > t[:, None], axis=1)
         others = np.count_nonzero(scores == t[:, None], axis=1) - tied
-        results.append(np.where(count > 0, (above + np.maximum(0, places - others)) / np.maximum(count, 1), np.nan))
+        results.append(np.where(count > 0, (above + np.maximum(0, places - others))
+                                / np.maximum(count, 1), np.nan))
     return results
 
 
 def summary(ranks) -> dict:
-    """Recall at 1, 5 and 10 (percent), median and mean rank (1-based) and number of queries, from 0-based ranks (Q,).
+    """Recall at 1, 5 and 10 (percent), median and mean rank (1-based) and number of queries, from
+    0-based ranks (Q,).
 
     Raises InputError where there is no query.
     """
@@ -156,11 +174,13 @@ def summary(ranks) -> dict:
     if not len(ranks):
         raise InputError("there are no queries to summarise")
     return {**{f"r{k}": float(100 * np.mean(ranks < k)) for k in RECALLS},
-            "medr": float(np.floor(np.median(ranks)) + 1), "meanr": float(ranks.mean() + 1), "queries": len(ranks)}
+            "medr": float(np.floor(np.median(ranks)) + 1), "meanr": float(ranks.mean() + 1),
+            "queries": len(ranks)}
 
 
 def best_rank_means(ranks) -> dict:
-    """Harmonic and arithmetic mean of 1-based ranks: HBR and ABR of `dmsm` 4.2, whose queries are images.
+    """Harmonic and arithmetic mean of 1-based ranks: HBR and ABR of `dmsm` 4.2, whose queries are
+    images.
 
     ranks (Q,): 0-based ranks of the best positives.
     """
@@ -182,32 +202,37 @@ def both_directions(i2t, t2i) -> dict:
 def chance(caption_image, n_images: int) -> dict:
     """The expected results of galleries in random order, in the form of `both_directions`.
 
-    "medr" is the median over all queries and orders. caption_image (M,): the row of each caption's image. Images
-    without a caption do not count as queries.
+    "medr" is the median over all queries and orders. caption_image (M,): the row of each caption's
+    image. Images without a caption do not count as queries.
     """
-    captions = np.bincount(caption_image, minlength=n_images)                       # (N,) of each image
+    captions = np.bincount(caption_image, minlength=n_images)                   # (N,) of each image
     result = {"i2t": _random_order(captions[captions > 0], len(caption_image)),
               "t2i": _random_order(np.ones(len(caption_image), int), n_images)}
     return {**result, "rsum": rsum(result)}
 
 
 def _random_order(positives: np.ndarray, gallery: int) -> dict:
-    """The expected `summary` for queries in a gallery of G items in random order. positives (Q,): number of each.
+    """The expected `summary` for queries in a gallery of G items in random order. positives (Q,):
+    number of each.
 
-    The best of c positives has rank k or more (0-based) with probability prod_{j < k} (G - c - j) / (G - j).
+    The best of c positives has rank k or more (0-based) with probability prod_{j < k} (G - c - j) /
+    (G - j).
     """
     counts, share = np.unique(positives, return_counts=True)
     share = share / share.sum()                                                     # (U,)
     j = np.arange(gallery)
-    left = np.cumprod(np.clip((gallery - counts[:, None] - j) / (gallery - j), 0, 1), axis=1)   # (U, G): rank above j
-    at_most = 100 * (1 - share @ left)                                              # (G,): rank at most j, percent
+    # (U, G): rank above j
+    left = np.cumprod(np.clip((gallery - counts[:, None] - j) / (gallery - j), 0, 1), axis=1)
+    at_most = 100 * (1 - share @ left)                               # (G,): rank at most j, percent
     return {**{f"r{k}": float(at_most[min(k, gallery) - 1]) for k in RECALLS},
             "medr": float(1 + np.argmax(at_most >= 50 - 1e-9)),
-            "meanr": float(1 + share @ ((gallery - counts) / (counts + 1))), "queries": len(positives)}
+            "meanr": float(1 + share @ ((gallery - counts) / (counts + 1))),
+            "queries": len(positives)}
 
 
 def average(results: list[dict]) -> dict:
-    """The mean of every number over several results, such as those of five folds. "queries" is summed instead."""
+    """The mean of every number over several results, such as those of five folds. "queries" is
+    summed instead."""
     def mean(values, key):
         if isinstance(values[0], dict):
             return {k: mean([v[k] for v in values], k) for k in values[0]}
@@ -221,28 +246,34 @@ class _Best(NamedTuple):
     caption: torch.Tensor             # (m,) of each caption's image
 
 
-def ranks_by_blocks(columns, caption_image, n_images: int, block: int = 1000) -> tuple[np.ndarray, np.ndarray]:
-    """Ranks of both directions from one pass over blocks of scores, so that the whole matrix is never held.
+def ranks_by_blocks(columns, caption_image, n_images: int, block: int = 1000) -> tuple[np.ndarray,
+                                                                                       np.ndarray]:
+    """Ranks of both directions from one pass over blocks of scores, so that the whole matrix is
+    never held.
 
-    columns(c)(i), as `Similarity.columns` returns it: a new tensor of the scores (n, m) of images `i` (a slice) and
-    captions `c` (an index tensor). caption_image (M,): the row of each caption's image. `block`: images per
-    block. Returns image ranks (N,), -1 for an image without captions, and caption ranks (M,), both 0-based. Raises
-    InputError where there are no captions, where caption_image names other rows, and on scores that are not finite.
+    columns(c)(i), as `Similarity.columns` returns it: a new tensor of the scores (n, m) of images
+    `i` (a slice) and captions `c` (an index tensor). caption_image (M,): the row of each caption's
+    image. `block`: images per block. Returns image ranks (N,), -1 for an image without captions,
+    and caption ranks (M,), both 0-based. Raises InputError where there are no captions, where
+    caption_image names other rows, and on scores that are not finite.
 
-    Captions are taken in the order of their images, so all positives lie in the blocks on the diagonal. These come
-    first and fix each query's best positive. Every other block only counts, and no score is computed twice. Several
-    processes compute a part of the blocks each, and all get the same ranks.
+    Captions are taken in the order of their images, so all positives lie in the blocks on the
+    diagonal. These come first and fix each query's best positive. Every other block only counts,
+    and no score is computed twice. Several processes compute a part of the blocks each, and all get
+    the same ranks.
     """
     caption_image = np.asarray(caption_image)
     if not len(caption_image):
         raise InputError("there are no captions to rank")
     if caption_image.min() < 0 or caption_image.max() >= n_images:
-        raise InputError(f"caption_image holds {caption_image.min()} to {caption_image.max()}; there are images 0 to "
-                         f"{n_images - 1}")
-    order = np.argsort(caption_image, kind="stable")                                # captions by image
+        raise InputError(f"caption_image holds {caption_image.min()} to {caption_image.max()}; "
+                         f"there are images 0 to {n_images - 1}")
+    order = np.argsort(caption_image, kind="stable")                             # captions by image
     starts = np.arange(0, n_images, block)
     image_blocks = [slice(int(s), int(min(s + block, n_images))) for s in starts]
-    caption_blocks = [torch.from_numpy(c) for c in np.split(order, np.searchsorted(caption_image[order], starts[1:]))]
+    caption_blocks = [torch.from_numpy(c) for c in np.split(order,
+                                                            np.searchsorted(caption_image[order],
+                                                                            starts[1:]))]
     image_of = torch.from_numpy(caption_image.astype(np.int64))
     i2t, t2i = torch.zeros(n_images, dtype=torch.int64), torch.zeros(len(order), dtype=torch.int64)
     blocks, best = range(len(starts)), []
@@ -254,25 +285,30 @@ def ranks_by_blocks(columns, caption_image, n_images: int, block: int = 1000) ->
         return scores
 
     def count(scores, i, c, of_image, of_caption):
-        i2t[i] += (scores >= of_image[:, None]).sum(1, dtype=torch.int32).cpu()     # int32 sums are much faster
+        # int32 sums are much faster
+        i2t[i] += (scores >= of_image[:, None]).sum(1, dtype=torch.int32).cpu()
         t2i[c] += (scores >= of_caption).sum(0, dtype=torch.int32).cpu()
 
     with processes.all_or_none():
         for k in processes.part(blocks):
             i, c = image_blocks[k], caption_blocks[k]
             scores = checked(columns(c)(i))                                         # (n, m)
-            row = (image_of[c] - i.start).to(scores.device)                       # (m,) the row of each caption's image
+            row = (image_of[c] - i.start).to(scores.device)   # (m,) the row of each caption's image
             of_caption = scores.gather(0, row[None])[0]
-            best.append(_Best(scores.new_full((len(scores),), -torch.inf).scatter_reduce(0, row, of_caption, "amax"),
+            best.append(_Best(scores.new_full((len(scores),), -torch.inf).scatter_reduce(0, row,
+                                                                                         of_caption,
+                                                                                         "amax"),
                               of_caption))
-            count(scores.scatter(0, row[None], -torch.inf), i, c, *best[-1])        # positives do not count
+            # positives do not count
+            count(scores.scatter(0, row[None], -torch.inf), i, c, *best[-1])
     best = processes.gathered(best)
     pairs = [(k, j) for k in blocks for j in blocks if j != k and len(caption_blocks[k])]
     with processes.all_or_none():
         for k, others in groupby(processes.part(pairs), lambda pair: pair[0]):
             score, c = columns(caption_blocks[k]), caption_blocks[k]
             for _, j in others:
-                count(checked(score(image_blocks[j])), image_blocks[j], c, best[j].image, best[k].caption)
+                count(checked(score(image_blocks[j])), image_blocks[j], c, best[j].image,
+                      best[k].caption)
     i2t, t2i = processes.summed(i2t), processes.summed(t2i)
     i2t[torch.cat([block.image for block in best]).cpu() == -torch.inf] = -1
     return i2t.numpy(), t2i.numpy()
@@ -283,45 +319,51 @@ def mean_cosine(means: torch.Tensor) -> float:
 
     means: (N, D), or (N, P, D), whose parts are averaged first.
     """
-    rows = torch.nn.functional.normalize((means.mean(1) if means.ndim == 3 else means).double(), dim=1)      # (N, D)
-    pairs = rows.sum(0).square().sum() - rows.square().sum()                        # sum over i != j of cos(i, j)
+    rows = torch.nn.functional.normalize((means.mean(1) if means.ndim == 3 else means).double(),
+                                         dim=1)                                             # (N, D)
+    pairs = rows.sum(0).square().sum() - rows.square().sum()          # sum over i != j of cos(i, j)
     return float(pairs / max(1, len(rows) * (len(rows) - 1)))
 
 
 def retrieval_blocks(similarity, images, captions, caption_image, block: int = 1000) -> dict:
-    """The results of `retrieval` from embeddings. It computes one block of the score matrix at a time.
+    """The results of `retrieval` from embeddings. It computes one block of the score matrix at a
+    time.
 
-    similarity: one of similarities.py; images, captions: the `Embedding` of N images and that of M captions.
+    similarity: one of similarities.py; images, captions: the `Embedding` of N images and that of M
+    captions.
     """
     with torch.no_grad():
-        i2t, t2i = ranks_by_blocks(similarity.columns(images, captions), caption_image, len(images.mean), block)
+        i2t, t2i = ranks_by_blocks(similarity.columns(images, captions), caption_image,
+                                   len(images.mean), block)
     return both_directions(i2t[i2t >= 0], t2i)
 
 
 def retrieval(scores, caption_image) -> dict:
     """Image-to-text and text-to-image recall of a whole score matrix.
 
-    scores (N, M): images x captions; caption_image (M,): the row of each caption's image, in any order, with any number
-    of captions per image. Returns {"i2t": {"r1", "r5", "r10", "medr", "meanr", "queries"}, "t2i": {...}, "rsum"} in
-    percent and 1-based ranks. Images without captions do not count as queries. Raises InputError, a ValueError, on
-    scores that are not finite or of another shape.
+    scores (N, M): images x captions; caption_image (M,): the row of each caption's image, in any
+    order, with any number of captions per image. Returns {"i2t": {"r1", "r5", "r10", "medr",
+    "meanr", "queries"}, "t2i": {...}, "rsum"} in percent and 1-based ranks. Images without captions
+    do not count as queries. Raises InputError, a ValueError, on scores that are not finite or of
+    another shape.
     """
     scores = torch.as_tensor(scores)
     if scores.ndim != 2 or scores.shape[1] != len(caption_image):
-        raise InputError(f"scores of shape {tuple(scores.shape)} do not fit {len(caption_image)} captions; rows are "
-                         "images, columns captions")
+        raise InputError(f"scores of shape {tuple(scores.shape)} do not fit {len(caption_image)} "
+                         "captions; rows are images, columns captions")
     i2t, t2i = ranks_by_blocks(lambda c: lambda i: scores[i, c], caption_image, len(scores))
     return both_directions(i2t[i2t >= 0], t2i)
 
 
 def spearman(x, y) -> float:
-    """Spearman's rank correlation of x (K,) and y (K,) in [-1, 1]. Ties get their mean rank. NaN where x or y is
-    constant."""
+    """Spearman's rank correlation of x (K,) and y (K,) in [-1, 1]. Ties get their mean rank. NaN
+    where x or y is constant."""
     return _spearman(*(np.unique(v, return_inverse=True)[1] for v in (x, y)))
 
 
 def _spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """`spearman` of values that are given as whole numbers from 0 in the same order, with or without gaps.
+    """`spearman` of values that are given as whole numbers from 0 in the same order, with or
+    without gaps.
 
     It counts the numbers instead of sorting them.
     """
@@ -334,11 +376,13 @@ def _spearman(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
-    """Mean and standard deviation of Spearman's correlation over bootstrap samples of rated pairs (Parekh et al. 2021).
+    """Mean and standard deviation of Spearman's correlation over bootstrap samples of rated pairs
+    (Parekh et al. 2021).
 
-    query (K,), x (K,), y (K,): the item that each pair was rated for, its rating and its score. A sample takes half of
-    the items, and one pair of each, so that items with many pairs do not dominate. "shuffled" is the correlation of the
-    first sample's ratings with its scores in random order. It shows what chance gives.
+    query (K,), x (K,), y (K,): the item that each pair was rated for, its rating and its score. A
+    sample takes half of the items, and one pair of each, so that items with many pairs do not
+    dominate. "shuffled" is the correlation of the first sample's ratings with its scores in random
+    order. It shows what chance gives.
     """
     order = np.argsort(query, kind="stable")
     x, y = (np.unique(np.asarray(v)[order], return_inverse=True)[1] for v in (x, y))
@@ -349,15 +393,17 @@ def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
         pair = start[items] + rng.integers(count[items])
         values.append(_spearman(x[pair], y[pair]))
         control = control if len(values) > 1 else _spearman(x[pair], rng.permutation(y[pair]))
-    return {"spearman": float(np.mean(values)), "std": float(np.std(values)), "shuffled": control, "pairs": len(x),
-            "items": len(start)}
+    return {"spearman": float(np.mean(values)), "std": float(np.std(values)), "shuffled": control,
+            "pairs": len(x), "items": len(start)}
 
 
 def recall_in_bins(uncertainty, hits, bins: int = 10) -> dict:
-    """Recall of queries in bins of equal size from the least to the most uncertain (PCME++ 4.3), in percent.
+    """Recall of queries in bins of equal size from the least to the most uncertain (PCME++ 4.3), in
+    percent.
 
-    uncertainty (Q,), hits (Q,) bool. "rho" is Spearman's correlation of the number of the bin and its recall (-1:
-    recall falls with every bin). "rho_queries" is that of uncertainty and hit of single queries.
+    uncertainty (Q,), hits (Q,) bool. "rho" is Spearman's correlation of the number of the bin and
+    its recall (-1: recall falls with every bin). "rho_queries" is that of uncertainty and hit of
+    single queries.
     """
     order = np.argsort(uncertainty, kind="stable")
     parts = np.array_split(np.asarray(hits, dtype=float)[order], bins)
@@ -371,57 +417,64 @@ def recall_in_bins(uncertainty, hits, bins: int = 10) -> dict:
 def risk_coverage(uncertainty, hits, points: int = 100) -> dict:
     """Risk where only the queries of least uncertainty are answered.
 
-    uncertainty (Q,), hits (Q,) bool -> coverage (points,), risk (points,), area. Coverage is the share of queries that
-    are answered. Risk is the share of wrong answers among those given, in percent. The area is the mean risk over all
-    coverages 1/Q ... 1 (AURC, Geifman and El-Yaniv 2017). Also returned are the area that a random order gives
-    ("area_random") and the area that a perfect order gives ("area_best"). Ties in uncertainty share their wrong answers
-    evenly.
+    uncertainty (Q,), hits (Q,) bool -> coverage (points,), risk (points,), area. Coverage is the
+    share of queries that are answered. Risk is the share of wrong answers among those given, in
+    percent. The area is the mean risk over all coverages 1/Q ... 1 (AURC, Geifman and El-Yaniv
+    2017). Also returned are the area that a random order gives ("area_random") and the area that a
+    perfect order gives ("area_best"). Ties in uncertainty share their wrong answers evenly.
     """
     wrong = 1 - np.asarray(hits, dtype=float)
     _, group, size = np.unique(uncertainty, return_inverse=True, return_counts=True)
-    expected = np.repeat(np.bincount(group, wrong) / size, size)                    # by rising uncertainty
+    expected = np.repeat(np.bincount(group, wrong) / size, size)             # by rising uncertainty
     answers = np.arange(1, len(wrong) + 1)
     risk = 100 * np.cumsum(expected) / answers
     at = np.unique(np.linspace(0, len(wrong) - 1, points).astype(int))
-    return {"coverage": (answers[at] / len(wrong)).tolist(), "risk": risk[at].tolist(), "area": float(risk.mean()),
-            "area_random": float(100 * wrong.mean()),
+    return {"coverage": (answers[at] / len(wrong)).tolist(), "risk": risk[at].tolist(),
+            "area": float(risk.mean()), "area_random": float(100 * wrong.mean()),
             "area_best": float(100 * (np.cumsum(np.sort(wrong)) / answers).mean())}
 
 
 def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, samples: int = 10000,
                      seed: int = 0) -> dict:
-    """Tests whether the difference between two models is more than chance, by a paired bootstrap over images.
+    """Tests whether the difference between two models is more than chance, by a paired bootstrap
+    over images.
 
-    a, b: one run of each model, or a list of its runs with several seeds. A run is {metric: (total (N,), count (N,))}:
-    for each image, the sum over its queries and their number. The metric is total.sum() / count.sum(), as for a recall
-    or a mean rank. sums: {name: metrics to add up}, such as rsum. Returns {metric: {"a", "b", "difference" (b - a),
-    "low" and "high" (95% interval), "p" (two-sided), "least" (true where no sample was on the other side; then p is at
-    most the number given)}}.
+    a, b: one run of each model, or a list of its runs with several seeds. A run is {metric: (total
+    (N,), count (N,))}: for each image, the sum over its queries and their number. The metric is
+    total.sum() / count.sum(), as for a recall or a mean rank. sums: {name: metrics to add up}, such
+    as rsum. Returns {metric: {"a", "b", "difference" (b - a), "low" and "high" (95% interval), "p"
+    (two-sided), "least" (true where no sample was on the other side; then p is at most the number
+    given)}}.
 
-    Images are resampled with replacement, each with all its queries, and every run gets the same sample. Where a model
-    has several seeds, these are resampled too (a hierarchical bootstrap). Few seeds show too little of their spread.
-    Therefore S - 1 of S seeds are drawn (Rao and Wu 1988), and their distance from the mean of all is stretched by
-    Student's t. One run says nothing about other seeds, so its interval covers the choice of images alone.
+    Images are resampled with replacement, each with all its queries, and every run gets the same
+    sample. Where a model has several seeds, these are resampled too (a hierarchical bootstrap). Few
+    seeds show too little of their spread. Therefore S - 1 of S seeds are drawn (Rao and Wu 1988),
+    and their distance from the mean of all is stretched by Student's t. One run says nothing about
+    other seeds, so its interval covers the choice of images alone.
     """
     a, b = ([side] if isinstance(side, dict) else side for side in (a, b))
     runs = [*a, *b]
     names = [name for name in runs[0] if all(name in run for run in runs)]
     n = len(runs[0][names[0]][0])
-    table = np.array([[run[name] for name in names] for run in runs], dtype=np.float64)          # (S, K, 2, N)
+    # (S, K, 2, N)
+    table = np.array([[run[name] for name in names] for run in runs], dtype=np.float64)
     flat = table.reshape(-1, n).T                                                   # (N, 2 S K)
     rng, draws, step = np.random.default_rng(seed), [], max(1, 2 ** 22 // n)
-    for done in range(-1, samples, step):                                           # the first row: each image once
+    for done in range(-1, samples, step):                           # the first row: each image once
         rows = min(step, samples - done)
-        weight = np.array([np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(rows)], dtype=np.float64)
+        weight = np.array([np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(rows)],
+                          dtype=np.float64)
         if done < 0:
             weight[0] = 1
-        total, count = np.moveaxis((weight @ flat).reshape(rows, len(runs), len(names), 2), 3, 0)    # (rows, S, K)
-        with np.errstate(invalid="ignore"):                 # NaN where no image that was drawn has a query
+        # (rows, S, K)
+        total, count = np.moveaxis((weight @ flat).reshape(rows, len(runs), len(names), 2), 3, 0)
+        with np.errstate(invalid="ignore"):          # NaN where no image that was drawn has a query
             draws.append(total / count)
-    draws = np.concatenate(draws)                                                   # (1 + samples, S, K)
+    draws = np.concatenate(draws)                                              # (1 + samples, S, K)
     picks, freedom = np.random.default_rng([seed, 1]), len(runs) - 2
     stretch = special.stdtrit(freedom, 0.975) / special.ndtri(0.975) if freedom else 1.0
-    first, second = (_with_other_seeds(side, picks, stretch) for side in (draws[:, :len(a)], draws[:, len(a):]))
+    first, second = (_with_other_seeds(side, picks, stretch) for side in (draws[:, :len(a)],
+                                                                          draws[:, len(a):]))
     columns = {name: (first[:, k], second[:, k]) for k, name in enumerate(names)}
     for name, terms in sums.items():
         columns[name] = tuple(sum(columns[term][side] for term in terms) for side in (0, 1))
@@ -431,7 +484,8 @@ def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, sam
 def _with_other_seeds(draws: np.ndarray, rng, stretch: float) -> np.ndarray:
     """The mean over S seeds for each draw of images: (1 + samples, S, K) -> (1 + samples, K).
 
-    Where there are several seeds, they are drawn too, except for the first row. `stretch`: see `paired_bootstrap`.
+    Where there are several seeds, they are drawn too, except for the first row. `stretch`: see
+    `paired_bootstrap`.
     """
     mean, seeds = draws.mean(1), draws.shape[1]
     if seeds > 1:
@@ -442,9 +496,11 @@ def _with_other_seeds(draws: np.ndarray, rng, stretch: float) -> np.ndarray:
 
 
 def _interval(a: float, b: float, differences: np.ndarray) -> dict:
-    """The result of `paired_bootstrap` for one metric, from its differences (samples,) in the bootstrap samples."""
+    """The result of `paired_bootstrap` for one metric, from its differences (samples,) in the
+    bootstrap samples."""
     differences = differences[~np.isnan(differences)]
     low, high = np.percentile(differences, [2.5, 97.5])
     tail = min(np.count_nonzero(differences <= 0), np.count_nonzero(differences >= 0))
-    return {"a": float(a), "b": float(b), "difference": float(b - a), "low": float(low), "high": float(high),
-            "p": float(min(1, 2 * (tail + 1) / (len(differences) + 1))), "least": bool(tail == 0)}
+    return {"a": float(a), "b": float(b), "difference": float(b - a), "low": float(low),
+            "high": float(high), "p": float(min(1, 2 * (tail + 1) / (len(differences) + 1))),
+            "least": bool(tail == 0)}

@@ -43,18 +43,21 @@ def photos_of(split, folder: str | None) -> Photos:
     if isinstance(split.images, Photos):
         return split.images
     if not folder or not split.photo_names:
-        raise InputError("precomputed features show no picture; give the folder of their photos with --photos, and "
-                         f"file names in {split.name}_ids.txt beside the features")
-    return Photos([below(folder, name, f"the list of photos of {split.source}") for name in split.photo_names])
+        raise InputError("precomputed features show no picture; give the folder of their photos "
+                         f"with --photos, and file names in {split.name}_ids.txt beside the "
+                         "features")
+    return Photos([below(folder, name, f"the list of photos of {split.source}")
+                   for name in split.photo_names])
 
 
 def calibration_to_show(run: str, opt) -> Calibration | None:
-    """The calibration that --calibration names, else that of the run, or None where there is none. Raises InputError
-    where --unsure has none to go by."""
+    """The calibration that --calibration names, else that of the run, or None where there is none.
+    Raises InputError where --unsure has none to go by."""
     calibration = calibration_of(run, opt.calibration)
     if calibration is None and opt.unsure is not None and os.path.exists(run):
         raise InputError(f"--unsure {opt.unsure:g} needs calibrated probabilities, and there is no "
-                         f"{calibration_file(run)}; write it with evaluate.py --checkpoint {run} --confidence")
+                         f"{calibration_file(run)}; write it with evaluate.py --checkpoint {run} "
+                         "--confidence")
     return calibration
 
 
@@ -64,22 +67,25 @@ def opened(path: str, opt) -> Run:
 
 @torch.no_grad()
 def draw_retrieval(opt) -> None:
-    """The command `retrieval`: a picture of captions with their best images, scores and uncertainties.
+    """The command `retrieval`: a picture of captions with their best images, scores and
+    uncertainties.
 
-    Without --captions it shows five captions of the split, for a Gaussian model from the least to the most uncertain.
-    Where the run was calibrated, it says how sure each first answer is.
+    Without --captions it shows five captions of the split, for a Gaussian model from the least to
+    the most uncertain. Where the run was calibrated, it says how sure each first answer is.
     """
     device, path = torch_device(opt.device), opt.checkpoint or newest_run()
     target = picture_file(output_file(opt.output, path, "retrieval.png", is_drawn), [path])
     calibration, sure = calibration_to_show(path, opt), None
     run = opened(path, opt)
-    trust = calibration and trust_in(calibration, path, run.trained.weights, run.trained.options.sim)
+    trust = calibration and trust_in(calibration, path, run.trained.weights,
+                                     run.trained.options.sim)
     trained, split = run.trained.to(device), run.split
     if opt.captions and split.text is not None:
-        raise InputError(f"{path} reads ready features of captions and knows no words, so --captions cannot be "
-                         "embedded; leave it out")
+        raise InputError(f"{path} reads ready features of captions and knows no words, so "
+                         "--captions cannot be embedded; leave it out")
     photos = photos_of(split, opt.photos)
-    images, captions = encode(trained.model, split, None if opt.captions else run.tokens(), device, workers=opt.workers)
+    images, captions = encode(trained.model, split, None if opt.captions else run.tokens(), device,
+                              workers=opt.workers)
     if opt.captions:
         texts, owner = opt.captions, [None] * len(opt.captions)
         queries = trained.texts(texts)
@@ -88,7 +94,8 @@ def draw_retrieval(opt) -> None:
         if captions.log_var is not None:
             order = uncertainty(captions).argsort().cpu()
         index = order[[round(q * (len(order) - 1)) for q in SPREAD]]
-        texts, owner = [split.captions[m] for m in index], split.caption_image[index.numpy()].tolist()
+        texts, owner = [split.captions[m]
+                        for m in index], split.caption_image[index.numpy()].tolist()
         queries = captions.rows(index.to(device))
     scores = trained.similarity(images, queries).T.cpu()                              # (queries, N)
     query_uncertainty, image_uncertainty = (None if e.log_var is None else uncertainty(e).tolist()
@@ -107,16 +114,19 @@ def draw_retrieval(opt) -> None:
         cells = []
         for i in rankings[q, :top].tolist():
             label = "" if image_uncertainty is None else f" (unc. {image_uncertainty[i]:.1f})"
-            cells.append(Cell(photos.open(i, THUMBNAIL), f"{scores[q, i]:.3f}{label}", OWN if i == owner[q] else None))
+            cells.append(Cell(photos.open(i, THUMBNAIL), f"{scores[q, i]:.3f}{label}",
+                              OWN if i == owner[q] else None))
         if sure:
             cells[0] = cells[0]._replace(badge=sure[q][0], sure=sure[q][1])
         rows.append(Row(text, "; ".join(facts), cells))
     legend = "" if opt.captions else "; green: its own"
-    draw_rows(target, f"{run.folder[1]} {opt.split}, {trained.options.sim}: the best {top} of {len(split.images):,} "
-              f"images for a caption{legend}", rows, top)
+    draw_rows(target, f"{run.folder[1]} {opt.split}, {trained.options.sim}: the best {top} of "
+              f"{len(split.images):,} images for a caption{legend}", rows, top)
     for text, ranking, (said, _) in zip(texts, rankings, sure or ()):
         print(f"{text} -> {photos.name(ranking[0])}, {said}")
-    for note in (*run.notes, *(calibration.notes("t2i", run.folder[1], len(split.images)) if calibration else ())):
+    for note in (*run.notes,
+                 *(calibration.notes("t2i", run.folder[1], len(split.images)) if calibration
+                   else ())):
         print(f"note: {note}")
     print(f"picture of {len(texts)} captions and their best {top} images in {target}")
 
@@ -128,60 +138,72 @@ def spell(caption: list[int], vocab) -> list[str]:
     return [vocab.words[number] for number in caption if number != END]
 
 
-def word_precision(captions: list[list[str]], references: list[list[list[str]]], groups: dict | None = None) -> dict:
-    """The share of the words of N generated captions that some reference of their image has, letter for letter.
+def word_precision(captions: list[list[str]], references: list[list[list[str]]],
+                   groups: dict | None = None) -> dict:
+    """The share of the words of N generated captions that some reference of their image has, letter
+    for letter.
 
-    Returns {"content" | "function" | "pairs" | name of one of `groups`, sets of words: {"words": number of words,
-    "own": percent, "other": percent}}, with None where there are no words. "pairs" are two adjacent content words, such
-    as "red circle": a model that recognises red and a circle may still combine them wrongly. "other" is the control:
-    the same caption compared with the references of another image, averaged over all N - 1 others. The part of "own"
-    above "other" comes from the image; the rest comes from knowing what captions are like.
+    Returns {"content" | "function" | "pairs" | name of one of `groups`, sets of words: {"words":
+    number of words, "own": percent, "other": percent}}, with None where there are no words. "pairs"
+    are two adjacent content words, such as "red circle": a model that recognises red and a circle
+    may still combine them wrongly. "other" is the control: the same caption compared with the
+    references of another image, averaged over all N - 1 others. The part of "own" above "other"
+    comes from the image; the rest comes from knowing what captions are like.
     """
     kinds = {"content": lambda text: [word for word in text if not is_function(word)],
              "function": lambda text: [word for word in text if is_function(word)],
-             "pairs": lambda text: [pair for pair in zip(text, text[1:]) if not any(map(is_function, pair))],
-             **{name: lambda text, group=group: [word for word in text if word in group]
-                for name, group in (groups or {}).items()}}
+             "pairs": lambda text: [pair for pair in zip(text, text[1:])
+                                    if not any(map(is_function, pair))],
+             **{name: lambda text, group=group: [word for word in text if word in group] for name,
+                group in (groups or {}).items()}}
     result = {}
     for kind, items in kinds.items():
         generated = [(item, i) for i, caption in enumerate(captions) for item in items(caption)]
         true = [{item for text in texts for item in items(text)} for texts in references]
-        images = Counter(item for of_image in true for item in of_image)            # item -> images that have it
+        # item -> images that have it
+        images = Counter(item for of_image in true for item in of_image)
         hits = [item in true[i] for item, i in generated]
-        others = [(images[item] - hit) / max(1, len(true) - 1) for (item, _), hit in zip(generated, hits)]
-        result[kind] = {"words": len(generated), "own": 100 * float(np.mean(hits)) if generated else None,
-                        "other": 100 * float(np.mean(others)) if generated and len(true) > 1 else None}
+        others = [(images[item] - hit) / max(1, len(true) - 1) for (item, _),
+                  hit in zip(generated, hits)]
+        result[kind] = {"words": len(generated), "own": 100 * float(np.mean(hits)) if generated
+                        else None, "other": 100 * float(np.mean(others)) if generated and len(true)
+                        > 1 else None}
     return result
 
 
 @torch.no_grad()
-def caption_images(model: nn.Module, images, width: int, device, workers: int = 0) -> list[list[int]]:
-    """A caption by the model's captioner for every image of a split, in their order, as lists of word numbers."""
+def caption_images(model: nn.Module, images, width: int, device,
+                   workers: int = 0) -> list[list[int]]:
+    """A caption by the model's captioner for every image of a split, in their order, as lists of
+    word numbers."""
     captions = []
     with tqdm(total=len(images), desc="captions", disable=None, leave=False) as bar:
         for batch in image_batches(images, 128, workers):
-            captions += model.terms["captioner"].beam(model.image_tower.trunk(batch.to(device)), width)
+            captions += model.terms["captioner"].beam(model.image_tower.trunk(batch.to(device)),
+                                                      width)
             bar.update(len(batch))
     return captions
 
 
 def write_captions(opt) -> None:
-    """The command `captions`. Raises InputError if the model has no captioner or an option does not fit."""
+    """The command `captions`. Raises InputError if the model has no captioner or an option does not
+    fit."""
     if not 1 <= opt.beam <= 1000:
         raise InputError(f"--beam {opt.beam}: a beam has from 1 to 1,000 captions; 3 is usual")
     device, run = torch_device(opt.device), opt.checkpoint or newest_run()
     if opt.output:
-        output(opt.output, holds_keys("checkpoint", "data_name", "split", "beam", "precision", "captions"), [run])
+        output(opt.output, holds_keys("checkpoint", "data_name", "split", "beam", "precision",
+                                      "captions"), [run])
     trained, (_, name), split = opened(run, opt)
     if "captioner" not in trained.model.terms:
-        raise InputError(f"{run} was trained without a captioner (--captioner 0); train one with train.py --img_enc "
-                         "vsrn --captioner 1")
+        raise InputError(f"{run} was trained without a captioner (--captioner 0); train one with "
+                         "train.py --img_enc vsrn --captioner 1")
     count = len(split.images)
     wrong = [i for i in opt.image_index or [] if not 0 <= i < count]
     if wrong:
-        raise InputError(f"--image_index {wrong[0]} is no image of {name} {opt.split}; they are numbered from 0 to "
-                         f"{count - 1}")
-    references = [[] for _ in range(count)]                                         # caption numbers of each image
+        raise InputError(f"--image_index {wrong[0]} is no image of {name} {opt.split}; they are "
+                         f"numbered from 0 to {count - 1}")
+    references = [[] for _ in range(count)]                          # caption numbers of each image
     for m, i in enumerate(split.caption_image):
         references[i].append(m)
     captions = caption_images(trained.to(device).model, split.images, opt.beam, device, opt.workers)
@@ -190,14 +212,16 @@ def write_captions(opt) -> None:
 
     for i in opt.image_index if opt.image_index else range(min(opt.images, count)):
         title = f"image {i}" if names[i] is None else f"image {i} ({names[i]})"
-        print(f"{title}\n  generated: {' '.join(captions[i])}\n  true:      {split.captions[references[i][0]]}")
+        print(f"{title}\n  generated: {' '.join(captions[i])}\n  true:      "
+              f"{split.captions[references[i][0]]}")
     groups = dict(opt.words or [])
     if len(groups) < len(opt.words or []):
-        raise InputError(f"--words names a group twice among {', '.join(name for name, _ in opt.words)}; give each "
-                         "another name")
-    precision = word_precision(captions, [[split.words[m] for m in rows] for rows in references], groups)
-    print(f"{name} {opt.split}, {count:,} images, beam {opt.beam}: generated words that a true caption of the image "
-          "has")
+        raise InputError("--words names a group twice among "
+                         f"{', '.join(name for name, _ in opt.words)}; give each another name")
+    precision = word_precision(captions, [[split.words[m] for m in rows] for rows in references],
+                               groups)
+    print(f"{name} {opt.split}, {count:,} images, beam {opt.beam}: generated words that a true "
+          "caption of the image has")
     for kind, p in precision.items():
         title = {"content": "content words", "function": "function words and punctuation",
                  "pairs": "pairs of content words side by side"}.get(kind, kind)
@@ -206,8 +230,8 @@ def write_captions(opt) -> None:
     if opt.output:
         entries = [{"image": i, "name": names[i], "generated": " ".join(captions[i]),
                     "true": [split.captions[m] for m in rows]} for i, rows in enumerate(references)]
-        save_json({"checkpoint": run, "data_name": name, "split": opt.split, "beam": opt.beam, "precision": precision,
-                   "captions": entries}, opt.output)
+        save_json({"checkpoint": run, "data_name": name, "split": opt.split, "beam": opt.beam,
+                   "precision": precision, "captions": entries}, opt.output)
         print(f"all captions in {opt.output}")
 
 
@@ -217,7 +241,8 @@ def group(text: str) -> tuple[str, set[str]]:
     if not name or not words:
         raise argparse.ArgumentTypeError(f"'{text}' is no group of words; give NAME=WORD,WORD,...")
     if name in ("content", "function", "pairs"):
-        raise argparse.ArgumentTypeError(f"'{name}' is a count of its own; give the group another name")
+        raise argparse.ArgumentTypeError(f"'{name}' is a count of its own; give the group another "
+                                         "name")
     return name, set(words.split(","))
 
 
@@ -227,7 +252,8 @@ def group(text: str) -> tuple[str, set[str]]:
 def all_latents(model, split, tokens, device, batch_size: int = 128, workers: int = 0) -> dict[str, Tensor]:
     """The latents of a split's images (N, D) and captions (M, D), one row per item.
 
-    An item with several parts gives a row per part, because the mean of its latents is not a latent.
+    An item with several parts gives a row per part, because the mean of its latents is not a
+    latent.
     """
     latents = {"images": [], "captions": []}
     for batch in image_batches(split.images, batch_size, workers):
@@ -241,14 +267,16 @@ def all_latents(model, split, tokens, device, batch_size: int = 128, workers: in
     return {side: torch.cat(rows) for side, rows in latents.items()}
 
 
-def prior_report(z: Tensor, generator: torch.Generator, permutations: int = 200) -> dict[str, float]:
+def prior_report(z: Tensor, generator: torch.Generator, permutations: int = 200) -> dict[str,
+                                                                                         float]:
     """How latents (R, D) differ from samples of N(0, I).
 
-    norm: mean |z|. mean: |average z| / sqrt(D). variance: average over the dimensions. correlation: root mean square
-    off the diagonal of the correlation matrix. eigenvalues: the largest and smallest of the covariance. energy: energy
-    distance to as many samples of the prior, over sqrt(D). p: share of random relabellings of the two samples whose
-    distance is at least as large. on the sphere: the energy distance of sqrt(D) z / |z|, which does not depend on the
-    norm of the latents.
+    norm: mean |z|. mean: |average z| / sqrt(D). variance: average over the dimensions. correlation:
+    root mean square off the diagonal of the correlation matrix. eigenvalues: the largest and
+    smallest of the covariance. energy: energy distance to as many samples of the prior, over
+    sqrt(D). p: share of random relabellings of the two samples whose distance is at least as large.
+    on the sphere: the energy distance of sqrt(D) z / |z|, which does not depend on the norm of the
+    latents.
     """
     n, d = z.shape
     z = z.double()
@@ -261,7 +289,8 @@ def prior_report(z: Tensor, generator: torch.Generator, permutations: int = 200)
     label = torch.cat([torch.ones(n), -torch.ones(n)]).to(z)                        # (2 R,)
 
     def energy(x: Tensor, signs: Tensor) -> Tensor:
-        """2 E|x - y| - E|x - x'| - E|y - y'|, over sqrt(D): (R, D), labels s = +-1 (2 R, L) -> (L,).
+        """2 E|x - y| - E|x - x'| - E|y - y'|, over sqrt(D): (R, D), labels s = +-1 (2 R, L) ->
+        (L,).
 
         It is -s^T |..| s / R^2, where |..| holds all distances.
         """
@@ -271,25 +300,31 @@ def prior_report(z: Tensor, generator: torch.Generator, permutations: int = 200)
     observed, *others = energy(z, torch.stack([label, *shuffled], 1))
     return {"norm": float(z.norm(dim=1).mean()), "mean": float(z.mean(0).norm() / d ** 0.5),
             "variance": float(std.square().mean()),
-            "correlation": float((correlation.square().sum() - d).clamp(min=0).div(d * (d - 1)).sqrt()),
-            "largest eigenvalue": float(eigenvalues[-1]), "smallest eigenvalue": float(eigenvalues[0]),
-            "energy distance": float(observed),
+            "correlation": float((correlation.square().sum() - d).clamp(min=0).div(d
+                                                                                   * (d
+                                                                                      - 1)).sqrt()),
+            "largest eigenvalue": float(eigenvalues[-1]),
+            "smallest eigenvalue": float(eigenvalues[0]), "energy distance": float(observed),
             "p": float((1 + sum(e >= observed for e in others)) / (1 + permutations)),
             "on the sphere": float(energy(unit(z) * d ** 0.5, label[:, None])[0])}
 
 
 def print_latents(opt) -> None:
-    """The command `latents`: a table of `prior_report` for both sides and for samples of the prior itself."""
+    """The command `latents`: a table of `prior_report` for both sides and for samples of the prior
+    itself."""
     path, device = opt.checkpoint or newest_run(), torch_device(opt.device)
     run = opened(path, opt)
-    latents = all_latents(run.trained.to(device).model, run.split, run.tokens(), device, workers=opt.workers)
+    latents = all_latents(run.trained.to(device).model, run.split, run.tokens(), device,
+                          workers=opt.workers)
     rows = {}
     for side, z in latents.items():
         generator = torch.Generator().manual_seed(opt.seed)
-        rows[side] = prior_report(z[torch.randperm(len(z), generator=generator)[:opt.rows]], generator)
+        rows[side] = prior_report(z[torch.randperm(len(z), generator=generator)[:opt.rows]],
+                                  generator)
     z = torch.randn(min(opt.rows, len(latents["captions"])), z.shape[1], generator=generator)
     rows["samples of N(0, I)"] = prior_report(z, generator)
-    print(f"{path}: latents of {run.folder[1]} {opt.split}, before the l2 norm, {z.shape[1]} numbers each")
+    print(f"{path}: latents of {run.folder[1]} {opt.split}, before the l2 norm, {z.shape[1]} "
+          "numbers each")
     print(f"{'':22}" + "".join(f"{side:>20}" for side in rows))
     for key in rows["images"]:
         print(f"{key:22}" + "".join(f"{rows[side][key]:>20.4g}" for side in rows))
@@ -300,14 +335,17 @@ def print_latents(opt) -> None:
 def retrieval_options(p: argparse.ArgumentParser) -> None:
     """Add the options of `retrieval`."""
     run_arguments(p, split="split to search")
-    p.add_argument("--photos", type=filename, help="folder of the photos that the precomputed features were made from")
-    p.add_argument("--captions", nargs="+", metavar="TEXT", help="captions to search for (default: five of the split)")
-    p.add_argument("--top", type=up_to(50), default=5, metavar="N", help="number of images to show per caption")
-    p.add_argument("--calibration", type=filename, metavar="FILE.json",
-                   help="says how sure each first answer is; evaluate.py --confidence writes it (default: "
+    p.add_argument("--photos", type=filename, help="folder of the photos that the precomputed "
+                   "features were made from")
+    p.add_argument("--captions", nargs="+", metavar="TEXT", help="captions to search for (default: "
+                   "five of the split)")
+    p.add_argument("--top", type=up_to(50), default=5, metavar="N", help="number of images to show "
+                   "per caption")
+    p.add_argument("--calibration", type=filename, metavar="FILE.json", help="says how sure each "
+                   "first answer is; evaluate.py --confidence writes it (default: "
                    "calibration.json in the run folder, where there is one)")
-    p.add_argument("--unsure", type=probability, metavar="P",
-                   help="mark first answers of a lower probability as not sure; needs a calibration")
+    p.add_argument("--unsure", type=probability, metavar="P", help="mark first answers of a lower "
+                   "probability as not sure; needs a calibration")
     p.add_argument("--output", type=filename, metavar="FILE.png",
                    help="picture to write (default: retrieval.png in the run folder)")
 
@@ -320,7 +358,8 @@ def caption_options(p: argparse.ArgumentParser) -> None:
                          help="print the captions of the first N images")
     printed.add_argument("--image_index", type=int, nargs="+", metavar="I",
                          help="print the captions of the images with these numbers, counted from 0")
-    p.add_argument("--beam", type=natural, default=3, help="width of the beam search (1: greedy search)")
+    p.add_argument("--beam", type=natural, default=3, help="width of the beam search (1: greedy "
+                   "search)")
     p.add_argument("--words", type=group, nargs="+", metavar="NAME=WORD,WORD",
                    help="also count these groups of words, for example colour=red,green,blue")
     p.add_argument("--output", type=filename, metavar="FILE.json",
@@ -332,22 +371,30 @@ def latent_options(p: argparse.ArgumentParser) -> None:
     run_arguments(p, "split whose latents are examined")
     p.add_argument("--rows", type=up_to(100_000, least=2), default=1000,
                    help="number of latents per side, compared with as many samples of the prior")
-    p.add_argument("--seed", type=natural, default=0, help="random seed of the samples and of the choice of latents")
+    p.add_argument("--seed", type=natural, default=0, help="random seed of the samples and of the "
+                   "choice of latents")
 
 
 # name: (description, function that adds the options, function that does the work)
-COMMANDS = {
-    "retrieval": ("Draw captions and the images that a model retrieves for them.", retrieval_options, draw_retrieval),
-    "captions": ("Write captions of images with the captioner of a VSRN model, and count how many of their words are "
-                 "true.", caption_options, write_captions),
-    "latents": ("Measure how near the latents of a run are to the prior N(0, I).", latent_options, print_latents)}
+COMMANDS = {"retrieval": ("Draw captions and the images that a model retrieves for them.",
+                          retrieval_options, draw_retrieval), "captions": ("Write captions of "
+                                                                           "images with the "
+                                                                           "captioner of a VSRN "
+                                                                           "model, and count how "
+                                                                           "many of their words "
+                                                                           "are true.",
+                                                                           caption_options,
+                                                                           write_captions),
+            "latents": ("Measure how near the latents of a run are to the prior N(0, I).",
+                        latent_options, print_latents)}
 
 
 def main(argv=None) -> None:
     p = Arguments("Show what a trained model does.")
     commands = p.add_subparsers(dest="shown", required=True, metavar="{" + ",".join(COMMANDS) + "}")
     for name, (description, add_options, _) in COMMANDS.items():
-        add_options(commands.add_parser(name, help=description[:1].lower() + description[1:], description=description))
+        add_options(commands.add_parser(name, help=description[:1].lower() + description[1:],
+                                        description=description))
     opt = p.parse_args(argv)
     cli.run(f"show.py {opt.shown}", COMMANDS[opt.shown][2], opt)
 

@@ -1,8 +1,9 @@
 """Similarities of points and Gaussians: how well an image and a caption match.
 
-Scores are higher-is-better, so a distance is negated. Rows are images, columns are captions. Most similarities are an
-inner product of lifted features, score = finish(A(images) @ B(captions).T + a(images) + b(captions)). This definition
-serves a batch, an evaluation in blocks and an index. Only `order`, `elk`, `bhattacharyya` compare pair by pair.
+Scores are higher-is-better, so a distance is negated. Rows are images, columns are captions. Most
+similarities are an inner product of lifted features, score = finish(A(images) @ B(captions).T +
+a(images) + b(captions)). This definition serves a batch, an evaluation in blocks and an index. Only
+`order`, `elk`, `bhattacharyya` compare pair by pair.
 
 Papers: `pmrl`, `ucmr` (README.md); VSE++ Faghri et al. 2018; PCME++ Chun 2024.
 """
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 LOG_VAR_BOUNDS = (math.log(0.1), math.log(10.0))  # `pmrl` 3.1: variances in [0.1, 10]
-PIECE = 256                           # captions lifted and scored at once, so that temporaries stay in the cache
+PIECE = 256              # captions lifted and scored at once, so that temporaries stay in the cache
 
 
 class Embedding(NamedTuple):
@@ -39,31 +40,37 @@ class Embedding(NamedTuple):
     def cat(batches: list["Embedding"]) -> "Embedding":
         """Batches, one after the other. Parts are zero-padded to the largest number of parts."""
         def one(values):
-            most = max(x.shape[1] for x in values) if values[0] is not None and values[0].ndim == 3 else None
-            padded = values if most is None else [F.pad(x, (0, 0, 0, most - x.shape[1])) for x in values]
+            most = max(x.shape[1]
+                       for x in values) if values[0] is not None and values[0].ndim == 3 else None
+            padded = values if most is None else [F.pad(x, (0, 0, 0, most - x.shape[1]))
+                                                  for x in values]
             return None if values[0] is None else torch.cat(padded)
         return batches[0] if len(batches) == 1 else Embedding(*map(one, zip(*batches)))
 
 
 def unit(x: Tensor, dim: int = -1) -> Tensor:
-    """l2-normalised vectors (..., D); eps keeps the gradient of a zero vector (an image without features) below 1e6."""
+    """l2-normalised vectors (..., D); eps keeps the gradient of a zero vector (an image without
+    features) below 1e6."""
     return F.normalize(x, dim=dim, eps=1e-6)
 
 
 def bound_log_var(raw: Tensor, bounds: tuple[float, float] = LOG_VAR_BOUNDS) -> Tensor:
-    """Clamp a log-variance, by default so that the variance stays in [0.1, 10] (`pmrl` 3.1, `ucmr` 4.2)."""
+    """Clamp a log-variance, by default so that the variance stays in [0.1, 10] (`pmrl` 3.1, `ucmr`
+    4.2)."""
     return raw.clamp(*bounds)
 
 
 def uncertainty(e: Embedding) -> Tensor:
     """log det Sigma of every item, in nats (`ucmr` 3.3): (N, D) or spherical (N, 1) -> (N,)."""
     if e.log_var is None:
-        raise ValueError("a point has no uncertainty; train with a Gaussian head (--head ellipsoidal)")
+        raise ValueError("a point has no uncertainty; train with a Gaussian head (--head "
+                         "ellipsoidal)")
     return e.log_var.expand_as(e.mean).sum(1)
 
 
 def negative_root(raw: Tensor) -> Tensor:
-    """-sqrt of a negated squared distance. The clamp keeps the gradient finite where the distance is zero."""
+    """-sqrt of a negated squared distance. The clamp keeps the gradient finite where the distance
+    is zero."""
     return (-raw).clamp_(min=torch.finfo(raw.dtype).eps ** 2).sqrt().neg()
 
 
@@ -78,13 +85,15 @@ def side_by_side(blocks, m: int) -> Tensor:
 
 
 class Similarity(nn.Module):
-    """How well images and captions match. Calling it with N images and M captions gives their scores (N, M)."""
+    """How well images and captions match. Calling it with N images and M captions gives their
+    scores (N, M)."""
     gaussian_sides = 0                # how many of image and caption must be Gaussian: 0, 1 or 2
     point_side = False                # of two Gaussian sides one may be a point
     parts = False                     # compares parts (words, regions), which both sides must have
     logits = False                    # scores are log-odds of a match
-    log_likelihood = False            # scores are in nats: a softmax over them starts at temperature 1
-    within_modality = True            # also compares images with images and captions with captions; else cosine does
+    log_likelihood = False         # scores are in nats: a softmax over them starts at temperature 1
+    # also compares images with images and captions with captions; else cosine does
+    within_modality = True
     options: tuple[str, ...] = ()     # options of train.py that are its arguments
     implies: dict[str, object] = {}   # defaults of other options of train.py
 
@@ -97,38 +106,44 @@ class Similarity(nn.Module):
         """Raises ValueError where the two sides lack what the similarity compares."""
         gaussian = (images.log_var is not None) + (captions.log_var is not None)
         if self.gaussian_sides not in (0, gaussian) and not (self.point_side and gaussian == 1):
-            raise ValueError(f"{type(self).__name__} needs variances on {self.gaussian_sides} of the two sides, images "
-                             f"and captions{', or on 1' * self.point_side}; {gaussian} of those given have them")
+            raise ValueError(f"{type(self).__name__} needs variances on {self.gaussian_sides} of "
+                             f"the two sides, images and captions{', or on 1' * self.point_side}; "
+                             f"{gaussian} of those given have them")
 
     def columns(self, images: Embedding, captions: Embedding):
-        """Scores in blocks, for matrices that are too large to hold: columns(images, captions)(c)(i) is the block of
-        the images `i` and the captions `c`, each a slice or an integer tensor.
+        """Scores in blocks, for matrices that are too large to hold: columns(images,
+        captions)(c)(i) is the block of the images `i` and the captions `c`, each a slice or an
+        integer tensor.
 
-        What a similarity prepares of captions is kept for as long as the caller keeps what the second call returned."""
+        What a similarity prepares of captions is kept for as long as the caller keeps what the
+        second call returned."""
         def column(c):
             block = captions.rows(c)
             return lambda i: self(images.rows(i), block)
         return column
 
     def at(self, images: Embedding, captions: Embedding, rows: Tensor, columns: Tensor) -> Tensor:
-        """Scores (K,) of the images `rows` (K,) with the captions `columns` (K,). A network computes no others."""
+        """Scores (K,) of the images `rows` (K,) with the captions `columns` (K,). A network
+        computes no others."""
         return self(images, captions)[rows, columns]
 
 
 class Lifted(Similarity):
     """A similarity that first lifts each item by itself and then compares lifted items in pairs.
 
-    A subclass defines lift_image(e, origin) and, if it differs, lift_caption(e, origin), of one side; rows_of(lift, i),
-    the items `i` (a slice or an integer tensor) of a lift; and piece(image_lift, caption_lift, dim), the scores (n, p)
-    of n lifted images and p lifted captions, whose embeddings have `dim` numbers.
+    A subclass defines lift_image(e, origin) and, if it differs, lift_caption(e, origin), of one
+    side; rows_of(lift, i), the items `i` (a slice or an integer tensor) of a lift; and
+    piece(image_lift, caption_lift, dim), the scores (n, p) of n lifted images and p lifted
+    captions, whose embeddings have `dim` numbers.
 
-    `origin`: what both sides share. A similarity that does not change when both are moved (or scaled) together
-    subtracts it first, so that float32 never adds large terms that cancel.
+    `origin`: what both sides share. A similarity that does not change when both are moved (or
+    scaled) together subtracts it first, so that float32 never adds large terms that cancel.
     """
     centred: tuple[str, ...] = ()     # fields of the embeddings that an origin is taken from
 
     def origin(self, images: Embedding, captions: Embedding) -> Embedding:
-        """The average over both sides of the fields in `centred`, (1, D) each; a constant to the gradient."""
+        """The average over both sides of the fields in `centred`, (1, D) each; a constant to the
+        gradient."""
         fields = {}
         for name in self.centred:
             sides = [getattr(e, name) for e in (images, captions) if getattr(e, name) is not None]
@@ -136,17 +151,19 @@ class Lifted(Similarity):
         return Embedding(fields.get("mean"), fields.get("log_var"))
 
     def lift_caption(self, e, origin):
-        return self.lift_image(e, origin)                                           # unless the sides differ
+        return self.lift_image(e, origin)                                  # unless the sides differ
 
     def forward(self, images: Embedding, captions: Embedding) -> Tensor:
         self.check(images, captions)
         origin = self.origin(images, captions)
         lift, dim = self.lift_image(images, origin), images.mean.shape[1]
-        blocks = (self.piece(lift, self.lift_caption(piece, origin), dim) for piece in captions.split(PIECE))
+        blocks = (self.piece(lift, self.lift_caption(piece, origin), dim)
+                  for piece in captions.split(PIECE))
         return side_by_side(blocks, len(captions.mean))                             # (N, M)
 
     def columns(self, images: Embedding, captions: Embedding):
-        """As in `Similarity`. All images are lifted at once, and the captions of a block when the block is named."""
+        """As in `Similarity`. All images are lifted at once, and the captions of a block when the
+        block is named."""
         self.check(images, captions)
         origin = self.origin(images, captions)
         lifted, dim = self.lift_image(images, origin), images.mean.shape[1]
@@ -157,7 +174,8 @@ class Lifted(Similarity):
 
             def score(i):
                 rows = self.rows_of(lifted, i)
-                return side_by_side((self.piece(rows, piece, dim) for piece in pieces), len(block.mean))     # (n, m)
+                return side_by_side((self.piece(rows, piece, dim) for piece in pieces),
+                                    len(block.mean))                                        # (n, m)
             return score
         return column
 
@@ -165,21 +183,25 @@ class Lifted(Similarity):
 class Separable(Lifted):
     """score = finish(A @ B.T + a[:, None] + b[None, :]).
 
-    With one origin, or none, a lift depends on its own item alone, as an index needs it: `images`, `captions`."""
+    With one origin, or none, a lift depends on its own item alone, as an index needs it: `images`,
+    `captions`."""
 
-    def lift_image(self, e: Embedding, origin: Embedding | None) -> tuple[list[Tensor], Tensor, Tensor | None]:
-        """The blocks of columns (N, k) of A (N, K), which stay apart to save a pass over memory, a (N,), and the level
-        (N, 1) that the variances of an item share, or None: see `gap`. `lift_caption`: the same of B and b (M,)."""
+    def lift_image(self, e: Embedding, origin: Embedding | None) -> tuple[list[Tensor], Tensor,
+                                                                          Tensor | None]:
+        """The blocks of columns (N, k) of A (N, K), which stay apart to save a pass over memory, a
+        (N,), and the level (N, 1) that the variances of an item share, or None: see `gap`.
+        `lift_caption`: the same of B and b (M,)."""
         raise NotImplementedError
 
     def gap(self, image_level: Tensor, caption_level: Tensor, dim: int) -> Tensor:
-        """The part of the raw score (n, m) that the levels (n, 1) and (1, m) make, pair by pair: as terms of an inner
-        product such numbers cancel where whole items differ in variance, as spherical ones do."""
+        """The part of the raw score (n, m) that the levels (n, 1) and (1, m) make, pair by pair: as
+        terms of an inner product such numbers cancel where whole items differ in variance, as
+        spherical ones do."""
         raise NotImplementedError
 
     def image_gap(self, level: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        """Column and term of each image, (N, 1) each, by which an index has `gap` as an inner product: column_i
-        column_c + term_i + term_c. `caption_gap` returns those of captions."""
+        """Column and term of each image, (N, 1) each, by which an index has `gap` as an inner
+        product: column_i column_c + term_i + term_c. `caption_gap` returns those of captions."""
         raise NotImplementedError
     caption_gap = image_gap
 
@@ -188,15 +210,18 @@ class Separable(Lifted):
         return raw
 
     def images(self, e: Embedding, origin: Embedding | None = None) -> tuple[Tensor, Tensor]:
-        """A (N, K), a (N,): what an index of images holds. origin: one for both sides, which changes no score."""
+        """A (N, K), a (N,): what an index of images holds. origin: one for both sides, which
+        changes no score."""
         return self.joined(*self.lift_image(e, origin), origin and self.image_gap, e.mean.shape[1])
 
     def captions(self, e: Embedding, origin: Embedding | None = None) -> tuple[Tensor, Tensor]:
         """B (M, K), b (M,): what an index of captions holds, and how it is asked for images."""
-        return self.joined(*self.lift_caption(e, origin), origin and self.caption_gap, e.mean.shape[1])
+        return self.joined(*self.lift_caption(e, origin), origin and self.caption_gap,
+                           e.mean.shape[1])
 
     @staticmethod
-    def joined(blocks: list[Tensor], a: Tensor, level: Tensor | None, gap, dim: int) -> tuple[Tensor, Tensor]:
+    def joined(blocks: list[Tensor], a: Tensor, level: Tensor | None, gap,
+               dim: int) -> tuple[Tensor, Tensor]:
         """The columns of a lift side by side, the level's last, and the rest in one number."""
         if level is None or gap is None:                    # without an origin all levels are 0
             return torch.cat(blocks, 1), a
@@ -208,8 +233,8 @@ class Separable(Lifted):
         return [block[i] for block in blocks], a[i], None if level is None else level[i]
 
     def piece(self, image_lift, caption_lift, dim: int) -> Tensor:
-        image_blocks, a, level = image_lift                                         # (n, k) each, (n,), (n, 1)
-        caption_blocks, b, caption_level = caption_lift                             # (p, k) each, (p,), (p, 1)
+        image_blocks, a, level = image_lift                              # (n, k) each, (n,), (n, 1)
+        caption_blocks, b, caption_level = caption_lift                  # (p, k) each, (p,), (p, 1)
         raw = a[:, None] + b                                                        # (n, p)
         if caption_level is not None:
             raw += self.gap(level, caption_level.T, dim)
@@ -224,18 +249,21 @@ def shift(e: Embedding, origin: Embedding | None) -> Tensor:
 
 
 def normalise(e: Embedding, origin: Embedding | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Means and log-variances, (N, D) each, in the units of the origin, x -> (x - mean0) / std0; from the log-variances
-    the average (N, 1) over each item is taken out and returned beside them. Without an origin: as they are, and 0."""
+    """Means and log-variances, (N, D) each, in the units of the origin, x -> (x - mean0) / std0;
+    from the log-variances the average (N, 1) over each item is taken out and returned beside them.
+    Without an origin: as they are, and 0."""
     if origin is None:
         return e.mean, e.log_var.expand_as(e.mean), e.mean.new_zeros(len(e.mean), 1)
     log_var = e.log_var - origin.log_var
     level = log_var.mean(1, keepdim=True)
-    mean = (e.mean - origin.mean).mul_((-origin.log_var / 2).exp())     # in place: fresh memory costs more than the sum
+    # in place: fresh memory costs more than the sum
+    mean = (e.mean - origin.mean).mul_((-origin.log_var / 2).exp())
     return mean, log_var.sub_(level).expand_as(e.mean), level
 
 
 class Dot(Separable):
-    """Inner product of the means: VSE++'s score, which is the cosine where both sides have unit norm."""
+    """Inner product of the means: VSE++'s score, which is the cosine where both sides have unit
+    norm."""
 
     def lift_image(self, e, origin):
         return [e.mean], e.mean.new_zeros(len(e.mean)), None
@@ -249,7 +277,8 @@ class Cosine(Separable):
 
 
 class Mahalanobis(Separable):
-    """-sqrt((x - mu)^T Sigma^-1 (x - mu)) with the mean and covariance of the one Gaussian side, <= 0.
+    """-sqrt((x - mu)^T Sigma^-1 (x - mu)) with the mean and covariance of the one Gaussian side, <=
+    0.
 
     `pmrl` eq. 6 (GCE: the caption is the Gaussian) and eq. 10 (GIE: the image is).
     """
@@ -269,9 +298,9 @@ class Mahalanobis(Separable):
 class KL(Separable):
     """-KL(image || caption) in nats, <= 0: `pmrl` eq. 15, `ucmr` eq. 4.
 
-    With l the log-variances less the level of their item, x = expm1(l_i), y = expm1(-l_c) and u = exp(level_i -
-    level_c), 2 KL = sum_d [u (x y + x + y) + l_c - l_i + (mu_i - mu_c)^2 / v_c] + D (u - 1 - log u): what cancels is
-    never added.
+    With l the log-variances less the level of their item, x = expm1(l_i), y = expm1(-l_c) and u =
+    exp(level_i - level_c), 2 KL = sum_d [u (x y + x + y) + l_c - l_i + (mu_i - mu_c)^2 / v_c] + D
+    (u - 1 - log u): what cancels is never added.
     """
     gaussian_sides, centred = 2, ("mean", "log_var")
 
@@ -287,7 +316,8 @@ class KL(Separable):
         scale = level.exp()
         excess = log_var.expm1() * scale
         square = (mean.square() + excess).mul_(-0.5)
-        return [square, mean, torch.cat([square.sum(1, keepdim=True), -0.5 * scale], 1)], 0.5 * log_var.sum(1), level
+        return [square, mean, torch.cat([square.sum(1, keepdim=True), -0.5 * scale],
+                                        1)], 0.5 * log_var.sum(1), level
 
     @staticmethod
     def lift_q(mean: Tensor, log_var: Tensor, level: Tensor):
@@ -349,18 +379,19 @@ class MinKL(Lifted):
 
     def piece(self, image_lift, caption_lift, dim):
         (image_p, image_q), (caption_p, caption_q) = image_lift, caption_lift
-        return torch.maximum(self.kl.piece(image_p, caption_q, dim), self.kl_reverse.piece(image_q, caption_p, dim))
+        return torch.maximum(self.kl.piece(image_p, caption_q, dim),
+                             self.kl_reverse.piece(image_q, caption_p, dim))
 
 
 class Wasserstein(Separable):
-    """-sqrt(|mu_i - mu_c|^2 + |sigma_i - sigma_c|^2), sigma the standard deviations, <= 0: 2-Wasserstein distance of
-    diagonal Gaussians, `pmrl` eq. 17 = `ucmr` eq. 7."""
+    """-sqrt(|mu_i - mu_c|^2 + |sigma_i - sigma_c|^2), sigma the standard deviations, <= 0:
+    2-Wasserstein distance of diagonal Gaussians, `pmrl` eq. 17 = `ucmr` eq. 7."""
     gaussian_sides, centred = 2, ("mean", "log_var")
     power = 0.5                       # of the variance
     finish = staticmethod(negative_root)
 
     def lift_caption(self, e, origin):
-        spread = (self.power * e.log_var).exp()                                     # (M, D) or spherical (M, 1)
+        spread = (self.power * e.log_var).exp()                         # (M, D) or spherical (M, 1)
         level = None
         if origin is not None:
             spread = spread - (self.power * origin.log_var).exp()
@@ -384,12 +415,14 @@ class Wasserstein(Separable):
 
 
 class WassersteinVar(Wasserstein):
-    """-sqrt(|mu_i - mu_c|^2 + |sigma_i^2 - sigma_c^2|^2): `ucmr` eq. 8 as printed. It contradicts eq. 7 there."""
+    """-sqrt(|mu_i - mu_c|^2 + |sigma_i^2 - sigma_c^2|^2): `ucmr` eq. 8 as printed. It contradicts
+    eq. 7 there."""
     power = 1.0
 
 
 class CSD(Separable):
-    """-(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0: closed-form sampled distance, PCME++ eq. 1."""
+    """-(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0: closed-form sampled distance, PCME++ eq.
+    1."""
     gaussian_sides, centred = 2, ("mean",)
 
     def lift_caption(self, e, origin):
@@ -402,7 +435,8 @@ class CSD(Separable):
 
 
 class Pairwise(Similarity):
-    """A closed form that does not separate. Items meet in blocks of at most `elements` numbers, which fit the cache."""
+    """A closed form that does not separate. Items meet in blocks of at most `elements` numbers,
+    which fit the cache."""
 
     def forward(self, images, captions, elements: int = 2 ** 20):
         self.check(images, captions)
@@ -424,15 +458,18 @@ class Pairwise(Similarity):
 
 
 class Order(Pairwise):
-    """-|max(0, caption - image)|, <= 0: order-violation of the means (Vendrov et al. 2016; VSE++ 4.4)."""
+    """-|max(0, caption - image)|, <= 0: order-violation of the means (Vendrov et al. 2016; VSE++
+    4.4)."""
 
     def pairs(self, x, y):
-        return negative_root(-(y.mean - x.mean[:, None]).clamp(min=0).square().sum(2))           # (n, p, D) -> (n, p)
+        # (n, p, D) -> (n, p)
+        return negative_root(-(y.mean - x.mean[:, None]).clamp(min=0).square().sum(2))
 
 
 class ELK(Pairwise):
-    """log of the expected likelihood kernel, the integral of p q = N(mu_i - mu_c; 0, Sigma_i + Sigma_c), any real
-    number in nats (Jebara et al. 2004; among the similarities that PCME is evaluated with)."""
+    """log of the expected likelihood kernel, the integral of p q = N(mu_i - mu_c; 0, Sigma_i +
+    Sigma_c), any real number in nats (Jebara et al. 2004; among the similarities that PCME is
+    evaluated with)."""
     gaussian_sides = 2
 
     def pairs(self, x, y):
@@ -441,10 +478,11 @@ class ELK(Pairwise):
 
 
 class Bhattacharyya(Pairwise):
-    """-sum_d [(mu_i - mu_c)^2 / (v_i + v_c) / 4 + log((v_i + v_c) / (2 sigma_i sigma_c)) / 2], <= 0: minus the
-    Bhattacharyya distance, -log of the integral of sqrt(p q), in nats.
+    """-sum_d [(mu_i - mu_c)^2 / (v_i + v_c) / 4 + log((v_i + v_c) / (2 sigma_i sigma_c)) / 2], <=
+    0: minus the Bhattacharyya distance, -log of the integral of sqrt(p q), in nats.
 
-    The second term is log cosh(h) / 2 with h = (log v_i - log v_c) / 2, and log cosh h = log(1 + sinh(h)^2) / 2.
+    The second term is log cosh(h) / 2 with h = (log v_i - log v_c) / 2, and log cosh h = log(1 +
+    sinh(h)^2) / 2.
     """
     gaussian_sides = 2
 
@@ -454,16 +492,18 @@ class Bhattacharyya(Pairwise):
         return -0.25 * (square / total + half.sinh().square().log1p()).sum(2)
 
 
-SIMILARITIES: dict[str, type[Similarity]] = {
-    "cosine": Cosine, "dot": Dot, "order": Order, "mahalanobis": Mahalanobis, "kl": KL, "kl_reverse": KLReverse,
-    "minkl": MinKL, "wasserstein": Wasserstein, "wasserstein_var": WassersteinVar, "csd": CSD, "elk": ELK,
-    "bhattacharyya": Bhattacharyya,
-}
+SIMILARITIES: dict[str, type[Similarity]] = {"cosine": Cosine, "dot": Dot, "order": Order,
+                                             "mahalanobis": Mahalanobis, "kl": KL,
+                                             "kl_reverse": KLReverse, "minkl": MinKL,
+                                             "wasserstein": Wasserstein,
+                                             "wasserstein_var": WassersteinVar, "csd": CSD,
+                                             "elk": ELK, "bhattacharyya": Bhattacharyya,}
 
 
 # ---- scores of pairs in blocks, for similarities that need several numbers of memory for each pair
 
-ELEMENTS = {"cpu": 2 ** 18, "cuda": 2 ** 25}    # numbers in the largest temporary of a block: what a cache holds
+# numbers in the largest temporary of a block: what a cache holds
+ELEMENTS = {"cpu": 2 ** 18, "cuda": 2 ** 25}
 
 
 def block_side(x: Tensor, per_pair: int) -> int:
@@ -472,8 +512,8 @@ def block_side(x: Tensor, per_pair: int) -> int:
 
 
 def by_blocks(score, images: Tensor, captions, m: int, step: int) -> Tensor:
-    """Scores (N, M) in blocks of at most step x step pairs. images (K, N, D); `captions` yields (L, p, D), p <= step, M
-    in all; score: (K, n, D), (L, p, D) -> (n, p)."""
+    """Scores (N, M) in blocks of at most step x step pairs. images (K, N, D); `captions` yields (L,
+    p, D), p <= step, M in all; score: (K, n, D), (L, p, D) -> (n, p)."""
     pieces = images.split(step, 1)
     return side_by_side((torch.cat([score(x, y) for x in pieces]) for y in captions), m)
 
@@ -481,11 +521,12 @@ def by_blocks(score, images: Tensor, captions, m: int, step: int) -> Tensor:
 class PairNetwork(Similarity):
     """Log-odds of a match, any real number, from a network that reads each pair by itself.
 
-    A subclass defines `widest`, the size of its widest layer; read(captions), what it reads of each caption, (M, C);
-    and score(x, y), of unit means of images (..., D) and of what is read of captions (..., C) -> (...), broadcast.
+    A subclass defines `widest`, the size of its widest layer; read(captions), what it reads of each
+    caption, (M, C); and score(x, y), of unit means of images (..., D) and of what is read of
+    captions (..., C) -> (...), broadcast.
 
-    In training all pairs asked for are held at once, and BatchNorm sees them and no others. In evaluation it uses its
-    running statistics, and blocks have bounded size.
+    In training all pairs asked for are held at once, and BatchNorm sees them and no others. In
+    evaluation it uses its running statistics, and blocks have bounded size.
     """
     logits, within_modality, implies = True, False, {"loss": "logistic"}
     widest: int
@@ -502,10 +543,12 @@ class PairNetwork(Similarity):
         if self.training:
             return self.score(x[:, None], y)                                        # (N, M)
         step = block_side(x, self.widest)
-        return by_blocks(lambda a, b: self.score(a[0, :, None], b), x[None], y.split(step), len(y), step)
+        return by_blocks(lambda a, b: self.score(a[0, :, None], b), x[None], y.split(step), len(y),
+                         step)
 
     def at(self, images, captions, rows, columns):
         self.check(images, captions)
         x, y = unit(images.mean), self.read(captions)                               # (N, D), (M, C)
         step = len(rows) if self.training else block_side(x, self.widest) ** 2
-        return torch.cat([self.score(x[i], y[j]) for i, j in zip(rows.split(step), columns.split(step))])    # (K,)
+        return torch.cat([self.score(x[i], y[j]) for i,
+                          j in zip(rows.split(step), columns.split(step))])                   # (K,)

@@ -1,4 +1,5 @@
-"""Turns words into numbers: the tokenizer, vocabularies as JSON, letter trigrams and function words."""
+"""Turns words into numbers: the tokenizer, vocabularies as JSON, letter trigrams and function
+words."""
 import json
 import re
 from collections import Counter
@@ -11,17 +12,17 @@ from files.writing import atomic
 TOKENIZER = "nltk.word_tokenize(preserve_line=True), lower case"
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNK = range(4)
-# Captions in which the tokenizer would only split off commas and a final full stop. 98% of real captions are such, and
-# without the tokenizer they are read 14 times as fast.
+# Captions in which the tokenizer would only split off commas and a final full stop. 98% of real
+# captions are such, and without the tokenizer they are read 14 times as fast.
 PLAIN = re.compile(r"(?:[a-z0-9 ]|-(?!-)|,(?= ))*\.?")
-SPLIT = re.compile("cannot|gimme|gonna|gotta|lemme|wanna")     # words that the tokenizer takes apart
+SPLIT = re.compile("cannot|gimme|gonna|gotta|lemme|wanna")    # words that the tokenizer takes apart
 
 
 def tokenize(caption: str) -> list[str]:
     """The words and punctuation marks of a caption in lower case.
 
-    `preserve_line=True` needs no downloaded sentence model. It differs from VSE++'s call only where a full stop stands
-    inside a caption (53 of 200,000 real captions tried).
+    `preserve_line=True` needs no downloaded sentence model. It differs from VSE++'s call only where
+    a full stop stands inside a caption (53 of 200,000 real captions tried).
     """
     text = caption.lower()
     if PLAIN.fullmatch(text) and not SPLIT.search(text):
@@ -34,8 +35,8 @@ def tokenize(caption: str) -> list[str]:
 class Vocabulary:
     """A list of V words and their numbers 0..V-1.
 
-    Numbers 0..3 are `<pad> <start> <end> <unk>`, as in VSE++. `origin`: where the words come from, if that is known.
-    Raises InputError where the words start otherwise or one is repeated.
+    Numbers 0..3 are `<pad> <start> <end> <unk>`, as in VSE++. `origin`: where the words come from,
+    if that is known. Raises InputError where the words start otherwise or one is repeated.
     """
 
     origin: str | None = None
@@ -45,7 +46,8 @@ class Vocabulary:
             raise InputError(f"a vocabulary starts with {' '.join(SPECIALS)}, this one starts with "
                              f"{ascii(words[:4])[:80]}")
         if len(set(words)) != len(words):
-            raise InputError(f"a vocabulary lists each word once, this one has {len(words) - len(set(words))} repeats")
+            raise InputError("a vocabulary lists each word once, this one has "
+                             f"{len(words) - len(set(words))} repeats")
         self.words = list(words)
         self.index = {word: i for i, word in enumerate(self.words)}
 
@@ -54,7 +56,8 @@ class Vocabulary:
 
     @classmethod
     def build(cls, tokenized, threshold: int = 4) -> "Vocabulary":
-        """A vocabulary of the words that occur at least `threshold` times in an iterable of token lists.
+        """A vocabulary of the words that occur at least `threshold` times in an iterable of token
+        lists.
 
         Frequent words come first, and equally frequent ones are in alphabetical order.
         """
@@ -68,28 +71,33 @@ class Vocabulary:
         return [START, *(self.index.get(token, UNK) for token in tokens), END]
 
     def save(self, path: str) -> None:
-        stored = {"tokenizer": TOKENIZER, **({"origin": self.origin} if self.origin else {}), "words": self.words}
+        stored = {"tokenizer": TOKENIZER, **({"origin": self.origin} if self.origin else {}),
+                  "words": self.words}
         with atomic(path) as f:
             json.dump(stored, f, ensure_ascii=False, indent=0)
 
     @classmethod
     def load(cls, path: str) -> "Vocabulary":
-        stored = read_json(path, "build one with `python vocab.py`, or convert one of the originals with `python "
-                                 "vocab.py convert`", "a JSON vocabulary")
-        words, origin = (stored.get(name) if isinstance(stored, dict) else None for name in ("words", "origin"))
+        stored = read_json(path, "build one with `python vocab.py`, or convert one of the "
+                           "originals with `python vocab.py convert`", "a JSON vocabulary")
+        words, origin = (stored.get(name) if isinstance(stored, dict) else None
+                         for name in ("words", "origin"))
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise InputError(f'{path} has no list "words" of strings; build a vocabulary with `python vocab.py`')
+            raise InputError(f'{path} has no list "words" of strings; build a vocabulary with '
+                             '`python vocab.py`')
         made = cls(words)
         made.origin = origin if isinstance(origin, str) else None
         return made
 
 
 # Words that are found in nearly any caption. They and punctuation are counted separately.
-FUNCTION_WORDS = frozenset(
-    "a about above across after along an and another any around as at be been before behind being below beneath beside "
-    "between but by down each for from had has have he her his i in inside into is it its near next no of off on onto "
-    "or other our out outside over she so some such that the their them there these they this those through to toward "
-    "towards under up upon was we were what when where which while who whose with within without you your".split())
+FUNCTION_WORDS = frozenset("a about above across after along an and another any around as at be "
+                           "been before behind being below beneath beside between but by down each "
+                           "for from had has have he her his i in inside into is it its near next "
+                           "no of off on onto or other our out outside over she so some such that "
+                           "the their them there these they this those through to toward towards "
+                           "under up upon was we were what when where which while who whose with "
+                           "within without you your".split())
 
 
 def is_function(word: str) -> bool:
@@ -108,8 +116,9 @@ def trigrams_of(word: str) -> list[str]:
 class Trigrams(Vocabulary):
     """A vocabulary that turns words into letter trigrams.
 
-    Its trigrams are those of its words without the four specials. They are numbered from 1 in order of first
-    appearance, and 0 is padding. It is saved and loaded as a list of words, like any vocabulary.
+    Its trigrams are those of its words without the four specials. They are numbered from 1 in order
+    of first appearance, and 0 is padding. It is saved and loaded as a list of words, like any
+    vocabulary.
     """
 
     def __init__(self, words: list[str]):
@@ -118,7 +127,8 @@ class Trigrams(Vocabulary):
         self.trigram_index = {trigram: k for k, trigram in enumerate(self.trigrams, 1)}
 
     def hash(self, words: Iterable[str]) -> list[list[int]]:
-        """For each word, the numbers of its known trigrams, with repeats. The word need not be listed here.
+        """For each word, the numbers of its known trigrams, with repeats. The word need not be
+        listed here.
 
         A word without known trigrams gets an empty list.
         """

@@ -1,37 +1,43 @@
-"""Demo data: scenes of coloured shapes (scenes.py) with captions (captions.py), in the formats of real data sets.
+"""Demo data: scenes of coloured shapes (scenes.py) with captions (captions.py), in the formats of
+real data sets.
 
     python -m demo --data_path data [--size 2000] [--seed 0] [--scenes other]
 
-Each image has its own random stream, and all arithmetic is exact. So a seed gives the same data on every machine, and a
-smaller size gives the first images of each split. The folders below data_path, where dev has size // 4 images and test
-size // 2:
+Each image has its own random stream, and all arithmetic is exact. So a seed gives the same data on
+every machine, and a smaller size gives the first images of each split. The folders below data_path,
+where dev has size // 4 images and test size // 2:
 
     demo/                 images/*.png, dataset_demo.json (Karpathy's layout), demo.json (size and seed) and scenes.json
                           (the objects, and which of them each caption mentions; written last)
     demo_coco/            images/{train,val}2014/*.png, annotations/{captions,instances}_{train,val}2014.json and
-                          coco_{train,dev,test,restval}_ids.npy (caption ids, five in a row per image)
+                          coco_{train,dev,test,restval}_ids.npy (caption ids, five in a row per
+                          image)
     demo_precomp/         {train,dev,test}_caps.txt, _ids.txt (file names in demo/), _ims.npy, (N, 960) float32, with
-                          features.json, and the ids of demo_coco: _img_ids.npy, (N,) int64, and _ann_ids.npy, (M,)
-                          int64; of dev and test _positives.json: all pairs of a caption and an image of which it is
-                          true, in the form of evaluate.py --positives, and "levels", {caption id: level of detail}
+                          features.json, and the ids of demo_coco: _img_ids.npy, (N,) int64, and
+                          _ann_ids.npy, (M,) int64; of dev and test _positives.json: all pairs of a
+                          caption and an image of which it is true, in the form of evaluate.py
+                          --positives, and "levels", {caption id: level of detail}
     demo_region_precomp/  the same, with _ims.npy (N, 36, 192) float16
     demo_cxc/             {sts,sis,sits}_{val,test}.csv: ratings from 0 to 5 of pairs of captions, of pairs of images,
-                          and of a caption and an image, with the columns and ids of Crisscrossed Captions; val is the
-                          dev split
+                          and of a caption and an image, with the columns and ids of Crisscrossed
+                          Captions; val is the dev split
     demo_entities/        images/*.png, {train,val,test}.txt, Sentences/*.txt and Annotations/*.xml: the noun phrases of
-                          the captions with the boxes of what they name, in the layout of Flickr30k Entities; of val
-                          (the dev split) and test _fitting.json: how many things of its photo each phrase fits, in
-                          the order of `files.entities.read_entities`, and their boxes
+                          the captions with the boxes of what they name, in the layout of Flickr30k
+                          Entities; of val (the dev split) and test _fitting.json: how many things
+                          of its photo each phrase fits, in the order of
+                          `files.entities.read_entities`, and their boxes
     demo_vg/              images/*.png, image_data.json and region_descriptions.json: size // 2 more scenes with phrases
                           of their regions, in the layout of Visual Genome
 
-With --scenes other the names start with other instead of demo. These scenes and captions come from another
-distribution, for training on one and testing on the other. The features come from the same extractor.
+With --scenes other the names start with other instead of demo. These scenes and captions come from
+another distribution, for training on one and testing on the other. The features come from the same
+extractor.
 
 A rating is the mean of five simulated raters. They compare what two scenes show or two captions say
-(`captions.shared_weight`) and nothing else. A terse caption is true of many images and so rates high on them, although
-it was written for another one. These plausible matches make retrieval ambiguous. The positives say without noise which
-captions are true of which images (`truth`). Splits of more than 5,000 images have none: their number is a square.
+(`captions.shared_weight`) and nothing else. A terse caption is true of many images and so rates
+high on them, although it was written for another one. These plausible matches make retrieval
+ambiguous. The positives say without noise which captions are true of which images (`truth`). Splits
+of more than 5,000 images have none: their number is a square.
 """
 if __name__ == "__main__":
     import cli
@@ -73,8 +79,10 @@ from files.reading import read_json
 from files.writing import CHANGING, atomic, save_array, save_lines
 
 VERSION = 3                      # raise it whenever the same seed would give other files
-FOLDERS = ("", "_coco", "_cxc", "_entities", "_vg", "_precomp", "_region_precomp")   # behind the name of the scenes
-MIN_SIZE, MAX_SIZE = 8, 100_000  # training images; up to the larger the ids of images and captions are unique
+# behind the name of the scenes
+FOLDERS = ("", "_coco", "_cxc", "_entities", "_vg", "_precomp", "_region_precomp")
+# training images; up to the larger the ids of images and captions are unique
+MIN_SIZE, MAX_SIZE = 8, 100_000
 VG_OBJECTS = (3, 4, 5, 6)       # things in an image of Visual Genome, which are rich
 POSITIVES = "{}_positives.json"  # of dev and test
 LAST = "scenes.json"             # the file that is written last
@@ -82,20 +90,23 @@ CHUNK = 20                       # images whose features are computed at a time
 
 # ---- ratings
 
-SHARES = {                       # 0 .. 1, of the weight two statements share and of the weight of each
+SHARES = {                    # 0 .. 1, of the weight two statements share and of the weight of each
     "sts": lambda shared, a, b: (shared / np.minimum(a, b) + 2 * shared / (a + b)) / 2,     # of two captions
-    "sis": lambda shared, a, b: 2 * shared / (a + b),                                       # of two images
-    "sits": lambda shared, a, b: shared / a}                                                # how far a holds in image b
-SPAN = {"sts": (0.1, 0.85), "sis": (0.15, 0.75), "sits": (0.15, 0.95)}   # the shares that are rated 0 and 5
-MISTAKEN = 0.01                  # the chance that a pair is misread, which lowers its rating by up to 4
-POOLS = {"sts": (50, 50, 2), "sis": (100, 100, 30, 2), "sits": (50, 50, 10, 2)}    # see `similar_pairs`
-TWICE = 20                       # one in so many pairs of images is rated again with the images in the other order
-COLUMNS = {"sts": ("caption1", "caption2"), "sis": ("image1", "image2"), "sits": ("caption", "image")}
+    "sis": lambda shared, a, b: 2 * shared / (a + b),                                # of two images
+    "sits": lambda shared, a, b: shared / a}                            # how far a holds in image b
+# the shares that are rated 0 and 5
+SPAN = {"sts": (0.1, 0.85), "sis": (0.15, 0.75), "sits": (0.15, 0.95)}
+MISTAKEN = 0.01              # the chance that a pair is misread, which lowers its rating by up to 4
+# see `similar_pairs`
+POOLS = {"sts": (50, 50, 2), "sis": (100, 100, 30, 2), "sits": (50, 50, 10, 2)}
+TWICE = 20        # one in so many pairs of images is rated again with the images in the other order
+COLUMNS = {"sts": ("caption1", "caption2"), "sis": ("image1", "image2"),
+           "sits": ("caption", "image")}
 
 
 def rating(rng, kind, share):
-    """The mean score of five raters, from 0 to 5 in hundredths: a greater share (0 to 1) gives more, apart from the
-    noise of the raters."""
+    """The mean score of five raters, from 0 to 5 in hundredths: a greater share (0 to 1) gives
+    more, apart from the noise of the raters."""
     low, high = SPAN[kind]
     level = 5 * (share - low) / (high - low) - (4 * rng.random() if rng.random() < MISTAKEN else 0)
     scores = [level + 1.5 * (rng.random() + rng.random() - 1) for _ in range(5)]
@@ -105,18 +116,20 @@ def rating(rng, kind, share):
 def similar_pairs(rng, kind, asked, offered, images):
     """Pairs (index in asked, index in offered) of Statements of different images.
 
-    Both lists hold the same number of Statements per image, in the order of the images. For each size in POOLS, one
-    statement of each image is paired with one from a random pool of that size, drawn from other images: the one whose
-    tally shares most with it. Large pools give very similar pairs, small ones hardly similar pairs.
+    Both lists hold the same number of Statements per image, in the order of the images. For each
+    size in POOLS, one statement of each image is paired with one from a random pool of that size,
+    drawn from other images: the one whose tally shares most with it. Large pools give very similar
+    pairs, small ones hardly similar pairs.
     """
     tallies, weights = np.stack([x.tally for x in offered]), np.array([x.weight for x in offered])
     each, offers, pairs = len(asked) // images, len(offered) // images, {}
     for turn, pool in enumerate(POOLS[kind]):
         for image in range(images):
             query = image * each + (image + turn) % each
-            others = [(image + between(rng, 1, images - 1)) % images * offers + between(rng, 0, offers - 1)
+            others = [(image + between(rng, 1, images - 1)) % images * offers + between(rng, 0,
+                                                                                        offers - 1)
                       for _ in range(pool)]
-            shared = np.minimum(asked[query].tally, tallies[others]).sum(1)                 # (pool,)
+            shared = np.minimum(asked[query].tally, tallies[others]).sum(1)                # (pool,)
             best = others[int(SHARES[kind](shared, asked[query].weight, weights[others]).argmax())]
             if kind == "sits" or (best, query) not in pairs:
                 pairs[query, best] = None
@@ -142,9 +155,10 @@ def ratings(seed, split, scenes):
             pairs += [(k, k // each, "c2i_original") for k in range(len(says))]
         else:
             pairs += [(b, a, method) for a, b, method in pairs[::TWICE]]
-        shares = [float(SHARES[kind](shared_weight(asked[a], offered[b]), asked[a].weight, offered[b].weight))
-                  for a, b, _ in pairs]
-        rows = [(a, b, rating(rng, kind, share), method) for (a, b, method), share in zip(pairs, shares, strict=True)]
+        shares = [float(SHARES[kind](shared_weight(asked[a], offered[b]), asked[a].weight,
+                                     offered[b].weight)) for a, b, _ in pairs]
+        rows = [(a, b, rating(rng, kind, share), method) for (a, b, method),
+                share in zip(pairs, shares, strict=True)]
         rated[kind] = shuffled(rng, rows)
     return rated
 
@@ -154,51 +168,65 @@ def ratings(seed, split, scenes):
 def scene_entry(split, filename, scene, captions):
     """The entry of an image in scenes.json."""
     return {"filename": filename, "split": split,
-            "objects": [{a: getattr(thing, a) for a in (*ATTRIBUTES, "box")} for thing in scene.things],
-            "background": scene.background, "shaded": scene.shaded,
-            "horizon": scene.horizon if scene.background in GROUNDS else None,
-            "captions": [{"raw": c.text, "level": c.level, "objects": [index for index, _ in c.says],
-                          "says": [attributes for _, attributes in c.says], "background": c.background}
-                         for c in captions]}
+            "objects": [{a: getattr(thing, a) for a in (*ATTRIBUTES, "box")}
+                        for thing in scene.things], "background": scene.background,
+            "shaded": scene.shaded, "horizon": scene.horizon if scene.background in GROUNDS
+            else None,
+            "captions": [{"raw": c.text, "level": c.level,
+                          "objects": [index for index, _ in c.says],
+                          "says": [attributes for _, attributes in c.says],
+                          "background": c.background} for c in captions]}
 
 
 def instances(scene, photo):
-    """COCO annotations of the things of a scene. Outlines show whole things, even where another thing covers a part."""
-    return [{"id": photo * 10 + k, "image_id": photo, "category_id": list(OUTLINES).index(thing.shape) + 1,
-             "bbox": thing.box, "area": int(mask(thing.shape, thing.radius).sum()), "iscrowd": 0,
-             "segmentation": [[number for x, y in OUTLINES[thing.shape] for number in
-                               (thing.x + x * thing.radius / 25, thing.y + y * thing.radius / 25)]],
-             "phrase": " ".join(getattr(thing, a) for a in ATTRIBUTES)} for k, thing in enumerate(scene.things)]
+    """COCO annotations of the things of a scene. Outlines show whole things, even where another
+    thing covers a part."""
+    return [{"id": photo * 10 + k, "image_id": photo,
+             "category_id": list(OUTLINES).index(thing.shape) + 1, "bbox": thing.box,
+             "area": int(mask(thing.shape, thing.radius).sum()), "iscrowd": 0,
+             "segmentation": [[number for x, y in OUTLINES[thing.shape]
+                               for number in (thing.x + x * thing.radius / 25,
+                                              thing.y + y * thing.radius / 25)]],
+             "phrase": " ".join(getattr(thing, a) for a in ATTRIBUTES)} for k,
+            thing in enumerate(scene.things)]
 
 
 def write_coco(folder, photos, entries):
-    """Write COCO's layout. As in COCO, the images of dev, test and restval (the last fifth of train) are in val2014.
+    """Write COCO's layout. As in COCO, the images of dev, test and restval (the last fifth of
+    train) are in val2014.
 
     entries: {split: [(file name in photos, scene, captions)]}.
     """
-    content = {year: {"images": [], "captions": [], "instances": []} for year in ("train2014", "val2014")}
+    content = {year: {"images": [], "captions": [], "instances": []} for year in ("train2014",
+                                                                                  "val2014")}
     ids = {"train": [], "dev": [], "test": [], "restval": []}
     for year in content:
         (folder / "images" / year).mkdir(parents=True, exist_ok=True)
     for split in SPLITS:
         for index, (filename, scene, captions) in enumerate(entries[split]):
-            rest = split == "train" and index >= len(entries[split]) - max(len(entries[split]) // 5, 1)
+            rest = split == "train" and index >= len(entries[split]) - max(len(entries[split]) // 5,
+                                                                           1)
             part = "restval" if rest else split
             year = "train2014" if part == "train" else "val2014"
             photo = photo_id(split, index)
             photo_name = f"COCO_{year}_{photo:012d}.png"
             link(photos / filename, folder / "images" / year / photo_name)
-            content[year]["images"].append({"id": photo, "file_name": photo_name, "width": CANVAS, "height": CANVAS})
+            content[year]["images"].append({"id": photo, "file_name": photo_name, "width": CANVAS,
+                                            "height": CANVAS})
             content[year]["instances"] += instances(scene, photo)
             numbers = caption_ids(split, index, captions)
             ids[part] += numbers
             content[year]["captions"] += [{"id": number, "image_id": photo, "caption": caption.text}
-                                          for number, caption in zip(numbers, captions, strict=True)]
+                                          for number,
+                                          caption in zip(numbers, captions, strict=True)]
     head = {"info": {"description": "demo scenes"}, "licenses": []}
-    categories = [{"id": k, "name": shape, "supercategory": "shape"} for k, shape in enumerate(OUTLINES, 1)]
+    categories = [{"id": k, "name": shape, "supercategory": "shape"} for k,
+                  shape in enumerate(OUTLINES, 1)]
     for year, lists in content.items():      # by id, as the order in real files tells nothing
-        images, captions, objects = (sorted(items, key=lambda item: item["id"]) for items in lists.values())
-        save_json(folder / "annotations" / f"captions_{year}.json", {**head, "images": images, "annotations": captions})
+        images, captions, objects = (sorted(items, key=lambda item: item["id"])
+                                     for items in lists.values())
+        save_json(folder / "annotations" / f"captions_{year}.json",
+                  {**head, "images": images, "annotations": captions})
         save_json(folder / "annotations" / f"instances_{year}.json",
                   {**head, "images": images, "categories": categories, "annotations": objects})
     for part, numbers in ids.items():
@@ -206,13 +234,18 @@ def write_coco(folder, photos, entries):
 
 
 def write_cxc(folder, seed, entries):
-    """Write the layout of Crisscrossed Captions. Its photos are JPEGs, so the image names end in .jpg."""
+    """Write the layout of Crisscrossed Captions. Its photos are JPEGs, so the image names end in
+    .jpg."""
     for split, name in (("dev", "val"), ("test", "test")):
-        images = [f"COCO_val2014_{photo_id(split, index):012d}.jpg" for index in range(len(entries[split]))]
-        captions = [f"COCO_val2014:sentid:{number}" for index, (_, _, five) in enumerate(entries[split])
-                    for number in caption_ids(split, index, five)]
+        images = [f"COCO_val2014_{photo_id(split, index):012d}.jpg"
+                  for index in range(len(entries[split]))]
+        captions = [f"COCO_val2014:sentid:{number}" for index,
+                    (_, _, five) in enumerate(entries[split]) for number in caption_ids(split,
+                                                                                        index,
+                                                                                        five)]
         for kind, rows in ratings(seed, split, [entry[1:] for entry in entries[split]]).items():
-            left, right = {"sts": (captions, captions), "sis": (images, images), "sits": (captions, images)}[kind]
+            left, right = {"sts": (captions, captions), "sis": (images, images),
+                           "sits": (captions, images)}[kind]
             with atomic(folder / f"{kind}_{name}.csv") as file:
                 table = csv.writer(file, lineterminator="\n")
                 table.writerow([*COLUMNS[kind], "agg_score", "sampling_method"])
@@ -225,17 +258,19 @@ def write_positives(precomp, split, entries):
     entries: [(file name, scene, captions)].
     """
     first, second = (folder / POSITIVES.format(split) for folder in precomp)
-    numbers = [k for index, (_, _, captions) in enumerate(entries) for k in caption_ids(split, index, captions)]
-    save_json(first, positives([entry[1:] for entry in entries], [photo_id(split, k) for k in range(len(entries))],
-                               numbers))
+    numbers = [k for index, (_, _, captions) in enumerate(entries) for k in caption_ids(split,
+                                                                                        index,
+                                                                                        captions)]
+    save_json(first, positives([entry[1:] for entry in entries],
+                               [photo_id(split, k) for k in range(len(entries))], numbers))
     link(first, second)
 
 
 def write_vg(folder, seed, world, count, bar):
     """Write `count` images in Visual Genome's layout, with its irregularities.
 
-    Half of the entries write `id` for image_id or region_id, one image in eight is also in COCO, one in sixteen has no
-    regions, and now and then a box extends beyond the edge of the image.
+    Half of the entries write `id` for image_id or region_id, one image in eight is also in COCO,
+    one in sixteen has no regions, and now and then a box extends beyond the edge of the image.
     """
     images, descriptions = [], []
     for index in range(count):
@@ -245,11 +280,12 @@ def write_vg(folder, seed, world, count, bar):
         coco = photo_id("test", index) if rng.random() < 1 / 8 else None
         regions = [] if rng.random() < 1 / 16 else region_phrases(rng, scene, world)
         image, region = ("image_id", "region_id") if index % 2 else ("id", "id")
-        images.append({image: number, "url": f"images/{number}.png", "width": CANVAS, "height": CANVAS, "coco_id": coco,
-                       "flickr_id": None})
-        descriptions.append({image: number, "regions": [
-            {region: number * 100 + k, "image_id": number, "x": x, "y": y, "width": w, "height": h, "phrase": phrase}
-            for k, ((x, y, w, h), phrase) in enumerate(regions)]})
+        images.append({image: number, "url": f"images/{number}.png", "width": CANVAS,
+                       "height": CANVAS, "coco_id": coco, "flickr_id": None})
+        descriptions.append({image: number,
+                             "regions": [{region: number * 100 + k, "image_id": number, "x": x,
+                                          "y": y, "width": w, "height": h, "phrase": phrase} for k,
+                                         ((x, y, w, h), phrase) in enumerate(regions)]})
         bar.update()
     save_json(folder / "image_data.json", images)
     save_json(folder / "region_descriptions.json", descriptions)
@@ -258,36 +294,43 @@ def write_vg(folder, seed, world, count, bar):
 def read_manifest(manifest, folders):
     """What an earlier run wrote about these folders, or {} if there is no manifest.
 
-    Raises InputError if a folder holds files but no manifest says that the demo wrote them. Nothing is changed then.
+    Raises InputError if a folder holds files but no manifest says that the demo wrote them. Nothing
+    is changed then.
     """
     written = read_json(str(manifest), "move its folder away, or give another --data_path") if manifest.exists() else {}
-    if not isinstance(written, dict) or manifest.exists() and not {"version", "size", "seed"} <= set(written):
-        raise InputError(f"{manifest} does not describe demo data; move its folder away, or give another --data_path")
+    if not isinstance(written, dict) or manifest.exists() and not {"version", "size",
+                                                                   "seed"} <= set(written):
+        raise InputError(f"{manifest} does not describe demo data; move its folder away, or give "
+                         "another --data_path")
     for folder in folders if not written else ():
         if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(f"{folder} is there already and is none that `python -m demo` wrote ({manifest} would say "
-                             "so); move it away, or give another --data_path")
+            raise InputError(f"{folder} is there already and is none that `python -m demo` wrote "
+                             f"({manifest} would say so); move it away, or give another "
+                             "--data_path")
     return written
 
 
 def start_writing(folders, manifest, recipe):
-    """Make the folders, mark their splits as unfinished, write the manifest and delete images, sentences and
-    annotations of an earlier run.
+    """Make the folders, mark their splits as unfinished, write the manifest and delete images,
+    sentences and annotations of an earlier run.
 
-    Returns the marks, to be deleted when everything is written. Files that the demo did not write stay.
+    Returns the marks, to be deleted when everything is written. Files that the demo did not write
+    stay.
     """
     demo, coco, cxc, entities, vg, *precomp = folders
     phrases = [entities / name for name in ("images", "Sentences", "Annotations")]
     for folder in (demo / "images", coco / "annotations", cxc, *phrases, vg / "images", *precomp):
         folder.mkdir(parents=True, exist_ok=True)
-    marks = [folder / CHANGING.format(split) for folder in (demo, coco, entities, *precomp) for split in SPLITS]
+    marks = [folder / CHANGING.format(split) for folder in (demo, coco, entities, *precomp)
+             for split in SPLITS]
     (demo / LAST).unlink(missing_ok=True)
     for path in [folder / POSITIVES.format(split) for folder in precomp for split in SPLITS[1:]]:
         path.unlink(missing_ok=True)         # a larger size has none
     for mark in marks:                       # readers refuse what a stop leaves
         mark.touch()
     save_json(manifest, recipe)              # from here on the folders are the demo's
-    for images, pattern in ((demo / "images", r"(train|dev|test)_\d{5}\.png"), (vg / "images", r"\d+\.png"),
+    for images, pattern in ((demo / "images", r"(train|dev|test)_\d{5}\.png"),
+                            (vg / "images", r"\d+\.png"),
                             (coco / "images", r"COCO_(train|val)2014_\d{12}\.png"),
                             *((folder, r"\d+\.(png|txt|xml)") for folder in phrases)):
         for path in images.rglob("*.*"):     # of another size or seed; what else lies there stays
@@ -299,8 +342,8 @@ def start_writing(folders, manifest, recipe):
 def write_split(demo, precomp, split, count, world, stream, bar):
     """Draw the images of a split; write photos, features, captions and ids.
 
-    demo and precomp: folders of the photos and of the two kinds of features. stream: start of each image's random seed.
-    Returns the entries [(file name, scene, captions)].
+    demo and precomp: folders of the photos and of the two kinds of features. stream: start of each
+    image's random seed. Returns the entries [(file name, scene, captions)].
     """
     entries, global_chunks, region_chunks = [], [], []
     for start in range(0, count, CHUNK):
@@ -317,13 +360,15 @@ def write_split(demo, precomp, split, count, world, stream, bar):
         region_chunks.append(regions.astype(np.float16))
         bar.update(len(pixels))
     image_ids = [photo_id(split, index) for index in range(count)]
-    annotation_ids = [k for index, (_, _, captions) in enumerate(entries) for k in caption_ids(split, index, captions)]
+    annotation_ids = [k for index, (_, _, captions) in enumerate(entries)
+                      for k in caption_ids(split, index, captions)]
     for folder, chunks in zip(precomp, (global_chunks, region_chunks), strict=True):
         save_array(folder / f"{split}_ims.npy", np.concatenate(chunks))
         save_lines(folder / f"{split}_ids.txt", [filename for filename, _, _ in entries])
-        save_array(folder / f"{split}_img_ids.npy", np.array(image_ids, np.int64))                  # (N,)
-        save_array(folder / f"{split}_ann_ids.npy", np.array(annotation_ids, np.int64))             # (M,)
-        save_lines(folder / f"{split}_caps.txt", [c.text for _, _, captions in entries for c in captions])
+        save_array(folder / f"{split}_img_ids.npy", np.array(image_ids, np.int64))            # (N,)
+        save_array(folder / f"{split}_ann_ids.npy", np.array(annotation_ids, np.int64))       # (M,)
+        save_lines(folder / f"{split}_caps.txt",
+                   [c.text for _, _, captions in entries for c in captions])
     return entries
 
 
@@ -332,21 +377,24 @@ def karpathy(entries):
     images = []
     for split in SPLITS:
         for index, (filename, _, captions) in enumerate(entries[split]):
-            number, ids = len(images), caption_ids(split, index, captions)          # COCO's ids, as dataset_coco.json
-            images.append({"filename": filename, "split": "val" if split == "dev" else split, "imgid": number,
-                           "cocoid": photo_id(split, index), "sentids": ids,
-                           "sentences": [{"raw": caption.text, "sentid": k, "imgid": number}
-                                         for k, caption in zip(ids, captions, strict=True)]})
+            # COCO's ids, as dataset_coco.json
+            number, ids = len(images), caption_ids(split, index, captions)
+            images.append({"filename": filename, "split": "val" if split == "dev" else split,
+                           "imgid": number, "cocoid": photo_id(split, index), "sentids": ids,
+                           "sentences": [{"raw": caption.text, "sentid": k, "imgid": number} for k,
+                                         caption in zip(ids, captions, strict=True)]})
     return images
 
 
 def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
-    """Write all files below data_path unless they are there already. Returns the counts of what they hold.
+    """Write all files below data_path unless they are there already. Returns the counts of what
+    they hold.
 
     Raises InputError if size is out of range or a folder holds files that the demo did not write.
     """
     if not MIN_SIZE <= size <= MAX_SIZE:
-        raise InputError(f"--size is {size}, but must be from {MIN_SIZE} to {MAX_SIZE}; give a number in that range")
+        raise InputError(f"--size is {size}, but must be from {MIN_SIZE} to {MAX_SIZE}; give a "
+                         "number in that range")
     folders = [Path(data_path) / f"{scenes}{folder}" for folder in FOLDERS]
     demo, coco, cxc, entities, vg, *precomp = folders
     world, stream = WORLDS[scenes], seed if scenes == "demo" else f"{scenes}-{seed}"
@@ -382,27 +430,31 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     save_json(manifest, {**recipe, "counts": counts})
     save_json(demo / LAST, described)
     if progress:
-        contents = ("images, Karpathy's JSON, scenes.json (the objects, and what each caption says)",
-                    "the same in COCO's layout, with instances",
-                    "ratings of pairs of captions, of images, and of a caption and an image (dev, test)",
-                    "the noun phrases of the captions, with boxes, in the layout of Flickr30k Entities",
-                    f"{size // 2} other images with phrases of their regions, in Visual Genome's layout",
-                    "global features, 960 numbers per image; of which images captions are true (dev, test)",
-                    "region features, 36 x 192 numbers per image; the same truths")
-        print(f"{data_path}: {sizes['train']} train, {sizes['dev']} dev and {sizes['test']} test images, "
-              f"{counts['captions']} captions, {counts['objects']} objects")
-        print("\n".join(f"  {folder.name:<20} {content}" for folder, content in zip(folders, contents, strict=True)))
+        contents = (
+            "images, Karpathy's JSON, scenes.json (the objects, and what each caption says)",
+            "the same in COCO's layout, with instances", "ratings of pairs of captions, of images, "
+            "and of a caption and an image (dev, test)", "the noun phrases of the captions, with "
+            "boxes, in the layout of Flickr30k Entities", f"{size // 2} other images with phrases "
+            "of their regions, in Visual Genome's layout", "global features, 960 numbers per "
+            "image; of which images captions are true (dev, test)", "region features, 36 x 192 "
+            "numbers per image; the same truths")
+        print(f"{data_path}: {sizes['train']} train, {sizes['dev']} dev and {sizes['test']} test "
+              f"images, {counts['captions']} captions, {counts['objects']} objects")
+        print("\n".join(f"  {folder.name:<20} {content}" for folder,
+                        content in zip(folders, contents, strict=True)))
     return counts
 
 
 def main(argv=None):
-    parser = Arguments("Write the demo data: scenes of coloured shapes in the formats of real data sets.")
+    parser = Arguments("Write the demo data: scenes of coloured shapes in the formats of real data "
+                       "sets.")
     parser.add_argument("--data_path", type=cli.filename, default="data", help="folder to write to")
     parser.add_argument("--size", type=natural, default=2000,
                         help="number of training images; dev gets a quarter and test half as many")
-    parser.add_argument("--seed", type=natural, default=0, help="random seed; another seed gives other scenes")
-    parser.add_argument("--scenes", choices=list(WORLDS), default="demo",
-                        help="distribution of scenes and captions; the names of the folders start with it")
+    parser.add_argument("--seed", type=natural, default=0, help="random seed; another seed gives "
+                        "other scenes")
+    parser.add_argument("--scenes", choices=list(WORLDS), default="demo", help="distribution of "
+                        "scenes and captions; the names of the folders start with it")
     args = parser.parse_args(argv)
 
     def work():
@@ -412,8 +464,8 @@ def main(argv=None):
             stop.advice = "what there is of the demo data is not read before the same command has written all of them"
             raise
         except OSError as error:
-            raise InputError(f"--data_path {args.data_path} cannot be written ({cli.reason(error)}); give a folder "
-                             "that can") from error
+            raise InputError(f"--data_path {args.data_path} cannot be written "
+                             f"({cli.reason(error)}); give a folder that can") from error
     cli.run("demo", work)
 
 

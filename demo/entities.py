@@ -1,8 +1,10 @@
-"""The demo in the layout of Flickr30k Entities (files/entities.py): the noun phrases of its captions, with boxes.
+"""The demo in the layout of Flickr30k Entities (files/entities.py): the noun phrases of its
+captions, with boxes.
 
-A phrase names one thing ("a small red circle"), several ("three circles"), the ground, the sky or the background (a
-flag <scene> in place of a box), the picture itself ("a drawing of", flag <nobndbox>), or a place ("the top left
-corner", chain 0). What the words of the phrases fit is known and written too: {val,test}_fitting.json.
+A phrase names one thing ("a small red circle"), several ("three circles"), the ground, the sky or
+the background (a flag <scene> in place of a box), the picture itself ("a drawing of", flag
+<nobndbox>), or a place ("the top left corner", chain 0). What the words of the phrases fit is known
+and written too: {val,test}_fitting.json.
 """
 from demo.captions import ATTRIBUTES
 from demo.folders import SPLITS, link, photo_id, save_json
@@ -12,8 +14,9 @@ from files.writing import atomic, save_lines
 
 NAMES = {"train": "train", "dev": "val", "test": "test"}     # of the demo's splits in this layout
 FITTING = "{}_fitting.json"           # of val and test
-FAMILIES = {"circle": "round", "ring": "round", "square": "angular", "triangle": "angular", "diamond": "angular",
-            "cross": "angular", "star": "figure", "heart": "figure"}     # the types of things
+# the types of things
+FAMILIES = {"circle": "round", "ring": "round", "square": "angular", "triangle": "angular",
+            "diamond": "angular", "cross": "angular", "star": "figure", "heart": "figure"}
 SCENE, NO_BOX, NOT_VISUAL = ("ground", "sky", "background"), "picture", "place"
 TYPES = {**dict.fromkeys(SCENE, "scene"), NO_BOX: "other", NOT_VISUAL: "notvisual"}
 CHAINS = 100                          # more than a photo ever has
@@ -26,8 +29,8 @@ def corners(thing):
 
 
 def chains(captions, photo):
-    """{what phrases name: number of its chain}, over all captions of a photo. Things that are named together have a
-    chain of their own. A place has chain 0."""
+    """{what phrases name: number of its chain}, over all captions of a photo. Things that are named
+    together have a chain of their own. A place has chain 0."""
     named = dict.fromkeys(mention if isinstance(mention, str) else frozenset(mention)
                           for caption in captions for mention in caption.mentions)
     numbers = {mention: photo * CHAINS + k for k, mention in enumerate(named, 1)}
@@ -35,29 +38,32 @@ def chains(captions, photo):
 
 
 def sentence(scene, caption, numbers):
-    """The text of a caption, each noun phrase as [/EN#chain/type phrase]; numbers: the chains of its photo."""
+    """The text of a caption, each noun phrase as [/EN#chain/type phrase]; numbers: the chains of
+    its photo."""
     first, *rest = caption.marked.split("[")
     for mention, text in zip(caption.mentions, rest, strict=True):
         if isinstance(mention, str):
             chain, types = numbers[mention], [TYPES[mention]]
         else:
-            chain, types = numbers[frozenset(mention)], sorted({FAMILIES[scene.things[i].shape] for i in mention})
+            chain, types = numbers[frozenset(mention)], sorted({FAMILIES[scene.things[i].shape]
+                                                                for i in mention})
         first += f"[/EN#{chain}/{'/'.join(types)} {text}"
     return first
 
 
 def annotation(scene, filename, numbers):
-    """The XML of a photo: every thing that belongs to a chain, with a box that counts pixels from 1, then the chains
-    without a box."""
+    """The XML of a photo: every thing that belongs to a chain, with a box that counts pixels from
+    1, then the chains without a box."""
     lines = ["<annotation>", f"\t<filename>{filename}</filename>",
              f"\t<size><width>{CANVAS}</width><height>{CANVAS}</height><depth>3</depth></size>"]
     for index, thing in enumerate(scene.things):
-        own = [chain for named, chain in numbers.items() if not isinstance(named, str) and index in named]
-        box = "".join(f"<{side}>{at + 1}</{side}>"
-                      for side, at in zip(("xmin", "ymin", "xmax", "ymax"), corners(thing), strict=True))
+        own = [chain for named, chain in numbers.items() if not isinstance(named, str)
+               and index in named]
+        box = "".join(f"<{side}>{at + 1}</{side}>" for side,
+                      at in zip(("xmin", "ymin", "xmax", "ymax"), corners(thing), strict=True))
         if own:
-            lines += ["\t<object>", *(f"\t\t<name>{chain}</name>" for chain in own), f"\t\t<bndbox>{box}</bndbox>",
-                      "\t</object>"]
+            lines += ["\t<object>", *(f"\t\t<name>{chain}</name>" for chain in own),
+                      f"\t\t<bndbox>{box}</bndbox>", "\t</object>"]
     for named in (*SCENE, NO_BOX):
         if named in numbers:
             lines.append(f"\t<object><name>{numbers[named]}</name><scene>{int(named in SCENE)}</scene>"
@@ -66,10 +72,12 @@ def annotation(scene, filename, numbers):
 
 
 def fitting(scene, caption):
-    """[(phrase, boxes)] of the phrases with a box: the phrase, and of what in the photo its words are true.
+    """[(phrase, boxes)] of the phrases with a box: the phrase, and of what in the photo its words
+    are true.
 
-    The words of one thing fit every thing that has all attributes they say; each has its box. The words of several
-    fit those alone, since their number is that of all things of the kind; the box is the one around them.
+    The words of one thing fit every thing that has all attributes they say; each has its box. The
+    words of several fit those alone, since their number is that of all things of the kind; the box
+    is the one around them.
     """
     said, found = dict(caption.says), []
     for mention, text in zip(caption.mentions, caption.marked.split("[")[1:], strict=True):
@@ -77,8 +85,9 @@ def fitting(scene, caption):
             continue
         if len(mention) == 1:
             thing = scene.things[mention[0]]
-            alike = [other for other in scene.things
-                     if all(getattr(other, a) == getattr(thing, a) for a in ATTRIBUTES if a in said[mention[0]])]
+            alike = [other for other in scene.things if all(getattr(other, a) == getattr(thing, a)
+                                                            for a in ATTRIBUTES
+                                                            if a in said[mention[0]])]
             boxes = [corners(other) for other in alike]
         else:
             boxes = [enclosing([corners(scene.things[i]) for i in mention]).astype(int).tolist()]
@@ -87,7 +96,8 @@ def fitting(scene, caption):
 
 
 def write_entities(folder, photos, entries):
-    """Write the layout of Flickr30k Entities into a folder that has Annotations, Sentences and images.
+    """Write the layout of Flickr30k Entities into a folder that has Annotations, Sentences and
+    images.
 
     photos: the folder of the pictures. entries: {split: [(file name in photos, scene, captions)]}.
     """
@@ -96,15 +106,19 @@ def write_entities(folder, photos, entries):
             photo = photo_id(split, index)
             numbers = chains(captions, photo)
             link(photos / filename, folder / "images" / f"{photo}.png")
-            write_small(folder / "Annotations" / f"{photo}.xml", annotation(scene, f"{photo}.png", numbers))
-            write_small(folder / "Sentences" / f"{photo}.txt", [sentence(scene, c, numbers) for c in captions])
-        save_lines(folder / f"{NAMES[split]}.txt", [str(photo_id(split, k)) for k in range(len(entries[split]))])
+            write_small(folder / "Annotations" / f"{photo}.xml",
+                        annotation(scene, f"{photo}.png", numbers))
+            write_small(folder / "Sentences" / f"{photo}.txt",
+                        [sentence(scene, c, numbers) for c in captions])
+        save_lines(folder / f"{NAMES[split]}.txt",
+                   [str(photo_id(split, k)) for k in range(len(entries[split]))])
         if split != "train":
             fits = [fit for _, scene, captions in entries[split] for caption in captions
                     for fit in fitting(scene, caption)]
-            save_json(folder / FITTING.format(NAMES[split]), {
-                "phrases": [phrase for phrase, _ in fits], "count": [len(boxes) for _, boxes in fits],
-                "boxes": [boxes for _, boxes in fits]})
+            save_json(folder / FITTING.format(NAMES[split]),
+                      {"phrases": [phrase for phrase, _ in fits],
+                       "count": [len(boxes) for _, boxes in fits],
+                       "boxes": [boxes for _, boxes in fits]})
 
 
 def write_small(path, lines):

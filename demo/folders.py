@@ -1,4 +1,5 @@
-"""What the folders of the demo share: the ids of images and captions, and how files are written and linked."""
+"""What the folders of the demo share: the ids of images and captions, and how files are written and
+linked."""
 import json
 import os
 import shutil
@@ -11,7 +12,8 @@ SPLITS = ("train", "dev", "test")
 
 
 def scattered(split, index, k, per_image, factor, prime):
-    """An id like those of real photos: unique but in no order, because a factor permutes the numbers below a prime."""
+    """An id like those of real photos: unique but in no order, because a factor permutes the
+    numbers below a prime."""
     return 1 + ((index * len(SPLITS) + SPLITS.index(split)) * per_image + k + 4243) * factor % prime
 
 
@@ -22,7 +24,8 @@ def photo_id(split, index):
 
 def caption_ids(split, index, captions):
     """The COCO ids of the captions of the image with this index in its split."""
-    return [scattered(split, index, k, len(captions), 104_729, 9_999_991) for k in range(len(captions))]
+    return [scattered(split, index, k, len(captions), 104_729, 9_999_991)
+            for k in range(len(captions))]
 
 
 def save_json(path, content):

@@ -1,9 +1,10 @@
 """Scenes of coloured shapes: random scenes, their pixels, and features of the pixels.
 
-`random_scene` draws a Scene from a random stream and `draw` paints it. `region_features` and `global_features` see only
-the pixels. A `World` is a distribution of scenes and of captions (captions.py). WORLDS holds the demo's own and another
-one, to test a model on scenes unlike those it was trained on. All arithmetic is exact, so a random stream gives the
-same results on every machine.
+`random_scene` draws a Scene from a random stream and `draw` paints it. `region_features` and
+`global_features` see only the pixels. A `World` is a distribution of scenes and of captions
+(captions.py). WORLDS holds the demo's own and another one, to test a model on scenes unlike those
+it was trained on. All arithmetic is exact, so a random stream gives the same results on every
+machine.
 """
 import functools
 import os
@@ -18,30 +19,34 @@ from files.writing import save_json
 CANVAS = 128                     # width and height of an image, pixels
 MAX_OBJECTS = 6
 MAX_IOU = 0.03                   # of the boxes of two objects
-COLOURS = {"red": (214, 38, 38), "green": (40, 160, 60), "blue": (40, 70, 220), "yellow": (245, 222, 40),
-           "orange": (245, 135, 20), "purple": (130, 40, 165), "pink": (250, 140, 190), "white": (244, 244, 244)}
-BACKGROUNDS = {"grey": (140, 140, 140), "beige": (205, 190, 160), "brown": (112, 86, 66), "teal": (70, 118, 118),
-               "olive": (118, 118, 62), "navy": (44, 52, 92)}
+COLOURS = {"red": (214, 38, 38), "green": (40, 160, 60), "blue": (40, 70, 220),
+           "yellow": (245, 222, 40), "orange": (245, 135, 20), "purple": (130, 40, 165),
+           "pink": (250, 140, 190), "white": (244, 244, 244)}
+BACKGROUNDS = {"grey": (140, 140, 140), "beige": (205, 190, 160), "brown": (112, 86, 66),
+               "teal": (70, 118, 118), "olive": (118, 118, 62), "navy": (44, 52, 92)}
 SKY = (165, 190, 210)
 GROUNDS = {"grass": (96, 130, 84), "sand": (204, 182, 138), "water": (84, 116, 150)}
-RADII = {"large": (21, 25), "medium": (14, 16), "small": (8, 10)}     # half the side of the box, pixels
+# half the side of the box, pixels
+RADII = {"large": (21, 25), "medium": (14, 16), "small": (8, 10)}
 TEXTURES = ("plain", "striped", "dotted", "checked")
-# Outlines in 25ths of the radius, x to the right and y down; each spans -25 .. 25 both ways, so the box follows from
-# the radius. The circle's corners are the whole points at distance 25; the ring is one line: round, in, round, out.
-CIRCLE = [(25, 0), (24, 7), (20, 15), (15, 20), (7, 24), (0, 25), (-7, 24), (-15, 20), (-20, 15), (-24, 7),
-          (-25, 0), (-24, -7), (-20, -15), (-15, -20), (-7, -24), (0, -25), (7, -24), (15, -20), (20, -15), (24, -7)]
+# Outlines in 25ths of the radius, x to the right and y down; each spans -25 .. 25 both ways, so the
+# box follows from the radius. The circle's corners are the whole points at distance 25; the ring is
+# one line: round, in, round, out.
+CIRCLE = [(25, 0), (24, 7), (20, 15), (15, 20), (7, 24), (0, 25), (-7, 24), (-15, 20), (-20, 15),
+          (-24, 7), (-25, 0), (-24, -7), (-20, -15), (-15, -20), (-7, -24), (0, -25), (7, -24),
+          (15, -20), (20, -15), (24, -7)]
 HOLE = [(x * 14 // 25, y * 14 // 25) for x, y in CIRCLE]
-OUTLINES = {
-    "circle": CIRCLE,
-    "ring": CIRCLE + CIRCLE[:1] + HOLE[:1] + HOLE[::-1],
-    "square": [(-25, -25), (25, -25), (25, 25), (-25, 25)],
-    "triangle": [(0, -25), (25, 25), (-25, 25)],
-    "diamond": [(0, -25), (25, 0), (0, 25), (-25, 0)],
-    "cross": [(-8, -25), (8, -25), (8, -8), (25, -8), (25, 8), (8, 8), (8, 25), (-8, 25), (-8, 8), (-25, 8),
-              (-25, -8), (-8, -8)],
-    "star": [(0, -25), (6, -6), (25, -6), (10, 6), (16, 25), (0, 14), (-16, 25), (-10, 6), (-25, -6), (-6, -6)],
-    "heart": [(0, -14), (6, -22), (13, -25), (21, -22), (25, -13), (23, -3), (15, 9), (0, 25), (-15, 9), (-23, -3),
-              (-25, -13), (-21, -22), (-13, -25), (-6, -22)]}
+OUTLINES = {"circle": CIRCLE, "ring": CIRCLE + CIRCLE[:1] + HOLE[:1] + HOLE[::-1],
+            "square": [(-25, -25), (25, -25), (25, 25), (-25, 25)],
+            "triangle": [(0, -25), (25, 25), (-25, 25)], "diamond": [(0, -25), (25, 0), (0, 25),
+                                                                     (-25, 0)],
+            "cross": [(-8, -25), (8, -25), (8, -8), (25, -8), (25, 8), (8, 8), (8, 25), (-8, 25),
+                      (-8, 8), (-25, 8), (-25, -8), (-8, -8)],
+            "star": [(0, -25), (6, -6), (25, -6), (10, 6), (16, 25), (0, 14), (-16, 25), (-10, 6),
+                     (-25, -6), (-6, -6)], "heart": [(0, -14), (6, -22), (13, -25), (21, -22),
+                                                     (25, -13), (23, -3), (15, 9), (0, 25),
+                                                     (-15, 9), (-23, -3), (-25, -13), (-21, -22),
+                                                     (-13, -25), (-6, -22)]}
 ATTRIBUTES = ("size", "texture", "colour", "shape")       # in the order in which they are said
 
 
@@ -49,8 +54,8 @@ ATTRIBUTES = ("size", "texture", "colour", "shape")       # in the order in whic
 
 @dataclass(frozen=True)
 class World:
-    """What scenes show and how captions describe it. Each entry of a tuple is equally likely, so an entry that
-    occurs twice is twice as likely."""
+    """What scenes show and how captions describe it. Each entry of a tuple is equally likely, so an
+    entry that occurs twice is twice as likely."""
     objects: tuple               # how many things a scene has
     sizes: tuple
     shapes: tuple
@@ -61,10 +66,11 @@ class World:
     ground_chance: float
     shaded_chance: float
     words: dict                  # a meaning -> the words for it; the others are said as they are
-    vague: dict                  # number of things -> (words for it, what they tell); 0: any other number
+    vague: dict            # number of things -> (words for it, what they tell); 0: any other number
     openings: tuple
     opening_chance: float
-    levels: dict                 # level -> (things that it relates, chance of each attribute, chance of the background)
+    # level -> (things that it relates, chance of each attribute, chance of the background)
+    levels: dict
     on_ground: tuple             # phrases, with the noun phrases in brackets
     on_plain: tuple              # preposition and noun
 
@@ -88,7 +94,8 @@ WORLDS = {
                 3: (2, (0.5, 0.5, 0.9, 0.9), 0.1), 4: (MAX_OBJECTS, (0.6, 0.6, 1, 1), 1)},
         on_ground=(" in front of [{}] and [sky]", " with [{}] and [sky] behind"),
         on_plain=("on", "background")),
-    # Fewer and larger things, other frequencies, mostly outdoors; terser captions, some with words unknown to demo.
+    # Fewer and larger things, other frequencies, mostly outdoors; terser captions, some with words
+    # unknown to demo.
     "other": World(
         objects=(1, 1, 2, 2, 3, 3, 4, 5), sizes=("large", "large", "medium", "medium", "small"),
         shapes=("heart", "heart", "heart", "star", "star", "ring", "ring", "cross", "diamond", "triangle", "square",
@@ -135,7 +142,7 @@ class Thing:
 class Scene:
     """Things on a background."""
     things: tuple                # of Thing, the larger first, which is also the drawing order
-    background: str              # a key of BACKGROUNDS (one colour) or of GROUNDS (that, below a sky)
+    background: str            # a key of BACKGROUNDS (one colour) or of GROUNDS (that, below a sky)
     shaded: bool                 # darker towards the bottom; only with one colour
     horizon: int                 # row where the ground starts
 
@@ -157,13 +164,15 @@ def shuffled(rng, items):
 
 def iou(a, b):
     """Intersection over union of the boxes of two things, 0 to 1."""
-    sides = [max(min(a.radius + b.radius - abs(gap), 2 * a.radius, 2 * b.radius), 0) for gap in (a.x - b.x, a.y - b.y)]
+    sides = [max(min(a.radius + b.radius - abs(gap), 2 * a.radius, 2 * b.radius), 0)
+             for gap in (a.x - b.x, a.y - b.y)]
     shared = sides[0] * sides[1]
     return shared / (4 * a.radius ** 2 + 4 * b.radius ** 2 - shared)
 
 
 def random_scene(rng, world=DEMO):
-    """A Scene of 1 to 6 things that hardly overlap. A thing that finds no room in 40 tries is left out."""
+    """A Scene of 1 to 6 things that hardly overlap. A thing that finds no room in 40 tries is left
+    out."""
     sizes, things = [pick(rng, world.sizes) for _ in range(pick(rng, world.objects))], []
     for size in sorted(sizes, key=list(RADII).index):
         shape, colour, texture = pick(rng, world.shapes), pick(rng, world.colours), pick(rng, world.textures)
@@ -175,16 +184,18 @@ def random_scene(rng, world=DEMO):
             if all(iou(thing, other) <= MAX_IOU for other in things):
                 things.append(thing)
                 break
-    background = pick(rng, world.grounds if rng.random() < world.ground_chance else world.backgrounds)
-    return Scene(tuple(things), background, background in BACKGROUNDS and rng.random() < world.shaded_chance,
-                 between(rng, 48, 80))
+    background = pick(rng, world.grounds if rng.random() < world.ground_chance
+                      else world.backgrounds)
+    return Scene(tuple(things), background, background in BACKGROUNDS and rng.random()
+                 < world.shaded_chance, between(rng, 48, 80))
 
 
 # ---- pixels
 
 @functools.cache
 def mask(shape, radius):
-    """(2 radius, 2 radius) bool: the pixels whose centre lies inside the outline (even-odd rule, in whole numbers)."""
+    """(2 radius, 2 radius) bool: the pixels whose centre lies inside the outline (even-odd rule, in
+    whole numbers)."""
     centres = (2 * np.arange(2 * radius) + 1 - 2 * radius) * 25         # of pixels, in 50ths of one
     x, y = centres[None, :], centres[:, None]
     inside = np.zeros((2 * radius, 2 * radius), bool)
@@ -206,17 +217,20 @@ def draw(scene):
     for thing in scene.things:
         x, y, w, h = thing.box
         v, u = np.ogrid[:h, :w]
-        dark = {"plain": (u < 0) & (v < 0), "striped": (u >= 0) & (v % 6 < 3), "checked": (u // 4 + v // 4) % 2 == 0,
-                "dotted": ((u - w // 2) % 6 < 3) & ((v - h // 2) % 6 < 3)}[thing.texture]
+        dark = {"plain": (u < 0) & (v < 0), "striped": (u >= 0) & (v % 6 < 3),
+                "checked": (u // 4 + v // 4) % 2 == 0, "dotted": ((u - w // 2) % 6 < 3)
+                & ((v - h // 2) % 6 < 3)}[thing.texture]
         colour, inside = np.array(thing.rgb), mask(thing.shape, thing.radius)
-        pixels[y:y + h, x:x + w][inside] = np.where(dark[..., None], colour * 2 // 5, colour)[inside]
+        pixels[y:y + h, x:x + w][inside] = np.where(dark[..., None], colour * 2 // 5,
+                                                    colour)[inside]
     return pixels
 
 
 # ---- features
 
 GRID = 6                         # regions a side
-FILTERS = (9, 23, 22, 15, 15)    # hue (each on 13 maps), fine figure, coarse figure, texture, plain colour
+# hue (each on 13 maps), fine figure, coarse figure, texture, plain colour
+FILTERS = (9, 23, 22, 15, 15)
 WIDTHS = FILTERS[0] * 13, *FILTERS[1:]   # responses of each kind, 192 in all
 SCALES = (4096, 256, 8192, 8, 128)   # powers of two that bring each kind to the order of one
 USUAL = (0.75, 4, 3, 2.5, 1.5)   # the mean of each kind in global features, roughly
@@ -228,53 +242,62 @@ HUE_REACH = 160                  # distance, of 255, at which a colour no longer
 
 @functools.cache
 def colour_table():
-    """(32768, 14) uint8 from 0 to 8: for RGB in 32 steps per channel, the closeness to 12 hues and white; the last
-    column is 8.
+    """(32768, 14) uint8 from 0 to 8: for RGB in 32 steps per channel, the closeness to 12 hues and
+    white; the last column is 8.
 
-    A colour counts as if its strongest channel were full, so that the dark pixels of a texture keep their hue.
+    A colour counts as if its strongest channel were full, so that the dark pixels of a texture keep
+    their hue.
     """
     rgb = np.stack(np.meshgrid(*[np.arange(4, 256, 8)] * 3, indexing="ij"), -1).reshape(-1, 3)
     pure = rgb * 255 // rgb.max(-1, keepdims=True)
-    rise = (0, 128, 255, 255, 255, 255, 255, 128, 0, 0, 0, 0)               # one channel round the colour wheel
-    wheel = [(rise[(i + 4) % 12], rise[i], rise[(i + 8) % 12]) for i in range(12)] + [(255, 255, 255)]
+    rise = (0, 128, 255, 255, 255, 255, 255, 128, 0, 0, 0, 0)   # one channel round the colour wheel
+    wheel = [(rise[(i + 4) % 12], rise[i], rise[(i + 8) % 12]) for i in range(12)] + [(255, 255,
+                                                                                       255)]
     distance = np.abs(pure[:, None] - np.array(wheel)).max(-1)              # (32768, 13)
     near = np.maximum(HUE_REACH - distance, 0) * 8 // HUE_REACH
     return np.pad(near, ((0, 0), (0, 1)), constant_values=8).astype(np.uint8)
 
 
 def shrink(maps, step):
-    """Sums over blocks of step x step pixels: (n, 128, 128, ...) -> (n, 128 / step, 128 / step, ...) of the same
-    type."""
+    """Sums over blocks of step x step pixels: (n, 128, 128, ...) -> (n, 128 / step, 128 / step,
+    ...) of the same type."""
     maps = sum(maps[:, i::step] for i in range(step))
     return sum(maps[:, :, i::step] for i in range(step))
 
 
 def windows(maps, width, stride=1):
-    """The surroundings of each cell, 0 outside: (n, h, h) -> (n, h / stride, h / stride, width ** 2) float32."""
+    """The surroundings of each cell, 0 outside: (n, h, h) -> (n, h / stride, h / stride, width **
+    2) float32."""
     before = width // 2
     maps = np.pad(maps, ((0, 0), (before, width - 1 - before), (before, width - 1 - before)))
-    views = np.lib.stride_tricks.sliding_window_view(maps, (width, width), axis=(1, 2))[:, ::stride, ::stride]
+    views = np.lib.stride_tricks.sliding_window_view(maps, (width, width), axis=(1, 2))[:, ::stride,
+                                                                                        ::stride]
     return views.reshape(*views.shape[:3], width ** 2).astype(np.float32)
 
 
 def input_maps(pixels):
     """Maps that the filters see, from (n, 128, 128, 3) uint8.
 
-    Hues (n, 32, 32, 13) and figure (n, 32, 32), both from 0 to 128; figure (n, 64, 64) from 0 to 4; texture
-    (n, 128, 128), -1 dark, 1 light, 0 background; colour (n, 32, 32, 3) from -128 to 127.
+    Hues (n, 32, 32, 13) and figure (n, 32, 32), both from 0 to 128; figure (n, 64, 64) from 0 to 4;
+    texture (n, 128, 128), -1 dark, 1 light, 0 background; colour (n, 32, 32, 3) from -128 to 127.
     """
-    figure = np.abs(pixels.astype(np.int16) - pixels[:, :, :1]).sum(-1) > 40   # nothing covers the leftmost column
+    # nothing covers the leftmost column
+    figure = np.abs(pixels.astype(np.int16) - pixels[:, :, :1]).sum(-1) > 40
     step = (pixels >> 3).astype(np.int32)
-    hues = shrink(colour_table()[step[..., 0] << 10 | step[..., 1] << 5 | step[..., 2]] * figure[..., None], 4)
+    hues = shrink(colour_table()[step[..., 0] << 10 | step[..., 1] << 5 | step[..., 2]]
+                  * figure[..., None], 4)
     return (hues[..., :-1], hues[..., -1], shrink(figure.astype(np.uint8), 2),
-            np.where(pixels.max(-1) > 128, 1, -1) * figure, shrink(pixels.astype(np.int32), 4) // 16 - 128)
+            np.where(pixels.max(-1) > 128, 1, -1) * figure, shrink(pixels.astype(np.int32), 4) // 16
+            - 128)
 
 
 def exemplars(stream, maps, width, count):
-    """(width ** 2, count) float32 filters of whole numbers: centred patches of the maps, neither empty nor full."""
+    """(width ** 2, count) float32 filters of whole numbers: centred patches of the maps, neither
+    empty nor full."""
     patches, maps = [], maps.astype(np.int64)
     while len(patches) < count:
-        image, row, column = (stream.randint(limit) for limit in np.array(maps.shape) - (0, width, width))
+        image, row, column = (stream.randint(limit) for limit in np.array(maps.shape)
+                              - (0, width, width))
         patch = maps[image, row:row + width, column:column + width].ravel()
         if 0.2 < patch.sum() / (patch.size * maps.max()) < 0.8:
             patch = patch * patch.size - patch.sum()
@@ -284,25 +307,29 @@ def exemplars(stream, maps, width, count):
 
 @functools.cache
 def filters():
-    """One float32 matrix per kind, (numbers in a window, filters), from 200 scenes that do not depend on any seed."""
+    """One float32 matrix per kind, (numbers in a window, filters), from 200 scenes that do not
+    depend on any seed."""
     stream = np.random.RandomState(0)
     scenes = [random_scene(random.Random(f"filters-{i}")) for i in range(200)]
     _, coarse, fine, _, _ = input_maps(np.stack([draw(scene) for scene in scenes]))
     texture = stream.randint(-3, 4, (36, FILTERS[3]))
     return (exemplars(stream, coarse, 5, FILTERS[0]), exemplars(stream, fine, 11, FILTERS[1]),
-            exemplars(stream, coarse, 10, FILTERS[2]), np.rint(texture - texture.sum(0) / 36).astype(np.float32),
+            exemplars(stream, coarse, 10, FILTERS[2]),
+            np.rint(texture - texture.sum(0) / 36).astype(np.float32),
             stream.randint(-2, 3, (3, FILTERS[4])).astype(np.float32))
 
 
 def responses(pixels):
-    """The response to each filter, at least 0, around each cell: (n, 128, 128, 3) uint8 -> one array (n, h, h, filters)
-    float32 per kind of filter. h is 64 for textures and 32 for the others."""
+    """The response to each filter, at least 0, around each cell: (n, 128, 128, 3) uint8 -> one
+    array (n, h, h, filters) float32 per kind of filter. h is 64 for textures and 32 for the
+    others."""
     hues, coarse, fine, texture, colour = input_maps(pixels)
     hue_f, fine_f, coarse_f, texture_f, colour_f = filters()
     by_hue = np.concatenate([windows(hues[..., i], 5) @ hue_f for i in range(hues.shape[-1])], -1)
     found = (by_hue, windows(fine, 11, stride=2) @ fine_f, windows(coarse, 10) @ coarse_f,
              windows(texture, 6, stride=2) @ texture_f, colour.astype(np.float32) @ colour_f)
-    return [np.maximum(response, 0) / np.float32(scale) for response, scale in zip(found, SCALES, strict=True)]
+    return [np.maximum(response, 0) / np.float32(scale) for response,
+            scale in zip(found, SCALES, strict=True)]
 
 
 def region_features(pixels):
@@ -311,14 +338,16 @@ def region_features(pixels):
     (n, 128, 128, 3) uint8 -> (n, 36, 192) float32.
     """
     cells = []
-    for response in responses(pixels):                                       # (n, h, h, filters of this kind)
+    for response in responses(pixels):                             # (n, h, h, filters of this kind)
         starts = np.arange(GRID) * response.shape[1] // GRID
-        cells.append(np.maximum.reduceat(np.maximum.reduceat(response, starts, axis=1), starts, axis=2))
+        cells.append(np.maximum.reduceat(np.maximum.reduceat(response, starts, axis=1), starts,
+                                         axis=2))
     return np.concatenate(cells, -1).reshape(len(pixels), GRID ** 2, -1)
 
 
 def global_features(regions):
-    """The strongest responses in the image and in each of its quarters, less the usual value of their kind of filter.
+    """The strongest responses in the image and in each of its quarters, less the usual value of
+    their kind of filter.
 
     (n, 36, 192) -> (n, 960) float32.
     """

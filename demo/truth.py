@@ -2,17 +2,21 @@
 
 A caption is true of an image when everything that it says holds in the image's scene:
 
-- The things that it mentions are different things of the scene, and all that is said of one (size, texture, colour,
+- The things that it mentions are different things of the scene, and all that is said of one (size,
+texture, colour,
   shape, place) holds of one and the same thing.
-- A relation holds between the very things that are described so. It is that of the axis on which their centres differ
+- A relation holds between the very things that are described so. It is that of the axis on which
+their centres differ
   most, as where captions are written (`captions.relation`).
-- Numbers are exact: "two circles and a star" is false of three circles, and of two stars. "Some" and their like are at
+- Numbers are exact: "two circles and a star" is false of three circles, and of two stars. "Some"
+and their like are at
   least three, "several" at least four.
-- The background is the one that is told, and shaded if the caption says so. A caption that does not is true of both.
+- The background is the one that is told, and shaded if the caption says so. A caption that does not
+is true of both.
 
-It differs from a share of 1 of `captions.shared_weight` in one point. A Statement knows "several shapes" as the number
-of things that its own image has, though the words do not tell it. Here captions of the same words are true of the same
-images.
+It differs from a share of 1 of `captions.shared_weight` in one point. A Statement knows "several
+shapes" as the number of things that its own image has, though the words do not tell it. Here
+captions of the same words are true of the same images.
 """
 from typing import NamedTuple
 
@@ -22,22 +26,26 @@ from demo.captions import ASPECTS, REST, caption_statement, pairings, scene_stat
 from demo.scenes import MAX_OBJECTS
 
 SEVERAL = 4                      # the least number of things that captions call several
-LARGEST = 5000                   # images of a split whose matches are written, as these grow with the square of them
+LARGEST = 5000  # images of a split whose matches are written, as these grow with the square of them
 
 
 class Claim(NamedTuple):
     """All that a caption says. Captions that say the same have equal claims."""
-    things: tuple                # of (6 codes): the value of each of ASPECTS of a thing, counted from 1; 0: not said.
-                                 # At least one is said of each thing, so none is found where a scene has no thing
-    relations: tuple             # of (i, j, code): where thing i is seen from thing j, a place in RELATIONS
-    rest: tuple                  # of places in REST: background, shading, how many there are of a kind
+    # of (6 codes): the value of each of ASPECTS of a thing, counted from 1; 0: not said.
+    things: tuple
+                                 # At least one is said of each thing, so none is found where a
+                                 # scene has no thing
+    relations: tuple     # of (i, j, code): where thing i is seen from thing j, a place in RELATIONS
+    rest: tuple               # of places in REST: background, shading, how many there are of a kind
     least: int                   # the least number of things
 
 
 class Shown(NamedTuple):
     """What N scenes show, as codes: of 6 things each, 0 throughout where a scene has fewer."""
-    things: np.ndarray           # (N, 6, 6) int8: each of ASPECTS of each thing, counted from 1; 0: none clearly holds
-    relations: np.ndarray        # (N, 6, 6) int8: where the row's thing is seen from the column's, a place in RELATIONS
+    # (N, 6, 6) int8: each of ASPECTS of each thing, counted from 1; 0: none clearly holds
+    things: np.ndarray
+    # (N, 6, 6) int8: where the row's thing is seen from the column's, a place in RELATIONS
+    relations: np.ndarray
     rest: np.ndarray             # (N, R) bool: which of REST hold
     number: np.ndarray           # (N,) int64: how many things there are
 
@@ -58,8 +66,9 @@ def claim(scene, caption):
 def shown(scenes):
     """The Shown of N scenes."""
     n = len(scenes)
-    result = Shown(np.zeros((n, MAX_OBJECTS, len(ASPECTS)), np.int8), np.zeros((n, MAX_OBJECTS, MAX_OBJECTS), np.int8),
-                   np.zeros((n, len(REST)), bool), np.array([len(scene.things) for scene in scenes]))
+    result = Shown(np.zeros((n, MAX_OBJECTS, len(ASPECTS)), np.int8),
+                   np.zeros((n, MAX_OBJECTS, MAX_OBJECTS), np.int8), np.zeros((n, len(REST)), bool),
+                   np.array([len(scene.things) for scene in scenes]))
     for k, scene in enumerate(scenes):
         shows, count = scene_statement(scene), len(scene.things)
         result.things[k, :count] = shows.things
@@ -73,20 +82,22 @@ def true_of(said, shows):
     rows = np.flatnonzero((shows.number >= said.least) & shows.rest[:, list(said.rest)].all(1))
     if not said.things:
         return rows
-    things = np.array(said.things, np.int8)[:, None]                                        # (k, 1, 6)
-    fits = ((things == shows.things[rows, None]) | (things == 0)).all(-1)                   # (n, k, 6)
+    things = np.array(said.things, np.int8)[:, None]                                     # (k, 1, 6)
+    fits = ((things == shows.things[rows, None]) | (things == 0)).all(-1)                # (n, k, 6)
     some = fits.any(2).all(1)
-    rows, fits, ways = rows[some], fits[some], pairings(len(things), MAX_OBJECTS)           # (ways, k)
-    good = fits[:, np.arange(len(things)), ways].all(2)                                     # (n, ways)
+    rows, fits, ways = rows[some], fits[some], pairings(len(things), MAX_OBJECTS)        # (ways, k)
+    good = fits[:, np.arange(len(things)), ways].all(2)                                  # (n, ways)
     for i, j, code in said.relations:
         good &= shows.relations[rows[:, None], ways[:, i], ways[:, j]] == code
     return rows[good.any(1)]
 
 
 def true_pairs(scenes):
-    """All pairs of a caption and an image of which it is true: (captions (P,), images (P,)) int64, by caption.
+    """All pairs of a caption and an image of which it is true: (captions (P,), images (P,)) int64,
+    by caption.
 
-    scenes: the (scene, captions) of each image. Positions count captions or images through the split.
+    scenes: the (scene, captions) of each image. Positions count captions or images through the
+    split.
     """
     shows, known, images = shown([scene for scene, _ in scenes]), {}, []
     for scene, captions in scenes:
@@ -99,21 +110,25 @@ def true_pairs(scenes):
 
 
 def positives(scenes, image_ids, caption_ids):
-    """The true pairs as `evaluate.py --positives` reads them, and the level of detail, 0 to 4, of each caption.
+    """The true pairs as `evaluate.py --positives` reads them, and the level of detail, 0 to 4, of
+    each caption.
 
-    scenes: the (scene, captions) of each image. image_ids, of the N images, and caption_ids, of the M captions: ids.
-    Returns {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}, "levels": {caption id: level}}, all in
-    the order of the split.
+    scenes: the (scene, captions) of each image. image_ids, of the N images, and caption_ids, of the
+    M captions: ids. Returns {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]},
+    "levels": {caption id: level}}, all in the order of the split.
     """
     caption, image = true_pairs(scenes)
     order = np.argsort(image, kind="stable")
     levels = [caption.level for _, captions in scenes for caption in captions]
     return {"i2t": listed(image[order], caption[order], image_ids, caption_ids),
             "t2i": listed(caption, image, caption_ids, image_ids),
-            "levels": {str(number): level for number, level in zip(caption_ids, levels, strict=True)}}
+            "levels": {str(number): level for number,
+                       level in zip(caption_ids, levels, strict=True)}}
 
 
 def listed(query, item, query_ids, item_ids):
-    """{id of a query: [ids of its items]} of pairs of positions, query (P,), rising, and item (P,)."""
-    items = np.split(np.asarray(item_ids)[item], np.searchsorted(query, np.arange(1, len(query_ids))))
+    """{id of a query: [ids of its items]} of pairs of positions, query (P,), rising, and item
+    (P,)."""
+    items = np.split(np.asarray(item_ids)[item],
+                     np.searchsorted(query, np.arange(1, len(query_ids))))
     return {str(number): own.tolist() for number, own in zip(query_ids, items, strict=True)}

@@ -1,1 +1,2 @@
-"""Where the work is done: several processes, worker processes that read, and what a device keeps and computes."""
+"""Where the work is done: several processes, worker processes that read, and what a device keeps
+and computes."""

@@ -1,5 +1,6 @@
-"""Whether the threads that a training computes by have cores of their own. They wait for each other at every product,
-so where they share cores with other work, several take longer than one, up to ten times."""
+"""Whether the threads that a training computes by have cores of their own. They wait for each other
+at every product, so where they share cores with other work, several take longer than one, up to ten
+times."""
 import contextlib
 import os
 import time
@@ -12,7 +13,8 @@ class Load:
         self.threads, self.before = threads, _times()
 
     def note(self) -> str:
-        """A sentence where the threads share cores, or "". It looks back over 5 seconds or more, and says it once."""
+        """A sentence where the threads share cores, or "". It looks back over 5 seconds or more,
+        and says it once."""
         now = _times()
         if self.threads == 1 or not now or now[0] < self.before[0] + 5:
             return ""
@@ -24,17 +26,20 @@ class Load:
         why = f"other processes keep {others:.1f} of {cores:g} cores busy" if self.threads < cores + 0.5 else \
             f"this process may use {cores:g} cores"
         said, self.threads = self.threads, 1                # which has nothing more to say
-        return (f"note: {why}, and torch computes by {said} threads, which wait for each other; if it learns slowly, "
-                "stop it (Ctrl-C) and go on with OMP_NUM_THREADS=1 python train.py --resume")
+        return (f"note: {why}, and torch computes by {said} threads, which wait for each other; if "
+                "it learns slowly, stop it (Ctrl-C) and go on with OMP_NUM_THREADS=1 python "
+                "train.py --resume")
 
 
 def _times() -> tuple[float, float, float] | None:
-    """Seconds: of a clock, in which the cores that this process may use were busy, and of this process; or None."""
+    """Seconds: of a clock, in which the cores that this process may use were busy, and of this
+    process; or None."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
         with open("/proc/stat", encoding="ascii") as f:
             rows = [line.split() for line in f if line.startswith("cpu")]
-        ticks = sum(int(row[k]) for row in rows if row[0] in mine for k in (1, 2, 3, 6, 7, 8))      # idle: 4 and 5
+        # idle: 4 and 5
+        ticks = sum(int(row[k]) for row in rows if row[0] in mine for k in (1, 2, 3, 6, 7, 8))
         return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), time.process_time()
     return None
 

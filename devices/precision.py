@@ -1,7 +1,7 @@
 """In which precision a device multiplies matrices, and whether it always adds in the same order.
 
-float32 products of networks may be computed in tf32 (--tf32): float32 numbers whose mantissas are rounded to 10 bits,
-summed in float32. Scores never are. It is a matter of CUDA; a CPU has no tf32.
+float32 products of networks may be computed in tf32 (--tf32): float32 numbers whose mantissas are
+rounded to 10 bits, summed in float32. Scores never are. It is a matter of CUDA; a CPU has no tf32.
 """
 import contextlib
 import os
@@ -14,12 +14,13 @@ import cli
 from cli import InputError
 
 PRODUCTS = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
-WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"            # with another one cuBLAS sums in an order that varies
+# with another one cuBLAS sums in an order that varies
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 
 def use_tf32(wanted: bool) -> None:
-    """Let float32 products of matrices, convolutions and GRUs be tf32 from now on, or not. torch begins with tf32 for
-    convolutions and GRUs."""
+    """Let float32 products of matrices, convolutions and GRUs be tf32 from now on, or not. torch
+    begins with tf32 for convolutions and GRUs."""
     for kind in PRODUCTS:
         kind.fp32_precision = "tf32" if wanted else "ieee"
 
@@ -30,8 +31,8 @@ def in_tf32() -> bool:
 
 @contextlib.contextmanager
 def full_float32():
-    """A context in which float32 products are not tf32. The gradient of what is computed in it is computed outside; see
-    `scored`."""
+    """A context in which float32 products are not tf32. The gradient of what is computed in it is
+    computed outside; see `scored`."""
     before = [kind.fp32_precision for kind in PRODUCTS]
     use_tf32(False)
     try:
@@ -44,8 +45,8 @@ def full_float32():
 def scored(function, *args, learned=()):
     """function(*args), a tensor, with no product of it or of its gradient in tf32.
 
-    args: tensors, tuples of them, other values. learned: parameters that the function uses and that are to learn from
-    it. Where tf32 is off it is the plain call.
+    args: tensors, tuples of them, other values. learned: parameters that the function uses and that
+    are to learn from it. Where tf32 is off it is the plain call.
     """
     if not in_tf32():
         return function(*args)
@@ -64,7 +65,8 @@ def scored(function, *args, learned=()):
 
 
 class _Full(torch.autograd.Function):
-    """A graph of its own, whose backward pass is a step of the outer one, so that one setting holds for all of it."""
+    """A graph of its own, whose backward pass is a step of the outer one, so that one setting holds
+    for all of it."""
 
     @staticmethod
     def forward(ctx, of, count, *tensors):
@@ -83,8 +85,8 @@ class _Full(torch.autograd.Function):
 
 
 def always_alike(wanted: bool) -> None:
-    """Whether the same is computed every time on the same device. torch raises RuntimeError where it has no such way.
-    Called before CUDA computes anything."""
+    """Whether the same is computed every time on the same device. torch raises RuntimeError where
+    it has no such way. Called before CUDA computes anything."""
     if wanted:
         os.environ.setdefault(*WORKSPACE)
         torch.backends.cudnn.benchmark = False
@@ -92,20 +94,22 @@ def always_alike(wanted: bool) -> None:
 
 
 def compile_parts(model: nn.Module, device: torch.device, backend: str = "inductor") -> list[str]:
-    """Compile, in place and at their first call, the modules whose class says `compiles`; no name in a state_dict
-    changes. Returns their names. Raises InputError where there are none, or torch cannot compile for this device.
+    """Compile, in place and at their first call, the modules whose class says `compiles`; no name
+    in a state_dict changes. Returns their names. Raises InputError where there are none, or torch
+    cannot compile for this device.
 
-    They are parts of similarities, which `precision.scored` calls, so that tf32 is off when torch compiles them."""
+    They are parts of similarities, which `precision.scored` calls, so that tf32 is off when torch
+    compiles them."""
     parts = {name: part for name, part in model.named_modules() if getattr(part, "compiles", False)}
     if not parts:
-        raise InputError("--compile: nothing of this model gains by it, as cross-attention (--sim scan) and match "
-                         "probabilities (--sim match_prob) do; leave it out")
+        raise InputError("--compile: nothing of this model gains by it, as cross-attention (--sim "
+                         "scan) and match probabilities (--sim match_prob) do; leave it out")
     try:                                                    # a compiler may be missing
-        with full_float32():                                # torch's compiler may refuse to read a tf32 setting
+        with full_float32():                    # torch's compiler may refuse to read a tf32 setting
             torch.compile(lambda x: x.exp() + 1, backend=backend)(torch.zeros(1, device=device))
     except Exception as error:  # torch raises many kinds
-        raise InputError(f"--compile: torch cannot compile here ({cli.reason(error)}); install a C++ compiler, for "
-                         "CUDA triton, or leave it out") from error
+        raise InputError(f"--compile: torch cannot compile here ({cli.reason(error)}); install a "
+                         "C++ compiler, for CUDA triton, or leave it out") from error
     for part in parts.values():
         part.compile(backend=backend, dynamic=True)         # blocks differ in size
     return list(parts)

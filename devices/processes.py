@@ -1,9 +1,10 @@
-"""Several processes that work on one task, started by torchrun: who is who, and how they end together.
+"""Several processes that work on one task, started by torchrun: who is who, and how they end
+together.
 
     torchrun --nproc_per_node 2 train.py --data_name coco_precomp
 
-torchrun gives each process its number (RANK), how many there are (WORLD_SIZE) and where they meet. The first process
-writes files and speaks; the others do both only where it cannot.
+torchrun gives each process its number (RANK), how many there are (WORLD_SIZE) and where they meet.
+The first process writes files and speaks; the others do both only where it cannot.
 """
 import contextlib
 import datetime
@@ -23,33 +24,36 @@ import cli
 from cli import InputError, count, first, rank, reason
 from devices.share import spread
 
-PATIENCE = 20.0                       # seconds after a signal in which a process that waits for another may end
-LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|process group|socket", re.IGNORECASE)
+PATIENCE = 20.0           # seconds after a signal in which a process that waits for another may end
+LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|process group|socket",
+                  re.IGNORECASE)
 _parts = itertools.count()            # of `all_or_none`, equally many in all processes
 
 
 def local(device: torch.device) -> torch.device:
-    """The device of this process, where it names none: each process of a machine has a GPU of its own. Raises
-    InputError where there are too few."""
+    """The device of this process, where it names none: each process of a machine has a GPU of its
+    own. Raises InputError where there are too few."""
     if count() == 1 or device.type != "cuda" or device.index is not None:
         return device
     mine = int(os.environ.get("LOCAL_RANK", rank()))
     if mine >= torch.cuda.device_count():
-        raise InputError(f"process {rank()} of {count()} is to take GPU {mine}, and this machine has "
-                         f"{torch.cuda.device_count()}; start as many processes (--nproc_per_node) as there are GPUs, "
-                         "or give --device cpu")
+        raise InputError(f"process {rank()} of {count()} is to take GPU {mine}, and this machine "
+                         f"has {torch.cuda.device_count()}; start as many processes "
+                         "(--nproc_per_node) as there are GPUs, or give --device cpu")
     return torch.device("cuda", mine)
 
 
 @contextlib.contextmanager
 def joined(device: torch.device, minutes: float = 30.0):
-    """A context in which the processes hear of each other: tensors of GPUs over NCCL, all else over Gloo; and only the
-    first one speaks. One process alone needs none. minutes: how long one waits for the others, which differ by what
-    the first one writes. Raises InputError where another process has ended.
+    """A context in which the processes hear of each other: tensors of GPUs over NCCL, all else over
+    Gloo; and only the first one speaks. One process alone needs none. minutes: how long one waits
+    for the others, which differ by what the first one writes. Raises InputError where another
+    process has ended.
 
-    At the end they wait for each other, so that none leaves while another needs it. The group is not destroyed: its
-    destructor waits for Gloo's threads, which may wait for Python's lock, which the destructor's thread may hold. So a
-    process that was in a group ends by `cli.leave`, as every command does (`cli.run`)."""
+    At the end they wait for each other, so that none leaves while another needs it. The group is
+    not destroyed: its destructor waits for Gloo's threads, which may wait for Python's lock, which
+    the destructor's thread may hold. So a process that was in a group ends by `cli.leave`, as every
+    command does (`cli.run`)."""
     if count() == 1:
         yield
         return
@@ -65,8 +69,11 @@ def joined(device: torch.device, minutes: float = 30.0):
 
 @contextlib.contextmanager
 def silent():
-    """A context in which nothing is printed and no progress shown. What ends it is told behind it."""
-    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+    """A context in which nothing is printed and no progress shown. What ends it is told behind
+    it."""
+    with open(os.devnull,
+              "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(
+        nothing):
         yield
 
 
@@ -75,18 +82,20 @@ def ended():
     """A context that says in a sentence that another process is gone."""
     try:
         yield
-    except RuntimeError as error:                           # torch has no type of its own for what Gloo says
+    except RuntimeError as error:                  # torch has no type of its own for what Gloo says
         if not LOST.search(str(error)):
             raise
-        raise InputError(f"process {rank()} of {count()} cannot reach the others, of which one has ended "
-                         f"({reason(error, 80)}); files that were complete still are: look for what that one said, and "
-                         "call the command again, train.py with --resume") from error
+        raise InputError(f"process {rank()} of {count()} cannot reach the others, of which one has "
+                         f"ended ({reason(error, 80)}); files that were complete still are: look "
+                         "for what that one said, and call the command again, train.py with "
+                         "--resume") from error
 
 
 @contextlib.contextmanager
 def noticing():
-    """A context in which a signal ends this process after PATIENCE seconds also where it waits for another process,
-    which Python's handlers of signals cannot: they run between its instructions."""
+    """A context in which a signal ends this process after PATIENCE seconds also where it waits for
+    another process, which Python's handlers of signals cannot: they run between its
+    instructions."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -100,9 +109,10 @@ def noticing():
                 if over.wait(PATIENCE):
                     return
                 with contextlib.suppress(OSError):
-                    print(f"process {rank()} of {count()} was stopped by signal {number[0]} while it waited for the "
-                          "others; files that were complete still are: call the command again, train.py with --resume",
-                          file=sys.__stderr__, flush=True)
+                    print(f"process {rank()} of {count()} was stopped by signal {number[0]} while "
+                          "it waited for the others; files that were complete still are: call "
+                          "the command again, train.py with --resume", file=sys.__stderr__,
+                          flush=True)
                 os._exit(128 + number[0])
     threading.Thread(target=wait, daemon=True).start()
     try:
@@ -117,13 +127,14 @@ def refuse_machines() -> None:
     """Raises InputError where the processes run on several machines."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", count())) if count() > 1 else 1
     if here != count():
-        raise InputError(f"torchrun started {here} of {count()} processes on this machine, and those that write one "
-                         "file have to be of one machine; give --nnodes 1, or a data set to each machine")
+        raise InputError(f"torchrun started {here} of {count()} processes on this machine, and "
+                         "those that write one file have to be of one machine; give --nnodes 1, "
+                         "or a data set to each machine")
 
 
 def together(model: torch.nn.Module) -> torch.nn.Module:
-    """What calls the model, and in backward takes the mean of the gradients of all processes; of one the model
-    itself."""
+    """What calls the model, and in backward takes the mean of the gradients of all processes; of
+    one the model itself."""
     return model if count() == 1 else DistributedDataParallel(model)
 
 
@@ -153,8 +164,8 @@ def wait() -> None:
 # ---- work that is spread over the processes, and what all have to know of it
 
 def part(items: Sequence) -> Sequence:
-    """This process's part of a sequence: together they are the whole, in order, and differ by one item at most; where
-    there are fewer items than processes, the last ones have none."""
+    """This process's part of a sequence: together they are the whole, in order, and differ by one
+    item at most; where there are fewer items than processes, the last ones have none."""
     sizes = spread(len(items), count())
     begin = sum(sizes[:rank()])
     return items[begin:begin + sizes[rank()]]
@@ -176,8 +187,8 @@ def same(value, fault: str) -> None:
 
 
 def from_first(work, *args):
-    """What work(*args) returns in the first process, on all of them: it alone does the work, and the others wait.
-    Where it raises an InputError all do."""
+    """What work(*args) returns in the first process, on all of them: it alone does the work, and
+    the others wait. Where it raises an InputError all do."""
     if count() == 1:
         return work(*args)
     told = [None, ""]
@@ -194,8 +205,9 @@ def from_first(work, *args):
 
 @contextlib.contextmanager
 def all_or_none():
-    """A context for work that each process does a part of: where one meets an InputError all raise it, the first of
-    them. It gives a function that a long part calls now and then, and that ends the part where another has failed."""
+    """A context for work that each process does a part of: where one meets an InputError all raise
+    it, the first of them. It gives a function that a long part calls now and then, and that ends
+    the part where another has failed."""
     if count() == 1:
         yield lambda: None
         return
@@ -215,16 +227,19 @@ def all_or_none():
 
 
 def gathered(batches: list[tuple]) -> list[tuple]:
-    """The batches of all processes, in order: named tuples of tensors or None, which may differ in shape. They go from
-    process to process one by one, so that nothing is held twice."""
+    """The batches of all processes, in order: named tuples of tensors or None, which may differ in
+    shape. They go from process to process one by one, so that nothing is held twice."""
     if count() == 1:
         return batches
-    described = from_all([[x if x is None else (x.shape, x.dtype, x.device.type) for x in batch] for batch in batches])
+    described = from_all([[x if x is None else (x.shape, x.dtype, x.device.type) for x in batch]
+                          for batch in batches])
     kind, whole = next(filter(None, from_all(type(batches[0]) if batches else None)), None), []
     for source, of_one in enumerate(described):
         for k, fields in enumerate(of_one):
-            own = batches[k] if source == rank() else [
-                field and torch.empty(field[0], dtype=field[1], device=field[2]) for field in fields]
+            own = batches[k] if source == rank() else [field and torch.empty(field[0],
+                                                                             dtype=field[1],
+                                                                             device=field[2])
+                                                       for field in fields]
             own = kind(*(x if x is None else x.contiguous() for x in own))
             for x in own:
                 if x is not None and x.numel():

@@ -1,12 +1,13 @@
-"""The share of a batch that one of several processes encodes, and what all processes take from each other.
+"""The share of a batch that one of several processes encodes, and what all processes take from each
+other.
 
-N processes hold the same model (devices/processes.py). Of a batch of B items each encodes b. `everyones` then gives
-every process what all have made, with gradients, so that each computes the whole loss, as one process with this batch
-would; nothing that follows knows of processes.
+N processes hold the same model (devices/processes.py). Of a batch of B items each encodes b.
+`everyones` then gives every process what all have made, with gradients, so that each computes the
+whole loss, as one process with this batch would; nothing that follows knows of processes.
 
-Random numbers are drawn for the whole batch by every process, which keeps those of its own items: all processes draw
-the same, and what is drawn does not depend on N. Where there is one process, or within no `sharing`, each function here
-does what its first line says and no more.
+Random numbers are drawn for the whole batch by every process, which keeps those of its own items:
+all processes draw the same, and what is drawn does not depend on N. Where there is one process, or
+within no `sharing`, each function here does what its first line says and no more.
 """
 import contextlib
 from typing import NamedTuple
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 
 
 def spread(items: int, processes: int) -> tuple[int, ...]:
-    """How many items each process takes: the first ones one more where they cannot take equally many."""
+    """How many items each process takes: the first ones one more where they cannot take equally
+    many."""
     least, more = divmod(items, processes)
     return tuple(least + (k < more) for k in range(processes))
 
@@ -30,7 +32,8 @@ class Share(NamedTuple):
 
     @classmethod
     def of(cls, items: int, rank: int, processes: int) -> "Share":
-        """Shares that differ by one item at most; or, where some would be empty, the whole for everyone."""
+        """Shares that differ by one item at most; or, where some would be empty, the whole for
+        everyone."""
         return cls(0, (items,)) if items < processes else cls(rank, spread(items, processes))
 
     @property
@@ -62,10 +65,11 @@ def shared() -> bool:
 # ---- from process to process, with gradients
 
 def everyones(x, partial: bool = False):
-    """The items of the whole batch: (b, ...) -> (B, ...), of a tensor or of every tensor in (nested) tuples. Parts,
-    (b, P, D), are zero-padded to the largest P.
+    """The items of the whole batch: (b, ...) -> (B, ...), of a tensor or of every tensor in
+    (nested) tuples. Parts, (b, P, D), are zero-padded to the largest P.
 
-    The gradient goes back to where an item came from. Each process has all of it, or, where it is `partial`, a part.
+    The gradient goes back to where an item came from. Each process has all of it, or, where it is
+    `partial`, a part.
     """
     if x is None or not shared():
         return x
@@ -82,7 +86,8 @@ def everyones(x, partial: bool = False):
 def gather(x: Tensor, share: Share) -> Tensor:
     """The rows of all processes, in order: (b, ...) -> (B, ...), without a gradient."""
     most = max(share.sizes)
-    mine = F.pad(x, (0, 0) * (x.ndim - 1) + (0, most - len(x))).contiguous()        # as many rows everywhere
+    # as many rows everywhere
+    mine = F.pad(x, (0, 0) * (x.ndim - 1) + (0, most - len(x))).contiguous()
     rows = [torch.empty_like(mine) for _ in share.sizes]
     dist.all_gather(rows, mine)
     return torch.cat([some[:n] for some, n in zip(rows, share.sizes)])
@@ -96,7 +101,8 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        """A whole gradient counts N times, since DistributedDataParallel takes the mean over N processes."""
+        """A whole gradient counts N times, since DistributedDataParallel takes the mean over N
+        processes."""
         share, n = ctx.share, len(ctx.share.sizes)
         if not ctx.partial:
             return gradient[share.rows] * n, None, None
@@ -115,8 +121,8 @@ def gathered(encoded: dict, share: Share | None) -> dict:
 
 
 def by_rows(compare, images, captions, share: Share | None, of_captions: Share | None) -> Tensor:
-    """compare(images, captions) of the whole batch: (B, M). Each process computes the rows of its own images, which
-    have this share."""
+    """compare(images, captions) of the whole batch: (B, M). Each process computes the rows of its
+    own images, which have this share."""
     with sharing(of_captions):
         captions = everyones(captions, partial=True)
     with sharing(share):
@@ -145,10 +151,11 @@ class _Total(torch.autograd.Function):
 # ---- random numbers
 
 def drawn(draw, x: Tensor) -> Tensor:
-    """draw(x), where `draw` makes numbers for the items of a tensor: for the whole batch, of which the own rows are
-    kept, unless x has the whole batch."""
+    """draw(x), where `draw` makes numbers for the items of a tensor: for the whole batch, of which
+    the own rows are kept, unless x has the whole batch."""
     count = sum(_share.sizes)
-    return draw(x.new_ones((count, *x.shape[1:])))[_share.rows] if shared() and len(x) < count else draw(x)
+    return draw(x.new_ones((count, *x.shape[1:])))[_share.rows] if shared() and len(
+        x) < count else draw(x)
 
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:

@@ -1,6 +1,8 @@
-"""What is asked about one subject: the judgements are read, the protocols run and the results collected.
+"""What is asked about one subject: the judgements are read, the protocols run and the results
+collected.
 
-`PROTOCOLS` lists all protocols: what each needs, how it runs, and whether it also runs over five folds.
+`PROTOCOLS` lists all protocols: what each needs, how it runs, and whether it also runs over five
+folds.
 """
 import os
 import time
@@ -20,11 +22,13 @@ from evaluation.report import SIDES, TITLES
 from evaluation.subjects import Gallery, Member, Record, Subject
 from similarities import Cosine, Embedding, uncertainty
 
-INSTANCES = "instances_val2014.json"  # the dev and test images of COCO's splits are of its 2014 validation set
+# the dev and test images of COCO's splits are of its 2014 validation set
+INSTANCES = "instances_val2014.json"
 
 
 class Judgements(dict):
-    """Matches and ratings beyond the original pairs, as positions in the split: {protocol: what was read for it}."""
+    """Matches and ratings beyond the original pairs, as positions in the split: {protocol: what was
+    read for it}."""
 
     def lines(self, n: int, m: int):
         """Sentences on what was read, for the reader of the report, of N images and M captions."""
@@ -52,7 +56,8 @@ class Asked(NamedTuple):
 
 @dataclass
 class Task:
-    """One subject and what is asked about it. Protocols read all but the last three, and add to these."""
+    """One subject and what is asked about it. Protocols read all but the last three, and add to
+    these."""
     subject: Subject
     judged: Judgements
     asked: Asked
@@ -62,13 +67,16 @@ class Task:
 
     @cached_property
     def scores(self) -> np.ndarray:
-        """The whole matrix of scores (N, M). It is computed at first use and kept until `release`."""
+        """The whole matrix of scores (N, M). It is computed at first use and kept until
+        `release`."""
         return subjects.score_matrix(self.subject, self.asked.block)
 
     @property
     def columns(self):
-        """The scores in blocks: of the whole matrix where that is needed anyway, else of the members."""
-        return subjects.image_text_of(self.scores) if self.needs_matrix else subjects.image_text(self.subject.members)
+        """The scores in blocks: of the whole matrix where that is needed anyway, else of the
+        members."""
+        return subjects.image_text_of(self.scores) if self.needs_matrix else subjects.image_text(
+            self.subject.members)
 
     def release(self) -> None:
         """Let go of the matrix of scores, 500 MB for the 5,000 images of COCO's test split."""
@@ -84,9 +92,12 @@ class Task:
 class Protocol(NamedTuple):
     """One line of PROTOCOLS."""
     run: Callable[[Task, dict], dict]             # (task, {name: galleries}) -> {name: numbers}
-    asked: Callable[[Task], bool] | None = None   # do the options ask for it; None: they do where its reader read
-    read: Callable | None = None                  # (subject, ids, asked) -> its judgements, or None if not asked for
-    lines: Callable = lambda judged, n, m: ()     # sentences on what was read, of N images and M captions
+    # do the options ask for it; None: they do where its reader read
+    asked: Callable[[Task], bool] | None = None
+    # (subject, ids, asked) -> its judgements, or None if not asked for
+    read: Callable | None = None
+    # sentences on what was read, of N images and M captions
+    lines: Callable = lambda judged, n, m: ()
     title: str = ""                               # in the sentence that says what cannot be had
     images: bool = True                           # needs images
     matrix: bool = False                          # needs the whole matrix of scores
@@ -108,12 +119,15 @@ def read_eccv(subject: Subject, ids: Ids, asked: Asked) -> dict[str, Pairs] | No
     """The matches of both directions."""
     if not asked.eccv:
         return None
-    return annotations.read_eccv(asked.eccv_path or annotations.eccv_folder(), ids.images, ids.captions)
+    return annotations.read_eccv(asked.eccv_path or annotations.eccv_folder(), ids.images,
+                                 ids.captions)
 
 
 def read_positives(subject: Subject, ids: Ids, asked: Asked) -> Positives | None:
-    """The user's own matches, of one direction or both, and the levels of captions where the file gives them."""
-    return annotations.read_positives(asked.positives, ids.images, ids.captions) if asked.positives else None
+    """The user's own matches, of one direction or both, and the levels of captions where the file
+    gives them."""
+    return annotations.read_positives(asked.positives, ids.images,
+                                      ids.captions) if asked.positives else None
 
 
 def read_cxc(subject: Subject, ids: Ids, asked: Asked) -> Crisscrossed | None:
@@ -123,13 +137,16 @@ def read_cxc(subject: Subject, ids: Ids, asked: Asked) -> Crisscrossed | None:
     part = "val" if subject.split in ("dev", "val") else "test"
     folder = asked.cxc_path or os.path.normpath(os.path.join(subject.folder, "..", "cxc"))
     ratings = annotations.read_cxc(folder, part, ids.images, ids.captions)
-    return Crisscrossed(ratings, annotations.cxc_pairs(ratings, subject.caption_image, asked.cxc_rule))
+    return Crisscrossed(ratings, annotations.cxc_pairs(ratings, subject.caption_image,
+                                                       asked.cxc_rule))
 
 
 def read_judgements(subject: Subject, asked: Asked) -> Judgements:
-    """Those that the options ask for. Raises InputError on files that are missing, broken or of other items."""
+    """Those that the options ask for. Raises InputError on files that are missing, broken or of
+    other items."""
     ids = Ids(subject.items)
-    judged = {name: protocol.read(subject, ids, asked) for name, protocol in PROTOCOLS.items() if protocol.read}
+    judged = {name: protocol.read(subject, ids, asked) for name, protocol in PROTOCOLS.items()
+              if protocol.read}
     return Judgements({name: value for name, value in judged.items() if value is not None})
 
 
@@ -139,7 +156,8 @@ def cxc_lines(judged: Crisscrossed, n: int, m: int):
         yield f"{kind.upper()}: {len(rated.score):,} rated pairs, {high:,} of them {MATCH[kind]:g} or more"
     for side, pairs in judged.pairs.items():
         without = (n if side[0] == "i" else m) - len(np.unique(pairs.query))
-        yield f"CxC {matches(side, pairs)}" + (f"; {without:,} queries without a match do not count" if without else "")
+        yield f"CxC {matches(side, pairs)}" + (f"; {without:,} queries without a match do not count"
+                                               if without else "")
 
 
 def instance_lines(codes: np.ndarray, n: int, m: int):
@@ -164,11 +182,13 @@ def matches(side: str, pairs: Pairs) -> str:
 
 def means_only(subject: Subject) -> list[Member]:
     """The members as points, compared by the cosine: the row that shows what the variances do."""
-    return [Member(Cosine(), Embedding(m.images.mean), Embedding(m.captions.mean)) for m in subject.members]
+    return [Member(Cosine(), Embedding(m.images.mean), Embedding(m.captions.mean))
+            for m in subject.members]
 
 
 def shuffled(subject: Subject) -> list[Member]:
-    """The members with the variances of other items: the row that shows whether it matters whose they are."""
+    """The members with the variances of other items: the row that shows whether it matters whose
+    they are."""
     return [Member(m.similarity, *deal_variances(m.images, m.captions)) for m in subject.members]
 
 
@@ -176,14 +196,16 @@ def shuffled(subject: Subject) -> list[Member]:
 
 def each(run: Callable[[Task, list[Gallery], str], dict]) -> Callable[[Task, dict], dict]:
     """A protocol that runs over everything and then over the folds, each by itself."""
-    return lambda task, galleries: {name: run(task, parts, name) for name, parts in galleries.items()}
+    return lambda task, galleries: {name: run(task, parts, name) for name,
+                                    parts in galleries.items()}
 
 
 def recalls(columns: Callable[[Task], Callable]) -> Callable[[Task, dict], dict]:
     """A protocol of recalls of the original pairs by the scores columns(task), in blocks."""
     def run(task: Task, galleries: list[Gallery], name: str) -> dict:
         began = time.perf_counter()
-        numbers = protocols.recalls(task.subject, columns(task), galleries, task.asked.block, task.record, name)
+        numbers = protocols.recalls(task.subject, columns(task), galleries, task.asked.block,
+                                    task.record, name)
         task.seconds[name] = time.perf_counter() - began
         return numbers
     return each(run)
@@ -198,7 +220,8 @@ def run_rerank(task: Task, galleries: list[Gallery], name: str) -> dict:
 
 
 def run_pmrp(task: Task, galleries: list[Gallery], name: str) -> dict:
-    return protocols.pmrp(task.scores, task.judged["pmrp"], task.subject.caption_image, galleries, task.record, name)
+    return protocols.pmrp(task.scores, task.judged["pmrp"], task.subject.caption_image, galleries,
+                          task.record, name)
 
 
 def run_eccv(task: Task, galleries: list[Gallery], name: str) -> dict:
@@ -210,7 +233,8 @@ def run_positives(task: Task, galleries: list[Gallery], name: str, members=None)
     pairs = {side: listed.pairs for side, listed in task.judged["positives"].items()}
     scores = task.scores if members is None else subjects.score_matrix(
         replace(task.subject, members=members(task.subject)), task.asked.block)
-    numbers = protocols.recalls_of_matches(scores, pairs, galleries, task.record, name, "rp", average=True)
+    numbers = protocols.recalls_of_matches(scores, pairs, galleries, task.record, name, "rp",
+                                           average=True)
     for side, listed in task.judged["positives"].items():
         numbers[side]["without"] = listed.without
     return numbers
@@ -223,12 +247,13 @@ def run_cxc(task: Task, galleries: dict[str, list[Gallery]]) -> dict[str, dict]:
         between = protocols.cxc_between(task.scores, ratings, pairs, galleries, task.record)
         task.release()                                      # text to text needs the room
     else:
-        task.absent.append("image-text and image-image retrieval, SITS and SIS: there are no images")
+        task.absent.append(
+            "image-text and image-image retrieval, SITS and SIS: there are no images")
     if task.subject.members:
         within = protocols.cxc_within(task.subject, ratings, pairs, galleries, task.record)
     else:
-        task.absent.append("text-text and image-image retrieval, STS and SIS: a score matrix holds image-text scores "
-                           "only")
+        task.absent.append("text-text and image-image retrieval, STS and SIS: a score matrix holds "
+                           "image-text scores only")
     return {name: {**between.get(name, {}), **within.get(name, {})} for name in galleries}
 
 
@@ -270,21 +295,23 @@ def name_over_folds(name: str) -> str:
 def check_asked(subject: Subject, asked: Asked) -> None:
     """Raises InputError on --fold5 and --rerank where the subject does not allow them."""
     if asked.fold5 and subject.n_images < 5 * subjects.FOLD:
-        raise InputError(f"--fold5 needs 5 x 1,000 images and {subject.name} has {subject.n_images:,}; leave it out or "
-                         "name a larger split (COCO: testall for precomputed features)")
+        raise InputError(f"--fold5 needs 5 x 1,000 images and {subject.name} has "
+                         f"{subject.n_images:,}; leave it out or name a larger split (COCO: "
+                         "testall for precomputed features)")
     if asked.rerank and not (subject.members and all(m.similarity.parts for m in subject.members)):
-        raise InputError(f"--rerank {asked.rerank} saves time where words are compared with regions, and "
-                         f"{subject.name} is scored by {subject.similarity}; leave it out, or evaluate a model of "
-                         "--sim scan")
+        raise InputError(f"--rerank {asked.rerank} saves time where words are compared with "
+                         f"regions, and {subject.name} is scored by {subject.similarity}; leave "
+                         "it out, or evaluate a model of --sim scan")
     if asked.rerank >= max(subject.n_images, len(subject.caption_image)):
         raise InputError(f"--rerank {asked.rerank} keeps all of {subject.n_images:,} images and "
-                         f"{len(subject.caption_image):,} captions, so nothing is saved; give fewer, 100 is usual, or "
-                         "leave it out")
+                         f"{len(subject.caption_image):,} captions, so nothing is saved; give "
+                         "fewer, 100 is usual, or leave it out")
 
 
 @torch.no_grad()
 def run_protocols(task: Task) -> dict[str, dict]:
-    """The "protocols" of results.json. Raises InputError where the options do not fit the subject."""
+    """The "protocols" of results.json. Raises InputError where the options do not fit the
+    subject."""
     check_asked(task.subject, task.asked)
     results = {}
     for name, protocol in PROTOCOLS.items():
@@ -302,12 +329,14 @@ def run_protocols(task: Task) -> dict[str, dict]:
 
 # ---- the same members as points, or with the variances of other items
 
-def deal_variances(images: Embedding, captions: Embedding, seed: int = 0) -> tuple[Embedding, Embedding]:
-    """Both sides with the variances of other items: the control that shows whether it matters whose they are.
+def deal_variances(images: Embedding, captions: Embedding, seed: int = 0) -> tuple[Embedding,
+                                                                                   Embedding]:
+    """Both sides with the variances of other items: the control that shows whether it matters whose
+    they are.
 
-    Each side goes round one random circle, so that no item keeps its own variances. The circles are drawn one after the
-    other: with as many captions as images, a common one would leave matching variances together. Points stay as they
-    are.
+    Each side goes round one random circle, so that no item keeps its own variances. The circles are
+    drawn one after the other: with as many captions as images, a common one would leave matching
+    variances together. Points stay as they are.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -322,17 +351,18 @@ def deal_variances(images: Embedding, captions: Embedding, seed: int = 0) -> tup
 
 
 def uses_variances(subject: Subject) -> bool:
-    """Whether any member has variances and compares by them: the cosine looks at means alone, and variances that points
-    were given later rank nothing."""
+    """Whether any member has variances and compares by them: the cosine looks at means alone, and
+    variances that points were given later rank nothing."""
     given = subject.variances is not None
-    return subject.gaussian and not given and not all(isinstance(m.similarity, Cosine) for m in subject.members)
+    return subject.gaussian and not given and not all(isinstance(m.similarity, Cosine)
+                                                      for m in subject.members)
 
 
 # ---- everything about a subject
 
 def uncertainties(subject: Subject, measure=uncertainty) -> dict[str, np.ndarray]:
-    """log det Sigma in nats of images (N,) and captions (M,) where they are Gaussian, averaged over the members; or
-    another measure (Embedding -> (N,)) of them."""
+    """log det Sigma in nats of images (N,) and captions (M,) where they are Gaussian, averaged over
+    the members; or another measure (Embedding -> (N,)) of them."""
     results = {}
     for side in ("images", "captions"):
         sides = [getattr(m, side) for m in subject.members]
@@ -342,8 +372,10 @@ def uncertainties(subject: Subject, measure=uncertainty) -> dict[str, np.ndarray
     return results
 
 
-def uncertainty_results(values: dict[str, np.ndarray], record: Record, asked: Asked) -> dict[str, dict]:
-    """Mean and deviation of the uncertainties of each side and, with --uncertainty, what they say of its recalls."""
+def uncertainty_results(values: dict[str, np.ndarray], record: Record, asked: Asked) -> dict[str,
+                                                                                             dict]:
+    """Mean and deviation of the uncertainties of each side and, with --uncertainty, what they say
+    of its recalls."""
     results = {}
     for side, v in values.items():
         results[side] = {"mean": float(v.mean()), "std": float(v.std())}
@@ -354,21 +386,26 @@ def uncertainty_results(values: dict[str, np.ndarray], record: Record, asked: As
 
 
 def chances(subject: Subject, over_folds: bool) -> dict[str, dict]:
-    """What a random order gives, in the gallery of everything and, where asked, as the mean over the folds."""
+    """What a random order gives, in the gallery of everything and, where asked, as the mean over
+    the folds."""
     results = {"full": metrics.chance(subject.caption_image, subject.n_images)}
     if over_folds:
-        results["folds5"] = metrics.average([metrics.chance(subject.caption_image[captions] - images[0], len(images))
-                                             for images, captions in subjects.folds(subject)])
+        results["folds5"] = metrics.average([metrics.chance(subject.caption_image[captions]
+                                                            - images[0], len(images)) for images,
+                                             captions in subjects.folds(subject)])
     return results
 
 
-def assess(subject: Subject, judged: Judgements, asked: Asked) -> tuple[dict, Record, dict[str, np.ndarray]]:
-    """All that the options ask about one subject: what results.json holds, the outcome of every query, and the
-    uncertainties of `uncertainties`. Raises InputError where the options do not fit the subject."""
+def assess(subject: Subject, judged: Judgements, asked: Asked) -> tuple[dict, Record,
+                                                                        dict[str, np.ndarray]]:
+    """All that the options ask about one subject: what results.json holds, the outcome of every
+    query, and the uncertainties of `uncertainties`. Raises InputError where the options do not fit
+    the subject."""
     task, values = Task(subject, judged, asked), uncertainties(subject)
     numbers = run_protocols(task)
-    results = {"checkpoints": subject.name.split(" + "), "data_name": subject.data_name, "split": subject.split or None,
-               "similarity": subject.similarity, "images": subject.n_images, "captions": len(subject.caption_image),
+    results = {"checkpoints": subject.name.split(" + "), "data_name": subject.data_name,
+               "split": subject.split or None, "similarity": subject.similarity,
+               "images": subject.n_images, "captions": len(subject.caption_image),
                "protocols": numbers}
     if numbers.get("full"):
         results["chance"] = chances(subject, asked.fold5)
@@ -380,7 +417,8 @@ def assess(subject: Subject, judged: Judgements, asked: Asked) -> tuple[dict, Re
         results["notes"] = subject.notes
     if numbers.get("full"):
         ranks = {side: task.record["full", side, "rank"] for side in ("i2t", "t2i")}
-        results["best_ranks"] = {side: metrics.best_rank_means(r[~np.isnan(r)]) for side, r in ranks.items()}
+        results["best_ranks"] = {side: metrics.best_rank_means(r[~np.isnan(r)]) for side,
+                                 r in ranks.items()}
     if task.absent:
         results["absent"] = task.absent
     if "pmrp" in judged and subject.members and subject.has_images:
@@ -388,8 +426,8 @@ def assess(subject: Subject, judged: Judgements, asked: Asked) -> tuple[dict, Re
     if subject.unknown_words:
         results["unknown_words"] = subject.unknown_words
     if asked.uncertainty and not values:
-        raise InputError(f"--uncertainty: {subject.name} has points, which have no uncertainty; evaluate a Gaussian "
-                         "model, or give them variances with --variances")
+        raise InputError(f"--uncertainty: {subject.name} has points, which have no uncertainty; "
+                         "evaluate a Gaussian model, or give them variances with --variances")
     if values:
         results["uncertainty"] = uncertainty_results(values, task.record, asked)
     return without_nan(results), task.record, values

@@ -138,7 +138,8 @@ class Calibration(NamedTuple):
     data_name: str
     similarity: str
     fitted: dict[str, Fitted]
-    sets: dict | None                 # {"alpha", "images": in the gallery that they were fitted on, direction: {method:
+    # {"alpha", "images": in the gallery that they were fitted on, direction: {method:
+    sets: dict | None
                                       # limit}}; None where --sets was not given
     log_det: list[float] | None       # quantiles, see `quantiles`; None where captions are points
 

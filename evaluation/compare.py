@@ -1,4 +1,5 @@
-"""Comparison of several subjects on one split, or of several seeds of each: results side by side, paired bootstraps."""
+"""Comparison of several subjects on one split, or of several seeds of each: results side by side,
+paired bootstraps."""
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -13,12 +14,13 @@ from evaluation.subjects import Subject
 
 
 def compare(names: list[str], opened: Callable[[str], Subject], asked: Asked) -> dict:
-    """Compares what `names` names, a path each, or the seeds of one model ("A0,A1,A2"); the first is the base of all
-    others.
+    """Compares what `names` names, a path each, or the seeds of one model ("A0,A1,A2"); the first
+    is the base of all others.
 
-    opened(path): opens one. Returns {"runs": {path: its results}, "groups": {label: {metric: (mean, deviation,
-    seeds)}}, "comparisons": [{"a", "b", "seeds", "metrics": what `metrics.paired_bootstrap` returns}]}. Raises
-    InputError on paths that stand there twice, and on subjects of other items.
+    opened(path): opens one. Returns {"runs": {path: its results}, "groups": {label: {metric: (mean,
+    deviation, seeds)}}, "comparisons": [{"a", "b", "seeds", "metrics": what
+    `metrics.paired_bootstrap` returns}]}. Raises InputError on paths that stand there twice, and on
+    subjects of other items.
     """
     first, judged = None, None
 
@@ -37,12 +39,15 @@ def compare(names: list[str], opened: Callable[[str], Subject], asked: Asked) ->
     return without_nan({"runs": runs, "groups": seeds, "comparisons": comparisons})
 
 
-def side_by_side(names: list[str], assessed: Callable[[str], tuple[dict, dict]], sums: Callable | None = None,
-                 **about) -> tuple[dict[str, dict], dict[str, list[dict]], list[dict]]:
-    """({path: its results}, {label of a group: totals of each seed}, the comparisons, with what is told `about` each).
+def side_by_side(names: list[str], assessed: Callable[[str], tuple[dict, dict]],
+                 sums: Callable | None = None, **about) -> tuple[dict[str, dict],
+                                                                 dict[str, list[dict]], list[dict]]:
+    """({path: its results}, {label of a group: totals of each seed}, the comparisons, with what is
+    told `about` each).
 
-    assessed(path): results, and {metric: (total (N,), count (N,))} over images as `metrics.paired_bootstrap` takes it;
-    sums(metrics): {name of a sum: its metrics}. Raises InputError on paths that stand there twice.
+    assessed(path): results, and {metric: (total (N,), count (N,))} over images as
+    `metrics.paired_bootstrap` takes it; sums(metrics): {name of a sum: its metrics}. Raises
+    InputError on paths that stand there twice.
     """
     groups, runs, totals = {group: group.split(",") for group in names}, {}, {}
     refuse_repeats([path for paths in groups.values() for path in paths])
@@ -59,7 +64,8 @@ def side_by_side(names: list[str], assessed: Callable[[str], tuple[dict, dict]],
         shared = set.intersection(*(set(run) for run in [*totals[base], *totals[other]]))
         comparisons.append({"a": label[base], "b": label[other], **about,
                             "seeds": [len(totals[base]), len(totals[other])],
-                            "metrics": metrics.paired_bootstrap(totals[base], totals[other], (sums or rsums)(shared))})
+                            "metrics": metrics.paired_bootstrap(totals[base], totals[other],
+                                                                (sums or rsums)(shared))})
     return runs, {label[group]: of for group, of in totals.items()}, comparisons
 
 
@@ -68,13 +74,14 @@ def refuse_repeats(paths: list[str]) -> None:
     count = Counter(map(os.path.realpath, paths))
     twice = [path for path in paths if not path or count[os.path.realpath(path)] > 1]
     if twice:
-        raise InputError(f"--compare names '{twice[0]}' more than once or names nothing between commas; name each run "
-                         "once")
+        raise InputError(f"--compare names '{twice[0]}' more than once or names nothing between "
+                         "commas; name each run once")
 
 
 def over_seeds(totals: list[dict], protocols: list[dict]) -> dict[str, tuple[float, float, int]]:
-    """{metric: (mean, standard deviation, number of seeds)} of a group. totals: what `Record.totals` returns, per seed;
-    protocols: the "protocols" of the results of each seed, which hold the rank correlations with ratings."""
+    """{metric: (mean, standard deviation, number of seeds)} of a group. totals: what
+    `Record.totals` returns, per seed; protocols: the "protocols" of the results of each seed, which
+    hold the rank correlations with ratings."""
     names = [name for name in totals[0] if all(name in t for t in totals)]
     values = {name: [t[name][0].sum() / t[name][1].sum() for t in totals] for name in names}
     values.update({name: [sum(values[term][k] for term in terms) for k in range(len(totals))]
@@ -88,7 +95,8 @@ def over_seeds(totals: list[dict], protocols: list[dict]) -> dict[str, tuple[flo
 
 
 def take_order_of(first: Subject, subject: Subject) -> None:
-    """Put a subject's items in the order of another's. Raises InputError where they are other items."""
+    """Put a subject's items in the order of another's. Raises InputError where they are other
+    items."""
     rows = items.order_like(subject.items, first.items)
     if not rows.same:
         subject.take(rows)
@@ -97,7 +105,8 @@ def take_order_of(first: Subject, subject: Subject) -> None:
 
 
 def common_name(paths: list[str]) -> str:
-    """What the last parts of paths in one folder begin with, else the first path: runs/A0, runs/A1 -> runs/A."""
+    """What the last parts of paths in one folder begin with, else the first path: runs/A0, runs/A1
+    -> runs/A."""
     paths = [os.path.normpath(path) for path in paths]
     shared = paths[0] if len(paths) == 1 else os.path.commonprefix(paths).rstrip("_-.")
     same = {os.path.dirname(path) for path in [shared, *paths]}

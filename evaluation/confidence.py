@@ -265,8 +265,9 @@ def in_words(side: str, of: dict) -> str:
     """How many first answers are right: of all, of the surest and of the least sure."""
     best = of[best_name(of)]
     right, queries = best["reliability"]["right"], best["reliability"]["queries"]
-    return (f"{side}: {100 - best['aurc_flat']:.1f}% of the first answers are right, {100 * right[-1]:.0f}% of the "
-            f"{queries[-1]:,} surest and {100 * right[0]:.0f}% of the {queries[0]:,} least sure")
+    return (f"{side}: {100 - best['aurc_flat']:.1f}% of the first answers are right, "
+            f"{100 * right[-1]:.0f}% of the {queries[-1]:,} surest and {100 * right[0]:.0f}% of "
+            f"the {queries[0]:,} least sure")
 
 
 def of_sigma(side: str, of: dict):

@@ -21,25 +21,30 @@ class Gallery(NamedTuple):
 
 
 @torch.no_grad()
-def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int = 128, workers: int = 0,
-           part: Gallery | None = None) -> tuple:
-    """Embeddings of all images (N, D) and all captions (M, D) of a split, or of a part of it, in their order. The model
-    must be in eval mode; it may be anything with JointEmbedding's embed_images and embed_captions, such as one that
-    gives tuples of another kind (`variances.Opened`).
+def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int = 128,
+           workers: int = 0, part: Gallery | None = None) -> tuple:
+    """Embeddings of all images (N, D) and all captions (M, D) of a split, or of a part of it, in
+    their order. The model must be in eval mode; it may be anything with JointEmbedding's
+    embed_images and embed_captions, such as one that gives tuples of another kind
+    (`variances.Opened`).
 
-    None stands for images that are not at hand, and for captions where `tokens` is None. Several processes encode and
-    read a part of the batches each, the same batches that one would make, and all get the whole.
+    None stands for images that are not at hand, and for captions where `tokens` is None. Several
+    processes encode and read a part of the batches each, the same batches that one would make, and
+    all get the whole.
     """
     text_only = isinstance(split.images, NoImages)
-    part = part or Gallery(np.arange(len(split.images)), np.arange(0 if tokens is None else len(tokens.length)))
+    part = part or Gallery(np.arange(len(split.images)),
+                           np.arange(0 if tokens is None else len(tokens.length)))
     sizes = () if tokens is None else tokens.length[part.captions]
     rows = part.images[:0 if text_only else None]
-    order = np.argsort(sizes, kind="stable")                                        # similar lengths: little padding
-    of_images, of_captions = (np.concatenate([x[:0], *processes.part(chunks(x, batch_size))]) for x in (rows, order))
+    order = np.argsort(sizes, kind="stable")                       # similar lengths: little padding
+    of_images, of_captions = (np.concatenate([x[:0], *processes.part(chunks(x, batch_size))])
+                              for x in (rows, order))
     images, captions = [], []
-    with tqdm(total=len(of_images) + len(of_captions), desc=f"encode {split.name}", disable=None, leave=False) as bar, \
-            processes.all_or_none():
-        for batch in image_batches(split.images, batch_size, workers, of_images) if len(of_images) else ():
+    with tqdm(total=len(of_images) + len(of_captions), desc=f"encode {split.name}", disable=None,
+              leave=False) as bar, processes.all_or_none():
+        for batch in image_batches(split.images, batch_size, workers,
+                                   of_images) if len(of_images) else ():
             images.append(model.embed_images(batch.to(device)))
             bar.update(len(batch))
         for index in chunks(of_captions, batch_size):
@@ -50,8 +55,8 @@ def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int =
 
 
 def _join(batches: list, order: np.ndarray):
-    """One Embedding (or Activations) of the batches of all processes, which hold the items order[0], order[1], ...:
-    item k in row k, parts zero-padded. None where there are none."""
+    """One Embedding (or Activations) of the batches of all processes, which hold the items
+    order[0], order[1], ...: item k in row k, parts zero-padded. None where there are none."""
     batches = processes.gathered(batches)
     if not batches:
         return None
@@ -62,16 +67,16 @@ def _join(batches: list, order: np.ndarray):
             continue
         sizes = map(max, zip(*(x.shape[1:] for x in values)))
         fields.append(values[0].new_zeros(len(order), *sizes))
-        for place, x in zip(places, values):                                        # (b, D) | (b, P, D) | (b,)
+        for place, x in zip(places, values):                             # (b, D) | (b, P, D) | (b,)
             (fields[-1][:, :x.shape[1]] if x.ndim == 3 else fields[-1])[place.to(x.device)] = x
     return type(batches[0])(*fields)
 
 
 @torch.no_grad()
 def validate(model: JointEmbedding, split: Split, tokens: Tokens, device, workers: int = 0) -> dict:
-    """Recalls of one split as `metrics.retrieval` returns them. "hbr" is DMSM's harmonic mean of the best ranks of
-    images, "alike" the mean cosine of two images and that of two captions, 1 where all are one point. Of phrases: as
-    `validate_phrases`."""
+    """Recalls of one split as `metrics.retrieval` returns them. "hbr" is DMSM's harmonic mean of
+    the best ranks of images, "alike" the mean cosine of two images and that of two captions, 1
+    where all are one point. Of phrases: as `validate_phrases`."""
     if isinstance(split, PhraseSplit):
         return validate_phrases(model, split, tokens, device)
     images, captions = encode(model, split, tokens, device, workers=workers)
@@ -79,4 +84,5 @@ def validate(model: JointEmbedding, split: Split, tokens: Tokens, device, worker
     i2t, t2i = metrics.ranks_by_blocks(columns, split.caption_image, len(images.mean))
     i2t = i2t[i2t >= 0]
     return {**metrics.both_directions(i2t, t2i), "hbr": metrics.best_rank_means(i2t)["hbr"],
-            "alike": {side: metrics.mean_cosine(e.mean) for side, e in (("images", images), ("captions", captions))}}
+            "alike": {side: metrics.mean_cosine(e.mean) for side,
+                      e in (("images", images), ("captions", captions))}}

@@ -1,4 +1,5 @@
-"""Opens what is evaluated: trained models on a split, embeddings of any model, ready matrices of scores.
+"""Opens what is evaluated: trained models on a split, embeddings of any model, ready matrices of
+scores.
 
 Loading runs no code from a file: weights_only=True for checkpoints, allow_pickle=False for arrays.
 """
@@ -30,7 +31,8 @@ from similarities import SIMILARITIES, Cosine, Embedding, Similarity
 
 
 class Where(NamedTuple):
-    """Which items. None stands for the data that a run was trained on, and for what a file says of itself."""
+    """Which items. None stands for the data that a run was trained on, and for what a file says of
+    itself."""
     data_path: str | None = None
     data_name: str | None = None
     split: str | None = None          # None: test
@@ -63,16 +65,18 @@ class PostHoc(NamedTuple):
 
 
 def newest_run(root: str = "runs") -> str:
-    """The folder of the run whose best model is the newest. Raises InputError where there is no run."""
+    """The folder of the run whose best model is the newest. Raises InputError where there is no
+    run."""
     paths = glob.glob(os.path.join(root, "**", "model_best.pt"), recursive=True)
     if not paths:
-        raise InputError(f"no run is in {root}/; train one with train.py, or name a run folder with --checkpoint")
+        raise InputError(f"no run is in {root}/; train one with train.py, or name a run folder "
+                         "with --checkpoint")
     return os.path.dirname(max(paths, key=os.path.getmtime))
 
 
 def output_file(asked: str | None, run: str, name: str, ours, inputs=()) -> str:
-    """`asked`, else `name` in a run folder or beside a file. Raises InputError as `files.output` does; a run that does
-    not exist is not tried."""
+    """`asked`, else `name` in a run folder or beside a file. Raises InputError as `files.output`
+    does; a run that does not exist is not tried."""
     path = asked or os.path.join(run if os.path.isdir(run) else os.path.dirname(run), name)
     return output(path, ours, inputs) if asked or os.path.exists(run) else path
 
@@ -96,45 +100,51 @@ class Run(NamedTuple):
         return [*self.trained.notes, *self.split.notes]
 
     def tokens(self):
-        """The captions as the model reads them. Those of another data set may consist of unknown words alone."""
+        """The captions as the model reads them. Those of another data set may consist of unknown
+        words alone."""
         return self.split.encode(self.trained.vocab, known=not self.foreign)
 
     def similarity(self, sim: str | None) -> Similarity:
         return SIMILARITIES[sim]() if sim else self.trained.similarity
 
     def encode(self, how: How, part: Gallery | None = None, view=None) -> tuple:
-        """`encode` of the split, or of a part of it, by the model or by a view of it (`variances`)."""
+        """`encode` of the split, or of a part of it, by the model or by a view of it
+        (`variances`)."""
         model = self.trained.to(how.device).model
-        return encode(view or model, self.split, self.tokens(), self.trained.device, how.batch_size, how.workers, part)
+        return encode(view or model, self.split, self.tokens(), self.trained.device, how.batch_size,
+                      how.workers, part)
 
 
 def load_run(path: str, where: Where, first: Run | None = None, *, vocab: str | None = None,
              phrases: bool = False) -> Run:
     """The model of a run on a split.
 
-    first: the first run of an ensemble, whose split is shared; vocab: the vocabulary of an original checkpoint;
-    phrases: the run is on phrases. Raises InputError where the model cannot take the data.
+    first: the first run of an ensemble, whose split is shared; vocab: the vocabulary of an original
+    checkpoint; phrases: the run is on phrases. Raises InputError where the model cannot take the
+    data.
     """
     trained = Trained(path, vocab=vocab, phrases=phrases)
-    processes.same(trained.state, f"{path} changed while the processes read it; call the command again")
+    processes.same(trained.state, f"{path} changed while the processes read it; call the command "
+                   "again")
     mine = trained.options
     folder = where.data_path or mine.data_path, where.data_name or mine.data_name
     lead = first.trained.options if first else mine
     if first and not where.data_name and len({os.path.realpath(os.path.join(*f)) for f in (folder, first.folder)}) > 1:
         raise InputError(f"{path} was trained on {os.path.join(*folder)}, the first run on "
-                         f"{os.path.join(*first.folder)}; an ensemble needs one split, so name the data of both with "
-                         "--data_name")
+                         f"{os.path.join(*first.folder)}; an ensemble needs one split, so name "
+                         "the data of both with --data_name")
     folder = first.folder if first else folder
     if first and mine.text_features == lead.text_features and regions_of(mine) == regions_of(lead):
         split = first.split
     else:
-        split = read_split(*folder, where.split or "test", text_only=where.text_only, text_features=mine.text_features,
-                           dev_images=lead.dev_images if where.dev_images is None else where.dev_images,
+        split = read_split(*folder, where.split or "test", text_only=where.text_only,
+                           text_features=mine.text_features, dev_images=lead.dev_images
+                           if where.dev_images is None else where.dev_images,
                            regions=regions_of(mine, where.regions)).require_sound()
         of = partial(items.of_split, data_name=folder[1])
         if first and not items.order_like(of(split), of(first.split)).same:
-            raise InputError(f"{split.source} stands in another order than {first.split.source}; an ensemble needs one "
-                             "split")
+            raise InputError(f"{split.source} stands in another order than {first.split.source}; "
+                             "an ensemble needs one split")
     refuse_phrases(split if not phrases else None, path)
     check_fits(mine, split, path)
     check_extractors(trained.extractors, split, mine.text_features, path)
@@ -150,23 +160,26 @@ def runs_of(models: Models, where: Where):
         yield run
 
 
-def members_of(models: Models, where: Where, how: How, part=lambda split: None, given: Variances | None = None):
-    """Yields (run, member) for every model: what it made of a split, or of part(split), a Gallery; with the variances
-    `given`. Raises InputError as `open_run` does."""
+def members_of(models: Models, where: Where, how: How, part=lambda split: None,
+               given: Variances | None = None):
+    """Yields (run, member) for every model: what it made of a split, or of part(split), a Gallery;
+    with the variances `given`. Raises InputError as `open_run` does."""
     for k, run in enumerate(runs_of(models, where)):
-        images, captions = run.encode(how, part(run.split), given and Widened(run.trained.model, given.sides[k]))
+        images, captions = run.encode(how, part(run.split),
+                                      given and Widened(run.trained.model, given.sides[k]))
         similarity = run.similarity(models.sim)
         if models.sim and images is not None:
             try:
                 similarity.check(images, captions)
             except ValueError as error:
-                raise InputError(f"{run.trained.path} does not fit --sim {models.sim}: {error}") from error
+                raise InputError(
+                    f"{run.trained.path} does not fit --sim {models.sim}: {error}") from error
         yield run, Member(similarity, images, captions)
 
 
 def open_run(models: Models, where: Where, how: How, given: Variances | None = None) -> Subject:
-    """Encodes a split by trained models. given: variances for their points (`variances_of`). Raises InputError where a
-    model cannot take the data, or the similarity its embeddings."""
+    """Encodes a split by trained models. given: variances for their points (`variances_of`). Raises
+    InputError where a model cannot take the data, or the similarity its embeddings."""
     subject = None
     for run, member in members_of(models, where, how, given=given):
         split, trained, mine = run.split, run.trained, run.trained.options
@@ -176,49 +189,62 @@ def open_run(models: Models, where: Where, how: How, given: Variances | None = N
             subject.unknown_words = split.unknown_words(trained.vocab)
         subject.members.append(member)
         subject.weights.append(trained.weights)
-        subject.similarity = models.sim or " + ".join(dict.fromkeys([*filter(None, [subject.similarity]), mine.sim]))
-        subject.models.append(f"{trained.path}: {mine.sim}, image head {mine.image_head}, text head {mine.text_head}, "
-                              f"epoch {trained.state['epoch']}, dev rsum {trained.state['best_rsum']:.1f}")
+        subject.similarity = models.sim or " + ".join(
+            dict.fromkeys([*filter(None, [subject.similarity]), mine.sim]))
+        subject.models.append(f"{trained.path}: {mine.sim}, image head {mine.image_head}, text "
+                              f"head {mine.text_head}, epoch {trained.state['epoch']}, dev rsum "
+                              f"{trained.state['best_rsum']:.1f}")
     if given:
         subject.variances = given
         subject.notes += given.notes
     return subject
 
 
-def members_on(models: Models, where: Where, how: How, split: str, part=lambda split: None) -> Subject:
-    """What models made of another split of the same data set, to fit on; or of a part of it, where caption_image is
-    still that of the whole split."""
-    runs, members = zip(*members_of(models, where._replace(split=split, text_only=False), how, part))
-    return Subject(" + ".join(models.paths), "", runs[0].split.caption_image, len(members[0].images.mean),
-                   list(members))
+def members_on(models: Models, where: Where, how: How, split: str,
+               part=lambda split: None) -> Subject:
+    """What models made of another split of the same data set, to fit on; or of a part of it, where
+    caption_image is still that of the whole split."""
+    runs, members = zip(*members_of(models, where._replace(split=split, text_only=False), how,
+                                    part))
+    return Subject(" + ".join(models.paths), "", runs[0].split.caption_image,
+                   len(members[0].images.mean), list(members))
 
 
-def bank_of(subject: Subject, models: Models, where: Where, how: How, split: str, size: int) -> Bank:
-    """The normalisation of a subject's scores by queries of a split. Its beta is chosen on the dev split of the same
-    data set. Raises InputError where the subject has no images."""
+def bank_of(subject: Subject, models: Models, where: Where, how: How, split: str,
+            size: int) -> Bank:
+    """The normalisation of a subject's scores by queries of a split. Its beta is chosen on the dev
+    split of the same data set. Raises InputError where the subject has no images."""
     if not subject.has_images:
-        raise InputError(f"--bank {split} normalises scores of images and captions, and {subject.name} has no "
-                         "images to score; leave --bank out, or give a split with features or photos")
-    queries = members_on(models, where, how, split, lambda s: bank.draw(s.caption_image, len(s.images), size)).members
-    return bank.normalisation(subject.members, members_on(models, where, how, "dev"), queries, split, how.block)
+        raise InputError(f"--bank {split} normalises scores of images and captions, and "
+                         f"{subject.name} has no images to score; leave --bank out, or give a "
+                         "split with features or photos")
+    queries = members_on(models, where, how, split,
+                         lambda s: bank.draw(s.caption_image, len(s.images), size)).members
+    return bank.normalisation(subject.members, members_on(models, where, how, "dev"), queries,
+                              split, how.block)
 
 
 def variances_of(models: Models, where: Where, how: How, asked: PostHoc) -> Variances:
-    """Variances for the points of runs, fitted to items of the training split of each one's own data set, drawn as a
-    bank is. Raises InputError on a run with variances of its own, and where Laplace's approximation does not fit its
-    similarity."""
+    """Variances for the points of runs, fitted to items of the training split of each one's own
+    data set, drawn as a bank is. Raises InputError on a run with variances of its own, and where
+    Laplace's approximation does not fit its similarity."""
     fits, own = [], where._replace(data_name=None, split="train", text_only=False)
     for path in models.paths:
         one = models._replace(paths=[path])
         run = next(runs_of(one, own))
-        model, similarity, owner = run.trained.model, run.similarity(models.sim), run.split.caption_image
-        variances.refuse_gaussian(model.image_tower.gaussian or model.text_tower.gaussian, path, asked.kind)
+        model, similarity, owner = run.trained.model, run.similarity(
+            models.sim), run.split.caption_image
+        variances.refuse_gaussian(model.image_tower.gaussian or model.text_tower.gaussian, path,
+                                  asked.kind)
         drawn, scale = bank.draw(owner, len(run.split.images)), None
         if asked.kind == "knn":
             sides = variances.fit_knn(similarity, *run.encode(how, drawn), asked.neighbours)
         else:
             variances.refuse_no_cosine(similarity, path)
-            scale = variances.scale_of(model.objective) or variances.fitted_scale(members_on(one, own, how, "dev"))
+            scale = variances.scale_of(model.objective) or variances.fitted_scale(members_on(one,
+                                                                                             own,
+                                                                                             how,
+                                                                                             "dev"))
             (drawn, owner), opened = variances.pairs(drawn, owner), Opened(model)
             both = run.encode(how, drawn, opened)
             opened.layers = processes.from_first(dict, opened.layers)
@@ -232,28 +258,31 @@ def of_split(split: Split, name: str, folder: tuple[str, str]) -> Subject:
     known = items.of_split(split, folder[1])
     return Subject(name, "", split.caption_image, len(split.images), items=known,
                    photos=split.images if isinstance(split.images, Photos) else split.photo_names,
-                   data_name=folder[1], split=known.split, folder=os.path.join(*folder), notes=list(split.notes))
+                   data_name=folder[1], split=known.split, folder=os.path.join(*folder),
+                   notes=list(split.notes))
 
 
 # ---- embeddings of any model
 
 COUNTS = {1: "one", 5: "five"}
 # What a file of embeddings may hold, and what each array is.
-ARRAYS = ("image_mean", "caption_mean", "image_log_var", "caption_log_var", "caption_image", "image_id", "caption_id",
-          "image_name", "similarity", "effective_dim", "data_name", "split")
-is_embeddings = holds_arrays("image_mean", "caption_mean", "caption_image", "similarity", optional=ARRAYS)
+ARRAYS = ("image_mean", "caption_mean", "image_log_var", "caption_log_var", "caption_image",
+          "image_id", "caption_id", "image_name", "similarity", "effective_dim", "data_name",
+          "split")
+is_embeddings = holds_arrays("image_mean", "caption_mean", "caption_image", "similarity",
+                             optional=ARRAYS)
 
 
 def export(path: str, subject: Subject) -> None:
-    """Writes the embeddings of one model as an .npz: means, log-variances where there are any, the row of each
-    caption's image, ids where they are known, the name of the similarity with what it learned, and the name of the
-    split. Raises InputError where there are no images."""
+    """Writes the embeddings of one model as an .npz: means, log-variances where there are any, the
+    row of each caption's image, ids where they are known, the name of the similarity with what it
+    learned, and the name of the split. Raises InputError where there are no images."""
     similarity, images, captions = subject.members[0]
     if images is None:
-        raise InputError(f"--export: {subject.items.source} has no images beside it; export a split with features or "
-                         "photos")
-    arrays = {"image_mean": images.mean, "caption_mean": captions.mean, "image_log_var": images.log_var,
-              "caption_log_var": captions.log_var}
+        raise InputError(f"--export: {subject.items.source} has no images beside it; export a "
+                         "split with features or photos")
+    arrays = {"image_mean": images.mean, "caption_mean": captions.mean,
+              "image_log_var": images.log_var, "caption_log_var": captions.log_var}
     arrays = {name: value.cpu().numpy() for name, value in arrays.items() if value is not None}
     for key in ("image_id", "image_name", "caption_id"):
         ids = getattr(subject.items, f"{key}s")
@@ -276,13 +305,14 @@ def open_embeddings(path: str, where: Where, sim: str | None = None) -> Subject:
     unknown = next((name for name in arrays if name not in ARRAYS), None)
     if unknown is not None:
         near = difflib.get_close_matches(unknown, ARRAYS, 1, 0.5)
-        raise InputError(f"{path} has an array '{unknown[:40]}', which means nothing here"
-                         f"{f' (do you mean {near[0]}?)' if near else ''}; it may hold {', '.join(ARRAYS)}")
+        raise InputError(f"{path} has an array '{unknown[:40]}', which means nothing "
+                         f"here{f' (do you mean {near[0]}?)' if near else ''}; it may hold "
+                         f"{', '.join(ARRAYS)}")
     sides = [embedding_of(arrays, side, path) for side in ("image", "caption")]
     widths = [e.mean.shape[1] for e in sides]
     if widths[0] != widths[1] or not widths[0]:
-        raise InputError(f"{path} has image means of width {widths[0]} and caption means of width {widths[1]}; they "
-                         "live in one space, so the widths must be equal")
+        raise InputError(f"{path} has image means of width {widths[0]} and caption means of width "
+                         f"{widths[1]}; they live in one space, so the widths must be equal")
     name = sim or text_of(arrays, "similarity", path) or "cosine"
     similarity = named_similarity(name, arrays, path)
     try:
@@ -291,9 +321,10 @@ def open_embeddings(path: str, where: Where, sim: str | None = None) -> Subject:
         raise InputError(f"{path} does not fit --sim {name}: {error}") from error
     subject, order = described(path, where, len(sides[0].mean), len(sides[1].mean), arrays)
     if not sim and "similarity" not in arrays:
-        unused = ", and its variances are not used" if any(e.log_var is not None for e in sides) else ""
-        subject.notes.append(f"{path} names no similarity: the cosine of the means is taken{unused} (--sim takes "
-                             "another)")
+        unused = ", and its variances are not used" if any(e.log_var is not None
+                                                           for e in sides) else ""
+        subject.notes.append(f"{path} names no similarity: the cosine of the means is "
+                             f"taken{unused} (--sim takes another)")
     subject.notes += lengths(path, sides, isinstance(similarity, Cosine))
     subject.similarity, subject.members = name, [Member(similarity, *sides)]
     subject.take(order)
@@ -301,36 +332,39 @@ def open_embeddings(path: str, where: Where, sim: str | None = None) -> Subject:
 
 
 def embedding_of(arrays: dict, side: str, path: str) -> Embedding:
-    """The means and log-variances of one side, "image" or "caption", in float32. Raises InputError where their shapes
-    or types do not fit, and on numbers that are not finite."""
+    """The means and log-variances of one side, "image" or "caption", in float32. Raises InputError
+    where their shapes or types do not fit, and on numbers that are not finite."""
     mean, log_var = arrays.get(f"{side}_mean"), arrays.get(f"{side}_log_var")
     fits = mean is not None and mean.ndim == 2 and mean.dtype.kind in "fiu"
     if fits and log_var is not None:
         fits = log_var.shape in (mean.shape, (len(mean), 1)) and log_var.dtype.kind in "fiu"
     if not fits:
-        shapes = ", ".join(f"{name} {value.shape} of {value.dtype}" for name, value in arrays.items()) or "nothing"
-        raise InputError(f"{path} needs {side}_mean of shape (items, D), and {side}_log_var, where given, of the same "
-                         f"shape or (items, 1), both numbers; it holds {shapes}")
+        shapes = ", ".join(f"{name} {value.shape} of {value.dtype}" for name,
+                           value in arrays.items()) or "nothing"
+        raise InputError(f"{path} needs {side}_mean of shape (items, D), and {side}_log_var, where "
+                         f"given, of the same shape or (items, 1), both numbers; it holds {shapes}")
     with np.errstate(over="ignore"):                        # which the next lines say in our words
         e = Embedding(*(None if x is None else torch.from_numpy(np.ascontiguousarray(x, np.float32))
                         for x in (mean, log_var)))
     for name, x in ((f"{side}_mean", e.mean), (f"{side}_log_var", e.log_var)):
         if x is not None and not torch.isfinite(x).all():
-            raise InputError(f"{path} holds NaN or infinity, or numbers beyond float32, in {name}; check the "
-                             "embeddings")
+            raise InputError(f"{path} holds NaN or infinity, or numbers beyond float32, in {name}; "
+                             "check the embeddings")
     return e
 
 
 def give_variances(subject: Subject, where: Where, sim: str | None, asked: PostHoc,
                    given: Variances | None = None) -> None:
-    """Gives the points of a file variances: those `given`, else as fitted to training pairs. Raises InputError where
-    the file has variances of its own, or the training pairs are the same items or of another model."""
+    """Gives the points of a file variances: those `given`, else as fitted to training pairs. Raises
+    InputError where the file has variances of its own, or the training pairs are the same items or
+    of another model."""
     variances.refuse_gaussian(subject.gaussian, subject.name, asked.kind)
     elsewhere = where._replace(data_name=None, split=None)
     train = open_embeddings(asked.train, elsewhere, sim)
     refuse_other_kind(subject, train, "--variances_from", "give embeddings of training pairs")
     if given is None:
-        given = variances_from(train, open_embeddings(asked.dev, elsewhere, sim) if asked.dev else train, asked)
+        given = variances_from(train, open_embeddings(asked.dev, elsewhere, sim) if asked.dev
+                               else train, asked)
     subject.variances = given
     subject.notes += given.notes
     subject.members = [Member(m.similarity, *map(variances.widened, (m.images, m.captions), sides))
@@ -338,8 +372,8 @@ def give_variances(subject: Subject, where: Where, sim: str | None, asked: PostH
 
 
 def variances_from(train: Subject, dev: Subject, asked: PostHoc) -> Variances:
-    """Variances fitted to embeddings of training pairs. The softmax of Laplace's approximation has the temperature of
-    `dev`."""
+    """Variances fitted to embeddings of training pairs. The softmax of Laplace's approximation has
+    the temperature of `dev`."""
     similarity, *both = train.members[0]
     drawn, owner, scale = bank.draw(train.caption_image, train.n_images), train.caption_image, None
     if asked.kind == "laplace":
@@ -350,41 +384,46 @@ def variances_from(train: Subject, dev: Subject, asked: PostHoc) -> Variances:
     if asked.kind == "knn":
         sides = variances.fit_knn(similarity, images, captions, asked.neighbours)
     else:
-        sides = variances.fit_laplace(*(Activations(e.mean, e.mean) for e in (images, captions)), owner, scale, {}, {})
-    return variances.gathered(asked.kind, [Fit(train.name, sides, train.name, *map(len, drawn), scale)])
+        sides = variances.fit_laplace(*(Activations(e.mean, e.mean) for e in (images, captions)),
+                                      owner, scale, {}, {})
+    return variances.gathered(asked.kind,
+                              [Fit(train.name, sides, train.name, *map(len, drawn), scale)])
 
 
 def text_of(arrays: dict, name: str, path: str) -> str:
-    """A single text among arrays, empty where there is none. Raises InputError where the array is no single text."""
+    """A single text among arrays, empty where there is none. Raises InputError where the array is
+    no single text."""
     value = arrays.get(name, np.array(""))
     if value.size != 1 or value.dtype.kind not in "US":
-        raise InputError(f"{path}: {name} must hold one text, as np.array('...'), and has shape {value.shape} of "
-                         f"{value.dtype}; write it so, or leave it out")
+        raise InputError(f"{path}: {name} must hold one text, as np.array('...'), and has shape "
+                         f"{value.shape} of {value.dtype}; write it so, or leave it out")
     text = value.reshape(-1)[0]
     return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
 
 
 def lengths(path: str, sides: list[Embedding], normalised: bool) -> list[str]:
-    """Notes on means that are all zeros. Raises InputError on means whose norms float32 cannot tell from zero or
-    infinity. normalised: whether the similarity divides by the norms."""
+    """Notes on means that are all zeros. Raises InputError on means whose norms float32 cannot tell
+    from zero or infinity. normalised: whether the similarity divides by the norms."""
     notes = []
     for side, e in zip(("image", "caption"), sides):
         largest = e.mean.abs().amax(1)                                              # (N,)
-        least = 1e-6 if normalised else 0.0                 # below, `similarities.unit` does not divide
+        least = 1e-6 if normalised else 0.0             # below, `similarities.unit` does not divide
         odd = (largest > SQUARABLE[1]) | (largest > 0) & (e.mean.norm(dim=1) < least)
         if odd.any():
             k = int(odd.nonzero()[0])
-            raise InputError(f"{path}: {side}_mean has values of at most {float(largest[k]):.0e} in row {k}, whose "
-                             "squares float32 cannot add up; scale all means alike, to norms near 1")
+            raise InputError(f"{path}: {side}_mean has values of at most {float(largest[k]):.0e} "
+                             f"in row {k}, whose squares float32 cannot add up; scale all means "
+                             "alike, to norms near 1")
         zeros = int((largest == 0).sum())
         if zeros:
-            notes.append(f"{path}: {zeros:,} of {len(largest):,} {side} means are zeros and score alike with "
-                         "everything")
+            notes.append(f"{path}: {zeros:,} of {len(largest):,} {side} means are zeros and score "
+                         "alike with everything")
     return notes
 
 
 def named_similarity(name: str, arrays: dict, path: str) -> Similarity:
-    """The similarity of this name, with what it learned. Raises InputError where the file does not tell that."""
+    """The similarity of this name, with what it learned. Raises InputError where the file does not
+    tell that."""
     learned = arrays.get("effective_dim")
     if name == "mls" and learned is not None and learned.ndim == 0 and learned.dtype.kind in "fiu" and learned > 0:
         return OF_VECTORS[name](float(learned))
@@ -392,28 +431,32 @@ def named_similarity(name: str, arrays: dict, path: str) -> Similarity:
         return OF_VECTORS[name]()
     lacks = ("and no number 'effective_dim' above 0, which it learned" if name == "mls" else
              "which cannot be computed from a file of embeddings")
-    raise InputError(f"{path} has similarity '{name}', {lacks}; evaluate the run, or rank by another similarity with "
-                     f"--sim, one of {', '.join(SIMILARITIES)}")
+    raise InputError(f"{path} has similarity '{name}', {lacks}; evaluate the run, or rank by "
+                     f"another similarity with --sim, one of {', '.join(SIMILARITIES)}")
 
 
 # ---- scores
 
 def open_scores(path: str, where: Where) -> Subject:
-    """A ready matrix of scores (N, M), images x captions. It is mapped, not read whole. Raises InputError on other
-    shapes and types."""
-    scores = read_array(path, "write it with np.save, images x captions; embeddings go to --embeddings")
+    """A ready matrix of scores (N, M), images x captions. It is mapped, not read whole. Raises
+    InputError on other shapes and types."""
+    scores = read_array(path, "write it with np.save, images x captions; embeddings go to "
+                        "--embeddings")
     if scores.ndim != 2 or scores.dtype.kind != "f":
-        raise InputError(f"{path} holds {scores.dtype} of shape {scores.shape}; scores are floats, images x captions")
-    subject, _ = described(path, where, *scores.shape, {})    # it names no items: their order is that of the split
+        raise InputError(f"{path} holds {scores.dtype} of shape {scores.shape}; scores are floats, "
+                         "images x captions")
+    # it names no items: their order is that of the split
+    subject, _ = described(path, where, *scores.shape, {})
     for what, lines in (("image", scores), ("caption", scores.T)):
         some = lines[np.linspace(0, len(lines) - 1, min(len(lines), 50)).astype(int)]
         with np.errstate(over="ignore"):                    # ranking finds infinity in our words
             rounded = some.astype(np.float32)
         lost = sum(len(np.unique(a)) - len(np.unique(b)) for a, b in zip(some, rounded))
         if lost:
-            subject.notes.append(f"{path}: scores are ranked in float32, where {lost:,} of {some.size:,} looked at are "
-                                 f"equal to another one of their {what} that they differ from in the file; ties count "
-                                 "against the model")
+            subject.notes.append(f"{path}: scores are ranked in float32, where {lost:,} of "
+                                 f"{some.size:,} looked at are equal to another one of their "
+                                 f"{what} that they differ from in the file; ties count against "
+                                 "the model")
     subject.similarity, subject.scores = "scores", scores
     return subject
 
@@ -421,59 +464,67 @@ def open_scores(path: str, where: Where) -> Subject:
 # ---- the items of a file
 
 def described(path: str, where: Where, n: int, m: int, arrays: dict) -> tuple[Subject, items.Order]:
-    """The items that a file of N images and M captions is about, as a subject without members, and the rows that put
-    the file's arrays in their order.
+    """The items that a file of N images and M captions is about, as a subject without members, and
+    the rows that put the file's arrays in their order.
 
-    With a data_name they are those of the split, with which all that the file says is compared. Else they are what the
-    file says, else M / N captions per image, in order. Raises InputError where the arrays have other shapes, or other
-    items.
+    With a data_name they are those of the split, with which all that the file says is compared.
+    Else they are what the file says, else M / N captions per image, in order. Raises InputError
+    where the arrays have other shapes, or other items.
     """
     stored = text_of(arrays, "split", path)
     name = {"val": "dev"}.get(stored, stored)
     if where.split and name and {"val": "dev"}.get(where.split, where.split) != name:
-        raise InputError(f"--split {where.split}: {path} says that it is of the split {name}; leave --split out, or "
-                         "give a file of the other")
+        raise InputError(f"--split {where.split}: {path} says that it is of the split {name}; "
+                         "leave --split out, or give a file of the other")
     split, folder = None, (where.data_path or "data", where.data_name)
     if where.data_name:
-        split = read_split(*folder, where.split or "test", dev_images=where.dev_images or 0, text_only=True)
+        split = read_split(*folder, where.split or "test", dev_images=where.dev_images or 0,
+                           text_only=True)
         if (len(split.images), len(split.captions)) != (n, m):
-            raise InputError(f"{path} has {n} images and {m} captions, {where.data_name} {where.split or 'test'} has "
-                             f"{len(split.images)} and {len(split.captions)}; they must be the same items")
+            raise InputError(f"{path} has {n} images and {m} captions, {where.data_name} "
+                             f"{where.split or 'test'} has {len(split.images)} and "
+                             f"{len(split.captions)}; they must be the same items")
     mine = items_of(arrays, n, m, path, name, any_owner=split is not None)
     if split:
         order = items.order_like(mine, items.of_split(split, where.data_name))
         subject = of_split(split, path, folder)
         subject.notes += order.notes
         return subject, order
-    subject = Subject(path, "", mine.owner, n, items=mine, photos=mine.image_names, data_name=os.path.basename(path),
-                      split=mine.split or where.split or "", folder=os.path.join(where.data_path or "data", "."))
+    subject = Subject(path, "", mine.owner, n, items=mine, photos=mine.image_names,
+                      data_name=os.path.basename(path), split=mine.split or where.split or "",
+                      folder=os.path.join(where.data_path or "data", "."))
     without = n - len(np.unique(mine.owner))
     if without:
-        subject.notes.append(f"{path}: {without:,} of {n:,} images have no caption and are no queries, but in the "
-                             "gallery")
+        subject.notes.append(f"{path}: {without:,} of {n:,} images have no caption and are no "
+                             "queries, but in the gallery")
     if mine.assumed:
-        subject.notes.append(f"{path} does not say whose caption each is: {COUNTS.get(m // n, m // n)} "
-                             f"caption{'s' * (m != n)} per image, in order, assumed (caption_image says it)")
+        subject.notes.append(f"{path} does not say whose caption each is: "
+                             f"{COUNTS.get(m // n, m // n)} caption{'s' * (m != n)} per image, in "
+                             "order, assumed (caption_image says it)")
     return subject, items.Order(np.arange(n), np.arange(m), [])
 
 
 def items_of(arrays: dict, n: int, m: int, path: str, split: str, any_owner: bool) -> items.Items:
-    """What a file of N images and M captions says of its items. any_owner: the split says whose captions they are, so
-    the file need not. Raises InputError on arrays of other shapes or types."""
+    """What a file of N images and M captions says of its items. any_owner: the split says whose
+    captions they are, so the file need not. Raises InputError on arrays of other shapes or
+    types."""
     says_whose = "caption_image" in arrays
     if not says_whose and not any_owner and (not n or m % n):
-        raise InputError(f"{path} has {m} captions for {n} images and does not say whose they are; add caption_image, "
-                         "or name the split with --data_path, --data_name and --split")
+        raise InputError(f"{path} has {m} captions for {n} images and does not say whose they are; "
+                         "add caption_image, or name the split with --data_path, --data_name and "
+                         "--split")
     owner = arrays["caption_image"] if says_whose else np.arange(m) // max(1, m // max(1, n))
-    if owner.shape != (m,) or owner.dtype.kind not in "iu" or not m or not (0 <= owner.min() and owner.max() < n):
-        raise InputError(f"{path}: caption_image must hold {m} whole numbers from 0 to {n - 1}, the row of each one's "
-                         "image")
+    if owner.shape != (m,) or owner.dtype.kind not in "iu" or not m or not (0 <= owner.min()
+                                                                            and owner.max() < n):
+        raise InputError(f"{path}: caption_image must hold {m} whole numbers from 0 to {n - 1}, "
+                         "the row of each one's image")
     for key, count in (("image_id", n), ("caption_id", m), ("image_name", n)):
         kinds = "U" if key == "image_name" else "iu"
         if key in arrays and (arrays[key].shape != (count,) or arrays[key].dtype.kind not in kinds):
-            raise InputError(f"{path}: {key} must hold {count} {'names' if key == 'image_name' else 'whole numbers'}, "
-                             f"one for each, and has shape {arrays[key].shape} of {arrays[key].dtype}; leave it out or "
-                             "write it again")
+            raise InputError(f"{path}: {key} must hold {count} "
+                             f"{'names' if key == 'image_name' else 'whole numbers'}, one for "
+                             f"each, and has shape {arrays[key].shape} of {arrays[key].dtype}; "
+                             "leave it out or write it again")
     image_ids, image_names, caption_ids = (None if arrays.get(key) is None else arrays[key].tolist()
                                            for key in ("image_id", "image_name", "caption_id"))
     return items.Items(path, owner.astype(np.int64), n, image_ids, image_names, caption_ids, None,

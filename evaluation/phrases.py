@@ -300,7 +300,8 @@ class PhraseScores:
                 own = slice(*(np.searchsorted(self.split.phrase_photo, (n, n + 1)) - low))
                 if own.start < own.stop:
                     scores = model.similarity(regions.rows(here), phrases.rows(own))  # (P, m)
-                    self.scores[n] = self.scores[n] + scores.float().cpu().numpy() / len(self.models)
+                    self.scores[n] = self.scores[n] + scores.float().cpu().numpy() / len(
+                        self.models)
 
     def keep(self, regions, phrases, rows: np.ndarray, columns: np.ndarray) -> None:
         for e, log_det, index in ((regions, self.region_log_det, rows),

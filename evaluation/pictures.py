@@ -148,9 +148,9 @@ def draw_rows(path: str, title: str, rows: list[Row], across: int) -> None:
              for heading, cells in lines]
     height = TITLE + sum(heads) + TILE * len(lines)
     if max(width, height) * DPI > LARGEST:
-        raise InputError(f"{path}: {len(lines):,} lines of photos make a picture of {height * DPI:,.0f} pixels, and at "
-                         f"most {LARGEST:,} can be drawn; draw fewer queries, or fewer photos for "
-                         "each")
+        raise InputError(f"{path}: {len(lines):,} lines of photos make a picture of "
+                         f"{height * DPI:,.0f} pixels, and at most {LARGEST:,} can be drawn; draw "
+                         "fewer queries, or fewer photos for each")
     with drawing(path, len(lines), across, (width, height)) as (figure, axes):
         figure.suptitle(wrapped(title, int(12 * width), 1), fontsize=10, y=1 - 0.12 / height,
                         va="top")

@@ -1,43 +1,49 @@
-"""Results as tables for a terminal, in markdown or in LaTeX: one table per protocol, several runs side by side.
+"""Results as tables for a terminal, in markdown or in LaTeX: one table per protocol, several runs
+side by side.
 
-A table is (title, groups of columns, rows): groups [(heading, [column, ...])], rows [(label, [cell, ...])]. Cells are
-text.
+A table is (title, groups of columns, rows): groups [(heading, [column, ...])], rows [(label, [cell,
+...])]. Cells are text.
 """
 from files.reading import holds_keys
 
 is_comparison = holds_keys("runs", "groups", "comparisons")
 # Head of the column of each number, in the order of the columns.
-NAMES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "medr", "meanr": "meanr", "rsum": "rsum", "rpc2": "RPC2",
-         "rp": "R-P", "map_at_r": "mAP@R", "pmrp": "PMRP", "zeta0": "zeta 0", "zeta1": "zeta 1", "zeta2": "zeta 2",
-         "queries": "queries", "without": "no match"}
-SIDES = {"i2t": "image to text", "t2i": "text to image", "t2t": "text to text", "i2i": "image to image"}
+NAMES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "medr", "meanr": "meanr", "rsum": "rsum",
+         "rpc2": "RPC2", "rp": "R-P", "map_at_r": "mAP@R", "pmrp": "PMRP", "zeta0": "zeta 0",
+         "zeta1": "zeta 1", "zeta2": "zeta 2", "queries": "queries", "without": "no match"}
+SIDES = {"i2t": "image to text", "t2i": "text to image", "t2t": "text to text",
+         "i2i": "image to image"}
 RATINGS = {"sts": "STS", "sis": "SIS", "sits": "SITS"}
 RECALLS = ("r1", "r5", "r10", "medr", "meanr")
 # Protocols of the original pairs are rows of the first table: the label of each row.
 ROWS = {"full": "all", "folds5": "mean of five folds of 1,000", "bank": "all, with the bank",
         "bank_folds5": "five folds, with the bank", "mean_only": "all, cosine of the means",
-        "mean_only_folds5": "five folds, cosine of the means", "shuffled": "all, variances of other items",
-        "rerank": "all, the nearest re-ranked", "rerank_folds5": "five folds, the nearest re-ranked"}
+        "mean_only_folds5": "five folds, cosine of the means", "shuffled": "all, variances of "
+        "other items", "rerank": "all, the nearest re-ranked", "rerank_folds5": "five folds, the "
+        "nearest re-ranked"}
 # All other protocols have tables of their own, in this order: the title of each table.
-TITLES = {"cxc": "Crisscrossed Captions", "cxc_folds5": "Crisscrossed Captions, mean of five folds of 1,000",
-          "pmrp": "Plausible Match R-Precision",
-          "pmrp_folds5": "Plausible Match R-Precision, mean of five folds of 1,000", "eccv": "ECCV Caption",
+TITLES = {"cxc": "Crisscrossed Captions", "cxc_folds5": "Crisscrossed Captions, mean of five folds "
+          "of 1,000", "pmrp": "Plausible Match R-Precision", "pmrp_folds5": "Plausible Match "
+          "R-Precision, mean of five folds of 1,000", "eccv": "ECCV Caption",
           "positives": "positives of --positives",
           "positives_mean_only": "positives of --positives, cosine of the means",
           "positives_shuffled": "positives of --positives, variances of other items"}
 
 
 def number(value, name: str = "") -> str:
-    """A cell: queries as whole numbers, correlations ("rho") with three digits, all others with one; - for None."""
+    """A cell: queries as whole numbers, correlations ("rho") with three digits, all others with
+    one; - for None."""
     if value is None:
         return "-"
     return f"{value:,}" if name in ("queries", "without") else f"{value:.3f}" if name == "rho" else f"{value:.1f}"
 
 
-def tables(runs: dict[str, dict], similarities: dict[str, str] | None = None, chance: dict | None = None) -> list:
+def tables(runs: dict[str, dict], similarities: dict[str, str] | None = None,
+           chance: dict | None = None) -> list:
     """Tables of the "protocols" of one or several results, {name of the run: protocols}.
 
-    similarities: what ranked the items, by run. chance: what a random order gives, {"full" | "folds5": numbers}.
+    similarities: what ranked the items, by run. chance: what a random order gives, {"full" |
+    "folds5": numbers}.
     """
     all_tables = table_of_pairs(runs, similarities or {}, chance or {})
     for name, title in TITLES.items():
@@ -53,37 +59,49 @@ def label(run: str, text: str, several: bool) -> str:
 
 
 def table_of_pairs(runs: dict[str, dict], similarities: dict[str, str], chance: dict) -> list:
-    """The table of recalls of the original pairs, and of a random order; none where there are no such recalls."""
+    """The table of recalls of the original pairs, and of a random order; none where there are no
+    such recalls."""
     def titled(name: str, run: str) -> str:
         similarity = name in ("full", "folds5") and similarities.get(run)
-        return label(run, f"{ROWS[name]}, {similarity}" if similarity else ROWS[name], len(runs) > 1)
+        return label(run, f"{ROWS[name]}, {similarity}" if similarity else ROWS[name],
+                     len(runs) > 1)
 
     def cells(p: dict) -> list[str]:
-        return [*(number(p[side][key]) for side in ("i2t", "t2i") for key in RECALLS), number(p["rsum"])]
+        return [*(number(p[side][key]) for side in ("i2t", "t2i") for key in RECALLS),
+                number(p["rsum"])]
 
-    rows = [(titled(name, run), cells(p[name])) for name in ROWS for run, p in runs.items() if name in p]
-    rows += [(f"chance{', five folds' if name == 'folds5' else ''}", cells(p)) for name, p in chance.items()]
+    rows = [(titled(name, run), cells(p[name])) for name in ROWS for run,
+            p in runs.items() if name in p]
+    rows += [(f"chance{', five folds' if name == 'folds5' else ''}", cells(p)) for name,
+             p in chance.items()]
     heads = [NAMES[key] for key in RECALLS]
-    return [("", [*((SIDES[side], heads) for side in ("i2t", "t2i")), ("", ["rsum"])], rows)] if rows else []
+    return [("", [*((SIDES[side], heads) for side in ("i2t", "t2i")), ("", ["rsum"])],
+             rows)] if rows else []
 
 
 def table_of_matches(title: str, results: dict[str, dict], several: bool) -> list:
-    """The table of one protocol, {run: numbers by direction}: a row per direction and run; none without numbers."""
+    """The table of one protocol, {run: numbers by direction}: a row per direction and run; none
+    without numbers."""
     keys = {key for p in results.values() for side in SIDES for key in p.get(side, ())}
     if not keys:
         return []
     keys = sorted(keys, key=list(NAMES).index)
-    sums = ", ".join(label(run, number(p["rsum"]), several) for run, p in results.items() if "rsum" in p)
-    rows = [(label(run, SIDES[side], several), [number(p[side][key], key) if key in p[side] else "" for key in keys])
+    sums = ", ".join(label(run, number(p["rsum"]), several) for run,
+                     p in results.items() if "rsum" in p)
+    rows = [(label(run, SIDES[side], several),
+             [number(p[side][key], key) if key in p[side] else "" for key in keys])
             for side in SIDES for run, p in results.items() if side in p]
-    return [(title + (f"; rsum {sums}" if sums else ""), [("", [NAMES[key] for key in keys])], rows)]
+    return [(title + (f"; rsum {sums}" if sums else ""), [("", [NAMES[key] for key in keys])],
+             rows)]
 
 
 def table_of_ratings(title: str, results: dict[str, dict], several: bool) -> list:
-    """The table of the rank correlations of one protocol with ratings; none where there are none."""
+    """The table of the rank correlations of one protocol with ratings; none where there are
+    none."""
     kinds = [kind for kind in RATINGS if any(kind in p for p in results.values())]
-    rows = [(run if several else "Spearman's rho", [spread(p[kind]) if kind in p else "" for kind in kinds])
-            for run, p in results.items()]
+    rows = [(run if several else "Spearman's rho",
+             [spread(p[kind]) if kind in p else "" for kind in kinds]) for run,
+            p in results.items()]
     return [(f"{title}: rank correlation with the ratings, mean and deviation of bootstrap samples",
              [("", [RATINGS[kind] for kind in kinds])], rows)] if kinds else []
 
@@ -96,11 +114,13 @@ def spread(value: dict) -> str:
 
 
 def comparisons(pairs: list[dict]) -> list:
-    """Tables of what `metrics.paired_bootstrap` returned: [{"a", "b", "seeds": [n, n], "metrics": {name: ...}}]."""
+    """Tables of what `metrics.paired_bootstrap` returned: [{"a", "b", "seeds": [n, n], "metrics":
+    {name: ...}}]."""
     results = []
     for pair in pairs:
         rows = [(name, [number(m["a"]), number(m["b"]), f"{m['difference']:+.2f}",
-                        f"{m['low']:+.2f} to {m['high']:+.2f}", p_value(m)]) for name, m in pair["metrics"].items()]
+                        f"{m['low']:+.2f} to {m['high']:+.2f}", p_value(m)]) for name,
+                m in pair["metrics"].items()]
         over = pair.get("over", "images") + " and seeds" * (max(pair.get("seeds", [1])) > 1)
         results.append((f"{pair['b']} less {pair['a']}, paired bootstrap over {over}", [("", [
             "first", "second", "difference", "95% interval", "p"])], rows))
@@ -108,18 +128,21 @@ def comparisons(pairs: list[dict]) -> list:
 
 
 def p_value(m: dict) -> str:
-    """p of a bootstrap. Where no sample was on the other side, p is at most the least that so many samples can tell."""
+    """p of a bootstrap. Where no sample was on the other side, p is at most the least that so many
+    samples can tell."""
     return f"{'<= ' * m.get('least', False)}{m['p']:.4f}"
 
 
 def doubts(pairs: list[dict]):
     """Sentences on what the p values of `comparisons` do not say."""
-    single = [name for pair in pairs for name, n in zip((pair["a"], pair["b"]), pair["seeds"]) if n == 1]
+    single = [name for pair in pairs for name, n in zip((pair["a"], pair["b"]), pair["seeds"]) if n
+              == 1]
     if single:
-        yield (f"{', '.join(dict.fromkeys(single))}: one run each, so the interval covers the choice of the test "
-               "images for these very weights and nothing else. Two seeds of one method differ as much (two of VSE++ "
-               "on Flickr8k: R@1 9.0 and 14.0, p = 0.0036): that one method is better than another takes several seeds "
-               "of both, --compare A0,A1,A2 B0,B1,B2")
+        yield (f"{', '.join(dict.fromkeys(single))}: one run each, so the interval covers the "
+               "choice of the test images for these very weights and nothing else. Two seeds of "
+               "one method differ as much (two of VSE++ on Flickr8k: R@1 9.0 and 14.0, p = "
+               "0.0036): that one method is better than another takes several seeds of both, "
+               "--compare A0,A1,A2 B0,B1,B2")
     count = sum(len(pair["metrics"]) for pair in pairs)
     if count > 1:
         yield f"{count} p values: where nothing differs, about {0.05 * count:.1f} of them are below 0.05"
@@ -128,17 +151,19 @@ def doubts(pairs: list[dict]):
 def seed_tables(groups: dict[str, dict]) -> list:
     """A table of means and deviations over seeds: {group: {metric: (mean, deviation, n)}}."""
     names = list(dict.fromkeys(name for group in groups.values() for name in group))
-    rows = [(name, ["{:.1f} +- {:.1f} ({})".format(*group[name]) if name in group else "" for group in groups.values()])
-            for name in names]
-    return [("mean and standard deviation over seeds (number of seeds)", [("", list(groups))], rows)]
+    rows = [(name, ["{:.1f} +- {:.1f} ({})".format(*group[name]) if name in group else ""
+                    for group in groups.values()]) for name in names]
+    return [("mean and standard deviation over seeds (number of seeds)", [("", list(groups))],
+             rows)]
 
 
 def foreign_words(data_name: str, u: dict) -> str:
-    """A sentence on the unknown words of a data set other than that of the vocabulary, as data.Split.unknown_words
-    counts them."""
-    return (f"{data_name} against the training vocabulary: {u['unknown_distinct']:,} of {u['distinct']:,} distinct "
-            f"words are unknown, {100 * u['unknown_words'] / u['words']:.2f}% of all words; {u['captions_without']:,} "
-            "captions have no known word")
+    """A sentence on the unknown words of a data set other than that of the vocabulary, as
+    data.Split.unknown_words counts them."""
+    return (f"{data_name} against the training vocabulary: {u['unknown_distinct']:,} of "
+            f"{u['distinct']:,} distinct words are unknown, "
+            f"{100 * u['unknown_words'] / u['words']:.2f}% of all words; "
+            f"{u['captions_without']:,} captions have no known word")
 
 
 def text(table) -> str:
@@ -146,7 +171,9 @@ def text(table) -> str:
     title, columns, rows = table
     heads = [name for _, names in columns for name in names]
     first = max(len(row[0]) for row in rows)
-    widths = [max(6, *(len(cell) for cell in column)) for column in zip(heads, *(cells for _, cells in rows))]
+    widths = [max(6, *(len(cell) for cell in column)) for column in zip(heads,
+                                                                        *(cells for _,
+                                                                          cells in rows))]
     lines = [title] if title else []
     if any(heading for heading, _ in columns):
         spans, at = [], 0
@@ -155,7 +182,8 @@ def text(table) -> str:
             at += len(names)
         lines.append((" " * first + "".join(spans)).rstrip())
     for name, cells in (("", heads), *rows):
-        lines.append(f"{name:{first}}" + "".join(f"{cell:>{width + 2}}" for cell, width in zip(cells, widths)))
+        lines.append(f"{name:{first}}" + "".join(f"{cell:>{width + 2}}" for cell,
+                                                 width in zip(cells, widths)))
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -165,7 +193,9 @@ def markdown(table) -> str:
     heads = [f"{heading} {name}".strip() for heading, names in columns for name in names]
     lines = [f"**{title}**", ""] if title else []
     lines += ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join([name.replace("|", r"\|"), *cells]) + " |" for name, cells in rows)])
+    return "\n".join([*lines,
+                      *("| " + " | ".join([name.replace("|", r"\|"), *cells]) + " |" for name,
+                        cells in rows)])
 
 
 def latex(table) -> str:
@@ -182,10 +212,11 @@ def latex(table) -> str:
     lines = [f"% {title}"] if title else []
     lines += [r"\begin{tabular}{l" + "r" * len(heads) + "}", r"\hline"]
     if any(heading for heading, _ in columns):
-        spans = [rf"\multicolumn{{{len(names)}}}{{c}}{{{escaped(heading)}}}" for heading, names in columns]
+        spans = [rf"\multicolumn{{{len(names)}}}{{c}}{{{escaped(heading)}}}" for heading,
+                 names in columns]
         lines.append(" & ".join(["", *spans]) + r" \\")
-    return "\n".join([*lines, line("", *heads), r"\hline", *(line(name, *cells) for name, cells in rows), r"\hline",
-                      r"\end{tabular}"])
+    return "\n".join([*lines, line("", *heads), r"\hline",
+                      *(line(name, *cells) for name, cells in rows), r"\hline", r"\end{tabular}"])
 
 
 FORMATS = {"text": text, "markdown": markdown, "latex": latex}

@@ -1,7 +1,8 @@
-"""What is evaluated, its scores in blocks, the galleries that are searched, and the record of every query's outcome.
+"""What is evaluated, its scores in blocks, the galleries that are searched, and the record of every
+query's outcome.
 
-A `Subject` is anything that scores images and captions: trained models, embeddings of any model, or a ready matrix of
-scores.
+A `Subject` is anything that scores images and captions: trained models, embeddings of any model, or
+a ready matrix of scores.
 """
 import os
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ class Bank(NamedTuple):
     """A query-bank normalisation: what is taken from all scores of an item, see `bank`."""
     images: torch.Tensor              # (N,)
     captions: torch.Tensor            # (M,)
-    report: dict                      # whose queries, and how beta was chosen: "bank" of results.json
+    report: dict                    # whose queries, and how beta was chosen: "bank" of results.json
 
     def take(self, rows) -> "Bank":
         """The items in the order `rows` (an items.Order)."""
@@ -40,7 +41,7 @@ class Bank(NamedTuple):
 
 class Variances(NamedTuple):
     """Variances that point models were given after their training, see `variances`."""
-    sides: list[tuple]                # for each member what gives them to its images and what to its captions
+    sides: list[tuple]      # for each member what gives them to its images and what to its captions
     report: dict                      # of which kind, fitted to what: "variances" of results.json
     notes: list[str]                  # for the reader
 
@@ -62,9 +63,12 @@ class Subject:
     split: str = ""                               # empty where no split is known
     folder: str = ""                              # folder of the data set
     unknown_words: dict | None = None             # on a data set other than that of the training
-    notes: list[str] = field(default_factory=list)    # what was assumed, left out or put in another order
-    models: list[str] = field(default_factory=list)   # a sentence on each model, none of other embeddings and scores
-    weights: list[str] = field(default_factory=list)  # digests of the models, none of other embeddings and scores
+    # what was assumed, left out or put in another order
+    notes: list[str] = field(default_factory=list)
+    # a sentence on each model, none of other embeddings and scores
+    models: list[str] = field(default_factory=list)
+    # digests of the models, none of other embeddings and scores
+    weights: list[str] = field(default_factory=list)
 
     def take(self, rows) -> None:
         """Put images and captions in the order `rows` (an items.Order)."""
@@ -84,19 +88,20 @@ class Subject:
 
 
 def refuse_other_kind(subject: Subject, other: Subject, option: str, instead: str) -> None:
-    """Raises InputError where two files are of the same items, or of embeddings that are not of one model. option: the
-    one that names the other file; instead: what to do."""
+    """Raises InputError where two files are of the same items, or of embeddings that are not of one
+    model. option: the one that names the other file; instead: what to do."""
     def kind(s: Subject):
-        return s.similarity, [(m.images.mean.shape[1], m.images.log_var is None, m.captions.log_var is None)
-                              for m in s.members]
+        return s.similarity, [(m.images.mean.shape[1], m.images.log_var is None,
+                               m.captions.log_var is None) for m in s.members]
     if kind(subject) != kind(other):
-        raise InputError(f"{option} {other.name} ({other.similarity}, {widths(other)}) is of another model than "
-                         f"{subject.name} ({subject.similarity}, {widths(subject)}); give embeddings of the same model")
+        raise InputError(f"{option} {other.name} ({other.similarity}, {widths(other)}) is of "
+                         f"another model than {subject.name} ({subject.similarity}, "
+                         f"{widths(subject)}); give embeddings of the same model")
     for name in ("image_ids", "image_names"):
         ours, theirs = (getattr(s.items, name) for s in (subject, other))
         if ours is not None and theirs is not None and set(ours) & set(theirs):
-            raise InputError(f"{option} {other.name} and {subject.name} share {len(set(ours) & set(theirs)):,} "
-                             f"images; {instead}")
+            raise InputError(f"{option} {other.name} and {subject.name} share "
+                             f"{len(set(ours) & set(theirs)):,} images; {instead}")
     if os.path.realpath(other.name) == os.path.realpath(subject.name):
         raise InputError(f"{option} {other.name} is the file to be judged; {instead}")
 
@@ -109,30 +114,36 @@ def widths(subject: Subject) -> str:
 
 
 class Record(dict):
-    """(protocol, direction, "rank" | "rp" | ...) -> one number per query; NaN where a query does not count.
+    """(protocol, direction, "rank" | "rp" | ...) -> one number per query; NaN where a query does
+    not count.
 
     Ranks are 0-based, all other numbers are shares in [0, 1].
     """
 
     def add(self, protocol: str, side: str, **values) -> None:
-        """Keep one number per query for each name; negative numbers mean that a query does not count."""
+        """Keep one number per query for each name; negative numbers mean that a query does not
+        count."""
         for name, value in values.items():
             value = np.asarray(value, float)
             self[protocol, side, name] = np.where(value < 0, np.nan, value)
 
     def totals(self, caption_image: np.ndarray, n_images: int) -> dict:
-        """{metric: (total (N,), count (N,))} per image, as `metrics.paired_bootstrap` takes it; percent and 1-based
-        ranks."""
+        """{metric: (total (N,), count (N,))} per image, as `metrics.paired_bootstrap` takes it;
+        percent and 1-based ranks."""
         totals = {}
         for (protocol, side, name), value in self.items():
             owner = np.arange(n_images) if side in ("i2t", "i2i") else caption_image
             known = ~np.isnan(value)
             numbers = {name: 100 * value}
             if name == "rank":
-                numbers = {f"r{k}": 100.0 * (value < k) for k in metrics.RECALLS} | {"meanr": value + 1}
+                numbers = {f"r{k}": 100.0 * (value < k) for k in metrics.RECALLS} | {"meanr": value
+                                                                                     + 1}
             for key, number in numbers.items():
-                totals[f"{protocol} {side} {key}"] = tuple(np.bincount(owner[known], x[known].astype(float), n_images)
-                                                           for x in (number, np.ones(len(value))))
+                totals[f"{protocol} {side} {key}"] = tuple(np.bincount(owner[known],
+                                                                       x[known].astype(float),
+                                                                       n_images) for x in (number,
+                                                                                           np.ones(
+                    len(value))))
         return totals
 
 
@@ -157,8 +168,10 @@ def image_text(members: list[Member]):
 def image_text_of(scores: np.ndarray):
     """The scores of a ready matrix (N, M), in blocks."""
     def of(index):
-        return index if isinstance(index, slice) else np.asarray(index)     # NumPy takes a tensor of one for a number
-    return lambda c: lambda i: torch.from_numpy(scores[of(i)][:, of(c)].astype(np.float32, copy=False))
+        # NumPy takes a tensor of one for a number
+        return index if isinstance(index, slice) else np.asarray(index)
+    return lambda c: lambda i: torch.from_numpy(scores[of(i)][:, of(c)].astype(np.float32,
+                                                                               copy=False))
 
 
 def normalised(columns, bank: Bank):
@@ -174,15 +187,16 @@ def normalised(columns, bank: Bank):
 
 
 def within_modality(subject: Subject, side: str):
-    """Scores among the images (side "images") or among the captions ("captions"), in blocks; queries are rows."""
+    """Scores among the images (side "images") or among the captions ("captions"), in blocks;
+    queries are rows."""
     return mean_of([columns_within(m.similarity, getattr(m, side)) for m in subject.members])
 
 
 def columns_within(similarity: Similarity, e: Embedding):
     """Scores among the items of one modality, in blocks.
 
-    Some similarities need an image and a caption: the Mahalanobis distance takes one Gaussian and one point,
-    cross-attention takes regions and words. There the cosine of the means serves.
+    Some similarities need an image and a caption: the Mahalanobis distance takes one Gaussian and
+    one point, cross-attention takes regions and words. There the cosine of the means serves.
     """
     if not similarity.within_modality:
         similarity, e = Cosine(), Embedding(e.mean)
@@ -191,7 +205,8 @@ def columns_within(similarity: Similarity, e: Embedding):
 
 @torch.no_grad()
 def score_matrix(subject: Subject, block: int) -> np.ndarray:
-    """All scores between images and captions, (N, M) in float32: the one copy that rules with several matches need."""
+    """All scores between images and captions, (N, M) in float32: the one copy that rules with
+    several matches need."""
     if subject.scores is not None:
         return subject.scores
     columns, n, m = image_text(subject.members), subject.n_images, len(subject.caption_image)
@@ -220,7 +235,8 @@ def everything(subject: Subject) -> list[Gallery]:
 def folds(subject: Subject) -> list[Gallery]:
     """The five folds of COCO 1K: sequential images, and the captions of each fold's images."""
     starts, owner = range(0, 5 * FOLD, FOLD), subject.caption_image
-    return [Gallery(np.arange(k, k + FOLD), np.flatnonzero((owner >= k) & (owner < k + FOLD))) for k in starts]
+    return [Gallery(np.arange(k, k + FOLD), np.flatnonzero((owner >= k) & (owner < k + FOLD)))
+            for k in starts]
 
 
 def mean_over(results: list[dict]) -> dict:

@@ -209,8 +209,8 @@ def output_factor(outputs: Tensor, others: Tensor, count: Tensor, scale: float) 
         along = p_below @ t - p_below.sum(1, keepdim=True) * r  # S u, S = sum_j p_j d_j d_j^T
         mean = sums - rest * r                                                      # sum_j p_j d_j
         off = mean - (mean * u).sum(1, keepdim=True) * u  # J of it, times |g|
-        # S = sum p t t^T - sums r^T - r sums^T + rest r r^T, and
-        # |g|^2 J^T S J = S - along u^T - u along^T + (u . along) u u^T; `half` of what stands there twice
+        # S = sum p t t^T - sums r^T - r sums^T + rest r r^T, and |g|^2 J^T S J = S - along u^T - u
+        # along^T + (u . along) u u^T; `half` of what stands there twice
         half = (sums - rest / 2 * r, along - (along * u).sum(1, keepdim=True) / 2 * u)
         cross = (w[:, None] * half[0]).T @ r + (w[:, None] * half[1]).T @ u         # (q, q)
         total -= cross + cross.T + (w[:, None] * off).T @ off

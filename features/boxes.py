@@ -25,7 +25,9 @@ def read_boxes(path: str, photos: list[str], form: str = FORM, lengths=(4,),
                          f"first is {without[0]}; every photo needs one or more, under its name")
     for photo in photos:
         boxes = stored[photo]
-        if not isinstance(boxes, list) or len({len(box) if isinstance(box, list) else -1 for box in boxes}) != 1:
+        if not isinstance(boxes,
+                          list) or len({len(box) if isinstance(box, list) else -1
+                                        for box in boxes}) != 1:
             raise InputError(f"{path} gives {photo} no list of boxes of equally many numbers; "
                              f"{form}")
         for box in boxes:
@@ -64,4 +66,5 @@ class PhotoBoxes:
                 raise InputError(f"{self.path}: the box {box} of {self.names[n]} leaves the photo, "
                                  f"which is {size[0]} x {size[1]} pixels as it is seen; mend the "
                                  "box")
-        return (torch.tensor(self.boxes[n], dtype=torch.float64) / torch.tensor([*size, *size])).float()
+        return (torch.tensor(self.boxes[n], dtype=torch.float64)
+                / torch.tensor([*size, *size])).float()

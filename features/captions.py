@@ -108,7 +108,8 @@ class FisherVectors(MeanVectors):
         n_words: sample of all occurrences of words, without replacement. pca: values to keep, 0 for
         no PCA. The other arguments are the options of the command. Returns self.
         """
-        counts, rng, a = word_counts(train, self.index), np.random.default_rng(seed), self.arrays       # (M, V)
+        # (M, V)
+        counts, rng, a = word_counts(train, self.index), np.random.default_rng(seed), self.arrays
         sampled = np.asarray(counts.sum(0)).astype(np.int64)                        # (V,)
         if sampled.sum() > n_words:                                            # without replacement
             sampled = rng.multivariate_hypergeometric(sampled, n_words, method="marginals")
@@ -133,7 +134,9 @@ class FisherVectors(MeanVectors):
         """
         a = self.arrays = stored
         clusters, size = a["weight"].shape, a["location"].shape
-        if len(size) != 2 or clusters != size[:1] or {a[name].shape for name in ("scale", "laplacian")} != {size}:
+        if len(size) != 2 or clusters != size[:1] or {a[name].shape for name in ("scale",
+                                                                                 "laplacian")} != {
+            size}:
             raise InputError(f"the mixture of {path} has weights {clusters} and locations {size} "
                              "that do not fit each other; give the .npz file that `python -m "
                              "features.extract captions` wrote")

@@ -1,15 +1,18 @@
 """Write features of photos, boxes or captions, by networks or word vectors, as files that data sets
 are read from.
 
-    python -m features.extract images --photos ~/Pictures --cnn_type efficientnet_lite0 --output_name mine
-    python -m features.extract images --data_name coco --cnn_type vgg19 --layer fc7 --output_name coco_vgg_precomp
-    python -m features.extract captions --data_name coco_vgg_precomp --name w2v --word_vectors GoogleNews.bin
-    python -m features.extract captions --data_name coco_vgg_precomp --kind hglmm --ica --pca 6000 --word_vectors FILE
-    python -m features.extract captions --data_name f30k_vgg_precomp --fitted data/coco_vgg_precomp/hglmm_model.npz \\
+    python -m features.extract images --photos ~/Pictures --cnn_type efficientnet_lite0
+    --output_name mine python -m features.extract images --data_name coco --cnn_type vgg19 --layer
+    fc7 --output_name coco_vgg_precomp python -m features.extract captions --data_name
+    coco_vgg_precomp --name w2v --word_vectors GoogleNews.bin python -m features.extract captions
+    --data_name coco_vgg_precomp --kind hglmm --ica --pca 6000 --word_vectors FILE python -m
+    features.extract captions --data_name f30k_vgg_precomp --fitted
+    data/coco_vgg_precomp/hglmm_model.npz \\
         --word_vectors FILE
-    python -m features.extract captions --data_name coco_vgg_precomp --kind minilm
-    python -m features.extract regions --data_name f30k_entities --proposals edgeboxes200 --cnn_type vgg19 --layer fc6
-    python -m features.extract images --data_name coco --kind open_clip --model ViT-B-32 --weights FILE \\
+    python -m features.extract captions --data_name coco_vgg_precomp --kind minilm python -m
+    features.extract regions --data_name f30k_entities --proposals edgeboxes200 --cnn_type vgg19
+    --layer fc6 python -m features.extract images --data_name coco --kind open_clip --model ViT-B-32
+    --weights FILE \\
         --output_name coco_clip_precomp
 
 `images --photos FOLDER` takes all photos below a folder of yours, named by their paths in it
@@ -192,7 +195,8 @@ def extract_images(opt, kinds: dict) -> None:
     if opt.kind == "demo" and opt.grid not in (None, GRID):
         raise InputError(f"--grid {opt.grid}: the demo's regions are {GRID} x {GRID}; give --grid "
                          "alone")
-    recipe, device = {name: getattr(opt, name) for name in networks.RECIPE}, torch_device(opt.device)
+    recipe, device = {name: getattr(opt, name)
+                      for name in networks.RECIPE}, torch_device(opt.device)
     recipe["cnn_type"] = (opt.cnn_type or "vgg19") if opt.kind == "cnn" else None
     how = How(device, opt.batch_size or BATCH[device.type], opt.workers, opt.skip_broken)
     to = os.path.join(opt.data_path, opt.output_name)

@@ -80,7 +80,7 @@ class HGLMM:
         """
         mass = part.sum(0)                                                          # (K,)
         alive = mass > 1e-12                                       # empty clusters stay as they are
-        unit = part[:, alive] / mass[alive]                                         # (N, K'), columns of sum 1
+        unit = part[:, alive] / mass[alive]                              # (N, K'), columns of sum 1
         mean = unit.T @ x                                                           # (K', D)
         median = weighted_median(x, unit)
         var, mad = np.empty_like(mean), np.empty_like(mean)
@@ -101,7 +101,8 @@ class HGLMM:
         rows = max(1, BLOCK // x.shape[1])
         with np.errstate(divide="ignore"):
             constant = np.log(self.weight) - np.where(self.laplacian, np.log(2 * self.scale),
-                                                      np.log(self.scale) + np.log(2 * np.pi) / 2).sum(1)        # (K,)
+                                                      np.log(self.scale) + np.log(2 * np.pi)
+                                                      / 2).sum(1)                             # (K,)
         for k, laplacian in enumerate(self.laplacian):
             for start in range(0, len(x), rows):
                 z = np.abs(x[start:start + rows] - self.location[k])
@@ -132,7 +133,8 @@ class HGLMM:
         """
         clusters, dim = self.location.shape
         length = np.asarray(counts.sum(1)).ravel()
-        mean = csr_array(counts.multiply(1 / np.maximum(length, 1)[:, None])).astype(np.float32)    # (n, V)
+        # (n, V)
+        mean = csr_array(counts.multiply(1 / np.maximum(length, 1)[:, None])).astype(np.float32)
         pull = self.posterior(x) / np.sqrt(np.maximum(self.weight, 1e-12))          # (V, K)
         out = np.empty((mean.shape[0], 2, clusters, dim), np.float32)
         for k, laplacian in enumerate(self.laplacian):
@@ -251,7 +253,8 @@ def fit_pca(x: np.ndarray, size: int, seed: int = 0,
     if exact or exact is None and min(x.shape) <= 3000:
         axes = svd(x - mean)[2][:size]
     else:
-        basis = np.random.default_rng(seed).standard_normal((x.shape[1], wide), dtype=np.float32).astype(x.dtype)
+        basis = np.random.default_rng(seed).standard_normal((x.shape[1], wide),
+                                                            dtype=np.float32).astype(x.dtype)
         for _ in range(4):         # (F, w): x^T x basis, and the mean taken out without a copy of x
             basis = np.linalg.qr(_centred_back(x, mean, _centred(x, mean, basis)))[0]
         across = _centred(x, mean, basis)                                           # (N, w)
@@ -283,7 +286,8 @@ def fit_ica(x: np.ndarray, size: int, n_iter: int = 200, seed: int = 0,
     with its last value is above 1 - 1e-4. count (N,): how often each row occurs. Raises InputError
     if x spans fewer dimensions than `size`.
     """
-    x, share = x.astype(np.float64), np.full(len(x), 1 / len(x)) if count is None else count / count.sum()
+    x, share = x.astype(np.float64), np.full(len(x),
+                                             1 / len(x)) if count is None else count / count.sum()
     mean = share @ x
     value, vector = np.linalg.eigh(((x - mean) * share[:, None]).T @ (x - mean))    # (D,), (D, D)
     if not 1 <= size <= (value > 1e-10 * value[-1]).sum():

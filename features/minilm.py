@@ -53,7 +53,8 @@ def read_files(path: str) -> list[bytes]:
         if path.endswith(".zip"):
             with zipfile.ZipFile(plain_file(path)) as archive:
                 return [archive.read(name) for name in SHA256]
-        weights, words = (os.path.join(path if os.path.isdir(path) else os.path.dirname(path), name) for name in SHA256)
+        weights, words = (os.path.join(path if os.path.isdir(path) else os.path.dirname(path), name)
+                          for name in SHA256)
         contents = []
         for file in (weights if os.path.isdir(path) else path, words):
             with open(plain_file(file), "rb") as f:
@@ -109,7 +110,8 @@ class MiniLM:
             self.tensors = {name: x.float()
                             for name, x in load(weights).items() if not name.startswith(UNUSED)}
             self.tokenizer = Tokenizer.from_str(words.decode())
-        except Exception as error:      # a fault of the header, the JSON, the text: each library has errors of its own
+        # a fault of the header, the JSON, the text: each library has errors of its own
+        except Exception as error:
             raise InputError(f"{source} does not hold weights in safetensors and a tokenizer.json "
                              f"({reason(error)}); give those of all-MiniLM-L6-v2") from error
         layers = {name.split(".")[2] for name in self.tensors if name.startswith("encoder.layer.")}
@@ -126,9 +128,11 @@ class MiniLM:
         if most > known:
             raise InputError(f"{source} has a tokenizer of {most} word pieces and weights of "
                              f"{known}; give two files that belong together")
-        self.tokenizer.no_padding()     # the file pads and cuts at 128, sentence-transformers cuts at 256
+        # the file pads and cuts at 128, sentence-transformers cuts at 256
+        self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(min(LONGEST,
-                                             len(self.tensors["embeddings.position_embeddings.weight"])))
+                                             len(
+            self.tensors["embeddings.position_embeddings.weight"])))
         self.line = (f"minilm, {self.layers} layers of {self.size}, weights {checksum([weights])}, "
                      f"word pieces {checksum([words])}")
 
@@ -161,7 +165,7 @@ class MiniLM:
         """Sentence vectors (B, size) of B captions, given by `pieces`. Padding changes nothing."""
         device = self.tensors["embeddings.LayerNorm.bias"].device
         lengths = torch.tensor([len(numbers) for numbers in pieces], device=device)[:,
-                                                                                    None]    # (B, 1)
+                                                                                    None]   # (B, 1)
         numbers = pad_sequence(pieces, batch_first=True).to(device)                         # (B, T)
         real = torch.arange(numbers.shape[1], device=device) < lengths                      # (B, T)
         words, positions, types = (self.tensors[f"embeddings.{name}_embeddings.weight"]

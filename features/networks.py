@@ -57,7 +57,8 @@ def axis_weights(first: Tensor, last: Tensor, cells: int, bins: int) -> Tensor:
     place = (torch.arange(points, device=first.device) + 0.5) / points
     at = (first[:, None] + (last - first)[:, None] * place) * cells - 0.5              # (P, points)
     near = at.clamp(0, cells - 1)[..., None] - torch.arange(cells, device=first.device)
-    return (1 - near.abs()).clamp(min=0).unflatten(1, (bins, -1)).mean(2)           # (P, points, cells) -> bins
+    # (P, points, cells) -> bins
+    return (1 - near.abs()).clamp(min=0).unflatten(1, (bins, -1)).mean(2)
 
 
 def roi_align(cells: Tensor, boxes: Tensor, bins: int = 1) -> Tensor:
@@ -87,7 +88,8 @@ class BoxPooling(nn.Module):
 
     def __init__(self, cnn: CNN):
         super().__init__()
-        self.cnn, self.regions, self.dim = cnn, None, cnn.dim       # the file of boxes tells how many regions there are
+        # the file of boxes tells how many regions there are
+        self.cnn, self.regions, self.dim = cnn, None, cnn.dim
 
     def forward(self, photos: Tensor, boxes: Tensor | None = None) -> Tensor:
         if boxes is None:
@@ -110,7 +112,7 @@ class RegionPooling(nn.Module):
         super().__init__()
         self.cnn, self.layer, self.dim = cnn, layer, cnn.dim
         if cnn.cells and hasattr(cnn.net, "features"):
-            cnn.net.avgpool = nn.Identity()                 # VGG's would make 7 x 7 cells of any map
+            cnn.net.avgpool = nn.Identity()                # VGG's would make 7 x 7 cells of any map
 
     def forward(self, photos: Tensor, boxes: list[Tensor]) -> list[Tensor]:
         if self.layer == "cells":

@@ -18,7 +18,8 @@ from files.photos import import_torchvision
 from files.reading import checksum
 
 PREPARED = "mean", "std", "interpolation", "resize_mode"   # how published weights want their photos
-OFFLINE = "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"          # read when huggingface_hub and transformers are imported
+# read when huggingface_hub and transformers are imported
+OFFLINE = "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"
 
 
 def import_open_clip():
@@ -71,7 +72,8 @@ def published(name: str, tag: str | None, quick: bool) -> tuple[dict[str, dict],
     if tag in other:
         raise InputError(f"--tag {tag}: these weights were trained with QuickGELU, and --model "
                          f"{name} computes GELU; give --model {name}-quickgelu")
-    return ({tag: known[tag]}, []) if tag else ({each: known[each] for each in known if each not in other}, other)
+    return ({tag: known[tag]},
+            []) if tag else ({each: known[each] for each in known if each not in other}, other)
 
 
 def preparation(name: str, known: dict[str, dict]) -> dict:
@@ -110,12 +112,14 @@ def read_weights(model: nn.Module, path: str, name: str) -> None:
             from safetensors.torch import load_file
             state = load_file(path)
         else:
-            with warnings.catch_warnings(action="ignore"):  # of a TorchScript archive, which is refused
+            # of a TorchScript archive, which is refused
+            with warnings.catch_warnings(action="ignore"):
                 state = torch.load(path, map_location="cpu", weights_only=True)
         state = state.get("state_dict",
                           state)              # of a checkpoint that open_clip's training wrote
         model.load_state_dict({key.removeprefix("module."): value for key, value in state.items()})
-    except Exception as error:  # a pickle, zip or key fault: all mean that the file is not this network's
+    # a pickle, zip or key fault: all mean that the file is not this network's
+    except Exception as error:
         raise InputError(f"{path} does not hold the weights of {name} ({reason(error)}); give a "
                          "state dict of this network, in safetensors or as torch.save "
                          "writes it") from error
@@ -142,7 +146,8 @@ class Clip(nn.Module):
         check_weights(weights, name, known)
         logging.disable(logging.WARNING)     # that the weights are random, as they are for a moment
         try:
-            self.net = open_clip.create_model(name, pretrained_text=False).eval().requires_grad_(False)
+            self.net = open_clip.create_model(name,
+                                              pretrained_text=False).eval().requires_grad_(False)
         finally:
             logging.disable(logging.NOTSET)
         read_weights(self.net, weights, name)

@@ -76,7 +76,8 @@ def forest_of(path: str):
     """The structured forest in a file. Raises InputError if it holds none."""
     cv2, fix = opencv(), "model.yml.gz of opencv_extra/testdata/cv/ximgproc"
     try:
-        with (gzip.open if path.endswith(".gz") else open)(need(path, f"--model is {fix}"), "rb") as f:
+        with (gzip.open if path.endswith(".gz") else open)(need(path, f"--model is {fix}"),
+                                                           "rb") as f:
             keys = {match[1].decode() for line in f if (match := re.match(rb"\s*(\w+):", line))}
         if FOREST - keys:                                   # OpenCV would divide by 0 trees
             raise OSError(f"it has no {', '.join(sorted(FOREST - keys))}")
@@ -319,9 +320,7 @@ def arguments() -> Arguments:
     p.add_argument("--data_name", type=data_set, required=True,
                    help="a data set in the layout of Flickr30k Entities, with images/")
     p.add_argument("--splits", nargs="+", choices=(*SPLITS, "dev"), default=list(SPLITS),
-                   help="splits "
-                                                                                               "to "
-                                                                                               "write")
+                   help="splits to write")
     p.add_argument("--count", type=positive, default=200, metavar="N",
                    help="boxes per photo; fewer where there are no more")
     p.add_argument("--name", metavar="NAME", help="of the proposals, part of their files' names "

@@ -359,9 +359,9 @@ class PhotoFeatures(RowStore):
         """Say on stderr which photos are left out, with what stands `beside` them."""
         for k, what in enumerate(filter(None, map(fault, self.notes))):
             count = len(self.notes) - len(self.sound())
-            print(f"  and {what}" if k else
-                  f"warning: {count:,} of {len(self.notes):,} photos of {self.split} cannot be read "
-                  f"and are left out{beside}, the first: {what}", file=sys.stderr)
+            print(f"  and {what}" if k else f"warning: {count:,} of {len(self.notes):,} photos of "
+                  f"{self.split} cannot be read and are left out{beside}, the first: {what}",
+                  file=sys.stderr)
 
     def commit(self, write) -> None:
         """Put features, texts and list in place; write(photos) writes the texts of those photos.

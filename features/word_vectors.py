@@ -1,6 +1,7 @@
 """Learns word vectors from the captions themselves.
 
-    python -m features.word_vectors --data_path data --data_name f30k_precomp --dim 300 --output f30k_vectors.txt
+    python -m features.word_vectors --data_path data --data_name f30k_precomp --dim 300 --output
+    f30k_vectors.txt
 
 files/vectors.py reads them, and those of word2vec and GloVe. Vectors learned from captions need no
 download. They stand in for vectors of news text, and know nothing beyond the captions.
@@ -83,7 +84,7 @@ def neighbours(words: list[str], vectors: np.ndarray, word: str, count: int = 5)
 def learn(opt) -> None:
     """The command: learn vectors, write them, and print the nearest words of some frequent content
     words."""
-    output(opt.output)                                      # a file of vectors may be anybody's, so none is replaced
+    output(opt.output)                     # a file of vectors may be anybody's, so none is replaced
     split = read_split(opt.data_path, opt.data_name, "train", text_only=True).require_sound()
     words, vectors = train_vectors(split.words, opt.dim, opt.vocab_threshold, opt.window)
     write_vectors(opt.output, words, vectors)

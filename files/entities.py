@@ -5,7 +5,8 @@ A folder holds {train,val,test}.txt (the ids of the photos, one a line), Sentenc
 sentences), and Annotations/ID.xml (the size of the photo, and boxes). In the sentences a phrase is
 marked as
 
-    [/EN#283585/people A man] in [/EN#283586/clothing a blue shirt] stands on [/EN#283587/bodyparts/other tiptoe] .
+    [/EN#283585/people A man] in [/EN#283586/clothing a blue shirt] stands on
+    [/EN#283587/bodyparts/other tiptoe] .
 
 The number is that of a chain: all mentions, in any of the five sentences, of one thing or of
 several that are named together. Chain 0 is nothing that could be seen. The XML lists boxes, each
@@ -43,7 +44,7 @@ class Entities:
     ids: list[str]                    # N, in the order of the split's file
     sizes: np.ndarray                 # (N, 2) int64: width and height of each photo, pixels
     phrases: list[str]                # M, the words as they stand in the sentence
-    phrase_photo: np.ndarray          # (M,) int64, ascending: the place of each phrase's photo in ids
+    phrase_photo: np.ndarray        # (M,) int64, ascending: the place of each phrase's photo in ids
     sentence: np.ndarray              # (M,) int64: which sentence of its photo it stands in, from 0
     types: list[tuple[str, ...]]      # M, such as ("people",); a few phrases have more than one
     chains: list[str]                 # M, the number of each phrase's chain

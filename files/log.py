@@ -108,7 +108,8 @@ def comes_before(line: str, state: dict) -> bool:
     checkpoint comes again. Lines that somebody else wrote stay, but for one that was torn off."""
     try:
         entry = json.loads(line)
-        again = state.get("due") and entry.get("kind") == "validation" and entry["iteration"] == state["iteration"]
+        again = state.get("due") and entry.get("kind") == "validation" and entry[
+            "iteration"] == state["iteration"]
         return entry["iteration"] <= state["iteration"] and not again
     except (ValueError, TypeError, KeyError, AttributeError):
         return not line.startswith('{"iteration"')

@@ -24,7 +24,8 @@ def read_photo(path: str, most: int | None = None, content: bytes | None = None)
     decoded whole, which takes a fraction of the time and memory.
     """
     try:
-        with Image.open(path if content is None else io.BytesIO(content), formats=photo_formats()) as image:
+        with Image.open(path if content is None else io.BytesIO(content),
+                        formats=photo_formats()) as image:
             if most:
                 image.draft(None, (most, most))
             photo = in_rgb(ImageOps.exif_transpose(image))               # also grey, CMYK, palettes
@@ -66,7 +67,8 @@ def in_rgb(image: Image.Image) -> Image.Image:
         raise ValueError("it has negative pixels")
     whites = [65535] if ";16" in image.mode else [1] * (image.mode == "F") + [255, 65535, top]
     white = next(white for white in whites if top <= white)
-    return Image.fromarray(np.rint(255 * np.clip(values / white, 0, 1)).astype(np.uint8)).convert("RGB")
+    return Image.fromarray(np.rint(255 * np.clip(values / white, 0, 1)).astype(np.uint8)).convert(
+        "RGB")
 
 
 def import_torchvision():

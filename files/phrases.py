@@ -27,7 +27,8 @@ GEOMETRY = 5                          # numbers that say where a box lies
 class Regions(NamedTuple):
     """Which proposals and features are read, and how."""
 
-    name: str = "edgeboxes200_ims"  # what stands between the split's name and .npy: proposals, then features
+    # what stands between the split's name and .npy: proposals, then features
+    name: str = "edgeboxes200_ims"
     geometry: bool = True             # the five numbers of the box behind the features (CITE)
     origin: int = 1                   # is subtracted from the annotations' coordinates, 1 or 0
 
@@ -55,7 +56,9 @@ class RegionFeatures(Features):
         if not self.geometry:
             return features
         photo = np.searchsorted(self.proposals.start, index, side="right") - 1
-        return torch.cat([features, torch.from_numpy(geometry_of(self.proposals.boxes[index], self.sizes[photo]))], 1)
+        return torch.cat([features,
+                          torch.from_numpy(geometry_of(self.proposals.boxes[index],
+                                                       self.sizes[photo]))], 1)
 
 
 def geometry_of(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -123,8 +126,8 @@ def read_phrases(root: str, split: str, regions: Regions, text_features: str | N
     proposals = read_proposals(root, split, name, entities)
     path = read_region_features(root, split, name, regions.name[len(name) + 1:], proposals)
     images = RegionFeatures(path, proposals, entities.sizes, regions.geometry)
-    made_by = {**made_by, "ims": read_json(path.removesuffix(".npy") + ".json", "extract "
-                                                                                "again")["extractor"]}
+    made_by = {**made_by, "ims": read_json(path.removesuffix(".npy") + ".json",
+                                           "extract again")["extractor"]}
     made = PhraseSplit(split, images, phrases, owner, source, extractors=made_by, entities=entities,
                        proposals=proposals, root=root,
                        text=read_text_features(os.path.join(root, f"{split}_{text_features}.npy"),

@@ -26,7 +26,8 @@ THRESHOLDS = (0.5, 0.7)            # of the intersection over union, at which th
 class Proposals:
     """The R boxes of N photos."""
     boxes: np.ndarray         # (R, 4) float32: x1, y1, x2, y2 in pixels from 0, both corners inside
-    start: np.ndarray                 # (N + 1,) int64: those of photo n are rows start[n]:start[n + 1], at least one
+    # (N + 1,) int64: those of photo n are rows start[n]:start[n + 1], at least one
+    start: np.ndarray
     score: np.ndarray         # (R,) float32: of the method, higher is better; 0 where there is none
     added: np.ndarray                 # (R,) bool: boxes of phrases, added to the training split
     facts: dict                       # what {split}_{name}.json says
@@ -74,11 +75,11 @@ def read_proposals(root: str, split: str, name: str, entities: Entities) -> Prop
     shapes = [x.shape for x in (p.boxes, p.score, p.added, p.start)]
     if shapes != [(rows, 4), (rows,), (rows,), (photos + 1,)] or (p.start[0], p.start[-1]) != (0, rows) \
             or (np.diff(p.start) < 1).any():
-        raise InputError(f"{start}.npz is broken: its arrays do not give each of {photos} photos at "
-                         f"least one of {rows} boxes; {AGAIN}")
+        raise InputError(f"{start}.npz is broken: its arrays do not give each of {photos} photos "
+                         f"at least one of {rows} boxes; {AGAIN}")
     if facts.get("boxes_sha256") != sha256(p.boxes):
-        raise InputError(f"{start}.npz is broken: its boxes are not those that its .json was written"
-                         f" for; {AGAIN}")
+        raise InputError(f"{start}.npz is broken: its boxes are not those that its .json was "
+                         f"written for; {AGAIN}")
     return p
 
 

@@ -29,9 +29,12 @@ class Batch(NamedTuple):
     caption_index: Tensor             # (B,) int64, the row of each caption
     # images and captions that do not belong together (jWAE); fields that it lacks are None
     unpaired: "Batch | None" = None
-    negatives: "Batch | None" = None  # captions from the whole training set that the images are compared with (DMSM)
-    labels: Tensor | None = None      # (R, M) int8: a region fits a phrase, 1; does not, -1; is not compared with it, 0
-    share: Share | None = None        # where several processes share a batch: which of its items these are
+    # captions from the whole training set that the images are compared with (DMSM)
+    negatives: "Batch | None" = None
+    # (R, M) int8: a region fits a phrase, 1; does not, -1; is not compared with it, 0
+    labels: Tensor | None = None
+    # where several processes share a batch: which of its items these are
+    share: Share | None = None
 
     def to(self, device) -> "Batch":
         return self.map(lambda x: x.to(device, non_blocking=True))
@@ -50,12 +53,14 @@ class Split:
     captions: list[str]
     caption_image: np.ndarray                     # (M,) int64, the row of each caption's image
     source: str                                   # where the captions come from, for messages
-    image_ids: list | None = None                 # N integers (COCO's, Karpathy's imgid) or file names
+    image_ids: list | None = None              # N integers (COCO's, Karpathy's imgid) or file names
     caption_ids: np.ndarray | None = None         # (M,) int64 (COCO's, Karpathy's sentid)
-    photo_names: list | None = None              # N file names, where neither the photos nor image_ids give them
+    # N file names, where neither the photos nor image_ids give them
+    photo_names: list | None = None
     text: Features | None = None         # (M, F) features of the captions, where a model reads them
-    extractors: dict | None = None                # what made the features, {"ims": name, ...}, from features.json
-    notes: list[str] = field(default_factory=list)    # sentences for whoever reads a result on this split
+    extractors: dict | None = None  # what made the features, {"ims": name, ...}, from features.json
+    # sentences for whoever reads a result on this split
+    notes: list[str] = field(default_factory=list)
 
     @cached_property
     def words(self) -> list[list[str]]:
@@ -90,7 +95,8 @@ class Split:
                        f"{len(caption):,} letters; at most {LONGEST:,} words in {10 * LONGEST:,} "
                        "letters are read, so shorten or remove it")
         yield from self.images.faults(deep) if images else ()
-        for what, ids in (("images", self.image_ids), ("captions", self.caption_ids)) if deep and images else ():
+        for what, ids in (("images", self.image_ids),
+                          ("captions", self.caption_ids)) if deep and images else ():
             twice = 0 if ids is None else len(ids) - len(set(ids if isinstance(ids, list)
                                                              else ids.tolist()))
             if twice:

@@ -193,7 +193,7 @@ def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> s
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         device = os.path.abspath(path).startswith(("/dev/",
-                                                   "/proc/"))              # /dev/stdout is a link to a file
+                                                   "/proc/"))      # /dev/stdout is a link to a file
         if device or os.path.lexists(path) and not os.path.isfile(path):
             raise OSError("it is a folder" if os.path.isdir(path) else "it is no plain file")
         if os.path.lexists(path):

@@ -1,14 +1,15 @@
 """The methods of the papers by name: what `train.py --method NAME` trains.
 
-A method is written down here once. `train.py --methods`, the table of docs/methods.md and the rows of paper_tables/
-are read from METHODS, by name. Each file of this folder holds the networks of one paper.
+A method is written down here once. `train.py --methods`, the table of docs/methods.md and the rows
+of paper_tables/ are read from METHODS, by name. Each file of this folder holds the networks of one
+paper.
 """
 from typing import NamedTuple
 
 
 class Method(NamedTuple):
     title: str
-    paper: str                        # pmrl, ucmr, jwae, dmsm (README.md names them), or authors and year
+    paper: str                  # pmrl, ucmr, jwae, dmsm (README.md names them), or authors and year
     flags: str                        # options of train.py
     needs: str = ""                   # what the data must have, or what the user has to give
 
@@ -22,11 +23,12 @@ SCAN_I2T_MEAN = f"{SCAN} --cross_attn i2t --lambda_softmax 4 --agg_func Mean"
 PRIORS = "--prior_images 0.01 --prior_captions 0.01"
 RECONSTRUCTIONS = "--recon_images 0.5 --recon_captions 0.005"
 AUTOENCODER = f"--max_violation --txt_enc bigru --num_layers 2 --img_layers 1024 {RECONSTRUCTIONS}"
-# Eq. 7 is a mean over pairs, so the terms beside it count per item, too: docs/methods.md tells how they are converted.
+# Eq. 7 is a mean over pairs, so the terms beside it count per item, too: docs/methods.md tells how
+# they are converted.
 SQUARED = "--loss mse --mse_weight 1024 --txt_layers 1024 --img_layers 1024 --recon_images 1 --recon_captions 1"
-DMSM = ("--loss nll --txt_enc {} --txt_layers 4000-2000-1000-500 --img_layers 2000-1000 --layer_style tanh "
-        "--embed_size 300 --gamma 10 --negatives 40 --optimizer sgd --learning_rate 0.5 --lr_update 1000 "
-        "--no-feature_norm --select hbr")
+DMSM = ("--loss nll --txt_enc {} --txt_layers 4000-2000-1000-500 --img_layers 2000-1000 "
+        "--layer_style tanh --embed_size 300 --gamma 10 --negatives 40 --optimizer sgd "
+        "--learning_rate 0.5 --lr_update 1000 --no-feature_norm --select hbr")
 BRANCHES = "--txt_layers 2048 --img_layers 2048 --layer_style branch --embed_size 512"
 CITE = "--sim cite --loss logistic --txt_layers 1024 --img_layers 1024 --layer_style branch"
 # Beside a mean over pairs: the weights of `jwae` eq. 6 over a batch of 128.
@@ -108,9 +110,11 @@ METHODS = {
 
 
 def flags(row: str) -> str:
-    """The options of train.py for a row of a table: names of methods, which stand for their flags, then options.
+    """The options of train.py for a row of a table: names of methods, which stand for their flags,
+    then options.
 
-    Where an option occurs twice, the later one counts: "vsrn_original gcie_kl" is VSRN with the Gaussians of gcie_kl.
+    Where an option occurs twice, the later one counts: "vsrn_original gcie_kl" is VSRN with the
+    Gaussians of gcie_kl.
     """
     names, dashes, options = row.partition("--")
     return " ".join([*(METHODS[name].flags for name in names.split()), dashes + options]).strip()
@@ -120,26 +124,30 @@ def table() -> list[str]:
     """Lines of a Markdown table of all methods."""
     lines = ["| `--method` | method | paper | the same by hand | needs |", "|---|---|---|---|---|"]
     for name, method in METHODS.items():
-        lines.append(f"| `{name}` | {method.title.replace('||', '&#124;&#124;')} | {method.paper} | `{method.flags}` | "
-                     f"{method.needs} |")
+        lines.append(f"| `{name}` | {method.title.replace('||', '&#124;&#124;')} | {method.paper} "
+                     f"| `{method.flags}` | {method.needs} |")
     return lines
 
 
-# Flags of the methods' own code (VSE++, VSRN, SCAN, PVSE, PCME, VSE-infinity), and what to do here instead.
-ADVICE = {
-    "--reset_train": "leave it out, everything that learns is in training mode after every validation (VSE++'s "
-                     "branches)",
-    "--model_name": "SCAN's folder of checkpoints is the run folder here, --logger_name",
-    "--num_workers": "--workers", "--lr": "--learning_rate", "--log_dir": "--logger_name", "--ckpt": "--init_from RUN",
-    "--order": "--sim order", "--num_embeds": "--n_embeds, with --sim mil",
-    "--img_attention": "--sim mil (PVSE) or --img_enc pie", "--txt_attention": "--sim mil (PVSE) or --txt_enc pie",
-    "--mmd_weight": "--mmd, times the batch size", "--div_weight": "--diversity, times the batch size",
-    "--img_finetune": "--finetune", "--txt_finetune": "leave --freeze_words out",
-    "--wemb_type": "--word_vectors FILE of GloVe or word2vec", "--amsgrad": "leave it out, Adam is VSE++'s",
-    "--dim_word": "--word_dim", "--dim_vid": "leave it out, it is --embed_size", "--bidirectional": "--txt_enc bigru",
-    "--rnn_type": "leave it out, the captioner has GRUs",
-    "--input_dropout_p": "leave it out, the captioner has VSRN's 0.2",
-    "--rnn_dropout_p": "leave it out, the captioner has VSRN's 0.5", "--eval_on_gpu": "evaluate.py --device cuda",
-    "--vse_mean_warmup_epoch": "--vse_mean_warmup_epochs", "--latent_bn": "--latent_norm batch",
-    "--no-latent_bn": "--latent_norm none", "--backbone_source": "--cnn_weights FILE",
-    "--fold5": "evaluate.py --fold5, after the training"}
+# Flags of the methods' own code (VSE++, VSRN, SCAN, PVSE, PCME, VSE-infinity), and what to do here
+# instead.
+ADVICE = {"--reset_train": "leave it out, everything that learns is in training mode after every "
+          "validation (VSE++'s branches)", "--model_name": "SCAN's folder of checkpoints is the "
+          "run folder here, --logger_name", "--num_workers": "--workers", "--lr": "--learning_rate",
+          "--log_dir": "--logger_name", "--ckpt": "--init_from RUN", "--order": "--sim order",
+          "--num_embeds": "--n_embeds, with --sim mil", "--img_attention": "--sim mil (PVSE) or "
+          "--img_enc pie", "--txt_attention": "--sim mil (PVSE) or --txt_enc pie",
+          "--mmd_weight": "--mmd, times the batch size", "--div_weight": "--diversity, times the "
+          "batch size", "--img_finetune": "--finetune",
+          "--txt_finetune": "leave --freeze_words out", "--wemb_type": "--word_vectors FILE of "
+          "GloVe or word2vec", "--amsgrad": "leave it out, Adam is VSE++'s",
+          "--dim_word": "--word_dim", "--dim_vid": "leave it out, it is --embed_size",
+          "--bidirectional": "--txt_enc bigru",
+          "--rnn_type": "leave it out, the captioner has GRUs",
+          "--input_dropout_p": "leave it out, the captioner has VSRN's 0.2",
+          "--rnn_dropout_p": "leave it out, the captioner has VSRN's 0.5",
+          "--eval_on_gpu": "evaluate.py --device cuda",
+          "--vse_mean_warmup_epoch": "--vse_mean_warmup_epochs",
+          "--latent_bn": "--latent_norm batch", "--no-latent_bn": "--latent_norm none",
+          "--backbone_source": "--cnn_weights FILE", "--fold5": "evaluate.py --fold5, after the "
+          "training"}

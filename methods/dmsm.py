@@ -1,13 +1,17 @@
-"""DMSM and DSSM: captions as counts of letter trigrams, and networks of tanh layers over them (`dmsm` 3.1-3.2).
+"""DMSM and DSSM: captions as counts of letter trigrams, and networks of tanh layers over them
+(`dmsm` 3.1-3.2).
 
-    python train.py --data_name f8k_precomp --loss nll --txt_enc trigram_conv --txt_layers 1000-500 --img_layers 1000 \\
+    python train.py --data_name f8k_precomp --loss nll --txt_enc trigram_conv --txt_layers 1000-500
+    --img_layers 1000 \\
         --layer_style tanh --embed_size 300 --select hbr
 
-DMSM: He et al. 2015, Joint Learning of Distributed Representations for Images and Texts (`dmsm`). DSSM: Huang et al.
-2013, Learning Deep Structured Semantic Models for Web Search using Clickthrough Data.
+DMSM: He et al. 2015, Joint Learning of Distributed Representations for Images and Texts (`dmsm`).
+DSSM: Huang et al. 2013, Learning Deep Structured Semantic Models for Web Search using Clickthrough
+Data.
 
-A word is represented by the counts of the letter trigrams of #word#, so rare, unseen and misspelled words have a vector
-too. The counts are never written out: a linear map of counts is a sum of rows of a table with one row per trigram.
+A word is represented by the counts of the letter trigrams of #word#, so rare, unseen and misspelled
+words have a vector too. The counts are never written out: a linear map of counts is a sum of rows
+of a table with one row per trigram.
 """
 import torch
 from torch import Tensor, nn
@@ -17,8 +21,8 @@ from losses import real_parts
 
 
 class TrigramWords(nn.Module):
-    """Text trunk of DMSM and DSSM. Word hashing has no parameters, so the trigram numbers pass unchanged. (B, T, K)
-    -> (B, T, K)."""
+    """Text trunk of DMSM and DSSM. Word hashing has no parameters, so the trigram numbers pass
+    unchanged. (B, T, K) -> (B, T, K)."""
 
     def __init__(self, n_trigrams: int):
         super().__init__()
@@ -29,8 +33,8 @@ class TrigramWords(nn.Module):
 
 
 class TanhLayers(nn.Module):
-    """f_emb of DMSM's images (`dmsm` 3.1): one linear layer with tanh per entry of `sizes` and one for `embed_size`.
-    (B, F) -> (B, D)."""
+    """f_emb of DMSM's images (`dmsm` 3.1): one linear layer with tanh per entry of `sizes` and one
+    for `embed_size`. (B, F) -> (B, D)."""
 
     def __init__(self, inputs: int, sizes: list[int], embed_size: int):
         super().__init__()
@@ -45,11 +49,12 @@ class TanhLayers(nn.Module):
 
 
 class _CountLayer(nn.Module):
-    """First layer of both text networks: a linear map with tanh from `window` count vectors to the size C of that
-    layer.
+    """First layer of both text networks: a linear map with tanh from `window` count vectors to the
+    size C of that layer.
 
-    Row k of `table`, (n_trigrams + 1, window C), holds what one trigram k adds at each of the `window` places; row 0 is
-    padding. It is initialised as encoders.vsepp_linear with window * n_trigrams inputs.
+    Row k of `table`, (n_trigrams + 1, window C), holds what one trigram k adds at each of the
+    `window` places; row 0 is padding. It is initialised as encoders.vsepp_linear with window *
+    n_trigrams inputs.
     """
 
     def __init__(self, n_trigrams: int, sizes: list[int], embed_size: int, window: int):
@@ -65,14 +70,14 @@ class _CountLayer(nn.Module):
 
 
 class TrigramConv(_CountLayer):
-    """f_emb of DMSM's captions (`dmsm` 3.2): trigram numbers (B, T, K), lengths (B,), each at least 1 -> (B, D) in
-    (-1, 1).
+    """f_emb of DMSM's captions (`dmsm` 3.2): trigram numbers (B, T, K), lengths (B,), each at least
+    1 -> (B, D) in (-1, 1).
 
         h_t = tanh(W [c_{t-1}, c_t, c_{t+1}] + b),  v = max_t h_t,  then tanh layers
 
-    c_t counts the trigrams of word t and is zero beyond the ends of the caption; the maximum is over the words of the
-    caption. `sizes` are the sizes of all layers but the last: the paper's 4000-2000-1000-500-300 is [4000, 2000, 1000,
-    500] and embed_size 300.
+    c_t counts the trigrams of word t and is zero beyond the ends of the caption; the maximum is
+    over the words of the caption. `sizes` are the sizes of all layers but the last: the paper's
+    4000-2000-1000-500-300 is [4000, 2000, 1000, 500] and embed_size 300.
     """
 
     def __init__(self, n_trigrams: int, sizes: list[int], embed_size: int, window: int = 3):
@@ -80,19 +85,21 @@ class TrigramConv(_CountLayer):
 
     def forward(self, ids: Tensor, lengths: Tensor) -> Latent:
         count, steps = ids.shape[:2]
-        parts = self.table(ids.flatten(0, 1)).view(count, steps, self.window, -1)   # (B T, K) -> (B, T, window, C)
-        before = (self.window - 1) // 2                                             # words of the window that precede t
-        after = self.window - 1 - before                                            # words that follow t
-        padded = nn.functional.pad(parts, (0, 0, 0, 0, before, after))              # (B, T + window - 1, window, C)
-        h = sum(padded[:, place:place + steps, place] for place in range(self.window))      # (B, T, C)
+        # (B T, K) -> (B, T, window, C)
+        parts = self.table(ids.flatten(0, 1)).view(count, steps, self.window, -1)
+        before = (self.window - 1) // 2                         # words of the window that precede t
+        after = self.window - 1 - before                                       # words that follow t
+        # (B, T + window - 1, window, C)
+        padded = nn.functional.pad(parts, (0, 0, 0, 0, before, after))
+        h = sum(padded[:, place:place + steps, place] for place in range(self.window))   # (B, T, C)
         h = torch.tanh(h + self.bias)
         h = h.masked_fill(~real_parts(ids, lengths)[:, :, None], -torch.inf)
-        return self.layers(h.amax(1))                                               # (B, T, C) -> (B, C) -> (B, D)
+        return self.layers(h.amax(1))                                # (B, T, C) -> (B, C) -> (B, D)
 
 
 class TrigramBag(_CountLayer):
-    """f_emb of DSSM's captions (Huang et al. 2013): the counts of all words are summed, then tanh layers follow; word
-    order is lost.
+    """f_emb of DSSM's captions (Huang et al. 2013): the counts of all words are summed, then tanh
+    layers follow; word order is lost.
 
     (B, T, K), lengths -> (B, D) in (-1, 1).
     """
@@ -101,4 +108,5 @@ class TrigramBag(_CountLayer):
         super().__init__(n_trigrams, sizes, embed_size, 1)
 
     def forward(self, ids: Tensor, lengths=None) -> Latent:
-        return self.layers(torch.tanh(self.table(ids.flatten(1)) + self.bias))      # (B, T K) -> (B, C) -> (B, D)
+        # (B, T K) -> (B, C) -> (B, D)
+        return self.layers(torch.tanh(self.table(ids.flatten(1)) + self.bias))

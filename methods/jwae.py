@@ -1,19 +1,20 @@
-"""Joint Wasserstein autoencoders: each side reconstructs its input from its latents, and the latents of both sides
-match one prior.
+"""Joint Wasserstein autoencoders: each side reconstructs its input from its latents, and the
+latents of both sides match one prior.
 
-    python train.py --data_name f8k_precomp --txt_enc bigru --num_layers 2 --img_layers 1024 --max_violation \\
+    python train.py --data_name f8k_precomp --txt_enc bigru --num_layers 2 --img_layers 1024
+    --max_violation \\
         --recon_images 0.5 --recon_captions 0.005 --prior_images 0.01 --prior_captions 0.01
     python show.py latents --checkpoint runs/f8k_precomp_cosine            # how near are the latents to the prior?
 
 Mahajan et al. 2019, Joint Wasserstein Autoencoders for Aligning Multimodal Embeddings (`jwae`).
 
-A latent is the output of f_emb, before the l2 norm of the similarity. Unit vectors in D dimensions cannot follow
-N(0, I), whose samples have norms near sqrt(D), and the cosine ignores scale, so f_emb may keep the norm it started
-with. `latent_norm` gives the latents the scale of the prior; the critic, the decoders and the squared distance of
-matching pairs then see the scaled latents.
+A latent is the output of f_emb, before the l2 norm of the similarity. Unit vectors in D dimensions
+cannot follow N(0, I), whose samples have norms near sqrt(D), and the cosine ignores scale, so f_emb
+may keep the norm it started with. `latent_norm` gives the latents the scale of the prior; the
+critic, the decoders and the squared distance of matching pairs then see the scaled latents.
 
-The weights are those of `jwae` eq. 6. Reconstruction errors are summed over the batch, as the hinge is (eq. 1). D_JS
-compares two distributions and not items, so it is counted once.
+The weights are those of `jwae` eq. 6. Reconstruction errors are summed over the batch, as the hinge
+is (eq. 1). D_JS compares two distributions and not items, so it is counted once.
 """
 import functools
 from collections.abc import Callable
@@ -31,23 +32,25 @@ from text import PAD, UNK
 # ---- decoders
 
 class VectorDecoder(nn.Module):
-    """g of images, and of captions that are vectors: two linear layers with a ReLU between them, (..., D)
-    -> (..., F)."""
+    """g of images, and of captions that are vectors: two linear layers with a ReLU between them,
+    (..., D) -> (..., F)."""
 
     def __init__(self, latent: int, hidden: int, outputs: int):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+        self.layers = nn.Sequential(nn.Linear(latent, hidden), nn.ReLU(),
+                                    nn.Linear(hidden, outputs))
 
     def forward(self, latent: Tensor) -> Tensor:
         return self.layers(latent)
 
 
 class CaptionDecoder(nn.Module):
-    """g_t: a GRU whose first state is the latent predicts every word from the words before it (`jwae` 4.2, eq. 5).
+    """g_t: a GRU whose first state is the latent predicts every word from the words before it
+    (`jwae` 4.2, eq. 5).
 
-    Word dropout: in training each input word, `<start>` included, is replaced by `<unk>` with probability
-    `word_dropout`, so that the decoder must use the latent (Bowman et al. 2016). (The original predicts the input word
-    and not the next one.)
+    Word dropout: in training each input word, `<start>` included, is replaced by `<unk>` with
+    probability `word_dropout`, so that the decoder must use the latent (Bowman et al. 2016). (The
+    original predicts the input word and not the next one.)
     """
 
     def __init__(self, latent: int, vocab_size: int, word_dim: int, word_dropout: float):
@@ -58,28 +61,33 @@ class CaptionDecoder(nn.Module):
         self.out = nn.Linear(latent, vocab_size)
 
     def forward(self, latent: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """-log p(w_1 ... w_M, `<end>` | latent) in nats, >= 0: latents (B, D), `<start> ...` (B, T), lengths (B,)
-        -> (B,)."""
+        """-log p(w_1 ... w_M, `<end>` | latent) in nats, >= 0: latents (B, D), `<start> ...` (B,
+        T), lengths (B,) -> (B,)."""
         inputs = tokens[:, :-1]                                                     # (B, T - 1)
         if self.training and self.word_dropout:
             dropped = torch.rand(inputs.shape, device=inputs.device) < self.word_dropout
             inputs = inputs.masked_fill(dropped & (inputs != PAD), UNK)
-        packed = pack_padded_sequence(self.words(inputs), (lengths - 1).cpu(), batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(self.words(inputs), (lengths - 1).cpu(), batch_first=True,
+                                      enforce_sorted=False)
         states = self.rnn(packed, latent[None].to(packed.data.dtype))[0]
-        place = pack_padded_sequence(torch.arange(inputs.numel(), device=tokens.device).view_as(inputs),
-                                     (lengths - 1).cpu(), batch_first=True, enforce_sorted=False).data
-        targets = tokens[:, 1:].flatten()[place]                                    # (S,): the next words
-        nll = F.cross_entropy(self.out(states.data), targets, reduction="none")     # (S, D) -> (S, V) -> (S,)
+        place = pack_padded_sequence(torch.arange(inputs.numel(),
+                                                  device=tokens.device).view_as(inputs),
+                                     (lengths - 1).cpu(), batch_first=True,
+                                     enforce_sorted=False).data
+        targets = tokens[:, 1:].flatten()[place]                              # (S,): the next words
+        # (S, D) -> (S, V) -> (S,)
+        nll = F.cross_entropy(self.out(states.data), targets, reduction="none")
         return nll.new_zeros(len(tokens)).index_add(0, place // inputs.shape[1], nll)   # (B,)
 
 
 # ---- terms of one side (losses.SideTerm): (encoded, batch) -> scalar
 
 class Reconstruction(nn.Module):
-    """|x - g(f(x))| summed over the batch, where x is the input of the encoder (`jwae` eq. 6, first sum).
+    """|x - g(f(x))| summed over the batch, where x is the input of the encoder (`jwae` eq. 6, first
+    sum).
 
-    norm: 1 or 2 for images, the norm of the difference; for regions, its mean over the regions of the image. None for
-    captions that are vectors: the squared l2 norm (`jwae` 4.2, below eq. 6).
+    norm: 1 or 2 for images, the norm of the difference; for regions, its mean over the regions of
+    the image. None for captions that are vectors: the squared l2 norm (`jwae` 4.2, below eq. 6).
     """
 
     def __init__(self, decoder: VectorDecoder, norm: int | None):
@@ -87,13 +95,14 @@ class Reconstruction(nn.Module):
         self.decoder, self.norm = decoder, norm
 
     def forward(self, encoded, batch) -> Tensor:
-        target = encoded.features.detach().float()                                  # (B, F) | (B, P, F)
+        target = encoded.features.detach().float()                              # (B, F) | (B, P, F)
         residual = self.decoder(encoded.latent.value).float()
-        assert residual.shape == target.shape, (residual.shape, target.shape)       # else they would broadcast
+        # else they would broadcast
+        assert residual.shape == target.shape, (residual.shape, target.shape)
         residual = residual - target
         error = residual.abs().sum(-1) if self.norm == 1 else residual.square().sum(-1)
         if self.norm == 2:
-            error = (error + 1e-12).sqrt()                                          # its gradient is finite at 0
+            error = (error + 1e-12).sqrt()                             # its gradient is finite at 0
         return (error.mean(1) if error.ndim == 2 else error).sum()
 
 
@@ -111,8 +120,8 @@ class CaptionNLL(nn.Module):
 
 
 def of_latents(loss: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """Turn a loss of latents (R, D) into a loss of (encoded, batch). An item with several parts gives one row per
-    part."""
+    """Turn a loss of latents (R, D) into a loss of (encoded, batch). An item with several parts
+    gives one row per part."""
     return functools.partial(_of_latents, loss)
 
 
@@ -121,8 +130,8 @@ def _of_latents(loss, encoded, batch) -> Tensor:
 
 
 def posterior_kl(encoded, batch) -> Tensor:
-    """KL of the posteriors N(mean, variance) from N(0, I), in nats: the regulariser of a VAE, as a loss of
-    (encoded, batch)."""
+    """KL of the posteriors N(mean, variance) from N(0, I), in nats: the regulariser of a VAE, as a
+    loss of (encoded, batch)."""
     return latent_kl(*encoded.posterior)
 
 
@@ -139,33 +148,42 @@ class Sphere(nn.Module):
 def latent_norm(kind: str, dim: int) -> nn.Module | None:
     """The module that scales latents (R, D), or None.
 
-    "sphere": Sphere. "batch": BatchNorm without scale and shift, which gives each dimension mean 0 and variance 1 over
-    a batch. "none": None.
+    "sphere": Sphere. "batch": BatchNorm without scale and shift, which gives each dimension mean 0
+    and variance 1 over a batch. "none": None.
     """
-    return {"batch": lambda: BatchNorm(dim, eps=1e-8, affine=False), "sphere": Sphere, "none": lambda: None}[kind]()
+    return {"batch": lambda: BatchNorm(dim, eps=1e-8, affine=False), "sphere": Sphere,
+            "none": lambda: None}[kind]()
 
 
 def build_side_terms(opt, vocab, image_dim: int, text_dim: int,
                      decoder: str | None) -> tuple[dict[str, SideTerm], Critic | None]:
-    """The terms of one side that the options ask for, {name: SideTerm}, and the critic that both sides share, or None.
+    """The terms of one side that the options ask for, {name: SideTerm}, and the critic that both
+    sides share, or None.
 
-    image_dim, text_dim: widths of the trunks. decoder: what reconstructs captions, "words" or "vector".
+    image_dim, text_dim: widths of the trunks. decoder: what reconstructs captions, "words" or
+    "vector".
     """
     terms, priors = {}, {"images": opt.prior_images, "captions": opt.prior_captions}
     critic = Critic(opt.embed_size) if any(priors.values()) and opt.prior_loss == "gan" else None
     if opt.recon_images:
-        loss = Reconstruction(VectorDecoder(opt.embed_size, opt.decoder_dim, image_dim), opt.recon_norm)
+        loss = Reconstruction(VectorDecoder(opt.embed_size, opt.decoder_dim, image_dim),
+                              opt.recon_norm)
         terms["recon_images"] = SideTerm("images", opt.recon_images, loss)
     if opt.recon_captions:
         if decoder == "words":
-            loss = CaptionNLL(CaptionDecoder(opt.embed_size, len(vocab), opt.word_dim, opt.word_dropout))
+            loss = CaptionNLL(CaptionDecoder(opt.embed_size, len(vocab), opt.word_dim,
+                                             opt.word_dropout))
         else:
             loss = Reconstruction(VectorDecoder(opt.embed_size, opt.decoder_dim, text_dim), None)
         terms["recon_captions"] = SideTerm("captions", opt.recon_captions, loss)
     for side, weight in priors.items():
         if weight and critic:
-            terms[f"prior_{side}"] = SideTerm(side, weight, of_latents(functools.partial(fool, critic)), mean=True)
-            terms[f"critic_{side}"] = SideTerm(side, 1.0, of_latents(functools.partial(critic_loss, critic)), mean=True)
+            terms[f"prior_{side}"] = SideTerm(side, weight,
+                                              of_latents(functools.partial(fool, critic)),
+                                              mean=True)
+            terms[f"critic_{side}"] = SideTerm(side, 1.0,
+                                               of_latents(functools.partial(critic_loss, critic)),
+                                               mean=True)
         elif weight:
             terms[f"prior_{side}"] = SideTerm(side, weight, of_latents(prior_mmd), mean=True)
         if opt.vae:
@@ -174,5 +192,6 @@ def build_side_terms(opt, vocab, image_dim: int, text_dim: int,
 
 
 def learns_alone(opt, side: str) -> bool:
-    """Whether some term of the loss needs only items of this side, "images" or "captions", and no pairs."""
+    """Whether some term of the loss needs only items of this side, "images" or "captions", and no
+    pairs."""
     return bool(getattr(opt, f"recon_{side}") or getattr(opt, f"prior_{side}") or opt.vae)

@@ -1,9 +1,10 @@
 """Objectives for labelled pairs of regions and phrases: phrase localisation (`jwae` 5.2).
 
-A batch has R regions and M phrases of several photos. labels (R, M): 1 where a region fits a phrase, -1 where it does
-not, 0 where the two are not compared. An objective reads scores (R, M) where labels are not 0. A phrase has one or more
-positives, so each weighs 1 / their number, and a phrase as much as a caption has in the objective of the same name in
-losses.py. Those are what these become where each phrase fits one region and all other pairs are negatives.
+A batch has R regions and M phrases of several photos. labels (R, M): 1 where a region fits a
+phrase, -1 where it does not, 0 where the two are not compared. An objective reads scores (R, M)
+where labels are not 0. A phrase has one or more positives, so each weighs 1 / their number, and a
+phrase as much as a caption has in the objective of the same name in losses.py. Those are what these
+become where each phrase fits one region and all other pairs are negatives.
 """
 import torch
 import torch.nn.functional as F
@@ -22,10 +23,11 @@ def shares(labels: Tensor, dtype: torch.dtype) -> Tensor:
 class LabelledHinge(nn.Module):
     """Triplet ranking loss of labelled pairs, >= 0: VSE++ eq. 5-6 (`losses.hinge`).
 
-    For each positive pair (i, j), [margin - s_ij + s_kj]+ over the negative regions k of phrase j and [margin - s_ij +
-    s_il]+ over the negative phrases l of region i: their sum, or with `max_violation` the largest of each. Averaged
-    over the positives of a phrase and summed over phrases, as VSE++'s is over captions: learning rates and the weights
-    of jWAE's terms, which are sums as well, keep their meaning.
+    For each positive pair (i, j), [margin - s_ij + s_kj]+ over the negative regions k of phrase j
+    and [margin - s_ij + s_il]+ over the negative phrases l of region i: their sum, or with
+    `max_violation` the largest of each. Averaged over the positives of a phrase and summed over
+    phrases, as VSE++'s is over captions: learning rates and the weights of jWAE's terms, which are
+    sums as well, keep their meaning.
     """
 
     def __init__(self, margin: float = 0.2, max_violation: bool = False):
@@ -34,14 +36,17 @@ class LabelledHinge(nn.Module):
 
     def forward(self, scores: Tensor, labels: Tensor) -> dict[str, Tensor]:
         negative = labels < 0
-        violations = self.violations(scores, negative) + self.violations(scores.T, negative.T).T     # (R, M)
+        # (R, M)
+        violations = self.violations(scores, negative) + self.violations(scores.T, negative.T).T
         return {"hinge": (shares(labels, scores.dtype) * violations).sum()}
 
     def violations(self, scores: Tensor, negative: Tensor) -> Tensor:
-        """Of each entry (n, m), were it a positive, by the negatives of its column: (n, m), (n, m) bool -> (n, m).
+        """Of each entry (n, m), were it a positive, by the negatives of its column: (n, m), (n, m)
+        bool -> (n, m).
 
-        The sum over negatives v above t = s - margin is (sum of those v) - t (their number), and both are read from the
-        sorted column: n x m numbers in all, in float64 because the terms cancel.
+        The sum over negatives v above t = s - margin is (sum of those v) - t (their number), and
+        both are read from the sorted column: n x m numbers in all, in float64 because the terms
+        cancel.
         """
         others = scores.masked_fill(~negative, -torch.inf)
         if self.max_violation:
@@ -49,39 +54,43 @@ class LabelledHinge(nn.Module):
         level = (scores.double() - self.margin).T.contiguous()                      # (m, n)
         ordered = others.double().T.sort(1, descending=True).values                 # (m, n)
         falling = -ordered.detach().contiguous()
-        count = torch.searchsorted(falling, -level.detach())                        # (m, n): how many lie above
-        sums = F.pad(running_sums(ordered.masked_fill(ordered.isinf(), 0)), (1, 0))         # (m, 1 + n): of the highest
+        count = torch.searchsorted(falling, -level.detach())            # (m, n): how many lie above
+        # (m, 1 + n): of the highest
+        sums = F.pad(running_sums(ordered.masked_fill(ordered.isinf(), 0)), (1, 0))
         return (sums.gather(1, count) - count * level).T.to(scores.dtype)
 
 
 def running_sums(x: Tensor) -> Tensor:
-    """Along the rows of x (m, n). torch has no cumsum of floats on CUDA that always adds in the same order."""
+    """Along the rows of x (m, n). torch has no cumsum of floats on CUDA that always adds in the
+    same order."""
     if x.is_cuda and torch.are_deterministic_algorithms_enabled():
         return x @ x.new_ones(x.shape[1], x.shape[1]).triu()
     return x.cumsum(1)
 
 
 class LabelledLogistic(nn.Module):
-    """log(1 + e^(-y s)) of log-odds s and labels y, mean over the labelled pairs, in nats, >= 0: CITE's loss."""
+    """log(1 + e^(-y s)) of log-odds s and labels y, mean over the labelled pairs, in nats, >= 0:
+    CITE's loss."""
 
     def forward(self, scores: Tensor, labels: Tensor) -> dict[str, Tensor]:
         return {"logistic": F.softplus(-labels * scores)[labels != 0].mean()}
 
 
 class LabelledMatch(Match):
-    """Binary cross-entropy of the labelled pairs, summed over the pairs of a phrase and averaged over phrases, in nats:
-    `losses.Match`, without pseudo-positives."""
+    """Binary cross-entropy of the labelled pairs, summed over the pairs of a phrase and averaged
+    over phrases, in nats: `losses.Match`, without pseudo-positives."""
 
     def forward(self, scores: Tensor, labels: Tensor) -> dict[str, Tensor]:
         logits = scores if self.scale is None else self.scale * scores + self.shift
         target = (labels > 0).to(logits.dtype) * (1 - 2 * self.smoothing) + self.smoothing
-        each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")             # (R, M)
+        each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")         # (R, M)
         return {"match": each[labels != 0].sum() / labels.shape[1]}
 
 
 class LabelledInfoNCE(InfoNCE):
-    """Half of: -log of the share that its positives have of a phrase's labelled regions, mean over phrases; and the
-    same of a region among phrases, mean over the regions that have positives and negatives, 0 without any. In nats.
+    """Half of: -log of the share that its positives have of a phrase's labelled regions, mean over
+    phrases; and the same of a region among phrases, mean over the regions that have positives and
+    negatives, 0 without any. In nats.
 
     The temperature and `smoothing` are those of `losses.InfoNCE`.
     """
@@ -102,23 +111,25 @@ class LabelledInfoNCE(InfoNCE):
 
 
 class LabelledTwoBranch(TwoBranchLoss):
-    """`TwoBranchLoss` of labelled pairs: a pair term, its distances, weights and `top` largest violations.
+    """`TwoBranchLoss` of labelled pairs: a pair term, its distances, weights and `top` largest
+    violations.
 
         weights[0]   anchor: the phrase, positive: each of its regions, negatives: its negative regions
         weights[1]   anchor: the region, positive: each of its phrases, negatives: its negative phrases
         weights[2]   anchor: the phrase, positive: the farthest phrase that fits a region of its own, which may be
                      itself, negatives: other phrases that some region of its own does not fit
 
-    Averaged over the positives of a phrase, then over phrases. Reads batch.labels (R, M). Distances and labels of
-    phrases with phrases take M x M numbers.
+    Averaged over the positives of a phrase, then over phrases. Reads batch.labels (R, M). Distances
+    and labels of phrases with phrases take M x M numbers.
     """
 
     def forward(self, image, caption, batch) -> Tensor:
-        """image, caption: model.Encoded of the regions (R, D) and the phrases (M, D), with unit means."""
+        """image, caption: model.Encoded of the regions (R, D) and the phrases (M, D), with unit
+        means."""
         regions, phrases, labels = image.embedding.mean, caption.embedding.mean, batch.labels
         across, within = distance(regions, phrases), distance(phrases, phrases)     # (R, M), (M, M)
         i, j = (labels > 0).nonzero(as_tuple=True)                                  # (K,) each
-        share = shares(labels, across.dtype)[i, j] / labels.shape[1]                # (K,), sums to 1
+        share = shares(labels, across.dtype)[i, j] / labels.shape[1]               # (K,), sums to 1
         fits = (labels > 0).to(across.dtype).T
         sibling = fits @ fits.T > 0                                                 # (M, M)
         apart = (fits @ (labels < 0).to(across.dtype) > 0) & ~sibling               # (M, M)
@@ -135,6 +146,7 @@ def build_labelled_objective(opt, similarity) -> nn.Module | None:
     """The objective that the options name, of (scores, labels) (R, M). None: what is trained is
     LabelledTwoBranch, a pair term. options/rules.py refuses objectives that need matching pairs."""
     return {"hinge": lambda: LabelledHinge(opt.margin, opt.max_violation),
-            "infonce": lambda: LabelledInfoNCE(1.0 if similarity.log_likelihood else 0.07, opt.label_smoothing),
+            "infonce": lambda: LabelledInfoNCE(1.0 if similarity.log_likelihood else 0.07,
+                                               opt.label_smoothing),
             "match": lambda: LabelledMatch(similarity.logits, 0.0, opt.label_smoothing),
             "logistic": LabelledLogistic, "two_branch": lambda: None}[opt.loss]()

@@ -1,13 +1,14 @@
-"""PVSE and PCME: embeddings that attend to regions and words (PIE-Net), and match probabilities of sampled Gaussians.
+"""PVSE and PCME: embeddings that attend to regions and words (PIE-Net), and match probabilities of
+sampled Gaussians.
 
     python train.py --data_name f8k_region_precomp --sim mil          # PVSE: K = 2 points per item
     python train.py --data_name f8k_region_precomp --sim match_prob   # PCME: one Gaussian per item
 
-PVSE: Song and Soleymani 2019, Polysemous Visual-Semantic Embedding for Cross-Modal Retrieval. PCME: Chun et al. 2021,
-Probabilistic Embeddings for Cross-Modal Retrieval.
+PVSE: Song and Soleymani 2019, Polysemous Visual-Semantic Embedding for Cross-Modal Retrieval. PCME:
+Chun et al. 2021, Probabilistic Embeddings for Cross-Modal Retrieval.
 
-The "locals" are what the networks attend to: regions or grid cells of an image, word vectors of a caption
-(not the states of the GRU).
+The "locals" are what the networks attend to: regions or grid cells of an image, word vectors of a
+caption (not the states of the GRU).
 """
 import math
 
@@ -34,10 +35,10 @@ class SelfAttention(nn.Module):
         nn.init.xavier_uniform_(self.score.weight)
 
     def forward(self, local: Tensor, lengths: Tensor | None = None) -> Tensor:
-        scores = self.score(self.hidden(local).tanh())                              # (B, P, F) -> (B, P, K)
+        scores = self.score(self.hidden(local).tanh())                      # (B, P, F) -> (B, P, K)
         if lengths is not None:
             scores = scores.masked_fill(~real_parts(local, lengths)[:, :, None], -torch.inf)
-        return scores.softmax(1).transpose(1, 2) @ local                            # (B, K, P) x (B, P, F) -> (B, K, F)
+        return scores.softmax(1).transpose(1, 2) @ local        # (B, K, P) x (B, P, F) -> (B, K, F)
 
 
 class MeanLinear(nn.Module):
@@ -48,14 +49,15 @@ class MeanLinear(nn.Module):
         self.fc = vsepp_linear(inputs, embed_size)
 
     def forward(self, local: Tensor, lengths=None) -> Tensor:
-        return self.fc(local.mean(1))                                               # (B, P, F) -> (B, F) -> (B, D)
+        return self.fc(local.mean(1))                                # (B, P, F) -> (B, F) -> (B, D)
 
 
 class BiGRU(nn.Module):
-    """Global view of a caption: the final states of both directions of a GRU, D / 2 + D / 2, (B, T, F) -> (B, D).
+    """Global view of a caption: the final states of both directions of a GRU, D / 2 + D / 2, (B, T,
+    F) -> (B, D).
 
-    The originals take both directions at the last word, where the backward one has read only that word. Here each has
-    read the whole caption.
+    The originals take both directions at the last word, where the backward one has read only that
+    word. Here each has read the whole caption.
     """
 
     def __init__(self, inputs: int, embed_size: int, num_layers: int = 1):
@@ -64,18 +66,21 @@ class BiGRU(nn.Module):
 
     def forward(self, words: Tensor | Sequence, lengths: Tensor) -> Tensor:
         packed = Sequence.of(words, lengths).packed
-        forward, backward = self.rnn(packed)[1][-2:]                                # last layer: (B, D / 2) each
+        forward, backward = self.rnn(packed)[1][-2:]                   # last layer: (B, D / 2) each
         return torch.cat([forward, backward], 1)                                    # (B, D)
 
 
 class PIENet(nn.Module):
-    """f_emb of PVSE and PCME: LayerNorm(global + sigmoid(fc(attended locals))). (B, P, F) -> (B, K, D).
+    """f_emb of PVSE and PCME: LayerNorm(global + sigmoid(fc(attended locals))). (B, P, F) -> (B, K,
+    D).
 
-    `summary` makes the global view (B, D). The residual is the part after the sigmoid; `Diversity` keeps the residuals
-    of an item apart. parts=False requires K = 1 and returns the embedding as one vector (B, D).
+    `summary` makes the global view (B, D). The residual is the part after the sigmoid; `Diversity`
+    keeps the residuals of an item apart. parts=False requires K = 1 and returns the embedding as
+    one vector (B, D).
     """
 
-    def __init__(self, inputs: int, embed_size: int, summary: nn.Module, n_embeds: int = 1, parts: bool = False):
+    def __init__(self, inputs: int, embed_size: int, summary: nn.Module, n_embeds: int = 1,
+                 parts: bool = False):
         super().__init__()
         assert parts or n_embeds == 1, "K > 1 embeddings are parts"
         self.dim, self.parts, self.summary = embed_size, parts, summary
@@ -84,19 +89,22 @@ class PIENet(nn.Module):
         self.norm = nn.LayerNorm(embed_size)
 
     def forward(self, local: Tensor, lengths: Tensor | None = None) -> Latent:
-        residual = self.fc(self.attention(local, lengths)).sigmoid()                # (B, K, F) -> (B, K, D)
-        out = self.norm(self.summary(local, lengths)[:, None] + residual)           # (B, 1, D) + (B, K, D)
-        return Latent.of_parts(out, residual) if self.parts else Latent(out[:, 0], residual=residual)
+        residual = self.fc(self.attention(local, lengths)).sigmoid()        # (B, K, F) -> (B, K, D)
+        out = self.norm(self.summary(local, lengths)[:, None] + residual)    # (B, 1, D) + (B, K, D)
+        return Latent.of_parts(out, residual) if self.parts else Latent(out[:, 0],
+                                                                        residual=residual)
 
 
 class PIEVariance(nn.Module):
-    """Log-variances of PCME: fc(attended locals) + global, without sigmoid and LayerNorm. (B, P, F) -> (B, D).
+    """Log-variances of PCME: fc(attended locals) + global, without sigmoid and LayerNorm. (B, P, F)
+    -> (B, D).
 
-    It has its own attention and its own global view (`summary`). The original uses this output as the log of the
-    standard deviation where it samples and as the log of the variance in its information bottleneck; here it is log_var
-    in both. The original starts near variance 1, which adds up to D next to means of norm 1: until the noise has
-    shrunk, every pair looks hopeless, only matching pairs have a gradient, and the means may collapse to one point.
-    Here the variances initially add up to `start`.
+    It has its own attention and its own global view (`summary`). The original uses this output as
+    the log of the standard deviation where it samples and as the log of the variance in its
+    information bottleneck; here it is log_var in both. The original starts near variance 1, which
+    adds up to D next to means of norm 1: until the noise has shrunk, every pair looks hopeless,
+    only matching pairs have a gradient, and the means may collapse to one point. Here the variances
+    initially add up to `start`.
     """
 
     def __init__(self, inputs: int, embed_size: int, summary: nn.Module, start: float = 0.1):
@@ -107,15 +115,15 @@ class PIEVariance(nn.Module):
         nn.init.constant_(self.fc.bias, math.log(start / embed_size))
 
     def forward(self, local: Tensor, lengths: Tensor | None = None) -> Latent:
-        attended = self.attention(local, lengths)[:, 0]                             # (B, 1, F) -> (B, F)
+        attended = self.attention(local, lengths)[:, 0]                        # (B, 1, F) -> (B, F)
         return Latent(self.fc(attended) + self.summary(local, lengths))             # (B, D)
 
 
 class MaxOverParts(Similarity):
     """Cosine of the two most similar of an image's K and a caption's L embeddings, in [-1, 1].
 
-    This is PVSE's multiple-instance learning: it is enough if one pair of embeddings matches. Raises ValueError if a
-    side has no parts.
+    This is PVSE's multiple-instance learning: it is enough if one pair of embeddings matches.
+    Raises ValueError if a side has no parts.
     """
     parts = True
     implies = {"img_enc": "pie", "txt_enc": "pie", "n_embeds": 2}
@@ -124,43 +132,46 @@ class MaxOverParts(Similarity):
         """Raise ValueError if a side has no parts."""
         super().check(images, captions)
         if images.parts is None or captions.parts is None:
-            raise ValueError("MaxOverParts compares several embeddings an item, and these have one; encode both sides "
-                             "with PIE-Net (--img_enc pie --txt_enc pie)")
+            raise ValueError("MaxOverParts compares several embeddings an item, and these have "
+                             "one; encode both sides with PIE-Net (--img_enc pie --txt_enc pie)")
 
     def forward(self, images, captions):
         self.check(images, captions)
-        x, y = self.unit_parts(images), self.unit_parts(captions)                   # (K, N, D), (L, M, D)
+        x, y = self.unit_parts(images), self.unit_parts(captions)             # (K, N, D), (L, M, D)
         step = block_side(x, len(x) * len(y))
         return by_blocks(self.best, x, y.split(step, 1), y.shape[1], step)
 
     @staticmethod
     def unit_parts(e: Embedding) -> Tensor:
-        """Unit vectors (N, P, D) -> (P, N, D). The first part replaces padding, which never changes a maximum."""
+        """Unit vectors (N, P, D) -> (P, N, D). The first part replaces padding, which never changes
+        a maximum."""
         real = real_parts(e.parts, e.n_parts)[:, :, None]                           # (N, P, 1)
         parts = torch.where(real, e.parts, e.parts[:, :1])
-        return unit(parts).transpose(0, 1)                                          # (N, P, D) -> (P, N, D)
+        return unit(parts).transpose(0, 1)                                  # (N, P, D) -> (P, N, D)
 
     @staticmethod
     def best(x: Tensor, y: Tensor) -> Tensor:
         """Unit parts (K, n, D), (L, p, D) -> the highest cosine of each pair, (n, p)."""
-        cosines = x.flatten(0, 1) @ y.flatten(0, 1).T                               # (K n, D) x (D, L p) -> (K n, L p)
-        return cosines.view(*x.shape[:2], *y.shape[:2]).amax((0, 2))                # (K, n, L, p) -> (n, p)
+        cosines = x.flatten(0, 1) @ y.flatten(0, 1).T            # (K n, D) x (D, L p) -> (K n, L p)
+        return cosines.view(*x.shape[:2], *y.shape[:2]).amax((0, 2))        # (K, n, L, p) -> (n, p)
 
 
 class MatchProbability(Similarity):
     """Log-odds of PCME's match probability: any real number, 0 where p = 1/2.
 
-    p is the mean of sigmoid(2 s), s = shift - scale |z_i - z_c|, over J x J pairs of samples (PCME's e^s /
-    (e^s + e^-s)). Samples are z = mean + std * noise, J per side, and are not normalised again. scale and shift are
-    learned and start at 15. The logit is used instead of p, so that hopeless pairs still have a rank, and
-    losses.Match(logits=True) is PCME's soft contrastive loss: -log p of matching pairs, -log(1 - p) of all others. (The
-    original sums it over the pairs and over two equal directions, 2 B times ours.)
+    p is the mean of sigmoid(2 s), s = shift - scale |z_i - z_c|, over J x J pairs of samples
+    (PCME's e^s / (e^s + e^-s)). Samples are z = mean + std * noise, J per side, and are not
+    normalised again. scale and shift are learned and start at 15. The logit is used instead of p,
+    so that hopeless pairs still have a rank, and losses.Match(logits=True) is PCME's soft
+    contrastive loss: -log p of matching pairs, -log(1 - p) of all others. (The original sums it
+    over the pairs and over two equal directions, 2 B times ours.)
 
-    In training every item gets fresh noise, seeded from torch's global generator. In evaluation all images share J
-    fixed noise vectors, and all captions share J others. Each pair's estimate is then as if its noise were independent.
-    The score of a pair depends only on its two items, not on their positions, their block or the run, and the noise
-    that items share partly cancels when they are ranked. (The original draws noise for every item, and its test scores
-    change from run to run.)
+    In training every item gets fresh noise, seeded from torch's global generator. In evaluation all
+    images share J fixed noise vectors, and all captions share J others. Each pair's estimate is
+    then as if its noise were independent. The score of a pair depends only on its two items, not on
+    their positions, their block or the run, and the noise that items share partly cancels when they
+    are ranked. (The original draws noise for every item, and its test scores change from run to
+    run.)
     """
     gaussian_sides, logits, options = 2, True, ("n_samples",)
     implies = {"img_enc": "pie", "txt_enc": "pie", "loss": "match", "var_min": 1e-6}
@@ -172,20 +183,21 @@ class MatchProbability(Similarity):
         self.shift = nn.Parameter(torch.tensor(15.0))
 
     def noise(self, e: Embedding, side: int) -> Tensor:
-        """Standard normal numbers (J, N, D): fresh ones per item in training, those of the side (0 or 1) in
-        evaluation."""
+        """Standard normal numbers (J, N, D): fresh ones per item in training, those of the side (0
+        or 1) in evaluation."""
         n, dim, like = *e.mean.shape, e.mean
         if self.training:
             generator = torch.Generator(like.device).manual_seed(int(torch.randint(2 ** 62, ())))
-            return drawn(lambda x: torch.randn(self.n_samples, *x.shape, generator=generator, device=x.device,
-                                               dtype=x.dtype).transpose(0, 1), like).transpose(0, 1)
+            return drawn(lambda x: torch.randn(self.n_samples, *x.shape, generator=generator,
+                                               device=x.device, dtype=x.dtype).transpose(0, 1),
+                         like).transpose(0, 1)
         shared = torch.randn(self.n_samples, 1, dim, generator=torch.Generator().manual_seed(side))
         return shared.to(like).expand(-1, n, -1)
 
     @staticmethod
     def samples(e: Embedding, noise: Tensor) -> Tensor:
         """Samples (J, N, D) of the Gaussians (N, D) for noise (J, N, D)."""
-        return e.mean + (e.log_var / 2).exp() * noise                               # (N, D) + (J, N, D)
+        return e.mean + (e.log_var / 2).exp() * noise                           # (N, D) + (J, N, D)
 
     def forward(self, images, captions):
         self.check(images, captions)
@@ -194,17 +206,21 @@ class MatchProbability(Similarity):
         noise = self.noise(captions, 1)
         pieces = (self.samples(piece, noise[:, k * step:(k + 1) * step])
                   for k, piece in enumerate(captions.split(step)))
-        return by_blocks(lambda a, b: self.log_odds(a, b, self.scale, self.shift), x, pieces, len(captions.mean), step)
+        return by_blocks(lambda a, b: self.log_odds(a, b, self.scale, self.shift), x, pieces,
+                         len(captions.mean), step)
 
 
 class LogOdds(nn.Module):
-    """Samples (J, n, D), (J, p, D) -> (n, p): log(sum of sigmoid(2 s)) - log(sum of sigmoid(-2 s)), in log space."""
+    """Samples (J, n, D), (J, p, D) -> (n, p): log(sum of sigmoid(2 s)) - log(sum of sigmoid(-2 s)),
+    in log space."""
     compiles = True                   # gains by torch.compile (devices.precision)
 
     def forward(self, x: Tensor, y: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        a, b = x.flatten(0, 1), y.flatten(0, 1)                                     # (J n, D), (J p, D)
-        squared = (a.square().sum(1)[:, None] + b.square().sum(1)).addmm(a, b.T, alpha=-2)       # (J n, J p)
+        a, b = x.flatten(0, 1), y.flatten(0, 1)                                 # (J n, D), (J p, D)
+        # (J n, J p)
+        squared = (a.square().sum(1)[:, None] + b.square().sum(1)).addmm(a, b.T, alpha=-2)
         distance = (squared.clamp(min=0) + 1e-6).sqrt()
-        odds = 2 * (shift - scale * distance).view(*x.shape[:2], *y.shape[:2])         # (J, n, J, p)
+        odds = 2 * (shift - scale * distance).view(*x.shape[:2], *y.shape[:2])        # (J, n, J, p)
         match = F.logsigmoid(odds)
-        return match.logsumexp((0, 2)) - (match - odds).logsumexp((0, 2))           # logsigmoid(-x) = logsigmoid(x) - x
+        # logsigmoid(-x) = logsigmoid(x) - x
+        return match.logsumexp((0, 2)) - (match - odds).logsumexp((0, 2))

@@ -1,18 +1,21 @@
-"""SCAN: cross-attention between words and regions. Lee et al. 2018, Stacked Cross Attention for Image-Text Matching.
+"""SCAN: cross-attention between words and regions. Lee et al. 2018, Stacked Cross Attention for
+Image-Text Matching.
 
     python train.py --data_name f8k_region_precomp --sim scan --bi_gru --max_violation
 
-Each part q of one side, the query, attends to the parts c_1 ... c_C of the other side, the context, and is compared
-with the mixture v that it gets. With the products s_j = c_j . q of unit vectors (SCAN eq. 1-4):
+Each part q of one side, the query, attends to the parts c_1 ... c_C of the other side, the context,
+and is compared with the mixture v that it gets. With the products s_j = c_j . q of unit vectors
+(SCAN eq. 1-4):
 
     a_j = norm(s_j)                     `raw_feature_norm`: by default [s_j]+, of unit norm along the QUERY's parts
     w_j = softmax_j(lambda_softmax a_j)
     v   = sum_j w_j c_j
     r   = cosine(q, v) = sum_j w_j s_j / (|q| sqrt(sum_jk w_j w_k G_jk)),   G_jk = c_j . c_k
 
-The score of an image and a caption aggregates r over the parts of the query (eq. 5-6). The attended vectors v, D
-numbers for every image, caption and part, are never formed. Their products with q are sums of products that exist
-already, and their norms come from the Gram matrix G of each context, which is C x C whatever D is.
+The score of an image and a caption aggregates r over the parts of the query (eq. 5-6). The attended
+vectors v, D numbers for every image, caption and part, are never formed. Their products with q are
+sums of products that exist already, and their norms come from the Gram matrix G of each context,
+which is C x C whatever D is.
 """
 from collections.abc import Callable
 
@@ -26,7 +29,8 @@ from encoders import Latent, vsepp_linear
 from similarities import Embedding, Similarity
 
 DIRECTIONS = ("t2i", "i2t")           # words attend to regions; regions attend to words
-ELEMENTS = {"cpu": 2 ** 20, "cuda": 2 ** 26}    # products of parts per block: what fits the cache, or the device
+# products of parts per block: what fits the cache, or the device
+ELEMENTS = {"cpu": 2 ** 20, "cuda": 2 ** 26}
 
 
 def clip(raw: Tensor) -> Tensor:
@@ -35,14 +39,14 @@ def clip(raw: Tensor) -> Tensor:
 
 
 def l2norm(raw: Tensor, scale: float) -> Tensor:
-    """Scale (c, C, Q, q) to norm `scale` over the query's parts Q. The clamp keeps parts with only zero products,
-    and their gradients, finite."""
+    """Scale (c, C, Q, q) to norm `scale` over the query's parts Q. The clamp keeps parts with only
+    zero products, and their gradients, finite."""
     square = raw.square().sum(2, keepdim=True)                                      # (c, C, 1, q)
     return raw * (scale * square.clamp(min=torch.finfo(raw.dtype).eps ** 2).rsqrt())
 
 
-# Logits of the softmax over the context. s (c, C, Q, q): products of context and query parts, 0 where the query part is
-# padding. real (Q, q): whether a query part is real. scale: lambda_softmax.
+# Logits of the softmax over the context. s (c, C, Q, q): products of context and query parts, 0
+# where the query part is padding. real (Q, q): whether a query part is real. scale: lambda_softmax.
 NORMS = {
     "clipped_l2norm": lambda s, real, scale: l2norm(clip(s), scale),
     "l2norm": lambda s, real, scale: l2norm(s, scale),
@@ -50,22 +54,24 @@ NORMS = {
     "softmax": lambda s, real, scale: scale * s.masked_fill(~real, -torch.inf).softmax(2),
     "no_norm": lambda s, real, scale: scale * s,
 }
-# Scores (c, q) from the cosines r (c, Q, q) of the query's parts (SCAN eq. 5-6). real (Q, q); scale: lambda_lse.
-AGGREGATES = {
-    "LogSumExp": lambda r, real, scale: (scale * r).masked_fill(~real, -torch.inf).logsumexp(1) / scale,
-    "Mean": lambda r, real, scale: (r * real).sum(1) / real.sum(0),
-    "Max": lambda r, real, scale: r.masked_fill(~real, -torch.inf).amax(1),
-    "Sum": lambda r, real, scale: (r * real).sum(1),
-}
+# Scores (c, q) from the cosines r (c, Q, q) of the query's parts (SCAN eq. 5-6). real (Q, q);
+# scale: lambda_lse.
+AGGREGATES = {"LogSumExp": lambda r, real,
+              scale: (scale * r).masked_fill(~real, -torch.inf).logsumexp(1) / scale,
+              "Mean": lambda r, real, scale: (r * real).sum(1) / real.sum(0), "Max": lambda r, real,
+              scale: r.masked_fill(~real, -torch.inf).amax(1), "Sum": lambda r, real,
+              scale: (r * real).sum(1),}
 
 
 class CrossAttention(Similarity):
-    """Score of the parts of images (N, P, D) and captions (M, T, D) -> (N, M). Padding has no effect.
+    """Score of the parts of images (N, P, D) and captions (M, T, D) -> (N, M). Padding has no
+    effect.
 
-    cross_attn: "t2i", words attend to regions, or "i2t", regions attend to words. raw_feature_norm: a key of NORMS.
-    agg_func: a key of AGGREGATES. r lies in [-1, 1], and so do "Mean" and "Max"; "Sum" lies within the number of query
-    parts, and "LogSumExp", log(sum exp(lambda_lse r)) / lambda_lse, within [-1, 1 + log(parts) / lambda_lse]. elements:
-    products of parts per block (default: by device).
+    cross_attn: "t2i", words attend to regions, or "i2t", regions attend to words. raw_feature_norm:
+    a key of NORMS. agg_func: a key of AGGREGATES. r lies in [-1, 1], and so do "Mean" and "Max";
+    "Sum" lies within the number of query parts, and "LogSumExp", log(sum exp(lambda_lse r)) /
+    lambda_lse, within [-1, 1 + log(parts) / lambda_lse]. elements: products of parts per block
+    (default: by device).
 
     Raises InputError if an option is unknown, a side has no parts, or the widths differ.
     """
@@ -73,26 +79,30 @@ class CrossAttention(Similarity):
     options = ("cross_attn", "raw_feature_norm", "agg_func", "lambda_lse", "lambda_softmax")
     implies = {"img_enc": "scan"}
 
-    def __init__(self, cross_attn: str = "t2i", raw_feature_norm: str = "clipped_l2norm", agg_func: str = "LogSumExp",
-                 lambda_lse: float = 6.0, lambda_softmax: float = 9.0, elements: int | None = None):
+    def __init__(self, cross_attn: str = "t2i", raw_feature_norm: str = "clipped_l2norm",
+                 agg_func: str = "LogSumExp", lambda_lse: float = 6.0, lambda_softmax: float = 9.0,
+                 elements: int | None = None):
         super().__init__()
         for name, value, allowed in (("cross_attn", cross_attn, DIRECTIONS),
-                                     ("raw_feature_norm", raw_feature_norm, NORMS), ("agg_func", agg_func, AGGREGATES)):
+                                     ("raw_feature_norm", raw_feature_norm, NORMS),
+                                     ("agg_func", agg_func, AGGREGATES)):
             if value not in allowed:
                 raise InputError(f"{name} '{value}' is unknown; give one of {', '.join(allowed)}")
         self.by_words, self.elements = cross_attn == "t2i", elements
-        self.block = Attended(NORMS[raw_feature_norm], lambda_softmax, AGGREGATES[agg_func], lambda_lse)
+        self.block = Attended(NORMS[raw_feature_norm], lambda_softmax, AGGREGATES[agg_func],
+                              lambda_lse)
 
     def check(self, images: Embedding, captions: Embedding) -> None:
         """Raise InputError if a side has no parts or the widths differ."""
         for name, e in (("images", images), ("captions", captions)):
             if e.parts is None or e.n_parts is None:
-                raise InputError(f"cross-attention compares regions with words, and the {name} given have a mean of "
-                                 f"width {e.mean.shape[1]} only; embed them by a model of --sim scan, or compare "
-                                 "means: cosine")
+                raise InputError(f"cross-attention compares regions with words, and the {name} "
+                                 f"given have a mean of width {e.mean.shape[1]} only; embed them "
+                                 "by a model of --sim scan, or compare means: cosine")
         if images.parts.shape[2] != captions.parts.shape[2]:
-            raise InputError(f"regions have width {images.parts.shape[2]} and words {captions.parts.shape[2]}; "
-                             "cross-attention needs equal widths: embed both by one model")
+            raise InputError(f"regions have width {images.parts.shape[2]} and words "
+                             f"{captions.parts.shape[2]}; cross-attention needs equal widths: "
+                             "embed both by one model")
 
     def forward(self, images: Embedding, captions: Embedding) -> Tensor:
         return self.columns(images, captions)(slice(None))(slice(None))
@@ -100,22 +110,23 @@ class CrossAttention(Similarity):
     def columns(self, images: Embedding, captions: Embedding):
         """As in `Similarity`.
 
-        A block of scores is cut into blocks of at most about `elements` products, with items of similar length
-        together. The Gram matrices of the context are computed once for all.
+        A block of scores is cut into blocks of at most about `elements` products, with items of
+        similar length together. The Gram matrices of the context are computed once for all.
         """
         self.check(images, captions)
         sides = RaggedParts(images, "images"), RaggedParts(captions, "captions")
         context, query = sides if self.by_words else sides[::-1]
-        gram = context.grams()                                                      # (contexts, C, C)
+        gram = context.grams()                                                    # (contexts, C, C)
         elements = self.elements or ELEMENTS.get(images.parts.device.type, ELEMENTS["cuda"])
-        size = max(1, int(elements ** 0.5))                                         # parts of each side in a block
+        size = max(1, int(elements ** 0.5))                          # parts of each side in a block
 
         def score(i, c):
             rows, contexts = context.pieces(i if self.by_words else c, size)
             columns, queries = query.pieces(c if self.by_words else i, size)
-            context_parts, query_parts, blocks = context.parts_of(contexts), query.parts_of(queries), []
+            context_parts, query_parts, blocks = context.parts_of(contexts), query.parts_of(
+                queries), []
             for j, run in enumerate(queries):
-                parts = query_parts(j).transpose(0, 1).flatten(0, 1)                # (q, Q, D) -> (Q q, D)
+                parts = query_parts(j).transpose(0, 1).flatten(0, 1)         # (q, Q, D) -> (Q q, D)
                 real = query.real(*run).T                                        # (Q, q)
                 blocks.append(torch.cat([
                     self.block(context_parts(k), gram[items, :width, :width], parts, real,
@@ -127,10 +138,12 @@ class CrossAttention(Similarity):
 
 
 class Attended(nn.Module):
-    """The scores of one block of contexts and queries. norm: one of NORMS; aggregate: one of AGGREGATES."""
+    """The scores of one block of contexts and queries. norm: one of NORMS; aggregate: one of
+    AGGREGATES."""
     compiles = True                   # gains by torch.compile (devices.precision)
 
-    def __init__(self, norm: Callable, lambda_softmax: float, aggregate: Callable, lambda_lse: float):
+    def __init__(self, norm: Callable, lambda_softmax: float, aggregate: Callable,
+                 lambda_lse: float):
         super().__init__()
         self.norm, self.lambda_softmax, self.aggregate, self.lambda_lse = norm, lambda_softmax, aggregate, lambda_lse
 
@@ -138,36 +151,42 @@ class Attended(nn.Module):
                 present: Tensor | None = None) -> Tensor:
         """Scores (c, q).
 
-        context (c, C, D) and its Gram matrices gram (c, C, C); query parts (Q q, D). real (Q, q) says which query parts
-        are real and present (c, C) which context parts are; present=None: all of them.
+        context (c, C, D) and its Gram matrices gram (c, C, C); query parts (Q q, D). real (Q, q)
+        says which query parts are real and present (c, C) which context parts are; present=None:
+        all of them.
         """
         shape = *context.shape[:2], *real.shape
-        s = (context.flatten(0, 1) @ query.T).view(shape)                           # (c C, Q q) -> (c, C, Q, q)
+        s = (context.flatten(0, 1) @ query.T).view(shape)               # (c C, Q q) -> (c, C, Q, q)
         w = self.norm(s, real, self.lambda_softmax)
-        w = (w if present is None else w.masked_fill(~present[:, :, None, None], -torch.inf)).softmax(1)
-        dot = (w * s).sum(1)                                                        # q . v: (c, Q, q)
-        square = ((gram @ w.flatten(2)).view(shape) * w).sum(1)                     # |v|^2: (c, Q, q)
+        w = (w if present is None else w.masked_fill(~present[:, :, None, None],
+                                                     -torch.inf)).softmax(1)
+        dot = (w * s).sum(1)                                                      # q . v: (c, Q, q)
+        square = ((gram @ w.flatten(2)).view(shape) * w).sum(1)                   # |v|^2: (c, Q, q)
         square = square * query.square().sum(1).view(real.shape)                    # |v|^2 |q|^2
-        cosine = dot * square.clamp(min=1e-16).rsqrt()                              # lengths below 1e-8 count as 1e-8
+        cosine = dot * square.clamp(min=1e-16).rsqrt()            # lengths below 1e-8 count as 1e-8
         return self.aggregate(cosine, real, self.lambda_lse)                        # (c, q)
 
 
 class RaggedParts:
-    """Parts (N, P, D) of one side, with the number of real parts of each item on the CPU, where tiles are planned.
+    """Parts (N, P, D) of one side, with the number of real parts of each item on the CPU, where
+    tiles are planned.
 
     Raises InputError if an item has no part, or more than there are.
     """
 
     def __init__(self, e: Embedding, name: str):
         self.parts, self.count = e.parts, e.n_parts.cpu()
-        if len(self.count) and not 1 <= int(self.count.min()) <= int(self.count.max()) <= self.parts.shape[1]:
-            raise InputError(f"n_parts of the {name} goes from {int(self.count.min())} to {int(self.count.max())}; "
-                             f"each item needs at least 1 part, and at most the {self.parts.shape[1]} given")
+        if len(self.count) and not 1 <= int(self.count.min()) <= int(
+            self.count.max()) <= self.parts.shape[1]:
+            raise InputError(f"n_parts of the {name} goes from {int(self.count.min())} to "
+                             f"{int(self.count.max())}; each item needs at least 1 part, and at "
+                             f"most the {self.parts.shape[1]} given")
 
     def pieces(self, index, size: int) -> tuple[Tensor, list[tuple[Tensor, int]]]:
         """Cut the items that `index` selects into runs [(items, width)], sorted by length.
 
-        A run has at most `size` parts, or a single item. Also returns where among the runs each item of `index` is.
+        A run has at most `size` parts, or a single item. Also returns where among the runs each
+        item of `index` is.
         """
         index = index.cpu() if torch.is_tensor(index) else torch.arange(len(self.count))[index]
         order = self.count[index].argsort(stable=True)
@@ -187,30 +206,34 @@ class RaggedParts:
         return bool((self.count[items] < width).any())
 
     def parts_of(self, runs: list[tuple[Tensor, int]]):
-        """A function from the number of a run to its parts (n, W, D), with zeros in place of padding.
+        """A function from the number of a run to its parts (n, W, D), with zeros in place of
+        padding.
 
-        Parts are copied when they are asked for. If they need a gradient they are copied all at once, so that the
-        gradient is put together once.
+        Parts are copied when they are asked for. If they need a gradient they are copied all at
+        once, so that the gradient is put together once.
         """
         def clean(parts, items, width):
             parts = parts[:, :width]
             return parts.where(self.real(items, width)[:, :, None], 0) if self.ragged(items, width) else parts
 
         if self.parts.requires_grad:
-            whole = self.parts[torch.cat([items for items, _ in runs])].split([len(items) for items, _ in runs])
+            whole = self.parts[torch.cat([items for items, _ in runs])].split([len(items) for items,
+                                                                               _ in runs])
             return [clean(parts, *run) for parts, run in zip(whole, runs)].__getitem__
         return lambda k: clean(self.parts[runs[k][0], :runs[k][1]], *runs[k])
 
     def grams(self) -> Tensor:
         """Products of all parts of each item with one another: (N, P, P)."""
         runs = [(items, self.parts.shape[1]) for items in torch.arange(len(self.parts)).split(256)]
-        return torch.cat([x @ x.transpose(1, 2) for x in map(self.parts_of(runs), range(len(runs)))])
+        return torch.cat([x @ x.transpose(1, 2) for x in map(self.parts_of(runs),
+                                                             range(len(runs)))])
 
 
 class RegionEmbedding(nn.Module):
     """f_emb of SCAN's images: one linear layer for every region (3.2). (B, P, F) -> (B, P, D).
 
-    `weight_norm` writes its matrix as a scale times a direction, with one scale for the whole matrix.
+    `weight_norm` writes its matrix as a scale times a direction, with one scale for the whole
+    matrix.
     """
 
     def __init__(self, inputs: int, embed_size: int, weight_norm: bool = False):
@@ -226,7 +249,8 @@ class RegionEmbedding(nn.Module):
 class WordStates(nn.Module):
     """f_emb of SCAN's captions: the state of a GRU at every word (3.2). (B, T, F) -> (B, T, D).
 
-    `bi_gru` reads the words in both directions and averages the two states of each word. Padding is zero.
+    `bi_gru` reads the words in both directions and averages the two states of each word. Padding is
+    zero.
     """
 
     def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, bi_gru: bool = False):
@@ -236,6 +260,7 @@ class WordStates(nn.Module):
 
     def forward(self, words: Tensor, lengths: Tensor) -> Latent:
         packed = pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        states, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=words.shape[1])
-        states = states.unflatten(2, (-1, self.dim)).mean(2)                        # (B, T, D | 2 D) -> (B, T, D)
+        states, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True,
+                                        total_length=words.shape[1])
+        states = states.unflatten(2, (-1, self.dim)).mean(2)          # (B, T, D | 2 D) -> (B, T, D)
         return Latent(states, lengths.to(states.device))

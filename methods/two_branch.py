@@ -1,12 +1,13 @@
-"""Two-branch networks: an embedding network trained with triplets across and within modalities, and a network that
-scores pairs.
+"""Two-branch networks: an embedding network trained with triplets across and within modalities, and
+a network that scores pairs.
 
-    python train.py --data_name f8k_precomp --loss two_branch --txt_enc mean --txt_layers 2048 --img_layers 2048 \\
+    python train.py --data_name f8k_precomp --loss two_branch --txt_enc mean --txt_layers 2048
+    --img_layers 2048 \\
         --layer_style branch --embed_size 512
 
-Wang et al. 2019, Learning Two-Branch Neural Networks for Image-Text Matching Tasks. The similarity network
-(--sim product) has no public code. Where the text of the paper leaves it open, it follows its successor CITE
-(Plummer et al. 2018) with one concept.
+Wang et al. 2019, Learning Two-Branch Neural Networks for Image-Text Matching Tasks. The similarity
+network (--sim product) has no public code. Where the text of the paper leaves it open, it follows
+its successor CITE (Plummer et al. 2018) with one concept.
 """
 from collections.abc import Sequence
 
@@ -20,14 +21,14 @@ from similarities import PairNetwork, unit
 
 
 class BranchEmbedding(nn.Module):
-    """f_emb of a branch: linear, BatchNorm, ReLU, dropout, linear. (B, F) -> (B, D). The paper's hidden size is 2048
-    and its D 512."""
+    """f_emb of a branch: linear, BatchNorm, ReLU, dropout, linear. (B, F) -> (B, D). The paper's
+    hidden size is 2048 and its D 512."""
 
     def __init__(self, inputs: int, hidden: int, embed_size: int, dropout: float = 0.5):
         super().__init__()
         self.dim = embed_size
-        self.layers = nn.Sequential(vsepp_linear(inputs, hidden), BatchNorm(hidden), nn.ReLU(), Dropout(dropout),
-                                    vsepp_linear(hidden, embed_size))
+        self.layers = nn.Sequential(vsepp_linear(inputs, hidden), BatchNorm(hidden), nn.ReLU(),
+                                    Dropout(dropout), vsepp_linear(hidden, embed_size))
 
     def forward(self, features: Tensor, lengths=None) -> Latent:
         return Latent(self.layers(features))
@@ -36,48 +37,54 @@ class BranchEmbedding(nn.Module):
 # ---- the embedding network
 
 class TwoBranchLoss(nn.Module):
-    """Triplet loss across modalities and within the captions, >= 0: a term of model.JointEmbedding that replaces its
-    objective.
+    """Triplet loss across modalities and within the captions, >= 0: a term of model.JointEmbedding
+    that replaces its objective.
 
-    With d(x, y) = sqrt(|x - y|^2 + 1e-4) and, for each of the B pairs, v = max(0, margin + d(anchor, positive) -
-    d(anchor, negative)), the loss is the sum of three terms:
+    With d(x, y) = sqrt(|x - y|^2 + 1e-4) and, for each of the B pairs, v = max(0, margin +
+    d(anchor, positive) - d(anchor, negative)), the loss is the sum of three terms:
 
         weights[0]   anchor: the caption, positive: its image, negatives: the other images
         weights[1]   anchor: the image, positive: the caption, negatives: captions of other images
         weights[2]   anchor: the caption, positive: the farthest caption of its image in the batch, which may be itself,
                      negatives: captions of other images
 
-    For each anchor the `top` largest v are averaged, or all of them if it has fewer negatives; then the B anchors are
-    averaged. An image counts as one negative however many of its captions are in the batch, and no caption is a
-    negative of its own image. In the original it can be, if two pairs of one image are drawn.
+    For each anchor the `top` largest v are averaged, or all of them if it has fewer negatives; then
+    the B anchors are averaged. An image counts as one negative however many of its captions are in
+    the batch, and no caption is a negative of its own image. In the original it can be, if two
+    pairs of one image are drawn.
     """
 
-    def __init__(self, margin: float = 0.05, weights: Sequence[float] = (1.5, 1.0, 0.05), top: int = 10):
+    def __init__(self, margin: float = 0.05, weights: Sequence[float] = (1.5, 1.0, 0.05),
+                 top: int = 10):
         super().__init__()
         self.margin, self.weights, self.top = margin, tuple(weights), top
 
     def forward(self, image, caption, batch) -> Tensor:
-        """image, caption: model.Encoded with unit means (B, D), pair by pair. batch.image_index (B,) says whose
-        caption each one is."""
+        """image, caption: model.Encoded with unit means (B, D), pair by pair. batch.image_index
+        (B,) says whose caption each one is."""
         images, captions, index = image.embedding.mean, caption.embedding.mean, batch.image_index
         every = torch.arange(len(index), device=index.device)
-        same = index[:, None] == index                                              # (B, B): of one image
-        first = same.long().argmax(1) == every                                      # (B,): an image's first row
-        across = distance(captions, images)                                         # (B, B): captions x images
-        within = distance(captions, captions)                                       # (B, B): captions x captions
+        same = index[:, None] == index                                        # (B, B): of one image
+        first = same.long().argmax(1) == every                          # (B,): an image's first row
+        across = distance(captions, images)                              # (B, B): captions x images
+        within = distance(captions, captions)                          # (B, B): captions x captions
         farthest = within.masked_fill(~same, 0).amax(1)                             # (B,)
         terms = (self.hardest(across.diagonal(), across, ~same & first),
-                 self.hardest(across.diagonal(), across.T, ~same), self.hardest(farthest, within, ~same))
+                 self.hardest(across.diagonal(), across.T, ~same),
+                 self.hardest(farthest, within, ~same))
         return sum(weight * term.mean() for weight, term in zip(self.weights, terms))
 
-    def hardest(self, positive: Tensor, others: Tensor, negative: Tensor, anchor: Tensor | None = None) -> Tensor:
+    def hardest(self, positive: Tensor, others: Tensor, negative: Tensor,
+                anchor: Tensor | None = None) -> Tensor:
         """Mean of the largest violations of each pair, 0 if its anchor has no negatives: (K,).
 
-        positive (K,): distance of an anchor to a positive. others (A, n): distances of the anchors to all items.
-        negative (A, n) bool: which of these are negatives. anchor (K,): whose distance each is, by default 0 ... A - 1.
+        positive (K,): distance of an anchor to a positive. others (A, n): distances of the anchors
+        to all items. negative (A, n) bool: which of these are negatives. anchor (K,): whose
+        distance each is, by default 0 ... A - 1.
         """
         nearest = others.masked_fill(~negative, torch.inf)
-        nearest = nearest.topk(min(self.top, nearest.shape[1]), 1, largest=False).values        # (A, n) -> (A, top)
+        # (A, n) -> (A, top)
+        nearest = nearest.topk(min(self.top, nearest.shape[1]), 1, largest=False).values
         count = negative.sum(1).clamp(1, self.top)                                  # (A,)
         if anchor is not None:
             nearest, count = nearest[anchor], count[anchor]                         # (K, top), (K,)
@@ -85,36 +92,39 @@ class TwoBranchLoss(nn.Module):
 
 
 def distance(x: Tensor, y: Tensor) -> Tensor:
-    """sqrt(|x - y|^2 + 1e-4): (N, D), (M, D) -> (N, M), float32 under autocast; smooth where x = y."""
+    """sqrt(|x - y|^2 + 1e-4): (N, D), (M, D) -> (N, M), float32 under autocast; smooth where x =
+    y."""
     return (scored(torch.cdist, x, y).square() + 1e-4).sqrt()
 
 
 def sibling_order(caption_image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """An epoch's order of captions, (M,) -> (2 M,): each caption followed by a random other one of its image, pairs
-    shuffled.
+    """An epoch's order of captions, (M,) -> (2 M,): each caption followed by a random other one of
+    its image, pairs shuffled.
 
-    Every caption leads one pair, as in the original, whose epoch draws a sibling for each caption. A caption that is
-    the only one of its image follows itself. So all pairs start at even positions, and a batch of an even size splits
-    no pair.
+    Every caption leads one pair, as in the original, whose epoch draws a sibling for each caption.
+    A caption that is the only one of its image follows itself. So all pairs start at even
+    positions, and a batch of an even size splits no pair.
     """
     caption_image = np.asarray(caption_image)
-    order = np.argsort(caption_image, kind="stable")                                # (M,): captions image by image
+    order = np.argsort(caption_image, kind="stable")                 # (M,): captions image by image
     _, start, group, count = np.unique(caption_image[order], return_index=True, return_inverse=True,
                                        return_counts=True)
     start, count = start[group], count[group]                                       # (M,) each
-    step = 1 + rng.integers(np.maximum(count - 1, 1))                               # 1 ... count - 1: never to itself
+    step = 1 + rng.integers(np.maximum(count - 1, 1))             # 1 ... count - 1: never to itself
     sibling = order[start + (np.arange(len(order)) - start + step) % count]         # (M,)
-    return rng.permutation(np.stack([order, sibling], 1)).reshape(-1)               # (M, 2) -> (2 M,)
+    return rng.permutation(np.stack([order, sibling], 1)).reshape(-1)             # (M, 2) -> (2 M,)
 
 
 # ---- the similarity network
 
 class ProductNetwork(PairNetwork):
-    """Log-odds of a match, any real number, from a network that reads the product of two unit vectors.
+    """Log-odds of a match, any real number, from a network that reads the product of two unit
+    vectors.
 
-    The input is x * y element by element; then come linear, BatchNorm and ReLU for each size in `hidden`, then a linear
-    layer to one number. The product is multiplied by D, which the first layer could do as well: its elements have size
-    1 / D, and after an untrained layer their variance is less than what BatchNorm adds to it.
+    The input is x * y element by element; then come linear, BatchNorm and ReLU for each size in
+    `hidden`, then a linear layer to one number. The product is multiplied by D, which the first
+    layer could do as well: its elements have size 1 / D, and after an untrained layer their
+    variance is less than what BatchNorm adds to it.
 
     Every pair passes through the network, with N * M times D * hidden[0] + ... multiplications.
     """
@@ -124,7 +134,8 @@ class ProductNetwork(PairNetwork):
         super().__init__()
         sizes = [dim, *hidden]
         self.widest = max(sizes)
-        layers = [layer for a, b in zip(sizes, hidden) for layer in (vsepp_linear(a, b), BatchNorm(b), nn.ReLU())]
+        layers = [layer for a, b in zip(sizes, hidden) for layer in (vsepp_linear(a, b),
+                                                                     BatchNorm(b), nn.ReLU())]
         self.network = nn.Sequential(*layers, vsepp_linear(sizes[-1], 1))
 
     def read(self, captions):
@@ -132,4 +143,5 @@ class ProductNetwork(PairNetwork):
 
     def score(self, x, y):
         product = x.shape[-1] * x * y                                               # (..., D)
-        return self.network(product.flatten(0, -2)).view(product.shape[:-1])        # (P, D) -> (P, 1) -> (...)
+        # (P, D) -> (P, 1) -> (...)
+        return self.network(product.flatten(0, -2)).view(product.shape[:-1])

@@ -1,4 +1,5 @@
-"""The command that lists the tables of the papers: how far each has been run, and its estimated GPU hours.
+"""The command that lists the tables of the papers: how far each has been run, and its estimated GPU
+hours.
 
     python -m paper_tables --list
 """
@@ -10,9 +11,10 @@ from evaluation.report import FORMATS, render
 from paper_tables.common import Table, arguments, gpu_hours, settle, unique
 from paper_tables.runs import run_steps
 
-NAMES = ("pmrl_table1", "pmrl_table2", "pmrl_table3", "pmrl_section34", "ucmr_table1", "ucmr_table2", "ucmr_table3",
-         "ucmr_table4", "ucmr_fig2", "ucmr_table5", "ucmr_table6", "ucmr_table7_8", "jwae_table3", "jwae_table4",
-         "jwae_table5", "jwae_table6", "jwae_table7", "dmsm_table1")
+NAMES = ("pmrl_table1", "pmrl_table2", "pmrl_table3", "pmrl_section34", "ucmr_table1",
+         "ucmr_table2", "ucmr_table3", "ucmr_table4", "ucmr_fig2", "ucmr_table5", "ucmr_table6",
+         "ucmr_table7_8", "jwae_table3", "jwae_table4", "jwae_table5", "jwae_table6", "jwae_table7",
+         "dmsm_table1")
 
 
 def table(name: str) -> Table:
@@ -20,16 +22,20 @@ def table(name: str) -> Table:
 
 
 def state(name: str, opt) -> tuple[str, list[str]]:
-    """A line of the list: the table's name and its cells. These are the numbers of rows and of rows that can be run,
-    how many runs have their results, GPU hours, whether --f8k can serve the table, and its state in words."""
+    """A line of the list: the table's name and its cells. These are the numbers of rows and of rows
+    that can be run, how many runs have their results, GPU hours, whether --f8k can serve the table,
+    and its state in words."""
     made = table(name)
     runs = unique(made.rows, opt.seeds or made.seeds)
     steps = [run_steps(run, seed, opt)[0] for _, run, seed in runs]
-    done = sum(found[-1].done and all(step.done for step in found if step.folder) for found in steps)
-    lacks = sorted({step.lacks for found in steps for step in found if step.lacks and not step.done})
+    done = sum(found[-1].done and all(step.done for step in found if step.folder)
+               for found in steps)
+    lacks = sorted({step.lacks for found in steps for step in found if step.lacks
+                    and not step.done})
     says = made.later or (lacks[0] if lacks else "ready" if done < len(runs) else "done")
-    return name, [str(len(made.rows)), str(sum(bool(row.runs) for row in made.rows)), f"{done} of {len(runs)}",
-                  f"{gpu_hours(made):.0f}", "yes" if made.f8k else "", says]
+    return name, [str(len(made.rows)), str(sum(bool(row.runs) for row in made.rows)),
+                  f"{done} of {len(runs)}", f"{gpu_hours(made):.0f}", "yes" if made.f8k else "",
+                  says]
 
 
 def main(argv=None) -> None:
@@ -51,8 +57,9 @@ def list_tables(opt) -> None:
     lines = [(name, [*cells[:-1], cells[-1].ljust(widest)]) for name, cells in lines]
     title = "tables of the papers, each run by python -m paper_tables.NAME --data_path D"
     print(render([(title, [("", heads)], lines)], form))
-    print("\nThe GPU hours of a full run are estimates for one present-day GPU; none of them is measured. Tables share "
-          "runs, so their sum counts some runs twice. --demo runs any table in minutes on two cores.")
+    print("\nThe GPU hours of a full run are estimates for one present-day GPU; none of them is "
+          "measured. Tables share runs, so their sum counts some runs twice. --demo runs any "
+          "table in minutes on two cores.")
 
 
 if __name__ == "__main__":

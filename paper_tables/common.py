@@ -1,10 +1,11 @@
-"""Describes a table of a paper, and holds the command that trains, evaluates, collects and prints one.
+"""Describes a table of a paper, and holds the command that trains, evaluates, collects and prints
+one.
 
     python -m paper_tables.pmrl_table1 --data_path data --dry_run      # the exact commands
     python -m paper_tables.pmrl_table1 --demo                          # the same code on the demo data, small
 
-A row names its method as `train.py --method` does, and writes only options of its own; runs.py adds what the data set
-and the size need.
+A row names its method as `train.py --method` does, and writes only options of its own; runs.py adds
+what the data set and the size need.
 """
 import argparse
 import json
@@ -41,13 +42,14 @@ class Columns:
 class Row:
     """One line of a paper's table. A row without runs shows its published numbers only."""
     label: str
-    published: tuple                  # one number per column of the table, None where the paper has none
+    published: tuple             # one number per column of the table, None where the paper has none
     runs: tuple = ()
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a paper. `title` names the paper and the table; its script's docstring says what a full run needs."""
+    """A table of a paper. `title` names the paper and the table; its script's docstring says what a
+    full run needs."""
     title: str
     columns: tuple
     rows: tuple
@@ -55,7 +57,7 @@ class Table:
     seeds: int = 1
     f8k: bool = False                 # whether Flickr8k's features can serve it
     later: str = ""                   # why none of its rows can be run yet
-    sums: tuple = ()                  # ((column of a sum, (columns of its parts)), ...), counted from 0
+    sums: tuple = ()              # ((column of a sum, (columns of its parts)), ...), counted from 0
     misprints: tuple = ()             # labels of rows whose printed sum is not that of their parts
 
     def __post_init__(self):
@@ -64,18 +66,21 @@ class Table:
         assert len({row.label for row in self.rows}) == len(self.rows) and isinstance(self.notes, tuple), self.title
 
 
-def recalls(protocol: str = "folds5", title: str = "", run: int = 0, rsum: bool = False, ks=(1, 5, 10),
-            before: str = "") -> Columns:
+def recalls(protocol: str = "folds5", title: str = "", run: int = 0, rsum: bool = False,
+            ks=(1, 5, 10), before: str = "") -> Columns:
     """The columns of R@K in both directions, from a protocol of results.json.
 
-    `run`: which of a row's runs they show. `rsum`: add the sum of recalls. `before`: a measure and the protocol that
-    holds it, such as "pmrp pmrp_folds5"; it gets a column before the recalls of each direction.
+    `run`: which of a row's runs they show. `rsum`: add the sum of recalls. `before`: a measure and
+    the protocol that holds it, such as "pmrp pmrp_folds5"; it gets a column before the recalls of
+    each direction.
     """
     first = before.split()
     groups = [(SIDES[side], (*((NAMES[first[0]], f"protocols/{first[1]}/{side}/{first[0]}") for _ in first[:1]),
                              *((f"R@{k}", f"protocols/{protocol}/{side}/r{k}") for k in ks)))
               for side in ("i2t", "t2i")]
-    return Columns(title, (*groups, *([("", (("rsum", f"protocols/{protocol}/rsum"),))] if rsum else [])), run)
+    return Columns(title,
+                   (*groups, *([("", (("rsum", f"protocols/{protocol}/rsum"),))] if rsum else [])),
+                   run)
 
 
 # ---- collecting and printing
@@ -95,8 +100,9 @@ def value(results: dict, path: str, folds: bool = True):
 def collect(table: Table, rows: list[Row], opt) -> list[dict]:
     """What the seeds of each row gave.
 
-    Returns [{"label", "seeds": how many have results, "ours": [(mean, standard deviation, n) or None, per column],
-    "published", "runs": whether the row has any, "results": files of the results}].
+    Returns [{"label", "seeds": how many have results, "ours": [(mean, standard deviation, n) or
+    None, per column], "published", "runs": whether the row has any, "results": files of the
+    results}].
     """
     found = []
     for row in rows:
@@ -106,16 +112,19 @@ def collect(table: Table, rows: list[Row], opt) -> list[dict]:
             stored = []
             for seed in range(opt.seeds or table.seeds) if run else ():
                 steps, path = run_steps(run, seed, opt)
-                if os.path.exists(path) and all(step.done for step in steps if step.folder or step is steps[-1]):
+                if os.path.exists(path) and all(step.done for step in steps if step.folder
+                                                or step is steps[-1]):
                     stored.append(read_json(path, "delete it, and it is made again"))
                     files.append(path)
             seeds = max(seeds, len(stored))
             for path in columns.paths:
-                numbers = [v for v in (value(results, path, folds) for results in stored) if v is not None]
-                ours.append((mean(numbers), stdev(numbers) if len(numbers) > 1 else 0.0, len(numbers)) if numbers
-                            else None)
-        found.append({"label": row.label, "seeds": seeds, "ours": ours, "published": list(row.published),
-                      "runs": bool(row.runs), "results": list(dict.fromkeys(files))})
+                numbers = [v for v in (value(results, path, folds) for results in stored)
+                           if v is not None]
+                ours.append((mean(numbers), stdev(numbers) if len(numbers) > 1 else 0.0,
+                             len(numbers)) if numbers else None)
+        found.append({"label": row.label, "seeds": seeds, "ours": ours,
+                      "published": list(row.published), "runs": bool(row.runs),
+                      "results": list(dict.fromkeys(files))})
     return found
 
 
@@ -128,18 +137,20 @@ def spread(x, places: int) -> str:
 
 
 def tables(table: Table, found: list[dict]) -> list:
-    """Tables for `render` of report.py, with three lines per row: ours, published and their difference."""
+    """Tables for `render` of report.py, with three lines per row: ours, published and their
+    difference."""
     made, at = [], 0
     for columns in table.columns:
         span, lines = slice(at, at + len(columns.paths)), []
         at = span.stop
         known = [p for row in found for p in row["published"][span] if p is not None]
-        places = 1 if known and all(round(p, 1) == round(p, 2) for p in known) else 2      # as the paper prints them
+        # as the paper prints them
+        places = 1 if known and all(round(p, 1) == round(p, 2) for p in known) else 2
         for row in found:
             ours, published = row["ours"][span], row["published"][span]
             if any(ours):
-                lines.append((f"{row['label']}: ours "
-                              f"({max(x[2] for x in ours if x)})", [spread(x, places) for x in ours]))
+                lines.append((f"{row['label']}: ours ({max(x[2] for x in ours if x)})",
+                              [spread(x, places) for x in ours]))
                 if any(p is not None for p in published):
                     lines.append(("  published", [number(x, places) for x in published]))
                     lines.append(("  difference", ["" if x is None or p is None else
@@ -149,7 +160,8 @@ def tables(table: Table, found: list[dict]) -> list:
                 only = "published" if row["runs"] else "published only"
                 lines.append((f"{row['label']}: {only}", [number(x, places) for x in published]))
         title = ", ".join(part for part in (table.title, columns.title) if part)
-        made.append((title, [(heading, [name for name, _ in names]) for heading, names in columns.groups], lines))
+        made.append((title, [(heading, [name for name, _ in names]) for heading,
+                             names in columns.groups], lines))
     return made
 
 
@@ -158,15 +170,18 @@ def printed(table: Table, found: list[dict], opt) -> str:
         return json.dumps({"table": table.title, "scale": opt.scale,
                            "columns": [p for c in table.columns for p in c.paths],
                            "rows": found, "notes": table.notes}, indent=1)
-    says = [f"ours: mean and standard deviation over the seeds (their number); {SCALES[opt.scale].says}", *table.notes]
+    says = ["ours: mean and standard deviation over the seeds (their number); "
+            f"{SCALES[opt.scale].says}", *table.notes]
     mark = {"text": "", "markdown": "- ", "latex": "% "}[opt.format]
-    return render(tables(table, found), opt.format) + "\n\n" + "\n".join(mark + line for line in says)
+    return render(tables(table, found), opt.format) + "\n\n" + "\n".join(mark + line
+                                                                         for line in says)
 
 
 # ---- the command
 
 def chosen(table: Table, only: list[str]) -> list[Row]:
-    """The rows that --only names: by number from 1, by label, or by a part of the label. Without names, all rows.
+    """The rows that --only names: by number from 1, by label, or by a part of the label. Without
+    names, all rows.
 
     Raises InputError on a name that fits no row.
     """
@@ -174,11 +189,13 @@ def chosen(table: Table, only: list[str]) -> list[Row]:
         return list(table.rows)
     rows = []
     for name in only:
-        found = [row for k, row in enumerate(table.rows, 1) if name == str(k) or name.lower() == row.label.lower()]
+        found = [row for k, row in enumerate(table.rows, 1) if name == str(k) or name.lower()
+                 == row.label.lower()]
         found = found or [row for row in table.rows if name.lower() in row.label.lower()]
         if not found:
-            raise InputError(f"--only {name} is no row of {table.title}; its rows are "
-                             f"{'; '.join(f'{k} {row.label}' for k, row in enumerate(table.rows, 1))}")
+            raise InputError(
+                f"--only {name} is no row of {table.title}; its rows are "
+                f"{'; '.join(f'{k} {row.label}' for k, row in enumerate(table.rows, 1))}")
         rows += [row for row in found if row not in rows]
     return rows
 
@@ -187,39 +204,48 @@ def arguments(what: str) -> Arguments:
     p = Arguments(what)
     p.formatter_class = argparse.RawDescriptionHelpFormatter
     add = p.add_argument
-    add("--data_path", type=filename,
-        help="folder that holds the data sets (default: data; with --demo: data/demo_tables, which it writes)")
+    add("--data_path", type=filename, help="folder that holds the data sets (default: data; with "
+        "--demo: data/demo_tables, which it writes)")
     size = p.add_mutually_exclusive_group()
-    size.add_argument("--demo", action="store_const", const="demo", dest="scale", help=SCALES["demo"].says)
-    size.add_argument("--f8k", action="store_const", const="f8k", dest="scale", help=SCALES["f8k"].says)
-    add("--only", nargs="+", metavar="ROW", help="rows to run and print: number from 1, label, or part of a label")
-    add("--seeds", type=up_to(1000, least=0), help="how many seeds each row gets, from 0 on (default: the table's)")
+    size.add_argument("--demo", action="store_const", const="demo", dest="scale",
+                      help=SCALES["demo"].says)
+    size.add_argument("--f8k", action="store_const", const="f8k", dest="scale",
+                      help=SCALES["f8k"].says)
+    add("--only", nargs="+", metavar="ROW", help="rows to run and print: number from 1, label, or "
+        "part of a label")
+    add("--seeds", type=up_to(1000, least=0), help="how many seeds each row gets, from 0 on "
+        "(default: the table's)")
     add("--also", default="", metavar='"OPTIONS"',
         help='further options of train.py for every row, such as --also="--amp bf16"')
-    add("--runs", type=filename, default="runs/paper_tables", metavar="FOLDER", help="folder that holds the runs")
+    add("--runs", type=filename, default="runs/paper_tables", metavar="FOLDER",
+        help="folder that holds the runs")
     add("--format", choices=[*FORMATS, "json"], default="text", help="format of the printed table")
     add("--dry_run", action="store_true", help="print the commands, and run nothing")
-    add("--print_only", action="store_true", help="print the results that are there, and run nothing")
+    add("--print_only", action="store_true", help="print the results that are there, and run "
+        "nothing")
     p.set_defaults(scale="full")
     return p
 
 
 def settle(opt, table: Table | None = None) -> None:
-    """Fill in the data path. Raises InputError on options that cannot be used together, before anything runs."""
+    """Fill in the data path. Raises InputError on options that cannot be used together, before
+    anything runs."""
     if opt.seeds == 0:
         raise InputError(f"--seeds {opt.seeds} leaves nothing to run; give at least 1")
     if opt.scale == "f8k" and table and not table.f8k:
-        raise InputError(f"--f8k: Flickr8k has no data for {table.title}; take --demo, or leave it out with the "
-                         "paper's data at hand")
+        raise InputError(f"--f8k: Flickr8k has no data for {table.title}; take --demo, or leave it "
+                         "out with the paper's data at hand")
     if set("{}\"'") & set(opt.also):
-        raise InputError(f"--also {opt.also} holds braces or quotes, and is taken apart at blanks; leave them out")
+        raise InputError(f"--also {opt.also} holds braces or quotes, and is taken apart at blanks; "
+                         "leave them out")
     opt.data_path = opt.data_path or ("data/demo_tables" if opt.scale == "demo" else "data")
 
 
 def unique(rows: list[Row], seeds: int) -> list[tuple[str, Run, int]]:
-    """(label, run, seed) for every run of the rows, each once. All rows of a seed come before the next seed."""
-    return list({(run, seed): (row.label, run, seed) for seed in range(seeds) for row in rows for run in row.runs
-                 if run and (run.tool == "train.py" or seed == 0)}.values())
+    """(label, run, seed) for every run of the rows, each once. All rows of a seed come before the
+    next seed."""
+    return list({(run, seed): (row.label, run, seed) for seed in range(seeds) for row in rows
+                 for run in row.runs if run and (run.tool == "train.py" or seed == 0)}.values())
 
 
 def main(table: Table, says: str = "", argv=None) -> None:
@@ -235,15 +261,18 @@ def main(table: Table, says: str = "", argv=None) -> None:
 
 
 def run_table(table: Table, rows: list[Row], opt) -> None:
-    """Run what is still missing for a table's rows, then print the table. Exits with an error if a run failed."""
+    """Run what is still missing for a table's rows, then print the table. Exits with an error if a
+    run failed."""
     if table.later:
         print(table.later, file=sys.stderr)
     todo = unique(rows, opt.seeds or table.seeds)
     failed, shown = [], set()
     for k, (label, run, seed) in enumerate(todo if not opt.print_only else (), 1):
         where, steps = f"[{k}/{len(todo)}] {label}, seed {seed}", run_steps(run, seed, opt)[0]
-        lacking = [Step([], step.target, lacks=step.lacks) for step in steps if step.lacks and not step.done]
-        for step in [*([] if opt.dry_run else lacking[:1]), *steps]:          # nothing is trained that cannot be tested
+        lacking = [Step([], step.target, lacks=step.lacks) for step in steps if step.lacks
+                   and not step.done]
+        # nothing is trained that cannot be tested
+        for step in [*([] if opt.dry_run else lacking[:1]), *steps]:
             key = step.shown, "" if step.words else step.target
             if opt.dry_run:
                 if (step.words or step.lacks) and key not in shown:
@@ -268,8 +297,8 @@ def run_table(table: Table, rows: list[Row], opt) -> None:
 
 
 def gpu_hours(table: Table) -> float:
-    """GPU hours of all runs of a table, each counted once per seed. This is an estimate; none of it has been
-    measured."""
+    """GPU hours of all runs of a table, each counted once per seed. This is an estimate; none of it
+    has been measured."""
     hours = 0.0
     for run in {replace(run, evaluate="", test="") for row in table.rows for run in row.runs
                 if run and run.tool == "train.py"}:

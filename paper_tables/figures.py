@@ -1,13 +1,15 @@
-"""Draws the papers' pictures from any run: `jwae` Tables 1 and 2 (retrieval) and Fig. 2 (neighbours), `ucmr` Fig. 4-7.
+"""Draws the papers' pictures from any run: `jwae` Tables 1 and 2 (retrieval) and Fig. 2
+(neighbours), `ucmr` Fig. 4-7.
 
     python -m paper_tables.figures --checkpoint runs/A runs/B --photos data/demo/images    # several models side by side
     python -m paper_tables.figures --checkpoint runs/A runs/B --photos FOLDER --neighbours   # most similar images
     python -m paper_tables.figures --checkpoint runs/A --cxc --photos FOLDER         # and Fig. 4-7 of Gaussian models
 
-The upper part of retrieval.png shows captions and the best image of each model (Table 1). The lower part shows images
-and the best four captions of each model (Table 2). Matches are green. Items are chosen at random by --seed, or given by
-number with --images and --captions. --neighbours also draws neighbours.png: each row shows an image, and the images
-that one model finds most similar to it (Fig. 2). With --cxc or --uncertain, evaluate.py draws uncertain_images.png and
+The upper part of retrieval.png shows captions and the best image of each model (Table 1). The lower
+part shows images and the best four captions of each model (Table 2). Matches are green. Items are
+chosen at random by --seed, or given by number with --images and --captions. --neighbours also draws
+neighbours.png: each row shows an image, and the images that one model finds most similar to it
+(Fig. 2). With --cxc or --uncertain, evaluate.py draws uncertain_images.png and
 uncertain_captions.png in the folder uncertain/ of each Gaussian run.
 """
 if __name__ == "__main__":
@@ -39,66 +41,82 @@ NEAREST = 6                           # neighbours per image
 
 
 def chosen(given: list[int] | None, total: int, count: int, seed: int, what: str) -> list[int]:
-    """The rows to draw: those given, or `count` of `total` at random. Raises InputError on a row that does not exist.
+    """The rows to draw: those given, or `count` of `total` at random. Raises InputError on a row
+    that does not exist.
 
     `what`: the option that gives them, "images" or "captions", for the message."""
     wrong = next((n for n in given or () if not 0 <= n < total), None)
     if wrong is not None:
-        raise InputError(f"--{what} {wrong}: the split has {what} 0 to {total - 1}; give numbers of these")
-    return given or np.random.default_rng(seed).choice(total, min(count, total), replace=False).tolist()
+        raise InputError(f"--{what} {wrong}: the split has {what} 0 to {total - 1}; give numbers "
+                         "of these")
+    return given or np.random.default_rng(seed).choice(total, min(count, total),
+                                                       replace=False).tolist()
 
 
 @torch.no_grad()
 def rankings(runs: list[str], opt) -> tuple:
-    """What the pictures show: the split, the rows of images, the rows of captions, and a tuple per run.
+    """What the pictures show: the split, the rows of images, the rows of captions, and a tuple per
+    run.
 
-    The tuple holds the best image of each caption, the best captions of each image, and, with --neighbours, the other
-    images that are most similar to each image (else None). Raises InputError where runs have different splits.
+    The tuple holds the best image of each caption, the best captions of each image, and, with
+    --neighbours, the other images that are most similar to each image (else None). Raises
+    InputError where runs have different splits.
     """
     device, first, found = torch_device(opt.device), None, []
     for path in runs:
         run = load_run(path, Where(opt.data_path, opt.data_name, opt.split))
         model, split, first = run.trained.to(device).model, run.split, first or run.split
-        if split.captions != first.captions or not np.array_equal(split.caption_image, first.caption_image):
-            raise InputError(f"{path} has {len(split.images)} images and {len(split.captions)} captions of "
-                             f"{split.source}, {runs[0]} has {len(first.images)} and {len(first.captions)} of "
-                             f"{first.source}; draw runs on the same split with --data_name and --split")
+        if split.captions != first.captions or not np.array_equal(split.caption_image,
+                                                                  first.caption_image):
+            raise InputError(f"{path} has {len(split.images)} images and {len(split.captions)} "
+                             f"captions of {split.source}, {runs[0]} has {len(first.images)} and "
+                             f"{len(first.captions)} of {first.source}; draw runs on the same "
+                             "split with --data_name and --split")
         images, captions = encode(model, split, run.tokens(), device, workers=opt.workers)
         rows = chosen(opt.images, len(split.images), opt.count, opt.seed, "images")
         texts = chosen(opt.captions, len(split.captions), opt.count, opt.seed, "captions")
-        found.append((model.similarity(images, captions.rows(torch.tensor(texts, device=device))).argmax(0).tolist(),
-                      model.similarity(images.rows(torch.tensor(rows, device=device)), captions).topk(
-                          min(TOP, len(split.captions))).indices.tolist(),
+        found.append((model.similarity(images,
+                                       captions.rows(torch.tensor(texts, device=device))).argmax(
+            0).tolist(), model.similarity(images.rows(torch.tensor(rows, device=device)),
+                                          captions).topk(min(TOP,
+                                                             len(split.captions))).indices.tolist(),
                       neighbours(model.similarity, images, rows) if opt.neighbours else None))
     return first, rows, texts, found
 
 
 def neighbours(similarity, images: Embedding, rows: list[int]) -> list[list[int]]:
     """For each image of `rows`, the NEAREST other images, the most similar first."""
-    score, count = columns_within(similarity, images)(slice(None)), min(NEAREST, len(images.mean) - 1)
+    score, count = columns_within(similarity, images)(slice(None)), min(NEAREST,
+                                                                        len(images.mean) - 1)
     scores = torch.cat([score(slice(n, n + 1)) for n in rows])                      # (R, N)
-    return scores.scatter(1, torch.tensor(rows, device=scores.device)[:, None], -torch.inf).topk(count).indices.tolist()
+    return scores.scatter(1, torch.tensor(rows, device=scores.device)[:, None],
+                          -torch.inf).topk(count).indices.tolist()
 
 
 def draw(opt) -> str:
-    target = picture_file(output_file(opt.output, opt.checkpoint[0], "retrieval.png", is_drawn), opt.checkpoint)
+    target = picture_file(output_file(opt.output, opt.checkpoint[0], "retrieval.png", is_drawn),
+                          opt.checkpoint)
     beside = None
     if opt.neighbours:
-        beside = picture_file(os.path.join(os.path.dirname(target), "neighbours" + os.path.splitext(target)[1]),
+        beside = picture_file(os.path.join(os.path.dirname(target),
+                                           "neighbours" + os.path.splitext(target)[1]),
                               opt.checkpoint)
         if os.path.abspath(beside) == os.path.abspath(target):
-            raise InputError(f"--output {target} is where --neighbours draws its picture; name another file")
+            raise InputError(f"--output {target} is where --neighbours draws its picture; name "
+                             "another file")
     split, rows, texts, found = rankings(opt.checkpoint, opt)
     photos = photos_of(split, opt.photos)
-    names = ["/".join(os.path.normpath(run).split(os.sep)[-1 if os.path.isdir(run) else -2:]) for run in opt.checkpoint]
+    names = ["/".join(os.path.normpath(run).split(os.sep)[-1 if os.path.isdir(run) else -2:])
+             for run in opt.checkpoint]
     if beside:
         draw_neighbours(beside, rows, found, names, photos)
     lines, across = len(texts) + len(rows), 1 + len(found)
     with drawing(target, lines, across, (3.6 * across, 2.2 * lines), tight=True) as (_, axes):
         draw_answers(split, rows, texts, found, names, photos, axes)
-    said = (f"{len(texts)} captions with their best image and {len(rows)} images with their best {TOP} captions in "
-            f"{target}")
-    return said + f"\n{len(rows)} images with the images most similar to them in {beside}" * bool(beside)
+    said = (f"{len(texts)} captions with their best image and {len(rows)} images with their best "
+            f"{TOP} captions in {target}")
+    return said + f"\n{len(rows)} images with the images most similar to them in {beside}" * bool(
+        beside)
 
 
 def draw_neighbours(path: str, rows, found, names, photos: Photos) -> None:
@@ -115,8 +133,8 @@ def draw_answers(split, rows, texts, found, names, photos: Photos, axes) -> None
 
     def write(axis, y: float, text: str, own: bool = False) -> float:
         lines = textwrap.wrap(text, 46)
-        axis.text(0.02, y, "\n".join(lines), fontsize=8, va="top", color="green" if own else "black",
-                  transform=axis.transAxes)
+        axis.text(0.02, y, "\n".join(lines), fontsize=8, va="top",
+                  color="green" if own else "black", transform=axis.transAxes)
         return y - 0.085 * len(lines) - 0.05
 
     def show(axis, image: int, own: bool) -> None:
@@ -137,10 +155,11 @@ def draw_answers(split, rows, texts, found, names, photos: Photos, axes) -> None
 
 
 def uncertain(run: str, opt) -> None:
-    """Let evaluate.py draw the most and the least uncertain items with their matches (`ucmr` Fig. 4-7)."""
+    """Let evaluate.py draw the most and the least uncertain items with their matches (`ucmr` Fig.
+    4-7)."""
     target = output_file(None, run, os.path.join("uncertain", "results.json"), is_results)
-    words = ["--checkpoint", run, "--uncertainty", "--no-control", "--split", opt.split, "--device", opt.device,
-             "--output", target, "--workers", str(opt.workers)]
+    words = ["--checkpoint", run, "--uncertainty", "--no-control", "--split", opt.split, "--device",
+             opt.device, "--output", target, "--workers", str(opt.workers)]
     for name in ("data_path", "data_name", "photos", "cxc_path"):
         words += [f"--{name}", getattr(opt, name)] if getattr(opt, name) else []
     evaluate.run(evaluate.parse_args([*words, *["--cxc"] * bool(opt.cxc or opt.cxc_path)]))
@@ -150,20 +169,27 @@ def main(argv=None) -> None:
     p = Arguments("Draw examples of retrieval, similar images and uncertain items.")
     add = p.add_argument
     add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN", help="run folders")
-    add("--data_path", type=filename, help="folder that holds the data sets (default: that of the training)")
+    add("--data_path", type=filename, help="folder that holds the data sets (default: that of the "
+        "training)")
     add("--data_name", type=data_set, help="data set (default: that of the training)")
     add("--split", type=split_name, default="test", help="split to draw from")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
-    add("--workers", type=workers, default=0, help="processes that read photos or large feature files")
+    add("--workers", type=workers, default=0, help="processes that read photos or large feature "
+        "files")
     add("--photos", type=filename, help="folder of the photos that precomputed features belong to")
-    add("--images", type=natural, nargs="+", metavar="N", help="images to draw, from 0 (default: chosen at random)")
-    add("--captions", type=natural, nargs="+", metavar="N", help="captions to draw, from 0 (default: chosen at random)")
-    add("--count", type=up_to(100), default=3, help="how many images and captions to choose at random")
+    add("--images", type=natural, nargs="+", metavar="N", help="images to draw, from 0 (default: "
+        "chosen at random)")
+    add("--captions", type=natural, nargs="+", metavar="N", help="captions to draw, from 0 "
+        "(default: chosen at random)")
+    add("--count", type=up_to(100), default=3, help="how many images and captions to choose at "
+        "random")
     add("--seed", type=natural, default=0, help="seed of the random choice")
-    add("--neighbours", action="store_true",
-        help="also draw the images most similar to each image, in neighbours.png beside the picture")
-    add("--uncertain", action="store_true", help="also draw the most and the least uncertain items of Gaussian runs")
-    add("--cxc", action="store_true", help="as --uncertain, with the matches of Crisscrossed Captions")
+    add("--neighbours", action="store_true", help="also draw the images most similar to each "
+        "image, in neighbours.png beside the picture")
+    add("--uncertain", action="store_true", help="also draw the most and the least uncertain items "
+        "of Gaussian runs")
+    add("--cxc", action="store_true", help="as --uncertain, with the matches of Crisscrossed "
+        "Captions")
     add("--cxc_path", type=filename, metavar="FOLDER",
         help="folder of the csv files of Crisscrossed Captions (default: DATA_PATH/cxc)")
     add("--output", type=filename, metavar="FILE.png",
@@ -175,8 +201,10 @@ def draw_all(opt) -> None:
     print(draw(opt))
     for run in opt.checkpoint if opt.uncertain or opt.cxc or opt.cxc_path else ():
         trained = load_checkpoint(run)["options"]
-        if trained.get("vae") or (trained["image_head"], trained["text_head"]) == ("point", "point"):
-            print(f"{run} compares points, which have no uncertainty: no picture of uncertain items")
+        if trained.get("vae") or (trained["image_head"], trained["text_head"]) == ("point",
+                                                                                   "point"):
+            print(
+                f"{run} compares points, which have no uncertainty: no picture of uncertain items")
         else:
             uncertain(run, opt)
 

@@ -1,10 +1,12 @@
-"""`jwae` Table 7: phrase localisation on Flickr30K Entities, recall of a box with IoU of at least 0.5.
+"""`jwae` Table 7: phrase localisation on Flickr30K Entities, recall of a box with IoU of at least
+0.5.
 
-Needs the annotations, sentences, splits and photos of Flickr30K Entities in D/f30k_entities, weights of a network for
-photos in torch's cache, and word2vec's Google News vectors in D. The command makes the proposals (EdgeBoxes) and
-extracts their features. A run takes about 8 GPU hours per seed, an estimate. The paper's features come from a Fast
-R-CNN tuned on PASCAL VOC, which is not published: with `features.extract regions --given FILE.npy` its features, or
-others, take the place of ours.
+Needs the annotations, sentences, splits and photos of Flickr30K Entities in D/f30k_entities,
+weights of a network for photos in torch's cache, and word2vec's Google News vectors in D. The
+command makes the proposals (EdgeBoxes) and extracts their features. A run takes about 8 GPU hours
+per seed, an estimate. The paper's features come from a Fast R-CNN tuned on PASCAL VOC, which is not
+published: with `features.extract regions --given FILE.npy` its features, or others, take the place
+of ours.
 
     python -m paper_tables.jwae_table7 --data_path D
     python -m paper_tables.jwae_table7 --demo
@@ -13,18 +15,21 @@ from paper_tables.common import Columns, Row, Run, Table, main
 
 _ = None
 RATE = "--learning_rate 1e-4 --num_epochs 20 --lr_update 10 --batch_size 128"
-PLACES = (("", "edgeboxes200_ims"), ("500", "edgeboxes500_ims"))        # both are tested on, 200 are trained on
+# both are tested on, 200 are trained on
+PLACES = (("", "edgeboxes200_ims"), ("500", "edgeboxes500_ims"))
 
 
 def runs(options: str) -> tuple[Run, ...]:
     """A model tested on 200 proposals a photo, and the same on 500."""
-    return tuple(Run("f30k phrases", f"{options} {RATE}", f"--regions {name}" * bool(count), text="hglmm")
-                 for count, name in PLACES)
+    return tuple(Run("f30k phrases", f"{options} {RATE}", f"--regions {name}" * bool(count),
+                     text="hglmm") for count, name in PLACES)
 
 
 def columns(title: str, run: int) -> Columns:
-    return Columns(title, (("", (*((f"R@{k}", f"localisation/r{k}") for k in (1, 5, 10)),
-                                 ("upper bound", "localisation/upper"), ("pointing", "localisation/pointing"))),), run)
+    return Columns(title,
+                   (("", (*((f"R@{k}", f"localisation/r{k}") for k in (1, 5, 10)),
+                          ("upper bound", "localisation/upper"),
+                          ("pointing", "localisation/pointing"))),), run)
 
 
 ROWS = (("row 1, probably MCB", (48.7, _, _), ""),
@@ -40,16 +45,28 @@ ROWS = (("row 1, probably MCB", (48.7, _, _), ""),
         ("jWAE with CITE", (60.4, _, _), "jwae_mh_cite"),
         ("Gaussians of PCME++, ours", (_, _, _), "pcme++ --txt_layers 1024 --img_layers 1024"))
 TABLE = Table("jwae Table 7: phrase localisation, recall of a box with IoU of at least 0.5",
-              (columns("200 proposals", 0), columns("500 proposals", 1)), tuple(
-    Row(label, (*numbers, *(_,) * 7), runs(options) if options else ()) for label, numbers, options in ROWS), notes=(
-        "The paper does not say which of its rows have 200 proposals and which 500; its numbers stand with 200.",
-        "The methods' names are lost in our extraction of the paper. The text says that jWAE gains 1.5 points of R@1 "
-        "on the embedding networks, and 1.2 points on CITE, which settles the rows with code here; the others are "
-        "guessed from the references that it names.",
-        "The upper bound is the share of the phrases that any proposal reaches.",
-        "jWAE's layers, and the loss of jWAE-MH among the regions of a photo, are our choice: the paper has neither.",
-        "Phrases are HGLMM vectors of 6,000 numbers, as the paper says. Rows on the Embedding Network and the "
-        "Similarity Network with jWAE's terms, and with Gaussians, are ours."))
+              (columns("200 proposals", 0), columns("500 proposals", 1)),
+              tuple(Row(label, (*numbers, *(_,) * 7), runs(options) if options else ()) for label,
+                    numbers, options in ROWS), notes=("The paper does not say which of its rows "
+                                                      "have 200 proposals and which 500; its "
+                                                      "numbers stand with 200.",
+                                                      "The methods' names are lost in our "
+                                                      "extraction of the paper. The text says "
+                                                      "that jWAE gains 1.5 points of R@1 on the "
+                                                      "embedding networks, and 1.2 points on "
+                                                      "CITE, which settles the rows with code "
+                                                      "here; the others are guessed from the "
+                                                      "references that it names.",
+                                                      "The upper bound is the share of the phrases "
+                                                      "that any proposal reaches.",
+                                                      "jWAE's layers, and the loss of jWAE-MH "
+                                                      "among the regions of a photo, are our "
+                                                      "choice: the paper has neither.",
+                                                      "Phrases are HGLMM vectors of 6,000 numbers, "
+                                                      "as the paper says. Rows on the Embedding "
+                                                      "Network and the Similarity Network with "
+                                                      "jWAE's terms, and with Gaussians, are "
+                                                      "ours."))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

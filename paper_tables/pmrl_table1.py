@@ -1,7 +1,9 @@
-"""`pmrl` Table 1: VSE++ with Gaussians for captions, for images and for both, on COCO, with a frozen ResNet-152.
+"""`pmrl` Table 1: VSE++ with Gaussians for captions, for images and for both, on COCO, with a
+frozen ResNet-152.
 
-Needs COCO's photos and annotations and VSE++'s ids in D/coco (about 20 GiB), and torchvision's ResNet-152 weights. A
-run takes about 28 GPU hours per seed, and its runs fill 20 GiB. All are estimates.
+Needs COCO's photos and annotations and VSE++'s ids in D/coco (about 20 GiB), and torchvision's
+ResNet-152 weights. A run takes about 28 GPU hours per seed, and its runs fill 20 GiB. All are
+estimates.
 
     python -m paper_tables.pmrl_table1 --data_path D
 """
@@ -27,9 +29,10 @@ NUMBERS = (
     (57.3, 85.9, 93.2, 43.8, 77.7, 88.1),
     (59.0, 87.0, 93.6, 45.1, 79.2, 89.2))
 TABLE = Table("pmrl Table 1: COCO, mean of five folds of 1,000 images", (recalls(),),
-              tuple(Row(label, numbers, (RUNS[label],)) for label, numbers in zip(NAMES, NUMBERS, strict=True)),
-              f8k=True,
-              notes=("VSE++'s R@1 from text to image is 43.6 here and 43.7 in ucmr Table 1. Its other recalls agree.",))
+              tuple(Row(label, numbers, (RUNS[label],)) for label,
+                    numbers in zip(NAMES, NUMBERS, strict=True)), f8k=True,
+              notes=("VSE++'s R@1 from text to image is 43.6 here and 43.7 in ucmr Table 1. Its "
+                     "other recalls agree.",))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

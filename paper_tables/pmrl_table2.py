@@ -1,7 +1,8 @@
-"""`pmrl` Table 2: the models of Table 1 after 15 more epochs in which the image network is trained too.
+"""`pmrl` Table 2: the models of Table 1 after 15 more epochs in which the image network is trained
+too.
 
-Needs the data of pmrl_table1. It starts from the runs of Table 1 and trains those that are missing. With them, a run
-takes about 82 GPU hours per seed, and its runs fill 30 GiB. All are estimates.
+Needs the data of pmrl_table1. It starts from the runs of Table 1 and trains those that are missing.
+With them, a run takes about 82 GPU hours per seed, and its runs fill 30 GiB. All are estimates.
 
     python -m paper_tables.pmrl_table2 --data_path D
 """
@@ -15,7 +16,8 @@ TUNE = "--finetune --freeze_bn --learning_rate {} --num_epochs 15"
 
 def tuned(run, rate: str = "2e-5"):
     """`run`, continued with its image network trained too, at the learning rate `rate`."""
-    return replace(run, data=f"{run.data} tuned", train=f"{run.train} {TUNE.format(rate)}", start=run)
+    return replace(run, data=f"{run.data} tuned", train=f"{run.train} {TUNE.format(rate)}",
+                   start=run)
 
 
 NUMBERS = (
@@ -30,13 +32,14 @@ NUMBERS = (
     (66.4, 91.3, 96.5, 52.5, 84.6, 92.7),
     (61.8, 88.8, 94.7, 50.9, 83.7, 92.1),
     (66.9, 90.6, 96.2, 52.4, 84.6, 92.7))
-ROWS = tuple(Row(label, numbers, (tuned(run, "2e-6" if label.startswith("GIE spherical") else "2e-5"),))
+ROWS = tuple(Row(label, numbers,
+                 (tuned(run, "2e-6" if label.startswith("GIE spherical") else "2e-5"),))
              for (label, run), numbers in zip(pmrl_table1.RUNS.items(), NUMBERS, strict=True))
-TABLE = Table("pmrl Table 2: COCO, fine-tuned, mean of five folds of 1,000 images", (recalls(),), ROWS, f8k=True,
-              notes=(
-    "GIE spherical is fine-tuned at a learning rate of 2e-6, the others at 2e-5 (pmrl 3.1).",
-    "GCIE ellipsoidal with min KL has an R@5 from image to text of 91.3 here and 91.2 in ucmr Table 1 (VSE++ft ours). "
-    "Its other recalls agree."))
+TABLE = Table("pmrl Table 2: COCO, fine-tuned, mean of five folds of 1,000 images", (recalls(),),
+              ROWS, f8k=True, notes=("GIE spherical is fine-tuned at a learning rate of 2e-6, the "
+                                     "others at 2e-5 (pmrl 3.1).", "GCIE ellipsoidal with min KL "
+                                     "has an R@5 from image to text of 91.3 here and 91.2 in "
+                                     "ucmr Table 1 (VSE++ft ours). Its other recalls agree."))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

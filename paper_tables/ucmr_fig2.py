@@ -1,7 +1,9 @@
-"""`ucmr` Fig. 2: mean uncertainty (log det Sigma, nats) of crops A and C and of captions A and C, per area threshold.
+"""`ucmr` Fig. 2: mean uncertainty (log det Sigma, nats) of crops A and C and of captions A and C,
+per area threshold.
 
-Needs the data of ucmr_table4. The model takes about 2 GPU hours, which is an estimate. The figure itself is
-vg/uncertainty.png in the run's folder. It shows intervals and a paired test of the direction that the paper reports.
+Needs the data of ucmr_table4. The model takes about 2 GPU hours, which is an estimate. The figure
+itself is vg/uncertainty.png in the run's folder. It shows intervals and a paired test of the
+direction that the paper reports.
 
     python -m paper_tables.ucmr_fig2 --data_path D
 """
@@ -13,15 +15,23 @@ RUN = Run("coco", "gcie_wasserstein", judge=VG + "uncertainty")
 
 
 def panel(side: str) -> Columns:
-    return Columns(side, tuple((f"{percent}%",
-                                tuple((item.upper(), f"models/*/{side}/{percent}/{item}/mean") for item in "ac"))
-                               for percent in PERCENT))
+    return Columns(side,
+                   tuple((f"{percent}%",
+                          tuple((item.upper(), f"models/*/{side}/{percent}/{item}/mean")
+                                for item in "ac")) for percent in PERCENT))
 
 
-TABLE = Table("ucmr Fig. 2: uncertainty by area threshold", (panel("images"), panel("captions")), (
-    Row("VSE++ ours", (None,) * 4 * len(PERCENT), (RUN,)),), notes=(
-        "The paper draws curves and prints no numbers. Image C lies above image A at every threshold, caption C below "
-        "caption A.",))
+TABLE = Table("ucmr Fig. 2: uncertainty by area threshold", (panel("images"), panel("captions")),
+              (Row("VSE++ ours", (None,) * 4 * len(PERCENT), (RUN,)),), notes=("The paper draws "
+                                                                               "curves and "
+                                                                               "prints no "
+                                                                               "numbers. Image "
+                                                                               "C lies above "
+                                                                               "image A at "
+                                                                               "every "
+                                                                               "threshold, "
+                                                                               "caption C below "
+                                                                               "caption A.",))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

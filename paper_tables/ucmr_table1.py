@@ -1,8 +1,9 @@
-"""`ucmr` Table 1: VSE++ and VSRN with points, with wider points and with Gaussians, on COCO. Recalls and PMRP.
+"""`ucmr` Table 1: VSE++ and VSRN with points, with wider points and with Gaussians, on COCO.
+Recalls and PMRP.
 
-Needs COCO's photos, its annotations (with instances_val2014.json) and VSE++'s ids in D/coco, and SCAN's regions with
-image and caption ids in D/coco_precomp (51 GiB together). A run takes about 45 GPU hours per seed, and its runs fill 30
-GiB. All are estimates.
+Needs COCO's photos, its annotations (with instances_val2014.json) and VSE++'s ids in D/coco, and
+SCAN's regions with image and caption ids in D/coco_precomp (51 GiB together). A run takes about 45
+GPU hours per seed, and its runs fill 30 GiB. All are estimates.
 
     python -m paper_tables.ucmr_table1 --data_path D
 """
@@ -11,21 +12,23 @@ from paper_tables.pmrl_table2 import tuned
 
 
 def models(evaluate: str) -> dict:
-    """{label: run} of the paper's models on COCO. The Gaussian ones have the best settings of section 6.2.
+    """{label: run} of the paper's models on COCO. The Gaussian ones have the best settings of
+    section 6.2.
 
     `evaluate`: the options of evaluate.py."""
     def run(name, data="coco"):
         return Run(data, name, evaluate)
-    return {"VSE++": run("vse++"), "VSE++, wide": run("vse++_wide"), "VSE++ ours": run("gcie_wasserstein"),
-            "VSE++ ours, eq. 8": run("gcie_wasserstein_var"), "VSE++ft": tuned(run("vse++")),
-            "VSE++ft ours": tuned(run("gcie_minkl")), "VSRN": run("vsrn_original", "coco regions"),
+    return {"VSE++": run("vse++"), "VSE++, wide": run("vse++_wide"),
+            "VSE++ ours": run("gcie_wasserstein"), "VSE++ ours, eq. 8": run("gcie_wasserstein_var"),
+            "VSE++ft": tuned(run("vse++")), "VSE++ft ours": tuned(run("gcie_minkl")),
+            "VSRN": run("vsrn_original", "coco regions"),
             "VSRN, wide": run("vsrn_wide", "coco regions"),
             "VSRN ours": run("vsrn_gaussian_original", "coco regions"),
             "PCME": run("pcme", "coco cells"), "PVSE": run("pvse", "coco cells")}
 
 
 RUNS = models("--fold5 --pmrp")
-NUMBERS = {                                                 # PMRP, R@1, R@5, R@10 both ways, of 1K and of 5K
+NUMBERS = {                                        # PMRP, R@1, R@5, R@10 both ways, of 1K and of 5K
     "VSE++": (39.2, 58.3, 86.1, 93.3, 39.3, 43.7, 77.6, 87.8, 29.3, 35.3, 63.3, 75.3, 29.1, 23.2, 50.3, 63.5),
     "VSE++, wide": (39.2, 59.0, 87.0, 94.2, 33.3, 44.7, 78.4, 88.3, 29.1, 33.8, 64.6, 76.1, 28.9, 23.3, 51.2, 64.1),
     "VSE++ ours": (41.1, 59.3, 86.8, 93.8, 41.7, 45.6, 79.2, 89.1, 31.3, 34.7, 64.6, 76.6, 31.2, 24.5, 52.4, 65.6),
@@ -37,23 +40,25 @@ NUMBERS = {                                                 # PMRP, R@1, R@5, R@
     "VSRN ours": (45.8, 73.8, 94.4, 97.9, 46.7, 61.3, 89.2, 95.2, 34.2, 51.1, 80.1, 89.4, 34.5, 38.8, 69.1, 80.2),
     "PCME": (45.1, 68.8, 91.6, 96.7, 46.0, 54.6, 86.3, 93.8, 34.1, 44.2, 73.8, 83.6, 34.4, 31.9, 62.1, 74.5),
     "PVSE": (42.8, 69.2, 91.6, 96.6, 43.6, 55.2, 86.5, 93.7, 31.8, 45.2, 74.3, 84.5, 32.0, 32.4, 63.0, 75.0)}
-TABLE = Table("ucmr Table 1: COCO", (
-    recalls("folds5", "1K, mean of five folds", before="pmrp pmrp_folds5"), recalls("full", "5K", before="pmrp pmrp")),
-    tuple(Row(label, numbers, (RUNS[label],)) for label, numbers in NUMBERS.items()), notes=(
-        "VSE++ and VSRN: the paper evaluated the official weights (evaluate.py reads them, too).",
-        "The paper cites the rows of VSE++ft, PCME and PVSE.",
-        "eq. 8: a row of ours. Its Wasserstein distance has variances where eq. 7 has deviations, as the paper prints "
-        "its eq. 8. The row would tell which of the two the authors ran.",
-        "wide: the paper's rows of higher capacity. Their embedding is doubled.",
-        "PMRP of VSE++ wide, text to image of 1K, is printed as 33.3. In every other row the two directions are within "
-        "1.2 points of each other.",
-        "VSE++ ours is pmrl Table 1's ellipsoidal GCIE by Wasserstein, which has other numbers there: 59.0, 87.0, "
-        "93.6, 45.1, 79.2 and 89.2.",
-        "PVSE and PCME: ours keep the network for photos as it is. Their own recipes fine-tune it (PCME's for 30 more "
-        "epochs), and PVSE's starts from GloVe's words. Expect lower numbers.",
-        "VSRN has a margin of 0.2, as in its code. VSRN ours has 0.1. The paper gives 0.1 for VSRN and does not say "
-        "whether it holds for both.",
-        "VSE++ and VSE++ft ours differ from pmrl Tables 1 and 2 in one recall each: 43.7 and 91.2 for 43.6 and 91.3."))
+TABLE = Table("ucmr Table 1: COCO",
+              (recalls("folds5", "1K, mean of five folds", before="pmrp pmrp_folds5"),
+               recalls("full", "5K", before="pmrp pmrp")),
+              tuple(Row(label, numbers, (RUNS[label],)) for label, numbers in NUMBERS.items()),
+              notes=("VSE++ and VSRN: the paper evaluated the official weights (evaluate.py reads "
+                     "them, too).", "The paper cites the rows of VSE++ft, PCME and PVSE.",
+                     "eq. 8: a row of ours. Its Wasserstein distance has variances where eq. 7 has "
+                     "deviations, as the paper prints its eq. 8. The row would tell which of the "
+                     "two the authors ran.", "wide: the paper's rows of higher capacity. Their "
+                     "embedding is doubled.", "PMRP of VSE++ wide, text to image of 1K, is printed "
+                     "as 33.3. In every other row the two directions are within 1.2 points of "
+                     "each other.", "VSE++ ours is pmrl Table 1's ellipsoidal GCIE by Wasserstein, "
+                     "which has other numbers there: 59.0, 87.0, 93.6, 45.1, 79.2 and 89.2.",
+                     "PVSE and PCME: ours keep the network for photos as it is. Their own recipes "
+                     "fine-tune it (PCME's for 30 more epochs), and PVSE's starts from GloVe's "
+                     "words. Expect lower numbers.", "VSRN has a margin of 0.2, as in its code. "
+                     "VSRN ours has 0.1. The paper gives 0.1 for VSRN and does not say whether it "
+                     "holds for both.", "VSE++ and VSE++ft ours differ from pmrl Tables 1 and 2 in "
+                     "one recall each: 43.7 and 91.2 for 43.6 and 91.3."))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

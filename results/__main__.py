@@ -6,9 +6,9 @@
     python -m results --add vsrn_0 runs/f8k_region_precomp_cosine_seed0      # keep a run's results.json
     python -m results --add cca_0 cca.json --by "python cca.py --text tfidf" # and those of embeddings, evaluated
 
-rows.yaml says which runs make a row (several seeds: their mean, and the deviation of rsum); NAME.json is the run's
-results.json with its command, the commit of the code and the versions that made it. A document shows table NAME between
-the lines <!-- results: NAME --> and <!-- /results -->.
+rows.yaml says which runs make a row (several seeds: their mean, and the deviation of rsum);
+NAME.json is the run's results.json with its command, the commit of the code and the versions that
+made it. A document shows table NAME between the lines <!-- results: NAME --> and <!-- /results -->.
 """
 import glob
 import os
@@ -25,43 +25,56 @@ from files.reading import read_json, read_text, read_yaml
 from files.writing import save_json, save_lines
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LOCAL = {"data_path", "vocab_path", "logger_name", "device", "workers", "log_step", "val_step", "overwrite", "resume"}
-KEPT = ("data_name", "models", "split", "similarity", "images", "captions", "protocols", "best_ranks", "neighbours",
-        "confidence", "sets", "absent_queries", "ambiguity", "other_truths", "bank", "variances", "localisation",
-        "proposals")
-DROPPED = ("reliability", "galleries", "by_type", "by_boxes", "macro")      # parts that no table shows
+LOCAL = {"data_path", "vocab_path", "logger_name", "device", "workers", "log_step", "val_step",
+         "overwrite", "resume"}
+KEPT = ("data_name", "models", "split", "similarity", "images", "captions", "protocols",
+        "best_ranks", "neighbours", "confidence", "sets", "absent_queries", "ambiguity",
+        "other_truths", "bank", "variances", "localisation", "proposals")
+DROPPED = ("reliability", "galleries", "by_type", "by_boxes", "macro")   # parts that no table shows
 RECALLS = [(f"{side} R@{k}" if k == 1 else f"R@{k}", f"protocols/full/{side}/r{k}")
            for side in ("i2t", "t2i") for k in (1, 5, 10)]
-COLUMNS = {"recalls": RECALLS, "short": [RECALLS[k] for k in (0, 2, 3, 5)], "rsum": [("rsum", "protocols/full/rsum")],
-           "means": [("rsum, means only", "protocols/mean_only/rsum")], "dev": [("dev rsum", "dev_rsum")],
-           "ranks": [("HBR", "best_ranks/i2t/hbr"), ("ABR", "best_ranks/i2t/abr")],
+COLUMNS = {"recalls": RECALLS, "short": [RECALLS[k] for k in (0, 2, 3, 5)],
+           "rsum": [("rsum", "protocols/full/rsum")],
+           "means": [("rsum, means only", "protocols/mean_only/rsum")],
+           "dev": [("dev rsum", "dev_rsum")], "ranks": [("HBR", "best_ranks/i2t/hbr"),
+                                                        ("ABR", "best_ranks/i2t/abr")],
            "neighbours": [("neighbours, %", "neighbours/jaccard"), ("chance", "neighbours/chance")],
-           **{f"sure_{side}": [(head, f"confidence/{side}/{path}") for head, path in (
-               ("posterior", f"{best}/auroc"), ("max", "max/auroc"), ("log det Sigma", "log_det_query/auroc"),
-               ("logistic of all", "stacked/auroc"), ("AURC under flat, %", f"{best}/under_flat"),
-               ("ECE", f"{best}/ece"), ("its floor", f"{best}/ece_floor"))]
+           **{f"sure_{side}": [(head, f"confidence/{side}/{path}") for head,
+                               path in (("posterior", f"{best}/auroc"), ("max", "max/auroc"),
+                                        ("log det Sigma", "log_det_query/auroc"),
+                                        ("logistic of all", "stacked/auroc"),
+                                        ("AURC under flat, %", f"{best}/under_flat"),
+                                        ("ECE", f"{best}/ece"), ("its floor", f"{best}/ece_floor"))]
               for side, best in (("t2i", "posterior"), ("i2t", "posterior_grouped"))},
            "sets": [(f"{side} {head}", f"sets/{side}/lac/{key}") for side in ("i2t", "t2i")
                     for head, key in (("coverage", "coverage"), ("mean size", "mean_size"))]}
-COLUMNS["bank"] = [(f"{head}{with_it}", f"protocols/{name}/{path}")
-                   for head, path in (("rsum", "rsum"), ("i2t R@1", "i2t/r1"), ("i2t R@10", "i2t/r10"),
-                                      ("t2i R@1", "t2i/r1"), ("t2i R@10", "t2i/r10"))
-                   for name, with_it in (("full", ""), ("bank", ", bank"))]
-COLUMNS["ambiguity"] = [(head, f"ambiguity/{path}") for head, path in (
-    ("captions: entropy", "captions/entropy/rho"), ("given words", "captions/entropy/rho_given_words"),
-    ("in levels", "captions/entropy/rho_within_levels"), ("maximum", "captions/max/rho"),
-    ("log det Sigma", "captions/log_det_query/rho"), ("trace", "captions/trace_query/rho"),
-    ("images: entropy", "images/entropy/rho"), ("each caption", "images/entropy_each/rho"),
-    ("deviation", "images/std/rho"), ("log det Sigma", "images/log_det_query/rho"))]
-COLUMNS["sure"] = [(f"{side} {head}" if head == "posterior" else head, f"confidence/{side}/{path or best}/auroc")
-                   for side, best in (("t2i", "posterior"), ("i2t", "posterior_grouped"))
-                   for head, path in (("posterior", ""), ("log det Sigma", "log_det_query"),
-                                      ("without Sigma", "stacked_without_sigma"), ("with", "stacked"))]
+COLUMNS["bank"] = [(f"{head}{with_it}", f"protocols/{name}/{path}") for head,
+                   path in (("rsum", "rsum"), ("i2t R@1", "i2t/r1"), ("i2t R@10", "i2t/r10"),
+                            ("t2i R@1", "t2i/r1"), ("t2i R@10", "t2i/r10")) for name,
+                   with_it in (("full", ""), ("bank", ", bank"))]
+COLUMNS["ambiguity"] = [(head, f"ambiguity/{path}") for head,
+                        path in (("captions: entropy", "captions/entropy/rho"),
+                                 ("given words", "captions/entropy/rho_given_words"),
+                                 ("in levels", "captions/entropy/rho_within_levels"),
+                                 ("maximum", "captions/max/rho"),
+                                 ("log det Sigma", "captions/log_det_query/rho"),
+                                 ("trace", "captions/trace_query/rho"),
+                                 ("images: entropy", "images/entropy/rho"),
+                                 ("each caption", "images/entropy_each/rho"),
+                                 ("deviation", "images/std/rho"),
+                                 ("log det Sigma", "images/log_det_query/rho"))]
+COLUMNS["sure"] = [(f"{side} {head}" if head == "posterior" else head,
+                    f"confidence/{side}/{path or best}/auroc") for side,
+                   best in (("t2i", "posterior"), ("i2t", "posterior_grouped")) for head,
+                   path in (("posterior", ""), ("log det Sigma", "log_det_query"),
+                            ("without Sigma", "stacked_without_sigma"), ("with", "stacked"))]
 COLUMNS["first"] = RECALLS[::3]
 COLUMNS["banked"] = [("rsum, bank", "protocols/bank/rsum")]
-COLUMNS["truth"] = [(f"{side} {head}{whose}", f"protocols/positives{of}/{side}/{key}") for side in ("i2t", "t2i")
-                    for head, key, whose, of in (("P@1", "r1", "", ""), ("R-P", "rp", "", ""), (
-                        "R-P", "rp", ", means", "_mean_only"), ("R-P", "rp", ", dealt", "_shuffled"))]
+COLUMNS["truth"] = [(f"{side} {head}{whose}", f"protocols/positives{of}/{side}/{key}")
+                    for side in ("i2t", "t2i") for head, key, whose,
+                    of in (("P@1", "r1", "", ""), ("R-P", "rp", "", ""),
+                           ("R-P", "rp", ", means", "_mean_only"),
+                           ("R-P", "rp", ", dealt", "_shuffled"))]
 COLUMNS["localisation"] = [
     *((head, f"localisation/{key}") for head, key in (("R@1", "r1"), ("R@5", "r5"), ("R@10", "r10"),
                                                       ("pointing", "pointing"), ("IoU", "iou"))),
@@ -74,18 +87,20 @@ METHODS_BLOCK = re.compile(r"<!-- methods -->\n.*?<!-- /methods -->", re.S)
 
 
 def value(stored: dict, path: str) -> float | None:
-    """The number at a path of keys, or None where it is not defined, as what Sigma knows is for a point."""
+    """The number at a path of keys, or None where it is not defined, as what Sigma knows is for a
+    point."""
     for key in path.split("/"):
-        if key == "under_flat":                             # how far AURC is below its value in random order
+        if key == "under_flat":                    # how far AURC is below its value in random order
             return 100 * (1 - stored["aurc"] / stored["aurc_flat"])
         stored = stored.get(key) if isinstance(stored, dict) else None
     return stored
 
 
 def cell(name: str, path: str, runs: list[dict], counted: bool) -> str:
-    """Mean over runs; of a sum of recalls its deviation, too, and with `counted` how many runs there are."""
+    """Mean over runs; of a sum of recalls its deviation, too, and with `counted` how many runs
+    there are."""
     values = [value(run, path) for run in runs]
-    if None in values:                                      # a point is its own mean and has no Sigma
+    if None in values:                                    # a point is its own mean and has no Sigma
         return ""
     digits = 2 if name == "HBR" else 3 if path.endswith(THREE_DIGITS) else 1
     if not path.endswith(("rsum", "auroc", "localisation/r1")) or len(values) == 1:
@@ -96,10 +111,11 @@ def cell(name: str, path: str, runs: list[dict], counted: bool) -> str:
 def lines(table: dict) -> list[str]:
     """A table of rows.yaml in Markdown, below the command that trained its runs."""
     flags, counted = ("flags" in table["columns"]), ("n" in table["columns"])
-    columns = [column for kind in table["columns"] if kind not in ("flags", "n") for column in COLUMNS[kind]]
+    columns = [column for kind in table["columns"] if kind not in ("flags", "n")
+               for column in COLUMNS[kind]]
     heads = [table["of"], *["FLAGS"] * flags, *["n"] * counted, *(name for name, _ in columns)]
-    made = ["```", f"python {table.get('script', 'train.py')} {table['command']} FLAGS" + " --seed SEED" * (
-        "script" not in table), "```", ""] if "command" in table else []
+    made = ["```", f"python {table.get('script', 'train.py')} {table['command']} FLAGS"
+            + " --seed SEED" * ("script" not in table), "```", ""] if "command" in table else []
     made += [row(heads), "|---" * len(heads) + "|"]
     for label, options, names in table["rows"]:
         runs = [read_json(os.path.join(HERE, f"{name}.json")) for name in names.split()]
@@ -118,7 +134,8 @@ def tables() -> dict[str, list[str]]:
 
 
 def whole(table: dict, read: dict[str, dict]) -> dict:
-    """A table; one that is like others takes the named rows from them. Of several each has a command of its own."""
+    """A table; one that is like others takes the named rows from them. Of several each has a
+    command of its own."""
     if "like" not in table:
         return table
     others = [read[name] for name in table["like"].split()]
@@ -128,7 +145,8 @@ def whole(table: dict, read: dict[str, dict]) -> dict:
 
 
 def documents() -> list[str]:
-    return [os.path.join(HERE, "..", "README.md"), *sorted(glob.glob(os.path.join(HERE, "..", "docs", "*.md")))]
+    return [os.path.join(HERE, "..", "README.md"),
+            *sorted(glob.glob(os.path.join(HERE, "..", "docs", "*.md")))]
 
 
 def filled(path: str, made: dict[str, list[str]]) -> str:
@@ -139,9 +157,10 @@ def filled(path: str, made: dict[str, list[str]]) -> str:
         return "\n".join([f"<!-- results: {match[1]} -->", *made[match[1]], "<!-- /results -->"])
     every = "\n".join(["<!-- methods -->", *methods.table(), "<!-- /methods -->"])
     text = METHODS_BLOCK.sub(lambda _: every, read_text(path))
-    if not text.count("<!-- results: ") == text.count("<!-- /results -->") == len(BLOCK.findall(text)):
-        raise InputError(f"{path} has a block of results that does not open and close; write <!-- results: NAME --> "
-                         "and <!-- /results --> on lines of their own")
+    if not text.count("<!-- results: ") == text.count("<!-- /results -->") == len(
+        BLOCK.findall(text)):
+        raise InputError(f"{path} has a block of results that does not open and close; write <!-- "
+                         "results: NAME --> and <!-- /results --> on lines of their own")
     return BLOCK.sub(block, text)
 
 
@@ -149,36 +168,40 @@ def evaluated(path: str) -> dict:
     """The part of what evaluate.py wrote that rows are made of."""
     results = read_json(path)
     if not results.get("checkpoints"):
-        raise InputError(f"{path} is no results.json of a run, of an ensemble or of embeddings; give what evaluate.py "
-                         "wrote")
+        raise InputError(f"{path} is no results.json of a run, of an ensemble or of embeddings; "
+                         "give what evaluate.py wrote")
     if len(results["checkpoints"]) > 1:
         results["models"] = len(results["checkpoints"])     # an ensemble of seeds
     if "confidence" in results:
-        results["confidence"] = {side: {name: {key: number for key, number in of.items() if key not in DROPPED}
-                                        for name, of in sides.items() if name not in DROPPED}
-                                 for side, sides in results["confidence"].items()}
+        results["confidence"] = {side: {name: {key: number for key,
+                                               number in of.items() if key not in DROPPED} for name,
+                                        of in sides.items() if name not in DROPPED} for side,
+                                 sides in results["confidence"].items()}
     if "localisation" in results:
-        results["localisation"] = {key: x for key, x in results["localisation"].items() if key not in DROPPED}
+        results["localisation"] = {key: x for key, x in results["localisation"].items()
+                                   if key not in DROPPED}
     return {name: results[name] for name in KEPT if name in results}
 
 
 def stored(run: str, path: str | None = None) -> dict:
-    """What a run's row is made of, without the places of the machine that made it; `path`: see --results."""
+    """What a run's row is made of, without the places of the machine that made it; `path`: see
+    --results."""
     results = evaluated(path or os.path.join(run, "results.json"))
     config = read_yaml(os.path.join(run, "config.yaml"))
     words, kept = shlex.split(config["command"])[2:], []
-    while words:                                            # --name value ... without those of the machine
-        take = 1 + next((k for k, word in enumerate(words[1:]) if word.startswith("--")), len(words) - 1)
+    while words:                                     # --name value ... without those of the machine
+        take = 1 + next((k for k, word in enumerate(words[1:]) if word.startswith("--")),
+                        len(words) - 1)
         kept, words = kept + words[:take] * (words[0].lstrip("-") not in LOCAL), words[take:]
     start = config["options"].get("init_from")              # a run's or file's name is enough
-    kept = [os.path.basename(os.path.normpath(word)) if word == start or os.path.isabs(word) else word for word in kept]
-    known = not subprocess.run(["git", "merge-base", "--is-ancestor", config["git_commit"], "HEAD"], cwd=HERE,
-                               check=False,
-                               capture_output=True).returncode
-    return {"train": shlex.join(["python", "train.py", *kept]),
-            "git_commit": config["git_commit"] if known else "unknown",
-            "versions": config["versions"],
-            **({} if "models" in results else {"dev_rsum": load_checkpoint(run)["state"]["best_rsum"]}), **results}
+    kept = [os.path.basename(os.path.normpath(word)) if word == start or os.path.isabs(word)
+            else word for word in kept]
+    known = not subprocess.run(["git", "merge-base", "--is-ancestor", config["git_commit"], "HEAD"],
+                               cwd=HERE, check=False, capture_output=True).returncode
+    return {"train": shlex.join(["python", "train.py", *kept]), "git_commit": config["git_commit"]
+            if known else "unknown", "versions": config["versions"],
+            **({} if "models" in results
+               else {"dev_rsum": load_checkpoint(run)["state"]["best_rsum"]}), **results}
 
 
 def main(argv=None) -> None:
@@ -188,10 +211,10 @@ def main(argv=None) -> None:
                    help="write the tables into README.md and docs/*.md, between their marks")
     p.add_argument("--add", nargs=2, type=filename, metavar=("NAME", "RUN"),
                    help="keep a run's results as results/NAME.json")
-    p.add_argument("--results", type=filename, metavar="FILE",
-                   help="with --add: what evaluate.py wrote of RUN, on other data for one (default: RUN/results.json)")
-    p.add_argument("--by", metavar="COMMAND",
-                   help="with --add: the command that made the embeddings of which RUN, a file, is the evaluation")
+    p.add_argument("--results", type=filename, metavar="FILE", help="with --add: what evaluate.py "
+                   "wrote of RUN, on other data for one (default: RUN/results.json)")
+    p.add_argument("--by", metavar="COMMAND", help="with --add: the command that made the "
+                   "embeddings of which RUN, a file, is the evaluation")
     cli.run(p.prog, command, p.parse_args(argv))
 
 
@@ -200,13 +223,14 @@ def command(opt) -> None:
         name, run = opt.add
         path = os.path.join(HERE, f"{name}.json")
         if os.sep in name or os.path.lexists(path):
-            raise InputError(f"--add {name}: it has to be the name of a new file in results/, without .json; name "
-                             "another, or remove the file first")
+            raise InputError(f"--add {name}: it has to be the name of a new file in results/, "
+                             "without .json; name another, or remove the file first")
         save_json({"train": opt.by, **evaluated(run)} if opt.by else stored(run, opt.results), path)
         return
     made = tables()
     if opt.write:
-        new = {path: filled(path, made) for path in documents()}            # all are sound before one is written
+        # all are sound before one is written
+        new = {path: filled(path, made) for path in documents()}
         for path, text in new.items():
             save_lines(path, text.splitlines())
         return

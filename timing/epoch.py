@@ -1,7 +1,9 @@
-"""How long an epoch of training takes at the size of COCO, and what of it is input: benchmark.py's part `epoch`.
+"""How long an epoch of training takes at the size of COCO, and what of it is input: benchmark.py's
+part `epoch`.
 
-The loop is that of train.py. Captions are of 8 to 20 words from a vocabulary of 10,000; features are random. A few
-steps are timed and scaled to an epoch; the file then holds no more images than these steps can read.
+The loop is that of train.py. Captions are of 8 to 20 words from a vocabulary of 10,000; features
+are random. A few steps are timed and scaled to an epoch; the file then holds no more images than
+these steps can read.
 """
 import math
 import os
@@ -43,13 +45,15 @@ KINDS = {"vse++": Kind("--method vse++", (2048,), "epoch point"),
          "vse++, gaussian": Kind("--method gcie_wasserstein", (2048,), "epoch gaussian"),
          "vsrn": Kind("--method vsrn", (36, 2048)), "scan": Kind("--method scan_t2i", (36, 2048))}
 PRECISIONS = {"fp32": "", "tf32": "--tf32", "bf16": "--amp bf16"}
-MOST = {"epoch point": 12, "epoch gaussian": 20, "input": 5}        # targets on an H100 or H200: seconds, percent
+# targets on an H100 or H200: seconds, percent
+MOST = {"epoch point": 12, "epoch gaussian": 20, "input": 5}
 
 
 def write_features(path: str, count: int, shape: tuple[int, ...], seed: int) -> None:
     """A file of float16 features (count, *shape)."""
     array = np.lib.format.open_memmap(path, "w+", np.float16, (count, *shape))
-    some = np.random.default_rng(seed).random((min(DRAWN, count), *shape), np.float32).astype(np.float16)
+    some = np.random.default_rng(seed).random((min(DRAWN, count), *shape),
+                                              np.float32).astype(np.float16)
     for start in range(0, count, len(some)):
         array[start:start + len(some)] = some[:count - start]
     array.flush()
@@ -60,8 +64,8 @@ def build_random_data(path: str, opt, seed: int) -> Data:
     rng, features = np.random.default_rng(seed), Features(path)
     m = EACH * len(features)
     length = rng.integers(*LENGTHS, m, endpoint=True)
-    tokens = Tokens(rng.integers(len(SPECIALS), WORDS, length.sum()), np.cumsum(length) - length, length,
-                    np.zeros(m, bool))
+    tokens = Tokens(rng.integers(len(SPECIALS), WORDS, length.sum()), np.cumsum(length) - length,
+                    length, np.zeros(m, bool))
     split = Split("train", features, [""] * m, np.arange(m) // EACH, path)
     fit_to_data(opt, features, None)
     vocab = Vocabulary([*SPECIALS, *map(str, range(WORDS - len(SPECIALS)))])
@@ -88,7 +92,8 @@ class Loop:
         if run.state["step"] == run.data.steps:
             run.end_epoch()
             self.batches = None
-        self.batches = self.batches or on_device(run.data.batches(run.state), run.device, run.data.ahead)
+        self.batches = self.batches or on_device(run.data.batches(run.state), run.device,
+                                                 run.data.ahead)
         batch = next(self.batches)
         waited = time.perf_counter() - start
         run.step(batch)
@@ -111,8 +116,8 @@ class Loop:
 
 
 def products(run: train.Training) -> float:
-    """Floating-point operations of the matrix products of a step, forward and backward, counted on a CPU, where those
-    of GRUs are seen, too."""
+    """Floating-point operations of the matrix products of a step, forward and backward, counted on
+    a CPU, where those of GRUs are seen, too."""
     device, model = run.device, run.model
     batch = next(run.data.batches({**run.state, "epoch": 0, "step": 0, "iteration": 0})).to("cpu")
     try:
@@ -126,7 +131,8 @@ def products(run: train.Training) -> float:
 
 
 def kernels(loop: Loop) -> list[tuple[str, float, float]]:
-    """The SHOWN most expensive kernels, or operations of a CPU: name, milliseconds a step, percent of all of them."""
+    """The SHOWN most expensive kernels, or operations of a CPU: name, milliseconds a step, percent
+    of all of them."""
     cuda = loop.run.device.type == "cuda"
     with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * cuda]) as seen:
         for _ in range(PROFILED):
@@ -135,7 +141,8 @@ def kernels(loop: Loop) -> list[tuple[str, float, float]]:
     spent = {event.key: event.self_device_time_total if cuda else event.self_cpu_time_total   # microseconds
              for event in seen.key_averages() if not cuda or event.device_type == DeviceType.CUDA}
     most = sorted(spent.items(), key=lambda pair: -pair[1])[:SHOWN]
-    return [(name, time / 1000 / PROFILED, 100 * time / max(1, sum(spent.values()))) for name, time in most]
+    return [(name, time / 1000 / PROFILED, 100 * time / max(1, sum(spent.values()))) for name,
+            time in most]
 
 
 def title() -> str:
@@ -143,8 +150,8 @@ def title() -> str:
 
 
 def epoch_times(steps: int | None, shown: bool, seed: int, device):
-    """Yield (name, value, format, target) of an epoch of every kind in every precision. steps: how many are timed (0:
-    the whole epoch; None: STEPS). shown: also of the kernels."""
+    """Yield (name, value, format, target) of an epoch of every kind in every precision. steps: how
+    many are timed (0: the whole epoch; None: STEPS). shown: also of the kernels."""
     cuda, whole = device.type == "cuda", math.ceil(IMAGES * EACH / BATCH)
     warm = WARM[device.type]
     steps = STEPS[device.type] if steps is None else steps or whole
@@ -154,14 +161,14 @@ def epoch_times(steps: int | None, shown: bool, seed: int, device):
             write_features(path, min(IMAGES, BATCH * (steps + warm)), kind.shape, seed)
             for precision, flags in PRECISIONS.items() if cuda else [("fp32", "")]:
                 for where in ("device", "host") if cuda else ("host",):
-                    yield from one_epoch(name, kind, precision, flags, where, path, (steps, warm, whole), shown, seed,
-                                         device)
+                    yield from one_epoch(name, kind, precision, flags, where, path,
+                                         (steps, warm, whole), shown, seed, device)
 
 
-def one_epoch(name: str, kind: Kind, precision: str, flags: str, where: str, path: str, counts: tuple, shown: bool,
-              seed: int, device):
-    """Yield the measures of one kind and precision, with its features on the device or on the host. counts: how many
-    steps are timed, warm up, and make an epoch."""
+def one_epoch(name: str, kind: Kind, precision: str, flags: str, where: str, path: str,
+              counts: tuple, shown: bool, seed: int, device):
+    """Yield the measures of one kind and precision, with its features on the device or on the host.
+    counts: how many steps are timed, warm up, and make an epoch."""
     steps, warm, whole = counts
     words = f"{kind.flags} {flags} --embed_size {DIM} --batch_size {BATCH} --seed {seed} --features_on {where}"
     opt = train.parse_args([*words.split(), "--device", device.type])
@@ -186,7 +193,8 @@ def one_epoch(name: str, kind: Kind, precision: str, flags: str, where: str, pat
             yield f"{title}: products of matrices, TFLOP a step", flops / 1e12, ".3f", None
             yield f"{title}: the same, TFLOP a second", flops / 1e12 / taken.seconds, ".3f", None
         if device.type == "cuda":
-            yield f"{title}: peak memory, MiB", torch.cuda.max_memory_allocated(device) / MIB, ".0f", None
+            yield f"{title}: peak memory, MiB", torch.cuda.max_memory_allocated(
+                device) / MIB, ".0f", None
         for kernel, spent, share in kernels(loop) if shown else ():
             yield f"{title}: {kernel[:40]}, ms a step ({share:.0f}%)", spent, ".2f", None
     finally:

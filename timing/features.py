@@ -1,5 +1,5 @@
-"""How fast features of photos are extracted, how much of the time is not the network's, and how fast feature files are
-read. benchmark.py shows it."""
+"""How fast features of photos are extracted, how much of the time is not the network's, and how
+fast feature files are read. benchmark.py shows it."""
 import contextlib
 import io
 import os
@@ -26,19 +26,23 @@ PROPOSALS = 200                       # boxes in each of them
 
 
 def write_photos(folder: str, count: int, seed: int) -> list[str]:
-    """Write JPEGs of smooth random colours, about as large as real photos, and return their paths."""
+    """Write JPEGs of smooth random colours, about as large as real photos, and return their
+    paths."""
     rng = np.random.default_rng(seed)
     for n in range(count):
-        coarse = Image.fromarray(rng.integers(0, 256, (SIZE[1] // 4, SIZE[0] // 4, 3)).astype(np.uint8))
-        coarse.resize(SIZE, Image.Resampling.BICUBIC).save(os.path.join(folder, f"{n:04}.jpg"), quality=90)
+        coarse = Image.fromarray(rng.integers(0, 256,
+                                              (SIZE[1] // 4, SIZE[0] // 4, 3)).astype(np.uint8))
+        coarse.resize(SIZE, Image.Resampling.BICUBIC).save(os.path.join(folder, f"{n:04}.jpg"),
+                                                           quality=90)
     return [os.path.join(folder, name) for name in find_photos(folder)[0]]
 
 
 def extraction_times(count: int, workers: int, repeats: int, seed: int, device):
-    """Yield (name, value, format, target) of the extraction of `count` photos by resnet18 with random weights.
+    """Yield (name, value, format, target) of the extraction of `count` photos by resnet18 with
+    random weights.
 
-    The network's own time is that of the same photos, decoded before. What a whole extraction takes beyond it is
-    reading, decoding, moving between processes, and writing.
+    The network's own time is that of the same photos, decoded before. What a whole extraction takes
+    beyond it is reading, decoding, moving between processes, and writing.
     """
     net = network("resnet18", pretrained=False)[0].to(device)
     with tempfile.TemporaryDirectory() as folder:
@@ -60,20 +64,23 @@ def extraction_times(count: int, workers: int, repeats: int, seed: int, device):
             compute(work, images, net, eval_transform(), None, How(device, BATCH, workers, False))
             work.commit(lambda sound: None)
 
-        spent = rounds({"network": alone, "whole": whole, "decoding": lambda: list(image_batches(images, BATCH))},
-                       repeats, device)
+        spent = rounds({"network": alone, "whole": whole,
+                        "decoding": lambda: list(image_batches(images, BATCH))}, repeats, device)
         last = store(f"{ALL}0")
         again = race({"again": last.complete}, repeats, device)["again"]
         assert last.complete() and len(decoded) == len(chunks(paths, BATCH))
     yield "photos a second", count / min(spent["whole"]), ".1f", None
-    yield "decoding in this process: milliseconds a photo", 1000 * min(spent["decoding"]) / count, ".1f", None
-    yield f"percent of the time outside the network, {workers} workers", percent_outside(spent), ".1f", "extraction"
+    yield "decoding in this process: milliseconds a photo", 1000 * min(
+        spent["decoding"]) / count, ".1f", None
+    yield f"percent of the time outside the network, {workers} workers", percent_outside(
+        spent), ".1f", "extraction"
     yield "a call that finds nothing to do: milliseconds a photo", 1000 * again / count, ".3f", None
 
 
 def epoch(path: str, batch: int, lengths: tuple[int, int], seed: int):
-    """A function that streams one epoch of batches of so many pairs, five captions an image, from a feature file; and
-    the number of its captions. lengths: words of the shortest and of the longest."""
+    """A function that streams one epoch of batches of so many pairs, five captions an image, from a
+    feature file; and the number of its captions. lengths: words of the shortest and of the
+    longest."""
     rng, features = np.random.default_rng(seed), Features(path)
     m = 5 * len(features)
     length = rng.integers(*lengths, m, endpoint=True)
@@ -84,7 +91,8 @@ def epoch(path: str, batch: int, lengths: tuple[int, int], seed: int):
 
 
 def streaming_memory(path: str, batch: int, lengths: tuple[int, int], seed: int) -> list[float]:
-    """MiB by which an epoch makes this process grow: memory of its own, and pages of the mapped file."""
+    """MiB by which an epoch makes this process grow: memory of its own, and pages of the mapped
+    file."""
     stream, fields = epoch(path, batch, lengths, seed)[0], ("RssAnon", "RssFile")
     before = [resident(field) for field in fields]
     stream()
@@ -92,22 +100,24 @@ def streaming_memory(path: str, batch: int, lengths: tuple[int, int], seed: int)
 
 
 def random_proposals(count: int, rng) -> tuple[Entities, Proposals]:
-    """PROPOSALS random boxes, at least 8 pixels wide and high, in each of `count` photos of SIZE, and no phrases."""
+    """PROPOSALS random boxes, at least 8 pixels wide and high, in each of `count` photos of SIZE,
+    and no phrases."""
     corner = rng.random((count * PROPOSALS, 2)) * (np.array(SIZE) - 8)
     far = corner + 7 + rng.random(corner.shape) * (np.array(SIZE) - 8 - corner)
     boxes, none = np.concatenate([corner, far], 1).astype(np.float32), np.zeros(0, np.int64)
-    photos = Entities([str(n) for n in range(count)], np.tile(SIZE, (count, 1)), [], none, none, [], [],
-                      np.zeros((0, 4)), none, {})
+    photos = Entities([str(n) for n in range(count)], np.tile(SIZE, (count, 1)), [], none, none, [],
+                      [], np.zeros((0, 4)), none, {})
     score = np.zeros(len(boxes), np.float32)
     return photos, Proposals(boxes, np.arange(count + 1) * PROPOSALS, score, score > 0, {})
 
 
 def region_times(count: int, workers: int, repeats: int, seed: int, device):
-    """Yield (name, value, format, target) of the features of PROPOSALS boxes in each of `count` photos, by resnet18
-    with random weights. The network's own time is that of the same photos and boxes, decoded before, with its RoI
-    pooling."""
+    """Yield (name, value, format, target) of the features of PROPOSALS boxes in each of `count`
+    photos, by resnet18 with random weights. The network's own time is that of the same photos and
+    boxes, decoded before, with its RoI pooling."""
     net = region_network("resnet18", None, None, regions.PHOTO_SIDE, pretrained=False)[0]
-    encoder, step = regions.NetworkRegions(net, "timed", regions.PHOTO_SIDE, device), regions.BATCH[device.type]
+    encoder, step = regions.NetworkRegions(net, "timed", regions.PHOTO_SIDE,
+                                           device), regions.BATCH[device.type]
     entities, proposals = random_proposals(count, np.random.default_rng(seed))
     with tempfile.TemporaryDirectory() as folder:
         os.mkdir(os.path.join(folder, "photos"))
@@ -119,17 +129,18 @@ def region_times(count: int, workers: int, repeats: int, seed: int, device):
             list(by_cores(encoder.encode, ready, device))
 
         def whole():
-            rows = RowStore(os.path.join(folder, "rows"), paths, paths, "timed", (net.dim,), np.float16,
-                            proposals.start).prepare()
+            rows = RowStore(os.path.join(folder, "rows"), paths, paths, "timed", (net.dim,),
+                            np.float16, proposals.start).prepare()
             rows.run(reader, encoder.encode, How(device, step, workers), "timed")
             rows.clean()
         spent = rounds({"network": alone, "whole": whole}, repeats, device)
     yield f"photos with {PROPOSALS} boxes a second", count / min(spent["whole"]), ".1f", None
-    yield f"boxes: percent of the time outside the network, {workers} workers", percent_outside(spent), \
-        ".1f", "extraction"
+    yield f"boxes: percent of the time outside the network, {workers} workers", percent_outside(
+        spent), ".1f", "extraction"
 
 
 def feature_times(*size):
     """What `extraction_times` and `region_times` yield, one after the other."""
     yield from extraction_times(*size)
-    yield from region_times(-(-size[0] // 8), *size[1:])     # a photo of boxes takes about eight times as long
+    # a photo of boxes takes about eight times as long
+    yield from region_times(-(-size[0] // 8), *size[1:])

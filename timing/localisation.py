@@ -1,4 +1,5 @@
-"""How long the evaluation of phrase localisation takes beyond the encoding, and its memory. benchmark.py shows it."""
+"""How long the evaluation of phrase localisation takes beyond the encoding, and its memory.
+benchmark.py shows it."""
 from functools import partial
 
 import numpy as np
@@ -10,29 +11,32 @@ from evaluation.phrases import BoxSplit, largest_first, locate, measures
 from timing.race import MIB, in_fresh_process, race, resident
 
 SIZE = (500, 375)                     # width and height of a photo, as most of Flickr30k's
-NOISE = 8                             # length of what is added to a proposal's unit vector: R@1 is near 40
+NOISE = 8                      # length of what is added to a proposal's unit vector: R@1 is near 40
 
 
 def drawn(name: str, photos: int, proposals: int, phrases: int, dim: int, seed: int) -> Phrases:
-    """Random boxes and unit vectors of proposals; phrases that are noisy copies of one of their photo's proposals, with
-    its box moved a little as the truth; the cosine."""
+    """Random boxes and unit vectors of proposals; phrases that are noisy copies of one of their
+    photo's proposals, with its box moved a little as the truth; the cosine."""
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     photo = np.sort(rng.integers(photos, size=phrases))
-    named = photo * proposals + rng.integers(proposals, size=phrases)                           # (M,) rows
-    corners = np.sort(rng.integers(0, SIZE, (photos * proposals, 2, 2)), 1)                     # (R, corner, x and y)
+    named = photo * proposals + rng.integers(proposals, size=phrases)                    # (M,) rows
+    corners = np.sort(rng.integers(0, SIZE, (photos * proposals, 2, 2)), 1)   # (R, corner, x and y)
     boxes = corners.reshape(-1, 4).astype(np.float32)
     truth = boxes[named] + rng.integers(-5, 6, (phrases, 4))
     truth[:, 2:] = np.maximum(truth[:, :2], truth[:, 2:])
     kinds = np.array(["people", "clothing", "animals", "other"])[rng.integers(4, size=phrases)]
     split = BoxSplit([str(n) for n in range(photos)], np.tile(SIZE, (photos, 1)), boxes,
-                        np.arange(photos + 1) * proposals, ["two words"] * phrases, photo, truth.astype(np.float64),
-                        [(kind,) for kind in kinds], rng.integers(1, 4, phrases))
+                     np.arange(photos + 1) * proposals, ["two words"] * phrases, photo,
+                     truth.astype(np.float64), [(kind,) for kind in kinds],
+                     rng.integers(1, 4, phrases))
     regions = torch.randn(photos * proposals, dim, generator=generator)
-    regions /= regions.norm(dim=1, keepdim=True)                                                # (R, D)
-    words = F.normalize(torch.randn(phrases, dim, generator=generator) * NOISE / dim ** 0.5 + regions[named], dim=1)
+    regions /= regions.norm(dim=1, keepdim=True)                                            # (R, D)
+    words = F.normalize(torch.randn(phrases, dim, generator=generator) * NOISE / dim ** 0.5
+                        + regions[named], dim=1)
 
     def scores_of(n: int, columns: np.ndarray) -> torch.Tensor:
-        return regions[split.start[n]:split.start[n + 1]] @ words[columns[0]:columns[-1] + 1].T  # (P, m)
+        # (P, m)
+        return regions[split.start[n]:split.start[n + 1]] @ words[columns[0]:columns[-1] + 1].T
     return Phrases(name, split, scores_of)
 
 
@@ -55,8 +59,10 @@ def plain_memory(sizes: tuple, seed: int) -> float:
     return resident("VmHWM") / MIB
 
 
-def localisation_times(photos: int, proposals: int, phrases: int, dim: int, repeats: int, seed: int, device):
-    """Yield (name, value, format, target) of an evaluation with cosines of random vectors, on the CPU."""
+def localisation_times(photos: int, proposals: int, phrases: int, dim: int, repeats: int, seed: int,
+                       device):
+    """Yield (name, value, format, target) of an evaluation with cosines of random vectors, on the
+    CPU."""
     sizes = (photos, proposals, phrases, dim)
     dev, test = (drawn(name, *sizes, seed + k) for k, name in enumerate(("dev", "test")))
 

@@ -1,8 +1,8 @@
 """How exact scores are where their inputs, or their products, are of fewer digits than float32 has.
 
-Both are emulated, so that a machine without tf32 shows them: float32 numbers are rounded to the mantissa of bf16, 7
-bits, or of tf32, 10 bits, and everything else stays float32. What a network loses before its last rounding is not in
-these figures.
+Both are emulated, so that a machine without tf32 shows them: float32 numbers are rounded to the
+mantissa of bf16, 7 bits, or of tf32, 10 bits, and everything else stays float32. What a network
+loses before its last rounding is not in these figures.
 """
 import torch
 from torch import Tensor
@@ -19,8 +19,9 @@ BITS = {"bf16": 7, "tf32": 10}        # of the mantissa; float32 has 23
 SAMPLE = (100, 200)                   # images, captions
 PARTS = 12                            # regions of an image, words of a caption
 LIKE = 0.5                            # cosine of an image and its own captions, as after a training
-COMPARED: dict[str, type[Similarity]] = {**SIMILARITIES, "mls": MLS, "vmf": VonMisesFisher, "scan": CrossAttention,
-                                         "mil": MaxOverParts, "match_prob": MatchProbability}
+COMPARED: dict[str, type[Similarity]] = {**SIMILARITIES, "mls": MLS, "vmf": VonMisesFisher,
+                                         "scan": CrossAttention, "mil": MaxOverParts,
+                                         "match_prob": MatchProbability}
 # Where the two matrices stand among the arguments of each product.
 PRODUCTS = {torch.ops.aten.mm.default: (0, 1), torch.ops.aten.bmm.default: (0, 1),
             torch.ops.aten.addmm.default: (1, 2), torch.ops.aten.addmm_.default: (1, 2),
@@ -28,7 +29,8 @@ PRODUCTS = {torch.ops.aten.mm.default: (0, 1), torch.ops.aten.bmm.default: (0, 1
 
 
 def rounded(x: Tensor, bits: int) -> Tensor:
-    """float32 numbers rounded to mantissas of so many bits, to the nearest, ties to the even one."""
+    """float32 numbers rounded to mantissas of so many bits, to the nearest, ties to the even
+    one."""
     dropped = 23 - bits
     raw = x.contiguous().view(torch.int32)
     raw = raw + ((1 << dropped - 1) - 1 + (raw >> dropped & 1)) & -1 << dropped
@@ -36,7 +38,8 @@ def rounded(x: Tensor, bits: int) -> Tensor:
 
 
 class RoundedProducts(TorchDispatchMode):
-    """A context in which the products of float32 matrices round what they read, and sum in float32: tf32's products."""
+    """A context in which the products of float32 matrices round what they read, and sum in float32:
+    tf32's products."""
 
     def __init__(self, bits: int = BITS["tf32"]):
         super().__init__()
@@ -50,7 +53,8 @@ class RoundedProducts(TorchDispatchMode):
 
 
 def sides(name: str, dim: int, seed: int) -> tuple[Embedding, Embedding]:
-    """Images and captions as a similarity takes them, unit means and variances over all that is allowed, float32."""
+    """Images and captions as a similarity takes them, unit means and variances over all that is
+    allowed, float32."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -60,12 +64,13 @@ def sides(name: str, dim: int, seed: int) -> tuple[Embedding, Embedding]:
     images = normal(n, PARTS, dim)
     captions = images[of] + spread * normal(m, PARTS, dim)
     log_vars = [(normal(k, dim) * 2).clamp(*LOG_VAR_BOUNDS) for k in SAMPLE]
-    made = [Embedding(F.normalize(x[:, 0], dim=1), log_var, F.normalize(x, dim=2), torch.full((len(x),), PARTS))
-            for x, log_var in zip((images, captions), log_vars)]
+    made = [Embedding(F.normalize(x[:, 0], dim=1), log_var, F.normalize(x, dim=2),
+                      torch.full((len(x),), PARTS)) for x,
+            log_var in zip((images, captions), log_vars)]
     if name in ("mls", "vmf"):
         made = [e._replace(log_var=e.log_var[:, :1] - (name == "vmf") * 5) for e in made]
     if name == "match_prob":
-        made = [e._replace(log_var=e.log_var - 7) for e in made]                    # variances that sum to 1 or so
+        made = [e._replace(log_var=e.log_var - 7) for e in made]     # variances that sum to 1 or so
     if COMPARED[name].gaussian_sides == 1:
         made[0] = made[0]._replace(log_var=None)
     return made[0], made[1]
@@ -77,27 +82,33 @@ def each(e: Embedding, f) -> Embedding:
 
 @torch.no_grad()
 def score_errors(name: str, dim: int, seed: int) -> dict[str, tuple[float, float]]:
-    """{what is rounded: (largest relative error, largest error in standard deviations of a caption's scores)} against
-    the same formula in float64 of inputs that are not rounded. Relative errors of scores that pass 0 are relative to
-    the largest."""
+    """{what is rounded: (largest relative error, largest error in standard deviations of a
+    caption's scores)} against the same formula in float64 of inputs that are not rounded. Relative
+    errors of scores that pass 0 are relative to the largest."""
     given, similarity = sides(name, dim, seed), COMPARED[name]().eval()
     exact = COMPARED[name]().double().eval()(*(each(e, Tensor.double) for e in given))      # (N, M)
     size = exact.abs().max() if exact.max() > 0 > exact.min() else exact.abs()
     found = {"float32": similarity(*given)}
     for kind, bits in BITS.items():
-        found[f"inputs {kind}"] = similarity(*(each(e, lambda x, bits=bits: rounded(x, bits)) for e in given))
+        found[f"inputs {kind}"] = similarity(*(each(e, lambda x, bits=bits: rounded(x, bits))
+                                               for e in given))
     with RoundedProducts():
         found["products tf32"] = similarity(*given)
-    spread, off = exact.std(0).mean(), {kind: (scores - exact).abs() for kind, scores in found.items()}
-    return {kind: (float((error / size).max()), float(error.max() / spread)) for kind, error in off.items()}
+    spread, off = exact.std(0).mean(), {kind: (scores - exact).abs() for kind,
+                                        scores in found.items()}
+    return {kind: (float((error / size).max()), float(error.max() / spread)) for kind,
+            error in off.items()}
 
 
 def score_precision(dim: int, seed: int):
     """Yield a table line by line, each with its measurements (name, value, format, target)."""
-    yield (f"\nprecision: D = {dim:,}, {SAMPLE[0]} x {SAMPLE[1]}; largest error against float64, relative / in "
-           "standard deviations of the scores", [])
+    yield (f"\nprecision: D = {dim:,}, {SAMPLE[0]} x {SAMPLE[1]}; largest error against float64, "
+           "relative / in standard deviations of the scores", [])
     for name in COMPARED:
         errors = score_errors(name, dim, seed)
-        measured = [(f"{name}, {kind}: {how}", value, ".1e", "error" * ((kind, how) == ("float32", "relative")) or None)
-                    for kind, values in errors.items() for how, value in zip(("relative", "in deviations"), values)]
-        yield f"  {name:16}" + "   ".join(f"{kind} {a:.1e} / {b:.1e}" for kind, (a, b) in errors.items()), measured
+        measured = [(f"{name}, {kind}: {how}", value, ".1e",
+                     "error" * ((kind, how) == ("float32", "relative")) or None) for kind,
+                    values in errors.items() for how, value in zip(("relative", "in deviations"),
+                                                                   values)]
+        yield f"  {name:16}" + "   ".join(f"{kind} {a:.1e} / {b:.1e}" for kind,
+                                          (a, b) in errors.items()), measured

@@ -1,4 +1,5 @@
-"""What all parts of the benchmark measure by: how long functions take that take turns, and how much memory."""
+"""What all parts of the benchmark measure by: how long functions take that take turns, and how much
+memory."""
 import contextlib
 import multiprocessing
 import resource
@@ -18,7 +19,8 @@ def resident(field: str) -> int:
         with open("/proc/self/status", encoding="ascii") as f:
             return next(int(row.split()[1]) * 1024 for row in f if row.startswith(field + ":"))
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin"
+                                                                     else 1024)
 
 
 def in_fresh_process(function, *args):
@@ -31,14 +33,15 @@ def peak(work, device) -> float:
     """MiB that `work` takes at its peak beyond what is there before it."""
     cuda = device.type == "cuda"
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as f:
-        f.write("5")                                        # the peak starts at what is resident now
+        f.write("5")                                       # the peak starts at what is resident now
     before = torch.cuda.memory_allocated(device) if cuda else resident("VmHWM")
     work()
     return ((torch.cuda.max_memory_allocated(device) if cuda else resident("VmHWM")) - before) / MIB
 
 
 def race(runs: dict, repeats: int, device) -> dict:
-    """Least seconds of each function, over rounds in which all take turns, after one round that does not count."""
+    """Least seconds of each function, over rounds in which all take turns, after one round that
+    does not count."""
     return {name: min(spent) for name, spent in rounds(runs, repeats, device).items()}
 
 
@@ -56,6 +59,7 @@ def rounds(runs: dict, repeats: int, device) -> dict:
 
 
 def percent_outside(spent: dict) -> float:
-    """Of the time of "whole" what "network" does not take: the median over rounds, each of which compares its own two.
-    The least times of both would be of different rounds, and such machines differ by a tenth from one to the next."""
+    """Of the time of "whole" what "network" does not take: the median over rounds, each of which
+    compares its own two. The least times of both would be of different rounds, and such machines
+    differ by a tenth from one to the next."""
     return 100 * (1 - statistics.median(a / b for a, b in zip(spent["network"], spent["whole"])))

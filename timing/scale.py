@@ -1,5 +1,6 @@
-"""What a training step costs in several processes: beside one process with as many threads, and without what the
-processes tell each other. benchmark.py scale shows it, and how it would be on many GPUs.
+"""What a training step costs in several processes: beside one process with as many threads, and
+without what the processes tell each other. benchmark.py scale shows it, and how it would be on many
+GPUs.
 
     python -m timing.scale '{...}'
 
@@ -49,7 +50,7 @@ class Measured(NamedTuple):
     """Of one kind: median seconds of a step, and bytes."""
     one: float                        # one process, with as many threads as there are cores
     several: float                    # as many processes as cores, of one thread each
-    silent: float                     # the same, where each computes as much and tells the others nothing
+    silent: float               # the same, where each computes as much and tells the others nothing
     gradients: int                    # bytes of all gradients
     item: int                         # bytes of what the others are told of one pair
 
@@ -67,7 +68,8 @@ def share_of_batch(sizes: Sizes, seed: int) -> Batch:
 
 @contextlib.contextmanager
 def silence(model):
-    """A context in which no process hears of another: each takes its own items for those of the others."""
+    """A context in which no process hears of another: each takes its own items for those of the
+    others."""
     before = share.gather, torch.distributed.reduce_scatter
 
     def repeated(x, spread):
@@ -83,7 +85,8 @@ def silence(model):
 
 @contextlib.contextmanager
 def told(found: list, pairs: int):
-    """A context that notes the bytes of each item of the batch that the others are told, there and back."""
+    """A context that notes the bytes of each item of the batch that the others are told, there and
+    back."""
     before = share.gather, torch.distributed.reduce_scatter
 
     def noted(x, spread):
@@ -102,16 +105,19 @@ def told(found: list, pairs: int):
 
 
 def timed(words: list[str], sizes: Sizes, seed: int) -> dict:
-    """Seconds of steps of this process: {"steps": as they are, "silent": telling nothing, "gradients", "item"}."""
+    """Seconds of steps of this process: {"steps": as they are, "silent": telling nothing,
+    "gradients", "item"}."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes.count()))
     device = torch.device("cpu")
-    opt = train.parse_args(["--img_dim", str(sizes.features), "--embed_size", str(sizes.dim), "--img_enc", "precomp",
-                            "--device", "cpu", *words])
+    opt = train.parse_args(["--img_dim", str(sizes.features), "--embed_size", str(sizes.dim),
+                            "--img_enc", "precomp", "--device", "cpu", *words])
     found, item = {"steps": [], "silent": []}, []
     with processes.joined(device):
         batch = share_of_batch(sizes, seed)
         torch.manual_seed(seed)
-        model = build_model(opt, Vocabulary([*SPECIALS, *map(str, range(sizes.words - len(SPECIALS)))])).train()
+        model = build_model(opt,
+                            Vocabulary([*SPECIALS,
+                                        *map(str, range(sizes.words - len(SPECIALS)))])).train()
         learner = train.build_learner(opt, model, device)
 
         def step() -> float:
@@ -140,8 +146,8 @@ def in_processes(count: int, words: list[str], seed: int) -> dict:
         env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count),
                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count))}
-        started.append(subprocess.Popen([sys.executable, "-m", "timing.scale", work], env=env, cwd=ROOT, text=True,
-                                        stdout=subprocess.PIPE))
+        started.append(subprocess.Popen([sys.executable, "-m", "timing.scale", work], env=env,
+                                        cwd=ROOT, text=True, stdout=subprocess.PIPE))
     said = [process.communicate()[0] for process in started]
     return json.loads(said[0])
 
@@ -160,7 +166,8 @@ def measure(words: list[str], rounds: int, seed: int) -> Measured:
 
 
 def scale_times(rounds: int, seed: int):
-    """Yield (name, value, format, target) of a step in several processes, and of what it would move between GPUs."""
+    """Yield (name, value, format, target) of a step in several processes, and of what it would move
+    between GPUs."""
     for kind, words in KINDS.items():
         m = measure(words, rounds, seed)
         yield f"{kind}: one process, milliseconds a step", 1000 * m.one, ".0f", None
@@ -169,7 +176,9 @@ def scale_times(rounds: int, seed: int):
         yield f"{kind}: gradients, MiB a step", m.gradients / 2 ** 20, ".0f", None
         yield f"{kind}: the gather, KiB a pair, there and back", m.item / 1024, ".1f", None
         for gpus, link in LINKS.items():
-            gradients, gather = 2 * (gpus - 1) / gpus * m.gradients, (gpus - 1) * SIZES.pairs * m.item  # each one sends
+            # each one sends
+            gradients, gather = 2 * (gpus - 1) / gpus * m.gradients, (gpus
+                                                                      - 1) * SIZES.pairs * m.item
             where = f"{kind}: {gpus} GPUs, {SIZES.pairs} pairs on each"
             yield f"{where}: gradients, milliseconds at {link / 1e9:.0f} GB/s", 1000 * gradients / link, ".2f", None
             yield f"{where}: gather, milliseconds", 1000 * gather / link, ".2f", None

@@ -12,21 +12,24 @@ from text import SPECIALS, Vocabulary
 
 
 def training(words: list[str], shape: tuple, dim: int, sizes: tuple, seed: int, device) -> dict:
-    """Functions that run one training step on precomputed features of a shape, and its parts each alone. sizes: of a
-    batch, of the vocabulary, and of the shortest and the longest caption."""
+    """Functions that run one training step on precomputed features of a shape, and its parts each
+    alone. sizes: of a batch, of the vocabulary, and of the shortest and the longest caption."""
     pairs, known, lengths_of = sizes
     words = words if "match_prob" in words else ["--max_violation", *words]
     options = train.parse_args(["--img_dim", str(shape[-1]), "--embed_size", str(dim), *words])
     options.img_enc = "precomp" if options.img_enc == "auto" else options.img_enc
     torch.manual_seed(seed)
-    model = build_model(options, Vocabulary([*SPECIALS, *map(str, range(known - len(SPECIALS)))])).to(device).train()
+    model = build_model(options,
+                        Vocabulary([*SPECIALS, *map(str, range(known - len(SPECIALS)))])).to(
+        device).train()
     if options.compile:
         compile_parts(model, device)
     learner = train.build_learner(options, model, device)
     lengths = torch.randint(lengths_of[0], lengths_of[1] + 1, (pairs,))
     tokens = torch.randint(len(SPECIALS), known, (pairs, lengths_of[1]))
     tokens = tokens * (torch.arange(lengths_of[1]) < lengths[:, None])
-    batch = Batch(torch.rand(pairs, *shape), tokens, lengths, torch.arange(pairs), torch.arange(pairs)).to(device)
+    batch = Batch(torch.rand(pairs, *shape), tokens, lengths, torch.arange(pairs),
+                  torch.arange(pairs)).to(device)
 
     def embed():
         return model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)
@@ -34,7 +37,8 @@ def training(words: list[str], shape: tuple, dim: int, sizes: tuple, seed: int, 
     def learned(x):
         return x is not None and x.is_floating_point()
 
-    leaves = [Embedding(*(x.detach().requires_grad_() if learned(x) else x for x in e)) for e in embed()]
+    leaves = [Embedding(*(x.detach().requires_grad_() if learned(x) else x for x in e))
+              for e in embed()]
 
     def objective():
         for x in filter(learned, (*leaves[0], *leaves[1])):

@@ -1,14 +1,19 @@
-"""`pmrl` Fig. 1 and Table 3 on a photo of your own, and example triplets of a manifest as in `ucmr` Fig. 3.
+"""`pmrl` Fig. 1 and Table 3 on a photo of your own, and example triplets of a manifest as in `ucmr`
+Fig. 3.
 
-    python -m vg_experiments.crops --checkpoint RUN [RUN ...] --image photo.jpg --boxes 10,20,90,80 150,40,60,70 \\
-        --captions "a man with a red helmet on a small moped on a dirt road" "a man with a red helmet" "a dirt road"
-    python -m vg_experiments.crops --checkpoint RUN --manifest runs/vg/manifest.json --examples 4 --threshold 30
+    python -m vg_experiments.crops --checkpoint RUN [RUN ...] --image photo.jpg --boxes 10,20,90,80
+    150,40,60,70 \\
+        --captions "a man with a red helmet on a small moped on a dirt road" "a man with a red
+        helmet" "a dirt road"
+    python -m vg_experiments.crops --checkpoint RUN --manifest runs/vg/manifest.json --examples 4
+    --threshold 30
 
-The first caption describes the whole photo, the others the boxes x,y,width,height in their order. For every caption and
-its crop the table gives log det Sigma in nats (`pmrl` eq. 18; "-": a point), and for every model the rank of the
-caption for the crop and of the crop for the caption. The picture shows the crops and, in one column per model, the
-captions in the order of their scores. Give a Gaussian and a point model to see them side by side. A JSON file beside
-the picture holds the same numbers.
+The first caption describes the whole photo, the others the boxes x,y,width,height in their order.
+For every caption and its crop the table gives log det Sigma in nats (`pmrl` eq. 18; "-": a point),
+and for every model the rank of the caption for the crop and of the crop for the caption. The
+picture shows the crops and, in one column per model, the captions in the order of their scores.
+Give a Gaussian and a point model to see them side by side. A JSON file beside the picture holds the
+same numbers.
 """
 if __name__ == "__main__":
     import cli
@@ -35,67 +40,75 @@ COLOURS = {"a": "red", "b": "blue", "c": "black"}
 
 
 def read_boxes(boxes_as_text: list[str], width: int, height: int) -> list[tuple]:
-    """["x,y,width,height"] -> boxes clipped to the photo. Raises InputError for a box that is malformed or outside
-    of it."""
+    """["x,y,width,height"] -> boxes clipped to the photo. Raises InputError for a box that is
+    malformed or outside of it."""
     boxes = []
     for text in boxes_as_text:
         parts = text.split(",")
         if len(parts) != 4 or not all(re.fullmatch(r"\s*-?[0-9]{1,9}\s*", part) for part in parts):
-            raise InputError(f"--boxes {text}: a box is x,y,width,height in whole pixels, such as 10,20,90,80")
+            raise InputError(f"--boxes {text}: a box is x,y,width,height in whole pixels, such as "
+                             "10,20,90,80")
         x, y, w, h = map(int, parts)
         low, high = (max(x, 0), max(y, 0)), (min(x + w, width), min(y + h, height))
         if high[0] <= low[0] or high[1] <= low[1]:
-            raise InputError(f"--boxes {text}: nothing of it lies in the photo of {width} x {height} pixels; give "
-                             "x,y,width,height of a part of it")
+            raise InputError(f"--boxes {text}: nothing of it lies in the photo of {width} x "
+                             f"{height} pixels; give x,y,width,height of a part of it")
         boxes.append((*low, high[0] - low[0], high[1] - low[1]))
     return boxes
 
 
-def scores_and_uncertainties(model: Encoder, path: str, boxes: list[tuple], texts: list[str]) -> dict:
+def scores_and_uncertainties(model: Encoder, path: str, boxes: list[tuple],
+                             texts: list[str]) -> dict:
     """What a model makes of K crops of a photo and as many captions.
 
-    Returns "scores" (crops, captions) and the uncertainties "crop" and "caption", (K,) or None. Raises InputError for a
-    caption without a known word.
+    Returns "scores" (crops, captions) and the uncertainties "crop" and "caption", (K,) or None.
+    Raises InputError for a caption without a known word.
     """
     unknown = model.unknown(texts)
     if unknown.any():
-        raise InputError(f"no word of '{texts[unknown.argmax()]}' is in the vocabulary of {model.run}, "
-                         f"{len(model.vocab)} words; use words of its training set")
+        raise InputError(f"no word of '{texts[unknown.argmax()]}' is in the vocabulary of "
+                         f"{model.run}, {len(model.vocab)} words; use words of its training set")
     images, captions = model.crops([(path, box) for box in boxes]), model.captions(texts)
     scores = model.model.similarity(images, captions).detach().float().cpu().numpy()
-    return {"scores": scores.tolist(), **{kind: None if e.log_var is None else uncertainty(e).tolist()
-                                          for kind, e in (("crop", images), ("caption", captions))}}
+    return {"scores": scores.tolist(),
+            **{kind: None if e.log_var is None else uncertainty(e).tolist() for kind,
+               e in (("crop", images), ("caption", captions))}}
 
 
 def places(scores: np.ndarray) -> np.ndarray:
-    """The rank, from 1, of the item with the number of the query, for each row of scores (K, K) -> (K,). Ties count
-    against it."""
+    """The rank, from 1, of the item with the number of the query, for each row of scores (K, K) ->
+    (K,). Ties count against it."""
     return (scores >= scores.diagonal()[:, None]).sum(1)
 
 
 def table(texts: list[str], boxes: list[tuple], results: dict[str, dict]):
-    """The lines of Table 3 with ranks, one per caption and model. results: {model: `scores_and_uncertainties`}."""
+    """The lines of Table 3 with ranks, one per caption and model. results: {model:
+    `scores_and_uncertainties`}."""
     model_width, width = max(map(len, results)), max(20, *(min(len(text), 60) for text in texts))
-    yield (f"{'caption':<{width}}  {'crop':<19}  {'model':<{model_width}}  {'log det Sigma: caption':>22}  {'crop':>8}"
-           "  rank of the caption for the crop  of the crop for the caption")
+    yield (f"{'caption':<{width}}  {'crop':<19}  {'model':<{model_width}}  "
+           f"{'log det Sigma: caption':>22}  {'crop':>8}  rank of the caption for the crop  of "
+           "the crop for the caption")
     for k, (text, box) in enumerate(zip(texts, boxes)):
         for name, entry in results.items():
             scores = np.array(entry["scores"])
-            caption, crop = ("-" if entry[kind] is None else f"{entry[kind][k]:.2f}" for kind in ("caption", "crop"))
-            yield (f"{textwrap.shorten(text, width, placeholder='...'):<{width}}  {','.join(map(str, box)):<19}  "
-                   f"{name:<{model_width}}  {caption:>22}  {crop:>8}  {places(scores)[k]:>22} of {len(texts)}"
-                   f"{places(scores.T)[k]:>21} of {len(texts)}")
+            caption, crop = ("-" if entry[kind] is None else f"{entry[kind][k]:.2f}"
+                             for kind in ("caption", "crop"))
+            yield (f"{textwrap.shorten(text, width, placeholder='...'):<{width}}  "
+                   f"{','.join(map(str, box)):<19}  {name:<{model_width}}  {caption:>22}  "
+                   f"{crop:>8}  {places(scores)[k]:>22} of {len(texts)}{places(scores.T)[k]:>21} "
+                   f"of {len(texts)}")
 
 
-def draw(path: str, boxes: list[tuple], texts: list[str], results: dict[str, dict], target: str) -> None:
-    """One row per crop and one column per model, with the captions from the best to the worst; the crop's own is
-    green."""
+def draw(path: str, boxes: list[tuple], texts: list[str], results: dict[str, dict],
+         target: str) -> None:
+    """One row per crop and one column per model, with the captions from the best to the worst; the
+    crop's own is green."""
     photo = Photos([path]).open(0)
     size = 3 + 4.5 * len(results), 2.4 * len(boxes)
     with drawing(target, len(boxes), 1 + len(results), size, tight=True) as (figure, axes):
         draw_crops(photo, boxes, texts, results, axes)
-        figure.suptitle("captions from the best to the worst for the crop, each with [its log det Sigma] and its "
-                        "score; green: the crop's own", fontsize=9)
+        figure.suptitle("captions from the best to the worst for the crop, each with [its log det "
+                        "Sigma] and its score; green: the crop's own", fontsize=9)
 
 
 def draw_crops(photo, boxes: list[tuple], texts: list[str], results: dict[str, dict], axes) -> None:
@@ -105,20 +118,24 @@ def draw_crops(photo, boxes: list[tuple], texts: list[str], results: dict[str, d
         for axis in row:
             axis.axis("off")
         for axis, (name, entry) in zip(row[1:], results.items()):
-            unsure = "" if entry["crop"] is None else f"; log det Sigma of the crop {entry['crop'][k]:.1f}"
+            unsure = "" if entry[
+                "crop"] is None else f"; log det Sigma of the crop {entry['crop'][k]:.1f}"
             axis.set_title(f"{name}{unsure}", fontsize=9, loc="left")
             at, scores = 0.95, np.array(entry["scores"])[k]
             for place, m in enumerate(np.argsort(-scores, kind="stable").tolist()):
                 unsure = "" if entry["caption"] is None else f" [{entry['caption'][m]:.1f}]"
                 line = f"{place + 1}. {texts[m]}{unsure}  {scores[m]:.2f}"
                 wrapped = textwrap.wrap(line, 62, subsequent_indent="    ")
-                axis.text(0, at, "\n".join(wrapped), va="top", fontsize=8, color="green" if m == k else "black",
-                          weight="bold" if m == k else "normal", transform=axis.transAxes)
+                axis.text(0, at, "\n".join(wrapped), va="top", fontsize=8, color="green" if m == k
+                          else "black", weight="bold" if m == k else "normal",
+                          transform=axis.transAxes)
                 at -= 0.115 * len(wrapped) + 0.03
 
 
-def draw_triplets(manifest: dict, triplets: list[dict], folder: str | None, models: list[Encoder], target: str) -> None:
-    """Whole images with the boxes A, B and C, their captions, and the models' uncertainties of A and C."""
+def draw_triplets(manifest: dict, triplets: list[dict], folder: str | None, models: list[Encoder],
+                  target: str) -> None:
+    """Whole images with the boxes A, B and C, their captions, and the models' uncertainties of A
+    and C."""
     with drawing(target, 1, len(triplets), (4 * len(triplets), 5.2)) as (figure, axes):
         for axis, triplet in zip(axes[0], triplets):
             draw_triplet(axis, triplet, photo_path(manifest, triplet["image"], folder), models)
@@ -132,16 +149,19 @@ def draw_triplet(axis, triplet: dict, path: str, models: list[Encoder]) -> None:
     lines = []
     for which, colour in COLOURS.items():
         x, y, w, h = triplet[which]
-        axis.add_patch(Rectangle((x - 0.5, y - 0.5), w, h, fill=False, edgecolor=colour, linewidth=2,
-                                     linestyle="--" if which == "c" else "-"))
+        axis.add_patch(Rectangle((x - 0.5, y - 0.5), w, h, fill=False, edgecolor=colour,
+                                 linewidth=2, linestyle="--" if which == "c" else "-"))
         lines.append(f"{which.upper()} ({colour}): {triplet[f'caption_{which}']}")
     for name, model in zip(names(models), models):
         images = model.crops([(path, tuple(triplet[which])) for which in "ac"])
         captions = model.captions([triplet["caption_a"], triplet["caption_c"]])
         for kind, e in (("crops", images), ("captions", captions)):
             if e.log_var is not None:
-                lines.append("{}, {}: A {:.1f}, C {:.1f}".format(name, kind, *uncertainty(e).tolist()))
-    axis.text(0, -0.03, "\n".join(part for line in lines for part in textwrap.wrap(line, 48, subsequent_indent="   ")),
+                lines.append("{}, {}: A {:.1f}, C {:.1f}".format(name, kind,
+                                                                 *uncertainty(e).tolist()))
+    axis.text(0, -0.03,
+              "\n".join(part for line in lines for part in textwrap.wrap(line, 48,
+                                                                         subsequent_indent="   ")),
               va="top", fontsize=8, transform=axis.transAxes)
 
 
@@ -149,8 +169,8 @@ def own_photo(opt, models: list[Encoder]) -> None:
     """Table, picture and numbers for --image, --boxes and --captions."""
     boxes, texts = opt.boxes or [], opt.captions or []
     if len(texts) != len(boxes) + 1 or not boxes:
-        raise InputError(f"--boxes has {len(boxes)} and --captions {len(texts)}; give at least one box, one caption "
-                         "for the whole photo, and one for each box")
+        raise InputError(f"--boxes has {len(boxes)} and --captions {len(texts)}; give at least one "
+                         "box, one caption for the whole photo, and one for each box")
     width, height = Photos([opt.image]).open(0).size
     boxes = [(0, 0, width, height), *read_boxes(boxes, width, height)]
     results = {name: scores_and_uncertainties(model, opt.image, boxes, texts)
@@ -159,7 +179,8 @@ def own_photo(opt, models: list[Encoder]) -> None:
     draw(opt.image, boxes, texts, results, opt.output)
     numbers = numbers_of(opt.output)
     save_json({"image": opt.image, "boxes": boxes, "captions": texts,
-               "models": {name: {**model.facts, **results[name]} for name, model in zip(results, models)}}, numbers)
+               "models": {name: {**model.facts, **results[name]} for name,
+                          model in zip(results, models)}}, numbers)
     print(f"picture in {opt.output}, numbers in {numbers}")
 
 
@@ -168,41 +189,51 @@ def examples(opt, models: list[Encoder]) -> None:
     manifest = read_manifest(opt.manifest)
     triplets = manifest["triplets"].get(f"{opt.threshold:g}")
     if triplets is None or opt.examples < 1:
-        raise InputError(f"--threshold {opt.threshold:g}, --examples {opt.examples}: {opt.manifest} has triplets at "
-                         f"{', '.join(manifest['triplets'])} percent; name one of them, and at least 1 example")
-    order = random_order(np.array([t["image"] for t in triplets]), np.ones(len(triplets), bool), opt.seed, "examples")
+        raise InputError(f"--threshold {opt.threshold:g}, --examples {opt.examples}: "
+                         f"{opt.manifest} has triplets at {', '.join(manifest['triplets'])} "
+                         "percent; name one of them, and at least 1 example")
+    order = random_order(np.array([t["image"] for t in triplets]), np.ones(len(triplets), bool),
+                         opt.seed, "examples")
     draw_triplets(manifest, [triplets[k] for k in order[:opt.examples]], opt.vg, models, opt.output)
     print(f"{min(opt.examples, len(order))} triplets at {opt.threshold:g} percent in {opt.output}")
 
 
 def main(argv=None) -> None:
-    p = Arguments("Show how models see crops of a photo and truncated captions, or draw example triplets.")
+    p = Arguments("Show how models see crops of a photo and truncated captions, or draw example "
+                  "triplets.")
     p.add_argument("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN",
                    help="run folders or checkpoint files of the models")
     model_arguments(p)
     p.add_argument("--image", type=filename, metavar="FILE", help="photo to crop")
-    p.add_argument("--boxes", nargs="+", metavar="X,Y,W,H", help="crops of the photo, in whole pixels")
-    p.add_argument("--captions", nargs="+", metavar="TEXT", help="one caption of the whole photo, then one per box")
-    p.add_argument("--manifest", type=filename, default="runs/vg/manifest.json", help="manifest to take examples from")
+    p.add_argument("--boxes", nargs="+", metavar="X,Y,W,H", help="crops of the photo, in whole "
+                   "pixels")
+    p.add_argument("--captions", nargs="+", metavar="TEXT", help="one caption of the whole photo, "
+                   "then one per box")
+    p.add_argument("--manifest", type=filename, default="runs/vg/manifest.json",
+                   help="manifest to take examples from")
     p.add_argument("--examples", type=up_to(100), metavar="N",
                    help="instead of a photo, draw N triplets of the manifest")
-    p.add_argument("--threshold", type=number, default=30, metavar="PERCENT", help="area threshold of the examples")
-    p.add_argument("--vg", type=filename,
-                   help="folder of the manifest's photos (default: the folder that it was made from)")
+    p.add_argument("--threshold", type=number, default=30, metavar="PERCENT",
+                   help="area threshold of the examples")
+    p.add_argument("--vg", type=filename, help="folder of the manifest's photos (default: the "
+                   "folder that it was made from)")
     p.add_argument("--seed", type=natural, default=0, help="random seed that draws the examples")
-    p.add_argument("--output", type=filename, default="runs/vg/crops.png", metavar="FILE.png", help="picture to write")
+    p.add_argument("--output", type=filename, default="runs/vg/crops.png", metavar="FILE.png",
+                   help="picture to write")
     cli.run(p.prog, show, p.parse_args(argv))
 
 
 def show(opt) -> None:
     """The command. Raises InputError if the options do not fit each other or the photo."""
     if (opt.image is None) == (opt.examples is None):
-        raise InputError("give either --image FILE with --boxes and --captions, or --examples N with --manifest")
+        raise InputError("give either --image FILE with --boxes and --captions, or --examples N "
+                         "with --manifest")
     if opt.image and not os.path.isfile(opt.image):
         raise InputError(f"--image {opt.image}: there is no such file; give a photo")
     picture_file(opt.output, [opt.image or opt.manifest])
     if opt.image:
-        output(numbers_of(opt.output), holds_keys("image", "boxes", "captions", "models"), [opt.image])
+        output(numbers_of(opt.output), holds_keys("image", "boxes", "captions", "models"),
+               [opt.image])
     (own_photo if opt.image else examples)(opt, encoders(opt))
 
 

@@ -1,7 +1,9 @@
-"""Crops of photos as a trained model embeds them, with their features cached by content and extractor.
+"""Crops of photos as a trained model embeds them, with their features cached by content and
+extractor.
 
-A crop is identified by the bytes of its photo, its box, and how it is fitted to the network's input. A crop that was
-seen before costs no network, and a second model on the same extractor costs only its tower. Ways to fit a crop:
+A crop is identified by the bytes of its photo, its box, and how it is fitted to the network's
+input. A crop that was seen before costs no network, and a second model on the same extractor costs
+only its tower. Ways to fit a crop:
 
     stretch   the whole crop, resized to the width and height of the input; nothing is lost, but proportions change
     centre    VSE++'s transform of photos: shorter side to 256, then the middle 224 x 224
@@ -30,11 +32,13 @@ from similarities import Embedding
 from text import tokenize
 
 FITS = ("stretch", "centre", "pad")
-MEAN, STD = ((np.array(x, np.float32)[:, None, None]) for x in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+MEAN, STD = ((np.array(x, np.float32)[:, None, None]) for x in ([0.485, 0.456, 0.406],
+                                                                [0.229, 0.224, 0.225]))
 SIDE = 224                            # of a network's input, pixels
 SHARD = 4096                          # crops a file of the cache
 DEMO = {960: "demo_scenes global", 192: "demo_scenes regions"}
-DEMO_FOLDERS = [f"{world}{kind}" for world in scenes.WORLDS for kind in ("_precomp", "_region_precomp")]
+DEMO_FOLDERS = [f"{world}{kind}" for world in scenes.WORLDS for kind in ("_precomp",
+                                                                         "_region_precomp")]
 
 
 # ---- extractors
@@ -42,8 +46,8 @@ DEMO_FOLDERS = [f"{world}{kind}" for world in scenes.WORLDS for kind in ("_preco
 class Extractor:
     """Turns batches of crops into features.
 
-    name: what is recorded of it. side: of the input, in pixels. fit: one of FITS. compute: (n, side, side, 3) uint8
-    -> features.
+    name: what is recorded of it. side: of the input, in pixels. fit: one of FITS. compute: (n,
+    side, side, 3) uint8 -> features.
     """
 
     def __init__(self, name: str, side: int, fit: str, compute):
@@ -51,7 +55,8 @@ class Extractor:
 
 
 def demo_extractor(regions: bool, fit: str) -> Extractor:
-    """The demo's fixed features of (n, 128, 128, 3) uint8: (n, 960), or (n, 36, 192) with regions."""
+    """The demo's fixed features of (n, 128, 128, 3) uint8: (n, 960), or (n, 36, 192) with
+    regions."""
     def compute(pixels):
         cells = scenes.region_features(pixels)
         return cells.astype(np.float16) if regions else scenes.global_features(cells)
@@ -64,24 +69,26 @@ def cnn_extractor(cnn: nn.Module, name: str, fit: str, device) -> Extractor:
 
     @torch.no_grad()
     def compute(pixels):
-        x = (pixels.transpose(0, 3, 1, 2).astype(np.float32) / 255 - MEAN) / STD                # (n, 3, 224, 224)
+        x = (pixels.transpose(0, 3, 1, 2).astype(np.float32) / 255 - MEAN) / STD  # (n, 3, 224, 224)
         y = cnn(torch.from_numpy(x).to(device)).float().cpu().numpy()
         return y.astype(np.float16) if y.ndim == 3 else y
     return Extractor(name, SIDE, fit, compute)
 
 
-def extractor_for(model: nn.Module, trained, stored: dict, run: str, device, name: str | None = None,
-                  fit: str | None = None, weights: str | None = None) -> Extractor:
-    """The extractor of a model's training set. For a model of photos the network is taken out of its image tower.
+def extractor_for(model: nn.Module, trained, stored: dict, run: str, device,
+                  name: str | None = None, fit: str | None = None,
+                  weights: str | None = None) -> Extractor:
+    """The extractor of a model's training set. For a model of photos the network is taken out of
+    its image tower.
 
-    name: the extractor where the training set does not record it: demo, or a network and a layer such as "resnet152
-    pooled". Raises InputError if it is unknown or does not fit the model.
+    name: the extractor where the training set does not record it: demo, or a network and a layer
+    such as "resnet152 pooled". Raises InputError if it is unknown or does not fit the model.
     """
     tower = model.image_tower
     if isinstance(tower.trunk, CNN):                        # a model of photos
         if name:
-            raise InputError(f"--extractor {name}: {run} reads photos with its own {trained.cnn_type}; leave the "
-                             "option out")
+            raise InputError(f"--extractor {name}: {run} reads photos with its own "
+                             f"{trained.cnn_type}; leave the option out")
         line = f"{trained.cnn_type} trunk{' cells' * tower.trunk.cells} {checksum(state_of(tower.trunk))}"
         trunk, tower.trunk = tower.trunk, Passed()
         return cnn_extractor(trunk, line, fit or "stretch", device)
@@ -90,26 +97,28 @@ def extractor_for(model: nn.Module, trained, stored: dict, run: str, device, nam
     if line is None and trained.data_name in DEMO_FOLDERS:
         line = "demo"
     if line is None:
-        raise InputError(f"{run} was trained on the features of {trained.data_name}, and no features.json beside them "
-                         "said what made them; name network and layer with --extractor, such as 'resnet152 pooled', or "
-                         "demo")
+        raise InputError(f"{run} was trained on the features of {trained.data_name}, and no "
+                         "features.json beside them said what made them; name network and layer "
+                         "with --extractor, such as 'resnet152 pooled', or demo")
     if line.split()[0].startswith("demo"):
         if trained.img_dim not in DEMO:
-            raise InputError(f"--extractor {line} gives 960 numbers an image or 36 x 192, {run} was trained on "
-                             f"{trained.img_dim}; name the extractor of its training set")
+            raise InputError(f"--extractor {line} gives 960 numbers an image or 36 x 192, {run} "
+                             f"was trained on {trained.img_dim}; name the extractor of its "
+                             "training set")
         return demo_extractor(trained.img_dim == 192, fit or "pad")
     cnn_type, layer, *_ = [*line.split(), None]
     if cnn_type not in CNNS:
-        raise InputError(f"{run}: features by '{line}' cannot be made of new crops here; the networks that can are "
-                         f"{', '.join(CNNS)}, or demo")
+        raise InputError(f"{run}: features by '{line}' cannot be made of new crops here; the "
+                         f"networks that can are {', '.join(CNNS)}, or demo")
     cnn, at_hand = network(cnn_type, layer, weights)
     if recorded and recorded != at_hand:
-        raise InputError(f"{run} was trained on features by '{recorded}' and the network at hand is '{at_hand}'; give "
-                         "the same weights with --cnn_weights")
+        raise InputError(f"{run} was trained on features by '{recorded}' and the network at hand "
+                         f"is '{at_hand}'; give the same weights with --cnn_weights")
     if cnn.dim != trained.img_dim or (trained.n_regions or 0) != (49 if cnn.cells else 0):
-        raise InputError(f"{at_hand} gives {'49 x ' * cnn.cells}{cnn.dim} numbers an image, {run} was trained on "
-                         f"{f'{trained.n_regions} x ' if trained.n_regions else ''}{trained.img_dim}; name with "
-                         "--extractor what made its training set")
+        raise InputError(
+            f"{at_hand} gives {'49 x ' * cnn.cells}{cnn.dim} numbers an image, {run} was trained "
+            f"on {f'{trained.n_regions} x ' if trained.n_regions else ''}{trained.img_dim}; name "
+            "with --extractor what made its training set")
     return cnn_extractor(cnn, at_hand, fit or "stretch", device)
 
 
@@ -137,12 +146,15 @@ def cut(photo: Image.Image, box, side: int, fit: str) -> np.ndarray:
         scale = side * 256 / SIDE / min(w, h)
         w, h = (round(side * 256 / SIDE) if n == min(box[2:]) else int(n * scale) for n in (w, h))
         left, top = round((w - side) / 2), round((h - side) / 2)
-        return np.asarray(crop.resize((w, h), Image.Resampling.BILINEAR).crop((left, top, left + side, top + side)))
+        return np.asarray(crop.resize((w, h), Image.Resampling.BILINEAR).crop((left, top,
+                                                                               left + side,
+                                                                               top + side)))
     if max(w, h) > side:
         w, h = (max(1, round(n * side / max(w, h))) for n in (w, h))
         crop = crop.resize((w, h), Image.Resampling.BILINEAR)
     left, top = (side - w) // 2, (side - h) // 2
-    return np.pad(np.asarray(crop), ((top, side - h - top), (left, side - w - left), (0, 0)), mode="edge")
+    return np.pad(np.asarray(crop), ((top, side - h - top), (left, side - w - left), (0, 0)),
+                  mode="edge")
 
 
 def key_of(content: str, box, fit: str) -> str:
@@ -151,26 +163,27 @@ def key_of(content: str, box, fit: str) -> str:
 
 
 class Cache:
-    """Features of the crops of one extractor, in files of up to 4,096 crops below a folder; with folder None, in
-    memory."""
+    """Features of the crops of one extractor, in files of up to 4,096 crops below a folder; with
+    folder None, in memory."""
 
     def __init__(self, folder: str | None, extractor: Extractor):
         name = hashlib.sha256(extractor.name.encode()).hexdigest()[:12]
         self.folder = folder and os.path.join(folder, f"{extractor.name.split()[0]}_{name}")
-        self.place, self.arrays, self.read = {}, [], set()                          # key -> (file, row); names of files
+        self.place, self.arrays, self.read = {}, [], set()      # key -> (file, row); names of files
         if self.folder:
             os.makedirs(self.folder, exist_ok=True)
 
     def refresh(self) -> None:
-        """Read files that others have written since: another model of this run, or another process."""
+        """Read files that others have written since: another model of this run, or another
+        process."""
         for file in sorted(os.listdir(self.folder)) if self.folder else ():
             if file.endswith("_keys.npy") and not file.startswith(".") and file not in self.read:
                 fix = f"delete {self.folder}, it is computed again"
                 keys, array = (read_array(os.path.join(self.folder, name), fix)
                                for name in (file, file.replace("_keys", "")))
                 if keys.ndim != 1 or keys.dtype.kind != "U" or len(keys) != len(array):
-                    raise InputError(f"{os.path.join(self.folder, file)} does not list the rows of the file beside it; "
-                                     f"{fix}")
+                    raise InputError(f"{os.path.join(self.folder, file)} does not list the rows of "
+                                     f"the file beside it; {fix}")
                 self.take(file, keys.tolist(), array)
 
     def take(self, file: str, keys: list[str], array: np.ndarray) -> None:
@@ -180,8 +193,8 @@ class Cache:
         self.read.add(file)
 
     def add(self, keys: list[str], features: np.ndarray) -> None:
-        """Write the features of new crops. The keys are written last, so a file without keys, from a run that was
-        stopped, is overwritten."""
+        """Write the features of new crops. The keys are written last, so a file without keys, from
+        a run that was stopped, is overwritten."""
         name = hashlib.sha256("".join(keys).encode()).hexdigest()[:16]
         if self.folder:
             path = os.path.join(self.folder, name)
@@ -192,17 +205,20 @@ class Cache:
 
     def rows(self, keys: list[str]) -> np.ndarray:
         """The features of these crops, (B, ...) float32."""
-        return np.stack([self.arrays[file][row] for file, row in map(self.place.__getitem__, keys)]).astype(np.float32)
+        return np.stack([self.arrays[file][row] for file,
+                         row in map(self.place.__getitem__, keys)]).astype(np.float32)
 
 
-def fill(cache: Cache, extractor: Extractor, wanted: list[tuple[str, tuple, str]], batch: int = 64) -> dict:
+def fill(cache: Cache, extractor: Extractor, wanted: list[tuple[str, tuple, str]],
+         batch: int = 64) -> dict:
     """Compute the features of those crops (path of the photo, box, key) that the cache lacks.
 
-    A thread cuts the next crops while the network works. Returns {"crops", "seconds", "network_seconds"}.
+    A thread cuts the next crops while the network works. Returns {"crops", "seconds",
+    "network_seconds"}.
     """
     cache.refresh()
     missing = {key: (path, box) for path, box, key in wanted if key not in cache.place}
-    work = sorted(missing.items(), key=lambda item: item[1])                        # those of a photo together
+    work = sorted(missing.items(), key=lambda item: item[1])             # those of a photo together
     began, busy, keys, features = time.perf_counter(), 0.0, [], []
     opened = {}
 
@@ -215,8 +231,9 @@ def fill(cache: Cache, extractor: Extractor, wanted: list[tuple[str, tuple, str]
             pixels.append(cut(opened[path], box, extractor.side, extractor.fit))
         return np.stack(pixels)
     chunks = [work[k:k + batch] for k in range(0, len(work), batch)]
-    with ThreadPoolExecutor(1) as pool, tqdm(total=len(work), desc=f"crops, {extractor.name.split()[0]}", disable=None,
-                                             leave=False) as bar:
+    with ThreadPoolExecutor(1) as pool, tqdm(total=len(work),
+                                             desc=f"crops, {extractor.name.split()[0]}",
+                                             disable=None, leave=False) as bar:
         coming = pool.submit(load, chunks[0]) if chunks else None
         for k, chunk in enumerate(chunks):
             pixels = coming.result()
@@ -237,24 +254,28 @@ def fill(cache: Cache, extractor: Extractor, wanted: list[tuple[str, tuple, str]
 class Encoder:
     """A trained model and the extractor of its training set: crops and captions -> Embedding.
 
-    Raises InputError if the model reads ready features of captions, or its extractor is not to be had.
+    Raises InputError if the model reads ready features of captions, or its extractor is not to be
+    had.
     """
 
-    def __init__(self, run: str, device, cache: str | None = None, extractor: str | None = None, fit: str | None = None,
-                 weights: str | None = None, vocab: str | None = None):
+    def __init__(self, run: str, device, cache: str | None = None, extractor: str | None = None,
+                 fit: str | None = None, weights: str | None = None, vocab: str | None = None):
         stored = load_checkpoint(run, vocab=vocab)
         self.run, self.device = run, device
         self.model, self.vocab, self.trained = load_model(stored, run)
         if self.trained.text_features:
-            raise InputError(f"{run} reads ready features of captions and knows no words; give a model of words")
-        self.extractor = extractor_for(self.model, self.trained, stored, run, device, extractor, fit, weights)
+            raise InputError(f"{run} reads ready features of captions and knows no words; give a "
+                             "model of words")
+        self.extractor = extractor_for(self.model, self.trained, stored, run, device, extractor,
+                                       fit, weights)
         self.model.to(device)
         self.cache, self.contents = Cache(cache, self.extractor), {}
 
     @property
     def name(self) -> str:
         """The name of the run folder."""
-        return os.path.basename(os.path.normpath(self.run if os.path.isdir(self.run) else os.path.dirname(self.run)))
+        return os.path.basename(os.path.normpath(self.run if os.path.isdir(self.run)
+                                                 else os.path.dirname(self.run)))
 
     @property
     def facts(self) -> dict:
@@ -269,25 +290,28 @@ class Encoder:
                 with open(path, "rb") as f:
                     self.contents[path] = hashlib.file_digest(f, "sha256").hexdigest()
             except OSError as error:
-                raise InputError(f"the photo {path} cannot be read ({error.strerror}); fetch it again, or prepare with "
-                                 "--skip_missing") from error
+                raise InputError(f"the photo {path} cannot be read ({error.strerror}); fetch it "
+                                 "again, or prepare with --skip_missing") from error
         return self.contents[path]
 
     @torch.no_grad()
     def crops(self, wanted: list[tuple[str, tuple]], batch: int = 128) -> Embedding:
-        """Embedding of N crops: [(path, box (x, y, width, height))] of length N -> Embedding of N."""
+        """Embedding of N crops: [(path, box (x, y, width, height))] of length N -> Embedding of
+        N."""
         keys = [key_of(self.content(path), box, self.extractor.fit) for path, box in wanted]
         took = fill(self.cache, self.extractor, [(*pair, key) for pair, key in zip(wanted, keys)])
         unique = list(dict.fromkeys(keys))
         row = {key: k for k, key in enumerate(unique)}
-        embeddings = [self.model.embed_images(torch.from_numpy(self.cache.rows(unique[k:k + batch])).to(self.device))
-                      for k in range(0, len(unique), batch)]
+        embeddings = [
+            self.model.embed_images(torch.from_numpy(self.cache.rows(unique[k:k + batch])).to(
+            self.device)) for k in range(0, len(unique), batch)]
         if took["crops"]:
             outside = 1 - took["network_seconds"] / took["seconds"]
-            print(f"{self.run}: features of {took['crops']:,} crops by {self.extractor.name} ({self.extractor.fit}) in "
-                  f"{took['seconds']:.1f} s, {100 * outside:.0f}% of it outside the extractor; "
-                  f"{len(unique) - took['crops']:,} were at hand")
-        return Embedding.cat(embeddings).rows(torch.tensor([row[key] for key in keys], device=self.device))
+            print(f"{self.run}: features of {took['crops']:,} crops by {self.extractor.name} "
+                  f"({self.extractor.fit}) in {took['seconds']:.1f} s, {100 * outside:.0f}% of it "
+                  f"outside the extractor; {len(unique) - took['crops']:,} were at hand")
+        return Embedding.cat(embeddings).rows(torch.tensor([row[key] for key in keys],
+                                                           device=self.device))
 
     @torch.no_grad()
     def captions(self, texts: list[str], batch: int = 128) -> Embedding:
@@ -300,7 +324,8 @@ class Encoder:
             numbers, lengths = tokens.batch(order[k:k + batch])
             embeddings.append(self.model.embed_captions(numbers.to(self.device), lengths))
         place = np.argsort(order)
-        return Embedding.cat(embeddings).rows(torch.tensor([place[row[text]] for text in texts], device=self.device))
+        return Embedding.cat(embeddings).rows(torch.tensor([place[row[text]] for text in texts],
+                                                           device=self.device))
 
     def unknown(self, texts: list[str]) -> np.ndarray:
         """(N,) bool: whether no word of a text is known."""
@@ -308,7 +333,8 @@ class Encoder:
 
     @torch.no_grad()
     def scores(self, images: Embedding, captions: Embedding, i, c, batch: int = 64) -> np.ndarray:
-        """Similarity of image i[k] and caption c[k]: (K,) float32, computed in blocks of which the diagonals are kept.
+        """Similarity of image i[k] and caption c[k]: (K,) float32, computed in blocks of which the
+        diagonals are kept.
 
         A pair that occurs again has the same score to the last bit, so equal choices are ties.
         """
@@ -329,8 +355,8 @@ def run_arguments(p: Arguments) -> None:
     model_arguments(p)
     p.add_argument("--manifest", type=filename, default="runs/vg/manifest.json",
                    help="manifest that python -m vg_experiments.prepare wrote")
-    p.add_argument("--vg", type=filename,
-                   help="folder of the photos (default: the folder that the manifest was made from)")
+    p.add_argument("--vg", type=filename, help="folder of the photos (default: the folder that the "
+                   "manifest was made from)")
     p.add_argument("--output", type=filename, default="runs/vg", metavar="FOLDER",
                    help="folder to write figures and numbers to")
     p.add_argument("--seed", type=natural, default=0, help="random seed of the control")
@@ -338,15 +364,18 @@ def run_arguments(p: Arguments) -> None:
 
 def model_arguments(p: Arguments) -> None:
     """Add the options that say how models are read and how crops are encoded."""
-    p.add_argument("--cache", type=filename, default="runs/vg/cache", help="folder to keep the features of crops in")
-    p.add_argument("--extractor", help="what made the training features, if no features.json beside them says so: "
-                                       "demo, or a network and a layer, such as 'resnet152 pooled'")
+    p.add_argument("--cache", type=filename, default="runs/vg/cache", help="folder to keep the "
+                   "features of crops in")
+    p.add_argument("--extractor", help="what made the training features, if no features.json "
+                   "beside them says so: demo, or a network and a layer, such as 'resnet152 "
+                   "pooled'")
     p.add_argument("--cnn_weights", type=filename, metavar="FILE",
                    help="weights of that network (default: those in torch's cache)")
     p.add_argument("--vocab", type=filename, metavar="FILE.json",
                    help="vocabulary of a checkpoint of the original VSE++ or VSRN")
-    p.add_argument("--fit", choices=FITS, help="how to fit a crop to the input of the network: stretch (the whole "
-                                               "crop, resized), centre (as VSE++) or pad (default: stretch; demo: pad)")
+    p.add_argument("--fit", choices=FITS, help="how to fit a crop to the input of the network: "
+                   "stretch (the whole crop, resized), centre (as VSE++) or pad (default: "
+                   "stretch; demo: pad)")
     p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto",
                    help="auto takes CUDA if there is a GPU")
 
@@ -370,25 +399,27 @@ def photo_path(manifest: dict, image: int, folder: str | None) -> str:
 
 
 def all_known(items: list[dict], texts, models: list[Encoder]) -> np.ndarray:
-    """(N,) bool: whether every model knows a word of each of texts(item). All items have the same number of texts."""
+    """(N,) bool: whether every model knows a word of each of texts(item). All items have the same
+    number of texts."""
     flat = [text for item in items for text in texts(item)]
     unknown = np.any([model.unknown(flat) for model in models], 0)
     return ~unknown.reshape(len(items), -1).any(1)
 
 
 def usable_triplets(manifest: dict, models: list[Encoder]) -> tuple[dict[str, list[dict]], int]:
-    """The triplets {threshold: [triplet]} of the images that can be used, and the number of images left out.
+    """The triplets {threshold: [triplet]} of the images that can be used, and the number of images
+    left out.
 
-    An image is used if, at every threshold, every model knows a word of captions A and B. Raises InputError if none is
-    left.
+    An image is used if, at every threshold, every model knows a word of captions A and B. Raises
+    InputError if none is left.
     """
     keep = np.all([all_known(items, lambda t: (t["caption_a"], t["caption_b"]), models)
                    for items in manifest["triplets"].values()], 0)
     if not keep.any():
-        raise InputError(f"no triplet is left: {', '.join(model.run for model in models)} know no word of the "
-                         "captions; give models of the manifest's language")
-    return ({percent: [t for t, kept in zip(items, keep) if kept] for percent, items in manifest["triplets"].items()},
-            int((~keep).sum()))
+        raise InputError(f"no triplet is left: {', '.join(model.run for model in models)} know no "
+                         "word of the captions; give models of the manifest's language")
+    return ({percent: [t for t, kept in zip(items, keep) if kept] for percent,
+             items in manifest["triplets"].items()}, int((~keep).sum()))
 
 
 def whole_box(manifest: dict, image: int) -> tuple:

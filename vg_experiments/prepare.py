@@ -1,17 +1,17 @@
-"""Choose crops and captions of Visual Genome for the experiments of `ucmr` 4.6 and `pmrl` 3.4, and write them as a
-manifest.
+"""Choose crops and captions of Visual Genome for the experiments of `ucmr` 4.6 and `pmrl` 3.4, and
+write them as a manifest.
 
     python -m vg_experiments.prepare --vg data/demo_vg --output runs/vg/manifest.json
 
-Reads image_data.json and region_descriptions.json as Visual Genome ships them (`id` or `image_id`, and `region_id`),
-the second one as a stream, image by image. Images with a coco_id are left out, boxes are clipped to their image, and
-what cannot be used is counted.
+Reads image_data.json and region_descriptions.json as Visual Genome ships them (`id` or `image_id`,
+and `region_id`), the second one as a stream, image by image. Images with a coco_id are left out,
+boxes are clipped to their image, and what cannot be used is counted.
 
-Triplets (`ucmr` 4.6), one per image and area threshold: among the ten largest regions below the threshold, A is the
-largest, and B is the one of the others with the least IoU with A. C is the smallest box around both, and caption C is
-caption A + " and " + caption B. Wholes (`pmrl` 3.4): the three largest crops of at most 20 percent of an image; their
-phrases joined by " and " describe the whole image. The manifest holds boxes, captions, photos, seed, thresholds and
-counts.
+Triplets (`ucmr` 4.6), one per image and area threshold: among the ten largest regions below the
+threshold, A is the largest, and B is the one of the others with the least IoU with A. C is the
+smallest box around both, and caption C is caption A + " and " + caption B. Wholes (`pmrl` 3.4): the
+three largest crops of at most 20 percent of an image; their phrases joined by " and " describe the
+whole image. The manifest holds boxes, captions, photos, seed, thresholds and counts.
 """
 if __name__ == "__main__":
     import cli
@@ -32,8 +32,8 @@ from files.reading import below, holds_keys, read_json
 from files.writing import output, save_json
 
 FORMAT = 1                            # of the manifest
-LARGEST = 10                          # regions below the threshold that a triplet is chosen from (`ucmr` 4.6)
-CROPS, SHARE = 3, 20                  # crops of an image and their greatest area in percent of it (`pmrl` 3.4)
+LARGEST = 10                # regions below the threshold that a triplet is chosen from (`ucmr` 4.6)
+CROPS, SHARE = 3, 20       # crops of an image and their greatest area in percent of it (`pmrl` 3.4)
 FOLDERS = ("images", "VG_100K", "VG_100K_2", "")       # where photos lie
 READ = 1 << 24                        # characters read at a time
 LONGEST = 1 << 27                     # characters of an entry of the annotations, at most
@@ -42,12 +42,12 @@ GAP = re.compile(r"[\s,]*")
 
 @dataclass
 class Regions:
-    """R usable regions of N images; those of an image are together, the largest first, equally large ones as in the
-    file."""
+    """R usable regions of N images; those of an image are together, the largest first, equally
+    large ones as in the file."""
     image_ids: np.ndarray             # (N,) int64
     sizes: np.ndarray                 # (N, 2) int64: width, height
     files: list                       # N photos' base names as image_data.json gives them, or None
-    start: np.ndarray                 # (N + 1,) int64: regions start[i] .. start[i + 1] - 1 are of image i
+    start: np.ndarray          # (N + 1,) int64: regions start[i] .. start[i + 1] - 1 are of image i
     boxes: np.ndarray                 # (R, 4) int32: x, y, width, height, within the image
     region_ids: np.ndarray            # (R,) int64
     phrases: list                     # R
@@ -62,12 +62,14 @@ class Regions:
 # ---- annotations
 
 def stream(path: str):
-    """The objects of a JSON array one after the other, with the number of characters read so far; never all at once.
+    """The objects of a JSON array one after the other, with the number of characters read so far;
+    never all at once.
 
     Raises InputError if the file is missing or is not a JSON array.
     """
     if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; get it from Visual Genome, or write demo data with python -m demo")
+        raise InputError(f"there is no file {path}; get it from Visual Genome, or write demo data "
+                         "with python -m demo")
     decoder, text, at, read, opened = json.JSONDecoder(), "", 0, 0, False
     try:
         with open(path, encoding="utf-8") as f:
@@ -75,7 +77,8 @@ def stream(path: str):
                 at = GAP.match(text, at).end()
                 if at < len(text) and not opened:
                     if text[at] != "[":
-                        raise InputError(f"{path} starts with {text[at:at + 20]!r} and not with a list; fetch it again")
+                        raise InputError(f"{path} starts with {text[at:at + 20]!r} and not with a "
+                                         "list; fetch it again")
                     at, opened = at + 1, True
                     continue
                 if at < len(text) and text[at] == "]":
@@ -84,27 +87,29 @@ def stream(path: str):
                     entry, at = decoder.raw_decode(text, at)
                     yield entry, read
                 except RecursionError as error:
-                    raise InputError(f"{path} is not whole JSON (it is nested hundreds of levels deep); fetch it "
-                                     "again") from error
+                    raise InputError(f"{path} is not whole JSON (it is nested hundreds of levels "
+                                     "deep); fetch it again") from error
                 except json.JSONDecodeError as error:
                     more = f.read(READ)
                     if not more or len(text) - at > LONGEST:
                         raise InputError(f"{path} is not whole JSON ({error.msg} near character "
                                          f"{read - len(text) + error.pos}); fetch it again") from error
                     text, at, read = text[at:] + more, 0, read + len(more)
-    except ValueError as error:                             # bytes that are no text, a number of thousands of digits
+    except ValueError as error:            # bytes that are no text, a number of thousands of digits
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path} is not JSON in UTF-8 ({reason(error)}); fetch it again") from error
+        raise InputError(
+            f"{path} is not JSON in UTF-8 ({reason(error)}); fetch it again") from error
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({reason(error)}); check its permissions") from error
+        raise InputError(
+            f"{path} cannot be read ({reason(error)}); check its permissions") from error
 
 
 def number_of(entry: dict, names: tuple, path: str, what: str) -> int:
     """The id under the first of the names that is there. Raises InputError if none is."""
     if not isinstance(entry, dict):
-        raise InputError(f"{path}: {what} is a {type(entry).__name__} and no object; give the file as Visual Genome "
-                         "ships it")
+        raise InputError(f"{path}: {what} is a {type(entry).__name__} and no object; give the file "
+                         "as Visual Genome ships it")
     for name in names:
         if type(entry.get(name)) is int and abs(entry[name]) < 2 ** 63:
             return entry[name]
@@ -113,22 +118,25 @@ def number_of(entry: dict, names: tuple, path: str, what: str) -> int:
 
 
 def read_images(path: str, counts: dict) -> tuple[np.ndarray, np.ndarray, list]:
-    """Ids (N,), sizes (N, 2) and names of the photos of the images that are not in COCO, sorted by id; updates counts.
+    """Ids (N,), sizes (N, 2) and names of the photos of the images that are not in COCO, sorted by
+    id; updates counts.
 
     Raises InputError if the file is not as Visual Genome ships it or no image is left.
     """
     if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; get it from Visual Genome, or write demo data with python -m demo")
+        raise InputError(f"there is no file {path}; get it from Visual Genome, or write demo data "
+                         "with python -m demo")
     listed = read_json(path)
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-        raise InputError(f"{path} is no list of images; give image_data.json as Visual Genome ships it")
+        raise InputError(f"{path} is no list of images; give image_data.json as Visual Genome "
+                         "ships it")
     rows = []
     for entry in listed:
         number = number_of(entry, ("image_id", "id"), path, "an image")
         size, url = (entry.get("width"), entry.get("height")), entry.get("url") or ""
         if not isinstance(url, str):
-            raise InputError(f"{path}: the url of image {number} is {ascii(url)[:40]} and no text; give the file as "
-                             "Visual Genome ships it")
+            raise InputError(f"{path}: the url of image {number} is {ascii(url)[:40]} and no text; "
+                             "give the file as Visual Genome ships it")
         if entry.get("coco_id") is not None:
             counts["images_in_coco"] += 1
         elif not all(type(side) is int and 0 < side < 2 ** 31 for side in size):
@@ -140,23 +148,27 @@ def read_images(path: str, counts: dict) -> tuple[np.ndarray, np.ndarray, list]:
     counts["images_twice"] = sum(a[0] == b[0] for a, b in zip(rows, rows[1:]))
     rows = [row for k, row in enumerate(rows) if not k or rows[k - 1][0] != row[0]]
     if not rows:
-        raise InputError(f"{path}: none of its {len(listed)} images has a size and no coco_id, so none is left; give "
-                         "the whole file of Visual Genome")
+        raise InputError(f"{path}: none of its {len(listed)} images has a size and no coco_id, so "
+                         "none is left; give the whole file of Visual Genome")
     ids, width, height, files = zip(*rows)
     return np.array(ids, np.int64), np.array([width, height], np.int64).T, list(files)
 
 
 def read_regions(folder: str) -> Regions:
-    """Read both annotation files of a folder. Every region is kept, or dropped and counted for one reason."""
-    counts = dict.fromkeys(("images_listed", "images_in_coco", "images_without_size", "images_twice", "images_kept",
-                            "images_without_regions", "regions_of_other_images", "regions_read", "regions_without_area",
-                            "regions_outside", "regions_without_phrase", "regions_kept", "regions_clipped"), 0)
+    """Read both annotation files of a folder. Every region is kept, or dropped and counted for one
+    reason."""
+    counts = dict.fromkeys(("images_listed", "images_in_coco", "images_without_size",
+                            "images_twice", "images_kept", "images_without_regions",
+                            "regions_of_other_images", "regions_read", "regions_without_area",
+                            "regions_outside", "regions_without_phrase", "regions_kept",
+                            "regions_clipped"), 0)
     image_ids, sizes, files = read_images(os.path.join(folder, "image_data.json"), counts)
     place = {number: i for i, number in enumerate(image_ids.tolist())}
     path = os.path.join(folder, "region_descriptions.json")
-    images, numbers, ids, phrases, done = [], [], [], [], []    # of a thousand images or so, then packed into done
-    with tqdm(total=os.path.getsize(path) if os.path.isfile(path) else 0, unit="B", unit_scale=True, desc="regions",
-              disable=None) as bar:
+    # of a thousand images or so, then packed into done
+    images, numbers, ids, phrases, done = [], [], [], [], []
+    with tqdm(total=os.path.getsize(path) if os.path.isfile(path) else 0, unit="B", unit_scale=True,
+              desc="regions", disable=None) as bar:
         for k, (entry, read) in enumerate(stream(path)):
             i = place.get(number_of(entry, ("image_id", "id"), path, "an entry"))
             try:
@@ -172,30 +184,34 @@ def read_regions(folder: str) -> Regions:
                     done.append(packed(path, images, numbers, ids))
                     images, numbers, ids = [], [], []
             except (KeyError, TypeError, AttributeError) as error:
-                raise InputError(f"{path}: entry {k + 1} has regions that are not as Visual Genome ships them "
-                                 f"({error!r}); each needs region_id or id, x, y, width, height and phrase") from error
+                raise InputError(f"{path}: entry {k + 1} has regions that are not as Visual Genome "
+                                 f"ships them ({error!r}); each needs region_id or id, x, y, "
+                                 "width, height and phrase") from error
             bar.update(read - bar.n)
         done.append(packed(path, images, numbers, ids))
-    image, boxes, ids = (np.concatenate(parts) for parts in zip(*done))             # (R,), (R, 4), (R,)
+    image, boxes, ids = (np.concatenate(parts) for parts in zip(*done))         # (R,), (R, 4), (R,)
     empty = np.array([not phrase for phrase in phrases], bool)
     return sorted_by_size(image_ids, sizes, files, image, boxes, ids, phrases, empty, counts)
 
 
-def packed(path: str, images: list, numbers: list, ids: list) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lists -> image (r,) int32, box (r, 4) int32 in whole pixels, region id (r,) int64. Raises InputError for bad
-    numbers."""
+def packed(path: str, images: list, numbers: list, ids: list) -> tuple[np.ndarray, np.ndarray,
+                                                                       np.ndarray]:
+    """Lists -> image (r,) int32, box (r, 4) int32 in whole pixels, region id (r,) int64. Raises
+    InputError for bad numbers."""
     try:
         boxes, ids = np.array(numbers, np.float64).reshape(-1, 4), np.array(ids, np.int64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{path} has a box or an id that is no number ({error}); give the file as Visual Genome ships "
-                         "it") from error
+        raise InputError(f"{path} has a box or an id that is no number ({error}); give the file as "
+                         "Visual Genome ships it") from error
     if not np.isfinite(boxes).all() or (np.abs(boxes) > 1e6).any():
-        raise InputError(f"{path} has a box of no finite number of pixels; give the file as Visual Genome ships it")
+        raise InputError(f"{path} has a box of no finite number of pixels; give the file as Visual "
+                         "Genome ships it")
     return np.array(images, np.int32), np.rint(boxes).astype(np.int32), ids
 
 
 def sorted_by_size(image_ids, sizes, files, image, boxes, ids, phrases, empty, counts) -> Regions:
-    """Clip boxes to their images, drop unusable ones, and put the regions of an image together, the largest first."""
+    """Clip boxes to their images, drop unusable ones, and put the regions of an image together, the
+    largest first."""
     low = np.maximum(boxes[:, :2], 0)
     high = np.minimum(boxes[:, :2] + boxes[:, 2:], sizes[image])                    # (R, 2)
     flat, outside = (boxes[:, 2:] <= 0).any(1), (high <= low).any(1)
@@ -203,25 +219,26 @@ def sorted_by_size(image_ids, sizes, files, image, boxes, ids, phrases, empty, c
     clipped = np.concatenate([low, high - low], 1).astype(np.int32)                 # (R, 4)
     counts.update(regions_read=len(boxes), regions_without_area=int(flat.sum()),
                   regions_outside=int((outside & ~flat).sum()),
-                  regions_without_phrase=int((empty & ~flat & ~outside).sum()), regions_kept=int(keep.sum()),
+                  regions_without_phrase=int((empty & ~flat & ~outside).sum()),
+                  regions_kept=int(keep.sum()),
                   regions_clipped=int((keep & (clipped != boxes).any(1)).sum()))
     rows = np.flatnonzero(keep)
     area = clipped[rows, 2].astype(np.int64) * clipped[rows, 3]
-    rows = rows[np.lexsort((-area, image[rows]))]                                   # stable: equals stay as in the file
+    rows = rows[np.lexsort((-area, image[rows]))]               # stable: equals stay as in the file
     n = np.bincount(image[rows], minlength=len(image_ids))
     counts.update(images_kept=int((n > 0).sum()), images_without_regions=int((n == 0).sum()))
-    return Regions(image_ids, sizes, files, np.concatenate([[0], np.cumsum(n)]), clipped[rows], ids[rows],
-                   [phrases[k] for k in rows.tolist()], counts)
+    return Regions(image_ids, sizes, files, np.concatenate([[0], np.cumsum(n)]), clipped[rows],
+                   ids[rows], [phrases[k] for k in rows.tolist()], counts)
 
 
 # ---- choice
 
 def largest(regions: Regions, percent: float, strict: bool) -> np.ndarray:
-    """(N, 10) int64: the ten largest regions of each image below an area limit, the largest first; -1 where there are
-    no more.
+    """(N, 10) int64: the ten largest regions of each image below an area limit, the largest first;
+    -1 where there are no more.
 
-    percent: the limit in percent of the image; strict: below it, otherwise at most that. As regions are sorted by size,
-    these follow the ones that are too large.
+    percent: the limit in percent of the image; strict: below it, otherwise at most that. As regions
+    are sorted by size, these follow the ones that are too large.
     """
     n = len(regions.sizes)
     image = np.repeat(np.arange(n), np.diff(regions.start))                         # (R,)
@@ -234,31 +251,35 @@ def largest(regions: Regions, percent: float, strict: bool) -> np.ndarray:
 def overlap(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """IoU of boxes (..., 4), which broadcast: (...), 0 .. 1."""
     a, b = a.astype(np.float64), b.astype(np.float64)
-    sides = np.minimum(a[..., :2] + a[..., 2:], b[..., :2] + b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
+    sides = np.minimum(a[..., :2] + a[..., 2:], b[..., :2] + b[..., 2:]) - np.maximum(a[..., :2],
+                                                                                      b[..., :2])
     shared = np.maximum(sides, 0).prod(-1)
     return shared / (a[..., 2:].prod(-1) + b[..., 2:].prod(-1) - shared)
 
 
 def around(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The smallest boxes (..., 4) around both."""
-    low, high = np.minimum(a[..., :2], b[..., :2]), np.maximum(a[..., :2] + a[..., 2:], b[..., :2] + b[..., 2:])
+    low, high = np.minimum(a[..., :2], b[..., :2]), np.maximum(a[..., :2] + a[..., 2:],
+                                                               b[..., :2] + b[..., 2:])
     return np.concatenate([low, high - low], -1)
 
 
 def triplets(regions: Regions, percent: float) -> tuple[np.ndarray, np.ndarray]:
-    """Regions A and B of every image (N,), -1 where fewer than two are below the threshold (`ucmr` 4.6)."""
+    """Regions A and B of every image (N,), -1 where fewer than two are below the threshold (`ucmr`
+    4.6)."""
     table = largest(regions, percent, strict=True)
     boxes = regions.boxes[np.maximum(table, 0)]                                     # (N, 10, 4)
     shared = np.where(table[:, 1:] >= 0, overlap(boxes[:, :1], boxes[:, 1:]), np.inf)
-    b = np.take_along_axis(table, 1 + shared.argmin(1)[:, None], 1)[:, 0]           # the first of equals: the largest
+    # the first of equals: the largest
+    b = np.take_along_axis(table, 1 + shared.argmin(1)[:, None], 1)[:, 0]
     return np.where(b >= 0, table[:, 0], -1), b
 
 
 def crops(regions: Regions, max_iou: float) -> np.ndarray:
     """(N, 3): the largest crops of at most 20 percent of each image (`pmrl` 3.4).
 
-    A crop is skipped if its IoU with a larger one that was taken exceeds max_iou. Images with fewer than three among
-    their ten largest have -1.
+    A crop is skipped if its IoU with a larger one that was taken exceeds max_iou. Images with fewer
+    than three among their ten largest have -1.
     """
     table = largest(regions, SHARE, strict=False)
     boxes, n = regions.boxes[np.maximum(table, 0)], np.arange(len(table))           # (N, 10, 4)
@@ -274,9 +295,11 @@ def crops(regions: Regions, max_iou: float) -> np.ndarray:
 
 
 def random_order(image_ids: np.ndarray, usable: np.ndarray, seed: int, what: str) -> np.ndarray:
-    """Rows of the usable images in an order that depends only on the seed, `what` and the image ids."""
+    """Rows of the usable images in an order that depends only on the seed, `what` and the image
+    ids."""
     index = np.flatnonzero(usable)
-    keys = [hashlib.sha256(f"{seed}-{what}-{number}".encode()).digest() for number in image_ids[index].tolist()]
+    keys = [hashlib.sha256(f"{seed}-{what}-{number}".encode()).digest()
+            for number in image_ids[index].tolist()]
     return index[sorted(range(len(index)), key=keys.__getitem__)]
 
 
@@ -293,7 +316,8 @@ def join_phrases(phrases: list[str]) -> str:
 
 
 def photo_files(folder: str, regions: Regions) -> list:
-    """The path of each image's photo below the folder, or None: by its name in image_data.json, or by its id."""
+    """The path of each image's photo below the folder, or None: by its name in image_data.json, or
+    by its id."""
     there = {}
     for sub in FOLDERS:
         path = os.path.join(folder, sub)
@@ -303,10 +327,10 @@ def photo_files(folder: str, regions: Regions) -> list:
             for name, number in zip(regions.files, regions.image_ids.tolist())]
 
 
-def sample(regions: Regions, files: list, usable: np.ndarray, count: int, seed: int, what: str, skip_missing: bool,
-           folder: str) -> tuple[np.ndarray, int]:
-    """The first `count` usable images in random order that have a photo, and the number of images skipped for want of
-    one.
+def sample(regions: Regions, files: list, usable: np.ndarray, count: int, seed: int, what: str,
+           skip_missing: bool, folder: str) -> tuple[np.ndarray, int]:
+    """The first `count` usable images in random order that have a photo, and the number of images
+    skipped for want of one.
 
     Raises InputError if a photo is missing and skip_missing is not set.
     """
@@ -314,27 +338,30 @@ def sample(regions: Regions, files: list, usable: np.ndarray, count: int, seed: 
     there = np.array([files[i] is not None for i in order], bool)
     if skip_missing:
         last = np.flatnonzero(there)[:count]
-        return order[there][:count], int((~there[:last[-1] + 1 if len(last) == count else len(there)]).sum())
+        return order[there][:count], int((~there[:last[-1] + 1 if len(last) == count
+                                                 else len(there)]).sum())
     missing = order[:count][~there[:count]]
     if len(missing):
         i = missing[0]
-        raise InputError(f"{len(missing)} of the {min(count, len(order))} photos drawn are not in {folder}, the first "
-                         f"is {regions.files[i] or regions.image_ids[i]}; fetch them, or go on without with "
-                         "--skip_missing")
+        raise InputError(f"{len(missing)} of the {min(count, len(order))} photos drawn are not in "
+                         f"{folder}, the first is {regions.files[i] or regions.image_ids[i]}; "
+                         "fetch them, or go on without with --skip_missing")
     return order[:count], 0
 
 
-def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 20, 30, 40, 50), seed: int = 0,
-            max_iou: float = 0.5, skip_missing: bool = False) -> dict:
+def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 20, 30, 40, 50),
+            seed: int = 0, max_iou: float = 0.5, skip_missing: bool = False) -> dict:
     """The manifest of a folder of Visual Genome.
 
-    Images of triplets have one at every threshold, so that all thresholds compare the same images. Raises InputError if
-    an argument is out of range, a file is not as Visual Genome ships it, or no image is left.
+    Images of triplets have one at every threshold, so that all thresholds compare the same images.
+    Raises InputError if an argument is out of range, a file is not as Visual Genome ships it, or no
+    image is left.
     """
-    if images < 1 or wholes < 0 or not all(0 < t <= 100 for t in thresholds) or not 0 <= max_iou <= 1:
-        raise InputError(f"--images {images}, --wholes {wholes}, --thresholds {' '.join(map(str, thresholds))}, "
-                         f"--max_iou {max_iou}: give at least 1 and 0 images, percents above 0 up to 100, and an IoU "
-                         "from 0 to 1")
+    if images < 1 or wholes < 0 or not all(0 < t <= 100
+                                           for t in thresholds) or not 0 <= max_iou <= 1:
+        raise InputError(f"--images {images}, --wholes {wholes}, --thresholds "
+                         f"{' '.join(map(str, thresholds))}, --max_iou {max_iou}: give at least 1 "
+                         "and 0 images, percents above 0 up to 100, and an IoU from 0 to 1")
     regions = read_regions(folder)
     files, counts = photo_files(folder, regions), regions.counts
     pairs = {percent: triplets(regions, percent) for percent in sorted(set(thresholds))}
@@ -344,40 +371,48 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
         usable &= b >= 0
         if not usable.any():
             others = " and a triplet at every smaller one" * bool((b >= 0).any())
-            raise InputError(f"--thresholds {' '.join(f'{t:g}' for t in pairs)}: at {percent:g} no image has two "
-                             f"regions smaller than {percent:g} percent of it{others}; give larger thresholds")
+            raise InputError(f"--thresholds {' '.join(f'{t:g}' for t in pairs)}: at {percent:g} no "
+                             f"image has two regions smaller than {percent:g} percent of "
+                             f"it{others}; give larger thresholds")
     counts["images_with_all_triplets"] = int(usable.sum())
-    picked, counts["photos_missing_triplets"] = sample(regions, files, usable, images, seed, "triplets", skip_missing,
-                                                       folder)
+    picked, counts["photos_missing_triplets"] = sample(regions, files, usable, images, seed,
+                                                       "triplets", skip_missing, folder)
     for percent, (a, b) in pairs.items():                  # their crops A and C are one
         box_a, box_b = regions.boxes[a[picked]], regions.boxes[b[picked]]
-        counts[f"triplets_with_b_inside_a_{percent:g}"] = int((around(box_a, box_b) == box_a).all(1).sum())
+        counts[f"triplets_with_b_inside_a_{percent:g}"] = int((around(box_a, box_b)
+                                                               == box_a).all(1).sum())
     three = crops(regions, max_iou)
     counts["images_with_three_crops"] = int((three[:, 0] >= 0).sum())
-    whole, counts["photos_missing_wholes"] = sample(regions, files, three[:, 0] >= 0, wholes, seed, "wholes",
-                                                    skip_missing, folder)
+    whole, counts["photos_missing_wholes"] = sample(regions, files, three[:, 0] >= 0, wholes, seed,
+                                                    "wholes", skip_missing, folder)
     if not len(picked):
-        raise InputError(f"none of the {int(usable.sum())} images with triplets has a photo in {folder}; put the "
-                         f"photos in {', '.join(FOLDERS[:3])} below it")
+        raise InputError(f"none of the {int(usable.sum())} images with triplets has a photo in "
+                         f"{folder}; put the photos in {', '.join(FOLDERS[:3])} below it")
 
     def triplet(i, a, b):
         box_a, box_b = regions.boxes[[a, b]]
         captions = strip_full_stop(regions.phrases[a]), strip_full_stop(regions.phrases[b])
-        return {"image": int(regions.image_ids[i]), "regions": regions.region_ids[[a, b]].tolist(), "a": box_a.tolist(),
-                "b": box_b.tolist(), "c": around(box_a, box_b).tolist(), "iou": round(float(overlap(box_a, box_b)), 4),
-                "caption_a": captions[0], "caption_b": captions[1], "caption_c": join_phrases(captions)}
-    described = [{"image": int(regions.image_ids[i]), "regions": regions.region_ids[three[i]].tolist(),
+        return {"image": int(regions.image_ids[i]), "regions": regions.region_ids[[a, b]].tolist(),
+                "a": box_a.tolist(), "b": box_b.tolist(), "c": around(box_a, box_b).tolist(),
+                "iou": round(float(overlap(box_a, box_b)), 4), "caption_a": captions[0],
+                "caption_b": captions[1], "caption_c": join_phrases(captions)}
+    described = [{"image": int(regions.image_ids[i]),
+                  "regions": regions.region_ids[three[i]].tolist(),
                   "crops": regions.boxes[three[i]].tolist(),
                   "captions": [strip_full_stop(regions.phrases[r]) for r in three[i]],
-                  "description": join_phrases([regions.phrases[r] for r in three[i]])} for i in whole]
+                  "description": join_phrases([regions.phrases[r] for r in three[i]])}
+                 for i in whole]
     used = sorted({*picked.tolist(), *whole.tolist()})
-    return {"format": FORMAT, "folder": os.path.abspath(folder), "seed": seed, "thresholds": list(pairs),
-            "asked": {"images": images, "wholes": wholes, "skip_missing": skip_missing}, "largest": LARGEST,
+    return {"format": FORMAT, "folder": os.path.abspath(folder), "seed": seed,
+            "thresholds": list(pairs), "asked": {"images": images, "wholes": wholes,
+                                                 "skip_missing": skip_missing}, "largest": LARGEST,
             "crops": CROPS, "crop_percent": SHARE, "max_iou": max_iou, "counts": counts,
-            "images": {str(regions.image_ids[i]): {"file": files[i], "width": int(regions.sizes[i, 0]),
-                                                   "height": int(regions.sizes[i, 1])} for i in used},
-            "triplets": {f"{percent:g}": [triplet(i, a[i], b[i]) for i in picked] for percent, (a, b) in pairs.items()},
-            "wholes": described}
+            "images": {str(regions.image_ids[i]): {"file": files[i],
+                                                   "width": int(regions.sizes[i, 0]),
+                                                   "height": int(regions.sizes[i, 1])}
+                       for i in used},
+            "triplets": {f"{percent:g}": [triplet(i, a[i], b[i]) for i in picked] for percent,
+                         (a, b) in pairs.items()}, "wholes": described}
 
 
 def read_manifest(path: str) -> dict:
@@ -389,46 +424,56 @@ def read_manifest(path: str) -> dict:
             below(manifest["folder"], photo["file"] or "", path)
             sound = sound and all(type(photo[side]) is int for side in ("width", "height"))
         items = [t for triplets in manifest["triplets"].values() for t in triplets]
-        sound = sound and all(str(t["image"]) in manifest["images"] and all(len(t[box]) == 4 for box in "abc") and all(
-            isinstance(t[f"caption_{which}"], str) for which in "abc") for t in items)
-        sound = sound and all(str(w["image"]) in manifest["images"] and isinstance(w["description"], str)
+        sound = sound and all(str(t["image"]) in manifest["images"]
+                              and all(len(t[box]) == 4 for box in "abc")
+                              and all(isinstance(t[f"caption_{which}"], str) for which in "abc")
+                              for t in items)
+        sound = sound and all(str(w["image"]) in manifest["images"] and isinstance(w["description"],
+                                                                                   str)
                               and len(w["crops"]) == len(w["captions"]) == manifest["crops"]
                               for w in manifest["wholes"])
     except (TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{path} is no manifest of format {FORMAT}; write one with python -m vg_experiments.prepare "
-                         f"({reason(error)})") from error
+        raise InputError(f"{path} is no manifest of format {FORMAT}; write one with python -m "
+                         f"vg_experiments.prepare ({reason(error)})") from error
     if not sound:
-        raise InputError(f"{path} is no manifest of format {FORMAT}; write one with python -m vg_experiments.prepare")
+        raise InputError(f"{path} is no manifest of format {FORMAT}; write one with python -m "
+                         "vg_experiments.prepare")
     return manifest
 
 
 def main(argv=None) -> None:
     p = Arguments("Choose crops and captions of Visual Genome and write them as a manifest.")
     p.add_argument("--vg", type=filename, default="data/demo_vg",
-                   help="folder with image_data.json, region_descriptions.json and the photos, which lie in images/, "
-                        "VG_100K/ or VG_100K_2/")
+                   help="folder with image_data.json, region_descriptions.json and the photos, "
+                   "which lie in images/, VG_100K/ or VG_100K_2/")
     p.add_argument("--output", type=filename, default="runs/vg/manifest.json", metavar="FILE.json",
                    help="manifest to write")
-    p.add_argument("--images", type=natural, default=2000, help="number of images with triplets, at most")
-    p.add_argument("--wholes", type=natural, default=950,
-                   help="number of images with three crops and a description of the whole image, at most")
-    p.add_argument("--thresholds", type=number, nargs="+", default=[10, 20, 30, 40, 50], metavar="PERCENT",
-                   help="regions A and B are smaller than this share of the image")
-    p.add_argument("--max_iou", type=number, default=0.5, help="greatest IoU of any two of an image's three crops")
+    p.add_argument("--images", type=natural, default=2000, help="number of images with triplets, "
+                   "at most")
+    p.add_argument("--wholes", type=natural, default=950, help="number of images with three crops "
+                   "and a description of the whole image, at most")
+    p.add_argument("--thresholds", type=number, nargs="+", default=[10, 20, 30, 40, 50],
+                   metavar="PERCENT", help="regions A and B are smaller than this share of the "
+                   "image")
+    p.add_argument("--max_iou", type=number, default=0.5, help="greatest IoU of any two of an "
+                   "image's three crops")
     p.add_argument("--seed", type=natural, default=0, help="random seed that draws the images")
-    p.add_argument("--skip_missing", action="store_true", help="draw only from images whose photos are there")
+    p.add_argument("--skip_missing", action="store_true", help="draw only from images whose photos "
+                   "are there")
     cli.run(p.prog, choose, p.parse_args(argv))
 
 
 def choose(opt) -> None:
     """The command: write the manifest and print its counts."""
     output(opt.output, holds_keys("format", "triplets", "wholes"))
-    manifest = prepare(opt.vg, opt.images, opt.wholes, opt.thresholds, opt.seed, opt.max_iou, opt.skip_missing)
+    manifest = prepare(opt.vg, opt.images, opt.wholes, opt.thresholds, opt.seed, opt.max_iou,
+                       opt.skip_missing)
     save_json(manifest, opt.output)
     for name, count in manifest["counts"].items():
         print(f"{count:>10,}  {name.replace('_', ' ')}")
     print(f"{opt.output}: {len(next(iter(manifest['triplets'].values()))):,} triplets at each of "
-          f"{len(manifest['thresholds'])} thresholds, {len(manifest['wholes']):,} images with three crops")
+          f"{len(manifest['thresholds'])} thresholds, {len(manifest['wholes']):,} images with "
+          "three crops")
 
 
 if __name__ == "__main__":

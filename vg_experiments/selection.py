@@ -1,16 +1,18 @@
-"""Choosing one of two: `ucmr` Table 4 on triplets of crops, and `pmrl` 3.4 on whole images and their crops, for several
-models.
+"""Choosing one of two: `ucmr` Table 4 on triplets of crops, and `pmrl` 3.4 on whole images and
+their crops, for several models.
 
     python -m vg_experiments.selection --checkpoint RUN [RUN ...] --manifest runs/vg/manifest.json
 
-Table 4: the query is crop A or C and the choice is between captions A and C, or the other way round. The right choice
-has the letter of the query; a tie is wrong. `pmrl` 3.4: the query is the description of a crop or of the whole image
-(the descriptions of its crops joined) and the choice is between the crop and the image, or the other way round.
+Table 4: the query is crop A or C and the choice is between captions A and C, or the other way
+round. The right choice has the letter of the query; a tie is wrong. `pmrl` 3.4: the query is the
+description of a crop or of the whole image (the descriptions of its crops joined) and the choice is
+between the crop and the image, or the other way round.
 
-A model that always takes the shorter caption, or the smaller crop, gets 100 and 0 percent. So look at the mean of the
-two queries of a direction, which is 50 by chance and does not reward such a habit. Intervals and differences from the
-first model (95%, p) come from a paired bootstrap over images. Each Gaussian model is followed by its means alone
-(their cosine) and, as a control, by the model with its variances dealt to other items at random.
+A model that always takes the shorter caption, or the smaller crop, gets 100 and 0 percent. So look
+at the mean of the two queries of a direction, which is 50 by chance and does not reward such a
+habit. Intervals and differences from the first model (95%, p) come from a paired bootstrap over
+images. Each Gaussian model is followed by its means alone (their cosine) and, as a control, by the
+model with its variances dealt to other items at random.
 """
 if __name__ == "__main__":
     import cli
@@ -42,28 +44,31 @@ from vg_experiments.prepare import read_manifest
 
 QUERIES = {"table4": ("crop A", "crop C", "caption A", "caption C"),
            "section34": ("crop description", "image description", "crop", "image")}
-TITLES = {"table4": "triplets (`ucmr` Table 4), mean over the thresholds", "section34": "images and crops (`pmrl` 3.4)"}
+TITLES = {"table4": "triplets (`ucmr` Table 4), mean over the thresholds",
+          "section34": "images and crops (`pmrl` 3.4)"}
 PAPERS = {kind: {f"{table.title.split()[0]}: {row.label}": row.published for row in table.rows}     # percent
           for kind, table in (("table4", ucmr_table4.TABLE), ("section34", pmrl_section34.TABLE))}
-MEANS = {"table4": ("images to text", "text to images"), "section34": ("text to images", "images to text")}
+MEANS = {"table4": ("images to text", "text to images"),
+         "section34": ("text to images", "images to text")}
 
 
-def correct_choices(model: Encoder, images: Embedding, captions: Embedding, small: np.ndarray, large: np.ndarray,
-                    short: np.ndarray, long: np.ndarray) -> np.ndarray:
+def correct_choices(model: Encoder, images: Embedding, captions: Embedding, small: np.ndarray,
+                    large: np.ndarray, short: np.ndarray, long: np.ndarray) -> np.ndarray:
     """(4, K) bool: whether the model chooses right on item k.
 
-    The four queries are image small, image large, caption short, caption long. The arguments (K,) are rows of images
-    and of captions.
+    The four queries are image small, image large, caption short, caption long. The arguments (K,)
+    are rows of images and of captions.
     """
+    # at once, so that equal pairs tie
     scores = model.scores(images, captions, np.concatenate([small, small, large, large]),
-                          np.concatenate([short, long, short, long]))               # at once, so that equal pairs tie
+                          np.concatenate([short, long, short, long]))
     ss, sl, ls, ll = scores.reshape(4, -1)                                          # image, caption
     return np.stack([ss > sl, ll > ls, ss > ls, ll > sl])
 
 
 def variants(model: Encoder, images: Embedding, captions: Embedding, seed: int) -> dict[str, tuple]:
-    """The model and, if it is Gaussian, its controls: {suffix of the row: (similarity or None for the model's own,
-    images, captions)}."""
+    """The model and, if it is Gaussian, its controls: {suffix of the row: (similarity or None for
+    the model's own, images, captions)}."""
     rows = {"": (None, images, captions)}
     if images.log_var is not None or captions.log_var is not None:
         rows[" means only"] = (Cosine(), Embedding(images.mean), Embedding(captions.mean))
@@ -78,7 +83,8 @@ def firsts(items: list) -> np.ndarray:
 
 
 def judge(model: Encoder, boxes: list, texts: list[str], seed: int, rows: tuple) -> dict[str, np.ndarray]:
-    """{variant: (4, K) bool} for K items. rows: (small, large, short, long), each (K,), rows of boxes and of texts."""
+    """{variant: (4, K) bool} for K items. rows: (small, large, short, long), each (K,), rows of
+    boxes and of texts."""
     images, captions, trained = model.crops(boxes), model.captions(texts), model.model.similarity
     box, text = firsts(boxes), firsts(texts)
     rows, hits = (box[rows[0]], box[rows[1]], text[rows[2]], text[rows[3]]), {}
@@ -89,30 +95,37 @@ def judge(model: Encoder, boxes: list, texts: list[str], seed: int, rows: tuple)
     return hits
 
 
-def table4(model: Encoder, manifest: dict, triplets_at: dict[str, list[dict]], folder: str | None, seed: int) -> dict:
-    """{variant: (thresholds, 4, images) bool}; the queries are crop A, crop C, caption A, caption C."""
+def table4(model: Encoder, manifest: dict, triplets_at: dict[str, list[dict]], folder: str | None,
+           seed: int) -> dict:
+    """{variant: (thresholds, 4, images) bool}; the queries are crop A, crop C, caption A, caption
+    C."""
     triplets = [t for items in triplets_at.values() for t in items]
-    boxes = [(photo_path(manifest, t["image"], folder), tuple(t[which])) for which in "ac" for t in triplets]
+    boxes = [(photo_path(manifest, t["image"], folder), tuple(t[which])) for which in "ac"
+             for t in triplets]
     texts = [t[f"caption_{which}"] for which in "ac" for t in triplets]
     k = np.arange(len(triplets))
     hits = judge(model, boxes, texts, seed, (k, k + len(k), k, k + len(k)))
     return {name: np.stack(np.split(values, len(triplets_at), 1)) for name, values in hits.items()}
 
 
-def section34(model: Encoder, manifest: dict, wholes: list[dict], folder: str | None, seed: int) -> dict:
-    """{variant: (crops, 4, images) bool}; the queries are crop description, image description, crop, image."""
+def section34(model: Encoder, manifest: dict, wholes: list[dict], folder: str | None,
+              seed: int) -> dict:
+    """{variant: (crops, 4, images) bool}; the queries are crop description, image description,
+    crop, image."""
     n, m = len(wholes), manifest["crops"]
     paths = [photo_path(manifest, w["image"], folder) for w in wholes]
     boxes = [(path, tuple(w["crops"][j])) for j in range(m) for path, w in zip(paths, wholes)]
     boxes += [(path, whole_box(manifest, w["image"])) for path, w in zip(paths, wholes)]
-    texts = [w["captions"][j] for j in range(m) for w in wholes] + [w["description"] for w in wholes]
+    texts = [w["captions"][j] for j in range(m) for w in wholes] + [w["description"]
+                                                                    for w in wholes]
     crop, image = np.arange(m * n), m * n + np.tile(np.arange(n), m)
     hits = judge(model, boxes, texts, seed, (crop, image, crop, image))
     return {name: np.stack(np.split(values[[2, 3, 0, 1]], m, 1)) for name, values in hits.items()}
 
 
 def table(kind: str, hits: dict[str, np.ndarray]) -> dict:
-    """{row: {query: result of `paired_bootstrap` beside the first row}}, in percent. hits: {row: (G, 4, N) bool}.
+    """{row: {query: result of `paired_bootstrap` beside the first row}}, in percent. hits: {row:
+    (G, 4, N) bool}.
 
     An image is resampled with all G of its items.
     """
@@ -120,27 +133,32 @@ def table(kind: str, hits: dict[str, np.ndarray]) -> dict:
         each = 100.0 * values.sum(0)                                                # (4, N)
         pairs = {MEANS[kind][k]: each[2 * k:2 * k + 2].mean(0) for k in (0, 1)}
         counts = np.full(values.shape[2], float(len(values)))
-        return {name: (total, counts) for name, total in {**dict(zip(QUERIES[kind], each)), **pairs}.items()}
+        return {name: (total, counts) for name, total in {**dict(zip(QUERIES[kind], each)),
+                                                          **pairs}.items()}
     first = totals(next(iter(hits.values())))
     result = {}
     for row, values in hits.items():
         this = totals(values)
-        alone = paired_bootstrap({k: (np.zeros_like(v), n) for k, (v, n) in this.items()}, this, {}, samples=2000)
+        alone = paired_bootstrap({k: (np.zeros_like(v), n) for k, (v, n) in this.items()}, this, {},
+                                 samples=2000)
         both = paired_bootstrap(first, this, {}, samples=2000)
-        result[row] = {k: {"percent": alone[k]["b"], "low": alone[k]["low"], "high": alone[k]["high"],
-                           "difference": {x: both[k][x] for x in ("difference", "low", "high", "p")}} for k in this}
+        result[row] = {k: {"percent": alone[k]["b"], "low": alone[k]["low"],
+                           "high": alone[k]["high"],
+                           "difference": {x: both[k][x] for x in ("difference", "low", "high",
+                                                                  "p")}} for k in this}
     return result
 
 
 def lines(kind: str, rows: dict):
-    """Lines of the table: one per model, below it its differences from the first model, and the rows of the papers
-    at the end."""
+    """Lines of the table: one per model, below it its differences from the first model, and the
+    rows of the papers at the end."""
     columns = (*QUERIES[kind], *MEANS[kind])
     width = max(28, *map(len, rows))
     yield f"{'query':<{width}}" + "".join(f"{column:>21}" for column in columns)
     for k, (row, entries) in enumerate(rows.items()):
-        yield f"{row:<{width}}" + "".join(f"{e['percent']:6.1f} [{e['low']:.1f}, {e['high']:.1f}]".rjust(21)
-                                          for e in entries.values())
+        yield f"{row:<{width}}" + "".join(
+            f"{e['percent']:6.1f} [{e['low']:.1f}, {e['high']:.1f}]".rjust(21)
+            for e in entries.values())
         if k:
             yield f"{'  less the first':<{width}}" + "".join(
                 f"{e['difference']['difference']:+6.1f} (p {e['difference']['p']:.3f})".rjust(21)
@@ -158,12 +176,14 @@ def main(argv=None) -> None:
 
 def select(opt) -> None:
     """The command: print the tables and write selection.json."""
-    path = output(os.path.join(opt.output, "selection.json"), holds_keys(
-        "manifest", "seed", "images", "unknown", "models", "table4_by_threshold", optional=("table4", "section34")))
+    path = output(os.path.join(opt.output, "selection.json"),
+                  holds_keys("manifest", "seed", "images", "unknown", "models",
+                             "table4_by_threshold", optional=("table4", "section34")))
     manifest, models = read_manifest(opt.manifest), encoders(opt)
     triplets_at, without = usable_triplets(manifest, models)
     wholes = manifest["wholes"]
-    kept = all_known(wholes, lambda w: (*w["captions"], w["description"]), models) if wholes else np.zeros(0, bool)
+    kept = all_known(wholes, lambda w: (*w["captions"], w["description"]),
+                     models) if wholes else np.zeros(0, bool)
     wholes = [w for w, keep in zip(wholes, kept) if keep]
     hits = {"table4": {}, "section34": {}}
     for name, model in zip(names(models), models):
@@ -172,20 +192,21 @@ def select(opt) -> None:
         for kind, rows in both.items():
             hits[kind].update({name + variant: values for variant, values in rows.items()})
     tables = {kind: table(kind, rows) for kind, rows in hits.items() if rows}
-    each = {percent: {row: dict(zip(QUERIES["table4"], (100 * values[g].mean(1)).tolist()))
-                      for row, values in hits["table4"].items()} for g, percent in enumerate(triplets_at)}
+    each = {percent: {row: dict(zip(QUERIES["table4"], (100 * values[g].mean(1)).tolist())) for row,
+                      values in hits["table4"].items()} for g, percent in enumerate(triplets_at)}
     counts = {"table4": (len(next(iter(triplets_at.values()))), without),
               "section34": (len(wholes), int((~kept).sum()))}
     for kind, rows in tables.items():
-        print(f"\n{TITLES[kind]}: {counts[kind][0]:,} images; {counts[kind][1]} without a word that all models know "
-              "left out")
+        print(f"\n{TITLES[kind]}: {counts[kind][0]:,} images; {counts[kind][1]} without a word "
+              "that all models know left out")
         print("\n".join(lines(kind, rows)))
-    print("\nevery model is one run: intervals and p cover the choice of images for its very weights, and two seeds of "
-          "one method differ as much")
-    save_json({"manifest": opt.manifest, "seed": opt.seed, "images": {kind: n for kind, (n, _) in counts.items()},
+    print("\nevery model is one run: intervals and p cover the choice of images for its very "
+          "weights, and two seeds of one method differ as much")
+    save_json({"manifest": opt.manifest, "seed": opt.seed,
+               "images": {kind: n for kind, (n, _) in counts.items()},
                "unknown": {kind: n for kind, (_, n) in counts.items()},
-               "models": {name: model.facts for name, model in zip(names(models), models)}, **tables,
-               "table4_by_threshold": each}, path)
+               "models": {name: model.facts for name, model in zip(names(models), models)},
+               **tables, "table4_by_threshold": each}, path)
     print(f"\nnumbers, also by threshold, in {path}")
 
 

@@ -1,13 +1,14 @@
-"""What the uncertainty knows about ambiguity: `ucmr` Fig. 2 on the triplets of a manifest, with a test of its
-direction.
+"""What the uncertainty knows about ambiguity: `ucmr` Fig. 2 on the triplets of a manifest, with a
+test of its direction.
 
     python -m vg_experiments.uncertainty --checkpoint RUN [RUN ...] --manifest runs/vg/manifest.json
 
-For every threshold: the mean of log det Sigma (nats) of crops A and C and of captions A and C with 95% intervals, and
-the mean of the paired differences C - A with its interval and the p of a paired t-test. `ucmr` finds image C above
-image A (two things are more ambiguous than one) and caption C below caption A (it says more). This command tests
-whether that holds. The control deals the same uncertainties to other items at random; the difference that then remains
-is chance. Spearman's rho with two trivial quantities is reported too: the area of a crop and the number of words of a
+For every threshold: the mean of log det Sigma (nats) of crops A and C and of captions A and C with
+95% intervals, and the mean of the paired differences C - A with its interval and the p of a paired
+t-test. `ucmr` finds image C above image A (two things are more ambiguous than one) and caption C
+below caption A (it says more). This command tests whether that holds. The control deals the same
+uncertainties to other items at random; the difference that then remains is chance. Spearman's rho
+with two trivial quantities is reported too: the area of a crop and the number of words of a
 caption.
 """
 if __name__ == "__main__":
@@ -37,48 +38,56 @@ SIGNIFICANT = 0.05                               # p below which a direction cou
 def interval(values: np.ndarray) -> dict:
     """Mean and its 95% interval (Student's t)."""
     mean, n = float(np.mean(values)), len(values)
-    half = float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
+    half = float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1)
+                 / np.sqrt(n)) if n > 1 else float("nan")
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
 def paired(a: np.ndarray, c: np.ndarray, sign: int) -> dict:
     """The differences C - A of n pairs (n,).
 
-    Returns the mean with its interval, p of the two-sided paired t-test, the share of pairs in the direction `sign` in
-    percent, and the verdict: "holds", "opposite" or "open".
+    Returns the mean with its interval, p of the two-sided paired t-test, the share of pairs in the
+    direction `sign` in percent, and the verdict: "holds", "opposite" or "open".
     """
     difference = c - a                                                              # (n,)
     varied = len(a) > 1 and np.ptp(difference) > 1e-9 * np.abs(difference).max()
     p = float(stats.ttest_1samp(difference, 0).pvalue) if varied else float(not difference.any())
     verdict = "open" if p >= SIGNIFICANT else "holds" if sign * difference.mean() > 0 else "opposite"
-    return {**interval(difference), "p": p, "share": float(100 * np.mean(sign * difference > 0)), "verdict": verdict}
+    return {**interval(difference), "p": p, "share": float(100 * np.mean(sign * difference > 0)),
+            "verdict": verdict}
 
 
 def compare(a: np.ndarray, c: np.ndarray, sign: int, rng) -> dict:
-    """What Fig. 2 shows at one threshold, from the uncertainties (n,) of items A and C: their means, differences and
-    the control."""
+    """What Fig. 2 shows at one threshold, from the uncertainties (n,) of items A and C: their
+    means, differences and the control."""
     dealt = rng.permutation(np.concatenate([a, c]))
     return {"a": interval(a), "c": interval(c), "difference": paired(a, c, sign),
             "control": paired(dealt[:len(a)], dealt[len(a):], sign)}
 
 
-def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], folder: str | None, seed: int = 0) -> dict:
-    """{"images" | "captions": {percent: result of `compare`}, "rho_area", "rho_words"} of one model.
+def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], folder: str | None,
+            seed: int = 0) -> dict:
+    """{"images" | "captions": {percent: result of `compare`}, "rho_area", "rho_words"} of one
+    model.
 
-    A side without variances is left out. Raises InputError for a point model and for one trained with --vae.
+    A side without variances is left out. Raises InputError for a point model and for one trained
+    with --vae.
     """
     report, rng = {}, np.random.default_rng(seed)
     triplets = [t for items in triplets_at.values() for t in items]
     n, ends = len(triplets), np.cumsum([0, *map(len, triplets_at.values())])
     if model.trained.vae:
-        raise InputError(f"{model.run} samples points from its Gaussians in training (--vae) and compares points, "
-                         "whose uncertainty no score uses; train a model of Gaussians, such as --sim wasserstein, or "
-                         "give this one to vg_experiments.selection")
+        raise InputError(f"{model.run} samples points from its Gaussians in training (--vae) and "
+                         "compares points, whose uncertainty no score uses; train a model of "
+                         "Gaussians, such as --sim wasserstein, or give this one to "
+                         "vg_experiments.selection")
     if model.model.image_tower.gaussian:
-        boxes = [(photo_path(manifest, t["image"], folder), tuple(t[which])) for which in "ac" for t in triplets]
-        values = uncertainty(model.crops(boxes)).double().cpu().numpy()                    # (2 n,): all A, then all C
-        report["images"] = {percent: compare(values[low:high], values[n + low:n + high], SIGNS["images"], rng)
-                            for percent, low, high in zip(triplets_at, ends, ends[1:])}
+        boxes = [(photo_path(manifest, t["image"], folder), tuple(t[which])) for which in "ac"
+                 for t in triplets]
+        values = uncertainty(model.crops(boxes)).double().cpu().numpy()  # (2 n,): all A, then all C
+        report["images"] = {percent: compare(values[low:high], values[n + low:n + high],
+                                             SIGNS["images"], rng) for percent, low,
+                            high in zip(triplets_at, ends, ends[1:])}
         areas = [b[1][2] * b[1][3] / np.prod([manifest["images"][str(t["image"])][side]
                                              for side in ("width", "height")])
                  for b, t in zip(boxes, [*triplets, *triplets])]
@@ -86,13 +95,14 @@ def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], folder: s
     if model.model.text_tower.gaussian:
         texts = [t[f"caption_{which}"] for which in "ac" for t in triplets]
         values = uncertainty(model.captions(texts)).double().cpu().numpy()
-        report["captions"] = {percent: compare(values[low:high], values[n + low:n + high], SIGNS["captions"], rng)
-                              for percent, low, high in zip(triplets_at, ends, ends[1:])}
+        report["captions"] = {percent: compare(values[low:high], values[n + low:n + high],
+                                               SIGNS["captions"], rng) for percent, low,
+                              high in zip(triplets_at, ends, ends[1:])}
         report["rho_words"] = spearman(values, np.array([len(tokenize(text)) for text in texts]))
     if not report:
-        raise InputError(f"{model.run} is a point model (--sim {model.trained.sim}) and has no uncertainty; train one "
-                         "with a Gaussian head, such as --sim wasserstein, or give this one to "
-                         "vg_experiments.selection")
+        raise InputError(f"{model.run} is a point model (--sim {model.trained.sim}) and has no "
+                         "uncertainty; train one with a Gaussian head, such as --sim "
+                         "wasserstein, or give this one to vg_experiments.selection")
     return report
 
 
@@ -113,14 +123,18 @@ def draw_rows(reports: dict[str, dict], axes) -> None:
             percents = [float(percent) for percent in report[side]]
             for which, colour in (("a", "tab:blue"), ("c", "tab:red")):
                 intervals = [entry[which] for entry in report[side].values()]
-                mean, low, high = (np.array([x[key] for x in intervals]) for key in ("mean", "low", "high"))
-                axis.errorbar(percents, mean, [mean - low, high - mean], color=colour, marker="o", capsize=3,
-                              label=f"{side[:-1]} {which.upper()}")
-            pooled = [np.mean([entry["a"]["mean"], entry["c"]["mean"]]) for entry in report[side].values()]
+                mean, low, high = (np.array([x[key] for x in intervals]) for key in ("mean", "low",
+                                                                                     "high"))
+                axis.errorbar(percents, mean, [mean - low, high - mean], color=colour, marker="o",
+                              capsize=3, label=f"{side[:-1]} {which.upper()}")
+            pooled = [np.mean([entry["a"]["mean"], entry["c"]["mean"]])
+                      for entry in report[side].values()]
             half = [entry["control"]["mean"] / 2 for entry in report[side].values()]
             for sign, colour in ((-1, "tab:blue"), (1, "tab:red")):
-                axis.plot(percents, np.array(pooled) + sign * np.array(half), ":", color=colour, linewidth=1)
-            axis.set(xlabel="area threshold, percent of the image", ylabel="log det Sigma, nats", xticks=percents)
+                axis.plot(percents, np.array(pooled) + sign * np.array(half), ":", color=colour,
+                          linewidth=1)
+            axis.set(xlabel="area threshold, percent of the image", ylabel="log det Sigma, nats",
+                     xticks=percents)
             axis.grid(alpha=0.3)
             axis.legend(fontsize=8, title="dotted: dealt at random", title_fontsize=7)
 
@@ -133,18 +147,20 @@ def lines(name: str, report: dict):
     for side in SIGNS:
         for percent, entry in report.get(side, {}).items():
             a, c, d, control = (entry[key] for key in ("a", "c", "difference", "control"))
-            yield (f"{name:<16} {side:<9} {percent:>4}%  A {a['mean']:8.2f} [{a['low']:.2f}, {a['high']:.2f}]  "
-                   f"C {c['mean']:8.2f} [{c['low']:.2f}, {c['high']:.2f}]  C - A {d['mean']:+7.2f} [{d['low']:+.2f}, "
-                   f"{d['high']:+.2f}] p {max(d['p'], 1e-99):.0e} in {d['share']:.0f}%: {WORDS[d['verdict']]}; control "
-                   f"{control['mean']:+.2f} p {control['p']:.2f}")
-    trivial = [f"rho with {what} {report[key]:+.2f}" for key, what in (("rho_area", "the area of a crop"),
-                                                                     ("rho_words", "the words of a caption"))
+            yield (f"{name:<16} {side:<9} {percent:>4}%  A {a['mean']:8.2f} [{a['low']:.2f}, "
+                   f"{a['high']:.2f}]  C {c['mean']:8.2f} [{c['low']:.2f}, {c['high']:.2f}]  C - "
+                   f"A {d['mean']:+7.2f} [{d['low']:+.2f}, {d['high']:+.2f}] p "
+                   f"{max(d['p'], 1e-99):.0e} in {d['share']:.0f}%: {WORDS[d['verdict']]}; "
+                   f"control {control['mean']:+.2f} p {control['p']:.2f}")
+    trivial = [f"rho with {what} {report[key]:+.2f}" for key,
+               what in (("rho_area", "the area of a crop"), ("rho_words", "the words of a caption"))
                if key in report]
     yield f"{name:<16} {', '.join(trivial)}"
 
 
 def main(argv=None) -> None:
-    p = Arguments("Measure the uncertainty of crops and captions by area threshold, and test the paper's direction.")
+    p = Arguments("Measure the uncertainty of crops and captions by area threshold, and test the "
+                  "paper's direction.")
     run_arguments(p)
     cli.run(p.prog, measure_all, p.parse_args(argv))
 
@@ -152,18 +168,20 @@ def main(argv=None) -> None:
 def measure_all(opt) -> None:
     """The command: print the results, draw the figure and write uncertainty.json."""
     picture = picture_file(os.path.join(opt.output, "uncertainty.png"))
-    numbers = output(os.path.join(opt.output, "uncertainty.json"), holds_keys("manifest", "triplets", "unknown", "seed",
-                                                                                 "models"))
+    numbers = output(os.path.join(opt.output, "uncertainty.json"),
+                     holds_keys("manifest", "triplets", "unknown", "seed", "models"))
     manifest, models = read_manifest(opt.manifest), encoders(opt)
     triplets_at, without = usable_triplets(manifest, models)
     n = len(next(iter(triplets_at.values())))
     reports = {name: measure(model, manifest, triplets_at, opt.vg, opt.seed)
                for name, model in zip(names(models), models)}
-    print(f"{n:,} triplets at each threshold; {without} images without a word that all models know left out")
+    print(f"{n:,} triplets at each threshold; {without} images without a word that all models know "
+          "left out")
     for name, report in reports.items():
         print("\n".join(lines(name, report)))
     save_json({"manifest": opt.manifest, "triplets": n, "unknown": without, "seed": opt.seed,
-               "models": {name: {**model.facts, **reports[name]} for name, model in zip(reports, models)}}, numbers)
+               "models": {name: {**model.facts, **reports[name]} for name,
+                          model in zip(reports, models)}}, numbers)
     draw(reports, picture)
     print(f"figure in {picture}, numbers in {numbers}")
 
