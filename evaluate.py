@@ -128,9 +128,10 @@ def show(all_tables: list, lines, opt) -> None:
 def run(opt) -> dict:
     """Evaluates as the options say; returns what results.json holds. Raises InputError on wrong
     options and files. Several processes encode and rank a part each, and all have the results."""
-    out, as_json = sys.stdout, opt.format == "json"
-    with processes.joined(processes.local(torch_device(opt.device if processes.count() > 1
-                                                       else "cpu"))):
+    device = processes.local(torch_device(opt.device if processes.count() > 1 else "cpu"))
+    with processes.joined(device):
+        # of a process that is not the first, what it prints is not shown from here on
+        out, as_json = sys.stdout, opt.format == "json"
         with contextlib.redirect_stdout(sys.stderr if as_json else out):
             check_vocab(opt)
             if opt.photos and not os.path.isdir(opt.photos):

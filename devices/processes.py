@@ -71,9 +71,8 @@ def joined(device: torch.device, minutes: float = 30.0):
 def silent():
     """A context in which nothing is printed and no progress shown. What ends it is told behind
     it."""
-    with open(os.devnull,
-              "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(
-        nothing):
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), \
+            contextlib.redirect_stderr(nothing):
         yield
 
 
