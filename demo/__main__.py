@@ -7,27 +7,30 @@ Each image has its own random stream, and all arithmetic is exact. So a seed giv
 every machine, and a smaller size gives the first images of each split. The folders below data_path,
 where dev has size // 4 images and test size // 2:
 
-    demo/                 images/*.png, dataset_demo.json (Karpathy's layout), demo.json (size and seed) and scenes.json
-                          (the objects, and which of them each caption mentions; written last)
-    demo_coco/            images/{train,val}2014/*.png, annotations/{captions,instances}_{train,val}2014.json and
+    demo/                 images/*.png, dataset_demo.json (Karpathy's layout), demo.json (size and
+                          seed) and scenes.json (the objects, and which of them each caption
+                          mentions; written last)
+    demo_coco/            images/{train,val}2014/*.png,
+                          annotations/{captions,instances}_{train,val}2014.json and
                           coco_{train,dev,test,restval}_ids.npy (caption ids, five in a row per
                           image)
-    demo_precomp/         {train,dev,test}_caps.txt, _ids.txt (file names in demo/), _ims.npy, (N, 960) float32, with
-                          features.json, and the ids of demo_coco: _img_ids.npy, (N,) int64, and
-                          _ann_ids.npy, (M,) int64; of dev and test _positives.json: all pairs of a
-                          caption and an image of which it is true, in the form of evaluate.py
-                          --positives, and "levels", {caption id: level of detail}
+    demo_precomp/         {train,dev,test}_caps.txt, _ids.txt (file names in demo/), _ims.npy,
+                          (N, 960) float32, with features.json, and the ids of demo_coco:
+                          _img_ids.npy, (N,) int64, and _ann_ids.npy, (M,) int64; of dev and test
+                          _positives.json: all pairs of a caption and an image of which it is true,
+                          in the form of evaluate.py --positives, and "levels", {caption id: level
+                          of detail}
     demo_region_precomp/  the same, with _ims.npy (N, 36, 192) float16
-    demo_cxc/             {sts,sis,sits}_{val,test}.csv: ratings from 0 to 5 of pairs of captions, of pairs of images,
-                          and of a caption and an image, with the columns and ids of Crisscrossed
-                          Captions; val is the dev split
-    demo_entities/        images/*.png, {train,val,test}.txt, Sentences/*.txt and Annotations/*.xml: the noun phrases of
-                          the captions with the boxes of what they name, in the layout of Flickr30k
-                          Entities; of val (the dev split) and test _fitting.json: how many things
-                          of its photo each phrase fits, in the order of
-                          `files.entities.read_entities`, and their boxes
-    demo_vg/              images/*.png, image_data.json and region_descriptions.json: size // 2 more scenes with phrases
-                          of their regions, in the layout of Visual Genome
+    demo_cxc/             {sts,sis,sits}_{val,test}.csv: ratings from 0 to 5 of pairs of captions,
+                          of pairs of images, and of a caption and an image, with the columns and
+                          ids of Crisscrossed Captions; val is the dev split
+    demo_entities/        images/*.png, {train,val,test}.txt, Sentences/*.txt and
+                          Annotations/*.xml: the noun phrases of the captions with the boxes of what
+                          they name, in the layout of Flickr30k Entities; of val (the dev split) and
+                          test _fitting.json: how many things of its photo each phrase fits, in the
+                          order of `files.entities.read_entities`, and their boxes
+    demo_vg/              images/*.png, image_data.json and region_descriptions.json: size // 2 more
+                          scenes with phrases of their regions, in the layout of Visual Genome
 
 With --scenes other the names start with other instead of demo. These scenes and captions come from
 another distribution, for training on one and testing on the other. The features come from the same
@@ -79,7 +82,7 @@ from files.reading import read_json
 from files.writing import CHANGING, atomic, save_array, save_lines
 
 VERSION = 3                      # raise it whenever the same seed would give other files
-# behind the name of the scenes
+# What follows the name of the scenes in the names of the folders.
 FOLDERS = ("", "_coco", "_cxc", "_entities", "_vg", "_precomp", "_region_precomp")
 # training images; up to the larger the ids of images and captions are unique
 MIN_SIZE, MAX_SIZE = 8, 100_000
@@ -91,13 +94,14 @@ CHUNK = 20                       # images whose features are computed at a time
 # ---- ratings
 
 SHARES = {                    # 0 .. 1, of the weight two statements share and of the weight of each
-    "sts": lambda shared, a, b: (shared / np.minimum(a, b) + 2 * shared / (a + b)) / 2,     # of two captions
-    "sis": lambda shared, a, b: 2 * shared / (a + b),                                # of two images
-    "sits": lambda shared, a, b: shared / a}                            # how far a holds in image b
-# the shares that are rated 0 and 5
+    # of two captions, of two images, and how far caption a holds in image b
+    "sts": lambda shared, a, b: (shared / np.minimum(a, b) + 2 * shared / (a + b)) / 2,
+    "sis": lambda shared, a, b: 2 * shared / (a + b),
+    "sits": lambda shared, a, b: shared / a}
+# The shares that are rated 0 and 5.
 SPAN = {"sts": (0.1, 0.85), "sis": (0.15, 0.75), "sits": (0.15, 0.95)}
 MISTAKEN = 0.01              # the chance that a pair is misread, which lowers its rating by up to 4
-# see `similar_pairs`
+# See `similar_pairs`.
 POOLS = {"sts": (50, 50, 2), "sis": (100, 100, 30, 2), "sits": (50, 50, 10, 2)}
 TWICE = 20        # one in so many pairs of images is rated again with the images in the other order
 COLUMNS = {"sts": ("caption1", "caption2"), "sis": ("image1", "image2"),
@@ -126,9 +130,8 @@ def similar_pairs(rng, kind, asked, offered, images):
     for turn, pool in enumerate(POOLS[kind]):
         for image in range(images):
             query = image * each + (image + turn) % each
-            others = [(image + between(rng, 1, images - 1)) % images * offers + between(rng, 0,
-                                                                                        offers - 1)
-                      for _ in range(pool)]
+            others = [(image + between(rng, 1, images - 1)) % images * offers
+                      + between(rng, 0, offers - 1) for _ in range(pool)]
             shared = np.minimum(asked[query].tally, tallies[others]).sum(1)                # (pool,)
             best = others[int(SHARES[kind](shared, asked[query].weight, weights[others]).argmax())]
             if kind == "sits" or (best, query) not in pairs:
@@ -157,8 +160,8 @@ def ratings(seed, split, scenes):
             pairs += [(b, a, method) for a, b, method in pairs[::TWICE]]
         shares = [float(SHARES[kind](shared_weight(asked[a], offered[b]), asked[a].weight,
                                      offered[b].weight)) for a, b, _ in pairs]
-        rows = [(a, b, rating(rng, kind, share), method) for (a, b, method),
-                share in zip(pairs, shares, strict=True)]
+        rows = [(a, b, rating(rng, kind, share), method)
+                for (a, b, method), share in zip(pairs, shares, strict=True)]
         rated[kind] = shuffled(rng, rows)
     return rated
 
@@ -169,9 +172,9 @@ def scene_entry(split, filename, scene, captions):
     """The entry of an image in scenes.json."""
     return {"filename": filename, "split": split,
             "objects": [{a: getattr(thing, a) for a in (*ATTRIBUTES, "box")}
-                        for thing in scene.things], "background": scene.background,
-            "shaded": scene.shaded, "horizon": scene.horizon if scene.background in GROUNDS
-            else None,
+                        for thing in scene.things],
+            "background": scene.background, "shaded": scene.shaded,
+            "horizon": scene.horizon if scene.background in GROUNDS else None,
             "captions": [{"raw": c.text, "level": c.level,
                           "objects": [index for index, _ in c.says],
                           "says": [attributes for _, attributes in c.says],
@@ -187,8 +190,8 @@ def instances(scene, photo):
              "segmentation": [[number for x, y in OUTLINES[thing.shape]
                                for number in (thing.x + x * thing.radius / 25,
                                               thing.y + y * thing.radius / 25)]],
-             "phrase": " ".join(getattr(thing, a) for a in ATTRIBUTES)} for k,
-            thing in enumerate(scene.things)]
+             "phrase": " ".join(getattr(thing, a) for a in ATTRIBUTES)}
+            for k, thing in enumerate(scene.things)]
 
 
 def write_coco(folder, photos, entries):
@@ -197,15 +200,15 @@ def write_coco(folder, photos, entries):
 
     entries: {split: [(file name in photos, scene, captions)]}.
     """
-    content = {year: {"images": [], "captions": [], "instances": []} for year in ("train2014",
-                                                                                  "val2014")}
+    content = {year: {"images": [], "captions": [], "instances": []}
+               for year in ("train2014", "val2014")}
     ids = {"train": [], "dev": [], "test": [], "restval": []}
     for year in content:
         (folder / "images" / year).mkdir(parents=True, exist_ok=True)
     for split in SPLITS:
         for index, (filename, scene, captions) in enumerate(entries[split]):
-            rest = split == "train" and index >= len(entries[split]) - max(len(entries[split]) // 5,
-                                                                           1)
+            rest = (split == "train"
+                    and index >= len(entries[split]) - max(len(entries[split]) // 5, 1))
             part = "restval" if rest else split
             year = "train2014" if part == "train" else "val2014"
             photo = photo_id(split, index)
@@ -216,12 +219,12 @@ def write_coco(folder, photos, entries):
             content[year]["instances"] += instances(scene, photo)
             numbers = caption_ids(split, index, captions)
             ids[part] += numbers
-            content[year]["captions"] += [{"id": number, "image_id": photo, "caption": caption.text}
-                                          for number,
-                                          caption in zip(numbers, captions, strict=True)]
+            content[year]["captions"] += [
+                {"id": number, "image_id": photo, "caption": caption.text}
+                for number, caption in zip(numbers, captions, strict=True)]
     head = {"info": {"description": "demo scenes"}, "licenses": []}
-    categories = [{"id": k, "name": shape, "supercategory": "shape"} for k,
-                  shape in enumerate(OUTLINES, 1)]
+    categories = [{"id": k, "name": shape, "supercategory": "shape"}
+                  for k, shape in enumerate(OUTLINES, 1)]
     for year, lists in content.items():      # by id, as the order in real files tells nothing
         images, captions, objects = (sorted(items, key=lambda item: item["id"])
                                      for items in lists.values())
@@ -239,10 +242,9 @@ def write_cxc(folder, seed, entries):
     for split, name in (("dev", "val"), ("test", "test")):
         images = [f"COCO_val2014_{photo_id(split, index):012d}.jpg"
                   for index in range(len(entries[split]))]
-        captions = [f"COCO_val2014:sentid:{number}" for index,
-                    (_, _, five) in enumerate(entries[split]) for number in caption_ids(split,
-                                                                                        index,
-                                                                                        five)]
+        captions = [f"COCO_val2014:sentid:{number}"
+                    for index, (_, _, five) in enumerate(entries[split])
+                    for number in caption_ids(split, index, five)]
         for kind, rows in ratings(seed, split, [entry[1:] for entry in entries[split]]).items():
             left, right = {"sts": (captions, captions), "sis": (images, images),
                            "sits": (captions, images)}[kind]
@@ -258,9 +260,8 @@ def write_positives(precomp, split, entries):
     entries: [(file name, scene, captions)].
     """
     first, second = (folder / POSITIVES.format(split) for folder in precomp)
-    numbers = [k for index, (_, _, captions) in enumerate(entries) for k in caption_ids(split,
-                                                                                        index,
-                                                                                        captions)]
+    numbers = [k for index, (_, _, captions) in enumerate(entries)
+               for k in caption_ids(split, index, captions)]
     save_json(first, positives([entry[1:] for entry in entries],
                                [photo_id(split, k) for k in range(len(entries))], numbers))
     link(first, second)
@@ -282,10 +283,10 @@ def write_vg(folder, seed, world, count, bar):
         image, region = ("image_id", "region_id") if index % 2 else ("id", "id")
         images.append({image: number, "url": f"images/{number}.png", "width": CANVAS,
                        "height": CANVAS, "coco_id": coco, "flickr_id": None})
-        descriptions.append({image: number,
-                             "regions": [{region: number * 100 + k, "image_id": number, "x": x,
-                                          "y": y, "width": w, "height": h, "phrase": phrase} for k,
-                                         ((x, y, w, h), phrase) in enumerate(regions)]})
+        descriptions.append({image: number, "regions": [
+            {region: number * 100 + k, "image_id": number,
+             "x": x, "y": y, "width": w, "height": h, "phrase": phrase}
+            for k, ((x, y, w, h), phrase) in enumerate(regions)]})
         bar.update()
     save_json(folder / "image_data.json", images)
     save_json(folder / "region_descriptions.json", descriptions)
@@ -297,9 +298,10 @@ def read_manifest(manifest, folders):
     Raises InputError if a folder holds files but no manifest says that the demo wrote them. Nothing
     is changed then.
     """
-    written = read_json(str(manifest), "move its folder away, or give another --data_path") if manifest.exists() else {}
-    if not isinstance(written, dict) or manifest.exists() and not {"version", "size",
-                                                                   "seed"} <= set(written):
+    written = (read_json(str(manifest), "move its folder away, or give another --data_path")
+               if manifest.exists() else {})
+    if (not isinstance(written, dict)
+            or manifest.exists() and not {"version", "size", "seed"} <= set(written)):
         raise InputError(f"{manifest} does not describe demo data; move its folder away, or give "
                          "another --data_path")
     for folder in folders if not written else ():
@@ -377,12 +379,11 @@ def karpathy(entries):
     images = []
     for split in SPLITS:
         for index, (filename, _, captions) in enumerate(entries[split]):
-            # COCO's ids, as dataset_coco.json
-            number, ids = len(images), caption_ids(split, index, captions)
+            number, ids = len(images), caption_ids(split, index, captions)      # ids as in COCO
             images.append({"filename": filename, "split": "val" if split == "dev" else split,
                            "imgid": number, "cocoid": photo_id(split, index), "sentids": ids,
-                           "sentences": [{"raw": caption.text, "sentid": k, "imgid": number} for k,
-                                         caption in zip(ids, captions, strict=True)]})
+                           "sentences": [{"raw": caption.text, "sentid": k, "imgid": number}
+                                         for k, caption in zip(ids, captions, strict=True)]})
     return images
 
 
@@ -402,8 +403,10 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     sizes = {"train": size, "dev": size // 4, "test": size // 2}
     matched = [split for split in SPLITS[1:] if sizes[split] <= LARGEST]
     written = read_manifest(manifest, folders)
-    complete = (demo / LAST).exists() and all(folder.is_dir() for folder in folders) and "counts" in written \
-        and all((folder / POSITIVES.format(split)).exists() for folder in precomp for split in matched)
+    complete = ((demo / LAST).exists() and all(folder.is_dir() for folder in folders)
+                and "counts" in written
+                and all((folder / POSITIVES.format(split)).exists()
+                        for folder in precomp for split in matched))
     if complete and {**written, **recipe} == written:
         record_extractors(precomp)           # earlier demos have none
         if progress:
@@ -432,36 +435,38 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     if progress:
         contents = (
             "images, Karpathy's JSON, scenes.json (the objects, and what each caption says)",
-            "the same in COCO's layout, with instances", "ratings of pairs of captions, of images, "
-            "and of a caption and an image (dev, test)", "the noun phrases of the captions, with "
-            "boxes, in the layout of Flickr30k Entities", f"{size // 2} other images with phrases "
-            "of their regions, in Visual Genome's layout", "global features, 960 numbers per "
-            "image; of which images captions are true (dev, test)", "region features, 36 x 192 "
-            "numbers per image; the same truths")
+            "the same in COCO's layout, with instances",
+            "ratings of pairs of captions, of images, and of a caption and an image (dev, test)",
+            "the noun phrases of the captions, with boxes, in the layout of Flickr30k Entities",
+            f"{size // 2} other images with phrases of their regions, in Visual Genome's layout",
+            "global features, 960 numbers per image; of which images captions are true (dev, test)",
+            "region features, 36 x 192 numbers per image; the same truths")
         print(f"{data_path}: {sizes['train']} train, {sizes['dev']} dev and {sizes['test']} test "
               f"images, {counts['captions']} captions, {counts['objects']} objects")
-        print("\n".join(f"  {folder.name:<20} {content}" for folder,
-                        content in zip(folders, contents, strict=True)))
+        print("\n".join(f"  {folder.name:<20} {content}"
+                        for folder, content in zip(folders, contents, strict=True)))
     return counts
 
 
 def main(argv=None):
-    parser = Arguments("Write the demo data: scenes of coloured shapes in the formats of real data "
-                       "sets.")
+    parser = Arguments(
+        "Write the demo data: scenes of coloured shapes in the formats of real data sets.")
     parser.add_argument("--data_path", type=cli.filename, default="data", help="folder to write to")
     parser.add_argument("--size", type=natural, default=2000,
                         help="number of training images; dev gets a quarter and test half as many")
-    parser.add_argument("--seed", type=natural, default=0, help="random seed; another seed gives "
-                        "other scenes")
-    parser.add_argument("--scenes", choices=list(WORLDS), default="demo", help="distribution of "
-                        "scenes and captions; the names of the folders start with it")
+    parser.add_argument("--seed", type=natural, default=0,
+                        help="random seed; another seed gives other scenes")
+    parser.add_argument("--scenes", choices=list(WORLDS), default="demo",
+                        help="distribution of scenes and captions; the names of the folders start "
+                        "with it")
     args = parser.parse_args(argv)
 
     def work():
         try:
             write(args.data_path, args.size, args.seed, scenes=args.scenes)
         except Stopped as stop:
-            stop.advice = "what there is of the demo data is not read before the same command has written all of them"
+            stop.advice = ("what there is of the demo data is not read before the same command "
+                           "has written all of them")
             raise
         except OSError as error:
             raise InputError(f"--data_path {args.data_path} cannot be written "

@@ -126,8 +126,8 @@ def count_phrase(rng, things, subset, world):
         phrase = name(rng, things[group[0]], (kind,), world)
         if len(group) > 1:
             phrase += "es" if phrase.endswith("s") else "s"
-        phrase = with_article(phrase) if len(group) == 1 < len(
-            named) else f"{NUMBERS[len(group)]} {phrase}"
+        phrase = (with_article(phrase) if len(group) == 1 < len(named)
+                  else f"{NUMBERS[len(group)]} {phrase}")
         phrases.append(f"[{phrase}]")
     says = [(index, (kind,)) for group in named for index in group]
     return listed(phrases), says, "number", [tuple(group) for group in named]
@@ -169,8 +169,8 @@ def describe(rng, scene, subset, level, world=DEMO):
     """
     number, chances, background_chance = world.levels[level]
     if level in (0, 2):
-        phrase, says, tells, mentions = (count_phrase if level else gist_phrase)(rng, scene.things,
-                                                                                 subset, world)
+        phrase, says, tells, mentions = (count_phrase if level else gist_phrase)(
+            rng, scene.things, subset, world)
     else:
         chosen = shuffled(rng, subset)[:number]
         phrase, says, tells, mentions = relation_phrase(rng, scene.things, chosen, chances, world)
@@ -180,8 +180,8 @@ def describe(rng, scene, subset, level, world=DEMO):
         mentions += ["ground", "sky"]
     elif background:
         where, what = world.on_plain
-        phrase += f" {where} [" + with_article(f"{'shaded ' * scene.shaded}{scene.background} "
-                                               f"{what}]")
+        phrase += (f" {where} ["
+                   + with_article(f"{'shaded ' * scene.shaded}{scene.background} {what}]"))
         mentions.append("background")
     if rng.random() < world.opening_chance:
         opening = re.sub(r"^an? \w+", r"[\g<0>]", pick(rng, world.openings))
@@ -213,14 +213,13 @@ def region_phrases(rng, scene, world=DEMO):
     and one in 50 no phrase.
     """
     things, groups = scene.things, [(i,) for i in range(len(scene.things))] * 2
-    groups += shuffled(rng,
-                       [g for n in (2, 3) for g in itertools.combinations(range(len(things)),
-                                                                          n)])[:8]
+    groups += shuffled(rng, [g for n in (2, 3)
+                             for g in itertools.combinations(range(len(things)), n)])[:8]
     regions = []
     for group in shuffled(rng, groups):
         low, high = ([extreme(things[i].box[side] + far * things[i].box[2] for i in group)
-                      + (2 * far - 1) * between(rng, 2, 6) for side in (0, 1)] for extreme,
-                     far in ((min, 0), (max, 1)))
+                      + (2 * far - 1) * between(rng, 2, 6) for side in (0, 1)]
+                     for extreme, far in ((min, 0), (max, 1)))
         names = [name(rng, things[i],
                       tuple(a for a, chance in zip(ATTRIBUTES, (0.3, 0.3, 0.8, 1), strict=True)
                             if rng.random() < chance), world) for i in shuffled(rng, group)]
@@ -237,8 +236,8 @@ ASPECTS = {"size": [*RADII], "texture": [*TEXTURES], "colour": [*COLOURS], "shap
            "across": ["left", "middle", "right"], "down": ["top", "middle", "bottom"]}  # of a thing
 ASPECT_WEIGHTS = np.array([1, 1, 3, 3, 1, 1])
 RELATIONS = ("", "left", "right", "above", "below")
-REST = [*[("background", ground) for ground in (*BACKGROUNDS, *GROUNDS)], ("shaded", False),
-        ("shaded", True),
+REST = [*[("background", ground) for ground in (*BACKGROUNDS, *GROUNDS)],
+        ("shaded", False), ("shaded", True),
         *[(kind, n) for kind in ("any", *COLOURS, *OUTLINES) for n in range(1, MAX_OBJECTS + 1)]]
 RELATION_WEIGHT, REST_WEIGHT, BARE_WEIGHT = 2, 2, 1
 
@@ -258,8 +257,9 @@ class Statement:
         """The weight of all that is stated. A thing of which only the presence is stated counts a
         little."""
         things = (self.things > 0) @ ASPECT_WEIGHTS                                         # (n,)
-        return int(np.where(things, things, BARE_WEIGHT).sum() + RELATION_WEIGHT
-                   * (self.relations > 0).sum() // 2 + REST_WEIGHT * len(self.rest))
+        return int(np.where(things, things, BARE_WEIGHT).sum()
+                   + RELATION_WEIGHT * (self.relations > 0).sum() // 2
+                   + REST_WEIGHT * len(self.rest))
 
     @functools.cached_property
     def tally(self):
@@ -267,9 +267,8 @@ class Statement:
         things they belong to."""
         values = [np.bincount(codes, minlength=len(options) + 1)[1:] * weight for codes, options,
                   weight in zip(self.things.T, ASPECTS.values(), ASPECT_WEIGHTS, strict=True)]
-        return np.concatenate([*values,
-                               [REST_WEIGHT * (item in self.rest) for item in REST]]).astype(
-            np.int16)
+        return np.concatenate(
+            [*values, [REST_WEIGHT * (item in self.rest) for item in REST]]).astype(np.int16)
 
 
 def statement(things, pairs, rest):
@@ -282,8 +281,8 @@ def statement(things, pairs, rest):
     relations = np.zeros((len(things), len(things)), np.int8)
     for row, (thing, aspects) in zip(codes, things, strict=True):
         values = {**vars(thing), **dict(zip(("across", "down"), whereabouts(thing), strict=True))}
-        row[:] = [options.index(values[a]) + 1 if a in aspects and values[a] else 0 for a,
-                  options in ASPECTS.items()]
+        row[:] = [options.index(values[a]) + 1 if a in aspects and values[a] else 0
+                  for a, options in ASPECTS.items()]
     for i, j in pairs:
         relations[i, j] = RELATIONS.index(relation(things[i][0], things[j][0]))
         relations[j, i] = RELATIONS.index(relation(things[j][0], things[i][0]))
@@ -308,8 +307,8 @@ def caption_statement(scene, caption):
     if "relations" in caption.tells:
         pairs = [(i, i + 1) for i in range(0, last, 2)]
     if "number" in caption.tells:
-        kinds = [getattr(thing, attributes[0]) if attributes else "any" for thing,
-                 attributes in things]
+        kinds = [getattr(thing, attributes[0]) if attributes else "any"
+                 for thing, attributes in things]
         rest = {(kind, kinds.count(kind)) for kind in kinds}
     if caption.background:
         rest |= {("background", scene.background), *[("shaded", True)] * scene.shaded}
@@ -336,6 +335,6 @@ def shared_weight(a, b):
     totals = worth[np.arange(len(worth)), ways].sum(1)                                     # (ways,)
     i, j = np.nonzero(np.triu(a.relations))
     if len(i):
-        totals += RELATION_WEIGHT * (b.relations[ways[:, i], ways[:, j]] == a.relations[i,
-                                                                                        j]).sum(1)
+        totals += RELATION_WEIGHT * (
+            b.relations[ways[:, i], ways[:, j]] == a.relations[i, j]).sum(1)
     return int(totals.max()) + REST_WEIGHT * len(a.rest & b.rest)

@@ -45,8 +45,8 @@ def sentence(scene, caption, numbers):
         if isinstance(mention, str):
             chain, types = numbers[mention], [TYPES[mention]]
         else:
-            chain, types = numbers[frozenset(mention)], sorted({FAMILIES[scene.things[i].shape]
-                                                                for i in mention})
+            chain, types = (numbers[frozenset(mention)],
+                            sorted({FAMILIES[scene.things[i].shape] for i in mention}))
         first += f"[/EN#{chain}/{'/'.join(types)} {text}"
     return first
 
@@ -57,10 +57,11 @@ def annotation(scene, filename, numbers):
     lines = ["<annotation>", f"\t<filename>{filename}</filename>",
              f"\t<size><width>{CANVAS}</width><height>{CANVAS}</height><depth>3</depth></size>"]
     for index, thing in enumerate(scene.things):
-        own = [chain for named, chain in numbers.items() if not isinstance(named, str)
-               and index in named]
-        box = "".join(f"<{side}>{at + 1}</{side}>" for side,
-                      at in zip(("xmin", "ymin", "xmax", "ymax"), corners(thing), strict=True))
+        own = [chain for named, chain in numbers.items()
+               if not isinstance(named, str) and index in named]
+        box = "".join(
+            f"<{side}>{at + 1}</{side}>"
+            for side, at in zip(("xmin", "ymin", "xmax", "ymax"), corners(thing), strict=True))
         if own:
             lines += ["\t<object>", *(f"\t\t<name>{chain}</name>" for chain in own),
                       f"\t\t<bndbox>{box}</bndbox>", "\t</object>"]
@@ -85,9 +86,9 @@ def fitting(scene, caption):
             continue
         if len(mention) == 1:
             thing = scene.things[mention[0]]
-            alike = [other for other in scene.things if all(getattr(other, a) == getattr(thing, a)
-                                                            for a in ATTRIBUTES
-                                                            if a in said[mention[0]])]
+            alike = [other for other in scene.things
+                     if all(getattr(other, a) == getattr(thing, a)
+                            for a in ATTRIBUTES if a in said[mention[0]])]
             boxes = [corners(other) for other in alike]
         else:
             boxes = [enclosing([corners(scene.things[i]) for i in mention]).astype(int).tolist()]

@@ -26,7 +26,7 @@ BACKGROUNDS = {"grey": (140, 140, 140), "beige": (205, 190, 160), "brown": (112,
                "teal": (70, 118, 118), "olive": (118, 118, 62), "navy": (44, 52, 92)}
 SKY = (165, 190, 210)
 GROUNDS = {"grass": (96, 130, 84), "sand": (204, 182, 138), "water": (84, 116, 150)}
-# half the side of the box, pixels
+# Half the side of the box, pixels.
 RADII = {"large": (21, 25), "medium": (14, 16), "small": (8, 10)}
 TEXTURES = ("plain", "striped", "dotted", "checked")
 # Outlines in 25ths of the radius, x to the right and y down; each spans -25 .. 25 both ways, so the
@@ -38,15 +38,14 @@ CIRCLE = [(25, 0), (24, 7), (20, 15), (15, 20), (7, 24), (0, 25), (-7, 24), (-15
 HOLE = [(x * 14 // 25, y * 14 // 25) for x, y in CIRCLE]
 OUTLINES = {"circle": CIRCLE, "ring": CIRCLE + CIRCLE[:1] + HOLE[:1] + HOLE[::-1],
             "square": [(-25, -25), (25, -25), (25, 25), (-25, 25)],
-            "triangle": [(0, -25), (25, 25), (-25, 25)], "diamond": [(0, -25), (25, 0), (0, 25),
-                                                                     (-25, 0)],
+            "triangle": [(0, -25), (25, 25), (-25, 25)],
+            "diamond": [(0, -25), (25, 0), (0, 25), (-25, 0)],
             "cross": [(-8, -25), (8, -25), (8, -8), (25, -8), (25, 8), (8, 8), (8, 25), (-8, 25),
                       (-8, 8), (-25, 8), (-25, -8), (-8, -8)],
             "star": [(0, -25), (6, -6), (25, -6), (10, 6), (16, 25), (0, 14), (-16, 25), (-10, 6),
-                     (-25, -6), (-6, -6)], "heart": [(0, -14), (6, -22), (13, -25), (21, -22),
-                                                     (25, -13), (23, -3), (15, 9), (0, 25),
-                                                     (-15, 9), (-23, -3), (-25, -13), (-21, -22),
-                                                     (-13, -25), (-6, -22)]}
+                     (-25, -6), (-6, -6)],
+            "heart": [(0, -14), (6, -22), (13, -25), (21, -22), (25, -13), (23, -3), (15, 9),
+                      (0, 25), (-15, 9), (-23, -3), (-25, -13), (-21, -22), (-13, -25), (-6, -22)]}
 ATTRIBUTES = ("size", "texture", "colour", "shape")       # in the order in which they are said
 
 
@@ -184,10 +183,11 @@ def random_scene(rng, world=DEMO):
             if all(iou(thing, other) <= MAX_IOU for other in things):
                 things.append(thing)
                 break
-    background = pick(rng, world.grounds if rng.random() < world.ground_chance
-                      else world.backgrounds)
-    return Scene(tuple(things), background, background in BACKGROUNDS and rng.random()
-                 < world.shaded_chance, between(rng, 48, 80))
+    background = pick(
+        rng, world.grounds if rng.random() < world.ground_chance else world.backgrounds)
+    return Scene(tuple(things), background,
+                 background in BACKGROUNDS and rng.random() < world.shaded_chance,
+                 between(rng, 48, 80))
 
 
 # ---- pixels
@@ -217,19 +217,20 @@ def draw(scene):
     for thing in scene.things:
         x, y, w, h = thing.box
         v, u = np.ogrid[:h, :w]
-        dark = {"plain": (u < 0) & (v < 0), "striped": (u >= 0) & (v % 6 < 3),
-                "checked": (u // 4 + v // 4) % 2 == 0, "dotted": ((u - w // 2) % 6 < 3)
-                & ((v - h // 2) % 6 < 3)}[thing.texture]
+        dark = {"plain": (u < 0) & (v < 0),
+                "striped": (u >= 0) & (v % 6 < 3),
+                "checked": (u // 4 + v // 4) % 2 == 0,
+                "dotted": ((u - w // 2) % 6 < 3) & ((v - h // 2) % 6 < 3)}[thing.texture]
         colour, inside = np.array(thing.rgb), mask(thing.shape, thing.radius)
-        pixels[y:y + h, x:x + w][inside] = np.where(dark[..., None], colour * 2 // 5,
-                                                    colour)[inside]
+        pixels[y:y + h, x:x + w][inside] = np.where(
+            dark[..., None], colour * 2 // 5, colour)[inside]
     return pixels
 
 
 # ---- features
 
 GRID = 6                         # regions a side
-# hue (each on 13 maps), fine figure, coarse figure, texture, plain colour
+# Hue (each on 13 maps), fine figure, coarse figure, texture, plain colour.
 FILTERS = (9, 23, 22, 15, 15)
 WIDTHS = FILTERS[0] * 13, *FILTERS[1:]   # responses of each kind, 192 in all
 SCALES = (4096, 256, 8192, 8, 128)   # powers of two that bring each kind to the order of one
@@ -251,8 +252,8 @@ def colour_table():
     rgb = np.stack(np.meshgrid(*[np.arange(4, 256, 8)] * 3, indexing="ij"), -1).reshape(-1, 3)
     pure = rgb * 255 // rgb.max(-1, keepdims=True)
     rise = (0, 128, 255, 255, 255, 255, 255, 128, 0, 0, 0, 0)   # one channel round the colour wheel
-    wheel = [(rise[(i + 4) % 12], rise[i], rise[(i + 8) % 12]) for i in range(12)] + [(255, 255,
-                                                                                       255)]
+    wheel = ([(rise[(i + 4) % 12], rise[i], rise[(i + 8) % 12]) for i in range(12)]
+             + [(255, 255, 255)])
     distance = np.abs(pure[:, None] - np.array(wheel)).max(-1)              # (32768, 13)
     near = np.maximum(HUE_REACH - distance, 0) * 8 // HUE_REACH
     return np.pad(near, ((0, 0), (0, 1)), constant_values=8).astype(np.uint8)
@@ -270,8 +271,8 @@ def windows(maps, width, stride=1):
     2) float32."""
     before = width // 2
     maps = np.pad(maps, ((0, 0), (before, width - 1 - before), (before, width - 1 - before)))
-    views = np.lib.stride_tricks.sliding_window_view(maps, (width, width), axis=(1, 2))[:, ::stride,
-                                                                                        ::stride]
+    views = np.lib.stride_tricks.sliding_window_view(
+        maps, (width, width), axis=(1, 2))[:, ::stride, ::stride]
     return views.reshape(*views.shape[:3], width ** 2).astype(np.float32)
 
 
@@ -287,8 +288,8 @@ def input_maps(pixels):
     hues = shrink(colour_table()[step[..., 0] << 10 | step[..., 1] << 5 | step[..., 2]]
                   * figure[..., None], 4)
     return (hues[..., :-1], hues[..., -1], shrink(figure.astype(np.uint8), 2),
-            np.where(pixels.max(-1) > 128, 1, -1) * figure, shrink(pixels.astype(np.int32), 4) // 16
-            - 128)
+            np.where(pixels.max(-1) > 128, 1, -1) * figure,
+            shrink(pixels.astype(np.int32), 4) // 16 - 128)
 
 
 def exemplars(stream, maps, width, count):
@@ -296,8 +297,8 @@ def exemplars(stream, maps, width, count):
     empty nor full."""
     patches, maps = [], maps.astype(np.int64)
     while len(patches) < count:
-        image, row, column = (stream.randint(limit) for limit in np.array(maps.shape)
-                              - (0, width, width))
+        image, row, column = (stream.randint(limit)
+                              for limit in np.array(maps.shape) - (0, width, width))
         patch = maps[image, row:row + width, column:column + width].ravel()
         if 0.2 < patch.sum() / (patch.size * maps.max()) < 0.8:
             patch = patch * patch.size - patch.sum()
@@ -328,8 +329,8 @@ def responses(pixels):
     by_hue = np.concatenate([windows(hues[..., i], 5) @ hue_f for i in range(hues.shape[-1])], -1)
     found = (by_hue, windows(fine, 11, stride=2) @ fine_f, windows(coarse, 10) @ coarse_f,
              windows(texture, 6, stride=2) @ texture_f, colour.astype(np.float32) @ colour_f)
-    return [np.maximum(response, 0) / np.float32(scale) for response,
-            scale in zip(found, SCALES, strict=True)]
+    return [np.maximum(response, 0) / np.float32(scale)
+            for response, scale in zip(found, SCALES, strict=True)]
 
 
 def region_features(pixels):
@@ -340,8 +341,8 @@ def region_features(pixels):
     cells = []
     for response in responses(pixels):                             # (n, h, h, filters of this kind)
         starts = np.arange(GRID) * response.shape[1] // GRID
-        cells.append(np.maximum.reduceat(np.maximum.reduceat(response, starts, axis=1), starts,
-                                         axis=2))
+        cells.append(np.maximum.reduceat(
+            np.maximum.reduceat(response, starts, axis=1), starts, axis=2))
     return np.concatenate(cells, -1).reshape(len(pixels), GRID ** 2, -1)
 
 

@@ -3,16 +3,13 @@
 A caption is true of an image when everything that it says holds in the image's scene:
 
 - The things that it mentions are different things of the scene, and all that is said of one (size,
-texture, colour,
-  shape, place) holds of one and the same thing.
+  texture, colour, shape, place) holds of one and the same thing.
 - A relation holds between the very things that are described so. It is that of the axis on which
-their centres differ
-  most, as where captions are written (`captions.relation`).
+  their centres differ most, as where captions are written (`captions.relation`).
 - Numbers are exact: "two circles and a star" is false of three circles, and of two stars. "Some"
-and their like are at
-  least three, "several" at least four.
+  and their like are at least three, "several" at least four.
 - The background is the one that is told, and shaded if the caption says so. A caption that does not
-is true of both.
+  is true of both.
 
 It differs from a share of 1 of `captions.shared_weight` in one point. A Statement knows "several
 shapes" as the number of things that its own image has, though the words do not tell it. Here
@@ -31,10 +28,9 @@ LARGEST = 5000  # images of a split whose matches are written, as these grow wit
 
 class Claim(NamedTuple):
     """All that a caption says. Captions that say the same have equal claims."""
-    # of (6 codes): the value of each of ASPECTS of a thing, counted from 1; 0: not said.
+    # of (6 codes): the value of each of ASPECTS of a thing, counted from 1; 0: not said. At least
+    # one is said of each thing, so none is found where a scene has no thing
     things: tuple
-                                 # At least one is said of each thing, so none is found where a
-                                 # scene has no thing
     relations: tuple     # of (i, j, code): where thing i is seen from thing j, a place in RELATIONS
     rest: tuple               # of places in REST: background, shading, how many there are of a kind
     least: int                   # the least number of things
@@ -122,8 +118,8 @@ def positives(scenes, image_ids, caption_ids):
     levels = [caption.level for _, captions in scenes for caption in captions]
     return {"i2t": listed(image[order], caption[order], image_ids, caption_ids),
             "t2i": listed(caption, image, caption_ids, image_ids),
-            "levels": {str(number): level for number,
-                       level in zip(caption_ids, levels, strict=True)}}
+            "levels": {str(number): level
+                       for number, level in zip(caption_ids, levels, strict=True)}}
 
 
 def listed(query, item, query_ids, item_ids):

@@ -36,48 +36,49 @@ RECALLS = [(f"{side} R@{k}" if k == 1 else f"R@{k}", f"protocols/full/{side}/r{k
 COLUMNS = {"recalls": RECALLS, "short": [RECALLS[k] for k in (0, 2, 3, 5)],
            "rsum": [("rsum", "protocols/full/rsum")],
            "means": [("rsum, means only", "protocols/mean_only/rsum")],
-           "dev": [("dev rsum", "dev_rsum")], "ranks": [("HBR", "best_ranks/i2t/hbr"),
-                                                        ("ABR", "best_ranks/i2t/abr")],
+           "dev": [("dev rsum", "dev_rsum")],
+           "ranks": [("HBR", "best_ranks/i2t/hbr"), ("ABR", "best_ranks/i2t/abr")],
            "neighbours": [("neighbours, %", "neighbours/jaccard"), ("chance", "neighbours/chance")],
-           **{f"sure_{side}": [(head, f"confidence/{side}/{path}") for head,
-                               path in (("posterior", f"{best}/auroc"), ("max", "max/auroc"),
-                                        ("log det Sigma", "log_det_query/auroc"),
-                                        ("logistic of all", "stacked/auroc"),
-                                        ("AURC under flat, %", f"{best}/under_flat"),
-                                        ("ECE", f"{best}/ece"), ("its floor", f"{best}/ece_floor"))]
+           **{f"sure_{side}": [(head, f"confidence/{side}/{path}") for head, path in (
+               ("posterior", f"{best}/auroc"), ("max", "max/auroc"),
+               ("log det Sigma", "log_det_query/auroc"), ("logistic of all", "stacked/auroc"),
+               ("AURC under flat, %", f"{best}/under_flat"),
+               ("ECE", f"{best}/ece"), ("its floor", f"{best}/ece_floor"))]
               for side, best in (("t2i", "posterior"), ("i2t", "posterior_grouped"))},
            "sets": [(f"{side} {head}", f"sets/{side}/lac/{key}") for side in ("i2t", "t2i")
                     for head, key in (("coverage", "coverage"), ("mean size", "mean_size"))]}
-COLUMNS["bank"] = [(f"{head}{with_it}", f"protocols/{name}/{path}") for head,
-                   path in (("rsum", "rsum"), ("i2t R@1", "i2t/r1"), ("i2t R@10", "i2t/r10"),
-                            ("t2i R@1", "t2i/r1"), ("t2i R@10", "t2i/r10")) for name,
-                   with_it in (("full", ""), ("bank", ", bank"))]
-COLUMNS["ambiguity"] = [(head, f"ambiguity/{path}") for head,
-                        path in (("captions: entropy", "captions/entropy/rho"),
-                                 ("given words", "captions/entropy/rho_given_words"),
-                                 ("in levels", "captions/entropy/rho_within_levels"),
-                                 ("maximum", "captions/max/rho"),
-                                 ("log det Sigma", "captions/log_det_query/rho"),
-                                 ("trace", "captions/trace_query/rho"),
-                                 ("images: entropy", "images/entropy/rho"),
-                                 ("each caption", "images/entropy_each/rho"),
-                                 ("deviation", "images/std/rho"),
-                                 ("log det Sigma", "images/log_det_query/rho"))]
+COLUMNS["bank"] = [(f"{head}{with_it}", f"protocols/{name}/{path}")
+                   for head, path in (("rsum", "rsum"), ("i2t R@1", "i2t/r1"),
+                                      ("i2t R@10", "i2t/r10"), ("t2i R@1", "t2i/r1"),
+                                      ("t2i R@10", "t2i/r10"))
+                   for name, with_it in (("full", ""), ("bank", ", bank"))]
+COLUMNS["ambiguity"] = [(head, f"ambiguity/{path}") for head, path in (
+    ("captions: entropy", "captions/entropy/rho"),
+    ("given words", "captions/entropy/rho_given_words"),
+    ("in levels", "captions/entropy/rho_within_levels"),
+    ("maximum", "captions/max/rho"),
+    ("log det Sigma", "captions/log_det_query/rho"),
+    ("trace", "captions/trace_query/rho"),
+    ("images: entropy", "images/entropy/rho"),
+    ("each caption", "images/entropy_each/rho"),
+    ("deviation", "images/std/rho"),
+    ("log det Sigma", "images/log_det_query/rho"))]
 COLUMNS["sure"] = [(f"{side} {head}" if head == "posterior" else head,
-                    f"confidence/{side}/{path or best}/auroc") for side,
-                   best in (("t2i", "posterior"), ("i2t", "posterior_grouped")) for head,
-                   path in (("posterior", ""), ("log det Sigma", "log_det_query"),
-                            ("without Sigma", "stacked_without_sigma"), ("with", "stacked"))]
+                    f"confidence/{side}/{path or best}/auroc")
+                   for side, best in (("t2i", "posterior"), ("i2t", "posterior_grouped"))
+                   for head, path in (("posterior", ""), ("log det Sigma", "log_det_query"),
+                                      ("without Sigma", "stacked_without_sigma"),
+                                      ("with", "stacked"))]
 COLUMNS["first"] = RECALLS[::3]
 COLUMNS["banked"] = [("rsum, bank", "protocols/bank/rsum")]
 COLUMNS["truth"] = [(f"{side} {head}{whose}", f"protocols/positives{of}/{side}/{key}")
-                    for side in ("i2t", "t2i") for head, key, whose,
-                    of in (("P@1", "r1", "", ""), ("R-P", "rp", "", ""),
-                           ("R-P", "rp", ", means", "_mean_only"),
-                           ("R-P", "rp", ", dealt", "_shuffled"))]
+                    for side in ("i2t", "t2i")
+                    for head, key, whose, of in (("P@1", "r1", "", ""), ("R-P", "rp", "", ""),
+                                                 ("R-P", "rp", ", means", "_mean_only"),
+                                                 ("R-P", "rp", ", dealt", "_shuffled"))]
 COLUMNS["localisation"] = [
-    *((head, f"localisation/{key}") for head, key in (("R@1", "r1"), ("R@5", "r5"), ("R@10", "r10"),
-                                                      ("pointing", "pointing"), ("IoU", "iou"))),
+    *((head, f"localisation/{key}") for head, key in (
+        ("R@1", "r1"), ("R@5", "r5"), ("R@10", "r10"), ("pointing", "pointing"), ("IoU", "iou"))),
     *((head, f"confidence/phrases/{path}") for head, path in (
         ("AUROC of all boxes there", "overlap/auroc"), ("of the first box", "posterior/auroc"),
         ("log det Sigma", "log_det_query/auroc"), ("ECE", "overlap/ece")))]
@@ -157,10 +158,10 @@ def filled(path: str, made: dict[str, list[str]]) -> str:
         return "\n".join([f"<!-- results: {match[1]} -->", *made[match[1]], "<!-- /results -->"])
     every = "\n".join(["<!-- methods -->", *methods.table(), "<!-- /methods -->"])
     text = METHODS_BLOCK.sub(lambda _: every, read_text(path))
-    if not text.count("<!-- results: ") == text.count("<!-- /results -->") == len(
-        BLOCK.findall(text)):
-        raise InputError(f"{path} has a block of results that does not open and close; write <!-- "
-                         "results: NAME --> and <!-- /results --> on lines of their own")
+    if not (text.count("<!-- results: ") == text.count("<!-- /results -->")
+            == len(BLOCK.findall(text))):
+        raise InputError(f"{path} has a block of results that does not open and close; write "
+                         "<!-- results: NAME --> and <!-- /results --> on lines of their own")
     return BLOCK.sub(block, text)
 
 
@@ -173,10 +174,10 @@ def evaluated(path: str) -> dict:
     if len(results["checkpoints"]) > 1:
         results["models"] = len(results["checkpoints"])     # an ensemble of seeds
     if "confidence" in results:
-        results["confidence"] = {side: {name: {key: number for key,
-                                               number in of.items() if key not in DROPPED} for name,
-                                        of in sides.items() if name not in DROPPED} for side,
-                                 sides in results["confidence"].items()}
+        results["confidence"] = {
+            side: {name: {key: number for key, number in of.items() if key not in DROPPED}
+                   for name, of in sides.items() if name not in DROPPED}
+            for side, sides in results["confidence"].items()}
     if "localisation" in results:
         results["localisation"] = {key: x for key, x in results["localisation"].items()
                                    if key not in DROPPED}
@@ -198,8 +199,9 @@ def stored(run: str, path: str | None = None) -> dict:
             else word for word in kept]
     known = not subprocess.run(["git", "merge-base", "--is-ancestor", config["git_commit"], "HEAD"],
                                cwd=HERE, check=False, capture_output=True).returncode
-    return {"train": shlex.join(["python", "train.py", *kept]), "git_commit": config["git_commit"]
-            if known else "unknown", "versions": config["versions"],
+    return {"train": shlex.join(["python", "train.py", *kept]),
+            "git_commit": config["git_commit"] if known else "unknown",
+            "versions": config["versions"],
             **({} if "models" in results
                else {"dev_rsum": load_checkpoint(run)["state"]["best_rsum"]}), **results}
 
@@ -211,10 +213,12 @@ def main(argv=None) -> None:
                    help="write the tables into README.md and docs/*.md, between their marks")
     p.add_argument("--add", nargs=2, type=filename, metavar=("NAME", "RUN"),
                    help="keep a run's results as results/NAME.json")
-    p.add_argument("--results", type=filename, metavar="FILE", help="with --add: what evaluate.py "
-                   "wrote of RUN, on other data for one (default: RUN/results.json)")
-    p.add_argument("--by", metavar="COMMAND", help="with --add: the command that made the "
-                   "embeddings of which RUN, a file, is the evaluation")
+    p.add_argument("--results", type=filename, metavar="FILE",
+                   help="with --add: what evaluate.py wrote of RUN, on other data for one "
+                   "(default: RUN/results.json)")
+    p.add_argument("--by", metavar="COMMAND",
+                   help="with --add: the command that made the embeddings of which RUN, a file, is "
+                   "the evaluation")
     cli.run(p.prog, command, p.parse_args(argv))
 
 
