@@ -35,8 +35,7 @@ class Kept:
         count, step = len(images), max(1, AT_ONCE * len(images) // kept_bytes(images))
         self.rows = torch.empty(count, *images.shape, dtype=kept_type(images), device=device)
         for start in range(0, count, step):
-            # (n, F) | (n, P, F), all finite
-            some = images.gather(np.arange(start, min(start + step, count)))
+            some = images.gather(np.arange(start, min(start + step, count)))   # finite (n, [P,] F)
             self.rows[start:start + len(some)] = some.to(self.rows.dtype)
 
     def __len__(self) -> int:

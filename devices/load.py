@@ -23,8 +23,8 @@ class Load:
         self.before = now
         if self.threads + others < cores + 0.5:
             return ""
-        why = f"other processes keep {others:.1f} of {cores:g} cores busy" if self.threads < cores + 0.5 else \
-            f"this process may use {cores:g} cores"
+        why = (f"other processes keep {others:.1f} of {cores:g} cores busy"
+               if self.threads < cores + 0.5 else f"this process may use {cores:g} cores")
         said, self.threads = self.threads, 1                # which has nothing more to say
         return (f"note: {why}, and torch computes by {said} threads, which wait for each other; if "
                 "it learns slowly, stop it (Ctrl-C) and go on with OMP_NUM_THREADS=1 python "
@@ -38,7 +38,7 @@ def _times() -> tuple[float, float, float] | None:
         mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
         with open("/proc/stat", encoding="ascii") as f:
             rows = [line.split() for line in f if line.startswith("cpu")]
-        # idle: 4 and 5
+        # 4 and 5 are idle
         ticks = sum(int(row[k]) for row in rows if row[0] in mine for k in (1, 2, 3, 6, 7, 8))
         return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), time.process_time()
     return None

@@ -14,7 +14,7 @@ import cli
 from cli import InputError
 
 PRODUCTS = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
-# with another one cuBLAS sums in an order that varies
+# With another one cuBLAS sums in an order that varies.
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 

@@ -210,7 +210,8 @@ def all_or_none():
     if count() == 1:
         yield lambda: None
         return
-    store, key, fault = dist.distributed_c10d._get_default_store(), f"fault of part {next(_parts)}", None
+    store, key, fault = (dist.distributed_c10d._get_default_store(),
+                         f"fault of part {next(_parts)}", None)
 
     def look():
         if store.check([key]):
@@ -235,10 +236,9 @@ def gathered(batches: list[tuple]) -> list[tuple]:
     kind, whole = next(filter(None, from_all(type(batches[0]) if batches else None)), None), []
     for source, of_one in enumerate(described):
         for k, fields in enumerate(of_one):
-            own = batches[k] if source == rank() else [field and torch.empty(field[0],
-                                                                             dtype=field[1],
-                                                                             device=field[2])
-                                                       for field in fields]
+            own = batches[k] if source == rank() else [
+                field and torch.empty(field[0], dtype=field[1], device=field[2])
+                for field in fields]
             own = kind(*(x if x is None else x.contiguous() for x in own))
             for x in own:
                 if x is not None and x.numel():

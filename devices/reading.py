@@ -75,11 +75,10 @@ def _server():
     them. Signals do not reach the server and so no worker."""
     context = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
     if hasattr(os, "fork"):
-        context.set_forkserver_preload(["data",
-                                        *(["devices.vision"] if "torchvision" in sys.modules
-                                          else [])])
+        context.set_forkserver_preload(
+            ["data", *(["devices.vision"] if "torchvision" in sys.modules else [])])
         with cli.unsignalled():
-            # of what a killed process leaves, which this one clears
+            # The warnings are of what a killed process leaves, which this one clears.
             with _environment(PYTHONWARNINGS="ignore"):
                 resource_tracker.ensure_running()   # it lets signals through again, hence once more
             path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
@@ -119,7 +118,7 @@ def stream(fetch, chunks, workers: int):
         yield from (fetch[chunk] for chunk in chunks)
         return
     own = torch.Generator()                # torch's global one is training's, which resumes from it
-    # making the chunks may take long or fail, so those that `iter` asks for are empty
+    # Making the chunks may take long or fail, so those that `iter` asks for are empty.
     asked = chain([None] * (AHEAD * workers), chunks)
     loader = DataLoader(_Guarded(fetch), sampler=asked, batch_size=None, num_workers=workers,
                         collate_fn=_same, prefetch_factor=AHEAD, generator=own,

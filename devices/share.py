@@ -86,8 +86,7 @@ def everyones(x, partial: bool = False):
 def gather(x: Tensor, share: Share) -> Tensor:
     """The rows of all processes, in order: (b, ...) -> (B, ...), without a gradient."""
     most = max(share.sizes)
-    # as many rows everywhere
-    mine = F.pad(x, (0, 0) * (x.ndim - 1) + (0, most - len(x))).contiguous()
+    mine = F.pad(x, (0, 0) * (x.ndim - 1) + (0, most - len(x))).contiguous()    # as many everywhere
     rows = [torch.empty_like(mine) for _ in share.sizes]
     dist.all_gather(rows, mine)
     return torch.cat([some[:n] for some, n in zip(rows, share.sizes)])
@@ -154,8 +153,8 @@ def drawn(draw, x: Tensor) -> Tensor:
     """draw(x), where `draw` makes numbers for the items of a tensor: for the whole batch, of which
     the own rows are kept, unless x has the whole batch."""
     count = sum(_share.sizes)
-    return draw(x.new_ones((count, *x.shape[1:])))[_share.rows] if shared() and len(
-        x) < count else draw(x)
+    return (draw(x.new_ones((count, *x.shape[1:])))[_share.rows]
+            if shared() and len(x) < count else draw(x))
 
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:

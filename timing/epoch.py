@@ -43,17 +43,18 @@ class Kind(NamedTuple):
 
 KINDS = {"vse++": Kind("--method vse++", (2048,), "epoch point"),
          "vse++, gaussian": Kind("--method gcie_wasserstein", (2048,), "epoch gaussian"),
-         "vsrn": Kind("--method vsrn", (36, 2048)), "scan": Kind("--method scan_t2i", (36, 2048))}
+         "vsrn": Kind("--method vsrn", (36, 2048)),
+         "scan": Kind("--method scan_t2i", (36, 2048))}
 PRECISIONS = {"fp32": "", "tf32": "--tf32", "bf16": "--amp bf16"}
-# targets on an H100 or H200: seconds, percent
+# Targets on an H100 or H200: seconds, percent.
 MOST = {"epoch point": 12, "epoch gaussian": 20, "input": 5}
 
 
 def write_features(path: str, count: int, shape: tuple[int, ...], seed: int) -> None:
     """A file of float16 features (count, *shape)."""
     array = np.lib.format.open_memmap(path, "w+", np.float16, (count, *shape))
-    some = np.random.default_rng(seed).random((min(DRAWN, count), *shape),
-                                              np.float32).astype(np.float16)
+    some = np.random.default_rng(seed).random(
+        (min(DRAWN, count), *shape), np.float32).astype(np.float16)
     for start in range(0, count, len(some)):
         array[start:start + len(some)] = some[:count - start]
     array.flush()
@@ -138,11 +139,11 @@ def kernels(loop: Loop) -> list[tuple[str, float, float]]:
         for _ in range(PROFILED):
             loop.step()
         loop.settle()
-    spent = {event.key: event.self_device_time_total if cuda else event.self_cpu_time_total   # microseconds
+    spent = {event.key: event.self_device_time_total if cuda else event.self_cpu_time_total  # in us
              for event in seen.key_averages() if not cuda or event.device_type == DeviceType.CUDA}
     most = sorted(spent.items(), key=lambda pair: -pair[1])[:SHOWN]
-    return [(name, time / 1000 / PROFILED, 100 * time / max(1, sum(spent.values()))) for name,
-            time in most]
+    return [(name, time / 1000 / PROFILED, 100 * time / max(1, sum(spent.values())))
+            for name, time in most]
 
 
 def title() -> str:
@@ -170,7 +171,8 @@ def one_epoch(name: str, kind: Kind, precision: str, flags: str, where: str, pat
     """Yield the measures of one kind and precision, with its features on the device or on the host.
     counts: how many steps are timed, warm up, and make an epoch."""
     steps, warm, whole = counts
-    words = f"{kind.flags} {flags} --embed_size {DIM} --batch_size {BATCH} --seed {seed} --features_on {where}"
+    words = (f"{kind.flags} {flags} --embed_size {DIM} --batch_size {BATCH} --seed {seed} "
+             f"--features_on {where}")
     opt = train.parse_args([*words.split(), "--device", device.type])
     data = build_random_data(path, opt, seed)
     run = train.Training(opt, data, None, None, train.set_device(opt))
@@ -187,14 +189,14 @@ def one_epoch(name: str, kind: Kind, precision: str, flags: str, where: str, pat
         yield f"{title}: milliseconds a step", 1000 * taken.seconds, ".1f", None
         yield (f"{title}: seconds an epoch of {whole:,} steps", taken.seconds * whole, ".1f",
                kind.aim if aimed and precision == "tf32" else None)
-        yield f"{title}: percent of the time in which a batch is waited for", \
-            100 * taken.waiting / taken.seconds, ".1f", "input" if aimed else None
+        yield (f"{title}: percent of the time in which a batch is waited for",
+               100 * taken.waiting / taken.seconds, ".1f", "input" if aimed else None)
         if flops:
             yield f"{title}: products of matrices, TFLOP a step", flops / 1e12, ".3f", None
             yield f"{title}: the same, TFLOP a second", flops / 1e12 / taken.seconds, ".3f", None
         if device.type == "cuda":
-            yield f"{title}: peak memory, MiB", torch.cuda.max_memory_allocated(
-                device) / MIB, ".0f", None
+            yield (f"{title}: peak memory, MiB",
+                   torch.cuda.max_memory_allocated(device) / MIB, ".0f", None)
         for kernel, spent, share in kernels(loop) if shown else ():
             yield f"{title}: {kernel[:40]}, ms a step ({share:.0f}%)", spent, ".2f", None
     finally:

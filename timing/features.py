@@ -30,10 +30,10 @@ def write_photos(folder: str, count: int, seed: int) -> list[str]:
     paths."""
     rng = np.random.default_rng(seed)
     for n in range(count):
-        coarse = Image.fromarray(rng.integers(0, 256,
-                                              (SIZE[1] // 4, SIZE[0] // 4, 3)).astype(np.uint8))
-        coarse.resize(SIZE, Image.Resampling.BICUBIC).save(os.path.join(folder, f"{n:04}.jpg"),
-                                                           quality=90)
+        coarse = Image.fromarray(
+            rng.integers(0, 256, (SIZE[1] // 4, SIZE[0] // 4, 3)).astype(np.uint8))
+        coarse.resize(SIZE, Image.Resampling.BICUBIC).save(
+            os.path.join(folder, f"{n:04}.jpg"), quality=90)
     return [os.path.join(folder, name) for name in find_photos(folder)[0]]
 
 
@@ -70,10 +70,10 @@ def extraction_times(count: int, workers: int, repeats: int, seed: int, device):
         again = race({"again": last.complete}, repeats, device)["again"]
         assert last.complete() and len(decoded) == len(chunks(paths, BATCH))
     yield "photos a second", count / min(spent["whole"]), ".1f", None
-    yield "decoding in this process: milliseconds a photo", 1000 * min(
-        spent["decoding"]) / count, ".1f", None
-    yield f"percent of the time outside the network, {workers} workers", percent_outside(
-        spent), ".1f", "extraction"
+    yield ("decoding in this process: milliseconds a photo",
+           1000 * min(spent["decoding"]) / count, ".1f", None)
+    yield (f"percent of the time outside the network, {workers} workers",
+           percent_outside(spent), ".1f", "extraction")
     yield "a call that finds nothing to do: milliseconds a photo", 1000 * again / count, ".3f", None
 
 
@@ -116,8 +116,8 @@ def region_times(count: int, workers: int, repeats: int, seed: int, device):
     photos, by resnet18 with random weights. The network's own time is that of the same photos and
     boxes, decoded before, with its RoI pooling."""
     net = region_network("resnet18", None, None, regions.PHOTO_SIDE, pretrained=False)[0]
-    encoder, step = regions.NetworkRegions(net, "timed", regions.PHOTO_SIDE,
-                                           device), regions.BATCH[device.type]
+    encoder, step = (regions.NetworkRegions(net, "timed", regions.PHOTO_SIDE, device),
+                     regions.BATCH[device.type])
     entities, proposals = random_proposals(count, np.random.default_rng(seed))
     with tempfile.TemporaryDirectory() as folder:
         os.mkdir(os.path.join(folder, "photos"))
@@ -135,12 +135,11 @@ def region_times(count: int, workers: int, repeats: int, seed: int, device):
             rows.clean()
         spent = rounds({"network": alone, "whole": whole}, repeats, device)
     yield f"photos with {PROPOSALS} boxes a second", count / min(spent["whole"]), ".1f", None
-    yield f"boxes: percent of the time outside the network, {workers} workers", percent_outside(
-        spent), ".1f", "extraction"
+    yield (f"boxes: percent of the time outside the network, {workers} workers",
+           percent_outside(spent), ".1f", "extraction")
 
 
 def feature_times(*size):
     """What `extraction_times` and `region_times` yield, one after the other."""
     yield from extraction_times(*size)
-    # a photo of boxes takes about eight times as long
-    yield from region_times(-(-size[0] // 8), *size[1:])
+    yield from region_times(-(-size[0] // 8), *size[1:])    # a photo's boxes take 8 times as long

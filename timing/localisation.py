@@ -76,7 +76,7 @@ def localisation_times(photos: int, proposals: int, phrases: int, dim: int, repe
     yield "the scores alone, seconds", best["products"], ".2f", None
     yield "ranks, measures, both baselines, seconds", best["plain"], ".2f", "phrases"
     yield "confidence, fitted on as many phrases of dev, seconds", best["sure"], ".2f", "phrases"
-    yield "peak memory of the process, vectors included, MiB", in_fresh_process(plain_memory, sizes, seed), ".0f", \
-        "phrases memory"
-    yield "the same with the confidence and the vectors of dev, MiB", in_fresh_process(whole_memory, sizes, seed), \
-        ".0f", None
+    yield ("peak memory of the process, vectors included, MiB",
+           in_fresh_process(plain_memory, sizes, seed), ".0f", "phrases memory")
+    yield ("the same with the confidence and the vectors of dev, MiB",
+           in_fresh_process(whole_memory, sizes, seed), ".0f", None)

@@ -65,8 +65,8 @@ def sides(name: str, dim: int, seed: int) -> tuple[Embedding, Embedding]:
     captions = images[of] + spread * normal(m, PARTS, dim)
     log_vars = [(normal(k, dim) * 2).clamp(*LOG_VAR_BOUNDS) for k in SAMPLE]
     made = [Embedding(F.normalize(x[:, 0], dim=1), log_var, F.normalize(x, dim=2),
-                      torch.full((len(x),), PARTS)) for x,
-            log_var in zip((images, captions), log_vars)]
+                      torch.full((len(x),), PARTS))
+            for x, log_var in zip((images, captions), log_vars)]
     if name in ("mls", "vmf"):
         made = [e._replace(log_var=e.log_var[:, :1] - (name == "vmf") * 5) for e in made]
     if name == "match_prob":
@@ -94,10 +94,10 @@ def score_errors(name: str, dim: int, seed: int) -> dict[str, tuple[float, float
                                                for e in given))
     with RoundedProducts():
         found["products tf32"] = similarity(*given)
-    spread, off = exact.std(0).mean(), {kind: (scores - exact).abs() for kind,
-                                        scores in found.items()}
-    return {kind: (float((error / size).max()), float(error.max() / spread)) for kind,
-            error in off.items()}
+    spread, off = (exact.std(0).mean(),
+                   {kind: (scores - exact).abs() for kind, scores in found.items()})
+    return {kind: (float((error / size).max()), float(error.max() / spread))
+            for kind, error in off.items()}
 
 
 def score_precision(dim: int, seed: int):
@@ -107,8 +107,8 @@ def score_precision(dim: int, seed: int):
     for name in COMPARED:
         errors = score_errors(name, dim, seed)
         measured = [(f"{name}, {kind}: {how}", value, ".1e",
-                     "error" * ((kind, how) == ("float32", "relative")) or None) for kind,
-                    values in errors.items() for how, value in zip(("relative", "in deviations"),
-                                                                   values)]
-        yield f"  {name:16}" + "   ".join(f"{kind} {a:.1e} / {b:.1e}" for kind,
-                                          (a, b) in errors.items()), measured
+                     "error" * ((kind, how) == ("float32", "relative")) or None)
+                    for kind, values in errors.items()
+                    for how, value in zip(("relative", "in deviations"), values)]
+        yield f"  {name:16}" + "   ".join(
+            f"{kind} {a:.1e} / {b:.1e}" for kind, (a, b) in errors.items()), measured

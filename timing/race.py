@@ -19,8 +19,8 @@ def resident(field: str) -> int:
         with open("/proc/self/status", encoding="ascii") as f:
             return next(int(row.split()[1]) * 1024 for row in f if row.startswith(field + ":"))
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin"
-                                                                     else 1024)
+        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+                * (1 if sys.platform == "darwin" else 1024))
 
 
 def in_fresh_process(function, *args):

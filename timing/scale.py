@@ -115,9 +115,8 @@ def timed(words: list[str], sizes: Sizes, seed: int) -> dict:
     with processes.joined(device):
         batch = share_of_batch(sizes, seed)
         torch.manual_seed(seed)
-        model = build_model(opt,
-                            Vocabulary([*SPECIALS,
-                                        *map(str, range(sizes.words - len(SPECIALS)))])).train()
+        model = build_model(
+            opt, Vocabulary([*SPECIALS, *map(str, range(sizes.words - len(SPECIALS)))])).train()
         learner = train.build_learner(opt, model, device)
 
         def step() -> float:
@@ -172,18 +171,19 @@ def scale_times(rounds: int, seed: int):
         m = measure(words, rounds, seed)
         yield f"{kind}: one process, milliseconds a step", 1000 * m.one, ".0f", None
         yield f"{kind}: a process a core, times that", m.several / m.one, ".2f", "scale"
-        yield f"{kind}: percent of it in which processes tell each other", 100 * (1 - m.silent / m.several), ".0f", None
+        yield (f"{kind}: percent of it in which processes tell each other",
+               100 * (1 - m.silent / m.several), ".0f", None)
         yield f"{kind}: gradients, MiB a step", m.gradients / 2 ** 20, ".0f", None
         yield f"{kind}: the gather, KiB a pair, there and back", m.item / 1024, ".1f", None
         for gpus, link in LINKS.items():
-            # each one sends
-            gradients, gather = 2 * (gpus - 1) / gpus * m.gradients, (gpus
-                                                                      - 1) * SIZES.pairs * m.item
+            gradients, gather = (2 * (gpus - 1) / gpus * m.gradients,       # that each one sends
+                                 (gpus - 1) * SIZES.pairs * m.item)
             where = f"{kind}: {gpus} GPUs, {SIZES.pairs} pairs on each"
-            yield f"{where}: gradients, milliseconds at {link / 1e9:.0f} GB/s", 1000 * gradients / link, ".2f", None
+            yield (f"{where}: gradients, milliseconds at {link / 1e9:.0f} GB/s",
+                   1000 * gradients / link, ".2f", None)
             yield f"{where}: gather, milliseconds", 1000 * gather / link, ".2f", None
-        yield f"{kind}: pairs in the whole batch from which on the gather moves more than the gradients", \
-            2 * m.gradients / m.item, ".0f", None
+        yield (f"{kind}: pairs in the whole batch from which on the gather moves more than the "
+               "gradients", 2 * m.gradients / m.item, ".0f", None)
 
 
 if __name__ == "__main__":

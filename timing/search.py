@@ -26,7 +26,7 @@ from timing.race import MIB, in_fresh_process, race, resident
 DIM, LATENT = 1024, 256
 TOP = 10
 ASKED = (1, 16, 256)                  # queries that are searched for at once, exactly
-# captions that the projection, the effort and the recall are taken from
+# Captions that the projection, the effort and the recall are taken from.
 LEARNED, TUNED, TRIED = 4000, 1000, 1000
 TOGETHER = 64                         # queries that candidates are sought for at once
 MANY = 300_000                        # vectors from which on fewer queries a second are expected
@@ -50,7 +50,7 @@ class Drawn:
         self.vectors = LiftedVectors(SIMILARITIES["wasserstein"](), origin, half=True)
         self.centres = self.normal(CLUSTERS, LATENT)
         self.to_mean, self.to_log_var = (self.normal(LATENT, DIM) / DIM ** 0.5 for _ in range(2))
-        # other latent dimensions lead in the log-variances
+        # Other latent dimensions lead in the log-variances.
         self.turn = self.normal(LATENT, LATENT) / LATENT ** 0.5
 
     def normal(self, *shape: int) -> Tensor:
@@ -59,8 +59,8 @@ class Drawn:
     def embed(self, latent: Tensor) -> Embedding:
         """Latent vectors (N, L) as Gaussians."""
         scales = self.scale, self.scale ** 1.5             # the log-variances fill fewer dimensions
-        parts = [(x * (scale / scale.norm())) @ up for x, scale,
-                 up in zip((latent, latent @ self.turn), scales, (self.to_mean, self.to_log_var))]
+        parts = [(x * (scale / scale.norm())) @ up for x, scale, up in zip(
+            (latent, latent @ self.turn), scales, (self.to_mean, self.to_log_var))]
         parts = [x.add_(self.normal(len(x), self.dim), alpha=(NOISE / self.dim) ** 0.5)
                  for x in parts]
         return Embedding(unit(parts[0]), parts[1] * (SPREAD * self.dim ** 0.5))
@@ -76,7 +76,8 @@ class Drawn:
 
     def captions(self, n: int) -> Tensor:
         """Vectors (n, 2 D + 4) of captions, each of an image that is in no index."""
-        noisy = self.latent(n) * (1 - CAPTION_NOISE) ** 0.5 + self.normal(n, LATENT) * CAPTION_NOISE ** 0.5
+        noisy = (self.latent(n) * (1 - CAPTION_NOISE) ** 0.5
+                 + self.normal(n, LATENT) * CAPTION_NOISE ** 0.5)
         return self.vectors.queries(self.embed(noisy)).vectors[0]
 
     def blocks(self, n: int, block: int = 8192):
@@ -107,8 +108,8 @@ def rescored(flat: Flat, queries: Tensor, rows: np.ndarray) -> Tensor:
     -inf for row -1."""
     wanted, step = torch.from_numpy(rows), max(1, WHOLE // rows.shape[1])
     products = [torch.bmm(flat.rows(of.clamp(min=0).flatten()).view(*of.shape, flat.k),
-                          query[:, :, None])[:, :, 0] for query,
-                of in zip(queries.split(step), wanted.split(step))]
+                          query[:, :, None])[:, :, 0]
+                for query, of in zip(queries.split(step), wanted.split(step))]
     return torch.cat(products).masked_fill_(wanted < 0, -torch.inf)
 
 
@@ -150,31 +151,32 @@ def search_times(n: int, repeats: int, seed: int, device):
         path = os.path.join(folder, "vectors.npy")
         seconds, memory = in_fresh_process(written, path, n, seed)
         yield "drawing and writing the file, seconds", seconds, ".1f", None
-        yield "drawing and writing the file, peak memory of the process, MiB", memory, ".0f", "search memory"
+        yield ("drawing and writing the file, peak memory of the process, MiB", memory, ".0f",
+               "search memory")
         # kept: pages that are mapped stay in the cache
         flat, kept, drawn = Flat(path), Flat(path), Drawn(seed)
         drawn.generator.manual_seed(seed + 1)              # other captions of the same latent space
         queries = drawn.captions(LEARNED + TUNED + TRIED)
         for q in ASKED:
-            best = race({"bare": partial(bare, kept, queries[:q]),
-                         "exact": lambda q=q: top_of(flat.products(queries[:q]), TOP)}, repeats,
-                        device)
-            yield f"exact, {q} queries at once: milliseconds a query", 1000 * best[
-                "exact"] / q, ".2f", None
-            yield f"exact, {q} queries at once / the bare product", best["exact"] / best[
-                "bare"], ".2f", "exact search"
+            best = race({
+                "bare": partial(bare, kept, queries[:q]),
+                "exact": lambda q=q: top_of(flat.products(queries[:q]), TOP)}, repeats, device)
+            yield (f"exact, {q} queries at once: milliseconds a query",
+                   1000 * best["exact"] / q, ".2f", None)
+            yield (f"exact, {q} queries at once / the bare product",
+                   best["exact"] / best["bare"], ".2f", "exact search")
         truth = top_of(flat.products(queries[LEARNED + TUNED:]), TOP)[1].numpy()
         for method in ("hnsw", "ivfpq"):
             of = in_fresh_process(approximate_times, path, method, queries, truth, seed)
             yield f"{method}: building, seconds", of["built"], ".1f", None
             yield f"{method}: choosing the effort, seconds", of["tuned"], ".1f", None
             yield f"{method}: size of its file, MiB", of["file"], ".0f", None
-            yield f"{method}: effort, with {of['depth']} candidates scored exactly", of[
-                "effort"], ".0f", None
-            yield f"{method}: recall@1 of exact search, of other queries than were tuned on", of[
-                "recall1"], ".3f", None
+            yield (f"{method}: effort, with {of['depth']} candidates scored exactly",
+                   of["effort"], ".0f", None)
+            yield (f"{method}: recall@1 of exact search, of other queries than were tuned on",
+                   of["recall1"], ".3f", None)
             yield f"{method}: recall@10", of["recall10"], ".3f", "recall"
             yield (f"{method}: queries a second, {TOGETHER} at once, candidates scored exactly",
                    of["rate"], ".0f", "search rate" if n < MANY else "search rate of many")
-            yield (f"{method}: peak memory of the process, building and searching, MiB", of["peak"],
-                   ".0f", "search memory")
+            yield (f"{method}: peak memory of the process, building and searching, MiB",
+                   of["peak"], ".0f", "search memory")

@@ -19,9 +19,8 @@ def training(words: list[str], shape: tuple, dim: int, sizes: tuple, seed: int, 
     options = train.parse_args(["--img_dim", str(shape[-1]), "--embed_size", str(dim), *words])
     options.img_enc = "precomp" if options.img_enc == "auto" else options.img_enc
     torch.manual_seed(seed)
-    model = build_model(options,
-                        Vocabulary([*SPECIALS, *map(str, range(known - len(SPECIALS)))])).to(
-        device).train()
+    model = build_model(options, Vocabulary(
+        [*SPECIALS, *map(str, range(known - len(SPECIALS)))])).to(device).train()
     if options.compile:
         compile_parts(model, device)
     learner = train.build_learner(options, model, device)
