@@ -265,8 +265,9 @@ class Statement:
     def tally(self):
         """(149,) int16: the weight of each value of each aspect and of each item of REST, whichever
         things they belong to."""
-        values = [np.bincount(codes, minlength=len(options) + 1)[1:] * weight for codes, options,
-                  weight in zip(self.things.T, ASPECTS.values(), ASPECT_WEIGHTS, strict=True)]
+        values = [np.bincount(codes, minlength=len(options) + 1)[1:] * weight
+                  for codes, options, weight
+                  in zip(self.things.T, ASPECTS.values(), ASPECT_WEIGHTS, strict=True)]
         return np.concatenate(
             [*values, [REST_WEIGHT * (item in self.rest) for item in REST]]).astype(np.int16)
 

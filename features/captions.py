@@ -36,8 +36,8 @@ FITTING = {                           # numbers of a fit: its kind, default, lea
     "pca": ("hglmm", 0, 0, "number of principal components to keep (0: no PCA)"),
     "pca_captions": ("hglmm", 20_000, 2, "number of captions sampled to fit the PCA"),
     "seed": ("hglmm", 0, 0, "random seed of the samples and of the starting points"),
-    "vocab_threshold": ("tfidf", 4, 1, "count only words that occur at least this often in the "
-                                       "training captions")}
+    "vocab_threshold": (
+        "tfidf", 4, 1, "count only words that occur at least this often in the training captions")}
 
 
 def word_counts(captions: list[list[str]], index: dict[str, int]) -> csr_array:
@@ -73,8 +73,8 @@ class MeanVectors(OfWords):
 
     def __init__(self, words: list[str], word_vectors: str):
         table, known = table_for(words, word_vectors)
-        self.index = {word: i
-                      for i, word in enumerate(word for word, has in zip(words, known) if has)}
+        self.index = {word: i for i, word
+                      in enumerate(word for word, has in zip(words, known) if has)}
         self.table, self.arrays, self.size = unit(table[known]), {}, table.shape[1]
         self.word_vectors = word_vectors
         with open(word_vectors, "rb") as f:
@@ -100,23 +100,21 @@ class FisherVectors(MeanVectors):
         self.arrays = dict.fromkeys(self.names, np.zeros((0, 0)))
 
     def fit(self, train: list[list[str]], *, ica: bool, n_clusters: int, n_iter: int, n_words: int,
-            pca: int,
-            pca_captions: int, seed: int) -> "FisherVectors":
+            pca: int, pca_captions: int, seed: int) -> "FisherVectors":
         """Fit ICA, mixture and PCA on the tokenised training captions; prints how well the mixture
         fits.
 
         n_words: sample of all occurrences of words, without replacement. pca: values to keep, 0 for
         no PCA. The other arguments are the options of the command. Returns self.
         """
-        # (M, V)
         counts, rng, a = word_counts(train, self.index), np.random.default_rng(seed), self.arrays
-        sampled = np.asarray(counts.sum(0)).astype(np.int64)                        # (V,)
+        sampled = np.asarray(counts.sum(0)).astype(np.int64)               # of counts (M, V): (V,)
         if sampled.sum() > n_words:                                            # without replacement
             sampled = rng.multivariate_hypergeometric(sampled, n_words, method="marginals")
         seen = np.flatnonzero(sampled)
         if ica:
-            a["ica_mean"], a["ica_axes"] = fit_ica(self.table[seen], self.size, seed=seed,
-                                                   count=sampled[seen])
+            a["ica_mean"], a["ica_axes"] = fit_ica(
+                self.table[seen], self.size, seed=seed, count=sampled[seen])
         self.scale_table()
         self.mixture = HGLMM.fit(self.table[seen], n_clusters, n_iter, seed, count=sampled[seen])
         first, last = self.mixture.history[0], self.mixture.history[-1]
@@ -134,9 +132,8 @@ class FisherVectors(MeanVectors):
         """
         a = self.arrays = stored
         clusters, size = a["weight"].shape, a["location"].shape
-        if len(size) != 2 or clusters != size[:1] or {a[name].shape for name in ("scale",
-                                                                                 "laplacian")} != {
-            size}:
+        if (len(size) != 2 or clusters != size[:1]
+                or {a[name].shape for name in ("scale", "laplacian")} != {size}):
             raise InputError(f"the mixture of {path} has weights {clusters} and locations {size} "
                              "that do not fit each other; give the .npz file that `python -m "
                              "features.extract captions` wrote")

@@ -195,8 +195,8 @@ def extract_images(opt, kinds: dict) -> None:
     if opt.kind == "demo" and opt.grid not in (None, GRID):
         raise InputError(f"--grid {opt.grid}: the demo's regions are {GRID} x {GRID}; give --grid "
                          "alone")
-    recipe, device = {name: getattr(opt, name)
-                      for name in networks.RECIPE}, torch_device(opt.device)
+    recipe, device = ({name: getattr(opt, name) for name in networks.RECIPE},
+                      torch_device(opt.device))
     recipe["cnn_type"] = (opt.cnn_type or "vgg19") if opt.kind == "cnn" else None
     how = How(device, opt.batch_size or BATCH[device.type], opt.workers, opt.skip_broken)
     to = os.path.join(opt.data_path, opt.output_name)
@@ -307,8 +307,8 @@ def write_texts(folder: str, split: Split, order: np.ndarray, names: list[str],
                 images: np.ndarray) -> None:
     """Write captions, names of the photos and, where they are numbers, the ids of images and
     captions. order (M,): captions to write; images: rows of the split, only of these."""
-    start, order = os.path.join(folder, split.name), order[np.isin(split.caption_image[order],
-                                                                   images)]
+    start, order = (os.path.join(folder, split.name),
+                    order[np.isin(split.caption_image[order], images)])
     save_lines(f"{start}_caps.txt", [split.captions[m] for m in order])
     save_lines(f"{start}_ids.txt", [names[n] for n in images])
     if split.image_ids and isinstance(split.image_ids[0], int):
@@ -328,8 +328,8 @@ def extract_captions(opt, kinds: dict) -> None:
         if opt.kind not in (None, kind) or kind not in captions.KINDS:
             raise InputError(f"--kind {opt.kind}: {opt.fitted} is a model of kind {kind}; leave "
                              "--kind out")
-    opt.kind, name, fitting = kind, opt.name or kind, {name: getattr(opt, name)
-                                                       for name in captions.FITTING}
+    opt.kind, name, fitting = (kind, opt.name or kind,
+                               {name: getattr(opt, name) for name in captions.FITTING})
     if name in NOT_NAMES or not re.fullmatch(r"\w+", name):
         raise InputError(f"--name {name} cannot name features of captions; give letters, digits "
                          f"and _, and none of {', '.join(NOT_NAMES)}")
@@ -390,8 +390,8 @@ def write_captions(features, kind: str, name: str, splits, to: str, fitted: str)
 def write_rows(path: str, shape: tuple, blocks, title: str) -> None:
     """Write blocks of rows, pairs (which rows, their values), to a .npy file of this shape in
     float32, which has its name only when it is complete. Each row comes once, in one process."""
-    with contextlib.ExitStack() as stack, tqdm(total=shape[0], desc=title, disable=None,
-                                               leave=False) as bar:
+    with (contextlib.ExitStack() as stack,
+          tqdm(total=shape[0], desc=title, disable=None, leave=False) as bar):
         array = stack.enter_context(mapped(path, shape, np.float32)) if processes.first() else None
         out = np.lib.format.open_memmap(processes.from_first(lambda: array.filename), "r+")
         with processes.all_or_none() as look:
@@ -409,11 +409,11 @@ def extract_regions(opt, kinds: dict) -> None:
     """The command `regions`. Raises InputError for options that cannot work together, and for
     missing proposals."""
     refuse_other_kinds(opt, kinds, opt.given and "--given")
-    regions.extract(opt.data_path, opt.data_name, opt.proposals, opt.name, opt.splits, opt.given,
-                    opt.kind, {"cnn_type": opt.cnn_type or "vgg19", "layer": opt.layer,
-                               "weights": opt.cnn_weights,
-                               "side": opt.side or regions.PHOTO_SIDE},
-                    torch_device(opt.device), opt.batch_size, opt.workers)
+    regions.extract(
+        opt.data_path, opt.data_name, opt.proposals, opt.name, opt.splits, opt.given, opt.kind,
+        {"cnn_type": opt.cnn_type or "vgg19", "layer": opt.layer, "weights": opt.cnn_weights,
+         "side": opt.side or regions.PHOTO_SIDE},
+        torch_device(opt.device), opt.batch_size, opt.workers)
 
 
 def spread(work, opt, kinds: dict) -> None:

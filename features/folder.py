@@ -27,7 +27,7 @@ from files.reading import file_digest, need, read_array, read_json, read_lines, 
 from files.writing import CHANGING, locked, output, remove, save_lines
 from inputs import Features, Photos, extractors
 
-# the endings of inputs.PHOTO_FORMATS
+# The endings of inputs.PHOTO_FORMATS.
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".bmp",
            ".dib", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".jp2", ".j2k", ".jpx",
            ".avif")
@@ -118,8 +118,8 @@ def ending_of(name: str) -> str:
 
 def storable(name: str) -> bool:
     """Whether a file name is UTF-8 and can be a line of a text file."""
-    return not any("\ud800" <= letter <= "\udfff" or letter in "\r\n" for letter in name) \
-        and name[0] != "\ufeff"
+    return (not any("\ud800" <= letter <= "\udfff" or letter in "\r\n" for letter in name)
+            and name[0] != "\ufeff")
 
 
 def check_folder(folder: str, output_folder: str) -> str:
@@ -165,8 +165,9 @@ def extract(photos: str, folder: str, recipe: dict, how: How, table: str | None,
     captions = Captions(table, names, per_image) if table else None
     boxes = PhotoBoxes(recipe["boxes"], names) if recipe["boxes"] else None
     before = processes.from_first(check_output, folder, path)
-    about = {"folder": path, "recipe": {name: os.path.abspath(value) if value and name in FILES
-                                        else value for name, value in recipe.items()},
+    about = {"folder": path,
+             "recipe": {name: os.path.abspath(value) if value and name in FILES else value
+                        for name, value in recipe.items()},
              "weights_file": before.get("weights_file"),
              "captions": captions.facts if captions else before.get("captions")}
     made, known = None, processes.from_first(recorded, folder, before, about["recipe"])
@@ -178,8 +179,8 @@ def extract(photos: str, folder: str, recipe: dict, how: How, table: str | None,
     with locked(folder, "extracting into"):
         processes.from_first(record_extractor, folder, "ims", known[0])
         images = Photos([os.path.join(path, name) for name in names])
-        work = PhotoFeatures(folder, ALL, images.paths, names, *known, boxes and boxes.digests,
-                             about)
+        work = PhotoFeatures(folder, ALL, images.paths, names, *known,
+                             boxes and boxes.digests, about)
         done = work.complete()
         if not done:
             work.prepare()
@@ -260,8 +261,8 @@ def recorded(folder: str, stored: dict, recipe: dict) -> tuple | None:
     path, weights = os.path.join(folder, f"{ALL}_ims.npy"), stored.get("weights_file")
     line = stored.get("extractor")
     now = None if recipe["kind"] == "demo" else stamp(str((weights or [""])[0]))
-    if stored.get("recipe") != recipe or not os.path.isfile(path) or line is None or \
-            line != extractors(folder).get("ims") or weights != now:
+    if (stored.get("recipe") != recipe or not os.path.isfile(path) or line is None
+            or line != extractors(folder).get("ims") or weights != now):
         return None
     array = read_array(path, AGAIN)
     return line, array.shape[1:], array.dtype
@@ -322,8 +323,8 @@ class Captions:
             elif caption:
                 self.of_photo[name].append(caption)
         if not self.of_photo:
-            first = f"; its first name is {ascii(self.unknown[0])}, a photo's is " \
-                    f"{ascii(names[0])}" if self.unknown else ""
+            first = (f"; its first name is {ascii(self.unknown[0])}, a photo's is "
+                     f"{ascii(names[0])}" if self.unknown else "")
             raise InputError(f"{path} has no caption of the {len(names):,} photos{first}; names are"
                              " paths below the folder of the photos, with /")
         self.facts = {"file": os.path.abspath(path), "digest": file_digest(path),

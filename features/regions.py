@@ -92,8 +92,8 @@ def extract(data_path: str, data_name: str, proposals: str, name: str, splits: l
                 path = file_of(root, split, f"{proposals}_{name}")
                 processes.from_first(write_given, given, path, boxes)
             return
-        encoder = drawn.Regions() if kind == "demo" else NetworkRegions(*region_network(**network),
-                                                                        side, device)
+        encoder = (drawn.Regions() if kind == "demo"
+                   else NetworkRegions(*region_network(**network), side, device))
         how = How(encoder.device, batch_size or BATCH[device.type], workers)
         for split, (entities, boxes) in read.items():
             path = file_of(root, split, f"{proposals}_{name}")
@@ -101,8 +101,8 @@ def extract(data_path: str, data_name: str, proposals: str, name: str, splits: l
             if recognised(read_region_features, root, split, proposals, name, boxes):
                 print(f"{path}.npy: done already")
             else:
-                write_split(path, split, photo_paths(root, entities.ids), entities, boxes, encoder,
-                            how)
+                write_split(path, split, photo_paths(root, entities.ids),
+                            entities, boxes, encoder, how)
 
 
 def read_split(root: str, split: str, name: str) -> tuple[Entities, Proposals]:
@@ -110,8 +110,8 @@ def read_split(root: str, split: str, name: str) -> tuple[Entities, Proposals]:
     if not os.path.isdir(root):
         raise InputError(f"there is no folder {root} (--data_path, --data_name); give a data set of"
                          " phrases in photos")
-    path, fix = f"{file_of(root, split, name)}.json", "write them first, with python -m " \
-                                                      "features.proposals"
+    path, fix = (f"{file_of(root, split, name)}.json",
+                 "write them first, with python -m features.proposals")
     if not os.path.isfile(path):
         raise InputError(f"{root} has no proposals {name} of {split}; {fix}")
     entities = read_entities(root, split, int(read_facts(path, "method", fix).get("origin") != 0))

@@ -151,7 +151,7 @@ class RowStore:
         folder, name = os.path.split(path)
         hidden = os.path.join(folder, f".{name.removesuffix('.npy')}")
         self.list = f"{hidden}_photos.part"
-        # the second where photos came or went meanwhile
+        # The second where photos came or went meanwhile.
         self.parts = [f"{hidden}.part", f"{hidden}.2.part"]
         self.part = self.parts[0]
 
@@ -163,8 +163,8 @@ class RowStore:
         """The notes of a list and the whole of it; [] and {} where something else made the rows."""
         stored = read_json(path, AGAIN) if os.path.isfile(path) else {}
         notes = stored.get("photos") if isinstance(stored, dict) else None
-        if not isinstance(notes, list) or stored.get("extractor") != self.made \
-                or not all(note is None or is_note(note) for note in notes):
+        if (not isinstance(notes, list) or stored.get("extractor") != self.made
+                or not all(note is None or is_note(note) for note in notes)):
             return [], {}
         return notes, stored
 
@@ -174,8 +174,8 @@ class RowStore:
             stat = os.stat(self.paths[n])
         except OSError:
             return None
-        if not note or not note[3] or note[1] != stat.st_size or not S_ISREG(stat.st_mode) or \
-                (note[4] if len(note) > 4 else "") != (self.keys[n] if self.keys else ""):
+        if (not note or not note[3] or note[1] != stat.st_size or not S_ISREG(stat.st_mode)
+                or (note[4] if len(note) > 4 else "") != (self.keys[n] if self.keys else "")):
             return None
         if note[2] != stat.st_mtime_ns and file_digest(self.paths[n]) != note[3]:
             return None
@@ -191,13 +191,14 @@ class RowStore:
         """Take over what earlier calls computed. Returns the hidden file and the notes."""
         others = self.others()
         (begun, stored), *more = map(self.listed, (self.list, *others))
-        begun = _merged([begun, *(notes for notes, own in more if own.get("file") ==
-                                  stored.get("file") and len(notes) == len(begun))])
-        old = next((part for part in self.parts
-                    if os.path.basename(part) == stored.get("file")), self.parts[0])
+        begun = _merged([begun, *(notes for notes, own in more
+                                  if own.get("file") == stored.get("file")
+                                  and len(notes) == len(begun))])
+        old = next((part for part in self.parts if os.path.basename(part) == stored.get("file")),
+                   self.parts[0])
         hidden = self._array(old, begun)
-        if hidden is not None and len(begun) == len(self.names) and \
-                all(not note or note[0] == name for note, name in zip(begun, self.names)):
+        if (hidden is not None and len(begun) == len(self.names)
+                and all(not note or note[0] == name for note, name in zip(begun, self.names))):
             self.part, self.array = old, np.lib.format.open_memmap(old, "r+")
             self.notes = [self.current(n, note) for n, note in enumerate(begun)]
         else:
@@ -253,9 +254,9 @@ class RowStore:
             return notes, encode(ready) if len(ready) else ()
         try:
             self.refuse_broken(how.skip_broken)
-            with processes.all_or_none() as look, \
-                    tqdm(total=done + sum(map(len, parts)), initial=done, desc=title, disable=None,
-                         leave=False) as bar:
+            with (processes.all_or_none() as look,
+                  tqdm(total=done + sum(map(len, parts)), initial=done, desc=title, disable=None,
+                       leave=False) as bar):
                 batches = by_cores(step, stream(reader, parts, how.workers), how.device)
                 for part, (notes, values) in zip(parts, batches):
                     sound = [n for n, note in zip(part.tolist(), notes) if not fault(note)]
@@ -321,14 +322,14 @@ class PhotoFeatures(RowStore):
 
     def _is_complete(self) -> bool:
         notes, stored = self.listed(self.list)
-        if notes and all(notes) and os.path.exists(self.changing) and os.path.isfile(self.path) \
-                and not any(map(os.path.exists, self.parts)):
+        if (notes and all(notes) and os.path.exists(self.changing) and os.path.isfile(self.path)
+                and not any(map(os.path.exists, self.parts))):
             save_json(self._contents(notes), self.final)    # a stop came just before
             os.remove(self.list)
         notes, stored = self.listed(self.final)
         broken = stored.get("broken", [])
-        if os.path.exists(self.changing) or self._array(self.path, notes) is None \
-                or not isinstance(broken, list) or not all(map(is_note, broken)):
+        if (os.path.exists(self.changing) or self._array(self.path, notes) is None
+                or not isinstance(broken, list) or not all(map(is_note, broken))):
             return False
         known = {note[0]: note for note in (*notes, *broken) if note}
         now = [self.current(n, known.get(name)) for n, name in enumerate(self.names)]

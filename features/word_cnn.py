@@ -44,8 +44,7 @@ def word_labels(split: Split, words: list[str]) -> np.ndarray:
     """(N, W) bool: whether any caption of an image contains a word."""
     number = {word: w for w, word in enumerate(words)}
     pairs = [(image, number[word]) for image, caption in zip(split.caption_image, split.words)
-             for word in caption
-             if word in number]
+             for word in caption if word in number]
     labels = np.zeros((len(split.images), len(words)), bool)
     labels[tuple(np.array(pairs, np.int64).reshape(-1, 2).T)] = True
     return labels
@@ -198,14 +197,13 @@ def run(opt) -> list[float]:
         scores = word_scores(model, image_batches(dev.images, opt.batch_size, opt.workers))
         precision = average_precision(scores[:, occurs], truth[:, occurs]).mean()
         precisions.append(100 * float(precision))
-        print(f"{title}: mean average precision on dev {precisions[-1]:.2f}% (chance "
-              f"{chance:.2f}%)",
-              flush=True)
+        print(f"{title}: mean average precision on dev {precisions[-1]:.2f}% "
+              f"(chance {chance:.2f}%)", flush=True)
 
     validate("untrained")
     for epoch in range(opt.num_epochs):
-        order, title = np.random.default_rng([opt.seed,
-                                              epoch]).permutation(one), f"epoch {epoch + 1}"
+        order, title = (np.random.default_rng([opt.seed, epoch]).permutation(one),
+                        f"epoch {epoch + 1}")
         batches = pair_batches(train, NoTokens(), order, opt.batch_size, workers=opt.workers,
                                crop_size=opt.crop_size, seed=(opt.seed, epoch))
         try:
@@ -235,17 +233,16 @@ def main(argv=None) -> None:
     add("--num_epochs", type=positive, default=2, help="number of passes over the training images")
     add("--learning_rate", type=float, default=1e-4, help="learning rate of Adam")
     add("--batch_size", type=positive, default=64, help="number of images per step")
-    add("--crop_size", type=up_to(4096), default=224, help="width and height of the random crops "
-                                                           "of training photos")
+    add("--crop_size", type=up_to(4096), default=224,
+        help="width and height of the random crops of training photos")
     add("--output", type=filename, metavar="FILE.pt", default="cnn.pt",
         help="new file for the weights, written after each epoch")
-    add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="number of "
-                                                                              "processes that "
-                                                                              "read photos")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA if "
-                                                                          "there is a GPU")
-    add("--seed", type=natural, default=0, help="random seed of the initialisation, the order and "
-                                                "the crops")
+    add("--workers", type=workers, default=min(10, os.cpu_count() or 1),
+        help="number of processes that read photos")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto",
+        help="auto takes CUDA if there is a GPU")
+    add("--seed", type=natural, default=0,
+        help="random seed of the initialisation, the order and the crops")
     cli.run("features.word_cnn", lambda: run(p.parse_args(argv)) and None)
 
 

@@ -100,8 +100,8 @@ def learn(opt) -> None:
 def main(argv=None) -> None:
     p = Arguments("Learn word vectors from the training captions of a data set, and print "
                   "neighbours of a few words.")
-    p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data "
-                                                                      "sets")
+    p.add_argument("--data_path", type=filename, default="data",
+                   help="folder that holds the data sets")
     p.add_argument("--data_name", type=data_set, default="coco_precomp",
                    help="folder of the data set below --data_path")
     p.add_argument("--dim", type=width, default=300, help="number of values per vector")
