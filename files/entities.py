@@ -80,8 +80,8 @@ def read_entities(root: str, split: str, origin: int = 1,
         report(f"{_split_file(root, split)}: no phrase of its {len(ids):,} photos has a box (left "
                f"out: {_counts(dropped)}), and at least one must; give the annotations of these "
                "photos")
-    owner, sentence, chains, types, phrases, truth, counts = map(list, zip(*rows)) if rows else \
-        ([] for _ in range(7))
+    owner, sentence, chains, types, phrases, truth, counts = (
+        map(list, zip(*rows)) if rows else ([] for _ in range(7)))
     return Entities(ids, np.array(sizes, np.int64).reshape(-1, 2), phrases,
                     np.array(owner, np.int64), np.array(sentence, np.int64), types, chains,
                     np.array(truth, np.float64).reshape(-1, 4), np.array(counts, np.int64),
@@ -263,13 +263,13 @@ def _annotations(path: str, photo: str, origin: int) -> tuple[tuple, dict, dict]
         corners = item.find("bndbox")
         if corners is None:
             scene = item.find("scene") is not None and whole(item, "scene") > 0
-            flags.update((chain, "scene" if scene else "no box") for chain in chains
-                         if flags.get(chain) != "scene")
+            flags.update((chain, "scene" if scene else "no box")
+                         for chain in chains if flags.get(chain) != "scene")
             continue
         box = [whole(corners, side) - origin for side in ("xmin", "ymin", "xmax", "ymax")]
         x1, y1, x2, y2 = box
-        if x2 < x1 or y2 < y1 or min(x1, y1) < -BEYOND or x2 > width - 1 + BEYOND \
-                or y2 > height - 1 + BEYOND:
+        if (x2 < x1 or y2 < y1 or min(x1, y1) < -BEYOND
+                or x2 > width - 1 + BEYOND or y2 > height - 1 + BEYOND):
             raise InputError(f"{path}: the photo {photo} has {width} x {height} pixels, and the box"
                              f" {x1}, {y1}, {x2}, {y2} (x1, y1, x2, y2 from 0) of chain "
                              f"{', '.join(chains)} is inverted or lies more than {BEYOND} pixel "

@@ -40,8 +40,8 @@ def read_precomputed(root: str, split: str, text_only: bool = False,
 
     def path(end: str) -> str:
         return os.path.join(root, f"{split}_{end}")
-    if not glob.glob(os.path.join(root, "*_caps.txt")) \
-            and os.path.isfile(os.path.join(root, "all_photos.json")):
+    if (not glob.glob(os.path.join(root, "*_caps.txt"))
+            and os.path.isfile(os.path.join(root, "all_photos.json"))):
         raise InputError(f"{root} holds photos without captions, which can be searched; to train on"
                          " them give `features.extract images --photos` a captions.csv")
     source, notes = _need(path("caps.txt")), []
@@ -74,8 +74,8 @@ def read_precomputed(root: str, split: str, text_only: bool = False,
     if len(caption_ids) not in (0, count):
         raise InputError(f"{ids_path} has {len(caption_ids)} ids for the {count} captions of "
                          f"{source}; there must be one for each caption, in their order")
-    text = read_text_features(path(f"{text_features}.npy"), captions, source) \
-        if text_features else None
+    text = (read_text_features(path(f"{text_features}.npy"), captions, source)
+            if text_features else None)
     caption_ids = as_integers(caption_ids)                  # None for names such as x.jpg#0
     return Split(split, images, captions, np.arange(count) // (count // n), source,
                  ids or as_integers(names) or names or None,
@@ -90,8 +90,8 @@ def _one_an_image(x: list, n: int, count: int, path: str) -> list:
     ids: then not every image has count / n captions one after another.
     """
     each = count // n
-    wrong = next((m for m in range(count) if x[m] != x[m - m % each]), None) \
-        if len(x) == count else None
+    wrong = (next((m for m in range(count) if x[m] != x[m - m % each]), None)
+             if len(x) == count else None)
     if wrong is not None:
         first = wrong - wrong % each
         raise InputError(f"{path} gives the captions {first + 1} to {first + each}, which {count} "
@@ -123,8 +123,8 @@ def _grouped(name, source, keys, paths, captions, caption_ids=None) -> Split:
 
 
 def read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split:
-    wanted = {"dev": {"val"}, "train": {"train", "restval"} if use_restval else {"train"}}.get(
-        split, {split})
+    wanted = {"dev": {"val"}, "train": {"train", "restval"} if use_restval else {"train"}
+              }.get(split, {split})
     rows, name_of, number, without = [], {}, {}, 0
     try:
         for image in read_json(path)["images"]:
@@ -146,10 +146,10 @@ def read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split:
         raise InputError(f"{path} is not in Karpathy's layout (images with split, filename, "
                          f"sentences with raw): {reason(error)}; fetch it again") from error
     if not rows:
-        raise InputError(f"{path} has {without:,} images of split '{split}' and not one sentence of"
-                         " them; give every image at least one" if without else
-                         f"{path} has no images of split '{split}'; the splits are train, val (= "
-                         "dev) and test")
+        raise InputError(
+            f"{path} has {without:,} images of split '{split}' and not one sentence of them; give "
+            "every image at least one" if without else
+            f"{path} has no images of split '{split}'; the splits are train, val (= dev) and test")
     keys, names, captions, caption_ids = map(list, zip(*rows))
     for name, caption in zip(names, captions):
         if not isinstance(caption, str):

@@ -73,17 +73,15 @@ class Log(NoLog):
                         step=state["step"] or steps)
             return
         i, t = result["i2t"], result["t2i"]
-        sides = [f"{name} R@1 {r['r1']:.1f} R@5 {r['r5']:.1f} R@10 {r['r10']:.1f} medr "
-                 f"{r['medr']:.0f}"
+        sides = [f"{name} R@1 {r['r1']:.1f} R@5 {r['r5']:.1f} R@10 {r['r10']:.1f} "
+                 f"medr {r['medr']:.0f}"
                  for name, r in (("image to text", i), ("text to image", t))]
         self.say(f"{self.where(state, steps)}: dev rsum {result['rsum']:.1f} | {' | '.join(sides)}")
         keys = ("r1", "r5", "r10", "medr", "meanr")
         self.record(state["iteration"],
                     {**{k: i[k] for k in keys}, **{f"{k}i": t[k] for k in keys},
-                     "rsum": result["rsum"],
-                                         "hbr": result["hbr"],
-                                         **{f"cos_{side}": cosine
-                                            for side, cosine in result["alike"].items()}},
+                     "rsum": result["rsum"], "hbr": result["hbr"],
+                     **{f"cos_{side}": cosine for side, cosine in result["alike"].items()}},
                     kind="validation", epoch=state["epoch"] + (state["step"] > 0),
                     step=state["step"] or steps)
 
@@ -108,8 +106,8 @@ def comes_before(line: str, state: dict) -> bool:
     checkpoint comes again. Lines that somebody else wrote stay, but for one that was torn off."""
     try:
         entry = json.loads(line)
-        again = state.get("due") and entry.get("kind") == "validation" and entry[
-            "iteration"] == state["iteration"]
+        again = (state.get("due") and entry.get("kind") == "validation"
+                 and entry["iteration"] == state["iteration"])
         return entry["iteration"] <= state["iteration"] and not again
     except (ValueError, TypeError, KeyError, AttributeError):
         return not line.startswith('{"iteration"')

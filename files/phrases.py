@@ -56,9 +56,8 @@ class RegionFeatures(Features):
         if not self.geometry:
             return features
         photo = np.searchsorted(self.proposals.start, index, side="right") - 1
-        return torch.cat([features,
-                          torch.from_numpy(geometry_of(self.proposals.boxes[index],
-                                                       self.sizes[photo]))], 1)
+        return torch.cat([features, torch.from_numpy(
+            geometry_of(self.proposals.boxes[index], self.sizes[photo]))], 1)
 
 
 def geometry_of(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -120,26 +119,24 @@ def read_phrases(root: str, split: str, regions: Regions, text_features: str | N
     owner, made_by = np.zeros(len(phrases), np.int64), extractors(root)
     if text_only:
         return PhraseSplit(split, NoImages(len(entities.ids)), phrases, entities.phrase_photo,
-                           source,
-                           extractors=made_by or None, entities=entities, root=root)
+                           source, extractors=made_by or None, entities=entities, root=root)
     name = proposals_of(root, split, regions.name)
     proposals = read_proposals(root, split, name, entities)
     path = read_region_features(root, split, name, regions.name[len(name) + 1:], proposals)
     images = RegionFeatures(path, proposals, entities.sizes, regions.geometry)
-    made_by = {**made_by, "ims": read_json(path.removesuffix(".npy") + ".json",
-                                           "extract again")["extractor"]}
+    made_by = {**made_by, "ims": read_json(
+        path.removesuffix(".npy") + ".json", "extract again")["extractor"]}
     made = PhraseSplit(split, images, phrases, owner, source, extractors=made_by, entities=entities,
-                       proposals=proposals, root=root,
-                       text=read_text_features(os.path.join(root, f"{split}_{text_features}.npy"),
-                                               phrases, source,
-                                               "phrase") if text_features else None)
+                       proposals=proposals, root=root, text=read_text_features(
+                           os.path.join(root, f"{split}_{text_features}.npy"), phrases, source,
+                           "phrase") if text_features else None)
     for n in range(len(entities.ids)):
         if len(columns := made.columns(n)):
             owner[columns] = made.start[n] + made.overlap(n).argmax(0)
     lost = sum(entities.dropped.values())
     kinds = ", ".join(f"{count:,} {why}" for why, count in entities.dropped.items() if count)
-    made.notes += [f"{lost:,} phrases of {split} have no box and are left out "
-                   f"({kinds})"] * bool(lost)
+    made.notes += [
+        f"{lost:,} phrases of {split} have no box and are left out ({kinds})"] * bool(lost)
     return made
 
 
@@ -165,10 +162,9 @@ def proposals_of(root: str, split: str, name: str) -> str:
                    for path in glob.glob(os.path.join(root, f"{split}_*.npz")))
     raise InputError(f"--regions {name}: {root} has no proposals "
                      f"{split}_{'_'.join(parts[:-1]) or name}.npz"
-                     + f" (but {', '.join(there)})" * bool(there) + "; make them with `python -m "
-                                                                    "features.proposals`, then "
-                                                                    "their features with `python "
-                                                                    "-m features.extract regions`")
+                     + f" (but {', '.join(there)})" * bool(there)
+                     + "; make them with `python -m features.proposals`, then their features with "
+                     "`python -m features.extract regions`")
 
 
 # ---- batches
@@ -207,8 +203,8 @@ def draw_phrases(split: PhraseSplit, wanted: Labels, seed: tuple,
     return np.concatenate(rows), np.concatenate(columns), labels
 
 
-def draw(split: PhraseSplit, wanted: Labels, seed: tuple, n: int) -> tuple[np.ndarray, np.ndarray,
-                                                                           np.ndarray]:
+def draw(split: PhraseSplit, wanted: Labels, seed: tuple,
+         n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of photo n: the proposals drawn (r,), its phrases that one of them fits (m,), and labels (r,
     m) int8."""
     rng = np.random.default_rng([*seed, n])

@@ -73,8 +73,8 @@ def read_proposals(root: str, split: str, name: str, entities: Entities) -> Prop
                          f"{facts.get('origin', 1)}, or delete it, and {AGAIN}")
     rows = len(p.boxes)
     shapes = [x.shape for x in (p.boxes, p.score, p.added, p.start)]
-    if shapes != [(rows, 4), (rows,), (rows,), (photos + 1,)] or (p.start[0], p.start[-1]) != (0, rows) \
-            or (np.diff(p.start) < 1).any():
+    if (shapes != [(rows, 4), (rows,), (rows,), (photos + 1,)]
+            or (p.start[0], p.start[-1]) != (0, rows) or (np.diff(p.start) < 1).any()):
         raise InputError(f"{start}.npz is broken: its arrays do not give each of {photos} photos "
                          f"at least one of {rows} boxes; {AGAIN}")
     if facts.get("boxes_sha256") != sha256(p.boxes):
@@ -146,8 +146,8 @@ def read_region_features(root: str, split: str, name: str, features: str,
 def check_features(path: str, array, proposals: Proposals, fix: str) -> None:
     """Raise InputError, which says the `fix`, unless an array holds features of the proposals."""
     boxes = len(proposals.boxes)
-    if array.ndim != 2 or array.dtype not in (np.float16, np.float32) or len(array) != boxes \
-            or not array.shape[1]:
+    if (array.ndim != 2 or array.dtype not in (np.float16, np.float32) or len(array) != boxes
+            or not array.shape[1]):
         raise InputError(f"{path} holds {array.dtype} of shape {array.shape}, and {boxes:,} boxes "
                          f"have features of shape ({boxes}, F) in float16 or float32, in the order "
                          f"of the boxes; {fix}")

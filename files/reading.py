@@ -20,40 +20,50 @@ from cli import InputError, reason
 NPZ_BYTES = 16 << 30                  # an .npz file is read whole; a larger one is refused
 YAML_BYTES = 1 << 20                  # a YAML file holds options, some hundred lines
 INT64 = np.iinfo(np.int64)
-# stands in the metadata of every picture
+# What stands in the metadata of every picture.
 DRAWN = "drawn by a command of probabilistic image-caption retrieval"
 # What zipfile, numpy, json and yaml raise on faulty contents. Tried with files that are cut, nested
 # or encrypted, that have flipped bits, or whose headers are false.
 FAULTS = (OSError, ValueError, TypeError, AttributeError, KeyError, IndexError, EOFError,
-          SyntaxError, MemoryError,
-          OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error,
-          tokenize.TokenError,
-          yaml.YAMLError)
+          SyntaxError, MemoryError, OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error,
+          struct.error, tokenize.TokenError, yaml.YAMLError)
 
 
 # Folder or file below --data_path -> where its real data come from, as far as is known. The
 # addresses date from the years 2017 to 2026.
-SOURCES = {"coco": "COCO's train2014.zip, val2014.zip and annotations_trainval2014.zip "
-           "(cocodataset.org) and the coco_*_ids.npy of VSE++ (data.tar of "
-           "github.com/fartashf/vsepp)", "coco_precomp": "SCAN's region features of COCO, 31 GiB "
-           "(github.com/kuanghuei/SCAN; Kaggle kuanghueilee/scan-features); for CxC and PMRP also "
-           "testall_img_ids.npy and testall_ann_ids.npy", "f30k_precomp": "SCAN's region features "
-           "of Flickr30k (github.com/kuanghuei/SCAN; Kaggle kuanghueilee/scan-features)",
-           "f30k": "Flickr30k's photos (by a form of the University of Illinois) and "
-           "dataset_flickr30k.json of Karpathy's caption_datasets.zip",
-           "f30k_entities": "Annotations/ and Sentences/ of annotations.zip and the splits "
-           "train.txt, val.txt, test.txt (github.com/BryanPlummer/flickr30k_entities), and "
-           "Flickr30k's photos in images/", "f8k": "Flickr8k's photos, Flickr8k_Dataset.zip (by a "
-           "form of the University of Illinois), and dataset_flickr8k.json of Karpathy's "
-           "caption_datasets.zip", "f8k_precomp": "features of Flickr8k's photos (VSE++'s "
-           "data.tar, or features.extract images)", "f8k_region_precomp": "features of regions or "
-           "cells of Flickr8k's photos (features.extract images --layer cells)",
-           "coco/annotations/instances_val2014.json": "COCO's instances, in "
-           "annotations_trainval2014.zip (cocodataset.org)", "cxc": "the csv files of Crisscrossed "
-           "Captions (github.com/google-research-datasets/Crisscrossed-Captions)",
-           "vg": "Visual Genome's image_data.json, region_descriptions.json and photos "
-           "(visualgenome.org)", "GoogleNews-vectors-negative300.bin": "word2vec's vectors of "
-           "Google News, 3.4 GiB (code.google.com/archive/p/word2vec)"}
+SOURCES = {
+    "coco":
+        "COCO's train2014.zip, val2014.zip and annotations_trainval2014.zip (cocodataset.org) and "
+        "the coco_*_ids.npy of VSE++ (data.tar of github.com/fartashf/vsepp)",
+    "coco_precomp":
+        "SCAN's region features of COCO, 31 GiB (github.com/kuanghuei/SCAN; Kaggle "
+        "kuanghueilee/scan-features); for CxC and PMRP also testall_img_ids.npy and "
+        "testall_ann_ids.npy",
+    "f30k_precomp":
+        "SCAN's region features of Flickr30k (github.com/kuanghuei/SCAN; Kaggle "
+        "kuanghueilee/scan-features)",
+    "f30k":
+        "Flickr30k's photos (by a form of the University of Illinois) and dataset_flickr30k.json "
+        "of Karpathy's caption_datasets.zip",
+    "f30k_entities":
+        "Annotations/ and Sentences/ of annotations.zip and the splits train.txt, val.txt, "
+        "test.txt (github.com/BryanPlummer/flickr30k_entities), and Flickr30k's photos in images/",
+    "f8k":
+        "Flickr8k's photos, Flickr8k_Dataset.zip (by a form of the University of Illinois), and "
+        "dataset_flickr8k.json of Karpathy's caption_datasets.zip",
+    "f8k_precomp":
+        "features of Flickr8k's photos (VSE++'s data.tar, or features.extract images)",
+    "f8k_region_precomp":
+        "features of regions or cells of Flickr8k's photos (features.extract images --layer cells)",
+    "coco/annotations/instances_val2014.json":
+        "COCO's instances, in annotations_trainval2014.zip (cocodataset.org)",
+    "cxc":
+        "the csv files of Crisscrossed Captions "
+        "(github.com/google-research-datasets/Crisscrossed-Captions)",
+    "vg":
+        "Visual Genome's image_data.json, region_descriptions.json and photos (visualgenome.org)",
+    "GoogleNews-vectors-negative300.bin":
+        "word2vec's vectors of Google News, 3.4 GiB (code.google.com/archive/p/word2vec)"}
 HELP = ("docs/data.md says what comes from where, `python data.py check` what is there, `python -m "
         "demo` writes demo data")
 
@@ -168,8 +178,7 @@ def read_json(path: str, fix: str = "fetch it again", what: str = "JSON", unique
     try:
         value = json.loads(text, parse_constant=no_number,
                            object_pairs_hook=once if unique else None)
-        if re.search(r"\\u[dD][89a-fA-F]",
-                     text):      # half a surrogate pair could not be written again
+        if re.search(r"\\u[dD][89a-fA-F]", text):           # half a surrogate pair is no text
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise InputError(f"{path} is not {what} of UTF-8 text (it has half a surrogate pair, "
@@ -217,8 +226,8 @@ class _Plain(yaml.SafeLoader):
     def decimal(self, node):
         text = self.construct_scalar(node)
         if not re.fullmatch(
-            r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?\.inf|\.nan", text,
-            re.IGNORECASE):
+                r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?\.inf|\.nan",
+                text, re.IGNORECASE):
             raise yaml.YAMLError(f"{text} is no decimal number in YAML; write it without leading "
                                  "zeros, 0x, : and _, or in quotes")
         whole = re.fullmatch(r"[-+]?[0-9]+", text)
@@ -313,8 +322,8 @@ def check_header(f, size: int) -> None:
     that its header announces. Without this check a false header could reserve any amount of memory.
     """
     version = np.lib.format.read_magic(f)
-    read = {(1, 0): np.lib.format.read_array_header_1_0}.get(version,
-                                                             np.lib.format.read_array_header_2_0)
+    read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
+        version, np.lib.format.read_array_header_2_0)
     shape, _, dtype = read(f)
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are not read")
@@ -329,7 +338,8 @@ def integers(values, path: str, what: str) -> np.ndarray:
     """The values that were read from `path`, as (K,) int64. Raises InputError on all but whole
     numbers of at most 64 bits. `what` names the values in the message."""
     for value in values:
-        if type(value) is not int and not isinstance(value, np.integer) or not INT64.min <= value <= INT64.max:
+        if (type(value) is not int and not isinstance(value, np.integer)
+                or not INT64.min <= value <= INT64.max):
             raise InputError(f"{path} gives {what} {reason(ValueError(ascii(value)), 40)}, which "
                              "is no whole number of at most 64 bits; write numbers such as COCO's")
     return np.array(list(values), np.int64)
@@ -338,14 +348,14 @@ def integers(values, path: str, what: str) -> np.ndarray:
 def as_integers(ids: list) -> list | None:
     """Ids (integers or strings of at most 18 digits) as integers, or None where one of them is any
     other text."""
-    return [int(i) for i in ids] if all(isinstance(i, int) or re.fullmatch("[0-9]{1,18}", i)
-                                        for i in ids) else None
+    return ([int(i) for i in ids]
+            if all(isinstance(i, int) or re.fullmatch("[0-9]{1,18}", i) for i in ids) else None)
 
 
 def read_integers(path: str) -> np.ndarray:
     array = read_array(path, "fetch or save it again", "integers")
-    if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) and array.max() > np.iinfo(
-        np.int64).max:
+    if (array.ndim != 1 or array.dtype.kind not in "iu"
+            or len(array) and array.max() > np.iinfo(np.int64).max):
         raise InputError(f"{path} is not a whole .npy file of integers (it holds {array.dtype} of "
                          f"shape {array.shape}); fetch or save it again")
     return array.astype(np.int64)

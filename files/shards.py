@@ -87,8 +87,8 @@ class Shards:
             kept = [(path, part[max(first - at, 0):last - at])
                     for path, part, at in zip(self.paths, self.parts, self.start)
                     if max(first, at) < min(last, at + len(part))]
-            return Shards(*map(list, zip(*kept)),
-                          self.place(first)[1]) if kept else self.parts[0][:0]
+            return (Shards(*map(list, zip(*kept)), self.place(first)[1]) if kept
+                    else self.parts[0][:0])
         rows = np.asarray(index)
         if len(rows.flat) and not -len(self) <= rows.min() <= rows.max() < len(self):
             raise IndexError(f"rows {rows.min()} to {rows.max()} of {len(self)}")

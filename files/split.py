@@ -65,9 +65,8 @@ class Split:
     @cached_property
     def words(self) -> list[list[str]]:
         """The captions as lists of words. They are tokenised only once."""
-        return [tokenize(caption)
-                for caption in tqdm(self.captions, desc="words of "
-                                                        f"{self.name}", disable=None, leave=False)]
+        return [tokenize(caption) for caption in tqdm(
+            self.captions, desc=f"words of {self.name}", disable=None, leave=False)]
 
     def encode(self, vocab: Vocabulary,
                known: bool = True) -> Tokens | TrigramTokens | CaptionFeatures:
@@ -88,17 +87,18 @@ class Split:
         every feature. Without `images` only the captions are checked."""
         for m, caption in enumerate(self.captions):
             if not caption.strip():
-                yield f"{self.source}, caption {m + 1} is empty; every caption needs a word, so fill or remove it"
-            elif len(caption) > LONGEST and (len(caption) > 10 * LONGEST
-                                             or len(caption.split()) > LONGEST):
+                yield (f"{self.source}, caption {m + 1} is empty; every caption needs a word, so "
+                       "fill or remove it")
+            elif len(caption) > LONGEST and (
+                    len(caption) > 10 * LONGEST or len(caption.split()) > LONGEST):
                 yield (f"{self.source}, caption {m + 1} has {len(caption.split()):,} words in "
                        f"{len(caption):,} letters; at most {LONGEST:,} words in {10 * LONGEST:,} "
                        "letters are read, so shorten or remove it")
         yield from self.images.faults(deep) if images else ()
-        for what, ids in (("images", self.image_ids),
-                          ("captions", self.caption_ids)) if deep and images else ():
-            twice = 0 if ids is None else len(ids) - len(set(ids if isinstance(ids, list)
-                                                             else ids.tolist()))
+        for what, ids in (("images", self.image_ids), ("captions", self.caption_ids)
+                          ) if deep and images else ():
+            twice = 0 if ids is None else (
+                len(ids) - len(set(ids if isinstance(ids, list) else ids.tolist())))
             if twice:
                 yield (f"{self.source}: {twice} of {len(ids)} {what} have the id or name of "
                        "another one; give each its own, or leave the ids out")
@@ -114,8 +114,7 @@ class Split:
         """Sizes and checksums for a run's config.yaml: of all captions, and of the features' shape
         and 64 rows."""
         found = {"images": len(self.images), "captions": len(self.captions),
-                 "images_sha256": self.images.digest(),
-                 **inputs.told_of(self.captions)}
+                 "images_sha256": self.images.digest(), **inputs.told_of(self.captions)}
         found.update({} if self.text is None else {"text_sha256": self.text.digest()})
         return {**found, "extractors": self.extractors} if self.extractors else found
 
@@ -140,8 +139,8 @@ def read_text_features(path: str, captions: list[str], source: str,
     if text.array.shape[:-1] != (len(captions),):
         raise InputError(f"{path} has shape {text.array.shape} for the {len(captions)} {what}s of "
                          f"{source}; give one row a {what}")
-    if os.path.isfile(told) and read_json(told, "extract the "
-                                                "features again") != inputs.told_of(captions):
+    if (os.path.isfile(told)
+            and read_json(told, "extract the features again") != inputs.told_of(captions)):
         raise InputError(f"{path} was extracted from other {what}s than {source} holds now; call "
                          "features.extract captions again")
     return text

@@ -313,11 +313,12 @@ def read_index(root: str, split: str, shards: list[str],
 
 
 def _is_entry(entry) -> bool:
-    return isinstance(entry, dict) and set(entry) == {"name", "bytes", "mtime_ns", "samples"} \
-        and isinstance(entry["name"], str) and isinstance(entry["samples"], list) and all(
-            isinstance(sample, list) and len(sample) == 2 and isinstance(sample[0], str)
-            and isinstance(sample[1], list) and sample[1]
-            and all(isinstance(text, str) for text in sample[1]) for sample in entry["samples"])
+    return (isinstance(entry, dict) and set(entry) == {"name", "bytes", "mtime_ns", "samples"}
+            and isinstance(entry["name"], str) and isinstance(entry["samples"], list)
+            and all(isinstance(sample, list) and len(sample) == 2 and isinstance(sample[0], str)
+                    and isinstance(sample[1], list) and sample[1]
+                    and all(isinstance(text, str) for text in sample[1])
+                    for sample in entry["samples"]))
 
 
 # ---- photos
@@ -391,8 +392,8 @@ class TarPhotos(Photos):
     def order(self, seed: tuple | None) -> np.ndarray:
         """The order in which the shards are read, (K,): shuffled by `seed`, or their own."""
         count = len(self.shards)
-        return np.arange(count) if seed is None else \
-            np.random.default_rng([*seed, SHARDS]).permutation(count)
+        return (np.arange(count) if seed is None
+                else np.random.default_rng([*seed, SHARDS]).permutation(count))
 
     def place(self, shards: np.ndarray) -> np.ndarray:
         """Where each image comes when the shards are read in this order (K,) -> (N,)."""

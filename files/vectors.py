@@ -49,8 +49,8 @@ def read_vectors(path: str, words: list[str] | None = None) -> tuple[list[str], 
                 vectors_of[word] = _vector(f"{path}, {where}", word, values)
     if not vectors_of and wanted is None:
         raise InputError(f"{path} is empty; {FORMS}")
-    vectors = np.stack([*vectors_of.values()]) if vectors_of else np.zeros((0, dim or 0),
-                                                                           np.float32)
+    vectors = (np.stack([*vectors_of.values()]) if vectors_of
+               else np.zeros((0, dim or 0), np.float32))
     return [word.decode() for word in vectors_of], vectors
 
 

@@ -192,8 +192,8 @@ def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> s
                          "what comes out")
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        device = os.path.abspath(path).startswith(("/dev/",
-                                                   "/proc/"))      # /dev/stdout is a link to a file
+        # Not by its real path: /dev/stdout is a link to a file.
+        device = os.path.abspath(path).startswith(("/dev/", "/proc/"))
         if device or os.path.lexists(path) and not os.path.isfile(path):
             raise OSError("it is a folder" if os.path.isdir(path) else "it is no plain file")
         if os.path.lexists(path):
@@ -231,8 +231,8 @@ def locked(folder: str, doing: str):
     with holder:
         if fcntl:
             try:
-                fcntl.lockf(holder, fcntl.LOCK_EX
-                            | fcntl.LOCK_NB)          # held by this process, not by its children
+                # It is held by this process, not by its children.
+                fcntl.lockf(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
                     holder.seek(0)

@@ -129,9 +129,9 @@ def refuse_misfit(encoder: Encoder, gallery: Gallery) -> None:
     kinds = "features of photos", "photos"
     if photos != encoder.reads_photos:
         raise InputError(f"{encoder.path} reads {kinds[not photos]}, and {gallery.data} holds "
-                         f"{kinds[photos].split()[0]}; " + (
-                             "write them with features.extract images" if photos else
-                             "name photos with --photos"))
+                         f"{kinds[photos].split()[0]}; "
+                         + ("write them with features.extract images" if photos
+                            else "name photos with --photos"))
     if photos:
         return
     width, trained = gallery.images.dim, encoder.options.img_dim
@@ -343,8 +343,8 @@ def changed(folder: str, token: str):
           contextlib.closing(open_index(folder, token, writing=True)) as old):
         @contextlib.contextmanager
         def change(out: np.ndarray, more: int, removed: set[str]):
-            place = contextlib.nullcontext(old) if isinstance(old, Milvus) else changing(
-                folder, old.manifest, len(old) - len(out) + more)
+            place = (contextlib.nullcontext(old) if isinstance(old, Milvus)
+                     else changing(folder, old.manifest, len(old) - len(out) + more))
             with place as new:
                 new.leave_out(old, out, removed)
                 yield new

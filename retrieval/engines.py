@@ -42,7 +42,7 @@ LEAST = 1000              # vectors that codes can be learned from
 EFFORTS = {"hnsw": (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072),
            "ivfpq": (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
                      3072)}
-# candidates that are scored exactly; each is read from the disk
+# Candidates that are scored exactly; each is read from the disk.
 DEPTHS = (20, 35, 50, 70, 100, 140, 200)
 
 
@@ -100,7 +100,7 @@ class Flat:
             raise InputError(f"{path} holds {array.dtype} of shape {array.shape} and no vectors; "
                              f"{AGAIN}")
         self.path, self.mapping, (self.n, self.k) = path, array.base, array.shape
-        # torch warns of memory that cannot be written; nor is it
+        # torch warns of memory that cannot be written, and none is.
         with warnings.catch_warnings(action="ignore"):
             self.data = torch.from_numpy(array)
         self.unreturned = 0
@@ -334,7 +334,7 @@ def build(flat: Flat, method: str, queries, seed: int = 0) -> Approximate:
         index.do_polysemous_training = False  # it serves Hamming distances, and takes minutes
         index.by_residual = False  # else every list that is read needs a table of its own
         for of in (index.cp, index.pq.cp):
-            # with more of the last it warns
+            # FAISS warns where fewer points come for a centroid than the last of these says.
             of.niter, of.seed, of.min_points_per_centroid = ROUNDS, seed + 1, 1
         index.train(short_rows(projection, flat, some_rows(rng, flat.n, PER_LIST * lists)))
     made = Approximate(index, method, projection)

@@ -38,7 +38,7 @@ POINTER = "uri", "collection", "removed"
 SAMPLE = 2048                     # photos that stand for all others in a sum over the gallery
 ROWS = 1024                       # photos that are copied at a time
 DEPTH = 200                       # candidates at least that an index proposes, unless it was tuned
-# files of a state, in format 1 too
+# Files of a state, in format 1 too.
 STATE = r"items\.json|numbers\.npz|(rest|vectors\d+)\.(npy|faiss)|approximate\d+\.npz"
 
 
@@ -260,7 +260,7 @@ class Generation:
         save_json(self.manifest, os.path.join(self.folder, "manifest.json"))
         for old in os.listdir(self.folder):
             if old != name and is_state(os.path.join(self.folder, old)):
-                # readers have its files open
+                # errors: readers may have its files open
                 shutil.rmtree(os.path.join(self.folder, old), ignore_errors=True)
 
 

@@ -156,8 +156,8 @@ class Connection:
         if self.path:
             self.start_lite()
         with self.asking():
-            # its own alias: pymilvus would share a connection of the same address, and closing one
-            # closes both
+            # Its own alias: pymilvus would share a connection of the same address, and closing one
+            # closes both.
             self.client = pymilvus.MilvusClient(uri=self.path or uri, token=token, timeout=CONNECT,
                                                 alias=uuid.uuid4().hex)
             version = self.client.get_server_version(timeout=CONNECT)
@@ -203,15 +203,15 @@ class Connection:
             yield
         except (MilvusException, grpc.RpcError, grpc.FutureTimeoutError) as error:
             code = error.code() if isinstance(error, grpc.Call) else None
-            text = (error.message if isinstance(error, MilvusException) else
-                    error.details() if isinstance(error, grpc.Call) else "")
+            text = (error.message if isinstance(error, MilvusException)
+                    else error.details() if isinstance(error, grpc.Call) else "")
             text = self.sentence(grpc.StatusCode, code, text or type(error).__name__)
             raise InputError(text) from None                # its cause may hold the token
 
     def sentence(self, codes, code, text: str) -> str:
         text = reason(RuntimeError(text.replace(self.token, "***") if self.token else text))
-        if code in (codes.UNAUTHENTICATED, codes.PERMISSION_DENIED) or re.search(
-                r"\bauth|permission deny", text):
+        if (code in (codes.UNAUTHENTICATED, codes.PERMISSION_DENIED)
+                or re.search(r"\bauth|permission deny", text)):
             wanted = "refuses the token of --token_file" if self.token else "wants a token"
             return (f"the Milvus server at {self.uri} {wanted}; give a file with USER:PASSWORD or "
                     "an API key in --token_file, of a user who may read and write the collection")
@@ -302,9 +302,9 @@ def check_finite(stored: np.ndarray, what: list[str], field: str) -> None:
     if not fits.all():
         half = stored.dtype == np.float16
         raise InputError(f"{what[int(np.argmin(fits.all(1)))]} has a number in {field} that "
-                         f"float{16 if half else 32} cannot hold; " + (
-                             "store float32 instead" if half else
-                             "its photo or the model is broken"))
+                         f"float{16 if half else 32} cannot hold; "
+                         + ("store float32 instead" if half
+                            else "its photo or the model is broken"))
 
 
 # ---- the collection

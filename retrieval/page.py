@@ -30,12 +30,12 @@ from files.photos import PHOTO_FORMATS, in_rgb, photo_formats, read_photo
 from files.reading import FAULTS
 from retrieval.searcher import Found, Searcher
 
-# the most of a text, a request in bytes, a photo
+# The most of a text, of a request in bytes, of a photo.
 LETTERS, BODY, PIXELS = 10_000, 10_000_000, 80_000_000
 TOO_MUCH = f"the request has more than {BODY:,} bytes; send a smaller copy of the photo"
 TOP, MOST = 10, 100                   # answers at a time, unless asked for otherwise, and at most
 THUMBNAIL, DRAWN_AT_ONCE = 400, 4     # pixels a side; thumbnails
-# browsers show these as they are
+# Browsers show these as they are.
 SHOWN = {"JPEG": "image/jpeg", "MPO": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp",
          "GIF": "image/gif", "BMP": "image/bmp", "AVIF": "image/avif"}
 FILES = {"page.html": "text/html; charset=utf-8", "page.css": "text/css; charset=utf-8",
@@ -43,9 +43,9 @@ FILES = {"page.html": "text/html; charset=utf-8", "page.css": "text/css; charset
 HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
            "Cross-Origin-Resource-Policy": "same-origin",
            "Cross-Origin-Opener-Policy": "same-origin",
-           "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-                                      "connect-src 'self'; img-src 'self' blob:; base-uri 'none'; "
-                                      "form-action 'self'; frame-ancestors 'none'"}
+           "Content-Security-Policy":
+               "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+               "img-src 'self' blob:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"}
 
 
 class Refused(InputError):
@@ -64,7 +64,7 @@ class Page:
     def __init__(self, searcher: Searcher, unsure: float):
         self.searcher, self.unsure = searcher, unsure
         self.lock = threading.Lock()  # requests come in threads, and the model is one
-        # a large photo takes much memory while it is read
+        # A large photo takes much memory while it is read.
         self.drawing = threading.BoundedSemaphore(DRAWN_AT_ONCE)
 
     def about(self) -> dict:
@@ -114,8 +114,8 @@ class Page:
         return int(text)
 
     def plain(self, found: Found, top: int, first: int) -> dict:
-        answers = [{**answer._asdict(), "unsure": answer.p is not None and
-                    (found.sure if answer.copy else answer.p) < self.unsure}
+        answers = [{**answer._asdict(), "unsure": answer.p is not None
+                    and (found.sure if answer.copy else answer.p) < self.unsure}
                    for answer in found.answers]
         return {**found._asdict(), "answers": answers, "top": top, "first": first,
                 "said": found.said(self.unsure), "query_said": found.query_said,
@@ -211,8 +211,8 @@ def application(searcher: Searcher, unsure: float = 0.5):
     app.json.sort_keys = False
     app.before_request(lambda: guard(flask.request))
     app.after_request(finished)
-    app.register_error_handler(InputError, lambda error: ({"error": str(error)},
-                                                          getattr(error, "status", 400)))
+    app.register_error_handler(
+        InputError, lambda error: ({"error": str(error)}, getattr(error, "status", 400)))
     app.register_error_handler(Exception, lambda error: failed(app, error))
 
     for name, kind in FILES.items():
@@ -220,8 +220,8 @@ def application(searcher: Searcher, unsure: float = 0.5):
     app.add_url_rule("/about", view_func=page.about)
     app.add_url_rule("/search", "search", lambda: page.search(flask.request.args))
     app.add_url_rule("/photo-query", "photo_query", methods=["POST"],
-                     view_func=lambda: page.photo_query(flask.request.args,
-                                                        flask.request.get_data(cache=False)))
+                     view_func=lambda: page.photo_query(
+                         flask.request.args, flask.request.get_data(cache=False)))
 
     def picture(row: str, draw):
         path = page.file_of(page.row(row))
@@ -290,8 +290,7 @@ def server(app, port: int):
     """A server of an application on 127.0.0.1, bound and not yet serving. port: 0 takes a free one.
     Raises InputError where the port is taken."""
     the_flask()
-    # optional as Flask is, and comes with it
-    from werkzeug.serving import WSGIRequestHandler, make_server
+    from werkzeug.serving import WSGIRequestHandler, make_server  # it comes with Flask
 
     class Handler(WSGIRequestHandler):
         """Writes no line for each request: a page of answers makes dozens."""
