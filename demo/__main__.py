@@ -302,13 +302,13 @@ def read_manifest(manifest, folders):
                if manifest.exists() else {})
     if (not isinstance(written, dict)
             or manifest.exists() and not {"version", "size", "seed"} <= set(written)):
-        raise InputError(f"{manifest} does not describe demo data; move its folder away, or give "
-                         "another --data_path")
+        raise InputError(f"{manifest} does not describe demo data; "
+                         "move its folder away, or give another --data_path")
     for folder in folders if not written else ():
         if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
             raise InputError(f"{folder} is there already and is none that `python -m demo` wrote "
-                             f"({manifest} would say so); move it away, or give another "
-                             "--data_path")
+                             f"({manifest} would say so); "
+                             "move it away, or give another --data_path")
     return written
 
 
@@ -457,8 +457,8 @@ def main(argv=None):
     parser.add_argument("--seed", type=natural, default=0,
                         help="random seed; another seed gives other scenes")
     parser.add_argument("--scenes", choices=list(WORLDS), default="demo",
-                        help="distribution of scenes and captions; the names of the folders start "
-                        "with it")
+                        help="distribution of scenes and captions; "
+                        "the names of the folders start with it")
     args = parser.parse_args(argv)
 
     def work():

@@ -67,7 +67,8 @@ def annotation(scene, filename, numbers):
                       f"\t\t<bndbox>{box}</bndbox>", "\t</object>"]
     for named in (*SCENE, NO_BOX):
         if named in numbers:
-            lines.append(f"\t<object><name>{numbers[named]}</name><scene>{int(named in SCENE)}</scene>"
+            lines.append(f"\t<object><name>{numbers[named]}</name>"
+                         f"<scene>{int(named in SCENE)}</scene>"
                          f"<nobndbox>{int(named == NO_BOX)}</nobndbox></object>")
     return [*lines, "</annotation>"]
 

@@ -76,18 +76,19 @@ class World:
 
 WORLDS = {
     "demo": World(
-        objects=tuple(range(1, MAX_OBJECTS + 1)), sizes=tuple(RADII), shapes=tuple(OUTLINES), colours=tuple(COLOURS),
-        textures=TEXTURES, backgrounds=tuple(BACKGROUNDS), grounds=tuple(GROUNDS), ground_chance=0.3, shaded_chance=0.4,
+        objects=tuple(range(1, MAX_OBJECTS + 1)), sizes=tuple(RADII), shapes=tuple(OUTLINES),
+        colours=tuple(COLOURS), textures=TEXTURES, backgrounds=tuple(BACKGROUNDS),
+        grounds=tuple(GROUNDS), ground_chance=0.3, shaded_chance=0.4,
         words={"large": ("large", "large", "big", "huge"), "small": ("small", "little", "tiny"),
-               "plain": ("plain", "solid"),
-               "striped": ("striped", "striped", "stripy"), "dotted": ("dotted", "spotted"),
-               "checked": ("checked", "checkered"), "purple": ("purple", "purple", "violet"),
-               "circle": ("circle", "circle", "disc"), "ring": ("ring", "ring", "hoop"),
-               "any": ("shape", "object", "thing"),
+               "plain": ("plain", "solid"), "striped": ("striped", "striped", "stripy"),
+               "dotted": ("dotted", "spotted"), "checked": ("checked", "checkered"),
+               "purple": ("purple", "purple", "violet"), "circle": ("circle", "circle", "disc"),
+               "ring": ("ring", "ring", "hoop"), "any": ("shape", "object", "thing"),
                "left": ("left of", "to the left of"), "right": ("right of", "to the right of"),
                "above": ("above", "over"), "below": ("below", "under", "beneath")},
         vague={2: ("a couple of", "number"), 3: ("some", ""), 0: ("several", "")},
-        openings=("a picture of", "an image of", "a drawing of", "an image showing", "a picture with", "we see"),
+        openings=("a picture of", "an image of", "a drawing of", "an image showing",
+                  "a picture with", "we see"),
         opening_chance=0.25,
         levels={0: (0, None, 0.3), 1: (1, (0.4, 0.4, 0.9, 0.9), 0.1), 2: (0, None, 0.1),
                 3: (2, (0.5, 0.5, 0.9, 0.9), 0.1), 4: (MAX_OBJECTS, (0.6, 0.6, 1, 1), 1)},
@@ -97,23 +98,28 @@ WORLDS = {
     # unknown to demo.
     "other": World(
         objects=(1, 1, 2, 2, 3, 3, 4, 5), sizes=("large", "large", "medium", "medium", "small"),
-        shapes=("heart", "heart", "heart", "star", "star", "ring", "ring", "cross", "diamond", "triangle", "square",
-                "circle"),
-        colours=("red", "red", "orange", "orange", "pink", "pink", "yellow", "yellow", "purple", "white", "green",
-                 "blue"),
+        shapes=("heart", "heart", "heart", "star", "star", "ring", "ring", "cross", "diamond",
+                "triangle", "square", "circle"),
+        colours=("red", "red", "orange", "orange", "pink", "pink", "yellow", "yellow", "purple",
+                 "white", "green", "blue"),
         textures=("plain", "plain", "plain", "dotted", "dotted", "checked", "striped"),
         backgrounds=("navy", "navy", "navy", "teal", "teal", "olive", "brown", "grey", "beige"),
         grounds=("water", "water", "sand", "grass"), ground_chance=0.6, shaded_chance=0.7,
-        words={"large": ("large", "big", "giant"), "small": ("small", "small", "mini"), "striped": ("striped", "lined"),
-               "dotted": ("dotted", "speckled"), "checked": ("checked", "chequered"), "purple": ("purple", "lilac"),
-               "diamond": ("diamond", "rhombus"), "ring": ("ring", "loop"), "any": ("shape", "figure", "item"),
-               "left": ("to the left of", "on the left side of"), "right": ("to the right of", "on the right side of"),
+        words={"large": ("large", "big", "giant"), "small": ("small", "small", "mini"),
+               "striped": ("striped", "lined"), "dotted": ("dotted", "speckled"),
+               "checked": ("checked", "chequered"), "purple": ("purple", "lilac"),
+               "diamond": ("diamond", "rhombus"), "ring": ("ring", "loop"),
+               "any": ("shape", "figure", "item"),
+               "left": ("to the left of", "on the left side of"),
+               "right": ("to the right of", "on the right side of"),
                "above": ("above", "higher than"), "below": ("below", "lower than", "underneath")},
         vague={2: ("a pair of", "number"), 3: ("a few", ""), 0: ("several", "")},
-        openings=("a photo of", "a sketch of", "a picture of", "this shows", "a scene with"), opening_chance=0.5,
+        openings=("a photo of", "a sketch of", "a picture of", "this shows", "a scene with"),
+        opening_chance=0.5,
         levels={0: (0, None, 0.1), 1: (1, (0.2, 0.2, 0.8, 0.9), 0.3), 2: (0, None, 0),
                 3: (2, (0.2, 0.2, 0.9, 0.9), 0.1), 4: (3, (0.4, 0.4, 0.9, 1), 0.5)},
-        on_ground=(" on [{}] under [the sky]", " with [{}] and [sky] behind"), on_plain=("against", "backdrop"))}
+        on_ground=(" on [{}] under [the sky]", " with [{}] and [sky] behind"),
+        on_plain=("against", "backdrop"))}
 DEMO = WORLDS["demo"]
 
 
@@ -174,7 +180,8 @@ def random_scene(rng, world=DEMO):
     out."""
     sizes, things = [pick(rng, world.sizes) for _ in range(pick(rng, world.objects))], []
     for size in sorted(sizes, key=list(RADII).index):
-        shape, colour, texture = pick(rng, world.shapes), pick(rng, world.colours), pick(rng, world.textures)
+        shape, colour, texture = (pick(rng, world.shapes), pick(rng, world.colours),
+                                  pick(rng, world.textures))
         radius = between(rng, *RADII[size])
         rgb = tuple(min(max(value + between(rng, -10, 10), 0), 255) for value in COLOURS[colour])
         for _ in range(40):

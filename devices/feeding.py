@@ -73,8 +73,8 @@ def keep(images, device: torch.device, where: str) -> tuple[object, str]:
     if not images.keeps:
         if where == "device":
             raise InputError("--features_on device keeps precomputed features of whole images, and "
-                             "the training images are photos or regions of phrases; take auto or "
-                             "host")
+                             "the training images are photos or regions of phrases; "
+                             "take auto or host")
         return images, ""
     size, free = kept_bytes(images), torch.cuda.mem_get_info(device)[0]
     sizes = f"{size / 2 ** 30:.1f} GiB", f"{free / 2 ** 30:.1f} GiB are free on {device}"

@@ -86,8 +86,8 @@ def ended():
             raise
         raise InputError(f"process {rank()} of {count()} cannot reach the others, of which one has "
                          f"ended ({reason(error, 80)}); files that were complete still are: look "
-                         "for what that one said, and call the command again, train.py with "
-                         "--resume") from error
+                         "for what that one said, and call the command again, "
+                         "train.py with --resume") from error
 
 
 @contextlib.contextmanager

@@ -63,7 +63,7 @@ class PhotoBoxes:
         for box in self.boxes[n]:
             if box[2] > size[0] or box[3] > size[1]:
                 raise InputError(f"{self.path}: the box {box} of {self.names[n]} leaves the photo, "
-                                 f"which is {size[0]} x {size[1]} pixels as it is seen; mend the "
-                                 "box")
+                                 f"which is {size[0]} x {size[1]} pixels as it is seen; "
+                                 "mend the box")
         return (torch.tensor(self.boxes[n], dtype=torch.float64)
                 / torch.tensor([*size, *size])).float()

@@ -73,8 +73,8 @@ class MeanVectors(OfWords):
 
     def __init__(self, words: list[str], word_vectors: str):
         table, known = table_for(words, word_vectors)
-        self.index = {word: i for i, word
-                      in enumerate(word for word, has in zip(words, known) if has)}
+        self.index = {word: i for i, word in enumerate(
+            word for word, has in zip(words, known) if has)}
         self.table, self.arrays, self.size = unit(table[known]), {}, table.shape[1]
         self.word_vectors = word_vectors
         with open(word_vectors, "rb") as f:
@@ -140,8 +140,8 @@ class FisherVectors(MeanVectors):
         fits = (a["ica_axes"] if a["ica_axes"].size else a["location"]).shape[1]
         if fits != self.size:
             raise InputError(f"the vectors of {self.word_vectors} have {self.size} values and "
-                             f"{path} was fitted on {fits}; give the word vectors that it was "
-                             "fitted on")
+                             f"{path} was fitted on {fits}; "
+                             "give the word vectors that it was fitted on")
         self.scale_table()
         self.mixture = HGLMM(*(a[name] for name in self.names[:4]))
         return self.describe()
@@ -167,8 +167,8 @@ class FisherVectors(MeanVectors):
         """Fit the principal axes of the Fisher vectors of a sample of captions. counts: (M, V)."""
         some = np.sort(rng.permutation(np.flatnonzero(np.asarray(counts.sum(1))))[:captions])
         fisher = np.empty((len(some), 2 * self.mixture.location.size), np.float32)
-        for start in tqdm(range(0, len(some), ROWS), desc="captions "
-                                                          "for the PCA", disable=None, leave=False):
+        for start in tqdm(range(0, len(some), ROWS), desc="captions for the PCA", disable=None,
+                          leave=False):
             fisher[start:start + ROWS] = self.fisher(counts[some[start:start + ROWS]])
         print(f"PCA of {fisher.shape[1]:,} values to {size:,}, on {len(some):,} captions")
         self.arrays["pca_mean"], self.arrays["pca_axes"] = fit_pca(fisher, size, seed)
@@ -204,8 +204,8 @@ class TfIdf(OfWords):
         InputError if there is none."""
         words = Vocabulary.build(train, threshold).words[4:]
         if not words:
-            raise InputError(f"no word stands {threshold} times in the captions; give a lower "
-                             "--vocab_threshold")
+            raise InputError(f"no word stands {threshold} times in the captions; "
+                             "give a lower --vocab_threshold")
         captions_with = Counter(word for caption in train for word in set(caption))
         return cls(np.array(words),
                    np.log(len(train) / np.array([captions_with[word] for word in words])))

@@ -132,8 +132,8 @@ def of_captions(add) -> None:
         default="coco_precomp")
     add("splits", "splits to write (default: all)", nargs="+", choices=SPLITS)
     add("kind", "kind of features: mean of the word vectors, hglmm (Fisher vectors), tfidf, minilm "
-        "(sentence vectors of MiniLM-L6) or open_clip (text embedding of a CLIP network) (default: "
-        "mean)", choices=captions.KINDS)
+        "(sentence vectors of MiniLM-L6) or open_clip (text embedding of a CLIP network) "
+        "(default: mean)", choices=captions.KINDS)
     add("name", "name of the features, for files {split}_NAME.npy (default: the kind)")
     add("word_vectors", "file of word vectors, in word2vec's text or .bin form or GloVe's text",
         "mean", "hglmm", type=filename, metavar="FILE")
@@ -177,8 +177,8 @@ def refuse_other_kinds(opt, kinds: dict[str, tuple], instead: str | None = None)
                              f"{' and '.join(only)}, not for "
                              f"{instead if taken else f'--kind {opt.kind}'}; leave it out")
     if opt.kind == "open_clip" and not opt.model:
-        raise InputError("--kind open_clip needs --model NAME, a network of open_clip such as "
-                         "ViT-B-32")
+        raise InputError("--kind open_clip needs --model NAME, "
+                         "a network of open_clip such as ViT-B-32")
 
 
 # ---- images
@@ -190,11 +190,11 @@ def extract_images(opt, kinds: dict) -> None:
     several = [f"--{name} {getattr(opt, name)}" for name in ("layer", "grid", "boxes")
                if getattr(opt, name)]
     if len(several) > 1:
-        raise InputError(f"{' and '.join(several)} are different features of a photo; give one of "
-                         "them")
+        raise InputError(f"{' and '.join(several)} are different features of a photo; "
+                         "give one of them")
     if opt.kind == "demo" and opt.grid not in (None, GRID):
-        raise InputError(f"--grid {opt.grid}: the demo's regions are {GRID} x {GRID}; give --grid "
-                         "alone")
+        raise InputError(f"--grid {opt.grid}: the demo's regions are {GRID} x {GRID}; "
+                         "give --grid alone")
     recipe, device = ({name: getattr(opt, name) for name in networks.RECIPE},
                       torch_device(opt.device))
     recipe["cnn_type"] = (opt.cnn_type or "vgg19") if opt.kind == "cnn" else None
@@ -208,8 +208,8 @@ def extract_images(opt, kinds: dict) -> None:
         folder.extract(opt.photos, to, recipe, how, opt.captions, opt.captions_per_image)
         return
     if opt.captions:
-        raise InputError(f"--captions {opt.captions} is for --photos FOLDER; a data set has its own"
-                         " captions")
+        raise InputError(f"--captions {opt.captions} is for --photos FOLDER; "
+                         "a data set has its own captions")
     data_name = opt.data_name or "coco"
     splits = [read_split(opt.data_path, data_name, name, use_restval=opt.use_restval, dev_images=0)
               for name in opt.splits or DEFAULT]
@@ -326,8 +326,8 @@ def extract_captions(opt, kinds: dict) -> None:
     if opt.fitted:
         kind = str(load_arrays(opt.fitted, ["kind"])["kind"])
         if opt.kind not in (None, kind) or kind not in captions.KINDS:
-            raise InputError(f"--kind {opt.kind}: {opt.fitted} is a model of kind {kind}; leave "
-                             "--kind out")
+            raise InputError(f"--kind {opt.kind}: {opt.fitted} is a model of kind {kind}; "
+                             "leave --kind out")
     opt.kind, name, fitting = (kind, opt.name or kind,
                                {name: getattr(opt, name) for name in captions.FITTING})
     if name in NOT_NAMES or not re.fullmatch(r"\w+", name):
@@ -383,8 +383,8 @@ def write_captions(features, kind: str, name: str, splits, to: str, fitted: str)
         print(f"{path}: {shape} of {features.line}")
         if empty.any():
             print(f"warning: {empty.sum()} of {len(empty)} captions of {split.name} have no word "
-                  f"that counts, the first is '{split.captions[empty.argmax()]}'; their rows are "
-                  "zeros", file=sys.stderr)
+                  f"that counts, the first is '{split.captions[empty.argmax()]}'; "
+                  "their rows are zeros", file=sys.stderr)
 
 
 def write_rows(path: str, shape: tuple, blocks, title: str) -> None:

@@ -60,8 +60,8 @@ def find_photos(folder: str, skip_broken: bool = False) -> tuple[list[str], list
         except OSError as error:
             if not inside or not skip_broken:
                 raise InputError(f"the folder {ascii(os.path.join(folder, inside))} cannot be read "
-                                 f"({reason(error)}); give yourself the permission, or move it "
-                                 "away") from error
+                                 f"({reason(error)}); give yourself the permission, "
+                                 "or move it away") from error
             left["folders that cannot be read"].append(inside)
             continue
         for entry in entries:
@@ -129,8 +129,8 @@ def check_folder(folder: str, output_folder: str) -> str:
         raise InputError(f"--photos {folder} {what}; give the folder that holds your photos")
     path = os.path.abspath(folder)
     if not storable(path):
-        raise InputError(f"--photos {ascii(path)}: the path is no UTF-8 text in one line; rename "
-                         "the folder")
+        raise InputError(f"--photos {ascii(path)}: the path is no UTF-8 text in one line; "
+                         "rename the folder")
     root, own = os.path.realpath(folder), os.path.realpath(output_folder)
     if os.path.commonpath([root, own]) == root:
         raise InputError(f"the output {output_folder} lies in --photos {folder}, among the photos; "
@@ -153,8 +153,8 @@ def extract(photos: str, folder: str, recipe: dict, how: How, table: str | None,
     names, notes = processes.from_first(find_photos, photos, how.skip_broken)
     if not names:
         raise InputError(f"--photos {photos} holds no photo ({'; '.join(notes) or 'it is empty'}); "
-                         "photos are files whose names end with .jpg, .png, .webp or another ending"
-                         " of photos")
+                         "photos are files whose names end with .jpg, .png, "
+                         ".webp or another ending of photos")
     for note in notes:
         print(f"note: {note}")
     beside = os.path.join(path, CAPTIONS)
@@ -292,8 +292,8 @@ def read_table(path: str) -> list[list[str]]:
             rows.append([field.strip() for field in fields])
             if len(rows) > 1 and len(fields) != 2:
                 raise InputError(f"{path}, line {reader.line_num}: it has {len(fields)} fields and "
-                                 "the header has 2, name and caption; put a caption with commas "
-                                 "into quotes")
+                                 "the header has 2, name and caption; "
+                                 "put a caption with commas into quotes")
             if [field.lower() for field in rows[0]] != ["name", "caption"]:
                 break
     except csv.Error as error:
@@ -301,8 +301,8 @@ def read_table(path: str) -> list[list[str]]:
                          "quotes around captions that have commas, quotes or line breaks"
                          ) from error
     if not rows or [field.lower() for field in rows[0]] != ["name", "caption"]:
-        raise InputError(f"{path} begins with {ascii(first.strip())[:60]}; its first line has to be"
-                         " name,caption")
+        raise InputError(f"{path} begins with {ascii(first.strip())[:60]}; "
+                         "its first line has to be name,caption")
     return rows[1:]
 
 
@@ -360,8 +360,8 @@ class Captions:
                          f"number, {least}; --captions_per_image N asks for N and leaves out photos"
                          " with fewer")
         if len(enough) < TINY:
-            lines.append(f"note: with {len(enough)} photos the splits are tiny; results on them say"
-                         " little")
+            lines.append(f"note: with {len(enough)} photos the splits are tiny; "
+                         "results on them say little")
         return parts, lines
 
 

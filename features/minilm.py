@@ -96,8 +96,8 @@ class MiniLM:
             from safetensors.torch import load
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise InputError("--kind minilm needs two packages: pip install safetensors "
-                             "tokenizers") from error
+            raise InputError("--kind minilm needs two packages: "
+                             "pip install safetensors tokenizers") from error
         weights, words = read_files(source)
         for (name, known), content in zip(SHA256.items(), (weights, words)):
             digest = hashlib.sha256(content).hexdigest()

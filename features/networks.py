@@ -214,8 +214,8 @@ def network_of(recipe: dict, device) -> tuple:
     recorded = recipe.get("extractor", line)
     if recorded != line:
         raise InputError(f"the features were made by '{recorded}' and the network at hand is "
-                         f"'{line}'; put the weights back, or delete the features and extract them "
-                         "again")
+                         f"'{line}'; put the weights back, "
+                         "or delete the features and extract them again")
     return net.to(device).eval(), transform, line
 
 

@@ -121,8 +121,8 @@ def read_weights(model: nn.Module, path: str, name: str) -> None:
     # a pickle, zip or key fault: all mean that the file is not this network's
     except Exception as error:
         raise InputError(f"{path} does not hold the weights of {name} ({reason(error)}); give a "
-                         "state dict of this network, in safetensors or as torch.save "
-                         "writes it") from error
+                         "state dict of this network, "
+                         "in safetensors or as torch.save writes it") from error
 
 
 class Clip(nn.Module):

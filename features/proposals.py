@@ -65,8 +65,8 @@ def opencv():
     except ImportError as error:
         raise InputError(f"{INSTALL} ({reason(error)})") from error
     if not hasattr(cv2, "ximgproc"):
-        raise InputError(f"this OpenCV has no module ximgproc. {INSTALL}, in place of the other "
-                         "opencv package")
+        raise InputError(f"this OpenCV has no module ximgproc. {INSTALL}, "
+                         "in place of the other opencv package")
     cv2.setNumThreads(1)
     return cv2
 
@@ -241,8 +241,8 @@ def write_split(root: str, split: str, name: str, method: str, count: int, origi
     asked = {"method": method, "count": count, "ids_sha256": ids_sha256(entities.ids)}
     made = {**asked, "origin": origin, "truth_sha256": sha256(entities.truth)}
     if not is_ours(path):
-        raise InputError(f"{path}.npz or .json is there and not of features.proposals; give another"
-                         " --name")
+        raise InputError(f"{path}.npz or .json is there and not of features.proposals; "
+                         "give another --name")
     facts = read_facts(f"{path}.json", "method", "") if os.path.exists(f"{path}.json") else made
     for key in ("method", "count", "origin"):
         if facts.get(key) != made[key]:
@@ -325,11 +325,11 @@ def arguments() -> Arguments:
     p.add_argument("--name", metavar="NAME",
                    help="of the proposals, part of their files' names (default: edgeboxesN)")
     p.add_argument("--box_origin", type=up_to(1, least=0), default=1,
-                   help="what is taken off the coordinates of the annotations: 1 as the data "
-                        "set's Python parser does, 0 as its Matlab parser")
+                   help="what is taken off the coordinates of the annotations: 1 as the data set's "
+                        "Python parser does, 0 as its Matlab parser")
     p.add_argument("--model", type=filename, metavar="FILE",
-                   help="model.yml.gz of OpenCV's structured forests (default: edges are image "
-                        "gradients)")
+                   help="model.yml.gz of OpenCV's structured forests "
+                        "(default: edges are image gradients)")
     p.add_argument("--from", type=filename, metavar="FILE.json", dest="given",
                    help="take boxes of your own: a JSON object, id of a photo to its [[x1, y1, "
                         "x2, y2], ...], each perhaps with a score behind, in pixels from 0")

@@ -344,8 +344,8 @@ class PhotoFeatures(RowStore):
         notes = self.listed(self.final)[0]
         array = self._array(self.path, notes)
         if os.path.isfile(self.path) and array is None and not any(self.notes):
-            print(f"{self.path}: nothing tells which photos its rows are of, so they are computed "
-                  "again")
+            print(f"{self.path}: nothing tells which photos its rows are of, "
+                  "so they are computed again")
         self._take(array, notes)
 
     def sound(self) -> np.ndarray:

@@ -161,11 +161,11 @@ def run(opt) -> list[float]:
     Raises InputError if an option or the data set does not fit.
     """
     if not 0 < opt.learning_rate < math.inf:
-        raise InputError(f"--learning_rate {opt.learning_rate:g} is not a positive number; 1e-4 is "
-                         "usual")
+        raise InputError(f"--learning_rate {opt.learning_rate:g} is not a positive number; "
+                         "1e-4 is usual")
     if os.path.exists(opt.output):
-        raise InputError(f"--output {opt.output} is there already; name another file, or delete it "
-                         "first")
+        raise InputError(f"--output {opt.output} is there already; "
+                         "name another file, or delete it first")
     output(opt.output)
     device = torch_device(opt.device)
     train, dev = (read_split(opt.data_path, opt.data_name, name) for name in ("train", "dev"))

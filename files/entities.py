@@ -78,8 +78,8 @@ def read_entities(root: str, split: str, origin: int = 1,
         sizes.append(size)
     if ids and not rows:
         report(f"{_split_file(root, split)}: no phrase of its {len(ids):,} photos has a box (left "
-               f"out: {_counts(dropped)}), and at least one must; give the annotations of these "
-               "photos")
+               f"out: {_counts(dropped)}), and at least one must; "
+               "give the annotations of these photos")
     owner, sentence, chains, types, phrases, truth, counts = (
         map(list, zip(*rows)) if rows else ([] for _ in range(7)))
     return Entities(ids, np.array(sizes, np.int64).reshape(-1, 2), phrases,
@@ -97,8 +97,8 @@ def photo_paths(root: str, ids: list[str], report: Callable[[str], None] = refus
         paths += [os.path.join(folder, name) for name in names[:1]]
         if not names:
             report(f"there is no photo {os.path.join(folder, photo)}.jpg (nor .jpeg, nor .png); put"
-                   " the photos of the data set into that folder, or make it a link to where they "
-                   "lie")
+                   " the photos of the data set into that folder, "
+                   "or make it a link to where they lie")
     return paths
 
 
@@ -176,8 +176,8 @@ def _photo_ids(root: str, split: str, report: Callable[[str], None]) -> list[str
                    " a photo is of one split, so remove it from the other")
     sound = [photo for photo in dict.fromkeys(ids) if PHOTO_ID.fullmatch(photo)]
     for photo in set(ids) - set(sound):
-        report(f"{path} names the photo {ascii(photo)[:60]}; an id is of letters, digits, '-', '_' "
-               "and '.'")
+        report(f"{path} names the photo {ascii(photo)[:60]}; "
+               "an id is of letters, digits, '-', '_' and '.'")
     return sound
 
 
@@ -239,8 +239,8 @@ def _annotations(path: str, photo: str, origin: int) -> tuple[tuple, dict, dict]
     without limit."""
     text = read_text(path, XML_BYTES)
     if "<!DOCTYPE" in text:
-        raise InputError(f"{path} has a DOCTYPE, which may declare entities and is not read; remove"
-                         " it")
+        raise InputError(f"{path} has a DOCTYPE, which may declare entities and is not read; "
+                         "remove it")
     try:
         root = ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError) as error:
@@ -255,8 +255,8 @@ def _annotations(path: str, photo: str, origin: int) -> tuple[tuple, dict, dict]
         return int(text)
     width, height = whole(root, "size/width"), whole(root, "size/height")
     if min(width, height) < 1:
-        raise InputError(f"{path} gives the photo {width} x {height} pixels; give the size that it "
-                         "has")
+        raise InputError(f"{path} gives the photo {width} x {height} pixels; "
+                         "give the size that it has")
     boxes, flags = {}, {}
     for item in root.findall("object"):
         chains = [(name.text or "").strip() for name in item.findall("name")]

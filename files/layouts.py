@@ -98,8 +98,8 @@ def _one_an_image(x: list, n: int, count: int, path: str) -> list:
                          f"captions for {n} images make those of one image, more than one id; let "
                          "the captions of an image stand together, equally many of each")
     if len(x) not in (0, n, count):
-        raise InputError(f"{path} has {len(x)} ids for {n} images; there must be one for each image"
-                         " or caption")
+        raise InputError(f"{path} has {len(x)} ids for {n} images; "
+                         "there must be one for each image or caption")
     return x[::each] if len(x) == count else x
 
 
@@ -147,9 +147,10 @@ def read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split:
                          f"sentences with raw): {reason(error)}; fetch it again") from error
     if not rows:
         raise InputError(
-            f"{path} has {without:,} images of split '{split}' and not one sentence of them; give "
-            "every image at least one" if without else
-            f"{path} has no images of split '{split}'; the splits are train, val (= dev) and test")
+            f"{path} has {without:,} images of split '{split}' and not one sentence of them; "
+            "give every image at least one" if without
+            else f"{path} has no images of split '{split}'; "
+            "the splits are train, val (= dev) and test")
     keys, names, captions, caption_ids = map(list, zip(*rows))
     for name, caption in zip(names, captions):
         if not isinstance(caption, str):

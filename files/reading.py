@@ -37,11 +37,11 @@ SOURCES = {
         "the coco_*_ids.npy of VSE++ (data.tar of github.com/fartashf/vsepp)",
     "coco_precomp":
         "SCAN's region features of COCO, 31 GiB (github.com/kuanghuei/SCAN; Kaggle "
-        "kuanghueilee/scan-features); for CxC and PMRP also testall_img_ids.npy and "
-        "testall_ann_ids.npy",
+        "kuanghueilee/scan-features); "
+        "for CxC and PMRP also testall_img_ids.npy and testall_ann_ids.npy",
     "f30k_precomp":
-        "SCAN's region features of Flickr30k (github.com/kuanghuei/SCAN; Kaggle "
-        "kuanghueilee/scan-features)",
+        "SCAN's region features of Flickr30k (github.com/kuanghuei/SCAN; "
+        "Kaggle kuanghueilee/scan-features)",
     "f30k":
         "Flickr30k's photos (by a form of the University of Illinois) and dataset_flickr30k.json "
         "of Karpathy's caption_datasets.zip",
@@ -152,13 +152,13 @@ def read_text(path: str, most: int | None = None) -> str:
     with reading(path, "r", "utf-8-sig") as f:
         size = os.path.getsize(path)
         if most is not None and size > most:
-            raise InputError(f"{path} has {size:,} bytes, and at most {most:,} are read; it is "
-                             "another file")
+            raise InputError(f"{path} has {size:,} bytes, and at most {most:,} are read; "
+                             "it is another file")
         try:
             return f.read()
         except UnicodeDecodeError as error:
-            raise InputError(f"{path} is not UTF-8 text ({reason(error)}); convert it "
-                             "with iconv") from error
+            raise InputError(f"{path} is not UTF-8 text ({reason(error)}); "
+                             "convert it with iconv") from error
 
 
 def read_lines(path: str) -> list[str]:
@@ -373,6 +373,6 @@ def read_coco(path: str):
             coco.createIndex()
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is no file of COCO's annotations "
-                         f"({reason(ValueError(repr(error)))} is missing); fetch it "
-                         "again") from error
+                         f"({reason(ValueError(repr(error)))} is missing); "
+                         "fetch it again") from error
     return coco

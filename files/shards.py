@@ -64,8 +64,8 @@ class Shards:
         for path, part in zip(paths, parts):
             if not part.ndim or not len(part):
                 raise InputError(f"{path} has shape {part.shape} and so no rows; a shard has at "
-                                 "least one, so write it again, or leave it out and number the "
-                                 "others again")
+                                 "least one, so write it again, "
+                                 "or leave it out and number the others again")
             if (part.dtype, part.shape[1:]) != (parts[0].dtype, parts[0].shape[1:]):
                 raise InputError(f"{path} holds rows of {part.shape[1:]} in {part.dtype}, "
                                  f"{paths[0]} of {parts[0].shape[1:]} in {parts[0].dtype}; all "

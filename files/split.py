@@ -78,8 +78,8 @@ class Split:
         if known and tokens.unknown.any():
             m = int(tokens.unknown.argmax())
             raise InputError(f"{self.source}, caption {m + 1}: no word of '{self.captions[m]}' is "
-                             f"in the vocabulary of {len(vocab)} words; remove it, or train with a "
-                             "lower --vocab_threshold")
+                             f"in the vocabulary of {len(vocab)} words; "
+                             "remove it, or train with a lower --vocab_threshold")
         return tokens
 
     def faults(self, deep: bool = False, images: bool = True):

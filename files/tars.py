@@ -276,8 +276,8 @@ def write_index(root: str, split: str, shards: list[str]) -> tuple[int, int]:
             entry["samples"].append([sample.key, sample.captions])
             captions += len(sample.captions)
         if not entry["samples"]:
-            raise InputError(f"{shard} holds no sample; a sample is KEY.jpg beside KEY.txt or "
-                             "KEY.json")
+            raise InputError(f"{shard} holds no sample; "
+                             "a sample is KEY.jpg beside KEY.txt or KEY.json")
     with atomic(path) as f:
         json.dump({"webdataset_shards": facts}, f, separators=(",", ":"))
     return len(shard_of), captions
@@ -380,8 +380,8 @@ class TarPhotos(Photos):
             i += 1
         if i != last:
             raise InputError(f"{shard} ends after {i - first:,} samples, and its index lists "
-                             f"{last - first:,}; fetch it again, or {self.again} writes the index "
-                             "anew")
+                             f"{last - first:,}; fetch it again, "
+                             f"or {self.again} writes the index anew")
 
     def open(self, i: int, most: int | None = None) -> Image.Image:
         """Photo i, for pictures of a few: its shard is read up to it."""

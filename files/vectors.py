@@ -117,8 +117,8 @@ def _vector(where: str, word: bytes, values) -> np.ndarray:
     try:
         word.decode()
     except UnicodeDecodeError as error:
-        raise InputError(f"{where}: the word {word!r} is not UTF-8 text; convert the file with "
-                         "iconv") from error
+        raise InputError(f"{where}: the word {word!r} is not UTF-8 text; "
+                         "convert the file with iconv") from error
     if isinstance(values, list):
         values = [float(x) if _is_number(x) else np.nan for x in values]
     if not np.isfinite(values).all() or np.abs(values).max() > 1e30:
@@ -138,8 +138,8 @@ def table_for(vocab_words: list[str], path: str,
     words, vectors = read_vectors(path, vocab_words)
     if not words:
         raise InputError(f"{path} has a vector for none of the {len(vocab_words)} words of the "
-                         "vocabulary; give a file with words of the captions' language, in lower "
-                         "case")
+                         "vocabulary; give a file with words of the captions' language, "
+                         "in lower case")
     if dim not in (None, vectors.shape[1]):
         raise InputError(f"the word vectors of {path} have {vectors.shape[1]} values and {dim} are "
                          f"asked for; give the word dimension {vectors.shape[1]}, or another file")

@@ -91,7 +91,7 @@ def value(stored: dict, path: str) -> float | None:
     """The number at a path of keys, or None where it is not defined, as what Sigma knows is for a
     point."""
     for key in path.split("/"):
-        if key == "under_flat":                    # how far AURC is below its value in random order
+        if key == "under_flat":                   # how far AURC is below its value in random order
             return 100 * (1 - stored["aurc"] / stored["aurc_flat"])
         stored = stored.get(key) if isinstance(stored, dict) else None
     return stored
@@ -214,11 +214,11 @@ def main(argv=None) -> None:
     p.add_argument("--add", nargs=2, type=filename, metavar=("NAME", "RUN"),
                    help="keep a run's results as results/NAME.json")
     p.add_argument("--results", type=filename, metavar="FILE",
-                   help="with --add: what evaluate.py wrote of RUN, on other data for one "
-                   "(default: RUN/results.json)")
+                   help="with --add: what evaluate.py wrote of RUN, "
+                   "on other data for one (default: RUN/results.json)")
     p.add_argument("--by", metavar="COMMAND",
-                   help="with --add: the command that made the embeddings of which RUN, a file, is "
-                   "the evaluation")
+                   help="with --add: the command that made the embeddings of which RUN, a file, "
+                   "is the evaluation")
     cli.run(p.prog, command, p.parse_args(argv))
 
 

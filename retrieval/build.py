@@ -82,8 +82,8 @@ def gallery_of(encoder: Encoder, where: Where, photos: str | None) -> Gallery:
                              "--photos for a run that reads photos")
         if not encoder.reads_photos:
             raise InputError(f"{encoder.path} reads features of photos; write those of {photos} "
-                             "with features.extract images --photos, and give their name with "
-                             "--images")
+                             "with features.extract images --photos, "
+                             "and give their name with --images")
         names, folder = find_photos(photos)[0], os.path.abspath(photos)
         paths = [os.path.join(folder, name) for name in names]
         stats = [os.stat(path) for path in paths]  # a changed photo has another size or time
@@ -108,8 +108,8 @@ def gallery_of_split(where: Where, folder: str | None) -> Gallery:
     for note in split.notes:
         print(f"note: {note}", file=sys.stderr)
     if isinstance(split.images, NoImages):
-        raise InputError(f"{split.source} has captions and no images; index a split with features "
-                         "or photos")
+        raise InputError(f"{split.source} has captions and no images; "
+                         "index a split with features or photos")
     folder = folder and os.path.abspath(folder)
     if isinstance(split.images, Photos):
         paths = split.images.paths
@@ -328,8 +328,8 @@ def refuse_foreign(folder: str) -> None:
     begun = r"\.lock|\.([0-9]{6}|manifest\.json)\.\d+\.part"  # what a killed process leaves
     other = [name for name in held if name not in states and not re.fullmatch(begun, name)]
     if other:
-        raise InputError(f"{folder} holds {other[0]} and is no index; name a folder of its own "
-                         "with --output")
+        raise InputError(f"{folder} holds {other[0]} and is no index; "
+                         "name a folder of its own with --output")
 
 
 # ---- changes
@@ -380,8 +380,8 @@ def add(folder: str, names: list[str], how: How, run: str | None = None,
         said += (f"; {absent:,} are no longer among those indexed, and stay until search.py remove "
                  "takes them out")
     if stay:
-        said += (f"; {stay:,} stay out as search.py remove took them out, until search.py add "
-                 "names them")
+        said += (f"; {stay:,} stay out as search.py remove took them out, "
+                 "until search.py add names them")
     return [said, *waiting(gallery, *old.manifest["images"][:2])]
 
 

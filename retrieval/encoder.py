@@ -109,8 +109,8 @@ class Encoder(Trained):
                              "train a run on words, or on one of these")
         if network.line != line:
             raise InputError(f"{self.path} was trained on captions of '{line}', and the network "
-                             f"here is '{network.line}'; give the weights of the first with "
-                             "--text_weights")
+                             f"here is '{network.line}'; "
+                             "give the weights of the first with --text_weights")
         network = network.to(self.device)
         return lambda texts: network(list(network.pieces(texts)))
 

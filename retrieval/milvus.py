@@ -100,12 +100,12 @@ def is_folder(uri: str) -> bool:
         return True
     if "@" in rest:  # it is not shown: a password stands in it
         raise InputError("--uri holds a user or a password, which every user of this machine can "
-                         "read; give http://HOST:19530, and USER:PASSWORD in a file with "
-                         "--token_file")
+                         "read; give http://HOST:19530, "
+                         "and USER:PASSWORD in a file with --token_file")
     host = r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?/?"
     if scheme not in ("http", "https") or not re.fullmatch(host, rest):
-        raise InputError(f"--uri {uri} is no address of a Milvus server; give http://HOST:19530 or "
-                         "https://HOST")
+        raise InputError(f"--uri {uri} is no address of a Milvus server; "
+                         "give http://HOST:19530 or https://HOST")
     return False
 
 
@@ -132,8 +132,8 @@ def check_folder(path: str, writing: bool) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the file is closed
         except BlockingIOError as error:
             raise InputError(f"{path} is open already, most likely in another process, and "
-                             "milvus-lite serves one at a time; wait for it or stop it, or run a "
-                             "Milvus server") from error
+                             "milvus-lite serves one at a time; "
+                             "wait for it or stop it, or run a Milvus server") from error
         except OSError as error:
             raise InputError(f"{path} cannot be opened ({reason(error)}); milvus-lite needs a "
                              "folder that it may write to") from error
@@ -175,8 +175,8 @@ class Connection:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
             started = server_manager_instance.start_and_get_uri(self.path)
         except OSError as error:
-            raise InputError(f"{self.path} cannot be made ({reason(error)}); name a folder "
-                             "elsewhere") from error
+            raise InputError(f"{self.path} cannot be made ({reason(error)}); "
+                             "name a folder elsewhere") from error
         if not started:
             raise InputError(f"milvus-lite cannot open {self.path}; another process may have "
                              "opened it just now, or the folder may not be writable: call it "
@@ -447,8 +447,8 @@ class Milvus:
                              "another --collection, or add photos to it")
         if others:
             raise InputError(f"the collection {self.where} was begun with other settings "
-                             f"({', '.join(others)}); give the same options and model, or name "
-                             "another --collection")
+                             f"({', '.join(others)}); give the same options and model, "
+                             "or name another --collection")
         self.take(record)
         return self.rows
 

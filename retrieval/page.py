@@ -196,8 +196,8 @@ def the_flask():
     try:
         import flask  # optional: only this page needs it
     except ImportError as error:
-        raise InputError("the page needs Flask, which is not installed; pip install -r "
-                         "requirements-search.txt") from error
+        raise InputError("the page needs Flask, which is not installed; "
+                         "pip install -r requirements-search.txt") from error
     return flask
 
 

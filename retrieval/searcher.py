@@ -111,8 +111,8 @@ class Searcher:
 
     def find_texts(self, texts: list[str], top: int = 10, first: int = 0) -> list[Found]:
         if not all(text.strip() for text in texts):
-            raise InputError("a query of blanks alone finds nothing; describe a photo in a few "
-                             "words")
+            raise InputError("a query of blanks alone finds nothing; "
+                             "describe a photo in a few words")
         e = self.encoder.captions(texts).to("cpu")
         notes = [self.encoder.note_on(text) for text in texts]
         return self.found(texts, e, self.vectors.queries(e), top, first, self.trust, notes)

@@ -61,8 +61,8 @@ class Trust(NamedTuple):
             notes.append("the percentages assume that the photo you want is in this folder")
         if count != self.gallery:
             notes.append(f"{'they' if notes else 'the percentages'} were fitted with "
-                         f"{self.gallery:,} photos, and you search {count:,}, so they are "
-                         "approximate")
+                         f"{self.gallery:,} photos, and you search {count:,}, "
+                         "so they are approximate")
         return notes
 
 
