@@ -146,7 +146,7 @@ def ratings(seed, split, scenes):
     """
     shows = [scene_statement(scene) for scene, _ in scenes]
     says = [caption_statement(scene, caption) for scene, captions in scenes for caption in captions]
-    each, n, rated = len(says) // len(scenes), len(scenes), {}
+    each, n, result = len(says) // len(scenes), len(scenes), {}
     for kind, asked, offered in (("sts", says, says), ("sis", shows, shows), ("sits", says, shows)):
         rng = random.Random(f"{seed}-{kind}-{split}")
         pairs = [(*pair, {"sts": "c2c_isim", "sis": "i2i_csim", "sits": "c2i_intrasim"}[kind])
@@ -162,8 +162,8 @@ def ratings(seed, split, scenes):
                                      offered[b].weight)) for a, b, _ in pairs]
         rows = [(a, b, rating(rng, kind, share), method)
                 for (a, b, method), share in zip(pairs, shares, strict=True)]
-        rated[kind] = shuffled(rng, rows)
-    return rated
+        result[kind] = shuffled(rng, rows)
+    return result
 
 
 # ---- files
@@ -298,18 +298,18 @@ def read_manifest(manifest, folders):
     Raises InputError if a folder holds files but no manifest says that the demo wrote them. Nothing
     is changed then.
     """
-    written = (read_json(str(manifest), "move its folder away, or give another --data_path")
+    content = (read_json(str(manifest), "move its folder away, or give another --data_path")
                if manifest.exists() else {})
-    if (not isinstance(written, dict)
-            or manifest.exists() and not {"version", "size", "seed"} <= set(written)):
+    if (not isinstance(content, dict)
+            or manifest.exists() and not {"version", "size", "seed"} <= set(content)):
         raise InputError(f"{manifest} does not describe demo data; "
                          "move its folder away, or give another --data_path")
-    for folder in folders if not written else ():
+    for folder in folders if not content else ():
         if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
             raise InputError(f"{folder} is there already and is none that `python -m demo` wrote "
                              f"({manifest} would say so); "
                              "move it away, or give another --data_path")
-    return written
+    return content
 
 
 def start_writing(folders, manifest, recipe):
@@ -402,16 +402,16 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     manifest, recipe = demo / f"{scenes}.json", {"version": VERSION, "size": size, "seed": seed}
     sizes = {"train": size, "dev": size // 4, "test": size // 2}
     matched = [split for split in SPLITS[1:] if sizes[split] <= LARGEST]
-    written = read_manifest(manifest, folders)
+    earlier = read_manifest(manifest, folders)
     complete = ((demo / LAST).exists() and all(folder.is_dir() for folder in folders)
-                and "counts" in written
+                and "counts" in earlier
                 and all((folder / POSITIVES.format(split)).exists()
                         for folder in precomp for split in matched))
-    if complete and {**written, **recipe} == written:
+    if complete and {**earlier, **recipe} == earlier:
         record_extractors(precomp)           # earlier demos have none
         if progress:
             print(f"{scenes} data of size {size} and seed {seed} are in {data_path} already")
-        return written["counts"]
+        return earlier["counts"]
     marks = start_writing(folders, manifest, recipe)
     total = sum(sizes.values()) + size // 2
     with tqdm(total=total, desc=f"{scenes} images", disable=None if progress else True) as bar:
@@ -425,13 +425,13 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     for split in matched:
         write_positives(precomp, split, entries[split])
     record_extractors(precomp)
-    described = [scene_entry(split, *entry) for split in SPLITS for entry in entries[split]]
-    counts = {**sizes, "captions": sum(len(entry["captions"]) for entry in described),
-              "objects": sum(len(entry["objects"]) for entry in described)}
+    objects = [scene_entry(split, *entry) for split in SPLITS for entry in entries[split]]
+    counts = {**sizes, "captions": sum(len(entry["captions"]) for entry in objects),
+              "objects": sum(len(entry["objects"]) for entry in objects)}
     for mark in marks:
         mark.unlink()
     save_json(manifest, {**recipe, "counts": counts})
-    save_json(demo / LAST, described)
+    save_json(demo / LAST, objects)
     if progress:
         contents = (
             "images, Karpathy's JSON, scenes.json (the objects, and what each caption says)",

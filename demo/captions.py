@@ -92,7 +92,8 @@ def place(rng, thing):
     if across == "middle":
         return pick(rng, ("in [the middle]", "in [the centre]"))
     if across and down:
-        return f"in [the {pick(rng, {'top': ('top', 'upper'), 'bottom': ('bottom', 'lower')}[down])} {across} corner]"
+        side = pick(rng, {"top": ("top", "upper"), "bottom": ("bottom", "lower")}[down])
+        return f"in [the {side} {across} corner]"
     return f"on [the {across}]" if across else f"at [the {down}]" if down else ""
 
 
@@ -118,19 +119,20 @@ def gist_phrase(rng, things, subset, world):
 def count_phrase(rng, things, subset, world):
     """How many things there are of each shape or of each colour, sometimes of one shape or colour
     only. Returns (marked phrase, says, tells, mentions)."""
-    kind, groups, phrases = pick(rng, ("shape", "shape", "colour")), {}, []
+    kind, by_value, phrases = pick(rng, ("shape", "shape", "colour")), {}, []
     for index in shuffled(rng, subset):
-        groups.setdefault(getattr(things[index], kind), []).append(index)
-    named = list(groups.values()) if rng.random() < 0.75 else [pick(rng, list(groups.values()))]
-    for group in named:
+        by_value.setdefault(getattr(things[index], kind), []).append(index)
+    groups = (list(by_value.values()) if rng.random() < 0.75
+              else [pick(rng, list(by_value.values()))])
+    for group in groups:
         phrase = name(rng, things[group[0]], (kind,), world)
         if len(group) > 1:
             phrase += "es" if phrase.endswith("s") else "s"
-        phrase = (with_article(phrase) if len(group) == 1 < len(named)
+        phrase = (with_article(phrase) if len(group) == 1 < len(groups)
                   else f"{NUMBERS[len(group)]} {phrase}")
         phrases.append(f"[{phrase}]")
-    says = [(index, (kind,)) for group in named for index in group]
-    return listed(phrases), says, "number", [tuple(group) for group in named]
+    says = [(index, (kind,)) for group in groups for index in group]
+    return listed(phrases), says, "number", [tuple(group) for group in groups]
 
 
 def relation_phrase(rng, things, subset, chances, world=DEMO):
@@ -172,8 +174,8 @@ def describe(rng, scene, subset, level, world=DEMO):
         phrase, says, tells, mentions = (count_phrase if level else gist_phrase)(
             rng, scene.things, subset, world)
     else:
-        chosen = shuffled(rng, subset)[:number]
-        phrase, says, tells, mentions = relation_phrase(rng, scene.things, chosen, chances, world)
+        indices = shuffled(rng, subset)[:number]
+        phrase, says, tells, mentions = relation_phrase(rng, scene.things, indices, chances, world)
     background = rng.random() < background_chance
     if background and scene.background in GROUNDS:
         phrase += pick(rng, world.on_ground).format(scene.background)

@@ -31,9 +31,9 @@ def corners(thing):
 def chains(captions, photo):
     """{what phrases name: number of its chain}, over all captions of a photo. Things that are named
     together have a chain of their own. A place has chain 0."""
-    named = dict.fromkeys(mention if isinstance(mention, str) else frozenset(mention)
-                          for caption in captions for mention in caption.mentions)
-    numbers = {mention: photo * CHAINS + k for k, mention in enumerate(named, 1)}
+    mentions = dict.fromkeys(mention if isinstance(mention, str) else frozenset(mention)
+                             for caption in captions for mention in caption.mentions)
+    numbers = {mention: photo * CHAINS + k for k, mention in enumerate(mentions, 1)}
     return numbers | {NOT_VISUAL: 0} if NOT_VISUAL in numbers else numbers
 
 
@@ -57,19 +57,19 @@ def annotation(scene, filename, numbers):
     lines = ["<annotation>", f"\t<filename>{filename}</filename>",
              f"\t<size><width>{CANVAS}</width><height>{CANVAS}</height><depth>3</depth></size>"]
     for index, thing in enumerate(scene.things):
-        own = [chain for named, chain in numbers.items()
-               if not isinstance(named, str) and index in named]
+        own = [chain for mention, chain in numbers.items()
+               if not isinstance(mention, str) and index in mention]
         box = "".join(
             f"<{side}>{at + 1}</{side}>"
             for side, at in zip(("xmin", "ymin", "xmax", "ymax"), corners(thing), strict=True))
         if own:
             lines += ["\t<object>", *(f"\t\t<name>{chain}</name>" for chain in own),
                       f"\t\t<bndbox>{box}</bndbox>", "\t</object>"]
-    for named in (*SCENE, NO_BOX):
-        if named in numbers:
-            lines.append(f"\t<object><name>{numbers[named]}</name>"
-                         f"<scene>{int(named in SCENE)}</scene>"
-                         f"<nobndbox>{int(named == NO_BOX)}</nobndbox></object>")
+    for mention in (*SCENE, NO_BOX):
+        if mention in numbers:
+            lines.append(f"\t<object><name>{numbers[mention]}</name>"
+                         f"<scene>{int(mention in SCENE)}</scene>"
+                         f"<nobndbox>{int(mention == NO_BOX)}</nobndbox></object>")
     return [*lines, "</annotation>"]
 
 
@@ -81,7 +81,7 @@ def fitting(scene, caption):
     words of several fit those alone, since their number is that of all things of the kind; the box
     is the one around them.
     """
-    said, found = dict(caption.says), []
+    attributes, fits = dict(caption.says), []
     for mention, text in zip(caption.mentions, caption.marked.split("[")[1:], strict=True):
         if isinstance(mention, str):
             continue
@@ -89,12 +89,12 @@ def fitting(scene, caption):
             thing = scene.things[mention[0]]
             alike = [other for other in scene.things
                      if all(getattr(other, a) == getattr(thing, a)
-                            for a in ATTRIBUTES if a in said[mention[0]])]
+                            for a in ATTRIBUTES if a in attributes[mention[0]])]
             boxes = [corners(other) for other in alike]
         else:
             boxes = [enclosing([corners(scene.things[i]) for i in mention]).astype(int).tolist()]
-        found.append((text.split("]")[0], boxes))
-    return found
+        fits.append((text.split("]")[0], boxes))
+    return fits
 
 
 def write_entities(folder, photos, entries):

@@ -334,10 +334,10 @@ def responses(pixels):
     hues, coarse, fine, texture, colour = input_maps(pixels)
     hue_f, fine_f, coarse_f, texture_f, colour_f = filters()
     by_hue = np.concatenate([windows(hues[..., i], 5) @ hue_f for i in range(hues.shape[-1])], -1)
-    found = (by_hue, windows(fine, 11, stride=2) @ fine_f, windows(coarse, 10) @ coarse_f,
-             windows(texture, 6, stride=2) @ texture_f, colour.astype(np.float32) @ colour_f)
+    products = (by_hue, windows(fine, 11, stride=2) @ fine_f, windows(coarse, 10) @ coarse_f,
+                windows(texture, 6, stride=2) @ texture_f, colour.astype(np.float32) @ colour_f)
     return [np.maximum(response, 0) / np.float32(scale)
-            for response, scale in zip(found, SCALES, strict=True)]
+            for response, scale in zip(products, SCALES, strict=True)]
 
 
 def region_features(pixels):
@@ -372,7 +372,7 @@ def record_extractors(folders):
     """
     for folder, line in zip(folders, EXTRACTORS.values(), strict=True):
         path = os.path.join(folder, "features.json")
-        stored = read_json(path, "delete it") if os.path.isfile(path) else {}
-        stored = stored if isinstance(stored, dict) else {}
-        if stored.get("ims") != line:
-            save_json({**stored, "ims": line}, path)
+        content = read_json(path, "delete it") if os.path.isfile(path) else {}
+        content = content if isinstance(content, dict) else {}
+        if content.get("ims") != line:
+            save_json({**content, "ims": line}, path)

@@ -48,15 +48,15 @@ class Shown(NamedTuple):
 
 def claim(scene, caption):
     """The Claim of a caption of a scene."""
-    said, told = caption_statement(scene, caption), [attributes for _, attributes in caption.says]
+    said, attributes = caption_statement(scene, caption), [a for _, a in caption.says]
     rest = tuple(k for k, item in enumerate(REST) if item in said.rest)
     if "number" in caption.tells:                            # the numbers in `rest` say it all
         return Claim((), (), rest, 1)
-    if not any(told):                                        # "some shapes", "several shapes"
-        return Claim((), (), rest, min(len(told), SEVERAL))
+    if not any(attributes):                                  # "some shapes", "several shapes"
+        return Claim((), (), rest, min(len(attributes), SEVERAL))
     pairs = zip(*np.nonzero(np.triu(said.relations)), strict=True)
     relations = tuple((int(i), int(j), int(said.relations[i, j])) for i, j in pairs)
-    return Claim(tuple(map(tuple, said.things.tolist())), relations, rest, len(told))
+    return Claim(tuple(map(tuple, said.things.tolist())), relations, rest, len(attributes))
 
 
 def shown(scenes):
@@ -95,13 +95,13 @@ def true_pairs(scenes):
     scenes: the (scene, captions) of each image. Positions count captions or images through the
     split.
     """
-    shows, known, images = shown([scene for scene, _ in scenes]), {}, []
+    shows, rows_of, images = shown([scene for scene, _ in scenes]), {}, []
     for scene, captions in scenes:
         for caption in captions:
             said = claim(scene, caption)
-            if said not in known:
-                known[said] = true_of(said, shows)
-            images.append(known[said])
+            if said not in rows_of:
+                rows_of[said] = true_of(said, shows)
+            images.append(rows_of[said])
     return np.repeat(np.arange(len(images)), [len(rows) for rows in images]), np.concatenate(images)
 
 

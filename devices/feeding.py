@@ -101,10 +101,10 @@ def on_device(batches, device: torch.device, ahead: bool = True):
         for batch in batches:
             yield batch.to(device)
         return
-    ready, ended, stream = queue.Queue(AHEAD), threading.Event(), torch.cuda.Stream(device)
+    ready, end, stream = queue.Queue(AHEAD), threading.Event(), torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))  # which may still be copying what is kept
     device = stream.device                # with its number: a new thread begins on the first device
-    thread = threading.Thread(target=_fill, args=(batches, ready, ended, stream, device),
+    thread = threading.Thread(target=_fill, args=(batches, ready, end, stream, device),
                               name="batches", daemon=True)
     thread.start()
     try:
@@ -119,14 +119,14 @@ def on_device(batches, device: torch.device, ahead: bool = True):
             in_use(batch, here)
             yield batch
     finally:
-        ended.set()
+        end.set()
         while thread.is_alive():                            # it may wait to hand one over
             with contextlib.suppress(queue.Empty):
                 ready.get(timeout=0.01)
         thread.join()
 
 
-def _fill(batches, ready: queue.Queue, ended: threading.Event, stream, device) -> None:
+def _fill(batches, ready: queue.Queue, end: threading.Event, stream, device) -> None:
     """The thread: (batch on the device, event of its copy, None) for each batch, then (None, None,
     error or None)."""
     error = None
@@ -134,7 +134,7 @@ def _fill(batches, ready: queue.Queue, ended: threading.Event, stream, device) -
         with torch.cuda.device(device), torch.cuda.stream(stream), contextlib.closing(batches):
             for batch in batches:
                 batch = batch.map(_pinned).to(device)
-                if ended.is_set():
+                if end.is_set():
                     return
                 ready.put((batch, stream.record_event(), None))
     except BaseException as raised:        # whatever it is, it is raised where the batch is awaited
@@ -155,25 +155,25 @@ def side_stream(device: torch.device) -> "torch.cuda.Stream":
     return torch.cuda.Stream(device)
 
 
-def both(first, second, *read):
-    """first(*read), second(*read), bit for bit what they are one after the other; on a CUDA device
-    at the same time.
+def both(first, second, *inputs):
+    """first(*inputs), second(*inputs), bit for bit what they are one after the other; on a CUDA
+    device at the same time.
 
-    read: tensors, tuples of them, None. The device is that of the first tensor. Autograd runs the
+    inputs: tensors, tuples of them, None. The device is that of the first tensor. Autograd runs the
     backward pass of each network on the stream of its forward pass and lets one wait for the other
     where their gradients meet. What is read is marked as in use by the second stream, in which a
     backward pass may still read it when it is freed; what the second network returns, by the stream
     of the caller.
     """
-    device = next(x.device for x in tree_leaves(read) if torch.is_tensor(x))
+    device = next(x.device for x in tree_leaves(inputs) if torch.is_tensor(x))
     if device.type != "cuda":
-        return first(*read), second(*read)
+        return first(*inputs), second(*inputs)
     here, beside = torch.cuda.current_stream(device), side_stream(device)
     beside.wait_stream(here)                                # what is read is made before
     with torch.cuda.stream(beside):
-        other = second(*read)
-        in_use(read, beside)
-    own = first(*read)
+        other = second(*inputs)
+        in_use(inputs, beside)
+    own = first(*inputs)
     here.wait_stream(beside)
     in_use(other, here)
     return own, other

@@ -25,9 +25,9 @@ class Load:
             return ""
         why = (f"other processes keep {others:.1f} of {cores:g} cores busy"
                if self.threads < cores + 0.5 else f"this process may use {cores:g} cores")
-        said, self.threads = self.threads, 1                # which has nothing more to say
-        return (f"note: {why}, and torch computes by {said} threads, which wait for each other; if "
-                "it learns slowly, stop it (Ctrl-C) and go on with OMP_NUM_THREADS=1 python "
+        threads, self.threads = self.threads, 1             # which has nothing more to say
+        return (f"note: {why}, and torch computes by {threads} threads, which wait for each other; "
+                "if it learns slowly, stop it (Ctrl-C) and go on with OMP_NUM_THREADS=1 python "
                 "train.py --resume")
 
 

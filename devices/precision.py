@@ -18,11 +18,11 @@ PRODUCTS = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backend
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 
-def use_tf32(wanted: bool) -> None:
+def use_tf32(on: bool) -> None:
     """Let float32 products of matrices, convolutions and GRUs be tf32 from now on, or not. torch
     begins with tf32 for convolutions and GRUs."""
     for kind in PRODUCTS:
-        kind.fp32_precision = "tf32" if wanted else "ieee"
+        kind.fp32_precision = "tf32" if on else "ieee"
 
 
 def in_tf32() -> bool:
@@ -80,17 +80,17 @@ class _Full(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, gradient):
         with full_float32(), torch.enable_grad():
-            found = torch.autograd.grad(ctx.made, ctx.inputs, gradient, allow_unused=True)
-        return None, None, *found
+            gradients = torch.autograd.grad(ctx.made, ctx.inputs, gradient, allow_unused=True)
+        return None, None, *gradients
 
 
-def always_alike(wanted: bool) -> None:
+def always_alike(on: bool) -> None:
     """Whether the same is computed every time on the same device. torch raises RuntimeError where
     it has no such way. Called before CUDA computes anything."""
-    if wanted:
+    if on:
         os.environ.setdefault(*WORKSPACE)
         torch.backends.cudnn.benchmark = False
-    torch.use_deterministic_algorithms(wanted)
+    torch.use_deterministic_algorithms(on)
 
 
 def compile_parts(model: nn.Module, device: torch.device, backend: str = "inductor") -> list[str]:

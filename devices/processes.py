@@ -98,12 +98,12 @@ def noticing():
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    seen, told = os.pipe()
-    os.set_blocking(told, False)
-    before, over = signal.set_wakeup_fd(told), threading.Event()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before, over = signal.set_wakeup_fd(writer), threading.Event()
 
     def wait():
-        while number := os.read(seen, 1):
+        while number := os.read(reader, 1):
             if number[0] in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 if over.wait(PATIENCE):
                     return
@@ -119,7 +119,7 @@ def noticing():
     finally:
         signal.set_wakeup_fd(before)
         over.set()
-        os.close(told)                                      # `wait` reads the end of it and returns
+        os.close(writer)                                    # `wait` reads the end of it and returns
 
 
 def refuse_machines() -> None:
@@ -174,9 +174,9 @@ def from_all(value) -> list:
     """The values of all processes, in order, of any type that pickles."""
     if count() == 1:
         return [value]
-    found = [None] * count()
-    dist.all_gather_object(found, value)
-    return found
+    values = [None] * count()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def same(value, fault: str) -> None:
@@ -190,16 +190,16 @@ def from_first(work, *args):
     the others wait. Where it raises an InputError all do."""
     if count() == 1:
         return work(*args)
-    told = [None, ""]
+    answer = [None, ""]
     if first():
         try:
-            told[0] = work(*args)
+            answer[0] = work(*args)
         except InputError as error:
-            told[1] = str(error)
-    dist.broadcast_object_list(told)
-    if told[1]:
-        raise InputError(told[1])
-    return told[0]
+            answer[1] = str(error)
+    dist.broadcast_object_list(answer)
+    if answer[1]:
+        raise InputError(answer[1])
+    return answer[0]
 
 
 @contextlib.contextmanager
@@ -231,10 +231,10 @@ def gathered(batches: list[tuple]) -> list[tuple]:
     shape. They go from process to process one by one, so that nothing is held twice."""
     if count() == 1:
         return batches
-    described = from_all([[x if x is None else (x.shape, x.dtype, x.device.type) for x in batch]
-                          for batch in batches])
+    forms = from_all([[x if x is None else (x.shape, x.dtype, x.device.type) for x in batch]
+                      for batch in batches])
     kind, whole = next(filter(None, from_all(type(batches[0]) if batches else None)), None), []
-    for source, of_one in enumerate(described):
+    for source, of_one in enumerate(forms):
         for k, fields in enumerate(of_one):
             own = batches[k] if source == rank() else [
                 field and torch.empty(field[0], dtype=field[1], device=field[2])

@@ -88,10 +88,10 @@ def _server():
 
 
 @contextlib.contextmanager
-def _environment(**given: str):
+def _environment(**variables: str):
     """A context in which new processes have these variables."""
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

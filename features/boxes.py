@@ -16,15 +16,15 @@ def read_boxes(path: str, photos: list[str], form: str = FORM, lengths=(4,),
     lengths: how many numbers a box may have, 4 corners and perhaps more; all of a photo have
     equally many. thin: x1 = x2 and y1 = y2 are allowed. Raises InputError, which says the `form`.
     """
-    stored = read_json(path, form, unique=True)
-    if not isinstance(stored, dict):
+    boxes_of = read_json(path, form, unique=True)
+    if not isinstance(boxes_of, dict):
         raise InputError(f"{path} is no JSON object of boxes; {form}")
-    without = [photo for photo in photos if stored.get(photo) in (None, [])]
+    without = [photo for photo in photos if boxes_of.get(photo) in (None, [])]
     if without:
         raise InputError(f"{path} has no boxes of {len(without):,} of {len(photos):,} photos, the "
                          f"first is {without[0]}; every photo needs one or more, under its name")
     for photo in photos:
-        boxes = stored[photo]
+        boxes = boxes_of[photo]
         if not isinstance(boxes, list) or len({len(box) if isinstance(box, list) else -1
                                                for box in boxes}) != 1:
             raise InputError(f"{path} gives {photo} no list of boxes of equally many numbers; "
@@ -37,7 +37,7 @@ def read_boxes(path: str, photos: list[str], form: str = FORM, lengths=(4,),
             if min(x1, y1) < 0 or x1 > x2 or y1 > y2 or not thin and (x1 == x2 or y1 == y2):
                 raise InputError(f"{path}: the box {box[:4]} of {photo} is empty, inverted or "
                                  "outside; give 0 <= x1 < x2 and 0 <= y1 < y2 in pixels")
-    return [stored[photo] for photo in photos]
+    return [boxes_of[photo] for photo in photos]
 
 
 class PhotoBoxes:

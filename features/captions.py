@@ -72,10 +72,10 @@ class MeanVectors(OfWords):
     names = ()
 
     def __init__(self, words: list[str], word_vectors: str):
-        table, known = table_for(words, word_vectors)
+        table, has_vector = table_for(words, word_vectors)
         self.index = {word: i for i, word in enumerate(
-            word for word, has in zip(words, known) if has)}
-        self.table, self.arrays, self.size = unit(table[known]), {}, table.shape[1]
+            word for word, has in zip(words, has_vector) if has)}
+        self.table, self.arrays, self.size = unit(table[has_vector]), {}, table.shape[1]
         self.word_vectors = word_vectors
         with open(word_vectors, "rb") as f:
             self.vectors = f"vectors {os.path.basename(word_vectors)} {checksum([f.read(1 << 20)])}"
@@ -111,12 +111,12 @@ class FisherVectors(MeanVectors):
         sampled = np.asarray(counts.sum(0)).astype(np.int64)               # of counts (M, V): (V,)
         if sampled.sum() > n_words:                                            # without replacement
             sampled = rng.multivariate_hypergeometric(sampled, n_words, method="marginals")
-        seen = np.flatnonzero(sampled)
+        rows = np.flatnonzero(sampled)
         if ica:
             a["ica_mean"], a["ica_axes"] = fit_ica(
-                self.table[seen], self.size, seed=seed, count=sampled[seen])
+                self.table[rows], self.size, seed=seed, count=sampled[rows])
         self.scale_table()
-        self.mixture = HGLMM.fit(self.table[seen], n_clusters, n_iter, seed, count=sampled[seen])
+        self.mixture = HGLMM.fit(self.table[rows], n_clusters, n_iter, seed, count=sampled[rows])
         first, last = self.mixture.history[0], self.mixture.history[-1]
         print(f"mixture: mean log-likelihood {first:.1f} -> {last:.1f} nats a word, "
               f"{100 * self.mixture.laplacian.mean():.0f}% of the components Laplacian")
@@ -175,8 +175,8 @@ class FisherVectors(MeanVectors):
 
     def fisher(self, counts) -> np.ndarray:
         """Word counts (n, V) -> Fisher vectors (n, 2 K D). Only words that occur are looked at."""
-        used = np.unique(counts.indices)
-        return signed_square_root(self.mixture.fisher_of_counts(self.table[used], counts[:, used]))
+        rows = np.unique(counts.indices)
+        return signed_square_root(self.mixture.fisher_of_counts(self.table[rows], counts[:, rows]))
 
     def rows(self, counts) -> np.ndarray:
         """Word counts (n, V) -> Fisher vectors (n, size), projected on the principal axes if there

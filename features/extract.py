@@ -1,19 +1,21 @@
 """Write features of photos, boxes or captions, by networks or word vectors, as files that data sets
 are read from.
 
-    python -m features.extract images --photos ~/Pictures --cnn_type efficientnet_lite0
-    --output_name mine python -m features.extract images --data_name coco --cnn_type vgg19 --layer
-    fc7 --output_name coco_vgg_precomp python -m features.extract captions --data_name
-    coco_vgg_precomp --name w2v --word_vectors GoogleNews.bin python -m features.extract captions
-    --data_name coco_vgg_precomp --kind hglmm --ica --pca 6000 --word_vectors FILE python -m
-    features.extract captions --data_name f30k_vgg_precomp --fitted
-    data/coco_vgg_precomp/hglmm_model.npz \\
-        --word_vectors FILE
-    python -m features.extract captions --data_name coco_vgg_precomp --kind minilm python -m
-    features.extract regions --data_name f30k_entities --proposals edgeboxes200 --cnn_type vgg19
-    --layer fc6 python -m features.extract images --data_name coco --kind open_clip --model ViT-B-32
-    --weights FILE \\
-        --output_name coco_clip_precomp
+    python -m features.extract images --photos ~/Pictures --cnn_type efficientnet_lite0 \\
+        --output_name mine
+    python -m features.extract images --data_name coco --cnn_type vgg19 --layer fc7 \\
+        --output_name coco_vgg_precomp
+    python -m features.extract captions --data_name coco_vgg_precomp --name w2v \\
+        --word_vectors GoogleNews.bin
+    python -m features.extract captions --data_name coco_vgg_precomp --kind hglmm --ica \\
+        --pca 6000 --word_vectors FILE
+    python -m features.extract captions --data_name f30k_vgg_precomp \\
+        --fitted data/coco_vgg_precomp/hglmm_model.npz --word_vectors FILE
+    python -m features.extract captions --data_name coco_vgg_precomp --kind minilm
+    python -m features.extract regions --data_name f30k_entities --proposals edgeboxes200 \\
+        --cnn_type vgg19 --layer fc6
+    python -m features.extract images --data_name coco --kind open_clip --model ViT-B-32 \\
+        --weights FILE --output_name coco_clip_precomp
 
 `images --photos FOLDER` takes all photos below a folder of yours, named by their paths in it
 (folder.py); captions.csv makes them a data set to train on. `images --data_name` takes the photos
@@ -340,7 +342,7 @@ def extract_captions(opt, kinds: dict) -> None:
     if kind in ("mean", "hglmm") and not opt.word_vectors:
         raise InputError(f"--kind {kind} needs --word_vectors FILE (word2vec, GloVe); `python -m "
                          "features.word_vectors` learns one")
-    stored = load_arrays(opt.fitted, captions.KINDS[kind].names) if opt.fitted else None
+    arrays = load_arrays(opt.fitted, captions.KINDS[kind].names) if opt.fitted else None
     if processes.count() > 1 and captions.KINDS[kind] is not captions.Sentences:
         raise InputError(f"--kind {kind} takes one process, and torchrun started "
                          f"{processes.count()}; call the command with python")
@@ -358,10 +360,10 @@ def extract_captions(opt, kinds: dict) -> None:
         features = captions.sentences(kind, opt.model, opt.weights, opt.tag,
                                       torch_device(opt.device or "auto"))
     else:
-        fit = bool(captions.KINDS[kind].names) and not stored
+        fit = bool(captions.KINDS[kind].names) and not arrays
         features = captions.of_words(
             kind, list(splits.values()), splits.get("train") or read("train") if fit else None,
-            opt.word_vectors, {**fitting, "ica": opt.ica}, stored, opt.fitted)
+            opt.word_vectors, {**fitting, "ica": opt.ica}, arrays, opt.fitted)
     write_captions(features, kind, name, splits.values(), to, opt.fitted or "")
 
 

@@ -51,7 +51,7 @@ def find_photos(folder: str, skip_broken: bool = False) -> tuple[list[str], list
     `folder` itself.
     """
     root, folders, photos, links = os.path.realpath(folder), [""], [], []
-    others, left = Counter(), defaultdict(list)             # endings; {why: names left out}
+    others, omissions = Counter(), defaultdict(list)        # endings; {why: names left out}
     while folders:
         inside = folders.pop()
         try:
@@ -62,12 +62,12 @@ def find_photos(folder: str, skip_broken: bool = False) -> tuple[list[str], list
                 raise InputError(f"the folder {ascii(os.path.join(folder, inside))} cannot be read "
                                  f"({reason(error)}); give yourself the permission, "
                                  "or move it away") from error
-            left["folders that cannot be read"].append(inside)
+            omissions["folders that cannot be read"].append(inside)
             continue
         for entry in entries:
             name = inside + entry.name
             if not storable(entry.name):
-                left["names that are no UTF-8 or have a line break"].append(name)
+                omissions["names that are no UTF-8 or have a line break"].append(name)
             elif entry.is_symlink():
                 links.append(name)
             elif entry.is_dir():
@@ -81,14 +81,14 @@ def find_photos(folder: str, skip_broken: bool = False) -> tuple[list[str], list
         within = os.path.relpath(os.path.realpath(os.path.join(root, name)), root)
         why = fault_of_link(root, name, within, known)
         if why:
-            left[f"symbolic links {why}"].append(name)
+            omissions[f"symbolic links {why}"].append(name)
         else:                                   # in a hidden folder, as git-annex keeps files
             known.add(within)
             photos.append(name)
-    return sorted(photos), notes_on(others, left)
+    return sorted(photos), notes_on(others, omissions)
 
 
-def notes_on(others: Counter, left: dict[str, list[str]]) -> list[str]:
+def notes_on(others: Counter, omissions: dict[str, list[str]]) -> list[str]:
     """Sentences on what a folder holds beside photos: endings of other files, {why: names}."""
     kinds = [ascii(kind)[1:-1][:20]
              for kind, _ in sorted(others.items(), key=lambda item: (-item[1], item[0]))]
@@ -96,7 +96,7 @@ def notes_on(others: Counter, left: dict[str, list[str]]) -> list[str]:
     total = sum(others.values())
     notes = [f"{total:,} other file{'s' * (total > 1)}: {', '.join(kinds)}"] if total else []
     return notes + [f"{why}: {len(names):,} left out, the first: {ascii(min(names))}"
-                    for why, names in left.items()]
+                    for why, names in omissions.items()]
 
 
 def fault_of_link(root: str, name: str, within: str, known: set[str]) -> str | None:
@@ -170,16 +170,16 @@ def extract(photos: str, folder: str, recipe: dict, how: How, table: str | None,
                         for name, value in recipe.items()},
              "weights_file": before.get("weights_file"),
              "captions": captions.facts if captions else before.get("captions")}
-    made, known = None, processes.from_first(recorded, folder, before, about["recipe"])
-    if known is None:
-        made = network_of(recipe, how.device)
-        known = made[2], *shape_of(made[0], boxes)
-        about["weights_file"] = weights_file(made[0], recipe)
+    parts, form = None, processes.from_first(recorded, folder, before, about["recipe"])
+    if form is None:
+        parts = network_of(recipe, how.device)
+        form = parts[2], *shape_of(parts[0], boxes)
+        about["weights_file"] = weights_file(parts[0], recipe)
     output(os.path.join(folder, "features.json"), lambda file: extractors(folder) is not None)
     with locked(folder, "extracting into"):
-        processes.from_first(record_extractor, folder, "ims", known[0])
+        processes.from_first(record_extractor, folder, "ims", form[0])
         images = Photos([os.path.join(path, name) for name in names])
-        work = PhotoFeatures(folder, ALL, images.paths, names, *known,
+        work = PhotoFeatures(folder, ALL, images.paths, names, *form,
                              boxes and boxes.digests, about)
         done = work.complete()
         if not done:
@@ -189,7 +189,7 @@ def extract(photos: str, folder: str, recipe: dict, how: How, table: str | None,
         missing = work.notes.count(None)
         work.refuse_broken(how.skip_broken)
         if missing:
-            net, transform, _ = made or network_of({**recipe, "extractor": known[0]}, how.device)
+            net, transform, _ = parts or network_of({**recipe, "extractor": form[0]}, how.device)
             compute(work, images, net, transform, boxes, how)
         processes.from_first(replace, work, captions, before.get("captions"), done)
     print(f"{work.path}: {(len(work.sound()), *work.shape[1:])} of {work.made}, "
@@ -250,18 +250,18 @@ def check_output(folder: str, photos: str) -> dict:
 def stored_list(folder: str) -> dict:
     """The list of photos of an earlier call, or {}."""
     path = os.path.join(folder, f"{ALL}_photos.json")
-    stored = read_json(path, AGAIN) if os.path.isfile(path) else {}
-    return stored if isinstance(stored, dict) else {}
+    listing = read_json(path, AGAIN) if os.path.isfile(path) else {}
+    return listing if isinstance(listing, dict) else {}
 
 
-def recorded(folder: str, stored: dict, recipe: dict) -> tuple | None:
+def recorded(folder: str, listing: dict, recipe: dict) -> tuple | None:
     """(line, shape, dtype) of stored features that this recipe made, where no file of weights has
     changed since, so that a call without work need not load the network. None: it has to be asked.
     """
-    path, weights = os.path.join(folder, f"{ALL}_ims.npy"), stored.get("weights_file")
-    line = stored.get("extractor")
+    path, weights = os.path.join(folder, f"{ALL}_ims.npy"), listing.get("weights_file")
+    line = listing.get("extractor")
     now = None if recipe["kind"] == "demo" else stamp(str((weights or [""])[0]))
-    if (stored.get("recipe") != recipe or not os.path.isfile(path) or line is None
+    if (listing.get("recipe") != recipe or not os.path.isfile(path) or line is None
             or line != extractors(folder).get("ims") or weights != now):
         return None
     array = read_array(path, AGAIN)
@@ -333,11 +333,11 @@ class Captions:
     def parts(self, names: list[str]) -> tuple[dict[str, list[tuple]], list[str]]:
         """{split: [(row, name, captions)]} of the photos `names` (N,), which are the rows of the
         features, and lines on what became of the table. Raises InputError for an empty split."""
-        having = [(row, name, self.of_photo[name]) for row, name in enumerate(names)
+        photos = [(row, name, self.of_photo[name]) for row, name in enumerate(names)
                   if name in self.of_photo]
-        least = self.per_image or min((len(texts) for *_, texts in having), default=0)
-        enough = [(*photo, texts[:least]) for *photo, texts in having if len(texts) >= least]
-        short = [name for _, name, texts in having if len(texts) < least]
+        least = self.per_image or min((len(texts) for *_, texts in photos), default=0)
+        enough = [(*photo, texts[:least]) for *photo, texts in photos if len(texts) >= least]
+        short = [name for _, name, texts in photos if len(texts) < least]
         parts = {part: [entry for entry in enough if part_of_photo(entry[1]) == part]
                  for part in PARTS}
         empty = [part for part in PARTS if not parts[part]]
@@ -354,9 +354,9 @@ class Captions:
                             ("captions of photos that are not there", self.unknown)):
             if which:
                 lines.append(f"note: {what}: {len(which):,}, the first: {ascii(which[0])}")
-        dropped = sum(max(0, len(texts) - least) for *_, texts in having)
-        if dropped:
-            lines.append(f"note: {dropped:,} captions left out, as every photo needs the same "
+        surplus = sum(max(0, len(texts) - least) for *_, texts in photos)
+        if surplus:
+            lines.append(f"note: {surplus:,} captions left out, as every photo needs the same "
                          f"number, {least}; --captions_per_image N asks for N and leaves out photos"
                          " with fewer")
         if len(enough) < TINY:
@@ -392,8 +392,8 @@ def read_images(data_path: str, data_name: str) -> Images:
                          "call it again")
     for file in (path, ims, ids):
         need(file, f"`{again}` writes it")
-    stored = stored_list(root)
-    notes, recipe, folder, line = (stored.get(key)
+    listing = stored_list(root)
+    notes, recipe, folder, line = (listing.get(key)
                                    for key in ("photos", "recipe", "folder", "extractor"))
     if not (isinstance(notes, list) and isinstance(recipe, dict) and set(recipe) == set(RECIPE)
             and all(isinstance(note, list) and note and isinstance(note[0], str) for note in notes)

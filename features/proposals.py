@@ -239,16 +239,16 @@ def write_split(root: str, split: str, name: str, method: str, count: int, origi
     """
     entities, path = read_entities(root, split, origin), file_of(root, split, name)
     asked = {"method": method, "count": count, "ids_sha256": ids_sha256(entities.ids)}
-    made = {**asked, "origin": origin, "truth_sha256": sha256(entities.truth)}
+    record = {**asked, "origin": origin, "truth_sha256": sha256(entities.truth)}
     if not is_ours(path):
         raise InputError(f"{path}.npz or .json is there and not of features.proposals; "
                          "give another --name")
-    facts = read_facts(f"{path}.json", "method", "") if os.path.exists(f"{path}.json") else made
+    facts = read_facts(f"{path}.json", "method", "") if os.path.exists(f"{path}.json") else record
     for key in ("method", "count", "origin"):
-        if facts.get(key) != made[key]:
-            raise InputError(f"{path}.npz is of {key} '{facts.get(key)}' and not '{made[key]}'; "
+        if facts.get(key) != record[key]:
+            raise InputError(f"{path}.npz is of {key} '{facts.get(key)}' and not '{record[key]}'; "
                              "give another --name, or delete the old files")
-    if (made.items() <= facts.items() and "recall" in facts
+    if (record.items() <= facts.items() and "recall" in facts
             and recognised(read_proposals, root, split, name, entities)):
         print(f"{path}.npz: done already")
         report(facts)
@@ -259,7 +259,7 @@ def write_split(root: str, split: str, name: str, method: str, count: int, origi
     proposals = joined(rows, entities, add=split == "train")
     save_arrays(f"{path}.npz", {key: getattr(proposals, key)
                                 for key in ("boxes", "start", "score", "added")})
-    facts = {**made, "boxes_sha256": sha256(proposals.boxes), "boxes": len(proposals.boxes),
+    facts = {**record, "boxes_sha256": sha256(proposals.boxes), "boxes": len(proposals.boxes),
              "photos": len(rows), "added": int(proposals.added.sum()),
              "fewer": sum(len(own) < count for own in rows), "least": min(map(len, rows)),
              "phrases": len(entities.phrases),

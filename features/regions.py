@@ -85,17 +85,17 @@ def extract(data_path: str, data_name: str, proposals: str, name: str, splits: l
     if given and len(splits or ()) != 1:
         raise InputError(f"--given {given} holds the features of one split; name it with --splits")
     splits = dict.fromkeys("val" if split == "dev" else split for split in splits or SPLITS)
-    read = {split: read_split(root, split, proposals) for split in splits}
+    contents = {split: read_split(root, split, proposals) for split in splits}
     with locked(root, "extracting into"):
         if given:
-            for split, (_, boxes) in read.items():
+            for split, (_, boxes) in contents.items():
                 path = file_of(root, split, f"{proposals}_{name}")
                 processes.from_first(write_given, given, path, boxes)
             return
         encoder = (drawn.Regions() if kind == "demo"
                    else NetworkRegions(*region_network(**network), side, device))
         how = How(encoder.device, batch_size or BATCH[device.type], workers)
-        for split, (entities, boxes) in read.items():
+        for split, (entities, boxes) in contents.items():
             path = file_of(root, split, f"{proposals}_{name}")
             check_own(path, encoder.line)
             if recognised(read_region_features, root, split, proposals, name, boxes):
@@ -148,8 +148,8 @@ def place(path: str, line: str, proposals: Proposals, shape: tuple, put=None) ->
 def write_split(path: str, split: str, paths: list[str], entities: Entities, proposals: Proposals,
                 encoder, how: How) -> None:
     """Write the features of a split's proposals. paths: of its photos."""
-    made = {"extractor": encoder.line, "boxes_sha256": proposals.facts["boxes_sha256"]}
-    store = RowStore(f"{path}.npy", paths, entities.ids, made, (encoder.dim,), np.float16,
+    facts = {"extractor": encoder.line, "boxes_sha256": proposals.facts["boxes_sha256"]}
+    store = RowStore(f"{path}.npy", paths, entities.ids, facts, (encoder.dim,), np.float16,
                      proposals.start).prepare()
     store.run(RegionReader(paths, entities, proposals, encoder.read), encoder.encode, how, split)
     shape = store.shape

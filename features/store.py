@@ -161,12 +161,12 @@ class RowStore:
 
     def listed(self, path: str) -> tuple[list, dict]:
         """The notes of a list and the whole of it; [] and {} where something else made the rows."""
-        stored = read_json(path, AGAIN) if os.path.isfile(path) else {}
-        notes = stored.get("photos") if isinstance(stored, dict) else None
-        if (not isinstance(notes, list) or stored.get("extractor") != self.made
+        record = read_json(path, AGAIN) if os.path.isfile(path) else {}
+        notes = record.get("photos") if isinstance(record, dict) else None
+        if (not isinstance(notes, list) or record.get("extractor") != self.made
                 or not all(note is None or is_note(note) for note in notes)):
             return [], {}
-        return notes, stored
+        return notes, record
 
     def current(self, n: int, note: list | None) -> list | None:
         """The note with the time that photo n has now, if it describes the photo still, or None."""
@@ -190,21 +190,21 @@ class RowStore:
     def _begin(self) -> tuple[str, list]:
         """Take over what earlier calls computed. Returns the hidden file and the notes."""
         others = self.others()
-        (begun, stored), *more = map(self.listed, (self.list, *others))
-        begun = _merged([begun, *(notes for notes, own in more
-                                  if own.get("file") == stored.get("file")
-                                  and len(notes) == len(begun))])
-        old = next((part for part in self.parts if os.path.basename(part) == stored.get("file")),
+        (earlier, record), *more = map(self.listed, (self.list, *others))
+        earlier = _merged([earlier, *(notes for notes, own in more
+                                      if own.get("file") == record.get("file")
+                                      and len(notes) == len(earlier))])
+        old = next((part for part in self.parts if os.path.basename(part) == record.get("file")),
                    self.parts[0])
-        hidden = self._array(old, begun)
-        if (hidden is not None and len(begun) == len(self.names)
-                and all(not note or note[0] == name for note, name in zip(begun, self.names))):
+        hidden = self._array(old, earlier)
+        if (hidden is not None and len(earlier) == len(self.names)
+                and all(not note or note[0] == name for note, name in zip(earlier, self.names))):
             self.part, self.array = old, np.lib.format.open_memmap(old, "r+")
-            self.notes = [self.current(n, note) for n, note in enumerate(begun)]
+            self.notes = [self.current(n, note) for n, note in enumerate(earlier)]
         else:
-            self.part = self.parts[old == self.parts[0] and bool(begun)]
+            self.part = self.parts[old == self.parts[0] and bool(earlier)]
             self.array = allocate(self.part, self.shape, self.dtype)
-            self._take(hidden, begun)
+            self._take(hidden, earlier)
         self._take_older()
         if self.part != old or others or processes.count() > 1:
             self.save()
@@ -321,13 +321,13 @@ class PhotoFeatures(RowStore):
         return done
 
     def _is_complete(self) -> bool:
-        notes, stored = self.listed(self.list)
+        notes, record = self.listed(self.list)
         if (notes and all(notes) and os.path.exists(self.changing) and os.path.isfile(self.path)
                 and not any(map(os.path.exists, self.parts))):
             save_json(self._contents(notes), self.final)    # a stop came just before
             os.remove(self.list)
-        notes, stored = self.listed(self.final)
-        broken = stored.get("broken", [])
+        notes, record = self.listed(self.final)
+        broken = record.get("broken", [])
         if (os.path.exists(self.changing) or self._array(self.path, notes) is None
                 or not isinstance(broken, list) or not all(map(is_note, broken))):
             return False

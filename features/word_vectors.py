@@ -1,7 +1,7 @@
 """Learns word vectors from the captions themselves.
 
-    python -m features.word_vectors --data_path data --data_name f30k_precomp --dim 300 --output
-    f30k_vectors.txt
+    python -m features.word_vectors --data_path data --data_name f30k_precomp --dim 300 \\
+        --output f30k_vectors.txt
 
 files/vectors.py reads them, and those of word2vec and GloVe. Vectors learned from captions need no
 download. They stand in for vectors of news text, and know nothing beyond the captions.
@@ -43,9 +43,9 @@ def train_vectors(captions: list[list[str]], dim: int, threshold: int = 1,
         raise InputError(f"vectors of {dim} values cannot be learned from {size} words; at least 1 "
                          f"and at most {size - 1} can, so give a smaller --dim or more captions")
     index = {word: i for i, word in enumerate(words)}
-    kept = [[index[word] for word in caption if word in index] for caption in captions]
-    flat = np.array([i for caption in kept for i in caption])        # (T,) rarer words are left out
-    whose = np.repeat(np.arange(len(kept)), [len(caption) for caption in kept])     # (T,)
+    numbers = [[index[word] for word in caption if word in index] for caption in captions]
+    flat = np.array([i for caption in numbers for i in caption])     # (T,) rarer words are left out
+    whose = np.repeat(np.arange(len(numbers)), [len(caption) for caption in numbers])  # (T,)
     near = coo_array((size, size), dtype=np.float64).tocsr()
     for step in range(1, window + 1):
         same = whose[:-step] == whose[step:]

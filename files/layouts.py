@@ -123,12 +123,12 @@ def _grouped(name, source, keys, paths, captions, caption_ids=None) -> Split:
 
 
 def read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split:
-    wanted = {"dev": {"val"}, "train": {"train", "restval"} if use_restval else {"train"}
-              }.get(split, {split})
+    parts = {"dev": {"val"}, "train": {"train", "restval"} if use_restval else {"train"}
+             }.get(split, {split})
     rows, name_of, number, without = [], {}, {}, 0
     try:
         for image in read_json(path)["images"]:
-            if image["split"] not in wanted:
+            if image["split"] not in parts:
                 continue
             name = os.path.join(image.get("filepath", ""), image["filename"])
             key = image.get("cocoid", name)
@@ -183,22 +183,22 @@ def read_coco_layout(root: str, split: str, use_restval: bool) -> Split:
     for part, folder in parts:
         ids_path = os.path.join(root, "annotations", f"coco_{part}_ids.npy")
         json_path = _need(os.path.join(root, "annotations", f"captions_{folder}.json"))
-        wanted = read_integers(_need(ids_path)).tolist()                            # caption ids
+        numbers = read_integers(_need(ids_path)).tolist()                           # caption ids
         coco = read_coco(json_path)
-        absent = [i for i in wanted if i not in coco.anns]
+        absent = [i for i in numbers if i not in coco.anns]
         if absent:
             raise InputError(f"{ids_path} names {len(absent)} captions that {json_path} lacks, the "
                              f"first is {absent[0]}; the two files must belong together")
         try:
-            chosen = [coco.anns[i] for i in wanted]
-            keys += [a["image_id"] for a in chosen]
-            photos = [coco.imgs[a["image_id"]]["file_name"] for a in chosen]
-            captions += [a["caption"].replace("\n", " ").strip() for a in chosen]
+            entries = [coco.anns[i] for i in numbers]
+            keys += [a["image_id"] for a in entries]
+            photos = [coco.imgs[a["image_id"]]["file_name"] for a in entries]
+            captions += [a["caption"].replace("\n", " ").strip() for a in entries]
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{json_path} is no file of COCO's captions ({reason(error)} is "
                              "missing or no text); fetch it again") from error
         paths += [below(os.path.join(root, "images", folder), name, json_path) for name in photos]
-        ids += wanted
+        ids += numbers
     if not captions:
         raise InputError(f"{ids_path} names no captions; fetch it again")
     return _grouped(split, json_path, keys, paths, captions, np.array(ids, np.int64))

@@ -46,9 +46,9 @@ class Log(NoLog):
         self.text.write("\n" * torn)
         path = os.path.join(folder, "log.jsonl")
         if os.path.isfile(path):
-            kept = [line for line in read_lines(path) if comes_before(line, state)]
+            lines = [line for line in read_lines(path) if comes_before(line, state)]
             with atomic(path) as f:
-                f.writelines(f"{line}\n" for line in kept)
+                f.writelines(f"{line}\n" for line in lines)
         self.json = open(path, "a", encoding="utf-8")
 
     def say(self, line: str, terminal: bool = True) -> None:

@@ -33,8 +33,8 @@ def read_photo(path: str, most: int | None = None, content: bytes | None = None)
         raise InputError(f"the photo {path} has more than {2 * Image.MAX_IMAGE_PIXELS:,} pixels, "
                          "which is the limit; make a smaller copy of it") from error
     except FAULTS as error:
-        told = re.sub(" <_io.BytesIO.*>", "", reason(error))
-        raise InputError(f"the photo {path} cannot be read ({told}); replace it or "
+        message = re.sub(" <_io.BytesIO.*>", "", reason(error))
+        raise InputError(f"the photo {path} cannot be read ({message}); replace it or "
                          "fetch it again") from error
     if most:
         photo.thumbnail((most, most))

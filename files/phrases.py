@@ -126,18 +126,18 @@ def read_phrases(root: str, split: str, regions: Regions, text_features: str | N
     images = RegionFeatures(path, proposals, entities.sizes, regions.geometry)
     made_by = {**made_by, "ims": read_json(
         path.removesuffix(".npy") + ".json", "extract again")["extractor"]}
-    made = PhraseSplit(split, images, phrases, owner, source, extractors=made_by, entities=entities,
-                       proposals=proposals, root=root, text=read_text_features(
-                           os.path.join(root, f"{split}_{text_features}.npy"), phrases, source,
-                           "phrase") if text_features else None)
+    result = PhraseSplit(split, images, phrases, owner, source, extractors=made_by,
+                         entities=entities, proposals=proposals, root=root, text=read_text_features(
+                             os.path.join(root, f"{split}_{text_features}.npy"), phrases, source,
+                             "phrase") if text_features else None)
     for n in range(len(entities.ids)):
-        if len(columns := made.columns(n)):
-            owner[columns] = made.start[n] + made.overlap(n).argmax(0)
+        if len(columns := result.columns(n)):
+            owner[columns] = result.start[n] + result.overlap(n).argmax(0)
     lost = sum(entities.dropped.values())
     kinds = ", ".join(f"{count:,} {why}" for why, count in entities.dropped.items() if count)
-    made.notes += [
+    result.notes += [
         f"{lost:,} phrases of {split} have no box and are left out ({kinds})"] * bool(lost)
-    return made
+    return result
 
 
 def refuse_phrases(split: Split | None, reader: str) -> None:
@@ -186,7 +186,7 @@ class DrawnRegions:
         return drawn, self.images.gather(drawn[0])
 
 
-def draw_phrases(split: PhraseSplit, wanted: Labels, seed: tuple,
+def draw_phrases(split: PhraseSplit, rule: Labels, seed: tuple,
                  photos) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of photos (G,): proposals (R,), phrases (M,), and which of them fit, labels (R, M) int8.
 
@@ -194,7 +194,7 @@ def draw_phrases(split: PhraseSplit, wanted: Labels, seed: tuple,
     alone. All pairs of a proposal and a phrase of one photo are labelled then, so a phrase is
     compared with what was drawn for the others, too.
     """
-    rows, columns, blocks = zip(*(draw(split, wanted, seed, int(n)) for n in photos))
+    rows, columns, blocks = zip(*(draw(split, rule, seed, int(n)) for n in photos))
     labels = np.zeros((sum(map(len, rows)), sum(map(len, columns))), np.int8)
     i = j = 0
     for block in blocks:                                                    # (r, m) on the diagonal
@@ -203,22 +203,22 @@ def draw_phrases(split: PhraseSplit, wanted: Labels, seed: tuple,
     return np.concatenate(rows), np.concatenate(columns), labels
 
 
-def draw(split: PhraseSplit, wanted: Labels, seed: tuple,
+def draw(split: PhraseSplit, rule: Labels, seed: tuple,
          n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of photo n: the proposals drawn (r,), its phrases that one of them fits (m,), and labels (r,
     m) int8."""
     rng = np.random.default_rng([*seed, n])
     overlap = split.overlap(n)                                                      # (P, m)
-    fits = overlap >= wanted.positive
-    kept = fits.any(0)
-    overlap, fits, columns = overlap[:, kept], fits[:, kept], split.columns(n)[kept]
+    fits = overlap >= rule.positive
+    usable = fits.any(0)
+    overlap, fits, columns = overlap[:, usable], fits[:, usable], split.columns(n)[usable]
     lot = rng.random(overlap.shape)
-    apart = overlap < wanted.negative
-    drawn = np.zeros(len(overlap), bool)
-    drawn[np.where(fits, lot, -1).argmax(0)] = True                      # one that fits each phrase
-    order = np.where(apart, lot, -1).argsort(0)[::-1][:wanted.drawn]                # (drawn, m)
-    drawn[order[np.take_along_axis(apart, order, 0)]] = True
-    rows = np.flatnonzero(drawn)
+    apart = overlap < rule.negative
+    mask = np.zeros(len(overlap), bool)
+    mask[np.where(fits, lot, -1).argmax(0)] = True                       # one that fits each phrase
+    order = np.where(apart, lot, -1).argsort(0)[::-1][:rule.drawn]                  # (drawn, m)
+    mask[order[np.take_along_axis(apart, order, 0)]] = True
+    rows = np.flatnonzero(mask)
     return split.start[n] + rows, columns, fits[rows].astype(np.int8) - apart[rows]
 
 

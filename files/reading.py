@@ -85,8 +85,8 @@ def holds_keys(*keys: str, optional=()):
     """A test for `output`: a JSON object with all of `keys`, perhaps some of `optional`, and no
     other keys."""
     def knows(path: str) -> bool:
-        found = read_json(path)
-        return isinstance(found, dict) and set(keys) <= set(found) <= {*keys, *optional}
+        value = read_json(path)
+        return isinstance(value, dict) and set(keys) <= set(value) <= {*keys, *optional}
     return knows
 
 
@@ -95,8 +95,8 @@ def holds_arrays(*names: str, optional=()):
     no others."""
     def knows(path: str) -> bool:
         with zipfile.ZipFile(path) as archive:
-            found = {name.removesuffix(".npy") for name in archive.namelist()}
-        return set(names) <= found <= {*names, *optional}
+            members = {name.removesuffix(".npy") for name in archive.namelist()}
+        return set(names) <= members <= {*names, *optional}
     return knows
 
 
@@ -196,11 +196,11 @@ def no_number(name: str):
 
 
 def once(pairs: list) -> dict:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         raise ValueError(f"{ascii(repeated(name for name, _ in pairs))[:60]} stands twice in one "
                          "object")
-    return found
+    return result
 
 
 def repeated(names):
@@ -322,16 +322,16 @@ def check_header(f, size: int) -> None:
     that its header announces. Without this check a false header could reserve any amount of memory.
     """
     version = np.lib.format.read_magic(f)
-    read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
+    reader = {(1, 0): np.lib.format.read_array_header_1_0}.get(
         version, np.lib.format.read_array_header_2_0)
-    shape, _, dtype = read(f)
+    shape, _, dtype = reader(f)
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are not read")
-    announced = dtype.itemsize
+    total = dtype.itemsize
     for n in shape:
-        announced *= n
-    if announced != size - f.tell():
-        raise ValueError(f"an array announces {announced:,} bytes and has {size - f.tell():,}")
+        total *= n
+    if total != size - f.tell():
+        raise ValueError(f"an array announces {total:,} bytes and has {size - f.tell():,}")
 
 
 def integers(values, path: str, what: str) -> np.ndarray:

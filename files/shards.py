@@ -17,18 +17,18 @@ def numbered(path: str) -> list[str]:
     stem, ending = os.path.splitext(path)
     folder, name = os.path.split(stem)
     pattern = re.compile(re.escape(name) + "-([0-9]+)" + re.escape(ending))
-    found = sorted((int(match[1]), file)
-                   for file in (os.listdir(folder or ".") if os.path.isdir(folder or ".") else ())
-                   if (match := pattern.fullmatch(file)))
-    for k, (number, file) in enumerate(found):
+    shards = sorted((int(match[1]), file)
+                    for file in (os.listdir(folder or ".") if os.path.isdir(folder or ".") else ())
+                    if (match := pattern.fullmatch(file)))
+    for k, (number, file) in enumerate(shards):
         if number < k:
-            raise InputError(f"{found[k - 1][1]} and {file} in {folder} are both shard {number} of "
-                             f"{name}{ending}; keep one of them")
+            raise InputError(f"{shards[k - 1][1]} and {file} in {folder} are both shard {number} "
+                             f"of {name}{ending}; keep one of them")
         if number > k:
             raise InputError(f"{folder} holds {file} and no shard {k} of {name}{ending}; shards "
                              "are numbered from 0 without gaps, so fetch the missing one, or "
                              "number them again")
-    return [os.path.join(folder, file) for _, file in found]
+    return [os.path.join(folder, file) for _, file in shards]
 
 
 def there(path: str) -> bool:
@@ -84,20 +84,20 @@ class Shards:
         if isinstance(index, slice):
             first, last, step = index.indices(len(self))
             assert step == 1
-            kept = [(path, part[max(first - at, 0):last - at])
-                    for path, part, at in zip(self.paths, self.parts, self.start)
-                    if max(first, at) < min(last, at + len(part))]
-            return (Shards(*map(list, zip(*kept)), self.place(first)[1]) if kept
+            parts = [(path, part[max(first - at, 0):last - at])
+                     for path, part, at in zip(self.paths, self.parts, self.start)
+                     if max(first, at) < min(last, at + len(part))]
+            return (Shards(*map(list, zip(*parts)), self.place(first)[1]) if parts
                     else self.parts[0][:0])
         rows = np.asarray(index)
         if len(rows.flat) and not -len(self) <= rows.min() <= rows.max() < len(self):
             raise IndexError(f"rows {rows.min()} to {rows.max()} of {len(self)}")
         rows = rows % len(self)
         shard = np.searchsorted(self.start, rows, side="right") - 1
-        found = np.empty(rows.shape + self.shape[1:], self.dtype)
+        result = np.empty(rows.shape + self.shape[1:], self.dtype)
         for k in np.unique(shard):
-            found[shard == k] = self.parts[k][rows[shard == k] - self.start[k]]
-        return found
+            result[shard == k] = self.parts[k][rows[shard == k] - self.start[k]]
+        return result
 
     def __iter__(self):
         return (row for part in self.parts for row in part)

@@ -113,10 +113,10 @@ class Split:
     def fingerprint(self) -> dict:
         """Sizes and checksums for a run's config.yaml: of all captions, and of the features' shape
         and 64 rows."""
-        found = {"images": len(self.images), "captions": len(self.captions),
+        facts = {"images": len(self.images), "captions": len(self.captions),
                  "images_sha256": self.images.digest(), **inputs.told_of(self.captions)}
-        found.update({} if self.text is None else {"text_sha256": self.text.digest()})
-        return {**found, "extractors": self.extractors} if self.extractors else found
+        facts.update({} if self.text is None else {"text_sha256": self.text.digest()})
+        return {**facts, "extractors": self.extractors} if self.extractors else facts
 
     def unknown_words(self, vocab: Vocabulary) -> dict[str, int]:
         """How many of all words and of the distinct words the vocabulary does not list, beside the
@@ -135,12 +135,12 @@ def read_text_features(path: str, captions: list[str], source: str,
     if not shards.there(path):
         raise InputError(f"there is no file {path} of --text_features; `python -m features.extract "
                          "captions` makes it")
-    text, told = Features(path), path.removesuffix(".npy") + ".json"
+    text, facts = Features(path), path.removesuffix(".npy") + ".json"
     if text.array.shape[:-1] != (len(captions),):
         raise InputError(f"{path} has shape {text.array.shape} for the {len(captions)} {what}s of "
                          f"{source}; give one row a {what}")
-    if (os.path.isfile(told)
-            and read_json(told, "extract the features again") != inputs.told_of(captions)):
+    if (os.path.isfile(facts)
+            and read_json(facts, "extract the features again") != inputs.told_of(captions)):
         raise InputError(f"{path} was extracted from other {what}s than {source} holds now; call "
                          "features.extract captions again")
     return text

@@ -165,7 +165,7 @@ class _Header(tarfile.TarInfo):
 def members(stream, shard: str) -> Iterator[dict]:
     """The files of a tar that samples are made of, as webdataset groups them. Raises OSError,
     InputError."""
-    seen = set()
+    names = set()
     try:
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as archive:
             while member := archive.next():
@@ -174,10 +174,10 @@ def members(stream, shard: str) -> Iterator[dict]:
                 ending = (ending or "").lower()
                 if not member.isreg() or SKIPPED.match(member.name) or ending not in MOST:
                     continue
-                if (key, ending) in seen:
+                if (key, ending) in names:
                     raise InputError(f"{shard} holds two files {shown(f'{key}.{ending}')}; every "
                                      "sample has a key of its own, so give one of them another")
-                seen.add((key, ending))
+                names.add((key, ending))
                 if member.issparse() or member.size > MOST[ending]:
                     raise InputError(f"{shard} holds the file {shown(member.name)} of "
                                      f"{member.size:,} bytes, and at most {MOST[ending]:,} are "
@@ -211,8 +211,8 @@ def captions_of(files: dict) -> list[str]:
     if "txt" in files:
         captions = re.split(r"\r\n|\r|\n", files["txt"].decode("utf-8-sig"))
     else:
-        stored = json.loads(files.get("json", b"{}").decode("utf-8-sig"))
-        captions = stored.get("captions", [stored["caption"]] if "caption" in stored else [])
+        value = json.loads(files.get("json", b"{}").decode("utf-8-sig"))
+        captions = value.get("captions", [value["caption"]] if "caption" in value else [])
     if not isinstance(captions, list) or not all(isinstance(text, str) for text in captions):
         raise ValueError("captions are texts in a list")
     "".join(captions).encode()                          # half a surrogate pair could not be written
@@ -291,8 +291,8 @@ def read_index(root: str, split: str, shards: list[str],
     if not os.path.isfile(path):
         raise InputError(f"there is no {path}, which lists the captions of {len(shards):,} shards; "
                          f"{again} writes it")
-    stored = read_json(path, f"delete it, and {fix}")
-    entries = stored.get("webdataset_shards") if isinstance(stored, dict) else None
+    record = read_json(path, f"delete it, and {fix}")
+    entries = record.get("webdataset_shards") if isinstance(record, dict) else None
     if not isinstance(entries, list) or not all(map(_is_entry, entries)):
         raise InputError(f"{path} is no index of shards; delete it, and {fix}")
     now, old = [facts_of(shard) for shard in shards], 0
@@ -372,9 +372,9 @@ class TarPhotos(Photos):
         i = first
         for sample in samples(shard):
             if i == last or (self.keys[i], self.captions[i]) != (sample.key, sample.captions):
-                listed = "no more" if i == last else f"{shown(self.keys[i])} with its captions"
+                entry = "no more" if i == last else f"{shown(self.keys[i])} with its captions"
                 raise InputError(f"{shard} holds the sample {shown(sample.key)} as number "
-                                 f"{i - first}, and its index lists {listed}; the shard has "
+                                 f"{i - first}, and its index lists {entry}; the shard has "
                                  f"changed, so {self.again} writes it anew")
             yield i, (sample.name, sample.photo)
             i += 1
@@ -421,18 +421,18 @@ class TarPhotos(Photos):
         place, uses = self.place(shards), np.zeros(len(self), np.int64)
         for chunk in chunks:
             np.add.at(uses, images_of(chunk), 1)
-        held, reached, needed = {}, -1, uses > 0
+        photos, reached, needed = {}, -1, uses > 0
         arriving = (image for k in shards if needed[slice(*self.start[k:k + 2])].any()
                     for image in self.samples(k) if needed[image[0]])
         for chunk in chunks:
             images = images_of(chunk)
             while reached < place[images].max(initial=-1):
-                i, held[i] = next(arriving)
+                i, photos[i] = next(arriving)
                 reached = place[i]
-            yield chunk, HeldPhotos({i: held[i] for i in images.tolist()})
+            yield chunk, HeldPhotos({i: photos[i] for i in images.tolist()})
             np.subtract.at(uses, images, 1)
             for i in set(images[uses[images] == 0].tolist()):
-                del held[i]
+                del photos[i]
 
     def faults(self, deep: bool):
         """Yield sentences on photos that cannot be read; `deep` opens all."""

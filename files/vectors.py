@@ -28,7 +28,7 @@ def read_vectors(path: str, words: list[str] | None = None) -> tuple[list[str], 
     header that does not agree with the rows.
     """
     need(path, f"{FORMS}, and `python -m features.word_vectors` learns a file from captions")
-    wanted = None if words is None else {word.encode() for word in words}
+    keys = None if words is None else {word.encode() for word in words}
     with reading(path) as f, tqdm(total=os.path.getsize(path), desc="word vectors", unit="B",
                                   unit_scale=True, disable=None, leave=False) as bar:
         mark = 3 * (f.read(3) == b"\xef\xbb\xbf")           # some editors write one first
@@ -45,9 +45,9 @@ def read_vectors(path: str, words: list[str] | None = None) -> tuple[list[str], 
             not line or _is_number(line[-1]) or all(part.isascii() for part in line))
         rows, vectors_of = (_text_rows if text else _binary_rows)(f, path, count, dim, bar), {}
         for where, word, values in rows:
-            if (wanted is None or word in wanted) and word not in vectors_of:
+            if (keys is None or word in keys) and word not in vectors_of:
                 vectors_of[word] = _vector(f"{path}, {where}", word, values)
-    if not vectors_of and wanted is None:
+    if not vectors_of and keys is None:
         raise InputError(f"{path} is empty; {FORMS}")
     vectors = (np.stack([*vectors_of.values()]) if vectors_of
                else np.zeros((0, dim or 0), np.float32))
@@ -65,8 +65,8 @@ def _is_number(text: bytes) -> bool:
 def _text_rows(f, path, count, dim, bar):
     """Yield (where, word, values (D,)) of a text file from after its header. A word may contain
     blanks (GloVe 840B has some)."""
-    rows, announced = 0, count is not None
-    for number, line in enumerate(f, 1 + announced):
+    rows, header = 0, count is not None
+    for number, line in enumerate(f, 1 + header):
         bar.update(len(line))
         parts = line.split()                                        # at ASCII blanks only
         if parts and dim is None:                                   # GloVe: the first line decides
@@ -82,7 +82,7 @@ def _text_rows(f, path, count, dim, bar):
                              f"says {dim}; every word has the same number of values, so fetch or "
                              "write the file again")
         yield f"line {number}", b" ".join(parts[:-dim]), parts[-dim:]
-    if announced and rows != count:
+    if header and rows != count:
         raise InputError(f"{path} has {rows} words where its first line announces {count}; it was "
                          "cut or changed, so fetch or write it again")
 

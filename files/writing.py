@@ -88,10 +88,10 @@ def clear(path: str) -> None:
     """Remove the temporary files that killed processes left while they were writing `path`."""
     folder, name = os.path.split(path)
     pattern = re.compile(re.escape(f".{name}.") + r"(\d+)\.part")
-    for found in filter(None, map(pattern.fullmatch, os.listdir(folder or "."))):
-        if not alive(int(found[1])):
+    for match in filter(None, map(pattern.fullmatch, os.listdir(folder or "."))):
+        if not alive(int(match[1])):
             with contextlib.suppress(OSError):
-                os.remove(os.path.join(folder, found[0]))
+                os.remove(os.path.join(folder, match[0]))
 
 
 def remove(*paths: str) -> None:
@@ -187,7 +187,7 @@ def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> s
     """
     if not first():
         return path
-    if any(same_file(path, given) for given in inputs):
+    if any(same_file(path, source) for source in inputs):
         raise InputError(f"{path} is to be read and cannot be written too; name another file for "
                          "what comes out")
     try:

@@ -87,14 +87,14 @@ BLOCK = re.compile(r"^<!-- results: (\S+) -->\n(.*?)^<!-- /results -->$", re.DOT
 METHODS_BLOCK = re.compile(r"<!-- methods -->\n.*?<!-- /methods -->", re.S)
 
 
-def value(stored: dict, path: str) -> float | None:
+def value(part: dict, path: str) -> float | None:
     """The number at a path of keys, or None where it is not defined, as what Sigma knows is for a
     point."""
     for key in path.split("/"):
         if key == "under_flat":                   # how far AURC is below its value in random order
-            return 100 * (1 - stored["aurc"] / stored["aurc_flat"])
-        stored = stored.get(key) if isinstance(stored, dict) else None
-    return stored
+            return 100 * (1 - part["aurc"] / part["aurc_flat"])
+        part = part.get(key) if isinstance(part, dict) else None
+    return part
 
 
 def cell(name: str, path: str, runs: list[dict], counted: bool) -> str:
@@ -115,14 +115,14 @@ def lines(table: dict) -> list[str]:
     columns = [column for kind in table["columns"] if kind not in ("flags", "n")
                for column in COLUMNS[kind]]
     heads = [table["of"], *["FLAGS"] * flags, *["n"] * counted, *(name for name, _ in columns)]
-    made = ["```", f"python {table.get('script', 'train.py')} {table['command']} FLAGS"
-            + " --seed SEED" * ("script" not in table), "```", ""] if "command" in table else []
-    made += [row(heads), "|---" * len(heads) + "|"]
+    output = ["```", f"python {table.get('script', 'train.py')} {table['command']} FLAGS"
+              + " --seed SEED" * ("script" not in table), "```", ""] if "command" in table else []
+    output += [row(heads), "|---" * len(heads) + "|"]
     for label, options, names in table["rows"]:
         runs = [read_json(os.path.join(HERE, f"{name}.json")) for name in names.split()]
-        made.append(row([label, *[options] * flags, *[str(len(runs))] * counted,
-                         *(cell(*column, runs, not counted) for column in columns)]))
-    return made
+        output.append(row([label, *[options] * flags, *[str(len(runs))] * counted,
+                           *(cell(*column, runs, not counted) for column in columns)]))
+    return output
 
 
 def row(cells: list[str]) -> str:
@@ -130,16 +130,16 @@ def row(cells: list[str]) -> str:
 
 
 def tables() -> dict[str, list[str]]:
-    read = read_yaml(os.path.join(HERE, "rows.yaml"))
-    return {name: lines(whole(table, read)) for name, table in read.items()}
+    specs = read_yaml(os.path.join(HERE, "rows.yaml"))
+    return {name: lines(whole(table, specs)) for name, table in specs.items()}
 
 
-def whole(table: dict, read: dict[str, dict]) -> dict:
+def whole(table: dict, specs: dict[str, dict]) -> dict:
     """A table; one that is like others takes the named rows from them. Of several each has a
     command of its own."""
     if "like" not in table:
         return table
-    others = [read[name] for name in table["like"].split()]
+    others = [specs[name] for name in table["like"].split()]
     rows = {row[0]: row for other in others for row in other["rows"]}
     first = others[0] if len(others) == 1 else {"of": table["of"]}
     return {**first, "columns": table["columns"], "rows": [rows[label] for label in table["rows"]]}
@@ -150,12 +150,12 @@ def documents() -> list[str]:
             *sorted(glob.glob(os.path.join(HERE, "..", "docs", "*.md")))]
 
 
-def filled(path: str, made: dict[str, list[str]]) -> str:
+def filled(path: str, texts: dict[str, list[str]]) -> str:
     """A document's text with every block of results as it is printed."""
     def block(match):
-        if match[1] not in made:
-            raise InputError(f"{path} shows a table {match[1]}; there are {', '.join(made)}")
-        return "\n".join([f"<!-- results: {match[1]} -->", *made[match[1]], "<!-- /results -->"])
+        if match[1] not in texts:
+            raise InputError(f"{path} shows a table {match[1]}; there are {', '.join(texts)}")
+        return "\n".join([f"<!-- results: {match[1]} -->", *texts[match[1]], "<!-- /results -->"])
     every = "\n".join(["<!-- methods -->", *methods.table(), "<!-- /methods -->"])
     text = METHODS_BLOCK.sub(lambda _: every, read_text(path))
     if not (text.count("<!-- results: ") == text.count("<!-- /results -->")
@@ -189,17 +189,18 @@ def stored(run: str, path: str | None = None) -> dict:
     --results."""
     results = evaluated(path or os.path.join(run, "results.json"))
     config = read_yaml(os.path.join(run, "config.yaml"))
-    words, kept = shlex.split(config["command"])[2:], []
+    words, arguments = shlex.split(config["command"])[2:], []
     while words:                                     # --name value ... without those of the machine
         take = 1 + next((k for k, word in enumerate(words[1:]) if word.startswith("--")),
                         len(words) - 1)
-        kept, words = kept + words[:take] * (words[0].lstrip("-") not in LOCAL), words[take:]
+        arguments += words[:take] * (words[0].lstrip("-") not in LOCAL)
+        words = words[take:]
     start = config["options"].get("init_from")              # a run's or file's name is enough
-    kept = [os.path.basename(os.path.normpath(word)) if word == start or os.path.isabs(word)
-            else word for word in kept]
+    arguments = [os.path.basename(os.path.normpath(word))
+                 if word == start or os.path.isabs(word) else word for word in arguments]
     known = not subprocess.run(["git", "merge-base", "--is-ancestor", config["git_commit"], "HEAD"],
                                cwd=HERE, check=False, capture_output=True).returncode
-    return {"train": shlex.join(["python", "train.py", *kept]),
+    return {"train": shlex.join(["python", "train.py", *arguments]),
             "git_commit": config["git_commit"] if known else "unknown",
             "versions": config["versions"],
             **({} if "models" in results
@@ -231,17 +232,17 @@ def command(opt) -> None:
                              "without .json; name another, or remove the file first")
         save_json({"train": opt.by, **evaluated(run)} if opt.by else stored(run, opt.results), path)
         return
-    made = tables()
+    texts = tables()
     if opt.write:
         # all are sound before one is written
-        new = {path: filled(path, made) for path in documents()}
+        new = {path: filled(path, texts) for path in documents()}
         for path, text in new.items():
             save_lines(path, text.splitlines())
         return
-    wrong = next((name for name in opt.table if name not in made), None)
+    wrong = next((name for name in opt.table if name not in texts), None)
     if wrong:
-        raise InputError(f"there is no table {wrong}; there are {', '.join(made)}")
-    print("\n\n".join("\n".join([f"{name}:", "", *made[name]]) for name in opt.table or made))
+        raise InputError(f"there is no table {wrong}; there are {', '.join(texts)}")
+    print("\n\n".join("\n".join([f"{name}:", "", *texts[name]]) for name in opt.table or texts))
 
 
 if __name__ == "__main__":

@@ -91,12 +91,13 @@ def gallery_of(encoder: Encoder, where: Where, photos: str | None) -> Gallery:
                        folder, None, None, os.path.basename(folder))
     root = os.path.join(where.data_path, where.data_name)
     if where.split is None and os.path.isfile(os.path.join(root, "all_ims.npy")):
-        found = read_images(where.data_path, where.data_name)
+        images = read_images(where.data_path, where.data_name)
         rows = read_json(os.path.join(root, "all_photos.json"))["photos"]
         digests = {row[0]: row[3] for row in rows}
-        gallery = Gallery(found.features, found.names, [digests.get(name) for name in found.names],
-                          os.path.abspath(photos or found.folder), found.recipe, found.extractor,
-                          where.data_name)
+        gallery = Gallery(
+            images.features, images.names, [digests.get(name) for name in images.names],
+            os.path.abspath(photos or images.folder), images.recipe, images.extractor,
+            where.data_name)
     else:
         gallery = gallery_of_split(where, photos)
     refuse_misfit(encoder, gallery)
@@ -172,13 +173,13 @@ class Work:
 
     def lifted(self, rows: list[int], e: Embedding) -> tuple[Block, Items]:
         """What an index holds of the photos `rows`, whose embeddings are given."""
-        taken = None if self.bank is None else self.bank.of(e)
+        terms = None if self.bank is None else self.bank.of(e)
         spread = np.full(len(rows), np.nan) if e.log_var is None else uncertainty(e).numpy()
-        held = self.vectors.images(e, taken if self.vectors.takes_bank else None)
+        parts = self.vectors.images(e, terms if self.vectors.takes_bank else None)
         gallery = self.gallery
-        return Block(*held), Items(
+        return Block(*parts), Items(
             [gallery.names[i] for i in rows], [gallery.digests[i] for i in rows], spread,
-            np.zeros(len(rows)) if taken is None else taken.numpy())
+            np.zeros(len(rows)) if terms is None else terms.numpy())
 
     def write(self, new, rows: np.ndarray, old: Index | None = None) -> None:
         """Add the photos `rows` to a new state of an index, and put it in place. old: see
@@ -211,8 +212,8 @@ class Work:
         random. Raises InputError where the data are not at hand."""
         data = self.encoder.options.data_name
         texts = read_split(self.encoder.data_path, data, split, text_only=True).captions
-        drawn = np.sort(np.random.default_rng(0).permutation(len(texts))[:most])
-        return self.encoder.captions([texts[m] for m in drawn]).to("cpu")
+        rows = np.sort(np.random.default_rng(0).permutation(len(texts))[:most])
+        return self.encoder.captions([texts[m] for m in rows]).to("cpu")
 
     def propose(self, index: Index, old: Index | None = None) -> dict:
         """Build the approximate indexes of a new state, and return how many candidates they need
@@ -231,7 +232,7 @@ class Work:
             one.tune(flat, tried.vectors[c], TARGET)
             one.save(index.file(f"approximate{c}.npz"))
             index.approximate.append(one)
-        built = time.perf_counter() - began
+        seconds = time.perf_counter() - began
         index.exact = False
         index.depth = min(count, max(one.tuned.depth for one in index.approximate))
         while True:
@@ -242,7 +243,7 @@ class Work:
             index.depth = min(count, 2 * index.depth)
         first = np.mean(exact[:, 0] == rows[:, 0])
         return {"depth": index.depth, "check": [
-            f"{one.method} proposes {index.depth:,} candidates, built in {built:,.0f} s",
+            f"{one.method} proposes {index.depth:,} candidates, built in {seconds:,.0f} s",
             f"of the {exact.shape[1]} best photos it finds {100 * recall:.1f}%, of the first "
             f"{100 * first:.1f}%, for {len(exact)} {what}",
             f"{fast:,.0f} queries per second, and {slow:,.0f} by comparing all photos, with "
@@ -317,16 +318,16 @@ def fill(new, work: Work) -> None:
 
 def refuse_foreign(folder: str) -> None:
     """Raises InputError where a folder holds other files than those of an index."""
-    held = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise InputError(f"{folder} is no folder; name another with --output")
-    states = [name for name in held if is_state(os.path.join(folder, name))]
+    states = [name for name in names if is_state(os.path.join(folder, name))]
     with contextlib.suppress(InputError, TypeError):        # JSON of another thing
         manifest = os.path.join(folder, "manifest.json")
-        if "manifest.json" in held and (states or "index" in read_json(manifest)):
+        if "manifest.json" in names and (states or "index" in read_json(manifest)):
             return
-    begun = r"\.lock|\.([0-9]{6}|manifest\.json)\.\d+\.part"  # what a killed process leaves
-    other = [name for name in held if name not in states and not re.fullmatch(begun, name)]
+    partial = r"\.lock|\.([0-9]{6}|manifest\.json)\.\d+\.part"  # what a killed process leaves
+    other = [name for name in names if name not in states and not re.fullmatch(partial, name)]
     if other:
         raise InputError(f"{folder} holds {other[0]} and is no index; "
                          "name a folder of its own with --output")
@@ -358,8 +359,8 @@ def add(folder: str, names: list[str], how: How, run: str | None = None,
     said of it, in lines. Raises InputError where a pattern fits none of them."""
     with changed(folder, token) as (old, change):
         work = reopened(folder, old, run, how)
-        gallery, (rows, held, digests) = work.gallery, old.listed()
-        place = {name: (row, digest) for row, name, digest in zip(rows.tolist(), held, digests)}
+        gallery, (rows, own, digests) = work.gallery, old.listed()
+        place = {name: (row, digest) for row, name, digest in zip(rows.tolist(), own, digests)}
         removed = set(removed_from(folder))
         removed -= fitting(names, removed, f"that was removed from {folder}",
                            "'*' names all of them")
@@ -375,14 +376,14 @@ def add(folder: str, names: list[str], how: How, run: str | None = None,
             with change(out, len(fresh) + len(other), removed) as new:
                 work.write(new, np.array(sorted(fresh + other)), None if other else old)
     absent, stay = len(place) + len(new_names) - len(gallery.names), len(new_names) - len(fresh)
-    said = f"{folder}: {len(fresh):,} photos added, {len(other):,} changed"
+    sentence = f"{folder}: {len(fresh):,} photos added, {len(other):,} changed"
     if absent:
-        said += (f"; {absent:,} are no longer among those indexed, and stay until search.py remove "
-                 "takes them out")
+        sentence += (f"; {absent:,} are no longer among those indexed, "
+                     "and stay until search.py remove takes them out")
     if stay:
-        said += (f"; {stay:,} stay out as search.py remove took them out, "
-                 "until search.py add names them")
-    return [said, *waiting(gallery, *old.manifest["images"][:2])]
+        sentence += (f"; {stay:,} stay out as search.py remove took them out, "
+                     "until search.py add names them")
+    return [sentence, *waiting(gallery, *old.manifest["images"][:2])]
 
 
 def waiting(gallery: Gallery, data_path: str, images: str) -> list[str]:
@@ -390,13 +391,14 @@ def waiting(gallery: Gallery, data_path: str, images: str) -> list[str]:
     if gallery.recipe is None or not os.path.isdir(gallery.folder):
         return []
     there = find_photos(gallery.folder, skip_broken=True)[0]
-    left = sorted(set(there) - set(gallery.names))
-    given = {"photos": gallery.folder, "data_path": data_path, "output_name": images}
-    given |= {name: gallery.recipe[name] for name in RECIPE if gallery.recipe.get(name) is not None}
-    words = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in given.items())
-    return [f"note: the folder holds {len(left):,} photos whose features were not extracted, the "
-            f"first is {left[0]}; this comes before add: python -m features.extract images {words}"
-            ] if left else []
+    pending = sorted(set(there) - set(gallery.names))
+    options = {"photos": gallery.folder, "data_path": data_path, "output_name": images}
+    options |= {name: gallery.recipe[name]
+                for name in RECIPE if gallery.recipe.get(name) is not None}
+    words = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in options.items())
+    return [f"note: the folder holds {len(pending):,} photos whose features were not extracted, "
+            f"the first is {pending[0]}; this comes before add: "
+            f"python -m features.extract images {words}"] if pending else []
 
 
 def removed_from(folder: str) -> list[str]:
@@ -421,29 +423,30 @@ def remove(folder: str, names: list[str], gone: bool, how: How, run: str | None 
     with `gone`, those whose files are gone, which come back with them. Returns how many, and how
     many are left. Raises InputError where a pattern fits none."""
     with changed(folder, token) as (old, change):
-        rows, held, _ = old.listed()
+        rows, own, _ = old.listed()
         photos, lost = old.manifest["folder"] or "", lost_photos(folder, old.manifest)
         if gone and lost:
             raise InputError(lost)
-        named = fitting(names, set(held), f"of {folder}",
-                        f"search.py info {folder} --names lists them")
-        out = [k for k, name in enumerate(held)
-               if name in named or gone and not os.path.isfile(os.path.join(photos, name))]
-        if len(out) == len(held):
+        matches = fitting(names, set(own), f"of {folder}",
+                          f"search.py info {folder} --names lists them")
+        out = [k for k, name in enumerate(own)
+               if name in matches or gone and not os.path.isfile(os.path.join(photos, name))]
+        if len(out) == len(own):
             raise InputError(f"this would leave no photo in {folder}; delete the folder instead")
         if out:
-            with change(rows[out], 0, {*removed_from(folder), *named}) as new:
+            with change(rows[out], 0, {*removed_from(folder), *matches}) as new:
                 new.finish(lambda index: reopened(folder, old, run, how).propose(index))
-        return len(out), len(held) - len(out)
+        return len(out), len(own) - len(out)
 
 
 def reopened(folder: str, old: Index | Milvus, run: str | None, how: How) -> Work:
     """The run that an index was made by, its vectors, and its photos as they are now. Raises
     InputError where the weights of the run are others now."""
-    made = old.manifest
-    where = Where(*made["images"])
-    encoder = Encoder(run or made["run"], made["recipe"], device=how.device,
+    manifest = old.manifest
+    where = Where(*manifest["images"])
+    encoder = Encoder(run or manifest["run"], manifest["recipe"], device=how.device,
                       data_path=where.data_path)
-    encoder.refuse_other_weights(folder, made["weights"])
-    vectors = vectors_of(encoder.similarity.cpu(), old.origin, made["half"], made["vectors"])
-    return Work(encoder, gallery_of(encoder, where, made["folder"]), how, vectors=vectors)
+    encoder.refuse_other_weights(folder, manifest["weights"])
+    vectors = vectors_of(encoder.similarity.cpu(), old.origin, manifest["half"],
+                         manifest["vectors"])
+    return Work(encoder, gallery_of(encoder, where, manifest["folder"]), how, vectors=vectors)

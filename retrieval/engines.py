@@ -261,9 +261,9 @@ class Approximate:
     def add(self, flat: Flat) -> None:
         """Take in the vectors that stand in `flat` behind those it holds: row n of the file is row
         n here. The projection stays as it was learned."""
-        begun = self.index.ntotal
-        with tqdm(total=flat.n - begun, desc=self.method, disable=None, leave=False) as bar:
-            for start in range(begun, flat.n, CHUNK):
+        before = self.index.ntotal
+        with tqdm(total=flat.n - before, desc=self.method, disable=None, leave=False) as bar:
+            for start in range(before, flat.n, CHUNK):
                 rows = np.arange(start, min(start + CHUNK, flat.n))
                 self.index.add(short_rows(self.projection, flat, rows))
                 bar.update(len(rows))
@@ -337,9 +337,9 @@ def build(flat: Flat, method: str, queries, seed: int = 0) -> Approximate:
             # FAISS warns where fewer points come for a centroid than the last of these says.
             of.niter, of.seed, of.min_points_per_centroid = ROUNDS, seed + 1, 1
         index.train(short_rows(projection, flat, some_rows(rng, flat.n, PER_LIST * lists)))
-    made = Approximate(index, method, projection)
-    made.add(flat)
-    return made
+    result = Approximate(index, method, projection)
+    result.add(flat)
+    return result
 
 
 def short_rows(projection: Projection, flat: Flat, rows: np.ndarray) -> np.ndarray:

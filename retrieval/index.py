@@ -73,8 +73,8 @@ def of_text(text: str) -> np.ndarray:
 
 def origin_of(manifest: dict) -> Embedding:
     """The origin of an index (`ranking`)."""
-    stored = manifest["origin"]
-    return Embedding(*(torch.tensor(of_text(stored[name]))[None] if name in stored else None
+    texts = manifest["origin"]
+    return Embedding(*(torch.tensor(of_text(texts[name]))[None] if name in texts else None
                        for name in ("mean", "log_var")))
 
 
@@ -92,43 +92,44 @@ def manifest_of(folder: str) -> dict:
     return check_manifest(read_json(path, AGAIN), path)
 
 
-def check_manifest(found, path: str) -> dict:
+def check_manifest(manifest, path: str) -> dict:
     """A manifest. Raises InputError where it is none, or one of another version."""
-    if not isinstance(found, dict) or "index" not in found:
+    if not isinstance(manifest, dict) or "index" not in manifest:
         raise InputError(f"{path} describes no index; {AGAIN}")
-    if found["index"] != FORMAT:
-        raise InputError(f"{path} is of format {str(found['index'])[:20]}, and this version reads "
-                         f"format {FORMAT}; {AGAIN}")
-    for name in POINTER if "uri" in found else KINDS:
-        value = found.get(name, "missing")
+    if manifest["index"] != FORMAT:
+        raise InputError(f"{path} is of format {str(manifest['index'])[:20]}, and this version "
+                         f"reads format {FORMAT}; {AGAIN}")
+    for name in POINTER if "uri" in manifest else KINDS:
+        value = manifest.get(name, "missing")
         if (not isinstance(value, KINDS.get(name, str)) or name == "images" and len(value) != 3
                 or name == "removed" and not all(isinstance(x, str) for x in value)):
             raise InputError(f"{path} is damaged: {name} is {str(value)[:20]}; {AGAIN}")
-    return found
+    return manifest
 
 
 def is_state(path: str) -> bool:
     """Whether a folder is a state of an index and not someone's photos of a month: by its name, and
     what is in it."""
     named = re.fullmatch("[0-9]{6}", os.path.basename(path)) and not os.path.islink(path)
-    held = os.listdir(path) if named and os.path.isdir(path) else []
-    return bool(held) and all(re.fullmatch(STATE, name) for name in held)
+    names = os.listdir(path) if named and os.path.isdir(path) else []
+    return bool(names) and all(re.fullmatch(STATE, name) for name in names)
 
 
-def lost_photos(folder: str, made: dict) -> str | None:
+def lost_photos(folder: str, manifest: dict) -> str | None:
     """What is said where the photos of an index in `folder`, of this manifest, are no longer in
     their folder, as it was moved; None where the folder is there, or none is known."""
-    if not made["folder"] or os.path.isdir(made["folder"]):
+    if not manifest["folder"] or os.path.isdir(manifest["folder"]):
         return None
-    given = dict(zip(("data_path", "images", "split"), made["images"]))
-    given["bank"] = (made["bank"] or {}).get("split")
-    words = "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if value)
-    words += " --float16" * made["half"] + f" --{made['method']}" * (made["method"] != "flat")
-    words += " --engine milvus --uri URI --collection OTHER" * (made["engine"] == "milvus")
-    return (f"the folder of the photos, {made['folder']}, is not there, so all look gone; put it "
-            "back, or make the index again with where they are now: search.py index --checkpoint "
-            f"{shlex.quote(made['run'])}{words} --photos FOLDER --output {shlex.quote(folder)} "
-            "--overwrite")
+    options = dict(zip(("data_path", "images", "split"), manifest["images"]))
+    options["bank"] = (manifest["bank"] or {}).get("split")
+    words = "".join(f" --{name} {shlex.quote(value)}" for name, value in options.items() if value)
+    words += (" --float16" * manifest["half"]
+              + f" --{manifest['method']}" * (manifest["method"] != "flat"))
+    words += " --engine milvus --uri URI --collection OTHER" * (manifest["engine"] == "milvus")
+    return (f"the folder of the photos, {manifest['folder']}, is not there, so all look gone; put "
+            "it back, or make the index again with where they are now: search.py index "
+            f"--checkpoint {shlex.quote(manifest['run'])}{words} --photos FOLDER --output "
+            f"{shlex.quote(folder)} --overwrite")
 
 
 class Index:
@@ -147,9 +148,9 @@ class Index:
             if not path and not re.fullmatch("[0-9]{6}", os.path.basename(self.path)):
                 raise ValueError("its manifest names no folder of it")
             self.origin, self.trust = origin_of(self.manifest), from_json(self.manifest["trust"])
-            stored = read_json(self.file("items.json"), AGAIN)
+            items = read_json(self.file("items.json"), AGAIN)
             arrays = read_arrays(self.file("numbers.npz"), AGAIN)
-            self.items = Items(stored["names"], stored["digests"], arrays["uncertainty"],
+            self.items = Items(items["names"], items["digests"], arrays["uncertainty"],
                                arrays["bank"])
             if not all(isinstance(name, str) for name in self.items.names):
                 raise ValueError("a name is no text")
@@ -161,9 +162,9 @@ class Index:
             raise
         except FAULTS as error:
             raise InputError(f"{self.path} is no whole index ({reason(error)}); {AGAIN}") from error
-        count, found = self.manifest["count"], [flat.k for flat in self.channels]
-        if counts != {count} or found != widths:
-            raise InputError(f"{self.path} holds {min(counts):,} vectors of {found} numbers, and "
+        count, lengths = self.manifest["count"], [flat.k for flat in self.channels]
+        if counts != {count} or lengths != widths:
+            raise InputError(f"{self.path} holds {min(counts):,} vectors of {lengths} numbers, and "
                              f"its manifest says {count} of {widths}; {AGAIN}")
         self.bank = self.items.bank if self.manifest["bank"] else None              # (N,)
         self.rows = count                                   # they are below this
@@ -228,9 +229,9 @@ class Generation:
         """Copy the photos of the old state, but for these. removed: the names of those that were
         taken out, and do not come back by themselves."""
         self.manifest["removed"] = sorted(removed)
-        left = np.setdiff1d(np.arange(len(old)), rows)
-        for k in range(0, len(left), ROWS):
-            self.add(old.fetch(left[k:k + ROWS]), old.items.take(left[k:k + ROWS]))
+        others = np.setdiff1d(np.arange(len(old)), rows)
+        for k in range(0, len(others), ROWS):
+            self.add(old.fetch(others[k:k + ROWS]), old.items.take(others[k:k + ROWS]))
 
     def add(self, block: Block, items: Items) -> None:
         """Write some photos behind those before."""
@@ -240,8 +241,8 @@ class Generation:
         for name, x in parts.items():
             if name not in self.writers:
                 file, of = os.path.join(self.path, f"{name}.npy"), self.manifest
-                opened = writing(file, of["count"], x.shape[1], of["half"])
-                self.writers[name] = self.files.enter_context(opened)
+                writer = writing(file, of["count"], x.shape[1], of["half"])
+                self.writers[name] = self.files.enter_context(writer)
             self.writers[name](x)
 
     def finish(self, propose) -> None:
@@ -269,11 +270,11 @@ def changing(folder: str, manifest: dict, count: int):
     """Yields a Generation of `count` photos to fill and to finish, in a folder whose lock this
     process holds (`writing_alone`). Whatever fails leaves the index as it was."""
     for name in os.listdir(folder):                         # of a process that was killed
-        begun = re.fullmatch(r"\.[0-9]{6}\.(\d+)\.part", name)
-        if begun and not alive(int(begun[1])):
+        match = re.fullmatch(r"\.[0-9]{6}\.(\d+)\.part", name)
+        if match and not alive(int(match[1])):
             shutil.rmtree(os.path.join(folder, name))
-    held = sorted(name for name in os.listdir(folder) if re.fullmatch("[0-9]{6}", name))
-    number = f"{int(held[-1]) + 1 if held else 1:06d}"
+    states = sorted(name for name in os.listdir(folder) if re.fullmatch("[0-9]{6}", name))
+    number = f"{int(states[-1]) + 1 if states else 1:06d}"
     path = os.path.join(folder, f".{number}.{os.getpid()}.part")
     os.mkdir(path)
     try:

@@ -173,11 +173,11 @@ class Connection:
                              ) from error
         try:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            started = server_manager_instance.start_and_get_uri(self.path)
+            uri = server_manager_instance.start_and_get_uri(self.path)
         except OSError as error:
             raise InputError(f"{self.path} cannot be made ({reason(error)}); "
                              "name a folder elsewhere") from error
-        if not started:
+        if not uri:
             raise InputError(f"milvus-lite cannot open {self.path}; another process may have "
                              "opened it just now, or the folder may not be writable: call it "
                              "again, or name another one")
@@ -212,9 +212,10 @@ class Connection:
         text = reason(RuntimeError(text.replace(self.token, "***") if self.token else text))
         if (code in (codes.UNAUTHENTICATED, codes.PERMISSION_DENIED)
                 or re.search(r"\bauth|permission deny", text)):
-            wanted = "refuses the token of --token_file" if self.token else "wants a token"
-            return (f"the Milvus server at {self.uri} {wanted}; give a file with USER:PASSWORD or "
-                    "an API key in --token_file, of a user who may read and write the collection")
+            complaint = "refuses the token of --token_file" if self.token else "wants a token"
+            return (f"the Milvus server at {self.uri} {complaint}; give a file with "
+                    "USER:PASSWORD or an API key in --token_file, of a user who may read and "
+                    "write the collection")
         if code in (codes.UNAVAILABLE, codes.DEADLINE_EXCEEDED) or re.search(
                 "Fail connecting|UNAVAILABLE|Retry timeout|Retry run out|FutureTimeoutError", text):
             return (f"no Milvus server answers at {self.uri} within "
@@ -287,20 +288,20 @@ def padded(vectors: np.ndarray, width: int, half: bool) -> np.ndarray:
 def photos_given(values: list, frame: np.ndarray) -> np.ndarray:
     """n vectors of an answer -> (n, K) float32. A vector is a list of numbers, or float16 as bytes,
     which pymilvus wraps in a list."""
-    stored = np.zeros((len(values), len(frame) - 1))
+    vectors = np.zeros((len(values), len(frame) - 1))
     for i, value in enumerate(values):
         if isinstance(value, list) and isinstance(value[0], bytes):
             value = value[0]
         numbers = np.frombuffer(value, "<f2") if isinstance(value, bytes) else value
-        stored[i] = numbers[:len(frame) - 1]
-    return (stored + frame[:-1]).astype(np.float32)
+        vectors[i] = numbers[:len(frame) - 1]
+    return (vectors + frame[:-1]).astype(np.float32)
 
 
-def check_finite(stored: np.ndarray, what: list[str], field: str) -> None:
+def check_finite(vectors: np.ndarray, what: list[str], field: str) -> None:
     """Raise InputError, which names the item of the list `what`, for numbers that did not fit."""
-    fits = np.isfinite(stored)
+    fits = np.isfinite(vectors)
     if not fits.all():
-        half = stored.dtype == np.float16
+        half = vectors.dtype == np.float16
         raise InputError(f"{what[int(np.argmin(fits.all(1)))]} has a number in {field} that "
                          f"float{16 if half else 32} cannot hold; "
                          + ("store float32 instead" if half
@@ -481,10 +482,10 @@ class Milvus:
             if field == "rest":
                 params = {"mmap.enabled": "true"}
             if field not in there:
-                wanted = self.connection.client.prepare_index_params()
-                wanted.add_index(field, index_type=kind, index_name=field, metric_type="IP",
-                                 params=params)
-                self.connection.ask("create_index", self.collection, wanted, sync=False)
+                settings = self.connection.client.prepare_index_params()
+                settings.add_index(field, index_type=kind, index_name=field, metric_type="IP",
+                                   params=params)
+                self.connection.ask("create_index", self.collection, settings, sync=False)
         self.connection.ask("load_collection", self.collection, _async=True)
 
         def loaded() -> float:
@@ -513,12 +514,12 @@ class Milvus:
         """Add photos behind those before, in requests below the server's limit. Raises InputError
         for numbers that are not finite or, with half, beyond float16."""
         self.change()
-        given = [x for x in (*block.vectors, block.rest) if x is not None]
+        arrays = [x for x in (*block.vectors, block.rest) if x is not None]
         step = self.batch(*self.frames)
         for start in range(0, len(items.names), step):
             some = items.take(range(len(items.names))[start:start + step])
             rows, columns = range(self.rows, self.rows + len(some.names)), {}
-            for x, (field, frame) in zip(given, self.frames.items()):
+            for x, (field, frame) in zip(arrays, self.frames.items()):
                 columns[field] = photos_stored(x[start:start + step].numpy(), frame,
                                                self.method(field), self.manifest["half"])
                 check_finite(columns[field], [f"photo {row}" for row in rows], field)
@@ -536,8 +537,8 @@ class Milvus:
         for field in self.frames:
             self.connection.wait_for(f"index {self.collection}.{field}",
                                      functools.partial(self.indexed, field))
-        drawn = np.random.default_rng(0).permutation(self.rows)[:2 * SAMPLE]
-        sample = [row for row, *_ in self.query(f"row in {drawn.tolist()}", ["row"], exact=True)]
+        rows = np.random.default_rng(0).permutation(self.rows)[:2 * SAMPLE]
+        sample = [row for row, *_ in self.query(f"row in {rows.tolist()}", ["row"], exact=True)]
         if not sample:
             sample = [row for row, *_ in next(self.pages(), [])]
         self.manifest = {**self.manifest, "sample": sorted(sample[:SAMPLE])}
@@ -591,16 +592,16 @@ class Milvus:
     def photos(self, rows, fields: list[str], vectors: list[str]) -> list[list]:
         """Some fields and vectors of the photos `rows`, in their order. Raises InputError for a row
         that is not there."""
-        wanted, photos = [int(row) for row in rows], {}
+        rows, photos = [int(row) for row in rows], {}
         step = self.batch(*vectors)
-        for start in range(0, len(wanted), step):
-            part = self.query(f"row in {wanted[start:start + step]}", ["row", *fields, *vectors])
+        for start in range(0, len(rows), step):
+            part = self.query(f"row in {rows[start:start + step]}", ["row", *fields, *vectors])
             photos |= {row: values for row, *values in part}
-        for row in wanted:
+        for row in rows:
             if row not in photos:
                 raise InputError(f"photo {row} is not in the collection {self.where} (any more); "
                                  "search again")
-        return [photos[row] for row in wanted]
+        return [photos[row] for row in rows]
 
     def facts(self, rows) -> list[tuple[str, float | None]]:
         """The names of photos, and their log det Sigma in nats, None for points."""
@@ -657,11 +658,11 @@ def open_index(folder: str, token: str = "", writing: bool = False) -> Index | M
     """The index in a folder, also where another process puts a new state of it in place
     meanwhile."""
     while True:
-        found = manifest_of(folder)
+        manifest = manifest_of(folder)
         try:
-            if "uri" in found:
-                return Milvus.open(folder, found, token, writing)
+            if "uri" in manifest:
+                return Milvus.open(folder, manifest, token, writing)
             return Index(folder)
         except InputError:
-            if manifest_of(folder) == found:
+            if manifest_of(folder) == manifest:
                 raise

@@ -113,13 +113,13 @@ class Page:
                                f"{self.searcher.rows - 1:,}")
         return int(text)
 
-    def plain(self, found: Found, top: int, first: int) -> dict:
+    def plain(self, result: Found, top: int, first: int) -> dict:
         answers = [{**answer._asdict(), "unsure": answer.p is not None
-                    and (found.sure if answer.copy else answer.p) < self.unsure}
-                   for answer in found.answers]
-        return {**found._asdict(), "answers": answers, "top": top, "first": first,
-                "said": found.said(self.unsure), "query_said": found.query_said,
-                "set_said": found.set_said}
+                    and (result.sure if answer.copy else answer.p) < self.unsure}
+                   for answer in result.answers]
+        return {**result._asdict(), "answers": answers, "top": top, "first": first,
+                "said": result.said(self.unsure), "query_said": result.query_said,
+                "set_said": result.set_said}
 
     def file_of(self, row: int) -> str:
         """The file of a row. Raises Refused where it is gone, and where a link leads out of the
@@ -267,8 +267,8 @@ def finished(response):
     """The response with the headers that all have. A browser asks again before it shows a picture
     that it keeps, and keeps nothing else."""
     response.headers.update(HEADERS)
-    kept = response.mimetype.startswith("image/") or response.status_code == 304
-    response.headers["Cache-Control"] = "private, no-cache" if kept else "no-store"
+    picture = response.mimetype.startswith("image/") or response.status_code == 304
+    response.headers["Cache-Control"] = "private, no-cache" if picture else "no-store"
     return response
 
 
@@ -316,11 +316,11 @@ def server(app, port: int):
 
 def serve(searcher: Searcher, port: int, unsure: float) -> None:
     """Serve the page until Ctrl-C. Raises InputError where the port is taken."""
-    made = server(application(searcher, unsure), port)
-    print(f"{searcher.title}: the page is at http://127.0.0.1:{made.port}/ (Ctrl-C ends it)",
+    http = server(application(searcher, unsure), port)
+    print(f"{searcher.title}: the page is at http://127.0.0.1:{http.port}/ (Ctrl-C ends it)",
           flush=True)
     try:
-        made.serve_forever()
+        http.serve_forever()
     except Stopped as stop:
         if stop.number != signal.SIGINT:
             raise

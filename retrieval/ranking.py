@@ -205,13 +205,13 @@ class Ranker:
     def rank_all(self, asked: Asked, top: int, trust: Trust | None) -> Ranking:
         scores = self.all_scores(asked)                                             # (Q, N)
         best = scores.topk(top, dim=1)
-        total, held = None, None
+        total, in_set = None, None
         if trust is not None:
             logits = trust.temperature * scores.double()
             total = logits.logsumexp(1)
             if trust.limit is not None:
-                held = (total[:, None] - logits <= trust.limit).sum(1)
-        return Ranking(best.indices.numpy(), best.values, total, held)
+                in_set = (total[:, None] - logits <= trust.limit).sum(1)
+        return Ranking(best.indices.numpy(), best.values, total, in_set)
 
     def all_scores(self, asked: Asked) -> Tensor:
         """Scores (Q, N) of all photos."""
@@ -226,9 +226,9 @@ class Ranker:
         return scores if self.bank is None else scores - self.bank
 
     def rank_candidates(self, asked: Asked, top: int, trust: Trust | None) -> Ranking:
-        proposed = self.index.candidates(asked.vectors, max(top, self.index.depth))         # (Q, R)
+        candidates = self.index.candidates(asked.vectors, max(top, self.index.depth))       # (Q, R)
         parts = [self.rank_some(asked.rows(slice(q, q + 1)), np.unique(rows[rows >= 0]), top, trust)
-                 for q, rows in enumerate(proposed)]
+                 for q, rows in enumerate(candidates)]
         rows, *fields = zip(*parts)
         return Ranking(np.stack(rows), *(None if x[0] is None else torch.stack(x) for x in fields))
 
@@ -241,20 +241,20 @@ class Ranker:
         first, values = np.full(top, -1), torch.full((top,), -math.inf)
         first[:len(best.indices)] = rows[best.indices.numpy()]
         values[:len(best.values)] = best.values
-        total, held = None, None
+        total, in_set = None, None
         if trust is not None:
             logits = trust.temperature * scores.double()
             total = logits.logsumexp(0)
-            drawn, block = self.index.sample
-            others = torch.from_numpy(~np.isin(drawn, rows))
-            rest = trust.temperature * self.scores_of(asked, drawn, block)[others].double()
+            sample, block = self.index.sample
+            others = torch.from_numpy(~np.isin(sample, rows))
+            rest = trust.temperature * self.scores_of(asked, sample, block)[others].double()
             stands = (self.count - len(rows)) / max(1, len(rest))  # each for so many
             if len(rest):
                 total = torch.logaddexp(total, rest.logsumexp(0) + math.log(stands))
             if trust.limit is not None:
-                held = (total - logits <= trust.limit).sum()
-                held += torch.round(stands * (total - rest <= trust.limit).sum()).long()
-        return Ranking(first, values, total, held)
+                in_set = (total - logits <= trust.limit).sum()
+                in_set += torch.round(stands * (total - rest <= trust.limit).sum()).long()
+        return Ranking(first, values, total, in_set)
 
     def copies(self, rows: np.ndarray) -> np.ndarray:
         """Which of the photos `rows` (R,) are copies of the first of them, as that itself is: (R,)

@@ -85,24 +85,25 @@ class Searcher:
     def __init__(self, index: str, *, checkpoint: str | None = None, calibration: str | None = None,
                  device="auto", text_weights: str | None = None, token: str = ""):
         self.index = open_index(index, token)
-        made = self.index.manifest
-        run = checkpoint or made["run"]
-        self.encoder = Encoder(run, made["recipe"], device=device, text_weights=text_weights,
-                               data_path=made["images"][0])
-        self.encoder.refuse_other_weights(index, made["weights"])
-        if calibration and made["bank"]:
+        manifest = self.index.manifest
+        run = checkpoint or manifest["run"]
+        self.encoder = Encoder(run, manifest["recipe"], device=device, text_weights=text_weights,
+                               data_path=manifest["images"][0])
+        self.encoder.refuse_other_weights(index, manifest["weights"])
+        if calibration and manifest["bank"]:
             raise InputError(f"{index} was calibrated when it was made, as its query bank changes "
                              f"all scores; leave --calibration {calibration} out")
         similarity = copy.deepcopy(self.encoder.similarity).cpu()       # vectors are compared there
-        self.vectors = vectors_of(similarity, self.index.origin, made["half"], made["vectors"])
+        self.vectors = vectors_of(similarity, self.index.origin, manifest["half"],
+                                  manifest["vectors"])
         self.trust: Trust | None = self.index.trust
-        if not self.trust and not made["bank"]:
+        if not self.trust and not manifest["bank"]:
             known = calibration_of(run, calibration)
-            self.trust = known and trust_in(known, run, made["weights"], made["similarity"])
-        self.count, self.folder = len(self.index), made["folder"] or ""
+            self.trust = known and trust_in(known, run, manifest["weights"], manifest["similarity"])
+        self.count, self.folder = len(self.index), manifest["folder"] or ""
         self.calibrated = self.trust is not None
-        self.title = f"{made['data']}, {made['similarity']}"
-        self.notes = self.trust.notes(made["images"][1], self.count) if self.trust else [
+        self.title = f"{manifest['data']}, {manifest['similarity']}"
+        self.notes = self.trust.notes(manifest["images"][1], self.count) if self.trust else [
             f"no probabilities: {run} was not calibrated; write its calibration with evaluate.py "
             f"--checkpoint {run} --confidence --sets 0.1"]
         self.ranker = Ranker(self.vectors, self.index)
@@ -164,25 +165,25 @@ class Searcher:
         results = []
         for q, query in enumerate(queries):
             rows = [row for row in ranking.rows[q].tolist() if row >= 0]
-            found = Found(query, [], self.count, None, spreads and spreads[q], None,
-                          [note for note in (notes[q], lost) if note])
+            result = Found(query, [], self.count, None, spreads and spreads[q], None,
+                           [note for note in (notes[q], lost) if note])
             p, copies = None, []
             if trust is not None:
                 copies = self.ranker.copies(np.array(rows)).nonzero()[0].tolist()
                 logits = trust.temperature * ranking.scores[q].double()
                 p = (logits - ranking.log_total[q]).exp().tolist()
-                held = None if ranking.in_set is None else int(ranking.in_set[q]) or None
-                no_set = None if held else self.withdrawn if trust.alpha is None else EMPTY
-                found = found._replace(
-                    sure=sum(p[k] for k in copies), copies=len(copies), in_set=held, no_set=no_set,
-                    level=held and 1 - trust.alpha, wider=spreads and trust.wider_than(spreads[q]))
+                size = None if ranking.in_set is None else int(ranking.in_set[q]) or None
+                no_set = None if size else self.withdrawn if trust.alpha is None else EMPTY
+                result = result._replace(
+                    sure=sum(p[k] for k in copies), copies=len(copies), in_set=size, no_set=no_set,
+                    level=size and 1 - trust.alpha, wider=spreads and trust.wider_than(spreads[q]))
             facts = self.index.facts(rows[first:first + top])
-            found.answers.extend(
+            result.answers.extend(
                 Answer(rows[k], name, float(ranking.scores[q, k]), p and p[k],
                        bool(self.folder) and not os.path.isfile(os.path.join(self.folder, name)),
-                       found.in_set and k < found.in_set, spread, k in copies)
+                       result.in_set and k < result.in_set, spread, k in copies)
                 for k, (name, spread) in enumerate(facts, first))
-            results.append(found)
+            results.append(result)
         return results
 
 

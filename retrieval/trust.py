@@ -71,9 +71,9 @@ class Trust(NamedTuple):
 def how_sure(p: float, unsure: float, copies: int = 1) -> str:
     """What is said of a first answer that is right with probability p. unsure: less than this is
     not sure. copies: how many photos it stands for."""
-    said = f"{percent(p)} sure of the first photo"
-    said += f", of which there are {copies} copies" * (copies > 1)
-    return said + ": another may be meant, or none" * (p < unsure)
+    sentence = f"{percent(p)} sure of the first photo"
+    sentence += f", of which there are {copies} copies" * (copies > 1)
+    return sentence + ": another may be meant, or none" * (p < unsure)
 
 
 def badge_of(p: float, unsure: float | None) -> str:
@@ -118,11 +118,11 @@ def trust_in(calibration: Calibration, run: str, weights: str, similarity: str) 
                  sets and sets["images"])
 
 
-def from_json(stored) -> Trust | None:
+def from_json(record) -> Trust | None:
     """Raises ValueError or TypeError where the values are of other kinds."""
-    if stored is None:
+    if record is None:
         return None
-    trust = Trust(**stored)
+    trust = Trust(**record)
     t = trust.temperature
     if not (isinstance(t, float) and 0 < t < np.inf and isinstance(trust.data, str)):
         raise ValueError("its calibration has no temperature")
@@ -140,16 +140,16 @@ class BankColumn:
 
     def __init__(self, run, split: str, how: How, alpha: float | None = None):
         bank.check_splits(split, "test")
-        given = Models([run.path]), Where(run.data_path), how
+        source = Models([run.path]), Where(run.data_path), how
         self.queries = members_on(
-            *given, split, lambda s: bank.draw(s.caption_image, len(s.images))).members
-        dev = members_on(*given, "dev")
+            *source, split, lambda s: bank.draw(s.caption_image, len(s.images))).members
+        dev = members_on(*source, "dev")
         self.beta, self.trust = bank.choose(dev, self.queries)["beta"]["t2i"], None
         captions = len(self.queries[0].captions.mean)
         self.report = {"split": split, "captions": captions, "beta": self.beta}
         if self.beta is not None:
-            taken = bank.item_terms(dev.members, self.queries, [self.beta], "t2i")[0]  # (N,)
-            scores = score_matrix(dev, how.block) - taken.numpy()[:, None]  # (N, M)
+            terms = bank.item_terms(dev.members, self.queries, [self.beta], "t2i")[0]  # (N,)
+            scores = score_matrix(dev, how.block) - terms.numpy()[:, None]  # (N, M)
             whole = Subject(dev.name, "", dev.caption_image, dev.n_images, scores=scores)
             t = temperature(*sample_scores(rows_of(whole, "t2i")))
             limit = alpha and promises.calibrate_sets(whole, "t2i", t, alpha)[0]["lac"]
@@ -159,5 +159,5 @@ class BankColumn:
     def of(self, images: Embedding) -> Tensor:
         """(n,) of n images."""
         member = Member(self.queries[0].similarity, images, None)
-        taken = bank.item_terms([member], self.queries, [self.beta], "t2i")[0]
-        return taken.to(images.mean.device)
+        terms = bank.item_terms([member], self.queries, [self.beta], "t2i")[0]
+        return terms.to(images.mean.device)

@@ -96,16 +96,16 @@ class Loop:
         self.batches = self.batches or on_device(run.data.batches(run.state), run.device,
                                                  run.data.ahead)
         batch = next(self.batches)
-        waited = time.perf_counter() - start
+        wait = time.perf_counter() - start
         run.step(batch)
-        return waited
+        return wait
 
     def timed(self, steps: int) -> Timed:
         self.settle()
         start = time.perf_counter()
-        waited = sum(self.step() for _ in range(steps))
+        wait = sum(self.step() for _ in range(steps))
         self.settle()
-        return Timed((time.perf_counter() - start) / steps, waited / steps)
+        return Timed((time.perf_counter() - start) / steps, wait / steps)
 
     def settle(self) -> None:
         if self.run.device.type == "cuda":
@@ -123,26 +123,27 @@ def products(run: train.Training) -> float:
     batch = next(run.data.batches({**run.state, "epoch": 0, "step": 0, "iteration": 0})).to("cpu")
     try:
         model.cpu()
-        with FlopCounterMode(display=False) as counted:
+        with FlopCounterMode(display=False) as counter:
             sum(model(batch).values()).backward()
     finally:
         model.to(device)
         model.zero_grad(set_to_none=True)
-    return counted.get_total_flops()
+    return counter.get_total_flops()
 
 
 def kernels(loop: Loop) -> list[tuple[str, float, float]]:
     """The SHOWN most expensive kernels, or operations of a CPU: name, milliseconds a step, percent
     of all of them."""
     cuda = loop.run.device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * cuda]) as seen:
+    with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * cuda]) as profiler:
         for _ in range(PROFILED):
             loop.step()
         loop.settle()
-    spent = {event.key: event.self_device_time_total if cuda else event.self_cpu_time_total  # in us
-             for event in seen.key_averages() if not cuda or event.device_type == DeviceType.CUDA}
-    most = sorted(spent.items(), key=lambda pair: -pair[1])[:SHOWN]
-    return [(name, time / 1000 / PROFILED, 100 * time / max(1, sum(spent.values())))
+    total = {event.key: event.self_device_time_total if cuda else event.self_cpu_time_total  # in us
+             for event in profiler.key_averages()
+             if not cuda or event.device_type == DeviceType.CUDA}
+    most = sorted(total.items(), key=lambda pair: -pair[1])[:SHOWN]
+    return [(name, time / 1000 / PROFILED, 100 * time / max(1, sum(total.values())))
             for name, time in most]
 
 
@@ -184,16 +185,16 @@ def one_epoch(name: str, kind: Kind, precision: str, flags: str, where: str, pat
         loop.timed(warm)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        taken = loop.timed(steps)
+        step = loop.timed(steps)
         aimed = device.type == "cuda" and where == "device"
-        yield f"{title}: milliseconds a step", 1000 * taken.seconds, ".1f", None
-        yield (f"{title}: seconds an epoch of {whole:,} steps", taken.seconds * whole, ".1f",
+        yield f"{title}: milliseconds a step", 1000 * step.seconds, ".1f", None
+        yield (f"{title}: seconds an epoch of {whole:,} steps", step.seconds * whole, ".1f",
                kind.aim if aimed and precision == "tf32" else None)
         yield (f"{title}: percent of the time in which a batch is waited for",
-               100 * taken.waiting / taken.seconds, ".1f", "input" if aimed else None)
+               100 * step.waiting / step.seconds, ".1f", "input" if aimed else None)
         if flops:
             yield f"{title}: products of matrices, TFLOP a step", flops / 1e12, ".3f", None
-            yield f"{title}: the same, TFLOP a second", flops / 1e12 / taken.seconds, ".3f", None
+            yield f"{title}: the same, TFLOP a second", flops / 1e12 / step.seconds, ".3f", None
         if device.type == "cuda":
             yield (f"{title}: peak memory, MiB",
                    torch.cuda.max_memory_allocated(device) / MIB, ".0f", None)

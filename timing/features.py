@@ -64,16 +64,16 @@ def extraction_times(count: int, workers: int, repeats: int, seed: int, device):
             compute(work, images, net, eval_transform(), None, How(device, BATCH, workers, False))
             work.commit(lambda sound: None)
 
-        spent = rounds({"network": alone, "whole": whole,
-                        "decoding": lambda: list(image_batches(images, BATCH))}, repeats, device)
+        seconds = rounds({"network": alone, "whole": whole,
+                          "decoding": lambda: list(image_batches(images, BATCH))}, repeats, device)
         last = store(f"{ALL}0")
         again = race({"again": last.complete}, repeats, device)["again"]
         assert last.complete() and len(decoded) == len(chunks(paths, BATCH))
-    yield "photos a second", count / min(spent["whole"]), ".1f", None
+    yield "photos a second", count / min(seconds["whole"]), ".1f", None
     yield ("decoding in this process: milliseconds a photo",
-           1000 * min(spent["decoding"]) / count, ".1f", None)
+           1000 * min(seconds["decoding"]) / count, ".1f", None)
     yield (f"percent of the time outside the network, {workers} workers",
-           percent_outside(spent), ".1f", "extraction")
+           percent_outside(seconds), ".1f", "extraction")
     yield "a call that finds nothing to do: milliseconds a photo", 1000 * again / count, ".3f", None
 
 
@@ -133,10 +133,10 @@ def region_times(count: int, workers: int, repeats: int, seed: int, device):
                             np.float16, proposals.start).prepare()
             rows.run(reader, encoder.encode, How(device, step, workers), "timed")
             rows.clean()
-        spent = rounds({"network": alone, "whole": whole}, repeats, device)
-    yield f"photos with {PROPOSALS} boxes a second", count / min(spent["whole"]), ".1f", None
+        seconds = rounds({"network": alone, "whole": whole}, repeats, device)
+    yield f"photos with {PROPOSALS} boxes a second", count / min(seconds["whole"]), ".1f", None
     yield (f"boxes: percent of the time outside the network, {workers} workers",
-           percent_outside(spent), ".1f", "extraction")
+           percent_outside(seconds), ".1f", "extraction")
 
 
 def feature_times(*size):

@@ -19,10 +19,10 @@ def drawn(name: str, photos: int, proposals: int, phrases: int, dim: int, seed: 
     photo's proposals, with its box moved a little as the truth; the cosine."""
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     photo = np.sort(rng.integers(photos, size=phrases))
-    named = photo * proposals + rng.integers(proposals, size=phrases)                    # (M,) rows
+    rows = photo * proposals + rng.integers(proposals, size=phrases)                     # (M,) rows
     corners = np.sort(rng.integers(0, SIZE, (photos * proposals, 2, 2)), 1)   # (R, corner, x and y)
     boxes = corners.reshape(-1, 4).astype(np.float32)
-    truth = boxes[named] + rng.integers(-5, 6, (phrases, 4))
+    truth = boxes[rows] + rng.integers(-5, 6, (phrases, 4))
     truth[:, 2:] = np.maximum(truth[:, :2], truth[:, 2:])
     kinds = np.array(["people", "clothing", "animals", "other"])[rng.integers(4, size=phrases)]
     split = BoxSplit([str(n) for n in range(photos)], np.tile(SIZE, (photos, 1)), boxes,
@@ -32,7 +32,7 @@ def drawn(name: str, photos: int, proposals: int, phrases: int, dim: int, seed: 
     regions = torch.randn(photos * proposals, dim, generator=generator)
     regions /= regions.norm(dim=1, keepdim=True)                                            # (R, D)
     words = F.normalize(torch.randn(phrases, dim, generator=generator) * NOISE / dim ** 0.5
-                        + regions[named], dim=1)
+                        + regions[rows], dim=1)
 
     def scores_of(n: int, columns: np.ndarray) -> torch.Tensor:
         # (P, m)

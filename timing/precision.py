@@ -31,9 +31,9 @@ PRODUCTS = {torch.ops.aten.mm.default: (0, 1), torch.ops.aten.bmm.default: (0, 1
 def rounded(x: Tensor, bits: int) -> Tensor:
     """float32 numbers rounded to mantissas of so many bits, to the nearest, ties to the even
     one."""
-    dropped = 23 - bits
+    cut = 23 - bits
     raw = x.contiguous().view(torch.int32)
-    raw = raw + ((1 << dropped - 1) - 1 + (raw >> dropped & 1)) & -1 << dropped
+    raw = raw + ((1 << cut - 1) - 1 + (raw >> cut & 1)) & -1 << cut
     return raw.view(torch.float32)
 
 
@@ -64,16 +64,16 @@ def sides(name: str, dim: int, seed: int) -> tuple[Embedding, Embedding]:
     images = normal(n, PARTS, dim)
     captions = images[of] + spread * normal(m, PARTS, dim)
     log_vars = [(normal(k, dim) * 2).clamp(*LOG_VAR_BOUNDS) for k in SAMPLE]
-    made = [Embedding(F.normalize(x[:, 0], dim=1), log_var, F.normalize(x, dim=2),
+    pair = [Embedding(F.normalize(x[:, 0], dim=1), log_var, F.normalize(x, dim=2),
                       torch.full((len(x),), PARTS))
             for x, log_var in zip((images, captions), log_vars)]
     if name in ("mls", "vmf"):
-        made = [e._replace(log_var=e.log_var[:, :1] - (name == "vmf") * 5) for e in made]
+        pair = [e._replace(log_var=e.log_var[:, :1] - (name == "vmf") * 5) for e in pair]
     if name == "match_prob":
-        made = [e._replace(log_var=e.log_var - 7) for e in made]     # variances that sum to 1 or so
+        pair = [e._replace(log_var=e.log_var - 7) for e in pair]     # variances that sum to 1 or so
     if COMPARED[name].gaussian_sides == 1:
-        made[0] = made[0]._replace(log_var=None)
-    return made[0], made[1]
+        pair[0] = pair[0]._replace(log_var=None)
+    return pair[0], pair[1]
 
 
 def each(e: Embedding, f) -> Embedding:
@@ -85,17 +85,17 @@ def score_errors(name: str, dim: int, seed: int) -> dict[str, tuple[float, float
     """{what is rounded: (largest relative error, largest error in standard deviations of a
     caption's scores)} against the same formula in float64 of inputs that are not rounded. Relative
     errors of scores that pass 0 are relative to the largest."""
-    given, similarity = sides(name, dim, seed), COMPARED[name]().eval()
-    exact = COMPARED[name]().double().eval()(*(each(e, Tensor.double) for e in given))      # (N, M)
+    pair, similarity = sides(name, dim, seed), COMPARED[name]().eval()
+    exact = COMPARED[name]().double().eval()(*(each(e, Tensor.double) for e in pair))       # (N, M)
     size = exact.abs().max() if exact.max() > 0 > exact.min() else exact.abs()
-    found = {"float32": similarity(*given)}
+    results = {"float32": similarity(*pair)}
     for kind, bits in BITS.items():
-        found[f"inputs {kind}"] = similarity(*(each(e, lambda x, bits=bits: rounded(x, bits))
-                                               for e in given))
+        results[f"inputs {kind}"] = similarity(
+            *(each(e, lambda x, bits=bits: rounded(x, bits)) for e in pair))
     with RoundedProducts():
-        found["products tf32"] = similarity(*given)
+        results["products tf32"] = similarity(*pair)
     spread, off = (exact.std(0).mean(),
-                   {kind: (scores - exact).abs() for kind, scores in found.items()})
+                   {kind: (scores - exact).abs() for kind, scores in results.items()})
     return {kind: (float((error / size).max()), float(error.max() / spread))
             for kind, error in off.items()}
 
@@ -106,9 +106,9 @@ def score_precision(dim: int, seed: int):
            "relative / in standard deviations of the scores", [])
     for name in COMPARED:
         errors = score_errors(name, dim, seed)
-        measured = [(f"{name}, {kind}: {how}", value, ".1e",
+        measures = [(f"{name}, {kind}: {how}", value, ".1e",
                      "error" * ((kind, how) == ("float32", "relative")) or None)
                     for kind, values in errors.items()
                     for how, value in zip(("relative", "in deviations"), values)]
         yield f"  {name:16}" + "   ".join(
-            f"{kind} {a:.1e} / {b:.1e}" for kind, (a, b) in errors.items()), measured
+            f"{kind} {a:.1e} / {b:.1e}" for kind, (a, b) in errors.items()), measures

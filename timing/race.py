@@ -42,24 +42,25 @@ def peak(work, device) -> float:
 def race(runs: dict, repeats: int, device) -> dict:
     """Least seconds of each function, over rounds in which all take turns, after one round that
     does not count."""
-    return {name: min(spent) for name, spent in rounds(runs, repeats, device).items()}
+    return {name: min(seconds) for name, seconds in rounds(runs, repeats, device).items()}
 
 
 def rounds(runs: dict, repeats: int, device) -> dict:
     """The seconds of each function in each of these rounds."""
-    spent = {name: [] for name in runs}
+    seconds = {name: [] for name in runs}
     for _ in range(repeats + 1):
         for name, run in runs.items():
             start = time.perf_counter()
             run()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            spent[name].append(time.perf_counter() - start)
-    return {name: times[1:] for name, times in spent.items()}
+            seconds[name].append(time.perf_counter() - start)
+    return {name: times[1:] for name, times in seconds.items()}
 
 
-def percent_outside(spent: dict) -> float:
+def percent_outside(seconds: dict) -> float:
     """Of the time of "whole" what "network" does not take: the median over rounds, each of which
     compares its own two. The least times of both would be of different rounds, and such machines
     differ by a tenth from one to the next."""
-    return 100 * (1 - statistics.median(a / b for a, b in zip(spent["network"], spent["whole"])))
+    return 100 * (1 - statistics.median(
+        a / b for a, b in zip(seconds["network"], seconds["whole"])))

@@ -84,18 +84,18 @@ def silence(model):
 
 
 @contextlib.contextmanager
-def told(found: list, pairs: int):
+def told(counts: list, pairs: int):
     """A context that notes the bytes of each item of the batch that the others are told, there and
     back."""
     before = share.gather, torch.distributed.reduce_scatter
 
     def noted(x, spread):
         if sum(spread.sizes) == pairs:
-            found.append(x[0].numel() * x.element_size())
+            counts.append(x[0].numel() * x.element_size())
         return before[0](x, spread)
 
     def noted_back(mine, pieces):
-        found.append(mine[0].numel() * mine.element_size())
+        counts.append(mine[0].numel() * mine.element_size())
         return before[1](mine, pieces)
     share.gather, torch.distributed.reduce_scatter = noted, noted_back
     try:
@@ -111,7 +111,7 @@ def timed(words: list[str], sizes: Sizes, seed: int) -> dict:
     device = torch.device("cpu")
     opt = train.parse_args(["--img_dim", str(sizes.features), "--embed_size", str(sizes.dim),
                             "--img_enc", "precomp", "--device", "cpu", *words])
-    found, item = {"steps": [], "silent": []}, []
+    result, item = {"steps": [], "silent": []}, []
     with processes.joined(device):
         batch = share_of_batch(sizes, seed)
         torch.manual_seed(seed)
@@ -128,11 +128,12 @@ def timed(words: list[str], sizes: Sizes, seed: int) -> dict:
         with told(item, sizes.pairs):
             step()
         for _ in range(sizes.steps):
-            found["steps"].append(step())
+            result["steps"].append(step())
             if processes.count() > 1:
                 with silence(learner.model):
-                    found["silent"].append(step())
-    return {**found, "gradients": sum(4 * p.numel() for p in learner.parameters), "item": sum(item)}
+                    result["silent"].append(step())
+    return {**result, "gradients": sum(4 * p.numel() for p in learner.parameters),
+            "item": sum(item)}
 
 
 def in_processes(count: int, words: list[str], seed: int) -> dict:
@@ -147,8 +148,8 @@ def in_processes(count: int, words: list[str], seed: int) -> dict:
                "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count))}
         started.append(subprocess.Popen([sys.executable, "-m", "timing.scale", work], env=env,
                                         cwd=ROOT, text=True, stdout=subprocess.PIPE))
-    said = [process.communicate()[0] for process in started]
-    return json.loads(said[0])
+    outputs = [process.communicate()[0] for process in started]
+    return json.loads(outputs[0])
 
 
 def measure(words: list[str], rounds: int, seed: int) -> Measured:
@@ -158,8 +159,8 @@ def measure(words: list[str], rounds: int, seed: int) -> Measured:
         one.append(in_processes(1, words, seed))
         several.append(in_processes(cores, words, seed))
 
-    def median(found: list[dict], name: str) -> float:
-        return statistics.median(seconds for each in found for seconds in each[name])
+    def median(runs: list[dict], name: str) -> float:
+        return statistics.median(seconds for each in runs for seconds in each[name])
     return Measured(median(one, "steps"), median(several, "steps"), median(several, "silent"),
                     several[0]["gradients"], several[0]["item"])
 

@@ -88,9 +88,9 @@ class Drawn:
 def written(path: str, n: int, seed: int) -> tuple[float, float]:
     """Write n lifted images to a float16 file. Returns seconds, drawing them included, and the peak
     memory in MiB."""
-    start, drawn = time.perf_counter(), Drawn(seed)
+    start, source = time.perf_counter(), Drawn(seed)
     with writing(path, n, 2 * DIM + 4, half=True) as write:
-        for block in drawn.blocks(n):
+        for block in source.blocks(n):
             write(block)
     return time.perf_counter() - start, resident("VmHWM") / MIB
 
@@ -106,11 +106,11 @@ def bare(flat: Flat, queries: Tensor) -> None:
 def rescored(flat: Flat, queries: Tensor, rows: np.ndarray) -> Tensor:
     """Exact products of queries (Q, K) with the vectors of their candidates `rows` (Q, r): (Q, r),
     -inf for row -1."""
-    wanted, step = torch.from_numpy(rows), max(1, WHOLE // rows.shape[1])
+    index, step = torch.from_numpy(rows), max(1, WHOLE // rows.shape[1])
     products = [torch.bmm(flat.rows(of.clamp(min=0).flatten()).view(*of.shape, flat.k),
                           query[:, :, None])[:, :, 0]
-                for query, of in zip(queries.split(step), wanted.split(step))]
-    return torch.cat(products).masked_fill_(wanted < 0, -torch.inf)
+                for query, of in zip(queries.split(step), index.split(step))]
+    return torch.cat(products).masked_fill_(index < 0, -torch.inf)
 
 
 def answers(index, flat: Flat, queries: Tensor) -> np.ndarray:
@@ -131,15 +131,15 @@ def approximate_times(path: str, method: str, queries: Tensor, best: np.ndarray,
     index.tune(flat, queries[LEARNED:LEARNED + TUNED], LEAST["recall"])
     index.save(file)
     tuned, asked = time.perf_counter(), queries[LEARNED + TUNED:]
-    found = [answers(index, flat, some) for some in asked.split(TOGETHER)]          # also warms up
+    rows = [answers(index, flat, some) for some in asked.split(TOGETHER)]           # also warms up
     start_again = time.perf_counter()
     for some in asked.split(TOGETHER):
         answers(index, flat, some)
-    spent = time.perf_counter() - start_again
-    hits = (best[:, :, None] == np.concatenate(found)[:, None]).any(2)
+    seconds = time.perf_counter() - start_again
+    hits = (best[:, :, None] == np.concatenate(rows)[:, None]).any(2)
     return {"built": built - start, "tuned": tuned - built, "effort": index.tuned.effort,
             "depth": index.tuned.depth, "recall1": hits[:, 0].mean(), "recall10": hits.mean(),
-            "rate": len(asked) / spent, "file": os.path.getsize(file) / MIB,
+            "rate": len(asked) / seconds, "file": os.path.getsize(file) / MIB,
             "peak": resident("VmHWM") / MIB}
 
 
@@ -153,13 +153,13 @@ def search_times(n: int, repeats: int, seed: int, device):
         yield "drawing and writing the file, seconds", seconds, ".1f", None
         yield ("drawing and writing the file, peak memory of the process, MiB", memory, ".0f",
                "search memory")
-        # kept: pages that are mapped stay in the cache
-        flat, kept, drawn = Flat(path), Flat(path), Drawn(seed)
-        drawn.generator.manual_seed(seed + 1)              # other captions of the same latent space
-        queries = drawn.captions(LEARNED + TUNED + TRIED)
+        # warm: pages that are mapped stay in the cache
+        flat, warm, source = Flat(path), Flat(path), Drawn(seed)
+        source.generator.manual_seed(seed + 1)             # other captions of the same latent space
+        queries = source.captions(LEARNED + TUNED + TRIED)
         for q in ASKED:
             best = race({
-                "bare": partial(bare, kept, queries[:q]),
+                "bare": partial(bare, warm, queries[:q]),
                 "exact": lambda q=q: top_of(flat.products(queries[:q]), TOP)}, repeats, device)
             yield (f"exact, {q} queries at once: milliseconds a query",
                    1000 * best["exact"] / q, ".2f", None)

@@ -14,18 +14,18 @@ from text import SPECIALS, Vocabulary
 def training(words: list[str], shape: tuple, dim: int, sizes: tuple, seed: int, device) -> dict:
     """Functions that run one training step on precomputed features of a shape, and its parts each
     alone. sizes: of a batch, of the vocabulary, and of the shortest and the longest caption."""
-    pairs, known, lengths_of = sizes
+    pairs, n_words, lengths_of = sizes
     words = words if "match_prob" in words else ["--max_violation", *words]
     options = train.parse_args(["--img_dim", str(shape[-1]), "--embed_size", str(dim), *words])
     options.img_enc = "precomp" if options.img_enc == "auto" else options.img_enc
     torch.manual_seed(seed)
     model = build_model(options, Vocabulary(
-        [*SPECIALS, *map(str, range(known - len(SPECIALS)))])).to(device).train()
+        [*SPECIALS, *map(str, range(n_words - len(SPECIALS)))])).to(device).train()
     if options.compile:
         compile_parts(model, device)
     learner = train.build_learner(options, model, device)
     lengths = torch.randint(lengths_of[0], lengths_of[1] + 1, (pairs,))
-    tokens = torch.randint(len(SPECIALS), known, (pairs, lengths_of[1]))
+    tokens = torch.randint(len(SPECIALS), n_words, (pairs, lengths_of[1]))
     tokens = tokens * (torch.arange(lengths_of[1]) < lengths[:, None])
     batch = Batch(torch.rand(pairs, *shape), tokens, lengths, torch.arange(pairs),
                   torch.arange(pairs)).to(device)
@@ -46,9 +46,9 @@ def training(words: list[str], shape: tuple, dim: int, sizes: tuple, seed: int, 
 
     def networks():
         learner.optimizers["optimizer"].zero_grad(set_to_none=True)
-        reached = [(x, leaf.grad) for e, kept in zip(embed(), leaves) for x, leaf in zip(e, kept)
+        outputs = [(x, leaf.grad) for e, own in zip(embed(), leaves) for x, leaf in zip(e, own)
                    if learned(x) and leaf.grad is not None]
-        torch.autograd.backward([x for x, _ in reached], [grad for _, grad in reached])
+        torch.autograd.backward([x for x, _ in outputs], [grad for _, grad in outputs])
 
     def update():
         torch.nn.utils.clip_grad_norm_(learner.parameters, options.grad_clip)
