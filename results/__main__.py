@@ -55,14 +55,10 @@ COLUMNS["bank"] = [(f"{head}{with_it}", f"protocols/{name}/{path}")
 COLUMNS["ambiguity"] = [(head, f"ambiguity/{path}") for head, path in (
     ("captions: entropy", "captions/entropy/rho"),
     ("given words", "captions/entropy/rho_given_words"),
-    ("in levels", "captions/entropy/rho_within_levels"),
-    ("maximum", "captions/max/rho"),
-    ("log det Sigma", "captions/log_det_query/rho"),
-    ("trace", "captions/trace_query/rho"),
-    ("images: entropy", "images/entropy/rho"),
-    ("each caption", "images/entropy_each/rho"),
-    ("deviation", "images/std/rho"),
-    ("log det Sigma", "images/log_det_query/rho"))]
+    ("in levels", "captions/entropy/rho_within_levels"), ("maximum", "captions/max/rho"),
+    ("log det Sigma", "captions/log_det_query/rho"), ("trace", "captions/trace_query/rho"),
+    ("images: entropy", "images/entropy/rho"), ("each caption", "images/entropy_each/rho"),
+    ("deviation", "images/std/rho"), ("log det Sigma", "images/log_det_query/rho"))]
 COLUMNS["sure"] = [(f"{side} {head}" if head == "posterior" else head,
                     f"confidence/{side}/{path or best}/auroc")
                    for side, best in (("t2i", "posterior"), ("i2t", "posterior_grouped"))

@@ -43,8 +43,7 @@ class Kind(NamedTuple):
 
 KINDS = {"vse++": Kind("--method vse++", (2048,), "epoch point"),
          "vse++, gaussian": Kind("--method gcie_wasserstein", (2048,), "epoch gaussian"),
-         "vsrn": Kind("--method vsrn", (36, 2048)),
-         "scan": Kind("--method scan_t2i", (36, 2048))}
+         "vsrn": Kind("--method vsrn", (36, 2048)), "scan": Kind("--method scan_t2i", (36, 2048))}
 PRECISIONS = {"fp32": "", "tf32": "--tf32", "bf16": "--amp bf16"}
 # Targets on an H100 or H200: seconds, percent.
 MOST = {"epoch point": 12, "epoch gaussian": 20, "input": 5}
