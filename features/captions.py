@@ -125,12 +125,12 @@ class FisherVectors(MeanVectors):
             self.fit_pca(counts, rng, pca, pca_captions, seed)
         return self.describe()
 
-    def take(self, stored: dict, path: str) -> "FisherVectors":
+    def take(self, arrays: dict, path: str) -> "FisherVectors":
         """Take the arrays that an earlier fit stored at path. Returns self.
 
         Raises InputError if they do not fit each other or the word vectors.
         """
-        a = self.arrays = stored
+        a = self.arrays = arrays
         clusters, size = a["weight"].shape, a["location"].shape
         if (len(size) != 2 or clusters != size[:1]
                 or {a[name].shape for name in ("scale", "laplacian")} != {size}):
@@ -255,18 +255,18 @@ def sentences(kind: str, model: str | None, weights: str | None, tag: str | None
 
 
 def of_words(kind: str, splits: list[Split], train: Split | None, word_vectors: str | None,
-             fitting: dict, stored: dict | None, path: str | None) -> OfWords:
+             fitting: dict, arrays: dict | None, path: str | None) -> OfWords:
     """The features of this kind, fitted on the captions of `train` by the numbers `fitting`, or
-    taken from the arrays `stored` of the file `path`. splits: those whose words need a vector."""
+    taken from the `arrays` of the file `path`. splits: those whose words need a vector."""
     tokenised = train.words if train else []
     if kind == "tfidf":
-        return TfIdf(**stored) if stored else TfIdf.fit(tokenised, fitting["vocab_threshold"])
+        return TfIdf(**arrays) if arrays else TfIdf.fit(tokenised, fitting["vocab_threshold"])
     words = {word for some in [tokenised, *(split.words for split in splits)]
              for word in chain(*some)}
     features = KINDS[kind](sorted(words), word_vectors)
     if kind == "mean":
         return features
-    if stored:
-        return features.take(stored, path)
+    if arrays:
+        return features.take(arrays, path)
     return features.fit(tokenised, **{name: value for name, value in fitting.items()
                                       if name != "vocab_threshold"})

@@ -76,14 +76,14 @@ def find_photos(folder: str, skip_broken: bool = False) -> tuple[list[str], list
                 photos.append(name)
             elif name != CAPTIONS:
                 others[ending_of(name) or "without an ending"] += 1
-    known = set(photos)
+    names = set(photos)
     for name in sorted(links):
         within = os.path.relpath(os.path.realpath(os.path.join(root, name)), root)
-        why = fault_of_link(root, name, within, known)
+        why = fault_of_link(root, name, within, names)
         if why:
             omissions[f"symbolic links {why}"].append(name)
         else:                                   # in a hidden folder, as git-annex keeps files
-            known.add(within)
+            names.add(within)
             photos.append(name)
     return sorted(photos), notes_on(others, omissions)
 
@@ -99,9 +99,9 @@ def notes_on(others: Counter, omissions: dict[str, list[str]]) -> list[str]:
                     for why, names in omissions.items()]
 
 
-def fault_of_link(root: str, name: str, within: str, known: set[str]) -> str | None:
+def fault_of_link(root: str, name: str, within: str, names: set[str]) -> str | None:
     """Why a symbolic link below `root` is no photo, or None. within: where it leads, as seen from
-    there; known: the photos under names of their own."""
+    there; names: the photos under names of their own."""
     target = os.path.join(root, within)
     if within == "." or within.split(os.sep)[0] == "..":
         return "out of the folder or to itself"
@@ -109,7 +109,7 @@ def fault_of_link(root: str, name: str, within: str, known: set[str]) -> str | N
         return "to folders or to each other"
     if not os.path.isfile(target) or ending_of(name) not in ENDINGS:
         return "to no photo"
-    return "to photos that count once, under their own names" if within in known else None
+    return "to photos that count once, under their own names" if within in names else None
 
 
 def ending_of(name: str) -> str:
@@ -315,10 +315,10 @@ class Captions:
 
     def __init__(self, path: str, names: list[str], per_image: int | None):
         self.path, self.per_image = path, per_image
-        self.of_photo, known, self.unknown = defaultdict(list), set(names), []
+        self.of_photo, photos, self.unknown = defaultdict(list), set(names), []
         for name, caption in read_table(path):
-            name = name if name in known else name.replace("\\", "/")
-            if name not in known:
+            name = name if name in photos else name.replace("\\", "/")
+            if name not in photos:
                 self.unknown.append(name)
             elif caption:
                 self.of_photo[name].append(caption)

@@ -99,10 +99,10 @@ class MiniLM:
             raise InputError("--kind minilm needs two packages: "
                              "pip install safetensors tokenizers") from error
         weights, words = read_files(source)
-        for (name, known), content in zip(SHA256.items(), (weights, words)):
+        for (name, sha256), content in zip(SHA256.items(), (weights, words)):
             digest = hashlib.sha256(content).hexdigest()
-            if not path and digest != known:
-                raise InputError(f"{name} in {source} has sha256 {digest} and not {known}, so it "
+            if not path and digest != sha256:
+                raise InputError(f"{name} in {source} has sha256 {digest} and not {sha256}, so it "
                                  f"is not the one of {PACKAGE}; install that again, or vouch for "
                                  f"the file: --weights {source}")
         check_settings(source)
@@ -123,11 +123,11 @@ class MiniLM:
             raise InputError(f"{source} holds no encoder with {HEADS} heads ({len(self.tensors)} "
                              f"tensors; {reason(error)}); give the weights of all-MiniLM-L6-v2 or "
                              "of one built like it") from error
-        most, known = (max(self.tokenizer.get_vocab().values(), default=0) + 1,
-                       len(self.tensors["embeddings.word_embeddings.weight"]))
-        if most > known:
-            raise InputError(f"{source} has a tokenizer of {most} word pieces and weights of "
-                             f"{known}; give two files that belong together")
+        pieces, rows = (max(self.tokenizer.get_vocab().values(), default=0) + 1,
+                        len(self.tensors["embeddings.word_embeddings.weight"]))
+        if pieces > rows:
+            raise InputError(f"{source} has a tokenizer of {pieces} word pieces and weights of "
+                             f"{rows}; give two files that belong together")
         # The file pads and cuts at 128, sentence-transformers cuts at 256.
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(

@@ -62,26 +62,27 @@ def published(name: str, tag: str | None, quick: bool) -> tuple[dict[str, dict],
     or unknown.
     """
     open_clip = import_open_clip()
-    known = {each: open_clip.get_pretrained_cfg(name, each)
-             for each in open_clip.list_pretrained_tags_by_model(name)}
-    other = [each for each, settings in known.items() if settings.get("quick_gelu") and not quick]
-    if tag and tag not in known:
+    settings_of = {each: open_clip.get_pretrained_cfg(name, each)
+                   for each in open_clip.list_pretrained_tags_by_model(name)}
+    other = [each for each, settings in settings_of.items()
+             if settings.get("quick_gelu") and not quick]
+    if tag and tag not in settings_of:
         raise InputError(f"--tag {tag} names no published weights of {name}; "
-                         + (f"give one of {', '.join(known)}" if known
+                         + (f"give one of {', '.join(settings_of)}" if settings_of
                             else "there are none, so leave it out"))
     if tag in other:
         raise InputError(f"--tag {tag}: these weights were trained with QuickGELU, and --model "
                          f"{name} computes GELU; give --model {name}-quickgelu")
-    return ({tag: known[tag]}, []) if tag else (
-        {each: known[each] for each in known if each not in other}, other)
+    return ({tag: settings_of[tag]}, []) if tag else (
+        {each: settings_of[each] for each in settings_of if each not in other}, other)
 
 
-def preparation(name: str, known: dict[str, dict]) -> dict:
+def preparation(name: str, settings_of: dict[str, dict]) -> dict:
     """How the photos of published weights are prepared: PREPARED with its values, or {} where no
     weights are published. Raises InputError where two differ, since the file does not tell which of
     them it holds."""
     ways = {}
-    for tag, settings in known.items():
+    for tag, settings in settings_of.items():
         ways.setdefault(tuple(settings[key] for key in PREPARED), []).append(tag)
     if len(ways) > 1:
         raise InputError(f"--model {name} has published weights whose photos are prepared in "
@@ -91,11 +92,11 @@ def preparation(name: str, known: dict[str, dict]) -> dict:
     return dict(zip(PREPARED, next(iter(ways), ())))
 
 
-def check_weights(path: str | None, name: str, known: dict[str, dict]) -> None:
+def check_weights(path: str | None, name: str, settings_of: dict[str, dict]) -> None:
     """Raise InputError, which says where weights can be had, unless `path` is a file."""
     if path is None:
         pages = [settings["hf_hub"].split("/")[:2]
-                 for settings in known.values() if settings.get("hf_hub")]
+                 for settings in settings_of.values() if settings.get("hf_hub")]
         where = f"of huggingface.co/{'/'.join(pages[0])}" if pages else "that you trained"
         raise InputError(f"--model {name} needs weights, and nothing is downloaded; give --weights "
                          f"FILE with those {where} (open_clip_model.safetensors or "
@@ -141,9 +142,9 @@ class Clip(nn.Module):
             raise InputError(f"--model {name} reads captions by the tokenizer {tokenizer} of "
                              "Hugging Face, and nothing is downloaded; its photos can be "
                              "extracted, or give a network such as ViT-B-32")
-        known, other = published(name, tag, bool(config.get("quick_gelu")))
-        self.prepared = preparation(name, known) if photos else {}
-        check_weights(weights, name, known)
+        settings_of, other = published(name, tag, bool(config.get("quick_gelu")))
+        self.prepared = preparation(name, settings_of) if photos else {}
+        check_weights(weights, name, settings_of)
         logging.disable(logging.WARNING)     # that the weights are random, as they are for a moment
         try:
             self.net = open_clip.create_model(

@@ -222,11 +222,11 @@ class RowStore:
         """Copy the rows of photos that have none yet from an array with these notes."""
         if array is None or self.start is not None:
             return
-        known, place = {note[0]: k for k, note in enumerate(notes) if note}, {}
+        row_of, place = {note[0]: k for k, note in enumerate(notes) if note}, {}
         for n, name in enumerate(self.names):
-            if self.notes[n] is None and name in known:
-                self.notes[n] = self.current(n, notes[known[name]])
-                place.update({n: known[name]} if self.notes[n] else {})
+            if self.notes[n] is None and name in row_of:
+                self.notes[n] = self.current(n, notes[row_of[name]])
+                place.update({n: row_of[name]} if self.notes[n] else {})
         for some in chunks(list(place), ROWS):
             self.array[some] = array[[place[n] for n in some]]
 
@@ -331,8 +331,8 @@ class PhotoFeatures(RowStore):
         if (os.path.exists(self.changing) or self._array(self.path, notes) is None
                 or not isinstance(broken, list) or not all(map(is_note, broken))):
             return False
-        known = {note[0]: note for note in (*notes, *broken) if note}
-        now = [self.current(n, known.get(name)) for n, name in enumerate(self.names)]
+        note_of = {note[0]: note for note in (*notes, *broken) if note}
+        now = [self.current(n, note_of.get(name)) for n, name in enumerate(self.names)]
         order = [note and note[0] for note in notes]
         if not all(now) or [note[0] for note in now if not fault(note)] != order:
             return False

@@ -64,10 +64,10 @@ def writing(path: str, n: int, k: int, half: bool):
         def write(block: Tensor) -> None:
             nonlocal done
             assert block.shape[1:] == (k,), f"a block has shape {tuple(block.shape)}, not (m, {k})"
-            stored = (block.half() if half else block).contiguous()
-            if len(block) and not torch.isfinite(stored.sum(dtype=torch.float64)):
-                refuse_infinite(path, block, stored, done)
-            f.write(stored.numpy().data)
+            numbers = (block.half() if half else block).contiguous()
+            if len(block) and not torch.isfinite(numbers.sum(dtype=torch.float64)):
+                refuse_infinite(path, block, numbers, done)
+            f.write(numbers.numpy().data)
             done += len(block)
         yield write
         if done != n or not n:
@@ -75,11 +75,11 @@ def writing(path: str, n: int, k: int, half: bool):
                              "at least one, and as many as it announces")
 
 
-def refuse_infinite(path: str, block: Tensor, stored: Tensor, first: int) -> None:
+def refuse_infinite(path: str, block: Tensor, numbers: Tensor, first: int) -> None:
     """Raise InputError for the first number of a block (m, K) that is not finite as it is stored.
     first: the row of its first vector."""
-    row = int((~torch.isfinite(stored)).any(1).nonzero()[0])
-    value = float(block[row][~torch.isfinite(stored[row])][0])
+    row = int((~torch.isfinite(numbers)).any(1).nonzero()[0])
+    value = float(block[row][~torch.isfinite(numbers[row])][0])
     if math.isfinite(value):
         raise InputError(f"row {first + row} of {path} holds {value:g}, and float16 ends at 65504; "
                          "write it in float32")
@@ -127,13 +127,13 @@ class Flat:
         step = max(1, min(block, CONVERTED // (4 * self.k)))
         piece = torch.empty(step, self.k)
         for start in range(0, self.n, block):
-            stored = self.data[start:start + block]
-            scores = torch.empty(len(queries), len(stored))
-            for part, out in zip(stored.split(step), scores.split(step, 1)):
+            vectors = self.data[start:start + block]
+            scores = torch.empty(len(queries), len(vectors))
+            for part, out in zip(vectors.split(step), scores.split(step, 1)):
                 if part.dtype == torch.float16:
                     part = piece[:len(part)].copy_(part)    # converted in a cache
                 torch.mm(queries, part.T, out=out)
-            self.release(stored.nbytes)
+            self.release(vectors.nbytes)
             if not torch.isfinite(scores.sum()) and not torch.isfinite(scores).all():
                 row = start + int((~torch.isfinite(scores)).any(0).nonzero()[0])
                 raise InputError(f"row {row} of {self.path} and a query have a product that is not "

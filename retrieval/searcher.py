@@ -189,7 +189,7 @@ class Searcher:
 
 # ---- a sheet of answers
 
-def contact_sheet(path: str, found: list[Found], photo_of, title: str, unsure: float = 0.5,
+def contact_sheet(path: str, results: list[Found], photo_of, title: str, unsure: float = 0.5,
                   asked: list[str | None] = ()) -> None:
     """Draw the answers to queries, each with its name, its score and its probability, and a frame
     where the conformal set holds it.
@@ -201,7 +201,7 @@ def contact_sheet(path: str, found: list[Found], photo_of, title: str, unsure: f
     """
     picture_file(path)
     rows = []
-    for of, file in zip_longest(found, asked):
+    for of, file in zip_longest(results, asked):
         facts = of.said(unsure), of.in_set and f"{of.set_said} (framed)", of.query_said
         cells = [answer_cell(answer, photo_of(answer.row)) for answer in of.answers]
         if cells and of.sure is not None:

@@ -197,7 +197,7 @@ def one_epoch(name: str, kind: Kind, precision: str, flags: str, where: str, pat
         if device.type == "cuda":
             yield (f"{title}: peak memory, MiB",
                    torch.cuda.max_memory_allocated(device) / MIB, ".0f", None)
-        for kernel, spent, share in kernels(loop) if shown else ():
-            yield f"{title}: {kernel[:40]}, ms a step ({share:.0f}%)", spent, ".2f", None
+        for kernel, milliseconds, share in kernels(loop) if shown else ():
+            yield f"{title}: {kernel[:40]}, ms a step ({share:.0f}%)", milliseconds, ".2f", None
     finally:
         loop.close()
