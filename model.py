@@ -59,9 +59,11 @@ ALL_SIMILARITIES: dict[str, type[Similarity]] = {
 SHAPES: dict[str, Callable[[Tensor], Tensor] | None] = {
     "point": None,
     "ellipsoidal": lambda log_var: log_var,                                                 # (B, D)
-    "spherical_avg": lambda log_var: log_var.logsumexp(1, keepdim=True) - math.log(log_var.shape[1]),  # `ucmr` 4.2
+    "spherical_avg": lambda log_var: (                                                  # `ucmr` 4.2
+        log_var.logsumexp(1, keepdim=True) - math.log(log_var.shape[1])),
     "spherical_logavg": lambda log_var: log_var.mean(1, keepdim=True),                  # `pmrl` 3.1
-    "spherical_one": lambda log_var: log_var,        # (B, 1): the second copy ends in one learned output, `ucmr` 4.2
+    # (B, 1): the second copy ends in one learned output, `ucmr` 4.2
+    "spherical_one": lambda log_var: log_var,
 }
 
 
@@ -77,59 +79,61 @@ class Encoded(NamedTuple):
     spread: Latent | None = None                  # what the second copy gives, before it is bounded
 
 
+class Head(NamedTuple):
+    """What becomes of the outputs of a tower's f_emb: means, and log-variances of Gaussians."""
+    kind: str = "point"               # one of SHAPES
+    normalise: bool = True            # means and parts have norm 1 (VSE++)
+    use_abs: bool = False             # means are absolute values (order embeddings)
+    logvar_norm: bool = False         # log-variances have norm 1 before they are bounded
+    logvar_init: float = 0.0          # is added before they are bounded, as f_emb starts near 0
+    bounds: tuple[float, float] = LOG_VAR_BOUNDS      # of log-variances
+    # the embedding is a point: in training a sample of the Gaussian, else its mean, as in a VAE
+    sample: bool = False
+    on_mean: bool = False             # the copy for the variances reads the mean, and not features
+    freeze: bool = False      # what makes the means learns nothing, and computes as in evaluation
+
+
+POINT = Head()
+
+
 class Tower(nn.Module):
     """One modality: inputs, lengths -> Encoded, whose embedding has a mean (B, D) and a log_var (B,
     D), (B, 1) or None.
 
-    trunk: (inputs, lengths) -> features. make_embed: builds a copy of f_emb, (features, lengths) ->
-    Latent. head: one of SHAPES. make_log_var: builds the copy for the variances where it differs
-    from make_embed. normalise: means and parts have norm 1 (VSE++). use_abs: means are absolute
-    values (order embeddings). corruption: of what f_emb reads, in training (encoders.Corruption).
-    logvar_norm: log-variances have norm 1 before they are bounded. bounds: of log-variances, by
-    default of variances in [0.1, 10]. logvar_init: is added before they are bounded, since f_emb
-    starts near 0. sample: the embedding is a point, in training a sample of the Gaussian and else
-    its mean, as in a VAE. latent_norm: (R, D) -> (R, D), gives latents that are to follow N(0, I)
-    its scale (methods.jwae.latent_norm). on_mean: make_log_var builds a network that reads the
-    mean, and not what the trunk gives. freeze: what makes the means learns nothing, and computes as
-    in evaluation.
+    trunk: (inputs, lengths) -> features. mean, log_var: the copies of f_emb, (features, lengths) ->
+    Latent; a point has one. latent_norm: (R, D) -> (R, D), gives latents that are to follow N(0, I)
+    its scale (methods.jwae.latent_norm). corruption: of what f_emb reads, in training
+    (encoders.Corruption).
     """
 
-    def __init__(self, trunk: nn.Module, make_embed: Callable[[], nn.Module], head: str = "point",
-                 *, make_log_var: Callable[[], nn.Module] | None = None, normalise: bool = True,
-                 use_abs: bool = False, logvar_norm: bool = False,
-                 bounds: tuple[float, float] = LOG_VAR_BOUNDS, logvar_init: float = 0.0,
-                 sample: bool = False, latent_norm: nn.Module | None = None,
-                 corruption: nn.Module | None = None, on_mean: bool = False, freeze: bool = False):
+    def __init__(self, trunk: nn.Module, mean: nn.Module, log_var: nn.Module | None = None,
+                 head: Head = POINT, latent_norm: nn.Module | None = None,
+                 corruption: nn.Module | None = None):
         super().__init__()
-        self.trunk, self.mean, self.bounds, self.logvar_init = trunk, make_embed(), bounds, logvar_init
-        self.sample, self.latent_norm, self.corruption = sample, latent_norm, corruption
-        # a module, named as in checkpoints
-        self.log_var = None if head == "point" else (make_log_var or make_embed)()
-        self.one = vsepp_linear(self.log_var.dim,
-                                1) if head == "spherical_one" and not on_mean else None
-        self.shape, self.normalise, self.use_abs, self.logvar_norm = SHAPES[
-            head], normalise, use_abs, logvar_norm
-        self.on_mean, self.freeze = on_mean, freeze
-        for part in (self.trunk, self.mean) if freeze else ():
+        self.trunk, self.mean, self.head = trunk, mean, head
+        self.latent_norm, self.corruption, self.log_var = latent_norm, corruption, log_var
+        one = head.kind == "spherical_one" and not head.on_mean
+        self.one = vsepp_linear(log_var.dim, 1) if one else None
+        for part in (trunk, mean) if head.freeze else ():
             part.requires_grad_(False)
 
     def train(self, mode: bool = True):
         super().train(mode)
-        for part in (self.trunk, self.mean) if self.freeze else ():
+        for part in (self.trunk, self.mean) if self.head.freeze else ():
             part.eval()
         return self
 
     @property
     def gaussian(self) -> bool:
         """Whether its embeddings are Gaussians."""
-        return self.log_var is not None and not self.sample
+        return self.log_var is not None and not self.head.sample
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Encoded:
         features = self.trunk(inputs, lengths)
         # the same for mean and variance
         read = features if self.corruption is None else self.corruption(features)
-        log_var, posterior, spread = None, None, None
-        if self.log_var is None or self.on_mean:
+        log_var = posterior = spread = None
+        if self.log_var is None or self.head.on_mean:
             latent = self.mean(read, lengths)                            # value: (B, D) | (B, P, D)
         else:
             read = Sequence.of(read, lengths) if getattr(self.mean, "packs", False) else read
@@ -139,21 +143,23 @@ class Tower(nn.Module):
         if self.log_var is not None:
             spread = spread or self.log_var(self.compared(latent).mean, lengths)
             log_var = self.bounded_log_var(spread.value)
-        if self.sample:
+        if self.head.sample:
             posterior, centre = (latent.value, log_var), latent.value
-            # (B, D) | (B, 1)
-            noise = (log_var / 2).exp() * drawn(torch.randn_like, centre) if self.training else 0
+            noise = 0
+            if self.training:
+                noise = (log_var / 2).exp() * drawn(torch.randn_like, centre)     # (B, D) | (B, 1)
             latent, log_var = latent._replace(value=centre + noise), None
         return Encoded(self.compared(latent, log_var), features, latent, posterior, spread)
 
     def compared(self, latent: Latent, log_var: Tensor | None = None) -> Embedding:
         """The embedding of a latent; of parts (B, P, D) the mean of the real ones is its mean."""
-        mean, parts = latent.value, None
+        head, parts = self.head, None
+        mean = latent.value
         if latent.n_parts is not None:
-            parts = unit(mean) if self.normalise else mean
+            parts = unit(mean) if head.normalise else mean
             mean = mean_rows(parts, latent.n_parts)                            # (B, P, D) -> (B, D)
-        mean = unit(mean) if self.normalise else mean
-        return Embedding(mean.abs() if self.use_abs else mean, log_var, parts, latent.n_parts)
+        mean = unit(mean) if head.normalise else mean
+        return Embedding(mean.abs() if head.use_abs else mean, log_var, parts, latent.n_parts)
 
     def scaled(self, latent: Latent) -> Tensor:
         """latent_norm of the vectors (B, D), or of the real parts of (B, P, D); padding is 0."""
@@ -161,15 +167,16 @@ class Tower(nn.Module):
         if latent.n_parts is None:
             return self.latent_norm(value)
         real = real_parts(value, latent.n_parts)                                    # (B, P)
-        return torch.zeros_like(value).masked_scatter(real[:, :, None],
-                                                      self.latent_norm(value[real]))
+        scaled = self.latent_norm(value[real])
+        return torch.zeros_like(value).masked_scatter(real[:, :, None], scaled)
 
     def bounded_log_var(self, log_var: Tensor) -> Tensor:
-        """What the second copy of f_emb gives, (B, D), in the shape of the head: (B, D) or (B,
-        1)."""
-        log_var = unit(log_var) if self.logvar_norm else log_var
+        """What the second copy of f_emb gives, (B, D), in the shape of the head: (B, D) or
+        (B, 1)."""
+        head = self.head
+        log_var = unit(log_var) if head.logvar_norm else log_var
         log_var = self.one(log_var) if self.one is not None else log_var          # (B, D) -> (B, 1)
-        return self.shape(bound_log_var(log_var + self.logvar_init, self.bounds))
+        return SHAPES[head.kind](bound_log_var(log_var + head.logvar_init, head.bounds))
 
 
 # ---- both towers and what they learn from
@@ -192,9 +199,10 @@ class JointEmbedding(nn.Module):
         self.image_tower, self.text_tower, self.similarity = image_tower, text_tower, similarity
         self.objective, self.mask_same_image, self.critic = objective, mask_same_image, critic
         self.side_terms, self.pair_terms = side_terms or {}, pair_terms or {}
-        losses = {name: term.loss for name, term in self.side_terms.items()} | {
-            name: loss for name, (_, loss) in self.pair_terms.items()}
-        self.terms = nn.ModuleDict({name: loss for name, loss in losses.items() if isinstance(loss, nn.Module)})
+        losses = {name: term.loss for name, term in self.side_terms.items()}
+        losses |= {name: loss for name, (_, loss) in self.pair_terms.items()}
+        self.terms = nn.ModuleDict({name: loss for name, loss in losses.items()
+                                    if isinstance(loss, nn.Module)})
 
     def embed_images(self, images: Tensor) -> Embedding:
         """(B, F), (B, P, F) or photos (B, 3, H, W) -> Embedding of (B, D), float32."""
@@ -214,20 +222,19 @@ class JointEmbedding(nn.Module):
                 encoded["images"] = in_float32(self.image_tower(batch.images))
             if batch is not None and batch.tokens is not None:
                 own = share.rows if share else slice(None)
-                encoded["captions"] = in_float32(self.text_tower(batch.tokens[own],
-                                                                 batch.lengths[own]))
+                captions = self.text_tower(batch.tokens[own], batch.lengths[own])
+                encoded["captions"] = in_float32(captions)
         return encoded
 
     def forward(self, batch) -> dict[str, Tensor]:
         """Terms of the training loss, to be summed. `batch` is a data.Batch: B matching pairs, and
         what stands beside them."""
-        pairs, alone, others = (self.encode(part) for part in (batch, batch.unpaired,
-                                                               batch.negatives))
+        parts = batch, batch.unpaired, batch.negatives
+        pairs, alone, others = map(self.encode, parts)
         losses = self.rank(batch, **pairs, others=others.get("captions"))
         if self.side_terms or self.pair_terms:
-            pairs = gathered(pairs, batch.share)
-        if alone:
-            alone = gathered(alone, batch.unpaired.share)
+            pairs, alone = (gathered(encoded, part and part.share)
+                            for encoded, part in zip((pairs, alone), parts))
         for name, term in self.side_terms.items():
             losses[name] = term.weight * term.loss(pairs[term.side], batch)
         for name, (weight, loss) in self.pair_terms.items():
@@ -245,93 +252,59 @@ class JointEmbedding(nn.Module):
         the others have 0."""
         if self.objective is None:
             return {}
-        # scores are compared in float32
+        images, captions = images.embedding, captions.embedding
+        learned = [*self.similarity.parameters()]
+        # scores are compared in float32, and never in tf32
         with torch.autocast(batch.tokens.device.type, enabled=False):
             if batch.labels is not None:
                 i, j = batch.labels.nonzero(as_tuple=True)                          # (K,) each
-                chosen = self.score(self.similarity.at, images.embedding, captions.embedding, i, j)
-                return self.objective(chosen.new_zeros(batch.labels.shape).index_put((i, j),
-                                                                                     chosen),
-                                      batch.labels)
-            compare = functools.partial(self.score, self.similarity)
-
-            def scores(texts: Encoded, part) -> Tensor:
-                return by_rows(compare, images.embedding, texts.embedding, batch.share, part.share)
-
+                chosen = scored(self.similarity.at, images, captions, i, j, learned=learned)
+                scores = chosen.new_zeros(batch.labels.shape).index_put((i, j), chosen)
+                return self.objective(scores, batch.labels)                         # (R, M)
+            compare = functools.partial(scored, self.similarity, learned=learned)
             index = batch.image_index[:, None]                                      # (B, 1)
             same = index == batch.image_index if self.mask_same_image else None     # (B, B)
-            inside = scores(captions, batch)                                        # (B, B)
+            inside = by_rows(compare, images, captions, batch.share, batch.share)   # (B, B)
             if others is None:
                 return self.objective(inside, same)
-            outside = scores(others, batch.negatives)                               # (B, N)
-            own = index == batch.negatives.image_index
+            more = batch.negatives
+            outside = by_rows(compare, images, others.embedding, batch.share, more.share)  # (B, N)
+            own = index == more.image_index
             return self.objective(inside, same, outside.masked_fill(own, -torch.inf))
-
-    def score(self, compare: Callable, *args) -> Tensor:
-        """compare(*args), the similarity or a method of it, never in tf32."""
-        return scored(compare, *args, learned=self.similarity.parameters())
 
 
 def in_float32(e: Encoded) -> Encoded:
     """With an embedding in float32: similarities and ranks are computed in it whatever the networks
     compute in."""
-    return e._replace(embedding=Embedding(*(x.float() if torch.is_tensor(x)
-                                            and x.is_floating_point() else x for x in e.embedding)))
+    return e._replace(embedding=Embedding(*(
+        x if x is None or not x.is_floating_point() else x.float() for x in e.embedding)))
 
 
 # ---- encoders by name
 
 class ImageEncoder(NamedTuple):
-    """reads: "vector" (one per image, or the mean of its regions), "regions", "photos", or "cells"
-    (regions, or photos whose last map has cells). trunk: opt, pretrained -> f. embed: opt, width of
-    f -> f_emb. log_var: the same for the variances, where they differ. layers: takes --img_layers.
-    target: what f gives can be reconstructed (`jwae`)."""
+    """How the networks of images are built. reads: "vector" (one per image, or the mean of its
+    regions), "regions", "photos", or "cells" (regions, or photos whose last map has cells)."""
     reads: str
-    trunk: Callable
-    embed: Callable
-    log_var: Callable | None = None
-    layers: bool = False
-    target: bool = True
+    trunk: Callable                   # (opt, pretrained) -> f
+    embed: Callable                   # (opt, width of f) -> f_emb
+    log_var: Callable | None = None   # the same for the variances, where they differ
+    layers: bool = False              # takes --img_layers
+    target: bool = True               # what f gives can be reconstructed (`jwae`)
 
 
 class TextEncoder(NamedTuple):
-    """reads: "words", "trigrams" or "features". trunk: opt, vocab, table of word vectors -> f.
-    embed, log_var: as of images. layers: takes --txt_layers. decoder: what tells its captions
-    again, "words", "vector" or None (`jwae`)."""
-    reads: str
-    trunk: Callable
-    embed: Callable
+    """How the networks of captions are built."""
+    reads: str                        # "words", "trigrams" or "features"
+    trunk: Callable                   # (opt, vocab, table of word vectors) -> f
+    embed: Callable                   # as of images
     log_var: Callable | None = None
-    layers: bool = False
-    decoder: str | None = None
+    layers: bool = False              # takes --txt_layers
+    decoder: str | None = None        # what tells its captions again, "words", "vector" (`jwae`)
 
 
-def photos(opt, pretrained: bool, **how) -> CNN:
-    return CNN(opt.cnn_type, opt.finetune, opt.cnn_weights, pretrained, freeze_bn=opt.freeze_bn,
-               **how)
-
-
-def features(opt, average: bool) -> Precomputed:
-    return Precomputed(opt.img_dim, opt.feature_norm, average=average)
-
-
-def pie_trunk(opt, pretrained: bool) -> nn.Module:
-    if opt.img_dim is None:                            # photos: the cells of the network's last map
-        return photos(opt, pretrained, cells=True, normalise=opt.feature_norm)
-    return features(opt, average=False)
-
-
-def pie_net(opt, inputs: int, summary: nn.Module) -> PIENet:
-    return PIENet(inputs, opt.embed_size, summary, opt.n_embeds,
-                  parts=ALL_SIMILARITIES[opt.sim].parts)
-
-
-def mean_linear(opt, inputs: int) -> MeanLinear:
-    return MeanLinear(inputs, opt.embed_size)
-
-
-def bigru(opt, inputs: int) -> BiGRU:
-    return BiGRU(inputs, opt.embed_size, opt.num_layers)
+def layer_sizes(hidden: str | None) -> list[int]:
+    return [int(size) for size in (hidden or "").split("-") if size]
 
 
 def build_layers(opt, side: str, inputs: int) -> nn.Module:
@@ -351,128 +324,113 @@ def build_layers(opt, side: str, inputs: int) -> nn.Module:
     return ReLULayers(inputs, sizes, embed_size) if sizes else LinearEmbedding(inputs, embed_size)
 
 
-def layer_sizes(hidden: str | None) -> list[int]:
-    return [int(size) for size in (hidden or "").split("-") if size]
+def build_image_layers(opt, inputs: int) -> nn.Module:
+    if opt.pool == "gpo":
+        return PooledEmbedding(inputs, opt.embed_size)
+    return build_layers(opt, "img", inputs)
 
 
-def image_vector(opt, inputs: int) -> nn.Module:
-    return PooledEmbedding(inputs, opt.embed_size) if opt.pool == "gpo" else build_layers(opt,
-                                                                                          "img",
-                                                                                          inputs)
+def build_text_layers(opt, inputs: int) -> nn.Module:
+    return build_layers(opt, "txt", inputs)
 
 
-def words(opt, vocab, table) -> Words:
+def build_cnn(opt, pretrained: bool, **how) -> CNN:
+    return CNN(opt.cnn_type, opt.finetune, opt.cnn_weights, pretrained, freeze_bn=opt.freeze_bn,
+               **how)
+
+
+def build_cells(opt, pretrained: bool) -> nn.Module:
+    """Regions, or the cells of the last map of a network for photos."""
+    if opt.img_dim is None:
+        return build_cnn(opt, pretrained, cells=True, normalise=opt.feature_norm)
+    return Precomputed(opt.img_dim, opt.feature_norm, average=False)
+
+
+def build_pie(opt, inputs: int, summary: type[nn.Module], *sizes: int) -> PIENet:
+    return PIENet(inputs, opt.embed_size, summary(inputs, opt.embed_size, *sizes), opt.n_embeds,
+                  parts=ALL_SIMILARITIES[opt.sim].parts)
+
+
+def build_words(opt, vocab, table) -> Words:
     return Words(len(vocab), opt.word_dim, table, freeze=opt.freeze_words)
 
 
-def last_state(opt, inputs: int) -> nn.Module:
+def build_gru(opt, inputs: int) -> nn.Module:
     if opt.sim == "scan":                            # which compares every word, so a state at each
         return WordStates(inputs, opt.embed_size, opt.num_layers, opt.bi_gru)
     return GRUEmbedding(inputs, opt.embed_size, opt.num_layers, opt.txt_fc)
 
 
-def trigrams(opt, vocab, table) -> TrigramWords:
-    return TrigramWords(len(vocab.trigrams) + 1)
-
-
-def text_layers(opt, inputs: int) -> nn.Module:
-    return build_layers(opt, "txt", inputs)
-
-
-def bag(mean: bool) -> TextEncoder:
-    """Word vectors, averaged or summed."""
-    def trunk(opt, vocab, table) -> BagOfWords:
-        return BagOfWords(words(opt, vocab, table), mean)
-    return TextEncoder("words", trunk, text_layers, layers=True, decoder="vector")
-
-
-def over_trigrams(kind: type[nn.Module]) -> TextEncoder:
-    """One of DMSM's networks over letter trigrams."""
-    def embed(opt, inputs: int) -> nn.Module:
-        return kind(inputs - 1, layer_sizes(opt.txt_layers), opt.embed_size)
-    return TextEncoder("trigrams", trigrams, embed, layers=True)
-
-
-def region_graph(opt, pretrained: bool) -> RegionGraph:
-    return RegionGraph(opt.img_dim, opt.embed_size, opt.feature_norm, opt.region_norm == "regions")
-
-
-def region_embedding(opt, inputs: int) -> RegionEmbedding:
-    return RegionEmbedding(inputs, opt.embed_size, opt.precomp_enc_type == "weight_norm")
-
-
 IMAGE_ENCODERS = {
-    "precomp": ImageEncoder("vector", lambda opt, _: features(opt, opt.pool == "mean"), image_vector, layers=True),
-    "cnn": ImageEncoder("photos", photos, image_vector, layers=True),
-    "vsrn": ImageEncoder("regions", region_graph,
-                         lambda opt, inputs: RegionGRU(inputs, opt.embed_size, opt.region_bn), target=False),
-    "pie": ImageEncoder("cells", pie_trunk, lambda opt, inputs: pie_net(opt, inputs, mean_linear(opt, inputs)),
-                        lambda opt, inputs: PIEVariance(inputs, opt.embed_size, mean_linear(opt, inputs)),
-                        target=False),
-    "scan": ImageEncoder("regions", lambda opt, _: features(opt, False), region_embedding),
+    "precomp": ImageEncoder(
+        "vector", lambda opt, _: Precomputed(opt.img_dim, opt.feature_norm, opt.pool == "mean"),
+        build_image_layers, layers=True),
+    "cnn": ImageEncoder("photos", build_cnn, build_image_layers, layers=True),
+    "vsrn": ImageEncoder(
+        "regions", lambda opt, _: RegionGraph(opt.img_dim, opt.embed_size, opt.feature_norm,
+                                              opt.region_norm == "regions"),
+        lambda opt, inputs: RegionGRU(inputs, opt.embed_size, opt.region_bn), target=False),
+    "pie": ImageEncoder(
+        "cells", build_cells, lambda opt, inputs: build_pie(opt, inputs, MeanLinear),
+        lambda opt, inputs: PIEVariance(inputs, opt.embed_size, MeanLinear(inputs, opt.embed_size)),
+        target=False),
+    "scan": ImageEncoder(
+        "regions", lambda opt, _: Precomputed(opt.img_dim, opt.feature_norm, average=False),
+        lambda opt, inputs: RegionEmbedding(inputs, opt.embed_size,
+                                            opt.precomp_enc_type == "weight_norm")),
 }
-TEXT_ENCODERS = {"gru": TextEncoder("words", words, last_state, decoder="words"),
-                 "bigru": TextEncoder("words", words, lambda opt,
-                                      inputs: BiGRUEmbedding(bigru(opt, inputs), opt.embed_size),
-                                      decoder="words"),
-                 "pie": TextEncoder("words", words, lambda opt,
-                                    inputs: pie_net(opt, inputs, bigru(opt, inputs)), lambda opt,
-                                    inputs: PIEVariance(inputs, opt.embed_size,
-                                                        bigru(opt, inputs))),
-                 "mean": bag(mean=True), "sum": bag(mean=False),
-                 "features": TextEncoder("features", lambda opt,
-                                         *_: Precomputed(opt.txt_dim, opt.feature_norm),
-                                         text_layers, layers=True, decoder="vector"),
-                 "trigram_conv": over_trigrams(TrigramConv),
-                 "trigram_bag": over_trigrams(TrigramBag),}
+TEXT_ENCODERS = {
+    "gru": TextEncoder("words", build_words, build_gru, decoder="words"),
+    "bigru": TextEncoder(
+        "words", build_words, lambda opt, inputs: BiGRUEmbedding(
+            BiGRU(inputs, opt.embed_size, opt.num_layers), opt.embed_size), decoder="words"),
+    "pie": TextEncoder(
+        "words", build_words, lambda opt, inputs: build_pie(opt, inputs, BiGRU, opt.num_layers),
+        lambda opt, inputs: PIEVariance(inputs, opt.embed_size,
+                                        BiGRU(inputs, opt.embed_size, opt.num_layers))),
+    **{name: TextEncoder(
+        "words", lambda opt, *given, mean=mean: BagOfWords(build_words(opt, *given), mean),
+        build_text_layers, layers=True, decoder="vector")
+       for name, mean in (("mean", True), ("sum", False))},
+    "features": TextEncoder(
+        "features", lambda opt, *_: Precomputed(opt.txt_dim, opt.feature_norm), build_text_layers,
+        layers=True, decoder="vector"),
+    **{name: TextEncoder(
+        "trigrams", lambda opt, vocab, _: TrigramWords(len(vocab.trigrams) + 1),
+        lambda opt, inputs, net=net: net(inputs - 1, layer_sizes(opt.txt_layers), opt.embed_size),
+        layers=True)
+       for name, net in (("trigram_conv", TrigramConv), ("trigram_bag", TrigramBag))},
+}
 
 
 # ---- a model from options
 
-def reads_mean(opt) -> bool:
-    """Whether variances come from a network that reads the mean, and not from a second copy of
-    f_emb."""
-    return bool(opt.var_layers) or opt.loss == "probvlm"
-
-
-def variance_network(opt, encoder: ImageEncoder | TextEncoder, features: int,
-                     head: str) -> Callable | None:
-    """What builds the network of the variances, or None: a second copy of f_emb."""
+def build_log_var(opt, encoder: ImageEncoder | TextEncoder, inputs: int, head: str) -> nn.Module:
+    """The network of the variances: one that reads the mean, one of the encoder's own, or a second
+    copy of f_emb."""
     if opt.loss == "probvlm":
-        return lambda: GeneralisedGaussian(opt.embed_size)
+        return GeneralisedGaussian(opt.embed_size)
     if opt.var_layers:
         outputs = 1 if head == "spherical_one" else opt.embed_size
-        return lambda: VarianceLayers(opt.embed_size, layer_sizes(opt.var_layers), outputs)
-    if opt.sim == "match_prob" and encoder.log_var is not None:
-        return lambda: encoder.log_var(opt, features)
-    return None
+        return VarianceLayers(opt.embed_size, layer_sizes(opt.var_layers), outputs)
+    own = encoder.log_var if opt.sim == "match_prob" else None
+    return (own or encoder.embed)(opt, inputs)
 
 
-def build_tower(opt, encoder: ImageEncoder | TextEncoder, trunk: nn.Module, head: str,
-                normalise: bool) -> Tower:
-    return Tower(trunk, lambda: encoder.embed(opt, trunk.dim), head, normalise=normalise,
-                 use_abs=opt.use_abs, logvar_norm=opt.logvar_norm,
-                 bounds=(math.log(opt.var_min), math.log(opt.var_max)), logvar_init=opt.logvar_init,
-                 sample=opt.vae > 0, latent_norm=jwae.latent_norm(opt.latent_norm, opt.embed_size),
-                 corruption=Corruption(opt.dropout, opt.feature_noise) if opt.dropout
-                 or opt.feature_noise else None, make_log_var=variance_network(opt, encoder,
-                                                                               trunk.dim, head),
-                 on_mean=reads_mean(opt), freeze=opt.freeze_means)
-
-
-def build_image_tower(opt, pretrained: bool = True) -> Tower:
-    encoder = IMAGE_ENCODERS[opt.img_enc]
-    return build_tower(opt, encoder, encoder.trunk(opt, pretrained), opt.image_head,
-                       not opt.no_imgnorm)
-
-
-def build_text_tower(opt, vocab, vectors: Callable | None = None) -> Tower:
-    """VSE++ always normalises captions; only SCAN's --no_txtnorm leaves them as they are."""
-    encoder = TEXT_ENCODERS[opt.txt_enc]
-    table = vectors(vocab.words, opt.word_vectors,
-                    opt.word_dim) if opt.word_vectors and vectors else None
-    return build_tower(opt, encoder, encoder.trunk(opt, vocab, table), opt.text_head,
-                       not opt.no_txtnorm)
+def build_tower(opt, encoder: ImageEncoder | TextEncoder, head: str, normalise: bool,
+                *data) -> Tower:
+    """data: what the encoder's trunk is built with beside the options."""
+    trunk = encoder.trunk(opt, *data)
+    mean = encoder.embed(opt, trunk.dim)
+    log_var = None if head == "point" else build_log_var(opt, encoder, trunk.dim, head)
+    noisy = opt.dropout or opt.feature_noise
+    return Tower(trunk, mean, log_var,
+                 Head(head, normalise, opt.use_abs, opt.logvar_norm, opt.logvar_init,
+                      (math.log(opt.var_min), math.log(opt.var_max)), sample=opt.vae > 0,
+                      on_mean=bool(opt.var_layers) or opt.loss == "probvlm",
+                      freeze=opt.freeze_means),
+                 jwae.latent_norm(opt.latent_norm, opt.embed_size),
+                 Corruption(opt.dropout, opt.feature_noise) if noisy else None)
 
 
 def build_vocabulary(opt, words: list[str]) -> Vocabulary:
@@ -485,30 +443,23 @@ def information_bottleneck(image: Encoded, caption: Encoded, batch) -> Tensor:
     return sum(vib(e.embedding) for e in (image, caption) if e.embedding.log_var is not None)
 
 
-def localises(opt) -> bool:
-    """Whether regions and phrases with labels are learned from, and not matching pairs; older runs
-    do not say it."""
-    return getattr(opt, "localise", False)
-
-
-def build_pair_terms(opt, vocab, regions: int, similarity: Similarity) -> dict[str,
-                                                                               tuple[float,
-                                                                                     Callable]]:
+def build_pair_terms(opt, vocab, regions: int,
+                     similarity: Similarity) -> dict[str, tuple[float, Callable]]:
     """{name: (weight, loss)} of what is trained on pairs beside the objective, only those with a
     weight. regions: the width of the image trunk."""
-    made = {"mse": (opt.mse_weight * (opt.loss == "mse"), PairMSE),
-            "two_branch": (1.0 * (opt.loss == "two_branch"), LabelledTwoBranch if localises(opt)
-                           else TwoBranchLoss), "concepts": (PENALTY * (opt.sim == "cite"),
-                                                             lambda: similarity.penalty),
-            "probvlm": (1.0 * (opt.loss == "probvlm"), ProbVLMLoss),
-            "vib": (opt.vib, lambda: information_bottleneck),
-            "inclusion": (opt.inclusion, Inclusion),
-            "captioner": (opt.captioner, lambda: Captioner(regions, len(vocab), opt.dim_hidden,
-                                                           opt.max_len,
-                                                           original=opt.captioner_original)),
-            "diversity": (opt.diversity, Diversity),
-            "mmd": (opt.mmd, lambda: MMD(latents=opt.loss == "mse"))}
-    return {name: (weight, build()) for name, (weight, build) in made.items() if weight}
+    two_branch = LabelledTwoBranch if opt.localise else TwoBranchLoss
+    terms = {
+        "mse": (opt.mse_weight * (opt.loss == "mse"), PairMSE),
+        "two_branch": (1.0 * (opt.loss == "two_branch"), two_branch),
+        "concepts": (PENALTY * (opt.sim == "cite"), lambda: similarity.penalty),
+        "probvlm": (1.0 * (opt.loss == "probvlm"), ProbVLMLoss),
+        "vib": (opt.vib, lambda: information_bottleneck),
+        "inclusion": (opt.inclusion, Inclusion),
+        "captioner": (opt.captioner, lambda: Captioner(
+            regions, len(vocab), opt.dim_hidden, opt.max_len, original=opt.captioner_original)),
+        "diversity": (opt.diversity, Diversity),
+        "mmd": (opt.mmd, lambda: MMD(latents=opt.loss == "mse"))}
+    return {name: (weight, build()) for name, (weight, build) in terms.items() if weight}
 
 
 def build_model(opt, vocab, pretrained: bool = True,
@@ -517,14 +468,17 @@ def build_model(opt, vocab, pretrained: bool = True,
     weights to a checkpoint that is about to be loaded. vectors: reads --word_vectors
     (files.vectors.table_for). Raises InputError where the options do not fit the data."""
     similarity = ALL_SIMILARITIES[opt.sim].build(opt)
-    image_tower, text_tower = build_image_tower(opt, pretrained), build_text_tower(opt, vocab,
-                                                                                   vectors)
-    side_terms, critic = jwae.build_side_terms(opt, vocab, image_tower.trunk.dim,
-                                               text_tower.trunk.dim,
-                                               TEXT_ENCODERS[opt.txt_enc].decoder)
-    objective = (build_labelled_objective if localises(opt) else build_objective)(opt, similarity)
-    return JointEmbedding(image_tower, text_tower, similarity, objective,
-                          mask_same_image=opt.mask_same_image,
-                          pair_terms=build_pair_terms(opt, vocab, image_tower.trunk.dim,
-                                                      similarity), side_terms=side_terms,
-                          critic=critic)
+    image = build_tower(opt, IMAGE_ENCODERS[opt.img_enc], opt.image_head, not opt.no_imgnorm,
+                        pretrained)
+    table = None
+    if opt.word_vectors and vectors:
+        table = vectors(vocab.words, opt.word_vectors, opt.word_dim)
+    encoder = TEXT_ENCODERS[opt.txt_enc]
+    # VSE++ always normalises captions; only SCAN's --no_txtnorm leaves them as they are
+    text = build_tower(opt, encoder, opt.text_head, not opt.no_txtnorm, vocab, table)
+    width = image.trunk.dim
+    side_terms, critic = jwae.build_side_terms(opt, vocab, width, text.trunk.dim, encoder.decoder)
+    objective = (build_labelled_objective if opt.localise else build_objective)(opt, similarity)
+    return JointEmbedding(image, text, similarity, objective, mask_same_image=opt.mask_same_image,
+                          pair_terms=build_pair_terms(opt, vocab, width, similarity),
+                          side_terms=side_terms, critic=critic)

@@ -63,7 +63,7 @@ def last_linear(tower: Tower, *batch) -> str | None:
     linear = [name for name, layer in tower.named_modules() if isinstance(layer, nn.Linear)]
     encoded, seen = watched(tower, linear, *batch)
     latent = encoded.latent
-    if tower.use_abs or latent.n_parts is not None:
+    if tower.head.use_abs or latent.n_parts is not None:
         return None
     return next((name for name, (_, x) in seen.items()
                  if x.shape == latent.value.shape and torch.equal(x, latent.value)), None)

@@ -19,7 +19,7 @@ from devices.precision import compile_parts, full_float32, in_tf32, scored, use_
 from encoders import GRUEmbedding, Latent
 from inputs import Features, Photos
 from methods.labelled import running_sums
-from model import Tower
+from model import Head, Tower
 from similarities import SIMILARITIES, Embedding
 from tests.helpers import fit, for_each, log_of, options, same_runs
 from tests.pretending import CUDA, Pretending, mark, pretended_cuda
@@ -217,7 +217,7 @@ def test_both_copies_of_a_gaussian_read_words_that_are_packed_once(monkeypatch):
 
     def tower(packing: bool):
         torch.manual_seed(0)
-        made = Tower(Trunk(), lambda: GRUEmbedding(5, 8), "ellipsoidal")
+        made = Tower(Trunk(), GRUEmbedding(5, 8), GRUEmbedding(5, 8), Head("ellipsoidal"))
         made.mean.packs = packing
         words = torch.randn(4, 7, 5, generator=torch.Generator().manual_seed(1), requires_grad=True)
         e = made(words, torch.tensor([3, 7, 1, 5])).embedding

@@ -25,7 +25,7 @@ from methods.heads import (
     inclusion_gap,
     log_growth,
 )
-from model import Tower
+from model import Head, Tower
 from similarities import Embedding
 from tests.helpers import for_each
 
@@ -508,8 +508,7 @@ def test_variance_layers_start_at_zero_and_learn():
 
 @pytest.mark.parametrize("head, outputs, width", [("ellipsoidal", 6, 6), ("spherical_logavg", 1, 1)])
 def test_variance_layers_on_frozen_embeddings_make_a_tower(head, outputs, width):
-    tower = Tower(Precomputed(6), lambda: Unchanged(6), head, logvar_init=-2.0,
-                  make_log_var=lambda: VarianceLayers(6, [8], outputs))
+    tower = Tower(Precomputed(6), Unchanged(6), VarianceLayers(6, [8], outputs), Head(head, logvar_init=-2.0))
     features = drawn(5, 6).float()
     embedding = tower(features).embedding
     torch.testing.assert_close(embedding.mean, F.normalize(features))

@@ -172,7 +172,7 @@ def test_a_cnn_trunk(tmp_path):
     net = import_torchvision().models.get_model(name, weights=None)
     torch.save(net.state_dict(), tmp_path / "weights.pt")
     trunk = CNN(name, weights=str(tmp_path / "weights.pt"))
-    tower = Tower(trunk, lambda: LinearEmbedding(trunk.dim, 6))
+    tower = Tower(trunk, LinearEmbedding(trunk.dim, 6))
     tower.train()
     before = {k: v.clone() for k, v in trunk.state_dict().items()}
     out = trunk(torch.randn(2, 3, 224, 224))

@@ -8,7 +8,7 @@ import torch
 import train
 from encoders import Corruption
 from losses import InfoNCE
-from model import build_image_tower
+from model import IMAGE_ENCODERS, build_tower
 from optimisation import build_optimizers
 from tests.helpers import fit_steps, for_each, options, refused
 
@@ -49,11 +49,11 @@ def test_corruption_is_of_the_size_it_says_and_in_training_only():
 def test_mean_and_variance_read_the_same_corrupted_features():
     opt = options("--sim", "wasserstein", "--dropout", "0.5", "--img_dim", "40")
     opt.img_enc = "precomp"
-    tower = build_image_tower(opt)
+    tower = build_tower(opt, IMAGE_ENCODERS[opt.img_enc], opt.image_head, True, True)
     with torch.no_grad():
         tower.log_var.fc.weight.copy_(tower.mean.fc.weight)
     encoded = tower.train()(torch.rand(8, 40))
-    torch.testing.assert_close(encoded.embedding.log_var, encoded.latent.value.clamp(*tower.bounds))
+    torch.testing.assert_close(encoded.embedding.log_var, encoded.latent.value.clamp(*tower.head.bounds))
     assert encoded.features.ne(0).all()                     # what a reconstruction aims at stays whole
 
 
