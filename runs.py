@@ -41,7 +41,6 @@ from options.rules import (
     check_fits,
     default_run,
     fit_to_data,
-    labels_of,
     regions_of,
     resolve,
 )
@@ -433,7 +432,8 @@ def build_data(opt, start: dict | None, resumed: dict | None) -> Data:
         check_same(resumed, fingerprints, root, opt.logger_name)
     return Data(train, dev, vocab, source, tokens, pairs, unpaired, fingerprints, opt.batch_size,
                 opt.seed, opt.workers, opt.crop_size, opt.shuffle_window, opt.loss == "two_branch",
-                labels_of(opt) if opt.localise else None)
+                Labels(opt.positive_iou, opt.negative_iou, opt.region_negatives)
+                if opt.localise else None)
 
 
 def check_same(resumed: dict | None, fingerprints: dict, root: str, folder: str) -> None:

@@ -131,8 +131,8 @@ class Help(argparse.Action):
 
 
 def refuse(conflicts, opt, **more) -> None:
-    """Raise InputError with the first conflict of the options: pairs of a rule on them and a
-    sentence, which is formatted with them."""
-    for wrong, sentence in conflicts:
-        if wrong(opt):
-            raise InputError(sentence.format(**vars(opt), **more))
+    """Raise InputError with the first sentence that holds, formatted with the options and what
+    stands beside them. conflicts: pairs, whether something cannot work and what says so."""
+    sentence = next((sentence for wrong, sentence in conflicts if wrong), None)
+    if sentence:
+        raise InputError(sentence.format_map({**vars(opt), **more}))

@@ -1,5 +1,6 @@
 """The options of evaluate.py as rows, and what cannot go together."""
 import argparse
+import itertools
 import os
 
 from cli import (
@@ -137,81 +138,84 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
 }, "{flag} has no effect without {where}; give both or neither")
 
 
-# ---- what cannot go together: (when, the sentence, formatted with the options)
+# ---- what cannot go together
 
-def ready(opt) -> str | None:
-    """The file of embeddings or scores that is evaluated, if it is no run."""
-    return opt.embeddings or opt.scores
+def conflicts(opt):
+    """Pairs: whether something cannot work, and the sentence that says so, formatted with the
+    options, the split `judged`, and the `file` of embeddings or scores, if it is no run."""
+    ready = opt.embeddings or opt.scores
+    yield opt.rerank < 0, (
+        "--rerank {rerank} is no number of items to keep; give at least 1, 100 is usual, or leave "
+        "it out")
+    yield opt.dev_images is not None and opt.split not in ("dev", "val"), (
+        "--dev_images {dev_images} cuts the dev split, and the split is {judged}; leave it out")
+    for one, other in itertools.combinations(SOURCES, 2):
+        yield getattr(opt, one) and getattr(opt, other), (
+            f"--{one} and --{other} both name what to evaluate; give one of them")
+    yield opt.compare and len(opt.compare) < 2, (
+        "--compare {compare[0]} has nothing to compare with; give at least two runs, or use "
+        "--checkpoint")
+    for name, source in (("export", "compare"), ("export", "embeddings"), ("export", "scores"),
+                         ("ranks", "compare")):
+        yield getattr(opt, name) and getattr(opt, source), (
+            f"--{name} does not go with --{source}; evaluate a single model for it")
+    for name in ("sets", "absent", "calibrate_on"):
+        share = getattr(opt, name)
+        yield share is not None and not 0 < share < 1, (
+            f"--{name} {{{name}:g}} is no share; give a number between 0 and 1, such as 0.1")
+    yield opt.negatives and (ready or not opt.absent), (
+        "--negatives {negatives} is for --absent of a trained run, which can embed its captions; "
+        "leave it out")
+    if wanted(opt):
+        yield from of_calibration(opt, ready)
+    if opt.variances:
+        yield from of_variances(opt)
+    yield opt.sim and opt.scores, (
+        "--sim {sim} does not go with --scores, a matrix of ready scores; leave it out")
 
 
-def same_file(a: str | None, b: str | None) -> bool:
-    return bool(a and b) and os.path.realpath(a) == os.path.realpath(b)
+def of_calibration(opt, ready: str | None):
+    yield opt.compare, (
+        "--confidence, --sets and --absent do not go with --compare; evaluate each by itself")
+    yield opt.calibration and opt.calibrate_on, (
+        "--calibration and --calibrate_on both name what to calibrate on; give one of them")
+    yield opt.calibration and not ready, (
+        "--calibration {calibration} is for --embeddings and --scores: a run is calibrated on its "
+        "dev split; leave it out")
+    yield ready and not opt.calibration and not opt.calibrate_on, (
+        "{file} has to be calibrated on other items; give those of dev with --calibration FILE, "
+        "or --calibrate_on 0.5 to take half of its images")
+    yield not ready and not opt.calibrate_on and opt.split in ("dev", "val"), (
+        "--split {split} is what a run is calibrated on; judge another split, or give "
+        "--calibrate_on 0.5 (images and captions only)")
 
 
-CONFLICTS = [
-    (lambda o: o.rerank < 0,
-     "--rerank {rerank} is no number of items to keep; give at least 1, 100 is usual, or leave it "
-     "out"),
-    (lambda o: o.dev_images is not None and o.split not in ("dev", "val"),
-     "--dev_images {dev_images} cuts the dev split, and the split is {judged}; leave it out"),
-    *((lambda o, a=a, b=b: getattr(o, a) and getattr(o, b),
-       f"--{a} and --{b} both name what to evaluate; give one of them")
-      for k, a in enumerate(SOURCES) for b in SOURCES[k + 1:]),
-    (lambda o: o.compare and len(o.compare) < 2,
-     "--compare {compare[0]} has nothing to compare with; give at least two runs, or use "
-     "--checkpoint"),
-    *((lambda o, name=name, source=source: getattr(o, name) and getattr(o, source),
-       f"--{name} does not go with --{source}; evaluate a single model for it")
-      for name, source in (("export", "compare"), ("export", "embeddings"), ("export", "scores"),
-                           ("ranks", "compare"))),
-    # how sure
-    *((lambda o, name=name: getattr(o, name) is not None and not 0 < getattr(o, name) < 1,
-       f"--{name} {{{name}:g}} is no share; give a number between 0 and 1, such as 0.1")
-      for name in ("sets", "absent", "calibrate_on")),
-    (lambda o: o.negatives and (ready(o) or not o.absent),
-     "--negatives {negatives} is for --absent of a trained run, which can embed its captions; "
-     "leave it out"),
-    *((lambda o, wrong=wrong: wanted(o) and wrong(o), sentence) for wrong, sentence in (
-        (lambda o: o.compare, "--confidence, --sets and --absent do not go with --compare; "
-                              "evaluate each by itself"),
-        (lambda o: o.calibration and o.calibrate_on, "--calibration and --calibrate_on both name "
-                                                     "what to calibrate on; give one of them"),
-        (lambda o: o.calibration and not ready(o),
-         "--calibration {calibration} is for --embeddings and --scores: a run is calibrated on its "
-         "dev split; leave it out"),
-        (lambda o: ready(o) and not o.calibration and not o.calibrate_on,
-         "{file} has to be calibrated on other items; give those of dev with --calibration FILE, "
-         "or --calibrate_on 0.5 to take half of its images"),
-        (lambda o: not ready(o) and not o.calibrate_on and o.split in ("dev", "val"),
-         "--split {split} is what a run is calibrated on; judge another split, or give "
-         "--calibrate_on 0.5 (images and captions only)"))),
-    # variances of a point model
-    *((lambda o, wrong=wrong: o.variances and wrong(o), sentence) for wrong, sentence in (
-        (lambda o: o.scores, "--variances {variances} does not go with --scores: ready scores have "
-                             "no embeddings"),
-        (lambda o: o.compare, "--variances {variances} does not go with --compare: variances "
-                              "change no score, so there is nothing to compare; evaluate each by "
-                              "itself"),
-        (lambda o: o.embeddings and not o.variances_from,
-         "--variances {variances} needs the training pairs of the same model, and {embeddings} "
-         "holds those that are judged; give them with --variances_from FILE.npz"),
-        (lambda o: o.variances_from and not o.embeddings,
-         "--variances_from {variances_from} is for --embeddings: a run takes pairs of its own "
-         "training split; leave it out"),
-        (lambda o: same_file(o.variances_from, o.calibration),
-         "--variances_from and --calibration are both {calibration}; calibration needs other "
-         "items, so give training pairs for the one and dev for the other"),
-        (lambda o: o.neighbours != EVALUATE.defaults["neighbours"] and o.variances != "knn",
-         "--neighbours {neighbours} is for --variances knn; leave it out"),
-        (lambda o: o.sim and SIMILARITIES[o.sim].gaussian_sides,
-         "--sim {sim} ranks by variances, and those of --variances {variances} change no score; "
-         "leave one of the two out"),
-        (lambda o: o.split == "train",
-         "--variances {variances} is fitted on the train split, so it must not be judged there; "
-         "give another --split"))),
-    (lambda o: o.sim and o.scores,
-     "--sim {sim} does not go with --scores, a matrix of ready scores; leave it out"),
-]
+def of_variances(opt):
+    yield opt.scores, (
+        "--variances {variances} does not go with --scores: ready scores have no embeddings")
+    yield opt.compare, (
+        "--variances {variances} does not go with --compare: variances change no score, so there "
+        "is nothing to compare; evaluate each by itself")
+    yield opt.embeddings and not opt.variances_from, (
+        "--variances {variances} needs the training pairs of the same model, and {embeddings} "
+        "holds those that are judged; give them with --variances_from FILE.npz")
+    yield opt.variances_from and not opt.embeddings, (
+        "--variances_from {variances_from} is for --embeddings: a run takes pairs of its own "
+        "training split; leave it out")
+    files = opt.variances_from, opt.calibration
+    yield all(files) and len({*map(os.path.realpath, files)}) == 1, (
+        "--variances_from and --calibration are both {calibration}; calibration needs other "
+        "items, so give training pairs for the one and dev for the other")
+    yield opt.neighbours != EVALUATE.defaults["neighbours"] and opt.variances != "knn", (
+        "--neighbours {neighbours} is for --variances knn; leave it out")
+    yield opt.sim and SIMILARITIES[opt.sim].gaussian_sides, (
+        "--sim {sim} ranks by variances, and those of --variances {variances} change no score; "
+        "leave one of the two out")
+    yield opt.split == "train", (
+        "--variances {variances} is fitted on the train split, so it must not be judged there; "
+        "give another --split")
+
+
 # Options for images and captions alone, not for phrases in photos.
 OF_CAPTIONS = ("sim", "dev_images", "vocab", "fold5", "cxc", "pmrp", "eccv", "positives", "rerank",
                "bank", "uncertainty", "variances", "sets", "absent", "calibration", "calibrate_on",
@@ -225,7 +229,7 @@ def parse_args(argv=None) -> argparse.Namespace:
     opt = p.parse_args(argv)
     opt.eccv = opt.eccv or opt.eccv_path is not None
     try:
-        refuse(CONFLICTS, opt, judged=opt.split or "test", file=ready(opt))
+        refuse(conflicts(opt), opt, judged=opt.split or "test", file=opt.embeddings or opt.scores)
         EVALUATE.refuse_unused(opt)
     except InputError as error:
         p.error(str(error))
@@ -234,7 +238,6 @@ def parse_args(argv=None) -> argparse.Namespace:
 
 def refuse_of_captions(opt, path: str) -> None:
     """Raise InputError where options for images and captions are given for a run on phrases."""
-    for name in OF_CAPTIONS:
-        if getattr(opt, name) != EVALUATE.defaults[name]:
-            raise InputError(f"--{name} is for images and captions, and {path} was trained on "
-                             "phrases and the regions of their photos; leave it out")
+    refuse(((getattr(opt, name) != EVALUATE.defaults[name],
+             f"--{name} is for images and captions, and {{path}} was trained on phrases and the "
+             "regions of their photos; leave it out") for name in OF_CAPTIONS), opt, path=path)

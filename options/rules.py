@@ -1,22 +1,19 @@
 """Rules of train.py that rows of options cannot say: what follows from what, and what cannot work.
 
-IMPLIED says what an option is where it was not given; CONFLICTS what cannot work together, with the
-sentence that says so. `resolve` goes through them before any data is read, `fit_to_data` after.
+IMPLIED says what an option is where it was not given. `conflicts` and its like give pairs: whether
+something cannot work, and the sentence that says so, formatted with the options. `resolve` goes
+through them before any data is read, `fit_to_data` after.
 """
 import os
 
 import cli
-from cli import InputError
-from files.phrases import Labels, Regions, has_phrases
+from files.phrases import Regions, has_phrases
 from files.tars import TarPhotos
 from inputs import NoImages, Photos
 from methods.jwae import learns_alone
 from model import ALL_SIMILARITIES, IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
 from options import refuse
 from options.training import NETWORKS, SIDES, TRAIN, gaussians, prior
-
-GAUSSIANS = [shape for shape in SHAPES if shape != "point"]
-
 
 # ---- what options say of a model
 
@@ -30,20 +27,9 @@ def needed_gaussians(opt) -> int:
     return 2 if opt.vae or opt.loss == "probvlm" else similarity(opt).gaussian_sides
 
 
-def means_learn(opt) -> bool:
-    """Whether anything learns a mean."""
-    given = opt.img_layers == opt.txt_layers == "0" and opt.txt_enc == "features"
-    return not opt.freeze_means and not given
-
-
 def unpaired(opt) -> bool:
     """Whether images or captions without partners are learned from."""
     return opt.unpaired_images or opt.unpaired_captions or opt.supervised_fraction < 1
-
-
-def by_direction(opt, name: str) -> bool:
-    """Whether the similarity compares points by their direction, as a term of jWAE does."""
-    return opt.sim in ("cosine", "dot", "scan") or opt.sim in NETWORKS and name != "vae"
 
 
 def has_phrases_of(opt) -> bool:
@@ -52,15 +38,8 @@ def has_phrases_of(opt) -> bool:
 
 
 def regions_of(opt, name: str | None = None) -> Regions:
-    """Which proposals and features of them are read; name: others than those of the options. Runs
-    from before there were any have no such options."""
-    regions = Regions(*(getattr(opt, option, default) for option, default in zip(
-        ("regions", "box_geometry", "box_origin"), Regions())))
-    return regions._replace(name=name) if name else regions
-
-
-def labels_of(opt) -> Labels:
-    return Labels(opt.positive_iou, opt.negative_iou, opt.region_negatives)
+    """Which proposals and features of them are read; name: others than those of the options."""
+    return Regions(name or opt.regions, opt.box_geometry, opt.box_origin)
 
 
 def default_run(opt) -> str:
@@ -72,8 +51,7 @@ def heads(opt) -> tuple[str, str]:
     image, text = opt.image_head or opt.head, opt.text_head or opt.head
     usual = similarity(opt).implies.get("head", "ellipsoidal")
     if similarity(opt).gaussian_sides == 1:         # GCE, unless the image side is asked for
-        if image is None:
-            image = "point" if text in (None, *GAUSSIANS) else usual
+        image = image or (usual if text == "point" else "point")
         return image, text or (usual if image == "point" else "point")
     usual = usual if needed_gaussians(opt) else "point"
     return image or usual, text or usual
@@ -113,250 +91,278 @@ def resolve(opt) -> None:
             setattr(opt, name, value(opt))
     if opt.no_imgnorm and opt.sim == "cosine":      # VSE0: its cosine is an inner product
         opt.sim = "dot"
-    refuse(CONFLICTS, opt)
+    refuse(conflicts(opt), opt)
     TRAIN.refuse_unused(opt, IMPLIED)
 
 
-# ---- what cannot work together: (when, the sentence that says so, formatted with the options)
+# ---- what cannot work together
+
+def conflicts(opt):
+    for of in (of_encoders, of_autoencoders, of_objectives, of_gaussians):
+        yield from of(opt)
+    for wrong, sentence in of_phrases(opt):
+        yield opt.localise and wrong, sentence
+    yield from of_training(opt)
+
+
+def of_encoders(opt):
+    text = TEXT_ENCODERS[opt.txt_enc]
+    # several embeddings per item
+    for name in ("img_enc", "txt_enc"):
+        yield opt.sim == "mil" and getattr(opt, name) != "pie", (
+            f"--sim mil compares several embeddings per item, and --{name} {{{name}}} makes one; "
+            f"leave --{name} out (it is pie then), or take --sim cosine")
+    yield opt.n_embeds > 1 and opt.sim != "mil", (
+        "--n_embeds {n_embeds} is for --sim mil, and --sim {sim} compares one embedding per item; "
+        "leave it out")
+    yield opt.diversity and opt.n_embeds == 1, (
+        "--diversity {diversity} keeps several embeddings of an item apart, and there is one; "
+        "take --sim mil with --n_embeds 2 or more, or leave it out")
+    yield opt.txt_enc in ("pie", "bigru") and opt.embed_size % 2, (
+        "--embed_size {embed_size} is odd, and --txt_enc {txt_enc} joins two directions of a GRU "
+        "of half that size; give an even one")
+    # regions and words compared one by one
+    yield opt.img_enc == "scan" and opt.sim != "scan", (
+        "--img_enc scan keeps every region of an image, and --sim {sim} does not compare them; "
+        "take --sim scan, or leave --img_enc out")
+    yield opt.sim == "scan" and opt.text_features, (
+        "--text_features {text_features} are one vector per caption, and --sim scan compares "
+        "words; leave it out, or take --sim cosine")
+    for name, needed in (("img_enc", "scan"), ("txt_enc", "gru"), ("pool", "mean")):
+        yield opt.sim == "scan" and getattr(opt, name) != needed, (
+            f"--sim scan compares every region with every word, which --{name} {{{name}}} does "
+            f"not leave; leave --{name} out")
+    # captions and words
+    yield (opt.txt_enc == "features") != bool(opt.text_features), (
+        "--txt_enc {txt_enc} and --text_features {text_features}: features are read by --txt_enc "
+        "features, from the files that --text_features names; give both or neither")
+    yield text.reads == "trigrams" and opt.txt_layers == "0", (
+        "--txt_layers 0: --txt_enc {txt_enc} needs a layer; give sizes, or leave it out for a "
+        "single one")
+    for name in ("dropout", "feature_noise"):
+        yield getattr(opt, name) and text.reads == "trigrams", (
+            f"--{name} {{{name}}} is for features and word vectors, and --txt_enc {{txt_enc}} "
+            "reads letter trigrams; leave it out")
+    yield opt.word_vectors and text.reads != "words", (
+        "--word_vectors {word_vectors}: --txt_enc {txt_enc} has no word vectors; leave it out")
+    yield opt.word_vectors and opt.init_from and opt.resume is None, (
+        "--word_vectors {word_vectors}: the words are those of --init_from {init_from}; leave it "
+        "out")
+    yield opt.word_vectors and opt.resume is None and not os.path.isfile(opt.word_vectors), (
+        "there is no file {word_vectors} of word vectors; `python -m features.word_vectors` "
+        "learns some from the captions")
+    yield opt.freeze_words and not (opt.word_vectors or opt.init_from), (
+        "--freeze_words keeps vectors of a file, or of a run, as they are; give --word_vectors "
+        "FILE or --init_from RUN too")
+    for name in ("img_layers", "txt_layers"):
+        yield opt.layer_style == "branch" and "-" in (getattr(opt, name) or ""), (
+            f"--{name} {{{name}}}: --layer_style branch has one hidden layer; give one size")
+
+
+def of_autoencoders(opt):
+    text = TEXT_ENCODERS[opt.txt_enc]
+    directions = opt.sim in ("cosine", "dot", "scan")       # the similarity compares them alone
+    yield (opt.recon_images and opt.img_enc != "auto"
+           and not IMAGE_ENCODERS[opt.img_enc].target), (
+        "--recon_images {recon_images}: --img_enc {img_enc} learns what its embedding is given, "
+        "so there is no fixed target; take --img_enc precomp or --sim scan")
+    yield opt.recon_images and opt.pool == "gpo", (
+        "--recon_images {recon_images}: --pool gpo makes one latent of all regions, which cannot "
+        "give each of them back; take --pool mean or --sim scan")
+    yield opt.recon_captions and not text.decoder, (
+        "--recon_captions {recon_captions}: --txt_enc {txt_enc} has no decoder; take gru, bigru, "
+        "mean or features")
+    yield opt.recon_captions and opt.txt_enc in ("mean", "sum") and not opt.freeze_words, (
+        "--recon_captions {recon_captions}: --txt_enc {txt_enc} would move its own target; keep "
+        "the words as they are with --word_vectors FILE --freeze_words, or take gru or bigru")
+    for name in ("recon_images", "recon_captions", "prior_images", "prior_captions", "vae"):
+        fits = directions or opt.sim in NETWORKS and name != "vae"
+        yield getattr(opt, name) and not fits, (
+            f"--{name} is for points compared by their direction, not for --sim {{sim}}; take "
+            "--sim cosine")
+    yield opt.vae and opt.sim == "scan", (
+        "--vae {vae} samples one vector per item, and --sim scan compares parts; take --sim cosine")
+    yield opt.word_dropout >= 1, (
+        "--word_dropout {word_dropout} is a share of the words; give less than 1")
+    for side in SIDES:
+        yield getattr(opt, f"unpaired_{side}") and not learns_alone(opt, side), (
+            f"--unpaired_{side} {{unpaired_{side}}}: nothing is learned from {side} without "
+            f"partners here; give a weight, such as --recon_{side} or --prior_{side}, or leave it "
+            "out")
+
+
+def of_objectives(opt):
+    yield opt.loss == "mse" and opt.sim not in ("cosine", "dot"), (
+        "--loss mse draws matching points together, and --sim {sim} does not compare them; take "
+        "--sim cosine")
+    yield opt.loss == "two_branch" and opt.no_imgnorm, (
+        "--no_imgnorm: --loss two_branch compares unit vectors; leave it out")
+    odd = opt.batch_size % 2 and not opt.localise
+    yield opt.loss == "two_branch" and (opt.sim != "cosine" or odd), (
+        "--loss two_branch compares points in batches of pairs of captions; --sim {sim} and "
+        "--batch_size {batch_size} do not go with it: take cosine and an even number")
+    yield (opt.sim in NETWORKS) != (opt.loss == "logistic"), (
+        "--sim {sim} and --loss {loss}: the Similarity Network is --sim product with --loss "
+        "logistic, and CITE --sim cite with it; give both or neither")
+    yield opt.sim == "cite" and opt.cite_layers.count("-") != 1, (
+        "--cite_layers {cite_layers}: --sim cite has a layer that all concepts share, and one for "
+        "each; give two sizes, such as 1024-256")
+    few = opt.negative_source == "batch" and opt.negatives >= opt.batch_size
+    yield opt.loss == "nll" and few, (
+        "--negatives {negatives}: a batch of {batch_size} captions has one less to compare with; "
+        "give fewer, a larger --batch_size, or --negative_source set")
+    yield unpaired(opt) and opt.negative_source == "set", (
+        "--negative_source set draws captions of its own and does not go with unpaired data; take "
+        "batch")
+
+
+KINDS = ", ".join(kind for kind in SHAPES if kind != "point")
+HEADS = "image head '{image_head}' and text head '{text_head}'"
+BOTH, ON_BOTH = "needs a Gaussian on both sides", f"give both sides one of {KINDS}"
+NEEDS = [                             # Gaussian sides of a similarity, in words, and the fix
+    (0, "compares points",
+     "leave the heads out, or choose a similarity of Gaussians such as wasserstein"),
+    (1, "needs one Gaussian side and one point",
+     f"give one of --image_head (GIE) and --text_head (GCE) one of {KINDS}"),
+    (2, BOTH, ON_BOTH)]
+
+
+def of_gaussians(opt):
+    sides, kinds = gaussians(opt), {opt.image_head, opt.text_head}
+    yield opt.vae and sides != 2, f"--vae {{vae}} {BOTH}, not {HEADS}; {ON_BOTH}"
+    yield opt.sim in ("mls", "vmf") and "ellipsoidal" in kinds, (
+        f"--sim {{sim}} has one variance per item, not {HEADS}; leave the heads out, or make one "
+        "side a point (--image_head point)")
+    yield opt.loss == "probvlm" and opt.sim not in ("cosine", "dot"), (
+        "--loss probvlm learns variances beside points, and --sim {sim} does not compare points; "
+        "take --sim cosine")
+    fits = similarity(opt).point_side and sides
+    for needed, wants, fix in NEEDS:
+        yield needed_gaussians(opt) == needed != sides and not fits, (
+            f"--sim {{sim}} {wants}, not {HEADS}; {fix}")
+    yield opt.var_layers == "0", (
+        "--var_layers 0: variances need a hidden layer; give a size, such as 256")
+    yield opt.freeze_means and not opt.init_from and opt.resume is None, (
+        "--freeze_means keeps the means of a trained run as they are; name it with --init_from RUN")
+    yield opt.held_out and opt.supervised_fraction == 1, (
+        "--held_out trains on the pairs that --supervised_fraction leaves out, and 1 leaves none; "
+        "give that of the run whose other pairs are wanted, such as 0.7")
+    yield opt.freeze_means and not sides, (
+        "--freeze_means leaves only variances to learn, and --sim {sim} has points; take a "
+        "similarity of Gaussians, such as mls")
+    ready = opt.img_layers == opt.txt_layers == "0" and opt.txt_enc == "features"
+    learns = not opt.freeze_means and not ready             # something learns a mean
+    yield opt.loss == "probvlm" and (learns or kinds != {"ellipsoidal"}), (
+        "--loss probvlm learns ellipsoidal variances around means that are given, and here are "
+        "image head '{image_head}', text head '{text_head}'; leave the heads out, and give "
+        "--freeze_means with --init_from RUN, or --text_features NAME with --img_layers 0 "
+        "--txt_layers 0")
+    yield opt.inclusion and sides != 2, (
+        f"--inclusion {{inclusion}} {BOTH}, not {HEADS}; leave it out")
+    yield opt.vib and opt.vae, (
+        "--vib {vib} and --vae {vae} draw the same Gaussians to N(0, I); leave --vib out")
+    yield opt.vib and not sides, (
+        "--vib {vib} needs a Gaussian side, and --sim {sim} has points; choose a similarity of "
+        "Gaussians or leave it out")
+
 
 HERE = "and {data_name} has phrases and the regions of their photos"
-OF_PHRASES = [
-    (lambda o: o.loss in ("nll", "mse", "probvlm"),
-     "--loss {loss} needs pairs that match one to one, and a phrase fits several regions of its "
-     "photo; take hinge, infonce, match, two_branch, or logistic with --sim cite"),
-    *((lambda o, name=name: getattr(o, name),
-       f"--{name} {{{name}}} compares images with captions of their own, and a phrase fits several "
-       "regions of its photo; leave it out")
-      for name in ("inclusion", "captioner", "diversity", "mmd")),
-    (lambda o: o.pseudo_positives,
-     "--pseudo_positives {pseudo_positives} takes pairs without a label for matches, and regions "
-     "and phrases have labels; leave it out"),
-    (lambda o: o.mask_same_image,
-     "--mask_same_image drops other captions of an image from the negatives, and of regions and "
-     "phrases the labels say which are negatives; leave it out"),
-    (lambda o: o.sim in ("mil", "match_prob", "scan"),
-     f"--sim {{sim}} compares the parts or samples of an item, {HERE}; take another one"),
-    (lambda o: o.img_enc not in ("auto", "precomp"),
-     f"--img_enc {{img_enc}} does not read one vector an image, {HERE}; leave it out"),
-    (unpaired,
-     "--unpaired_images, --unpaired_captions and --supervised_fraction are for images and "
-     f"captions, {HERE}; leave them out"),
-    (lambda o: o.select == "hbr", f"--select hbr ranks captions for images, {HERE}; leave it out"),
-    (lambda o: not has_phrases_of(o),
-     "--localise needs a data set with Annotations/, as Flickr30k Entities, and {data_name} has "
-     "none; leave it out"),
-    (lambda o: o.negative_iou > o.positive_iou,
-     "--negative_iou {negative_iou} lies above --positive_iou {positive_iou}; give a smaller one"),
-]
-TERMS = ("recon_images", "recon_captions", "prior_images", "prior_captions", "vae")
-FEWEST_EPOCHS = {"ema": 3, "swa": 6}  # whose last third can be averaged
-HEADS = "image head '{image_head}' and text head '{text_head}'"
-BOTH = "needs a Gaussian on both sides"
-ON_BOTH = f"give both sides one of {', '.join(GAUSSIANS)}"
 
-CONFLICTS = [
-    # several embeddings per item
-    *((lambda o, name=name: o.sim == "mil" and getattr(o, name) != "pie",
-       f"--sim mil compares several embeddings per item, and --{name} {{{name}}} makes one; leave "
-       f"--{name} out (it is pie then), or take --sim cosine") for name in ("img_enc", "txt_enc")),
-    (lambda o: o.n_embeds > 1 and o.sim != "mil",
-     "--n_embeds {n_embeds} is for --sim mil, and --sim {sim} compares one embedding per item; "
-     "leave it out"),
-    (lambda o: o.diversity and o.n_embeds == 1,
-     "--diversity {diversity} keeps several embeddings of an item apart, and there is one; take "
-     "--sim mil with --n_embeds 2 or more, or leave it out"),
-    (lambda o: o.txt_enc in ("pie", "bigru") and o.embed_size % 2,
-     "--embed_size {embed_size} is odd, and --txt_enc {txt_enc} joins two directions of a GRU of "
-     "half that size; give an even one"),
-    # regions and words compared one by one
-    (lambda o: o.img_enc == "scan" and o.sim != "scan",
-     "--img_enc scan keeps every region of an image, and --sim {sim} does not compare them; take "
-     "--sim scan, or leave --img_enc out"),
-    (lambda o: o.sim == "scan" and o.text_features,
-     "--text_features {text_features} are one vector per caption, and --sim scan compares words; "
-     "leave it out, or take --sim cosine"),
-    *((lambda o, name=name, needed=needed: o.sim == "scan" and getattr(o, name) != needed,
-       f"--sim scan compares every region with every word, which --{name} {{{name}}} does not "
-       f"leave; leave --{name} out")
-      for name, needed in (("img_enc", "scan"), ("txt_enc", "gru"), ("pool", "mean"))),
-    # text encoders
-    (lambda o: (o.txt_enc == "features") != bool(o.text_features),
-     "--txt_enc {txt_enc} and --text_features {text_features}: features are read by --txt_enc "
-     "features, from the files that --text_features names; give both or neither"),
-    (lambda o: TEXT_ENCODERS[o.txt_enc].reads == "trigrams" and o.txt_layers == "0",
-     "--txt_layers 0: --txt_enc {txt_enc} needs a layer; give sizes, or leave it out for a single "
-     "one"),
-    *((lambda o, name=name: getattr(o, name) and TEXT_ENCODERS[o.txt_enc].reads == "trigrams",
-       f"--{name} {{{name}}} is for features and word vectors, and --txt_enc {{txt_enc}} reads "
-       "letter trigrams; leave it out") for name in ("dropout", "feature_noise")),
-    (lambda o: o.word_vectors and TEXT_ENCODERS[o.txt_enc].reads != "words",
-     "--word_vectors {word_vectors}: --txt_enc {txt_enc} has no word vectors; leave it out"),
-    (lambda o: o.word_vectors and o.init_from and o.resume is None,
-     "--word_vectors {word_vectors}: the words are those of --init_from {init_from}; leave it out"),
-    (lambda o: o.word_vectors and o.resume is None and not os.path.isfile(o.word_vectors),
-     "there is no file {word_vectors} of word vectors; `python -m features.word_vectors` learns "
-     "some from the captions"),
-    (lambda o: o.freeze_words and not (o.word_vectors or o.init_from),
-     "--freeze_words keeps vectors of a file, or of a run, as they are; give --word_vectors FILE "
-     "or --init_from RUN too"),
-    # layers
-    *((lambda o, name=name: o.layer_style == "branch" and "-" in (getattr(o, name) or ""),
-       f"--{name} {{{name}}}: --layer_style branch has one hidden layer; give one size")
-      for name in ("img_layers", "txt_layers")),
-    # autoencoders
-    (lambda o: o.recon_images and o.img_enc != "auto" and not IMAGE_ENCODERS[o.img_enc].target,
-     "--recon_images {recon_images}: --img_enc {img_enc} learns what its embedding is given, so "
-     "there is no fixed target; take --img_enc precomp or --sim scan"),
-    (lambda o: o.recon_images and o.pool == "gpo",
-     "--recon_images {recon_images}: --pool gpo makes one latent of all regions, which cannot give "
-     "each of them back; take --pool mean or --sim scan"),
-    (lambda o: o.recon_captions and not TEXT_ENCODERS[o.txt_enc].decoder,
-     "--recon_captions {recon_captions}: --txt_enc {txt_enc} has no decoder; take gru, bigru, mean "
-     "or features"),
-    (lambda o: o.recon_captions and o.txt_enc in ("mean", "sum") and not o.freeze_words,
-     "--recon_captions {recon_captions}: --txt_enc {txt_enc} would move its own target; keep the "
-     "words as they are with --word_vectors FILE --freeze_words, or take gru or bigru"),
-    *((lambda o, name=name: getattr(o, name) and not by_direction(o, name),
-       f"--{name} is for points compared by their direction, not for --sim {{sim}}; take --sim "
-       "cosine") for name in TERMS),
-    (lambda o: o.vae and o.sim == "scan",
-     "--vae {vae} samples one vector per item, and --sim scan compares parts; take --sim cosine"),
-    (lambda o: o.word_dropout >= 1, "--word_dropout {word_dropout} is a share of the words; give "
-                                    "less than 1"),
-    *((lambda o, side=side: getattr(o, f"unpaired_{side}") and not learns_alone(o, side),
-       f"--unpaired_{side} {{unpaired_{side}}}: nothing is learned from {side} without partners "
-       f"here; give a weight, such as --recon_{side} or --prior_{side}, or leave it out")
-      for side in SIDES),
-    # objectives
-    (lambda o: o.loss == "mse" and o.sim not in ("cosine", "dot"),
-     "--loss mse draws matching points together, and --sim {sim} does not compare them; take --sim "
-     "cosine"),
-    (lambda o: o.loss == "two_branch" and o.no_imgnorm,
-     "--no_imgnorm: --loss two_branch compares unit vectors; leave it out"),
-    (lambda o: o.loss == "two_branch" and (o.sim != "cosine"
-                                           or o.batch_size % 2 and not o.localise),
-     "--loss two_branch compares points in batches of pairs of captions; --sim {sim} and "
-     "--batch_size {batch_size} do not go with it: take cosine and an even number"),
-    (lambda o: (o.sim in NETWORKS) != (o.loss == "logistic"),
-     "--sim {sim} and --loss {loss}: the Similarity Network is --sim product with --loss logistic, "
-     "and CITE --sim cite with it; give both or neither"),
-    (lambda o: o.sim == "cite" and o.cite_layers.count("-") != 1,
-     "--cite_layers {cite_layers}: --sim cite has a layer that all concepts share, and one for "
-     "each; give two sizes, such as 1024-256"),
-    (lambda o: o.loss == "nll" and o.negative_source == "batch" and o.negatives >= o.batch_size,
-     "--negatives {negatives}: a batch of {batch_size} captions has one less to compare with; give "
-     "fewer, a larger --batch_size, or --negative_source set"),
-    (lambda o: unpaired(o) and o.negative_source == "set",
-     "--negative_source set draws captions of its own and does not go with unpaired data; take "
-     "batch"),
-    # points and Gaussians
-    (lambda o: o.vae and gaussians(o) != 2,
-     f"--vae {{vae}} {BOTH}, not {HEADS}; {ON_BOTH}"),
-    (lambda o: o.sim in ("mls", "vmf") and "ellipsoidal" in (o.image_head, o.text_head),
-     f"--sim {{sim}} has one variance per item, not {HEADS}; leave the heads out, or make one side "
-     "a point (--image_head point)"),
-    (lambda o: o.loss == "probvlm" and o.sim not in ("cosine", "dot"),
-     "--loss probvlm learns variances beside points, and --sim {sim} does not compare points; take "
-     "--sim cosine"),
-    *((lambda o, n=n: needed_gaussians(o) == n != gaussians(o)
-       and not (similarity(o).point_side and gaussians(o)),
-       f"--sim {{sim}} {wants}, not {HEADS}; {fix}") for n, wants, fix in (
-        (0, "compares points",
-         "leave the heads out, or choose a similarity of Gaussians such as wasserstein"),
-        (1, "needs one Gaussian side and one point",
-         f"give one of --image_head (GIE) and --text_head (GCE) one of {', '.join(GAUSSIANS)}"),
-        (2, BOTH, ON_BOTH))),
-    (lambda o: o.var_layers == "0", "--var_layers 0: variances need a hidden layer; give a size, "
-                                    "such as 256"),
-    (lambda o: o.freeze_means and not o.init_from and o.resume is None,
-     "--freeze_means keeps the means of a trained run as they are; name it with --init_from RUN"),
-    (lambda o: o.held_out and o.supervised_fraction == 1,
-     "--held_out trains on the pairs that --supervised_fraction leaves out, and 1 leaves none; "
-     "give that of the run whose other pairs are wanted, such as 0.7"),
-    (lambda o: o.freeze_means and not gaussians(o),
-     "--freeze_means leaves only variances to learn, and --sim {sim} has points; take a similarity "
-     "of Gaussians, such as mls"),
-    (lambda o: o.loss == "probvlm" and (means_learn(o)
-                                        or {o.image_head, o.text_head} != {"ellipsoidal"}),
-     "--loss probvlm learns ellipsoidal variances around means that are given, and here are "
-     "image head '{image_head}', text head '{text_head}'; leave the heads out, and give "
-     "--freeze_means with --init_from RUN, or --text_features NAME with --img_layers 0 "
-     "--txt_layers 0"),
-    (lambda o: o.inclusion and gaussians(o) != 2,
-     f"--inclusion {{inclusion}} {BOTH}, not {HEADS}; leave it out"),
-    (lambda o: o.vib and o.vae, "--vib {vib} and --vae {vae} draw the same Gaussians to N(0, I); "
-                                "leave --vib out"),
-    (lambda o: o.vib and not gaussians(o),
-     "--vib {vib} needs a Gaussian side, and --sim {sim} has points; choose a similarity of "
-     "Gaussians or leave it out"),
-    # phrases in photos
-    *((lambda o, wrong=wrong: o.localise and wrong(o), sentence) for wrong, sentence in OF_PHRASES),
-    (lambda o: has_phrases_of(o) and not o.localise,
-     "--no-localise: {data_name} has phrases and the regions of their photos, none of which is an "
-     "image of its own; leave it out"),
-    (lambda o: o.var_min >= o.var_max,
-     "--var_min {var_min} and --var_max {var_max} are not in order; give a smaller --var_min"),
-    # training
-    (lambda o: o.train_shards and o.text_features,
-     "--text_features {text_features} lie beside precomputed features, and --train_shards "
-     "{train_shards} holds photos; leave one of them out"),
-    (lambda o: o.max_violation and o.loss != "hinge", "--max_violation is for --loss hinge, not "
-                                                      "{loss}; leave it out"),
-    (lambda o: o.vse_mean_warmup_epochs and not o.max_violation,
-     "--vse_mean_warmup_epochs delays --max_violation, which is off; give --max_violation too"),
-    *((lambda o, kind=kind, fewest=fewest: o.average == kind and o.num_epochs < fewest,
-       f"--average {kind} averages over the last third of the epochs, and of --num_epochs "
-       f"{{num_epochs}} that is not enough; give at least {fewest}")
-      for kind, fewest in FEWEST_EPOCHS.items()),
-    (lambda o: o.warmup >= o.num_epochs,
-     "--warmup {warmup:g} is as long as the training of --num_epochs {num_epochs}; give less"),
-    (lambda o: o.captioner and o.img_enc != "vsrn",
-     "--captioner {captioner} reads the regions of --img_enc vsrn, not of {img_enc}; give "
-     "--img_enc vsrn too, or leave it out"),
-    (lambda o: o.captioner and TEXT_ENCODERS[o.txt_enc].reads != "words",
-     "--captioner {captioner} tells captions word by word, and --txt_enc {txt_enc} reads no words; "
-     "take gru, or leave it out"),
-    (lambda o: o.batch_size < 2, "--batch_size {batch_size} has no negatives to learn from; give "
-                                 "at least 2, 128 is usual"),
-    (lambda o: o.amp == "fp16" and cli.torch_device(o.device).type != "cuda",
-     "--amp fp16 needs CUDA; on this device use --amp bf16 or off"),
-    (lambda o: o.tf32 and cli.torch_device(o.device).type != "cuda",
-     "--tf32 needs CUDA, as a CPU has no tf32; leave it out"),
-    (lambda o: o.features_on == "device" and cli.torch_device(o.device).type != "cuda",
-     "--features_on device needs CUDA; on this device use auto or host"),
-    (lambda o: o.deterministic and o.finetune and o.cnn_type.startswith("vgg"),
-     "--deterministic: torch has no deterministic gradient of {cnn_type}'s pooling on CUDA; take a "
-     "resnet, or leave --finetune or --deterministic out"),
-    (lambda o: o.vocab and not o.init_from,
-     "--vocab {vocab} is the vocabulary of an original checkpoint that --init_from names; give "
-     "both, or a vocabulary for training in --vocab_path"),
-]
+
+def of_phrases(opt):
+    yield opt.loss in ("nll", "mse", "probvlm"), (
+        "--loss {loss} needs pairs that match one to one, and a phrase fits several regions of "
+        "its photo; take hinge, infonce, match, two_branch, or logistic with --sim cite")
+    for name in ("inclusion", "captioner", "diversity", "mmd"):
+        yield getattr(opt, name), (
+            f"--{name} {{{name}}} compares images with captions of their own, and a phrase fits "
+            "several regions of its photo; leave it out")
+    yield opt.pseudo_positives, (
+        "--pseudo_positives {pseudo_positives} takes pairs without a label for matches, and "
+        "regions and phrases have labels; leave it out")
+    yield opt.mask_same_image, (
+        "--mask_same_image drops other captions of an image from the negatives, and of regions "
+        "and phrases the labels say which are negatives; leave it out")
+    yield opt.sim in ("mil", "match_prob", "scan"), (
+        f"--sim {{sim}} compares the parts or samples of an item, {HERE}; take another one")
+    yield opt.img_enc not in ("auto", "precomp"), (
+        f"--img_enc {{img_enc}} does not read one vector an image, {HERE}; leave it out")
+    yield unpaired(opt), (
+        "--unpaired_images, --unpaired_captions and --supervised_fraction are for images and "
+        f"captions, {HERE}; leave them out")
+    yield opt.select == "hbr", f"--select hbr ranks captions for images, {HERE}; leave it out"
+    yield not has_phrases_of(opt), (
+        "--localise needs a data set with Annotations/, as Flickr30k Entities, and {data_name} "
+        "has none; leave it out")
+    yield opt.negative_iou > opt.positive_iou, (
+        "--negative_iou {negative_iou} lies above --positive_iou {positive_iou}; give a smaller "
+        "one")
+
+
+def of_training(opt):
+    yield has_phrases_of(opt) and not opt.localise, (
+        "--no-localise: {data_name} has phrases and the regions of their photos, none of which is "
+        "an image of its own; leave it out")
+    yield opt.var_min >= opt.var_max, (
+        "--var_min {var_min} and --var_max {var_max} are not in order; give a smaller --var_min")
+    yield opt.train_shards and opt.text_features, (
+        "--text_features {text_features} lie beside precomputed features, and --train_shards "
+        "{train_shards} holds photos; leave one of them out")
+    yield opt.max_violation and opt.loss != "hinge", (
+        "--max_violation is for --loss hinge, not {loss}; leave it out")
+    yield opt.vse_mean_warmup_epochs and not opt.max_violation, (
+        "--vse_mean_warmup_epochs delays --max_violation, which is off; give --max_violation too")
+    for kind, fewest in (("ema", 3), ("swa", 6)):           # whose last third can be averaged
+        yield opt.average == kind and opt.num_epochs < fewest, (
+            f"--average {kind} averages over the last third of the epochs, and of --num_epochs "
+            f"{{num_epochs}} that is not enough; give at least {fewest}")
+    yield opt.warmup >= opt.num_epochs, (
+        "--warmup {warmup:g} is as long as the training of --num_epochs {num_epochs}; give less")
+    yield opt.captioner and opt.img_enc != "vsrn", (
+        "--captioner {captioner} reads the regions of --img_enc vsrn, not of {img_enc}; give "
+        "--img_enc vsrn too, or leave it out")
+    yield opt.captioner and TEXT_ENCODERS[opt.txt_enc].reads != "words", (
+        "--captioner {captioner} tells captions word by word, and --txt_enc {txt_enc} reads no "
+        "words; take gru, or leave it out")
+    yield opt.batch_size < 2, (
+        "--batch_size {batch_size} has no negatives to learn from; give at least 2, 128 is usual")
+    for on_cuda, sentence in (
+            (opt.amp == "fp16", "--amp fp16 needs CUDA; on this device use --amp bf16 or off"),
+            (opt.tf32, "--tf32 needs CUDA, as a CPU has no tf32; leave it out"),
+            (opt.features_on == "device",
+             "--features_on device needs CUDA; on this device use auto or host")):
+        yield on_cuda and cli.torch_device(opt.device).type != "cuda", sentence
+    yield opt.deterministic and opt.finetune and opt.cnn_type.startswith("vgg"), (
+        "--deterministic: torch has no deterministic gradient of {cnn_type}'s pooling on CUDA; "
+        "take a resnet, or leave --finetune or --deterministic out")
+    yield opt.vocab and not opt.init_from, (
+        "--vocab {vocab} is the vocabulary of an original checkpoint that --init_from names; give "
+        "both, or a vocabulary for training in --vocab_path")
+
 
 # ---- what several processes cannot share; n is their number
 
-IN_ONE = "; train in one process, without torchrun"
-SEVERAL = [
-    (lambda o: o.localise,
-     "{data_name} has phrases, whose photos {n} processes do not share yet" + IN_ONE),
-    (lambda o: o.sim == "cite",
-     "--sim cite normalises captions by the batch of one process, and there are {n}" + IN_ONE),
-    (lambda o: o.finetune and not o.freeze_bn,
-     "--finetune takes the statistics of BatchNorm from the batch of one process, and there are "
-     "{n}; give --freeze_bn, which VSE++ had in effect"),
-    (lambda o: o.captioner and o.captioner_original,
-     "--captioner_original drops other numbers at each word, which {n} processes do not share; "
-     "leave it out, or train in one process"),
-]
+IN_ONE = "train in one process, without torchrun"
 
 
 def refuse_several(opt, processes: int) -> None:
     """Raises InputError where resolved options cannot be trained by so many processes."""
-    if processes > opt.batch_size:
-        raise InputError(f"--batch_size {opt.batch_size} is shared by {processes} processes, so "
-                         "that some have nothing to do; give a larger one, or fewer processes "
-                         "(--nproc_per_node)")
-    if processes > 1:
-        refuse(SEVERAL, opt, n=processes)
+    several = processes > 1
+    refuse([
+        (processes > opt.batch_size,
+         "--batch_size {batch_size} is shared by {n} processes, so that some have nothing to do; "
+         "give a larger one, or fewer processes (--nproc_per_node)"),
+        (several and opt.localise,
+         f"{{data_name}} has phrases, whose photos {{n}} processes do not share yet; {IN_ONE}"),
+        (several and opt.sim == "cite",
+         "--sim cite normalises captions by the batch of one process, and there are {n}; "
+         f"{IN_ONE}"),
+        (several and opt.finetune and not opt.freeze_bn,
+         "--finetune takes the statistics of BatchNorm from the batch of one process, and there "
+         "are {n}; give --freeze_bn, which VSE++ had in effect"),
+        (several and opt.captioner and opt.captioner_original,
+         "--captioner_original drops other numbers at each word, which {n} processes do not "
+         "share; leave it out, or train in one process")], opt, n=processes)
 
 
 # ---- what the data settle, and what data a trained model can take
@@ -364,8 +370,8 @@ def refuse_several(opt, processes: int) -> None:
 READ_BY = {"vector": ("vector", "regions"), "regions": ("regions",),
            "cells": ("regions", "photos"), "photos": ("photos",)}
 SHAPE = "give features of shape (images, regions, F)"
-KINDS = {"cnn": "photos", "precomp": "precomputed features", "vsrn": "region features",
-         "pie": "region features", "scan": "region features"}     # by --img_enc
+OF = {"cnn": "photos", "precomp": "precomputed features", "vsrn": "region features",
+      "pie": "region features", "scan": "region features"}  # what is read, by --img_enc
 
 
 def fit_to_data(opt, images, text) -> None:
@@ -373,59 +379,59 @@ def fit_to_data(opt, images, text) -> None:
     of its captions (None: the model reads words). Raise InputError where options and data do not
     fit."""
     photos = isinstance(images, Photos)
-    held = "photos" if photos else "vector" if images.regions is None else "regions"
+    kind = "photos" if photos else "vector" if images.regions is None else "regions"
     img_enc = ("cnn" if photos else "precomp") if opt.img_enc == "auto" else opt.img_enc
     reads = READ_BY[IMAGE_ENCODERS[img_enc].reads]
-    if photos and (opt.unpaired_images or opt.supervised_fraction < 1):
-        raise InputError("--unpaired_images and --supervised_fraction need precomputed features, "
-                         f"and {opt.data_name} has photos; extract features first: "
-                         "features.extract images")
-    if opt.use_restval and (not photos or isinstance(images, TarPhotos)):
-        kind = "photos in tar shards" if photos else "precomputed features"
-        raise InputError(f"--use_restval adds COCO's restval photos, and {opt.data_name} has "
-                         f"{kind}, whose train split is what it is; leave it out")
-    if held not in reads:
-        implied = img_enc == ALL_SIMILARITIES[opt.sim].implies.get("img_enc")
-        chooser = f"--sim {opt.sim}" if implied else f"--img_enc {img_enc}"
-        other = "another --sim" if implied else f"--img_enc {'cnn' if photos else 'precomp'}"
-        given = f"one vector per image in {images.path}" if held == "vector" else held
-        raise InputError(f"{chooser} reads {' or '.join(reads)}, and {opt.data_name} has {given}; "
-                         f"take {other}" + f", or {SHAPE}" * (img_enc != "cnn"))
-    if opt.pool == "gpo" and (img_enc, held) != ("precomp", "regions"):
-        raise InputError(f"--pool gpo pools regions with --img_enc precomp, and {opt.data_name} "
-                         f"with --img_enc {img_enc} has none to pool; {SHAPE}, or leave it out")
+    chooser, other = f"--img_enc {img_enc}", f"--img_enc {'cnn' if photos else 'precomp'}"
+    if img_enc == similarity(opt).implies.get("img_enc"):
+        chooser, other = f"--sim {opt.sim}", "another --sim"
     of_data = {"img_dim": images.dim, "n_regions": images.regions, "txt_dim": text and text.dim}
-    for name, value in of_data.items():
-        given = getattr(opt, name)
-        if given not in (None, value) and not (photos and name == "img_dim"):
-            raise InputError(f"--{name} {given} differs from the {value or 'none'} of "
-                             f"{opt.data_name}; leave --{name} out")
+    refuse([
+        (photos and (opt.unpaired_images or opt.supervised_fraction < 1),
+         "--unpaired_images and --supervised_fraction need precomputed features, and {data_name} "
+         "has photos; extract features first: features.extract images"),
+        (opt.use_restval and (not photos or isinstance(images, TarPhotos)),
+         "--use_restval adds COCO's restval photos, and {data_name} has "
+         f"{'photos in tar shards' if photos else 'precomputed features'}, whose train split is "
+         "what it is; leave it out"),
+        (kind not in reads,
+         f"{chooser} reads {' or '.join(reads)}, and {{data_name}} has "
+         f"{'one vector per image in {images.path}' if kind == 'vector' else kind}; take {other}"
+         + f", or {SHAPE}" * (img_enc != "cnn")),
+        (opt.pool == "gpo" and (img_enc, kind) != ("precomp", "regions"),
+         f"--pool gpo pools regions with --img_enc precomp, and {{data_name}} with --img_enc "
+         f"{img_enc} has none to pool; {SHAPE}, or leave it out"),
+        *((getattr(opt, name) not in (None, value) and not (photos and name == "img_dim"),
+           f"--{name} {{{name}}} differs from the {value or 'none'} of {{data_name}}; leave "
+           f"--{name} out") for name, value in of_data.items())], opt, images=images)
     vars(opt).update(of_data, img_enc=img_enc)
 
 
 def check_fits(opt, split, path: str) -> None:
     """Raise InputError on images or features of captions that the model of path cannot take, which
     was trained as the options say."""
+    refuse(misfits(opt, split), opt, images=split.images, text=split.text, path=path)
+
+
+def misfits(opt, split):
     images, text = split.images, split.text
-    if text is not None and text.dim != opt.txt_dim:
-        raise InputError(f"{text.path} has features of width {text.dim}, {path} was trained on "
-                         f"width {opt.txt_dim}; use features of the same vectors")
+    yield text is not None and text.dim != opt.txt_dim, (
+        "{text.path} has features of width {text.dim}, {path} was trained on width {txt_dim}; use "
+        "features of the same vectors")
     if isinstance(images, NoImages):
         return
-    photos = opt.img_enc == "cnn" or (opt.img_enc == "pie" and opt.img_dim is None)
-    given = "cnn" if isinstance(images, Photos) else "precomp"
-    if photos != (given == "cnn"):
-        raise InputError(f"{path} was trained on {KINDS['cnn' if photos else opt.img_enc]} and the "
-                         f"data are {KINDS[given]}; name data of the same kind with --data_name")
+    photos = opt.img_enc == "cnn" or opt.img_enc == "pie" and opt.img_dim is None
+    kind = "cnn" if isinstance(images, Photos) else "precomp"
+    yield photos != (kind == "cnn"), (
+        f"{{path}} was trained on {OF['cnn' if photos else opt.img_enc]} and the data are "
+        f"{OF[kind]}; name data of the same kind with --data_name")
     if photos:
         return
-    if "vector" not in READ_BY[IMAGE_ENCODERS[opt.img_enc].reads] and images.regions is None:
-        raise InputError(f"{path} reasons over regions and {images.path} holds one vector an "
-                         f"image; {SHAPE}")
-    if images.dim != opt.img_dim:
-        raise InputError(f"{images.path} has features of width {images.dim}, {path} was trained on "
-                         f"width {opt.img_dim}; use features of the same extractor")
-    if opt.n_regions != images.regions and (opt.n_regions or opt.img_enc == "precomp"):
-        raise InputError(f"{images.path} has {images.regions or 'no'} regions an image, {path} was "
-                         f"trained on {opt.n_regions or 'one vector an image'}; use features of "
-                         "the same extractor")
+    yield "vector" not in READ_BY[IMAGE_ENCODERS[opt.img_enc].reads] and images.regions is None, (
+        f"{{path}} reasons over regions and {{images.path}} holds one vector an image; {SHAPE}")
+    yield images.dim != opt.img_dim, (
+        "{images.path} has features of width {images.dim}, {path} was trained on width {img_dim}; "
+        "use features of the same extractor")
+    yield opt.n_regions != images.regions and (opt.n_regions or opt.img_enc == "precomp"), (
+        f"{{images.path}} has {images.regions or 'no'} regions an image, {{path}} was trained on "
+        f"{opt.n_regions or 'one vector an image'}; use features of the same extractor")

@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from cli import InputError
-from options.rules import CONFLICTS, resolve
+from options.rules import conflicts, resolve
 from options.training import TRAIN
 from tests.helpers import ROOT, for_each
 
-# Command lines that cannot work, each for one reason: together they meet every row of CONFLICTS.
+# Command lines that cannot work, each for one reason: together they meet every row of `conflicts`.
 REFUSED = """
 --sim mil --img_enc precomp
 --sim mil --txt_enc gru
@@ -113,9 +113,9 @@ def refusal(line: str, phrases: str) -> tuple[int, str, str]:
     opt = TRAIN.parser().parse_args(line.replace("PHRASES", phrases).split())
     with pytest.raises(InputError) as error:
         resolve(opt)
-    row = next((k for k, (wrong, _) in enumerate(CONFLICTS) if wrong(opt)), None)
+    row, sentence = next(((k, said) for k, (wrong, said) in enumerate(conflicts(opt)) if wrong), (None, None))
     assert row is not None, f"{line}: {error.value}"
-    return row, CONFLICTS[row][1].format(**vars(opt)), str(error.value)
+    return row, sentence.format(**vars(opt)), str(error.value)
 
 
 @for_each("line", REFUSED)
@@ -126,7 +126,9 @@ def test_a_conflict_is_said_in_its_sentence(line, phrases):
 
 def test_every_conflict_can_be_met(phrases):
     met = {refusal(line, phrases)[0] for line in REFUSED}
-    assert [sentence for k, (_, sentence) in enumerate(CONFLICTS) if k not in met] == []
+    opt = TRAIN.parser().parse_args([])
+    resolve(opt)
+    assert [sentence for k, (_, sentence) in enumerate(conflicts(opt)) if k not in met] == []
 
 
 # What makes an option useless, where it is not so by default.
