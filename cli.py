@@ -12,9 +12,8 @@ import sys
 import threading
 import time
 
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal,
-                                                                                        name)]
 NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
+SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
 LARGEST = 2 ** 63 - 1                 # the largest whole number that an option takes
 BEGAN = time.monotonic()              # when the command began, before it imported torch
 SPOKEN = 5.0                          # seconds in which torchrun ends all processes after the first
@@ -41,8 +40,9 @@ class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
 def program() -> str:
     """The command as it was called, such as "train.py" or "python -m features.extract"."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return f"python -m {spec.name.removesuffix('.__main__')}" if spec else os.path.basename(
-        sys.argv[0])
+    if spec is None:
+        return os.path.basename(sys.argv[0])
+    return f"python -m {spec.name.removesuffix('.__main__')}"
 
 
 class Arguments(argparse.ArgumentParser):
@@ -83,49 +83,44 @@ class Arguments(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
 
 
+# Types: each reads a word, or raises ArgumentTypeError.
+
+def allow(fits, sentence: str) -> None:
+    if not fits:
+        raise argparse.ArgumentTypeError(sentence)
+
+
 def number(text: str) -> float:
-    """The type of a finite number in decimal digits. Like all types here, it raises
-    ArgumentTypeError."""
-    if re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?",
-                    text) and math.isfinite(float(text)):
-        return float(text)
-    raise argparse.ArgumentTypeError(f"'{text}' is not a finite number")
+    """A finite number in decimal digits."""
+    decimal = re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text)
+    allow(decimal and math.isfinite(float(text)), f"'{text}' is not a finite number")
+    return float(text)
 
 
 def bounded(text: str, fits, allowed: str) -> float:
-    value = number(text)
-    if not fits(value):
-        raise argparse.ArgumentTypeError(f"'{text}' is out of range; give {allowed}")
-    return value
+    allow(fits(number(text)), f"'{text}' is out of range; give {allowed}")
+    return float(text)
 
 
-at_least_zero = functools.partial(bounded, fits=lambda x: x >= 0, allowed="a number of at least 0")
-above_zero = functools.partial(bounded, fits=lambda x: x > 0, allowed="a number above 0")
-probability = functools.partial(bounded, fits=lambda x: 0 <= x <= 1, allowed="a number from 0 to 1")
-below_one = functools.partial(bounded, fits=lambda x: 0 <= x < 1, allowed="at least 0 and less "
-                              "than 1")
-fraction = functools.partial(bounded, fits=lambda x: 0 < x <= 1,
-                             allowed="more than 0 and at most 1")
+def within(fits, allowed: str):
+    return functools.partial(bounded, fits=fits, allowed=allowed)
+
+
+at_least_zero = within(lambda x: x >= 0, "a number of at least 0")
+above_zero = within(lambda x: x > 0, "a number above 0")
+probability = within(lambda x: 0 <= x <= 1, "a number from 0 to 1")
+below_one = within(lambda x: 0 <= x < 1, "at least 0 and less than 1")
+fraction = within(lambda x: 0 < x <= 1, "more than 0 and at most 1")
 
 
 def whole(text: str, least: int, most: int) -> int:
-    """The type of a whole number n in decimal digits, least <= n <= most."""
+    """A whole number n in decimal digits, least <= n <= most."""
     decimal = re.fullmatch(r"-?[0-9]{1,20}", text)
-    if not decimal or not least <= int(text) <= most:
-        limits = f"of at least {least}" + (f" and at most {most:,}" if decimal and int(text) > most
-                                           else "")
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number {limits}")
+    limits = f"of at least {least}"
+    if decimal and int(text) > most:
+        limits += f" and at most {most:,}"
+    allow(decimal and least <= int(text) <= most, f"'{text}' is not a whole number {limits}")
     return int(text)
-
-
-def natural(text: str) -> int:
-    """0, 1, 2, ..."""
-    return whole(text, 0, LARGEST)
-
-
-def positive(text: str) -> int:
-    """1, 2, 3, ..."""
-    return whole(text, 1, LARGEST)
 
 
 def up_to(most: int, least: int = 1):
@@ -133,59 +128,53 @@ def up_to(most: int, least: int = 1):
     return functools.partial(whole, least=least, most=most)
 
 
+natural, positive = up_to(LARGEST, least=0), up_to(LARGEST)
 width = up_to(2 ** 16)        # of a layer or an embedding: more is a slip that would exhaust memory
 workers = up_to(256, least=0)         # number of worker processes
 
 
 def sizes(text: str) -> str:
-    """The type of sizes of hidden layers, such as 2000-1000. "0" means no layer."""
-    parts = text.split("-")
-    if text != "0" and (not all(re.fullmatch("[1-9][0-9]{0,4}", size) for size in parts)
-                        or len(parts) > 64):
-        raise argparse.ArgumentTypeError(f"'{text}' is no list of layer sizes; give numbers below "
-                                         "100,000 joined by '-', as 2000-1000, or 0 for none")
+    """Sizes of hidden layers, such as 2000-1000. "0" means no layer."""
+    allow(re.fullmatch("0|[1-9][0-9]{0,4}(-[1-9][0-9]{0,4}){0,63}", text),
+          f"'{text}' is no list of layer sizes; give numbers below 100,000 joined by '-', as "
+          "2000-1000, or 0 for none")
     return text
 
 
 def filename(text: str) -> str:
-    """The type of a file or folder. ~ is the home folder, also in `--option=~/x`, which the shell
-    does not expand."""
-    if not text or "\0" in text:
-        raise argparse.ArgumentTypeError("an empty name is no file or folder")
+    """A file or folder. ~ is the home folder, also in `--option=~/x`, which the shell does not
+    expand."""
+    allow(text and "\0" not in text, "an empty name is no file or folder")
     return os.path.expanduser(text)
 
 
 def shards_text(text: str) -> str:
-    """The type of --train_shards, which `files.tars.expand` reads."""
-    if not text or "\0" in text:
-        raise argparse.ArgumentTypeError("an empty name is no shard")
+    """--train_shards, which `files.tars.expand` reads."""
+    allow(text and "\0" not in text, "an empty name is no shard")
     return text
 
 
 def data_set(text: str) -> str:
-    """The type of a data set's name: a folder below --data_path. Absolute paths and names with ..
-    are refused."""
-    parts = text.replace("\\", "/").split("/")
-    if not text or "\0" in text or os.path.isabs(text) or ".." in parts or text in (".", "~"):
-        raise argparse.ArgumentTypeError(f"'{text}' is no name of a data set; give a folder below "
-                                         "--data_path by its name, and the folder above it with "
-                                         "--data_path")
+    """A data set's name: a folder below --data_path. Absolute paths and names with .. are
+    refused."""
+    outside = os.path.isabs(text) or ".." in text.replace("\\", "/").split("/")
+    allow(text not in ("", ".", "~") and "\0" not in text and not outside,
+          f"'{text}' is no name of a data set; give a folder below --data_path by its name, and "
+          "the folder above it with --data_path")
     return os.path.normpath(text)
 
 
 def split_name(text: str) -> str:
-    """The type of a split's name, which is part of the names of its files."""
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
-        raise argparse.ArgumentTypeError(f"'{text}' is no name of a split; give train, dev, test "
-                                         "or testall")
+    """A split's name, which is part of the names of its files."""
+    allow(re.fullmatch(r"[A-Za-z0-9_-]+", text),
+          f"'{text}' is no name of a split; give train, dev, test or testall")
     return text
 
 
 def split_names(text: str, between: str = ",") -> str:
-    """The type of a list of splits' names, each given once."""
+    """A list of splits' names, each given once."""
     names = [split_name(name.strip()) for name in text.split(between)]
-    if len(set(names)) < len(names):
-        raise argparse.ArgumentTypeError(f"'{text}' names a split twice; name each once")
+    allow(len(set(names)) == len(names), f"'{text}' names a split twice; name each once")
     return between.join(names)
 
 
@@ -214,9 +203,9 @@ class Stop:
 
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():
-            known = {number: signal.getsignal(number) for number in SIGNALS}
-            self.before = {number: handler for number,
-                           handler in known.items() if handler not in (signal.SIG_IGN, None)}
+            handlers = {number: signal.getsignal(number) for number in SIGNALS}
+            self.before = {number: handler for number, handler in handlers.items()
+                           if handler not in (signal.SIG_IGN, None)}
             for number in self.before:
                 signal.signal(number, self.wish)
         return self
@@ -252,8 +241,8 @@ class Stop:
 
 def count() -> int:
     """How many processes there are."""
-    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE",
-                                             "MASTER_ADDR"} <= set(os.environ) else 1
+    started = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(os.environ)
+    return int(os.environ["WORLD_SIZE"]) if started else 1
 
 
 def rank() -> int:
@@ -285,8 +274,8 @@ def starting() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, stop)
-    sys.excepthook = lambda kind, *of: unread() if kind is BrokenPipeError else sys.__excepthook__(
-        kind, *of)
+    sys.excepthook = lambda kind, *of: (
+        unread() if kind is BrokenPipeError else sys.__excepthook__(kind, *of))
     atexit.register(ending)
 
 
@@ -361,28 +350,33 @@ def _attempt(prog: str, work, args: tuple, several: bool) -> int:
     except Stopped as stop:
         with contextlib.suppress(OSError):                  # SIGHUP: the terminal is gone
             if first():
-                print(
-                    f"{prog}: stopped by {NAMES[signal.Signals(stop.number).name]}; {stop.advice}",
-                    file=sys.stderr)
+                name = NAMES[signal.Signals(stop.number).name]
+                print(f"{prog}: stopped by {name}; {stop.advice}", file=sys.stderr)
         sys.exit(128 + stop.number)
-    except InputError as error:
-        let_the_first_speak()
-        sys.exit(f"{prog}: {error}")
     except BrokenPipeError:
         unread()
-    except OSError as error:
-        let_the_first_speak()
-        sys.exit(f"{prog}: {reason(error)}; no file was left half written: make room or choose "
-                 "another folder, and call it again")
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error,
-                      RuntimeError) and not re.search(
-            r"can't allocate|out of memory|failed to allocate", str(error)):
+    except Exception as error:
+        sentence = mendable(error)
+        if sentence is None:
             raise
         let_the_first_speak()
-        sys.exit(f"{prog}: it needs more memory than there is ({reason(error)}); give smaller "
-                 "sizes, batches or blocks")
+        sys.exit(f"{prog}: {sentence}")
     return status or 0
+
+
+def mendable(error: Exception) -> str | None:
+    """What a user can do where a command failed; None where it is a fault of ours."""
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, OSError):
+        return (f"{reason(error)}; no file was left half written: make room or choose another "
+                "folder, and call it again")
+    full = r"can't allocate|out of memory|failed to allocate"
+    if (isinstance(error, MemoryError)
+            or isinstance(error, RuntimeError) and re.search(full, str(error))):
+        return (f"it needs more memory than there is ({reason(error)}); give smaller sizes, "
+                "batches or blocks")
+    return None
 
 
 leaves = []                           # holds something once this process has been in a group
@@ -425,11 +419,10 @@ def torch_device(name: str):
     import torch  # takes seconds to load; this module has to answer signals before that
 
     torch.backends.cudnn.rnn.fp32_precision = torch.backends.cudnn.conv.fp32_precision = "ieee"
-
-    if name == "cuda" and not torch.cuda.is_available():
+    present = name != "cpu" and torch.cuda.is_available()
+    if name == "cuda" and not present:
         raise InputError("--device cuda: no CUDA device is here; use --device cpu")
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto"
-                        else name)
+    return torch.device(name if name != "auto" else "cuda" if present else "cpu")
 
 
 def run_arguments(p: argparse.ArgumentParser, split: str) -> None:
@@ -437,10 +430,11 @@ def run_arguments(p: argparse.ArgumentParser, split: str) -> None:
     --split."""
     p.add_argument("--checkpoint", type=filename, metavar="RUN",
                    help="run folder or checkpoint file (default: the newest run)")
-    p.add_argument("--vocab", type=filename, metavar="FILE.json", help="vocabulary of an original "
-                   "VSE++ or VSRN checkpoint (python vocab.py convert)")
-    p.add_argument("--data_path", type=filename, help="folder that holds the data sets (default: "
-                   "that of the training)")
+    p.add_argument("--vocab", type=filename, metavar="FILE.json",
+                   help="vocabulary of an original VSE++ or VSRN checkpoint "
+                   "(python vocab.py convert)")
+    p.add_argument("--data_path", type=filename,
+                   help="folder that holds the data sets (default: that of the training)")
     p.add_argument("--data_name", type=data_set, help="data set (default: that of the training)")
     p.add_argument("--split", type=split_name, default="test", help=split)
     p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto",

@@ -8,11 +8,10 @@ import re
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from cli import Arguments, InputError, bounded, filename, natural, number, positive, sizes, whole
+from cli import Arguments, InputError, bounded, filename, number, sizes, whole
 
 FLAG, SWITCH = "store_true", argparse.BooleanOptionalAction     # --x alone; --x and --no-x
-METAVARS = {filename: "FILE", whole: "N", natural: "N", positive: "N", bounded: "X", number: "X",
-            sizes: "SIZES"}
+METAVARS = {filename: "FILE", whole: "N", bounded: "X", number: "X", sizes: "SIZES"}
 
 
 class Use(NamedTuple):
