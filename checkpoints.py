@@ -9,7 +9,6 @@ Their weights then get our names.
 """
 import argparse
 import functools
-import math
 import os
 import re
 import struct
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cli import InputError, reason
+from cli import InputError, check, reason
 from encoders import CNNS
 from files.reading import checksum
 from files.writing import FORMAT
@@ -48,19 +47,18 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
     `vocab`.
     """
     path = os.path.join(path, name) if os.path.isdir(path) else path
-    if not os.path.isfile(path):
-        raise InputError(f"there is no checkpoint {path}; give a run folder that holds {name}, or "
-                         "a file")
+    check(os.path.isfile(path), f"there is no checkpoint {path}; give a run folder that holds "
+                                f"{name}, or a file")
     stored = read(path)
     if is_original(stored):
         return original(stored, path, vocab)
-    if not isinstance(stored, dict) or not {"format", "options", "vocabulary",
-                                            "model"} <= set(stored):
-        raise InputError(f"{path} is no checkpoint of this project; give one that train.py wrote")
-    if stored["format"] != FORMAT:
-        told = stored["format"] if type(
-            stored["format"]) is int else f"of type {type(stored['format']).__name__}"
-        raise InputError(f"{path} has checkpoint format {told}, this version reads format "
+    parts = {"format", "options", "vocabulary", "model"}
+    check(isinstance(stored, dict) and parts <= set(stored),
+          f"{path} is no checkpoint of this project; give one that train.py wrote")
+    number = stored["format"]
+    if number != FORMAT:
+        number = number if type(number) is int else f"of type {type(number).__name__}"
+        raise InputError(f"{path} has checkpoint format {number}, this version reads format "
                          f"{FORMAT}; use the version that wrote it, or train again")
     check_contents(stored, path)
     return stored
@@ -69,53 +67,53 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
 def original(stored: dict, path: str, vocab: str | None) -> dict:
     """An original's checkpoint converted with the vocabulary of a file, as far as the two can be
     seen to belong together."""
-    given = vocab and Vocabulary.load(vocab)
-    if given and (given.origin or "").startswith("built"):
+    words = vocab and Vocabulary.load(vocab)
+    if words and (words.origin or "").startswith("built"):
         raise InputError(f"{path} cannot belong to the vocabulary {vocab}, which was "
-                         f"{given.origin}: the originals number words in an order that cannot be "
+                         f"{words.origin}: the originals number words in an order that cannot be "
                          "built again, so every word would get another one's vector; convert the "
                          "vocabulary that it was trained with (python vocab.py convert OLD "
                          "NEW.json)")
     unchecked = (f"{path} holds no words: its vocabulary is taken to be {vocab} since that has as "
                  "many; whether they stand in its order is unchecked, and recalls near chance "
                  "would say that they do not")
-    return {**convert(stored, given and given.words, path), "notes": [unchecked]}
+    return {**convert(stored, words and words.words, path), "notes": [unchecked]}
 
 
 # whole numbers of a checkpoint's state
 COUNTS = {"epoch", "step", "iteration", "loss_count", "due"}
+PLAIN = (str, int, float, bool, type(None))
 
 
 def is_dense(value) -> bool:
     """Whether a value is a tensor of ordinary numbers, as weights are: not sparse, quantised or
     complex."""
-    return torch.is_tensor(value) and value.layout == torch.strided and not (value.is_quantized
-                                                                             or value.is_complex())
+    return (torch.is_tensor(value) and value.layout == torch.strided
+            and not value.is_quantized and not value.is_complex())
+
+
+def named(values, fits: Callable) -> bool:
+    """Whether values are a dict of names, each of which fits."""
+    return isinstance(values, dict) and all(
+        isinstance(name, str) and fits(value) for name, value in values.items())
 
 
 def check_contents(stored: dict, path: str) -> None:
     """Refuse a checkpoint whose parts are not of the kinds that train.py writes: what is read of it
     later relies on them."""
-    plain = (str, int, float, bool, type(None))
-    state, data = stored.get("state", {}), stored.get("data", {})
-    kinds = {"options": isinstance(stored["options"], dict)
-             and all(isinstance(key, str) and isinstance(value, plain) for key,
-                     value in stored["options"].items()),
-             "vocabulary": isinstance(stored["vocabulary"], list)
-             and all(isinstance(word, str) for word in stored["vocabulary"]),
-             "model": isinstance(stored["model"], dict)
-             and all(isinstance(key, str) and is_dense(value) for key,
-                     value in stored["model"].items()), "state": isinstance(state, dict)
-             and {"epoch", "best_rsum"} <= set(state)
-             and all(type(value) in (int, float) and math.isfinite(value)
-                     and (name not in COUNTS or isinstance(value, int) and 0 <= value < 2 ** 63)
-                     for name, value in state.items()), "data": isinstance(data, dict)
-             and isinstance(data.get("extractors") or {}, dict)}
+    words, state, data = stored["vocabulary"], stored.get("state", {}), stored.get("data", {})
+    kinds = {
+        "options": named(stored["options"], lambda value: isinstance(value, PLAIN)),
+        "vocabulary": isinstance(words, list) and all(isinstance(word, str) for word in words),
+        "model": named(stored["model"], is_dense),
+        "state": isinstance(state, dict) and {"epoch", "best_rsum"} <= set(state) and all(
+            type(value) in (int, float) and abs(value) < 2 ** 63        # no NaN either
+            and (name not in COUNTS or type(value) is int and value >= 0)
+            for name, value in state.items()),
+        "data": isinstance(data, dict) and isinstance(data.get("extractors") or {}, dict)}
     wrong = next((name for name, right in kinds.items() if not right), None)
-    if wrong:
-        raise InputError(f"{path} holds something else under '{wrong}' than train.py writes; it "
-                         "was changed or is of another program, so take another one or train "
-                         "again")
+    check(not wrong, f"{path} holds something else under '{wrong}' than train.py writes; it was "
+                     "changed or is of another program, so take another one or train again")
 
 
 MEANS = tuple(f"{side}_tower.{part}." for side in ("image", "text") for part in ("trunk", "mean"))
@@ -125,16 +123,15 @@ def load_weights(model: JointEmbedding, stored: dict, path: str = "the checkpoin
                  means: bool = False) -> None:
     """Give a model the weights of a checkpoint. means: only of what makes the means; the rest stays
     as it is. Raises InputError where the names or shapes are others."""
-    weights = {name: x for name, x in stored["model"].items() if not means
-               or name.startswith(MEANS)}
-    own = {name: x for name, x in model.state_dict().items() if not means or name.startswith(MEANS)}
-    mine, theirs = ({name: tuple(x.shape) for name, x in state.items()} for state in (own, weights))
+    weights, own = ({name: x for name, x in state.items() if not means or name.startswith(MEANS)}
+                    for state in (stored["model"], model.state_dict()))
+    theirs, mine = ({name: tuple(x.shape) for name, x in state.items()} for state in (weights, own))
     wrong = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
     if wrong:
-        shapes = [found.get(wrong[0], "absent") for found in (theirs, mine)]
+        there, here = (shapes.get(wrong[0], "absent") for shapes in (theirs, mine))
         raise InputError(f"the weights of {path} are not those of a model of these options "
-                         f"({wrong[0]} is {shapes[0]} there and {shapes[1]} here, {len(wrong)} "
-                         "differ); give the sizes, heads, encoders and terms of its config.yaml")
+                         f"({wrong[0]} is {there} there and {here} here, {len(wrong)} differ); "
+                         "give the sizes, heads, encoders and terms of its config.yaml")
     model.load_state_dict({**model.state_dict(), **weights})
 
 
@@ -143,9 +140,9 @@ def load_model(stored: dict, path: str = "the checkpoint",
     """The model of a checkpoint, in eval mode on the CPU, its vocabulary and its options. phrases:
     one that was trained on phrases and regions will do. Raises InputError."""
     check_values(stored["options"], path)
-    if stored["options"].get("localise") and not phrases:
-        raise InputError(f"{path} was trained on phrases and the regions of their photos, and what "
-                         "reads images and captions is asked for; take another run")
+    check(phrases or not stored["options"].get("localise"),
+          f"{path} was trained on phrases and the regions of their photos, and what reads images "
+          "and captions is asked for; take another run")
     opt = TRAIN.parser().parse_args([])            # of options that are younger than the checkpoint
     resolve(opt)
     vars(opt).update(stored["options"])
@@ -160,11 +157,6 @@ def load_model(stored: dict, path: str = "the checkpoint",
                          "changed, so take another one or train again") from error
     load_weights(model, stored, path)
     return model.eval(), vocab, opt
-
-
-def weights_of(model: torch.nn.Module) -> str:
-    """A digest of the weights, by which a model is known wherever its run folder lies."""
-    return checksum(x.cpu().contiguous().numpy() for x in model.state_dict().values())
 
 
 class Trained:
@@ -198,8 +190,8 @@ class Trained:
 
     @functools.cached_property
     def weights(self) -> str:
-        """`weights_of` the model."""
-        return weights_of(self.model)
+        """A digest of the weights, by which a model is known wherever its run folder lies."""
+        return checksum(x.cpu().contiguous().numpy() for x in self.model.state_dict().values())
 
     @torch.no_grad()
     def texts(self, texts: list[str],
@@ -207,23 +199,26 @@ class Trained:
         """Captions -> Embedding of (B, D). network: computes the features (B, F) of captions for a
         run that reads these. Raises InputError for a caption without a known word, and where such a
         run gets no network."""
-        if self.options.text_features and network is None:
-            raise InputError(f"{self.path} reads ready features of captions and knows no words, so "
-                             "a caption of one's own cannot be embedded; take a run on words")
-        batches = [texts[k:k + BATCH] for k in range(0, len(texts), BATCH)]
-        return Embedding.cat([self._features(network(some)) if network else self._words(some)
-                              for some in batches])
+        check(network or not self.options.text_features,
+              f"{self.path} reads ready features of captions and knows no words, so a caption of "
+              "one's own cannot be embedded; take a run on words")
+        embeddings = []
+        for start in range(0, len(texts), BATCH):
+            some = texts[start:start + BATCH]
+            if network:
+                numbers, lengths = network(some), torch.ones(len(some)).long()  # (B, F), (B,)
+            else:
+                numbers, lengths = self.words(some)
+            embeddings.append(self.model.embed_captions(numbers.to(self.device), lengths))
+        return Embedding.cat(embeddings)
 
-    def _features(self, features: Tensor) -> Embedding:
-        return self.model.embed_captions(features.to(self.device), torch.ones(len(features)).long())
-
-    def _words(self, texts: list[str]) -> Embedding:
+    def words(self, texts: list[str]) -> tuple[Tensor, Tensor]:
+        """The numbers (B, T) of the words of captions, and how many each has (B,)."""
         tokens = encode_captions([tokenize(text) for text in texts], self.vocab)
-        if tokens.unknown.any():
-            raise InputError(f"no word of '{texts[tokens.unknown.argmax()]}' is in the vocabulary "
-                             f"of {len(self.vocab)} words; use words of the training set")
-        numbers, lengths = tokens.batch(np.arange(len(texts)))                      # (B, T), (B,)
-        return self.model.embed_captions(numbers.to(self.device), lengths)
+        check(not tokens.unknown.any(),
+              f"no word of '{texts[tokens.unknown.argmax()]}' is in the vocabulary of "
+              f"{len(self.vocab)} words; use words of the training set")
+        return tokens.batch(np.arange(len(texts)))
 
     @torch.no_grad()
     def images(self, rows) -> Embedding:
@@ -238,13 +233,12 @@ def check_values(stored: dict, path: str) -> None:
     model can be built of them."""
     for name, value in stored.items():
         row = TRAIN.rows.get(name)
-        if row and name not in MAY_CHANGE and not row.takes(value):
-            raise InputError(f"{path} has the option {name} = {ascii(value)[:40]}, which train.py "
-                             "would not take; it was changed, so take another checkpoint")
+        check(not row or name in MAY_CHANGE or row.takes(value),
+              f"{path} has the option {name} = {ascii(value)[:40]}, which train.py would not take; "
+              "it was changed, so take another checkpoint")
 
 
 # ---- checkpoints of the originals
-
 
 class _Dtype:
     """Stands in for numpy.dtype('f8', False, True): keeps its name and byte order."""
@@ -305,51 +299,52 @@ def convert(stored: dict, words: list[str] | None, path: str) -> dict:
     that cannot be carried over.
     """
     parts = [dict(part) if isinstance(part, Mapping) else {} for part in stored["model"]]
-    if len(parts) != 2 or not all(isinstance(name, str) and is_dense(value) for part in parts
-                                  for name, value in part.items()):
-        raise InputError(f"{path} has a list of {len(parts)} under 'model'; VSE++ and VSRN store "
-                         "the weights of an image and of a text encoder there")
-    if hasattr(stored["opt"], "cross_attn"):
-        raise InputError(f"{path} is a checkpoint of SCAN, whose attention over words and regions "
-                         "is another model; VSE++ and VSRN can be read")
+    check(len(parts) == 2 and all(named(part, is_dense) for part in parts),
+          f"{path} has a list of {len(parts)} under 'model'; VSE++ and VSRN store the weights of "
+          "an image and of a text encoder there")
+    check(not hasattr(stored["opt"], "cross_attn"),
+          f"{path} is a checkpoint of SCAN, whose attention over words and regions is another "
+          "model; VSE++ and VSRN can be read")
     image, text = parts
     for part, name in ((image, "fc.weight"), (text, "embed.weight")):
-        if name not in part or part[name].ndim != 2:
-            raise InputError(f"{path} has no matrix {name}, which every VSE++ and VSRN checkpoint "
-                             "has; take another one")
-    if words is None:
-        raise InputError(f"{path} is an original checkpoint, which holds no words; convert its "
-                         "vocabulary with `python vocab.py convert OLD NEW.json` and give it "
-                         "with --vocab NEW.json")
-    if len(words) != len(text["embed.weight"]):
-        raise InputError(f"{path} has vectors for {len(text['embed.weight']):,} words and the "
-                         f"vocabulary lists {len(words):,}; convert the one it was trained with")
+        check(name in part and part[name].ndim == 2,
+              f"{path} has no matrix {name}, which every VSE++ and VSRN checkpoint has; take "
+              "another one")
+    check(words is not None,
+          f"{path} is an original checkpoint, which holds no words; convert its vocabulary with "
+          "`python vocab.py convert OLD NEW.json` and give it with --vocab NEW.json")
+    vectors = text["embed.weight"]
+    check(len(words) == len(vectors),
+          f"{path} has vectors for {len(vectors):,} words and the vocabulary lists {len(words):,}; "
+          "convert the one it was trained with")
     for name in [name for name in image if name.endswith(".running_var")]:   # came with torch 0.4.1
         image.setdefault(name.replace("running_var", "num_batches_tracked"), torch.tensor(0))
     settings = _options(stored["opt"], path)
-    settings.update(word_dim=text["embed.weight"].shape[1], embed_size=image["fc.weight"].shape[0])
-    photos = any(name.startswith("cnn.") for name in image)
-    if photos:
+    settings.update(word_dim=vectors.shape[1], embed_size=image["fc.weight"].shape[0])
+    cnn, names = [name for name in image if name.startswith("cnn.")], FC
+    if cnn:
         settings.update(img_enc="cnn", img_dim=None)
-        model = _rename(image,
-                        {**FC, **_cnn_names([name for name in image if name.startswith("cnn.")])},
-                        path)
+        names = FC | _cnn_names(cnn)
     else:                                                           # `finetune` means nothing there
         settings.update(img_enc="precomp", img_dim=image["fc.weight"].shape[1], finetune=False,
                         feature_norm=False)
-        graph = any(name.startswith("Rs_GCN_") for name in image)
-        batch_norm = graph and "bn.weight" in image                    # the original's f30k_precomp
-        if graph:
-            settings.update(img_enc="vsrn", region_norm="regions", region_bn=batch_norm,
-                            feature_norm=not batch_norm)
-        model = _rename(image, _vsrn_names(batch_norm) if graph else FC, path)
+    if not cnn and any(name.startswith("Rs_GCN_") for name in image):
+        batch_norm = "bn.weight" in image                              # the original's f30k_precomp
+        settings.update(img_enc="vsrn", region_norm="regions", region_bn=batch_norm,
+                        feature_norm=not batch_norm)
+        names = _vsrn_names(batch_norm)
+    model = _rename(image, names, path)
+    if not cnn:
         model = {name: value.squeeze(2) if value.ndim == 3 else value       # (D, D, 1) -> (D, D)
                  for name, value in model.items()}
     model |= _rename(text, _text_names(settings["num_layers"]), path)
-    state = {name: _number(stored.get(theirs, 0), theirs, path) for name,
-             theirs in (("epoch", "epoch"), ("iteration", "Eiters"), ("best_rsum", "best_rsum"))}
+    state = {"step": 0}
+    for name, theirs in (("epoch", "epoch"), ("iteration", "Eiters"), ("best_rsum", "best_rsum")):
+        value = state[name] = stored.get(theirs, 0)
+        check(type(value) in (int, float), f"{path} has {theirs} = {str(value)[:40]!r}, which is "
+                                           "no number; take another checkpoint")
     return {"format": FORMAT, "options": settings, "vocabulary": list(words), "model": model,
-            "state": {**state, "step": 0}}
+            "state": state}
 
 
 # Options of the originals that mean here what they mean there.
@@ -366,29 +361,20 @@ def _options(theirs: argparse.Namespace, path: str) -> dict:
     for name, kind in SAME.items():
         value = getattr(theirs, name, getattr(ours, name))
         if value is not getattr(ours, name):
-            if type(value) is not kind and not (kind is float and type(value) is int):
-                raise InputError(f"{path} has the option {name} = {value!r}, which is no "
-                                 f"{kind.__name__}; take another checkpoint")
+            check(type(value) is kind or kind is float and type(value) is int,
+                  f"{path} has the option {name} = {value!r}, which is no {kind.__name__}; take "
+                  "another checkpoint")
             setattr(ours, name, value)
     measure = getattr(theirs, "measure", "cosine")
-    if measure not in ("cosine", "order"):
-        raise InputError(f"{path} was trained with --measure {measure}; cosine and order can be "
-                         "read")
-    if ours.cnn_type not in CNNS:
-        raise InputError(f"{path} was trained with --cnn_type {ours.cnn_type}; networks that can "
-                         f"be read are {', '.join(CNNS)}")
+    check(measure in ("cosine", "order"), f"{path} was trained with --measure {measure}; cosine "
+                                          "and order can be read")
+    check(ours.cnn_type in CNNS, f"{path} was trained with --cnn_type {ours.cnn_type}; networks "
+                                 f"that can be read are {', '.join(CNNS)}")
     ours.sim = {"cosine": "dot", "order": "order"}[measure]       # their cosine is an inner product
     ours.logger_name = os.path.dirname(path) or "."
     resolve(ours)
     return {name: value for name, value in vars(ours).items()
             if name not in ("resume", "overwrite", "config", "dry_run")}
-
-
-def _number(value, name: str, path: str) -> float | int:
-    if type(value) not in (int, float):
-        raise InputError(f"{path} has {name} = {str(value)[:40]!r}, which is no number; take "
-                         "another checkpoint")
-    return value
 
 
 def _rename(state: dict[str, Tensor], names: dict[str, str], path: str) -> dict[str, Tensor]:
@@ -400,9 +386,9 @@ def _rename(state: dict[str, Tensor], names: dict[str, str], path: str) -> dict[
                  else f"lacks the weights {missing[0]}, which every")
         raise InputError(f"{path} {wrong} VSE++ or VSRN model of its options has; take another "
                          "checkpoint")
-    if len(set(names.values())) < len(names):
-        raise InputError(f"{path} holds some weights twice, under names with and without 'module'; "
-                         "take another checkpoint")
+    check(len(set(names.values())) == len(names),
+          f"{path} holds some weights twice, under names with and without 'module'; take another "
+          "checkpoint")
     return {names[name]: value for name, value in state.items()}
 
 
@@ -422,15 +408,15 @@ def _text_names(layers: int) -> dict[str, str]:
 
 
 def _vsrn_names(batch_norm: bool) -> dict[str, str]:
-    names = {f"fc.{kind}": f"image_tower.trunk.fc.{kind}" for kind in ("weight", "bias")}
+    names = {f"fc.{kind}": f"image_tower.trunk.fc.{kind}" for kind in NORM[:2]}
     names |= {f"img_{name}": f"image_tower.mean.{name}" for name in _gru(1)}
     names |= {f"bn.{kind}": f"image_tower.mean.norm.{kind}" for kind in NORM if batch_norm}
     for k in range(4):
         for theirs, ours in (("g", "g"), ("theta", "theta"), ("phi", "phi"), ("W.0", "out"),
                              ("W.1", "norm")):
-            names |= {
-                f"Rs_GCN_{k + 1}.{theirs}.{kind}": f"image_tower.trunk.layers.{k}.{ours}.{kind}"
-                for kind in (NORM if ours == "norm" else NORM[:2])}
+            names |= {f"Rs_GCN_{k + 1}.{theirs}.{kind}":
+                      f"image_tower.trunk.layers.{k}.{ours}.{kind}"
+                      for kind in (NORM if ours == "norm" else NORM[:2])}
     return names
 
 

@@ -28,6 +28,12 @@ class InputError(ValueError):
         super().__init__(" ".join(message.split()))
 
 
+def check(fits, sentence: str) -> None:
+    """Raise InputError with the sentence where something does not fit."""
+    if not fits:
+        raise InputError(sentence)
+
+
 # ---- arguments
 
 class _Defaults(argparse.ArgumentDefaultsHelpFormatter):

@@ -20,7 +20,7 @@ import torch
 import yaml
 
 from checkpoints import MAY_CHANGE, check_values, load_checkpoint
-from cli import InputError, reason
+from cli import InputError, check, reason
 from data import Split, check_extractors, pair_batches, phrase_batches, read_split
 from devices import processes
 from devices.feeding import keep
@@ -55,39 +55,40 @@ CHECKPOINTS = ("checkpoint.pt", "model_best.pt")
 PICTURES = ("uncertainty", "uncertain_images", "uncertain_captions", "confidence", "retrieval")
 
 
-def is_run(folder: str) -> bool:
-    """Whether train.py made a folder: its config.yaml says so, or, where that was lost, its
-    checkpoint.pt."""
+def description_in(folder: str) -> dict:
+    """What a folder's config.yaml holds; nothing where it was lost."""
     try:
         stored = read_yaml(os.path.join(folder, "config.yaml"))
     except InputError:
-        stored = None
-    if isinstance(stored, dict) and {"command", "versions", "data", "options"} <= set(stored):
+        return {}
+    return stored if isinstance(stored, dict) else {}
+
+
+def is_run(folder: str) -> bool:
+    """Whether train.py made a folder: its config.yaml says so, or, where that was lost, its
+    checkpoint.pt."""
+    if {"command", "versions", "data", "options"} <= set(description_in(folder)):
         return True
     path, log = (os.path.join(folder, name) for name in ("checkpoint.pt", "log.jsonl"))
-    return os.path.isfile(path) and os.path.isfile(log) and is_checkpoint(path)
-
-
-def is_checkpoint(path: str) -> bool:
-    return recognised(load_checkpoint, path)
+    return os.path.isfile(path) and os.path.isfile(log) and recognised(load_checkpoint, path)
 
 
 def check_new(folder: str, overwrite: bool) -> None:
     """Raise InputError unless a new run may go into a folder: one that is not there, an empty one,
     a run that never took a step or, with `overwrite`, any run. A folder of other files is nobody's
     to clear."""
-    if os.path.lexists(folder) and not os.path.isdir(folder):
-        raise InputError(f"{folder} is no folder; name another one with --logger_name")
-    held = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    held = [name for name in held if name != ".lock" and not name.endswith(".part")]
-    if not held:
+    if not os.path.lexists(folder):
         return
-    if not is_run(folder):
-        raise InputError(f"{folder} holds {held[0]} and is no run that train.py made; name a "
-                         "folder of its own with --logger_name")
-    if not overwrite and any(os.path.exists(os.path.join(folder, name)) for name in CHECKPOINTS):
-        raise InputError(f"{folder} already holds a run; go on with --resume, replace it with "
-                         "--overwrite, or name another folder with --logger_name")
+    check(os.path.isdir(folder), f"{folder} is no folder; name another one with --logger_name")
+    files = [name for name in sorted(os.listdir(folder))
+             if name != ".lock" and not name.endswith(".part")]
+    if not files:
+        return
+    check(is_run(folder), f"{folder} holds {files[0]} and is no run that train.py made; name a "
+                          "folder of its own with --logger_name")
+    check(overwrite or not set(CHECKPOINTS) & set(files),
+          f"{folder} already holds a run; go on with --resume, replace it with --overwrite, or "
+          "name another folder with --logger_name")
 
 
 def clear_old(folder: str) -> None:
@@ -95,7 +96,7 @@ def clear_old(folder: str) -> None:
     under a new description, then logs, events, and the results and pictures that evaluate.py and
     show.py made of it. Other files stay."""
     first = [*CHECKPOINTS, "log.txt", "log.jsonl"]
-    for name in dict.fromkeys([*first, *sorted(os.listdir(folder))]):
+    for name in [*first, *sorted(os.listdir(folder))]:
         path = os.path.join(folder, name)
         if os.path.isfile(path) and (
                 name in first or name.startswith("events.out.tfevents")
@@ -108,9 +109,9 @@ def clear_old(folder: str) -> None:
 def describe(options: dict, asked: dict, data: "Data") -> dict:
     """What config.yaml holds: the command, where the code stood, the data, the options as asked for
     and as resolved."""
-    commit = subprocess.run(["git", "rev-parse", "--verify", "-q", "HEAD"], capture_output=True,
-                            text=True, check=False,
-                            cwd=os.path.dirname(os.path.abspath(__file__)))
+    home = os.path.dirname(os.path.abspath(__file__))
+    commit = subprocess.run(["git", "rev-parse", "--verify", "-q", "HEAD"], cwd=home, text=True,
+                            capture_output=True, check=False)
     return {"command": shlex.join(["python", "train.py", *sys.argv[1:]]),
             "git_commit": commit.stdout.strip() or "unknown",
             "versions": {"python": sys.version.split()[0], "torch": str(torch.__version__),
@@ -130,23 +131,27 @@ class Folder:
     def check(self, overwrite: bool, dry_run: bool) -> dict | None:
         """The checkpoint to go on from, if any. Raises InputError where the folder cannot be
         written to. A run that goes on in its own folder locks it."""
-        if processes.first():
-            if not self.goes_on:
-                check_new(self.path, overwrite)
-            elif not is_run(self.path):
-                raise InputError(f"--resume {self.resume} lies in a folder that is no run; name a "
-                                 "new folder to go on in with --logger_name")
-            elif not dry_run:
+        if processes.first() and not self.goes_on:
+            check_new(self.path, overwrite)
+        elif processes.first():
+            check(is_run(self.path), f"--resume {self.resume} lies in a folder that is no run; "
+                                     "name a new folder to go on in with --logger_name")
+            if not dry_run:
                 self.held.enter_context(locked(self.path, "training"))
-        return load_resumable(self.resume) if self.resume is not None else None
+        return None if self.resume is None else load_resumable(self.resume)
 
     def begin(self, run, description: dict, epochs: int, overwrite: bool) -> None:
         """Describe a run (train.Training) of so many epochs in the folder, and open its log."""
-        if processes.first():
-            if self.goes_on:
-                self.describe_again(description, run.data.vocab)
-            else:
-                self.start(run, description, overwrite)
+        if processes.first() and self.goes_on:
+            self.clear_parts()
+            first = description_in(self.path)
+            if first:                       # else it was lost, and the checkpoint knows the options
+                again = [*(first.get("resumed_with") or []), description["command"]]
+                description |= {"resumed_with": again, **{
+                    name: first[name] for name in ("command", "asked") if name in first}}
+            self.describe(description, run.data.vocab)
+        elif processes.first():
+            self.start(run, description, overwrite)
         processes.wait()                    # the others until it has; where it fails they end, too
         self.log = Log(self.path, run.state, epochs) if processes.first() else NoLog(epochs)
         self.load = Load(torch.get_num_threads() if run.device.type == "cpu" else 1)
@@ -165,7 +170,7 @@ class Folder:
         best = self.resume and best_of(self.resume, run.state["best_rsum"])
         if not best:
             run.state.update(best_rsum=0.0, best_hbr=0.0)
-        clear_parts(self.path)
+        self.clear_parts()
         path = os.path.join(self.path, "checkpoint.pt")
         with atomic(path, "wb") as f:
             try:
@@ -179,22 +184,14 @@ class Folder:
             clear_old(self.path)
             self.describe(description, run.data.vocab)
             if best:
-                with open(best, "rb") as old, \
-                        atomic(os.path.join(self.path, "model_best.pt"), "wb") as new:
+                copy = os.path.join(self.path, "model_best.pt")
+                with open(best, "rb") as old, atomic(copy, "wb") as new:
                     shutil.copyfileobj(old, new)
 
-    def describe_again(self, description: dict, vocab: Vocabulary) -> None:
-        """Describe a run that goes on here, after what it was called with at first."""
-        clear_parts(self.path)
-        try:
-            first = read_yaml(os.path.join(self.path, "config.yaml"))
-        except InputError:
-            first = None
-        if isinstance(first, dict):         # else it was lost, and the checkpoint knows the options
-            description["resumed_with"] = [*(first.get("resumed_with") or []),
-                                           description["command"]]
-            description |= {name: first[name] for name in ("command", "asked") if name in first}
-        self.describe(description, vocab)
+    def clear_parts(self) -> None:
+        """Remove what a process left that was killed while it wrote."""
+        for name in ("config.yaml", "vocab.json", "log.jsonl", *CHECKPOINTS):
+            clear(os.path.join(self.path, name))
 
     def describe(self, description: dict, vocab: Vocabulary) -> None:
         with atomic(os.path.join(self.path, "config.yaml")) as f:
@@ -209,17 +206,17 @@ class Folder:
                  data_time: float, terminal: bool) -> None:
         """Write a line on a step. Times are in seconds."""
         state, steps, loss = run.state, run.data.steps, sum(terms.values())
-        parts = " + ".join(f"{name} {term:.4g}" for name, term in terms.items())
-        parts = f" = {parts}" if len(terms) > 1 else ""
+        several = len(terms) > 1
+        parts = " = " + " + ".join(f"{name} {term:.4g}" for name, term in terms.items())
         left = batch_time / 60 * (steps - state["step"])                            # minutes
         in_all = left + batch_time / 60 * steps * (self.log.epochs - state["epoch"] - 1)
-        self.log.say(f"{self.log.where(state, steps)}: loss {loss:.4f}{parts}, "
+        self.log.say(f"{self.log.where(state, steps)}: loss {loss:.4f}{parts * several}, "
                      f"{pairs / batch_time:,.0f} pairs/s, {left:.1f} min left in epoch, "
                      f"{in_all:.1f} in all", terminal=terminal)
         self.log.record(state["iteration"], {
             "epoch": state["epoch"] + 1, "step": state["step"], "Eit": state["iteration"],
             "Le": loss, "lr": run.learner.optimizers["optimizer"].param_groups[0]["lr"],
-            "batch_time": batch_time, "data_time": data_time, **(terms if parts else {})},
+            "batch_time": batch_time, "data_time": data_time, **(terms if several else {})},
             kind="step")
         if note := self.load.note():
             self.log.say(f"{note} {self.path}")
@@ -249,12 +246,6 @@ class Folder:
                          "model: nothing of what was learned finds one match; look at log.txt and "
                          "the data (python data.py check)")
         return 1
-
-
-def clear_parts(folder: str) -> None:
-    """Remove what a process left that was killed while it wrote."""
-    for name in ("config.yaml", "vocab.json", "log.jsonl", *CHECKPOINTS):
-        clear(os.path.join(folder, name))
 
 
 def best_of(source: str, best_rsum: float) -> str | None:
@@ -290,9 +281,10 @@ def config_arguments(path: str) -> list[str]:
     if isinstance(values, dict) and isinstance(values.get("options"), dict):
         values = values["asked"] if isinstance(values.get("asked"), dict) else values["options"]
         values = {name: value for name, value in values.items() if name not in COMMAND_LINE}
-    if not isinstance(values, dict) or set(values) - set(TRAIN.rows):
-        unknown = sorted(map(str, set(values) - set(TRAIN.rows))) if isinstance(values, dict) \
-            else [type(values).__name__]
+    unknown = [type(values).__name__]
+    if isinstance(values, dict):
+        unknown = sorted(map(str, set(values) - set(TRAIN.rows)))
+    if unknown:
         raise InputError(f"--config {path} holds {ascii(unknown[0])[:60]}, which is no option; "
                          "options are those of train.py --help all")
     return [word for name, value in values.items() for word in config_words(name, value, path)]
@@ -301,20 +293,18 @@ def config_arguments(path: str) -> list[str]:
 def config_words(name: str, value, path: str) -> list[str]:
     """An option of a YAML file as the command line gives it: one word, or none."""
     row = TRAIN.rows[name]
-    if name in COMMAND_LINE:
-        raise InputError(f"--config {path} holds '{name}', which only the command line can say, so "
-                         "that a file of options never names or replaces a run, nor starts a "
-                         f"command; leave it out and give --{name}")
-    if isinstance(value, (dict, list)):
-        raise InputError(f"--config {path}: {name} is a {type(value).__name__}; give a single "
-                         "value")
+    check(name not in COMMAND_LINE,
+          f"--config {path} holds '{name}', which only the command line can say, so that a file of "
+          "options never names or replaces a run, nor starts a command; leave it out and give "
+          f"--{name}")
+    check(not isinstance(value, (dict, list)),
+          f"--config {path}: {name} is a {type(value).__name__}; give a single value")
     if value is None:
         return []
     if not row.switch:
         return [f"--{name}={value}"]
-    if not isinstance(value, bool):
-        raise InputError(f"--config {path}: {name} is {ascii(value)[:40]}, and a switch is true or "
-                         "false, without quotes")
+    check(isinstance(value, bool), f"--config {path}: {name} is {ascii(value)[:40]}, and a switch "
+                                   "is true or false, without quotes")
     return [f"--{name}"] if value else [f"--no-{name}"] * (row.kind is SWITCH)
 
 
@@ -400,10 +390,9 @@ def build_data(opt, start: dict | None, resumed: dict | None) -> Data:
                              regions=regions_of(opt), train_shards=opt.train_shards)
                   .require_sound() for name in ("train", "dev"))
     for split in (train, dev):
-        if len(split.images) < 2:
-            raise InputError(f"{split.source} has one image, and there is nothing that a caption "
-                             f"of it could be taken for by mistake; a {split.name} split needs two "
-                             "or more")
+        check(len(split.images) >= 2,
+              f"{split.source} has one image, and there is nothing that a caption of it could be "
+              f"taken for by mistake; a {split.name} split needs two or more")
     fit_to_data(opt, train.images, train.text)
     TRAIN.refuse_unused(opt, IMPLIED)
     check_fits(opt, dev, "the model")
@@ -412,18 +401,17 @@ def build_data(opt, start: dict | None, resumed: dict | None) -> Data:
     check_same(resumed, fingerprints, root, opt.logger_name)
     extractors = start["data"].get("extractors") if start and "data" in start else None
     check_extractors(extractors, train, opt.text_features, str(opt.init_from))
-    if start:
-        words, source = start["vocabulary"], opt.init_from or opt.logger_name
-    else:
-        words, source = build_words(opt, train)
+    words, source = ((start["vocabulary"], opt.init_from or opt.logger_name) if start
+                     else build_words(opt, train))
     vocab = build_vocabulary(opt, words)
     tokens = {"train": train.encode(vocab), "dev": dev.encode(vocab)}
+    labels = None
     if opt.localise:
+        labels = Labels(opt.positive_iou, opt.negative_iou, opt.region_negatives)
         pairs = learnable(train, opt.positive_iou)
-        if not len(pairs):
-            raise InputError(f"no proposal of {opt.regions} overlaps a phrase of {opt.data_name} "
-                             f"by --positive_iou {opt.positive_iou}; give a smaller one, or better "
-                             "proposals")
+        check(len(pairs), f"no proposal of {opt.regions} overlaps a phrase of {opt.data_name} by "
+                          f"--positive_iou {opt.positive_iou}; give a smaller one, or better "
+                          "proposals")
     else:
         pairs = choose_pairs(train, opt.supervised_fraction, opt.seed, others=opt.held_out)
     unpaired = build_unpaired(opt, train, tokens["train"], pairs, vocab)
@@ -432,17 +420,15 @@ def build_data(opt, start: dict | None, resumed: dict | None) -> Data:
         check_same(resumed, fingerprints, root, opt.logger_name)
     return Data(train, dev, vocab, source, tokens, pairs, unpaired, fingerprints, opt.batch_size,
                 opt.seed, opt.workers, opt.crop_size, opt.shuffle_window, opt.loss == "two_branch",
-                Labels(opt.positive_iou, opt.negative_iou, opt.region_negatives)
-                if opt.localise else None)
+                labels)
 
 
 def check_same(resumed: dict | None, fingerprints: dict, root: str, folder: str) -> None:
     """Raise InputError where a run would go on with other data than its own, as far as their
     fingerprints tell."""
-    if resumed and any(resumed["data"].get(key, x) != x for key, x in fingerprints.items()):
-        raise InputError(f"the training data in {root}, or the unpaired ones, are not those of the "
-                         f"run in {folder}; give its --data_path, or start a new run with "
-                         "--init_from")
+    other = resumed and any(resumed["data"].get(key, x) != x for key, x in fingerprints.items())
+    check(not other, f"the training data in {root}, or the unpaired ones, are not those of the run "
+                     f"in {folder}; give its --data_path, or start a new run with --init_from")
 
 
 def build_words(opt, train: Split) -> tuple[list[str], str]:
@@ -451,10 +437,10 @@ def build_words(opt, train: Split) -> tuple[list[str], str]:
     path = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
     if os.path.isfile(path):
         for name in ("vocab_threshold", "vocab_splits"):
-            if getattr(opt, name) != TRAIN.defaults[name]:
-                raise InputError(f"--{name} {getattr(opt, name)} counts words of the captions, and "
-                                 f"{path} lists the words already; leave it out, delete the file, "
-                                 "or name another folder with --vocab_path")
+            check(getattr(opt, name) == TRAIN.defaults[name],
+                  f"--{name} {getattr(opt, name)} counts words of the captions, and {path} lists "
+                  "the words already; leave it out, delete the file, or name another folder with "
+                  "--vocab_path")
         return Vocabulary.load(path).words, path
     splits = [train if name == "train" else
               read_split(opt.data_path, opt.data_name, name, dev_images=0, regions=regions_of(opt))
@@ -502,18 +488,16 @@ def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str])
 def load_resumable(path: str) -> dict:
     """A checkpoint that holds all that going on needs. Raises InputError."""
     file = os.path.join(path, "checkpoint.pt")
-    if os.path.isdir(path) and not os.path.isfile(file) and is_run(path):
-        raise InputError(f"{path} has no checkpoint.pt: it was stopped before its first step, so "
-                         "there is nothing to go on from; start it again with the command that its "
-                         "config.yaml holds")
+    check(not os.path.isdir(path) or os.path.isfile(file) or not is_run(path),
+          f"{path} has no checkpoint.pt: it was stopped before its first step, so there is nothing "
+          "to go on from; start it again with the command that its config.yaml holds")
     stored = load_checkpoint(path, "checkpoint.pt")
     parts = {**stored, **stored.get("state", {})}
     lacking = [name for name in ("optimizer", "scaler", "rng", "state", "data", "step",
                                  "iteration", "loss_sum", "loss_count") if name not in parts]
-    if lacking:
-        raise InputError(f"{path} holds a model but no {lacking[0]}, so training cannot go on "
-                         "exactly; resume the run's checkpoint.pt (--resume RUN), or start a new "
-                         "run from these weights with --init_from")
+    check(not lacking, f"{path} holds a model but no {', '.join(lacking[:1])}, so training cannot "
+                       "go on exactly; resume the run's checkpoint.pt (--resume RUN), or start a "
+                       "new run from these weights with --init_from")
     return stored
 
 
