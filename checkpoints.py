@@ -164,7 +164,8 @@ class Trained:
     it was trained on.
 
         model = Trained("runs/demo")
-        model.similarity(model.images(features), model.texts(["a red circle .", "a star ."]))       # (N, 2)
+        captions = model.texts(["a red circle .", "a star ."])
+        model.similarity(model.images(features), captions)          # (N, 2)
 
     It is in eval mode. vocab: the vocabulary of an original checkpoint; phrases: one trained on
     phrases will do. Raises InputError where the checkpoint cannot be read.
@@ -321,23 +322,21 @@ def convert(stored: dict, words: list[str] | None, path: str) -> dict:
         image.setdefault(name.replace("running_var", "num_batches_tracked"), torch.tensor(0))
     settings = _options(stored["opt"], path)
     settings.update(word_dim=vectors.shape[1], embed_size=image["fc.weight"].shape[0])
-    cnn, names = [name for name in image if name.startswith("cnn.")], FC
-    if cnn:
+    if any(name.startswith("cnn.") for name in image):
         settings.update(img_enc="cnn", img_dim=None)
-        names = FC | _cnn_names(cnn)
+        names = [*CNN, *OLD_VGG * ("cnn.classifier.1.weight" in image)]
     else:                                                           # `finetune` means nothing there
         settings.update(img_enc="precomp", img_dim=image["fc.weight"].shape[1], finetune=False,
                         feature_norm=False)
-    if not cnn and any(name.startswith("Rs_GCN_") for name in image):
+        names = FC
+        image = {name: value.squeeze(2) if value.ndim == 3 else value       # (D, D, 1) -> (D, D)
+                 for name, value in image.items()}
+    if any(name.startswith("Rs_GCN_") for name in image):
         batch_norm = "bn.weight" in image                              # the original's f30k_precomp
         settings.update(img_enc="vsrn", region_norm="regions", region_bn=batch_norm,
                         feature_norm=not batch_norm)
-        names = _vsrn_names(batch_norm)
-    model = _rename(image, names, path)
-    if not cnn:
-        model = {name: value.squeeze(2) if value.ndim == 3 else value       # (D, D, 1) -> (D, D)
-                 for name, value in model.items()}
-    model |= _rename(text, _text_names(settings["num_layers"]), path)
+        names = VSRN
+    model = {**_renamed(image, names, path), **_renamed(text, TEXT, path)}
     state = {"step": 0}
     for name, theirs in (("epoch", "epoch"), ("iteration", "Eiters"), ("best_rsum", "best_rsum")):
         value = state[name] = stored.get(theirs, 0)
@@ -377,62 +376,27 @@ def _options(theirs: argparse.Namespace, path: str) -> dict:
             if name not in ("resume", "overwrite", "config", "dry_run")}
 
 
-def _rename(state: dict[str, Tensor], names: dict[str, str], path: str) -> dict[str, Tensor]:
-    """The tensors of a state dict under our names. Raises InputError if a name is unexpected,
-    missing or there twice."""
-    unknown, missing = sorted(set(state) - set(names)), sorted(set(names) - set(state))
-    if unknown or missing:
-        wrong = (f"holds the weights {unknown[0]}, which no" if unknown
-                 else f"lacks the weights {missing[0]}, which every")
-        raise InputError(f"{path} {wrong} VSE++ or VSRN model of its options has; take another "
-                         "checkpoint")
-    check(len(set(names.values())) == len(names),
-          f"{path} holds some weights twice, under names with and without 'module'; take another "
-          "checkpoint")
-    return {names[name]: value for name, value in state.items()}
+def _renamed(state: dict[str, Tensor], names: list[tuple], path: str) -> dict[str, Tensor]:
+    """The tensors of a state dict under our names."""
+    ours = {}
+    for name, value in state.items():
+        for pattern, replacement in names:
+            name = re.sub(pattern, replacement, name)
+        ours[name] = value
+    check(len(ours) == len(state), f"{path} holds some weights twice, under names with and without "
+                                   "'module'; take another checkpoint")
+    return ours
 
 
-# The tables below go from their names to ours.
-FC = {f"fc.{kind}": f"image_tower.mean.fc.{kind}" for kind in ("weight", "bias")}
-NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-
-
-def _gru(layers: int) -> list[str]:
-    return [f"rnn.{kind}_{side}_l{k}" for k in range(layers) for kind in ("weight", "bias")
-            for side in ("ih", "hh")]
-
-
-def _text_names(layers: int) -> dict[str, str]:
-    return {"embed.weight": "text_tower.trunk.table.weight",
-            **{name: f"text_tower.mean.{name}" for name in _gru(layers)}}
-
-
-def _vsrn_names(batch_norm: bool) -> dict[str, str]:
-    names = {f"fc.{kind}": f"image_tower.trunk.fc.{kind}" for kind in NORM[:2]}
-    names |= {f"img_{name}": f"image_tower.mean.{name}" for name in _gru(1)}
-    names |= {f"bn.{kind}": f"image_tower.mean.norm.{kind}" for kind in NORM if batch_norm}
-    for k in range(4):
-        for theirs, ours in (("g", "g"), ("theta", "theta"), ("phi", "phi"), ("W.0", "out"),
-                             ("W.1", "norm")):
-            names |= {f"Rs_GCN_{k + 1}.{theirs}.{kind}":
-                      f"image_tower.trunk.layers.{k}.{ours}.{kind}"
-                      for kind in (NORM if ours == "norm" else NORM[:2])}
-    return names
-
-
-def _cnn_names(theirs: list[str]) -> dict[str, str]:
-    """Our names of the weights of a CNN.
-
-    DataParallel puts `module.` before a whole ResNet, or before the layers of VGG's `features`. The
-    classifier of older VGGs began with a dropout, so its two linear layers are 1 and 4 instead of 0
-    and 3.
-    """
-    moved, names = {}, {}
-    if "cnn.classifier.1.weight" in theirs:
-        moved = {"classifier.1.": "classifier.0.", "classifier.4.": "classifier.3."}
-    for name in theirs:
-        ours = re.sub(r"^(features\.)?module\.", r"\1", name.removeprefix("cnn."))
-        for old, new in moved.items():
-            ours = re.sub(f"^{re.escape(old)}", new, ours)
-        names[name] = f"image_tower.trunk.net.{ours}"
-    return names
+# From their names to ours; load_weights refuses what is left over or missing.
+TEXT = [(r"^embed\.", "text_tower.trunk.table."), (r"^rnn\.", "text_tower.mean.rnn.")]
+FC = [(r"^fc\.", "image_tower.mean.fc.")]
+# DataParallel puts `module.` before a whole ResNet, or before the layers of VGG's `features`.
+CNN = [*FC, (r"^cnn\.(features\.)?module\.", r"cnn.\1"), (r"^cnn\.", "image_tower.trunk.net.")]
+# The classifier of older VGGs began with a dropout, so its two linear layers are 1 and 4.
+OLD_VGG = [(r"net\.classifier\.1\.", "net.classifier.0."),
+           (r"net\.classifier\.4\.", "net.classifier.3.")]
+VSRN = [(r"^fc\.", "image_tower.trunk.fc."), (r"^img_", "image_tower.mean."),
+        (r"^bn\.", "image_tower.mean.norm."),
+        (r"^Rs_GCN_(\d)", lambda m: f"image_tower.trunk.layers.{int(m[1]) - 1}"),
+        (r"\.W\.0\.", ".out."), (r"\.W\.1\.", ".norm.")]

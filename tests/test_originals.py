@@ -463,14 +463,16 @@ def changed(**parts):
 BAD = {
     "words": (changed(), WORDS[:-1], r"vectors for 44 words and the vocabulary lists 43"),
     "no words": (changed(), None, r"python vocab.py convert OLD NEW.json.*--vocab NEW.json"),
-    "leftover image": (changed(image={"cap.weight": torch.zeros(2)}), WORDS, r"holds the weights cap.weight"),
-    "leftover "
-    "text": (changed(text={"rnn.weight_ih_l0_reverse": torch.zeros(2)}), WORDS, r"weights rnn.weight_ih_l0_rev"),
-    "leftover graph": (changed(image={"Rs_GCN_5.g.weight": torch.zeros(2)}), WORDS, r"holds the weights Rs_GCN_5"),
-    "missing": (changed(image={"fc.bias": None}), WORDS, r"lacks the weights fc.bias"),
+    "leftover image": (changed(image={"cap.weight": torch.zeros(2)}), WORDS,
+                       r"cap.weight is \(2,\) there and absent here"),
+    "leftover text": (changed(text={"rnn.weight_ih_l0_reverse": torch.zeros(2)}), WORDS,
+                      r"rnn.weight_ih_l0_reverse is \(2,\) there and absent here"),
+    "leftover graph": (changed(image={"Rs_GCN_5.g.weight": torch.zeros(2)}), WORDS,
+                       r"trunk.layers.0.\S+ is absent there"),
+    "missing": (changed(image={"fc.bias": None}), WORDS, r"fc.bias is absent there"),
     "no matrix": (changed(image={"fc.weight": torch.zeros(3)}), WORDS, r"no matrix fc.weight"),
     "no embed": (changed(text={"embed.weight": None}), WORDS, r"no matrix embed.weight"),
-    "layers": (changed(opt={"num_layers": 2}), WORDS, r"lacks the weights rnn.bias_hh_l1"),
+    "layers": (changed(opt={"num_layers": 2}), WORDS, r"rnn.\w+_l1 is absent there"),
     "scan": (changed(opt={"cross_attn": "t2i"}), WORDS, r"is a checkpoint of SCAN"),
     "measure": (changed(opt={"measure": "l1"}), WORDS, r"--measure l1; cosine and order"),
     "network": (changed(opt={"cnn_type": "alexnet"}), WORDS, r"--cnn_type alexnet.*resnet152"),
@@ -487,7 +489,7 @@ BAD = {
 @for_each("stored,words,message", BAD.values())
 def test_checkpoints_that_do_not_fit_are_refused(stored, words, message):
     with pytest.raises(InputError, match=message) as error:
-        checkpoints.convert(stored, words, "c.pth.tar")
+        checkpoints.load_model(checkpoints.convert(stored, words, "c.pth.tar"), "c.pth.tar")
     assert len(str(error.value).splitlines()) == 1 and "c.pth.tar" in str(error.value)
 
 
