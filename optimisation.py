@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_avg_fn
 
-from cli import InputError
+from cli import check
 
 EMA = 0.999                           # share of the average that a step keeps
 
@@ -32,8 +32,9 @@ def averaged(model, kind: str):
         return None
     # swa by name: left to itself torch takes a function on CUDA that cannot average BatchNorm's
     # counter of batches
-    how = {"multi_avg_fn": get_ema_multi_avg_fn(EMA)} if kind == "ema" else {
-        "avg_fn": get_swa_avg_fn()}
+    how = {"avg_fn": get_swa_avg_fn()}
+    if kind == "ema":
+        how = {"multi_avg_fn": get_ema_multi_avg_fn(EMA)}
     return AveragedModel(model, use_buffers=True, **how)
 
 
@@ -41,22 +42,22 @@ def build_optimizers(opt, model) -> dict[str, torch.optim.Optimizer]:
     """"optimizer" of all that the model learns but jWAE's critic; "critic_optimizer" of the critic,
     an Adam of its own."""
     critic = list(model.critic.parameters()) if model.critic else []
-    parameters = [p for p in model.parameters() if p.requires_grad
-                  and not any(p is c for c in critic)]
-    if not parameters:
-        raise InputError("nothing of this model can be learned: neither side has a layer; leave "
-                         "--img_layers 0 or --txt_layers 0 out")
+    apart = {id(p) for p in critic}
+    parameters = [p for p in model.parameters() if p.requires_grad and id(p) not in apart]
+    check(parameters, "nothing of this model can be learned: neither side has a layer; leave "
+                      "--img_layers 0 or --txt_layers 0 out")
     kind = {"adam": torch.optim.AdamW if opt.weight_decay else torch.optim.Adam,
             "sgd": torch.optim.SGD}[opt.optimizer]
-    groups = [{"params": parameters, "initial_lr": opt.learning_rate}]
+    rate = opt.learning_rate
+    groups = [{"params": parameters, "initial_lr": rate}]
     if opt.weight_decay:                      # of matrices, not of biases, norms and single numbers
         groups = [{"params": [p for p in parameters if (p.ndim > 1) == decays],
-                   "initial_lr": opt.learning_rate, "weight_decay": opt.weight_decay * decays}
+                   "initial_lr": rate, "weight_decay": opt.weight_decay * decays}
                   for decays in (True, False)]
-    found = {"optimizer": kind(groups, lr=opt.learning_rate, fused=True)}
+    optimizers = {"optimizer": kind(groups, lr=rate, fused=True)}
     if critic:
-        found["critic_optimizer"] = torch.optim.Adam([{"params": critic,
-                                                       "initial_lr": opt.critic_learning_rate}],
-                                                     lr=opt.critic_learning_rate,
-                                                     betas=(0.5, 0.999), fused=True)
-    return found
+        rate = opt.critic_learning_rate
+        groups = [{"params": critic, "initial_lr": rate}]
+        optimizers["critic_optimizer"] = torch.optim.Adam(groups, lr=rate, betas=(0.5, 0.999),
+                                                          fused=True)
+    return optimizers

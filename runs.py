@@ -382,9 +382,10 @@ class Data:
             yield more.added_to(batch, iteration, Share.of(more.count, *process)) if more else batch
 
 
-def build_data(opt, start: dict | None, resumed: dict | None) -> Data:
+def build_data(opt, start: dict | None) -> Data:
     """Read the splits, and settle by them what the options left open. start: a checkpoint whose
-    words are taken. Raises InputError where data, options and checkpoint do not fit."""
+    words are taken, and which goes on where --resume is given. Raises InputError where data,
+    options and checkpoint do not fit."""
     train, dev = (read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval,
                              dev_images=opt.dev_images, text_features=opt.text_features,
                              regions=regions_of(opt), train_shards=opt.train_shards)
@@ -397,8 +398,7 @@ def build_data(opt, start: dict | None, resumed: dict | None) -> Data:
     TRAIN.refuse_unused(opt, IMPLIED)
     check_fits(opt, dev, "the model")
     fingerprints = {**train.fingerprint(), "dev": dev.fingerprint()}
-    root = os.path.join(opt.data_path, opt.data_name)
-    check_same(resumed, fingerprints, root, opt.logger_name)
+    check_same(opt, start, fingerprints)
     extractors = start["data"].get("extractors") if start and "data" in start else None
     check_extractors(extractors, train, opt.text_features, str(opt.init_from))
     words, source = ((start["vocabulary"], opt.init_from or opt.logger_name) if start
@@ -417,18 +417,20 @@ def build_data(opt, start: dict | None, resumed: dict | None) -> Data:
     unpaired = build_unpaired(opt, train, tokens["train"], pairs, vocab)
     if unpaired and unpaired.data:
         fingerprints["unpaired"] = unpaired.data
-        check_same(resumed, fingerprints, root, opt.logger_name)
+        check_same(opt, start, fingerprints)
     return Data(train, dev, vocab, source, tokens, pairs, unpaired, fingerprints, opt.batch_size,
                 opt.seed, opt.workers, opt.crop_size, opt.shuffle_window, opt.loss == "two_branch",
                 labels)
 
 
-def check_same(resumed: dict | None, fingerprints: dict, root: str, folder: str) -> None:
+def check_same(opt, start: dict | None, fingerprints: dict) -> None:
     """Raise InputError where a run would go on with other data than its own, as far as their
     fingerprints tell."""
-    other = resumed and any(resumed["data"].get(key, x) != x for key, x in fingerprints.items())
-    check(not other, f"the training data in {root}, or the unpaired ones, are not those of the run "
-                     f"in {folder}; give its --data_path, or start a new run with --init_from")
+    root = os.path.join(opt.data_path, opt.data_name)
+    check(opt.resume is None or all(start["data"].get(key, x) == x
+                                    for key, x in fingerprints.items()),
+          f"the training data in {root}, or the unpaired ones, are not those of the run in "
+          f"{opt.logger_name}; give its --data_path, or start a new run with --init_from")
 
 
 def build_words(opt, train: Split) -> tuple[list[str], str]:

@@ -23,7 +23,7 @@ import cli
 import metrics
 import runs
 from checkpoints import load_checkpoint, load_weights
-from cli import InputError, Stop, Stopped, torch_device
+from cli import InputError, Stop, Stopped, check, torch_device
 from devices import processes
 from devices.feeding import on_device
 from devices.precision import always_alike, compile_parts, full_float32, use_tf32
@@ -39,7 +39,6 @@ from options.training import TRAIN
 from runs import COMMAND_LINE, NOT_KEPT, Data, Folder, Options, build_data, config_arguments
 
 COLLAPSED = 0.98      # mean cosine of two items from which on a side is nearly one point
-MORE_WARMUP = ", or begin with the sum of violations (--vse_mean_warmup_epochs)"
 # Options that change embeddings and no weight's shape.
 COMPUTE = ("feature_norm", "region_norm", "pool", "layer_style", "no_imgnorm", "use_abs",
            "logvar_norm", "var_min", "var_max", "no_txtnorm", "raw_feature_norm")
@@ -59,12 +58,11 @@ def train(opt) -> int:
     with explained(opt), processes.joined(device), contextlib.ExitStack() as held:
         refuse_several(opt, processes.count())
         folder = Folder(opt.logger_name, opt.resume, held)
-        resumed = folder.check(opt.overwrite, opt.dry_run)
-        start = resumed
-        if opt.init_from and not resumed:
+        start = folder.check(opt.overwrite, opt.dry_run)
+        if opt.init_from and not start:
             start = load_checkpoint(opt.init_from, vocab=opt.vocab)
-        data = build_data(opt, start, resumed)
-        run = Training(opt, data, start, resumed, device)
+        data = build_data(opt, start)
+        run = Training(opt, data, start, device)
         facts = described(opt, data, run, start)
         if opt.dry_run:
             if processes.first():
@@ -76,13 +74,13 @@ def train(opt) -> int:
         description = runs.describe(vars(opt), opt.asked, data)
         folder.begin(run, description, opt.num_epochs, opt.overwrite)
         folder.log.say("\n".join(filter(None, [facts, fed, f"run folder {folder.path}"])))
-        return run_epochs(opt, data, run, folder)
+        return run_epochs(run, folder)
 
 
-def run_epochs(opt, data: Data, run: "Training", folder: Folder) -> int:
+def run_epochs(run: "Training", folder: Folder) -> int:
     """The loop over epochs and batches. A validation and a checkpoint follow each epoch, and every
     --val_step steps."""
-    state = run.state
+    opt, data, state = run.opt, run.data, run.state
     run.model.train()
     if state["due"]:                                        # a signal broke the last validation off
         run.validate(folder)
@@ -105,9 +103,9 @@ def run_epochs(opt, data: Data, run: "Training", folder: Folder) -> int:
                     break
         if run.signal:
             break
-        folder.log.record(state["iteration"],
-                          {"epoch_loss": state["loss_sum"] / state["loss_count"]},
-                          kind="epoch", epoch=state["epoch"] + 1)
+        loss = state["loss_sum"] / state["loss_count"]
+        folder.log.record(state["iteration"], {"epoch_loss": loss}, kind="epoch",
+                          epoch=state["epoch"] + 1)
         run.end_epoch()
         run.validate(folder)
     if run.stopping():
@@ -180,9 +178,9 @@ def explained(opt):
     """Says of an OSError, such as a log line on a full disk, what is left of the run."""
     try:
         yield
-    except BrokenPipeError:
-        raise
     except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
         raise InputError(f"{opt.logger_name}: {cli.reason(error)}; a checkpoint that it holds is "
                          "whole: make room, or move what is in the way, and --resume") from error
 
@@ -192,8 +190,8 @@ def explained(opt):
 class Training:
     """A model, its optimisers and its place in the run: what a checkpoint holds."""
 
-    def __init__(self, opt, data: Data, start: dict | None, resumed: dict | None,
-                 device: torch.device):
+    def __init__(self, opt, data: Data, start: dict | None, device: torch.device):
+        """start: the checkpoint whose weights are taken; where --resume is given, it goes on."""
         torch.manual_seed(opt.seed)
         self.opt, self.data, self.device = opt, data, device
         self.stop, self.signal = Stop(), None               # signal: that all processes stop for
@@ -201,15 +199,19 @@ class Training:
         self.model = build_model(opt, data.vocab, start is None, vectors).to(device)
         if start:
             load_weights(self.model, start, opt.init_from or opt.logger_name,
-                         means=opt.freeze_means and resumed is None)
+                         means=opt.freeze_means and opt.resume is None)
         self.compiled = compile_parts(self.model, device) if opt.compile else []
         self.average = averaged(self.model, opt.average)
         self.state = {"epoch": 0, "step": 0, "iteration": 0, "best_rsum": 0.0, "best_hbr": 0.0,
                       "loss_sum": 0.0, "loss_count": 0, "due": 0}
         self.learner = build_learner(opt, self.model, device)
         self.rate = build_schedule(opt, data.steps)
-        if resumed:
-            self.restore(resumed)
+        # what a run that goes on needs, by its name in a checkpoint
+        self.stateful = {**self.learner.optimizers, "scaler": self.learner.scaler}
+        if self.average:
+            self.stateful["average"] = self.average
+        if opt.resume is not None:
+            self.restore(start)
 
     @property
     def judged(self):
@@ -277,9 +279,10 @@ class Training:
         side, cosine = max(result["alike"].items(), key=lambda pair: pair[1])
         # before the second epoch a model may not have begun to learn
         if cosine > COLLAPSED and state["epoch"] > 1 and not state["step"]:
+            warmup = ", or begin with the sum of violations (--vse_mean_warmup_epochs)"
             folder.log.say(f"warning: two {side} have a mean cosine of {cosine:.3f}, so nearly all "
                            "are one point; if that stays so, lower --learning_rate"
-                           f"{MORE_WARMUP if opt.max_violation else ''}")
+                           + warmup * opt.max_violation)
         better = result["rsum"] > state["best_rsum"]
         if opt.select == "hbr":
             better = not 0 < state["best_hbr"] <= result["hbr"]
@@ -295,39 +298,34 @@ class Training:
                   "state": dict(self.state), "data": self.data.fingerprints,
                   "model": (self.model if whole else self.judged).state_dict()}
         if whole:
-            stored |= {name: x.state_dict() for name, x in self.learner.optimizers.items()}
+            stored |= {name: part.state_dict() for name, part in self.stateful.items()}
             cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
-            stored |= {"processes": processes.count(), "scaler": self.learner.scaler.state_dict(),
-                       "rng": torch.get_rng_state(), "cuda_rng": cuda}
-            stored |= {"average": self.average.state_dict()} if self.average else {}
+            stored |= {"processes": processes.count(), "rng": torch.get_rng_state(),
+                       "cuda_rng": cuda}
         return stored
 
     def restore(self, resumed: dict) -> None:
         """Go on from a checkpoint. Raises InputError where its optimisers or random states are of
         something else."""
-        opt, at = self.opt, resumed["state"]
+        opt, at, steps = self.opt, resumed["state"], self.data.steps
         fix = "take another one, or start a new run from its weights with --init_from"
-        if (at["step"] > self.data.steps or at["step"] and not at["loss_count"]
-                or at["iteration"] < at["step"]):
-            raise InputError(f"the checkpoint {opt.resume} stands at step {at['step']} of an epoch "
-                             f"of {self.data.steps}, {at['iteration']} in all, with "
-                             f"{at['loss_count']} pairs of it seen, which no training writes; "
-                             f"{fix}")
+        check(at["iteration"] >= at["step"] <= steps and (at["loss_count"] or not at["step"]),
+              f"the checkpoint {opt.resume} stands at step {at['step']} of an epoch of {steps}, "
+              f"{at['iteration']} in all, with {at['loss_count']} pairs of it seen, which no "
+              f"training writes; {fix}")
         try:
-            for name, optimizer in self.learner.optimizers.items():
-                optimizer.load_state_dict(resumed[name])
-            if resumed["scaler"]:               # empty where none was needed, as with bf16 on a CPU
-                self.learner.scaler.load_state_dict(resumed["scaler"])
-            # with another number of epochs the last third begins elsewhere
-            if self.average and opt.num_epochs == resumed["options"]["num_epochs"]:
-                self.average.load_state_dict(resumed["average"])
+            for name, part in self.stateful.items():
+                # with another number of epochs the last third begins elsewhere
+                other = name == "average" and opt.num_epochs != resumed["options"]["num_epochs"]
+                if resumed[name] and not other:     # no scaler was needed, as with bf16 on a CPU
+                    part.load_state_dict(resumed[name])
             torch.set_rng_state(resumed["rng"])
             if self.device.type == "cuda" and resumed["cuda_rng"]:
                 torch.cuda.set_rng_state(resumed["cuda_rng"][0], self.device)
         except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise InputError(f"the checkpoint {opt.resume} holds optimisers or random states of "
                              f"something else ({cli.reason(error)}); {fix}") from error
-        self.state.update(resumed["state"])
+        self.state.update(at)
 
 
 # ---- the first lines of the log
@@ -351,12 +349,12 @@ def described(opt, data: Data, run: Training, start: dict | None) -> str:
              f"text head {opt.text_head}, {objective}, embed_size {opt.embed_size}, "
              f"{trainable:,} trainable parameters, {run.device}{', tf32' * opt.tf32}"
              f"{', deterministic' * opt.deterministic}, seed {opt.seed}")
-    count = processes.count()
-    before = start["processes"] if opt.resume and "processes" in start else count
+    count, start = processes.count(), start or {}
     if count > 1:
         facts += f", {count} processes that share each batch of {opt.batch_size}"
-    notes = [*(start or {}).get("notes", ())]
-    theirs = start["options"] if start and opt.resume is None else {}
+    compiled = [f"compiled: {', '.join(run.compiled)}"] * bool(run.compiled)
+    notes, goes_on = [*start.get("notes", ())], opt.resume is not None
+    theirs = {} if goes_on else start.get("options", {})
     unlike = [name for name in COMPUTE if name in theirs and theirs[name] != getattr(opt, name)]
     if unlike:
         then, now = (", ".join(f"{name} {options[name]}" for name in unlike)
@@ -364,11 +362,11 @@ def described(opt, data: Data, run: Training, start: dict | None) -> str:
         notes.append(f"{opt.init_from} was trained with {then}, this run with {now}, so its "
                      "weights do not embed as they did")
     notes += [*data.train.notes, *data.dev.notes]
-    if before != count:
+    before = start.get("processes", count)
+    if goes_on and before != count:
         notes.append(f"the run went on so far in {before} process{'es' * (before > 1)} and goes on "
                      f"in {count}: sums over a batch are rounded otherwise from here on, all else "
                      "is as it would have been")
-    compiled = [f"compiled: {', '.join(run.compiled)}"] * bool(run.compiled)
     return "\n".join([facts, *compiled, *(f"note: {note}" for note in notes)])
 
 

@@ -183,7 +183,7 @@ def test_batches_are_the_same_wherever_features_are(device, demo_path):
     found = {}
     for where in ("host", "device") if device == "cuda" else ("host", "auto"):
         opt = options("--data_path", demo_path, "--features_on", where, "--device", device, "--workers", 0)
-        data = build_data(opt, None, None)
+        data = build_data(opt, None)
         said = data.feed(torch.device(device), where)
         assert bool(said) == (where == "device")
         state = {"epoch": 1, "step": 0, "iteration": 0}

@@ -122,7 +122,7 @@ def test_unpaired_items_are_those_of_their_step_also_when_read_ahead(demo_path, 
     from runs import build_data
 
     opt = options("--data_path", demo_path, "--recon_images", 1, "--supervised_fraction", 0.5, "--workers", 0)
-    data, state = build_data(opt, None, None), {"epoch": 0, "step": 0, "iteration": 40}
+    data, state = build_data(opt, None), {"epoch": 0, "step": 0, "iteration": 40}
     ahead = list(data.batches(state))
     for n, batch in enumerate(data.batches(state)):
         assert torch.equal(batch.unpaired.images, ahead[n].unpaired.images)

@@ -64,8 +64,8 @@ def learned(path: str, given: str, rank: int, count: int, port: int, name: str) 
             opt = helpers.options("--data_path", path, "--batch_size", 7, *words.format(run=given).split())
             train.refuse_several(opt, 1 if case == "small_batch" else count)
             start = load_checkpoint(given) if opt.init_from else None
-            data = build_data(opt, start, None)
-            run, terms = train.Training(opt, data, start, None, torch.device("cpu")), []
+            data = build_data(opt, start)
+            run, terms = train.Training(opt, data, start, torch.device("cpu")), []
             run.model.train()
             shapes = []
             run.model.similarity.register_forward_hook(lambda *of, to=shapes: to.append(of[-1].shape))

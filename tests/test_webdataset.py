@@ -294,7 +294,7 @@ def test_a_signal_leaves_a_checkpoint_and_no_process(piped, whole_run, tmp_path,
 def test_the_embedding_network_has_siblings_within_windows(made, weights):
     opt = options("--data_path", made, *WORDS, "--cnn_weights", weights, "--loss", "two_branch", "--shuffle_window", 12,
                   "--logger_name", "none")
-    loaded = build_data(opt, None, None)
+    loaded = build_data(opt, None)
     order = loaded.order(0)
     owner = loaded.train.caption_image[order]
     assert (owner[::2] == owner[1::2]).all() and len(order) == 2 * len(loaded.train.captions)

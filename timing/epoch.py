@@ -175,7 +175,7 @@ def one_epoch(name: str, kind: Kind, precision: str, flags: str, where: str, pat
              f"--features_on {where}")
     opt = train.parse_args([*words.split(), "--device", device.type])
     data = build_random_data(path, opt, seed)
-    run = train.Training(opt, data, None, None, train.set_device(opt))
+    run = train.Training(opt, data, None, train.set_device(opt))
     data.feed(run.device, opt.features_on)
     title = f"{name}, {precision}" + f", features on the {where}" * (device.type == "cuda")
     flops = products(run) if where == "host" else None
