@@ -398,7 +398,9 @@ def build_data(opt, start: dict | None) -> Data:
     TRAIN.refuse_unused(opt, IMPLIED)
     check_fits(opt, dev, "the model")
     fingerprints = {**train.fingerprint(), "dev": dev.fingerprint()}
-    check_same(opt, start, fingerprints)
+    stored = {} if opt.resume is None else start["data"]
+    root = os.path.join(opt.data_path, opt.data_name)
+    check_same(stored, fingerprints, root, opt.logger_name)
     extractors = start["data"].get("extractors") if start and "data" in start else None
     check_extractors(extractors, train, opt.text_features, str(opt.init_from))
     words, source = ((start["vocabulary"], opt.init_from or opt.logger_name) if start
@@ -417,20 +419,18 @@ def build_data(opt, start: dict | None) -> Data:
     unpaired = build_unpaired(opt, train, tokens["train"], pairs, vocab)
     if unpaired and unpaired.data:
         fingerprints["unpaired"] = unpaired.data
-        check_same(opt, start, fingerprints)
+        check_same(stored, fingerprints, root, opt.logger_name)
     return Data(train, dev, vocab, source, tokens, pairs, unpaired, fingerprints, opt.batch_size,
                 opt.seed, opt.workers, opt.crop_size, opt.shuffle_window, opt.loss == "two_branch",
                 labels)
 
 
-def check_same(opt, start: dict | None, fingerprints: dict) -> None:
+def check_same(stored: dict, fingerprints: dict, root: str, folder: str) -> None:
     """Raise InputError where a run would go on with other data than its own, as far as their
     fingerprints tell."""
-    root = os.path.join(opt.data_path, opt.data_name)
-    check(opt.resume is None or all(start["data"].get(key, x) == x
-                                    for key, x in fingerprints.items()),
+    check(all(stored.get(name, x) == x for name, x in fingerprints.items()),
           f"the training data in {root}, or the unpaired ones, are not those of the run in "
-          f"{opt.logger_name}; give its --data_path, or start a new run with --init_from")
+          f"{folder}; give its --data_path, or start a new run with --init_from")
 
 
 def build_words(opt, train: Split) -> tuple[list[str], str]:
