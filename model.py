@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cli import InputError
+from cli import check
 from devices.feeding import both
 from devices.precision import scored
 from devices.share import by_rows, gathered, sharing
@@ -38,7 +38,13 @@ from losses import MMD, Diversity, PairMSE, SideTerm, build_objective, mean_rows
 from methods import jwae
 from methods.cite import PENALTY, ConditionalNetwork
 from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
-from methods.heads import GeneralisedGaussian, Inclusion, ProbVLMLoss, VarianceLayers, VonMisesFisher
+from methods.heads import (
+    GeneralisedGaussian,
+    Inclusion,
+    ProbVLMLoss,
+    VarianceLayers,
+    VonMisesFisher,
+)
 from methods.labelled import LabelledTwoBranch, build_labelled_objective
 from methods.likelihoods import MLS
 from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
@@ -307,14 +313,16 @@ def layer_sizes(hidden: str | None) -> list[int]:
     return [int(size) for size in (hidden or "").split("-") if size]
 
 
-def build_layers(opt, side: str, inputs: int) -> nn.Module:
+def build_layers(opt, inputs: int, side: str) -> nn.Module:
     """f_emb of a vector, (B, F) -> (B, D): a linear layer; with sizes such as "2000-1000", layers
     in a style; "0": none. side: "img" or "txt"."""
     hidden, style, embed_size = getattr(opt, f"{side}_layers"), opt.layer_style, opt.embed_size
-    if hidden == "0" and inputs != embed_size:
-        raise InputError(f"--{side}_layers 0 makes the {inputs} numbers of a feature or word "
-                         f"vector the embedding, and --embed_size is {embed_size}; make them equal")
+    if side == "img" and opt.pool == "gpo":
+        return PooledEmbedding(inputs, embed_size)
     if hidden == "0":
+        check(inputs == embed_size,
+              f"--{side}_layers 0 makes the {inputs} numbers of a feature or word vector the "
+              f"embedding, and --embed_size is {embed_size}; make them equal")
         return Unchanged(embed_size)
     sizes = layer_sizes(hidden)
     if style == "branch" and sizes:
@@ -324,30 +332,17 @@ def build_layers(opt, side: str, inputs: int) -> nn.Module:
     return ReLULayers(inputs, sizes, embed_size) if sizes else LinearEmbedding(inputs, embed_size)
 
 
-def build_image_layers(opt, inputs: int) -> nn.Module:
-    if opt.pool == "gpo":
-        return PooledEmbedding(inputs, opt.embed_size)
-    return build_layers(opt, "img", inputs)
+def build_features(opt, average: bool = False) -> Precomputed:
+    return Precomputed(opt.img_dim, opt.feature_norm, average)
 
 
-def build_text_layers(opt, inputs: int) -> nn.Module:
-    return build_layers(opt, "txt", inputs)
+def build_cnn(opt, pretrained: bool, cells: bool = False) -> CNN:
+    return CNN(opt.cnn_type, opt.finetune, opt.cnn_weights, pretrained, cells=cells,
+               normalise=opt.feature_norm or not cells, freeze_bn=opt.freeze_bn)
 
 
-def build_cnn(opt, pretrained: bool, **how) -> CNN:
-    return CNN(opt.cnn_type, opt.finetune, opt.cnn_weights, pretrained, freeze_bn=opt.freeze_bn,
-               **how)
-
-
-def build_cells(opt, pretrained: bool) -> nn.Module:
-    """Regions, or the cells of the last map of a network for photos."""
-    if opt.img_dim is None:
-        return build_cnn(opt, pretrained, cells=True, normalise=opt.feature_norm)
-    return Precomputed(opt.img_dim, opt.feature_norm, average=False)
-
-
-def build_pie(opt, inputs: int, summary: type[nn.Module], *sizes: int) -> PIENet:
-    return PIENet(inputs, opt.embed_size, summary(inputs, opt.embed_size, *sizes), opt.n_embeds,
+def build_pie(opt, inputs: int, summary: nn.Module) -> PIENet:
+    return PIENet(inputs, opt.embed_size, summary, opt.n_embeds,
                   parts=ALL_SIMILARITIES[opt.sim].parts)
 
 
@@ -361,40 +356,45 @@ def build_gru(opt, inputs: int) -> nn.Module:
     return GRUEmbedding(inputs, opt.embed_size, opt.num_layers, opt.txt_fc)
 
 
+def build_bigru(opt, inputs: int) -> BiGRU:
+    return BiGRU(inputs, opt.embed_size, opt.num_layers)
+
+
+IMAGE_LAYERS, TEXT_LAYERS = (functools.partial(build_layers, side=side) for side in ("img", "txt"))
 IMAGE_ENCODERS = {
-    "precomp": ImageEncoder(
-        "vector", lambda opt, _: Precomputed(opt.img_dim, opt.feature_norm, opt.pool == "mean"),
-        build_image_layers, layers=True),
-    "cnn": ImageEncoder("photos", build_cnn, build_image_layers, layers=True),
+    "precomp": ImageEncoder("vector", lambda opt, _: build_features(opt, opt.pool == "mean"),
+                            IMAGE_LAYERS, layers=True),
+    "cnn": ImageEncoder("photos", build_cnn, IMAGE_LAYERS, layers=True),
     "vsrn": ImageEncoder(
         "regions", lambda opt, _: RegionGraph(opt.img_dim, opt.embed_size, opt.feature_norm,
                                               opt.region_norm == "regions"),
         lambda opt, inputs: RegionGRU(inputs, opt.embed_size, opt.region_bn), target=False),
     "pie": ImageEncoder(
-        "cells", build_cells, lambda opt, inputs: build_pie(opt, inputs, MeanLinear),
+        "cells", lambda opt, pretrained: (
+            build_features(opt) if opt.img_dim else build_cnn(opt, pretrained, cells=True)),
+        lambda opt, inputs: build_pie(opt, inputs, MeanLinear(inputs, opt.embed_size)),
         lambda opt, inputs: PIEVariance(inputs, opt.embed_size, MeanLinear(inputs, opt.embed_size)),
         target=False),
     "scan": ImageEncoder(
-        "regions", lambda opt, _: Precomputed(opt.img_dim, opt.feature_norm, average=False),
-        lambda opt, inputs: RegionEmbedding(inputs, opt.embed_size,
-                                            opt.precomp_enc_type == "weight_norm")),
+        "regions", lambda opt, _: build_features(opt), lambda opt, inputs: RegionEmbedding(
+            inputs, opt.embed_size, opt.precomp_enc_type == "weight_norm")),
 }
 TEXT_ENCODERS = {
     "gru": TextEncoder("words", build_words, build_gru, decoder="words"),
     "bigru": TextEncoder(
-        "words", build_words, lambda opt, inputs: BiGRUEmbedding(
-            BiGRU(inputs, opt.embed_size, opt.num_layers), opt.embed_size), decoder="words"),
+        "words", build_words,
+        lambda opt, inputs: BiGRUEmbedding(build_bigru(opt, inputs), opt.embed_size),
+        decoder="words"),
     "pie": TextEncoder(
-        "words", build_words, lambda opt, inputs: build_pie(opt, inputs, BiGRU, opt.num_layers),
-        lambda opt, inputs: PIEVariance(inputs, opt.embed_size,
-                                        BiGRU(inputs, opt.embed_size, opt.num_layers))),
+        "words", build_words,
+        lambda opt, inputs: build_pie(opt, inputs, build_bigru(opt, inputs)),
+        lambda opt, inputs: PIEVariance(inputs, opt.embed_size, build_bigru(opt, inputs))),
     **{name: TextEncoder(
-        "words", lambda opt, *given, mean=mean: BagOfWords(build_words(opt, *given), mean),
-        build_text_layers, layers=True, decoder="vector")
+        "words", lambda opt, *data, mean=mean: BagOfWords(build_words(opt, *data), mean),
+        TEXT_LAYERS, layers=True, decoder="vector")
        for name, mean in (("mean", True), ("sum", False))},
-    "features": TextEncoder(
-        "features", lambda opt, *_: Precomputed(opt.txt_dim, opt.feature_norm), build_text_layers,
-        layers=True, decoder="vector"),
+    "features": TextEncoder("features", lambda opt, *_: Precomputed(opt.txt_dim, opt.feature_norm),
+                            TEXT_LAYERS, layers=True, decoder="vector"),
     **{name: TextEncoder(
         "trigrams", lambda opt, vocab, _: TrigramWords(len(vocab.trigrams) + 1),
         lambda opt, inputs, net=net: net(inputs - 1, layer_sizes(opt.txt_layers), opt.embed_size),

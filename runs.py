@@ -404,7 +404,7 @@ def build_data(opt, start: dict | None) -> Data:
     extractors = start["data"].get("extractors") if start and "data" in start else None
     check_extractors(extractors, train, opt.text_features, str(opt.init_from))
     words, source = ((start["vocabulary"], opt.init_from or opt.logger_name) if start
-                     else build_words(opt, train))
+                     else build_word_list(opt, train))
     vocab = build_vocabulary(opt, words)
     tokens = {"train": train.encode(vocab), "dev": dev.encode(vocab)}
     labels = None
@@ -433,7 +433,7 @@ def check_same(stored: dict, fingerprints: dict, root: str, folder: str) -> None
           f"{folder}; give its --data_path, or start a new run with --init_from")
 
 
-def build_words(opt, train: Split) -> tuple[list[str], str]:
+def build_word_list(opt, train: Split) -> tuple[list[str], str]:
     """The words of the vocabulary file of the data set if there is one, else of its captions; and
     which of the two."""
     path = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
