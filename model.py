@@ -464,8 +464,8 @@ def build_pair_terms(opt, vocab, regions: int,
 
 def build_model(opt, vocab, pretrained: bool = True,
                 vectors: Callable | None = None) -> JointEmbedding:
-    """The model that resolved options (options.resolve) describe. `pretrained=False` leaves a CNN's
-    weights to a checkpoint that is about to be loaded. vectors: reads --word_vectors
+    """The model that resolved options (options.rules.resolve) describe. `pretrained=False` leaves a
+    CNN's weights to a checkpoint that is about to be loaded. vectors: reads --word_vectors
     (files.vectors.table_for). Raises InputError where the options do not fit the data."""
     similarity = ALL_SIMILARITIES[opt.sim].build(opt)
     image = build_tower(opt, IMAGE_ENCODERS[opt.img_enc], opt.image_head, not opt.no_imgnorm,

@@ -317,7 +317,8 @@ class Training:
             for name, part in self.stateful.items():
                 # with another number of epochs the last third begins elsewhere
                 other = name == "average" and opt.num_epochs != resumed["options"]["num_epochs"]
-                if resumed[name] and not other:     # no scaler was needed, as with bf16 on a CPU
+                # empty of a scaler that was not needed, as with bf16 on a CPU
+                if not other and resumed[name]:
                     part.load_state_dict(resumed[name])
             torch.set_rng_state(resumed["rng"])
             if self.device.type == "cuda" and resumed["cuda_rng"]:

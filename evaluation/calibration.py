@@ -133,7 +133,7 @@ class Calibration(NamedTuple):
     """A calibration.json, and where it lies."""
     path: str
     checkpoints: list[str]
-    # digests of the models (checkpoints.weights_of); None of other embeddings
+    # digests of the models (checkpoints.Trained.weights); None of other embeddings
     weights: list[str] | None
     data_name: str
     similarity: str

@@ -65,26 +65,27 @@ TARS = needs(lambda o: o.train_shards or has_tars(os.path.join(o.data_path, o.da
 PHOTOS = needs(lambda o: o.img_dim is None, "photos")
 GAUSSIAN = needs(gaussians, "Gaussian heads")
 UNNORMED = needs(lambda o: o.sim not in ("mil", *NETWORKS),
-               "similarities that do not normalise by themselves")
+                 "similarities that do not normalise by themselves")
 NO_PROBVLM = needs(lambda o: o.loss != "probvlm",
-                 "objectives other than probvlm, which has a network of its own")
-PAIRS = needs(lambda o: o.loss not in ("mse", "two_branch", "probvlm")
-            and o.negative_source == "batch", "objectives over the pairs of a batch")
+                   "objectives other than probvlm, which has a network of its own")
+PAIRS = needs(lambda o: (o.loss not in ("mse", "two_branch", "probvlm")
+                         and o.negative_source == "batch"),
+              "objectives over the pairs of a batch")
 NO_PARTS = needs(lambda o: o.sim != "scan", "order embeddings")
-IMAGE_LAYERS = needs(lambda o: o.pool != "gpo" and (o.img_enc == "auto"
-                                                    or IMAGE_ENCODERS[o.img_enc].layers),
+IMAGE_LAYERS = needs(lambda o: (o.pool != "gpo" and
+                                (o.img_enc == "auto" or IMAGE_ENCODERS[o.img_enc].layers)),
                      "embeddings of one vector per image")
 TEXT_LAYERS = needs(lambda o: TEXT_ENCODERS[o.txt_enc].layers,
                     "--txt_enc mean, sum, features and trigrams")
 LAYERS = needs(has_layers, "--img_layers and --txt_layers")
 ONE_STATE = needs(lambda o: o.txt_enc == "gru" and o.sim != "scan",
-                "--txt_enc gru and one vector per caption")
+                  "--txt_enc gru and one vector per caption")
 VECTORS = needs(lambda o: o.recon_images or decodes(o, "vector"),
-              "--recon_images, and --recon_captions with --txt_enc mean or features")
+                "--recon_images, and --recon_captions with --txt_enc mean or features")
 WORDS = needs(lambda o: decodes(o, "words"), "--recon_captions with --txt_enc gru or bigru")
 PRIOR = needs(prior, "--prior_images and --prior_captions")
 CRITIC = needs(lambda o: prior(o) and o.prior_loss == "gan",
-             "--prior_images and --prior_captions with --prior_loss gan")
+               "--prior_images and --prior_captions with --prior_loss gan")
 SCAN, CITE, VSRN = only("sim", "scan"), only("sim", "cite"), only("img_enc", "vsrn")
 HINGE, NLL, CAPTIONER = only("loss", "hinge"), only("loss", "nll"), only("captioner")
 
