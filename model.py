@@ -288,25 +288,17 @@ def in_float32(e: Encoded) -> Encoded:
 
 # ---- encoders by name
 
-class ImageEncoder(NamedTuple):
-    """How the networks of images are built. reads: "vector" (one per image, or the mean of its
-    regions), "regions", "photos", or "cells" (regions, or photos whose last map has cells)."""
+class Encoder(NamedTuple):
+    """How a tower's networks are built. reads: of images "vector" (one per image, or the mean of
+    its regions), "regions", "photos", or "cells" (regions, or photos whose last map has cells); of
+    captions "words", "trigrams" or "features"."""
     reads: str
-    trunk: Callable                   # (opt, pretrained) -> f
+    # images: (opt, pretrained) -> f; captions: (opt, vocab, table of word vectors) -> f
+    trunk: Callable
     embed: Callable                   # (opt, width of f) -> f_emb
     log_var: Callable | None = None   # the same for the variances, where they differ
-    layers: bool = False              # takes --img_layers
-    target: bool = True               # what f gives can be reconstructed (`jwae`)
-
-
-class TextEncoder(NamedTuple):
-    """How the networks of captions are built."""
-    reads: str                        # "words", "trigrams" or "features"
-    trunk: Callable                   # (opt, vocab, table of word vectors) -> f
-    embed: Callable                   # as of images
-    log_var: Callable | None = None
-    layers: bool = False              # takes --txt_layers
-    decoder: str | None = None        # what tells its captions again, "words", "vector" (`jwae`)
+    layers: bool = False              # takes --img_layers or --txt_layers
+    decoder: str | None = None        # what gives its inputs again, "words", "vector" (`jwae`)
 
 
 def layer_sizes(hidden: str | None) -> list[int]:
@@ -362,40 +354,40 @@ def build_bigru(opt, inputs: int) -> BiGRU:
 
 IMAGE_LAYERS, TEXT_LAYERS = (functools.partial(build_layers, side=side) for side in ("img", "txt"))
 IMAGE_ENCODERS = {
-    "precomp": ImageEncoder("vector", lambda opt, _: build_features(opt, opt.pool == "mean"),
-                            IMAGE_LAYERS, layers=True),
-    "cnn": ImageEncoder("photos", build_cnn, IMAGE_LAYERS, layers=True),
-    "vsrn": ImageEncoder(
+    "precomp": Encoder("vector", lambda opt, _: build_features(opt, opt.pool == "mean"),
+                       IMAGE_LAYERS, layers=True, decoder="vector"),
+    "cnn": Encoder("photos", build_cnn, IMAGE_LAYERS, layers=True, decoder="vector"),
+    "vsrn": Encoder(
         "regions", lambda opt, _: RegionGraph(opt.img_dim, opt.embed_size, opt.feature_norm,
                                               opt.region_norm == "regions"),
-        lambda opt, inputs: RegionGRU(inputs, opt.embed_size, opt.region_bn), target=False),
-    "pie": ImageEncoder(
+        lambda opt, inputs: RegionGRU(inputs, opt.embed_size, opt.region_bn)),
+    "pie": Encoder(
         "cells", lambda opt, pretrained: (
             build_features(opt) if opt.img_dim else build_cnn(opt, pretrained, cells=True)),
         lambda opt, inputs: build_pie(opt, inputs, MeanLinear(inputs, opt.embed_size)),
-        lambda opt, inputs: PIEVariance(inputs, opt.embed_size, MeanLinear(inputs, opt.embed_size)),
-        target=False),
-    "scan": ImageEncoder(
+        lambda opt, inputs: PIEVariance(inputs, opt.embed_size,
+                                        MeanLinear(inputs, opt.embed_size))),
+    "scan": Encoder(
         "regions", lambda opt, _: build_features(opt), lambda opt, inputs: RegionEmbedding(
-            inputs, opt.embed_size, opt.precomp_enc_type == "weight_norm")),
+            inputs, opt.embed_size, opt.precomp_enc_type == "weight_norm"), decoder="vector"),
 }
 TEXT_ENCODERS = {
-    "gru": TextEncoder("words", build_words, build_gru, decoder="words"),
-    "bigru": TextEncoder(
+    "gru": Encoder("words", build_words, build_gru, decoder="words"),
+    "bigru": Encoder(
         "words", build_words,
         lambda opt, inputs: BiGRUEmbedding(build_bigru(opt, inputs), opt.embed_size),
         decoder="words"),
-    "pie": TextEncoder(
+    "pie": Encoder(
         "words", build_words,
         lambda opt, inputs: build_pie(opt, inputs, build_bigru(opt, inputs)),
         lambda opt, inputs: PIEVariance(inputs, opt.embed_size, build_bigru(opt, inputs))),
-    **{name: TextEncoder(
+    **{name: Encoder(
         "words", lambda opt, *data, mean=mean: BagOfWords(build_words(opt, *data), mean),
         TEXT_LAYERS, layers=True, decoder="vector")
        for name, mean in (("mean", True), ("sum", False))},
-    "features": TextEncoder("features", lambda opt, *_: Precomputed(opt.txt_dim, opt.feature_norm),
-                            TEXT_LAYERS, layers=True, decoder="vector"),
-    **{name: TextEncoder(
+    "features": Encoder("features", lambda opt, *_: Precomputed(opt.txt_dim, opt.feature_norm),
+                        TEXT_LAYERS, layers=True, decoder="vector"),
+    **{name: Encoder(
         "trigrams", lambda opt, vocab, _: TrigramWords(len(vocab.trigrams) + 1),
         lambda opt, inputs, net=net: net(inputs - 1, layer_sizes(opt.txt_layers), opt.embed_size),
         layers=True)
@@ -405,7 +397,7 @@ TEXT_ENCODERS = {
 
 # ---- a model from options
 
-def build_log_var(opt, encoder: ImageEncoder | TextEncoder, inputs: int, head: str) -> nn.Module:
+def build_log_var(opt, encoder: Encoder, inputs: int, head: str) -> nn.Module:
     """The network of the variances: one that reads the mean, one of the encoder's own, or a second
     copy of f_emb."""
     if opt.loss == "probvlm":
@@ -417,7 +409,7 @@ def build_log_var(opt, encoder: ImageEncoder | TextEncoder, inputs: int, head: s
     return (own or encoder.embed)(opt, inputs)
 
 
-def build_tower(opt, encoder: ImageEncoder | TextEncoder, head: str, normalise: bool,
+def build_tower(opt, encoder: Encoder, head: str, normalise: bool,
                 *data) -> Tower:
     """data: what the encoder's trunk is built with beside the options."""
     trunk = encoder.trunk(opt, *data)

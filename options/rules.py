@@ -163,7 +163,7 @@ def of_autoencoders(opt):
     text = TEXT_ENCODERS[opt.txt_enc]
     directions = opt.sim in ("cosine", "dot", "scan")       # the similarity compares them alone
     yield (opt.recon_images and opt.img_enc != "auto"
-           and not IMAGE_ENCODERS[opt.img_enc].target), (
+           and not IMAGE_ENCODERS[opt.img_enc].decoder), (
         "--recon_images {recon_images}: --img_enc {img_enc} learns what its embedding is given, "
         "so there is no fixed target; take --img_enc precomp or --sim scan")
     yield opt.recon_images and opt.pool == "gpo", (
