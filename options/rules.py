@@ -370,8 +370,8 @@ def refuse_several(opt, processes: int) -> None:
 READ_BY = {"vector": ("vector", "regions"), "regions": ("regions",),
            "cells": ("regions", "photos"), "photos": ("photos",)}
 SHAPE = "give features of shape (images, regions, F)"
-OF = {"cnn": "photos", "precomp": "precomputed features", "vsrn": "region features",
-      "pie": "region features", "scan": "region features"}  # what is read, by --img_enc
+NAMES = {"vector": "precomputed features", "regions": "region features",
+         "cells": "region features", "photos": "photos"}
 
 
 def fit_to_data(opt, images, text) -> None:
@@ -420,14 +420,14 @@ def misfits(opt, split):
         "features of the same vectors")
     if isinstance(images, NoImages):
         return
-    photos = opt.img_enc == "cnn" or opt.img_enc == "pie" and opt.img_dim is None
-    kind = "cnn" if isinstance(images, Photos) else "precomp"
-    yield photos != (kind == "cnn"), (
-        f"{{path}} was trained on {OF['cnn' if photos else opt.img_enc]} and the data are "
-        f"{OF[kind]}; name data of the same kind with --data_name")
+    reads, given = IMAGE_ENCODERS[opt.img_enc].reads, isinstance(images, Photos)
+    photos = reads == "photos" or reads == "cells" and opt.img_dim is None
+    yield photos != given, (
+        f"{{path}} was trained on {NAMES['photos' if photos else reads]} and the data are "
+        f"{NAMES['photos' if given else 'vector']}; name data of the same kind with --data_name")
     if photos:
         return
-    yield "vector" not in READ_BY[IMAGE_ENCODERS[opt.img_enc].reads] and images.regions is None, (
+    yield "vector" not in READ_BY[reads] and images.regions is None, (
         f"{{path}} reasons over regions and {{images.path}} holds one vector an image; {SHAPE}")
     yield images.dim != opt.img_dim, (
         "{images.path} has features of width {images.dim}, {path} was trained on width {img_dim}; "
