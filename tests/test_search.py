@@ -299,7 +299,9 @@ def test_photos_are_removed(make, tmp_path, capsys):
     run("remove", folder, names[3], "*_00005.png")
     gone = {names[3], next(name for name in names if name.endswith("_00005.png"))}
     assert "2 photos removed" in capsys.readouterr().out
-    assert all_answers(folder) == {name: score for name, score in before.items() if name not in gone}
+    # a score's last bit may change: the kernels of a product depend on how many photos there are
+    left = {name: score for name, score in before.items() if name not in gone}
+    assert all_answers(folder) == pytest.approx(left, abs=1e-5)
     assert sorted(os.listdir(folder)) == [".lock", "000002", "manifest.json"]
     run("add", folder)
     assert "0 photos added, 0 changed; 2 stay out as search.py remove took them out" in capsys.readouterr().out
