@@ -18,7 +18,7 @@ import metrics
 from cli import InputError
 from evaluation import annotations, protocols, subjects
 from evaluation.annotations import MATCH, Crisscrossed, Ids, Pairs, Positives
-from evaluation.report import SIDES, TITLES
+from evaluation.report import SIDES
 from evaluation.subjects import Gallery, Member, Record, Subject
 from similarities import Cosine, Embedding, uncertainty
 
@@ -32,9 +32,27 @@ class Judgements(dict):
 
     def lines(self, n: int, m: int):
         """Sentences on what was read, for the reader of the report, of N images and M captions."""
-        for name in TITLES:
-            if name in self:
-                yield from PROTOCOLS[name].lines(self[name], n, m)
+        ratings, pairs = self.get("cxc", ({}, {}))
+        for kind, rated in ratings.items():
+            high = int((rated.score >= MATCH[kind]).sum())
+            yield (f"{kind.upper()}: {len(rated.score):,} rated pairs, {high:,} of them "
+                   f"{MATCH[kind]:g} or more")
+        for side, of in pairs.items():
+            without = (n if side[0] == "i" else m) - len(np.unique(of.query))
+            yield f"CxC {matches(side, of)}" + (
+                f"; {without:,} queries without a match do not count" if without else "")
+        if "pmrp" in self:
+            shown, categories = int(self["pmrp"].any(1).sum()), self["pmrp"].shape[1]
+            yield f"PMRP: {shown:,} of {n:,} images show at least one of {categories} categories"
+        for side, of in self.get("eccv", {}).items():
+            yield f"ECCV {matches(side, of)}"
+        for side, (of, without) in self.get("positives", {}).items():
+            yield f"positives {matches(side, of)}" + (
+                f"; {without:,} queries list none and do not count" if without else "")
+
+
+def matches(side: str, pairs: Pairs) -> str:
+    return f"{SIDES[side]}: {len(pairs.query):,} matches of {len(np.unique(pairs.query)):,} queries"
 
 
 class Asked(NamedTuple):
@@ -73,112 +91,68 @@ class Task:
 
     @property
     def columns(self):
-        """The scores in blocks: of the whole matrix where that is needed anyway, else of the
-        members."""
-        return subjects.image_text_of(self.scores) if self.needs_matrix else subjects.image_text(
-            self.subject.members)
+        """The scores in blocks: of the whole matrix where that is needed anyway, so that the
+        recalls can be read from it, else of the members."""
+        if self.subject.scores is not None or any(
+                protocol.matrix and protocol.asked(self) for protocol in PROTOCOLS.values()):
+            return subjects.image_text_of(self.scores)
+        return subjects.image_text(self.subject.members)
 
     def release(self) -> None:
         """Let go of the matrix of scores, 500 MB for the 5,000 images of COCO's test split."""
         self.__dict__.pop("scores", None)
 
-    @property
-    def needs_matrix(self) -> bool:
-        """Whether the whole matrix is there anyway, so that the recalls can be read from it."""
-        needed = any(p.matrix and p.is_asked(name, self) for name, p in PROTOCOLS.items())
-        return self.subject.scores is not None or needed
-
 
 class Protocol(NamedTuple):
     """One line of PROTOCOLS."""
     run: Callable[[Task, dict], dict]             # (task, {name: galleries}) -> {name: numbers}
-    # do the options ask for it; None: they do where its reader read
-    asked: Callable[[Task], bool] | None = None
-    # (subject, ids, asked) -> its judgements, or None if not asked for
-    read: Callable | None = None
-    # sentences on what was read, of N images and M captions
-    lines: Callable = lambda judged, n, m: ()
+    asked: Callable[[Task], bool]                 # do the options ask for it
+    read: Callable | None = None                  # (subject, ids, asked) -> its judgements
     title: str = ""                               # in the sentence that says what cannot be had
     images: bool = True                           # needs images
     matrix: bool = False                          # needs the whole matrix of scores
     folds: bool = True                            # --fold5: also runs over the five folds
 
-    def is_asked(self, name: str, task: Task) -> bool:
-        return self.asked(task) if self.asked else name in task.judged
 
-
-# ---- readers of judgements, (subject, ids, asked) -> judgements, and what is said of them
-
-def read_instances(subject: Subject, ids: Ids, asked: Asked) -> np.ndarray | None:
-    """(N, K) bool: the categories that each image shows."""
-    path = asked.instances or os.path.join(subject.folder, "annotations", INSTANCES)
-    return annotations.read_instances(path, ids.images) if asked.pmrp else None
-
-
-def read_eccv(subject: Subject, ids: Ids, asked: Asked) -> dict[str, Pairs] | None:
-    """The matches of both directions."""
-    if not asked.eccv:
-        return None
-    return annotations.read_eccv(asked.eccv_path or annotations.eccv_folder(), ids.images,
-                                 ids.captions)
-
-
-def read_positives(subject: Subject, ids: Ids, asked: Asked) -> Positives | None:
-    """The user's own matches, of one direction or both, and the levels of captions where the file
-    gives them."""
-    return annotations.read_positives(asked.positives, ids.images,
-                                      ids.captions) if asked.positives else None
-
-
-def read_cxc(subject: Subject, ids: Ids, asked: Asked) -> Crisscrossed | None:
-    """The ratings of the val or test part, and the matches that follow from them."""
-    if not asked.cxc:
-        return None
-    part = "val" if subject.split in ("dev", "val") else "test"
-    folder = asked.cxc_path or os.path.normpath(os.path.join(subject.folder, "..", "cxc"))
-    ratings = annotations.read_cxc(folder, part, ids.images, ids.captions)
-    return Crisscrossed(ratings, annotations.cxc_pairs(ratings, subject.caption_image,
-                                                       asked.cxc_rule))
-
+# ---- readers of judgements, (subject, ids, asked) -> judgements
 
 def read_judgements(subject: Subject, asked: Asked) -> Judgements:
     """Those that the options ask for. Raises InputError on files that are missing, broken or of
     other items."""
-    ids = Ids(subject.items)
-    judged = {name: protocol.read(subject, ids, asked) for name, protocol in PROTOCOLS.items()
-              if protocol.read}
-    return Judgements({name: value for name, value in judged.items() if value is not None})
+    ids, task = Ids(subject.items), Task(subject, Judgements(), asked)
+    return Judgements({name: protocol.read(subject, ids, asked)
+                       for name, protocol in PROTOCOLS.items()
+                       if protocol.read and protocol.asked(task)})
 
 
-def cxc_lines(judged: Crisscrossed, n: int, m: int):
-    for kind, rated in judged.ratings.items():
-        high = int((rated.score >= MATCH[kind]).sum())
-        yield f"{kind.upper()}: {len(rated.score):,} rated pairs, {high:,} of them {MATCH[kind]:g} or more"
-    for side, pairs in judged.pairs.items():
-        without = (n if side[0] == "i" else m) - len(np.unique(pairs.query))
-        yield f"CxC {matches(side, pairs)}" + (f"; {without:,} queries without a match do not count"
-                                               if without else "")
+def read_instances(subject: Subject, ids: Ids, asked: Asked) -> np.ndarray:
+    """(N, K) bool: the categories that each image shows."""
+    return annotations.read_instances(
+        asked.instances or os.path.join(subject.folder, "annotations", INSTANCES), ids.images)
 
 
-def instance_lines(codes: np.ndarray, n: int, m: int):
-    shown, categories = int(codes.any(1).sum()), codes.shape[1]
-    yield f"PMRP: {shown:,} of {n:,} images show at least one of {categories} categories"
+def read_eccv(subject: Subject, ids: Ids, asked: Asked) -> dict[str, Pairs]:
+    """The matches of both directions."""
+    return annotations.read_eccv(asked.eccv_path or annotations.eccv_folder(), ids.images,
+                                 ids.captions)
 
 
-def eccv_lines(judged: dict[str, Pairs], n: int, m: int):
-    for side, pairs in judged.items():
-        yield f"ECCV {matches(side, pairs)}"
+def read_positives(subject: Subject, ids: Ids, asked: Asked) -> Positives:
+    """The user's own matches, of one direction or both, and the levels of captions where the file
+    gives them."""
+    return annotations.read_positives(asked.positives, ids.images, ids.captions)
 
 
-def positive_lines(judged: Positives, n: int, m: int):
-    for side, (pairs, without) in judged.items():
-        yield f"positives {matches(side, pairs)}" + (
-            f"; {without:,} queries list none and do not count" if without else "")
+def read_cxc(subject: Subject, ids: Ids, asked: Asked) -> Crisscrossed:
+    """The ratings of the val or test part, and the matches that follow from them."""
+    folder = asked.cxc_path or os.path.normpath(os.path.join(subject.folder, "..", "cxc"))
+    ratings = annotations.read_cxc(folder, "val" if subject.split in ("dev", "val") else "test",
+                                   ids.images, ids.captions)
+    return Crisscrossed(ratings, annotations.cxc_pairs(ratings, subject.caption_image,
+                                                       asked.cxc_rule))
 
 
-def matches(side: str, pairs: Pairs) -> str:
-    return f"{SIDES[side]}: {len(pairs.query):,} matches of {len(np.unique(pairs.query)):,} queries"
-
+# ---- the members as points, or with the variances of other items
 
 def means_only(subject: Subject) -> list[Member]:
     """The members as points, compared by the cosine: the row that shows what the variances do."""
@@ -192,31 +166,61 @@ def shuffled(subject: Subject) -> list[Member]:
     return [Member(m.similarity, *deal_variances(m.images, m.captions)) for m in subject.members]
 
 
+def deal_variances(images: Embedding, captions: Embedding,
+                   seed: int = 0) -> tuple[Embedding, Embedding]:
+    """Both sides with the variances of other items; points stay as they are.
+
+    Each side goes round one random circle, so that no item keeps its own variances. The circles are
+    drawn one after the other: with as many captions as images, a common one would leave matching
+    variances together.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def dealt(e: Embedding) -> Embedding:
+        circle = torch.randperm(len(e.mean), generator=generator).to(e.mean.device)
+        if e.log_var is None:
+            return e
+        log_var = torch.empty_like(e.log_var)
+        log_var[circle] = e.log_var[circle.roll(1)]
+        return e._replace(log_var=log_var)
+    return dealt(images), dealt(captions)
+
+
+def uses_variances(task: Task) -> bool:
+    """Whether any member has variances and compares by them: the cosine looks at means alone, and
+    variances that points were given later rank nothing."""
+    subject = task.subject
+    return subject.gaussian and subject.variances is None and not all(
+        isinstance(m.similarity, Cosine) for m in subject.members)
+
+
+def uses_control(task: Task) -> bool:
+    """Whether --uncertainty asks for the row of other items' variances."""
+    return task.asked.uncertainty and task.asked.control and uses_variances(task)
+
+
 # ---- how protocols run: (task, galleries, name) -> numbers
 
 def each(run: Callable[[Task, list[Gallery], str], dict]) -> Callable[[Task, dict], dict]:
     """A protocol that runs over everything and then over the folds, each by itself."""
-    return lambda task, galleries: {name: run(task, parts, name) for name,
-                                    parts in galleries.items()}
+    def over_all(task: Task, galleries: dict[str, list[Gallery]]) -> dict[str, dict]:
+        results = {}
+        for name, parts in galleries.items():
+            began = time.perf_counter()
+            results[name] = run(task, parts, name)
+            task.seconds[name] = time.perf_counter() - began
+        return results
+    return over_all
 
 
 def recalls(columns: Callable[[Task], Callable]) -> Callable[[Task, dict], dict]:
     """A protocol of recalls of the original pairs by the scores columns(task), in blocks."""
-    def run(task: Task, galleries: list[Gallery], name: str) -> dict:
-        began = time.perf_counter()
-        numbers = protocols.recalls(task.subject, columns(task), galleries, task.asked.block,
-                                    task.record, name)
-        task.seconds[name] = time.perf_counter() - began
-        return numbers
-    return each(run)
+    return each(lambda task, galleries, name: protocols.recalls(
+        task.subject, columns(task), galleries, task.asked.block, task.record, name))
 
 
 def run_rerank(task: Task, galleries: list[Gallery], name: str) -> dict:
-    began = time.perf_counter()
-    numbers = protocols.two_stages(task.subject, task.asked.rerank, galleries, task.record, name)
-    if name == "rerank":
-        numbers |= {"seconds": time.perf_counter() - began, "seconds_full": task.seconds["full"]}
-    return numbers
+    return protocols.two_stages(task.subject, task.asked.rerank, galleries, task.record, name)
 
 
 def run_pmrp(task: Task, galleries: list[Gallery], name: str) -> dict:
@@ -230,13 +234,14 @@ def run_eccv(task: Task, galleries: list[Gallery], name: str) -> dict:
 
 def run_positives(task: Task, galleries: list[Gallery], name: str, members=None) -> dict:
     """members: what takes the place of the subject's own, as a function of the subject."""
-    pairs = {side: listed.pairs for side, listed in task.judged["positives"].items()}
+    listed = task.judged["positives"]
     scores = task.scores if members is None else subjects.score_matrix(
         replace(task.subject, members=members(task.subject)), task.asked.block)
-    numbers = protocols.recalls_of_matches(scores, pairs, galleries, task.record, name, "rp",
-                                           average=True)
-    for side, listed in task.judged["positives"].items():
-        numbers[side]["without"] = listed.without
+    numbers = protocols.recalls_of_matches(
+        scores, {side: of.pairs for side, of in listed.items()}, galleries, task.record, name, "rp",
+        average=True)
+    for side, of in listed.items():
+        numbers[side]["without"] = of.without
     return numbers
 
 
@@ -258,104 +263,84 @@ def run_cxc(task: Task, galleries: dict[str, list[Gallery]]) -> dict[str, dict]:
 
 
 # To add a protocol:
-# 1. Write a function (task, galleries, name) -> its numbers, such as {"i2t": {"mine": 12.5}, "t2i": {...}} in percent.
-#    It adds the outcome of every query to task.record under `name` and works for one gallery and for five folds.
-# 2. If it needs a file, write a reader (subject, ids, asked) -> what the file holds, or None if no option asks for it.
-#    The function finds what was read in task.judged; an option goes to evaluate.py and, by its name, to Asked.
-# 3. Add a line here: "mine": Protocol(each(run_mine), read=read_mine).
+# 1. Write a function (task, galleries, name) -> its numbers, such as
+#    {"i2t": {"mine": 12.5}, "t2i": {...}} in percent. It adds the outcome of every query to
+#    task.record under `name` and works for one gallery and for five folds.
+# 2. If it needs a file, write a reader (subject, ids, asked) -> what the file holds. The function
+#    finds that in task.judged; an option goes to evaluate.py and, by its name, to Asked.
+# 3. Add a line here: "mine": Protocol(each(run_mine), lambda task: task.asked.mine, read_mine).
 # 4. Add its title to report.TITLES and the heads of new columns to report.NAMES.
 PROTOCOLS: dict[str, Protocol] = {
-    "full": Protocol(recalls(lambda task: task.columns), lambda task: True, title="image to text and text to image"),
+    "full": Protocol(recalls(lambda task: task.columns), lambda task: True,
+                     title="image to text and text to image"),
     "bank": Protocol(recalls(lambda task: subjects.normalised(task.columns, task.subject.bank)),
                      lambda task: task.subject.bank is not None),
     "mean_only": Protocol(recalls(lambda task: subjects.image_text(means_only(task.subject))),
-                          lambda task: uses_variances(task.subject)),
+                          uses_variances),
     "shuffled": Protocol(recalls(lambda task: subjects.image_text(shuffled(task.subject))),
-                         lambda task: task.asked.uncertainty and task.asked.control and uses_variances(task.subject),
-                         folds=False),
+                         uses_control, folds=False),
     "rerank": Protocol(each(run_rerank), lambda task: task.asked.rerank > 0),
-    "pmrp": Protocol(each(run_pmrp), read=read_instances, lines=instance_lines, title="PMRP", matrix=True),
-    "eccv": Protocol(each(run_eccv), read=read_eccv, lines=eccv_lines, title="ECCV Caption", matrix=True, folds=False),
-    "positives": Protocol(each(run_positives), read=read_positives, lines=positive_lines, title="--positives",
-                          matrix=True, folds=False),
-    "positives_mean_only": Protocol(each(partial(run_positives, members=means_only)), folds=False, asked=lambda task: (
-        "positives" in task.judged and uses_variances(task.subject))),
-    "positives_shuffled": Protocol(each(partial(run_positives, members=shuffled)), folds=False, asked=lambda task: (
-        "positives" in task.judged and task.asked.uncertainty and task.asked.control and uses_variances(task.subject))),
+    "pmrp": Protocol(each(run_pmrp), lambda task: task.asked.pmrp, read_instances, "PMRP",
+                     matrix=True),
+    "eccv": Protocol(each(run_eccv), lambda task: task.asked.eccv, read_eccv, "ECCV Caption",
+                     matrix=True, folds=False),
+    "positives": Protocol(each(run_positives), lambda task: task.asked.positives, read_positives,
+                          "--positives", matrix=True, folds=False),
+    "positives_mean_only": Protocol(each(partial(run_positives, members=means_only)),
+                                    lambda task: task.asked.positives and uses_variances(task),
+                                    folds=False),
+    "positives_shuffled": Protocol(each(partial(run_positives, members=shuffled)),
+                                   lambda task: task.asked.positives and uses_control(task),
+                                   folds=False),
     # It lets go of the matrix of scores, so it stands last.
-    "cxc": Protocol(run_cxc, read=read_cxc, lines=cxc_lines, images=False, matrix=True),
+    "cxc": Protocol(run_cxc, lambda task: task.asked.cxc, read_cxc, images=False, matrix=True),
 }
 
 
-def name_over_folds(name: str) -> str:
-    """The key of a protocol's mean over five folds in results.json."""
-    return "folds5" if name == "full" else f"{name}_folds5"
-
-
-def check_asked(subject: Subject, asked: Asked) -> None:
-    """Raises InputError on --fold5 and --rerank where the subject does not allow them."""
-    if asked.fold5 and subject.n_images < 5 * subjects.FOLD:
-        raise InputError(f"--fold5 needs 5 x 1,000 images and {subject.name} has "
-                         f"{subject.n_images:,}; leave it out or name a larger split (COCO: "
-                         "testall for precomputed features)")
-    if asked.rerank and not (subject.members and all(m.similarity.parts for m in subject.members)):
-        raise InputError(f"--rerank {asked.rerank} saves time where words are compared with "
-                         f"regions, and {subject.name} is scored by {subject.similarity}; leave "
-                         "it out, or evaluate a model of --sim scan")
-    if asked.rerank >= max(subject.n_images, len(subject.caption_image)):
-        raise InputError(f"--rerank {asked.rerank} keeps all of {subject.n_images:,} images and "
-                         f"{len(subject.caption_image):,} captions, so nothing is saved; give "
-                         "fewer, 100 is usual, or leave it out")
+def refuse_unfit(subject: Subject, asked: Asked) -> None:
+    """Raises InputError on --fold5, --rerank and --uncertainty where the subject does not allow
+    them."""
+    n, m = subject.n_images, len(subject.caption_image)
+    in_parts = subject.members and all(member.similarity.parts for member in subject.members)
+    for unfit, sentence in (
+            (asked.fold5 and n < 5 * subjects.FOLD,
+             f"--fold5 needs 5 x 1,000 images and {subject.name} has {n:,}; leave it out or name a "
+             "larger split (COCO: testall for precomputed features)"),
+            (asked.rerank and not in_parts,
+             f"--rerank {asked.rerank} saves time where words are compared with regions, and "
+             f"{subject.name} is scored by {subject.similarity}; leave it out, or evaluate a model "
+             "of --sim scan"),
+            (asked.rerank >= max(n, m),
+             f"--rerank {asked.rerank} keeps all of {n:,} images and {m:,} captions, so nothing is "
+             "saved; give fewer, 100 is usual, or leave it out"),
+            (asked.uncertainty and not subject.gaussian,
+             f"--uncertainty: {subject.name} has points, which have no uncertainty; evaluate a "
+             "Gaussian model, or give them variances with --variances")):
+        if unfit:
+            raise InputError(sentence)
 
 
 @torch.no_grad()
 def run_protocols(task: Task) -> dict[str, dict]:
     """The "protocols" of results.json. Raises InputError where the options do not fit the
     subject."""
-    check_asked(task.subject, task.asked)
+    refuse_unfit(task.subject, task.asked)
     results = {}
     for name, protocol in PROTOCOLS.items():
-        if not protocol.is_asked(name, task):
+        if not protocol.asked(task):
             continue
         if protocol.images and not task.subject.has_images:
             task.absent += [f"{protocol.title}: there are no images"] if protocol.title else []
             continue
         galleries = {name: subjects.everything(task.subject)}
         if task.asked.fold5 and protocol.folds:
-            galleries[name_over_folds(name)] = subjects.folds(task.subject)
+            galleries["folds5" if name == "full" else f"{name}_folds5"] = subjects.folds(
+                task.subject)
         results |= protocol.run(task, galleries)
+    if "rerank" in results:
+        results["rerank"] |= {"seconds": task.seconds["rerank"],
+                              "seconds_full": task.seconds["full"]}
     return results
-
-
-# ---- the same members as points, or with the variances of other items
-
-def deal_variances(images: Embedding, captions: Embedding, seed: int = 0) -> tuple[Embedding,
-                                                                                   Embedding]:
-    """Both sides with the variances of other items: the control that shows whether it matters whose
-    they are.
-
-    Each side goes round one random circle, so that no item keeps its own variances. The circles are
-    drawn one after the other: with as many captions as images, a common one would leave matching
-    variances together. Points stay as they are.
-    """
-    generator = torch.Generator().manual_seed(seed)
-
-    def dealt(e: Embedding) -> Embedding:
-        circle = torch.randperm(len(e.mean), generator=generator).to(e.mean.device)
-        if e.log_var is None:
-            return e
-        log_var = torch.empty_like(e.log_var)
-        log_var[circle] = e.log_var[circle.roll(1)]
-        return e._replace(log_var=log_var)
-    return dealt(images), dealt(captions)
-
-
-def uses_variances(subject: Subject) -> bool:
-    """Whether any member has variances and compares by them: the cosine looks at means alone, and
-    variances that points were given later rank nothing."""
-    given = subject.variances is not None
-    return subject.gaussian and not given and not all(isinstance(m.similarity, Cosine)
-                                                      for m in subject.members)
 
 
 # ---- everything about a subject
@@ -372,65 +357,48 @@ def uncertainties(subject: Subject, measure=uncertainty) -> dict[str, np.ndarray
     return results
 
 
-def uncertainty_results(values: dict[str, np.ndarray], record: Record, asked: Asked) -> dict[str,
-                                                                                             dict]:
-    """Mean and deviation of the uncertainties of each side and, with --uncertainty, what they say
-    of its recalls."""
-    results = {}
-    for side, v in values.items():
-        results[side] = {"mean": float(v.mean()), "std": float(v.std())}
-        ranks = record.get(("full", "i2t" if side == "images" else "t2i", "rank"))
-        if asked.uncertainty and ranks is not None:
-            results[side] |= protocols.uncertainty_report(v, ranks)
-    return results
-
-
 def chances(subject: Subject, over_folds: bool) -> dict[str, dict]:
     """What a random order gives, in the gallery of everything and, where asked, as the mean over
     the folds."""
-    results = {"full": metrics.chance(subject.caption_image, subject.n_images)}
+    owner = subject.caption_image
+    results = {"full": metrics.chance(owner, subject.n_images)}
     if over_folds:
-        results["folds5"] = metrics.average([metrics.chance(subject.caption_image[captions]
-                                                            - images[0], len(images)) for images,
-                                             captions in subjects.folds(subject)])
+        results["folds5"] = metrics.average([
+            metrics.chance(owner[captions] - images[0], len(images))
+            for images, captions in subjects.folds(subject)])
     return results
 
 
-def assess(subject: Subject, judged: Judgements, asked: Asked) -> tuple[dict, Record,
-                                                                        dict[str, np.ndarray]]:
+def assess(subject: Subject, judged: Judgements,
+           asked: Asked) -> tuple[dict, Record, dict[str, np.ndarray]]:
     """All that the options ask about one subject: what results.json holds, the outcome of every
     query, and the uncertainties of `uncertainties`. Raises InputError where the options do not fit
     the subject."""
-    task, values = Task(subject, judged, asked), uncertainties(subject)
+    task, log_dets = Task(subject, judged, asked), uncertainties(subject)
     numbers = run_protocols(task)
+    ranks = {side: task.record["full", side, "rank"] for side in ("i2t", "t2i")
+             if "full" in numbers}
+    spread = {side: {"mean": float(of.mean()), "std": float(of.std())}
+              for side, of in log_dets.items()}
+    for side, of in ranks.items() if asked.uncertainty else ():
+        queries = "images" if side == "i2t" else "captions"
+        if queries in spread:
+            spread[queries] |= protocols.uncertainty_report(log_dets[queries], of)
+    shown = "pmrp" in judged and subject.members and subject.has_images
+    parts = {"chance": ranks and chances(subject, asked.fold5),
+             "bank": subject.bank and subject.bank.report,
+             "variances": subject.variances and subject.variances.report,
+             "notes": subject.notes,
+             "best_ranks": {side: metrics.best_rank_means(of[~np.isnan(of)])
+                            for side, of in ranks.items()},
+             "absent": task.absent,
+             "neighbours": shown and protocols.neighbours(subject, judged["pmrp"]),
+             "unknown_words": subject.unknown_words, "uncertainty": spread}
     results = {"checkpoints": subject.name.split(" + "), "data_name": subject.data_name,
                "split": subject.split or None, "similarity": subject.similarity,
                "images": subject.n_images, "captions": len(subject.caption_image),
-               "protocols": numbers}
-    if numbers.get("full"):
-        results["chance"] = chances(subject, asked.fold5)
-    if subject.bank:
-        results["bank"] = subject.bank.report
-    if subject.variances:
-        results["variances"] = subject.variances.report
-    if subject.notes:
-        results["notes"] = subject.notes
-    if numbers.get("full"):
-        ranks = {side: task.record["full", side, "rank"] for side in ("i2t", "t2i")}
-        results["best_ranks"] = {side: metrics.best_rank_means(r[~np.isnan(r)]) for side,
-                                 r in ranks.items()}
-    if task.absent:
-        results["absent"] = task.absent
-    if "pmrp" in judged and subject.members and subject.has_images:
-        results["neighbours"] = protocols.neighbours(subject, judged["pmrp"])
-    if subject.unknown_words:
-        results["unknown_words"] = subject.unknown_words
-    if asked.uncertainty and not values:
-        raise InputError(f"--uncertainty: {subject.name} has points, which have no uncertainty; "
-                         "evaluate a Gaussian model, or give them variances with --variances")
-    if values:
-        results["uncertainty"] = uncertainty_results(values, task.record, asked)
-    return without_nan(results), task.record, values
+               "protocols": numbers} | {name: of for name, of in parts.items() if of}
+    return without_nan(results), task.record, log_dets
 
 
 def without_nan(value):

@@ -487,7 +487,7 @@ def test_a_protocol_is_added_by_a_function_a_reader_and_a_line(small, monkeypatc
     path.write_text("0 5")
 
     def read_wanted(subject, ids, asked):
-        return np.array([int(row) for row in path.read_text().split()]) if asked.pmrp else None
+        return np.array([int(row) for row in path.read_text().split()])
 
     def run_wanted(task, galleries, name):
         """Mean reciprocal rank of the wanted images: 100 over the 1-based rank of their best caption, on average."""
@@ -500,7 +500,7 @@ def test_a_protocol_is_added_by_a_function_a_reader_and_a_line(small, monkeypatc
         task.record.add(name, "i2t", mrr=np.full(task.subject.n_images, np.nan))
         return subjects.mean_over(results)
 
-    one = Protocol(assess.each(run_wanted), read=read_wanted, matrix=True)
+    one = Protocol(assess.each(run_wanted), lambda task: task.asked.pmrp, read_wanted, matrix=True)
     monkeypatch.setattr(assess, "PROTOCOLS", {"full": assess.PROTOCOLS["full"], "wanted": one})
     monkeypatch.setitem(report.TITLES, "wanted", "Wanted images")
     monkeypatch.setitem(report.NAMES, "mrr", "MRR")
