@@ -16,15 +16,25 @@ from collections import Counter
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, filename, natural, probability, run_arguments, torch_device, up_to
+from cli import (
+    Arguments,
+    InputError,
+    filename,
+    natural,
+    probability,
+    run_arguments,
+    torch_device,
+    up_to,
+)
 from evaluation.calibration import Calibration, calibration_file
 from evaluation.encode import encode
 from evaluation.open import Run, Where, load_run, newest_run, output_file
 from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, picture_file
+from evaluation.variances import View
 from files.reading import below, holds_keys, is_drawn
 from files.writing import output, save_json
 from inputs import Photos, image_batches
@@ -75,7 +85,7 @@ def draw_retrieval(opt) -> None:
     """
     device, path = torch_device(opt.device), opt.checkpoint or newest_run()
     target = picture_file(output_file(opt.output, path, "retrieval.png", is_drawn), [path])
-    calibration, sure = calibration_to_show(path, opt), None
+    calibration = calibration_to_show(path, opt)
     run = opened(path, opt)
     trust = calibration and trust_in(calibration, path, run.trained.weights,
                                      run.trained.options.sim)
@@ -94,49 +104,39 @@ def draw_retrieval(opt) -> None:
         if captions.log_var is not None:
             order = uncertainty(captions).argsort().cpu()
         index = order[[round(q * (len(order) - 1)) for q in SPREAD]]
-        texts, owner = [split.captions[m]
-                        for m in index], split.caption_image[index.numpy()].tolist()
+        texts = [split.captions[m] for m in index]
+        owner = split.caption_image[index.numpy()].tolist()
         queries = captions.rows(index.to(device))
-    scores = trained.similarity(images, queries).T.cpu()                              # (queries, N)
-    query_uncertainty, image_uncertainty = (None if e.log_var is None else uncertainty(e).tolist()
-                                            for e in (queries, images))
-    if trust:
-        sure = [(badge_of(p, opt.unsure), opt.unsure is None or p >= opt.unsure)
-                for p in trust.chances(scores).amax(1).tolist()]
-
-    top, rankings = min(opt.top, scores.shape[1]), scores.argsort(descending=True)
-    rows = []
-    for q, text in enumerate(texts):
-        facts = [] if query_uncertainty is None else [f"uncertainty {query_uncertainty[q]:.1f}"]
+    scores = trained.similarity(images, queries).T.cpu()                          # (queries, N)
+    of_query, of_image = (None if e.log_var is None else uncertainty(e).tolist()
+                          for e in (queries, images))
+    sure = trust.chances(scores).amax(1).tolist() if trust else [None] * len(texts)
+    top, rows = min(opt.top, scores.shape[1]), []
+    rankings = scores.argsort(descending=True)[:, :top].tolist()
+    for q, (text, score, ranking) in enumerate(zip(texts, scores, rankings)):
+        facts = [] if of_query is None else [f"uncertainty {of_query[q]:.1f}"]
         if owner[q] is not None:
-            rank = int((scores[q] >= scores[q, owner[q]]).sum())
-            facts.append(f"its own image is number {rank} of {scores.shape[1]:,}")
-        cells = []
-        for i in rankings[q, :top].tolist():
-            label = "" if image_uncertainty is None else f" (unc. {image_uncertainty[i]:.1f})"
-            cells.append(Cell(photos.open(i, THUMBNAIL), f"{scores[q, i]:.3f}{label}",
-                              OWN if i == owner[q] else None))
-        if sure:
-            cells[0] = cells[0]._replace(badge=sure[q][0], sure=sure[q][1])
+            rank = int((score >= score[owner[q]]).sum())
+            facts.append(f"its own image is number {rank} of {len(score):,}")
+        cells = [Cell(photos.open(i, THUMBNAIL), f"{score[i]:.3f}"
+                      + (f" (unc. {of_image[i]:.1f})" if of_image else ""),
+                      OWN if i == owner[q] else None) for i in ranking]
+        if trust:
+            said = badge_of(sure[q], opt.unsure)
+            cells[0] = cells[0]._replace(badge=said, sure=opt.unsure is None
+                                         or sure[q] >= opt.unsure)
+            print(f"{text} -> {photos.name(ranking[0])}, {said}")
         rows.append(Row(text, "; ".join(facts), cells))
     legend = "" if opt.captions else "; green: its own"
     draw_rows(target, f"{run.folder[1]} {opt.split}, {trained.options.sim}: the best {top} of "
               f"{len(split.images):,} images for a caption{legend}", rows, top)
-    for text, ranking, (said, _) in zip(texts, rankings, sure or ()):
-        print(f"{text} -> {photos.name(ranking[0])}, {said}")
-    for note in (*run.notes,
-                 *(calibration.notes("t2i", run.folder[1], len(split.images)) if calibration
-                   else ())):
+    for note in [*run.notes, *(calibration.notes(run.folder[1], len(split.images))
+                               if calibration else ())]:
         print(f"note: {note}")
     print(f"picture of {len(texts)} captions and their best {top} images in {target}")
 
 
 # ---- captions that VSRN's captioner writes
-
-def spell(caption: list[int], vocab) -> list[str]:
-    """The words of a generated caption."""
-    return [vocab.words[number] for number in caption if number != END]
-
 
 def word_precision(captions: list[list[str]], references: list[list[list[str]]],
                    groups: dict | None = None) -> dict:
@@ -150,37 +150,35 @@ def word_precision(captions: list[list[str]], references: list[list[list[str]]],
     references of another image, averaged over all N - 1 others. The part of "own" above "other"
     comes from the image; the rest comes from knowing what captions are like.
     """
-    kinds = {"content": lambda text: [word for word in text if not is_function(word)],
-             "function": lambda text: [word for word in text if is_function(word)],
+    def words(which):
+        return lambda text: list(filter(which, text))
+    kinds = {"content": words(lambda word: not is_function(word)), "function": words(is_function),
              "pairs": lambda text: [pair for pair in zip(text, text[1:])
                                     if not any(map(is_function, pair))],
-             **{name: lambda text, group=group: [word for word in text if word in group] for name,
-                group in (groups or {}).items()}}
+             **{name: words(group.__contains__) for name, group in (groups or {}).items()}}
     result = {}
     for kind, items in kinds.items():
         generated = [(item, i) for i, caption in enumerate(captions) for item in items(caption)]
         true = [{item for text in texts for item in items(text)} for texts in references]
-        # item -> images that have it
-        images = Counter(item for of_image in true for item in of_image)
-        hits = [item in true[i] for item, i in generated]
-        others = [(images[item] - hit) / max(1, len(true) - 1) for (item, _),
-                  hit in zip(generated, hits)]
-        result[kind] = {"words": len(generated), "own": 100 * float(np.mean(hits)) if generated
-                        else None, "other": 100 * float(np.mean(others)) if generated and len(true)
-                        > 1 else None}
+        images = Counter(item for of_image in true for item in of_image)      # that have an item
+        own = [item in true[i] for item, i in generated]
+        other = [(images[item] - hit) / max(1, len(true) - 1)
+                 for (item, _), hit in zip(generated, own)]
+        result[kind] = {"words": len(generated),
+                        "own": 100 * float(np.mean(own)) if own else None,
+                        "other": 100 * float(np.mean(other)) if own and len(true) > 1 else None}
     return result
 
 
 @torch.no_grad()
-def caption_images(model: nn.Module, images, width: int, device,
-                   workers: int = 0) -> list[list[int]]:
+def caption_images(model, images, width: int, device, workers: int) -> list[list[int]]:
     """A caption by the model's captioner for every image of a split, in their order, as lists of
     word numbers."""
     captions = []
     with tqdm(total=len(images), desc="captions", disable=None, leave=False) as bar:
         for batch in image_batches(images, 128, workers):
-            captions += model.terms["captioner"].beam(model.image_tower.trunk(batch.to(device)),
-                                                      width)
+            features = model.image_tower.trunk(batch.to(device))
+            captions += model.terms["captioner"].beam(features, width)
             bar.update(len(batch))
     return captions
 
@@ -190,6 +188,10 @@ def write_captions(opt) -> None:
     fit."""
     if not 1 <= opt.beam <= 1000:
         raise InputError(f"--beam {opt.beam}: a beam has from 1 to 1,000 captions; 3 is usual")
+    groups = [name for name, _ in opt.words or ()]
+    if len(set(groups)) < len(groups):
+        raise InputError(f"--words names a group twice among {', '.join(groups)}; give each "
+                         "another name")
     device, run = torch_device(opt.device), opt.checkpoint or newest_run()
     if opt.output:
         output(opt.output, holds_keys("checkpoint", "data_name", "split", "beam", "precision",
@@ -206,20 +208,17 @@ def write_captions(opt) -> None:
     references = [[] for _ in range(count)]                          # caption numbers of each image
     for m, i in enumerate(split.caption_image):
         references[i].append(m)
-    captions = caption_images(trained.to(device).model, split.images, opt.beam, device, opt.workers)
-    captions = [spell(caption, trained.vocab) for caption in captions]
+    captions = [[trained.vocab.words[number] for number in caption if number != END]
+                for caption in caption_images(trained.to(device).model, split.images, opt.beam,
+                                              device, opt.workers)]
     names = split.photo_names or split.image_ids or [None] * count
 
-    for i in opt.image_index if opt.image_index else range(min(opt.images, count)):
+    for i in opt.image_index or range(min(opt.images, count)):
         title = f"image {i}" if names[i] is None else f"image {i} ({names[i]})"
         print(f"{title}\n  generated: {' '.join(captions[i])}\n  true:      "
               f"{split.captions[references[i][0]]}")
-    groups = dict(opt.words or [])
-    if len(groups) < len(opt.words or []):
-        raise InputError("--words names a group twice among "
-                         f"{', '.join(name for name, _ in opt.words)}; give each another name")
     precision = word_precision(captions, [[split.words[m] for m in rows] for rows in references],
-                               groups)
+                               dict(opt.words or ()))
     print(f"{name} {opt.split}, {count:,} images, beam {opt.beam}: generated words that a true "
           "caption of the image has")
     for kind, p in precision.items():
@@ -248,27 +247,15 @@ def group(text: str) -> tuple[str, set[str]]:
 
 # ---- latents: how near they are to the prior
 
-@torch.no_grad()
-def all_latents(model, split, tokens, device, batch_size: int = 128, workers: int = 0) -> dict[str, Tensor]:
-    """The latents of a split's images (N, D) and captions (M, D), one row per item.
+class Latents(View):
+    """What a model's towers make of items before any normalisation, in place of embeddings."""
 
-    An item with several parts gives a row per part, because the mean of its latents is not a
-    latent.
-    """
-    latents = {"images": [], "captions": []}
-    for batch in image_batches(split.images, batch_size, workers):
-        latent = model.image_tower(batch.to(device)).latent
-        latents["images"].append(real_rows(latent.value.float(), latent.n_parts).cpu())
-    order = torch.arange(len(tokens.length))
-    for index in order.split(batch_size):
-        numbers, lengths = tokens.batch(index.numpy())
-        latent = model.text_tower(numbers.to(device), lengths).latent
-        latents["captions"].append(real_rows(latent.value.float(), latent.n_parts).cpu())
-    return {side: torch.cat(rows) for side, rows in latents.items()}
+    def of(self, side: str, tower, *batch):
+        return tower(*batch).latent
 
 
-def prior_report(z: Tensor, generator: torch.Generator, permutations: int = 200) -> dict[str,
-                                                                                         float]:
+def prior_report(z: Tensor, generator: torch.Generator,
+                 permutations: int = 200) -> dict[str, float]:
     """How latents (R, D) differ from samples of N(0, I).
 
     norm: mean |z|. mean: |average z| / sqrt(D). variance: average over the dimensions. correlation:
@@ -283,7 +270,7 @@ def prior_report(z: Tensor, generator: torch.Generator, permutations: int = 200)
     centred = z - z.mean(0)
     covariance = centred.T @ centred / (n - 1)                                      # (D, D)
     std = covariance.diagonal().clamp(min=1e-12).sqrt()
-    correlation = covariance / std / std[:, None]
+    off = (covariance / std / std[:, None]).square().sum() - d
     eigenvalues = torch.linalg.eigvalsh(covariance)
     prior = torch.randn(n, d, generator=generator, dtype=z.dtype)                   # (R, D)
     label = torch.cat([torch.ones(n), -torch.ones(n)]).to(z)                        # (2 R,)
@@ -300,103 +287,91 @@ def prior_report(z: Tensor, generator: torch.Generator, permutations: int = 200)
     observed, *others = energy(z, torch.stack([label, *shuffled], 1))
     return {"norm": float(z.norm(dim=1).mean()), "mean": float(z.mean(0).norm() / d ** 0.5),
             "variance": float(std.square().mean()),
-            "correlation": float((correlation.square().sum() - d).clamp(min=0).div(d
-                                                                                   * (d
-                                                                                      - 1)).sqrt()),
+            "correlation": float(off.clamp(min=0).div(d * (d - 1)).sqrt()),
             "largest eigenvalue": float(eigenvalues[-1]),
             "smallest eigenvalue": float(eigenvalues[0]), "energy distance": float(observed),
             "p": float((1 + sum(e >= observed for e in others)) / (1 + permutations)),
             "on the sphere": float(energy(unit(z) * d ** 0.5, label[:, None])[0])}
 
 
+@torch.no_grad()
 def print_latents(opt) -> None:
     """The command `latents`: a table of `prior_report` for both sides and for samples of the prior
-    itself."""
+    itself. An item with several parts gives a latent per part, because their mean is none."""
     path, device = opt.checkpoint or newest_run(), torch_device(opt.device)
     run = opened(path, opt)
-    latents = all_latents(run.trained.to(device).model, run.split, run.tokens(), device,
-                          workers=opt.workers)
+    both = encode(Latents(run.trained.to(device).model), run.split, run.tokens(), device,
+                  workers=opt.workers)
     rows = {}
-    for side, z in latents.items():
+    for side, latent in zip(("images", "captions"), both):
+        z = real_rows(latent.value.float(), latent.n_parts).cpu()                   # (R, D)
         generator = torch.Generator().manual_seed(opt.seed)
         rows[side] = prior_report(z[torch.randperm(len(z), generator=generator)[:opt.rows]],
                                   generator)
-    z = torch.randn(min(opt.rows, len(latents["captions"])), z.shape[1], generator=generator)
-    rows["samples of N(0, I)"] = prior_report(z, generator)
+    samples = torch.randn(min(opt.rows, len(z)), z.shape[1], generator=generator)
+    rows["samples of N(0, I)"] = prior_report(samples, generator)
     print(f"{path}: latents of {run.folder[1]} {opt.split}, before the l2 norm, {z.shape[1]} "
           "numbers each")
     print(f"{'':22}" + "".join(f"{side:>20}" for side in rows))
     for key in rows["images"]:
-        print(f"{key:22}" + "".join(f"{rows[side][key]:>20.4g}" for side in rows))
+        print(f"{key:22}" + "".join(f"{of[key]:>20.4g}" for of in rows.values()))
 
 
 # ---- the command
 
-def retrieval_options(p: argparse.ArgumentParser) -> None:
-    """Add the options of `retrieval`."""
-    run_arguments(p, split="split to search")
-    p.add_argument("--photos", type=filename, help="folder of the photos that the precomputed "
-                   "features were made from")
-    p.add_argument("--captions", nargs="+", metavar="TEXT", help="captions to search for (default: "
-                   "five of the split)")
-    p.add_argument("--top", type=up_to(50), default=5, metavar="N", help="number of images to show "
-                   "per caption")
-    p.add_argument("--calibration", type=filename, metavar="FILE.json", help="says how sure each "
-                   "first answer is; evaluate.py --confidence writes it (default: "
-                   "calibration.json in the run folder, where there is one)")
-    p.add_argument("--unsure", type=probability, metavar="P", help="mark first answers of a lower "
-                   "probability as not sure; needs a calibration")
-    p.add_argument("--output", type=filename, metavar="FILE.png",
-                   help="picture to write (default: retrieval.png in the run folder)")
+def main(argv=None) -> None:
+    p = Arguments("Show what a trained model does.")
+    commands = p.add_subparsers(dest="shown", required=True,
+                                metavar="{retrieval,captions,latents}")
 
+    def command(name: str, work, description: str, split: str) -> argparse.ArgumentParser:
+        parser = commands.add_parser(name, help=description[0].lower() + description[1:],
+                                     description=description)
+        run_arguments(parser, split)
+        parser.set_defaults(work=work)
+        return parser
 
-def caption_options(p: argparse.ArgumentParser) -> None:
-    """Add the options of `captions`."""
-    run_arguments(p, split="split to caption; the counts are over all of its images")
-    printed = p.add_mutually_exclusive_group()
+    add = command("retrieval", draw_retrieval,
+                  "Draw captions and the images that a model retrieves for them.",
+                  "split to search").add_argument
+    add("--photos", type=filename,
+        help="folder of the photos that the precomputed features were made from")
+    add("--captions", nargs="+", metavar="TEXT",
+        help="captions to search for (default: five of the split)")
+    add("--top", type=up_to(50), default=5, metavar="N",
+        help="number of images to show per caption")
+    add("--calibration", type=filename, metavar="FILE.json",
+        help="says how sure each first answer is; evaluate.py --confidence writes it (default: "
+        "calibration.json in the run folder, where there is one)")
+    add("--unsure", type=probability, metavar="P",
+        help="mark first answers of a lower probability as not sure; needs a calibration")
+    add("--output", type=filename, metavar="FILE.png",
+        help="picture to write (default: retrieval.png in the run folder)")
+
+    captions = command("captions", write_captions, "Write captions of images with the captioner of "
+                       "a VSRN model, and count how many of their words are true.",
+                       "split to caption; the counts are over all of its images")
+    printed = captions.add_mutually_exclusive_group()
     printed.add_argument("--images", type=natural, default=10, metavar="N",
                          help="print the captions of the first N images")
     printed.add_argument("--image_index", type=int, nargs="+", metavar="I",
                          help="print the captions of the images with these numbers, counted from 0")
-    p.add_argument("--beam", type=natural, default=3, help="width of the beam search (1: greedy "
-                   "search)")
-    p.add_argument("--words", type=group, nargs="+", metavar="NAME=WORD,WORD",
-                   help="also count these groups of words, for example colour=red,green,blue")
-    p.add_argument("--output", type=filename, metavar="FILE.json",
-                   help="file to write all captions, generated and true, and the counts to")
+    add = captions.add_argument
+    add("--beam", type=natural, default=3, help="width of the beam search (1: greedy search)")
+    add("--words", type=group, nargs="+", metavar="NAME=WORD,WORD",
+        help="also count these groups of words, for example colour=red,green,blue")
+    add("--output", type=filename, metavar="FILE.json",
+        help="file to write all captions, generated and true, and the counts to")
 
-
-def latent_options(p: argparse.ArgumentParser) -> None:
-    """Add the options of `latents`."""
-    run_arguments(p, "split whose latents are examined")
-    p.add_argument("--rows", type=up_to(100_000, least=2), default=1000,
-                   help="number of latents per side, compared with as many samples of the prior")
-    p.add_argument("--seed", type=natural, default=0, help="random seed of the samples and of the "
-                   "choice of latents")
-
-
-# name: (description, function that adds the options, function that does the work)
-COMMANDS = {"retrieval": ("Draw captions and the images that a model retrieves for them.",
-                          retrieval_options, draw_retrieval), "captions": ("Write captions of "
-                                                                           "images with the "
-                                                                           "captioner of a VSRN "
-                                                                           "model, and count how "
-                                                                           "many of their words "
-                                                                           "are true.",
-                                                                           caption_options,
-                                                                           write_captions),
-            "latents": ("Measure how near the latents of a run are to the prior N(0, I).",
-                        latent_options, print_latents)}
-
-
-def main(argv=None) -> None:
-    p = Arguments("Show what a trained model does.")
-    commands = p.add_subparsers(dest="shown", required=True, metavar="{" + ",".join(COMMANDS) + "}")
-    for name, (description, add_options, _) in COMMANDS.items():
-        add_options(commands.add_parser(name, help=description[:1].lower() + description[1:],
-                                        description=description))
+    add = command("latents", print_latents,
+                  "Measure how near the latents of a run are to the prior N(0, I).",
+                  "split whose latents are examined").add_argument
+    add("--rows", type=up_to(100_000, least=2), default=1000,
+        help="number of latents per side, compared with as many samples of the prior")
+    add("--seed", type=natural, default=0,
+        help="random seed of the samples and of the choice of latents")
     opt = p.parse_args(argv)
-    cli.run(f"show.py {opt.shown}", COMMANDS[opt.shown][2], opt)
+    cli.run(f"show.py {opt.shown}", opt.work, opt)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,10 @@ import itertools
 
 import numpy as np
 
-from evaluation.annotations import Crisscrossed, Pairs
+from evaluation.annotations import Pairs
+from evaluation.assess import without_nan
 from evaluation.confidence import Seen, title
+from evaluation.report import number
 from evaluation.subjects import Subject
 from metrics import spearman
 
@@ -20,6 +22,7 @@ SOURCES = {"positives": "true matches of --positives", "eccv": "matches of ECCV 
            "cxc": "mean rating of other items in Crisscrossed Captions",
            "fitting": "how many things of the photo the words fit",
            "disagreement": "how little an image's captions agree in words"}
+COLUMNS = {"rho": "rho", "rho_given_words": "given words", "rho_within_levels": "in levels"}
 
 
 def partial_spearman(x, y, given) -> float:
@@ -36,17 +39,19 @@ def partial_spearman(x, y, given) -> float:
 def truths(subject: Subject, judged: dict) -> dict[str, dict[str, np.ndarray]]:
     """How ambiguous each query is by the sources at hand: {source: {"t2i" | "i2t": (Q,)}}, NaN
     where it is unknown."""
-    n, sources = subject.n_images, {}
-    sizes = {"i2t": n, "t2i": len(subject.caption_image)}
+    n, owner, items = subject.n_images, subject.caption_image, subject.items
+    sizes, sources = {"i2t": n, "t2i": len(owner)}, {}
     for name in ("positives", "eccv"):
         if name in judged:
             sources[name] = {side: matches_of(getattr(of, "pairs", of), sizes[side])
                              for side, of in judged[name].items()}
     if "cxc" in judged:
-        sources["cxc"] = ratings_of_others(judged["cxc"], subject.caption_image, n)
-    if subject.items is not None and subject.items.captions is not None:
-        sources["disagreement"] = {"i2t": disagreement(subject.items.captions,
-                                                       subject.caption_image, n)}
+        rated = judged["cxc"].ratings["sits"]
+        other = owner[rated.first] != rated.second
+        sources["cxc"] = {side: mean_rating(query[other], rated.score[other], sizes[side])
+                          for side, query in (("t2i", rated.first), ("i2t", rated.second))}
+    if items is not None and items.captions is not None:
+        sources["disagreement"] = {"i2t": disagreement(items.captions, owner, n)}
     return sources
 
 
@@ -56,31 +61,25 @@ def matches_of(pairs: Pairs, queries: int) -> np.ndarray:
     return np.where(count > 0, count, np.nan)
 
 
-def ratings_of_others(judged: Crisscrossed, caption_image: np.ndarray,
-                      n: int) -> dict[str, np.ndarray]:
-    """The mean rating of the pairs of a caption with other images than its own, and of an image
-    with other captions."""
-    rated = judged.ratings["sits"]
-    other = caption_image[rated.first] != rated.second
-    results = {}
-    for side, query, size in (("t2i", rated.first, len(caption_image)), ("i2t", rated.second, n)):
-        count = np.bincount(query[other], minlength=size)
-        with np.errstate(invalid="ignore"):
-            results[side] = np.bincount(query[other], rated.score[other], minlength=size) / count
-    return results
+def mean_rating(query: np.ndarray, score: np.ndarray, queries: int) -> np.ndarray:
+    """The mean rating (Q,) of the pairs of each query with items that are not its own: of (K,)
+    queries and scores; NaN where there are none."""
+    with np.errstate(invalid="ignore"):
+        return (np.bincount(query, score, minlength=queries)
+                / np.bincount(query, minlength=queries))
 
 
 def disagreement(captions: list[str], caption_image: np.ndarray, n: int) -> np.ndarray:
     """1 - the mean Jaccard index of the words of two captions of an image (N,), NaN where it has
     fewer than two."""
-    words, of_image = [set(text.lower().split()) for text in captions], [[] for _ in range(n)]
-    for caption, image in enumerate(caption_image):
-        of_image[image].append(words[caption])
-
-    def of(sets):
-        both = [len(a & b) / max(1, len(a | b)) for a, b in itertools.combinations(sets, 2)]
-        return 1 - np.mean(both) if both else np.nan
-    return np.array([of(sets) for sets in of_image])
+    words = [set(text.lower().split()) for text in captions]
+    result = np.full(n, np.nan)
+    for image in range(n):
+        own = [words[m] for m in np.flatnonzero(caption_image == image)]
+        shares = [len(a & b) / max(1, len(a | b)) for a, b in itertools.combinations(own, 2)]
+        if shares:
+            result[image] = 1 - np.mean(shares)
+    return result
 
 
 def report(subject: Subject, judged: dict, seen: dict[str, Seen]) -> dict[str, dict]:
@@ -96,17 +95,16 @@ def report(subject: Subject, judged: dict, seen: dict[str, Seen]) -> dict[str, d
     words = None if texts is None else np.array([len(text.split()) for text in texts])
     results = {}
     for source, sides in truths(subject, judged).items():
+        levels = judged["positives"].levels if source == "positives" else None
         for side, truth in sides.items():
-            of = seen[side]
+            of, captions = seen[side], side == "t2i"
             known = ~np.isnan(truth[of.asked])
             if known.sum() < 3:
                 continue
-            queries, captions = of.asked[known], side == "t2i"
-            levels = judged["positives"].levels if source == "positives" and captions else None
+            queries = of.asked[known]
+            given = [None if x is None or not captions else x[queries] for x in (words, levels)]
             results.setdefault(source, {})["captions" if captions else "images"] = {
-                name: correlations(-value[known], truth[queries],
-                                   words[queries] if captions and words is not None else None,
-                                   None if levels is None else levels[queries])
+                name: correlations(-value[known], truth[queries], *given)
                 for name, value in of.values.items()}
     return results
 
@@ -127,14 +125,14 @@ def correlations(unsure: np.ndarray, truth: np.ndarray, words, levels=None) -> d
 
 def tables(results: dict) -> list:
     """Tables of `report`, as report.py has them, of the measures in SHOWN."""
-    made, heads = [], {"rho": "rho", "rho_given_words": "given words",
-                       "rho_within_levels": "in levels"}
+    tables = []
     for source, sides in results.items():
         for side, of in sides.items():
-            keys = [key for key in heads if any(key in numbers for numbers in of.values())]
+            keys = [key for key in COLUMNS if any(key in numbers for numbers in of.values())]
             rows = [(title(name, side),
-                     ["-" if np.isnan(numbers[key]) else f"{numbers[key]:.3f}" for key in keys])
+                     [number(without_nan(numbers[key]), "rho") for key in keys])
                     for name, numbers in of.items() if name in SHOWN]
-            made.append((f"{side} as queries: Spearman's rho of uncertainty and {SOURCES[source]}",
-                         [("", [heads[key] for key in keys])], rows))
-    return made
+            tables.append((
+                f"{side} as queries: Spearman's rho of uncertainty and {SOURCES[source]}",
+                [("", [COLUMNS[key] for key in keys])], rows))
+    return tables

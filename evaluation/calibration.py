@@ -18,7 +18,7 @@ from files.reading import FAULTS, read_json
 FORMAT = 1                            # of calibration.json
 # direction: (queries, items)
 SIDES = {"t2i": ("captions", "images"), "i2t": ("images", "captions")}
-RIDGE = 1e-2  # weight of the squares of the logistic's weights, beside the mean loss
+RIDGE = 1e-2          # weight of the squares of the logistic's weights, beside the mean loss
 LEVELS = 101                          # quantiles of log det Sigma that are kept
 
 
@@ -29,8 +29,8 @@ class Isotonic(NamedTuple):
 
     @classmethod
     def fit(cls, confidence, right) -> "Isotonic":
-        """The rising map of least squares (pool adjacent violators), within [1 / (n + 2), (n + 1) /
-        (n + 2)]."""
+        """The rising map of least squares (pool adjacent violators), within
+        [1 / (n + 2), (n + 1) / (n + 2)]."""
         x, which, n = *np.unique(confidence, return_inverse=True), len(confidence)
         size = np.bincount(which)
         y = optimize.isotonic_regression(np.bincount(which, np.asarray(right, float)) / size,
@@ -48,7 +48,7 @@ class Logistic(NamedTuple):
     """P(right) = sigmoid(w . z + b) of standardised features z (Q, F)."""
     names: list[str]
     mean: list[float]
-    std: list[float]  # 0 for a constant feature, which is not used: JSON has no infinity
+    std: list[float]      # 0 for a constant feature, which is not used: JSON has no infinity
     weights: list[float]
     bias: float
 
@@ -99,24 +99,23 @@ class Fitted(NamedTuple):
     @classmethod
     def of(cls, stored: dict) -> "Fitted":
         """Raises ValueError, KeyError or TypeError where `plain` did not write this."""
-        found = cls(**stored)
-        t, each = float(found.temperature), found.temperature_each
-        if not 0 < t < np.inf:
-            raise ValueError(f"temperature {t}")
-        logistic = [of and Logistic(**of) for of in (found.stacked, found.without_sigma)]
-        return cls(t, None if each is None else float(each), Isotonic(**found.isotonic), *logistic,
-                   int(found.queries), int(found.gallery))
+        of = cls(**stored)
+        if not 0 < of.temperature < np.inf:
+            raise ValueError(f"temperature {of.temperature}")
+        return of._replace(
+            isotonic=Isotonic(**of.isotonic), stacked=Logistic(**of.stacked),
+            without_sigma=of.without_sigma and Logistic(**of.without_sigma),
+            temperature=float(of.temperature), gallery=int(of.gallery))
 
 
-def stored(dev: Subject, split: str, fitted: dict[str, Fitted], sets: dict | None) -> dict:
-    """What calibration.json holds: what was fitted, on what, at what size of the gallery. split:
-    the name of what was calibrated on; sets: the limits of conformal sets."""
+def stored(dev: Subject, split: str, fitted: dict[str, Fitted]) -> dict:
+    """What calibration.json holds but for "sets", the limits of conformal sets: what was fitted, on
+    what, at what size of the gallery. split: the name of what was calibrated on."""
     return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "),
             **({"weights": dev.weights} if dev.weights else {}), "data_name": dev.data_name,
             "split": split, "similarity": dev.similarity, "images": dev.n_images,
             "captions": len(dev.caption_image),
-            **{side: of.plain() for side, of in fitted.items()},
-            **({"sets": sets} if sets else {}), **quantiles(dev)}
+            **{side: of.plain() for side, of in fitted.items()}, **quantiles(dev)}
 
 
 def quantiles(dev: Subject) -> dict:
@@ -124,23 +123,21 @@ def quantiles(dev: Subject) -> dict:
     largest}, by which that of a query is told to be small or large; {} where captions are
     points."""
     values = uncertainties(dev).get("captions")
-    if values is None:
-        return {}
-    return {"log_det": np.quantile(values, np.linspace(0, 1, LEVELS)).tolist()}
+    return {} if values is None else {
+        "log_det": np.quantile(values, np.linspace(0, 1, LEVELS)).tolist()}
 
 
 class Calibration(NamedTuple):
     """A calibration.json, and where it lies."""
     path: str
     checkpoints: list[str]
-    # digests of the models (checkpoints.Trained.weights); None of other embeddings
-    weights: list[str] | None
+    weights: list[str] | None         # digests (Trained.weights); None: other embeddings
     data_name: str
     similarity: str
     fitted: dict[str, Fitted]
-    # {"alpha", "images": in the gallery that they were fitted on, direction: {method:
+    # {"alpha", "images": in the gallery that they were fitted on, direction: {method: limit}};
+    # None where --sets was not given
     sets: dict | None
-                                      # limit}}; None where --sets was not given
     log_det: list[float] | None       # quantiles, see `quantiles`; None where captions are points
 
     def refuse_other(self, run: str, weights: str) -> None:
@@ -152,17 +149,17 @@ class Calibration(NamedTuple):
             raise InputError(f"{self.path} {why}; write it again with evaluate.py --confidence "
                              f"--checkpoint {run}")
 
-    def notes(self, side: str, data_name: str, gallery: int) -> list[str]:
-        """Sentences on what is searched and was not calibrated on: other data, a gallery of another
-        size."""
-        fitted, notes = self.fitted[side], []
+    def notes(self, data_name: str, images: int) -> list[str]:
+        """Sentences on images that are searched and were not calibrated on: of other data, or in a
+        gallery of another size."""
+        fitted, notes = self.fitted["t2i"].gallery, []
         if data_name != self.data_name:
             notes.append(f"the probabilities were calibrated on {self.data_name} and may not hold "
                          f"on {data_name}")
-        if gallery != fitted.gallery:
-            notes.append(f"the probabilities were calibrated on a gallery of {fitted.gallery:,} "
-                         f"and {gallery:,} are searched; they hold best for the size that they "
-                         "were calibrated on")
+        if images != fitted:
+            notes.append(f"the probabilities were calibrated on a gallery of {fitted:,} and "
+                         f"{images:,} are searched; they hold best for the size that they were "
+                         "calibrated on")
         return notes
 
 
@@ -171,20 +168,23 @@ def read_calibration(path: str) -> Calibration:
     fix = "write it again with evaluate.py --confidence"
     file = read_json(path, fix)
     try:
-        if file["calibration"] != FORMAT:
-            raise ValueError(f"its format is {file['calibration']!r}")
-        names, data_name, similarity = (file[name] for name in ("checkpoints", "data_name",
-                                                                "similarity"))
-        if not (names and isinstance(names, list)
-                and all(isinstance(x, str) for x in (*names, data_name, similarity))):
-            raise ValueError("it does not say of which model it is")
+        names, data_name, similarity = (
+            file[name] for name in ("checkpoints", "data_name", "similarity"))
         weights, sets = file.get("weights"), file.get("sets")
-        if weights is not None and not (isinstance(weights, list) and len(weights) == len(names)):
-            raise ValueError("it does not say which weights each model has")
+        known = names and isinstance(names, list) and all(
+            isinstance(x, str) for x in (*names, data_name, similarity))
+        for fault, sentence in (
+                (file["calibration"] != FORMAT, f"its format is {file['calibration']!r}"),
+                (not known, "it does not say of which model it is"),
+                (weights is not None and not (isinstance(weights, list)
+                                              and len(weights) == len(names)),
+                 "it does not say which weights each model has")):
+            if fault:
+                raise ValueError(sentence)
         if sets is not None:
-            limits = {side: {name: float(limit) for name, limit in sets[side].items()}
-                      for side in SIDES}
-            sets = {"alpha": float(sets["alpha"]), "images": int(sets["images"]), **limits}
+            sets = {"alpha": float(sets["alpha"]), "images": int(sets["images"]),
+                    **{side: {name: float(limit) for name, limit in sets[side].items()}
+                       for side in SIDES}}
         return Calibration(path, names, weights, data_name, similarity,
                            {side: Fitted.of(file[side]) for side in SIDES}, sets,
                            file.get("log_det") and sorted(map(float, file["log_det"])))

@@ -5,8 +5,8 @@ A run is calibrated on its dev split. Embeddings and scores of other models are 
 second file (--calibration), or on a random part of their images (--calibrate_on), which is then
 left out of the judgement.
 """
-import copy
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from cli import InputError
 from evaluation import ambiguity, confidence, promises
 from evaluation.calibration import SIDES, stored
 from evaluation.confidence import Seen
+from evaluation.items import Order
 from evaluation.posterior import answers, rows_of
 from evaluation.subjects import Member, Subject
 from files.reading import read_lines
@@ -26,7 +27,7 @@ class Asked(NamedTuple):
     confidence: bool = False
     sets: float | None = None         # share of queries whose set may lack a right answer
     absent: float | None = None       # share of queries without an answer that may get one
-    calibrate_on: float | None = None # share of the images
+    calibrate_on: float | None = None          # share of the images
     calibration: str | None = None    # file of other items
     negatives: str | None = None      # file of captions that no image shows
 
@@ -44,14 +45,10 @@ def part(subject: Subject, images: np.ndarray) -> Subject:
     """The images at positions `images` (n,), rising, and their captions, as a subject of their
     own."""
     captions = np.flatnonzero(np.isin(subject.caption_image, images))
-    new = copy.copy(subject)
-    new.members = [Member(m.similarity, m.images.rows(images), m.captions.rows(captions))
-                   for m in subject.members]
-    new.scores = None if subject.scores is None else np.asarray(subject.scores)[images][:, captions]
-    new.caption_image = np.searchsorted(images, subject.caption_image[captions])
-    new.n_images = len(images)
-    new.items = None
-    return new
+    some = replace(subject, items=None, n_images=len(images),
+                   caption_image=np.searchsorted(images, subject.caption_image[captions]))
+    some.take(Order(images, captions, []))
+    return some
 
 
 def to_calibrate_on(subject: Subject, share: float | None,
@@ -80,42 +77,41 @@ def assess_certainty(subject: Subject, judged: dict, asked: Asked, opened: Calla
     dev, test, images = to_calibrate_on(subject, asked.calibrate_on, opened)
     on = f"a random {asked.calibrate_on:g} of the images" if asked.calibrate_on else (
         asked.calibration or f"{dev.data_name} {dev.split}")
-    fitted, results, made, seen, limits = confidence.fit(dev), {}, [], {}, {}
+    fitted, results, tables, seen = confidence.fit(dev), {}, [], {}
+    calibration = stored(dev, on, fitted)
     lines = [f"calibrated on {dev.n_images:,} images and {len(dev.caption_image):,} captions "
              f"({on}), judged on {test.n_images:,} and {len(test.caption_image):,}"]
     if asked.confidence:
-        results["confidence"], seen = confidence.judge_both(test, fitted)
+        worth, seen = confidence.judge_both(test, fitted)
         places = {"images": images,
                   "captions": np.flatnonzero(np.isin(subject.caption_image, images))}
         seen = {side: of._replace(asked=places[SIDES[side][0]][of.asked],
                                   answers=places[SIDES[side][1]][of.answers],
                                   owner=images[of.owner]) for side, of in seen.items()}
-        made += confidence.tables(results["confidence"])
-        lines += confidence.sentences(results["confidence"], fitted)
         unsure = ambiguity.report(subject, judged, seen)
-        made += ambiguity.tables(unsure)
-        if "positives" in unsure:
-            results["ambiguity"] = unsure.pop("positives")
-        if unsure:
-            results["other_truths"] = unsure
-    if asked.sets or asked.absent:
-        pair, t = of_one_size(dev, test), {side: of.temperature for side, of in fitted.items()}
-        if dev.n_images != test.n_images:
-            lines.append(f"a promise holds for galleries of one size, so {pair[0].n_images:,} "
-                         "images at random are taken of the larger side")
+        tables += confidence.tables(worth) + ambiguity.tables(unsure)
+        lines += confidence.sentences(worth, fitted)
+        results = {"confidence": worth, "ambiguity": unsure.pop("positives", None),
+                   "other_truths": unsure}
+    t = {side: of.temperature for side, of in fitted.items()}
+    if (asked.sets or asked.absent) and dev.n_images != test.n_images:
+        dev, test = of_one_size(dev, test)
+        lines.append(f"a promise holds for galleries of one size, so {test.n_images:,} images at "
+                     "random are taken of the larger side")
     if asked.sets:
-        results["sets"], limits = promises.sets(*pair, t, asked.sets)
-        made += promises.set_tables(results["sets"])
+        results["sets"], calibration["sets"] = promises.sets(dev, test, t, asked.sets)
+        tables += promises.set_tables(results["sets"])
     if asked.absent:
         own = {}
         if asked.negatives:
-            own["t2i"] = posterior_of_negatives(read_negatives(asked.negatives), models, pair[1],
+            own["t2i"] = posterior_of_negatives(read_negatives(asked.negatives), models, test,
                                                 t["t2i"])
-        results["absent_queries"] = {side: promises.judge_absent(*pair, side, t[side],
-                                                                 asked.absent, own.get(side))
-                                     for side in SIDES}
+        results["absent_queries"] = {
+            side: promises.judge_absent(dev, test, side, t[side], asked.absent, own.get(side))
+            for side in SIDES}
         lines += promises.absent_sentences(results["absent_queries"])
-    return Certainty(results, made, lines, stored(dev, on, fitted, limits), seen)
+    return Certainty({name: of for name, of in results.items() if of}, tables, lines, calibration,
+                     seen)
 
 
 def read_negatives(path: str) -> list[str]:

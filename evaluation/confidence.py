@@ -12,16 +12,15 @@ import numpy as np
 import torch
 
 from cli import InputError
-from evaluation import selective
-from evaluation.assess import uncertainties
+from evaluation import report, selective
+from evaluation.assess import uncertainties, without_nan
 from evaluation.calibration import SIDES, Fitted, Isotonic, Logistic
 from evaluation.posterior import Answers, answers_of_both, rows_of, sample_scores, temperature
 from evaluation.subjects import Subject
 from similarities import Embedding
 
 SIZES = (500, 1000, 5000)             # images of the smaller galleries that are judged too
-# the first of these that there is, users are shown
-SHOWN = ("overlap", "posterior_grouped", "posterior")
+SHOWN = ("overlap", "posterior_grouped", "posterior")      # users see the first that there is
 
 
 def logit(p, std):
@@ -33,11 +32,19 @@ class Measure(NamedTuple):
     """A confidence, more where surer."""
     title: str                        # in tables
     look: tuple[str, str]             # colour and style of its curve
-    of_boxes: str = ""  # its title where the queries are phrases and the answers boxes
+    of_boxes: str = ""                # its title where queries are phrases and answers boxes
     probability: bool = False
     sigma: bool = False               # whether the logistic without Sigma must not see it
     # what the logistic sees; std: deviation of the scores
     feature: Callable = lambda value, std: value
+
+
+def log_margin(margin, std):
+    return np.log(np.maximum(margin, 1e-6 * np.maximum(std, 1e-30)))
+
+
+def minus_log(trace, std):
+    return -np.log(-trace)
 
 
 MEASURES = {
@@ -51,18 +58,16 @@ MEASURES = {
     "entropy_each": Measure("the same, each caption by itself", ("deepskyblue", ":")),
     "max": Measure("maximum score", ("tab:green", "-")),
     "margin": Measure("margin to the second", ("tab:green", "--"),
-                      "margin to the best box elsewhere",
-                      feature=lambda value, std: np.log(
-                          np.maximum(value, 1e-6 * np.maximum(std, 1e-30)))),
+                      "margin to the best box elsewhere", feature=log_margin),
     "std": Measure("deviation of the scores", ("tab:green", "-.")),
     "log_det_query": Measure("-log det Sigma of the query", ("tab:red", "-"),
                              "-log det Sigma of the phrase", sigma=True),
     "log_det_answer": Measure("-log det Sigma of the answer", ("tab:red", "--"),
                               "-log det Sigma of the box", sigma=True),
     "trace_query": Measure("-trace Sigma of the query", ("tab:orange", "-"), sigma=True,
-                           feature=lambda value, std: -np.log(-value)),
+                           feature=minus_log),
     "trace_answer": Measure("-trace Sigma of the answer", ("tab:orange", "--"), sigma=True,
-                            feature=lambda value, std: -np.log(-value)),
+                            feature=minus_log),
     "isotonic": Measure("posterior through an isotonic map", ("deepskyblue", "--"),
                         "overlap through an isotonic map", True),
     "stacked": Measure("logistic of all of these", ("tab:purple", "-"), probability=True),
@@ -91,13 +96,12 @@ def trace(e: Embedding) -> torch.Tensor:
     return e.log_var.exp().expand_as(e.mean).sum(1)
 
 
-def of_answers(found: Answers) -> dict[str, np.ndarray]:
+def of_answers(of: Answers) -> dict[str, np.ndarray]:
     """The confidences (Q,) that scores give: the posterior and MTEB's three abstention functions
     (max, margin, std)."""
-    each = None if found.entropy_each is None else -found.entropy_each
-    values = {"posterior": found.posterior, "posterior_grouped": found.grouped,
-              "entropy": -found.entropy, "entropy_each": each, "max": found.max,
-              "margin": found.margin, "std": found.std}
+    values = {"posterior": of.posterior, "posterior_grouped": of.grouped, "entropy": -of.entropy,
+              "entropy_each": None if of.entropy_each is None else -of.entropy_each, "max": of.max,
+              "margin": of.margin, "std": of.std}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -106,13 +110,13 @@ def look(subject: Subject, t: dict[str, float], each: float | None) -> dict[str,
     with what Sigma says of the query and of its answer where they are Gaussian."""
     sigma = {"log_det": uncertainties(subject), "trace": uncertainties(subject, trace)}
     name, seen = f"{subject.data_name} {subject.split}".strip() or subject.name, {}
-    for side, (rows, found) in answers_of_both(subject, t, each=each).items():
-        first, values = rows.items[found.first], of_answers(found)
-        for kind, of in sigma.items():
+    for side, (rows, of) in answers_of_both(subject, t, each=each).items():
+        first, values = rows.items[of.first], of_answers(of)
+        for kind, spread in sigma.items():
             for what, which, places in zip(("query", "answer"), SIDES[side], (rows.asked, first)):
-                if which in of:
-                    values[f"{kind}_{what}"] = -of[which][places]
-        seen[side] = Seen(name, values, found.right, rows.asked, first, rows.owner, rows.gallery)
+                if which in spread:
+                    values[f"{kind}_{what}"] = -spread[which][places]
+        seen[side] = Seen(name, values, of.right, rows.asked, first, rows.owner, rows.gallery)
     return seen
 
 
@@ -126,18 +130,16 @@ def fit(subject: Subject) -> dict[str, Fitted]:
     """What is fitted to the queries of each direction: {"t2i": ..., "i2t": ...}. Raises InputError
     where all first answers are right, or all wrong: then nothing can be told apart."""
     samples = {side: sample_scores(rows_of(subject, side)) for side in SIDES}
-    t = {side: temperature(*sample) for side, sample in samples.items()}
-    # captions of some image
-    several = len(subject.caption_image) > len(np.unique(subject.caption_image))
-    each = temperature(*samples["i2t"], each=True) if several else None
+    t, each = {side: temperature(*sample) for side, sample in samples.items()}, None
+    if np.bincount(subject.caption_image).max() > 1:                 # captions of some image
+        each = temperature(*samples["i2t"], each=True)
     return {side: fit_maps(seen, side, t[side], each if side == "i2t" else None)
             for side, seen in look(subject, t, each).items()}
 
 
 def fit_maps(seen: Seen, side: str, t: float, each: float | None = None) -> Fitted:
     """The maps from confidences to the probability that the first answer is right."""
-    right = refuse_one_class(seen.right, seen.name, side)
-    values, features = with_features(seen.values)
+    right, (values, features) = refuse_one_class(seen, side), with_features(seen.values)
     points = {name: value for name, value in features.items() if not MEASURES[name].sigma}
     without = Logistic.fit(points, right) if len(points) < len(features) else None
     return Fitted(t, each, Isotonic.fit(values[best_name(values)], right),
@@ -152,10 +154,12 @@ def with_features(values: dict) -> tuple[dict[str, np.ndarray], dict[str, np.nda
                     for name, value in values.items()}
 
 
-def refuse_one_class(right: np.ndarray, name: str, side: str) -> np.ndarray:
+def refuse_one_class(seen: Seen, side: str) -> np.ndarray:
+    """Which answers are right (Q,). Raises InputError where all are, or none."""
+    right = seen.right
     if right.all() or not right.any():
         raise InputError(f"{'all' if right.all() else 'none'} of the {len(right):,} first answers "
-                         f"of {name} ({side}) {'are' if right.all() else 'is'} right, so no "
+                         f"of {seen.name} ({side}) {'are' if right.all() else 'is'} right, so no "
                          "confidence can tell them apart; leave --confidence out, or calibrate "
                          "on more items")
     return right
@@ -166,8 +170,7 @@ def judge(seen: Seen, side: str, fitted: Fitted) -> tuple[dict, Seen]:
     probabilities "brier", "nll", "ece", "ece_floor"}}, with "above_posterior" {"difference", "low",
     "high"} of the AUROC by a bootstrap over images. Beside it the answers with the confidences that
     were fitted."""
-    right = refuse_one_class(seen.right, seen.name, side)
-    values, features = with_features(seen.values)
+    right, (values, features) = refuse_one_class(seen, side), with_features(seen.values)
     best = best_name(values)
     values["isotonic"] = selective.levelled(fitted.isotonic(values[best]))
     values["stacked"] = fitted.stacked(features)
@@ -176,12 +179,12 @@ def judge(seen: Seen, side: str, fitted: Fitted) -> tuple[dict, Seen]:
     results = {name: selective.ranking(value, right)
                | (selective.probability(value, right) if MEASURES[name].probability else {})
                for name, value in values.items()}
-    for name, difference in selective.auroc_differences(values, right, seen.owner, best).items():
-        results[name]["above_posterior"] = difference
+    pairs = [(name, best) for name in values if name != best]
     if fitted.without_sigma is not None:
-        pair = {name: values[name] for name in ("stacked", "stacked_without_sigma")}
-        results["stacked"]["above_without_sigma"] = selective.auroc_differences(
-            pair, right, seen.owner, "stacked_without_sigma")["stacked"]
+        pairs.append(("stacked", "stacked_without_sigma"))
+    differences = selective.auroc_differences(values, right, seen.owner, pairs)
+    for (name, base), difference in differences.items():
+        results[name]["above_posterior" if base == best else "above_without_sigma"] = difference
     results[best]["reliability"] = selective.reliability(values[best], right)
     return results, seen._replace(values=values)
 
@@ -191,19 +194,19 @@ def judge_both(subject: Subject,
     """{direction: what `judge` says}, and the answers. With "galleries", the posterior at the same
     temperature in smaller galleries of random images: {number of images: {"right", "auroc", "ece",
     "ece_floor", "mean"}}. A probability holds for the gallery that it was fitted to."""
-    t = {side: of.temperature for side, of in fitted.items()}
-    both = {side: judge(seen, side, fitted[side])
-            for side, seen in look(subject, t, fitted["i2t"].temperature_each).items()}
-    results, order = {side: worth for side, (worth, _) in both.items()}, np.random.default_rng(0)
-    order = order.permutation(subject.n_images)
+    t, results = {side: of.temperature for side, of in fitted.items()}, {}
+    seen = look(subject, t, fitted["i2t"].temperature_each)
+    for side in seen:
+        results[side], seen[side] = judge(seen[side], side, fitted[side])
+    order = np.random.default_rng(0).permutation(subject.n_images)
     for size in (size for size in SIZES if size < subject.n_images):
-        for side, (_, found) in answers_of_both(subject, t, np.sort(order[:size])).items():
-            values = of_answers(found)
+        for side, (_, of) in answers_of_both(subject, t, np.sort(order[:size])).items():
+            values = of_answers(of)
             p = selective.levelled(values[best_name(values)])
             results[side].setdefault("galleries", {})[str(size)] = {
-                "right": 100 * float(found.right.mean()), "auroc": selective.auroc(p, found.right),
-                **selective.probability(p, found.right)}
-    return results, {side: seen for side, (_, seen) in both.items()}
+                "right": 100 * float(of.right.mean()), "auroc": selective.auroc(p, of.right),
+                **selective.probability(p, of.right)}
+    return results, seen
 
 
 # ---- tables and sentences
@@ -228,28 +231,28 @@ def title(name: str, side: str) -> str:
 
 def tables(results: dict) -> list:
     """Tables of what `judge` said, {direction: ...}, as report.py has them."""
-    return [(TITLES[side], [("", list(COLUMNS.values()))],
+    return [(heading, [("", list(COLUMNS.values()))],
              [(title(name, side), [cell(key, of) for key in COLUMNS])
-              for name, of in results[side].items()
-              if name in MEASURES]) for side in TITLES if side in results]
+              for name, of in results[side].items() if name in MEASURES])
+            for side, heading in TITLES.items() if side in results]
 
 
 def cell(key: str, numbers: dict) -> str:
     if key == "under":
         flat = numbers["aurc_flat"]
         return f"{100 * (1 - numbers['aurc'] / flat):.0f}%" if flat else "-"
-    value = numbers.get(key)
-    if value is None or np.isnan(value):
-        return "-" if key in numbers else ""
-    return f"{value:.1f}" if key in ("aurc", "e_aurc", "coverage_at_10") else f"{value:.3f}"
+    if key not in numbers:
+        return ""
+    return report.number(without_nan(numbers[key]),
+                         "" if key in ("aurc", "e_aurc", "coverage_at_10") else "rho")
 
 
 def sentences(results: dict, fitted: dict[str, Fitted]):
     """The legend of the tables, what they come to in words, and what they do not show."""
     yield from LEGEND
     for side, of in results.items():
-        yield in_words(side, of)
         on = fitted[side]
+        yield in_words(side, of)
         grouped = "; the data say which captions are of one image" * ("posterior_grouped" in of)
         yield (f"{side}: T = {on.temperature:.4g}, fitted to {on.queries:,} queries over "
                f"{on.gallery:,} items{grouped}")

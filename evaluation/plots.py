@@ -7,7 +7,6 @@ import numpy as np
 
 from evaluation.confidence import MEASURES, Seen, best_name, percent, title
 from evaluation.pictures import THUMBNAIL, Cell, Row, draw_rows, drawing, wrapped
-from evaluation.selective import exact_interval
 from files.reading import below
 from files.tars import TarPhotos
 from inputs import Photos
@@ -20,7 +19,7 @@ LABELS = {"posterior_grouped": "posterior, summed over its image's captions",
           "stacked": "logistic of all measures"}
 SHOWN = {"the surest right answers": 4, "the surest wrong answers": 3, "around the median": 3,
          "the least sure": 3}
-GOOD, BAD = "forestgreen", "firebrick"
+FRAME = {True: "forestgreen", False: "firebrick"}                  # of right and wrong answers
 # items at each end, matches of each, photos and letters in a line
 MOST, MATCHES, ACROSS, LETTERS = 5, 3, 6, 30
 
@@ -34,16 +33,16 @@ def curves(reports: dict[str, dict], path: str) -> None:
     reports: {run: {"images" | "captions": what `protocols.uncertainty_report` returns}}. Other keys
     may stand beside these.
     """
-    sides = [side for side in ("images", "captions")
-             if any("recall_bins" in r.get(side, ()) for r in reports.values())]
+    sides = {side: {run: of[side] for run, of in reports.items()
+                    if "recall_bins" in of.get(side, ())} for side in ("images", "captions")}
+    sides = {side: runs for side, runs in sides.items() if runs}
     with drawing(path, len(sides), 2, (10, 3.6 * len(sides)), tight=True) as (_, axes):
-        for (left, right), side in zip(axes, sides):
-            for run, report in reports.items():
-                if "recall_bins" not in report.get(side, ()):
-                    continue
-                bins, risk = report[side]["recall_bins"], report[side]["risk_coverage"]
-                name = run if bins["rho"] is None else f"{run} (rho {bins['rho']:.2f})"
-                left.plot(range(1, len(bins["recall"]) + 1), bins["recall"], marker="o", label=name)
+        for (left, right), (side, runs) in zip(axes, sides.items()):
+            for run, of in runs.items():
+                bins, risk = of["recall_bins"], of["risk_coverage"]
+                rho = "" if bins["rho"] is None else f" (rho {bins['rho']:.2f})"
+                left.plot(range(1, len(bins["recall"]) + 1), bins["recall"], marker="o",
+                          label=run + rho)
                 line, = right.plot(100 * np.array(risk["coverage"]), risk["risk"],
                                    label=f"{run} (area {risk['area']:.1f}, perfect "
                                    f"{risk['area_best']:.1f})")
@@ -74,7 +73,7 @@ def extremes(values: np.ndarray, pairs, texts: list[str] | None, photos: Photos 
                           ("least uncertain", order[:MOST])):
         cells = []
         for q in queries:
-            matches = pairs.item[slice(*np.searchsorted(pairs.query, [q, q + 1]))]
+            matches = pairs.item[pairs.query == q]
             more = f", {MATCHES} of {len(matches)} matches" if len(matches) > MATCHES else ""
             facts = f"{values[q]:.1f} nats{more}"
             if of_images:
@@ -88,15 +87,16 @@ def extremes(values: np.ndarray, pairs, texts: list[str] | None, photos: Photos 
 
 
 def shown_by(texts: list[str] | None, photos: Photos | None, caption_image: np.ndarray):
-    """The texts of all captions, and image(i, *lines, **look): a Cell of image i below these lines.
+    """The texts of all captions, and image(i, *lines, frame): a Cell of image i below these lines.
     Where there are no photos, its number and its first caption stand in it."""
     texts = texts or [f"caption {m}" for m in range(len(caption_image))]
     first = dict(zip(caption_image[::-1].tolist(), texts[::-1]))
 
-    def image(i: int, *lines: str, **look) -> Cell:
+    def image(i: int, *lines: str, frame: str | None = None) -> Cell:
         photo = photos.open(int(i), THUMBNAIL) if photos is not None else (
             f"[image {i}]\n{wrapped(first.get(int(i), ''), 2 * LETTERS // 3, 5)}")
-        return Cell(photo, "\n".join(wrapped(line, LETTERS) for line in lines if line), **look)
+        label = "\n".join(wrapped(line, LETTERS) for line in lines if line)
+        return Cell(photo, label, frame)
     return texts, image
 
 
@@ -118,14 +118,17 @@ def diagrams(results: dict, seen: dict[str, Seen], path: str) -> None:
 def draw_reliability(numbers: dict, name: str, axis) -> None:
     """The diagram of one direction. numbers: of a probability, with "reliability", "ece" and
     "ece_floor"."""
+    from scipy import stats  # takes a second to import
+
     p, share, size = (np.array(numbers["reliability"][key]) for key in ("p", "right", "queries"))
-    low, high = exact_interval(np.rint(share * size).astype(int), size)
+    bounds = np.array([stats.binomtest(round(right * n), n).proportion_ci(method="exact")
+                       for right, n in zip(share, size.tolist())]).T                       # (2, B)
     # a model that is never sure fills the picture too
-    top = min(100, 110 * max(high.max(), p.max()))
+    top = min(100, 110 * max(bounds.max(), p.max()))
     axis.plot([0, 100], [0, 100], color="grey", linestyle="--", linewidth=1,
               label="as sure as right")
-    axis.errorbar(100 * p, 100 * share, 100 * np.array([share - low, high - share]), fmt="o",
-                  color="tab:blue", ecolor="lightsteelblue", elinewidth=2, capsize=3,
+    axis.errorbar(100 * p, 100 * share, 100 * abs(bounds - share), fmt="o", color="tab:blue",
+                  ecolor="lightsteelblue", elinewidth=2, capsize=3,
                   label=f"{len(p)} bins of about {round(size.mean()):,} queries, with 95% "
                   "intervals")
     axis.set(xlim=(0, top), ylim=(-0.02 * top, top), xlabel="how sure the model says it is: mean "
@@ -179,22 +182,24 @@ def examples(seen: dict[str, Seen], texts: list[str] | None, caption_image: np.n
     """
     texts, image = shown_by(texts, photos, caption_image)
 
-    def cells(side: str, of: Seen, q: int) -> list[Cell]:
+    def cells(side: str, of: Seen, q: int, p: float) -> list[Cell]:
         query, answer, right, own = of.asked[q], of.answers[q], bool(of.right[q]), of.owner[q]
         tied = not right and own == (answer if side == "t2i" else caption_image[answer])
         verdict = "right" if right else "a wrong answer scores the same" if tied else "wrong"
-        said = f"{percent(of.values[best_name(of.values)][q])} sure, {verdict}"
+        sure = f"{percent(p)} sure, {verdict}"
         if side == "i2t":
             lines = [f"answer: \"{texts[answer]}\""]
             if not right and not tied:
                 lines.append(f"its own: \"{texts[np.argmax(caption_image == query)]}\"")
-            return [image(query, said, *lines, frame=GOOD if right else BAD)]
-        shown = [image(answer, said, f"\"{texts[query]}\"", frame=GOOD if right else BAD)]
-        return shown if right or tied else [*shown, image(own, "the caption's own")]
-    rows = [Row(f"{SIDES[side]}: {heading}", "",
-                [cell for q in queries for cell in cells(side, of, q)])
-            for side, of in seen.items()
-            for heading, queries in pick(of.values[best_name(of.values)], of.right).items()]
+            return [image(query, sure, *lines, frame=FRAME[right])]
+        first = image(answer, sure, f"\"{texts[query]}\"", frame=FRAME[right])
+        return [first] if right or tied else [first, image(own, "the caption's own")]
+    rows = []
+    for side, of in seen.items():
+        p = of.values[best_name(of.values)]
+        rows += [Row(f"{SIDES[side]}: {heading}", "",
+                     [cell for q in queries for cell in cells(side, of, q, p[q])])
+                 for heading, queries in pick(p, of.right).items()]
     draw_rows(path, "How sure the model says it is of its first answer. Right is what the data "
               "pair with the query; other answers may fit too.", rows, ACROSS)
 

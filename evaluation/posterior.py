@@ -20,7 +20,7 @@ from evaluation.annotations import Pairs
 from evaluation.subjects import Subject, image_text, image_text_of
 
 ELEMENTS = 2 ** 22                    # scores that are computed at a time, 16 MiB
-CACHED = 2 ** 18  # scores that are passed over at a time, 1 MiB: they stay cached
+CACHED = 2 ** 18                      # scores that are passed over at a time: 1 MiB stays cached
 FITTED = 2 ** 24                      # scores that a temperature is fitted to, 64 MiB
 TIE = 2.0 ** -18                      # of a score: 32 units of float32's last place, above rounding
 NOTHING = -80.0                       # an exponential of less, 2e-35, is nothing beside 1, and slow
@@ -58,18 +58,18 @@ class Rows(NamedTuple):
         step = max(1, ELEMENTS // max(1, self.gallery))
         return [(k, min(k + step, self.queries)) for k in range(0, self.queries, step)]
 
-    def right_of(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def right_of(self, start: int, stop: int, device) -> tuple[torch.Tensor, torch.Tensor]:
         """(P,) queries, counted from `start`, and (P,) items that are right for them."""
         some = slice(*np.searchsorted(self.right.query, [start, stop]))
-        query, item = self.right.query[some] - start, self.right.item[some]
-        return torch.from_numpy(query), torch.from_numpy(item)
+        return (torch.from_numpy(self.right.query[some] - start).to(device),
+                torch.from_numpy(self.right.item[some]).to(device))
 
     def whole(self):
         """Yields (scores (b, G), which items are right (b, G) bool) of all queries, in runs."""
         for start, stop in self.blocks():
             scores = self.scores(start, stop)
             right = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
-            right[self.right_of(start, stop)] = True
+            right[self.right_of(start, stop, scores.device)] = True
             yield scores, right
 
 
@@ -79,47 +79,44 @@ def rows_of(subject: Subject, side: str, queries: np.ndarray | None = None,
     (q,), over all items, or over those of the images at positions `images` (n,), both rising."""
     columns = image_text(subject.members) if subject.members else image_text_of(subject.scores)
     owner, n = subject.caption_image, subject.n_images
-    kept = np.arange(n) if images is None else images
-    captions = np.flatnonzero(np.isin(owner, kept))
+    images = np.arange(n) if images is None else images
+    captions = np.flatnonzero(np.isin(owner, images))
     place = np.full(n, -1)
-    place[kept] = np.arange(len(kept))
+    place[images] = np.arange(len(images))
     i, c = (slice(None) if len(x) == size else torch.from_numpy(x)
-            for x, size in ((kept, n), (captions, len(owner))))
+            for x, size in ((images, n), (captions, len(owner))))
     if side == "t2i":
-        chosen = captions if queries is None else queries
-        pairs = Pairs(np.arange(len(chosen)), place[owner[chosen]])
-
-        def score(asked):
-            return columns(torch.from_numpy(asked))(i).float().T.contiguous()
-        return Rows(score, chosen, kept, pairs, None, owner[chosen])
-    chosen = np.intersect1d(kept, owner) if queries is None else queries
-    of_captions, all_captions = place[owner[captions]], np.arange(len(captions))
-    pairs = Pairs.of(of_captions, all_captions).among(place[chosen], all_captions)
-    block = columns(c)
-
-    def score(asked):
-        return block(torch.from_numpy(asked)).float()
-    return Rows(score, chosen, captions, pairs, of_captions, chosen)
+        queries = captions if queries is None else queries
+        right = Pairs(np.arange(len(queries)), place[owner[queries]])
+        return Rows(lambda asked: columns(torch.from_numpy(asked))(i).float().T.contiguous(),
+                    queries, images, right, None, owner[queries])
+    queries = np.intersect1d(images, owner) if queries is None else queries
+    group, block = place[owner[captions]], columns(c)
+    items = np.arange(len(captions))
+    right = Pairs.of(group, items).among(place[queries], items)
+    return Rows(lambda asked: block(torch.from_numpy(asked)).float(), queries, captions, right,
+                group, queries)
 
 
 # ---- the first answers
 
 class Answers(NamedTuple):
     """What each of Q rows says; see `answers`."""
-    first: np.ndarray  # (Q,) int64: the position of the best item, the first of a tie
-    right: np.ndarray  # (Q,) bool: it is right, and no wrong item ties with it (`within`)
+    first: np.ndarray                 # (Q,) int64: position of the best item, the first of a tie
+    right: np.ndarray                 # (Q,) bool: it is right, and no wrong item ties (`within`)
     max: np.ndarray                   # (Q,) its score
     margin: np.ndarray                # (Q,) by how much it is above the second
     mean: np.ndarray                  # (Q,) of the scores
     std: np.ndarray                   # (Q,) deviation of the scores
     posterior: np.ndarray             # (Q,) of it, in [0, 1]
-    grouped: np.ndarray | None  # (Q,) posterior of its group; None where every item is by itself
+    grouped: np.ndarray | None        # (Q,) posterior of its group; None: each item is by itself
     entropy: np.ndarray               # (Q,) of the posterior, in nats
-    # (Q,) of the posterior at a second temperature, if there is one
-    entropy_each: np.ndarray | None
+    entropy_each: np.ndarray | None   # (Q,) of that at a second temperature, if there is one
 
-    def at(self, chosen: np.ndarray) -> "Answers":
-        return Answers(*(None if x is None else x[chosen] for x in self))
+    @classmethod
+    def cat(cls, parts) -> "Answers":
+        """The answers of all queries, from those of runs of them."""
+        return cls(*(None if x[0] is None else torch.cat(x).cpu().numpy() for x in zip(*parts)))
 
 
 @torch.no_grad()
@@ -130,27 +127,20 @@ def answers(rows: Rows, temperature: float, absent: bool = False) -> Answers:
     `right` is False everywhere.
     """
     groups = None if rows.group is None else group_table(rows.group)
-    return joined(part for start, stop in rows.blocks() for part in row_answers(
+    return Answers.cat(part for start, stop in rows.blocks() for part in row_answers(
         rows.scores(start, stop), rows, start, temperature, groups, absent=absent))
-
-
-def joined(parts) -> Answers:
-    """The answers of all queries, from those of runs of them."""
-    return Answers(*(None if x[0] is None else torch.cat(x).cpu().numpy() for x in zip(*parts)))
 
 
 def row_answers(scores: torch.Tensor, rows: Rows, start: int, t: float, groups,
                 each: float | None = None, absent: bool = False):
     """Yields the answers of the queries from `start` on, some at a time; their scores (b, G) are
     overwritten."""
-    step = max(1, CACHED // scores.shape[1])
-    for low in range(0, len(scores), step):
-        few = scores[low:low + step]
-        right = rows.right_of(start + low, start + low + len(few))
-        query, item = (x.to(scores.device) for x in right)
+    for few in scores.split(max(1, CACHED // scores.shape[1])):
+        query, item = rows.right_of(start, start + len(few), few.device)
         if absent:
             few[query, item] = -torch.inf
         yield block_answers(few, t, query, item, groups, each, absent)
+        start += len(few)
 
 
 @torch.no_grad()
@@ -164,10 +154,10 @@ def answers_of_both(subject: Subject, temperature: dict[str, float],
     once. A block has some images as its rows: all that the answers to an image need, and a part of
     the gallery of every caption.
     """
-    kept = np.arange(subject.n_images) if images is None else images
-    t2i, i2t = rows_of(subject, "t2i", images=kept), rows_of(subject, "i2t", kept, kept)
+    images = np.arange(subject.n_images) if images is None else images
+    t2i, i2t = rows_of(subject, "t2i", images=images), rows_of(subject, "i2t", images, images)
     groups, own = group_table(i2t.group), torch.from_numpy(t2i.right.item)
-    done, of_images, of_captions = 0, [], None
+    of_images, of_captions = [], None
     for start, stop in i2t.blocks():
         scores, parts, step = i2t.scores(start, stop), [], max(1, CACHED // (stop - start))
         for low in range(0, t2i.queries, step):
@@ -176,17 +166,15 @@ def answers_of_both(subject: Subject, temperature: dict[str, float],
             query = torch.nonzero((item >= 0) & (item < stop - start))[:, 0]
             parts.append(block_answers(few, temperature["t2i"], query.to(few.device),
                                        item[query].to(few.device)))
-        part = joined(parts)
+        part = Answers.cat(parts)
         part = part._replace(first=part.first + start)
-        if done:
-            part = merged(of_captions, part, done, stop - start, temperature["t2i"])
-        of_captions = part
-        done = stop
+        of_captions = part if of_captions is None else merged(of_captions, part, start,
+                                                              stop - start, temperature["t2i"])
         of_images += row_answers(scores, i2t, start, temperature["i2t"], groups, each)
-    # others are items, no queries
-    with_captions = np.flatnonzero(np.isin(kept, subject.caption_image))
-    return {"t2i": (t2i, of_captions),
-            "i2t": (i2t.some(with_captions), joined(of_images).at(with_captions))}
+    # images without captions are items, no queries
+    queries = np.flatnonzero(np.isin(images, subject.caption_image))
+    asked = Answers(*(None if x is None else x[queries] for x in Answers.cat(of_images)))
+    return {"t2i": (t2i, of_captions), "i2t": (i2t.some(queries), asked)}
 
 
 def merged(a: Answers, b: Answers, n: int, m: int, t: float) -> Answers:
@@ -213,7 +201,9 @@ def block_answers(scores: torch.Tensor, t: float, query, item, groups=None,
     """The answers of one block (b, G), which is overwritten. query, item (P,): the right items;
     each: a second temperature; absent: the right items are at -inf."""
     best, first = scores.max(1)                                                     # (b,)
-    second = scores.scatter_(1, first[:, None], -torch.inf).amax(1) if scores.shape[1] > 1 else best
+    second = best
+    if scores.shape[1] > 1:
+        second = scores.scatter_(1, first[:, None], -torch.inf).amax(1)
     scores.scatter_(1, first[:, None], best[:, None])
     behind = best[query] - scores[query, item]                                      # (P,)
     below = scores.sub_(best[:, None])  # (b, G), at most 0
@@ -276,18 +266,17 @@ def group_table(group: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     place = np.arange(len(group)) - np.repeat(np.cumsum(size) - size, size)
     table = np.full((len(size), size.max()), -1)
     table[group[order], place] = order
-    return torch.from_numpy(group.astype(np.int64)), torch.from_numpy(table)
+    return torch.from_numpy(group), torch.from_numpy(table)
 
 
 # ---- the temperature
 
 @torch.no_grad()
-def sample_scores(rows: Rows, most: int = FITTED,
-                  seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole rows (q, G) of at most `most` // G queries, drawn by `seed`, and which of their items
-    are right."""
-    count = max(1, min(rows.queries, most // rows.gallery))
-    chosen = np.sort(np.random.default_rng(seed).permutation(rows.queries)[:count])
+def sample_scores(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole rows (q, G) of queries at random, at most FITTED scores, and which of their items are
+    right."""
+    count = max(1, min(rows.queries, FITTED // rows.gallery))
+    chosen = np.sort(np.random.default_rng(0).permutation(rows.queries)[:count])
     scores, right = zip(*((x.cpu(), y.cpu()) for x, y in rows.some(chosen).whole()))
     return torch.cat(scores), torch.cat(right)
 
@@ -319,8 +308,8 @@ def temperature(scores: torch.Tensor, right: torch.Tensor, each: bool = False) -
     scores = scores - scores.amax(1, keepdim=True)                                  # at most 0
     parts = scores.split(max(1, CACHED // scores.shape[1]))
     query, of_right = right.nonzero()[:, 0], scores[right].double()                 # (P,)
-    # (Q,)
-    best = of_right.new_full((len(scores),), -torch.inf).scatter_reduce(0, query, of_right, "amax")
+    best = of_right.new_full((len(scores),), -torch.inf)
+    best = best.scatter_reduce(0, query, of_right, "amax")                          # (Q,)
     below_best = of_right - best[query]
 
     def loss(log_t: float, kind=torch.float64) -> float:

@@ -73,7 +73,8 @@ def set_sizes(scores: torch.Tensor, t: float, u: torch.Tensor,
     mass = falling.double().cumsum(1) - falling * (1 - u[:, None])
     fixed = min(int(limits["topk"]) + 1, scores.shape[1])
     return {"lac": (-p.log() <= limits["lac"]).sum(1), "aps": (mass <= limits["aps"]).sum(1),
-            "topk": torch.full_like(u, fixed), "threshold": (-scores <= limits["threshold"]).sum(1)}
+            "topk": torch.full_like(u, fixed),
+            "threshold": (-scores <= limits["threshold"]).sum(1)}
 
 
 def place(n: int, alpha: float) -> int:
@@ -121,9 +122,13 @@ def judge_sets(subject: Subject, side: str, t: float, alpha: float, limits: dict
         results[name] = {"alpha": alpha, "coverage": float(inside.mean()), "low": float(low),
                          "high": float(high), "mean_size": float(size.mean()),
                          "median_size": float(np.median(size)), "singletons": float(single.mean()),
-                         "singletons_right": float(inside[single].mean()) if single.any()
-                         else float("nan"), "queries": rows.queries}
+                         "singletons_right": share(inside[single]), "queries": rows.queries}
     return results
+
+
+def share(right: np.ndarray) -> float:
+    """The share that is right of (K,) bool; NaN where there are none."""
+    return float(right.mean()) if len(right) else float("nan")
 
 
 def sets(dev: Subject, test: Subject, t: dict[str, float], alpha: float) -> tuple[dict, dict]:
@@ -148,25 +153,23 @@ def both_ways(subject: Subject, side: str, t: float, seed: int) -> tuple[Answers
     return answers(rows, t), answers(rows, t, absent=True)
 
 
-def certified_threshold(confidence: np.ndarray, rate: float) -> tuple[float, int]:
-    """The lowest threshold whose false-answer rate is certified, and how many of the n negatives it
-    answers.
+def certified_threshold(confidence: np.ndarray, rate: float) -> float:
+    """The lowest threshold whose false-answer rate is certified.
 
     confidence (n,): of queries without an answer. From the strictest threshold downwards, it is
     lowered as long as the upper bound of Clopper and Pearson on the share of negatives at or above
     it is at most `rate`, with a confidence of CONFIDENT (fixed-sequence testing, so that the choice
     of the threshold is paid for). Raises InputError where so few negatives cannot certify any.
     """
-    n, falling = len(confidence), np.sort(confidence)[::-1]
-    # of 0 ... n - 1 false answers
-    bound = betaincinv(np.arange(n) + 1, n - np.arange(n), CONFIDENT)
-    allowed = int(np.searchsorted(bound, rate, "right")) - 1  # false answers that are allowed
+    n, false = len(confidence), np.arange(len(confidence))            # of 0 ... n - 1 false answers
+    bound = betaincinv(false + 1, n - false, CONFIDENT)
+    allowed = int(np.searchsorted(bound, rate, "right")) - 1
     if allowed < 0:
         need = math.ceil(math.log(1 - CONFIDENT) / math.log(1 - rate))
         raise InputError(f"--absent {rate:g} needs at least {need:,} queries without an answer to "
                          f"certify a threshold, and there are {n:,}; give a higher rate, or more "
                          "images")
-    return float(np.nextafter(falling[allowed], np.inf)), int((confidence > falling[allowed]).sum())
+    return float(np.nextafter(np.sort(confidence)[::-1][allowed], np.inf))
 
 
 def judge_absent(dev: Subject, test: Subject, side: str, t: float, rate: float,
@@ -182,38 +185,41 @@ def judge_absent(dev: Subject, test: Subject, side: str, t: float, rate: float,
     here, gone = both_ways(test, side, t, seed=2)
     present, absent = of_answers(here), of_answers(gone)
     label = np.repeat([True, False], len(here.first))
-    auroc = {name: selective.auroc(selective.levelled(np.concatenate([present[name],
-                                                                      absent[name]])), label)
-             for name in present}
+    auroc = {name: selective.auroc(selective.levelled(np.append(value, absent[name])), label)
+             for name, value in present.items()}
     best, own = best_name(auroc), negatives is not None
-    negatives = negatives if own else of_answers(both_ways(dev, side, t, seed=0)[1])[best]
-    threshold, false = certified_threshold(negatives, rate)
+    if not own:
+        negatives = of_answers(both_ways(dev, side, t, seed=0)[1])[best]
+    threshold = certified_threshold(negatives, rate)
     answered = present[best] >= threshold
     return {"auroc": auroc, "queries": len(here.first),
             "threshold": {"measure": best, "value": threshold, "rate": rate,
-                          "negatives": len(negatives), "own": own, "false_on_negatives": false,
+                          "negatives": len(negatives), "own": own,
                           "false_answers": float((absent[best] >= threshold).mean()),
                           "answered": float(answered.mean()),
-                          "answered_right": float(here.right[answered].mean()) if answered.any()
-                          else float("nan")}}
+                          "answered_right": share(here.right[answered])}}
 
 
 # ---- tables and sentences
 
+COLUMNS = {"coverage": "coverage", "low": "95% from", "high": "to", "mean_size": "mean size",
+           "median_size": "median", "singletons": "single", "singletons_right": "right"}
+SIZES = {"mean_size": 1, "median_size": 0}                 # digits; all others are percentages
+
+
 def set_tables(results: dict) -> list:
     """Tables of `judge_sets` by direction, as report.py has them."""
-    heads, made = ["coverage", "95% from", "to", "mean size", "median", "single", "right"], []
+    tables = []
     for side, title in (("t2i", "text to image"), ("i2t", "image to text")):
-        rows = [(METHODS[name], [*(f"{100 * s[key]:.1f}" for key in ("coverage", "low", "high")),
-                                 f"{s['mean_size']:.1f}", f"{s['median_size']:.0f}",
-                                 f"{100 * s['singletons']:.1f}",
-                                 "-" if np.isnan(s["singletons_right"])
-                                 else f"{100 * s['singletons_right']:.1f}"])
-                for name, s in results[side].items()]
         first = results[side]["lac"]
-        made.append((f"{title}: sets that hold a right answer for {100 * (1 - first['alpha']):g}% "
-                     f"of {first['queries']:,} queries, one per image", [("", heads)], rows))
-    return made
+        tables.append((
+            f"{title}: sets that hold a right answer for {100 * (1 - first['alpha']):g}% of "
+            f"{first['queries']:,} queries, one per image",
+            [("", list(COLUMNS.values()))],
+            [(METHODS[name], [f"{of[key]:.{SIZES[key]}f}" if key in SIZES else
+                              f"{100 * of[key]:.1f}".replace("nan", "-") for key in COLUMNS])
+             for name, of in results[side].items()]))
+    return tables
 
 
 def absent_sentences(results: dict):
@@ -225,8 +231,7 @@ def absent_sentences(results: dict):
         right = "" if np.isnan(t["answered_right"]) else (
             f", {100 * t['answered_right']:.1f}% of them right")
         yield (f"{side}: answering from {t['measure']} {t['value']:.3g} up gives at most "
-               f"{100 * t['rate']:g}% false "
-               f"answers to queries without one ({100 * CONFIDENT:g}% sure, from "
-               f"{t['negatives']:,} of {'--negatives' if t['own'] else 'dev'}); here "
-               f"{100 * t['false_answers']:.1f}%, and {100 * t['answered']:.1f}% of the others "
-               f"are answered{right}")
+               f"{100 * t['rate']:g}% false answers to queries without one "
+               f"({100 * CONFIDENT:g}% sure, from {t['negatives']:,} of "
+               f"{'--negatives' if t['own'] else 'dev'}); here {100 * t['false_answers']:.1f}%, "
+               f"and {100 * t['answered']:.1f}% of the others are answered{right}")

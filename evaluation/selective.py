@@ -7,15 +7,16 @@ Every function takes one number per query: confidence (Q,), where more is surer,
 """
 import numpy as np
 import torch
-from scipy.special import betaincinv
 
 from metrics import recall_in_bins, risk_coverage
 
-BINS = 15  # of equal mass, for the calibration error (Roelofs et al. 2022)
+BINS = 15                 # of equal mass, for the calibration error (Roelofs et al. 2022)
 # of abstention (Gisserot-Boukhlef et al. 2024, arXiv 2402.12997)
 RATES = np.linspace(0, 1, 11)[:-1]
-CACHED = 2 ** 18  # weights that are summed at a time, 1 MiB: every pass finds them cached
-LEAST = 1e-12  # a probability of 0 or 1 counts as this far from it in a logarithm
+CACHED = 2 ** 18          # weights that are summed at a time, 1 MiB: every pass finds them cached
+LEAST = 1e-12             # a probability of 0 or 1 counts as this far from it in a logarithm
+SAMPLES = 1000            # of the bootstrap over images
+DRAWS = 200               # of the right answers that perfect probabilities would show
 
 
 def levelled(values) -> np.ndarray:
@@ -32,15 +33,14 @@ def levelled(values) -> np.ndarray:
     rising = values[order].astype(float)
     begins = np.append(True, ~(np.diff(rising) <= rising.std() / (100 * len(rising))))
     result = np.empty_like(values)
-    result[order] = values[order][np.maximum.accumulate(np.where(begins, np.arange(len(rising)),
-                                                                 0))]
+    first = np.maximum.accumulate(np.where(begins, np.arange(len(rising)), 0))
+    result[order] = values[order][first]
     return result
 
 
 def auroc(confidence, right) -> float:
     """The chance that a right answer has more confidence than a wrong one; ties count half. NaN
-    where one is missing.
-    """
+    where one is missing."""
     right = np.asarray(right, dtype=bool)
     return float(aurocs(confidence, right, np.ones((1, len(right))))[0])
 
@@ -49,7 +49,7 @@ def aurocs(confidence, right, weights, owner=None) -> np.ndarray:
     """`auroc` under each row of weights (S, Q), or (S, N) of the images that owner (Q,) names ->
     (S,)."""
     confidence, order = np.asarray(confidence), np.argsort(confidence, kind="stable")
-    hit, miss = order[right[order]], order[~right[order]]  # right and wrong ones, rising
+    hit, miss = order[right[order]], order[~right[order]]        # right and wrong ones, rising
     low, high = (np.searchsorted(confidence[miss], confidence[hit], side)
                  for side in ("left", "right"))
     hit, miss = (hit, miss) if owner is None else (owner[hit], owner[miss])
@@ -57,9 +57,9 @@ def aurocs(confidence, right, weights, owner=None) -> np.ndarray:
     for some in (weights[k:k + step] for k in range(0, len(weights), step)):
         sums = np.zeros((len(some), len(miss) + 1), some.dtype)
         torch.cumsum(torch.from_numpy(some.take(miss, 1)), 1, out=torch.from_numpy(sums)[:, 1:])
-        hits, below = some.take(hit, 1), sums.take(low, 1)  # (s, hits) wrong answers below each
+        hits, below = some.take(hit, 1), sums.take(low, 1)   # (s, hits) wrong answers below each
         if (low < high).any():
-            below = (below + sums.take(high, 1)) / 2  # ties count half
+            below = (below + sums.take(high, 1)) / 2         # ties count half
         with np.errstate(invalid="ignore", divide="ignore"):
             values.append(np.einsum("sq,sq->s", hits, below) / (hits.sum(1) * sums[:, -1]))
     return np.concatenate(values)
@@ -81,8 +81,9 @@ def abstention_nauc(confidence, values) -> float:
         rest = np.cumsum(values[np.argsort(by, kind="stable")][::-1])[::-1]  # sums of what is left
         return np.trapezoid([rest[k] / (n - k) for k in left_out], RATES)
     flat, best = values.mean() * (RATES[-1] - RATES[0]), area(values)
-    return float((area(confidence) - flat)
-                 / (best - flat)) if not np.isclose(best, flat, rtol=1e-12) else float("nan")
+    if np.isclose(best, flat, rtol=1e-12):
+        return float("nan")
+    return float((area(confidence) - flat) / (best - flat))
 
 
 def coverage_at_risk(confidence, right, risk: float = 0.1) -> float:
@@ -95,22 +96,20 @@ def coverage_at_risk(confidence, right, risk: float = 0.1) -> float:
     ranked = np.asarray(confidence)[order]
     wrong, answered = np.cumsum(~np.asarray(right, dtype=bool)[order]), np.arange(1, len(order) + 1)
     whole = np.append(ranked[1:] != ranked[:-1], True)      # the last of those with this confidence
-    allowed = np.flatnonzero(whole & (wrong <= risk * answered))
-    return float(answered[allowed[-1]] / len(order)) if len(allowed) else 0.0
+    return float(answered[whole & (wrong <= risk * answered)].max(initial=0) / len(order))
 
 
-def steady_fall(confidence, right, bins: int = 10) -> tuple[float, float]:
+def steady_fall(confidence, right) -> tuple[float, float]:
     """Spearman's rho of ten bins and -S R2 (ProbVLM, Upadhyay et al. 2023): how steadily R@1 falls
     from the surest bin.
 
     rho is -1 where R@1 falls from every bin to the next. R2 is that of a straight line through the
     bins' recalls.
     """
-    report = recall_in_bins(-np.asarray(confidence), right, bins)
-    recall, rho = np.array(report["recall"]), report["rho"]
-    spread = ((recall - recall.mean()) ** 2).sum()
-    if np.isnan(rho) or spread == 0:
-        return float("nan"), float("nan")
+    report = recall_in_bins(-np.asarray(confidence), right)
+    recall, rho = report["recall"], report["rho"]
+    if np.isnan(rho):
+        return rho, rho
     r = np.corrcoef(np.arange(len(recall)), recall)[0, 1]
     return rho, float(-rho * r ** 2)
 
@@ -126,48 +125,37 @@ def nll(p, right) -> float:
     return float(-np.mean(np.log(np.where(right, p, 1 - p))))
 
 
-def calibration_error(p, right, bins: int = BINS) -> float:
+def calibration_error(p, right) -> float:
     """ECE: the mean distance of mean probability and share of right answers in bins of equal
     mass."""
-    return float(_errors(np.asarray(p, float), np.asarray(right, float)[None], bins)[0])
+    return float(_errors(np.asarray(p, float), np.asarray(right, float)[None])[0])
 
 
-def calibration_floor(p, bins: int = BINS, draws: int = 200, seed: int = 0) -> float:
+def calibration_floor(p) -> float:
     """The ECE that a perfectly calibrated p would show with so few queries: its mean where right
     answers are drawn with these probabilities."""
-    p, rng = np.asarray(p, float), np.random.default_rng(seed)
-    return float(_errors(p, (rng.random((draws, len(p))) < p).astype(float), bins).mean())
+    p, rng = np.asarray(p, float), np.random.default_rng(0)
+    return float(_errors(p, (rng.random((DRAWS, len(p))) < p).astype(float)).mean())
 
 
-def _parts(p: np.ndarray, bins: int) -> list[np.ndarray]:
+def _parts(p: np.ndarray) -> list[np.ndarray]:
     """The positions of each bin of equal mass, from the least p (Q,)."""
-    return [part for part in np.array_split(np.argsort(p, kind="stable"), bins) if len(part)]
+    return [part for part in np.array_split(np.argsort(p, kind="stable"), BINS) if len(part)]
 
 
-def _errors(p: np.ndarray, right: np.ndarray, bins: int) -> np.ndarray:
+def _errors(p: np.ndarray, right: np.ndarray) -> np.ndarray:
     """ECE of p (Q,) under each row of right (S, Q) -> (S,)."""
-    return sum(abs(p[part].sum() - right[:, part].sum(1)) for part in _parts(p, bins)) / len(p)
+    return sum(abs(p[part].sum() - right[:, part].sum(1)) for part in _parts(p)) / len(p)
 
 
-def reliability(p, right, bins: int = BINS) -> dict:
+def reliability(p, right) -> dict:
     """Mean probability, share of right answers and size of each bin of equal mass, for a
     reliability diagram."""
     p, right = np.asarray(p, float), np.asarray(right, float)
-    parts = _parts(p, bins)
+    parts = _parts(p)
     return {"p": [float(p[part].mean()) for part in parts],
             "right": [float(right[part].mean()) for part in parts],
-            "queries": [len(part) for part in parts]}
-
-
-def exact_interval(hits: np.ndarray, n: np.ndarray,
-                   level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-    """Between which shares the chance of a hit lies where hits (B,) of n (B,) were seen (Clopper
-    and Pearson 1934): (low (B,), high (B,))."""
-    outside = (1 - level) / 2
-    with np.errstate(invalid="ignore"):  # at the ends, where the share itself is the bound
-        low, high = betaincinv(hits, n - hits + 1, outside), betaincinv(hits + 1, n - hits,
-                                                                        1 - outside)
-    return np.where(hits > 0, low, 0.0), np.where(hits < n, high, 1.0)
+            "queries": list(map(len, parts))}
 
 
 def ranking(confidence, right) -> dict:
@@ -176,12 +164,13 @@ def ranking(confidence, right) -> dict:
     AURC, its value in random order ("aurc_flat") and the excess over a perfect order ("e_aurc") are
     in percent, as `metrics.risk_coverage` has them.
     """
-    risk, (rho, minus_s_r2) = risk_coverage(-np.asarray(confidence),
-                                            right), steady_fall(confidence, right)
+    risk = risk_coverage(-np.asarray(confidence), right)
+    rho, minus_s_r2 = steady_fall(confidence, right)
     return {"auroc": auroc(confidence, right), "aurc": risk["area"],
             "aurc_flat": risk["area_random"], "e_aurc": risk["area"] - risk["area_best"],
-            "nauc": abstention_nauc(confidence, right), "coverage_at_10": 100
-            * coverage_at_risk(confidence, right), "rho": rho, "minus_s_r2": minus_s_r2}
+            "nauc": abstention_nauc(confidence, right),
+            "coverage_at_10": 100 * coverage_at_risk(confidence, right), "rho": rho,
+            "minus_s_r2": minus_s_r2}
 
 
 def probability(p, right) -> dict:
@@ -191,27 +180,24 @@ def probability(p, right) -> dict:
             "ece_floor": calibration_floor(p), "mean": float(np.mean(p))}
 
 
-def auroc_differences(confidences: dict[str, np.ndarray], right, owner, base: str,
-                      samples: int = 1000, seed: int = 0) -> dict[str, dict]:
-    """How far the AUROC of each confidence is above that of `base`: {name: {"difference", "low",
-    "high"}}, with a 95% interval by a paired bootstrap over images.
+def auroc_differences(confidences: dict[str, np.ndarray], right, owner,
+                      pairs: list[tuple[str, str]]) -> dict[tuple[str, str], dict]:
+    """How far the AUROC of one confidence is above that of another, for `pairs` of their names:
+    {pair: {"difference", "low", "high"}}, with a 95% interval by a paired bootstrap over images.
 
     owner (Q,): the image that a query belongs to. Images are drawn with replacement, each with all
     its queries.
     """
     owner = np.unique(owner, return_inverse=True)[1]
-    n, rng = owner.max() + 1, np.random.default_rng(seed)
-    weights = np.empty((samples, n), np.float32)            # how often each sample has each image
+    n, rng = owner.max() + 1, np.random.default_rng(0)
+    weights = np.empty((SAMPLES, n), np.float32)            # how often each sample has each image
     for row in weights:
         row[:] = np.bincount(rng.integers(n, size=n), minlength=n)
     right = np.asarray(right, dtype=bool)
-    draws = {name: aurocs(confidence, right, weights, owner)
-             for name, confidence in confidences.items()}
-    point = {name: auroc(confidence, right) for name, confidence in confidences.items()}
+    draws = {name: aurocs(of, right, weights, owner) for name, of in confidences.items()}
+    point = {name: auroc(of, right) for name, of in confidences.items()}
     results = {}
-    for name in confidences:
-        if name != base:
-            low, high = np.nanpercentile(draws[name] - draws[base], [2.5, 97.5])
-            results[name] = {"difference": point[name] - point[base], "low": float(low),
-                             "high": float(high)}
+    for a, b in pairs:
+        low, high = np.nanpercentile(draws[a] - draws[b], [2.5, 97.5])
+        results[a, b] = {"difference": point[a] - point[b], "low": float(low), "high": float(high)}
     return results

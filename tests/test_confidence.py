@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 import evaluate
 import search
@@ -17,7 +16,7 @@ import show
 import train
 from checkpoints import Trained
 from demo import __main__ as demo
-from evaluation import ambiguity, calibration, certainty, confidence, pictures, plots, promises, selective
+from evaluation import ambiguity, calibration, certainty, confidence, pictures, plots, promises
 from evaluation.encode import encode
 from evaluation.open import How, Models, Where, load_run, open_run
 from evaluation.posterior import answers, answers_of_both, rows_of, sample_scores
@@ -138,7 +137,7 @@ def test_rows_of_some_queries_are_those_of_all():
         rows, chosen = rows_of(subject, side), np.array([2, 7, 31])
         few = rows_of(subject, side, queries=chosen)
         assert torch.equal(few.scores(0, 3), rows.scores(0, rows.queries)[chosen])
-        scores, right = sample_scores(few, 10 ** 6)
+        scores, right = sample_scores(few)
         assert torch.equal(scores, few.scores(0, 3)) and right.sum(1).tolist() == [1 if side == "t2i" else 3] * 3
 
 
@@ -193,16 +192,15 @@ def test_one_caption_of_each_image_is_calibrated_on():
 
 def test_thresholds_are_certified_by_clopper_and_pearson():
     values = np.arange(100.0)
-    threshold, false = promises.certified_threshold(values, 0.05)
-    assert false == 1 and 98 < threshold < 98.0001          # one of 100: at most 4.66% at 95%; two: 6.16%
+    threshold = promises.certified_threshold(values, 0.05)
+    assert 98 < threshold < 98.0001                         # one of 100: at most 4.66% at 95%; two: 6.16%
     assert (values >= threshold).sum() == 1
     with pytest.raises(ValueError, match="needs at least 59 queries without an answer"):
         promises.certified_threshold(np.arange(58.0), 0.05)
-    assert promises.certified_threshold(np.arange(59.0), 0.05)[1] == 0
+    assert promises.certified_threshold(np.arange(59.0), 0.05) > 58
     rng, broken = np.random.default_rng(0), 0
     for _ in range(1000):                                   # the true rate is above 5% in at most 5% of the draws
-        threshold, _ = promises.certified_threshold(rng.random(200), 0.05)
-        broken += 1 - threshold > 0.05
+        broken += 1 - promises.certified_threshold(rng.random(200), 0.05) > 0.05
     assert broken <= 70
 
 
@@ -345,7 +343,7 @@ def test_what_cannot_be_calibrated_ends_in_a_sentence(runs, tmp_path, monkeypatc
 def test_a_subject_whose_answers_are_all_right(tmp_path):
     subject = drawn(noise=0.0)
     with pytest.raises(ValueError, match="all of the 120 first answers .* are right, so no confidence can tell"):
-        confidence.refuse_one_class(np.ones(120, bool), "drawn", "t2i")
+        confidence.refuse_one_class(confidence.Seen("drawn", {}, np.ones(120, bool), *[None] * 3, 40), "t2i")
     with pytest.raises(ValueError, match="no temperature fits|first answers"):
         confidence.fit(subject)
 
@@ -358,12 +356,6 @@ def test_other_files_are_no_calibration(tmp_path):
 
 
 # ---- pictures
-
-def test_intervals_are_those_of_clopper_and_pearson():
-    low, high = selective.exact_interval(np.array([0, 3, 7, 20]), np.array([20, 20, 7, 20]))
-    for k, n, *found in zip([0, 3, 7, 20], [20, 20, 7, 20], low, high):
-        assert found == pytest.approx(list(stats.binomtest(k, n).proportion_ci(0.95, "exact")))
-
 
 def test_probabilities_never_promise_certainty():
     said = [confidence.percent(p) for p in (0, 0.004, 0.006, 0.724, 0.994, 0.996, 1)]

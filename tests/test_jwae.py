@@ -12,12 +12,12 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 import evaluate
-import inputs
 import show
 import train
 from checkpoints import load_checkpoint
 from data import Batch, read_split
 from encoders import Latent
+from evaluation import encode
 from losses import Critic, PairMSE, critic_loss, fool, mean_rows, pair_mse, prior_mmd, real_rows
 from methods.jwae import CaptionDecoder, CaptionNLL, Reconstruction, VectorDecoder, of_latents, posterior_kl
 from methods.unpaired import build_unpaired, choose_pairs
@@ -337,9 +337,9 @@ def test_scan_meets_the_prior_too_and_everything_evaluates(tmp_path, demo_path, 
         "--num_epochs", 1,
         "--logger_name", tmp_path / "run", "--batch_size", 16)
     assert evaluate.run(evaluate.parse_args(["--checkpoint", str(tmp_path / "run")]))["protocols"]["full"]["rsum"] > 0
-    used, whole = [], inputs.image_batches
-    monkeypatch.setattr(show, "image_batches", lambda images, size,
-                        workers: used.append(workers) or whole(images, size))
+    used, whole = [], encode.image_batches
+    monkeypatch.setattr(encode, "image_batches", lambda images, size, workers,
+                        rows: used.append(workers) or whole(images, size, 0, rows))
     show.main(["latents", "--checkpoint", str(tmp_path / "run"), "--rows", "60", "--workers", "3"])
     assert "energy distance" in capsys.readouterr().out and used == [3]
     with pytest.raises(SystemExit):

@@ -104,7 +104,8 @@ def test_differences_by_a_bootstrap_over_images():
     confidence, right = answers(2, n=1000)
     noise = rng.random(1000)
     measures = {"good": confidence, "same": 3 * confidence, "noise": noise}
-    found = selective.auroc_differences(measures, right, owner, "good")
+    pairs = [(name, "good") for name in ("same", "noise")]
+    found = {name: of for (name, _), of in selective.auroc_differences(measures, right, owner, pairs).items()}
     assert found["same"] == {"difference": 0, "low": 0, "high": 0}
     assert found["noise"]["low"] < found["noise"]["difference"] < found["noise"]["high"] < 0
     assert found["noise"]["difference"] == pytest.approx(roc_auc_score(right, noise) - roc_auc_score(right, confidence))
