@@ -14,6 +14,7 @@ Both give the variance of an embedding's direction, its mean divided by its norm
 changed: scores are those of the points. `fit_knn` and `fit_laplace` return what gives variances to
 images and what gives them to captions: `layer`, see `around`, and `log_var` of a batch.
 """
+import contextlib
 import math
 from typing import NamedTuple
 
@@ -29,8 +30,8 @@ from losses import InfoNCE
 from model import JointEmbedding, Tower, in_float32
 from similarities import Cosine, Embedding, Similarity, unit
 
-LEAST = 1e-14  # a variance per dimension; rounding of unit vectors in float32 makes as much
-ROWS = 1024  # rows of a matrix product in float32, whose sums are added up in float64
+LEAST = 1e-14         # a variance per dimension; rounding of unit vectors in float32 makes as much
+ROWS = 1024           # rows of a matrix product in float32, whose sums are added up in float64
 
 
 # ---- what stands around the last linear layer of a tower
@@ -48,12 +49,10 @@ def watched(tower: Tower, layers: list[str], *batch) -> tuple:
 
     def keep(name: str):
         return lambda layer, inputs, outputs: seen.update({name: (inputs[0], outputs)})
-    hooks = [tower.get_submodule(name).register_forward_hook(keep(name)) for name in layers]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name in layers:
+            hooks.enter_context(tower.get_submodule(name).register_forward_hook(keep(name)))
         return tower(*batch), seen
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def last_linear(tower: Tower, *batch) -> str | None:
@@ -75,7 +74,7 @@ def around(tower: Tower, layer: str | None, *batch) -> tuple[Embedding, Activati
     embedding's mean."""
     encoded, seen = watched(tower, [layer] if layer else [], *batch)
     e = in_float32(encoded).embedding
-    return e, Activations(*(x.float() for x in (seen[layer] if layer else (e.mean, e.mean))))
+    return e, Activations(*(x.float() for x in seen.get(layer, (e.mean, e.mean))))
 
 
 class View:
@@ -149,10 +148,9 @@ class Scatter(NamedTuple):
 
     def log_var(self, e: Embedding, *activations) -> Tensor:
         """(B, D) -> (B, 1); nearest by the similarity that ranks."""
-        # (B, M)
         scores = self.similarity(e, self.bank) if self.images else self.similarity(self.bank, e).T
-        # (B, K) -> (B, K, D)
-        return scatter(unit(self.bank.mean[scores.topk(self.neighbours, 1).indices]))
+        nearest = scores.topk(self.neighbours, 1).indices               # (B, M) -> (B, K)
+        return scatter(unit(self.bank.mean[nearest]))                   # (B, K, D) -> (B, 1)
 
 
 def fit_knn(similarity: Similarity, images: Embedding, captions: Embedding,
@@ -182,8 +180,8 @@ def output_factor(outputs: Tensor, others: Tensor, count: Tensor, scale: float) 
     """B = n^-1/2 sum_i count_i J_i^T H_i J_i, the Gauss-Newton matrix of InfoNCE with respect to
     the outputs of one side: (N, q), (M, q), (N,) -> (q, q) float64.
 
-        J = (I - u u^T) / |g|,  u = g / |g|,    H = s^2 (sum_j p_j t_j t_j^T - m m^T),  m = sum_j
-        p_j t_j
+        J = (I - u u^T) / |g|,    u = g / |g|
+        H = s^2 (sum_j p_j t_j t_j^T - m m^T),    m = sum_j p_j t_j
 
     t_j are the directions of the other side's M items and p = softmax(s u . t_j), s the scale of
     the logits. H does not change where all t_j are moved. So they are centred, and then d_j = t_j -
@@ -192,25 +190,26 @@ def output_factor(outputs: Tensor, others: Tensor, count: Tensor, scale: float) 
     """
     t, q = unit(others), outputs.shape[1]
     t = t - t.mean(0)
-    mass = torch.zeros(len(t), dtype=torch.float64, device=t.device)  # (M,) weight of t_j t_j^T
+    mass = torch.zeros(len(t), dtype=torch.float64, device=t.device)    # (M,) weight of t_j t_j^T
     total = torch.zeros(q, q, dtype=torch.float64, device=t.device)
     for g, n in zip(outputs.split(ROWS), count.to(outputs.dtype).split(ROWS)):
         norm = g.norm(dim=1).clamp(min=1e-6)
         u, w = g / norm[:, None], scale ** 2 * n / norm.square()                    # (b, q), (b,)
-        below = u @ t.T  # cosines, moved: (b, M)
+        below = u @ t.T                                         # cosines, moved: (b, M)
         best, nearest = below.max(1)
         below -= best[:, None]                                                      # u . d_j
-        p = masses(below, scale)  # without subnormal numbers, which are slow
+        p = masses(below, scale)             # without subnormal numbers, which are slow
         r, whole = t[nearest], p.sum(1, keepdim=True)                               # (b, q), (b, 1)
         p = p.scatter_(1, nearest[:, None], 0) / whole      # d of the nearest is 0
         rest = p.sum(1, keepdim=True)                                               # (b, 1)
         sums = p @ t                                                                # sum_j p_j t_j
         p_below = p * below
-        along = p_below @ t - p_below.sum(1, keepdim=True) * r  # S u, S = sum_j p_j d_j d_j^T
+        along = p_below @ t - p_below.sum(1, keepdim=True) * r   # S u, S = sum_j p_j d_j d_j^T
         mean = sums - rest * r                                                      # sum_j p_j d_j
-        off = mean - (mean * u).sum(1, keepdim=True) * u  # J of it, times |g|
-        # S = sum p t t^T - sums r^T - r sums^T + rest r r^T, and |g|^2 J^T S J = S - along u^T - u
-        # along^T + (u . along) u u^T; `half` of what stands there twice
+        off = mean - (mean * u).sum(1, keepdim=True) * u         # J of it, times |g|
+        # S = sum p t t^T - sums r^T - r sums^T + rest r r^T, and
+        # |g|^2 J^T S J = S - along u^T - u along^T + (u . along) u u^T;
+        # `half` of what stands there twice
         half = (sums - rest / 2 * r, along - (along * u).sum(1, keepdim=True) / 2 * u)
         cross = (w[:, None] * half[0]).T @ r + (w[:, None] * half[1]).T @ u         # (q, q)
         total -= cross + cross.T + (w[:, None] * off).T @ off
@@ -229,11 +228,10 @@ def log_evidence(damping: float, a, b, square: float) -> float:
     """What of the log marginal likelihood changes with lambda, in nats: of eigenvalues a (p,), b
     (q,) and the square |W|^2 of the weights, whose prior is N(0, I / lambda).
 
-        -lambda / 2 |W|^2 + pq / 2 log lambda - 1/2 log det((A + sqrt(lambda) I) (x) (B +
-        sqrt(lambda) I))
+        -lambda / 2 |W|^2 + pq / 2 log lambda
+            - 1/2 log det((A + sqrt(lambda) I) (x) (B + sqrt(lambda) I))
     """
-    root = damping ** 0.5
-    volume = log_det(a + root, b + root)
+    volume = log_det(a + damping ** 0.5, b + damping ** 0.5)
     return -damping / 2 * square + len(a) * len(b) / 2 * math.log(damping) - volume / 2
 
 
@@ -242,18 +240,17 @@ def best_damping(a, b, square: float) -> float:
     lambda |W|^2 is the number of well-determined weights, of which there are at most pq (MacKay
     1992)."""
     top = math.log(len(a) * len(b) / square)
-    found = optimize.minimize_scalar(lambda x: -log_evidence(math.exp(x), a, b, square),
-                                     bounds=(top - 200, top), method="bounded",
-                                     options={"xatol": 1e-7})
-    return math.exp(found.x)
+    return math.exp(optimize.minimize_scalar(
+        lambda x: -log_evidence(math.exp(x), a, b, square), bounds=(top - 200, top),
+        method="bounded", options={"xatol": 1e-7}).x)
 
 
 def of_direction(variance: Tensor, outputs: Tensor) -> Tensor:
     """The variances of u = g / |g| where those of g are diagonal, by the delta method: (N, q), (N,
     q) -> (N, q).
 
-        diag(J V J^T)_d = (v_d (1 - u_d^2)^2 + u_d^2 sum_{e != d} u_e^2 v_e) / |g|^2,    J = (I - u
-        u^T) / |g|
+        diag(J V J^T)_d = (v_d (1 - u_d^2)^2 + u_d^2 sum_{e != d} u_e^2 v_e) / |g|^2,
+        J = (I - u u^T) / |g|
     """
     norm = outputs.norm(dim=1, keepdim=True).clamp(min=1e-6)
     square = (outputs / norm).square()
@@ -270,14 +267,11 @@ class Posterior(NamedTuple):
     damping: float                    # lambda
     layer: str | None                 # None: W = I behind the tower, phi = g the embedding's mean
 
-    def variance(self, inputs: Tensor) -> Tensor:
-        """Of the outputs g: (N, p) -> (N, q)."""
-        return (inputs @ self.root).square().sum(1, keepdim=True) * self.spread
-
     def log_var(self, e: Embedding, inputs: Tensor, outputs: Tensor) -> Tensor:
         """Of the direction g / |g|: (N, p), (N, q) -> (N, q)."""
-        variance = of_direction(self.variance(inputs), outputs)
-        return variance.clamp(min=torch.finfo(torch.float32).tiny).log()
+        variance = (inputs @ self.root).square().sum(1, keepdim=True) * self.spread
+        return of_direction(variance, outputs).clamp(
+            min=torch.finfo(torch.float32).tiny).log()
 
 
 def fit_side(mine: Activations, others: Tensor, count: Tensor, scale: float, weight: Tensor | None,
@@ -287,7 +281,7 @@ def fit_side(mine: Activations, others: Tensor, count: Tensor, scale: float, wei
     identity."""
     (a, of_inputs), (b, of_outputs) = (torch.linalg.eigh(x) for x in (
         input_factor(mine.inputs, count), output_factor(mine.outputs, others, count, scale)))
-    a, b = a.clamp(min=0), b.clamp(min=0)  # eigenvalues; rounding makes zeros negative
+    a, b = a.clamp(min=0), b.clamp(min=0)        # eigenvalues; rounding makes zeros negative
     square = float(len(b) if weight is None else weight.double().square().sum())
     if not square > 0 or not (a.any() or b.any()):
         raise InputError("--variances laplace finds a last linear layer whose weights or inputs "
@@ -321,10 +315,10 @@ def fit_laplace(images: Activations, captions: Activations, owner: np.ndarray,
 
 def scale_of(objective) -> dict[str, float] | None:
     """The scale of the logits by direction where a model was trained with InfoNCE, else None."""
-    if not isinstance(objective, InfoNCE):
-        return None
-    return dict.fromkeys(("i2t", "t2i"),
-                         float(objective.log_scale.detach().clamp(max=math.log(100)).exp()))
+    if isinstance(objective, InfoNCE):
+        scale = float(objective.log_scale.detach().clamp(max=math.log(100)).exp())
+        return {"i2t": scale, "t2i": scale}
+    return None
 
 
 def fitted_scale(subject: Subject) -> dict[str, float]:
@@ -369,20 +363,19 @@ class Fit(NamedTuple):
 
 def gathered(kind: str, fits: list[Fit]) -> Variances:
     """The variances of all members, and what results.json says of them."""
-    images, captions = zip(*(fit.sides for fit in fits))
+    sides = {side: [fit.sides[k] for fit in fits] for k, side in enumerate(("images", "captions"))}
     if kind == "knn":
-        how = {"neighbours": images[0].neighbours}
+        how, notes = {"neighbours": sides["images"][0].neighbours}, []
     else:
-        how = {"damping": {"images": [x.damping for x in images],
-                           "captions": [x.damping for x in captions]},
+        how = {"damping": {side: [x.damping for x in of] for side, of in sides.items()},
                "scale": {side: [fit.scale[side] for fit in fits] for side in ("i2t", "t2i")}}
-    report = {"kind": kind, **how, "fitted_on": [fit.fitted_on for fit in fits],
-              "images": [fit.images for fit in fits], "captions": [fit.captions for fit in fits]}
-    notes = [f"{fit.name}: the {name} end in no linear layer that is known, so their variances "
-             "are those of a linear layer behind them that has the identity as its matrix"
-             for fit in fits if kind == "laplace"
-             for name, side in zip(("images", "captions"), fit.sides) if side.layer is None]
-    return Variances([fit.sides for fit in fits], report, notes)
+        notes = [f"{fit.name}: the {side} end in no linear layer that is known, so their variances "
+                 "are those of a linear layer behind them that has the identity as its matrix"
+                 for k, fit in enumerate(fits) for side, of in sides.items() if of[k].layer is None]
+    return Variances([fit.sides for fit in fits],
+                     {"kind": kind, **how, **{name: [getattr(fit, name) for fit in fits]
+                                              for name in ("fitted_on", "images", "captions")}},
+                     notes)
 
 
 def widened(e: Embedding | None, side) -> Embedding | None:
@@ -396,16 +389,14 @@ def widened(e: Embedding | None, side) -> Embedding | None:
 def sentence(report: dict) -> str:
     """What the report says of the variances: how they were made, from what, and what they do not
     change."""
-    on = " and ".join(dict.fromkeys(f"{n:,} images and {m:,} captions of {name}"
-                                    for n, m, name in zip(
-        report["images"], report["captions"], report["fitted_on"])))
+    on = " and ".join(dict.fromkeys(
+        f"{n:,} images and {m:,} captions of {name}"
+        for n, m, name in zip(report["images"], report["captions"], report["fitted_on"])))
     if report["kind"] == "knn":
         return (f"variances: the scatter of the {report['neighbours']} nearest items of the other "
                 f"modality among {on}; the scores are those of the points")
-    damping, scale = ({side: " and ".join(f"{x:.3g}" for x in values)
-                       for side, values in report[name].items()}
-                      for name in ("damping", "scale"))
-    return (f"variances: Laplace's approximation of the last linear layers on {on}: lambda "
-            f"{damping['images']} for images and {damping['captions']} for captions, scale of the "
-            f"logits {scale['i2t']} (image to text) and {scale['t2i']}; the scores are those of "
-            "the points")
+    damping, scale = ([" and ".join(f"{x:.3g}" for x in values)
+                       for values in report[name].values()] for name in ("damping", "scale"))
+    return ("variances: Laplace's approximation of the last linear layers on {}: lambda {} for "
+            "images and {} for captions, scale of the logits {} (image to text) and {}; the scores "
+            "are those of the points".format(on, *damping, *scale))
