@@ -34,7 +34,7 @@ from features.hglmm import svd
 from files.phrases import refuse_phrases
 from files.shards import there
 from files.writing import output
-from inputs import Features, NoImages
+from inputs import Features, NoImages, chunks
 from metrics import chance, retrieval_blocks
 from similarities import Cosine, Embedding
 from text import Vocabulary
@@ -54,36 +54,29 @@ class CCA:
     All numbers are float64.
     """
 
-    def fit(self, x, y, dim: int = 256, eta_x: float = 1e-4, eta_y: float = 1e-4,
-            owner=None) -> "CCA":
-        """`collect`, then `solve`. x (N, F), y (M, G): row m of y belongs to row owner[m] of x
-        (None: to row m)."""
-        return self.collect(x, y, owner).solve(dim, eta_x, eta_y)
-
-    def collect(self, x, y, owner=None, block: int = BLOCK) -> "CCA":
+    def collect(self, x, y, owner=None) -> "CCA":
         """Means (F,), (G,) and covariances (F, F), (G, G), (G, F) over the M pairs, a block of
         pairs at a time.
 
         x (N, F), y (M, G): arrays, mapped or not, sparse arrays, or anything that has a shape and
-        returns rows by their numbers. Raises InputError where the rows make no pairs, and on
-        features that are not finite.
+        returns rows by their numbers. Row m of y belongs to row owner[m] of x (None: to row m).
+        Raises InputError where the rows make no pairs, and on features that are not finite.
         """
         n, m, total = x.shape[0], y.shape[0], []
         owner = np.arange(n) if owner is None else np.asarray(owner)
         if len(owner) != m or m < 2:
             raise InputError(f"{n} rows x, {m} rows y and {len(owner)} owners make no pairs; give "
                              "at least 2 rows y, and for each the row of x that it belongs to")
-        first = np.arange(min(m, block))
-        shifts = [0.0 if sparse.issparse(rows) else dense(rows[numbers]).mean(0)    # near the mean: nothing cancels
+        first = np.arange(min(m, BLOCK))
+        shifts = [0.0 if sparse.issparse(rows) else dense(rows[numbers]).mean(0)
                   for rows, numbers in ((x, np.unique(owner[first])), (y, first))]
-        for k in tqdm(range(0, m, block), desc="covariances", disable=None, leave=False):
-            # an item is read once per block
-            items, place = np.unique(owner[k:k + block], return_inverse=True)
-            a, b = x[items], y[np.arange(k, min(m, k + block))]                     # (n, F), (b, G)
-            a, b = (rows if sparse.issparse(rows) else dense(rows) - shift for rows,
-                    shift in zip((a, b), shifts))
-            # (n, b)
-            pairs = sparse.csr_array((np.ones(len(place)), (place, np.arange(len(place)))))
+        for k in tqdm(range(0, m, BLOCK), desc="covariances", disable=None, leave=False):
+            # an item is read once per block, and shifted near the mean, so that nothing cancels
+            items, place = np.unique(owner[k:k + BLOCK], return_inverse=True)
+            a, b = (rows if sparse.issparse(rows) else dense(rows) - shift for rows, shift in zip(
+                (x[items], y[np.arange(k, min(m, k + BLOCK))]), shifts))           # (n, F), (b, G)
+            pairs = sparse.csr_array(                                                     # (n, b)
+                (np.ones(len(place)), (place, np.arange(len(place)))))
             weighted = sparse.diags_array(pairs.sum(1)) @ a     # (n, F), times the pairs of an item
             sums = weighted.sum(0), b.sum(0), a.T @ weighted, b.T @ b, (pairs @ b).T @ a
             total = [new + old for new, old in zip(sums, total)] if total else sums
@@ -95,7 +88,7 @@ class CCA:
             raise InputError("x or y holds NaN or infinity; every feature has to be a finite "
                              "number, so extract them again")
         self.means = x_mean + shifts[0], y_mean + shifts[1]
-        self.largest = tuple(map(largest_eigenvalue, (self.xx, self.yy)))
+        self.largest = largest_eigenvalue(self.xx), largest_eigenvalue(self.yy)
         return self
 
     def solve(self, dim: int, eta_x: float, eta_y: float) -> "CCA":
@@ -115,14 +108,12 @@ class CCA:
                      linalg.solve_triangular(right, v[:, :dim], lower=True, trans="T"))   # (G, dim)
         return self
 
-    def project(self, side: int, rows, dim: int | None = None, block: int = BLOCK) -> np.ndarray:
+    def project(self, side: int, rows, dim: int | None = None) -> np.ndarray:
         """Embeddings of x (N, F) (side 0) or y (M, G) (side 1), in rows of unit length: (N, dim) or
         (M, dim). `dim` takes only the first directions."""
-        maps = self.maps[side] * self.correlations                                  # (F, dim)
-        blocks = (np.arange(k, min(rows.shape[0], k + block)) for k in range(0, rows.shape[0],
-                                                                             block))
-        z = np.concatenate([rows[numbers] @ maps - self.means[side] @ maps for numbers in blocks])[
-            :, :dim]                                                                      # (N, dim)
+        maps = self.maps[side] * self.correlations                                      # (F, dim)
+        z = np.concatenate([rows[numbers] @ maps - self.means[side] @ maps
+                            for numbers in chunks(np.arange(rows.shape[0]), BLOCK)])[:, :dim]
         return z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
 
 
@@ -168,9 +159,8 @@ class Rows:
         if len(features) != count:
             raise InputError(f"{features.path} has {len(features)} rows for {count} captions; "
                              "there must be one for each")
-        self.features, self.trunk, self.shape = features, Precomputed(features.dim,
-                                                                      normalise), (count,
-                                                                                   features.dim)
+        self.features, self.shape = features, (count, features.dim)
+        self.trunk = Precomputed(features.dim, normalise)
 
     def __getitem__(self, numbers: np.ndarray) -> np.ndarray:
         return self.trunk(self.features.gather(numbers)).numpy()
@@ -185,20 +175,20 @@ class WordRows:
     """
 
     def __init__(self, train: Split, tfidf: bool, threshold: int = 4):
-        self.index = {word: i for i,
-                      word in enumerate(Vocabulary.build(train.words, threshold).words[4:])}
-        if not self.index:
+        words = Vocabulary.build(train.words, threshold).words[4:]
+        if not words:
             raise InputError(f"no word of {train.source} is there {threshold} times; CCA on words "
                              "needs more captions")
-        seen = Counter(word for words in train.words for word in set(words))
-        self.weight = np.array([np.log(len(train.words) / seen[w]) if tfidf else 1.0
-                                for w in self.index])
+        self.index = {word: i for i, word in enumerate(words)}
+        seen = Counter(word for caption in train.words for word in set(caption))
+        self.weight = np.array([np.log(len(train.words) / seen[word]) if tfidf else 1.0
+                                for word in words])
 
     def __call__(self, split: Split) -> sparse.csr_array:
-        places = [(m, self.index[w]) for m, words in enumerate(split.words) for w in words
-                  if w in self.index]
-        row, column = np.array(places, np.int64).reshape(-1, 2).T
-        counts = sparse.coo_array((np.ones(len(row)), (row, column)),
+        places = [(m, self.index[word]) for m, words in enumerate(split.words) for word in words
+                  if word in self.index]
+        place = tuple(np.array(places, np.int64).reshape(-1, 2).T)
+        counts = sparse.coo_array((np.ones(len(places)), place),
                                   shape=(len(split.words), len(self.index))).tocsr()
         rows = counts @ sparse.diags_array(self.weight)         # (M, V), repeats of a word added up
         norm = np.sqrt(np.asarray(rows.multiply(rows).sum(1)))
@@ -210,20 +200,20 @@ def points(x: np.ndarray) -> Embedding:
     return Embedding(torch.from_numpy(x.astype(np.float32)))
 
 
-def choose(cca: CCA, x, y, caption_image: np.ndarray, dims, etas_x, etas_y) -> tuple[int, float,
-                                                                                     float]:
+def choose(cca: CCA, x, y, caption_image: np.ndarray, dims, etas_x,
+           etas_y) -> tuple[int, float, float]:
     """The (dim, eta_x, eta_y) with the highest rsum on a dev split, x (N, F) and y (M, G); prints
     the table of all rsums. caption_image (M,): the row of each caption's image."""
-    dims = [dim for dim in dims if dim <= min(cca.yx.shape)] or [min(cca.yx.shape)]
+    most, rsums = min(cca.yx.shape), {}
+    dims = [dim for dim in dims if dim <= most] or [most]
     print("dev rsum\neta_image  eta_text" + "".join(f"{f'dim {dim}':>10}" for dim in dims))
-    rsums = {}
-    for eta_x, eta_y in itertools.product(etas_x, etas_y):
-        cca.solve(max(dims), eta_x, eta_y)
-        sides = [[points(cca.project(side, rows, dim)) for side, rows in enumerate((x, y))]
-                 for dim in dims]
-        sums = [retrieval_blocks(Cosine(), *both, caption_image)["rsum"] for both in sides]
-        print(f"{eta_x:9g} {eta_y:9g}" + "".join(f"{value:10.1f}" for value in sums), flush=True)
-        rsums.update({(dim, eta_x, eta_y): value for dim, value in zip(dims, sums)})
+    for etas in itertools.product(etas_x, etas_y):
+        cca.solve(max(dims), *etas)
+        for dim in dims:
+            sides = (points(cca.project(side, rows, dim)) for side, rows in enumerate((x, y)))
+            rsums[(dim, *etas)] = retrieval_blocks(Cosine(), *sides, caption_image)["rsum"]
+        print("{:9g} {:9g}".format(*etas)
+              + "".join(f"{rsums[(dim, *etas)]:10.1f}" for dim in dims), flush=True)
     return max(rsums, key=rsums.get)
 
 
@@ -233,65 +223,68 @@ def one_gallery(splits: list[Split]) -> Split:
 
     def all_of(name):
         lists = [getattr(s, name) for s in splits]
-        return None if any(x is None for x in lists) else [item for x in lists for item in x]
+        return None if any(x is None for x in lists) else list(itertools.chain(*lists))
     return Split("+".join(s.name for s in splits), NoImages(int(starts[-1])), all_of("captions"),
                  np.concatenate([s.caption_image + start for s, start in zip(splits, starts)]),
                  splits[0].source, all_of("image_ids"), all_of("caption_ids"),
-                 all_of("photo_names"), notes=[note for s in splits for note in s.notes])
+                 all_of("photo_names"), notes=all_of("notes"))
 
 
-def fit_and_embed(opt) -> None:
-    """Fits to the training split, prints the recalls of the split to embed and writes its
-    embeddings."""
-    output(opt.output, is_embeddings)
-    automatic, target = "auto" in (opt.eta_image, opt.eta_text,
-                                   opt.dim), opt.test_name or opt.data_name
-    gallery = [(target, name) for name in opt.split.split("+")]
-    wanted = dict.fromkeys([(opt.data_name, "train"), *[(opt.data_name, "dev")] * automatic,
-                            *gallery])
-    splits = {key: read_split(opt.data_path, *key, dev_images=0).require_sound() for key in wanted}
-    for split in splits.values():
-        refuse_phrases(split, "cca.py")
-    train = splits[opt.data_name, "train"]
-    words, views = WordRows(train, opt.text == "tfidf") if opt.text in ("tfidf",
-                                                                        "words") else None, {}
+def build_views(opt, splits: dict[tuple, Split]) -> dict[tuple, tuple]:
+    """{(folder, name): (x, y)} of splits; the first is the one that is fitted to."""
+    source, train = next(iter(splits.items()))
+    words = None
+    if opt.text in ("tfidf", "words"):
+        words = WordRows(train, opt.text == "tfidf")
+    views = {}
     for (folder, name), split in splits.items():
         path = os.path.join(opt.data_path, folder, f"{name}_{opt.text}.npy")
         if not words and not there(path):
             raise InputError(f"there is no file {path}; --text takes tfidf, words, or the NAME of "
-                             f"{{split}}_NAME.npy files")
+                             "{split}_NAME.npy files")
         check_extractors(train.extractors, split, None if words else opt.text, opt.data_name)
-        views[folder, name] = (Rows(split.images, opt.feature_norm, len(split.images)),
-                               words(split) if words else Rows(Features(path), opt.feature_norm,
-                                                               len(split.captions)))
-        for rows, fitted in zip(views[folder, name], views[opt.data_name, "train"]):
+        views[folder, name] = (
+            Rows(split.images, opt.feature_norm, len(split.images)),
+            words(split) if words else Rows(Features(path), opt.feature_norm, len(split.captions)))
+        for rows, fitted in zip(views[folder, name], views[source]):
             if rows.shape[1] != fitted.shape[1]:
                 raise InputError(f"{folder} {name} has features of {rows.shape[1]} numbers, "
                                  f"{opt.data_name} train of {fitted.shape[1]}; extract both with "
                                  "the same network or vectors")
         if words and folder != opt.data_name:
             print(foreign_words(folder, split.unknown_words(words)))
-    cca = CCA().collect(*views[opt.data_name, "train"], train.caption_image)
-    values = opt.dim, opt.eta_image, opt.eta_text
-    if automatic:
-        values = choose(cca, *views[opt.data_name, "dev"],
-                        splits[opt.data_name, "dev"].caption_image,
-                        *(grid if value == "auto" else [value] for value,
-                          grid in zip(values, (DIMS, ETAS, ETAS))))
+    return views
+
+
+def fit_and_embed(opt) -> None:
+    """Fits to the training split, prints the recalls of the split to embed and writes its
+    embeddings."""
+    output(opt.output, is_embeddings)
+    values, target = (opt.dim, opt.eta_image, opt.eta_text), opt.test_name or opt.data_name
+    train, dev = (opt.data_name, "train"), (opt.data_name, "dev")
+    gallery = [(target, name) for name in opt.split.split("+")]
+    splits = {key: read_split(opt.data_path, *key, dev_images=0).require_sound()
+              for key in dict.fromkeys([train, *[dev] * ("auto" in values), *gallery])}
+    for split in splits.values():
+        refuse_phrases(split, "cca.py")
+    views = build_views(opt, splits)
+    cca, chosen = CCA().collect(*views[train], splits[train].caption_image), ""
+    if "auto" in values:
+        grids = (grid if value == "auto" else [value]
+                 for value, grid in zip(values, (DIMS, ETAS, ETAS)))
+        values, chosen = choose(cca, *views[dev], splits[dev].caption_image,
+                                *grids), " (chosen on dev)"
     cca.solve(*values)
-    print("{:,} x {:,} features, dim {}, eta_image {:g}, eta_text {:g}".format(*cca.yx.T.shape,
-                                                                               *values)
-          + (" (chosen on dev)" if automatic else "")
-          + ", correlations {:.3f} to {:.3f}".format(*cca.correlations[[0, -1]]))
+    print("{:,} x {:,} features, dim {}, eta_image {:g}, eta_text {:g}{}, correlations {:.3f} to "
+          "{:.3f}".format(*cca.yx.T.shape, *values, chosen, *cca.correlations[[0, -1]]))
     tested = one_gallery([splits[key] for key in gallery])
     sides = [points(np.concatenate([cca.project(side, views[key][side]) for key in gallery]))
              for side in (0, 1)]
     result = retrieval_blocks(Cosine(), *sides, tested.caption_image)
-    shown = ", ".join(f"{side} " + " / ".join(f"{result[side][key]:.1f}" for key in ("r1", "r5",
-                                                                                     "r10"))
-                      for side in ("i2t", "t2i"))
+    recalls = ", ".join("{} {r1:.1f} / {r5:.1f} / {r10:.1f}".format(side, **result[side])
+                        for side in ("i2t", "t2i"))
     print(f"{target} {opt.split}, {len(tested.images):,} images, {len(tested.captions):,} "
-          f"captions: R@1 / R@5 / R@10 {shown}, rsum {result['rsum']:.1f} (chance "
+          f"captions: R@1 / R@5 / R@10 {recalls}, rsum {result['rsum']:.1f} (chance "
           f"{chance(tested.caption_image, len(tested.images))['rsum']:.1f})")
     for note in tested.notes:
         print(f"note: {note}")
@@ -302,9 +295,9 @@ def fit_and_embed(opt) -> None:
 
 
 def ridge(text: str) -> float | str:
-    """The type of --eta_image and --eta_text: a number above 0 and at most 1e6, or "auto"."""
+    """The type of --eta_image and --eta_text: a number above 0 and at most 1e6, beyond which
+    nothing of the features would be left, or "auto"."""
     with contextlib.suppress(argparse.ArgumentTypeError):
-        # beyond, nothing of the features would be left
         if text == "auto" or 0 < number(text) <= 1e6:
             return text if text == "auto" else number(text)
     raise argparse.ArgumentTypeError(f"'{text}' is neither a number above 0 and at most 1e6 nor "
@@ -314,33 +307,32 @@ def ridge(text: str) -> float | str:
 def main(argv=None) -> None:
     p = Arguments(
         "Fit a regularised CCA to the training split and write the embeddings of another.")
-    p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data "
-                   "sets")
-    p.add_argument("--data_name", type=data_set, default="coco_precomp",
-                   help="folder of the data set below --data_path")
-    p.add_argument("--text", default="tfidf", help="tfidf, words (counts of words), or NAME: files "
-                   "{split}_NAME.npy with a row per caption")
-    p.add_argument("--dim", type=lambda text: text if text == "auto" else positive(text),
-                   help="number of directions, or auto: the best on dev (default: 256; auto with "
-                   "--eta_image auto)")
-    p.add_argument("--eta_image", type=ridge, default=1e-4, help="weight of the identity that is "
-                   "added to the covariance of the images, in units of its largest eigenvalue, or "
-                   "auto: the best on dev, by rsum")
-    p.add_argument("--eta_text", type=ridge, help="the same for the text (default: 1e-4; auto with "
-                   "--eta_image auto)")
-    p.add_argument("--feature_norm", action=argparse.BooleanOptionalAction, default=True,
-                   help="l2-normalise stored features")
-    p.add_argument("--split", type=lambda text: split_names(text, "+"), default="test",
-                   help="split to embed; dev+test makes one gallery of two splits")
-    p.add_argument("--test_name", type=data_set, metavar="NAME", help="data set whose split is "
-                   "embedded (default: --data_name, to which the maps are fitted)")
-    p.add_argument("--output", type=filename, default="cca_test.npz", metavar="FILE.npz",
-                   help="file of embeddings to write, for evaluate.py --embeddings")
+    add = p.add_argument
+    add("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    add("--data_name", type=data_set, default="coco_precomp",
+        help="folder of the data set below --data_path")
+    add("--text", default="tfidf", help="tfidf, words (counts of words), or NAME: files "
+        "{split}_NAME.npy with a row per caption")
+    add("--dim", type=lambda text: text if text == "auto" else positive(text),
+        help="number of directions, or auto: the best on dev (default: 256; auto with "
+        "--eta_image auto)")
+    add("--eta_image", type=ridge, default=1e-4,
+        help="weight of the identity that is added to the covariance of the images, in units of "
+        "its largest eigenvalue, or auto: the best on dev, by rsum")
+    add("--eta_text", type=ridge,
+        help="the same for the text (default: 1e-4; auto with --eta_image auto)")
+    add("--feature_norm", action=argparse.BooleanOptionalAction, default=True,
+        help="l2-normalise stored features")
+    add("--split", type=lambda text: split_names(text, "+"), default="test",
+        help="split to embed; dev+test makes one gallery of two splits")
+    add("--test_name", type=data_set, metavar="NAME",
+        help="data set whose split is embedded (default: --data_name, to which the maps are "
+        "fitted)")
+    add("--output", type=filename, default="cca_test.npz", metavar="FILE.npz",
+        help="file of embeddings to write, for evaluate.py --embeddings")
     opt = p.parse_args(argv)
-    automatic = opt.eta_image == "auto"
-    opt.dim, opt.eta_text = opt.dim or ("auto" if automatic else 256), opt.eta_text or ("auto"
-                                                                                        if automatic
-                                                                                        else 1e-4)
+    automatic = "auto" if opt.eta_image == "auto" else None
+    opt.dim, opt.eta_text = opt.dim or automatic or 256, opt.eta_text or automatic or 1e-4
     cli.run("cca.py", fit_and_embed, opt)
 
 

@@ -41,6 +41,10 @@ def by_eigenvalues(x, y, eta_x, eta_y):
     return values[order], vectors[:f, order] * np.sqrt(2), vectors[f:, order] * np.sqrt(2)
 
 
+def fit(x, y, dim, eta_x=1e-4, eta_y=1e-4) -> CCA:
+    return CCA().collect(x, y).solve(dim, eta_x, eta_y)
+
+
 def same_up_to_sign(a, b, **tolerance):
     np.testing.assert_allclose(a * np.sign((a * b).sum(0)), b, **tolerance)
 
@@ -48,7 +52,7 @@ def same_up_to_sign(a, b, **tolerance):
 @pytest.mark.parametrize("eta_x,eta_y", [(0.0, 0.0), (1e-4, 1e-4), (0.3, 0.02)])
 def test_equals_a_generalised_eigen_solver(eta_x, eta_y):
     x, y, _ = views()
-    fitted = CCA().fit(x, y, 4, eta_x, eta_y)
+    fitted = fit(x, y, 4, eta_x, eta_y)
     values, wx, wy = (w[..., :4] for w in by_eigenvalues(x, y, eta_x, eta_y))
     np.testing.assert_allclose(fitted.correlations, values, rtol=1e-9)
     for side, rows, w in ((0, x, wx), (1, y, wy)):
@@ -65,14 +69,14 @@ def test_equals_a_generalised_eigen_solver(eta_x, eta_y):
 def test_where_the_fast_svd_fails_the_slow_one_finds_the_same(monkeypatch):
     """The demo's matrices are such, by the number of threads."""
     x, y, _ = views()
-    found, fast = CCA().fit(x, y, 4), linalg.svd
+    found, fast = fit(x, y, 4), linalg.svd
 
     def fails(x, full_matrices, lapack_driver="gesdd"):
         if lapack_driver == "gesdd":
             raise linalg.LinAlgError("SVD did not converge")
         return fast(x, full_matrices=full_matrices, lapack_driver=lapack_driver)
     monkeypatch.setattr(linalg, "svd", fails)
-    again = CCA().fit(x, y, 4)
+    again = fit(x, y, 4)
     np.testing.assert_allclose(again.correlations, found.correlations, rtol=1e-12)
     for ours, theirs in zip(again.maps, found.maps):
         same_up_to_sign(ours, theirs, rtol=1e-6, atol=1e-9)
@@ -80,35 +84,36 @@ def test_where_the_fast_svd_fails_the_slow_one_finds_the_same(monkeypatch):
 
 def test_regularisation_lowers_correlations_and_first_directions_are_those_of_a_smaller_fit():
     x, y, _ = views(n=12, f=7, g=5)                                             # few rows: nearly all can be correlated
-    free, held = (CCA().fit(x, y, 5, eta, eta) for eta in (1e-6, 0.1))
+    free, held = (fit(x, y, 5, eta, eta) for eta in (1e-6, 0.1))
     assert free.correlations[0] > 0.99 and (held.correlations < free.correlations).all()
     assert (np.diff(held.correlations) <= 0).all()
-    np.testing.assert_allclose(np.abs(held.project(0, x, 2)), np.abs(CCA().fit(x, y, 2, 0.1, 0.1).project(0, x)),
+    np.testing.assert_allclose(np.abs(held.project(0, x, 2)), np.abs(fit(x, y, 2, 0.1, 0.1).project(0, x)),
                                atol=1e-10)
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_blocks_sparse_rows_and_owners_change_nothing(repeats, tmp_path):
+def test_blocks_sparse_rows_and_owners_change_nothing(repeats, tmp_path, monkeypatch):
     x, y, owner = views(repeats=repeats)
     y = np.where(y > y.mean(0), y - y.min(0), 0)
-    whole = CCA().fit(x[owner], y, 4, 1e-3, 1e-2)
+    whole = fit(x[owner], y, 4, 1e-3, 1e-2)
     np.save(tmp_path / "x.npy", x)
     mapped, order = np.load(tmp_path / "x.npy", mmap_mode="r"), np.random.default_rng(1).permutation(len(y))
     for rows in (y, sparse.csr_array(y)):
         for block in (1, 7, 1000):
-            other = CCA().collect(mapped, rows[order], owner[order], block).solve(4, 1e-3, 1e-2)
+            monkeypatch.setattr(cca, "BLOCK", block)
+            other = CCA().collect(mapped, rows[order], owner[order]).solve(4, 1e-3, 1e-2)
             for a, b in ((other.xx, whole.xx), (other.yy, whole.yy), (other.yx, whole.yx),
                          (other.correlations, whole.correlations), *zip(other.means, whole.means)):
                 np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10)
             for side, given in ((0, mapped), (1, rows)):
-                z = other.project(side, given, block=block)
+                z = other.project(side, given)
                 same_up_to_sign(z, whole.project(side, x if side == 0 else y), atol=1e-7)
                 np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1)
 
 
 def test_features_far_from_the_origin_keep_their_digits():
     x, y, _ = views()
-    near, far = CCA().fit(x, y, 4), CCA().fit(x + 1e6, y - 1e6, 4)
+    near, far = fit(x, y, 4), fit(x + 1e6, y - 1e6, 4)
     np.testing.assert_allclose(near.correlations, far.correlations, rtol=1e-8)
 
 
@@ -253,7 +258,7 @@ def test_flickr8k(real_path, tmp_path, capsys):
 def test_fit_refuses_in_a_sentence(change, message):
     x, y, _ = views()
     with pytest.raises(InputError, match=message):
-        CCA().fit(**{"x": x, "y": y, "dim": 2, **change})
+        fit(**{"x": x, "y": y, "dim": 2, **change})
 
 
 @for_each("words,message", [
