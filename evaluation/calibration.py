@@ -170,22 +170,17 @@ def read_calibration(path: str) -> Calibration:
     try:
         names, data_name, similarity = (
             file[name] for name in ("checkpoints", "data_name", "similarity"))
-        weights, sets = file.get("weights"), file.get("sets")
-        known = names and isinstance(names, list) and all(
+        named = names and isinstance(names, list) and all(
             isinstance(x, str) for x in (*names, data_name, similarity))
-        for fault, sentence in (
-                (file["calibration"] != FORMAT, f"its format is {file['calibration']!r}"),
-                (not known, "it does not say of which model it is"),
-                (weights is not None and not (isinstance(weights, list)
-                                              and len(weights) == len(names)),
-                 "it does not say which weights each model has")):
-            if fault:
-                raise ValueError(sentence)
+        if file["calibration"] != FORMAT or not named:
+            raise ValueError("it does not say of which model it is" if not named else
+                             f"its format is {file['calibration']!r}")
+        sets = file.get("sets")
         if sets is not None:
             sets = {"alpha": float(sets["alpha"]), "images": int(sets["images"]),
                     **{side: {name: float(limit) for name, limit in sets[side].items()}
                        for side in SIDES}}
-        return Calibration(path, names, weights, data_name, similarity,
+        return Calibration(path, names, file.get("weights"), data_name, similarity,
                            {side: Fitted.of(file[side]) for side in SIDES}, sets,
                            file.get("log_det") and sorted(map(float, file["log_det"])))
     except FAULTS as error:

@@ -536,7 +536,7 @@ def test_calibrations_of_other_runs_or_similarities_are_refused(runs, calibrated
                          ({"checkpoints": [*stored["checkpoints"], "b"], "weights": stored["weights"] * 2},
                           r"is of .*run \+ b, and "),
                          ({"checkpoints": []}, "does not say of which model it is"),
-                         ({"weights": []}, "does not say which weights each model has")):
+                         ({"weights": []}, "names no weights by which .* could be known")):
         (tmp_path / "c.json").write_text(json.dumps(stored | change))
         refused(capsys, show.main, retrieval(calibrated, runs, "--calibration", tmp_path / "c.json", "--output",
                                              tmp_path / "a.png"), said)
