@@ -195,11 +195,11 @@ class Trained:
         return checksum(x.cpu().contiguous().numpy() for x in self.model.state_dict().values())
 
     @torch.no_grad()
-    def texts(self, texts: list[str],
-              network: Callable[[list[str]], Tensor] | None = None) -> Embedding:
+    def texts(self, texts: list[str], network: Callable[[list[str]], Tensor] | None = None,
+              any_words: bool = False) -> Embedding:
         """Captions -> Embedding of (B, D). network: computes the features (B, F) of captions for a
-        run that reads these. Raises InputError for a caption without a known word, and where such a
-        run gets no network."""
+        run that reads these. any_words: of captions without a known word, too. Raises InputError
+        for such a caption otherwise, and where such a run gets no network."""
         check(network or not self.options.text_features,
               f"{self.path} reads ready features of captions and knows no words, so a caption of "
               "one's own cannot be embedded; take a run on words")
@@ -209,14 +209,14 @@ class Trained:
             if network:
                 numbers, lengths = network(some), torch.ones(len(some)).long()  # (B, F), (B,)
             else:
-                numbers, lengths = self.words(some)
+                numbers, lengths = self.words(some, any_words)
             embeddings.append(self.model.embed_captions(numbers.to(self.device), lengths))
         return Embedding.cat(embeddings)
 
-    def words(self, texts: list[str]) -> tuple[Tensor, Tensor]:
+    def words(self, texts: list[str], any_words: bool) -> tuple[Tensor, Tensor]:
         """The numbers (B, T) of the words of captions, and how many each has (B,)."""
         tokens = encode_captions([tokenize(text) for text in texts], self.vocab)
-        check(not tokens.unknown.any(),
+        check(any_words or not tokens.unknown.any(),
               f"no word of '{texts[tokens.unknown.argmax()]}' is in the vocabulary of "
               f"{len(self.vocab)} words; use words of the training set")
         return tokens.batch(np.arange(len(texts)))

@@ -283,11 +283,12 @@ def test_a_model_without_opinion_is_never_right(runs):
     model = encoding.Encoder(str(runs / "cosine"), CPU)
     same = Embedding(torch.ones(6, 16) / 4)
     k = np.arange(3)
-    assert not selection.correct_choices(model, same, same, k, k + 3, k, k + 3).any()
+    assert not selection.correct_choices(model.similarity, same, same, k, k + 3, k, k + 3).any()
     assert selection.firsts(["a", "b", "a", "c", "b"]).tolist() == [0, 1, 0, 3, 1]
     random = Embedding(torch.randn(400, 16))               # the same pair again, wherever it stands, has the same score
     i, c = np.random.default_rng(0).integers(0, 400, (2, 500))
-    twice = model.scores(random, random, np.concatenate([i, i[::-1]]), np.concatenate([c, c[::-1]]))
+    twice = encoding.pair_scores(model.similarity, random, random, np.concatenate([i, i[::-1]]),
+                                 np.concatenate([c, c[::-1]]))
     np.testing.assert_array_equal(twice[:500], twice[:499:-1])
     expected = torch.nn.functional.cosine_similarity(random.mean[i], random.mean[c])
     np.testing.assert_allclose(twice[:500], expected, rtol=1e-4, atol=1e-5)

@@ -67,9 +67,9 @@ def scores_and_uncertainties(model: Encoder, path: str, boxes: list[tuple],
     unknown = model.unknown(texts)
     if unknown.any():
         raise InputError(f"no word of '{texts[unknown.argmax()]}' is in the vocabulary of "
-                         f"{model.run}, {len(model.vocab)} words; use words of its training set")
+                         f"{model.path}, {len(model.vocab)} words; use words of its training set")
     images, captions = model.crops([(path, box) for box in boxes]), model.captions(texts)
-    scores = model.model.similarity(images, captions).detach().float().cpu().numpy()
+    scores = model.similarity(images, captions).detach().float().cpu().numpy()
     return {"scores": scores.tolist(),
             **{kind: None if e.log_var is None else uncertainty(e).tolist() for kind,
                e in (("crop", images), ("caption", captions))}}

@@ -20,15 +20,15 @@ from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from checkpoints import load_checkpoint, load_model
-from cli import Arguments, InputError, filename, natural, torch_device
+from checkpoints import Trained
+from cli import Arguments, InputError, check, filename, natural, torch_device
 from demo import scenes
 from encoders import CNN, CNNS
 from features.networks import network
 from files.reading import checksum, read_array
 from files.writing import save_array
 from inputs import Photos, encode_captions
-from similarities import Embedding
+from similarities import Embedding, Similarity
 from text import tokenize
 
 FITS = ("stretch", "centre", "pad")
@@ -75,8 +75,7 @@ def cnn_extractor(cnn: nn.Module, name: str, fit: str, device) -> Extractor:
     return Extractor(name, SIDE, fit, compute)
 
 
-def extractor_for(model: nn.Module, trained, stored: dict, run: str, device,
-                  name: str | None = None, fit: str | None = None,
+def extractor_for(model: Trained, name: str | None = None, fit: str | None = None,
                   weights: str | None = None) -> Extractor:
     """The extractor of a model's training set. For a model of photos the network is taken out of
     its image tower.
@@ -84,47 +83,37 @@ def extractor_for(model: nn.Module, trained, stored: dict, run: str, device,
     name: the extractor where the training set does not record it: demo, or a network and a layer
     such as "resnet152 pooled". Raises InputError if it is unknown or does not fit the model.
     """
-    tower = model.image_tower
+    tower, trained, run = model.model.image_tower, model.options, model.path
     if isinstance(tower.trunk, CNN):                        # a model of photos
-        if name:
-            raise InputError(f"--extractor {name}: {run} reads photos with its own "
-                             f"{trained.cnn_type}; leave the option out")
-        line = f"{trained.cnn_type} trunk{' cells' * tower.trunk.cells} {checksum(state_of(tower.trunk))}"
+        check(not name, f"--extractor {name}: {run} reads photos with its own {trained.cnn_type}; "
+                        "leave the option out")
         trunk, tower.trunk = tower.trunk, Passed()
-        return cnn_extractor(trunk, line, fit or "stretch", device)
-    recorded = (stored.get("data", {}).get("extractors") or {}).get("ims")
-    line = name or recorded
-    if line is None and trained.data_name in DEMO_FOLDERS:
-        line = "demo"
-    if line is None:
-        raise InputError(f"{run} was trained on the features of {trained.data_name}, and no "
-                         "features.json beside them said what made them; name network and layer "
-                         "with --extractor, such as 'resnet152 pooled', or demo")
+        state = (x.detach().cpu().numpy() for x in trunk.state_dict().values())
+        line = f"{trained.cnn_type} trunk{' cells' * trunk.cells} {checksum(state)}"
+        return cnn_extractor(trunk, line, fit or "stretch", model.device)
+    recorded = model.extractors.get("ims")
+    line = name or recorded or ("demo" if trained.data_name in DEMO_FOLDERS else None)
+    check(line, f"{run} was trained on the features of {trained.data_name}, and no features.json "
+                "beside them said what made them; name network and layer with --extractor, such as "
+                "'resnet152 pooled', or demo")
     if line.split()[0].startswith("demo"):
-        if trained.img_dim not in DEMO:
-            raise InputError(f"--extractor {line} gives 960 numbers an image or 36 x 192, {run} "
-                             f"was trained on {trained.img_dim}; name the extractor of its "
-                             "training set")
+        check(trained.img_dim in DEMO,
+              f"--extractor {line} gives 960 numbers an image or 36 x 192, {run} was trained on "
+              f"{trained.img_dim}; name the extractor of its training set")
         return demo_extractor(trained.img_dim == 192, fit or "pad")
     cnn_type, layer, *_ = [*line.split(), None]
-    if cnn_type not in CNNS:
-        raise InputError(f"{run}: features by '{line}' cannot be made of new crops here; the "
-                         f"networks that can are {', '.join(CNNS)}, or demo")
+    check(cnn_type in CNNS, f"{run}: features by '{line}' cannot be made of new crops here; the "
+                            f"networks that can are {', '.join(CNNS)}, or demo")
     cnn, at_hand = network(cnn_type, layer, weights)
-    if recorded and recorded != at_hand:
-        raise InputError(f"{run} was trained on features by '{recorded}' and the network at hand "
-                         f"is '{at_hand}'; give the same weights with --cnn_weights")
-    if cnn.dim != trained.img_dim or (trained.n_regions or 0) != (49 if cnn.cells else 0):
-        raise InputError(
-            f"{at_hand} gives {'49 x ' * cnn.cells}{cnn.dim} numbers an image, {run} was trained "
-            f"on {f'{trained.n_regions} x ' if trained.n_regions else ''}{trained.img_dim}; name "
-            "with --extractor what made its training set")
-    return cnn_extractor(cnn, at_hand, fit or "stretch", device)
-
-
-def state_of(module: nn.Module):
-    """The tensors of a module as arrays."""
-    return (x.detach().cpu().numpy() for x in module.state_dict().values())
+    check(not recorded or recorded == at_hand,
+          f"{run} was trained on features by '{recorded}' and the network at hand is '{at_hand}'; "
+          "give the same weights with --cnn_weights")
+    regions = trained.n_regions or 0
+    check((cnn.dim, 49 if cnn.cells else 0) == (trained.img_dim, regions),
+          f"{at_hand} gives {'49 x ' * cnn.cells}{cnn.dim} numbers an image, {run} was trained on "
+          f"{f'{regions} x ' if regions else ''}{trained.img_dim}; name with --extractor what made "
+          "its training set")
+    return cnn_extractor(cnn, at_hand, fit or "stretch", model.device)
 
 
 class Passed(nn.Module):
@@ -251,8 +240,8 @@ def fill(cache: Cache, extractor: Extractor, wanted: list[tuple[str, tuple, str]
 
 # ---- models
 
-class Encoder:
-    """A trained model and the extractor of its training set: crops and captions -> Embedding.
+class Encoder(Trained):
+    """A trained model with the extractor of its training set: crops and captions -> Embedding.
 
     Raises InputError if the model reads ready features of captions, or its extractor is not to be
     had.
@@ -260,28 +249,23 @@ class Encoder:
 
     def __init__(self, run: str, device, cache: str | None = None, extractor: str | None = None,
                  fit: str | None = None, weights: str | None = None, vocab: str | None = None):
-        stored = load_checkpoint(run, vocab=vocab)
-        self.run, self.device = run, device
-        self.model, self.vocab, self.trained = load_model(stored, run)
-        if self.trained.text_features:
-            raise InputError(f"{run} reads ready features of captions and knows no words; give a "
-                             "model of words")
-        self.extractor = extractor_for(self.model, self.trained, stored, run, device, extractor,
-                                       fit, weights)
-        self.model.to(device)
+        super().__init__(run, device, vocab=vocab)
+        check(not self.options.text_features, f"{run} reads ready features of captions and knows "
+                                              "no words; give a model of words")
+        self.extractor = extractor_for(self, extractor, fit, weights)
         self.cache, self.contents = Cache(cache, self.extractor), {}
 
     @property
     def name(self) -> str:
         """The name of the run folder."""
-        return os.path.basename(os.path.normpath(self.run if os.path.isdir(self.run)
-                                                 else os.path.dirname(self.run)))
+        folder = self.path if os.path.isdir(self.path) else os.path.dirname(self.path)
+        return os.path.basename(os.path.normpath(folder))
 
     @property
     def facts(self) -> dict:
         """What reports say about the model."""
-        return {"checkpoint": self.run, "sim": self.trained.sim, "extractor": self.extractor.name,
-                "fit": self.extractor.fit}
+        return {"checkpoint": self.path, "sim": self.options.sim,
+                "extractor": self.extractor.name, "fit": self.extractor.fit}
 
     def content(self, path: str) -> str:
         """The sha256 of a photo. Raises InputError if it cannot be read."""
@@ -294,56 +278,51 @@ class Encoder:
                                  "again, or prepare with --skip_missing") from error
         return self.contents[path]
 
-    @torch.no_grad()
     def crops(self, wanted: list[tuple[str, tuple]], batch: int = 128) -> Embedding:
         """Embedding of N crops: [(path, box (x, y, width, height))] of length N -> Embedding of
         N."""
         keys = [key_of(self.content(path), box, self.extractor.fit) for path, box in wanted]
         took = fill(self.cache, self.extractor, [(*pair, key) for pair, key in zip(wanted, keys)])
-        unique = list(dict.fromkeys(keys))
-        row = {key: k for k, key in enumerate(unique)}
-        embeddings = [
-            self.model.embed_images(torch.from_numpy(self.cache.rows(unique[k:k + batch])).to(
-            self.device)) for k in range(0, len(unique), batch)]
+        unique, place = distinct(keys)
+        embedded = Embedding.cat([self.images(self.cache.rows(unique[k:k + batch]))
+                                  for k in range(0, len(unique), batch)])
         if took["crops"]:
             outside = 1 - took["network_seconds"] / took["seconds"]
-            print(f"{self.run}: features of {took['crops']:,} crops by {self.extractor.name} "
+            print(f"{self.path}: features of {took['crops']:,} crops by {self.extractor.name} "
                   f"({self.extractor.fit}) in {took['seconds']:.1f} s, {100 * outside:.0f}% of it "
                   f"outside the extractor; {len(unique) - took['crops']:,} were at hand")
-        return Embedding.cat(embeddings).rows(torch.tensor([row[key] for key in keys],
-                                                           device=self.device))
+        return embedded.rows(place.to(self.device))
 
-    @torch.no_grad()
-    def captions(self, texts: list[str], batch: int = 128) -> Embedding:
+    def captions(self, texts: list[str]) -> Embedding:
         """Embedding of N texts. Words that are not in the vocabulary are <unk>."""
-        unique = list(dict.fromkeys(texts))
-        row = {text: k for k, text in enumerate(unique)}
-        tokens = encode_captions([tokenize(text) for text in unique], self.vocab)
-        order, embeddings = np.argsort(tokens.length, kind="stable"), []
-        for k in range(0, len(order), batch):
-            numbers, lengths = tokens.batch(order[k:k + batch])
-            embeddings.append(self.model.embed_captions(numbers.to(self.device), lengths))
-        place = np.argsort(order)
-        return Embedding.cat(embeddings).rows(torch.tensor([place[row[text]] for text in texts],
-                                                           device=self.device))
+        unique, place = distinct(texts)
+        return self.texts(unique, any_words=True).rows(place.to(self.device))
 
     def unknown(self, texts: list[str]) -> np.ndarray:
         """(N,) bool: whether no word of a text is known."""
         return encode_captions([tokenize(text) for text in texts], self.vocab).unknown
 
-    @torch.no_grad()
-    def scores(self, images: Embedding, captions: Embedding, i, c, batch: int = 64) -> np.ndarray:
-        """Similarity of image i[k] and caption c[k]: (K,) float32, computed in blocks of which the
-        diagonals are kept.
 
-        A pair that occurs again has the same score to the last bit, so equal choices are ties.
-        """
-        pairs, where = np.unique(np.stack([i, c]), axis=1, return_inverse=True)     # (2, P), (K,)
-        i, c = torch.from_numpy(pairs).to(self.device)
-        scores = [self.model.similarity(images.rows(i[k:k + batch]), captions.rows(c[k:k + batch])).diagonal()
-                  for k in range(0, len(i), batch)]
-        return torch.cat(scores).float().cpu().numpy()[where.ravel()]
+@torch.no_grad()
+def pair_scores(similarity: Similarity, images: Embedding, captions: Embedding, i, c,
+                batch: int = 64) -> np.ndarray:
+    """Similarity of image i[k] and caption c[k]: (K,) float32, computed in blocks of which the
+    diagonals are kept.
 
+    A pair that occurs again has the same score to the last bit, so equal choices are ties.
+    """
+    pairs, where = np.unique(np.stack([i, c]), axis=1, return_inverse=True)         # (2, P), (K,)
+    i, c = torch.from_numpy(pairs).to(images.mean.device)
+    blocks = [slice(k, k + batch) for k in range(0, len(i), batch)]
+    scores = [similarity(images.rows(i[block]), captions.rows(c[block])).diagonal()
+              for block in blocks]
+    return torch.cat(scores).float().cpu().numpy()[where.ravel()]
+
+
+def distinct(items: list[str]) -> tuple[list[str], Tensor]:
+    """The different ones of N items, in their order, and the place of each item there (N,)."""
+    place = {item: k for k, item in enumerate(dict.fromkeys(items))}
+    return list(place), torch.tensor([place[item] for item in items])
 
 
 # ---- what the commands share
@@ -390,7 +369,7 @@ def encoders(opt) -> list[Encoder]:
 def names(models) -> list[str]:
     """Short names of runs, all different."""
     short = [model.name for model in models]
-    return short if len(set(short)) == len(short) else [model.run for model in models]
+    return short if len(set(short)) == len(short) else [model.path for model in models]
 
 
 def photo_path(manifest: dict, image: int, folder: str | None) -> str:
@@ -416,7 +395,7 @@ def usable_triplets(manifest: dict, models: list[Encoder]) -> tuple[dict[str, li
     keep = np.all([all_known(items, lambda t: (t["caption_a"], t["caption_b"]), models)
                    for items in manifest["triplets"].values()], 0)
     if not keep.any():
-        raise InputError(f"no triplet is left: {', '.join(model.run for model in models)} know no "
+        raise InputError(f"no triplet is left: {', '.join(model.path for model in models)} know no "
                          "word of the captions; give models of the manifest's language")
     return ({percent: [t for t, kept in zip(items, keep) if kept] for percent,
              items in manifest["triplets"].items()}, int((~keep).sum()))

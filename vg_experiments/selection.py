@@ -29,12 +29,13 @@ from files.reading import holds_keys
 from files.writing import output, save_json
 from metrics import paired_bootstrap
 from paper_tables import pmrl_section34, ucmr_table4
-from similarities import Cosine, Embedding
+from similarities import Cosine, Embedding, Similarity
 from vg_experiments.encoding import (
     Encoder,
     all_known,
     encoders,
     names,
+    pair_scores,
     photo_path,
     run_arguments,
     usable_triplets,
@@ -52,27 +53,29 @@ MEANS = {"table4": ("images to text", "text to images"),
          "section34": ("text to images", "images to text")}
 
 
-def correct_choices(model: Encoder, images: Embedding, captions: Embedding, small: np.ndarray,
-                    large: np.ndarray, short: np.ndarray, long: np.ndarray) -> np.ndarray:
-    """(4, K) bool: whether the model chooses right on item k.
+def correct_choices(similarity: Similarity, images: Embedding, captions: Embedding,
+                    small: np.ndarray, large: np.ndarray, short: np.ndarray,
+                    long: np.ndarray) -> np.ndarray:
+    """(4, K) bool: whether a similarity chooses right on item k.
 
     The four queries are image small, image large, caption short, caption long. The arguments (K,)
     are rows of images and of captions.
     """
     # at once, so that equal pairs tie
-    scores = model.scores(images, captions, np.concatenate([small, small, large, large]),
-                          np.concatenate([short, long, short, long]))
+    scores = pair_scores(similarity, images, captions, np.concatenate([small, small, large, large]),
+                         np.concatenate([short, long, short, long]))
     ss, sl, ls, ll = scores.reshape(4, -1)                                          # image, caption
     return np.stack([ss > sl, ll > ls, ss > ls, ll > sl])
 
 
-def variants(model: Encoder, images: Embedding, captions: Embedding, seed: int) -> dict[str, tuple]:
-    """The model and, if it is Gaussian, its controls: {suffix of the row: (similarity or None for
-    the model's own, images, captions)}."""
-    rows = {"": (None, images, captions)}
+def variants(similarity: Similarity, images: Embedding, captions: Embedding,
+             seed: int) -> dict[str, tuple]:
+    """A model's similarity and, if it is of Gaussians, its controls: {suffix of the row:
+    (similarity, images, captions)}."""
+    rows = {"": (similarity, images, captions)}
     if images.log_var is not None or captions.log_var is not None:
         rows[" means only"] = (Cosine(), Embedding(images.mean), Embedding(captions.mean))
-        rows[" variances dealt"] = (None, *deal_variances(images, captions, seed))
+        rows[" variances dealt"] = (similarity, *deal_variances(images, captions, seed))
     return rows
 
 
@@ -82,17 +85,15 @@ def firsts(items: list) -> np.ndarray:
     return np.array([place[item] for item in items])
 
 
-def judge(model: Encoder, boxes: list, texts: list[str], seed: int, rows: tuple) -> dict[str, np.ndarray]:
+def judge(model: Encoder, boxes: list, texts: list[str], seed: int,
+          rows: tuple) -> dict[str, np.ndarray]:
     """{variant: (4, K) bool} for K items. rows: (small, large, short, long), each (K,), rows of
     boxes and of texts."""
-    images, captions, trained = model.crops(boxes), model.captions(texts), model.model.similarity
     box, text = firsts(boxes), firsts(texts)
-    rows, hits = (box[rows[0]], box[rows[1]], text[rows[2]], text[rows[3]]), {}
-    for name, (similarity, *sides) in variants(model, images, captions, seed).items():
-        model.model.similarity = similarity or trained
-        hits[name] = correct_choices(model, *sides, *rows)
-    model.model.similarity = trained
-    return hits
+    rows = box[rows[0]], box[rows[1]], text[rows[2]], text[rows[3]]
+    sides = model.crops(boxes), model.captions(texts)
+    return {name: correct_choices(*judged, *rows)
+            for name, judged in variants(model.similarity, *sides, seed).items()}
 
 
 def table4(model: Encoder, manifest: dict, triplets_at: dict[str, list[dict]], folder: str | None,

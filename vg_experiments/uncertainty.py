@@ -76,8 +76,8 @@ def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], folder: s
     report, rng = {}, np.random.default_rng(seed)
     triplets = [t for items in triplets_at.values() for t in items]
     n, ends = len(triplets), np.cumsum([0, *map(len, triplets_at.values())])
-    if model.trained.vae:
-        raise InputError(f"{model.run} samples points from its Gaussians in training (--vae) and "
+    if model.options.vae:
+        raise InputError(f"{model.path} samples points from its Gaussians in training (--vae) and "
                          "compares points, whose uncertainty no score uses; train a model of "
                          "Gaussians, such as --sim wasserstein, or give this one to "
                          "vg_experiments.selection")
@@ -100,7 +100,7 @@ def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], folder: s
                               high in zip(triplets_at, ends, ends[1:])}
         report["rho_words"] = spearman(values, np.array([len(tokenize(text)) for text in texts]))
     if not report:
-        raise InputError(f"{model.run} is a point model (--sim {model.trained.sim}) and has no "
+        raise InputError(f"{model.path} is a point model (--sim {model.options.sim}) and has no "
                          "uncertainty; train one with a Gaussian head, such as --sim "
                          "wasserstein, or give this one to vg_experiments.selection")
     return report
