@@ -45,9 +45,9 @@ def format_of(path: str) -> str:
 
 
 @contextlib.contextmanager
-def drawing(path: str, rows: int, columns: int, size: tuple[float, float], tight: bool = False):
-    """Yields (figure, axes (rows, columns)) of this size in inches, and writes the picture to
-    `path` at the end. tight: give each of the axes the space that its texts need.
+def figure_in(path: str, size: tuple[float, float], tight: bool = False):
+    """Yields an empty figure of this size in inches, and writes the picture to `path` at the end.
+    tight: give each of its axes the space that its texts need.
 
     Neither a window system nor pyplot's state is touched, so importing this file changes nothing in
     a notebook. Captions and names are drawn as they are, where matplotlib would read two $ as a
@@ -59,7 +59,7 @@ def drawing(path: str, rows: int, columns: int, size: tuple[float, float], tight
 
     with matplotlib.rc_context({"text.parse_math": False}):
         figure = Figure(figsize=size)
-        yield figure, figure.subplots(rows, columns, squeeze=False)
+        yield figure
         for text in figure.findobj(Text):
             text.set_text(drawable(text.get_text()))
         if tight:
@@ -67,6 +67,13 @@ def drawing(path: str, rows: int, columns: int, size: tuple[float, float], tight
         with atomic(path, "wb") as f:
             key = "Creator" if format_of(path) in ("ps", "eps") else "Title"
             figure.savefig(f, format=format_of(path), dpi=DPI, metadata={key: DRAWN})
+
+
+@contextlib.contextmanager
+def drawing(path: str, rows: int, columns: int, size: tuple[float, float], tight: bool = False):
+    """Yields (figure, axes (rows, columns)) of `figure_in`."""
+    with figure_in(path, size, tight) as figure:
+        yield figure, figure.subplots(rows, columns, squeeze=False)
 
 
 # ---- letters
@@ -151,16 +158,16 @@ def draw_rows(path: str, title: str, rows: list[Row], across: int) -> None:
         raise InputError(f"{path}: {len(lines):,} lines of photos make a picture of "
                          f"{height * DPI:,.0f} pixels, and at most {LARGEST:,} can be drawn; draw "
                          "fewer queries, or fewer photos for each")
-    with drawing(path, len(lines), across, (width, height)) as (figure, axes):
+    with figure_in(path, (width, height)) as figure:
         figure.suptitle(wrapped(title, int(12 * width), 1), fontsize=10, y=1 - 0.12 / height,
                         va="top")
         y = height - TITLE
-        for head, (heading, cells), line in zip(heads, lines, axes):
+        for head, (heading, cells) in zip(heads, lines):
             y -= head + TILE
-            for k, axis in enumerate(line):
-                axis.set_position([(k + 0.03) * TILE / width, (y + 0.03 * TILE) / height,
-                                   0.94 * TILE / width, 0.94 * TILE / height])
-            draw_line(line, heading, cells)
+            axes = [figure.add_axes([(k + 0.03) * TILE / width, (y + 0.03 * TILE) / height,
+                                     0.94 * TILE / width, 0.94 * TILE / height])
+                    for k in range(len(cells) or 1)]
+            draw_line(axes, heading, cells)
 
 
 def label_lines(cells: list[Cell]) -> int:
@@ -168,10 +175,10 @@ def label_lines(cells: list[Cell]) -> int:
 
 
 def draw_line(axes, heading: str, cells: list[Cell]) -> None:
-    """Draw photos side by side, and a heading above the first. Axes that are left over stay
+    """Draw photos side by side, and a heading above the first. Without photos the axis stays
     empty."""
-    for axis in axes[len(cells):]:
-        axis.axis("off")
+    if not cells:
+        axes[0].axis("off")
     for axis, cell in zip(axes, cells):
         show_photo(axis, cell.photo, cell.frame)
         if not isinstance(cell.photo, str):

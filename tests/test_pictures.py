@@ -13,7 +13,7 @@ from PIL import Image
 
 from cli import InputError
 from evaluation import pictures
-from evaluation.pictures import Cell, Row, draw_rows, drawable, drawing, picture_file, show_photo
+from evaluation.pictures import Cell, Row, draw_rows, drawable, drawing, figure_in, picture_file, show_photo
 from files.photos import read_photo
 from files.reading import is_drawn
 from retrieval.searcher import Answer, Found, contact_sheet
@@ -42,15 +42,15 @@ def drawn(monkeypatch):
 
     @contextlib.contextmanager
     def keeping(*words, **more):
-        with drawing(*words, **more) as (figure, axes):
-            yield figure, axes
-            for axis in axes.flat:
+        with figure_in(*words, **more) as figure:
+            yield figure
+            for axis in figure.axes:
                 if axis.axison:
                     found.append({"texts": [text.get_text() for text in axis.texts],
                                   "frame": matplotlib.colors.to_hex(axis.spines["left"].get_edgecolor()),
                                   "photo": axis.images[0].get_array() if axis.images else None,
                                   "at": axis.get_position().bounds, "window": axis.get_window_extent().bounds})
-    monkeypatch.setattr(pictures, "drawing", keeping)
+    monkeypatch.setattr(pictures, "figure_in", keeping)
     return found
 
 
@@ -155,8 +155,8 @@ def test_no_text_of_a_sheet_covers_another_or_leaves_it(tmp_path, sheet):
 
     @contextlib.contextmanager
     def keeping(*words, **more):
-        with drawing(*words, **more) as (figure, axes):
-            yield figure, axes
+        with figure_in(*words, **more) as figure:
+            yield figure
             seen.extend(text.get_window_extent().padded(-1) for text in figure.findobj(Text) if text.get_text())
             whole = figure.bbox
             assert all(whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0 and box.y1 <= whole.y1
@@ -164,7 +164,7 @@ def test_no_text_of_a_sheet_covers_another_or_leaves_it(tmp_path, sheet):
             assert not any(a.overlaps(b) for k, a in enumerate(seen) for b in seen[:k])
     names = [f"{'folder name/' * 5}photo number {k} of the summer.jpg" for k in range(7)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pictures, "drawing", keeping)
+        patch.setattr(pictures, "figure_in", keeping)
         sheet(names, [0.9] * 2, query="a photo of " + "something quite long " * 40)
     assert len(seen) == 7 + 7 + 2 * 2 + 1                   # labels, headings with badges, the title
 
