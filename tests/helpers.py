@@ -104,11 +104,13 @@ def unwritable(folder) -> list[str]:
     return [str(folder), str(folder / "file" / "below"), "/proc/x/y"]
 
 
-# Processes are forked from one that has loaded torch and the commands, and runs no threads. The tests' own process has
+# Processes are forked from one that has loaded torch, the commands and what these load later (torch._inductor for
+# deterministic algorithms, torchvision for photos: 2 s and more each), and runs no threads. The tests' own process has
 # threads of servers and of browsers, and a fork would have their locks without them. It begins before a test reads with
 # worker processes, which would begin it with less.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.test_stopping", "tests.test_train"])
+FORKS.set_forkserver_preload(["tests.test_stopping", "tests.test_train", "devices.vision", "torch._inductor.config",
+                              "tensorboard_logger"])
 
 
 def in_a_process(work, *words, seconds: float = 200):
