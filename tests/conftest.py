@@ -1,5 +1,6 @@
 """Shared by all tests: where the real data are, and a small demo data set."""
 import contextlib
+import json
 import os
 import shutil
 from multiprocessing import forkserver
@@ -45,6 +46,19 @@ def small_run(tmp_path_factory, demo_path):
             helpers.fit("--data_path", demo_path, *words, "--logger_name", found[words])
         return shutil.copytree(found[words], to) if to else found[words]
     return call
+
+
+@pytest.fixture(scope="session")
+def photos_path(tmp_path_factory, demo_path) -> str:
+    """A folder with the demo's photos alone, of dev and test three each, which are quick to validate."""
+    folder = tmp_path_factory.mktemp("photos")
+    shutil.copytree(os.path.join(demo_path, "demo"), folder / "demo")
+    path = folder / "demo" / "dataset_demo.json"
+    listed, few = json.loads(path.read_text()), {"val": 3, "test": 3, "train": 48}
+    listed["images"] = [image for name, count in few.items()
+                        for image in [x for x in listed["images"] if x["split"] == name][:count]]
+    path.write_text(json.dumps(listed))
+    return str(folder)
 
 
 @pytest.fixture(scope="session")

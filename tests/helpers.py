@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 
 import pytest
 import torch
@@ -140,6 +141,23 @@ class Command:
         self.process.join(seconds)
         assert self.process.exitcode is not None, f"no end after {seconds} s"
         return self.process.exitcode, *(open(f.name).read() for f in self.files)
+
+    def said(self, text: str, seconds: float = 200) -> str:
+        """Its stdout so far, as soon as this text stands there."""
+        end = time.monotonic() + seconds
+        while True:
+            alive = self.process.is_alive() and time.monotonic() < end
+            with open(self.files[0].name, encoding="utf-8") as f:
+                if text in (out := f.read()):
+                    return out
+            assert alive, f"{text!r} was not said in {seconds} s"
+            time.sleep(0.02)
+
+    def __enter__(self) -> "Command":
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
 
     def kill(self) -> None:
         self.process.kill()

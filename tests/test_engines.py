@@ -2,8 +2,6 @@
 import os
 import pickle
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ import torch
 from cli import InputError
 from retrieval import engines
 from retrieval.engines import Flat, top_of, writing
-from tests.helpers import ROOT
+from tests.helpers import in_a_process
 
 
 def vectors(n: int, k: int, seed: int = 0) -> np.ndarray:
@@ -117,20 +115,16 @@ def test_damage_that_no_size_shows(tmp_path):
         list(Flat(path).products(np.ones((1, 4))))
 
 
-KILLED = """
-import os, signal, sys, torch
-from retrieval.engines import writing
-with writing(sys.argv[1], 8, 3, True) as write:
-    write(torch.ones(4, 3))
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
+def write_and_die(path: str) -> None:
+    with writing(path, 8, 3, True) as write:
+        write(torch.ones(4, 3))
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_kill_while_writing_leaves_the_file_as_it_was(tmp_path):
     written(tmp_path, np.zeros((2, 3), np.float32))
     path = str(tmp_path / "vectors.npy")
-    done = subprocess.run([sys.executable, "-c", KILLED, path], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert in_a_process(write_and_die, path).exitcode == -signal.SIGKILL
     assert Flat(path).n == 2
     written(tmp_path, np.zeros((3, 3), np.float32))         # removes what the killed process left
     assert os.listdir(tmp_path) == ["vectors.npy"]

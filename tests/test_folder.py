@@ -3,7 +3,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import time
 
 import numpy as np
@@ -19,7 +18,7 @@ from encoders import CNN
 from features import extract, folder, store
 from features.networks import network_of
 from inputs import Features, Photos, eval_transform, whole_transform
-from tests.helpers import refused, started
+from tests.helpers import Command, refused
 
 
 @pytest.fixture
@@ -343,12 +342,12 @@ def assert_rows(out, photos):
 def test_a_killed_extraction_gives_the_same_bytes(mine, demo_path):
     for n in range(36):
         shutil.copy(os.path.join(demo_path, "demo", "images", f"train_{n:05}.png"), mine / "photos")
-    words = ["-m", "features.extract", "images", "--photos", str(mine / "photos"), "--kind", "demo",
-             "--workers", "1", "--batch_size", "2", "--data_path", str(mine / "data"), "--output_name"]
+    words = ["images", "--photos", str(mine / "photos"), "--kind", "demo", "--workers", "1", "--batch_size", "2",
+             "--data_path", str(mine / "data"), "--output_name", "killed"]
     run(mine, "--batch_size", "2", output="whole")
     hidden = mine / "data" / "killed" / ".all_ims.part"
-    with started(*words, "killed", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None and not hidden.exists():
+    with Command(extract.main, words) as command:
+        while command.process.is_alive() and not hidden.exists():
             time.sleep(0.01)
     assert "all_photos.json" not in files(mine, "killed")
     run(mine, "--batch_size", "2", output="killed")

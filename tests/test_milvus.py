@@ -1,8 +1,8 @@
 """Collections of Milvus against brute force, on milvus-lite: in a folder, and behind an address like a server."""
 import contextlib
 import os
+import signal
 import socket
-import subprocess
 import sys
 import time
 from concurrent import futures
@@ -28,7 +28,7 @@ from retrieval.milvus import (
     photos_stored,
     stored_width,
 )
-from tests.helpers import for_each, started
+from tests.helpers import Command, for_each
 
 pymilvus = pytest.importorskip("pymilvus", reason="pymilvus is not installed (requirements-milvus.txt)")
 pytest.importorskip("milvus_lite", reason="milvus-lite is not installed (requirements-milvus.txt)")
@@ -216,26 +216,23 @@ def test_one_narrow_channel_without_rest(address):
         assert vectors.tolist() == [[4], [2]] and rest is None
 
 
-BUILD = """
-import sys
-from retrieval import milvus
-from tests.test_milvus import World, new
-milvus.save_json = lambda *_: None
-world = World()
-with new(sys.argv[1]) as engine:
-    for start in range(world.begin(engine), 200, 20):
-        world.add(engine, start, start + 20)
-        print(start, flush=True)
-        if sys.argv[2] == "slow" and start == 60:
-            sys.stdin.readline()
-    engine.finish()
-"""
+def build(path: str, until: int | None) -> None:
+    """A collection, or its photos up to `until`; then this process waits."""
+    milvus.save_json = lambda *_: None
+    world = World()
+    with new(path) as engine:
+        for start in range(world.begin(engine), 200, 20):
+            world.add(engine, start, start + 20)
+            print(start)
+            if start == until:
+                signal.pause()
+        engine.finish()
 
 
 def test_a_killed_build_goes_on_in_a_new_process(tmp_path, world):
     path = str(tmp_path / "a.db")
-    with started("-c", BUILD, path, "slow", stdin=subprocess.PIPE, stderr=None) as child:
-        assert [child.stdout.readline().strip() for _ in range(4)] == ["0", "20", "40", "60"]
+    with Command(build, path, 60) as command:
+        assert command.said("60\n").split() == ["0", "20", "40", "60"]
         for writing in (False, True):
             with pytest.raises(InputError, match="open already.*another process"):
                 again(path, writing=writing)
@@ -243,9 +240,9 @@ def test_a_killed_build_goes_on_in_a_new_process(tmp_path, world):
         again(path)
     with again(path, writing=True) as engine:
         world.check(engine, np.arange(80))
-    with started("-c", BUILD, path, "on") as more:
-        assert more.communicate(timeout=200)[0].split() == [str(start) for start in range(80, 200, 20)]
-        assert more.returncode == 0
+    with Command(build, path, None) as command:
+        status, out, err = command.ended()
+    assert status == 0 and out.split() == [str(start) for start in range(80, 200, 20)], err
     with again(path) as engine:
         world.check(engine, np.arange(200))
 

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import cli
 from cli import InputError
 from retrieval import page
 from retrieval.searcher import Answer, Found, Searcher
 from retrieval.trust import EMPTY, of_the_set
 from tests import browser
-from tests.helpers import for_each, started
+from tests.helpers import Command, for_each
 
 pytest.importorskip("flask", reason="Flask is not installed (pip install -r requirements-search.txt)")
 COLOURS = ["crimson", "seagreen", "royalblue", "orange", "purple", "teal", "gold", "hotpink"]
@@ -344,25 +345,22 @@ def serving(searcher):
         thread.join()
 
 
-SERVE = """
-import cli, sys
-from retrieval.page import serve
-from tests.test_page import MadeUp
-cli.run("search.py", serve, MadeUp(sys.argv[1], ["a.png"]), int(sys.argv[2]), 0.5)
-"""
+def serve_one(folder: str) -> None:
+    cli.run("search.py", page.serve, MadeUp(folder, ["a.png"]), 0, 0.5)
 
 
 def test_the_server_says_where_it_is_and_ends_by_ctrl_c(tmp_path):
     photo_file(tmp_path / "a.png")
-    with started("-c", SERVE, tmp_path, 0) as process:
-        line = process.stdout.readline()
+    with Command(serve_one, str(tmp_path)) as process:
+        line = process.said("/ ")
         port = re.search(r"^Made-up photos: the page is at http://127\.0\.0\.1:(\d+)/ ", line)[1]
         with browser.DIRECT.open(f"http://127.0.0.1:{port}/search?q=a", timeout=20) as response:
             assert response.status == 200
         with pytest.raises(InputError, match=f"port {port} is in use by another program; name a free one with --port"):
             page.serve(MadeUp(str(tmp_path), ["a.png"]), int(port), 0.5)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0 and process.stderr.read() == "the page is closed\n"
+        os.kill(process.pid, signal.SIGINT)
+        status, _, err = process.ended(20)
+        assert (status, err) == (0, "the page is closed\n")
 
 
 @pytest.mark.parametrize("body", [bytes(10_000_001), bytes(20_000_000), [bytes(1_000_000)] * 20])

@@ -21,7 +21,7 @@ from files.entities import read_entities
 from files.proposals import Proposals, iou, read_proposals, read_region_features, recall
 from files.writing import save_arrays
 from inputs import whole_transform
-from tests.helpers import for_each, refused, started
+from tests.helpers import Command, for_each, refused
 
 opencv = pytest.mark.skipif(importlib.util.find_spec("cv2") is None,
                             reason="OpenCV is an optional package (requirements-localise.txt)")
@@ -127,10 +127,10 @@ def test_edge_boxes_find_the_rectangles(root, capsys):
 
 @opencv
 def test_the_command_reads_with_worker_processes(root):
-    with started("-m", "features.proposals", "--data_path", os.path.dirname(root), "--data_name", "x", "--count", "5",
-                 "--workers", "1") as process:
-        out, err = process.communicate(timeout=200)
-    assert process.returncode == 0 and "boxes of 3 photos" in out, err
+    words = ["--data_path", os.path.dirname(root), "--data_name", "x", "--count", "5", "--workers", "1"]
+    with Command(proposals.main, words) as process:
+        status, out, err = process.ended()
+    assert status == 0 and "boxes of 3 photos" in out, err
 
 
 def test_recall_is_the_loop(given):

@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
+import signal
 import sys
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 
 import search
 from checkpoints import load_checkpoint
+from cli import InputError
 from data import read_split
 from evaluation.bank import item_terms
 from evaluation.encode import encode
@@ -20,12 +21,12 @@ from evaluation.open import How
 from features import extract
 from files import writing
 from inputs import Photos
-from retrieval import build, encoder, engines, index, searcher
+from retrieval import build, encoder, engines, index, milvus, searcher
 from retrieval.encoder import Encoder
 from retrieval.milvus import Milvus
 from retrieval.searcher import Searcher
 from retrieval.trust import Trust
-from tests.helpers import ROOT, for_each, refused
+from tests.helpers import Command, for_each, in_a_process, refused
 
 GAUSSIAN = ["--sim", "wasserstein"]
 KINDS = {"cosine": [], "wasserstein": GAUSSIAN, "kl": ["--sim", "kl"], "minkl": ["--sim", "minkl"],
@@ -433,23 +434,31 @@ def test_a_stop_at_any_step_leaves_the_old_index(own, monkeypatch, where):
 
 def test_what_a_killed_process_left_is_removed(own):
     folder = own / "index"
-    done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True,
-                          check=True)
-    os.mkdir(folder / f".000007.{int(done.stdout)}.part")
+    os.mkdir(folder / f".000007.{in_a_process(os.getpid).pid}.part")
     run("remove", folder, "0.png")
     assert not list(folder.glob(".0*"))
 
 
+def hold(folder: str) -> None:
+    with writing.locked(folder, "writing the index"):
+        print("held")
+        signal.pause()
+
+
+def lock_once(folder: str) -> None:
+    try:
+        with writing.locked(folder, "x"):
+            sys.exit(0)
+    except InputError:
+        sys.exit(1)
+
+
 def test_one_process_writes_at_a_time(own, capsys):
     """A lock of this process would not keep itself out, so another one holds it."""
-    script = f"import sys; sys.path.insert(0, {ROOT!r})\nfrom files.writing import locked\n" \
-             "with locked(sys.argv[1], 'writing the index'):\n print('held', flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", script, str(own / "index")], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout.readline() == "held\n"
+    with Command(hold, str(own / "index")) as other:
+        other.said("held")
         refused(capsys, search.main, ["remove", own / "index", "0.png"], "another process is writing the index .*index")
         assert len(all_answers(own / "index")) == 10                                # reading goes on
-        other.stdin.close()
 
 
 def test_the_lock_is_held_from_before_the_index_is_read(own, monkeypatch):
@@ -457,9 +466,7 @@ def test_the_lock_is_held_from_before_the_index_is_read(own, monkeypatch):
     held, real = [], build.open_index
 
     def opened(folder, *words, **options):
-        script = f"import sys; sys.path.insert(0, {ROOT!r})\nfrom files.writing import locked\n" \
-                 "with locked(sys.argv[1], 'x'):\n pass"
-        held.append(subprocess.run([sys.executable, "-c", script, folder], capture_output=True, check=False).returncode)
+        held.append(in_a_process(lock_once, folder).exitcode)
         return real(folder, *words, **options)
     monkeypatch.setattr(build, "open_index", opened)
     run("remove", own / "index", "0.png")
@@ -739,7 +746,8 @@ def test_milvus_goes_on_after_a_stop(server, own, monkeypatch):
     (["--diskann"], "--diskann is an index of Milvus"),
     (["--engine", "milvus", "--uri", "http://127.0.0.1:9"], "127.0.0.1:9"),
     (["--engine", "milvus", "--uri", "photos"], "photos is no address and no milvus-lite folder")])
-def test_bad_servers(server, own, capsys, words, message):
+def test_bad_servers(server, own, capsys, monkeypatch, words, message):
+    monkeypatch.setattr(milvus, "CONNECT", 1)               # second that is waited for one that is not there
     made = index.Index(str(own / "index")).manifest
     refused(capsys, search.main, ["index", "--checkpoint", made["run"], "--data_path", own / "data", "--images",
                                   "mine", "--output", own / "there", *words], message)

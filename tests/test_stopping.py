@@ -13,15 +13,17 @@ import pytest
 import torch
 
 import evaluate
+import inputs
 import train
 from checkpoints import load_checkpoint
 from cli import Stop, Stopped
+from encoders import CNN
 from features import extract
 from files import log, writing
 from tests.helpers import FORKS, ROOT, STEPS, Command, in_a_process, refused, same_runs, started
 
-WORDS = [*STEPS, "--num_epochs", "2", "--sim", "wasserstein", "--val_step", "5", "--batch_size", "40", "--log_step",
-         "3"]
+WORDS = [*STEPS, "--embed_size", "8", "--word_dim", "8", "--num_epochs", "2", "--sim", "wasserstein", "--val_step",
+         "5", "--batch_size", "40", "--log_step", "3"]
 
 
 def trained(words) -> int:
@@ -122,12 +124,23 @@ class Orphaning:
         os.kill(self.pid, signal.SIGKILL)
 
 
-def test_a_worker_ends_whose_parent_is_killed():
+def read_and_die(at_once: bool, output) -> None:
+    os.dup2(output.fileno(), 1)
+    list(inputs.stream(Orphaning(at_once), [0], 1))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_worker_ends_whose_parent_is_killed(at_once):
     """It holds what the parent's output goes to, and nothing but SIGKILL would end it."""
-    code = "import inputs; from tests.test_stopping import Orphaning; list(inputs.stream(Orphaning({}), [0], 1))"
-    with started("-c", code.format(True), stderr=None) as one, started("-c", code.format(False), stderr=None) as other:
-        for process in (one, other):
-            assert process.communicate(timeout=200) == ("", None) and process.returncode == -signal.SIGKILL
+    there, here = FORKS.Pipe(False)
+    process = FORKS.Process(target=read_and_die, args=(at_once, here))
+    process.start()
+    here.close()
+    assert there.poll(200)
+    with pytest.raises(EOFError):                           # nobody holds the other end
+        there.recv()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
 READING = """
@@ -233,18 +246,15 @@ def stopped_in_one_line(done, number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory, demo_path):
+def photos(tmp_path_factory, photos_path, weights):
     """Words of a training on photos with workers, and its unbroken run."""
-    from files.photos import import_torchvision
-    root = tmp_path_factory.mktemp("photos")
-    torch.manual_seed(0)
-    torch.save(import_torchvision().models.resnet18(weights=None).state_dict(), root / "w.pt")
-    words = ["--data_path", demo_path, "--data_name", "demo", "--cnn_type", "resnet18", "--cnn_weights", root / "w.pt",
+    whole = tmp_path_factory.mktemp("photos") / "whole"
+    words = ["--data_path", photos_path, "--data_name", "demo", "--cnn_type", "resnet18", "--cnn_weights", weights,
              "--crop_size", 32, "--embed_size", 8, "--word_dim", 8, "--batch_size", 60, "--num_epochs", 2,
              "--val_step", 2,
              "--vocab_threshold", 1, "--log_step", 1, "--device", "cpu", "--workers", 2]
-    assert trained([*words, "--logger_name", root / "whole"]) == 0
-    return words, root / "whole"
+    assert trained([*words, "--logger_name", whole]) == 0
+    return words, whole
 
 
 @pytest.mark.slow
@@ -276,18 +286,19 @@ def test_a_signal_to_the_group_stops_an_evaluation_in_one_line(tmp_path, photos)
 
 
 @pytest.mark.slow
-def test_a_signal_to_the_group_stops_an_extraction_which_goes_on(tmp_path, photos, demo_path):
+def test_a_signal_to_the_group_stops_an_extraction_which_goes_on(tmp_path, demo_path, weights, monkeypatch):
     number = signal.SIGTERM
     os.symlink(os.path.join(demo_path, "demo"), tmp_path / "demo")
-    words = ["images", "--data_path", tmp_path, "--data_name", "demo", "--output_name", "new", "--splits", "train",
-             "--device",
-             "cpu", "--cnn_type", "resnet18", "--cnn_weights", photos[0][7], "--batch_size", 8, "--workers", 2]
+    words = ["images", "--data_path", tmp_path, "--data_name", "demo", "--output_name", "new", "--splits", "dev",
+             "--device", "cpu", "--cnn_type", "resnet18", "--cnn_weights", weights, "--batch_size", 2, "--workers", 2]
     line = stopped_in_one_line(signalled(extract.main, "encoders.CNN.forward", 4, number, *words), number)
-    assert "24 of 48 photos of train are done, and the same command goes on" in line
-    again = signalled(extract.main, "encoders.CNN.forward", 4, signal.SIGKILL, *words)
-    assert again.returncode == 0, again.stderr        # three batches were left: in the fourth it would have been killed
-    assert {name for name in os.listdir(tmp_path / "new") if name.startswith("train_")} == {
-        f"train_{end}" for end in ("caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy", "ims.npy", "photos.json")}
+    assert "6 of 12 photos of dev are done, and the same command goes on" in line
+    forward, batches = CNN.forward, []
+    monkeypatch.setattr(CNN, "forward", lambda *args: batches.append(1) or forward(*args))
+    extract.main(list(map(str, words)))
+    assert len(batches) == 3
+    assert {name for name in os.listdir(tmp_path / "new") if name.startswith("dev_")} == {
+        f"dev_{end}" for end in ("caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy", "ims.npy", "photos.json")}
     assert not [name for name in os.listdir(tmp_path / "new") if name.endswith(".part")]
 
 
@@ -331,18 +342,16 @@ def test_a_repeated_signal_does_not_break_off_the_save():
 
 def test_a_folder_that_another_process_trains_in_is_left_alone(tmp_path, demo_path, capsys):
     run = tmp_path / "run"
-    words = ["train.py", *WORDS, "--data_path", demo_path, "--logger_name", str(run), "--num_epochs", "100000"]
+    words = [*WORDS, "--data_path", demo_path, "--logger_name", str(run), "--num_epochs", "100000"]
 
-    with started(*words, stderr=None) as process:
-        assert any("epoch 2/100000 done" in line for line in process.stdout)     # the first is saved
-        for other, message in (([*words, "--seed", "1"], "already holds"),
-                               (["train.py", "--resume", str(run)], "training"),
+    with Command(train.main, words) as process:
+        process.said("epoch 2/100000 done")                                     # the first is saved
+        for other, message in (([*words, "--seed", "1"], "already holds"), (["--resume", run], "training"),
                                ([*words, "--overwrite"],
                                 f"another process is training {run} .number {process.pid}.; wait")):
-            refused(capsys, train.main, other[1:], message)
-        process.terminate()
-        process.communicate(timeout=200)
-        assert process.returncode == 143
+            refused(capsys, train.main, other, message)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.ended()[0] == 143
     lines = [json.loads(line) for line in open(run / "log.jsonl")]
     steps = [line["iteration"] for line in lines if line["kind"] == "step"]
     assert steps == sorted(set(steps))

@@ -17,7 +17,7 @@ import train
 from checkpoints import load_checkpoint
 from cli import InputError
 from runs import Data
-from tests.helpers import FORKS, STEPS, for_each, in_a_process, log_of, options, refused, same_weights, started
+from tests.helpers import FORKS, STEPS, Command, for_each, in_a_process, log_of, options, refused, same_weights, started
 from tests.helpers import fit_steps as fit
 
 
@@ -86,13 +86,12 @@ def test_kill_at_any_instant_leaves_a_checkpoint_that_resumes(tmp_path, demo_pat
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, demo_path):
-    with started("train.py", *STEPS, "--data_path", demo_path, "--num_epochs", "10000", "--logger_name",
-                 tmp_path / "run", stderr=None) as process:
-        assert any("epoch 2/10000 step" in line for line in process.stdout)
-        process.send_signal(signal.SIGINT)
-        rest = process.communicate(timeout=200)[0]
-    assert process.returncode == 130
-    assert "python train.py --resume" in rest.strip().splitlines()[-1]
+    with Command(train.main, [*STEPS, "--data_path", demo_path, "--num_epochs", "10000", "--logger_name",
+                              str(tmp_path / "run")]) as process:
+        process.said("epoch 2/10000 step")
+        os.kill(process.pid, signal.SIGINT)
+        status, out, _ = process.ended()
+    assert status == 130 and "python train.py --resume" in out.strip().splitlines()[-1]
     assert load_checkpoint(str(tmp_path / "run"), "checkpoint.pt")["state"]["iteration"] >= 15
 
 
