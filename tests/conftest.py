@@ -70,6 +70,13 @@ def weights(tmp_path_factory):
     return str(path)
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """evaluate.py draws no pictures, which take most of its time on few items. Who looks at pictures does without."""
+    for name in ("evaluate.curves", "evaluate.extremes", "evaluate.plots.diagrams", "evaluate.plots.examples"):
+        monkeypatch.setattr(name, lambda *_: None)
+
+
 @pytest.fixture(scope="session")
 def real_path() -> str:
     """The folder of real data sets; tests that need it are skipped where it is absent."""

@@ -86,6 +86,7 @@ def sides(e):
 
 # ---- embeddings and scores of any origin
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", ["wasserstein0", "cosine0", "spherical", "gce", "mls", "vmf"])
 def test_embeddings_give_the_results_of_their_run(runs, ev, exported, everything, name):
     e = exported(name)
@@ -499,6 +500,7 @@ def test_uncertainty_numbers_and_pictures(runs, ev, exported, capsys, name):
     assert "area under risk-coverage" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_variances_of_other_items(ev, exported):
     """Dealing variances anew changes a model's results, unless all variances are the same."""
     e = exported("wasserstein0")
@@ -516,6 +518,7 @@ def test_pictures_show_photos_where_they_are(runs, ev, demo_path):
     assert os.path.getsize("r_uncertain_images.png") != without
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_photos_that_are_not_there_are_said(runs, ev, demo_path, monkeypatch, capsys):
     words = ["--checkpoint", runs / "wasserstein0", "--uncertainty", "--photos"]
     shutil.copytree(f"{demo_path}/demo/images", "some")
@@ -550,6 +553,7 @@ def test_json_on_standard_output_parses(runs, ev, everything, capsys):
     assert json.loads(capsys.readouterr().out) == results
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_results_are_json_for_any_reader(runs, ev):
     """Correlations that do not exist (a constant) are no bare NaN, which jq and others refuse."""
     ev("--checkpoint", runs / "spherical", "--uncertainty")

@@ -237,6 +237,7 @@ def judged(words):
     return evaluate.run(evaluate.parse_args(list(map(str, words))))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_gaussian_run(runs, capsys):
     positives = runs / "data" / "demo_precomp" / "test_positives.json"
     results = judged(["--checkpoint", runs / "wasserstein", "--confidence", "--sets", 0.2, "--absent", 0.5,
@@ -265,6 +266,7 @@ def test_a_gaussian_run(runs, capsys):
     assert again["confidence"] == results["confidence"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_its_embeddings_and_its_scores_agree(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     direct = judged(["--checkpoint", runs / "cosine", "--confidence", "--sets", 0.2, "--output", "direct.json"])
@@ -288,6 +290,7 @@ def test_a_run_its_embeddings_and_its_scores_agree(runs, tmp_path, monkeypatch):
     assert json.loads(open("half_calibration.json").read())["images"] == round(direct["images"] / 2)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_negatives_of_ones_own_certify_the_threshold(runs, tmp_path):
     (tmp_path / "no.txt").write_text("\n".join(["a red circle and a heart .", "a blue star .", ""] * 10))
     results = judged(["--checkpoint", runs / "wasserstein", "--absent", 0.3, "--negatives", tmp_path / "no.txt",
@@ -553,6 +556,7 @@ def test_calibrations_of_other_runs_or_similarities_are_refused(runs, calibrated
 
 # ---- search.py, which reads the same calibration
 
+@pytest.mark.usefixtures("undrawn")
 def test_search_says_how_sure_it_is(runs, tmp_path, capsys):
     """Temperature, limit of the sets and quantiles are those that evaluate.py wrote; other runs' are refused."""
     folder, data = tmp_path / "run", runs / "data"

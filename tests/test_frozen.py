@@ -72,6 +72,7 @@ def test_weights_that_do_not_fit_are_refused(point, tmp_path, demo_path, capsys)
     refused(capsys, train.main, words, "weights of .* are not those of a model of these options")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_command_compares_heads(tmp_path, demo_path, monkeypatch, capsys):
     """On a point model, and on vectors that are given; what is complete is not made again."""
     monkeypatch.setattr(heads, "execute", in_this_process)

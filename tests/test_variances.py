@@ -269,7 +269,7 @@ def point(runs):
 
 
 @pytest.fixture
-def ev(tmp_path, monkeypatch):
+def ev(tmp_path, monkeypatch, undrawn):
     """evaluate.run on words, in an empty folder; its results, which it wrote to r.json."""
     monkeypatch.chdir(tmp_path)
     return lambda *words: evaluate.run(evaluate.parse_args([*map(str, words), "--output", "r.json"]))
