@@ -420,11 +420,12 @@ def misfits(opt, split):
         "features of the same vectors")
     if isinstance(images, NoImages):
         return
-    reads, given = IMAGE_ENCODERS[opt.img_enc].reads, isinstance(images, Photos)
+    reads, are_photos = IMAGE_ENCODERS[opt.img_enc].reads, isinstance(images, Photos)
     photos = reads == "photos" or reads == "cells" and opt.img_dim is None
-    yield photos != given, (
+    yield photos != are_photos, (
         f"{{path}} was trained on {NAMES['photos' if photos else reads]} and the data are "
-        f"{NAMES['photos' if given else 'vector']}; name data of the same kind with --data_name")
+        f"{NAMES['photos' if are_photos else 'vector']}; name data of the same kind with "
+        "--data_name")
     if photos:
         return
     yield "vector" not in READ_BY[reads] and images.regions is None, (
