@@ -20,9 +20,9 @@ SPOKEN = 5.0                          # seconds in which torchrun ends all proce
 IMPATIENT = 1.0             # seconds after which another Ctrl-C ends a process that is still saving
 
 
-class InputError(ValueError):
-    """Something that the user gave cannot be used. Its text is one line: what was given, what is
-    allowed, the fix."""
+class InputError(argparse.ArgumentTypeError, ValueError):
+    """Something that the user gave cannot be used, an argument or what it names. Its text is one
+    line: what was given, what is allowed, the fix."""
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.split()))
@@ -89,22 +89,17 @@ class Arguments(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
 
 
-# Types: each reads a word, or raises ArgumentTypeError.
-
-def allow(fits, sentence: str) -> None:
-    if not fits:
-        raise argparse.ArgumentTypeError(sentence)
-
+# Types: each reads a word, or raises InputError.
 
 def number(text: str) -> float:
     """A finite number in decimal digits."""
     decimal = re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text)
-    allow(decimal and math.isfinite(float(text)), f"'{text}' is not a finite number")
+    check(decimal and math.isfinite(float(text)), f"'{text}' is not a finite number")
     return float(text)
 
 
 def bounded(text: str, fits, allowed: str) -> float:
-    allow(fits(number(text)), f"'{text}' is out of range; give {allowed}")
+    check(fits(number(text)), f"'{text}' is out of range; give {allowed}")
     return float(text)
 
 
@@ -125,7 +120,7 @@ def whole(text: str, least: int, most: int) -> int:
     limits = f"of at least {least}"
     if decimal and int(text) > most:
         limits += f" and at most {most:,}"
-    allow(decimal and least <= int(text) <= most, f"'{text}' is not a whole number {limits}")
+    check(decimal and least <= int(text) <= most, f"'{text}' is not a whole number {limits}")
     return int(text)
 
 
@@ -141,7 +136,7 @@ workers = up_to(256, least=0)         # number of worker processes
 
 def sizes(text: str) -> str:
     """Sizes of hidden layers, such as 2000-1000. "0" means no layer."""
-    allow(re.fullmatch("0|[1-9][0-9]{0,4}(-[1-9][0-9]{0,4}){0,63}", text),
+    check(re.fullmatch("0|[1-9][0-9]{0,4}(-[1-9][0-9]{0,4}){0,63}", text),
           f"'{text}' is no list of layer sizes; give numbers below 100,000 joined by '-', as "
           "2000-1000, or 0 for none")
     return text
@@ -150,13 +145,13 @@ def sizes(text: str) -> str:
 def filename(text: str) -> str:
     """A file or folder. ~ is the home folder, also in `--option=~/x`, which the shell does not
     expand."""
-    allow(text and "\0" not in text, "an empty name is no file or folder")
+    check(text and "\0" not in text, "an empty name is no file or folder")
     return os.path.expanduser(text)
 
 
 def shards_text(text: str) -> str:
     """--train_shards, which `files.tars.expand` reads."""
-    allow(text and "\0" not in text, "an empty name is no shard")
+    check(text and "\0" not in text, "an empty name is no shard")
     return text
 
 
@@ -164,7 +159,7 @@ def data_set(text: str) -> str:
     """A data set's name: a folder below --data_path. Absolute paths and names with .. are
     refused."""
     outside = os.path.isabs(text) or ".." in text.replace("\\", "/").split("/")
-    allow(text not in ("", ".", "~") and "\0" not in text and not outside,
+    check(text not in ("", ".", "~") and "\0" not in text and not outside,
           f"'{text}' is no name of a data set; give a folder below --data_path by its name, and "
           "the folder above it with --data_path")
     return os.path.normpath(text)
@@ -172,7 +167,7 @@ def data_set(text: str) -> str:
 
 def split_name(text: str) -> str:
     """A split's name, which is part of the names of its files."""
-    allow(re.fullmatch(r"[A-Za-z0-9_-]+", text),
+    check(re.fullmatch(r"[A-Za-z0-9_-]+", text),
           f"'{text}' is no name of a split; give train, dev, test or testall")
     return text
 
@@ -180,7 +175,7 @@ def split_name(text: str) -> str:
 def split_names(text: str, between: str = ",") -> str:
     """A list of splits' names, each given once."""
     names = [split_name(name.strip()) for name in text.split(between)]
-    allow(len(set(names)) == len(names), f"'{text}' names a split twice; name each once")
+    check(len(set(names)) == len(names), f"'{text}' names a split twice; name each once")
     return between.join(names)
 
 

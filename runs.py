@@ -24,9 +24,8 @@ from cli import InputError, check, reason
 from data import Split, check_extractors, pair_batches, phrase_batches, read_split
 from devices import processes
 from devices.feeding import keep
-from devices.load import Load
 from devices.share import Share
-from files.log import Log, NoLog
+from files.log import Load, Log, NoLog
 from files.phrases import Labels, learnable
 from files.reading import holds_keys, is_drawn, read_yaml, recognised
 from files.tars import WINDOW

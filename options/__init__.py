@@ -57,7 +57,7 @@ class Option(NamedTuple):
         try:
             return not isinstance(value, bool) and (
                 self.kind(str(value)) == value if callable(self.kind) else value in self.kind)
-        except (argparse.ArgumentTypeError, ValueError):
+        except ValueError:
             return False
 
     def add_to(self, group, short: bool) -> None:

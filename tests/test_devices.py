@@ -13,10 +13,11 @@ from torch import Tensor
 import encoders
 from checkpoints import load_checkpoint
 from cli import InputError
-from devices import feeding, load, precision
+from devices import feeding, precision
 from devices.feeding import Kept, keep, on_device
 from devices.precision import compile_parts, full_float32, in_tf32, scored, use_tf32
 from encoders import GRUEmbedding, Latent
+from files import log
 from inputs import Features, Photos
 from methods.labelled import running_sums
 from model import Head, Tower
@@ -373,10 +374,10 @@ def test_compiling_is_refused_where_it_gains_nothing_or_cannot_be():
 def test_threads_that_share_cores_are_told_of_once(monkeypatch, threads, busy, quota, said):
     """busy: seconds of both cores in 10 seconds, of which this process took 5."""
     moments = iter([(0, 0, 0), (1, 2, 1), (10, busy, 5), (20, 40, 6), (30, 60, 7)])
-    monkeypatch.setattr(load, "_times", lambda: next(moments))
-    monkeypatch.setattr(load, "_quota", lambda: float(quota))
-    monkeypatch.setattr(load.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    of_process = load.Load(threads)
+    monkeypatch.setattr(log, "_times", lambda: next(moments))
+    monkeypatch.setattr(log, "_quota", lambda: float(quota))
+    monkeypatch.setattr(log.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    of_process = log.Load(threads)
     assert of_process.note() == ""                          # too early to tell
     note = of_process.note()
     assert (said in note and f"{threads} threads" in note) if said else not note
@@ -384,5 +385,5 @@ def test_threads_that_share_cores_are_told_of_once(monkeypatch, threads, busy, q
 
 
 def test_the_times_of_this_machine():
-    first, second = load._times(), load._times()
+    first, second = log._times(), log._times()
     assert first is None or all(a <= b for a, b in zip(first, second)) and second[1] - first[1] < 60
