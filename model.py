@@ -159,8 +159,7 @@ class Tower(nn.Module):
 
     def compared(self, latent: Latent, log_var: Tensor | None = None) -> Embedding:
         """The embedding of a latent; of parts (B, P, D) the mean of the real ones is its mean."""
-        head, parts = self.head, None
-        mean = latent.value
+        head, mean, parts = self.head, latent.value, None
         if latent.n_parts is not None:
             parts = unit(mean) if head.normalise else mean
             mean = mean_rows(parts, latent.n_parts)                            # (B, P, D) -> (B, D)
