@@ -27,7 +27,7 @@ $(RUN)/calibration.json:
 	$(MAKE) demo
 
 test: .venv/dev
-	$(PY) -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 
 lint: .venv/dev
 	.venv/bin/ruff check .

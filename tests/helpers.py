@@ -2,6 +2,7 @@
 import contextlib
 import functools
 import inspect
+import itertools
 import json
 import multiprocessing
 import os
@@ -14,10 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing import util
 
 import pytest
 import torch
 
+import inputs
 import train
 from checkpoints import load_checkpoint
 
@@ -126,13 +129,36 @@ def in_a_process(work, *words, seconds: float = 200):
     return process
 
 
+def fork_readers() -> None:
+    """Start the server of this process's worker processes (devices.reading) as a fork of it, which loads nothing anew.
+    It is called before this process has threads."""
+    spawn = util.spawnv_passfds
+
+    def fork(path, words, kept) -> int:
+        if "forkserver" not in words[-1]:
+            return spawn(path, words, kept)
+        if pid := os.fork():
+            return pid
+        try:
+            for low, high in itertools.pairwise(sorted([2, *kept, os.sysconf("SC_OPEN_MAX")])):
+                os.closerange(low + 1, high)
+            exec(words[-1])                                 # what a new Python would run
+        finally:
+            os._exit(0)
+    util.spawnv_passfds = fork
+    list(inputs.stream([0], [0], 1))
+    util.spawnv_passfds = spawn
+
+
 class Command:
     """A function of a module in a process of its own, as a command has it: with its outputs, its signals and its part
-    of the environment. It costs no import, as a new Python does; tests that prove that commands start use `started`."""
+    of the environment. It costs no import, as a new Python does; tests that prove that commands start use `started`.
+    readers: whether it has worker processes."""
 
-    def __init__(self, work, *words, env: dict | None = None):
+    def __init__(self, work, *words, env: dict | None = None, readers: bool = False):
         self.files = [tempfile.NamedTemporaryFile("r") for _ in "12"]
-        self.process = FORKS.Process(target=as_command, args=(work, words, env or {}, [f.name for f in self.files]))
+        self.process = FORKS.Process(target=as_command,
+                                     args=(work, words, env or {}, [f.name for f in self.files], readers))
         self.process.start()
         self.pid = self.process.pid
 
@@ -166,7 +192,7 @@ class Command:
             file.close()
 
 
-def as_command(work, words, env: dict, outputs: list) -> None:
+def as_command(work, words, env: dict, outputs: list, readers: bool) -> None:
     os.environ.update(env)
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -176,6 +202,8 @@ def as_command(work, words, env: dict, outputs: list) -> None:
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
     sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1) for stream in (1, 2))
     torch.set_num_threads(1)
+    if readers:
+        fork_readers()
     work(*words)
 
 

@@ -346,7 +346,7 @@ def test_a_killed_extraction_gives_the_same_bytes(mine, demo_path):
              "--data_path", str(mine / "data"), "--output_name", "killed"]
     run(mine, "--batch_size", "2", output="whole")
     hidden = mine / "data" / "killed" / ".all_ims.part"
-    with Command(extract.main, words) as command:
+    with Command(extract.main, words, readers=True) as command:
         while command.process.is_alive() and not hidden.exists():
             time.sleep(0.01)
     assert "all_photos.json" not in files(mine, "killed")

@@ -128,7 +128,7 @@ def test_edge_boxes_find_the_rectangles(root, capsys):
 @opencv
 def test_the_command_reads_with_worker_processes(root):
     words = ["--data_path", os.path.dirname(root), "--data_name", "x", "--count", "5", "--workers", "1"]
-    with Command(proposals.main, words) as process:
+    with Command(proposals.main, words, readers=True) as process:
         status, out, err = process.ended()
     assert status == 0 and "boxes of 3 photos" in out, err
 

@@ -190,6 +190,7 @@ def test_results_by_another_similarity_leave_those_of_the_run(run, tmp_path, dem
                                                "shuffled": json.loads(before)["protocols"]["shuffled"]}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_two_files_in_a_folder_have_results_and_pictures_of_their_own(run, tmp_path, demo_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     evaluate.main(["--checkpoint", str(run), "--export", "a.npz", "--output", "r.json"])

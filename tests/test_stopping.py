@@ -20,7 +20,7 @@ from cli import Stop, Stopped
 from encoders import CNN
 from features import extract
 from files import log, writing
-from tests.helpers import FORKS, ROOT, STEPS, Command, in_a_process, refused, same_runs, started
+from tests.helpers import FORKS, ROOT, STEPS, Command, fork_readers, in_a_process, refused, same_runs, started
 
 WORDS = [*STEPS, "--embed_size", "8", "--word_dim", "8", "--num_epochs", "2", "--sim", "wasserstein", "--val_step",
          "5", "--batch_size", "40", "--log_step", "3"]
@@ -126,6 +126,7 @@ class Orphaning:
 
 def read_and_die(at_once: bool, output) -> None:
     os.dup2(output.fileno(), 1)
+    fork_readers()
     list(inputs.stream(Orphaning(at_once), [0], 1))
 
 
@@ -216,7 +217,7 @@ def wait_for_the_group_of(pid: int) -> None:
 def signalled(main, where: str, call: int, number: int, *words) -> subprocess.CompletedProcess:
     """A command in a session of its own whose whole group, main process and workers, is signalled in the call-th call
     of `where`."""
-    process = Command(signal_in, main, where, call, number, words)
+    process = Command(signal_in, main, where, call, number, words, readers=True)
     try:
         status, out, err = process.ended()
         wait_for_the_group_of(process.pid)

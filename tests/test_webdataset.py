@@ -30,7 +30,7 @@ from files import tars
 from files.reading import read_json
 from files.tars import expand, samples
 from runs import build_data
-from tests.helpers import SMALL, Command, for_each, in_a_process, options, refused, same_runs
+from tests.helpers import SMALL, Command, for_each, fork_readers, in_a_process, options, refused, same_runs
 from text import Vocabulary
 
 pytest.importorskip("webdataset", reason="webdataset is an optional package (requirements-webdataset.txt)")
@@ -231,6 +231,7 @@ def test_training_in_one_window_is_that_on_the_photos(made, tmp_path, weights):
 
 def killed(words, step: int) -> None:
     """Train, and die when a step has been saved."""
+    fork_readers()
     real = train.Training.validate
 
     def validate(self, folder):
@@ -275,7 +276,7 @@ def test_a_signal_leaves_a_checkpoint_and_no_process(piped, whole_run, tmp_path,
     (tmp_path / "began").unlink()
     words = [*SMALL, "--data_path", piped[0], *WORDS, "--cnn_weights", weights, "--shuffle_window", 12, "--logger_name",
              tmp_path / "run", "--workers", 1, "--train_shards", pipes, "--num_epochs", 200]
-    process, log = Command(train.main, list(map(str, words))), tmp_path / "run" / "log.jsonl"
+    process, log = Command(train.main, list(map(str, words)), readers=True), tmp_path / "run" / "log.jsonl"
     while process.process.is_alive() and not ((tmp_path / "began").exists() and log.exists() and log.stat().st_size):
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
