@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from scipy import special
 
-from cli import InputError
+from cli import InputError, check
 from devices import processes
 
 RECALLS = (1, 5, 10)
@@ -263,26 +263,18 @@ def ranks_by_blocks(columns, caption_image, n_images: int, block: int = 1000) ->
     the same ranks.
     """
     caption_image = np.asarray(caption_image)
-    if not len(caption_image):
-        raise InputError("there are no captions to rank")
-    if caption_image.min() < 0 or caption_image.max() >= n_images:
-        raise InputError(f"caption_image holds {caption_image.min()} to {caption_image.max()}; "
-                         f"there are images 0 to {n_images - 1}")
+    check(len(caption_image), "there are no captions to rank")
+    first, last = caption_image.min(), caption_image.max()
+    check(0 <= first and last < n_images, f"caption_image holds {first} to {last}; there are "
+                                          f"images 0 to {n_images - 1}")
     order = np.argsort(caption_image, kind="stable")                             # captions by image
     starts = np.arange(0, n_images, block)
     image_blocks = [slice(int(s), int(min(s + block, n_images))) for s in starts]
-    caption_blocks = [torch.from_numpy(c) for c in np.split(order,
-                                                            np.searchsorted(caption_image[order],
-                                                                            starts[1:]))]
+    cuts = np.searchsorted(caption_image[order], starts[1:])
+    caption_blocks = [torch.from_numpy(c) for c in np.split(order, cuts)]
     image_of = torch.from_numpy(caption_image.astype(np.int64))
     i2t, t2i = torch.zeros(n_images, dtype=torch.int64), torch.zeros(len(order), dtype=torch.int64)
     blocks, best = range(len(starts)), []
-
-    def checked(scores):
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        if not torch.isfinite(scores.sum()) and not torch.isfinite(scores).all():
-            raise InputError(NOT_FINITE)
-        return scores
 
     def count(scores, i, c, of_image, of_caption):
         # int32 sums are much faster
@@ -292,13 +284,12 @@ def ranks_by_blocks(columns, caption_image, n_images: int, block: int = 1000) ->
     with processes.all_or_none():
         for k in processes.part(blocks):
             i, c = image_blocks[k], caption_blocks[k]
-            scores = checked(columns(c)(i))                                         # (n, m)
+            scores = _finite(columns(c)(i))                                         # (n, m)
             row = (image_of[c] - i.start).to(scores.device)   # (m,) the row of each caption's image
             of_caption = scores.gather(0, row[None])[0]
-            best.append(_Best(scores.new_full((len(scores),), -torch.inf).scatter_reduce(0, row,
-                                                                                         of_caption,
-                                                                                         "amax"),
-                              of_caption))
+            of_image = scores.new_full((len(scores),), -torch.inf).scatter_reduce(
+                0, row, of_caption, "amax")
+            best.append(_Best(of_image, of_caption))
             # positives do not count
             count(scores.scatter(0, row[None], -torch.inf), i, c, *best[-1])
     best = processes.gathered(best)
@@ -307,11 +298,18 @@ def ranks_by_blocks(columns, caption_image, n_images: int, block: int = 1000) ->
         for k, others in groupby(processes.part(pairs), lambda pair: pair[0]):
             score, c = columns(caption_blocks[k]), caption_blocks[k]
             for _, j in others:
-                count(checked(score(image_blocks[j])), image_blocks[j], c, best[j].image,
-                      best[k].caption)
+                i = image_blocks[j]
+                count(_finite(score(i)), i, c, best[j].image, best[k].caption)
     i2t, t2i = processes.summed(i2t), processes.summed(t2i)
     i2t[torch.cat([block.image for block in best]).cpu() == -torch.inf] = -1
     return i2t.numpy(), t2i.numpy()
+
+
+def _finite(scores: torch.Tensor) -> torch.Tensor:
+    """Scores in float32 or more. Raises InputError where one is not finite."""
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    check(torch.isfinite(scores.sum()) or torch.isfinite(scores).all(), NOT_FINITE)
+    return scores
 
 
 def mean_cosine(means: torch.Tensor) -> float:

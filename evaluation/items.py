@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cli import InputError, reason
+from cli import InputError, check, reason
 
 
 @dataclass
@@ -56,18 +56,15 @@ def of_split(split, data_name: str) -> Items:
 def order_like(mine: Items, theirs: Items) -> Order:
     """The rows of `mine` that put its items in the order of `theirs`. Raises InputError where they
     are other items, or where they contradict each other and nothing tells which is right."""
-    counts = [(items.n_images, len(items.owner)) for items in (mine, theirs)]
-    if counts[0] != counts[1]:
-        raise InputError(f"{mine.source} has {counts[0][0]} images and {counts[0][1]} captions "
-                         f"where what it meets has {counts[1][0]} and {counts[1][1]} of "
-                         f"{theirs.source}; compare runs on the same split with --data_name and "
-                         "--split")
+    here, there = ((items.n_images, len(items.owner)) for items in (mine, theirs))
+    check(here == there, f"{mine.source} has {here[0]} images and {here[1]} captions where what it "
+                         f"meets has {there[0]} and {there[1]} of {theirs.source}; compare runs on "
+                         "the same split with --data_name and --split")
     one = not (mine.data_name and theirs.data_name) or mine.data_name == theirs.data_name
-    if mine.split and theirs.split and one and mine.split != theirs.split:
-        raise InputError(f"{mine.source} is of the {mine.split} split and {theirs.source} of the "
-                         f"{theirs.split} split of "
-                         f"{mine.data_name or theirs.data_name or 'some data'}; they must be "
-                         "about the same items, so give both of one split")
+    check(not (mine.split and theirs.split and one) or mine.split == theirs.split,
+          f"{mine.source} is of the {mine.split} split and {theirs.source} of the {theirs.split} "
+          f"split of {mine.data_name or theirs.data_name or 'some data'}; they must be about the "
+          "same items, so give both of one split")
     notes, rows = [], np.arange(mine.n_images)
     if mine.captions is not None and mine.captions == theirs.captions and np.array_equal(mine.owner, theirs.owner):
         for kind in ("image_ids", "caption_ids"):     # SCAN numbers rows where VSE++ has COCO's ids
@@ -77,9 +74,9 @@ def order_like(mine: Items, theirs: Items) -> Order:
                              f"{kind.replace('_', ' ')}; their captions are the same word for "
                              "word, so the items are taken for the same")
         return Order(rows, np.arange(len(mine.owner)), notes)
+    names = alike(mine.image_names, theirs.image_names)
     images = matched(mine, theirs, "image", (("ids", mine.image_ids, theirs.image_ids),
-                                             ("names",
-                                              *alike(mine.image_names, theirs.image_names))), notes)
+                                             ("names", *names)), notes)
     rows = rows if images is None else images
     place = np.empty(len(rows), np.int64)                             # of each of mine among theirs
     place[rows] = np.arange(len(rows))
@@ -95,12 +92,11 @@ def order_like(mine: Items, theirs: Items) -> Order:
                              "only what is of the same split in one order")
     columns = np.arange(len(mine.owner)) if captions is None else captions
     refuse_half_moved(mine, theirs, images, captions)
-    if captions is not None and not mine.assumed and (place[mine.owner[columns]]
-                                                      != theirs.owner).any():
-        raise InputError(f"{mine.source} and {theirs.source} name the same captions and give some "
-                         "of them to different images; one of the two is wrong about whose "
-                         "captions they are, so they cannot be compared: compare runs on the "
-                         "same split")
+    moved = captions is not None and (place[mine.owner[columns]] != theirs.owner).any()
+    check(mine.assumed or not moved,
+          f"{mine.source} and {theirs.source} name the same captions and give some of them to "
+          "different images; one of the two is wrong about whose captions they are, so they cannot "
+          "be compared: compare runs on the same split")
     notes += contradictions(mine, theirs, rows, columns)
     unknown = [what for what, order in (("images", images), ("captions", captions))
                if order is None]

@@ -19,7 +19,19 @@ from torch import nn
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, Stopped, data_set, filename, natural, positive, torch_device, up_to, workers
+from cli import (
+    Arguments,
+    InputError,
+    Stopped,
+    check,
+    data_set,
+    filename,
+    natural,
+    positive,
+    torch_device,
+    up_to,
+    workers,
+)
 from data import Split, pair_batches, read_split
 from encoders import CNN, CNNS, vsepp_linear
 from files.tars import TarPhotos
@@ -160,29 +172,24 @@ def run(opt) -> list[float]:
 
     Raises InputError if an option or the data set does not fit.
     """
-    if not 0 < opt.learning_rate < math.inf:
-        raise InputError(f"--learning_rate {opt.learning_rate:g} is not a positive number; "
-                         "1e-4 is usual")
-    if os.path.exists(opt.output):
-        raise InputError(f"--output {opt.output} is there already; "
-                         "name another file, or delete it first")
+    check(0 < opt.learning_rate < math.inf,
+          f"--learning_rate {opt.learning_rate:g} is not a positive number; 1e-4 is usual")
+    check(not os.path.exists(opt.output), f"--output {opt.output} is there already; name another "
+                                          "file, or delete it first")
     output(opt.output)
     device = torch_device(opt.device)
     train, dev = (read_split(opt.data_path, opt.data_name, name) for name in ("train", "dev"))
-    if not isinstance(train.images, Photos) or isinstance(train.images, TarPhotos):
-        raise InputError(f"{opt.data_name} has {train.images.describe()}, and a network is "
-                         "fine-tuned on photos in files; give a data set that has them, such as "
-                         "coco, f30k or demo")
+    check(isinstance(train.images, Photos) and not isinstance(train.images, TarPhotos),
+          f"{opt.data_name} has {train.images.describe()}, and a network is fine-tuned on photos "
+          "in files; give a data set that has them, such as coco, f30k or demo")
     train.require_sound(), dev.require_sound()
     words = content_words(train.words, opt.n_words)
-    if not words:
-        raise InputError(f"the training captions of {opt.data_name} have no content words; there is"
-                         " nothing to learn")
+    check(words, f"the training captions of {opt.data_name} have no content words; there is "
+                 "nothing to learn")
     labels, truth = word_labels(train, words), word_labels(dev, words)
     occurs = truth.any(0)                                                           # (W,)
-    if not occurs.any():
-        raise InputError(f"none of the {len(words)} words is in a dev caption of {opt.data_name}; "
-                         "raise --n_words")
+    check(occurs.any(), f"none of the {len(words)} words is in a dev caption of {opt.data_name}; "
+                        "raise --n_words")
     torch.manual_seed(opt.seed)
     cnn = CNN(opt.cnn_type, True, opt.cnn_weights, normalise=False)
     model = WordCNN(cnn, labels.mean(0)).to(device)

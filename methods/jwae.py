@@ -191,7 +191,7 @@ def build_side_terms(opt, vocab, image_dim: int, text_dim: int,
     return terms, critic
 
 
-def learns_alone(opt, side: str) -> bool:
+def learns_alone(weights: dict, side: str) -> bool:
     """Whether some term of the loss needs only items of this side, "images" or "captions", and no
-    pairs."""
-    return bool(getattr(opt, f"recon_{side}") or getattr(opt, f"prior_{side}") or opt.vae)
+    pairs. weights: of the terms, by the names of their options."""
+    return any(weights[name] for name in (f"recon_{side}", f"prior_{side}", "vae"))

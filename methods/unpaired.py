@@ -120,11 +120,12 @@ def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpai
     rest = np.setdiff1d(everything, pairs)
     if len(rest):
         left = np.unique(split.caption_image[rest])
-        image_sources += [(split.images, left, left)] * learns_alone(opt, "images")
-        caption_sources += [(tokens, rest, split.caption_image[rest])] * learns_alone(opt,
-                                                                                      "captions")
+        if learns_alone(vars(opt), "images"):
+            image_sources.append((split.images, left, left))
+        if learns_alone(vars(opt), "captions"):
+            caption_sources.append((tokens, rest, split.caption_image[rest]))
     if opt.unpaired_images:
-        other = read_unpaired(opt, opt.unpaired_images, False)
+        other = read_split(opt.data_path, opt.unpaired_images, "train").require_sound()
         if isinstance(other.images,
                       (Photos,
                        NoImages)) or other.images.array.shape[1:] != split.images.array.shape[1:]:
@@ -136,7 +137,8 @@ def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpai
         rows, data["images"] = np.arange(len(other.images)), other.fingerprint()
         image_sources.append((other.images, rows, np.full(len(rows), -1)))
     if opt.unpaired_captions:
-        other = read_unpaired(opt, opt.unpaired_captions, True)
+        other = read_split(opt.data_path, opt.unpaired_captions, "train", text_only=True,
+                           text_features=opt.text_features).require_sound()
         read = other.encode(vocab, known=False)
         rows = np.flatnonzero(~read.unknown) if other.text is None else np.arange(
             len(other.captions))
@@ -156,11 +158,3 @@ def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpai
     return Unpaired(ShuffledItems(image_sources, (opt.seed, 0)) if image_sources else None,
                     ShuffledItems(caption_sources, (opt.seed, 1)) if caption_sources else None,
                     opt.batch_size, data)
-
-
-def read_unpaired(opt, name: str, text: bool) -> Split:
-    """The training split of the data set `name`. text: read its captions, with --text_features if
-    given."""
-    features = opt.text_features if text else None
-    return read_split(opt.data_path, name, "train", text_only=text,
-                      text_features=features).require_sound()

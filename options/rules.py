@@ -185,7 +185,7 @@ def of_autoencoders(opt):
     yield opt.word_dropout >= 1, (
         "--word_dropout {word_dropout} is a share of the words; give less than 1")
     for side in SIDES:
-        yield getattr(opt, f"unpaired_{side}") and not learns_alone(opt, side), (
+        yield getattr(opt, f"unpaired_{side}") and not learns_alone(vars(opt), side), (
             f"--unpaired_{side} {{unpaired_{side}}}: nothing is learned from {side} without "
             f"partners here; give a weight, such as --recon_{side} or --prior_{side}, or leave it "
             "out")

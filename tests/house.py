@@ -52,7 +52,7 @@ MARKS = {
     "modules that import evaluate loads": Mark(71, 60),
     "modules that import model loads": Mark(25, 25),
     "functions that take opt": Mark(151, 100),
-    "of these below commands, options and build_": Mark(25, 0),
+    "of these below commands, options and build": Mark(25, 0),
     "raises per 1,000 lines": Mark(21, 16),
     "lines of the longest function": Mark(66, 60),
     "lines of losses.py that know of processes": Mark(0, 0),
@@ -121,9 +121,9 @@ def functions(sources: dict[str, str]) -> dict[str, float]:
             given = node.args
             if "opt" in {arg.arg for arg in given.posonlyargs + given.args + given.kwonlyargs}:
                 takers += 1
-                below += not (command or path.startswith("options/") or node.name.startswith("build_"))
+                below += not (command or path.startswith("options/") or node.name.startswith("build"))
     lines = sum(len(source.splitlines()) for source in sources.values())
-    return {"functions that take opt": takers, "of these below commands, options and build_": below,
+    return {"functions that take opt": takers, "of these below commands, options and build": below,
             "raises per 1,000 lines": round(1000 * raises / lines, 1), "lines of the longest function": longest}
 
 

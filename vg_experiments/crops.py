@@ -33,7 +33,7 @@ from files.reading import holds_keys
 from files.writing import output, save_json
 from inputs import Photos
 from similarities import uncertainty
-from vg_experiments.encoding import Encoder, encoders, model_arguments, names, photo_path
+from vg_experiments.encoding import Encoder, build_encoders, model_arguments, names, photo_path
 from vg_experiments.prepare import random_order, read_manifest
 
 COLOURS = {"a": "red", "b": "blue", "c": "black"}
@@ -234,7 +234,7 @@ def show(opt) -> None:
     if opt.image:
         output(numbers_of(opt.output), holds_keys("image", "boxes", "captions", "models"),
                [opt.image])
-    (own_photo if opt.image else examples)(opt, encoders(opt))
+    (own_photo if opt.image else examples)(opt, build_encoders(opt))
 
 
 def numbers_of(picture: str) -> str:

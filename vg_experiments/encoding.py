@@ -359,7 +359,7 @@ def model_arguments(p: Arguments) -> None:
                    help="auto takes CUDA if there is a GPU")
 
 
-def encoders(opt) -> list[Encoder]:
+def build_encoders(opt) -> list[Encoder]:
     """The Encoders of --checkpoint."""
     device = torch_device(opt.device)
     return [Encoder(run, device, opt.cache, opt.extractor, opt.fit, opt.cnn_weights, opt.vocab)

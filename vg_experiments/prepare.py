@@ -27,7 +27,7 @@ import numpy as np
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, filename, natural, number, reason
+from cli import Arguments, InputError, check, filename, natural, number, reason
 from files.reading import below, holds_keys, read_json
 from files.writing import output, save_json
 
@@ -357,11 +357,11 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
     Raises InputError if an argument is out of range, a file is not as Visual Genome ships it, or no
     image is left.
     """
-    if images < 1 or wholes < 0 or not all(0 < t <= 100
-                                           for t in thresholds) or not 0 <= max_iou <= 1:
-        raise InputError(f"--images {images}, --wholes {wholes}, --thresholds "
-                         f"{' '.join(map(str, thresholds))}, --max_iou {max_iou}: give at least 1 "
-                         "and 0 images, percents above 0 up to 100, and an IoU from 0 to 1")
+    percents = " ".join(map(str, thresholds))
+    check(images > 0 and wholes >= 0 and all(0 < t <= 100 for t in thresholds)
+          and 0 <= max_iou <= 1,
+          f"--images {images}, --wholes {wholes}, --thresholds {percents}, --max_iou {max_iou}: "
+          "give at least 1 and 0 images, percents above 0 up to 100, and an IoU from 0 to 1")
     regions = read_regions(folder)
     files, counts = photo_files(folder, regions), regions.counts
     pairs = {percent: triplets(regions, percent) for percent in sorted(set(thresholds))}
@@ -389,19 +389,7 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
         raise InputError(f"none of the {int(usable.sum())} images with triplets has a photo in "
                          f"{folder}; put the photos in {', '.join(FOLDERS[:3])} below it")
 
-    def triplet(i, a, b):
-        box_a, box_b = regions.boxes[[a, b]]
-        captions = strip_full_stop(regions.phrases[a]), strip_full_stop(regions.phrases[b])
-        return {"image": int(regions.image_ids[i]), "regions": regions.region_ids[[a, b]].tolist(),
-                "a": box_a.tolist(), "b": box_b.tolist(), "c": around(box_a, box_b).tolist(),
-                "iou": round(float(overlap(box_a, box_b)), 4), "caption_a": captions[0],
-                "caption_b": captions[1], "caption_c": join_phrases(captions)}
-    described = [{"image": int(regions.image_ids[i]),
-                  "regions": regions.region_ids[three[i]].tolist(),
-                  "crops": regions.boxes[three[i]].tolist(),
-                  "captions": [strip_full_stop(regions.phrases[r]) for r in three[i]],
-                  "description": join_phrases([regions.phrases[r] for r in three[i]])}
-                 for i in whole]
+    described = [described_whole(regions, i, three[i]) for i in whole]
     used = sorted({*picked.tolist(), *whole.tolist()})
     return {"format": FORMAT, "folder": os.path.abspath(folder), "seed": seed,
             "thresholds": list(pairs), "asked": {"images": images, "wholes": wholes,
@@ -411,8 +399,27 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
                                                    "width": int(regions.sizes[i, 0]),
                                                    "height": int(regions.sizes[i, 1])}
                        for i in used},
-            "triplets": {f"{percent:g}": [triplet(i, a[i], b[i]) for i in picked] for percent,
-                         (a, b) in pairs.items()}, "wholes": described}
+            "triplets": {f"{percent:g}": [described_triplet(regions, i, a[i], b[i]) for i in picked]
+                         for percent, (a, b) in pairs.items()},
+            "wholes": described}
+
+
+def described_triplet(regions: Regions, i: int, a: int, b: int) -> dict:
+    """What the manifest holds of the regions a and b of image i, and of C around both."""
+    box_a, box_b = regions.boxes[[a, b]]
+    captions = strip_full_stop(regions.phrases[a]), strip_full_stop(regions.phrases[b])
+    return {"image": int(regions.image_ids[i]), "regions": regions.region_ids[[a, b]].tolist(),
+            "a": box_a.tolist(), "b": box_b.tolist(), "c": around(box_a, box_b).tolist(),
+            "iou": round(float(overlap(box_a, box_b)), 4), "caption_a": captions[0],
+            "caption_b": captions[1], "caption_c": join_phrases(captions)}
+
+
+def described_whole(regions: Regions, i: int, three: np.ndarray) -> dict:
+    """What the manifest holds of image i and three crops of it."""
+    phrases = [regions.phrases[r] for r in three]
+    return {"image": int(regions.image_ids[i]), "regions": regions.region_ids[three].tolist(),
+            "crops": regions.boxes[three].tolist(), "captions": [*map(strip_full_stop, phrases)],
+            "description": join_phrases(phrases)}
 
 
 def read_manifest(path: str) -> dict:

@@ -33,7 +33,7 @@ from similarities import Cosine, Embedding, Similarity
 from vg_experiments.encoding import (
     Encoder,
     all_known,
-    encoders,
+    build_encoders,
     names,
     pair_scores,
     photo_path,
@@ -180,7 +180,7 @@ def select(opt) -> None:
     path = output(os.path.join(opt.output, "selection.json"),
                   holds_keys("manifest", "seed", "images", "unknown", "models",
                              "table4_by_threshold", optional=("table4", "section34")))
-    manifest, models = read_manifest(opt.manifest), encoders(opt)
+    manifest, models = read_manifest(opt.manifest), build_encoders(opt)
     triplets_at, without = usable_triplets(manifest, models)
     wholes = manifest["wholes"]
     kept = all_known(wholes, lambda w: (*w["captions"], w["description"]),

@@ -28,7 +28,7 @@ from files.writing import output, save_json
 from metrics import spearman
 from similarities import uncertainty
 from text import tokenize
-from vg_experiments.encoding import encoders, names, photo_path, run_arguments, usable_triplets
+from vg_experiments.encoding import build_encoders, names, photo_path, run_arguments, usable_triplets
 from vg_experiments.prepare import read_manifest
 
 SIGNS = {"images": 1, "captions": -1}            # of C - A, as `ucmr` 4.6 finds it
@@ -170,7 +170,7 @@ def measure_all(opt) -> None:
     picture = picture_file(os.path.join(opt.output, "uncertainty.png"))
     numbers = output(os.path.join(opt.output, "uncertainty.json"),
                      holds_keys("manifest", "triplets", "unknown", "seed", "models"))
-    manifest, models = read_manifest(opt.manifest), encoders(opt)
+    manifest, models = read_manifest(opt.manifest), build_encoders(opt)
     triplets_at, without = usable_triplets(manifest, models)
     n = len(next(iter(triplets_at.values())))
     reports = {name: measure(model, manifest, triplets_at, opt.vg, opt.seed)
