@@ -1,5 +1,6 @@
 """Every part of the benchmark runs and measures something, at a small size; what it compares with is right."""
 import argparse
+import json
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from devices.precision import compile_parts
 from metrics import retrieval
 from similarities import SIMILARITIES, Embedding
 from tests import references
+from tests.helpers import processes_of
 from timing import epoch, precision, scale
 from timing import localisation as localisation_timing
 from timing import search as search_timing
@@ -25,6 +27,20 @@ SIZES = {"DIM": 8, "SCORES": (20, 40), "SLICE": 2, "SAMPLE": (6, 8), "ORIGINAL":
 EPOCH = {"IMAGES": 5, "BATCH": 16, "DIM": 8, "WORDS": 40, "DRAWN": 3, "PROFILED": 1,
          "KINDS": {name: kind._replace(shape=(*kind.shape[:-1], 12)) for name, kind in epoch.KINDS.items()}}
 SEARCH = {"DIM": 8, "LATENT": 6, "CLUSTERS": 5, "LEARNED": 40, "TUNED": 20, "TRIED": 20, "ASKED": (1, 3)}
+
+
+def timed(*words) -> None:
+    print(json.dumps(scale.timed(*words)))
+
+
+def in_processes(count: int, words: list[str], seed: int, alone=scale.in_processes) -> dict:
+    """scale.in_processes where one alone is started anew; several are forked, which load torch no more."""
+    if count == 1:
+        return alone(count, words, seed)
+    with processes_of(count, timed, words, scale.SIZES, seed) as ranks:
+        (status, out, err), *_ = [rank.ended() for rank in ranks]
+    assert status == 0, err
+    return json.loads(out)
 
 
 @pytest.mark.parametrize("part", benchmark.PARTS)
@@ -46,6 +62,7 @@ def test_every_part_measures(part, monkeypatch, capsys):
     monkeypatch.setattr(precision, "SAMPLE", (6, 12))
     monkeypatch.setattr(train_steps, "compile_parts", lambda model, device: compile_parts(model, device, "eager"))
     monkeypatch.setattr(scale, "SIZES", scale.Sizes(4, 6, 8, 20, 2, 4, 1))
+    monkeypatch.setattr(scale, "in_processes", in_processes)
     monkeypatch.setattr(scale, "KINDS", {"point": scale.KINDS["point"]})
     opt = argparse.Namespace(repeats=1, seed=0, device="cpu", size=1200, steps=None, profile=part == "epoch")
     benchmark.PARTS[part](opt, torch.device("cpu"))

@@ -35,8 +35,8 @@ def test_overfits_a_tiny_set(tmp_path, sim, more):
     for split in ("train", "dev"):
         np.save(folder / f"{split}_ims.npy", np.random.default_rng(1).standard_normal((12, 10)).astype(np.float32))
         (folder / f"{split}_caps.txt").write_text("\n".join(words) + "\n")
-    fit("--data_path", tmp_path, "--data_name", "tiny", "--sim", sim, "--num_epochs", 60, "--batch_size", 12,
-        "--learning_rate", 0.01, "--lr_update", 100, "--logger_name", tmp_path / "run", "--log_step", 100, *more)
+    fit("--data_path", tmp_path, "--data_name", "tiny", "--sim", sim, "--num_epochs", 40, "--batch_size", 12,
+        "--learning_rate", 0.02, "--lr_update", 100, "--logger_name", tmp_path / "run", "--log_step", 100, *more)
     assert load_checkpoint(str(tmp_path / "run"))["state"]["best_rsum"] == 600
 
 
