@@ -8,7 +8,7 @@ import importlib
 import cli
 from cli import InputError
 from evaluation.report import FORMATS, render
-from paper_tables.common import Table, arguments, gpu_hours, settle, unique
+from paper_tables.common import Table, arguments, build_place, gpu_hours, settle, unique
 from paper_tables.runs import run_steps
 
 NAMES = ("pmrl_table1", "pmrl_table2", "pmrl_table3", "pmrl_section34", "ucmr_table1",
@@ -27,7 +27,7 @@ def state(name: str, opt) -> tuple[str, list[str]]:
     and its state in words."""
     made = table(name)
     runs = unique(made.rows, opt.seeds or made.seeds)
-    steps = [run_steps(run, seed, opt)[0] for _, run, seed in runs]
+    steps = [run_steps(run, seed, build_place(opt))[0] for _, run, seed in runs]
     done = sum(found[-1].done and all(step.done for step in found if step.folder)
                for found in steps)
     lacks = sorted({step.lacks for found in steps for step in found if step.lacks

@@ -19,7 +19,7 @@ import cli
 from cli import Arguments, InputError, filename, up_to
 from evaluation.report import FORMATS, NAMES, SIDES, render
 from files.reading import read_json
-from paper_tables.runs import MINUTES, SCALES, Run, Step, Stopped, execute, run_steps
+from paper_tables.runs import MINUTES, SCALES, Place, Run, Step, Stopped, execute, run_steps
 
 # ---- what a table is
 
@@ -111,7 +111,7 @@ def collect(table: Table, rows: list[Row], opt) -> list[dict]:
             run = row.runs[columns.run] if columns.run < len(row.runs) else None
             stored = []
             for seed in range(opt.seeds or table.seeds) if run else ():
-                steps, path = run_steps(run, seed, opt)
+                steps, path = run_steps(run, seed, build_place(opt))
                 if os.path.exists(path) and all(step.done for step in steps if step.folder
                                                 or step is steps[-1]):
                     stored.append(read_json(path, "delete it, and it is made again"))
@@ -227,6 +227,11 @@ def arguments(what: str) -> Arguments:
     return p
 
 
+def build_place(opt) -> Place:
+    """Where a table's commands read and write."""
+    return Place(opt.data_path, opt.runs, opt.scale, opt.also)
+
+
 def settle(opt, table: Table | None = None) -> None:
     """Fill in the data path. Raises InputError on options that cannot be used together, before
     anything runs."""
@@ -268,7 +273,8 @@ def run_table(table: Table, rows: list[Row], opt) -> None:
     todo = unique(rows, opt.seeds or table.seeds)
     failed, shown = [], set()
     for k, (label, run, seed) in enumerate(todo if not opt.print_only else (), 1):
-        where, steps = f"[{k}/{len(todo)}] {label}, seed {seed}", run_steps(run, seed, opt)[0]
+        where = f"[{k}/{len(todo)}] {label}, seed {seed}"
+        steps, _ = run_steps(run, seed, build_place(opt))
         lacking = [Step([], step.target, lacks=step.lacks) for step in steps if step.lacks
                    and not step.done]
         # nothing is trained that cannot be tested

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from checkpoints import MAY_CHANGE
 from cli import InputError
@@ -162,6 +163,22 @@ def short(text: str) -> str:
 
 # ---- steps: commands and the files that they write
 
+class Place(NamedTuple):
+    """Where data and runs lie, at which of SCALES, and further options of train.py."""
+    data: str
+    runs: str
+    scale: str
+    also: str = ""
+
+    @property
+    def folder(self) -> str:
+        return os.path.join(self.runs, self.scale)
+
+    @property
+    def manifest(self) -> str:
+        return os.path.join(self.folder, "vg", "manifest.json")
+
+
 @dataclass
 class Step:
     """A command, the file that shows that it has been run, and what is missing to run it."""
@@ -236,14 +253,14 @@ def trained(folder: str) -> bool:
         return False
 
 
-def preparations(run: Run, opt) -> list[Step]:
+def preparations(run: Run, place: Place) -> list[Step]:
     """The steps that a run needs before it: demo data, extracted features, word vectors, the
     manifest of `vg`."""
-    steps, data = [], opt.data_path
+    steps, data = [], place.data
     for key in dict.fromkeys([run.data, run.test or run.data]):
-        folder = DATA[key][opt.scale][0]
+        folder = DATA[key][place.scale][0]
         path = os.path.join(data, folder)
-        if opt.scale == "demo":
+        if place.scale == "demo":
             scenes = folder.split("_")[0]
             steps.append(Step(["-m", "demo", "--data_path", data, "--size", str(DEMO_SIZE),
                                "--scenes", scenes], os.path.join(data, scenes, "scenes.json")))
@@ -264,19 +281,19 @@ def preparations(run: Run, opt) -> list[Step]:
         else:
             steps.append(Step([], path, lacks=missing(data, folder)))
         if folder.endswith("_entities"):
-            steps += proposals(data, folder, ["--kind", "demo"] if opt.scale == "demo" else REGIONS)
+            steps += proposals(data, folder, ["--kind", "demo"] if place.scale == "demo" else REGIONS)
         if run.text == "own":
             steps.append(Step(["-m", "features.word_vectors", "--data_path", data, "--data_name",
-                               folder, "--dim", str(WORDS // SCALES[opt.scale].divide), "--output",
+                               folder, "--dim", str(WORDS // SCALES[place.scale].divide), "--output",
                                f"{path}/own.txt"], f"{path}/own.txt"))
         elif run.text:
-            vectors, small = os.path.join(data, VECTORS), opt.scale != "full"
+            vectors, small = os.path.join(data, VECTORS), place.scale != "full"
             if small:                         # one file for all sets, as a model fits one extractor
-                vectors = os.path.join(data, f"{opt.scale}_words.txt")
+                vectors = os.path.join(data, f"{place.scale}_words.txt")
                 steps.append(Step(["-m", "features.word_vectors", "--data_path", data,
-                                   "--data_name", DATA["coco"][opt.scale][0], "--dim", "48",
+                                   "--data_name", DATA["coco"][place.scale][0], "--dim", "48",
                                    "--output", vectors], vectors))
-                if opt.scale == "demo":
+                if place.scale == "demo":
                     steps.insert(-1, replace(steps[0], words=[*steps[0].words[:-1], "demo"],
                                              target=os.path.join(data, "demo", "scenes.json")))
             kind = ["--kind", "hglmm",
@@ -286,10 +303,10 @@ def preparations(run: Run, opt) -> list[Step]:
                                *kind * (run.text == "hglmm")], f"{path}/test_{run.text}.npy",
                               lacks="" if small else missing(data, VECTORS)))
     if run.judge.startswith(VG):
-        folder = "vg" if opt.scale == "full" else "demo_vg"
+        folder = "vg" if place.scale == "full" else "demo_vg"
+        lacks = missing(data, folder) if place.scale == "full" else ""
         steps.append(Step(["-m", VG + "prepare", "--vg", os.path.join(data, folder), "--output",
-                           manifest(opt)], manifest(opt), lacks=missing(data, folder) if opt.scale
-                          == "full" else ""))
+                           place.manifest], place.manifest, lacks=lacks))
     return steps
 
 
@@ -305,10 +322,6 @@ def proposals(data: str, folder: str, network: list[str]) -> list[Step]:
     return steps
 
 
-def manifest(opt) -> str:
-    return os.path.join(opt.runs, opt.scale, "vg", "manifest.json")
-
-
 def missing(data: str, name: str) -> str:
     """A sentence on what to fetch and where to put it; empty where it is there already."""
     path = os.path.join(data, name)
@@ -317,13 +330,13 @@ def missing(data: str, name: str) -> str:
     return f"{path} is not there; put there {SOURCES.get(name, 'the data set')}, or try --demo"
 
 
-def run_steps(run: Run, seed: int, opt) -> tuple[list[Step], str]:
+def run_steps(run: Run, seed: int, place: Place) -> tuple[list[Step], str]:
     """All steps of a run in order, and the path of its results."""
-    steps, options = preparations(run, opt), training_options(run, opt.scale, opt.also)
-    told = {"data": opt.data_path, "folder": DATA[run.data][opt.scale][0],
-            "start": os.path.join(opt.runs, opt.scale)}
+    steps, options = preparations(run, place), training_options(run, place.scale, place.also)
+    told = {"data": place.data, "folder": DATA[run.data][place.scale][0],
+            "start": place.folder}
     # the run that it starts from is trained, not evaluated
-    before = run_steps(replace(run.start, data=run.data), seed, opt)[0][:-1] if run.start else []
+    before = run_steps(replace(run.start, data=run.data), seed, place)[0][:-1] if run.start else []
     if before:
         options = f"{options} --init_from {{start}}/{os.path.basename(before[-1].folder)}"
     if run.tool == "cca.py":
@@ -331,12 +344,12 @@ def run_steps(run: Run, seed: int, opt) -> tuple[list[Step], str]:
     sim = re.findall(r"--sim (\S+)", options)
     kind = "cca" if run.tool == "cca.py" else sim[-1] if sim else "cosine"
     name = f"{told['folder']}_{kind}_{short(' '.join(sorted(listed(options))))}_seed{seed}"
-    folder = os.path.join(opt.runs, opt.scale, name)
+    folder = os.path.join(place.folder, name)
     log = f"{folder}.txt"                               # beside the folder, which is train.py's own
-    words = [run.tool, "--data_path", opt.data_path,
+    words = [run.tool, "--data_path", place.data,
              *(word.format(**told) for word in options.split())]
     if run.tool == "cca.py":
-        other = ["--test_name", DATA[run.test][opt.scale][0]] if run.test else []
+        other = ["--test_name", DATA[run.test][place.scale][0]] if run.test else []
         output = os.path.join(folder, "_".join(["cca", *other[1:]]) + ".npz")
         steps.append(Step([*words, *other, "--output", output], output, log))
         subject = ["--embeddings", output]
@@ -347,17 +360,17 @@ def run_steps(run: Run, seed: int, opt) -> tuple[list[Step], str]:
     if run.judge.startswith(VG):
         name, out = run.judge[len(VG):], os.path.join(folder, "vg")
         results = os.path.join(out, f"{name}.json")
-        words = ["-m", run.judge, *subject, "--manifest", manifest(opt), "--cache",
-                 os.path.join(opt.runs, opt.scale, "vg", "cache"), "--output", out]
+        words = ["-m", run.judge, *subject, "--manifest", place.manifest, "--cache",
+                 os.path.join(place.folder, "vg", "cache"), "--output", out]
         steps.append(Step(words, results, log, after=output))
         return steps, results
-    options = evaluation_options(run, opt.scale)
+    options = evaluation_options(run, place.scale)
     results = os.path.join(folder, f"results_{short(options)}.json")
     options = [word.format(**told) for word in options.split()]
-    words = ["evaluate.py", *subject, "--data_path", opt.data_path, *options, "--output", results]
+    words = ["evaluate.py", *subject, "--data_path", place.data, *options, "--output", results]
     files = {"--cxc": "cxc",
-             "--pmrp": "coco/annotations/instances_val2014.json"} if opt.scale != "demo" else {}
-    needs = [missing(opt.data_path, file) for word, file in files.items() if word in run.evaluate]
+             "--pmrp": "coco/annotations/instances_val2014.json"} if place.scale != "demo" else {}
+    needs = [missing(place.data, file) for word, file in files.items() if word in run.evaluate]
     steps.append(Step(words, results, log, lacks=next(filter(None, needs), ""), after=output))
     return steps, results
 

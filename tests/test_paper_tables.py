@@ -55,7 +55,7 @@ def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "load_checkpoint", lambda *_, **__: None)    # of a run to start from
     said = opt(tmp_path, *([f"--{scale}"] * (scale != "full")))
     for run in runs(TABLES[name]):
-        for step in running.run_steps(run, 3, said)[0]:
+        for step in running.run_steps(run, 3, common.build_place(said))[0]:
             assert not re.search(r"[{}]", " ".join(step.words))
             if step.words[:1] == ["train.py"]:
                 if "--word_vectors" in step.words:
@@ -141,7 +141,7 @@ def test_small_sizes_divide_the_rows_own(tmp_path):
 
 
 def test_tables_share_runs(tmp_path):
-    said = opt(tmp_path)
+    said = common.build_place(opt(tmp_path))
     one, two, three = (running.run_steps(TABLES[name].rows[k].runs[0], 0, said)[0][-2].folder for name, k in (
         ("pmrl_table1", 10), ("ucmr_table1", 2), ("ucmr_fig2", 0)))
     assert one == two == three
@@ -554,7 +554,7 @@ def test_a_finished_run_needs_neither_its_start_nor_another_spelling_of_it(tmp_p
     """Of a fine-tuned run the folders are written by hand: its configuration, and the last line of its log."""
     monkeypatch.setattr(train, "load_checkpoint", lambda *_, **__: None)
     run = TABLES["pmrl_table2"].rows[10].runs[0]
-    steps, _ = running.run_steps(run, 0, opt(tmp_path))
+    steps, _ = running.run_steps(run, 0, common.build_place(opt(tmp_path)))
     start, tuned = (step for step in steps if step.folder)
     os.makedirs(tuned.folder)
     words = tuned.words[1:]
@@ -567,7 +567,7 @@ def test_a_finished_run_needs_neither_its_start_nor_another_spelling_of_it(tmp_p
     for name, text in (("log.txt", "done: best dev rsum 1.0"), ("model_best.pt", "")):
         with open(os.path.join(tuned.folder, name), "w", encoding="utf-8") as f:
             f.write(text)
-    again, _ = running.run_steps(run, 0, opt(tmp_path))
+    again, _ = running.run_steps(run, 0, common.build_place(opt(tmp_path)))
     assert tuned.done and start.folder not in [step.folder for step in again]
 
 
@@ -592,7 +592,8 @@ def test_halves_of_val2014_are_disjoint_and_even(tmp_path, demo_path, capsys):
 
 def test_demo_data_that_were_stopped_are_written_again(tmp_path, monkeypatch):
     said = opt(tmp_path, "--demo")
-    step = next(s for s in running.preparations(runs(TABLES["pmrl_table1"])[0], said) if s.words[:2] == ["-m", "demo"])
+    steps = running.preparations(runs(TABLES["pmrl_table1"])[0], common.build_place(said))
+    step = next(s for s in steps if s.words[:2] == ["-m", "demo"])
     demo.write(said.data_path, size=8, progress=False)
     assert step.done
     monkeypatch.setattr(demo, "write_cxc", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
