@@ -24,7 +24,7 @@ from scipy import linalg, sparse
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, data_set, filename, number, positive, split_names
+from cli import Arguments, InputError, check, data_set, filename, number, positive, split_names
 from data import Split, check_extractors, read_split
 from encoders import Precomputed
 from evaluation.open import export, is_embeddings, of_split
@@ -64,9 +64,9 @@ class CCA:
         """
         n, m, total = x.shape[0], y.shape[0], []
         owner = np.arange(n) if owner is None else np.asarray(owner)
-        if len(owner) != m or m < 2:
-            raise InputError(f"{n} rows x, {m} rows y and {len(owner)} owners make no pairs; give "
-                             "at least 2 rows y, and for each the row of x that it belongs to")
+        check(len(owner) == m >= 2,
+              f"{n} rows x, {m} rows y and {len(owner)} owners make no pairs; give at least 2 "
+              "rows y, and for each the row of x that it belongs to")
         first = np.arange(min(m, BLOCK))
         shifts = [0.0 if sparse.issparse(rows) else dense(rows[numbers]).mean(0)
                   for rows, numbers in ((x, np.unique(owner[first])), (y, first))]
@@ -82,11 +82,11 @@ class CCA:
             total = [new + old for new, old in zip(sums, total)] if total else sums
         x_mean, y_mean, *products = (dense(t) / m for t in total)
         self.xx, self.yy, self.yx = (                                       # (F, F), (G, G), (G, F)
-            product - np.outer(left, right) for product, left, right in
-            zip(products, (x_mean, y_mean, y_mean), (x_mean, y_mean, x_mean)))
-        if not np.isfinite(self.yx).all():
-            raise InputError("x or y holds NaN or infinity; every feature has to be a finite "
-                             "number, so extract them again")
+            product - np.outer(left, right) for product, left, right
+            in zip(products, (x_mean, y_mean, y_mean), (x_mean, y_mean, x_mean)))
+        check(np.isfinite(self.yx).all(),
+              "x or y holds NaN or infinity; every feature has to be a finite number, "
+              "so extract them again")
         self.means = x_mean + shifts[0], y_mean + shifts[1]
         self.largest = largest_eigenvalue(self.xx), largest_eigenvalue(self.yy)
         return self
@@ -96,9 +96,8 @@ class CCA:
         the class, falling from at most 1. Raises InputError where there are fewer directions, and
         where a covariance cannot be inverted."""
         most = min(self.yx.shape)
-        if not 1 <= dim <= most:
-            raise InputError(f"{dim} directions cannot be had from {self.yx.shape[1]} and "
-                             f"{self.yx.shape[0]} features; give from 1 to {most}")
+        check(1 <= dim <= most, f"{dim} directions cannot be had from {self.yx.shape[1]} and "
+                                f"{self.yx.shape[0]} features; give from 1 to {most}")
         left = factor(self.xx, eta_x * self.largest[0], f"{eta_x:g} (image side, x)")       # (F, F)
         right = factor(self.yy, eta_y * self.largest[1], f"{eta_y:g} (text side, y)")       # (G, G)
         whitened = linalg.solve_triangular(right, self.yx, lower=True)                      # (G, F)
@@ -152,13 +151,11 @@ class Rows:
     features, or not `count` rows."""
 
     def __init__(self, features, normalise: bool, count: int):
-        if not isinstance(features, Features):
-            raise InputError("CCA takes precomputed features, {split}_ims.npy, and these data are "
-                             "photos or text only; name data with features (--data_name "
-                             "f8k_precomp)")
-        if len(features) != count:
-            raise InputError(f"{features.path} has {len(features)} rows for {count} captions; "
-                             "there must be one for each")
+        check(isinstance(features, Features),
+              "CCA takes precomputed features, {split}_ims.npy, and these data are photos or text "
+              "only; name data with features (--data_name f8k_precomp)")
+        check(len(features) == count, f"{features.path} has {len(features)} rows for {count} "
+                                      "captions; there must be one for each")
         self.features, self.shape = features, (count, features.dim)
         self.trunk = Precomputed(features.dim, normalise)
 
@@ -176,9 +173,8 @@ class WordRows:
 
     def __init__(self, train: Split, tfidf: bool, threshold: int = 4):
         words = Vocabulary.build(train.words, threshold).words[4:]
-        if not words:
-            raise InputError(f"no word of {train.source} is there {threshold} times; CCA on words "
-                             "needs more captions")
+        check(words, f"no word of {train.source} is there {threshold} times; "
+                     "CCA on words needs more captions")
         self.index = {word: i for i, word in enumerate(words)}
         seen = Counter(word for caption in train.words for word in set(caption))
         self.weight = np.array([np.log(len(train.words) / seen[word]) if tfidf else 1.0
@@ -191,8 +187,8 @@ class WordRows:
         counts = sparse.coo_array((np.ones(len(places)), place),
                                   shape=(len(split.words), len(self.index))).tocsr()
         rows = counts @ sparse.diags_array(self.weight)         # (M, V), repeats of a word added up
-        norm = np.sqrt(np.asarray(rows.multiply(rows).sum(1)))
-        return (sparse.diags_array(1 / np.maximum(norm, 1e-12)) @ rows).tocsr()
+        norm = np.maximum(sparse.linalg.norm(rows, axis=1), 1e-12)
+        return (sparse.diags_array(1 / norm) @ rows).tocsr()
 
 
 def points(x: np.ndarray) -> Embedding:
@@ -239,18 +235,16 @@ def build_views(opt, splits: dict[tuple, Split]) -> dict[tuple, tuple]:
     views = {}
     for (folder, name), split in splits.items():
         path = os.path.join(opt.data_path, folder, f"{name}_{opt.text}.npy")
-        if not words and not there(path):
-            raise InputError(f"there is no file {path}; --text takes tfidf, words, or the NAME of "
-                             "{split}_NAME.npy files")
+        check(words or there(path), f"there is no file {path}; --text takes tfidf, words, or the "
+                                    "NAME of {split}_NAME.npy files")
         check_extractors(train.extractors, split, None if words else opt.text, opt.data_name)
         views[folder, name] = (
             Rows(split.images, opt.feature_norm, len(split.images)),
             words(split) if words else Rows(Features(path), opt.feature_norm, len(split.captions)))
         for rows, fitted in zip(views[folder, name], views[source]):
-            if rows.shape[1] != fitted.shape[1]:
-                raise InputError(f"{folder} {name} has features of {rows.shape[1]} numbers, "
-                                 f"{opt.data_name} train of {fitted.shape[1]}; extract both with "
-                                 "the same network or vectors")
+            check(rows.shape[1] == fitted.shape[1],
+                  f"{folder} {name} has features of {rows.shape[1]} numbers, {opt.data_name} "
+                  f"train of {fitted.shape[1]}; extract both with the same network or vectors")
         if words and folder != opt.data_name:
             print(foreign_words(folder, split.unknown_words(words)))
     return views
@@ -300,8 +294,8 @@ def ridge(text: str) -> float | str:
     with contextlib.suppress(argparse.ArgumentTypeError):
         if text == "auto" or 0 < number(text) <= 1e6:
             return text if text == "auto" else number(text)
-    raise argparse.ArgumentTypeError(f"'{text}' is neither a number above 0 and at most 1e6 nor "
-                                     "auto")
+    raise argparse.ArgumentTypeError(
+        f"'{text}' is neither a number above 0 and at most 1e6 nor auto")
 
 
 def main(argv=None) -> None:

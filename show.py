@@ -22,7 +22,7 @@ from tqdm import tqdm
 import cli
 from cli import (
     Arguments,
-    InputError,
+    check,
     filename,
     natural,
     probability,
@@ -52,10 +52,9 @@ def photos_of(split, folder: str | None) -> Photos:
     """The photo of each image. Raises InputError if precomputed features come without photos."""
     if isinstance(split.images, Photos):
         return split.images
-    if not folder or not split.photo_names:
-        raise InputError("precomputed features show no picture; give the folder of their photos "
-                         f"with --photos, and file names in {split.name}_ids.txt beside the "
-                         "features")
+    check(folder and split.photo_names,
+          "precomputed features show no picture; give the folder of their photos with --photos, "
+          f"and file names in {split.name}_ids.txt beside the features")
     return Photos([below(folder, name, f"the list of photos of {split.source}")
                    for name in split.photo_names])
 
@@ -64,10 +63,9 @@ def calibration_to_show(run: str, opt) -> Calibration | None:
     """The calibration that --calibration names, else that of the run, or None where there is none.
     Raises InputError where --unsure has none to go by."""
     calibration = calibration_of(run, opt.calibration)
-    if calibration is None and opt.unsure is not None and os.path.exists(run):
-        raise InputError(f"--unsure {opt.unsure:g} needs calibrated probabilities, and there is no "
-                         f"{calibration_file(run)}; write it with evaluate.py --checkpoint {run} "
-                         "--confidence")
+    check(calibration or opt.unsure is None or not os.path.exists(run),
+          f"--unsure {opt.unsure or 0:g} needs calibrated probabilities, and there is no "
+          f"{calibration_file(run)}; write it with evaluate.py --checkpoint {run} --confidence")
     return calibration
 
 
@@ -90,9 +88,9 @@ def draw_retrieval(opt) -> None:
     trust = calibration and trust_in(calibration, path, run.trained.weights,
                                      run.trained.options.sim)
     trained, split = run.trained.to(device), run.split
-    if opt.captions and split.text is not None:
-        raise InputError(f"{path} reads ready features of captions and knows no words, so "
-                         "--captions cannot be embedded; leave it out")
+    check(not opt.captions or split.text is None,
+          f"{path} reads ready features of captions and knows no words, so --captions cannot be "
+          "embedded; leave it out")
     photos = photos_of(split, opt.photos)
     images, captions = encode(trained.model, split, None if opt.captions else run.tokens(), device,
                               workers=opt.workers)
@@ -186,25 +184,23 @@ def caption_images(model, images, width: int, device, workers: int) -> list[list
 def write_captions(opt) -> None:
     """The command `captions`. Raises InputError if the model has no captioner or an option does not
     fit."""
-    if not 1 <= opt.beam <= 1000:
-        raise InputError(f"--beam {opt.beam}: a beam has from 1 to 1,000 captions; 3 is usual")
+    check(1 <= opt.beam <= 1000,
+          f"--beam {opt.beam}: a beam has from 1 to 1,000 captions; 3 is usual")
     groups = [name for name, _ in opt.words or ()]
-    if len(set(groups)) < len(groups):
-        raise InputError(f"--words names a group twice among {', '.join(groups)}; give each "
-                         "another name")
+    check(len(set(groups)) == len(groups),
+          f"--words names a group twice among {', '.join(groups)}; give each another name")
     device, run = torch_device(opt.device), opt.checkpoint or newest_run()
     if opt.output:
         output(opt.output, holds_keys("checkpoint", "data_name", "split", "beam", "precision",
                                       "captions"), [run])
     trained, (_, name), split = opened(run, opt)
-    if "captioner" not in trained.model.terms:
-        raise InputError(f"{run} was trained without a captioner (--captioner 0); train one with "
-                         "train.py --img_enc vsrn --captioner 1")
+    check("captioner" in trained.model.terms,
+          f"{run} was trained without a captioner (--captioner 0); train one with train.py "
+          "--img_enc vsrn --captioner 1")
     count = len(split.images)
-    wrong = [i for i in opt.image_index or [] if not 0 <= i < count]
-    if wrong:
-        raise InputError(f"--image_index {wrong[0]} is no image of {name} {opt.split}; they are "
-                         f"numbered from 0 to {count - 1}")
+    for i in opt.image_index or ():
+        check(0 <= i < count, f"--image_index {i} is no image of {name} {opt.split}; they are "
+                              f"numbered from 0 to {count - 1}")
     references = [[] for _ in range(count)]                          # caption numbers of each image
     for m, i in enumerate(split.caption_image):
         references[i].append(m)
@@ -240,8 +236,8 @@ def group(text: str) -> tuple[str, set[str]]:
     if not name or not words:
         raise argparse.ArgumentTypeError(f"'{text}' is no group of words; give NAME=WORD,WORD,...")
     if name in ("content", "function", "pairs"):
-        raise argparse.ArgumentTypeError(f"'{name}' is a count of its own; give the group another "
-                                         "name")
+        raise argparse.ArgumentTypeError(f"'{name}' is a count of its own; "
+                                         "give the group another name")
     return name, set(words.split(","))
 
 
@@ -267,13 +263,12 @@ def prior_report(z: Tensor, generator: torch.Generator,
     """
     n, d = z.shape
     z = z.double()
-    centred = z - z.mean(0)
-    covariance = centred.T @ centred / (n - 1)                                      # (D, D)
-    std = covariance.diagonal().clamp(min=1e-12).sqrt()
-    off = (covariance / std / std[:, None]).square().sum() - d
+    covariance = torch.cov(z.T)                                                     # (D, D)
+    variance = covariance.diagonal().clamp(min=1e-12)
+    off = (covariance.square() / variance / variance[:, None]).sum() - d
     eigenvalues = torch.linalg.eigvalsh(covariance)
     prior = torch.randn(n, d, generator=generator, dtype=z.dtype)                   # (R, D)
-    label = torch.cat([torch.ones(n), -torch.ones(n)]).to(z)                        # (2 R,)
+    label = torch.tensor([1, -1]).repeat_interleave(n).to(z)                        # (2 R,)
 
     def energy(x: Tensor, signs: Tensor) -> Tensor:
         """2 E|x - y| - E|x - x'| - E|y - y'|, over sqrt(D): (R, D), labels s = +-1 (2 R, L) ->
@@ -285,13 +280,14 @@ def prior_report(z: Tensor, generator: torch.Generator,
         return -(signs * (torch.cdist(both, both) @ signs)).sum(0) / n ** 2 / d ** 0.5
     shuffled = [label[torch.randperm(2 * n, generator=generator)] for _ in range(permutations)]
     observed, *others = energy(z, torch.stack([label, *shuffled], 1))
-    return {"norm": float(z.norm(dim=1).mean()), "mean": float(z.mean(0).norm() / d ** 0.5),
-            "variance": float(std.square().mean()),
-            "correlation": float(off.clamp(min=0).div(d * (d - 1)).sqrt()),
-            "largest eigenvalue": float(eigenvalues[-1]),
-            "smallest eigenvalue": float(eigenvalues[0]), "energy distance": float(observed),
-            "p": float((1 + sum(e >= observed for e in others)) / (1 + permutations)),
-            "on the sphere": float(energy(unit(z) * d ** 0.5, label[:, None])[0])}
+    report = {"norm": z.norm(dim=1).mean(), "mean": z.mean(0).norm() / d ** 0.5,
+              "variance": variance.mean(),
+              "correlation": off.clamp(min=0).div(d * (d - 1)).sqrt(),
+              "largest eigenvalue": eigenvalues[-1], "smallest eigenvalue": eigenvalues[0],
+              "energy distance": observed,
+              "p": (1 + sum(e >= observed for e in others)) / (1 + permutations),
+              "on the sphere": energy(unit(z) * d ** 0.5, label[:, None])[0]}
+    return {name: float(value) for name, value in report.items()}
 
 
 @torch.no_grad()
@@ -306,8 +302,8 @@ def print_latents(opt) -> None:
     for side, latent in zip(("images", "captions"), both):
         z = real_rows(latent.value.float(), latent.n_parts).cpu()                   # (R, D)
         generator = torch.Generator().manual_seed(opt.seed)
-        rows[side] = prior_report(z[torch.randperm(len(z), generator=generator)[:opt.rows]],
-                                  generator)
+        some = torch.randperm(len(z), generator=generator)[:opt.rows]
+        rows[side] = prior_report(z[some], generator)
     samples = torch.randn(min(opt.rows, len(z)), z.shape[1], generator=generator)
     rows["samples of N(0, I)"] = prior_report(samples, generator)
     print(f"{path}: latents of {run.folder[1]} {opt.split}, before the l2 norm, {z.shape[1]} "

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import metrics
-from cli import InputError
+from cli import check
 from evaluation import annotations, protocols, subjects
 from evaluation.annotations import MATCH, Crisscrossed, Ids, Pairs, Positives
 from evaluation.report import SIDES
@@ -302,22 +302,19 @@ def refuse_unfit(subject: Subject, asked: Asked) -> None:
     them."""
     n, m = subject.n_images, len(subject.caption_image)
     in_parts = subject.members and all(member.similarity.parts for member in subject.members)
-    for unfit, sentence in (
-            (asked.fold5 and n < 5 * subjects.FOLD,
-             f"--fold5 needs 5 x 1,000 images and {subject.name} has {n:,}; leave it out or name a "
-             "larger split (COCO: testall for precomputed features)"),
-            (asked.rerank and not in_parts,
-             f"--rerank {asked.rerank} saves time where words are compared with regions, and "
-             f"{subject.name} is scored by {subject.similarity}; leave it out, or evaluate a model "
-             "of --sim scan"),
-            (asked.rerank >= max(n, m),
-             f"--rerank {asked.rerank} keeps all of {n:,} images and {m:,} captions, so nothing is "
-             "saved; give fewer, 100 is usual, or leave it out"),
-            (asked.uncertainty and not subject.gaussian,
-             f"--uncertainty: {subject.name} has points, which have no uncertainty; evaluate a "
-             "Gaussian model, or give them variances with --variances")):
-        if unfit:
-            raise InputError(sentence)
+    check(not asked.fold5 or n >= 5 * subjects.FOLD,
+          f"--fold5 needs 5 x 1,000 images and {subject.name} has {n:,}; leave it out or name a "
+          "larger split (COCO: testall for precomputed features)")
+    check(not asked.rerank or in_parts,
+          f"--rerank {asked.rerank} saves time where words are compared with regions, and "
+          f"{subject.name} is scored by {subject.similarity}; leave it out, or evaluate a model of "
+          "--sim scan")
+    check(asked.rerank < max(n, m),
+          f"--rerank {asked.rerank} keeps all of {n:,} images and {m:,} captions, so nothing is "
+          "saved; give fewer, 100 is usual, or leave it out")
+    check(not asked.uncertainty or subject.gaussian,
+          f"--uncertainty: {subject.name} has points, which have no uncertainty; evaluate a "
+          "Gaussian model, or give them variances with --variances")
 
 
 @torch.no_grad()

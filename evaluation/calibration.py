@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, special
 
-from cli import InputError
+from cli import InputError, check
 from evaluation.assess import uncertainties
 from evaluation.subjects import Subject
 from files.reading import FAULTS, read_json
@@ -31,8 +31,8 @@ class Isotonic(NamedTuple):
     def fit(cls, confidence, right) -> "Isotonic":
         """The rising map of least squares (pool adjacent violators), within
         [1 / (n + 2), (n + 1) / (n + 2)]."""
-        x, which, n = *np.unique(confidence, return_inverse=True), len(confidence)
-        size = np.bincount(which)
+        x, which, size = np.unique(confidence, return_inverse=True, return_counts=True)
+        n = len(confidence)
         y = optimize.isotonic_regression(np.bincount(which, np.asarray(right, float)) / size,
                                          weights=size).x
         y = np.clip(y, 1 / (n + 2), (n + 1) / (n + 2))
@@ -62,11 +62,11 @@ class Logistic(NamedTuple):
         z = np.c_[(x - mean) / np.where(varies, std, np.inf), np.ones(len(x))]
         y, penalty = np.asarray(right, float), 2 * RIDGE * np.append(np.ones(x.shape[1]), 0)
         w = np.zeros(z.shape[1])
-        for _ in range(100):  # Newton's method; the loss is strictly convex
+        for _ in range(100):               # Newton's method; the loss is strictly convex
             p = special.expit(z @ w)
             slope = z.T @ (p - y) / len(y) + penalty * w
-            step = np.linalg.solve((z.T * (p * (1 - p))) @ z / len(y) + np.diag(penalty + 1e-9),
-                                   slope)
+            bend = (z.T * (p * (1 - p))) @ z / len(y) + np.diag(penalty + 1e-9)
+            step = np.linalg.solve(bend, slope)
             w -= step
             if abs(step).max() < 1e-10:
                 break
@@ -142,12 +142,11 @@ class Calibration(NamedTuple):
 
     def refuse_other(self, run: str, weights: str) -> None:
         """Raises InputError unless this is of the model with these weights, which `run` holds."""
-        if self.weights != [weights]:
-            models = " + ".join(self.checkpoints)
-            why = (f"is of the weights of {models}, and {run} has others" if self.weights else
-                   f"is of {models}, and names no weights by which {run} could be known")
-            raise InputError(f"{self.path} {why}; write it again with evaluate.py --confidence "
-                             f"--checkpoint {run}")
+        models = " + ".join(self.checkpoints)
+        why = (f"is of the weights of {models}, and {run} has others" if self.weights else
+               f"is of {models}, and names no weights by which {run} could be known")
+        check(self.weights == [weights], f"{self.path} {why}; write it again with evaluate.py "
+                                         f"--confidence --checkpoint {run}")
 
     def notes(self, data_name: str, images: int) -> list[str]:
         """Sentences on images that are searched and were not calibrated on: of other data, or in a

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from checkpoints import Trained
-from cli import InputError
+from cli import check
 from evaluation import ambiguity, confidence, promises
 from evaluation.calibration import SIDES, stored
 from evaluation.confidence import Seen
@@ -35,8 +35,8 @@ class Asked(NamedTuple):
 class Certainty(NamedTuple):
     """What was found out."""
     results: dict                     # parts of results.json
-    tables: list                      # and
-    lines: list[str]                  # sentences for the reader
+    tables: list                      # for the reader, as report.py has them
+    lines: list[str]                  # sentences beside them
     calibration: dict                 # calibration.json
     seen: dict[str, Seen]             # of each direction, with --confidence; for pictures
 
@@ -56,16 +56,16 @@ def to_calibrate_on(subject: Subject, share: float | None,
     """(what is calibrated on, what is judged, the positions of the judged images in the subject).
     share: a random share of the images is calibrated on, else what opened() returns. Raises
     InputError where there are no images."""
-    if not subject.has_images:
-        raise InputError(f"{subject.name} has no images to answer with, so there is no confidence "
-                         "to calibrate; name a split with images")
+    check(subject.has_images,
+          f"{subject.name} has no images to answer with, so there is no confidence to calibrate; "
+          "name a split with images")
     if not share:
         return opened(), subject, np.arange(subject.n_images)
     order = np.random.default_rng(0).permutation(subject.n_images)
     cut = round(share * subject.n_images)
-    if not 0 < cut < subject.n_images:
-        raise InputError(f"--calibrate_on {share:g} leaves {cut} of {subject.n_images} images to "
-                         "calibrate on; give a share that leaves some on both sides")
+    check(0 < cut < subject.n_images,
+          f"--calibrate_on {share:g} leaves {cut} of {subject.n_images} images to calibrate on; "
+          "give a share that leaves some on both sides")
     judged = np.sort(order[cut:])
     return part(subject, np.sort(order[:cut])), part(subject, judged), judged
 
@@ -110,16 +110,15 @@ def assess_certainty(subject: Subject, judged: dict, asked: Asked, opened: Calla
             side: promises.judge_absent(dev, test, side, t[side], asked.absent, own.get(side))
             for side in SIDES}
         lines += promises.absent_sentences(results["absent_queries"])
-    return Certainty({name: of for name, of in results.items() if of}, tables, lines, calibration,
-                     seen)
+    results = {name: of for name, of in results.items() if of}
+    return Certainty(results, tables, lines, calibration, seen)
 
 
 def read_negatives(path: str) -> list[str]:
     """The captions of a text file, one per line. Raises InputError where it has none."""
     texts = [line.strip() for line in read_lines(path) if line.strip()]
-    if not texts:
-        raise InputError(f"--negatives {path} has no caption; write one per line, of things that "
-                         "no image shows")
+    check(texts, f"--negatives {path} has no caption; "
+                 "write one per line, of things that no image shows")
     return texts
 
 

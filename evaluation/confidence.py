@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from cli import InputError
+from cli import check
 from evaluation import report, selective
 from evaluation.assess import uncertainties, without_nan
 from evaluation.calibration import SIDES, Fitted, Isotonic, Logistic
@@ -157,11 +157,10 @@ def with_features(values: dict) -> tuple[dict[str, np.ndarray], dict[str, np.nda
 def refuse_one_class(seen: Seen, side: str) -> np.ndarray:
     """Which answers are right (Q,). Raises InputError where all are, or none."""
     right = seen.right
-    if right.all() or not right.any():
-        raise InputError(f"{'all' if right.all() else 'none'} of the {len(right):,} first answers "
-                         f"of {seen.name} ({side}) {'are' if right.all() else 'is'} right, so no "
-                         "confidence can tell them apart; leave --confidence out, or calibrate "
-                         "on more items")
+    check(right.any() and not right.all(),
+          f"{'all' if right.all() else 'none'} of the {len(right):,} first answers of {seen.name} "
+          f"({side}) {'are' if right.all() else 'is'} right, so no confidence can tell them "
+          "apart; leave --confidence out, or calibrate on more items")
     return right
 
 

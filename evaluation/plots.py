@@ -129,8 +129,8 @@ def draw_reliability(numbers: dict, name: str, axis) -> None:
               label="as sure as right")
     axis.errorbar(100 * p, 100 * share, 100 * abs(bounds - share), fmt="o", color="tab:blue",
                   ecolor="lightsteelblue", elinewidth=2, capsize=3,
-                  label=f"{len(p)} bins of about {round(size.mean()):,} queries, with 95% "
-                  "intervals")
+                  label=f"{len(p)} bins of about {round(size.mean()):,} queries, "
+                  "with 95% intervals")
     axis.set(xlim=(0, top), ylim=(-0.02 * top, top), xlabel="how sure the model says it is: mean "
              "posterior, percent", ylabel="right first answers, percent",
              title=f"{name}: ECE {numbers['ece']:.3f} (by chance alone {numbers['ece_floor']:.3f})")

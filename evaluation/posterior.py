@@ -15,7 +15,7 @@ import torch
 from scipy import optimize
 from scipy.special import entr
 
-from cli import InputError
+from cli import check
 from evaluation.annotations import Pairs
 from evaluation.subjects import Subject, image_text, image_text_of
 
@@ -302,9 +302,8 @@ def temperature(scores: torch.Tensor, right: torch.Tensor, each: bool = False) -
     no T within SPREADS is best, which means that they do not tell what is right.
     """
     spread = deviation(scores)
-    if not spread > 0:
-        raise InputError("all scores of a query are equal, so no temperature fits them; check the "
-                         "embeddings")
+    check(spread > 0, "all scores of a query are equal, so no temperature fits them; "
+                      "check the embeddings")
     scores = scores - scores.amax(1, keepdim=True)                                  # at most 0
     parts = scores.split(max(1, CACHED // scores.shape[1]))
     query, of_right = right.nonzero()[:, 0], scores[right].double()                 # (P,)
@@ -321,10 +320,10 @@ def temperature(scores: torch.Tensor, right: torch.Tensor, each: bool = False) -
         return float((mass.log() - t * best - mass_right.log()).mean())
     grid = np.linspace(*np.log(np.array(SPREADS) / spread), 41)
     lowest = int(np.argmin([loss(x, torch.float32) for x in grid]))
-    if lowest in (0, len(grid) - 1):
-        raise InputError("no temperature fits: the scores of the dev split do not tell which "
-                         f"items are right (the best T is {'0' if lowest == 0 else 'infinite'}); "
-                         "train longer, or leave --confidence out")
+    check(0 < lowest < len(grid) - 1,
+          "no temperature fits: the scores of the dev split do not tell which items are right "
+          f"(the best T is {'0' if lowest == 0 else 'infinite'}); "
+          "train longer, or leave --confidence out")
     minimum = optimize.minimize_scalar(loss, bounds=(grid[lowest - 1], grid[lowest + 1]),
                                        method="bounded", options={"xatol": 1e-7})
     return float(np.exp(minimum.x))

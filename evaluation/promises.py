@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from scipy.special import betaincinv
 
-from cli import InputError
+from cli import check
 from evaluation import selective
 from evaluation.confidence import best_name, of_answers
 from evaluation.posterior import Answers, Rows, answers, rows_of, within
@@ -90,9 +90,9 @@ def calibrate_sets(subject: Subject, side: str, t: float,
     Raises InputError where n is too small for alpha."""
     rows = one_each(subject, side)
     n = rows.queries
-    if place(n, alpha) > n:
-        raise InputError(f"--sets {alpha:g} needs at least {math.ceil(1 / alpha) - 1:,} images to "
-                         f"calibrate on, and there are {n:,}; give a larger ALPHA, or more images")
+    check(place(n, alpha) <= n,
+          f"--sets {alpha:g} needs at least {math.ceil(1 / alpha) - 1:,} images to calibrate on, "
+          f"and there are {n:,}; give a larger ALPHA, or more images")
     strange = [strangeness(scores, right, t, u) for scores, right, u in blocks(rows, 1)]
     return {name: float(torch.cat([of[name] for of in strange]).sort().values[place(n, alpha) - 1])
             for name in METHODS}, n
@@ -147,9 +147,9 @@ def both_ways(subject: Subject, side: str, t: float, seed: int) -> tuple[Answers
     """The answers to one query per image as it is, and with its right items taken out of the
     gallery."""
     rows = one_each(subject, side, seed)
-    if rows.gallery <= max(np.bincount(rows.right.query)):
-        raise InputError("--absent takes the right items of a query out of the gallery, which "
-                         "leaves none; give more images")
+    check(rows.gallery > max(np.bincount(rows.right.query)),
+          "--absent takes the right items of a query out of the gallery, which leaves none; "
+          "give more images")
     return answers(rows, t), answers(rows, t, absent=True)
 
 
@@ -164,11 +164,10 @@ def certified_threshold(confidence: np.ndarray, rate: float) -> float:
     n, false = len(confidence), np.arange(len(confidence))            # of 0 ... n - 1 false answers
     bound = betaincinv(false + 1, n - false, CONFIDENT)
     allowed = int(np.searchsorted(bound, rate, "right")) - 1
-    if allowed < 0:
-        need = math.ceil(math.log(1 - CONFIDENT) / math.log(1 - rate))
-        raise InputError(f"--absent {rate:g} needs at least {need:,} queries without an answer to "
-                         f"certify a threshold, and there are {n:,}; give a higher rate, or more "
-                         "images")
+    need = math.ceil(math.log(1 - CONFIDENT) / math.log(1 - rate))
+    check(allowed >= 0, f"--absent {rate:g} needs at least {need:,} queries without an answer to "
+                        f"certify a threshold, and there are {n:,}; "
+                        "give a higher rate, or more images")
     return float(np.nextafter(np.sort(confidence)[::-1][allowed], np.inf))
 
 

@@ -23,7 +23,7 @@ import torch
 from scipy import optimize
 from torch import Tensor, nn
 
-from cli import InputError
+from cli import InputError, check
 from evaluation.posterior import masses, rows_of, sample_scores, temperature
 from evaluation.subjects import Gallery, Subject, Variances
 from losses import InfoNCE
@@ -158,9 +158,9 @@ def fit_knn(similarity: Similarity, images: Embedding, captions: Embedding,
     """images, captions: those of the training split. Raises InputError where they are fewer than
     the neighbours."""
     for name, e in (("captions", captions), ("images", images)):
-        if len(e.mean) < neighbours:
-            raise InputError(f"--neighbours {neighbours} are more than the {len(e.mean):,} {name} "
-                             "to find them among; give fewer")
+        check(len(e.mean) >= neighbours,
+              f"--neighbours {neighbours} are more than the {len(e.mean):,} {name} "
+              "to find them among; give fewer")
     return (Scatter(similarity, captions, True, neighbours),
             Scatter(similarity, images, False, neighbours))
 
@@ -283,9 +283,9 @@ def fit_side(mine: Activations, others: Tensor, count: Tensor, scale: float, wei
         input_factor(mine.inputs, count), output_factor(mine.outputs, others, count, scale)))
     a, b = a.clamp(min=0), b.clamp(min=0)        # eigenvalues; rounding makes zeros negative
     square = float(len(b) if weight is None else weight.double().square().sum())
-    if not square > 0 or not (a.any() or b.any()):
-        raise InputError("--variances laplace finds a last linear layer whose weights or inputs "
-                         "are all zeros, which is none of a trained model; take --variances knn")
+    check(square > 0 and (a.any() or b.any()),
+          "--variances laplace finds a last linear layer whose weights or inputs are all zeros, "
+          "which is none of a trained model; take --variances knn")
     damping = best_damping(a.cpu().numpy(), b.cpu().numpy(), square)
     root = of_inputs / (a + damping ** 0.5).sqrt()                                    # (p, p)
     spread = (of_outputs.square() / (b + damping ** 0.5)).sum(1)                       # (q,)
@@ -337,18 +337,16 @@ def fitted_scale(subject: Subject) -> dict[str, float]:
 # ---- the command
 
 def refuse_gaussian(gaussian: bool, name: str, kind: str) -> None:
-    if gaussian:
-        raise InputError(f"--variances {kind} gives variances to points, and {name} has variances "
-                         "of its own; leave it out, or evaluate a point model")
+    check(not gaussian, f"--variances {kind} gives variances to points, and {name} has variances "
+                        "of its own; leave it out, or evaluate a point model")
 
 
 def refuse_no_cosine(similarity: Similarity, name: str) -> None:
     """Raises InputError unless the scores are cosines, whose softmax has the Hessian of
     `output_factor`."""
-    if not isinstance(similarity, Cosine):
-        raise InputError("--variances laplace is for the cosine of one vector per item, and "
-                         f"{name} is scored by {type(similarity).__name__}; take --variances knn, "
-                         "which goes with any similarity")
+    check(isinstance(similarity, Cosine),
+          f"--variances laplace is for the cosine of one vector per item, and {name} is scored by "
+          f"{type(similarity).__name__}; take --variances knn, which goes with any similarity")
 
 
 class Fit(NamedTuple):
