@@ -49,14 +49,14 @@ from metrics import retrieval_blocks
 from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding
 from tests.references import attended, broadcasts, caption_ranks, image_ranks, suited
 from timing import epoch as epoch_timing
+from timing import in_fresh_process, peak, race
 from timing import scale as scale_timing
+from timing.epoch import training
 from timing.features import epoch as streamed
 from timing.features import feature_times, streaming_memory
 from timing.localisation import localisation_times
 from timing.precision import score_precision
-from timing.race import in_fresh_process, peak, race
 from timing.search import LEAST, MOST, search_times
-from timing.steps import training
 
 DIM = 1024
 SCORES = (1000, 5000)                 # images, captions

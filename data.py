@@ -30,10 +30,9 @@ import inputs
 from cli import Arguments, InputError, data_set, filename, shards_text
 from devices.share import Share
 from files.entities import check_entities
-from files.layouts import read_coco_layout, read_karpathy, read_precomputed
+from files.layouts import Batch, Split, first_images, read_coco_layout, read_karpathy, read_precomputed
 from files.phrases import DrawnRegions, Labels, PhraseSplit, Regions, draw_phrases, has_phrases, read_phrases
 from files.reading import advice
-from files.split import Batch, Split, first_images
 from files.tars import expand, has_tars, index_file, read_tars, shards_of, splits_of, write_index
 from files.writing import CHANGING
 from inputs import Features, Photos, Tokens, train_transform

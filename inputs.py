@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cli import InputError
-from devices.reading import stream
+from devices.feeding import stream
 from files.photos import import_torchvision, read_photo
 from files.reading import HELP, read_json
 from files.shards import Shards, read_rows

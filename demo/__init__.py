@@ -1,0 +1,50 @@
+"""A data set that is drawn: scenes of coloured shapes with captions, in the layouts of real ones.
+Here: the ids of images and captions, and how files are written and linked.
+"""
+import json
+import os
+import shutil
+
+from PIL import Image
+
+from files.writing import atomic
+
+SPLITS = ("train", "dev", "test")
+
+
+def scattered(split, index, k, per_image, factor, prime):
+    """An id like those of real photos: unique but in no order, because a factor permutes the
+    numbers below a prime."""
+    return 1 + ((index * len(SPLITS) + SPLITS.index(split)) * per_image + k + 4243) * factor % prime
+
+
+def photo_id(split, index):
+    """The COCO id of the image with this index in its split."""
+    return scattered(split, index, 0, 1, 7919, 999_983)
+
+
+def caption_ids(split, index, captions):
+    """The COCO ids of the captions of the image with this index in its split."""
+    return [scattered(split, index, k, len(captions), 104_729, 9_999_991)
+            for k in range(len(captions))]
+
+
+def save_json(path, content):
+    """Write content as one line of JSON, under its name only when it is complete."""
+    with atomic(path) as file:
+        file.write(json.dumps(content) + "\n")
+
+
+def save_picture(path, pixels):
+    """Write (H, W, 3) uint8 as a PNG."""
+    with atomic(path, "wb", sync=False) as file:
+        Image.fromarray(pixels).save(file, "PNG")
+
+
+def link(source, target):
+    """Make target the same file as source, or a copy of it on file systems without hard links."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:              # file systems without hard links
+        shutil.copyfile(source, target)

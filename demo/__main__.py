@@ -59,9 +59,9 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, Stopped, natural
+from demo import SPLITS, caption_ids, link, photo_id, save_json, save_picture
 from demo.captions import caption_statement, five_captions, region_phrases, scene_statement, shared_weight
 from demo.entities import write_entities
-from demo.folders import SPLITS, caption_ids, link, photo_id, save_json, save_picture
 from demo.scenes import (
     ATTRIBUTES,
     CANVAS,

@@ -6,8 +6,8 @@ the background (a flag <scene> in place of a box), the picture itself ("a drawin
 <nobndbox>), or a place ("the top left corner", chain 0). What the words of the phrases fit is known
 and written too: {val,test}_fitting.json.
 """
+from demo import SPLITS, link, photo_id, save_json
 from demo.captions import ATTRIBUTES
-from demo.folders import SPLITS, link, photo_id, save_json
 from demo.scenes import CANVAS
 from files.entities import enclosing
 from files.writing import atomic, save_lines

@@ -16,9 +16,8 @@ from cli import check
 from evaluation import ambiguity, confidence, promises
 from evaluation.calibration import SIDES, stored
 from evaluation.confidence import Seen
-from evaluation.items import Order
 from evaluation.posterior import answers, rows_of
-from evaluation.subjects import Member, Subject
+from evaluation.subjects import Member, Order, Subject
 from files.reading import read_lines
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 import metrics
 from cli import InputError
-from evaluation import items
+from evaluation import subjects
 from evaluation.assess import Asked, assess, read_judgements, without_nan
 from evaluation.subjects import Subject
 
@@ -97,7 +97,7 @@ def over_seeds(totals: list[dict], protocols: list[dict]) -> dict[str, tuple[flo
 def take_order_of(first: Subject, subject: Subject) -> None:
     """Put a subject's items in the order of another's. Raises InputError where they are other
     items."""
-    rows = items.order_like(subject.items, first.items)
+    rows = subjects.order_like(subject.items, first.items)
     if not rows.same:
         subject.take(rows)
     subject.caption_image, subject.items, subject.photos = first.caption_image, first.items, first.photos

@@ -38,8 +38,7 @@ from evaluation.phrases import (
 from evaluation.pictures import IN_SET, OWN, Cell, Row, draw_rows, small, wrapped
 from evaluation.plots import PICTURES, diagrams
 from evaluation.posterior import FITTED, temperature
-from files.phrases import PhraseSplit
-from files.proposals import shares
+from files.phrases import PhraseSplit, shares
 from files.reading import read_json, read_yaml
 from metrics import sampled_spearman, spearman
 

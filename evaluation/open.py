@@ -17,7 +17,7 @@ from checkpoints import Trained
 from cli import InputError
 from data import Split, check_extractors, read_split
 from devices import processes
-from evaluation import bank, items, variances
+from evaluation import bank, subjects, variances
 from evaluation.encode import encode
 from evaluation.subjects import Bank, Gallery, Member, Subject, Variances, refuse_other_kind
 from evaluation.variances import Activations, Fit, Opened, Widened
@@ -141,8 +141,8 @@ def load_run(path: str, where: Where, first: Run | None = None, *, vocab: str | 
                            text_features=mine.text_features, dev_images=lead.dev_images
                            if where.dev_images is None else where.dev_images,
                            regions=regions_of(mine, where.regions)).require_sound()
-        of = partial(items.of_split, data_name=folder[1])
-        if first and not items.order_like(of(split), of(first.split)).same:
+        of = partial(subjects.of_split, data_name=folder[1])
+        if first and not subjects.order_like(of(split), of(first.split)).same:
             raise InputError(f"{split.source} stands in another order than {first.split.source}; "
                              "an ensemble needs one split")
     refuse_phrases(split if not phrases else None, path)
@@ -255,7 +255,7 @@ def variances_of(models: Models, where: Where, how: How, asked: PostHoc) -> Vari
 
 def of_split(split: Split, name: str, folder: tuple[str, str]) -> Subject:
     """A subject of the items of a split that has no members yet. folder: (data_path, data_name)."""
-    known = items.of_split(split, folder[1])
+    known = subjects.of_split(split, folder[1])
     return Subject(name, "", split.caption_image, len(split.images), items=known,
                    photos=split.images if isinstance(split.images, Photos) else split.photo_names,
                    data_name=folder[1], split=known.split, folder=os.path.join(*folder),
@@ -463,7 +463,7 @@ def open_scores(path: str, where: Where) -> Subject:
 
 # ---- the items of a file
 
-def described(path: str, where: Where, n: int, m: int, arrays: dict) -> tuple[Subject, items.Order]:
+def described(path: str, where: Where, n: int, m: int, arrays: dict) -> tuple[Subject, subjects.Order]:
     """The items that a file of N images and M captions is about, as a subject without members, and
     the rows that put the file's arrays in their order.
 
@@ -486,7 +486,7 @@ def described(path: str, where: Where, n: int, m: int, arrays: dict) -> tuple[Su
                              f"{len(split.captions)}; they must be the same items")
     mine = items_of(arrays, n, m, path, name, any_owner=split is not None)
     if split:
-        order = items.order_like(mine, items.of_split(split, where.data_name))
+        order = subjects.order_like(mine, subjects.of_split(split, where.data_name))
         subject = of_split(split, path, folder)
         subject.notes += order.notes
         return subject, order
@@ -501,10 +501,10 @@ def described(path: str, where: Where, n: int, m: int, arrays: dict) -> tuple[Su
         subject.notes.append(f"{path} does not say whose caption each is: "
                              f"{COUNTS.get(m // n, m // n)} caption{'s' * (m != n)} per image, in "
                              "order, assumed (caption_image says it)")
-    return subject, items.Order(np.arange(n), np.arange(m), [])
+    return subject, subjects.Order(np.arange(n), np.arange(m), [])
 
 
-def items_of(arrays: dict, n: int, m: int, path: str, split: str, any_owner: bool) -> items.Items:
+def items_of(arrays: dict, n: int, m: int, path: str, split: str, any_owner: bool) -> subjects.Items:
     """What a file of N images and M captions says of its items. any_owner: the split says whose
     captions they are, so the file need not. Raises InputError on arrays of other shapes or
     types."""
@@ -527,7 +527,7 @@ def items_of(arrays: dict, n: int, m: int, path: str, split: str, any_owner: boo
                              "leave it out or write it again")
     image_ids, image_names, caption_ids = (None if arrays.get(key) is None else arrays[key].tolist()
                                            for key in ("image_id", "image_name", "caption_id"))
-    return items.Items(path, owner.astype(np.int64), n, image_ids, image_names, caption_ids, None,
+    return subjects.Items(path, owner.astype(np.int64), n, image_ids, image_names, caption_ids, None,
                        text_of(arrays, "data_name", path), split, assumed=not says_whose)
 
 

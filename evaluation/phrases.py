@@ -14,8 +14,7 @@ import torch
 
 import metrics
 from cli import InputError
-from files.phrases import PhraseSplit
-from files.proposals import areas, iou
+from files.phrases import PhraseSplit, areas, iou
 from model import JointEmbedding
 from similarities import uncertainty
 

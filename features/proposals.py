@@ -7,7 +7,7 @@
 They are EdgeBoxes (Zitnick and Dollar 2014) by OpenCV's ximgproc, boxes that wholly hold many
 edges: edges of image gradients or, with --model, of a structured forest. Or they are boxes of your
 own. The boxes of the phrases are added to those of train. {split}_{name}.npz and .json hold them
-(files/proposals.py), and the recall is printed: what share of the phrases a perfect ranking would
+(files/phrases.py), and the recall is printed: what share of the phrases a perfect ranking would
 find. After a stop the same command goes on.
 """
 if __name__ == "__main__":
@@ -28,15 +28,7 @@ from features.boxes import LARGEST, read_boxes
 from features.store import How, RowStore
 from files.entities import SPLITS, Entities, photo_paths, read_entities
 from files.photos import read_photo
-from files.proposals import (
-    THRESHOLDS,
-    Proposals,
-    file_of,
-    ids_sha256,
-    read_facts,
-    read_proposals,
-    recall,
-)
+from files.phrases import THRESHOLDS, Proposals, file_of, ids_sha256, read_facts, read_proposals, recall
 from files.reading import file_digest, need, recognised, sha256
 from files.writing import locked, output, save_arrays, save_json
 

@@ -17,15 +17,7 @@ from features.networks import region_network
 from features.proposals import NAME, read_sized
 from features.store import How, RowStore
 from files.entities import SPLITS, Entities, photo_paths, read_entities
-from files.proposals import (
-    Proposals,
-    check_features,
-    file_of,
-    read_facts,
-    read_proposals,
-    read_region_features,
-    shares,
-)
+from files.phrases import Proposals, check_features, file_of, read_facts, read_proposals, read_region_features, shares
 from files.reading import file_digest, read_array, recognised
 from files.writing import atomic, locked, output, remove, save_json
 from inputs import whole_transform

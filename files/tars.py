@@ -28,10 +28,10 @@ from tqdm import tqdm
 
 import cli
 from cli import InputError, reason
+from files.layouts import Split
 from files.photos import read_photo
 from files.reading import FAULTS, holds_keys, plain_file, read_json, sha256
 from files.shards import numbered
-from files.split import Split
 from files.writing import atomic, output
 from inputs import Photos
 

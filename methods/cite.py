@@ -1,9 +1,9 @@
 """CITE: a network that scores pairs, with layers for several concepts that each phrase mixes in its
 own way.
 
-    python train.py --data_name f30k_entities --method cite --text_features hglmm python train.py
-    --data_name f8k_precomp --sim cite --txt_enc mean --img_layers 1024 --txt_layers 1024 \\
-        --layer_style branch
+    python train.py --data_name f30k_entities --method cite --text_features hglmm
+    python train.py --data_name f8k_precomp --sim cite --txt_enc mean --img_layers 1024 \\
+        --txt_layers 1024 --layer_style branch
 
 Plummer et al. 2018, Conditional Image-Text Embedding Networks, after their public code. Its
 branches are those of the towers (--layer_style branch, whose dropout the original lacks).

@@ -1,9 +1,8 @@
 """DMSM and DSSM: captions as counts of letter trigrams, and networks of tanh layers over them
 (`dmsm` 3.1-3.2).
 
-    python train.py --data_name f8k_precomp --loss nll --txt_enc trigram_conv --txt_layers 1000-500
-    --img_layers 1000 \\
-        --layer_style tanh --embed_size 300 --select hbr
+    python train.py --data_name f8k_precomp --loss nll --txt_enc trigram_conv --txt_layers 1000-500 \\
+        --img_layers 1000 --layer_style tanh --embed_size 300 --select hbr
 
 DMSM: He et al. 2015, Joint Learning of Distributed Representations for Images and Texts (`dmsm`).
 DSSM: Huang et al. 2013, Learning Deep Structured Semantic Models for Web Search using Clickthrough

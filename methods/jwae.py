@@ -1,9 +1,9 @@
 """Joint Wasserstein autoencoders: each side reconstructs its input from its latents, and the
 latents of both sides match one prior.
 
-    python train.py --data_name f8k_precomp --txt_enc bigru --num_layers 2 --img_layers 1024
-    --max_violation \\
-        --recon_images 0.5 --recon_captions 0.005 --prior_images 0.01 --prior_captions 0.01
+    python train.py --data_name f8k_precomp --txt_enc bigru --num_layers 2 --img_layers 1024 \\
+        --max_violation --recon_images 0.5 --recon_captions 0.005 --prior_images 0.01 \\
+        --prior_captions 0.01
     python show.py latents --checkpoint runs/f8k_precomp_cosine            # how near are the latents to the prior?
 
 Mahajan et al. 2019, Joint Wasserstein Autoencoders for Aligning Multimodal Embeddings (`jwae`).

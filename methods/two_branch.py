@@ -1,9 +1,8 @@
 """Two-branch networks: an embedding network trained with triplets across and within modalities, and
 a network that scores pairs.
 
-    python train.py --data_name f8k_precomp --loss two_branch --txt_enc mean --txt_layers 2048
-    --img_layers 2048 \\
-        --layer_style branch --embed_size 512
+    python train.py --data_name f8k_precomp --loss two_branch --txt_enc mean --txt_layers 2048 \\
+        --img_layers 2048 --layer_style branch --embed_size 512
 
 Wang et al. 2019, Learning Two-Branch Neural Networks for Image-Text Matching Tasks. The similarity
 network (--sim product) has no public code. Where the text of the paper leaves it open, it follows

@@ -1,9 +1,9 @@
 """Training items without their partners: unpaired images and captions (`jwae` is semi-supervised),
 and DMSM's negative captions.
 
-    python train.py --data_name f8k_precomp --supervised_fraction 0.3 --txt_enc bigru --img_layers
-    1024 \\
-        --recon_images 0.5 --recon_captions 0.005 --prior_images 0.01 --prior_captions 0.01
+    python train.py --data_name f8k_precomp --supervised_fraction 0.3 --txt_enc bigru \\
+        --img_layers 1024 --recon_images 0.5 --recon_captions 0.005 --prior_images 0.01 \\
+        --prior_captions 0.01
 
 Mahajan et al. 2019, Joint Wasserstein Autoencoders for Aligning Multimodal Embeddings (`jwae`); He
 et al. 2015, Joint Learning of Distributed Representations for Images and Texts (`dmsm`). What a

@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 from cli import InputError
 from data import read_split
-from evaluation.items import of_split
 from evaluation.open import How, Where
+from evaluation.subjects import of_split
 from features.folder import find_photos, read_images
 from features.networks import RECIPE
 from files.reading import read_json

@@ -7,7 +7,8 @@
     INDEX/000001/vectors0.npy ...   a file of every channel (`ranking`); rest.npy, approximate0.npz
 
 Every change writes a new folder and then the manifest, in one step. So a stop at any moment leaves
-the old index or the new one. One process writes at a time; readers never wait. """
+the old index or the new one. One process writes at a time; readers never wait.
+"""
 import base64
 import contextlib
 import functools

@@ -130,7 +130,7 @@ def in_a_process(work, *words, seconds: float = 200):
 
 
 def fork_readers() -> None:
-    """Start the server of this process's worker processes (devices.reading) as a fork of it, which loads nothing anew.
+    """Start the server of this process's worker processes (devices.feeding) as a fork of it, which loads nothing anew.
     It is called before this process has threads."""
     spawn = util.spawnv_passfds
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # From the bottom to the top: a module may import those of its own floor and of the floors below.
 FLOORS = ["cli", "files devices", "text metrics similarities", "losses", "inputs",
-          "files.split files.layouts files.phrases files.tars", "encoders data", "methods", "demo", "features",
+          "files.layouts files.phrases files.tars", "encoders data", "methods", "demo", "features",
           "model", "options optimisation", "checkpoints", "runs", "evaluation", "retrieval",
           "train evaluate search show cca vocab", "timing", "results benchmark", "paper_tables vg_experiments"]
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}

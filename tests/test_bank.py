@@ -13,9 +13,8 @@ from checkpoints import load_checkpoint
 from cli import InputError
 from evaluation import bank, protocols, subjects
 from evaluation.encode import encode
-from evaluation.items import Order
 from evaluation.open import Where, load_run
-from evaluation.subjects import Bank, Member, Record, Subject
+from evaluation.subjects import Bank, Member, Order, Record, Subject
 from similarities import SIMILARITIES, Cosine, Dot, Embedding
 from tests import helpers, references
 from tests.helpers import for_each

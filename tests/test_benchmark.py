@@ -13,9 +13,9 @@ from similarities import SIMILARITIES, Embedding
 from tests import references
 from tests.helpers import processes_of
 from timing import epoch, precision, scale
+from timing import epoch as train_steps
 from timing import localisation as localisation_timing
 from timing import search as search_timing
-from timing import steps as train_steps
 
 SIZES = {"DIM": 8, "SCORES": (20, 40), "SLICE": 2, "SAMPLE": (6, 8), "ORIGINAL": 2, "ATTENTION": (6, 10, 4),
          "TIMED_CAPTIONS": (4, 2), "BATCH": 6, "FEATURES": 12, "WORDS": 40, "REGION_STEP": ((4, 12), 8),

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import demo as folders
 from cli import InputError
 from data import read_split
 from demo import __main__ as demo
-from demo import entities, folders
+from demo import entities
 from demo.captions import (
     Caption,
     caption_statement,

@@ -14,7 +14,7 @@ from demo import __main__ as demo
 from demo.scenes import COLOURS, DEMO, OUTLINES, RADII, TEXTURES, WORLDS
 from files import entities
 from files.entities import check_entities, enclosing, photo_paths, read_entities
-from files.proposals import areas, iou
+from files.phrases import areas, iou
 from tests.helpers import for_each
 
 SPLITS = ("train", "val", "test")

@@ -10,7 +10,7 @@ import data
 import evaluate
 import train
 from cli import InputError
-from evaluation import items
+from evaluation import subjects
 from tests.helpers import SMALL, for_each
 
 
@@ -163,22 +163,22 @@ def test_chance_stands_beside_recalls(exported, ev):
 
 def made(n=3, each=2, **known):
     owner = np.repeat(np.arange(n), each)
-    return items.Items(known.pop("source", "a"), known.pop("owner", owner), n, **known)
+    return subjects.Items(known.pop("source", "a"), known.pop("owner", owner), n, **known)
 
 
 def test_texts_tell_items_where_ids_do_not():
     texts = ["a dog", "a cat", "a cat", "a cow", "a dog", "a hen"]
     mine = made(captions=[texts[k] for k in (2, 3, 0, 1, 5, 4)], image_names=["y", "x", "z"])
-    order = items.order_like(mine, made(captions=texts, image_names=["x", "y", "z"], source="b"))
+    order = subjects.order_like(mine, made(captions=texts, image_names=["x", "y", "z"], source="b"))
     assert order.images.tolist() == [1, 0, 2] and order.captions.tolist() == [2, 3, 0, 1, 5, 4]
     message = "other items than b: by their texts it lacks 1 of its 6 captions, the first is a pig"
     with pytest.raises(InputError, match=message):
-        items.order_like(made(captions=texts), made(captions=["a pig", *texts[1:]], source="b"))
+        subjects.order_like(made(captions=texts), made(captions=["a pig", *texts[1:]], source="b"))
 
 
 def test_equal_texts_are_told_apart_by_their_order():
     texts = ["a dog", "a dog", "a dog", "a cat"]
-    order = items.order_like(made(2, captions=["a dog", "a dog", "a cat", "a dog"]), made(2, captions=texts))
+    order = subjects.order_like(made(2, captions=["a dog", "a dog", "a cat", "a dog"]), made(2, captions=texts))
     assert order.captions.tolist() == [0, 1, 3, 2]
 
 
@@ -186,14 +186,14 @@ def test_the_same_words_are_the_same_items_whatever_their_numbers():
     """SCAN numbers the rows of its files where VSE++ has COCO's ids."""
     texts = [f"caption {k}" for k in range(6)]
     theirs = made(captions=texts, image_ids=[391895, 7, 9], source="b")
-    order = items.order_like(made(captions=texts, image_ids=[0, 1, 2]), theirs)
+    order = subjects.order_like(made(captions=texts, image_ids=[0, 1, 2]), theirs)
     assert order.same and "a and b have other image ids; their captions are the same word for word" in order.notes[0]
 
 
 def test_splits_of_one_set_are_not_of_each_other():
     with pytest.raises(InputError, match="a is of the dev split and b of the test split of x"):
-        items.order_like(made(data_name="x", split="dev"), made(data_name="x", split="test", source="b"))
-    assert items.order_like(made(data_name="x", split="test", image_ids=[1, 2, 3], caption_ids=list(range(6))), made(
+        subjects.order_like(made(data_name="x", split="dev"), made(data_name="x", split="test", source="b"))
+    assert subjects.order_like(made(data_name="x", split="test", image_ids=[1, 2, 3], caption_ids=list(range(6))), made(
         data_name="y", split="testall", image_ids=[1, 2, 3], caption_ids=list(range(6)), source="b")).same
 
 

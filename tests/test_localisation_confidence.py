@@ -13,7 +13,7 @@ from evaluation.phrases import BoxSplit, locate, photo_by_photo
 from evaluation.plots import diagrams
 from evaluation.posterior import temperature
 from evaluation.report import render
-from files.proposals import iou, shares
+from files.phrases import iou, shares
 from files.reading import is_drawn
 from metrics import spearman
 from tests.test_localisation import drawn_scores, made, rows_of, slow_iou

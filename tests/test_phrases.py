@@ -20,8 +20,7 @@ from evaluation.phrases import PhraseScores, rsum_by_chance, validate_phrases
 from features import proposals
 from features.extract import main as extract
 from files.entities import read_entities
-from files.phrases import Labels, Regions, draw, geometry_of, learnable
-from files.proposals import read_proposals
+from files.phrases import Labels, Regions, draw, geometry_of, learnable, read_proposals
 from tests.helpers import for_each, log_of, refused, same_weights
 
 SMALL = ["--data_name", "demo_entities", "--embed_size", "24", "--word_dim", "12", "--num_epochs", "10", "--batch_size",

@@ -18,7 +18,7 @@ from features import extract, proposals, regions
 from features.networks import RegionPooling, region_network, roi_align
 from features.store import How, RowStore
 from files.entities import read_entities
-from files.proposals import Proposals, iou, read_proposals, read_region_features, recall
+from files.phrases import Proposals, iou, read_proposals, read_region_features, recall
 from files.writing import save_arrays
 from inputs import whole_transform
 from tests.helpers import Command, for_each, refused

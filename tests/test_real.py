@@ -9,8 +9,8 @@ import data
 import evaluate
 import train
 from data import read_split
+from files.layouts import first_images
 from files.reading import read_lines
-from files.split import first_images
 from text import Vocabulary, tokenize
 
 SIZE = ["--embed_size", "64", "--word_dim", "64", "--num_epochs", "1", "--learning_rate", "0.002", "--seed", "0",

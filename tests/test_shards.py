@@ -14,9 +14,9 @@ from checkpoints import load_checkpoint
 from cli import InputError
 from data import read_split
 from features import extract
+from files.layouts import first_images
 from files.reading import read_json
 from files.shards import Shards, numbered, read_rows
-from files.split import first_images
 from inputs import Features, image_batches
 from tests import helpers
 from tests.helpers import fit, for_each, refused, same_runs

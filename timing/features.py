@@ -14,10 +14,10 @@ from features.folder import find_photos
 from features.networks import compute, network, region_network
 from features.store import ALL, How, PhotoFeatures, RowStore, by_cores
 from files.entities import Entities
-from files.proposals import Proposals
+from files.phrases import Proposals
 from inputs import Features, Photos, Tokens, chunks, eval_transform, image_batches
 from text import SPECIALS
-from timing.race import MIB, percent_outside, race, resident, rounds
+from timing import MIB, percent_outside, race, resident, rounds
 
 SIZE = (500, 375)                     # width and height of a photo, as most of COCO's and Flickr's
 WORDS = 10000                         # in the vocabulary of streamed captions

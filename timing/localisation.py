@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from evaluation.localisation import Phrases, judge_phrases
 from evaluation.phrases import BoxSplit, largest_first, locate, measures
-from timing.race import MIB, in_fresh_process, race, resident
+from timing import MIB, in_fresh_process, race, resident
 
 SIZE = (500, 375)                     # width and height of a photo, as most of Flickr30k's
 NOISE = 8                      # length of what is added to a proposal's unit vector: R@1 is near 40

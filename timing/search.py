@@ -21,7 +21,7 @@ from torch import Tensor
 from retrieval.engines import CONVERTED, WHOLE, Flat, build, top_of, writing
 from retrieval.ranking import LiftedVectors
 from similarities import SIMILARITIES, Embedding, unit
-from timing.race import MIB, in_fresh_process, race, resident
+from timing import MIB, in_fresh_process, race, resident
 
 DIM, LATENT = 1024, 256
 TOP = 10

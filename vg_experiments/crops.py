@@ -1,12 +1,10 @@
 """`pmrl` Fig. 1 and Table 3 on a photo of your own, and example triplets of a manifest as in `ucmr`
 Fig. 3.
 
-    python -m vg_experiments.crops --checkpoint RUN [RUN ...] --image photo.jpg --boxes 10,20,90,80
-    150,40,60,70 \\
-        --captions "a man with a red helmet on a small moped on a dirt road" "a man with a red
-        helmet" "a dirt road"
-    python -m vg_experiments.crops --checkpoint RUN --manifest runs/vg/manifest.json --examples 4
-    --threshold 30
+    python -m vg_experiments.crops --checkpoint RUN [RUN ...] --image photo.jpg \\
+        --boxes 10,20,90,80 150,40,60,70 --captions "a man on a moped on a dirt road" "a man" "a dirt road"
+    python -m vg_experiments.crops --checkpoint RUN --manifest runs/vg/manifest.json --examples 4 \\
+        --threshold 30
 
 The first caption describes the whole photo, the others the boxes x,y,width,height in their order.
 For every caption and its crop the table gives log det Sigma in nats (`pmrl` eq. 18; "-": a point),
