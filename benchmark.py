@@ -106,8 +106,9 @@ def line(name: str, value: float, form: str, kind: str | None = None) -> None:
     print(f"  {name:84}{cell(name, value, form, kind)}".rstrip(), flush=True)
 
 
-def pairs(n_images: int, n_captions: int, seed: int, device) -> tuple[Embedding, Embedding,
-                                                                      np.ndarray]:
+def pairs(
+    n_images: int, n_captions: int, seed: int, device
+) -> tuple[Embedding, Embedding, np.ndarray]:
     """Gaussians (N, D) and (M, D) and whose each caption is: noisy copies of the images, found half
     of the time."""
     generator, noise = torch.Generator().manual_seed(seed), 8.0
@@ -181,8 +182,9 @@ def parts_of(n: int, seed: int, device, most: int, least: int) -> Embedding:
 
 def attention_sides(captions: int, seed: int, device) -> tuple[Embedding, Embedding]:
     n, _, regions = ATTENTION
-    return parts_of(n, seed, device, regions, regions), parts_of(captions, seed + 1, device,
-                                                                 LENGTHS[1], LENGTHS[0])
+    return parts_of(n, seed, device, regions, regions), parts_of(
+        captions, seed + 1, device, LENGTHS[1], LENGTHS[0]
+    )
 
 
 def attention_memory(elements: int, seed: int, device) -> float:
@@ -256,8 +258,10 @@ def evaluation(opt, device) -> None:
              + (", which it needs" if needed else ", of the embeddings"), best[name] / best[width],
              ".2f", "evaluation" if needed else None)
     means = [e.mean.cpu().double().numpy() for e in (images, captions)]
-    loops = {ranks: partial(ranks, *means, caption_image, ORIGINAL) for ranks in (image_ranks,
-                                                                                  caption_ranks)}
+    loops = {
+        ranks: partial(ranks, *means, caption_image, ORIGINAL)
+        for ranks in (image_ranks, caption_ranks)
+    }
     spent = race(loops, 1, device)
     slow = (spent[image_ranks] * n + spent[caption_ranks] * m) / ORIGINAL
     line(f"loop of one product and one sort per query ({ORIGINAL}) / cosine", slow / best["cosine"],
@@ -323,8 +327,10 @@ def certain(dev: Subject, subject: Subject) -> None:
 
 def confidence_memory(size: tuple, seed: int, device) -> float:
     """MiB that confidences and sets take at their peak beyond the embeddings."""
-    dev, subject = random_subject(*size, seed + 1, device), random_subject(*EVALUATION, seed,
-                                                                           device)
+    dev, subject = (
+        random_subject(*size, seed + 1, device),
+        random_subject(*EVALUATION, seed, device),
+    )
     return peak(partial(certain, dev, subject), device)
 
 
@@ -356,8 +362,9 @@ def steps(title: str, kinds: dict[str, list[str]], shape: tuple, dim: int, opt, 
                  run in training(words, shape, dim, (BATCH, WORDS, LENGTHS), opt.seed,
                                  device).items()}, opt.repeats, device)
     for kind in kinds:
-        whole, *parts = (1000 * best[kind, name] for name in ("step", "networks", "objective",
-                                                              "update"))
+        whole, *parts = (
+            1000 * best[kind, name] for name in ("step", "networks", "objective", "update")
+        )
         print("  {:16}{:9.1f}{:12.1f}{:20.1f}{:18.1f}".format(kind, whole, *parts))
         line(f"{kind}: percent of the step outside the networks", 100 * (parts[1] + parts[2])
              / sum(parts), ".1f")
@@ -367,9 +374,12 @@ def steps(title: str, kinds: dict[str, list[str]], shape: tuple, dim: int, opt, 
 def step(opt, device) -> None:
     kinds = {"point": ["--sim", "cosine"], "gaussian": ["--sim", "wasserstein"]}
     best = steps("step", kinds, (FEATURES,), DIM, opt, device)
-    line("gaussian (wasserstein) / point (cosine)", best["gaussian", "step"] / best["point",
-                                                                                    "step"], ".2f",
-         "step")
+    line(
+        "gaussian (wasserstein) / point (cosine)",
+        best["gaussian", "step"] / best["point", "step"],
+        ".2f",
+        "step",
+    )
 
 
 def regions(opt, device) -> None:
@@ -397,8 +407,9 @@ def batches(opt, device) -> None:
         path, runs, count = {}, {"step": step}, {}
         for name, (shape, dtype) in FILES.items():
             path[name] = os.path.join(folder, f"{name}.npy")
-            np.save(path[name], np.random.default_rng(opt.seed).random(shape,
-                                                                       np.float32).astype(dtype))
+            np.save(
+                path[name], np.random.default_rng(opt.seed).random(shape, np.float32).astype(dtype)
+            )
             runs[name], count[name] = streamed(path[name], BATCH, LENGTHS, opt.seed)
         best = race(runs, opt.repeats, device)
         pace = BATCH / best["step"]

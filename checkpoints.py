@@ -365,8 +365,10 @@ def _options(theirs: argparse.Namespace, path: str) -> dict:
                   "another checkpoint")
             setattr(ours, name, value)
     measure = getattr(theirs, "measure", "cosine")
-    check(measure in ("cosine", "order"), f"{path} was trained with --measure {measure}; cosine "
-                                          "and order can be read")
+    check(
+        measure in ("cosine", "order"),
+        f"{path} was trained with --measure {measure}; cosine and order can be read",
+    )
     check(ours.cnn_type in CNNS, f"{path} was trained with --cnn_type {ours.cnn_type}; networks "
                                  f"that can be read are {', '.join(CNNS)}")
     ours.sim = {"cosine": "dot", "order": "order"}[measure]       # their cosine is an inner product

@@ -72,8 +72,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     precomputed = glob.glob(os.path.join(root, "*_caps.txt")) or features_in(root)
     if text_features and not precomputed:
         raise InputError(f"--text_features {text_features}: {root} holds photos, and features of "
-                         "captions lie beside precomputed ones; extract both with "
-                         "features.extract")
+                         "captions lie beside precomputed ones; extract both with features.extract")
     if train_shards and split == "train":
         return read_tars(data_path, data_name, split, train_shards)
     if os.path.isdir(os.path.join(root, "annotations")):
@@ -88,8 +87,9 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
         raise InputError(f"{root} holds no data set: looked for {split}_caps.txt and "
                          f"{split}_ims.npy (precomputed), annotations/ (COCO), dataset_*.json "
                          f"(Karpathy) and {split}-00000.tar (shards); {advice(data_name)}")
-    return first_images(result, dev_images) if result.name in ("dev",
-                                                               "val") and dev_images else result
+    return (
+        first_images(result, dev_images) if result.name in ("dev", "val") and dev_images else result
+    )
 
 
 def features_in(root: str) -> list[str]:
@@ -121,9 +121,9 @@ class _PairFetcher:
         photos = []
         with torch.random.fork_rng(devices=[]):
             for caption, image in zip(index, self.caption_image[index]):
-                seed = np.random.SeedSequence([*self.seed, int(caption)]).generate_state(1,
-                                                                                         np.uint64)[
-                    0]
+                seed = np.random.SeedSequence([*self.seed, int(caption)]).generate_state(
+                    1, np.uint64
+                )[0]
                 # torch.manual_seed would seed CUDA's generators too
                 torch.default_generator.manual_seed(int(seed))
                 photos.append(transform(source.open(int(image))))
@@ -155,8 +155,9 @@ def phrase_batches(split: PhraseSplit, tokens: Tokens, photos, size: int, labels
     of photos. The first `skip` batches are left out (resuming)."""
     chunks = inputs.chunks(np.ascontiguousarray(photos), size)[skip:]
     drawn = (draw_phrases(split, labels, seed, chunk) for chunk in chunks)
-    for (rows, columns, label), regions in inputs.stream(DrawnRegions(split.images), drawn,
-                                                         workers * split.images.parallel):
+    for (rows, columns, label), regions in inputs.stream(
+        DrawnRegions(split.images), drawn, workers * split.images.parallel
+    ):
         yield Batch(regions, *tokens.batch(columns), torch.from_numpy(rows),
                     torch.from_numpy(columns), labels=torch.from_numpy(label))
 
@@ -276,12 +277,14 @@ def main(argv=None) -> None:
                         help="check: print what the data set holds, and every fault; index: read "
                              "all tar shards once and write {split}_shards.json, which training "
                              "and evaluation need")
-    parser.add_argument("--data_path", type=filename, default="data", help="folder that holds the "
-                                                                           "data sets")
+    parser.add_argument(
+        "--data_path", type=filename, default="data", help="folder that holds the data sets"
+    )
     parser.add_argument("--data_name", type=data_set, default="coco_precomp",
                         help="folder of the data set below --data_path")
-    parser.add_argument("--text_features", metavar="NAME", help="also check features of captions, "
-                                                                "{split}_NAME.npy")
+    parser.add_argument(
+        "--text_features", metavar="NAME", help="also check features of captions, {split}_NAME.npy"
+    )
     parser.add_argument("--regions", type=filename, default=Regions().name, metavar="NAME",
                         help="phrases in photos: check these proposals and features, "
                              "{split}_NAME.npy, too")

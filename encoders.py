@@ -53,8 +53,10 @@ class Sequence(NamedTuple):
         if isinstance(words, cls):
             return words._replace(
                 packed=words.packed._replace(data=words.packed.data.view_as(words.packed.data)))
-        return cls(words, pack_padded_sequence(words, lengths.cpu(), batch_first=True,
-                                               enforce_sorted=False))
+        return cls(
+            words,
+            pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False),
+        )
 
 
 class Precomputed(nn.Module):
@@ -88,9 +90,9 @@ class Corruption(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and self.noise:
-            x = x + self.noise * x.norm(dim=-1,
-                                        keepdim=True) / x.shape[-1] ** 0.5 * drawn(torch.randn_like,
-                                                                                   x)
+            x = x + self.noise * x.norm(dim=-1, keepdim=True) / x.shape[-1] ** 0.5 * drawn(
+                torch.randn_like, x
+            )
         return dropout(x, self.dropout, self.training)
 
 
@@ -261,8 +263,9 @@ class Words(nn.Module):
         if table is not None:
             vectors, known = torch.from_numpy(table[0]), torch.from_numpy(table[1])
             with torch.no_grad():
-                self.table.weight.copy_(torch.where(known[:, None] | freeze, vectors,
-                                                    self.table.weight))
+                self.table.weight.copy_(
+                    torch.where(known[:, None] | freeze, vectors, self.table.weight)
+                )
         self.table.weight.requires_grad_(not freeze)
 
     def forward(self, tokens: Tensor, lengths=None) -> Tensor:

@@ -226,9 +226,11 @@ def opened(paths: list[str], opt, kind: str) -> Subject:
             raise InputError(f"--bank {opt.bank} needs a model that embeds the bank, and "
                              f"{paths[0]} is of the items of one split; leave --bank out, or "
                              "evaluate a trained run with --checkpoint")
-        subject = open_scores(paths[0], where) if kind == "scores" else open_embeddings(paths[0],
-                                                                                        where,
-                                                                                        opt.sim)
+        subject = (
+            open_scores(paths[0], where)
+            if kind == "scores"
+            else open_embeddings(paths[0], where, opt.sim)
+        )
         if asked:
             give_variances(subject, where, opt.sim, asked)
         return subject
@@ -285,15 +287,18 @@ def evaluate_one(opt) -> dict:
     phrases = of_phrases(paths[0], opt)
     target = check_outputs(paths, opt)
     if phrases:
-        results, all_tables, lines, draw = localisation.evaluate(paths, *asked_of(opt),
-                                                                 opt.confidence)
+        results, all_tables, lines, draw = localisation.evaluate(
+            paths, *asked_of(opt), opt.confidence
+        )
     else:
         results, all_tables, lines, draw = evaluate_captions(paths, opt)
     results = without_nan(results)
-    print(f"\n{' '.join(filter(None, [results['data_name'], results['split']]))}: "
-          f"{results['images']:,} {'photos' if phrases else 'images'}, {results['captions']:,} "
-          f"{'phrases' if phrases else 'captions'}" + (f", mean of the scores of {len(paths)} "
-                                                       "models" if len(paths) > 1 else ""))
+    print(
+        f"\n{' '.join(filter(None, [results['data_name'], results['split']]))}: "
+        f"{results['images']:,} {'photos' if phrases else 'images'}, {results['captions']:,} "
+        f"{'phrases' if phrases else 'captions'}"
+        + (f", mean of the scores of {len(paths)} models" if len(paths) > 1 else "")
+    )
     show(all_tables, lines, opt)
     save_json(results, target)
     print(f"written to {target}")
@@ -302,8 +307,9 @@ def evaluate_one(opt) -> dict:
     return results
 
 
-def evaluate_captions(paths: list[str], opt) -> tuple[dict, list, list[str],
-                                                      Callable[[Callable], None]]:
+def evaluate_captions(
+    paths: list[str], opt
+) -> tuple[dict, list, list[str], Callable[[Callable], None]]:
     """(results, tables, sentences, what writes all else: it takes a function that names the
     files)."""
     subject = opened(paths, opt, "embeddings" if opt.embeddings else "scores" if opt.scores
@@ -375,8 +381,9 @@ def check_outputs(paths: list[str], opt) -> str:
     folder = paths[0] if os.path.isdir(paths[0]) else os.path.dirname(paths[0])
     target = opt.output or os.path.join(folder, default_name(paths, opt))
     names = ("uncertainty", "uncertain_images", "uncertain_captions") if opt.uncertainty else ()
-    pictures = [beside(name, target) for name in (*names,
-                                                  *(plots.PICTURES if opt.confidence else ()))]
+    pictures = [
+        beside(name, target) for name in (*names, *(plots.PICTURES if opt.confidence else ()))
+    ]
     kept = beside("calibration", target, "json") if wanted(opt) else None
     outputs = [path for path in (target, *pictures, kept, opt.export, opt.ranks) if path]
     twice = [path for path, n in Counter(map(os.path.realpath, outputs)).items() if n > 1]
@@ -421,8 +428,10 @@ def default_name(paths: list[str], opt) -> str:
     else:
         name, file = "results", os.path.basename(paths[0])
         if len(paths) > 1:
-            name = "results_ensemble_" + "_".join(os.path.basename(os.path.normpath(path))
-                                                  for path in paths)[:80]
+            name = (
+                "results_ensemble_"
+                + "_".join(os.path.basename(os.path.normpath(path)) for path in paths)[:80]
+            )
         elif not os.path.isdir(paths[0]) and file != "model_best.pt":
             name = f"results_{file.split('.')[0]}"
         if opt.data_name or opt.split or opt.sim:

@@ -271,8 +271,9 @@ class TrigramTokens(NamedTuple):
         hashed = vocab.hash(number)
         width = np.array([len(numbers) for numbers in hashed], np.int64)
         table = np.zeros((len(hashed), width.max(initial=1)), np.int64)
-        table[np.arange(table.shape[1]) < width[:, None]] = np.fromiter(chain.from_iterable(hashed),
-                                                                        np.int64)
+        table[np.arange(table.shape[1]) < width[:, None]] = np.fromiter(
+            chain.from_iterable(hashed), np.int64
+        )
         flat = np.array([number[word] for word in chain.from_iterable(captions)], np.int64)
         length = np.array([len(words) for words in captions], np.int64)
         owner = np.repeat(np.arange(len(captions)), length)     # the caption of each word in `flat`
@@ -334,8 +335,9 @@ def rows_per_image(images: Features) -> int:
                          "its captions, or none")
     for times in range(2, 11) if step == 1 else ():         # np.tile by mistake for np.repeat
         period, k = rows // times, rows // times // 2
-        if rows % times == 0 and np.array_equal(images.array[[0, k]],
-                                                images.array[[period, period + k]]):
+        if rows % times == 0 and np.array_equal(
+            images.array[[0, k]], images.array[[period, period + k]]
+        ):
             raise InputError(f"{images.path} holds the same {period} rows {times} times one after "
                              "another; let the rows of an image stand together (np.repeat, not "
                              "np.tile), or give each image once")

@@ -229,13 +229,18 @@ class Match(nn.Module):
         own, n = own_pairs(scores), len(scores)
         counts = torch.ones_like(own) if same is None else own | ~same            # pairs that count
         target = own.to(logits.dtype) * (1 - 2 * self.smoothing) + self.smoothing
-        terms = {"match": F.binary_cross_entropy_with_logits(logits, target,
-                                                             reduction="none")[counts].sum() / n}
+        terms = {
+            "match": F.binary_cross_entropy_with_logits(logits, target, reduction="none")[
+                counts
+            ].sum()
+            / n
+        }
         if self.pseudo_positives:
             best = scores.diagonal()                                                # (B,)
             nearer = ((scores >= best[:, None]) | (scores >= best)) & ~own & counts
-            terms["pseudo_positives"] = self.pseudo_positives * (F.softplus(-logits)
-                                                                 * nearer).sum() / n
+            terms["pseudo_positives"] = (
+                self.pseudo_positives * (F.softplus(-logits) * nearer).sum() / n
+            )
         return terms
 
 

@@ -106,8 +106,10 @@ def average_precisions_of_pairs(scores: np.ndarray, query: np.ndarray,
 
     Returns (Q,), with NaN for a query without positives.
     """
-    result, bounds = np.full(len(scores), np.nan), np.searchsorted(query,
-                                                                   np.arange(len(scores) + 1))
+    result, bounds = (
+        np.full(len(scores), np.nan),
+        np.searchsorted(query, np.arange(len(scores) + 1)),
+    )
     for q in np.flatnonzero(np.diff(bounds)):
         row = scores[q]
         best = np.sort(row[item[bounds[q]:bounds[q + 1]]])[::-1]    # (R,) of the positives, falling
@@ -155,8 +157,10 @@ def r_precisions_of_sets(scores: np.ndarray, sets) -> list[np.ndarray]:
     results = []
     for count, t, (query, item) in zip(counts, limits, sets):
         score = scores[query, item]
-        above, tied = (np.bincount(query[which], minlength=n) for which in (score > t[query],
-                                                                            score == t[query]))
+        above, tied = (
+            np.bincount(query[which], minlength=n)
+            for which in (score > t[query], score == t[query])
+        )
         places = count - np.count_nonzero(scores > t[:, None], axis=1)
         others = np.count_nonzero(scores == t[:, None], axis=1) - tied
         results.append(np.where(count > 0, (above + np.maximum(0, places - others))
@@ -246,8 +250,9 @@ class _Best(NamedTuple):
     caption: torch.Tensor             # (m,) of each caption's image
 
 
-def ranks_by_blocks(columns, caption_image, n_images: int, block: int = 1000) -> tuple[np.ndarray,
-                                                                                       np.ndarray]:
+def ranks_by_blocks(
+    columns, caption_image, n_images: int, block: int = 1000
+) -> tuple[np.ndarray, np.ndarray]:
     """Ranks of both directions from one pass over blocks of scores, so that the whole matrix is
     never held.
 
@@ -265,8 +270,10 @@ def ranks_by_blocks(columns, caption_image, n_images: int, block: int = 1000) ->
     caption_image = np.asarray(caption_image)
     check(len(caption_image), "there are no captions to rank")
     first, last = caption_image.min(), caption_image.max()
-    check(0 <= first and last < n_images, f"caption_image holds {first} to {last}; there are "
-                                          f"images 0 to {n_images - 1}")
+    check(
+        0 <= first and last < n_images,
+        f"caption_image holds {first} to {last}; there are images 0 to {n_images - 1}",
+    )
     order = np.argsort(caption_image, kind="stable")                             # captions by image
     starts = np.arange(0, n_images, block)
     image_blocks = [slice(int(s), int(min(s + block, n_images))) for s in starts]
@@ -317,8 +324,9 @@ def mean_cosine(means: torch.Tensor) -> float:
 
     means: (N, D), or (N, P, D), whose parts are averaged first.
     """
-    rows = torch.nn.functional.normalize((means.mean(1) if means.ndim == 3 else means).double(),
-                                         dim=1)                                             # (N, D)
+    rows = torch.nn.functional.normalize(
+        (means.mean(1) if means.ndim == 3 else means).double(), dim=1
+    )  # (N, D)
     pairs = rows.sum(0).square().sum() - rows.square().sum()          # sum over i != j of cos(i, j)
     return float(pairs / max(1, len(rows) * (len(rows) - 1)))
 
@@ -471,8 +479,9 @@ def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, sam
     draws = np.concatenate(draws)                                              # (1 + samples, S, K)
     picks, freedom = np.random.default_rng([seed, 1]), len(runs) - 2
     stretch = special.stdtrit(freedom, 0.975) / special.ndtri(0.975) if freedom else 1.0
-    first, second = (_with_other_seeds(side, picks, stretch) for side in (draws[:, :len(a)],
-                                                                          draws[:, len(a):]))
+    first, second = (
+        _with_other_seeds(side, picks, stretch) for side in (draws[:, : len(a)], draws[:, len(a) :])
+    )
     columns = {name: (first[:, k], second[:, k]) for k, name in enumerate(names)}
     for name, terms in sums.items():
         columns[name] = tuple(sum(columns[term][side] for term in terms) for side in (0, 1))

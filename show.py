@@ -204,9 +204,12 @@ def write_captions(opt) -> None:
     references = [[] for _ in range(count)]                          # caption numbers of each image
     for m, i in enumerate(split.caption_image):
         references[i].append(m)
-    captions = [[trained.vocab.words[number] for number in caption if number != END]
-                for caption in caption_images(trained.to(device).model, split.images, opt.beam,
-                                              device, opt.workers)]
+    captions = [
+        [trained.vocab.words[number] for number in caption if number != END]
+        for caption in caption_images(
+            trained.to(device).model, split.images, opt.beam, device, opt.workers
+        )
+    ]
     names = split.photo_names or split.image_ids or [None] * count
 
     for i in opt.image_index or range(min(opt.images, count)):

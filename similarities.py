@@ -42,8 +42,9 @@ class Embedding(NamedTuple):
         def one(values):
             most = max(x.shape[1]
                        for x in values) if values[0] is not None and values[0].ndim == 3 else None
-            padded = values if most is None else [F.pad(x, (0, 0, 0, most - x.shape[1]))
-                                                  for x in values]
+            padded = (
+                values if most is None else [F.pad(x, (0, 0, 0, most - x.shape[1])) for x in values]
+            )
             return None if values[0] is None else torch.cat(padded)
         return batches[0] if len(batches) == 1 else Embedding(*map(one, zip(*batches)))
 
@@ -186,8 +187,9 @@ class Separable(Lifted):
     With one origin, or none, a lift depends on its own item alone, as an index needs it: `images`,
     `captions`."""
 
-    def lift_image(self, e: Embedding, origin: Embedding | None) -> tuple[list[Tensor], Tensor,
-                                                                          Tensor | None]:
+    def lift_image(
+        self, e: Embedding, origin: Embedding | None
+    ) -> tuple[list[Tensor], Tensor, Tensor | None]:
         """The blocks of columns (N, k) of A (N, K), which stay apart to save a pass over memory, a
         (N,), and the level (N, 1) that the variances of an item share, or None: see `gap`.
         `lift_caption`: the same of B and b (M,)."""
@@ -492,12 +494,20 @@ class Bhattacharyya(Pairwise):
         return -0.25 * (square / total + half.sinh().square().log1p()).sum(2)
 
 
-SIMILARITIES: dict[str, type[Similarity]] = {"cosine": Cosine, "dot": Dot, "order": Order,
-                                             "mahalanobis": Mahalanobis, "kl": KL,
-                                             "kl_reverse": KLReverse, "minkl": MinKL,
-                                             "wasserstein": Wasserstein,
-                                             "wasserstein_var": WassersteinVar, "csd": CSD,
-                                             "elk": ELK, "bhattacharyya": Bhattacharyya,}
+SIMILARITIES: dict[str, type[Similarity]] = {
+    "cosine": Cosine,
+    "dot": Dot,
+    "order": Order,
+    "mahalanobis": Mahalanobis,
+    "kl": KL,
+    "kl_reverse": KLReverse,
+    "minkl": MinKL,
+    "wasserstein": Wasserstein,
+    "wasserstein_var": WassersteinVar,
+    "csd": CSD,
+    "elk": ELK,
+    "bhattacharyya": Bhattacharyya,
+}
 
 
 # ---- scores of pairs in blocks, for similarities that need several numbers of memory for each pair

@@ -163,9 +163,13 @@ def read_ratings(path: str, kind: str, images: Index, captions: Index) -> Rating
             if None in row.values():
                 raise InputError(f"{path}, line {reader.line_num} has fewer cells than the header, "
                                  "so the file was cut off; fetch it again")
-            rows.append((*(_number(row[name], name.startswith("image")) for name in (first,
-                                                                                     second)),
-                         float(row["agg_score"]), row.get("sampling_method") or ""))
+            rows.append(
+                (
+                    *(_number(row[name], name.startswith("image")) for name in (first, second)),
+                    float(row["agg_score"]),
+                    row.get("sampling_method") or "",
+                )
+            )
             if not 0 <= rows[-1][2] <= 5:
                 raise InputError(f"{path}, line {reader.line_num}: the rating {rows[-1][2]} is "
                                  "outside 0 to 5; fetch it again")
@@ -222,8 +226,9 @@ def read_cxc(folder: str, part: str, images: Index, captions: Index) -> dict[str
             for kind in COLUMNS}
 
 
-def cxc_pairs(ratings: dict[str, Ratings], caption_image: np.ndarray, rule: str) -> dict[str,
-                                                                                         Pairs]:
+def cxc_pairs(
+    ratings: dict[str, Ratings], caption_image: np.ndarray, rule: str
+) -> dict[str, Pairs]:
     """Matches of Crisscrossed Captions: i2t, t2i, t2t and i2i.
 
     By the rule "ucmr" (`ucmr` 4.1), an image and a caption match if they are an original pair or

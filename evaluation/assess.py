@@ -148,8 +148,9 @@ def read_cxc(subject: Subject, ids: Ids, asked: Asked) -> Crisscrossed:
     folder = asked.cxc_path or os.path.normpath(os.path.join(subject.folder, "..", "cxc"))
     ratings = annotations.read_cxc(folder, "val" if subject.split in ("dev", "val") else "test",
                                    ids.images, ids.captions)
-    return Crisscrossed(ratings, annotations.cxc_pairs(ratings, subject.caption_image,
-                                                       asked.cxc_rule))
+    return Crisscrossed(
+        ratings, annotations.cxc_pairs(ratings, subject.caption_image, asked.cxc_rule)
+    )
 
 
 # ---- the members as points, or with the variances of other items

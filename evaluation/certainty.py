@@ -103,8 +103,9 @@ def assess_certainty(subject: Subject, judged: dict, asked: Asked, opened: Calla
     if asked.absent:
         own = {}
         if asked.negatives:
-            own["t2i"] = posterior_of_negatives(read_negatives(asked.negatives), models, test,
-                                                t["t2i"])
+            own["t2i"] = posterior_of_negatives(
+                read_negatives(asked.negatives), models, test, t["t2i"]
+            )
         results["absent_queries"] = {
             side: promises.judge_absent(dev, test, side, t[side], asked.absent, own.get(side))
             for side in SIDES}

@@ -39,9 +39,12 @@ def compare(names: list[str], opened: Callable[[str], Subject], asked: Asked) ->
     return without_nan({"runs": runs, "groups": seeds, "comparisons": comparisons})
 
 
-def side_by_side(names: list[str], assessed: Callable[[str], tuple[dict, dict]],
-                 sums: Callable | None = None, **about) -> tuple[dict[str, dict],
-                                                                 dict[str, list[dict]], list[dict]]:
+def side_by_side(
+    names: list[str],
+    assessed: Callable[[str], tuple[dict, dict]],
+    sums: Callable | None = None,
+    **about,
+) -> tuple[dict[str, dict], dict[str, list[dict]], list[dict]]:
     """({path: its results}, {label of a group: totals of each seed}, the comparisons, with what is
     told `about` each).
 
@@ -62,10 +65,17 @@ def side_by_side(names: list[str], assessed: Callable[[str], tuple[dict, dict]],
     comparisons = []
     for other in others:
         shared = set.intersection(*(set(run) for run in [*totals[base], *totals[other]]))
-        comparisons.append({"a": label[base], "b": label[other], **about,
-                            "seeds": [len(totals[base]), len(totals[other])],
-                            "metrics": metrics.paired_bootstrap(totals[base], totals[other],
-                                                                (sums or rsums)(shared))})
+        comparisons.append(
+            {
+                "a": label[base],
+                "b": label[other],
+                **about,
+                "seeds": [len(totals[base]), len(totals[other])],
+                "metrics": metrics.paired_bootstrap(
+                    totals[base], totals[other], (sums or rsums)(shared)
+                ),
+            }
+        )
     return runs, {label[group]: of for group, of in totals.items()}, comparisons
 
 

@@ -210,8 +210,9 @@ def tables(runs: dict[str, dict], baselines: dict[str, dict] | None = None) -> l
     for key, heading in HEADINGS.items():
         groups = {group: {run: of[key][group] for run, of in runs.items()} for group in first[key]}
         if key == "by_type" and groups:
-            groups["mean over types (macro)"] = {run: of["macro"] for run, of in runs.items()
-                                                 if of["macro"]}
+            groups["mean over types (macro)"] = {
+                run: of["macro"] for run, of in runs.items() if of["macro"]
+            }
             groups["mean over phrases (micro)"] = runs
         if groups:
             made.append((heading, {report.label(run, group, len(runs) > 1): of

@@ -241,10 +241,9 @@ def variances_of(models: Models, where: Where, how: How, asked: PostHoc) -> Vari
             sides = variances.fit_knn(similarity, *run.encode(how, drawn), asked.neighbours)
         else:
             variances.refuse_no_cosine(similarity, path)
-            scale = variances.scale_of(model.objective) or variances.fitted_scale(members_on(one,
-                                                                                             own,
-                                                                                             how,
-                                                                                             "dev"))
+            scale = variances.scale_of(model.objective) or variances.fitted_scale(
+                members_on(one, own, how, "dev")
+            )
             (drawn, owner), opened = variances.pairs(drawn, owner), Opened(model)
             both = run.encode(how, drawn, opened)
             opened.layers = processes.from_first(dict, opened.layers)
@@ -321,8 +320,9 @@ def open_embeddings(path: str, where: Where, sim: str | None = None) -> Subject:
         raise InputError(f"{path} does not fit --sim {name}: {error}") from error
     subject, order = described(path, where, len(sides[0].mean), len(sides[1].mean), arrays)
     if not sim and "similarity" not in arrays:
-        unused = ", and its variances are not used" if any(e.log_var is not None
-                                                           for e in sides) else ""
+        unused = (
+            ", and its variances are not used" if any(e.log_var is not None for e in sides) else ""
+        )
         subject.notes.append(f"{path} names no similarity: the cosine of the means is "
                              f"taken{unused} (--sim takes another)")
     subject.notes += lengths(path, sides, isinstance(similarity, Cosine))
@@ -514,8 +514,12 @@ def items_of(arrays: dict, n: int, m: int, path: str, split: str, any_owner: boo
                          "add caption_image, or name the split with --data_path, --data_name and "
                          "--split")
     owner = arrays["caption_image"] if says_whose else np.arange(m) // max(1, m // max(1, n))
-    if owner.shape != (m,) or owner.dtype.kind not in "iu" or not m or not (0 <= owner.min()
-                                                                            and owner.max() < n):
+    if (
+        owner.shape != (m,)
+        or owner.dtype.kind not in "iu"
+        or not m
+        or not (0 <= owner.min() and owner.max() < n)
+    ):
         raise InputError(f"{path}: caption_image must hold {m} whole numbers from 0 to {n - 1}, "
                          "the row of each one's image")
     for key, count in (("image_id", n), ("caption_id", m), ("image_name", n)):
@@ -525,8 +529,10 @@ def items_of(arrays: dict, n: int, m: int, path: str, split: str, any_owner: boo
                              f"{'names' if key == 'image_name' else 'whole numbers'}, one for "
                              f"each, and has shape {arrays[key].shape} of {arrays[key].dtype}; "
                              "leave it out or write it again")
-    image_ids, image_names, caption_ids = (None if arrays.get(key) is None else arrays[key].tolist()
-                                           for key in ("image_id", "image_name", "caption_id"))
+    image_ids, image_names, caption_ids = (
+        None if arrays.get(key) is None else arrays[key].tolist()
+        for key in ("image_id", "image_name", "caption_id")
+    )
     return subjects.Items(path, owner.astype(np.int64), n, image_ids, image_names, caption_ids, None,
                        text_of(arrays, "data_name", path), split, assumed=not says_whose)
 

@@ -196,10 +196,14 @@ def measures(found: Located, split: BoxSplit) -> dict:
              if key != "phrases" and kinds}
     groups = {name: (least <= split.n_boxes) & (split.n_boxes <= most)
               for name, (least, most) in COUNTS.items()}
-    return {**whole, "photos": len(np.unique(split.phrase_photo)), "by_type": by_type,
-            "macro": macro, "by_boxes": {name: summary(found, group)
-                                         for name, group in groups.items() if group.any()},
-            "chance": chance(found)}
+    return {
+        **whole,
+        "photos": len(np.unique(split.phrase_photo)),
+        "by_type": by_type,
+        "macro": macro,
+        "by_boxes": {name: summary(found, group) for name, group in groups.items() if group.any()},
+        "chance": chance(found),
+    }
 
 
 def summary(found: Located, chosen: np.ndarray | slice = slice(None)) -> dict:

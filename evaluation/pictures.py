@@ -192,8 +192,9 @@ def draw_line(axes, heading: str, cells: list[Cell]) -> None:
 def draw_boxes(axis, size: tuple[int, int], boxes) -> None:
     """Draw the boxes of a `Cell` on a photo of this width and height. White rims show them on any
     colour; the rims come first, so that none hides a box."""
-    looks = [("white", 3.5, edges) for edges, _ in boxes] + [(colour, 2, edges)
-                                                             for edges, colour in boxes]
+    looks = [("white", 3.5, edges) for edges, _ in boxes] + [
+        (colour, 2, edges) for edges, colour in boxes
+    ]
     for colour, thick, edges in looks:
         left, top, right, bottom = (share * side - 0.5
                                     for share, side in zip(edges, (*size, *size)))

@@ -168,8 +168,11 @@ def answers_of_both(subject: Subject, temperature: dict[str, float],
                                        item[query].to(few.device)))
         part = Answers.cat(parts)
         part = part._replace(first=part.first + start)
-        of_captions = part if of_captions is None else merged(of_captions, part, start,
-                                                              stop - start, temperature["t2i"])
+        of_captions = (
+            part
+            if of_captions is None
+            else merged(of_captions, part, start, stop - start, temperature["t2i"])
+        )
         of_images += row_answers(scores, i2t, start, temperature["i2t"], groups, each)
     # images without captions are items, no queries
     queries = np.flatnonzero(np.isin(images, subject.caption_image))

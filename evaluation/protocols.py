@@ -67,9 +67,9 @@ def shortlist(rows, matches: Pairs, n_queries: int, keep: int) -> tuple[np.ndarr
         scores = rows(start, stop)                                                  # (b, G)
         kept.append(scores.topk(min(keep, scores.shape[1]), sorted=False).indices.cpu().numpy())
         low, high = np.searchsorted(matches.query, [start, stop])
-        rank[start:stop] = metrics.best_ranks_of_pairs(finite(scores.cpu().numpy()),
-                                                       matches.query[low:high] - start,
-                                                       matches.item[low:high])
+        rank[start:stop] = metrics.best_ranks_of_pairs(
+            finite(scores.cpu().numpy()), matches.query[low:high] - start, matches.item[low:high]
+        )
     return np.concatenate(kept), rank
 
 
@@ -90,8 +90,11 @@ def two_stages(subject: Subject, keep: int, galleries: list[Gallery], record: Re
     results = []
     for images, captions in galleries:
         n, m, owner = len(images), len(captions), subject.caption_image[captions] - images[0]
-        i, c, matches = torch.from_numpy(images), torch.from_numpy(captions), Pairs.of(owner,
-                                                                                       np.arange(m))
+        i, c, matches = (
+            torch.from_numpy(images),
+            torch.from_numpy(captions),
+            Pairs.of(owner, np.arange(m)),
+        )
         score, kept, rank = near(c), {}, {}
         rows = {"i2t": lambda a, b: score(i[a:b]), "t2i": lambda a, b: near(c[a:b])(i).T}   # noqa: B023
         for side, found, count in (("i2t", matches, n), ("t2i", matches.swapped(), m)):
@@ -138,8 +141,10 @@ def ranks_and_precisions(rows, pairs: Pairs, n_queries: int,
         stop = min(start + ROWS, n_queries)
         low, high = np.searchsorted(pairs.query, [start, stop])
         if low < high:
-            scores, positives = rows(start, stop), (pairs.query[low:high] - start,
-                                                    pairs.item[low:high])
+            scores, positives = (
+                rows(start, stop),
+                (pairs.query[low:high] - start, pairs.item[low:high]),
+            )
             rank[start:stop] = metrics.best_ranks_of_pairs(scores, *positives)
             precision[start:stop] = metrics.r_precisions_of_sets(scores, [positives])[0]
             for values in averages:
@@ -189,8 +194,9 @@ def recalls_of_matches(scores: np.ndarray, pairs: dict[str, Pairs], galleries: l
         for side in pairs:
             queries, items = (images, captions) if side == "i2t" else (captions, images)
             matches = pairs[side].among(queries, items) if len(galleries) > 1 else pairs[side]
-            rank, *shares = ranks_and_precisions(side_rows(scores, side, images, captions), matches,
-                                                 len(queries), average)
+            rank, *shares = ranks_and_precisions(
+                side_rows(scores, side, images, captions), matches, len(queries), average
+            )
             if not (rank >= 0).any():
                 raise InputError(f"no {side} query of '{name}' has a match in its gallery; give at "
                                  "least one, or leave it out")
@@ -223,8 +229,9 @@ def cxc_between(scores: np.ndarray, ratings: dict[str, Ratings], pairs: dict[str
     results = {name: recalls_of_matches(scores, matches, parts, record, name, "rpc2")
                for name, parts in galleries.items()}
     whole = next(iter(results.values()))
-    whole["sits"] = metrics.sampled_spearman(rated.first, rated.score,
-                                             scores[rated.second, rated.first], samples)
+    whole["sits"] = metrics.sampled_spearman(
+        rated.first, rated.score, scores[rated.second, rated.first], samples
+    )
     return results
 
 
@@ -245,17 +252,20 @@ def cxc_within(subject: Subject, ratings: dict[str, Ratings], pairs: dict[str, P
             continue
         n = len(subject.caption_image) if modality == "captions" else subject.n_images
         parts = [getattr(gallery, modality) for name in others for gallery in galleries[name]]
-        whole, folded, rated = same_modality(within_modality(subject, modality), pairs[side], n,
-                                             parts, ratings[kind])
+        whole, folded, rated = same_modality(
+            within_modality(subject, modality), pairs[side], n, parts, ratings[kind]
+        )
         record.add(first, side, rank=whole)
         results[first][side] = metrics.summary(whole[whole >= 0])
         for name in others:
             record.add(name, side, rank=folded)
             ranks = [folded[part] for part in parts]
-            results[name][side] = metrics.average([metrics.summary(rank[rank >= 0])
-                                                   for rank in ranks])
-        results[first][kind] = metrics.sampled_spearman(ratings[kind].first, ratings[kind].score,
-                                                        rated, samples)
+            results[name][side] = metrics.average(
+                [metrics.summary(rank[rank >= 0]) for rank in ranks]
+            )
+        results[first][kind] = metrics.sampled_spearman(
+            ratings[kind].first, ratings[kind].score, rated, samples
+        )
     return results
 
 
@@ -270,8 +280,11 @@ def same_modality(columns, pairs: Pairs, n: int, parts: list[np.ndarray], rating
     that are not finite.
     """
     whole, folded = np.full(n, -1), np.full(n, -1)
-    rated, part_of, score = np.full(len(ratings.first), np.nan), np.full(n,
-                                                                         -1), columns(slice(None))
+    rated, part_of, score = (
+        np.full(len(ratings.first), np.nan),
+        np.full(n, -1),
+        columns(slice(None)),
+    )
     for k, part in enumerate(parts):
         part_of[part] = k
     for start in range(0, n, 2 * ROWS):
@@ -286,8 +299,9 @@ def same_modality(columns, pairs: Pairs, n: int, parts: list[np.ndarray], rating
         for k in np.unique(part_of[start:stop][part_of[start:stop] >= 0]):
             rows = np.flatnonzero(part_of[start:stop] == k)
             inside = Pairs(*matches).among(rows, parts[k])
-            folded[start + rows] = metrics.best_ranks_of_pairs(scores[np.ix_(rows, parts[k])],
-                                                               *inside)
+            folded[start + rows] = metrics.best_ranks_of_pairs(
+                scores[np.ix_(rows, parts[k])], *inside
+            )
     return whole, folded, rated
 
 
@@ -314,12 +328,13 @@ def pmrp(scores: np.ndarray, codes: np.ndarray, caption_image: np.ndarray, galle
                              "images with --instances")
         result = {}
         shows = {"images": number[images], "captions": number[caption_image[captions]]}
-        for side, queries, of_queries, of_items in (("i2t", images, shows["images"],
-                                                     shows["captions"]),
-                                                    ("t2i", captions, shows["captions"],
-                                                     shows["images"])):
-            precisions = precisions_of_categories(side_rows(scores, side, images, captions),
-                                                  of_queries, of_items)
+        for side, queries, of_queries, of_items in (
+            ("i2t", images, shows["images"], shows["captions"]),
+            ("t2i", captions, shows["captions"], shows["images"]),
+        ):
+            precisions = precisions_of_categories(
+                side_rows(scores, side, images, captions), of_queries, of_items
+            )
             for zeta, precision in zip(ZETAS, precisions):
                 values[side, zeta][queries] = precision
             means = {f"zeta{zeta}": float(100 * np.nanmean(values[side, zeta][queries]))
@@ -346,8 +361,9 @@ def precisions_of_categories(rows, of_queries: np.ndarray, of_items: np.ndarray)
         query, item = np.nonzero(distance <= max(ZETAS))
         far = distance[query, item]
         sets = [(query[far <= zeta], item[far <= zeta]) for zeta in ZETAS]
-        result[:, start:start + ROWS] = metrics.r_precisions_of_sets(rows(start, start + len(here)),
-                                                                     sets)
+        result[:, start : start + ROWS] = metrics.r_precisions_of_sets(
+            rows(start, start + len(here)), sets
+        )
     in_threads(block, range(0, len(of_queries), ROWS))
     return result
 

@@ -171,9 +171,10 @@ def text(table) -> str:
     title, columns, rows = table
     heads = [name for _, names in columns for name in names]
     first = max(len(row[0]) for row in rows)
-    widths = [max(6, *(len(cell) for cell in column)) for column in zip(heads,
-                                                                        *(cells for _,
-                                                                          cells in rows))]
+    widths = [
+        max(6, *(len(cell) for cell in column))
+        for column in zip(heads, *(cells for _, cells in rows))
+    ]
     lines = [title] if title else []
     if any(heading for heading, _ in columns):
         spans, at = [], 0
@@ -182,8 +183,10 @@ def text(table) -> str:
             at += len(names)
         lines.append((" " * first + "".join(spans)).rstrip())
     for name, cells in (("", heads), *rows):
-        lines.append(f"{name:{first}}" + "".join(f"{cell:>{width + 2}}" for cell,
-                                                 width in zip(cells, widths)))
+        lines.append(
+            f"{name:{first}}"
+            + "".join(f"{cell:>{width + 2}}" for cell, width in zip(cells, widths))
+        )
     return "\n".join(line.rstrip() for line in lines)
 
 

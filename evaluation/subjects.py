@@ -83,13 +83,19 @@ def order_like(mine: Items, theirs: Items) -> Order:
                              "word, so the items are taken for the same")
         return Order(rows, np.arange(len(mine.owner)), notes)
     names = alike(mine.image_names, theirs.image_names)
-    images = matched(mine, theirs, "image", (("ids", mine.image_ids, theirs.image_ids),
-                                             ("names", *names)), notes)
+    images = matched(
+        mine, theirs, "image", (("ids", mine.image_ids, theirs.image_ids), ("names", *names)), notes
+    )
     rows = rows if images is None else images
     place = np.empty(len(rows), np.int64)                             # of each of mine among theirs
     place[rows] = np.arange(len(rows))
-    captions = matched(mine, theirs, "caption", (("ids", mine.caption_ids, theirs.caption_ids),
-                                                 ("texts", *texts(mine, theirs, place))), notes)
+    captions = matched(
+        mine,
+        theirs,
+        "caption",
+        (("ids", mine.caption_ids, theirs.caption_ids), ("texts", *texts(mine, theirs, place))),
+        notes,
+    )
     if captions is None and not mine.assumed:
         wrong = np.flatnonzero(place[mine.owner] != theirs.owner)
         if len(wrong):
@@ -126,9 +132,12 @@ def refuse_half_moved(mine: Items, theirs: Items, images: np.ndarray | None,
     the other side."""
     for what, order, others, there in (("images", images, "captions", captions),
                                        ("captions", captions, "images", images)):
-        if mine.assumed and there is None and order is not None and (order
-                                                                     != np.arange(
-            len(order))).any():
+        if (
+            mine.assumed
+            and there is None
+            and order is not None
+            and (order != np.arange(len(order))).any()
+        ):
             raise InputError(f"{mine.source} has its {what} in another order than {theirs.source}, "
                              f"by their ids or names, and does not say which {others} they belong "
                              "to; add caption_image, whose caption each is, or the ids of the "
@@ -170,9 +179,10 @@ def contradictions(mine: Items, theirs: Items, rows: np.ndarray, columns: np.nda
     """Notes on matched items of which the two sides know different things. Raises InputError where
     that shows other items under the same ids, as two data sets have that both count from 0."""
     notes = []
-    for what, names, others, order in (("image names", *alike(mine.image_names, theirs.image_names),
-                                        rows), ("captions", mine.captions, theirs.captions,
-                                                columns)):
+    for what, names, others, order in (
+        ("image names", *alike(mine.image_names, theirs.image_names), rows),
+        ("captions", mine.captions, theirs.captions, columns),
+    ):
         if names is None or others is None:
             continue
         unlike = [(names[k], name) for k, name in zip(order, others) if letters(names[k])
@@ -219,8 +229,9 @@ def texts(mine: Items, theirs: Items, place: np.ndarray) -> tuple:
     if mine.captions is None or theirs.captions is None:
         return None, None
     images = place[mine.owner].tolist()                         # (M,) of each caption, among theirs
-    return numbered(zip(images, mine.captions)), numbered(zip(theirs.owner.tolist(),
-                                                              theirs.captions))
+    return numbered(zip(images, mine.captions)), numbered(
+        zip(theirs.owner.tolist(), theirs.captions)
+    )
 
 
 def numbered(names) -> list[tuple]:
@@ -352,14 +363,14 @@ class Record(dict):
             known = ~np.isnan(value)
             numbers = {name: 100 * value}
             if name == "rank":
-                numbers = {f"r{k}": 100.0 * (value < k) for k in metrics.RECALLS} | {"meanr": value
-                                                                                     + 1}
+                numbers = {f"r{k}": 100.0 * (value < k) for k in metrics.RECALLS} | {
+                    "meanr": value + 1
+                }
             for key, number in numbers.items():
-                totals[f"{protocol} {side} {key}"] = tuple(np.bincount(owner[known],
-                                                                       x[known].astype(float),
-                                                                       n_images) for x in (number,
-                                                                                           np.ones(
-                    len(value))))
+                totals[f"{protocol} {side} {key}"] = tuple(
+                    np.bincount(owner[known], x[known].astype(float), n_images)
+                    for x in (number, np.ones(len(value)))
+                )
         return totals
 
 
@@ -386,8 +397,9 @@ def image_text_of(scores: np.ndarray):
     def of(index):
         # NumPy takes a tensor of one for a number
         return index if isinstance(index, slice) else np.asarray(index)
-    return lambda c: lambda i: torch.from_numpy(scores[of(i)][:, of(c)].astype(np.float32,
-                                                                               copy=False))
+    return lambda c: (
+        lambda i: torch.from_numpy(scores[of(i)][:, of(c)].astype(np.float32, copy=False))
+    )
 
 
 def normalised(columns, bank: Bank):

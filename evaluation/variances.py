@@ -370,18 +370,27 @@ def gathered(kind: str, fits: list[Fit]) -> Variances:
         notes = [f"{fit.name}: the {side} end in no linear layer that is known, so their variances "
                  "are those of a linear layer behind them that has the identity as its matrix"
                  for k, fit in enumerate(fits) for side, of in sides.items() if of[k].layer is None]
-    return Variances([fit.sides for fit in fits],
-                     {"kind": kind, **how, **{name: [getattr(fit, name) for fit in fits]
-                                              for name in ("fitted_on", "images", "captions")}},
-                     notes)
+    return Variances(
+        [fit.sides for fit in fits],
+        {
+            "kind": kind,
+            **how,
+            **{
+                name: [getattr(fit, name) for fit in fits]
+                for name in ("fitted_on", "images", "captions")
+            },
+        },
+        notes,
+    )
 
 
 def widened(e: Embedding | None, side) -> Embedding | None:
     """Embeddings of which nothing but themselves is known, with variances."""
     if e is None:
         return None
-    return e._replace(log_var=torch.cat([side.log_var(part, part.mean, part.mean)
-                                         for part in e.split(ROWS)]))
+    return e._replace(
+        log_var=torch.cat([side.log_var(part, part.mean, part.mean) for part in e.split(ROWS)])
+    )
 
 
 def sentence(report: dict) -> str:

@@ -25,8 +25,10 @@ def read_boxes(path: str, photos: list[str], form: str = FORM, lengths=(4,),
                          f"first is {without[0]}; every photo needs one or more, under its name")
     for photo in photos:
         boxes = boxes_of[photo]
-        if not isinstance(boxes, list) or len({len(box) if isinstance(box, list) else -1
-                                               for box in boxes}) != 1:
+        if (
+            not isinstance(boxes, list)
+            or len({len(box) if isinstance(box, list) else -1 for box in boxes}) != 1
+        ):
             raise InputError(f"{path} gives {photo} no list of boxes of equally many numbers; "
                              f"{form}")
         for box in boxes:

@@ -139,8 +139,9 @@ def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.nd
         strength, across = gradients(photo, SMOOTH * scale)
         strength = thinned(strength, across)
     finder = cv2.ximgproc.createEdgeBoxes(maxBoxes=count, **SETTINGS)
-    boxes, scores = finder.getBoundingBoxes(np.ascontiguousarray(strength, np.float32),
-                                            np.ascontiguousarray(across, np.float32))
+    boxes, scores = finder.getBoundingBoxes(
+        np.ascontiguousarray(strength, np.float32), np.ascontiguousarray(across, np.float32)
+    )
     if not len(boxes):
         return np.array([[0, 0, width - 1, height - 1, 0]], np.float32)
     corner, size = np.split(np.asarray(boxes, np.float64).reshape(-1, 4), 2, 1)     # (k, 2)

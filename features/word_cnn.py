@@ -174,8 +174,10 @@ def run(opt) -> list[float]:
     """
     check(0 < opt.learning_rate < math.inf,
           f"--learning_rate {opt.learning_rate:g} is not a positive number; 1e-4 is usual")
-    check(not os.path.exists(opt.output), f"--output {opt.output} is there already; name another "
-                                          "file, or delete it first")
+    check(
+        not os.path.exists(opt.output),
+        f"--output {opt.output} is there already; name another file, or delete it first",
+    )
     output(opt.output)
     device = torch_device(opt.device)
     train, dev = (read_split(opt.data_path, opt.data_name, name) for name in ("train", "dev"))

@@ -53,8 +53,7 @@ SOURCES = {
         "COCO's instances, in annotations_trainval2014.zip (cocodataset.org)",
     "cxc": "the csv files of Crisscrossed Captions "
         "(github.com/google-research-datasets/Crisscrossed-Captions)",
-    "vg": "Visual Genome's image_data.json, region_descriptions.json and photos "
-        "(visualgenome.org)",
+    "vg": "Visual Genome's image_data.json, region_descriptions.json and photos (visualgenome.org)",
     "GoogleNews-vectors-negative300.bin":
         "word2vec's vectors of Google News, 3.4 GiB (code.google.com/archive/p/word2vec)"}
 HELP = ("docs/data.md says what comes from where, `python data.py check` what is there, `python -m "

@@ -70,10 +70,12 @@ class CaptionDecoder(nn.Module):
         packed = pack_padded_sequence(self.words(inputs), (lengths - 1).cpu(), batch_first=True,
                                       enforce_sorted=False)
         states = self.rnn(packed, latent[None].to(packed.data.dtype))[0]
-        place = pack_padded_sequence(torch.arange(inputs.numel(),
-                                                  device=tokens.device).view_as(inputs),
-                                     (lengths - 1).cpu(), batch_first=True,
-                                     enforce_sorted=False).data
+        place = pack_padded_sequence(
+            torch.arange(inputs.numel(), device=tokens.device).view_as(inputs),
+            (lengths - 1).cpu(),
+            batch_first=True,
+            enforce_sorted=False,
+        ).data
         targets = tokens[:, 1:].flatten()[place]                              # (S,): the next words
         # (S, D) -> (S, V) -> (S,)
         nll = F.cross_entropy(self.out(states.data), targets, reduction="none")

@@ -145,8 +145,12 @@ class LabelledTwoBranch(TwoBranchLoss):
 def build_labelled_objective(opt, similarity) -> nn.Module | None:
     """The objective that the options name, of (scores, labels) (R, M). None: what is trained is
     LabelledTwoBranch, a pair term. options/rules.py refuses objectives that need matching pairs."""
-    return {"hinge": lambda: LabelledHinge(opt.margin, opt.max_violation),
-            "infonce": lambda: LabelledInfoNCE(1.0 if similarity.log_likelihood else 0.07,
-                                               opt.label_smoothing),
-            "match": lambda: LabelledMatch(similarity.logits, 0.0, opt.label_smoothing),
-            "logistic": LabelledLogistic, "two_branch": lambda: None}[opt.loss]()
+    return {
+        "hinge": lambda: LabelledHinge(opt.margin, opt.max_violation),
+        "infonce": lambda: LabelledInfoNCE(
+            1.0 if similarity.log_likelihood else 0.07, opt.label_smoothing
+        ),
+        "match": lambda: LabelledMatch(similarity.logits, 0.0, opt.label_smoothing),
+        "logistic": LabelledLogistic,
+        "two_branch": lambda: None,
+    }[opt.loss]()

@@ -39,8 +39,9 @@ class MLS(Lifted):
         """The effective dimension, above 0."""
         return self.log_k.exp()
 
-    def lift_caption(self, e: Embedding, origin: Embedding | None) -> tuple[Tensor, Tensor,
-                                                                            Tensor | None]:
+    def lift_caption(
+        self, e: Embedding, origin: Embedding | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Means (M, D) from the origin, half of their squared norms (M,), and variances (M, 1), or
         None of points."""
         mean = shift(e, origin)

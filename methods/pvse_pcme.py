@@ -91,8 +91,9 @@ class PIENet(nn.Module):
     def forward(self, local: Tensor, lengths: Tensor | None = None) -> Latent:
         residual = self.fc(self.attention(local, lengths)).sigmoid()        # (B, K, F) -> (B, K, D)
         out = self.norm(self.summary(local, lengths)[:, None] + residual)    # (B, 1, D) + (B, K, D)
-        return Latent.of_parts(out, residual) if self.parts else Latent(out[:, 0],
-                                                                        residual=residual)
+        return (
+            Latent.of_parts(out, residual) if self.parts else Latent(out[:, 0], residual=residual)
+        )
 
 
 class PIEVariance(nn.Module):

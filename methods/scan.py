@@ -158,8 +158,9 @@ class Attended(nn.Module):
         shape = *context.shape[:2], *real.shape
         s = (context.flatten(0, 1) @ query.T).view(shape)               # (c C, Q q) -> (c, C, Q, q)
         w = self.norm(s, real, self.lambda_softmax)
-        w = (w if present is None else w.masked_fill(~present[:, :, None, None],
-                                                     -torch.inf)).softmax(1)
+        w = (
+            w if present is None else w.masked_fill(~present[:, :, None, None], -torch.inf)
+        ).softmax(1)
         dot = (w * s).sum(1)                                                      # q . v: (c, Q, q)
         square = ((gram @ w.flatten(2)).view(shape) * w).sum(1)                   # |v|^2: (c, Q, q)
         square = square * query.square().sum(1).view(real.shape)                    # |v|^2 |q|^2
@@ -217,16 +218,18 @@ class RaggedParts:
             return parts.where(self.real(items, width)[:, :, None], 0) if self.ragged(items, width) else parts
 
         if self.parts.requires_grad:
-            whole = self.parts[torch.cat([items for items, _ in runs])].split([len(items) for items,
-                                                                               _ in runs])
+            whole = self.parts[torch.cat([items for items, _ in runs])].split(
+                [len(items) for items, _ in runs]
+            )
             return [clean(parts, *run) for parts, run in zip(whole, runs)].__getitem__
         return lambda k: clean(self.parts[runs[k][0], :runs[k][1]], *runs[k])
 
     def grams(self) -> Tensor:
         """Products of all parts of each item with one another: (N, P, P)."""
         runs = [(items, self.parts.shape[1]) for items in torch.arange(len(self.parts)).split(256)]
-        return torch.cat([x @ x.transpose(1, 2) for x in map(self.parts_of(runs),
-                                                             range(len(runs)))])
+        return torch.cat(
+            [x @ x.transpose(1, 2) for x in map(self.parts_of(runs), range(len(runs)))]
+        )
 
 
 class RegionEmbedding(nn.Module):

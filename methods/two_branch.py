@@ -133,8 +133,11 @@ class ProductNetwork(PairNetwork):
         super().__init__()
         sizes = [dim, *hidden]
         self.widest = max(sizes)
-        layers = [layer for a, b in zip(sizes, hidden) for layer in (vsepp_linear(a, b),
-                                                                     BatchNorm(b), nn.ReLU())]
+        layers = [
+            layer
+            for a, b in zip(sizes, hidden)
+            for layer in (vsepp_linear(a, b), BatchNorm(b), nn.ReLU())
+        ]
         self.network = nn.Sequential(*layers, vsepp_linear(sizes[-1], 1))
 
     def read(self, captions):

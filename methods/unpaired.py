@@ -50,8 +50,10 @@ class ShuffledItems:
     def shuffled(self, k: int) -> np.ndarray:
         """The order of the items in round k, (n,)."""
         if self.round != k:
-            self.round, self.order = k, np.random.default_rng([*self.seed,
-                                                               k]).permutation(len(self))
+            self.round, self.order = (
+                k,
+                np.random.default_rng([*self.seed, k]).permutation(len(self)),
+            )
         return self.order
 
 

@@ -55,9 +55,10 @@ class Captioner(nn.Module):
         # the softmax would take a bias out again
         self.weight = nn.Linear(dim_hidden, 1, bias=False)
         self.cell = nn.GRUCell(word_dim + dim_hidden, dim_hidden)
-        self.drop_input, self.dropout = nn.Dropout(0.2 if original else 0.0), nn.Dropout(0.0
-                                                                                         if original
-                                                                                         else 0.5)
+        self.drop_input, self.dropout = (
+            nn.Dropout(0.2 if original else 0.0),
+            nn.Dropout(0.0 if original else 0.5),
+        )
         self.out = nn.Linear(dim_hidden, vocab_size)
 
     def forward(self, image, caption, batch) -> Tensor:
@@ -133,8 +134,10 @@ class Captioner(nn.Module):
         captions, log_p = self.search(regions, width)
         if width > 1:                     # the greedy caption may have fallen out of the beam early
             others, other_log_p = self.search(regions, 1)
-            captions = [b if q > p else a for a, b, p, q in zip(captions, others, log_p.tolist(),
-                                                                other_log_p.tolist())]
+            captions = [
+                b if q > p else a
+                for a, b, p, q in zip(captions, others, log_p.tolist(), other_log_p.tolist())
+            ]
         return captions
 
     @torch.no_grad()
@@ -152,8 +155,9 @@ class Captioner(nn.Module):
         for _ in range(self.max_len - 1):
             h = self.step(self.embed(words[:, :, -1].flatten()), h, states, keys)
             # (B, K, V)
-            following = self.out(self.dropout(h)).float().log_softmax(1).unflatten(0,
-                                                                                   (count, width))
+            following = (
+                self.out(self.dropout(h)).float().log_softmax(1).unflatten(0, (count, width))
+            )
             following[:, :, NEVER_WRITTEN] = -torch.inf
             following[done] = -torch.inf                          # a finished one goes on as it is,
             # with padding that costs nothing

@@ -62,18 +62,23 @@ def heads(opt) -> tuple[str, str]:
 IMPLIED = {
     "localise": has_phrases_of,
     "embed_size": lambda o: 2048 if o.img_enc == "vsrn" else 1024,
-    "txt_enc": lambda o: similarity(o).implies.get("txt_enc",
-                                                   "features" if o.text_features else "gru"),
+    "txt_enc": lambda o: similarity(o).implies.get(
+        "txt_enc", "features" if o.text_features else "gru"
+    ),
     "n_embeds": lambda o: similarity(o).implies.get("n_embeds", 1),
     "loss": lambda o: similarity(o).implies.get("loss", "hinge"),
-    "var_min": lambda o: (1e-6 if o.loss == "probvlm" else
-                          similarity(o).implies.get("var_min", 0.1)),
+    "var_min": lambda o: 1e-6 if o.loss == "probvlm" else similarity(o).implies.get("var_min", 0.1),
     "logvar_init": lambda o: similarity(o).implies.get("logvar_init", 0.0),
-    "var_layers": lambda o: "256" if o.img_layers == "0" and o.image_head != "point"
-    or o.txt_layers == "0" and o.text_head != "point" else None,  # of means that are given
+    "var_layers": lambda o: (
+        "256"
+        if o.img_layers == "0"
+        and o.image_head != "point"
+        or o.txt_layers == "0"
+        and o.text_head != "point"
+        else None
+    ),  # of means that are given
     "label_smoothing": lambda o: 1e-4 if o.pseudo_positives else 0.0,
-    "latent_norm": lambda o: ("none" if not prior(o) else
-                              "batch" if o.loss == "mse" else "sphere"),
+    "latent_norm": lambda o: "none" if not prior(o) else "batch" if o.loss == "mse" else "sphere",
     "max_violation": lambda o: similarity(o).gaussian_sides > 0 and o.loss == "hinge",
     "logger_name": default_run,
 }

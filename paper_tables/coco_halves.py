@@ -36,10 +36,16 @@ def images(annotations: str, part: str, names: list[str]) -> list[dict]:
             told.setdefault(a["image_id"],
                             []).append({"sentid": a["id"],
                                         "raw": a["caption"].replace("\n", " ").strip()})
-        found = [{"cocoid": i["id"], "filepath": part, "filename": i["file_name"],
-                  "sentences": told[i["id"]]} for i in sorted(stored["images"],
-                                                              key=lambda i: i["id"])
-                 if i["id"] in told]
+        found = [
+            {
+                "cocoid": i["id"],
+                "filepath": part,
+                "filename": i["file_name"],
+                "sentences": told[i["id"]],
+            }
+            for i in sorted(stored["images"], key=lambda i: i["id"])
+            if i["id"] in told
+        ]
     except (KeyError, TypeError) as error:
         raise InputError(f"{path} is not in COCO's layout (images, annotations with image_id and "
                          f"caption): {error!r}; fetch it again") from error
@@ -50,8 +56,9 @@ def images(annotations: str, part: str, names: list[str]) -> list[dict]:
 def write(data_path: str) -> None:
     source, folder = os.path.join(data_path, "coco"), os.path.join(data_path, "coco_halves")
     annotations, photos = os.path.join(source, "annotations"), os.path.join(folder, "images")
-    found = images(annotations, "train2014", ["train"]) + images(annotations, "val2014",
-                                                                 ["val", "test"])
+    found = images(annotations, "train2014", ["train"]) + images(
+        annotations, "val2014", ["val", "test"]
+    )
     os.makedirs(folder, exist_ok=True)
     if not os.path.lexists(photos):
         os.symlink(os.path.join("..", "coco", "images"), photos)

@@ -173,8 +173,9 @@ def printed(table: Table, found: list[dict], opt) -> str:
     says = ["ours: mean and standard deviation over the seeds (their number); "
             f"{SCALES[opt.scale].says}", *table.notes]
     mark = {"text": "", "markdown": "- ", "latex": "% "}[opt.format]
-    return render(tables(table, found), opt.format) + "\n\n" + "\n".join(mark + line
-                                                                         for line in says)
+    return (
+        render(tables(table, found), opt.format) + "\n\n" + "\n".join(mark + line for line in says)
+    )
 
 
 # ---- the command

@@ -49,8 +49,10 @@ def chosen(given: list[int] | None, total: int, count: int, seed: int, what: str
     if wrong is not None:
         raise InputError(f"--{what} {wrong}: the split has {what} 0 to {total - 1}; give numbers "
                          "of these")
-    return given or np.random.default_rng(seed).choice(total, min(count, total),
-                                                       replace=False).tolist()
+    return (
+        given
+        or np.random.default_rng(seed).choice(total, min(count, total), replace=False).tolist()
+    )
 
 
 @torch.no_grad()
@@ -66,8 +68,9 @@ def rankings(runs: list[str], opt) -> tuple:
     for path in runs:
         run = load_run(path, Where(opt.data_path, opt.data_name, opt.split))
         model, split, first = run.trained.to(device).model, run.split, first or run.split
-        if split.captions != first.captions or not np.array_equal(split.caption_image,
-                                                                  first.caption_image):
+        if split.captions != first.captions or not np.array_equal(
+            split.caption_image, first.caption_image
+        ):
             raise InputError(f"{path} has {len(split.images)} images and {len(split.captions)} "
                              f"captions of {split.source}, {runs[0]} has {len(first.images)} and "
                              f"{len(first.captions)} of {first.source}; draw runs on the same "
@@ -75,19 +78,26 @@ def rankings(runs: list[str], opt) -> tuple:
         images, captions = encode(model, split, run.tokens(), device, workers=opt.workers)
         rows = chosen(opt.images, len(split.images), opt.count, opt.seed, "images")
         texts = chosen(opt.captions, len(split.captions), opt.count, opt.seed, "captions")
-        found.append((model.similarity(images,
-                                       captions.rows(torch.tensor(texts, device=device))).argmax(
-            0).tolist(), model.similarity(images.rows(torch.tensor(rows, device=device)),
-                                          captions).topk(min(TOP,
-                                                             len(split.captions))).indices.tolist(),
-                      neighbours(model.similarity, images, rows) if opt.neighbours else None))
+        found.append(
+            (
+                model.similarity(images, captions.rows(torch.tensor(texts, device=device)))
+                .argmax(0)
+                .tolist(),
+                model.similarity(images.rows(torch.tensor(rows, device=device)), captions)
+                .topk(min(TOP, len(split.captions)))
+                .indices.tolist(),
+                neighbours(model.similarity, images, rows) if opt.neighbours else None,
+            )
+        )
     return first, rows, texts, found
 
 
 def neighbours(similarity, images: Embedding, rows: list[int]) -> list[list[int]]:
     """For each image of `rows`, the NEAREST other images, the most similar first."""
-    score, count = columns_within(similarity, images)(slice(None)), min(NEAREST,
-                                                                        len(images.mean) - 1)
+    score, count = (
+        columns_within(similarity, images)(slice(None)),
+        min(NEAREST, len(images.mean) - 1),
+    )
     scores = torch.cat([score(slice(n, n + 1)) for n in rows])                      # (R, N)
     return scores.scatter(1, torch.tensor(rows, device=scores.device)[:, None],
                           -torch.inf).topk(count).indices.tolist()
@@ -201,8 +211,10 @@ def draw_all(opt) -> None:
     print(draw(opt))
     for run in opt.checkpoint if opt.uncertain or opt.cxc or opt.cxc_path else ():
         trained = load_checkpoint(run)["options"]
-        if trained.get("vae") or (trained["image_head"], trained["text_head"]) == ("point",
-                                                                                   "point"):
+        if trained.get("vae") or (trained["image_head"], trained["text_head"]) == (
+            "point",
+            "point",
+        ):
             print(
                 f"{run} compares points, which have no uncertainty: no picture of uncertain items")
         else:

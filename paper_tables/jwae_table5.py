@@ -24,8 +24,10 @@ def rows(numbers: dict, source: int) -> tuple[Row, ...]:
     `across`."""
     in_table_3 = {"CCA (VGG+w2v)": "CCA (Mean Vector)",
                   "CCA (VGG+w2v), tuned": "CCA (Mean Vector), tuned"}
-    return tuple(Row(label, values, across(in_table_3.get(label, label.replace("SCAN", "SCAN t-i")),
-                                           source)) for label, values in numbers.items())
+    return tuple(
+        Row(label, values, across(in_table_3.get(label, label.replace("SCAN", "SCAN t-i")), source))
+        for label, values in numbers.items()
+    )
 
 
 TABLE = Table("jwae Table 5: Flickr30K (train) to COCO (test)", (recalls("folds5", ks=(5, 10)),),

@@ -44,29 +44,26 @@ ROWS = (("row 1, probably MCB", (48.7, _, _), ""),
         ("jWAE-MH on the Similarity Network, ours", (_, _, _), "jwae_mh_similarity"),
         ("jWAE with CITE", (60.4, _, _), "jwae_mh_cite"),
         ("Gaussians of PCME++, ours", (_, _, _), "pcme++ --txt_layers 1024 --img_layers 1024"))
-TABLE = Table("jwae Table 7: phrase localisation, recall of a box with IoU of at least 0.5",
-              (columns("200 proposals", 0), columns("500 proposals", 1)),
-              tuple(Row(label, (*numbers, *(_,) * 7), runs(options) if options else ()) for label,
-                    numbers, options in ROWS), notes=("The paper does not say which of its rows "
-                                                      "have 200 proposals and which 500; its "
-                                                      "numbers stand with 200.",
-                                                      "The methods' names are lost in our "
-                                                      "extraction of the paper. The text says "
-                                                      "that jWAE gains 1.5 points of R@1 on the "
-                                                      "embedding networks, and 1.2 points on "
-                                                      "CITE, which settles the rows with code "
-                                                      "here; the others are guessed from the "
-                                                      "references that it names.",
-                                                      "The upper bound is the share of the phrases "
-                                                      "that any proposal reaches.",
-                                                      "jWAE's layers, and the loss of jWAE-MH "
-                                                      "among the regions of a photo, are our "
-                                                      "choice: the paper has neither.",
-                                                      "Phrases are HGLMM vectors of 6,000 numbers, "
-                                                      "as the paper says. Rows on the Embedding "
-                                                      "Network and the Similarity Network with "
-                                                      "jWAE's terms, and with Gaussians, are "
-                                                      "ours."))
+TABLE = Table(
+    "jwae Table 7: phrase localisation, recall of a box with IoU of at least 0.5",
+    (columns("200 proposals", 0), columns("500 proposals", 1)),
+    tuple(
+        Row(label, (*numbers, *(_,) * 7), runs(options) if options else ())
+        for label, numbers, options in ROWS
+    ),
+    notes=(
+        "The paper does not say which of its rows have 200 proposals and which 500; its numbers "
+        "stand with 200.",
+        "The methods' names are lost in our extraction of the paper. The text says that jWAE gains "
+        "1.5 points of R@1 on the embedding networks, and 1.2 points on CITE, which settles the "
+        "rows with code here; the others are guessed from the references that it names.",
+        "The upper bound is the share of the phrases that any proposal reaches.",
+        "jWAE's layers, and the loss of jWAE-MH among the regions of a photo, are our choice: the "
+        "paper has neither.",
+        "Phrases are HGLMM vectors of 6,000 numbers, as the paper says. Rows on the Embedding "
+        "Network and the Similarity Network with jWAE's terms, and with Gaussians, are ours.",
+    ),
+)
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

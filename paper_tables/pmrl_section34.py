@@ -13,8 +13,9 @@ QUERIES = ("crop description", "image description", "crop", "image")
 SELECTED = Columns("", tuple(
     (heading, tuple((query, f"section34/*/{query}/percent") for query in queries))
     for heading, queries in (("images by text", QUERIES[:2]), ("captions by image", QUERIES[2:]))))
-POINT, GAUSSIAN = (Run("coco", name, judge=VG + "selection") for name in ("vse++",
-                                                                          "gcie_wasserstein"))
+POINT, GAUSSIAN = (
+    Run("coco", name, judge=VG + "selection") for name in ("vse++", "gcie_wasserstein")
+)
 TABLE = Table("pmrl section 3.4: percent of right choices of 2,850, columns by the query",
               (SELECTED,), (Row("GCIE-best", (61, 77, 82, 53), (GAUSSIAN,)),
                             Row("VSE++", (58, 69, 97, 13), (POINT,))))

@@ -63,19 +63,30 @@ class Scale:
     folds: bool = True
 
 
-SCALES = {"full": Scale("the papers' setting"), "demo": Scale("drawn scenes, small models, a few "
-                                                              "epochs: shows that the table runs, "
-                                                              "not what the methods do", 16,
-                                                              "--num_epochs 4 --batch_size 64 "
-                                                              "--log_step 1000 --val_step 100000 "
-                                                              "--workers 0", "--learning_rate 2e-3 "
-                                                              "--lr_update 3", "--num_epochs 2",
-                                                              "--num_epochs 1 --learning_rate 1e-4",
-                                                              2, False),
-          "f8k": Scale(
-    "Flickr8k's features, half the embedding and 10 epochs: not the papers' data", 2,
-    "--num_epochs 10 --amp bf16", "--learning_rate 1e-3 --lr_update 6", "",
-    "--num_epochs 3 --learning_rate 1e-4", 1, False)}
+SCALES = {
+    "full": Scale("the papers' setting"),
+    "demo": Scale(
+        "drawn scenes, small models, a few epochs: shows that the table runs, not what the methods "
+        "do",
+        16,
+        "--num_epochs 4 --batch_size 64 --log_step 1000 --val_step 100000 --workers 0",
+        "--learning_rate 2e-3 --lr_update 3",
+        "--num_epochs 2",
+        "--num_epochs 1 --learning_rate 1e-4",
+        2,
+        False,
+    ),
+    "f8k": Scale(
+        "Flickr8k's features, half the embedding and 10 epochs: not the papers' data",
+        2,
+        "--num_epochs 10 --amp bf16",
+        "--learning_rate 1e-3 --lr_update 6",
+        "",
+        "--num_epochs 3 --learning_rate 1e-4",
+        1,
+        False,
+    ),
+}
 DEMO_SIZE = 200                       # training images; the test set has half as many
 
 
@@ -149,8 +160,9 @@ def listed(options: str) -> list[str]:
 def evaluation_options(run: Run, scale: str) -> str:
     """The options of evaluate.py for a run, with {data} in place of the data path."""
     folder, _, common = DATA[run.test or run.data][scale]
-    words = f"{common} {run.evaluate}" if SCALES[scale].folds else run.evaluate.replace("--fold5",
-                                                                                        "")
+    words = (
+        f"{common} {run.evaluate}" if SCALES[scale].folds else run.evaluate.replace("--fold5", "")
+    )
     coco, cxc = ("demo_coco", "demo_cxc") if scale == "demo" else ("coco", "cxc")
     words = words.replace("--cxc", f"--cxc --cxc_path {{data}}/{cxc}").replace(
         "--pmrp", f"--pmrp --instances {{data}}/{coco}/annotations/instances_val2014.json")
@@ -193,9 +205,11 @@ class Step:
     def done(self) -> bool:
         if self.folder:
             return trained(self.folder) and not self.differs
-        return os.path.exists(self.target) and not (self.after and os.path.exists(self.after)
-                                                    and os.path.getmtime(self.after)
-                                                    > os.path.getmtime(self.target))
+        return os.path.exists(self.target) and not (
+            self.after
+            and os.path.exists(self.after)
+            and os.path.getmtime(self.after) > os.path.getmtime(self.target)
+        )
 
     @property
     def differs(self) -> list[str]:
@@ -215,9 +229,13 @@ class Step:
             return ["config.yaml"]
         wanted = vars(opt)
         for options in (wanted, stored):                    # paths to the same folder may differ
-            options.update({key: os.path.basename(options[key]) for key in ("init_from",
-                                                                            "word_vectors")
-                            if options.get(key)})
+            options.update(
+                {
+                    key: os.path.basename(options[key])
+                    for key in ("init_from", "word_vectors")
+                    if options.get(key)
+                }
+            )
         by_data = {"img_enc", "img_dim", "n_regions", "txt_dim", *MAY_CHANGE}
         return [f"--{key} {value}, now {wanted[key]}" for key, value in stored.items()
                 if key in wanted and key not in by_data and wanted[key] != value]
@@ -246,9 +264,9 @@ def trained(folder: str) -> bool:
     """Whether the training of a run is complete."""
     try:
         with open(os.path.join(folder, "log.txt"), encoding="utf-8") as f:
-            return "done: best" in (f.readlines()
-                                    or [""])[-1] and os.path.exists(os.path.join(folder,
-                                                                                 "model_best.pt"))
+            return "done: best" in (f.readlines() or [""])[-1] and os.path.exists(
+                os.path.join(folder, "model_best.pt")
+            )
     except FileNotFoundError:
         return False
 

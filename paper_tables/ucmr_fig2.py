@@ -21,17 +21,15 @@ def panel(side: str) -> Columns:
                                 for item in "ac")) for percent in PERCENT))
 
 
-TABLE = Table("ucmr Fig. 2: uncertainty by area threshold", (panel("images"), panel("captions")),
-              (Row("VSE++ ours", (None,) * 4 * len(PERCENT), (RUN,)),), notes=("The paper draws "
-                                                                               "curves and "
-                                                                               "prints no "
-                                                                               "numbers. Image "
-                                                                               "C lies above "
-                                                                               "image A at "
-                                                                               "every "
-                                                                               "threshold, "
-                                                                               "caption C below "
-                                                                               "caption A.",))
+TABLE = Table(
+    "ucmr Fig. 2: uncertainty by area threshold",
+    (panel("images"), panel("captions")),
+    (Row("VSE++ ours", (None,) * 4 * len(PERCENT), (RUN,)),),
+    notes=(
+        "The paper draws curves and prints no numbers. Image C lies above image A at every "
+        "threshold, caption C below caption A.",
+    ),
+)
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

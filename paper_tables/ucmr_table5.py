@@ -44,15 +44,26 @@ NUMBERS = (              # for each model: KL, min KL, Wasserstein; for each of 
     (76.4, 96.5, 98.9, 63.1, 91.2, 95.9, 522.0),
     (77.3, 97.1, 98.7, 63.7, 91.2, 96.0, 524.0))
 SETTINGS = [(model, metric, shape) for model in MODELS for metric in METRICS for shape in SHAPES]
-TABLE = Table("ucmr Table 5: COCO's validation set", (recalls("full", rsum=True),),
-              tuple(Row(f"{model} ours, {metric}, {shape}", numbers,
-                        (MODELS[model](METRICS[metric] + SHAPES[shape]),)) for (model, metric,
-                                                                                shape),
-                    numbers in zip(SETTINGS, NUMBERS, strict=True)), f8k=True,
-              sums=((6, range(6)),), misprints=("VSE++ ours, min KL, ellipsoidal",),
-              notes=("VSE++ ours, min KL, ellipsoidal: rsum is printed as 446.9, which is the rsum "
-                     "of its spherical-avgpool. Its recalls add up to 461.5.", "Our validation set "
-                     "is the first 1,000 images, as in VSE++'s code (--dev_images)."))
+TABLE = Table(
+    "ucmr Table 5: COCO's validation set",
+    (recalls("full", rsum=True),),
+    tuple(
+        Row(
+            f"{model} ours, {metric}, {shape}",
+            numbers,
+            (MODELS[model](METRICS[metric] + SHAPES[shape]),),
+        )
+        for (model, metric, shape), numbers in zip(SETTINGS, NUMBERS, strict=True)
+    ),
+    f8k=True,
+    sums=((6, range(6)),),
+    misprints=("VSE++ ours, min KL, ellipsoidal",),
+    notes=(
+        "VSE++ ours, min KL, ellipsoidal: rsum is printed as 446.9, which is the rsum "
+        "of its spherical-avgpool. Its recalls add up to 461.5.",
+        "Our validation set is the first 1,000 images, as in VSE++'s code (--dev_images).",
+    ),
+)
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

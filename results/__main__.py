@@ -47,11 +47,17 @@ COLUMNS = {"recalls": RECALLS, "short": [RECALLS[k] for k in (0, 2, 3, 5)],
               for side, best in (("t2i", "posterior"), ("i2t", "posterior_grouped"))},
            "sets": [(f"{side} {head}", f"sets/{side}/lac/{key}") for side in ("i2t", "t2i")
                     for head, key in (("coverage", "coverage"), ("mean size", "mean_size"))]}
-COLUMNS["bank"] = [(f"{head}{with_it}", f"protocols/{name}/{path}")
-                   for head, path in (("rsum", "rsum"), ("i2t R@1", "i2t/r1"),
-                                      ("i2t R@10", "i2t/r10"), ("t2i R@1", "t2i/r1"),
-                                      ("t2i R@10", "t2i/r10"))
-                   for name, with_it in (("full", ""), ("bank", ", bank"))]
+COLUMNS["bank"] = [
+    (f"{head}{with_it}", f"protocols/{name}/{path}")
+    for head, path in (
+        ("rsum", "rsum"),
+        ("i2t R@1", "i2t/r1"),
+        ("i2t R@10", "i2t/r10"),
+        ("t2i R@1", "t2i/r1"),
+        ("t2i R@10", "t2i/r10"),
+    )
+    for name, with_it in (("full", ""), ("bank", ", bank"))
+]
 COLUMNS["ambiguity"] = [(head, f"ambiguity/{path}") for head, path in (
     ("captions: entropy", "captions/entropy/rho"),
     ("given words", "captions/entropy/rho_given_words"),
@@ -59,19 +65,28 @@ COLUMNS["ambiguity"] = [(head, f"ambiguity/{path}") for head, path in (
     ("log det Sigma", "captions/log_det_query/rho"), ("trace", "captions/trace_query/rho"),
     ("images: entropy", "images/entropy/rho"), ("each caption", "images/entropy_each/rho"),
     ("deviation", "images/std/rho"), ("log det Sigma", "images/log_det_query/rho"))]
-COLUMNS["sure"] = [(f"{side} {head}" if head == "posterior" else head,
-                    f"confidence/{side}/{path or best}/auroc")
-                   for side, best in (("t2i", "posterior"), ("i2t", "posterior_grouped"))
-                   for head, path in (("posterior", ""), ("log det Sigma", "log_det_query"),
-                                      ("without Sigma", "stacked_without_sigma"),
-                                      ("with", "stacked"))]
+COLUMNS["sure"] = [
+    (f"{side} {head}" if head == "posterior" else head, f"confidence/{side}/{path or best}/auroc")
+    for side, best in (("t2i", "posterior"), ("i2t", "posterior_grouped"))
+    for head, path in (
+        ("posterior", ""),
+        ("log det Sigma", "log_det_query"),
+        ("without Sigma", "stacked_without_sigma"),
+        ("with", "stacked"),
+    )
+]
 COLUMNS["first"] = RECALLS[::3]
 COLUMNS["banked"] = [("rsum, bank", "protocols/bank/rsum")]
-COLUMNS["truth"] = [(f"{side} {head}{whose}", f"protocols/positives{of}/{side}/{key}")
-                    for side in ("i2t", "t2i")
-                    for head, key, whose, of in (("P@1", "r1", "", ""), ("R-P", "rp", "", ""),
-                                                 ("R-P", "rp", ", means", "_mean_only"),
-                                                 ("R-P", "rp", ", dealt", "_shuffled"))]
+COLUMNS["truth"] = [
+    (f"{side} {head}{whose}", f"protocols/positives{of}/{side}/{key}")
+    for side in ("i2t", "t2i")
+    for head, key, whose, of in (
+        ("P@1", "r1", "", ""),
+        ("R-P", "rp", "", ""),
+        ("R-P", "rp", ", means", "_mean_only"),
+        ("R-P", "rp", ", dealt", "_shuffled"),
+    )
+]
 COLUMNS["localisation"] = [
     *((head, f"localisation/{key}") for head, key in (
         ("R@1", "r1"), ("R@5", "r5"), ("R@10", "r10"), ("pointing", "pointing"), ("IoU", "iou"))),

@@ -158,8 +158,9 @@ class Connection:
         with self.asking():
             # Its own alias: pymilvus would share a connection of the same address, and closing one
             # closes both.
-            self.client = pymilvus.MilvusClient(uri=self.path or uri, token=token, timeout=CONNECT,
-                                                alias=uuid.uuid4().hex)
+            self.client = pymilvus.MilvusClient(
+                uri=self.path or uri, token=token, timeout=CONNECT, alias=uuid.uuid4().hex
+            )
             version = self.client.get_server_version(timeout=CONNECT)
         self.lite = version.startswith("milvus_lite")
 

@@ -146,8 +146,9 @@ class Loop:
         if run.state["step"] == run.data.steps:
             run.end_epoch()
             self.batches = None
-        self.batches = self.batches or on_device(run.data.batches(run.state), run.device,
-                                                 run.data.ahead)
+        self.batches = self.batches or on_device(
+            run.data.batches(run.state), run.device, run.data.ahead
+        )
         batch = next(self.batches)
         wait = time.perf_counter() - start
         run.step(batch)

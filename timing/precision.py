@@ -19,9 +19,14 @@ BITS = {"bf16": 7, "tf32": 10}        # of the mantissa; float32 has 23
 SAMPLE = (100, 200)                   # images, captions
 PARTS = 12                            # regions of an image, words of a caption
 LIKE = 0.5                            # cosine of an image and its own captions, as after a training
-COMPARED: dict[str, type[Similarity]] = {**SIMILARITIES, "mls": MLS, "vmf": VonMisesFisher,
-                                         "scan": CrossAttention, "mil": MaxOverParts,
-                                         "match_prob": MatchProbability}
+COMPARED: dict[str, type[Similarity]] = {
+    **SIMILARITIES,
+    "mls": MLS,
+    "vmf": VonMisesFisher,
+    "scan": CrossAttention,
+    "mil": MaxOverParts,
+    "match_prob": MatchProbability,
+}
 # Where the two matrices stand among the arguments of each product.
 PRODUCTS = {torch.ops.aten.mm.default: (0, 1), torch.ops.aten.bmm.default: (0, 1),
             torch.ops.aten.addmm.default: (1, 2), torch.ops.aten.addmm_.default: (1, 2),

@@ -155,12 +155,19 @@ def draw_triplet(axis, triplet: dict, path: str, models: list[Encoder]) -> None:
         captions = model.captions([triplet["caption_a"], triplet["caption_c"]])
         for kind, e in (("crops", images), ("captions", captions)):
             if e.log_var is not None:
-                lines.append("{}, {}: A {:.1f}, C {:.1f}".format(name, kind,
-                                                                 *uncertainty(e).tolist()))
-    axis.text(0, -0.03,
-              "\n".join(part for line in lines for part in textwrap.wrap(line, 48,
-                                                                         subsequent_indent="   ")),
-              va="top", fontsize=8, transform=axis.transAxes)
+                lines.append(
+                    "{}, {}: A {:.1f}, C {:.1f}".format(name, kind, *uncertainty(e).tolist())
+                )
+    axis.text(
+        0,
+        -0.03,
+        "\n".join(
+            part for line in lines for part in textwrap.wrap(line, 48, subsequent_indent="   ")
+        ),
+        va="top",
+        fontsize=8,
+        transform=axis.transAxes,
+    )
 
 
 def own_photo(opt, models: list[Encoder]) -> None:

@@ -32,13 +32,15 @@ from similarities import Embedding, Similarity
 from text import tokenize
 
 FITS = ("stretch", "centre", "pad")
-MEAN, STD = ((np.array(x, np.float32)[:, None, None]) for x in ([0.485, 0.456, 0.406],
-                                                                [0.229, 0.224, 0.225]))
+MEAN, STD = (
+    (np.array(x, np.float32)[:, None, None]) for x in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+)
 SIDE = 224                            # of a network's input, pixels
 SHARD = 4096                          # crops a file of the cache
 DEMO = {960: "demo_scenes global", 192: "demo_scenes regions"}
-DEMO_FOLDERS = [f"{world}{kind}" for world in scenes.WORLDS for kind in ("_precomp",
-                                                                         "_region_precomp")]
+DEMO_FOLDERS = [
+    f"{world}{kind}" for world in scenes.WORLDS for kind in ("_precomp", "_region_precomp")
+]
 
 
 # ---- extractors
@@ -135,9 +137,11 @@ def cut(photo: Image.Image, box, side: int, fit: str) -> np.ndarray:
         scale = side * 256 / SIDE / min(w, h)
         w, h = (round(side * 256 / SIDE) if n == min(box[2:]) else int(n * scale) for n in (w, h))
         left, top = round((w - side) / 2), round((h - side) / 2)
-        return np.asarray(crop.resize((w, h), Image.Resampling.BILINEAR).crop((left, top,
-                                                                               left + side,
-                                                                               top + side)))
+        return np.asarray(
+            crop.resize((w, h), Image.Resampling.BILINEAR).crop(
+                (left, top, left + side, top + side)
+            )
+        )
     if max(w, h) > side:
         w, h = (max(1, round(n * side / max(w, h))) for n in (w, h))
         crop = crop.resize((w, h), Image.Resampling.BILINEAR)
@@ -220,9 +224,12 @@ def fill(cache: Cache, extractor: Extractor, wanted: list[tuple[str, tuple, str]
             pixels.append(cut(opened[path], box, extractor.side, extractor.fit))
         return np.stack(pixels)
     chunks = [work[k:k + batch] for k in range(0, len(work), batch)]
-    with ThreadPoolExecutor(1) as pool, tqdm(total=len(work),
-                                             desc=f"crops, {extractor.name.split()[0]}",
-                                             disable=None, leave=False) as bar:
+    with (
+        ThreadPoolExecutor(1) as pool,
+        tqdm(
+            total=len(work), desc=f"crops, {extractor.name.split()[0]}", disable=None, leave=False
+        ) as bar,
+    ):
         coming = pool.submit(load, chunks[0]) if chunks else None
         for k, chunk in enumerate(chunks):
             pixels = coming.result()
@@ -250,8 +257,10 @@ class Encoder(Trained):
     def __init__(self, run: str, device, cache: str | None = None, extractor: str | None = None,
                  fit: str | None = None, weights: str | None = None, vocab: str | None = None):
         super().__init__(run, device, vocab=vocab)
-        check(not self.options.text_features, f"{run} reads ready features of captions and knows "
-                                              "no words; give a model of words")
+        check(
+            not self.options.text_features,
+            f"{run} reads ready features of captions and knows no words; give a model of words",
+        )
         self.extractor = extractor_for(self, extractor, fit, weights)
         self.cache, self.contents = Cache(cache, self.extractor), {}
 

@@ -194,8 +194,9 @@ def read_regions(folder: str) -> Regions:
     return sorted_by_size(image_ids, sizes, files, image, boxes, ids, phrases, empty, counts)
 
 
-def packed(path: str, images: list, numbers: list, ids: list) -> tuple[np.ndarray, np.ndarray,
-                                                                       np.ndarray]:
+def packed(
+    path: str, images: list, numbers: list, ids: list
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Lists -> image (r,) int32, box (r, 4) int32 in whole pixels, region id (r,) int64. Raises
     InputError for bad numbers."""
     try:
@@ -251,16 +252,19 @@ def largest(regions: Regions, percent: float, strict: bool) -> np.ndarray:
 def overlap(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """IoU of boxes (..., 4), which broadcast: (...), 0 .. 1."""
     a, b = a.astype(np.float64), b.astype(np.float64)
-    sides = np.minimum(a[..., :2] + a[..., 2:], b[..., :2] + b[..., 2:]) - np.maximum(a[..., :2],
-                                                                                      b[..., :2])
+    sides = np.minimum(a[..., :2] + a[..., 2:], b[..., :2] + b[..., 2:]) - np.maximum(
+        a[..., :2], b[..., :2]
+    )
     shared = np.maximum(sides, 0).prod(-1)
     return shared / (a[..., 2:].prod(-1) + b[..., 2:].prod(-1) - shared)
 
 
 def around(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The smallest boxes (..., 4) around both."""
-    low, high = np.minimum(a[..., :2], b[..., :2]), np.maximum(a[..., :2] + a[..., 2:],
-                                                               b[..., :2] + b[..., 2:])
+    low, high = (
+        np.minimum(a[..., :2], b[..., :2]),
+        np.maximum(a[..., :2] + a[..., 2:], b[..., :2] + b[..., 2:]),
+    )
     return np.concatenate([low, high - low], -1)
 
 
@@ -338,8 +342,9 @@ def sample(regions: Regions, files: list, usable: np.ndarray, count: int, seed: 
     there = np.array([files[i] is not None for i in order], bool)
     if skip_missing:
         last = np.flatnonzero(there)[:count]
-        return order[there][:count], int((~there[:last[-1] + 1 if len(last) == count
-                                                 else len(there)]).sum())
+        return order[there][:count], int(
+            (~there[: last[-1] + 1 if len(last) == count else len(there)]).sum()
+        )
     missing = order[:count][~there[:count]]
     if len(missing):
         i = missing[0]
@@ -375,33 +380,50 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
                              f"image has two regions smaller than {percent:g} percent of "
                              f"it{others}; give larger thresholds")
     counts["images_with_all_triplets"] = int(usable.sum())
-    picked, counts["photos_missing_triplets"] = sample(regions, files, usable, images, seed,
-                                                       "triplets", skip_missing, folder)
+    picked, counts["photos_missing_triplets"] = sample(
+        regions, files, usable, images, seed, "triplets", skip_missing, folder
+    )
     for percent, (a, b) in pairs.items():                  # their crops A and C are one
         box_a, box_b = regions.boxes[a[picked]], regions.boxes[b[picked]]
-        counts[f"triplets_with_b_inside_a_{percent:g}"] = int((around(box_a, box_b)
-                                                               == box_a).all(1).sum())
+        counts[f"triplets_with_b_inside_a_{percent:g}"] = int(
+            (around(box_a, box_b) == box_a).all(1).sum()
+        )
     three = crops(regions, max_iou)
     counts["images_with_three_crops"] = int((three[:, 0] >= 0).sum())
-    whole, counts["photos_missing_wholes"] = sample(regions, files, three[:, 0] >= 0, wholes, seed,
-                                                    "wholes", skip_missing, folder)
+    whole, counts["photos_missing_wholes"] = sample(
+        regions, files, three[:, 0] >= 0, wholes, seed, "wholes", skip_missing, folder
+    )
     if not len(picked):
         raise InputError(f"none of the {int(usable.sum())} images with triplets has a photo in "
                          f"{folder}; put the photos in {', '.join(FOLDERS[:3])} below it")
 
     described = [described_whole(regions, i, three[i]) for i in whole]
     used = sorted({*picked.tolist(), *whole.tolist()})
-    return {"format": FORMAT, "folder": os.path.abspath(folder), "seed": seed,
-            "thresholds": list(pairs), "asked": {"images": images, "wholes": wholes,
-                                                 "skip_missing": skip_missing}, "largest": LARGEST,
-            "crops": CROPS, "crop_percent": SHARE, "max_iou": max_iou, "counts": counts,
-            "images": {str(regions.image_ids[i]): {"file": files[i],
-                                                   "width": int(regions.sizes[i, 0]),
-                                                   "height": int(regions.sizes[i, 1])}
-                       for i in used},
-            "triplets": {f"{percent:g}": [described_triplet(regions, i, a[i], b[i]) for i in picked]
-                         for percent, (a, b) in pairs.items()},
-            "wholes": described}
+    return {
+        "format": FORMAT,
+        "folder": os.path.abspath(folder),
+        "seed": seed,
+        "thresholds": list(pairs),
+        "asked": {"images": images, "wholes": wholes, "skip_missing": skip_missing},
+        "largest": LARGEST,
+        "crops": CROPS,
+        "crop_percent": SHARE,
+        "max_iou": max_iou,
+        "counts": counts,
+        "images": {
+            str(regions.image_ids[i]): {
+                "file": files[i],
+                "width": int(regions.sizes[i, 0]),
+                "height": int(regions.sizes[i, 1]),
+            }
+            for i in used
+        },
+        "triplets": {
+            f"{percent:g}": [described_triplet(regions, i, a[i], b[i]) for i in picked]
+            for percent, (a, b) in pairs.items()
+        },
+        "wholes": described,
+    }
 
 
 def described_triplet(regions: Regions, i: int, a: int, b: int) -> dict:
@@ -435,10 +457,12 @@ def read_manifest(path: str) -> dict:
                               and all(len(t[box]) == 4 for box in "abc")
                               and all(isinstance(t[f"caption_{which}"], str) for which in "abc")
                               for t in items)
-        sound = sound and all(str(w["image"]) in manifest["images"] and isinstance(w["description"],
-                                                                                   str)
-                              and len(w["crops"]) == len(w["captions"]) == manifest["crops"]
-                              for w in manifest["wholes"])
+        sound = sound and all(
+            str(w["image"]) in manifest["images"]
+            and isinstance(w["description"], str)
+            and len(w["crops"]) == len(w["captions"]) == manifest["crops"]
+            for w in manifest["wholes"]
+        )
     except (TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{path} is no manifest of format {FORMAT}; write one with python -m "
                          f"vg_experiments.prepare ({reason(error)})") from error

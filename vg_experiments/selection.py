@@ -117,8 +117,9 @@ def section34(model: Encoder, manifest: dict, wholes: list[dict], folder: str | 
     paths = [photo_path(manifest, w["image"], folder) for w in wholes]
     boxes = [(path, tuple(w["crops"][j])) for j in range(m) for path, w in zip(paths, wholes)]
     boxes += [(path, whole_box(manifest, w["image"])) for path, w in zip(paths, wholes)]
-    texts = [w["captions"][j] for j in range(m) for w in wholes] + [w["description"]
-                                                                    for w in wholes]
+    texts = [w["captions"][j] for j in range(m) for w in wholes] + [
+        w["description"] for w in wholes
+    ]
     crop, image = np.arange(m * n), m * n + np.tile(np.arange(n), m)
     hits = judge(model, boxes, texts, seed, (crop, image, crop, image))
     return {name: np.stack(np.split(values[[2, 3, 0, 1]], m, 1)) for name, values in hits.items()}
@@ -134,8 +135,10 @@ def table(kind: str, hits: dict[str, np.ndarray]) -> dict:
         each = 100.0 * values.sum(0)                                                # (4, N)
         pairs = {MEANS[kind][k]: each[2 * k:2 * k + 2].mean(0) for k in (0, 1)}
         counts = np.full(values.shape[2], float(len(values)))
-        return {name: (total, counts) for name, total in {**dict(zip(QUERIES[kind], each)),
-                                                          **pairs}.items()}
+        return {
+            name: (total, counts)
+            for name, total in {**dict(zip(QUERIES[kind], each)), **pairs}.items()
+        }
     first = totals(next(iter(hits.values())))
     result = {}
     for row, values in hits.items():
@@ -143,10 +146,15 @@ def table(kind: str, hits: dict[str, np.ndarray]) -> dict:
         alone = paired_bootstrap({k: (np.zeros_like(v), n) for k, (v, n) in this.items()}, this, {},
                                  samples=2000)
         both = paired_bootstrap(first, this, {}, samples=2000)
-        result[row] = {k: {"percent": alone[k]["b"], "low": alone[k]["low"],
-                           "high": alone[k]["high"],
-                           "difference": {x: both[k][x] for x in ("difference", "low", "high",
-                                                                  "p")}} for k in this}
+        result[row] = {
+            k: {
+                "percent": alone[k]["b"],
+                "low": alone[k]["low"],
+                "high": alone[k]["high"],
+                "difference": {x: both[k][x] for x in ("difference", "low", "high", "p")},
+            }
+            for k in this
+        }
     return result
 
 

@@ -85,19 +85,24 @@ def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], folder: s
         boxes = [(photo_path(manifest, t["image"], folder), tuple(t[which])) for which in "ac"
                  for t in triplets]
         values = uncertainty(model.crops(boxes)).double().cpu().numpy()  # (2 n,): all A, then all C
-        report["images"] = {percent: compare(values[low:high], values[n + low:n + high],
-                                             SIGNS["images"], rng) for percent, low,
-                            high in zip(triplets_at, ends, ends[1:])}
-        areas = [b[1][2] * b[1][3] / np.prod([manifest["images"][str(t["image"])][side]
-                                             for side in ("width", "height")])
-                 for b, t in zip(boxes, [*triplets, *triplets])]
+        report["images"] = {
+            percent: compare(values[low:high], values[n + low : n + high], SIGNS["images"], rng)
+            for percent, low, high in zip(triplets_at, ends, ends[1:])
+        }
+        areas = [
+            b[1][2]
+            * b[1][3]
+            / np.prod([manifest["images"][str(t["image"])][side] for side in ("width", "height")])
+            for b, t in zip(boxes, [*triplets, *triplets])
+        ]
         report["rho_area"] = spearman(values, np.array(areas))
     if model.model.text_tower.gaussian:
         texts = [t[f"caption_{which}"] for which in "ac" for t in triplets]
         values = uncertainty(model.captions(texts)).double().cpu().numpy()
-        report["captions"] = {percent: compare(values[low:high], values[n + low:n + high],
-                                               SIGNS["captions"], rng) for percent, low,
-                              high in zip(triplets_at, ends, ends[1:])}
+        report["captions"] = {
+            percent: compare(values[low:high], values[n + low : n + high], SIGNS["captions"], rng)
+            for percent, low, high in zip(triplets_at, ends, ends[1:])
+        }
         report["rho_words"] = spearman(values, np.array([len(tokenize(text)) for text in texts]))
     if not report:
         raise InputError(f"{model.path} is a point model (--sim {model.options.sim}) and has no "
@@ -123,8 +128,9 @@ def draw_rows(reports: dict[str, dict], axes) -> None:
             percents = [float(percent) for percent in report[side]]
             for which, colour in (("a", "tab:blue"), ("c", "tab:red")):
                 intervals = [entry[which] for entry in report[side].values()]
-                mean, low, high = (np.array([x[key] for x in intervals]) for key in ("mean", "low",
-                                                                                     "high"))
+                mean, low, high = (
+                    np.array([x[key] for x in intervals]) for key in ("mean", "low", "high")
+                )
                 axis.errorbar(percents, mean, [mean - low, high - mean], color=colour, marker="o",
                               capsize=3, label=f"{side[:-1]} {which.upper()}")
             pooled = [np.mean([entry["a"]["mean"], entry["c"]["mean"]])
