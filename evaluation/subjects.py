@@ -83,19 +83,13 @@ def order_like(mine: Items, theirs: Items) -> Order:
                              "word, so the items are taken for the same")
         return Order(rows, np.arange(len(mine.owner)), notes)
     names = alike(mine.image_names, theirs.image_names)
-    images = matched(
-        mine, theirs, "image", (("ids", mine.image_ids, theirs.image_ids), ("names", *names)), notes
-    )
+    known = (("ids", mine.image_ids, theirs.image_ids), ("names", *names))
+    images = matched(mine, theirs, "image", known, notes)
     rows = rows if images is None else images
     place = np.empty(len(rows), np.int64)                             # of each of mine among theirs
     place[rows] = np.arange(len(rows))
-    captions = matched(
-        mine,
-        theirs,
-        "caption",
-        (("ids", mine.caption_ids, theirs.caption_ids), ("texts", *texts(mine, theirs, place))),
-        notes,
-    )
+    known = (("ids", mine.caption_ids, theirs.caption_ids), ("texts", *texts(mine, theirs, place)))
+    captions = matched(mine, theirs, "caption", known, notes)
     if captions is None and not mine.assumed:
         wrong = np.flatnonzero(place[mine.owner] != theirs.owner)
         if len(wrong):

@@ -397,7 +397,6 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
         raise InputError(f"none of the {int(usable.sum())} images with triplets has a photo in "
                          f"{folder}; put the photos in {', '.join(FOLDERS[:3])} below it")
 
-    described = [described_whole(regions, i, three[i]) for i in whole]
     used = sorted({*picked.tolist(), *whole.tolist()})
     return {
         "format": FORMAT,
@@ -410,20 +409,16 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
         "crop_percent": SHARE,
         "max_iou": max_iou,
         "counts": counts,
-        "images": {
-            str(regions.image_ids[i]): {
-                "file": files[i],
-                "width": int(regions.sizes[i, 0]),
-                "height": int(regions.sizes[i, 1]),
-            }
-            for i in used
-        },
-        "triplets": {
-            f"{percent:g}": [described_triplet(regions, i, a[i], b[i]) for i in picked]
-            for percent, (a, b) in pairs.items()
-        },
-        "wholes": described,
+        "images": {str(regions.image_ids[i]): described_photo(regions, files, i) for i in used},
+        "triplets": {f"{percent:g}": [described_triplet(regions, i, a[i], b[i]) for i in picked]
+                     for percent, (a, b) in pairs.items()},
+        "wholes": [described_whole(regions, i, three[i]) for i in whole],
     }
+
+
+def described_photo(regions: Regions, files, i: int) -> dict:
+    width, height = regions.sizes[i].tolist()
+    return {"file": files[i], "width": int(width), "height": int(height)}
 
 
 def described_triplet(regions: Regions, i: int, a: int, b: int) -> dict:
