@@ -58,7 +58,7 @@ class Models(NamedTuple):
 
 class PostHoc(NamedTuple):
     """Variances for points that are trained already (`variances`)."""
-    kind: str                         # laplace or knn
+    kind: str                         # volume, laplace or knn
     neighbours: int
     train: str | None = None          # of embeddings: a file of those of training pairs
     dev: str | None = None            # and one that the temperature is fitted on, in place of these
@@ -237,7 +237,13 @@ def variances_of(models: Models, where: Where, how: How, asked: PostHoc) -> Vari
         variances.refuse_gaussian(model.image_tower.gaussian or model.text_tower.gaussian, path,
                                   asked.kind)
         drawn, scale = bank.draw(owner, len(run.split.images)), None
-        if asked.kind == "knn":
+        if asked.kind == "volume":
+            drawn = bank.draw(owner, len(run.split.images), variances.BANK)
+            dev = members_on(one, own, how, "dev")
+            sides = variances.fit_volume(similarity, run.encode(how, drawn)[1],
+                                         owner[drawn.captions], dev.members[0].captions,
+                                         dev.caption_image)
+        elif asked.kind == "knn":
             sides = variances.fit_knn(similarity, *run.encode(how, drawn), asked.neighbours)
         else:
             variances.refuse_no_cosine(similarity, path)
@@ -375,6 +381,11 @@ def variances_from(train: Subject, dev: Subject, asked: PostHoc) -> Variances:
     """Variances fitted to embeddings of training pairs. The softmax of Laplace's approximation has
     the temperature of `dev`."""
     similarity, *both = train.members[0]
+    if asked.kind == "volume":
+        sides = variances.fit_volume(similarity, both[1], train.caption_image,
+                                     dev.members[0].captions, dev.caption_image)
+        sizes = train.n_images, len(train.caption_image)
+        return variances.gathered("volume", [Fit(train.name, sides, train.name, *sizes, None)])
     drawn, owner, scale = bank.draw(train.caption_image, train.n_images), train.caption_image, None
     if asked.kind == "laplace":
         variances.refuse_no_cosine(similarity, train.name)

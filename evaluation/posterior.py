@@ -330,3 +330,52 @@ def temperature(scores: torch.Tensor, right: torch.Tensor, each: bool = False) -
     minimum = optimize.minimize_scalar(loss, bounds=(grid[lowest - 1], grid[lowest + 1]),
                                        method="bounded", options={"xatol": 1e-7})
     return float(np.exp(minimum.x))
+
+
+# ---- the probability of a pair, by itself
+
+class Sigmoid(NamedTuple):
+    """p = sigmoid(slope x + bias)."""
+    slope: float
+    bias: float
+
+    def __call__(self, x):
+        return (self.slope * x + self.bias).sigmoid()
+
+    @classmethod
+    def fit(cls, x: torch.Tensor, right: torch.Tensor) -> "Sigmoid":
+        """The least mean log loss (Platt 1999) of x (K,), of which `right` (K,) are, bool or shares
+        in [0, 1]. Newton's method in float64; the loss is convex. Raises InputError where x does
+        not tell them apart."""
+        x, y = x.double(), right.double()
+        mean, std = x.mean(), x.std()
+        check(std > 0 and 0 < y.mean() < 1, "all scores are equal, or all pairs right or wrong, so "
+                                            "no probability of a pair fits them")
+        z = torch.stack([(x - mean) / std, torch.ones_like(x)])                     # (2, K)
+        w = torch.stack([torch.zeros(()), y.mean().logit()]).to(z)
+        for _ in range(100):
+            p = (w @ z).sigmoid()
+            bend = (z * (p * (1 - p) + 1e-9)) @ z.T
+            step = torch.linalg.solve(bend, z @ (p - y))
+            w = w - step.clamp(-5, 5)
+            if step.abs().max() < 1e-9:
+                break
+        slope = float(w[0] / std)
+        return cls(slope, float(w[1] - slope * mean))
+
+
+@torch.no_grad()
+def of_pairs(rows: Rows) -> Sigmoid:
+    """The probability that an item is a query's own, from its score alone: fitted to whole rows at
+    random, own items against all others."""
+    scores, right = sample_scores(rows)
+    few = max(1, ELEMENTS // scores.shape[1])
+    scores, right = scores[:few], right[:few]
+    return Sigmoid.fit(scores.reshape(-1), right.reshape(-1))
+
+
+@torch.no_grad()
+def expected(rows: Rows, pair: Sigmoid) -> np.ndarray:
+    """How many items of the gallery fit each query: the sum of their probabilities (Q,)."""
+    return np.concatenate([pair(rows.scores(*block)).sum(1).cpu().numpy()
+                           for block in rows.blocks()])

@@ -36,6 +36,7 @@ class Items:
     data_name: str = ""
     split: str = ""                   # "dev" for val; nothing where it is not known
     assumed: bool = False           # `owner` is a guess: as many captions for every image, in order
+    caption_names: list[str] | None = None    # M names NAME#K: caption K, from 0, of photo NAME
 
 
 class Order(NamedTuple):
@@ -58,7 +59,7 @@ def of_split(split, data_name: str) -> Items:
     caption_ids = None if split.caption_ids is None else list(map(int, split.caption_ids))
     return Items(split.source, split.caption_image, len(split.images), ids if numbered else None,
                  names, caption_ids, split.captions, data_name, "dev" if split.name == "val"
-                 else split.name)
+                 else split.name, caption_names=split.caption_names)
 
 
 def order_like(mine: Items, theirs: Items) -> Order:

@@ -54,6 +54,7 @@ from features.boxes import PhotoBoxes
 from features.hglmm import load_arrays
 from features.store import ALL, SPLITS, How, PhotoFeatures, record_extractor
 from files.entities import SPLITS as PHRASE_SPLITS
+from files.layouts import named_splits
 from files.reading import checksum, holds_arrays
 from files.shards import numbered
 from files.writing import locked, mapped, output, save_array, save_arrays, save_json, save_lines
@@ -350,7 +351,7 @@ def extract_captions(opt, kinds: dict) -> None:
     present = [split for split in SPLITS if os.path.isfile(os.path.join(to, f"{split}_caps.txt"))]
     read = partial(read_split, opt.data_path, opt.data_name, dev_images=0, text_only=True)
     splits = {split: read(split).require_sound(images=False)
-              for split in opt.splits or present or DEFAULT}
+              for split in opt.splits or present or named_splits(to) or DEFAULT}
     if any(isinstance(split.images, Photos) for split in splits.values()):
         raise InputError(f"--data_name {opt.data_name} holds photos, and features of captions are "
                          "read beside precomputed ones; write those first with features.extract "

@@ -2,7 +2,9 @@
 Karpathy's JSON of photos.
 
 `{split}_caps.txt` and `{split}_ims.npy` are precomputed features, `annotations/` holds COCO's
-captions and ids files, and a `dataset_*.json` beside `images/` is in Karpathy's layout.
+captions and ids files, and a `dataset_*.json` beside `images/` is in Karpathy's layout. Beside
+features without `{split}_caps.txt`, `captions.tsv` has the form of Flickr8k's tokens, NAME#K, a tab
+and a text a line: any number of captions of the photos that `{split}_ids.txt` names.
 """
 import glob
 import os
@@ -15,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 import inputs
-from cli import InputError, reason
+from cli import InputError, check, reason
 from devices.share import Share
 from files import shards
 from files.reading import (
@@ -31,6 +33,7 @@ from files.reading import (
 from inputs import CaptionFeatures, Features, NoImages, Photos, Tokens, TrigramTokens, encode_captions
 from text import Vocabulary, tokenize
 
+NAMED = "captions.tsv"
 LONGEST = 10_000                   # words of a caption; a longer one would take the network minutes
 
 
@@ -76,6 +79,7 @@ class Split:
     extractors: dict | None = None  # what made the features, {"ims": name, ...}, from features.json
     # sentences for whoever reads a result on this split
     notes: list[str] = field(default_factory=list)
+    caption_names: list[str] | None = None        # M names NAME#K, where a file gives them
 
     @cached_property
     def words(self) -> list[list[str]]:
@@ -199,6 +203,8 @@ def read_precomputed(root: str, split: str, text_only: bool = False,
 
     def path(end: str) -> str:
         return os.path.join(root, f"{split}_{end}")
+    if not os.path.isfile(path("caps.txt")) and os.path.isfile(os.path.join(root, NAMED)):
+        return read_named(root, split, text_features)
     if (not glob.glob(os.path.join(root, "*_caps.txt"))
             and os.path.isfile(os.path.join(root, "all_photos.json"))):
         raise InputError(f"{root} holds photos without captions, which can be searched; to train on"
@@ -240,6 +246,49 @@ def read_precomputed(root: str, split: str, text_only: bool = False,
                  ids or as_integers(names) or names or None,
                  np.array(caption_ids, np.int64) if caption_ids else None, names or None, text,
                  inputs.extractors(root) or None, notes)
+
+
+def read_named(root: str, split: str, text_features: str | None = None) -> Split:
+    """Features of photos by name, and the captions of NAMED that are of these photos. Raises
+    InputError on a line of another form, a name twice, and where no caption is of a photo."""
+    source = os.path.join(root, NAMED)
+    others = ", ".join(named_splits(root))
+    check(shards.there(os.path.join(root, f"{split}_ims.npy")),
+          f"{root} has no features {split}_ims.npy; its captions are of {others or 'no split'}, so "
+          f"give --split {others or 'NAME'}")
+    names = read_lines(_need(os.path.join(root, f"{split}_ids.txt")))
+    images, rows = Features(os.path.join(root, f"{split}_ims.npy")), {}
+    check(len(set(names)) == len(names) == len(images),
+          f"{root}/{split}_ids.txt gives {len(set(names)):,} names in {len(names):,} lines for the "
+          f"{len(images):,} photos of {split}_ims.npy; give every photo one of its own")
+    place = {name: row for row, name in enumerate(names)}
+    lines = read_lines(source)
+    for number, line in enumerate(lines, 1):
+        name, tab, text = line.partition("\t")
+        photo, mark, k = name.rpartition("#")
+        check(tab and mark and k.isdigit() and name not in rows,
+              f"{source}, line {number}: {ascii(line[:60])} is no new NAME#K, tab, text; write "
+              "every caption once, as in Flickr8k.token.txt")
+        if photo in place:
+            rows[name] = place[photo], text
+    check(rows, f"{source} has no caption of the {len(names):,} photos of {split}_ids.txt; give "
+                "captions and photos that belong together")
+    owner, captions = zip(*rows.values())
+    left = len(lines) - len(rows)
+    text = (read_text_features(os.path.join(root, f"{split}_{text_features}.npy"), list(captions),
+                               source) if text_features else None)
+    notes = [f"{left:,} captions of {source} are of other photos and left out"] if left else []
+    return Split(split, images, list(captions), np.array(owner), source, names, None, names, text,
+                 inputs.extractors(root) or None, notes, list(rows))
+
+
+def named_splits(root: str) -> list[str]:
+    """The splits whose captions are in NAMED: those with names of photos and no captions of their
+    own."""
+    splits = [os.path.basename(path).removesuffix("_ids.txt")
+              for path in sorted(glob.glob(os.path.join(root, "*_ids.txt")))]
+    return [split for split in splits if os.path.isfile(os.path.join(root, NAMED))
+            and not os.path.isfile(os.path.join(root, f"{split}_caps.txt"))]
 
 
 def _one_an_image(x: list, n: int, count: int, path: str) -> list:
