@@ -280,7 +280,7 @@ OBJECTIVES: dict[str, Callable] = {
     "match": lambda opt, sim: Match(sim.logits, opt.pseudo_positives, opt.label_smoothing),
     "nll": lambda opt, _: SampledNLL(opt.gamma, opt.negatives, opt.negative_source == "set"),
     "mse": lambda *_: None, "two_branch": lambda *_: None, "logistic": lambda *_: PairLogistic(),
-    "probvlm": lambda *_: None}
+    "probvlm": lambda *_: None, "volume": lambda *_: None}
 
 
 def build_objective(opt, similarity: Similarity) -> nn.Module | None:

@@ -43,6 +43,7 @@ from methods.heads import (
     Inclusion,
     ProbVLMLoss,
     VarianceLayers,
+    Volume,
     VonMisesFisher,
 )
 from methods.labelled import LabelledTwoBranch, build_labelled_objective
@@ -444,6 +445,7 @@ def build_pair_terms(opt, vocab, regions: int,
         "two_branch": (1.0 * (opt.loss == "two_branch"), two_branch),
         "concepts": (PENALTY * (opt.sim == "cite"), lambda: similarity.penalty),
         "probvlm": (1.0 * (opt.loss == "probvlm"), ProbVLMLoss),
+        "volume": (1.0 * (opt.loss == "volume"), Volume),
         "vib": (opt.vib, lambda: information_bottleneck),
         "inclusion": (opt.inclusion, Inclusion),
         "captioner": (opt.captioner, lambda: Captioner(

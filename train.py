@@ -212,6 +212,10 @@ class Training:
             self.stateful["average"] = self.average
         if opt.resume is not None:
             self.restore(start)
+        if opt.loss == "volume":
+            from evaluation.variances import training_shares  # no other training needs it
+            self.model.terms["volume"].shares = training_shares(
+                self.model, data.train, data.dev, data.tokens, device)
 
     @property
     def judged(self):
@@ -283,7 +287,9 @@ class Training:
             folder.log.say(f"warning: two {side} have a mean cosine of {cosine:.3f}, so nearly all "
                            "are one point; if that stays so, lower --learning_rate"
                            + warmup * opt.max_violation)
-        better = result["rsum"] > state["best_rsum"]
+        # of variances around frozen means, which rank nothing, the last are the best
+        better = result["rsum"] > state["best_rsum"] or (
+            opt.freeze_means and result["rsum"] == state["best_rsum"])
         if opt.select == "hbr":
             better = not 0 < state["best_hbr"] <= result["hbr"]
         if not state["step"] and better:

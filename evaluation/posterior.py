@@ -344,24 +344,35 @@ class Sigmoid(NamedTuple):
 
     @classmethod
     def fit(cls, x: torch.Tensor, right: torch.Tensor) -> "Sigmoid":
-        """The least mean log loss (Platt 1999) of x (K,), of which `right` (K,) are, bool or shares
-        in [0, 1]. Newton's method in float64; the loss is convex. Raises InputError where x does
-        not tell them apart."""
-        x, y = x.double(), right.double()
-        mean, std = x.mean(), x.std()
-        check(std > 0 and 0 < y.mean() < 1, "all scores are equal, or all pairs right or wrong, so "
-                                            "no probability of a pair fits them")
-        z = torch.stack([(x - mean) / std, torch.ones_like(x)])                     # (2, K)
-        w = torch.stack([torch.zeros(()), y.mean().logit()]).to(z)
-        for _ in range(100):
-            p = (w @ z).sigmoid()
-            bend = (z * (p * (1 - p) + 1e-9)) @ z.T
-            step = torch.linalg.solve(bend, z @ (p - y))
-            w = w - step.clamp(-5, 5)
-            if step.abs().max() < 1e-9:
-                break
-        slope = float(w[0] / std)
-        return cls(slope, float(w[1] - slope * mean))
+        """The least mean log loss (Platt 1999) of x (K,), of which `right` (K,) are. Raises
+        InputError as `logistic` does."""
+        weights, bias = logistic(x[None], right)
+        return cls(weights[0], bias)
+
+
+def logistic(x: torch.Tensor, y: torch.Tensor,
+             count: torch.Tensor | None = None) -> tuple[list[float], float]:
+    """Weights (F,) and the bias of p = sigmoid(w . x + b) of least mean log loss: x (F, K), y (K,)
+    in [0, 1], how often each counts (K,). Newton's method in float64; the loss is convex. Raises
+    InputError where nothing can be told apart."""
+    x, y = x.double(), y.double()
+    n = torch.ones_like(y) if count is None else count.double()
+    mean, std, share = x.mean(1), x.std(1), float((n * y).sum() / n.sum())
+    check((std > 0).all() and 0 < share < 1,
+          "all scores are equal, or all pairs right or wrong, so no probability of a pair fits "
+          "them")
+    z = torch.cat([(x - mean[:, None]) / std[:, None], torch.ones_like(y)[None]])   # (F + 1, K)
+    w = z.new_zeros(len(z))
+    w[-1] = torch.tensor(share).logit()
+    for _ in range(100):
+        p = (w @ z).sigmoid()
+        bend = (z * (n * p * (1 - p) + 1e-9)) @ z.T
+        step = torch.linalg.solve(bend, z @ (n * (p - y)))
+        w = w - step.clamp(-5, 5)
+        if step.abs().max() < 1e-9:
+            break
+    weights = w[:-1] / std
+    return weights.tolist(), float(w[-1] - weights @ mean)
 
 
 @torch.no_grad()

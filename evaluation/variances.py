@@ -28,6 +28,7 @@ from scipy import optimize
 from torch import Tensor, nn
 
 from cli import InputError, check
+from evaluation.encode import encode
 from evaluation.posterior import Sigmoid, masses, rows_of, sample_scores, temperature
 from evaluation.subjects import Gallery, Subject, Variances
 from losses import InfoNCE
@@ -254,6 +255,20 @@ def fit_volume(similarity: Similarity, captions: Embedding, owner: np.ndarray, d
                         for _, nearest in without_own(captions, owner, itself=False)])
     return tuple(Volume(similarity, captions, owner, of_photo, shares, images)
                  for images in (True, False))
+
+
+def training_shares(model: JointEmbedding, train, dev, tokens: dict, device) -> Tensor:
+    """The log shares (M,) of the captions of a training split, each without its own photo, for
+    `--loss volume`: of a model whose means stay. train, dev: the splits; tokens: their captions by
+    "train" and "dev"."""
+    def captions(split, name: str) -> Embedding:
+        part = Gallery(np.arange(0), np.arange(len(split.captions)))
+        return encode(model, split, tokens[name], device, part=part)[1]
+    model.eval()
+    _, volume = fit_volume(Cosine(), captions(train, "train"), train.caption_image,
+                           captions(dev, "dev"), dev.caption_image)
+    model.train()
+    return volume.shares.to(device)
 
 
 # ---- Laplace's approximation of W in g = W phi, p inputs and q outputs

@@ -245,6 +245,24 @@ class ProbVLMLoss(nn.Module):
         return loss
 
 
+class Volume(nn.Module):
+    """Draws the variances of both sides to the share of photos that an item covers: a pair term,
+    the mean over pairs and sides of (v - log share)^2, v the mean log-variance over dimensions, in
+    nats.
+
+    shares (M,): the log shares of the captions of the training split, which train.py computes
+    before the first step (evaluation.variances.training_shares). An image has those of its captions.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("shares", torch.zeros(0), persistent=False)
+
+    def forward(self, image, caption, batch) -> Tensor:
+        wanted = self.shares[batch.caption_index.to(self.shares.device)]            # (B,)
+        return sum((e.embedding.log_var.mean(1) - wanted).square().mean() for e in (image, caption))
+
+
 # ---- variances
 
 class VarianceLayers(ReLULayers):

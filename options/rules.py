@@ -23,8 +23,8 @@ def similarity(opt):
 
 def needed_gaussians(opt) -> int:
     """How many sides must be Gaussian. With --vae both, whose samples are then compared as points,
-    and with --loss probvlm both, whose means are."""
-    return 2 if opt.vae or opt.loss == "probvlm" else similarity(opt).gaussian_sides
+    and with --loss probvlm or volume both, whose means are."""
+    return 2 if opt.vae or opt.loss in ("probvlm", "volume") else similarity(opt).gaussian_sides
 
 
 def unpaired(opt) -> bool:
@@ -67,8 +67,12 @@ IMPLIED = {
     ),
     "n_embeds": lambda o: similarity(o).implies.get("n_embeds", 1),
     "loss": lambda o: similarity(o).implies.get("loss", "hinge"),
-    "var_min": lambda o: 1e-6 if o.loss == "probvlm" else similarity(o).implies.get("var_min", 0.1),
-    "logvar_init": lambda o: similarity(o).implies.get("logvar_init", 0.0),
+    "var_min": lambda o: (
+        1e-6 if o.loss in ("probvlm", "volume") else similarity(o).implies.get("var_min", 0.1)
+    ),
+    "logvar_init": lambda o: (
+        -7.0 if o.loss == "volume" else similarity(o).implies.get("logvar_init", 0.0)
+    ),
     "var_layers": lambda o: (
         "256"
         if o.img_layers == "0"
@@ -238,8 +242,8 @@ def of_gaussians(opt):
     yield opt.sim in ("mls", "vmf") and "ellipsoidal" in kinds, (
         f"--sim {{sim}} has one variance per item, not {HEADS}; leave the heads out, or make one "
         "side a point (--image_head point)")
-    yield opt.loss == "probvlm" and opt.sim not in ("cosine", "dot"), (
-        "--loss probvlm learns variances beside points, and --sim {sim} does not compare points; "
+    yield opt.loss in ("probvlm", "volume") and opt.sim not in ("cosine", "dot"), (
+        "--loss {loss} learns variances beside points, and --sim {sim} does not compare points; "
         "take --sim cosine")
     fits = similarity(opt).point_side and sides
     for needed, wants, fix in NEEDS:
@@ -262,6 +266,11 @@ def of_gaussians(opt):
         "image head '{image_head}', text head '{text_head}'; leave the heads out, and give "
         "--freeze_means with --init_from RUN, or --text_features NAME with --img_layers 0 "
         "--txt_layers 0")
+    yield opt.loss == "volume" and (learns or sides != 2), (
+        "--loss volume learns variances of both sides around means that are given, and here are "
+        "image head '{image_head}', text head '{text_head}'; leave the heads out, and give "
+        "--freeze_means with --init_from RUN, or --text_features NAME with --img_layers 0 "
+        "--txt_layers 0")
     yield opt.inclusion and sides != 2, (
         f"--inclusion {{inclusion}} {BOTH}, not {HEADS}; leave it out")
     yield opt.vib and opt.vae, (
@@ -275,7 +284,7 @@ HERE = "and {data_name} has phrases and the regions of their photos"
 
 
 def of_phrases(opt):
-    yield opt.loss in ("nll", "mse", "probvlm"), (
+    yield opt.loss in ("nll", "mse", "probvlm", "volume"), (
         "--loss {loss} needs pairs that match one to one, and a phrase fits several regions of "
         "its photo; take hinge, infonce, match, two_branch, or logistic with --sim cite")
     for name in ("inclusion", "captioner", "diversity", "mmd"):

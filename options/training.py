@@ -68,7 +68,7 @@ UNNORMED = needs(lambda o: o.sim not in ("mil", *NETWORKS),
                  "similarities that do not normalise by themselves")
 NO_PROBVLM = needs(lambda o: o.loss != "probvlm",
                    "objectives other than probvlm, which has a network of its own")
-PAIRS = needs(lambda o: (o.loss not in ("mse", "two_branch", "probvlm")
+PAIRS = needs(lambda o: (o.loss not in ("mse", "two_branch", "probvlm", "volume")
                          and o.negative_source == "batch"),
               "objectives over the pairs of a batch")
 NO_PARTS = needs(lambda o: o.sim != "scan", "order embeddings")
@@ -248,7 +248,8 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("loss", OBJECTIVES, None, "what is minimised. hinge (VSE++), infonce (CLIP), match: "
                "cross-entropy of every pair (PCME, PCME++), nll: softmax over sampled captions "
                "(DMSM), mse: squared distance of matching pairs (jWAE), two_branch (Embedding "
-               "Network), logistic (Similarity Network, CITE), probvlm (variances of given means). "
+               "Network), logistic (Similarity Network, CITE), probvlm and volume (variances of "
+               "given means: of what matches, and of how many photos fit). "
                "Default: hinge, or what --sim needs", common=True),
         Option("margin", at_least_zero, 0.2, "margin of the hinge (VSE++ and VSRN: 0.2; ucmr's "
                "VSRN: 0.1)", HINGE, common=True),

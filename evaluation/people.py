@@ -1,0 +1,300 @@
+"""What people said of photos and captions, beside what a model says of them: `evaluate.py
+--judgements FILE ...`.
+
+A line of a file is a photo, a caption NAME#K (caption K, from 0, of photo NAME) and numbers, with
+tabs between: ratings, as in Flickr8k's ExpertAnnotations.txt (three of 1 to 4), or a share of yes,
+how many said yes and how many no, as in CrowdFlowerAnnotations.txt (Hodosh, Young and Hockenmaier
+2013). Pairs of a photo and its own caption are left out: they are known without looking.
+
+Three questions are asked. Do scores order pairs as people do: Kendall's tau-c with every rating and
+tau-b with the shares of yes, in percent, as CLIPScore reports them (Hessel et al. 2021). Which
+measure of a query follows how many items fit it, the sum of its shares of yes. And is a pair's
+probability true: its map is fitted to the votes on half of the captions, and judged on the others.
+"""
+import os
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from cli import check
+from evaluation import selective
+from evaluation.ambiguity import partial_spearman
+from evaluation.assess import without_nan
+from evaluation.confidence import Seen, title
+from evaluation.posterior import Sigmoid, logistic
+from evaluation.report import number
+from evaluation.subjects import Items, Subject
+from files.reading import read_lines
+from metrics import spearman
+
+FORM = ("a line is a photo, a caption NAME#K and ratings, or a share of yes, how many said yes and "
+        "how many no, with tabs between, as Flickr8k's annotations have them")
+SAMPLES = 1000                        # of the bootstrap over queries
+NAMES = {"t2i": "captions", "i2t": "images"}
+
+
+class Judged(NamedTuple):
+    """What people said of K pairs of a photo and a caption that is not its own."""
+    path: str
+    image: np.ndarray                 # (K,) positions in the split
+    caption: np.ndarray               # (K,)
+    ratings: np.ndarray | None        # (K, R), each by itself; None: shares
+    yes: np.ndarray | None            # (K,) int64 how many said yes
+    votes: np.ndarray | None          # (K,) int64 of how many
+    own: int                          # pairs of a photo and its own caption, left out
+    elsewhere: int                    # pairs of photos or captions that the split lacks, left out
+
+    @property
+    def opinion(self) -> np.ndarray:
+        """(K,) in [0, 1]: the share of yes, or the mean rating from the least to the largest."""
+        if self.ratings is None:
+            return self.yes / self.votes
+        low, high = self.ratings.min(), self.ratings.max()
+        return (self.ratings.mean(1) - low) / max(high - low, 1e-9)
+
+
+# ---- reading
+
+def places(items: Items) -> tuple[dict[str, int], dict[str, int]]:
+    """The rows of photos by file name, and of captions by NAME#K. Raises InputError where the split
+    names no photos."""
+    check(items.image_names, f"{items.source} does not name its photos, and judgements do; put one "
+                             "name a line into {split}_ids.txt beside the features")
+    names = [os.path.basename(name) for name in items.image_names]
+    captions = items.caption_names
+    if captions is None:                         # those of a photo in their order
+        seen, captions = dict.fromkeys(names, -1), []
+        for row in items.owner:
+            seen[names[row]] += 1
+            captions.append(f"{names[row]}#{seen[names[row]]}")
+    return ({name: row for row, name in enumerate(names)},
+            {name: row for row, name in enumerate(captions)})
+
+
+def read(path: str, items: Items) -> Judged:
+    """The judgements of a file. Raises InputError on a line of another form, and where none is of
+    the split's photos and captions."""
+    photos, captions = places(items)
+    at, numbers, own, elsewhere = [], [], 0, 0
+    for k, line in enumerate(read_lines(path), 1):
+        photo, *rest = line.split("\t")
+        try:
+            values = [float(x) for x in rest[1:]]
+        except ValueError:
+            values = []
+        check(values and np.isfinite(values).all() and (not numbers or len(values) == len(numbers[0])),
+              f"{path}, line {k}: {ascii(line[:60])} is no judgement; {FORM}")
+        numbers.append(values)
+        at.append((photos.get(os.path.basename(photo), -1), captions.get(rest[0], -1)))
+    check(at, f"{path} holds no judgement; {FORM}")
+    at, numbers = np.array(at), np.array(numbers)
+    known = (at >= 0).all(1)
+    is_own = known & (items.owner[at[:, 1]] == at[:, 0])
+    own, elsewhere, kept = int(is_own.sum()), int((~known).sum()), known & ~is_own
+    check(kept.any(), f"none of the {len(at):,} pairs of {path} is of a photo and another photo's "
+                      f"caption of {items.source}; name the split that was judged with --data_name "
+                      "and --split")
+    image, caption = at[kept].T
+    shares = numbers.shape[1] == 3 and (numbers[:, 1:].sum(1) > 0).all() and np.allclose(
+        numbers[:, 0], numbers[:, 1] / np.maximum(numbers[:, 1:].sum(1), 1), atol=0.01)
+    yes, votes = (numbers[kept, 1].astype(int), numbers[kept, 1:].sum(1).astype(int)) if shares else (
+        None, None)
+    return Judged(path, image, caption, None if shares else numbers[kept], yes, votes, own, elsewhere)
+
+
+# ---- do scores order pairs as people do
+
+def agreement(judged: Judged, scores: np.ndarray) -> dict:
+    """Kendall's tau in percent of scores (N, M) with the ratings, "c", or the shares, "b", and the
+    AUROC of whether most said yes, or the mean rating is in the upper half."""
+    from scipy.stats import kendalltau  # takes a second to import
+    s, fits = scores[judged.image, judged.caption], judged.opinion > 0.5
+    if judged.ratings is None:
+        kind, tau = "b", kendalltau(s, judged.opinion).statistic
+    else:
+        each = judged.ratings.shape[1]
+        kind, tau = "c", kendalltau(np.repeat(s, each), judged.ratings.ravel(), variant="c").statistic
+    return {"pairs": len(s), "own": judged.own, "elsewhere": judged.elsewhere, "kind": kind,
+            "tau": 100 * float(tau), "auroc": selective.auroc(s, fits), "fit": float(fits.mean())}
+
+
+# ---- how many fit
+
+def fitting(files: list[Judged], side: str, queries: int) -> np.ndarray:
+    """How many items fit each query by people: the sum of opinions of its pairs, of shares of yes
+    where a file has them -> (Q,), NaN where none was judged."""
+    shares = [of for of in files if of.ratings is None] or files
+    total, count = np.zeros(queries), np.zeros(queries)
+    for of in shares:
+        query = of.caption if side == "t2i" else of.image
+        total += np.bincount(query, of.opinion, queries)
+        count += np.bincount(query, minlength=queries)
+    return np.where(count > 0, total, np.nan)
+
+
+def rhos(unsure: dict[str, np.ndarray], truth: np.ndarray, words: np.ndarray | None) -> dict:
+    """{measure: {"rho", "low", "high", "rho_given_words"}}: Spearman's correlation of measures (Q,)
+    with how many fit (Q,), with 95% intervals of a bootstrap over queries, the same for all; and
+    "above": the difference from that of the expected number, and its interval."""
+    draws = np.random.default_rng(0).integers(0, len(truth), (SAMPLES, len(truth)))
+    drawn = {name: np.array([spearman(x[rows], truth[rows]) for rows in draws])
+             for name, x in unsure.items()}
+    results = {}
+    for name, x in unsure.items():
+        low, high = np.quantile(drawn[name], (0.025, 0.975))
+        results[name] = {"rho": spearman(x, truth), "low": float(low), "high": float(high)}
+        if words is not None and name != "words":
+            results[name]["rho_given_words"] = partial_spearman(x, truth, words)
+        if name != "expected":
+            low, high = np.quantile(drawn[name] - drawn["expected"], (0.025, 0.975))
+            results[name]["above"] = {
+                "difference": spearman(x, truth) - spearman(unsure["expected"], truth),
+                "low": float(low), "high": float(high)}
+    return results
+
+
+# ---- the probability that a pair fits
+
+class Fits(NamedTuple):
+    """p(a photo fits a caption) = sigmoid(slope s + log_det v + bias), s their score and v the
+    log-variance of the caption, the mean over dimensions; log_det is 0 where captions are points."""
+    slope: float
+    log_det: float
+    bias: float
+
+    def __call__(self, s, v=0.0):
+        return 1 / (1 + np.exp(-(self.slope * s + self.log_det * v + self.bias)))
+
+
+def fit(s, yes, votes, v=None) -> Fits:
+    """The map of least log loss of K pairs' votes: scores (K,), log-variances (K,) or None."""
+    x = np.stack([s] if v is None else [s, v])                                      # (F, K)
+    weights, bias = logistic(torch.from_numpy(x), torch.from_numpy(yes / votes),
+                             torch.from_numpy(votes))
+    return Fits(weights[0], 0.0 if v is None else weights[1], bias)
+
+
+def probabilities(files: list[Judged], scores: np.ndarray, pair: Sigmoid,
+                  spread: np.ndarray | None) -> tuple[dict, Fits] | None:
+    """{map: what `selective.probability` says of it by single votes, its AUROC, and the expected
+    number of each caption (M,)}, and the map that was fitted to all votes; None without votes.
+
+    Maps: that of own pairs on dev; the same, shifted; slope and bias fitted; and with the captions'
+    log-variances spread (M,). What is fitted to votes sees those on half of the captions, drawn at
+    random, and is judged on the others.
+    """
+    files = [of for of in files if of.votes is not None]
+    if not files:
+        return None
+    image, caption, yes, votes = (np.concatenate([getattr(of, name) for of in files])
+                                  for name in ("image", "caption", "yes", "votes"))
+    s, half = scores[image, caption], np.random.default_rng(0).random(scores.shape[1]) < 0.5
+    v, single = spread, np.concatenate([np.arange(n) < y for y, n in zip(yes, votes)])
+
+    maps = {"own pairs": lambda some: Fits(pair.slope, 0.0, pair.bias),
+            "shifted": lambda some: shift(pair, s[some], yes[some], votes[some]),
+            "fitted": lambda some: fit(s[some], yes[some], votes[some])}
+    if spread is not None:
+        maps["with Sigma"] = lambda some: fit(s[some], yes[some], votes[some], v[caption[some]])
+    results = {}
+    for name, learn in maps.items():
+        p, count = np.empty(len(s)), np.empty(scores.shape[1])
+        for part in (half, ~half):
+            of = learn(~part[caption])
+            wide = 0.0 if v is None else v
+            p[part[caption]] = of(s, 0.0 if v is None else v[caption])[part[caption]]
+            count[part] = of(scores, wide).sum(0)[part]
+        every = np.repeat(p, votes)
+        results[name] = {**selective.probability(every, single),
+                         "auroc": selective.auroc(every, single), "expected": count}
+    return results, maps[list(maps)[-1]](np.ones(len(s), bool))
+
+
+def shift(pair: Sigmoid, s, yes, votes) -> Fits:
+    """The map of own pairs with the bias that gives the mean share of yes."""
+    from scipy.optimize import brentq
+    mean = yes.sum() / votes.sum()
+    bias = brentq(lambda b: (votes * Fits(pair.slope, 0.0, b)(s)).sum() / votes.sum() - mean,
+                  -1e4, 1e4)
+    return Fits(pair.slope, 0.0, bias)
+
+
+# ---- all of it
+
+def judge(subject: Subject, scores: np.ndarray, files: list[Judged], seen: dict[str, Seen],
+          expected: dict[str, np.ndarray], pair: Sigmoid) -> tuple[dict, Fits | None]:
+    """What results.json holds of judgements, and the map that calibration.json keeps. scores (N,
+    M); seen: the answers of both directions; expected: the expected number of every query of
+    these."""
+    results = {"files": {os.path.basename(of.path): agreement(of, scores) for of in files}}
+    texts = subject.items.captions
+    words = None if texts is None else np.array([len(text.split()) for text in texts])
+    spread = None
+    sides = [m.captions for m in subject.members if m.captions.log_var is not None]
+    if sides:
+        spread = torch.stack([e.log_var.mean(1) for e in sides]).mean(0).cpu().double().numpy()
+    told, fits = probabilities(files, scores, pair, spread) or ({}, None)
+    counts = {name: of.pop("expected") for name, of in told.items()}
+    results["pairs"] = {name: {**of, "expected": float(np.median(counts[name]))}
+                        for name, of in told.items()}
+    for side, of in seen.items():
+        truth = fitting(files, side, len(words) if side == "t2i" and words is not None else
+                        subject.n_images if side == "i2t" else len(subject.caption_image))[of.asked]
+        known = ~np.isnan(truth)
+        if known.sum() < 3:
+            continue
+        unsure = {"expected": np.log(expected[side])}
+        if side == "t2i":
+            unsure |= {f"expected_{name.replace(' ', '_')}": np.log(count[of.asked])
+                       for name, count in counts.items() if name not in ("own pairs", "shifted")}
+            unsure |= {} if words is None else {"words": -words[of.asked]}
+        unsure |= {name: -value for name, value in of.values.items()}
+        given = words[of.asked][known] if side == "t2i" and words is not None else None
+        results[NAMES[side]] = {
+            "queries": int(known.sum()), "mean": float(truth[known].mean()),
+            "measures": rhos({name: x[known] for name, x in unsure.items()}, truth[known], given)}
+    return results, fits
+
+
+TITLES = {"expected": "expected number, by own pairs of dev",
+          "expected_fitted": "expected number, fitted to votes",
+          "expected_with_Sigma": "expected number, fitted to votes, with Sigma",
+          "words": "how few words it has"}
+MAPS = {"own pairs": "own pairs of dev", "shifted": "the same, shifted", "fitted": "fitted to votes",
+        "with Sigma": "fitted to votes, with Sigma"}
+
+
+def named(name: str, side: str) -> str:
+    """A measure in the words of "how many fit": its minus is taken away."""
+    if name in TITLES:
+        return TITLES[name]
+    words = title(name, side)
+    return words[1:] if words.startswith("-") else f"-{words}"
+
+
+def tables(results: dict) -> list:
+    """The tables of `judge`, as report.py has them."""
+    def cells(of, keys, kind="rho"):
+        return [number(without_nan(of.get(key)), kind) if key in of else "" for key in keys]
+    said = [("people's judgements of pairs", [("", ["pairs", "own, left out", "tau", "of", "AUROC"])],
+             [(name, [f"{of['pairs']:,}", f"{of['own']:,}", number(of["tau"]), f"tau-{of['kind']}",
+                      number(without_nan(of["auroc"]), "rho")])
+              for name, of in results["files"].items()])]
+    if results["pairs"]:
+        keys = {"nll": "NLL", "ece": "ECE", "ece_floor": "floor", "auroc": "AUROC"}
+        said.append(("the probability that a pair fits, by single votes; what is fitted to votes "
+                     "sees those on other captions",
+                     [("", [*keys.values(), "expected"])],
+                     [(MAPS[name], [*cells(of, keys), number(of["expected"])])
+                      for name, of in results["pairs"].items()]))
+    for side, name in NAMES.items():
+        if name in results:
+            keys = {"rho": "rho", "low": "95% from", "high": "to", "rho_given_words": "given words"}
+            keys = {key: head for key, head in keys.items() if side == "t2i" or "words" not in key}
+            rows = [(named(measure, side), cells(of, keys))
+                    for measure, of in results[name]["measures"].items()]
+            said.append((f"{name} as queries: Spearman's rho with how many fit by people "
+                         f"({results[name]['queries']:,} queries, {results[name]['mean']:.1f} on "
+                         "average)", [("", list(keys.values()))], rows))
+    return said
