@@ -261,10 +261,10 @@ is_results = holds_keys(
     optional=("similarity", "chance", "notes", "best_ranks", "absent", "neighbours",
               "unknown_words", "uncertainty", "confidence", "sets", "absent_queries", "ambiguity",
               "other_truths", "bank", "variances", "localisation", "proposals", "baselines",
-              "calibration"))
+              "calibration", "people"))
 is_calibration = holds_keys(
     "calibration", "checkpoints", "data_name", "split", "similarity", "images", "captions", "t2i",
-    "i2t", optional=("weights", "sets", "log_det"))
+    "i2t", optional=("weights", "sets", "log_det", "pair", "fits"))
 
 
 def config_arguments(path: str) -> list[str]:

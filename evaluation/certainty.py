@@ -1,4 +1,4 @@
-"""`evaluate.py --confidence`, `--sets` and `--absent`: what is fitted on one set of items, judged
+"""`evaluate.py --confidence`, `--sets`, `--absent` and `--judgements`: what is fitted on one set of items, judged
 on another, reported.
 
 A run is calibrated on its dev split. Embeddings and scores of other models are calibrated on a
@@ -13,10 +13,10 @@ import numpy as np
 
 from checkpoints import Trained
 from cli import check
-from evaluation import ambiguity, confidence, promises
+from evaluation import ambiguity, confidence, people, promises
 from evaluation.calibration import SIDES, stored
 from evaluation.confidence import Seen
-from evaluation.posterior import answers, rows_of
+from evaluation.posterior import Sigmoid, answers, expected, of_pairs, rows_of
 from evaluation.subjects import Member, Order, Subject
 from files.reading import read_lines
 
@@ -29,6 +29,7 @@ class Asked(NamedTuple):
     calibrate_on: float | None = None          # share of the images
     calibration: str | None = None    # file of other items
     negatives: str | None = None      # file of captions that no image shows
+    judgements: list[str] | None = None        # files of what people said of pairs
 
 
 class Certainty(NamedTuple):
@@ -77,6 +78,7 @@ def assess_certainty(subject: Subject, judged: dict, asked: Asked, opened: Calla
     on = f"a random {asked.calibrate_on:g} of the images" if asked.calibrate_on else (
         asked.calibration or f"{dev.data_name} {dev.split}")
     fitted, results, tables, seen = confidence.fit(dev), {}, [], {}
+    calibrated, judges = dev, test
     calibration = stored(dev, on, fitted)
     lines = [f"calibrated on {dev.n_images:,} images and {len(dev.caption_image):,} captions "
              f"({on}), judged on {test.n_images:,} and {len(test.caption_image):,}"]
@@ -110,8 +112,26 @@ def assess_certainty(subject: Subject, judged: dict, asked: Asked, opened: Calla
             side: promises.judge_absent(dev, test, side, t[side], asked.absent, own.get(side))
             for side in SIDES}
         lines += promises.absent_sentences(results["absent_queries"])
+    pairs = of_pairs(rows_of(calibrated, "t2i"))
+    calibration["pair"] = pairs._asdict()
+    if asked.confidence:
+        counts = {side: expected(rows_of(judges, side), pairs) for side in SIDES}
+        lines += [in_numbers(side, count, pairs) for side, count in counts.items()]
+    if asked.judgements:
+        files = [people.read(path, subject.items) for path in asked.judgements]
+        results["people"], fits = people.judge(subject, files, t, pairs)
+        calibration |= {"fits": fits._asdict()} if fits else {}
+        tables += people.tables(results["people"])
     results = {name: of for name, of in results.items() if of}
     return Certainty(results, tables, lines, calibration, seen)
+
+
+def in_numbers(side: str, count: np.ndarray, pair: Sigmoid) -> str:
+    """What is said of the expected number of items that fit each query (Q,)."""
+    low, middle, high = np.quantile(count, (0.05, 0.5, 0.95))
+    return (f"{side}: by p(pair) = sigmoid({pair.slope:.4g} s {pair.bias:+.4g}), fitted to own pairs "
+            f"of dev against all others, {middle:.2g} items fit a query (median; 90% of the queries "
+            f"{low:.2g} to {high:.2g})")
 
 
 def read_negatives(path: str) -> list[str]:

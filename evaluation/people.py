@@ -16,21 +16,22 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.special import expit
 
 from cli import check
 from evaluation import selective
 from evaluation.ambiguity import partial_spearman
-from evaluation.assess import without_nan
-from evaluation.confidence import Seen, title
-from evaluation.posterior import Sigmoid, logistic
+from evaluation.assess import uncertainties, without_nan
+from evaluation.posterior import Sigmoid, answers, expected, logistic, rows_of
 from evaluation.report import number
-from evaluation.subjects import Items, Subject
+from evaluation.subjects import Items, Subject, score_matrix
 from files.reading import read_lines
 from metrics import spearman
 
 FORM = ("a line is a photo, a caption NAME#K and ratings, or a share of yes, how many said yes and "
         "how many no, with tabs between, as Flickr8k's annotations have them")
 SAMPLES = 1000                        # of the bootstrap over queries
+BLOCK = 1000                          # images that are scored at once
 NAMES = {"t2i": "captions", "i2t": "images"}
 
 
@@ -164,7 +165,7 @@ class Fits(NamedTuple):
     bias: float
 
     def __call__(self, s, v=0.0):
-        return 1 / (1 + np.exp(-(self.slope * s + self.log_det * v + self.bias)))
+        return expit(self.slope * s + self.log_det * v + self.bias)
 
 
 def fit(s, yes, votes, v=None) -> Fits:
@@ -222,55 +223,64 @@ def shift(pair: Sigmoid, s, yes, votes) -> Fits:
 
 # ---- all of it
 
-def judge(subject: Subject, scores: np.ndarray, files: list[Judged], seen: dict[str, Seen],
-          expected: dict[str, np.ndarray], pair: Sigmoid) -> tuple[dict, Fits | None]:
-    """What results.json holds of judgements, and the map that calibration.json keeps. scores (N,
-    M); seen: the answers of both directions; expected: the expected number of every query of
-    these."""
+def measures(subject: Subject, side: str, t: float, pair: Sigmoid) -> dict[str, np.ndarray]:
+    """What a model says of every query of one direction: the expected number of items that fit, by
+    the map of own pairs, and all that MEASURES here names, each (Q,)."""
+    queries = np.arange(len(subject.caption_image) if side == "t2i" else subject.n_images)
+    rows = rows_of(subject, side, queries)
+    of = answers(rows, t)
+    values = {"expected": np.log(expected(rows, pair)), "entropy": of.entropy, "max": of.max,
+              "margin": of.margin, "std": of.std, "posterior": of.posterior}
+    for name, spread in uncertainties(subject).items():
+        if name == NAMES[side]:
+            values["log_det_query"] = spread
+        else:
+            values["log_det_answer"] = spread[rows.items[of.first]]
+    return values
+
+
+def judge(subject: Subject, files: list[Judged], t: dict[str, float],
+          pair: Sigmoid) -> tuple[dict, Fits | None]:
+    """What results.json holds of judgements, and the map that calibration.json keeps. t: the
+    temperatures by direction; pair: the probability of own pairs (`posterior.of_pairs`)."""
+    scores = score_matrix(subject, BLOCK)                                           # (N, M)
     results = {"files": {os.path.basename(of.path): agreement(of, scores) for of in files}}
     texts = subject.items.captions
     words = None if texts is None else np.array([len(text.split()) for text in texts])
-    spread = None
     sides = [m.captions for m in subject.members if m.captions.log_var is not None]
-    if sides:
-        spread = torch.stack([e.log_var.mean(1) for e in sides]).mean(0).cpu().double().numpy()
+    spread = torch.stack([e.log_var.mean(1) for e in sides]).mean(0).cpu().double().numpy() if (
+        sides) else None
     told, fits = probabilities(files, scores, pair, spread) or ({}, None)
     counts = {name: of.pop("expected") for name, of in told.items()}
     results["pairs"] = {name: {**of, "expected": float(np.median(counts[name]))}
                         for name, of in told.items()}
-    for side, of in seen.items():
-        truth = fitting(files, side, len(words) if side == "t2i" and words is not None else
-                        subject.n_images if side == "i2t" else len(subject.caption_image))[of.asked]
-        known = ~np.isnan(truth)
-        if known.sum() < 3:
-            continue
-        unsure = {"expected": np.log(expected[side])}
+    for side, name in NAMES.items():
+        values, given = measures(subject, side, t[side], pair), None
         if side == "t2i":
-            unsure |= {f"expected_{name.replace(' ', '_')}": np.log(count[of.asked])
-                       for name, count in counts.items() if name not in ("own pairs", "shifted")}
-            unsure |= {} if words is None else {"words": -words[of.asked]}
-        unsure |= {name: -value for name, value in of.values.items()}
-        given = words[of.asked][known] if side == "t2i" and words is not None else None
-        results[NAMES[side]] = {
-            "queries": int(known.sum()), "mean": float(truth[known].mean()),
-            "measures": rhos({name: x[known] for name, x in unsure.items()}, truth[known], given)}
+            values |= {f"expected_{what.replace(' ', '_')}": np.log(count)
+                       for what, count in counts.items() if what in ("fitted", "with Sigma")}
+            values |= {} if words is None else {"words": -words}
+        truth = fitting(files, side, len(values["max"]))
+        known = ~np.isnan(truth)
+        if known.sum() > 2:
+            given = words[known] if side == "t2i" and words is not None else None
+            results[name] = {
+                "queries": int(known.sum()), "mean": float(truth[known].mean()), "measures": rhos(
+                    {what: x[known] for what, x in values.items()}, truth[known], given)}
     return results, fits
 
 
-TITLES = {"expected": "expected number, by own pairs of dev",
-          "expected_fitted": "expected number, fitted to votes",
-          "expected_with_Sigma": "expected number, fitted to votes, with Sigma",
-          "words": "how few words it has"}
+# ---- tables
+
+MEASURES = {"expected": "expected number, by own pairs of dev",
+            "expected_fitted": "expected number, fitted to votes",
+            "expected_with_Sigma": "expected number, fitted to votes, with Sigma",
+            "log_det_query": "log det Sigma of the query", "log_det_answer": "log det Sigma of the "
+            "first answer", "entropy": "entropy of the posterior", "max": "maximum score",
+            "margin": "margin to the second", "std": "deviation of the scores",
+            "posterior": "posterior of the answer", "words": "how few words it has"}
 MAPS = {"own pairs": "own pairs of dev", "shifted": "the same, shifted", "fitted": "fitted to votes",
         "with Sigma": "fitted to votes, with Sigma"}
-
-
-def named(name: str, side: str) -> str:
-    """A measure in the words of "how many fit": its minus is taken away."""
-    if name in TITLES:
-        return TITLES[name]
-    words = title(name, side)
-    return words[1:] if words.startswith("-") else f"-{words}"
 
 
 def tables(results: dict) -> list:
@@ -292,8 +302,9 @@ def tables(results: dict) -> list:
         if name in results:
             keys = {"rho": "rho", "low": "95% from", "high": "to", "rho_given_words": "given words"}
             keys = {key: head for key, head in keys.items() if side == "t2i" or "words" not in key}
-            rows = [(named(measure, side), cells(of, keys))
-                    for measure, of in results[name]["measures"].items()]
+            of_all = results[name]["measures"]
+            rows = [(MEASURES[measure], cells(of_all[measure], keys))
+                    for measure in MEASURES if measure in of_all]
             said.append((f"{name} as queries: Spearman's rho with how many fit by people "
                          f"({results[name]['queries']:,} queries, {results[name]['mean']:.1f} on "
                          "average)", [("", list(keys.values()))], rows))

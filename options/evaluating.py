@@ -23,10 +23,10 @@ DRAWN = needs(lambda o: o.uncertainty or o.confidence, "--uncertainty or --confi
 
 def wanted(opt) -> bool:
     """Whether anything is calibrated."""
-    return bool(opt.confidence or opt.sets or opt.absent)
+    return bool(opt.confidence or opt.sets or opt.absent or opt.judgements)
 
 
-SURE = needs(wanted, "--confidence, --sets or --absent")
+SURE = needs(wanted, "--confidence, --sets, --absent or --judgements")
 
 
 def group(text: str) -> str:
@@ -102,6 +102,9 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
         flag("confidence", "how sure the first answers are: probabilities calibrated on dev, and "
              "what every measure of confidence is worth; writes calibration.json and pictures "
              "beside the results"),
+        Option("judgements", filename, None, "what people said of pairs, as Flickr8k's "
+               "annotations have it: do scores and measures of uncertainty follow them",
+               metavar="FILE", nargs="+"),
         Option("sets", number, None, "sets of answers that hold a right one for 1 - ALPHA of the "
                "queries (split-conformal)", metavar="ALPHA"),
         Option("absent", number, None, "queries whose answer is taken out of the gallery: can one "
@@ -176,7 +179,11 @@ def conflicts(opt):
 
 def of_calibration(opt, ready: str | None):
     yield opt.compare, (
-        "--confidence, --sets and --absent do not go with --compare; evaluate each by itself")
+        "--confidence, --sets, --absent and --judgements do not go with --compare; evaluate each "
+        "by itself")
+    yield opt.judgements and opt.calibrate_on, (
+        "--calibrate_on {calibrate_on:g} leaves items out of the judgement, and --judgements "
+        "judges all that people saw; calibrate on other items with --calibration FILE")
     yield opt.calibration and opt.calibrate_on, (
         "--calibration and --calibrate_on both name what to calibrate on; give one of them")
     yield opt.calibration and not ready, (
@@ -218,7 +225,7 @@ def of_variances(opt):
 
 # Options for images and captions alone, not for phrases in photos.
 OF_CAPTIONS = ("sim", "dev_images", "vocab", "fold5", "cxc", "pmrp", "eccv", "positives", "rerank",
-               "bank", "uncertainty", "variances", "sets", "absent", "calibration", "calibrate_on",
+               "bank", "uncertainty", "variances", "judgements", "sets", "absent", "calibration", "calibrate_on",
                "photos", "ranks", "export", "block")
 
 
