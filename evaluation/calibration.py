@@ -139,6 +139,7 @@ class Calibration(NamedTuple):
     # None where --sets was not given
     sets: dict | None
     log_det: list[float] | None       # quantiles, see `quantiles`; None where captions are points
+    fits: list[float] | None          # slope, log_det, bias (`people.Fits`); None without judgements
 
     def refuse_other(self, run: str, weights: str) -> None:
         """Raises InputError unless this is of the model with these weights, which `run` holds."""
@@ -174,14 +175,15 @@ def read_calibration(path: str) -> Calibration:
         if file["calibration"] != FORMAT or not named:
             raise ValueError("it does not say of which model it is" if not named else
                              f"its format is {file['calibration']!r}")
-        sets = file.get("sets")
+        sets, fits = file.get("sets"), file.get("fits")
         if sets is not None:
             sets = {"alpha": float(sets["alpha"]), "images": int(sets["images"]),
                     **{side: {name: float(limit) for name, limit in sets[side].items()}
                        for side in SIDES}}
         return Calibration(path, names, file.get("weights"), data_name, similarity,
                            {side: Fitted.of(file[side]) for side in SIDES}, sets,
-                           file.get("log_det") and sorted(map(float, file["log_det"])))
+                           file.get("log_det") and sorted(map(float, file["log_det"])),
+                           fits and [float(fits[name]) for name in ("slope", "log_det", "bias")])
     except FAULTS as error:
         raise InputError(f"{path} is no calibration ({error}); {fix}") from error
 

@@ -6,10 +6,13 @@ tabs between: ratings, as in Flickr8k's ExpertAnnotations.txt (three of 1 to 4),
 how many said yes and how many no, as in CrowdFlowerAnnotations.txt (Hodosh, Young and Hockenmaier
 2013). Pairs of a photo and its own caption are left out: they are known without looking.
 
-Three questions are asked. Do scores order pairs as people do: Kendall's tau-c with every rating and
+Four questions are asked. Do scores order pairs as people do: Kendall's tau-c with every rating and
 tau-b with the shares of yes, in percent, as CLIPScore reports them (Hessel et al. 2021). Which
-measure of a query follows how many items fit it, the sum of its shares of yes. And is a pair's
-probability true: its map is fitted to the votes on half of the captions, and judged on the others.
+measure of a query follows how many items fit it, the sum of its shares of yes. Is the probability
+of a judged pair true. And is the expected number of photos that fit a caption: here its own photo
+counts with the share of yes that own pairs have, and a pair that nobody judged for no, since those
+that might fit were shown. Maps are fitted to the votes on half of the captions, and judged on the
+others.
 """
 import os
 from typing import NamedTuple
@@ -31,6 +34,9 @@ from metrics import spearman
 FORM = ("a line is a photo, a caption NAME#K and ratings, or a share of yes, how many said yes and "
         "how many no, with tabs between, as Flickr8k's annotations have them")
 SAMPLES = 1000                        # of the bootstrap over queries
+FITTED = 2 ** 22                      # pairs that a map is fitted to
+LEVELS = 5                            # parts of the captions whose expected numbers are judged
+USUAL = 3.0                           # votes that a pair counts for which nobody judged
 BLOCK = 1000                          # images that are scored at once
 NAMES = {"t2i": "captions", "i2t": "images"}
 
@@ -44,6 +50,7 @@ class Judged(NamedTuple):
     yes: np.ndarray | None            # (K,) int64 how many said yes
     votes: np.ndarray | None          # (K,) int64 of how many
     own: int                          # pairs of a photo and its own caption, left out
+    own_share: float                  # of yes among these, 1 where there are none
     elsewhere: int                    # pairs of photos or captions that the split lacks, left out
 
     @property
@@ -99,9 +106,11 @@ def read(path: str, items: Items) -> Judged:
     image, caption = at[kept].T
     shares = numbers.shape[1] == 3 and (numbers[:, 1:].sum(1) > 0).all() and np.allclose(
         numbers[:, 0], numbers[:, 1] / np.maximum(numbers[:, 1:].sum(1), 1), atol=0.01)
-    yes, votes = (numbers[kept, 1].astype(int), numbers[kept, 1:].sum(1).astype(int)) if shares else (
-        None, None)
-    return Judged(path, image, caption, None if shares else numbers[kept], yes, votes, own, elsewhere)
+    if not shares:
+        return Judged(path, image, caption, numbers[kept], None, None, own, 1.0, elsewhere)
+    of_own = float(numbers[is_own, 0].mean()) if own else 1.0
+    return Judged(path, image, caption, None, numbers[kept, 1].astype(int),
+                  numbers[kept, 1:].sum(1).astype(int), own, of_own, elsewhere)
 
 
 # ---- do scores order pairs as people do
@@ -176,40 +185,79 @@ def fit(s, yes, votes, v=None) -> Fits:
     return Fits(weights[0], 0.0 if v is None else weights[1], bias)
 
 
+def halves(captions: int):
+    """Yields (captions to judge, captions to fit on), (M,) bool each: one random half, then the
+    other."""
+    half = np.random.default_rng(0).random(captions) < 0.5
+    yield half, ~half
+    yield ~half, half
+
+
+def voted(files: list[Judged]) -> tuple[np.ndarray, ...]:
+    """Photos, captions, how many said yes and of how many, of all files with votes: (K,) each."""
+    return tuple(np.concatenate([getattr(of, name) for of in files if of.votes is not None])
+                 for name in ("image", "caption", "yes", "votes"))
+
+
 def probabilities(files: list[Judged], scores: np.ndarray, pair: Sigmoid,
-                  spread: np.ndarray | None) -> tuple[dict, Fits] | None:
-    """{map: what `selective.probability` says of it by single votes, its AUROC, and the expected
-    number of each caption (M,)}, and the map that was fitted to all votes; None without votes.
+                  spread: np.ndarray | None) -> dict[str, dict]:
+    """{map: what `selective.probability` says of it by single votes on judged pairs, and its
+    AUROC}.
 
-    Maps: that of own pairs on dev; the same, shifted; slope and bias fitted; and with the captions'
-    log-variances spread (M,). What is fitted to votes sees those on half of the captions, drawn at
-    random, and is judged on the others.
+    Maps: that of own pairs on dev; the same, shifted; slope and bias fitted to votes; and with the
+    captions' log-variances spread (M,), too.
     """
-    files = [of for of in files if of.votes is not None]
-    if not files:
-        return None
-    image, caption, yes, votes = (np.concatenate([getattr(of, name) for of in files])
-                                  for name in ("image", "caption", "yes", "votes"))
-    s, half = scores[image, caption], np.random.default_rng(0).random(scores.shape[1]) < 0.5
-    v, single = spread, np.concatenate([np.arange(n) < y for y, n in zip(yes, votes)])
-
+    image, caption, yes, votes = voted(files)
+    s, v = scores[image, caption], 0.0 if spread is None else spread[caption]
+    single = np.concatenate([np.arange(n) < y for y, n in zip(yes, votes)])
     maps = {"own pairs": lambda some: Fits(pair.slope, 0.0, pair.bias),
             "shifted": lambda some: shift(pair, s[some], yes[some], votes[some]),
             "fitted": lambda some: fit(s[some], yes[some], votes[some])}
     if spread is not None:
-        maps["with Sigma"] = lambda some: fit(s[some], yes[some], votes[some], v[caption[some]])
+        maps["with Sigma"] = lambda some: fit(s[some], yes[some], votes[some], v[some])
     results = {}
     for name, learn in maps.items():
-        p, count = np.empty(len(s)), np.empty(scores.shape[1])
-        for part in (half, ~half):
-            of = learn(~part[caption])
-            wide = 0.0 if v is None else v
-            p[part[caption]] = of(s, 0.0 if v is None else v[caption])[part[caption]]
-            count[part] = of(scores, wide).sum(0)[part]
+        p = np.empty(len(s))
+        for judge, others in halves(scores.shape[1]):
+            p[judge[caption]] = learn(others[caption])(s, v)[judge[caption]]
         every = np.repeat(p, votes)
         results[name] = {**selective.probability(every, single),
-                         "auroc": selective.auroc(every, single), "expected": count}
-    return results, maps[list(maps)[-1]](np.ones(len(s), bool))
+                         "auroc": selective.auroc(every, single)}
+    return results
+
+
+def numbers(files: list[Judged], scores: np.ndarray, owner: np.ndarray,
+            spread: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, Fits]:
+    """The expected number of photos that fit each caption, by a map that was fitted on the other
+    half; that of people, own photos included; NaN for captions that nobody judged: (M,) each. And
+    the map of all captions."""
+    image, caption, yes, votes = voted(files)
+    own_share = float(np.mean([of.own_share for of in files if of.votes is not None]))
+    share, weight = np.zeros(scores.shape), np.full(scores.shape, USUAL)
+    share[owner, np.arange(len(owner))] = own_share
+    share[image, caption], weight[image, caption] = yes / votes, votes
+    known = np.bincount(caption, minlength=len(owner)) > 0
+
+    def learn(some: np.ndarray) -> Fits:
+        few = np.random.default_rng(1).permutation(np.flatnonzero(some & known))
+        few = few[:max(2, FITTED // len(scores))]
+        v = None if spread is None else np.broadcast_to(spread, scores.shape)[:, few].ravel()
+        return fit(scores[:, few].ravel().astype(float), (share * weight)[:, few].ravel(),
+                   weight[:, few].ravel(), v)
+    expected = np.full(len(owner), np.nan)
+    for judge, others in halves(len(owner)):
+        judge = judge & known
+        v = 0.0 if spread is None else spread[judge]
+        expected[judge] = learn(others)(scores[:, judge], v).sum(0)
+    return expected, np.where(known, share.sum(0), np.nan), learn(known)
+
+
+def levels(expected: np.ndarray, people: np.ndarray) -> dict:
+    """Mean expected number and that of people in LEVELS parts of the captions, from the fewest
+    expected to the most."""
+    parts = np.array_split(np.argsort(expected, kind="stable"), LEVELS)
+    return {name: [float(x[part].mean()) for part in parts]
+            for name, x in (("expected", expected), ("people", people))}
 
 
 def shift(pair: Sigmoid, s, yes, votes) -> Fits:
@@ -250,15 +298,16 @@ def judge(subject: Subject, files: list[Judged], t: dict[str, float],
     sides = [m.captions for m in subject.members if m.captions.log_var is not None]
     spread = torch.stack([e.log_var.mean(1) for e in sides]).mean(0).cpu().double().numpy() if (
         sides) else None
-    told, fits = probabilities(files, scores, pair, spread) or ({}, None)
-    counts = {name: of.pop("expected") for name, of in told.items()}
-    results["pairs"] = {name: {**of, "expected": float(np.median(counts[name]))}
-                        for name, of in told.items()}
+    fits = count = None
+    if any(of.votes is not None for of in files):
+        results["pairs"] = probabilities(files, scores, pair, spread)
+        count, truth, fits = numbers(files, scores, subject.caption_image, spread)
+        known = ~np.isnan(count)
+        results["number"] = levels(count[known], truth[known])
     for side, name in NAMES.items():
         values, given = measures(subject, side, t[side], pair), None
         if side == "t2i":
-            values |= {f"expected_{what.replace(' ', '_')}": np.log(count)
-                       for what, count in counts.items() if what in ("fitted", "with Sigma")}
+            values |= {} if count is None else {"expected_by_votes": np.log(count)}
             values |= {} if words is None else {"words": -words}
         truth = fitting(files, side, len(values["max"]))
         known = ~np.isnan(truth)
@@ -273,8 +322,7 @@ def judge(subject: Subject, files: list[Judged], t: dict[str, float],
 # ---- tables
 
 MEASURES = {"expected": "expected number, by own pairs of dev",
-            "expected_fitted": "expected number, fitted to votes",
-            "expected_with_Sigma": "expected number, fitted to votes, with Sigma",
+            "expected_by_votes": "expected number, by votes on other captions",
             "log_det_query": "log det Sigma of the query", "log_det_answer": "log det Sigma of the "
             "first answer", "entropy": "entropy of the posterior", "max": "maximum score",
             "margin": "margin to the second", "std": "deviation of the scores",
@@ -291,13 +339,17 @@ def tables(results: dict) -> list:
              [(name, [f"{of['pairs']:,}", f"{of['own']:,}", number(of["tau"]), f"tau-{of['kind']}",
                       number(without_nan(of["auroc"]), "rho")])
               for name, of in results["files"].items()])]
-    if results["pairs"]:
+    if "pairs" in results:
         keys = {"nll": "NLL", "ece": "ECE", "ece_floor": "floor", "auroc": "AUROC"}
-        said.append(("the probability that a pair fits, by single votes; what is fitted to votes "
-                     "sees those on other captions",
-                     [("", [*keys.values(), "expected"])],
-                     [(MAPS[name], [*cells(of, keys), number(of["expected"])])
-                      for name, of in results["pairs"].items()]))
+        said.append(("the probability that a judged pair fits, by single votes; what is fitted to "
+                     "votes sees those on other captions", [("", list(keys.values()))],
+                     [(MAPS[name], cells(of, keys)) for name, of in results["pairs"].items()]))
+        said.append(("how many photos fit a caption, its own included: fifths of the captions, by "
+                     "the expected number",
+                     [("", ["fewest", *[""] * (LEVELS - 2), "most"])],
+                     [(label, [number(x) for x in results["number"][key]]) for key, label in (
+                         ("expected", "expected, by votes on other captions"),
+                         ("people", "people's"))]))
     for side, name in NAMES.items():
         if name in results:
             keys = {"rho": "rho", "low": "95% from", "high": "to", "rho_given_words": "given words"}

@@ -179,6 +179,7 @@ class Ranking(NamedTuple):
     scores: Tensor                # (Q, top)
     log_total: Tensor | None      # (Q,) log sum_j exp(T s_j) over the gallery, with a temperature
     in_set: Tensor | None         # (Q,) how many photos have -log p up to the limit of the sets
+    expected: Tensor | None       # (Q,) how many photos fit, where a calibration tells
 
 
 class Ranker:
@@ -205,13 +206,14 @@ class Ranker:
     def rank_all(self, asked: Asked, top: int, trust: Trust | None) -> Ranking:
         scores = self.all_scores(asked)                                             # (Q, N)
         best = scores.topk(top, dim=1)
-        total, in_set = None, None
+        total, in_set, fit = None, None, None
         if trust is not None:
+            fit = trust.fitting(scores, asked.embedding).sum(1) if trust.fits else None
             logits = trust.temperature * scores.double()
             total = logits.logsumexp(1)
             if trust.limit is not None:
                 in_set = (total[:, None] - logits <= trust.limit).sum(1)
-        return Ranking(best.indices.numpy(), best.values, total, in_set)
+        return Ranking(best.indices.numpy(), best.values, total, in_set, fit)
 
     def all_scores(self, asked: Asked) -> Tensor:
         """Scores (Q, N) of all photos."""
@@ -241,7 +243,7 @@ class Ranker:
         first, values = np.full(top, -1), torch.full((top,), -math.inf)
         first[:len(best.indices)] = rows[best.indices.numpy()]
         values[:len(best.values)] = best.values
-        total, in_set = None, None
+        total, in_set, fit = None, None, None
         if trust is not None:
             logits = trust.temperature * scores.double()
             total = logits.logsumexp(0)
@@ -249,12 +251,16 @@ class Ranker:
             others = torch.from_numpy(~np.isin(sample, rows))
             rest = trust.temperature * self.scores_of(asked, sample, block)[others].double()
             stands = (self.count - len(rows)) / max(1, len(rest))  # each for so many
+            if trust.fits:
+                known, unknown = (trust.fitting(s[None], asked.embedding).sum()
+                                  for s in (scores, rest / trust.temperature))
+                fit = known + stands * unknown
             if len(rest):
                 total = torch.logaddexp(total, rest.logsumexp(0) + math.log(stands))
             if trust.limit is not None:
                 in_set = (total - logits <= trust.limit).sum()
                 in_set += torch.round(stands * (total - rest <= trust.limit).sum()).long()
-        return Ranking(first, values, total, in_set)
+        return Ranking(first, values, total, in_set, fit)
 
     def copies(self, rows: np.ndarray) -> np.ndarray:
         """Which of the photos `rows` (R,) are copies of the first of them, as that itself is: (R,)

@@ -20,6 +20,7 @@ from retrieval.trust import (
     Trust,
     badge_of,
     calibration_of,
+    how_many,
     how_sure,
     of_the_query,
     of_the_set,
@@ -56,10 +57,12 @@ class Found(NamedTuple):
     wider: float | None = None    # share of dev's captions with a smaller log det Sigma, 0..1
     no_set: str | None = None     # why no set is given, where one was calibrated
     copies: int = 1               # how often the first photo is there: copies share its probability
+    expected: float | None = None # how many photos fit, by people's votes; None without these
 
     def said(self, unsure: float) -> str | None:
         """How sure the first answer is. unsure: less than this is not sure."""
-        return None if self.sure is None else how_sure(self.sure, unsure, self.copies)
+        fit = None if self.expected is None else how_many(self.expected, self.gallery)
+        return None if self.sure is None else how_sure(self.sure, unsure, self.copies, fit)
 
     @property
     def set_said(self) -> str | None:
@@ -176,6 +179,7 @@ class Searcher:
                 no_set = None if size else self.withdrawn if trust.alpha is None else EMPTY
                 result = result._replace(
                     sure=sum(p[k] for k in copies), copies=len(copies), in_set=size, no_set=no_set,
+                    expected=None if ranking.expected is None else float(ranking.expected[q]),
                     level=size and 1 - trust.alpha, wider=spreads and trust.wider_than(spreads[q]))
             facts = self.index.facts(rows[first:first + top])
             result.answers.extend(

@@ -20,6 +20,7 @@ from evaluation.posterior import rows_of, sample_scores, temperature
 from evaluation.subjects import Member, Subject, score_matrix
 from similarities import Embedding
 
+NONE = 0.5                            # an expected number of photos below which none fits
 EMPTY = ("no set: even the first photo is less probable than those that sets hold, so the right "
          "one may not be here")
 
@@ -34,10 +35,17 @@ class Trust(NamedTuple):
     limit: float | None               # and holds the images with -log p up to this
     log_det: list[float] | None = None    # quantiles of log det Sigma of the captions of dev
     set_gallery: int | None = None    # how many images the limit was fitted on; None: as many
+    fits: list[float] | None = None   # slope, log_det and bias of `people.Fits`; None: no votes
 
     def chances(self, scores: Tensor) -> Tensor:
         """The probabilities (Q, N) of the images of a whole gallery."""
         return (self.temperature * scores.double()).softmax(1)
+
+    def fitting(self, scores: Tensor, of: Embedding) -> Tensor:
+        """The probabilities (Q, n) that images fit captions, by people's votes: scores (Q, n)."""
+        slope, log_det, bias = self.fits
+        spread = 0 if of.log_var is None else of.log_var.mean(1, keepdim=True).double()
+        return (slope * scores.double() + log_det * spread + bias).sigmoid()
 
     def wider_than(self, log_det: float) -> float | None:
         """The share of those captions whose log det Sigma is smaller, 0..1."""
@@ -68,9 +76,19 @@ class Trust(NamedTuple):
 
 # ---- what is said
 
-def how_sure(p: float, unsure: float, copies: int = 1) -> str:
+def how_many(expected: float, count: int) -> str:
+    """What is said of the number of photos among `count` that fit."""
+    if expected < NONE:
+        return f"probably none fits (expected number {expected:.2g})"
+    return f"about {max(1, round(expected)):,} of {count:,} photos fit"
+
+
+def how_sure(p: float, unsure: float, copies: int = 1, fit: str | None = None) -> str:
     """What is said of a first answer that is right with probability p. unsure: less than this is
-    not sure. copies: how many photos it stands for."""
+    not sure. copies: how many photos it stands for; fit: `how_many`, where it is known."""
+    if fit:
+        return f"{fit}; {percent(p)} sure that the first" + (
+            f", of which there are {copies} copies," * (copies > 1)) + " is the one you mean"
     sentence = f"{percent(p)} sure of the first photo"
     sentence += f", of which there are {copies} copies" * (copies > 1)
     return sentence + ": another may be meant, or none" * (p < unsure)
@@ -115,7 +133,7 @@ def trust_in(calibration: Calibration, run: str, weights: str, similarity: str) 
     of, sets = calibration.fitted["t2i"], calibration.sets
     limits = (sets["alpha"], sets["t2i"]["lac"]) if sets else (None, None)
     return Trust(of.temperature, of.gallery, calibration.data_name, *limits, calibration.log_det,
-                 sets and sets["images"])
+                 sets and sets["images"], calibration.fits)
 
 
 def from_json(record) -> Trust | None:
