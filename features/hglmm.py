@@ -11,7 +11,7 @@ from scipy import linalg
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
-from cli import InputError
+from cli import InputError, check
 from files.reading import read_arrays
 
 BLOCK = 1 << 24                       # numbers that a temporary array may hold
@@ -48,10 +48,10 @@ class HGLMM:
         count = np.ones(len(x)) if count is None else np.asarray(count, np.float64)
         distinct = (len(np.unique(x[count > 0], axis=0)) if len(x) <= 50 * max(1, n_clusters)
                     else n_clusters)
-        if n_clusters < 1 or n_iter < 0 or distinct < n_clusters:
-            raise InputError(f"{n_clusters} clusters and {n_iter} iterations on {distinct} "
-                             "different word vectors; give 1 or more clusters but no more than "
-                             "different vectors, and 0 or more iterations")
+        check(n_iter >= 0 and 1 <= n_clusters <= distinct,
+              f"{n_clusters} clusters and {n_iter} iterations on {distinct} different word "
+              "vectors; give 1 or more clusters but no more than different vectors, and 0 or more "
+              "iterations")
         share = count / count.sum()
         mean = share @ x                                                            # (D,)
         floor = np.maximum(FLOOR * np.sqrt(share @ (x - mean) ** 2), 1e-6)          # (D,)
@@ -164,9 +164,9 @@ def load_arrays(path: str, names) -> dict:
         raise InputError(f"{path} cannot be read as a model with {', '.join(names)}: "
                          f"{error}") from error
     lacking = [name for name in names if name not in arrays]
-    if lacking:
-        raise InputError(f"{path} cannot be read as a model with {', '.join(names)}: it lacks "
-                         f"{', '.join(lacking)}; {fix}")
+    check(not lacking,
+          f"{path} cannot be read as a model with {', '.join(names)}: it lacks "
+          f"{', '.join(lacking)}; {fix}")
     return {name: arrays[name] for name in names}
 
 
@@ -245,10 +245,9 @@ def fit_pca(x: np.ndarray, size: int, seed: int = 0,
     entry of each axis is positive. Raises InputError if there are not so many axes.
     """
     x = np.asarray(x)
-    if not 1 <= size <= min(x.shape[0] - 1, x.shape[1]):
-        raise InputError(f"{size} principal axes of {x.shape[0]} rows of {x.shape[1]} values; "
-                         f"there are at most {max(0, min(x.shape[0] - 1, x.shape[1]))}, so give a "
-                         "smaller --pca or more captions")
+    check(1 <= size <= min(x.shape[0] - 1, x.shape[1]),
+          f"{size} principal axes of {x.shape[0]} rows of {x.shape[1]} values; there are at most "
+          f"{max(0, min(x.shape[0] - 1, x.shape[1]))}, so give a smaller --pca or more captions")
     mean = x.mean(0, dtype=np.float64).astype(x.dtype)
     wide = min(x.shape[0] - 1, x.shape[1], size + max(20, size // 10))
     if exact or exact is None and min(x.shape) <= 3000:
@@ -292,10 +291,10 @@ def fit_ica(x: np.ndarray, size: int, n_iter: int = 200, seed: int = 0,
                 np.full(len(x), 1 / len(x)) if count is None else count / count.sum())
     mean = share @ x
     value, vector = np.linalg.eigh(((x - mean) * share[:, None]).T @ (x - mean))    # (D,), (D, D)
-    if not 1 <= size <= (value > 1e-10 * value[-1]).sum():
-        raise InputError(f"{size} independent components of word vectors that span "
-                         f"{(value > 1e-10 * value[-1]).sum()} dimensions; leave --ica out, or "
-                         "give vectors of fewer values")
+    check(1 <= size <= (value > 1e-10 * value[-1]).sum(),
+          f"{size} independent components of word vectors that span "
+          f"{(value > 1e-10 * value[-1]).sum()} dimensions; leave --ica out, or give vectors of "
+          "fewer values")
     white = (vector[:, ::-1] / np.sqrt(np.maximum(value[::-1], 1e-300)))[:, :size].T    # (size, D)
     z = (x - mean) @ white.T                                                        # (N, size)
     turn = _orthogonal(np.random.default_rng(seed).standard_normal((size, size)))

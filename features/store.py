@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from cli import InputError, Stopped
+from cli import InputError, Stopped, check
 from devices import processes
 from files.reading import file_digest, read_array, read_json
 from files.writing import CHANGING, allocate, by_each, mapped, remove, save_json
@@ -239,8 +239,7 @@ class RowStore:
     def refuse_broken(self, skip: bool | None) -> None:
         """Raise InputError for a photo that cannot be read, unless such photos are skipped."""
         first = next(filter(None, (fault(note) for note in self.notes if note)), None)
-        if first and not skip:
-            raise InputError(f"{first}; or go on without such photos: --skip_broken")
+        check(not first or skip, f"{first}; or go on without such photos: --skip_broken")
 
     def run(self, read, encode, how: How, title: str, join=list) -> None:
         """Compute what is missing: the values of some photos are encode(join([read(n), ...])).
@@ -354,9 +353,9 @@ class PhotoFeatures(RowStore):
     def sound(self) -> np.ndarray:
         """Which photos could be read. Raises InputError if none could."""
         sound = np.flatnonzero([not fault(note) for note in self.notes])
-        if not len(sound):
-            raise InputError(f"not one of the {len(self.notes)} photos of {self.split} can be read;"
-                             f" the first: {fault(self.notes[0])}")
+        check(len(sound),
+              f"not one of the {len(self.notes)} photos of {self.split} can be read; the first: "
+              f"{fault(self.notes[0])}")
         return sound
 
     def warn(self, beside: str = "") -> None:

@@ -25,7 +25,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 
 import cli
-from cli import Arguments, InputError, filename, natural, number, up_to
+from cli import Arguments, check, filename, natural, number, up_to
 from evaluation.pictures import drawing, picture_file
 from files.reading import holds_keys
 from files.writing import output, save_json
@@ -43,14 +43,13 @@ def read_boxes(boxes_as_text: list[str], width: int, height: int) -> list[tuple]
     boxes = []
     for text in boxes_as_text:
         parts = text.split(",")
-        if len(parts) != 4 or not all(re.fullmatch(r"\s*-?[0-9]{1,9}\s*", part) for part in parts):
-            raise InputError(f"--boxes {text}: a box is x,y,width,height in whole pixels, such as "
-                             "10,20,90,80")
+        check(len(parts) == 4 and all(re.fullmatch(r"\s*-?[0-9]{1,9}\s*", part) for part in parts),
+              f"--boxes {text}: a box is x,y,width,height in whole pixels, such as 10,20,90,80")
         x, y, w, h = map(int, parts)
         low, high = (max(x, 0), max(y, 0)), (min(x + w, width), min(y + h, height))
-        if high[0] <= low[0] or high[1] <= low[1]:
-            raise InputError(f"--boxes {text}: nothing of it lies in the photo of {width} x "
-                             f"{height} pixels; give x,y,width,height of a part of it")
+        check(high[0] > low[0] and high[1] > low[1],
+              f"--boxes {text}: nothing of it lies in the photo of {width} x {height} pixels; "
+              "give x,y,width,height of a part of it")
         boxes.append((*low, high[0] - low[0], high[1] - low[1]))
     return boxes
 
@@ -63,9 +62,9 @@ def scores_and_uncertainties(model: Encoder, path: str, boxes: list[tuple],
     Raises InputError for a caption without a known word.
     """
     unknown = model.unknown(texts)
-    if unknown.any():
-        raise InputError(f"no word of '{texts[unknown.argmax()]}' is in the vocabulary of "
-                         f"{model.path}, {len(model.vocab)} words; use words of its training set")
+    check(not unknown.any(),
+          f"no word of '{texts[unknown.argmax()]}' is in the vocabulary of {model.path}, "
+          f"{len(model.vocab)} words; use words of its training set")
     images, captions = model.crops([(path, box) for box in boxes]), model.captions(texts)
     scores = model.similarity(images, captions).detach().float().cpu().numpy()
     return {"scores": scores.tolist(),
@@ -173,9 +172,9 @@ def draw_triplet(axis, triplet: dict, path: str, models: list[Encoder]) -> None:
 def own_photo(opt, models: list[Encoder]) -> None:
     """Table, picture and numbers for --image, --boxes and --captions."""
     boxes, texts = opt.boxes or [], opt.captions or []
-    if len(texts) != len(boxes) + 1 or not boxes:
-        raise InputError(f"--boxes has {len(boxes)} and --captions {len(texts)}; give at least one "
-                         "box, one caption for the whole photo, and one for each box")
+    check(len(texts) == len(boxes) + 1 and boxes,
+          f"--boxes has {len(boxes)} and --captions {len(texts)}; give at least one box, one "
+          "caption for the whole photo, and one for each box")
     width, height = Photos([opt.image]).open(0).size
     boxes = [(0, 0, width, height), *read_boxes(boxes, width, height)]
     results = {name: scores_and_uncertainties(model, opt.image, boxes, texts)
@@ -193,10 +192,9 @@ def examples(opt, models: list[Encoder]) -> None:
     """The picture of example triplets for --manifest and --examples."""
     manifest = read_manifest(opt.manifest)
     triplets = manifest["triplets"].get(f"{opt.threshold:g}")
-    if triplets is None or opt.examples < 1:
-        raise InputError(f"--threshold {opt.threshold:g}, --examples {opt.examples}: "
-                         f"{opt.manifest} has triplets at {', '.join(manifest['triplets'])} "
-                         "percent; name one of them, and at least 1 example")
+    check(triplets is not None and opt.examples >= 1,
+          f"--threshold {opt.threshold:g}, --examples {opt.examples}: {opt.manifest} has triplets "
+          f"at {', '.join(manifest['triplets'])} percent; name one of them, and at least 1 example")
     order = random_order(np.array([t["image"] for t in triplets]), np.ones(len(triplets), bool),
                          opt.seed, "examples")
     draw_triplets(manifest, [triplets[k] for k in order[:opt.examples]], opt.vg, models, opt.output)
@@ -230,11 +228,10 @@ def main(argv=None) -> None:
 
 def show(opt) -> None:
     """The command. Raises InputError if the options do not fit each other or the photo."""
-    if (opt.image is None) == (opt.examples is None):
-        raise InputError("give either --image FILE with --boxes and --captions, or --examples N "
-                         "with --manifest")
-    if opt.image and not os.path.isfile(opt.image):
-        raise InputError(f"--image {opt.image}: there is no such file; give a photo")
+    check((opt.image is None) != (opt.examples is None),
+          "give either --image FILE with --boxes and --captions, or --examples N with --manifest")
+    check(not opt.image or os.path.isfile(opt.image),
+          f"--image {opt.image}: there is no such file; give a photo")
     picture_file(opt.output, [opt.image or opt.manifest])
     if opt.image:
         output(numbers_of(opt.output), holds_keys("image", "boxes", "captions", "models"),

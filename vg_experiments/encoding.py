@@ -174,9 +174,9 @@ class Cache:
                 fix = f"delete {self.folder}, it is computed again"
                 keys, array = (read_array(os.path.join(self.folder, name), fix)
                                for name in (file, file.replace("_keys", "")))
-                if keys.ndim != 1 or keys.dtype.kind != "U" or len(keys) != len(array):
-                    raise InputError(f"{os.path.join(self.folder, file)} does not list the rows of "
-                                     f"the file beside it; {fix}")
+                check(keys.ndim == 1 and keys.dtype.kind == "U" and len(keys) == len(array),
+                      f"{os.path.join(self.folder, file)} does not list the rows of the file "
+                      f"beside it; {fix}")
                 self.take(file, keys.tolist(), array)
 
     def take(self, file: str, keys: list[str], array: np.ndarray) -> None:
@@ -403,9 +403,9 @@ def usable_triplets(manifest: dict, models: list[Encoder]) -> tuple[dict[str, li
     """
     keep = np.all([all_known(items, lambda t: (t["caption_a"], t["caption_b"]), models)
                    for items in manifest["triplets"].values()], 0)
-    if not keep.any():
-        raise InputError(f"no triplet is left: {', '.join(model.path for model in models)} know no "
-                         "word of the captions; give models of the manifest's language")
+    check(keep.any(),
+          f"no triplet is left: {', '.join(model.path for model in models)} know no word of the "
+          "captions; give models of the manifest's language")
     return ({percent: [t for t, kept in zip(items, keep) if kept] for percent,
              items in manifest["triplets"].items()}, int((~keep).sum()))
 

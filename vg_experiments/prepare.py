@@ -67,18 +67,18 @@ def stream(path: str):
 
     Raises InputError if the file is missing or is not a JSON array.
     """
-    if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; get it from Visual Genome, or write demo data "
-                         "with python -m demo")
+    check(os.path.isfile(path),
+          f"there is no file {path}; get it from Visual Genome, or write demo data with python -m "
+          "demo")
     decoder, text, at, read, opened = json.JSONDecoder(), "", 0, 0, False
     try:
         with open(path, encoding="utf-8") as f:
             while True:
                 at = GAP.match(text, at).end()
                 if at < len(text) and not opened:
-                    if text[at] != "[":
-                        raise InputError(f"{path} starts with {text[at:at + 20]!r} and not with a "
-                                         "list; fetch it again")
+                    check(text[at] == "[",
+                          f"{path} starts with {text[at:at + 20]!r} and not with a list; fetch it "
+                          "again")
                     at, opened = at + 1, True
                     continue
                 if at < len(text) and text[at] == "]":
@@ -107,9 +107,9 @@ def stream(path: str):
 
 def number_of(entry: dict, names: tuple, path: str, what: str) -> int:
     """The id under the first of the names that is there. Raises InputError if none is."""
-    if not isinstance(entry, dict):
-        raise InputError(f"{path}: {what} is a {type(entry).__name__} and no object; give the file "
-                         "as Visual Genome ships it")
+    check(isinstance(entry, dict),
+          f"{path}: {what} is a {type(entry).__name__} and no object; give the file as Visual "
+          "Genome ships it")
     for name in names:
         if type(entry.get(name)) is int and abs(entry[name]) < 2 ** 63:
             return entry[name]
@@ -123,13 +123,12 @@ def read_images(path: str, counts: dict) -> tuple[np.ndarray, np.ndarray, list]:
 
     Raises InputError if the file is not as Visual Genome ships it or no image is left.
     """
-    if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; get it from Visual Genome, or write demo data "
-                         "with python -m demo")
+    check(os.path.isfile(path),
+          f"there is no file {path}; get it from Visual Genome, or write demo data with python -m "
+          "demo")
     listed = read_json(path)
-    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-        raise InputError(f"{path} is no list of images; give image_data.json as Visual Genome "
-                         "ships it")
+    check(isinstance(listed, list) and all(isinstance(entry, dict) for entry in listed),
+          f"{path} is no list of images; give image_data.json as Visual Genome ships it")
     rows = []
     for entry in listed:
         number = number_of(entry, ("image_id", "id"), path, "an image")
@@ -147,9 +146,9 @@ def read_images(path: str, counts: dict) -> tuple[np.ndarray, np.ndarray, list]:
     counts["images_listed"] = len(listed)
     counts["images_twice"] = sum(a[0] == b[0] for a, b in zip(rows, rows[1:]))
     rows = [row for k, row in enumerate(rows) if not k or rows[k - 1][0] != row[0]]
-    if not rows:
-        raise InputError(f"{path}: none of its {len(listed)} images has a size and no coco_id, so "
-                         "none is left; give the whole file of Visual Genome")
+    check(rows,
+          f"{path}: none of its {len(listed)} images has a size and no coco_id, so none is left; "
+          "give the whole file of Visual Genome")
     ids, width, height, files = zip(*rows)
     return np.array(ids, np.int64), np.array([width, height], np.int64).T, list(files)
 
@@ -204,9 +203,9 @@ def packed(
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{path} has a box or an id that is no number ({error}); give the file as "
                          "Visual Genome ships it") from error
-    if not np.isfinite(boxes).all() or (np.abs(boxes) > 1e6).any():
-        raise InputError(f"{path} has a box of no finite number of pixels; give the file as Visual "
-                         "Genome ships it")
+    check(np.isfinite(boxes).all() and not (np.abs(boxes) > 1e6).any(),
+          f"{path} has a box of no finite number of pixels; give the file as Visual Genome ships "
+          "it")
     return np.array(images, np.int32), np.rint(boxes).astype(np.int32), ids
 
 
@@ -393,9 +392,9 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
     whole, counts["photos_missing_wholes"] = sample(
         regions, files, three[:, 0] >= 0, wholes, seed, "wholes", skip_missing, folder
     )
-    if not len(picked):
-        raise InputError(f"none of the {int(usable.sum())} images with triplets has a photo in "
-                         f"{folder}; put the photos in {', '.join(FOLDERS[:3])} below it")
+    check(len(picked),
+          f"none of the {int(usable.sum())} images with triplets has a photo in {folder}; put the "
+          f"photos in {', '.join(FOLDERS[:3])} below it")
 
     used = sorted({*picked.tolist(), *whole.tolist()})
     return {
@@ -461,9 +460,9 @@ def read_manifest(path: str) -> dict:
     except (TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{path} is no manifest of format {FORMAT}; write one with python -m "
                          f"vg_experiments.prepare ({reason(error)})") from error
-    if not sound:
-        raise InputError(f"{path} is no manifest of format {FORMAT}; write one with python -m "
-                         "vg_experiments.prepare")
+    check(sound,
+          f"{path} is no manifest of format {FORMAT}; write one with python -m "
+          "vg_experiments.prepare")
     return manifest
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from scipy import stats
 
 import cli
-from cli import Arguments, InputError
+from cli import Arguments, check
 from evaluation.pictures import drawing, picture_file
 from files.reading import holds_keys
 from files.writing import output, save_json
@@ -76,11 +76,10 @@ def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], folder: s
     report, rng = {}, np.random.default_rng(seed)
     triplets = [t for items in triplets_at.values() for t in items]
     n, ends = len(triplets), np.cumsum([0, *map(len, triplets_at.values())])
-    if model.options.vae:
-        raise InputError(f"{model.path} samples points from its Gaussians in training (--vae) and "
-                         "compares points, whose uncertainty no score uses; train a model of "
-                         "Gaussians, such as --sim wasserstein, or give this one to "
-                         "vg_experiments.selection")
+    check(not model.options.vae,
+          f"{model.path} samples points from its Gaussians in training (--vae) and compares "
+          "points, whose uncertainty no score uses; train a model of Gaussians, such as --sim "
+          "wasserstein, or give this one to vg_experiments.selection")
     if model.model.image_tower.gaussian:
         boxes = [(photo_path(manifest, t["image"], folder), tuple(t[which])) for which in "ac"
                  for t in triplets]
@@ -104,10 +103,10 @@ def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], folder: s
             for percent, low, high in zip(triplets_at, ends, ends[1:])
         }
         report["rho_words"] = spearman(values, np.array([len(tokenize(text)) for text in texts]))
-    if not report:
-        raise InputError(f"{model.path} is a point model (--sim {model.options.sim}) and has no "
-                         "uncertainty; train one with a Gaussian head, such as --sim "
-                         "wasserstein, or give this one to vg_experiments.selection")
+    check(report,
+          f"{model.path} is a point model (--sim {model.options.sim}) and has no uncertainty; "
+          "train one with a Gaussian head, such as --sim wasserstein, or give this one to "
+          "vg_experiments.selection")
     return report
 
 
