@@ -303,27 +303,28 @@ def write_all(opt) -> None:
 def arguments() -> Arguments:
     p = Arguments(
         "Write box proposals of photos whose phrases are to be localised, and print their recall.")
-    p.add_argument("--data_path", type=filename, default="data",
-                   help="folder that holds the data sets")
-    p.add_argument("--data_name", type=data_set, required=True,
-                   help="a data set in the layout of Flickr30k Entities, with images/")
-    p.add_argument("--splits", nargs="+", choices=(*SPLITS, "dev"), default=list(SPLITS),
-                   help="splits to write")
-    p.add_argument("--count", type=positive, default=200, metavar="N",
-                   help="boxes per photo; fewer where there are no more")
-    p.add_argument("--name", metavar="NAME",
-                   help="of the proposals, part of their files' names (default: edgeboxesN)")
-    p.add_argument("--box_origin", type=up_to(1, least=0), default=1,
-                   help="what is taken off the coordinates of the annotations: 1 as the data set's "
-                        "Python parser does, 0 as its Matlab parser")
-    p.add_argument("--model", type=filename, metavar="FILE",
-                   help="model.yml.gz of OpenCV's structured forests "
-                        "(default: edges are image gradients)")
-    p.add_argument("--from", type=filename, metavar="FILE.json", dest="given",
-                   help="take boxes of your own: a JSON object, id of a photo to its [[x1, y1, "
-                        "x2, y2], ...], each perhaps with a score behind, in pixels from 0")
-    p.add_argument("--workers", type=workers, default=os.cpu_count() or 1,
-                   help="number of processes that find boxes")
+    add = p.add_argument
+    add("--data_path", type=filename, default="data",
+        help="folder that holds the data sets")
+    add("--data_name", type=data_set, required=True,
+        help="a data set in the layout of Flickr30k Entities, with images/")
+    add("--splits", nargs="+", choices=(*SPLITS, "dev"), default=list(SPLITS),
+        help="splits to write")
+    add("--count", type=positive, default=200, metavar="N",
+        help="boxes per photo; fewer where there are no more")
+    add("--name", metavar="NAME",
+        help="of the proposals, part of their files' names (default: edgeboxesN)")
+    add("--box_origin", type=up_to(1, least=0), default=1,
+        help="what is taken off the coordinates of the annotations: 1 as the data set's "
+             "Python parser does, 0 as its Matlab parser")
+    add("--model", type=filename, metavar="FILE",
+        help="model.yml.gz of OpenCV's structured forests "
+             "(default: edges are image gradients)")
+    add("--from", type=filename, metavar="FILE.json", dest="given",
+        help="take boxes of your own: a JSON object, id of a photo to its [[x1, y1, "
+             "x2, y2], ...], each perhaps with a score behind, in pixels from 0")
+    add("--workers", type=workers, default=os.cpu_count() or 1,
+        help="number of processes that find boxes")
     return p
 
 

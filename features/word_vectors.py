@@ -99,17 +99,18 @@ def learn(opt) -> None:
 def main(argv=None) -> None:
     p = Arguments("Learn word vectors from the training captions of a data set, and print "
                   "neighbours of a few words.")
-    p.add_argument("--data_path", type=filename, default="data",
-                   help="folder that holds the data sets")
-    p.add_argument("--data_name", type=data_set, default="coco_precomp",
-                   help="folder of the data set below --data_path")
-    p.add_argument("--dim", type=width, default=300, help="number of values per vector")
-    p.add_argument("--window", type=positive, default=5,
-                   help="words count as near if they are at most this many places apart")
-    p.add_argument("--vocab_threshold", type=positive, default=1,
-                   help="give a vector to words that occur at least this often")
-    p.add_argument("--output", type=filename, required=True, metavar="FILE.txt",
-                   help="file to write, in word2vec's text form")
+    add = p.add_argument
+    add("--data_path", type=filename, default="data",
+        help="folder that holds the data sets")
+    add("--data_name", type=data_set, default="coco_precomp",
+        help="folder of the data set below --data_path")
+    add("--dim", type=width, default=300, help="number of values per vector")
+    add("--window", type=positive, default=5,
+        help="words count as near if they are at most this many places apart")
+    add("--vocab_threshold", type=positive, default=1,
+        help="give a vector to words that occur at least this often")
+    add("--output", type=filename, required=True, metavar="FILE.txt",
+        help="file to write, in word2vec's text form")
     cli.run("features.word_vectors", learn, p.parse_args(argv))
 
 

@@ -68,8 +68,8 @@ def scores_and_uncertainties(model: Encoder, path: str, boxes: list[tuple],
     images, captions = model.crops([(path, box) for box in boxes]), model.captions(texts)
     scores = model.similarity(images, captions).detach().float().cpu().numpy()
     return {"scores": scores.tolist(),
-            **{kind: None if e.log_var is None else uncertainty(e).tolist() for kind,
-               e in (("crop", images), ("caption", captions))}}
+            **{kind: None if e.log_var is None else uncertainty(e).tolist()
+               for kind, e in (("crop", images), ("caption", captions))}}
 
 
 def places(scores: np.ndarray) -> np.ndarray:
@@ -115,8 +115,8 @@ def draw_crops(photo, boxes: list[tuple], texts: list[str], results: dict[str, d
         for axis in row:
             axis.axis("off")
         for axis, (name, entry) in zip(row[1:], results.items()):
-            unsure = "" if entry[
-                "crop"] is None else f"; log det Sigma of the crop {entry['crop'][k]:.1f}"
+            unsure = ("" if entry["crop"] is None
+                      else f"; log det Sigma of the crop {entry['crop'][k]:.1f}")
             axis.set_title(f"{name}{unsure}", fontsize=9, loc="left")
             at, scores = 0.95, np.array(entry["scores"])[k]
             for place, m in enumerate(np.argsort(-scores, kind="stable").tolist()):
@@ -154,19 +154,10 @@ def draw_triplet(axis, triplet: dict, path: str, models: list[Encoder]) -> None:
         captions = model.captions([triplet["caption_a"], triplet["caption_c"]])
         for kind, e in (("crops", images), ("captions", captions)):
             if e.log_var is not None:
-                lines.append(
-                    "{}, {}: A {:.1f}, C {:.1f}".format(name, kind, *uncertainty(e).tolist())
-                )
-    axis.text(
-        0,
-        -0.03,
-        "\n".join(
-            part for line in lines for part in textwrap.wrap(line, 48, subsequent_indent="   ")
-        ),
-        va="top",
-        fontsize=8,
-        transform=axis.transAxes,
-    )
+                a, c = uncertainty(e).tolist()
+                lines.append(f"{name}, {kind}: A {a:.1f}, C {c:.1f}")
+    wrapped = (textwrap.fill(line, 48, subsequent_indent="   ") for line in lines)
+    axis.text(0, -0.03, "\n".join(wrapped), va="top", fontsize=8, transform=axis.transAxes)
 
 
 def own_photo(opt, models: list[Encoder]) -> None:
@@ -183,8 +174,8 @@ def own_photo(opt, models: list[Encoder]) -> None:
     draw(opt.image, boxes, texts, results, opt.output)
     numbers = numbers_of(opt.output)
     save_json({"image": opt.image, "boxes": boxes, "captions": texts,
-               "models": {name: {**model.facts, **results[name]} for name,
-                          model in zip(results, models)}}, numbers)
+               "models": {name: {**model.facts, **result}
+                          for model, (name, result) in zip(models, results.items())}}, numbers)
     print(f"picture in {opt.output}, numbers in {numbers}")
 
 
@@ -204,25 +195,26 @@ def examples(opt, models: list[Encoder]) -> None:
 def main(argv=None) -> None:
     p = Arguments("Show how models see crops of a photo and truncated captions, or draw example "
                   "triplets.")
-    p.add_argument("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN",
-                   help="run folders or checkpoint files of the models")
+    add = p.add_argument
+    add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN",
+        help="run folders or checkpoint files of the models")
     model_arguments(p)
-    p.add_argument("--image", type=filename, metavar="FILE", help="photo to crop")
-    p.add_argument("--boxes", nargs="+", metavar="X,Y,W,H", help="crops of the photo, in whole "
-                   "pixels")
-    p.add_argument("--captions", nargs="+", metavar="TEXT", help="one caption of the whole photo, "
-                   "then one per box")
-    p.add_argument("--manifest", type=filename, default="runs/vg/manifest.json",
-                   help="manifest to take examples from")
-    p.add_argument("--examples", type=up_to(100), metavar="N",
-                   help="instead of a photo, draw N triplets of the manifest")
-    p.add_argument("--threshold", type=number, default=30, metavar="PERCENT",
-                   help="area threshold of the examples")
-    p.add_argument("--vg", type=filename, help="folder of the manifest's photos (default: the "
-                   "folder that it was made from)")
-    p.add_argument("--seed", type=natural, default=0, help="random seed that draws the examples")
-    p.add_argument("--output", type=filename, default="runs/vg/crops.png", metavar="FILE.png",
-                   help="picture to write")
+    add("--image", type=filename, metavar="FILE", help="photo to crop")
+    add("--boxes", nargs="+", metavar="X,Y,W,H", help="crops of the photo, in whole "
+        "pixels")
+    add("--captions", nargs="+", metavar="TEXT", help="one caption of the whole photo, "
+        "then one per box")
+    add("--manifest", type=filename, default="runs/vg/manifest.json",
+        help="manifest to take examples from")
+    add("--examples", type=up_to(100), metavar="N",
+        help="instead of a photo, draw N triplets of the manifest")
+    add("--threshold", type=number, default=30, metavar="PERCENT",
+        help="area threshold of the examples")
+    add("--vg", type=filename, help="folder of the manifest's photos (default: the "
+        "folder that it was made from)")
+    add("--seed", type=natural, default=0, help="random seed that draws the examples")
+    add("--output", type=filename, default="runs/vg/crops.png", metavar="FILE.png",
+        help="picture to write")
     cli.run(p.prog, show, p.parse_args(argv))
 
 

@@ -28,13 +28,14 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, check, filename, natural, number, reason
-from files.reading import below, holds_keys, read_json
+from files.reading import below, holds_keys, need, read_json
 from files.writing import output, save_json
 
 FORMAT = 1                            # of the manifest
 LARGEST = 10                # regions below the threshold that a triplet is chosen from (`ucmr` 4.6)
 CROPS, SHARE = 3, 20       # crops of an image and their greatest area in percent of it (`pmrl` 3.4)
 FOLDERS = ("images", "VG_100K", "VG_100K_2", "")       # where photos lie
+SOURCE = "get it from Visual Genome, or write demo data with python -m demo"
 READ = 1 << 24                        # characters read at a time
 LONGEST = 1 << 27                     # characters of an entry of the annotations, at most
 GAP = re.compile(r"[\s,]*")
@@ -67,9 +68,7 @@ def stream(path: str):
 
     Raises InputError if the file is missing or is not a JSON array.
     """
-    check(os.path.isfile(path),
-          f"there is no file {path}; get it from Visual Genome, or write demo data with python -m "
-          "demo")
+    need(path, SOURCE)
     decoder, text, at, read, opened = json.JSONDecoder(), "", 0, 0, False
     try:
         with open(path, encoding="utf-8") as f:
@@ -123,10 +122,7 @@ def read_images(path: str, counts: dict) -> tuple[np.ndarray, np.ndarray, list]:
 
     Raises InputError if the file is not as Visual Genome ships it or no image is left.
     """
-    check(os.path.isfile(path),
-          f"there is no file {path}; get it from Visual Genome, or write demo data with python -m "
-          "demo")
-    listed = read_json(path)
+    listed = read_json(need(path, SOURCE))
     check(isinstance(listed, list) and all(isinstance(entry, dict) for entry in listed),
           f"{path} is no list of images; give image_data.json as Visual Genome ships it")
     rows = []
@@ -260,10 +256,8 @@ def overlap(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def around(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The smallest boxes (..., 4) around both."""
-    low, high = (
-        np.minimum(a[..., :2], b[..., :2]),
-        np.maximum(a[..., :2] + a[..., 2:], b[..., :2] + b[..., 2:]),
-    )
+    low = np.minimum(a[..., :2], b[..., :2])
+    high = np.maximum(a[..., :2] + a[..., 2:], b[..., :2] + b[..., 2:])
     return np.concatenate([low, high - low], -1)
 
 
@@ -341,15 +335,13 @@ def sample(regions: Regions, files: list, usable: np.ndarray, count: int, seed: 
     there = np.array([files[i] is not None for i in order], bool)
     if skip_missing:
         last = np.flatnonzero(there)[:count]
-        return order[there][:count], int(
-            (~there[: last[-1] + 1 if len(last) == count else len(there)]).sum()
-        )
+        looked = last[-1] + 1 if len(last) == count else len(there)
+        return order[there][:count], int((~there[:looked]).sum())
     missing = order[:count][~there[:count]]
-    if len(missing):
-        i = missing[0]
-        raise InputError(f"{len(missing)} of the {min(count, len(order))} photos drawn are not in "
-                         f"{folder}, the first is {regions.files[i] or regions.image_ids[i]}; "
-                         "fetch them, or go on without with --skip_missing")
+    first = [regions.files[i] or regions.image_ids[i] for i in missing[:1]]
+    check(not first,
+          f"{len(missing)} of the {min(count, len(order))} photos drawn are not in {folder}, the "
+          f"first is {first and first[0]}; fetch them, or go on without with --skip_missing")
     return order[:count], 0
 
 
@@ -373,20 +365,18 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
     for percent, (_, b) in pairs.items():
         counts[f"images_with_triplet_{percent:g}"] = int((b >= 0).sum())
         usable &= b >= 0
-        if not usable.any():
-            others = " and a triplet at every smaller one" * bool((b >= 0).any())
-            raise InputError(f"--thresholds {' '.join(f'{t:g}' for t in pairs)}: at {percent:g} no "
-                             f"image has two regions smaller than {percent:g} percent of "
-                             f"it{others}; give larger thresholds")
+        others = " and a triplet at every smaller one" * bool((b >= 0).any())
+        check(usable.any(),
+              f"--thresholds {' '.join(f'{t:g}' for t in pairs)}: at {percent:g} no image has two "
+              f"regions smaller than {percent:g} percent of it{others}; give larger thresholds")
     counts["images_with_all_triplets"] = int(usable.sum())
     picked, counts["photos_missing_triplets"] = sample(
         regions, files, usable, images, seed, "triplets", skip_missing, folder
     )
     for percent, (a, b) in pairs.items():                  # their crops A and C are one
         box_a, box_b = regions.boxes[a[picked]], regions.boxes[b[picked]]
-        counts[f"triplets_with_b_inside_a_{percent:g}"] = int(
-            (around(box_a, box_b) == box_a).all(1).sum()
-        )
+        inside = (around(box_a, box_b) == box_a).all(1)
+        counts[f"triplets_with_b_inside_a_{percent:g}"] = int(inside.sum())
     three = crops(regions, max_iou)
     counts["images_with_three_crops"] = int((three[:, 0] >= 0).sum())
     whole, counts["photos_missing_wholes"] = sample(
@@ -417,7 +407,7 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
 
 def described_photo(regions: Regions, files, i: int) -> dict:
     width, height = regions.sizes[i].tolist()
-    return {"file": files[i], "width": int(width), "height": int(height)}
+    return {"file": files[i], "width": width, "height": height}
 
 
 def described_triplet(regions: Regions, i: int, a: int, b: int) -> dict:
@@ -447,44 +437,45 @@ def read_manifest(path: str) -> dict:
             below(manifest["folder"], photo["file"] or "", path)
             sound = sound and all(type(photo[side]) is int for side in ("width", "height"))
         items = [t for triplets in manifest["triplets"].values() for t in triplets]
-        sound = sound and all(str(t["image"]) in manifest["images"]
-                              and all(len(t[box]) == 4 for box in "abc")
-                              and all(isinstance(t[f"caption_{which}"], str) for which in "abc")
-                              for t in items)
+        sound = sound and all(
+            str(t["image"]) in manifest["images"]
+            and all(len(t[x]) == 4 and isinstance(t[f"caption_{x}"], str) for x in "abc")
+            for t in items
+        )
         sound = sound and all(
             str(w["image"]) in manifest["images"]
             and isinstance(w["description"], str)
             and len(w["crops"]) == len(w["captions"]) == manifest["crops"]
             for w in manifest["wholes"]
         )
+        why = ""
     except (TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{path} is no manifest of format {FORMAT}; write one with python -m "
-                         f"vg_experiments.prepare ({reason(error)})") from error
-    check(sound,
-          f"{path} is no manifest of format {FORMAT}; write one with python -m "
-          "vg_experiments.prepare")
+        sound, why = False, f" ({reason(error)})"
+    check(sound, f"{path} is no manifest of format {FORMAT}; write one with python -m "
+                 f"vg_experiments.prepare{why}")
     return manifest
 
 
 def main(argv=None) -> None:
     p = Arguments("Choose crops and captions of Visual Genome and write them as a manifest.")
-    p.add_argument("--vg", type=filename, default="data/demo_vg",
-                   help="folder with image_data.json, region_descriptions.json and the photos, "
-                   "which lie in images/, VG_100K/ or VG_100K_2/")
-    p.add_argument("--output", type=filename, default="runs/vg/manifest.json", metavar="FILE.json",
-                   help="manifest to write")
-    p.add_argument("--images", type=natural, default=2000, help="number of images with triplets, "
-                   "at most")
-    p.add_argument("--wholes", type=natural, default=950, help="number of images with three crops "
-                   "and a description of the whole image, at most")
-    p.add_argument("--thresholds", type=number, nargs="+", default=[10, 20, 30, 40, 50],
-                   metavar="PERCENT", help="regions A and B are smaller than this share of the "
-                   "image")
-    p.add_argument("--max_iou", type=number, default=0.5, help="greatest IoU of any two of an "
-                   "image's three crops")
-    p.add_argument("--seed", type=natural, default=0, help="random seed that draws the images")
-    p.add_argument("--skip_missing", action="store_true", help="draw only from images whose photos "
-                   "are there")
+    add = p.add_argument
+    add("--vg", type=filename, default="data/demo_vg",
+        help="folder with image_data.json, region_descriptions.json and the photos, "
+        "which lie in images/, VG_100K/ or VG_100K_2/")
+    add("--output", type=filename, default="runs/vg/manifest.json", metavar="FILE.json",
+        help="manifest to write")
+    add("--images", type=natural, default=2000, help="number of images with triplets, "
+        "at most")
+    add("--wholes", type=natural, default=950, help="number of images with three crops "
+        "and a description of the whole image, at most")
+    add("--thresholds", type=number, nargs="+", default=[10, 20, 30, 40, 50],
+        metavar="PERCENT", help="regions A and B are smaller than this share of the "
+        "image")
+    add("--max_iou", type=number, default=0.5, help="greatest IoU of any two of an "
+        "image's three crops")
+    add("--seed", type=natural, default=0, help="random seed that draws the images")
+    add("--skip_missing", action="store_true", help="draw only from images whose photos "
+        "are there")
     cli.run(p.prog, choose, p.parse_args(argv))
 
 

@@ -28,7 +28,14 @@ from files.writing import output, save_json
 from metrics import spearman
 from similarities import uncertainty
 from text import tokenize
-from vg_experiments.encoding import build_encoders, names, photo_path, run_arguments, usable_triplets
+from vg_experiments.encoding import (
+    build_encoders,
+    ends_of,
+    names,
+    run_arguments,
+    usable_triplets,
+    whole_box,
+)
 from vg_experiments.prepare import read_manifest
 
 SIGNS = {"images": 1, "captions": -1}            # of C - A, as `ucmr` 4.6 finds it
@@ -38,8 +45,8 @@ SIGNIFICANT = 0.05                               # p below which a direction cou
 def interval(values: np.ndarray) -> dict:
     """Mean and its 95% interval (Student's t)."""
     mean, n = float(np.mean(values)), len(values)
-    half = float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1)
-                 / np.sqrt(n)) if n > 1 else float("nan")
+    half = (float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n)) if n > 1
+            else float("nan"))
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
@@ -74,35 +81,27 @@ def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], folder: s
     with --vae.
     """
     report, rng = {}, np.random.default_rng(seed)
-    triplets = [t for items in triplets_at.values() for t in items]
-    n, ends = len(triplets), np.cumsum([0, *map(len, triplets_at.values())])
+    boxes, texts = ends_of(manifest, triplets_at, folder)
+    n, bounds = len(texts) // 2, np.cumsum([0, *map(len, triplets_at.values())])
     check(not model.options.vae,
           f"{model.path} samples points from its Gaussians in training (--vae) and compares "
           "points, whose uncertainty no score uses; train a model of Gaussians, such as --sim "
           "wasserstein, or give this one to vg_experiments.selection")
+
+    def add(side: str, embedding, rho: str, trivial: list) -> None:
+        values = uncertainty(embedding).double().cpu().numpy()     # (2 n,): all A, then all C
+        report[side] = {
+            percent: compare(values[low:high], values[n + low:n + high], SIGNS[side], rng)
+            for percent, low, high in zip(triplets_at, bounds, bounds[1:])
+        }
+        report[rho] = spearman(values, np.array(trivial))
     if model.model.image_tower.gaussian:
-        boxes = [(photo_path(manifest, t["image"], folder), tuple(t[which])) for which in "ac"
-                 for t in triplets]
-        values = uncertainty(model.crops(boxes)).double().cpu().numpy()  # (2 n,): all A, then all C
-        report["images"] = {
-            percent: compare(values[low:high], values[n + low : n + high], SIGNS["images"], rng)
-            for percent, low, high in zip(triplets_at, ends, ends[1:])
-        }
-        areas = [
-            b[1][2]
-            * b[1][3]
-            / np.prod([manifest["images"][str(t["image"])][side] for side in ("width", "height")])
-            for b, t in zip(boxes, [*triplets, *triplets])
-        ]
-        report["rho_area"] = spearman(values, np.array(areas))
+        images = [t["image"] for _ in "ac" for items in triplets_at.values() for t in items]
+        areas = [w * h / np.prod(whole_box(manifest, image)[2:])
+                 for (_, (_, _, w, h)), image in zip(boxes, images)]
+        add("images", model.crops(boxes), "rho_area", areas)
     if model.model.text_tower.gaussian:
-        texts = [t[f"caption_{which}"] for which in "ac" for t in triplets]
-        values = uncertainty(model.captions(texts)).double().cpu().numpy()
-        report["captions"] = {
-            percent: compare(values[low:high], values[n + low : n + high], SIGNS["captions"], rng)
-            for percent, low, high in zip(triplets_at, ends, ends[1:])
-        }
-        report["rho_words"] = spearman(values, np.array([len(tokenize(text)) for text in texts]))
+        add("captions", model.captions(texts), "rho_words", [len(tokenize(x)) for x in texts])
     check(report,
           f"{model.path} is a point model (--sim {model.options.sim}) and has no uncertainty; "
           "train one with a Gaussian head, such as --sim wasserstein, or give this one to "
@@ -157,9 +156,8 @@ def lines(name: str, report: dict):
                    f"A {d['mean']:+7.2f} [{d['low']:+.2f}, {d['high']:+.2f}] p "
                    f"{max(d['p'], 1e-99):.0e} in {d['share']:.0f}%: {WORDS[d['verdict']]}; "
                    f"control {control['mean']:+.2f} p {control['p']:.2f}")
-    trivial = [f"rho with {what} {report[key]:+.2f}" for key,
-               what in (("rho_area", "the area of a crop"), ("rho_words", "the words of a caption"))
-               if key in report]
+    what = {"rho_area": "the area of a crop", "rho_words": "the words of a caption"}
+    trivial = [f"rho with {what[key]} {report[key]:+.2f}" for key in what if key in report]
     yield f"{name:<16} {', '.join(trivial)}"
 
 
@@ -185,8 +183,8 @@ def measure_all(opt) -> None:
     for name, report in reports.items():
         print("\n".join(lines(name, report)))
     save_json({"manifest": opt.manifest, "triplets": n, "unknown": without, "seed": opt.seed,
-               "models": {name: {**model.facts, **reports[name]} for name,
-                          model in zip(reports, models)}}, numbers)
+               "models": {name: {**model.facts, **report}
+                          for model, (name, report) in zip(models, reports.items())}}, numbers)
     draw(reports, picture)
     print(f"figure in {picture}, numbers in {numbers}")
 
