@@ -19,9 +19,9 @@ def read_boxes(path: str, photos: list[str], form: str = FORM, lengths=(4,),
     boxes_of = read_json(path, form, unique=True)
     check(isinstance(boxes_of, dict), f"{path} is no JSON object of boxes; {form}")
     without = [photo for photo in photos if boxes_of.get(photo) in (None, [])]
-    if without:
-        raise InputError(f"{path} has no boxes of {len(without):,} of {len(photos):,} photos, the "
-                         f"first is {without[0]}; every photo needs one or more, under its name")
+    check(not without,
+          f"{path} has no boxes of {len(without):,} of {len(photos):,} photos, the first is "
+          f"{without and without[0]}; every photo needs one or more, under its name")
     for photo in photos:
         boxes = boxes_of[photo]
         check(

@@ -45,17 +45,7 @@ import numpy as np
 from tqdm import tqdm
 
 import cli
-from cli import (
-    Arguments,
-    InputError,
-    check,
-    data_set,
-    filename,
-    positive,
-    torch_device,
-    up_to,
-    workers,
-)
+from cli import Arguments, check, data_set, filename, positive, torch_device, up_to, workers
 from data import Split, read_split
 from devices import processes
 from encoders import CNNS
@@ -270,14 +260,15 @@ def check_own(folder: str, splits: list[Split]) -> None:
     """
     for split in splits:
         of = os.path.join(folder, f"{split.name}_{{}}").format
-        paths = [of(name) for name in ("caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy")]
-        paths = [path for path in paths if os.path.exists(path)]
-        if paths and "ims" not in extractors(folder) and not os.path.isfile(of("ims.npy")):
-            raise InputError(f"{paths[0]} is there already, and no features that features.extract "
-                             "wrote; give --output_name a folder of its own")
-        if parts := numbered(of("ims.npy")):
-            raise InputError(f"{parts[0]} is there already, a shard of the features of "
-                             f"{split.name}; give --output_name a folder of its own")
+        paths = map(of, ("caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy"))
+        first = next(filter(os.path.exists, paths), None)
+        check(not first or "ims" in extractors(folder) or os.path.isfile(of("ims.npy")),
+              f"{first} is there already, and no features that features.extract wrote; give "
+              "--output_name a folder of its own")
+        shard = next(iter(numbered(of("ims.npy"))), None)
+        check(not shard,
+              f"{shard} is there already, a shard of the features of {split.name}; give "
+              "--output_name a folder of its own")
     check(not os.path.exists(os.path.join(folder, f"{ALL}_photos.json")),
           f"{folder} holds the features of a folder of photos (--photos); give --output_name a "
           "folder of its own")
@@ -340,9 +331,9 @@ def extract_captions(opt, kinds: dict) -> None:
     check(name not in NOT_NAMES and re.fullmatch(r"\w+", name),
           f"--name {name} cannot name features of captions; give letters, digits and _, and none "
           f"of {', '.join(NOT_NAMES)}")
-    for number, value in fitting.items():
-        if value < (least := captions.FITTING[number][2]):
-            raise InputError(f"--{number} {value} is too small; give {least} or more")
+    for number, (_, _, least, _) in captions.FITTING.items():
+        check(fitting[number] >= least,
+              f"--{number} {fitting[number]} is too small; give {least} or more")
     refuse_other_kinds(opt, kinds, opt.fitted and f"--fitted {opt.fitted}")
     check(kind not in ("mean", "hglmm") or opt.word_vectors,
           f"--kind {kind} needs --word_vectors FILE (word2vec, GloVe); `python -m "

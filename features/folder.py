@@ -124,9 +124,9 @@ def storable(name: str) -> bool:
 
 def check_folder(folder: str, output_folder: str) -> str:
     """The absolute path of a folder of photos. Raises InputError where it holds the output."""
-    if not os.path.isdir(folder):
-        what = "is a file" if os.path.exists(folder) else "is not there"
-        raise InputError(f"--photos {folder} {what}; give the folder that holds your photos")
+    what = "is a file" if os.path.exists(folder) else "is not there"
+    check(os.path.isdir(folder),
+          f"--photos {folder} {what}; give the folder that holds your photos")
     path = os.path.abspath(folder)
     check(storable(path),
           f"--photos {ascii(path)}: the path is no UTF-8 text in one line; rename the folder")
@@ -240,9 +240,9 @@ def check_output(folder: str, photos: str) -> dict:
           "--output_name of their own")
     inside = sorted(os.listdir(folder)) if os.path.isdir(folder) else ()
     files = [name for name in inside if name.endswith(("_ims.npy", "_caps.txt", "_ids.txt"))]
-    if files and not {f"{ALL}_photos.json", f".{ALL}_ims_photos.part"} & set(inside):
-        raise InputError(f"{os.path.join(folder, files[0])} is there already and is none that "
-                         "--photos wrote; give --output_name a folder of its own")
+    check(not files or {f"{ALL}_photos.json", f".{ALL}_ims_photos.part"} & set(inside),
+          f"{os.path.join(folder, *files[:1])} is there already and is none that --photos wrote; "
+          "give --output_name a folder of its own")
     return before
 
 
@@ -319,11 +319,11 @@ class Captions:
                 self.unknown.append(name)
             elif caption:
                 self.of_photo[name].append(caption)
-        if not self.of_photo:
-            first = (f"; its first name is {ascii(self.unknown[0])}, a photo's is "
-                     f"{ascii(names[0])}" if self.unknown else "")
-            raise InputError(f"{path} has no caption of the {len(names):,} photos{first}; names are"
-                             " paths below the folder of the photos, with /")
+        first = (f"; its first name is {ascii(self.unknown[0])}, a photo's is {ascii(names[0])}"
+                 if self.unknown else "")
+        check(self.of_photo,
+              f"{path} has no caption of the {len(names):,} photos{first}; names are paths below "
+              "the folder of the photos, with /")
         self.facts = {"file": os.path.abspath(path), "digest": file_digest(path),
                       "per_image": per_image}
 

@@ -6,6 +6,8 @@ Vectors. A caption is a set of word vectors. A mixture is fitted to the words of
 Fisher vector of a caption says in which direction its words would move each location and scale of
 the mixture. features.extract runs the whole recipe.
 """
+from dataclasses import dataclass, fields
+
 import numpy as np
 from scipy import linalg
 from scipy.sparse import csr_array
@@ -19,6 +21,7 @@ AT_MEDIAN = 1e-4     # scales; a median is the value of a word, whose sign must 
 FLOOR = 0.1                 # smallest scale of a component, in standard deviations of the dimension
 
 
+@dataclass
 class HGLMM:
     """p(x) = sum_k w_k prod_d p_kd(x_d), where each p_kd is a Gaussian or a Laplacian, whichever
     fits better.
@@ -27,9 +30,10 @@ class HGLMM:
     Gaussian, or median m and mean absolute deviation s of a Laplacian exp(-|x - m| / s) / 2s.
     laplacian (K, D) bool: which of the two it is.
     """
-
-    def __init__(self, weight, location, scale, laplacian):
-        self.weight, self.location, self.scale, self.laplacian = weight, location, scale, laplacian
+    weight: np.ndarray
+    location: np.ndarray
+    scale: np.ndarray
+    laplacian: np.ndarray
 
     @classmethod
     def fit(cls, x: np.ndarray, n_clusters: int = 30, n_iter: int = 10, seed: int = 0,
@@ -148,8 +152,7 @@ class HGLMM:
 
     def arrays(self) -> dict:
         """The arrays that define the mixture, by name."""
-        return {"weight": self.weight, "location": self.location, "scale": self.scale,
-                "laplacian": self.laplacian}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def load_arrays(path: str, names) -> dict:

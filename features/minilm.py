@@ -70,10 +70,10 @@ def check_settings(path: str) -> None:
     config = os.path.join(path if os.path.isdir(path) else os.path.dirname(path), "config.json")
     settings = read_json(config, "fetch it again") if os.path.isfile(config) else {}
     for name, value in SETTINGS.items() if isinstance(settings, dict) else ():
-        if settings.get(name, value) != value:
-            raise InputError(f"{config} says {name} {settings[name]}, and --kind minilm computes "
-                             f"networks of {name} {value}; give the weights of all-MiniLM-L6-v2 or "
-                             "of one built like it")
+        stated = settings.get(name, value)
+        check(stated == value,
+              f"{config} says {name} {stated}, and --kind minilm computes networks of {name} "
+              f"{value}; give the weights of all-MiniLM-L6-v2 or of one built like it")
 
 
 class MiniLM:

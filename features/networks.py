@@ -6,6 +6,8 @@ prepares them, stacked, to (B, dim) or (B, regions, dim).
 """
 import math
 import os
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -238,11 +240,11 @@ def stamp(path: str) -> list | None:
     return [os.path.abspath(path), stat.st_size, stat.st_mtime_ns]
 
 
-class PhotoReader:
+class PhotoReader(NamedTuple):
     """Reads photo n for a network: (its tensor,), or (its tensor, its boxes (P, 4))."""
-
-    def __init__(self, photos: Photos, transform, boxes: PhotoBoxes | None):
-        self.photos, self.transform, self.boxes = photos, transform, boxes
+    photos: Photos
+    transform: Callable
+    boxes: PhotoBoxes | None
 
     def __call__(self, n: int) -> tuple[Tensor, ...]:
         photo = self.photos.open(n)

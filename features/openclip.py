@@ -90,13 +90,12 @@ def preparation(name: str, settings_of: dict[str, dict]) -> dict:
 
 def check_weights(path: str | None, name: str, settings_of: dict[str, dict]) -> None:
     """Raise InputError, which says where weights can be had, unless `path` is a file."""
-    if path is None:
-        pages = [settings["hf_hub"].split("/")[:2]
-                 for settings in settings_of.values() if settings.get("hf_hub")]
-        where = f"of huggingface.co/{'/'.join(pages[0])}" if pages else "that you trained"
-        raise InputError(f"--model {name} needs weights, and nothing is downloaded; give --weights "
-                         f"FILE with those {where} (open_clip_model.safetensors or "
-                         "open_clip_pytorch_model.bin)")
+    pages = [settings["hf_hub"].split("/")[:2]
+             for settings in settings_of.values() if settings.get("hf_hub")]
+    where = f"of huggingface.co/{'/'.join(pages[0])}" if pages else "that you trained"
+    check(path is not None,
+          f"--model {name} needs weights, and nothing is downloaded; give --weights FILE with "
+          f"those {where} (open_clip_model.safetensors or open_clip_pytorch_model.bin)")
     check(os.path.isfile(path),
           f"there is no file {path} with weights of {name}; give one with --weights")
 

@@ -19,6 +19,7 @@ import gzip
 import os
 import re
 import zlib
+from typing import NamedTuple
 
 import numpy as np
 
@@ -152,18 +153,19 @@ def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.nd
     return rows.astype(np.float32)[:count]
 
 
-class Finder:
-    """Finds the proposals of photo n: `finder(n)` is (count, 5) float32, see `edge_boxes`, where
+class Finder(NamedTuple):
+    """Finds the proposals of photo n: `finder(n)` is (limit, 5) float32, see `edge_boxes`, where
     NaN stands for those that it has not. Raises InputError for a photo that cannot be read or has
     another size than its annotations say."""
-
-    def __init__(self, paths: list[str], sizes: np.ndarray, count: int, model: str | None):
-        self.paths, self.sizes, self.count, self.model = paths, sizes, count, model
+    paths: list[str]
+    sizes: np.ndarray                 # (N, 2): width, height
+    limit: int
+    model: str | None
 
     def __call__(self, n: int) -> np.ndarray:
-        rows = edge_boxes(np.array(read_sized(self.paths[n], self.sizes[n])), self.count,
-                          self.model)
-        return np.pad(rows, ((0, self.count - len(rows)), (0, 0)), constant_values=np.nan)
+        photo = np.array(read_sized(self.paths[n], self.sizes[n]))
+        rows = edge_boxes(photo, self.limit, self.model)
+        return np.pad(rows, ((0, self.limit - len(rows)), (0, 0)), constant_values=np.nan)
 
 
 def read_sized(path: str, size) -> object:
@@ -318,8 +320,7 @@ def arguments() -> Arguments:
         help="what is taken off the coordinates of the annotations: 1 as the data set's "
              "Python parser does, 0 as its Matlab parser")
     add("--model", type=filename, metavar="FILE",
-        help="model.yml.gz of OpenCV's structured forests "
-             "(default: edges are image gradients)")
+        help="model.yml.gz of OpenCV's structured forests (default: edges are image gradients)")
     add("--from", type=filename, metavar="FILE.json", dest="given",
         help="take boxes of your own: a JSON object, id of a photo to its [[x1, y1, "
              "x2, y2], ...], each perhaps with a score behind, in pixels from 0")

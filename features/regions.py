@@ -3,6 +3,8 @@ command."""
 import os
 import re
 import shutil
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,11 +48,12 @@ class NetworkRegions:
         return [x.cpu().numpy() for x in rows]
 
 
-class RegionReader:
+class RegionReader(NamedTuple):
     """Reads photo n and its boxes for a network: `reader(n)`."""
-
-    def __init__(self, paths: list[str], entities: Entities, proposals: Proposals, read):
-        self.paths, self.sizes, self.proposals, self.read = paths, entities.sizes, proposals, read
+    paths: list[str]
+    sizes: np.ndarray                 # (N, 2): width, height
+    proposals: Proposals
+    read: Callable
 
     def __call__(self, n: int):
         boxes = self.proposals.boxes[slice(*self.proposals.start[n:n + 2])]
@@ -142,7 +145,8 @@ def write_split(path: str, split: str, paths: list[str], entities: Entities, pro
     facts = {"extractor": encoder.line, "boxes_sha256": proposals.facts["boxes_sha256"]}
     store = RowStore(f"{path}.npy", paths, entities.ids, facts, (encoder.dim,), np.float16,
                      proposals.start).prepare()
-    store.run(RegionReader(paths, entities, proposals, encoder.read), encoder.encode, how, split)
+    store.run(RegionReader(paths, entities.sizes, proposals, encoder.read), encoder.encode, how,
+              split)
     shape = store.shape
     del store.array                                         # its values are in the file
     processes.from_first(place, path, encoder.line, proposals, shape,

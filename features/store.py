@@ -39,9 +39,9 @@ def record_extractor(folder: str, suffix: str, line: str) -> None:
     files = [os.path.join(folder, f"{split}_{suffix}.npy") for split in (*SPLITS, ALL)]
     files = [path for path in files if os.path.isfile(path)]
     before = recorded.get(suffix, "an extractor that no features.json names")
-    if files and before.split(", fitted")[0] != line.split(", fitted")[0]:
-        raise InputError(f"{files[0]} is of '{before}' and these are of '{line}'; give another "
-                         "name, or delete the old files")
+    check(not files or before.split(", fitted")[0] == line.split(", fitted")[0],
+          f"{files and files[0]} is of '{before}' and these are of '{line}'; give another name, or "
+          "delete the old files")
     if recorded.get(suffix) != line:
         remove(*files)
         save_json({**recorded, suffix: line}, os.path.join(folder, "features.json"))
