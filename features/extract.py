@@ -334,12 +334,13 @@ def extract_captions(opt, kinds: dict) -> None:
     for number, (_, _, least, _) in captions.FITTING.items():
         check(fitting[number] >= least,
               f"--{number} {fitting[number]} is too small; give {least} or more")
+    of_kind = captions.KINDS[kind]
     refuse_other_kinds(opt, kinds, opt.fitted and f"--fitted {opt.fitted}")
     check(kind not in ("mean", "hglmm") or opt.word_vectors,
           f"--kind {kind} needs --word_vectors FILE (word2vec, GloVe); `python -m "
           "features.word_vectors` learns one")
-    arrays = load_arrays(opt.fitted, captions.KINDS[kind].names) if opt.fitted else None
-    check(processes.count() <= 1 or captions.KINDS[kind] is captions.Sentences,
+    arrays = load_arrays(opt.fitted, of_kind.names) if opt.fitted else None
+    check(processes.count() <= 1 or of_kind is captions.Sentences,
           f"--kind {kind} takes one process, and torchrun started {processes.count()}; call the "
           "command with python")
     to = os.path.join(opt.data_path, opt.data_name)
@@ -351,11 +352,11 @@ def extract_captions(opt, kinds: dict) -> None:
           f"--data_name {opt.data_name} holds photos, and features of captions are read beside "
           "precomputed ones; write those first with features.extract images, and name their folder")
     output(os.path.join(to, "features.json"), lambda path: extractors(to) is not None)
-    if captions.KINDS[kind] is captions.Sentences:
+    if of_kind is captions.Sentences:
         features = captions.sentences(kind, opt.model, opt.weights, opt.tag,
                                       torch_device(opt.device or "auto"))
     else:
-        fit = bool(captions.KINDS[kind].names) and not arrays
+        fit = bool(of_kind.names) and not arrays
         features = captions.of_words(
             kind, list(splits.values()), splits.get("train") or read("train") if fit else None,
             opt.word_vectors, {**fitting, "ica": opt.ica}, arrays, opt.fitted)

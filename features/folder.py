@@ -282,6 +282,7 @@ def read_table(path: str) -> list[list[str]]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count),
                         strict=True)
     rows = []
+    begins = f"{path} begins with {ascii(first.strip())[:60]}; its first line has to be name,caption"
     try:
         for fields in reader:
             while len(fields) > 2 and not fields[-1].strip():
@@ -292,14 +293,12 @@ def read_table(path: str) -> list[list[str]]:
             check(len(rows) <= 1 or len(fields) == 2,
                   f"{path}, line {reader.line_num}: it has {len(fields)} fields and the header "
                   "has 2, name and caption; put a caption with commas into quotes")
-            if [field.lower() for field in rows[0]] != ["name", "caption"]:
-                break
+            check([field.lower() for field in rows[0]] == ["name", "caption"], begins)
     except csv.Error as error:
         raise InputError(f"{path}, line {reader.line_num}: {reason(error)}; save it as CSV with "
                          "quotes around captions that have commas, quotes or line breaks"
                          ) from error
-    check(rows and [field.lower() for field in rows[0]] == ["name", "caption"],
-          f"{path} begins with {ascii(first.strip())[:60]}; its first line has to be name,caption")
+    check(rows, begins)
     return rows[1:]
 
 

@@ -211,8 +211,8 @@ def weighted_median(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         order = np.argsort(x[:, start:start + step], axis=0, kind="stable")         # (N, b)
         below = weight[order]                                                       # (N, b, K)
         np.cumsum(below, axis=0, out=below)
-        place = np.minimum((below < half * (1 - 1e-12)).sum(0),
-                           len(x) - 1)         # (b, K): rounding cannot pass half
+        # (b, K): rounding cannot pass half
+        place = np.minimum((below < half * (1 - 1e-12)).sum(0), len(x) - 1)
         column = np.arange(order.shape[1])[:, None]
         out[:, start:start + step] = x[order[place, column], start + column].T
     return out
@@ -248,11 +248,12 @@ def fit_pca(x: np.ndarray, size: int, seed: int = 0,
     entry of each axis is positive. Raises InputError if there are not so many axes.
     """
     x = np.asarray(x)
-    check(1 <= size <= min(x.shape[0] - 1, x.shape[1]),
+    most = min(x.shape[0] - 1, x.shape[1])
+    check(1 <= size <= most,
           f"{size} principal axes of {x.shape[0]} rows of {x.shape[1]} values; there are at most "
-          f"{max(0, min(x.shape[0] - 1, x.shape[1]))}, so give a smaller --pca or more captions")
+          f"{max(0, most)}, so give a smaller --pca or more captions")
     mean = x.mean(0, dtype=np.float64).astype(x.dtype)
-    wide = min(x.shape[0] - 1, x.shape[1], size + max(20, size // 10))
+    wide = min(most, size + max(20, size // 10))
     if exact or exact is None and min(x.shape) <= 3000:
         axes = svd(x - mean)[2][:size]
     else:
@@ -294,10 +295,10 @@ def fit_ica(x: np.ndarray, size: int, n_iter: int = 200, seed: int = 0,
                 np.full(len(x), 1 / len(x)) if count is None else count / count.sum())
     mean = share @ x
     value, vector = np.linalg.eigh(((x - mean) * share[:, None]).T @ (x - mean))    # (D,), (D, D)
-    check(1 <= size <= (value > 1e-10 * value[-1]).sum(),
-          f"{size} independent components of word vectors that span "
-          f"{(value > 1e-10 * value[-1]).sum()} dimensions; leave --ica out, or give vectors of "
-          "fewer values")
+    spanned = (value > 1e-10 * value[-1]).sum()
+    check(1 <= size <= spanned,
+          f"{size} independent components of word vectors that span {spanned} dimensions; leave "
+          "--ica out, or give vectors of fewer values")
     white = (vector[:, ::-1] / np.sqrt(np.maximum(value[::-1], 1e-300)))[:, :size].T    # (size, D)
     z = (x - mean) @ white.T                                                        # (N, size)
     turn = _orthogonal(np.random.default_rng(seed).standard_normal((size, size)))

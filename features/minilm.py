@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import os
 import zipfile
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -52,13 +53,11 @@ def read_files(path: str) -> list[bytes]:
         if path.endswith(".zip"):
             with zipfile.ZipFile(plain_file(path)) as archive:
                 return [archive.read(name) for name in SHA256]
-        weights, words = (os.path.join(path if os.path.isdir(path) else os.path.dirname(path), name)
-                          for name in SHA256)
-        contents = []
-        for file in (weights if os.path.isdir(path) else path, words):
-            with open(plain_file(file), "rb") as f:
-                contents.append(f.read())
-        return contents
+        is_folder = os.path.isdir(path)
+        folder = path if is_folder else os.path.dirname(path)
+        weights, words = (os.path.join(folder, name) for name in SHA256)
+        return [Path(plain_file(file)).read_bytes()
+                for file in (weights if is_folder else path, words)]
     except FAULTS as error:
         raise InputError(f"{path} does not give {' and '.join(SHA256)} ({reason(error)}); name the "
                          "folder of the two with --weights") from error

@@ -59,11 +59,9 @@ def by_cores(step: Callable, batches: Iterable, device: torch.device | None):
     """
     cores, step = torch.get_num_threads(), torch.no_grad()(step)    # each thread has to be told so
     alone = device is None or device.type != "cpu" or cores == 1
-    pool = (
-        None
-        if alone
-        else ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
-    )
+    pool = None
+    if not alone:
+        pool = ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
     try:
         if alone:
             yield from map(step, batches)

@@ -103,30 +103,30 @@ def draw(path: str, boxes: list[tuple], texts: list[str], results: dict[str, dic
     photo = Photos([path]).open(0)
     size = 3 + 4.5 * len(results), 2.4 * len(boxes)
     with drawing(target, len(boxes), 1 + len(results), size, tight=True) as (figure, axes):
-        draw_crops(photo, boxes, texts, results, axes)
+        for k, (row, (x, y, w, h)) in enumerate(zip(axes, boxes)):
+            row[0].imshow(np.asarray(photo.crop((x, y, x + w, y + h))))
+            for axis in row:
+                axis.axis("off")
+            for axis, (name, entry) in zip(row[1:], results.items()):
+                draw_ranking(axis, name, entry, texts, k)
         figure.suptitle("captions from the best to the worst for the crop, each with [its log det "
                         "Sigma] and its score; green: the crop's own", fontsize=9)
 
 
-def draw_crops(photo, boxes: list[tuple], texts: list[str], results: dict[str, dict], axes) -> None:
-    """Draw the crops and the ranked captions into the axes, (crops, 1 + models)."""
-    for k, (row, (x, y, w, h)) in enumerate(zip(axes, boxes)):
-        row[0].imshow(np.asarray(photo.crop((x, y, x + w, y + h))))
-        for axis in row:
-            axis.axis("off")
-        for axis, (name, entry) in zip(row[1:], results.items()):
-            unsure = ("" if entry["crop"] is None
-                      else f"; log det Sigma of the crop {entry['crop'][k]:.1f}")
-            axis.set_title(f"{name}{unsure}", fontsize=9, loc="left")
-            at, scores = 0.95, np.array(entry["scores"])[k]
-            for place, m in enumerate(np.argsort(-scores, kind="stable").tolist()):
-                unsure = "" if entry["caption"] is None else f" [{entry['caption'][m]:.1f}]"
-                line = f"{place + 1}. {texts[m]}{unsure}  {scores[m]:.2f}"
-                wrapped = textwrap.wrap(line, 62, subsequent_indent="    ")
-                axis.text(0, at, "\n".join(wrapped), va="top", fontsize=8, color="green" if m == k
-                          else "black", weight="bold" if m == k else "normal",
-                          transform=axis.transAxes)
-                at -= 0.115 * len(wrapped) + 0.03
+def draw_ranking(axis, name: str, entry: dict, texts: list[str], k: int) -> None:
+    """Write the captions in the order of their scores for crop k."""
+    unsure = ("" if entry["crop"] is None
+              else f"; log det Sigma of the crop {entry['crop'][k]:.1f}")
+    axis.set_title(f"{name}{unsure}", fontsize=9, loc="left")
+    at, scores = 0.95, np.array(entry["scores"])[k]
+    for place, m in enumerate(np.argsort(-scores, kind="stable").tolist()):
+        unsure = "" if entry["caption"] is None else f" [{entry['caption'][m]:.1f}]"
+        line = f"{place + 1}. {texts[m]}{unsure}  {scores[m]:.2f}"
+        wrapped = textwrap.wrap(line, 62, subsequent_indent="    ")
+        colour, weight = ("green", "bold") if m == k else ("black", "normal")
+        axis.text(0, at, "\n".join(wrapped), va="top", fontsize=8, color=colour, weight=weight,
+                  transform=axis.transAxes)
+        at -= 0.115 * len(wrapped) + 0.03
 
 
 def draw_triplets(manifest: dict, triplets: list[dict], folder: str | None, models: list[Encoder],
@@ -195,10 +195,8 @@ def examples(opt, models: list[Encoder]) -> None:
 def main(argv=None) -> None:
     p = Arguments("Show how models see crops of a photo and truncated captions, or draw example "
                   "triplets.")
-    add = p.add_argument
-    add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN",
-        help="run folders or checkpoint files of the models")
     model_arguments(p)
+    add = p.add_argument
     add("--image", type=filename, metavar="FILE", help="photo to crop")
     add("--boxes", nargs="+", metavar="X,Y,W,H", help="crops of the photo, in whole "
         "pixels")

@@ -336,10 +336,8 @@ def distinct(items: list[str]) -> tuple[list[str], Tensor]:
 
 def run_arguments(p: Arguments) -> None:
     """Add the options that selection and uncertainty share."""
-    add = p.add_argument
-    add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN",
-        help="run folders or checkpoint files of the models")
     model_arguments(p)
+    add = p.add_argument
     add("--manifest", type=filename, default="runs/vg/manifest.json",
         help="manifest that python -m vg_experiments.prepare wrote")
     add("--vg", type=filename, help="folder of the photos (default: the folder that the "
@@ -350,8 +348,10 @@ def run_arguments(p: Arguments) -> None:
 
 
 def model_arguments(p: Arguments) -> None:
-    """Add the options that say how models are read and how crops are encoded."""
+    """Add the options that say which models are read, how, and how crops are encoded."""
     add = p.add_argument
+    add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN",
+        help="run folders or checkpoint files of the models")
     add("--cache", type=filename, default="runs/vg/cache", help="folder to keep the "
         "features of crops in")
     add("--extractor", help="what made the training features, if no features.json "

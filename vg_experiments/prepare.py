@@ -94,9 +94,9 @@ def stream(path: str):
                         raise InputError(f"{path} is not whole JSON ({error.msg} near character "
                                          f"{read - len(text) + error.pos}); fetch it again") from error
                     text, at, read = text[at:] + more, 0, read + len(more)
+    except InputError:
+        raise
     except ValueError as error:            # bytes that are no text, a number of thousands of digits
-        if isinstance(error, InputError):
-            raise
         raise InputError(
             f"{path} is not JSON in UTF-8 ({reason(error)}); fetch it again") from error
     except OSError as error:
@@ -189,9 +189,7 @@ def read_regions(folder: str) -> Regions:
     return sorted_by_size(image_ids, sizes, files, image, boxes, ids, phrases, empty, counts)
 
 
-def packed(
-    path: str, images: list, numbers: list, ids: list
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def packed(path: str, images: list, numbers: list, ids: list) -> tuple:
     """Lists -> image (r,) int32, box (r, 4) int32 in whole pixels, region id (r,) int64. Raises
     InputError for bad numbers."""
     try:
@@ -247,10 +245,8 @@ def largest(regions: Regions, percent: float, strict: bool) -> np.ndarray:
 def overlap(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """IoU of boxes (..., 4), which broadcast: (...), 0 .. 1."""
     a, b = a.astype(np.float64), b.astype(np.float64)
-    sides = np.minimum(a[..., :2] + a[..., 2:], b[..., :2] + b[..., 2:]) - np.maximum(
-        a[..., :2], b[..., :2]
-    )
-    shared = np.maximum(sides, 0).prod(-1)
+    high = np.minimum(a[..., :2] + a[..., 2:], b[..., :2] + b[..., 2:])
+    shared = np.maximum(high - np.maximum(a[..., :2], b[..., :2]), 0).prod(-1)
     return shared / (a[..., 2:].prod(-1) + b[..., 2:].prod(-1) - shared)
 
 
@@ -398,16 +394,14 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
         "crop_percent": SHARE,
         "max_iou": max_iou,
         "counts": counts,
-        "images": {str(regions.image_ids[i]): described_photo(regions, files, i) for i in used},
+        "images": {
+            str(regions.image_ids[i]): {"file": files[i], "width": width, "height": height}
+            for i, (width, height) in zip(used, regions.sizes[used].tolist())
+        },
         "triplets": {f"{percent:g}": [described_triplet(regions, i, a[i], b[i]) for i in picked]
                      for percent, (a, b) in pairs.items()},
         "wholes": [described_whole(regions, i, three[i]) for i in whole],
     }
-
-
-def described_photo(regions: Regions, files, i: int) -> dict:
-    width, height = regions.sizes[i].tolist()
-    return {"file": files[i], "width": width, "height": height}
 
 
 def described_triplet(regions: Regions, i: int, a: int, b: int) -> dict:
