@@ -246,13 +246,6 @@ KINDS = {"mean": MeanVectors, "hglmm": FisherVectors, "tfidf": TfIdf, "minilm": 
          "open_clip": Sentences}
 
 
-def sentences(kind: str, model: str | None, weights: str | None, tag: str | None,
-              device) -> Sentences:
-    """The features that a frozen network of this kind gives. model, tag: of open_clip."""
-    network = MiniLM(weights) if kind == "minilm" else ClipCaptions(model, weights, tag)
-    return Sentences(network.to(device))
-
-
 def of_words(kind: str, splits: list[Split], train: Split | None, word_vectors: str | None,
              fitting: dict, arrays: dict | None, path: str | None) -> OfWords:
     """The features of this kind, fitted on the captions of `train` by the numbers `fitting`, or

@@ -353,8 +353,10 @@ def extract_captions(opt, kinds: dict) -> None:
           "precomputed ones; write those first with features.extract images, and name their folder")
     output(os.path.join(to, "features.json"), lambda path: extractors(to) is not None)
     if of_kind is captions.Sentences:
-        features = captions.sentences(kind, opt.model, opt.weights, opt.tag,
-                                      torch_device(opt.device or "auto"))
+        device = torch_device(opt.device or "auto")
+        network = (captions.MiniLM(opt.weights) if kind == "minilm"
+                   else captions.ClipCaptions(opt.model, opt.weights, opt.tag))
+        features = captions.Sentences(network.to(device))
     else:
         fit = bool(of_kind.names) and not arrays
         features = captions.of_words(

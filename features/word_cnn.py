@@ -158,14 +158,6 @@ def train_epoch(model: WordCNN, optimizer, batches, labels: np.ndarray, count: i
     return total / count
 
 
-@torch.no_grad()
-def word_scores(model: WordCNN, batches) -> np.ndarray:
-    """Logits of all words for all images of batches of photos, (N, W)."""
-    model.eval()
-    device = next(model.parameters()).device
-    return np.concatenate([model(photos.to(device)).cpu().numpy() for photos in batches])
-
-
 def run(opt) -> list[float]:
     """Train and save. Returns the mean average precision on dev, in percent, before training and
     after each epoch.
@@ -202,8 +194,12 @@ def run(opt) -> list[float]:
           f"{len(dev.images):,} of dev, where {occurs.sum():,} words occur")
     precisions, one = [], np.unique(train.caption_image, return_index=True)[1]  # a caption of each
 
+    @torch.no_grad()
     def validate(title: str) -> None:
-        scores = word_scores(model, image_batches(dev.images, opt.batch_size, opt.workers))
+        model.eval()
+        batches = image_batches(dev.images, opt.batch_size, opt.workers)
+        scores = np.concatenate(
+            [model(photos.to(device)).cpu().numpy() for photos in batches])         # (N, W)
         precision = average_precision(scores[:, occurs], truth[:, occurs]).mean()
         precisions.append(100 * float(precision))
         print(f"{title}: mean average precision on dev {precisions[-1]:.2f}% "
@@ -211,8 +207,8 @@ def run(opt) -> list[float]:
 
     validate("untrained")
     for epoch in range(opt.num_epochs):
-        order, title = (np.random.default_rng([opt.seed, epoch]).permutation(one),
-                        f"epoch {epoch + 1}")
+        order = np.random.default_rng([opt.seed, epoch]).permutation(one)
+        title = f"epoch {epoch + 1}"
         batches = pair_batches(train, NoTokens(), order, opt.batch_size, workers=opt.workers,
                                crop_size=opt.crop_size, seed=(opt.seed, epoch))
         try:

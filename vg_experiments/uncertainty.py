@@ -112,35 +112,34 @@ def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], folder: s
 def draw(reports: dict[str, dict], path: str) -> None:
     """Fig. 2a (images) and 2b (captions), one row per model."""
     with drawing(path, len(reports), 2, (9, 3.4 * len(reports)), tight=True) as (_, axes):
-        draw_rows(reports, axes)
+        for row, (name, report) in zip(axes, reports.items()):
+            for axis, side in zip(row, SIGNS):
+                title = f"{name}: {'crops' if side == 'images' else 'captions'}"
+                axis.set_title(title, fontsize=10)
+                draw_side(axis, side, report.get(side))
 
 
-def draw_rows(reports: dict[str, dict], axes) -> None:
-    """Draw the figure into the axes, (models, 2)."""
-    for row, (name, report) in zip(axes, reports.items()):
-        for axis, side in zip(row, SIGNS):
-            axis.set_title(f"{name}: {'crops' if side == 'images' else 'captions'}", fontsize=10)
-            if side not in report:
-                axis.text(0.5, 0.5, "points: no uncertainty", ha="center", transform=axis.transAxes)
-                continue
-            percents = [float(percent) for percent in report[side]]
-            for which, colour in (("a", "tab:blue"), ("c", "tab:red")):
-                intervals = [entry[which] for entry in report[side].values()]
-                mean, low, high = (
-                    np.array([x[key] for x in intervals]) for key in ("mean", "low", "high")
-                )
-                axis.errorbar(percents, mean, [mean - low, high - mean], color=colour, marker="o",
-                              capsize=3, label=f"{side[:-1]} {which.upper()}")
-            pooled = [np.mean([entry["a"]["mean"], entry["c"]["mean"]])
-                      for entry in report[side].values()]
-            half = [entry["control"]["mean"] / 2 for entry in report[side].values()]
-            for sign, colour in ((-1, "tab:blue"), (1, "tab:red")):
-                axis.plot(percents, np.array(pooled) + sign * np.array(half), ":", color=colour,
-                          linewidth=1)
-            axis.set(xlabel="area threshold, percent of the image", ylabel="log det Sigma, nats",
-                     xticks=percents)
-            axis.grid(alpha=0.3)
-            axis.legend(fontsize=8, title="dotted: dealt at random", title_fontsize=7)
+def draw_side(axis, side: str, entries: dict | None) -> None:
+    """Draw a model's uncertainties of crops or of captions, {percent: result of `compare`}."""
+    if entries is None:
+        axis.text(0.5, 0.5, "points: no uncertainty", ha="center", transform=axis.transAxes)
+        return
+    percents = [float(percent) for percent in entries]
+    means = {}
+    for which, colour in (("a", "tab:blue"), ("c", "tab:red")):
+        mean, low, high = (np.array([entry[which][key] for entry in entries.values()])
+                           for key in ("mean", "low", "high"))
+        axis.errorbar(percents, mean, [mean - low, high - mean], color=colour, marker="o",
+                      capsize=3, label=f"{side[:-1]} {which.upper()}")
+        means[which] = mean
+    pooled = (means["a"] + means["c"]) / 2
+    half = np.array([entry["control"]["mean"] / 2 for entry in entries.values()])
+    for sign, colour in ((-1, "tab:blue"), (1, "tab:red")):
+        axis.plot(percents, pooled + sign * half, ":", color=colour, linewidth=1)
+    axis.set(xlabel="area threshold, percent of the image", ylabel="log det Sigma, nats",
+             xticks=percents)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, title="dotted: dealt at random", title_fontsize=7)
 
 
 WORDS = {"holds": "as in the paper", "opposite": "AGAINST the paper", "open": "no difference found"}
