@@ -18,6 +18,7 @@ from files.reading import read_arrays
 
 BLOCK = 1 << 24                       # numbers that a temporary array may hold
 AT_MEDIAN = 1e-4     # scales; a median is the value of a word, whose sign must not hang on rounding
+TURNS = 200                           # of FastICA, at most
 FLOOR = 0.1                 # smallest scale of a component, in standard deviations of the dimension
 
 
@@ -281,7 +282,7 @@ def project(x: np.ndarray, mean: np.ndarray, axes: np.ndarray) -> np.ndarray:
     return (x - mean) @ axes.T
 
 
-def fit_ica(x: np.ndarray, size: int, n_iter: int = 200, seed: int = 0,
+def fit_ica(x: np.ndarray, size: int, seed: int = 0,
             count: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Mean (D,) and unmixing axes (size, D) of x (N, D): components of unit variance that are as
     independent as possible.
@@ -302,7 +303,7 @@ def fit_ica(x: np.ndarray, size: int, n_iter: int = 200, seed: int = 0,
     white = (vector[:, ::-1] / np.sqrt(np.maximum(value[::-1], 1e-300)))[:, :size].T    # (size, D)
     z = (x - mean) @ white.T                                                        # (N, size)
     turn = _orthogonal(np.random.default_rng(seed).standard_normal((size, size)))
-    for _ in range(n_iter):
+    for _ in range(TURNS):
         t = np.tanh(z @ turn.T)                                                     # (N, size)
         new = _orthogonal((t * share[:, None]).T @ z - (share @ (1 - t ** 2))[:, None] * turn)
         moved = np.abs(np.abs((new * turn).sum(1)) - 1).max()

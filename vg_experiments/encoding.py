@@ -36,6 +36,7 @@ from text import tokenize
 FITS = ("stretch", "centre", "pad")
 MEAN, STD = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]], np.float32)[..., None, None]
 SIDE = 224                            # of a network's input, pixels
+BATCH = 64                            # crops or pairs a step
 SHARD = 4096                          # crops a file of the cache
 DEMO = {960: "demo_scenes global", 192: "demo_scenes regions"}
 DEMO_FOLDERS = [
@@ -78,8 +79,8 @@ def cnn_extractor(cnn: nn.Module, name: str, fit: str, device) -> Extractor:
     return Extractor(name, SIDE, fit, compute)
 
 
-def extractor_for(model: Trained, name: str | None = None, fit: str | None = None,
-                  weights: str | None = None) -> Extractor:
+def extractor_for(model: Trained, name: str | None, fit: str | None,
+                  weights: str | None) -> Extractor:
     """The extractor of a model's training set. For a model of photos the network is taken out of
     its image tower.
 
@@ -200,8 +201,7 @@ class Cache:
         return np.stack([self.arrays[file][row] for file, row in places]).astype(np.float32)
 
 
-def fill(cache: Cache, extractor: Extractor, wanted: list[tuple[str, tuple, str]],
-         batch: int = 64) -> dict:
+def fill(cache: Cache, extractor: Extractor, wanted: list[tuple[str, tuple, str]]) -> dict:
     """Compute the features of those crops (path of the photo, box, key) that the cache lacks.
 
     A thread cuts the next crops while the network works. Returns {"crops", "seconds",
@@ -221,7 +221,7 @@ def fill(cache: Cache, extractor: Extractor, wanted: list[tuple[str, tuple, str]
                 opened[path] = Photos([path]).open(0)
             pixels.append(cut(opened[path], box, extractor.side, extractor.fit))
         return np.stack(pixels)
-    chunks = [work[k:k + batch] for k in range(0, len(work), batch)]
+    chunks = [work[k:k + BATCH] for k in range(0, len(work), BATCH)]
     with (
         ThreadPoolExecutor(1) as pool,
         tqdm(
@@ -311,8 +311,8 @@ class Encoder(Trained):
 
 
 @torch.no_grad()
-def pair_scores(similarity: Similarity, images: Embedding, captions: Embedding, i, c,
-                batch: int = 64) -> np.ndarray:
+def pair_scores(similarity: Similarity, images: Embedding, captions: Embedding, i,
+                c) -> np.ndarray:
     """Similarity of image i[k] and caption c[k]: (K,) float32, computed in blocks of which the
     diagonals are kept.
 
@@ -320,7 +320,7 @@ def pair_scores(similarity: Similarity, images: Embedding, captions: Embedding, 
     """
     pairs, where = np.unique(np.stack([i, c]), axis=1, return_inverse=True)         # (2, P), (K,)
     i, c = torch.from_numpy(pairs).to(images.mean.device)
-    blocks = [slice(k, k + batch) for k in range(0, len(i), batch)]
+    blocks = [slice(k, k + BATCH) for k in range(0, len(i), BATCH)]
     scores = [similarity(images.rows(i[block]), captions.rows(c[block])).diagonal()
               for block in blocks]
     return torch.cat(scores).float().cpu().numpy()[where.ravel()]

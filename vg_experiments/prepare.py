@@ -211,16 +211,20 @@ def sorted_by_size(image_ids, sizes, files, image, boxes, ids, phrases, empty, c
     flat, outside = (boxes[:, 2:] <= 0).any(1), (high <= low).any(1)
     keep = ~(flat | outside | empty)
     clipped = np.concatenate([low, high - low], 1).astype(np.int32)                 # (R, 4)
-    counts.update(regions_read=len(boxes), regions_without_area=int(flat.sum()),
-                  regions_outside=int((outside & ~flat).sum()),
-                  regions_without_phrase=int((empty & ~flat & ~outside).sum()),
-                  regions_kept=int(keep.sum()),
-                  regions_clipped=int((keep & (clipped != boxes).any(1)).sum()))
     rows = np.flatnonzero(keep)
     area = clipped[rows, 2].astype(np.int64) * clipped[rows, 3]
     rows = rows[np.lexsort((-area, image[rows]))]               # stable: equals stay as in the file
     n = np.bincount(image[rows], minlength=len(image_ids))
-    counts.update(images_kept=int((n > 0).sum()), images_without_regions=int((n == 0).sum()))
+    cases = {
+        "images_kept": n > 0,
+        "images_without_regions": n == 0,
+        "regions_without_area": flat,
+        "regions_outside": outside & ~flat,
+        "regions_without_phrase": empty & ~flat & ~outside,
+        "regions_kept": keep,
+        "regions_clipped": keep & (clipped != boxes).any(1),
+    }
+    counts.update({case: int(mask.sum()) for case, mask in cases.items()}, regions_read=len(boxes))
     return Regions(image_ids, sizes, files, np.concatenate([[0], np.cumsum(n)]), clipped[rows],
                    ids[rows], [phrases[k] for k in rows.tolist()], counts)
 
