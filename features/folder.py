@@ -34,8 +34,8 @@ ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", "
 CAPTIONS = "captions.csv"
 FILES = ("cnn_weights", "weights", "boxes")       # values of a recipe that are files
 LISTED = 8                            # endings of other files that are named
-PARTS = ("train", "dev", "test")
-SHARES = (0.8, 0.9, 1.0)              # a photo whose hash, 0 to 1, lies below these is of that part
+# split: below which share a photo's hash, 0 to 1, lies
+PARTS = {"train": 0.8, "dev": 0.9, "test": 1.0}
 TINY = 30                             # photos; the splits of fewer are of little use
 
 
@@ -272,7 +272,7 @@ def recorded(folder: str, listing: dict, recipe: dict) -> tuple | None:
 def part_of_photo(name: str) -> str:
     """The split of a photo, from a hash of its name alone, so that other photos never change it."""
     share = int(sha256(name)[:16], 16) / 2 ** 64
-    return next(part for part, below in zip(PARTS, SHARES) if share < below)
+    return next(part for part, below in PARTS.items() if share < below)
 
 
 def read_table(path: str) -> list[list[str]]:

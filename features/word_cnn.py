@@ -158,6 +158,14 @@ def train_epoch(model: WordCNN, optimizer, batches, labels: np.ndarray, count: i
     return total / count
 
 
+@torch.no_grad()
+def word_scores(model: WordCNN, batches) -> np.ndarray:
+    """Logits of all words for all images of batches of photos, (N, W)."""
+    model.eval()
+    device = next(model.parameters()).device
+    return np.concatenate([model(photos.to(device)).cpu().numpy() for photos in batches])
+
+
 def run(opt) -> list[float]:
     """Train and save. Returns the mean average precision on dev, in percent, before training and
     after each epoch.
@@ -194,12 +202,8 @@ def run(opt) -> list[float]:
           f"{len(dev.images):,} of dev, where {occurs.sum():,} words occur")
     precisions, one = [], np.unique(train.caption_image, return_index=True)[1]  # a caption of each
 
-    @torch.no_grad()
     def validate(title: str) -> None:
-        model.eval()
-        batches = image_batches(dev.images, opt.batch_size, opt.workers)
-        scores = np.concatenate(
-            [model(photos.to(device)).cpu().numpy() for photos in batches])         # (N, W)
+        scores = word_scores(model, image_batches(dev.images, opt.batch_size, opt.workers))
         precision = average_precision(scores[:, occurs], truth[:, occurs]).mean()
         precisions.append(100 * float(precision))
         print(f"{title}: mean average precision on dev {precisions[-1]:.2f}% "

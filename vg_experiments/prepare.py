@@ -398,10 +398,8 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
         "crop_percent": SHARE,
         "max_iou": max_iou,
         "counts": counts,
-        "images": {
-            str(regions.image_ids[i]): {"file": files[i], "width": width, "height": height}
-            for i, (width, height) in zip(used, regions.sizes[used].tolist())
-        },
+        "images": {str(regions.image_ids[i]): {"file": files[i], "width": width, "height": height}
+                   for i, (width, height) in zip(used, regions.sizes[used].tolist())},
         "triplets": {f"{percent:g}": [described_triplet(regions, i, a[i], b[i]) for i in picked]
                      for percent, (a, b) in pairs.items()},
         "wholes": [described_whole(regions, i, three[i]) for i in whole],
