@@ -2,7 +2,7 @@
 import torch
 from torch import Tensor
 
-from cli import InputError
+from cli import InputError, check
 from files.reading import read_json, sha256
 
 LARGEST = 1e30                        # a coordinate or score, as float32 holds it
@@ -17,20 +17,18 @@ def read_boxes(path: str, photos: list[str], form: str = FORM, lengths=(4,),
     equally many. thin: x1 = x2 and y1 = y2 are allowed. Raises InputError, which says the `form`.
     """
     boxes_of = read_json(path, form, unique=True)
-    if not isinstance(boxes_of, dict):
-        raise InputError(f"{path} is no JSON object of boxes; {form}")
+    check(isinstance(boxes_of, dict), f"{path} is no JSON object of boxes; {form}")
     without = [photo for photo in photos if boxes_of.get(photo) in (None, [])]
-    if without:
-        raise InputError(f"{path} has no boxes of {len(without):,} of {len(photos):,} photos, the "
-                         f"first is {without[0]}; every photo needs one or more, under its name")
+    check(not without,
+          f"{path} has no boxes of {len(without):,} of {len(photos):,} photos, the first is "
+          f"{without and without[0]}; every photo needs one or more, under its name")
     for photo in photos:
         boxes = boxes_of[photo]
-        if (
-            not isinstance(boxes, list)
-            or len({len(box) if isinstance(box, list) else -1 for box in boxes}) != 1
-        ):
-            raise InputError(f"{path} gives {photo} no list of boxes of equally many numbers; "
-                             f"{form}")
+        check(
+            isinstance(boxes, list)
+            and len({len(box) if isinstance(box, list) else -1 for box in boxes}) == 1,
+            f"{path} gives {photo} no list of boxes of equally many numbers; {form}",
+        )
         for box in boxes:
             if not isinstance(box, list) or len(box) not in lengths or \
                     not all(type(x) in (int, float) and abs(x) < LARGEST for x in box):    # nor NaN
@@ -54,9 +52,9 @@ class PhotoBoxes:
         self.path, self.names, self.boxes = path, names, read_boxes(path, names)
         self.count = len(self.boxes[0])
         for name, boxes in zip(names, self.boxes):
-            if len(boxes) != self.count:
-                raise InputError(f"{path} has {self.count} boxes of {names[0]} and {len(boxes)} of "
-                                 f"{name}; give every photo equally many")
+            check(len(boxes) == self.count,
+                  f"{path} has {self.count} boxes of {names[0]} and {len(boxes)} of {name}; give "
+                  "every photo equally many")
         self.digests = [sha256(str(boxes))[:12] for boxes in self.boxes]
 
     def shares(self, n: int, size: tuple[int, int]) -> Tensor:

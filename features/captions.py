@@ -14,7 +14,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
-from cli import InputError
+from cli import check
 from data import Split
 from devices import processes
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit
@@ -132,16 +132,16 @@ class FisherVectors(MeanVectors):
         """
         a = self.arrays = arrays
         clusters, size = a["weight"].shape, a["location"].shape
-        if (len(size) != 2 or clusters != size[:1]
-                or {a[name].shape for name in ("scale", "laplacian")} != {size}):
-            raise InputError(f"the mixture of {path} has weights {clusters} and locations {size} "
-                             "that do not fit each other; give the .npz file that `python -m "
-                             "features.extract captions` wrote")
+        check(
+            len(size) == 2 and clusters == size[:1]
+            and {a[name].shape for name in ("scale", "laplacian")} == {size},
+            f"the mixture of {path} has weights {clusters} and locations {size} that do not fit "
+            "each other; give the .npz file that `python -m features.extract captions` wrote",
+        )
         fits = (a["ica_axes"] if a["ica_axes"].size else a["location"]).shape[1]
-        if fits != self.size:
-            raise InputError(f"the vectors of {self.word_vectors} have {self.size} values and "
-                             f"{path} was fitted on {fits}; "
-                             "give the word vectors that it was fitted on")
+        check(fits == self.size,
+              f"the vectors of {self.word_vectors} have {self.size} values and {path} was fitted "
+              f"on {fits}; give the word vectors that it was fitted on")
         self.scale_table()
         self.mixture = HGLMM(*(a[name] for name in self.names[:4]))
         return self.describe()
@@ -203,9 +203,8 @@ class TfIdf(OfWords):
         """Words that occur at least `threshold` times in tokenised captions, and their idf. Raises
         InputError if there is none."""
         words = Vocabulary.build(train, threshold).words[4:]
-        if not words:
-            raise InputError(f"no word stands {threshold} times in the captions; "
-                             "give a lower --vocab_threshold")
+        check(words,
+              f"no word stands {threshold} times in the captions; give a lower --vocab_threshold")
         captions_with = Counter(word for caption in train for word in set(caption))
         return cls(np.array(words),
                    np.log(len(train) / np.array([captions_with[word] for word in words])))
@@ -245,13 +244,6 @@ class Sentences:
 
 KINDS = {"mean": MeanVectors, "hglmm": FisherVectors, "tfidf": TfIdf, "minilm": Sentences,
          "open_clip": Sentences}
-
-
-def sentences(kind: str, model: str | None, weights: str | None, tag: str | None,
-              device) -> Sentences:
-    """The features that a frozen network of this kind gives. model, tag: of open_clip."""
-    network = MiniLM(weights) if kind == "minilm" else ClipCaptions(model, weights, tag)
-    return Sentences(network.to(device))
 
 
 def of_words(kind: str, splits: list[Split], train: Split | None, word_vectors: str | None,

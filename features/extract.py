@@ -45,7 +45,7 @@ import numpy as np
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, data_set, filename, positive, torch_device, up_to, workers
+from cli import Arguments, check, data_set, filename, positive, torch_device, up_to, workers
 from data import Split, read_split
 from devices import processes
 from encoders import CNNS
@@ -175,13 +175,12 @@ def refuse_other_kinds(opt, kinds: dict[str, tuple], instead: str | None = None)
     for name, (only, default) in kinds.items():
         value, fits = getattr(opt, name), name in ("ica", *captions.FITTING)
         taken = instead and (fits or "given" in opt)
-        if value != default and (taken or opt.kind not in only):
-            raise InputError(f"--{name} {'is for fitting' if fits else f'{value} is for'} --kind "
-                             f"{' and '.join(only)}, not for "
-                             f"{instead if taken else f'--kind {opt.kind}'}; leave it out")
-    if opt.kind == "open_clip" and not opt.model:
-        raise InputError("--kind open_clip needs --model NAME, "
-                         "a network of open_clip such as ViT-B-32")
+        check(value == default or not taken and opt.kind in only,
+              f"--{name} {'is for fitting' if fits else f'{value} is for'} --kind "
+              f"{' and '.join(only)}, not for {instead if taken else f'--kind {opt.kind}'}; leave "
+              "it out")
+    check(opt.kind != "open_clip" or opt.model,
+          "--kind open_clip needs --model NAME, a network of open_clip such as ViT-B-32")
 
 
 # ---- images
@@ -192,12 +191,10 @@ def extract_images(opt, kinds: dict) -> None:
     refuse_other_kinds(opt, kinds)
     several = [f"--{name} {getattr(opt, name)}" for name in ("layer", "grid", "boxes")
                if getattr(opt, name)]
-    if len(several) > 1:
-        raise InputError(f"{' and '.join(several)} are different features of a photo; "
-                         "give one of them")
-    if opt.kind == "demo" and opt.grid not in (None, GRID):
-        raise InputError(f"--grid {opt.grid}: the demo's regions are {GRID} x {GRID}; "
-                         "give --grid alone")
+    check(len(several) <= 1,
+          f"{' and '.join(several)} are different features of a photo; give one of them")
+    check(opt.kind != "demo" or opt.grid in (None, GRID),
+          f"--grid {opt.grid}: the demo's regions are {GRID} x {GRID}; give --grid alone")
     recipe, device = ({name: getattr(opt, name) for name in networks.RECIPE},
                       torch_device(opt.device))
     recipe["cnn_type"] = (opt.cnn_type or "vgg19") if opt.kind == "cnn" else None
@@ -205,23 +202,22 @@ def extract_images(opt, kinds: dict) -> None:
     to = os.path.join(opt.data_path, opt.output_name)
     if opt.photos is not None:
         for name in ("data_name", "splits", "use_restval"):
-            if getattr(opt, name):
-                raise InputError(f"--{name} is for the photos of a data set, and --photos "
-                                 f"{opt.photos} is a folder of your own; leave --{name} out")
+            check(not getattr(opt, name),
+                  f"--{name} is for the photos of a data set, and --photos {opt.photos} is a "
+                  f"folder of your own; leave --{name} out")
         folder.extract(opt.photos, to, recipe, how, opt.captions, opt.captions_per_image)
         return
-    if opt.captions:
-        raise InputError(f"--captions {opt.captions} is for --photos FOLDER; "
-                         "a data set has its own captions")
+    check(not opt.captions,
+          f"--captions {opt.captions} is for --photos FOLDER; a data set has its own captions")
     data_name = opt.data_name or "coco"
     splits = [read_split(opt.data_path, data_name, name, use_restval=opt.use_restval, dev_images=0)
               for name in opt.splits or DEFAULT]
-    if not all(isinstance(split.images, Photos) for split in splits):
-        raise InputError(f"--data_name {data_name} holds features, not photos; give a data set of "
-                         "photos, such as coco")
-    if os.path.realpath(to) == os.path.realpath(os.path.join(opt.data_path, data_name)):
-        raise InputError(f"--output_name {opt.output_name} is the folder of the photos; give the "
-                         "features another name")
+    check(all(isinstance(split.images, Photos) for split in splits),
+          f"--data_name {data_name} holds features, not photos; give a data set of photos, such "
+          "as coco")
+    check(os.path.realpath(to) != os.path.realpath(os.path.join(opt.data_path, data_name)),
+          f"--output_name {opt.output_name} is the folder of the photos; give the features "
+          "another name")
     of_data_set(splits, to, recipe, how, opt.captions_per_image)
 
 
@@ -265,17 +261,18 @@ def check_own(folder: str, splits: list[Split]) -> None:
     """
     for split in splits:
         of = os.path.join(folder, f"{split.name}_{{}}").format
-        paths = [of(name) for name in ("caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy")]
-        paths = [path for path in paths if os.path.exists(path)]
-        if paths and "ims" not in extractors(folder) and not os.path.isfile(of("ims.npy")):
-            raise InputError(f"{paths[0]} is there already, and no features that features.extract "
-                             "wrote; give --output_name a folder of its own")
-        if parts := numbered(of("ims.npy")):
-            raise InputError(f"{parts[0]} is there already, a shard of the features of "
-                             f"{split.name}; give --output_name a folder of its own")
-    if os.path.exists(os.path.join(folder, f"{ALL}_photos.json")):
-        raise InputError(f"{folder} holds the features of a folder of photos (--photos); give "
-                         "--output_name a folder of its own")
+        paths = map(of, ("caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy"))
+        first = next(filter(os.path.exists, paths), None)
+        check(not first or "ims" in extractors(folder) or os.path.isfile(of("ims.npy")),
+              f"{first} is there already, and no features that features.extract wrote; give "
+              "--output_name a folder of its own")
+        shard = next(iter(numbered(of("ims.npy"))), None)
+        check(not shard,
+              f"{shard} is there already, a shard of the features of {split.name}; give "
+              "--output_name a folder of its own")
+    check(not os.path.exists(os.path.join(folder, f"{ALL}_photos.json")),
+          f"{folder} holds the features of a folder of photos (--photos); give --output_name a "
+          "folder of its own")
 
 
 def in_order(split: Split, per_image: int | None) -> np.ndarray:
@@ -287,10 +284,10 @@ def in_order(split: Split, per_image: int | None) -> np.ndarray:
     """
     counts = np.bincount(split.caption_image, minlength=len(split.images))          # (N,)
     keep = per_image or int(counts.max())
-    if keep < 1 or counts.min() < keep:
-        raise InputError(f"the images of {split.name} have {counts.min()} to {counts.max()} "
-                         f"captions and precomputed data has the same number for each, {keep} here;"
-                         f" --captions_per_image {counts.min()} writes the first ones")
+    check(1 <= keep <= counts.min(),
+          f"the images of {split.name} have {counts.min()} to {counts.max()} captions and "
+          f"precomputed data has the same number for each, {keep} here; --captions_per_image "
+          f"{counts.min()} writes the first ones")
     order = np.argsort(split.caption_image, kind="stable")                          # (M,)
     first = np.cumsum(counts) - counts                                              # (N,)
     place = np.arange(len(order)) - first[split.caption_image[order]]   # (M,): in the image, from 0
@@ -328,40 +325,41 @@ def extract_captions(opt, kinds: dict) -> None:
     kind = opt.kind or "mean"
     if opt.fitted:
         kind = str(load_arrays(opt.fitted, ["kind"])["kind"])
-        if opt.kind not in (None, kind) or kind not in captions.KINDS:
-            raise InputError(f"--kind {opt.kind}: {opt.fitted} is a model of kind {kind}; "
-                             "leave --kind out")
+        check(opt.kind in (None, kind) and kind in captions.KINDS,
+              f"--kind {opt.kind}: {opt.fitted} is a model of kind {kind}; leave --kind out")
     opt.kind, name, fitting = (kind, opt.name or kind,
                                {name: getattr(opt, name) for name in captions.FITTING})
-    if name in NOT_NAMES or not re.fullmatch(r"\w+", name):
-        raise InputError(f"--name {name} cannot name features of captions; give letters, digits "
-                         f"and _, and none of {', '.join(NOT_NAMES)}")
-    for number, value in fitting.items():
-        if value < (least := captions.FITTING[number][2]):
-            raise InputError(f"--{number} {value} is too small; give {least} or more")
+    check(name not in NOT_NAMES and re.fullmatch(r"\w+", name),
+          f"--name {name} cannot name features of captions; give letters, digits and _, and none "
+          f"of {', '.join(NOT_NAMES)}")
+    for number, (_, _, least, _) in captions.FITTING.items():
+        check(fitting[number] >= least,
+              f"--{number} {fitting[number]} is too small; give {least} or more")
+    of_kind = captions.KINDS[kind]
     refuse_other_kinds(opt, kinds, opt.fitted and f"--fitted {opt.fitted}")
-    if kind in ("mean", "hglmm") and not opt.word_vectors:
-        raise InputError(f"--kind {kind} needs --word_vectors FILE (word2vec, GloVe); `python -m "
-                         "features.word_vectors` learns one")
-    arrays = load_arrays(opt.fitted, captions.KINDS[kind].names) if opt.fitted else None
-    if processes.count() > 1 and captions.KINDS[kind] is not captions.Sentences:
-        raise InputError(f"--kind {kind} takes one process, and torchrun started "
-                         f"{processes.count()}; call the command with python")
+    check(kind not in ("mean", "hglmm") or opt.word_vectors,
+          f"--kind {kind} needs --word_vectors FILE (word2vec, GloVe); `python -m "
+          "features.word_vectors` learns one")
+    arrays = load_arrays(opt.fitted, of_kind.names) if opt.fitted else None
+    check(processes.count() <= 1 or of_kind is captions.Sentences,
+          f"--kind {kind} takes one process, and torchrun started {processes.count()}; call the "
+          "command with python")
     to = os.path.join(opt.data_path, opt.data_name)
     present = [split for split in SPLITS if os.path.isfile(os.path.join(to, f"{split}_caps.txt"))]
     read = partial(read_split, opt.data_path, opt.data_name, dev_images=0, text_only=True)
     splits = {split: read(split).require_sound(images=False)
               for split in opt.splits or present or named_splits(to) or DEFAULT}
-    if any(isinstance(split.images, Photos) for split in splits.values()):
-        raise InputError(f"--data_name {opt.data_name} holds photos, and features of captions are "
-                         "read beside precomputed ones; write those first with features.extract "
-                         "images, and name their folder")
+    check(not any(isinstance(split.images, Photos) for split in splits.values()),
+          f"--data_name {opt.data_name} holds photos, and features of captions are read beside "
+          "precomputed ones; write those first with features.extract images, and name their folder")
     output(os.path.join(to, "features.json"), lambda path: extractors(to) is not None)
-    if captions.KINDS[kind] is captions.Sentences:
-        features = captions.sentences(kind, opt.model, opt.weights, opt.tag,
-                                      torch_device(opt.device or "auto"))
+    if of_kind is captions.Sentences:
+        device = torch_device(opt.device or "auto")
+        network = (captions.MiniLM(opt.weights) if kind == "minilm"
+                   else captions.ClipCaptions(opt.model, opt.weights, opt.tag))
+        features = captions.Sentences(network.to(device))
     else:
-        fit = bool(captions.KINDS[kind].names) and not arrays
+        fit = bool(of_kind.names) and not arrays
         features = captions.of_words(
             kind, list(splits.values()), splits.get("train") or read("train") if fit else None,
             opt.word_vectors, {**fitting, "ica": opt.ica}, arrays, opt.fitted)

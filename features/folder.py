@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cli import InputError, reason
+from cli import InputError, check, reason
 from devices import processes
 from features.boxes import PhotoBoxes
 from features.networks import RECIPE, compute, network_of, shape_of, stamp, weights_file
@@ -34,8 +34,8 @@ ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", "
 CAPTIONS = "captions.csv"
 FILES = ("cnn_weights", "weights", "boxes")       # values of a recipe that are files
 LISTED = 8                            # endings of other files that are named
-PARTS = ("train", "dev", "test")
-SHARES = (0.8, 0.9, 1.0)              # a photo whose hash, 0 to 1, lies below these is of that part
+# split: below which share a photo's hash, 0 to 1, lies
+PARTS = {"train": 0.8, "dev": 0.9, "test": 1.0}
 TINY = 30                             # photos; the splits of fewer are of little use
 
 
@@ -124,17 +124,16 @@ def storable(name: str) -> bool:
 
 def check_folder(folder: str, output_folder: str) -> str:
     """The absolute path of a folder of photos. Raises InputError where it holds the output."""
-    if not os.path.isdir(folder):
-        what = "is a file" if os.path.exists(folder) else "is not there"
-        raise InputError(f"--photos {folder} {what}; give the folder that holds your photos")
+    what = "is a file" if os.path.exists(folder) else "is not there"
+    check(os.path.isdir(folder),
+          f"--photos {folder} {what}; give the folder that holds your photos")
     path = os.path.abspath(folder)
-    if not storable(path):
-        raise InputError(f"--photos {ascii(path)}: the path is no UTF-8 text in one line; "
-                         "rename the folder")
+    check(storable(path),
+          f"--photos {ascii(path)}: the path is no UTF-8 text in one line; rename the folder")
     root, own = os.path.realpath(folder), os.path.realpath(output_folder)
-    if os.path.commonpath([root, own]) == root:
-        raise InputError(f"the output {output_folder} lies in --photos {folder}, among the photos; "
-                         "give a --data_path or --output_name outside of it")
+    check(os.path.commonpath([root, own]) != root,
+          f"the output {output_folder} lies in --photos {folder}, among the photos; give a "
+          "--data_path or --output_name outside of it")
     return path
 
 
@@ -151,17 +150,16 @@ def extract(photos: str, folder: str, recipe: dict, how: How, table: str | None,
     """
     path = check_folder(photos, folder)
     names, notes = processes.from_first(find_photos, photos, how.skip_broken)
-    if not names:
-        raise InputError(f"--photos {photos} holds no photo ({'; '.join(notes) or 'it is empty'}); "
-                         "photos are files whose names end with .jpg, .png, "
-                         ".webp or another ending of photos")
+    check(names,
+          f"--photos {photos} holds no photo ({'; '.join(notes) or 'it is empty'}); photos are "
+          "files whose names end with .jpg, .png, .webp or another ending of photos")
     for note in notes:
         print(f"note: {note}")
     beside = os.path.join(path, CAPTIONS)
     table = table or (beside if os.path.isfile(beside) else None)
-    if per_image and not table:
-        raise InputError(f"--captions_per_image {per_image} needs captions, and there is no "
-                         f"{beside}; give --captions FILE.csv")
+    check(not per_image or table,
+          f"--captions_per_image {per_image} needs captions, and there is no {beside}; give "
+          "--captions FILE.csv")
     captions = Captions(table, names, per_image) if table else None
     boxes = PhotoBoxes(recipe["boxes"], names) if recipe["boxes"] else None
     before = processes.from_first(check_output, folder, path)
@@ -236,14 +234,15 @@ def check_output(folder: str, photos: str) -> dict:
     """
     before = stored_list(folder)
     other = before.get("folder")
-    if isinstance(other, str) and os.path.isdir(other) and not os.path.samefile(other, photos):
-        raise InputError(f"{folder} holds the photos of {other}, and these are of {photos}; give "
-                         "them an --output_name of their own")
+    moved = not isinstance(other, str) or not os.path.isdir(other)
+    check(moved or os.path.samefile(other, photos),
+          f"{folder} holds the photos of {other}, and these are of {photos}; give them an "
+          "--output_name of their own")
     inside = sorted(os.listdir(folder)) if os.path.isdir(folder) else ()
     files = [name for name in inside if name.endswith(("_ims.npy", "_caps.txt", "_ids.txt"))]
-    if files and not {f"{ALL}_photos.json", f".{ALL}_ims_photos.part"} & set(inside):
-        raise InputError(f"{os.path.join(folder, files[0])} is there already and is none that "
-                         "--photos wrote; give --output_name a folder of its own")
+    check(not files or {f"{ALL}_photos.json", f".{ALL}_ims_photos.part"} & set(inside),
+          f"{os.path.join(folder, *files[:1])} is there already and is none that --photos wrote; "
+          "give --output_name a folder of its own")
     return before
 
 
@@ -273,7 +272,7 @@ def recorded(folder: str, listing: dict, recipe: dict) -> tuple | None:
 def part_of_photo(name: str) -> str:
     """The split of a photo, from a hash of its name alone, so that other photos never change it."""
     share = int(sha256(name)[:16], 16) / 2 ** 64
-    return next(part for part, below in zip(PARTS, SHARES) if share < below)
+    return next(part for part, below in PARTS.items() if share < below)
 
 
 def read_table(path: str) -> list[list[str]]:
@@ -283,6 +282,7 @@ def read_table(path: str) -> list[list[str]]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count),
                         strict=True)
     rows = []
+    begins = f"{path} begins with {ascii(first.strip())[:60]}; its first line has to be name,caption"
     try:
         for fields in reader:
             while len(fields) > 2 and not fields[-1].strip():
@@ -290,19 +290,15 @@ def read_table(path: str) -> list[list[str]]:
             if not any(field.strip() for field in fields):
                 continue
             rows.append([field.strip() for field in fields])
-            if len(rows) > 1 and len(fields) != 2:
-                raise InputError(f"{path}, line {reader.line_num}: it has {len(fields)} fields and "
-                                 "the header has 2, name and caption; "
-                                 "put a caption with commas into quotes")
-            if [field.lower() for field in rows[0]] != ["name", "caption"]:
-                break
+            check(len(rows) <= 1 or len(fields) == 2,
+                  f"{path}, line {reader.line_num}: it has {len(fields)} fields and the header "
+                  "has 2, name and caption; put a caption with commas into quotes")
+            check([field.lower() for field in rows[0]] == ["name", "caption"], begins)
     except csv.Error as error:
         raise InputError(f"{path}, line {reader.line_num}: {reason(error)}; save it as CSV with "
                          "quotes around captions that have commas, quotes or line breaks"
                          ) from error
-    if not rows or [field.lower() for field in rows[0]] != ["name", "caption"]:
-        raise InputError(f"{path} begins with {ascii(first.strip())[:60]}; "
-                         "its first line has to be name,caption")
+    check(rows, begins)
     return rows[1:]
 
 
@@ -322,11 +318,11 @@ class Captions:
                 self.unknown.append(name)
             elif caption:
                 self.of_photo[name].append(caption)
-        if not self.of_photo:
-            first = (f"; its first name is {ascii(self.unknown[0])}, a photo's is "
-                     f"{ascii(names[0])}" if self.unknown else "")
-            raise InputError(f"{path} has no caption of the {len(names):,} photos{first}; names are"
-                             " paths below the folder of the photos, with /")
+        first = (f"; its first name is {ascii(self.unknown[0])}, a photo's is {ascii(names[0])}"
+                 if self.unknown else "")
+        check(self.of_photo,
+              f"{path} has no caption of the {len(names):,} photos{first}; names are paths below "
+              "the folder of the photos, with /")
         self.facts = {"file": os.path.abspath(path), "digest": file_digest(path),
                       "per_image": per_image}
 
@@ -341,11 +337,11 @@ class Captions:
         parts = {part: [entry for entry in enough if part_of_photo(entry[1]) == part]
                  for part in PARTS}
         empty = [part for part in PARTS if not parts[part]]
-        if empty:
-            raise InputError(f"{self.path}: of {len(enough):,} photos with captions none is of "
-                             f"{' and '.join(empty)} (the names decide: 80% train, 10% dev, 10% "
-                             "test); add photos with captions"
-                             + ", or give a smaller --captions_per_image" * bool(short))
+        smaller = ", or give a smaller --captions_per_image" * bool(short)
+        check(not empty,
+              f"{self.path}: of {len(enough):,} photos with captions none is of "
+              f"{' and '.join(empty)} (the names decide: 80% train, 10% dev, 10% test); add photos "
+              f"with captions{smaller}")
         sizes = ", ".join(f"{part} {len(entries):,}" for part, entries in parts.items())
         lines = [f"{self.path}: {sizes} photos with {least} caption{'s' * (least > 1)} each"]
         without = [name for name in names if name not in self.of_photo]
@@ -386,26 +382,26 @@ def read_images(data_path: str, data_name: str) -> Images:
     again = f"python -m features.extract images --photos FOLDER --output_name {data_name}"
     path, ims, ids = (os.path.join(root, f"{ALL}_{end}")
                       for end in ("photos.json", "ims.npy", "ids.txt"))
-    if os.path.exists(os.path.join(root, CHANGING.format(ALL))):
-        raise InputError(f"{root}: the features and names of photos do not belong together, as "
-                         "`features.extract images` was stopped while it put them in their places; "
-                         "call it again")
+    check(not os.path.exists(os.path.join(root, CHANGING.format(ALL))),
+          f"{root}: the features and names of photos do not belong together, as `features.extract "
+          "images` was stopped while it put them in their places; call it again")
     for file in (path, ims, ids):
         need(file, f"`{again}` writes it")
     listing = stored_list(root)
     notes, recipe, folder, line = (listing.get(key)
                                    for key in ("photos", "recipe", "folder", "extractor"))
-    if not (isinstance(notes, list) and isinstance(recipe, dict) and set(recipe) == set(RECIPE)
-            and all(isinstance(note, list) and note and isinstance(note[0], str) for note in notes)
-            and isinstance(folder, str) and isinstance(line, str)
-            and all(x is None or isinstance(x, (str, int)) for x in recipe.values())):
-        raise InputError(f"{path} is no list of a folder of photos; `{again}` writes it")
+    check(
+        isinstance(notes, list) and isinstance(recipe, dict) and set(recipe) == set(RECIPE)
+        and all(isinstance(note, list) and note and isinstance(note[0], str) for note in notes)
+        and isinstance(folder, str) and isinstance(line, str)
+        and all(x is None or isinstance(x, (str, int)) for x in recipe.values()),
+        f"{path} is no list of a folder of photos; `{again}` writes it",
+    )
     features, names, lines = Features(ims), [note[0] for note in notes], read_lines(ids)
-    if len(features) != len(names) or lines != names:
-        raise InputError(f"{ims} has {len(features):,} rows, {path} lists {len(names):,} photos and"
-                         f" {ids} has {len(lines):,} lines, which do not belong together; delete "
-                         f"{path} and call `{again}`")
-    if extractors(root).get("ims") != line:
-        raise InputError(f"{os.path.join(root, 'features.json')} names another extractor than "
-                         f"{path}; call `{again}` again")
+    check(len(features) == len(names) and lines == names,
+          f"{ims} has {len(features):,} rows, {path} lists {len(names):,} photos and {ids} has "
+          f"{len(lines):,} lines, which do not belong together; delete {path} and call `{again}`")
+    check(extractors(root).get("ims") == line,
+          f"{os.path.join(root, 'features.json')} names another extractor than {path}; call "
+          f"`{again}` again")
     return Images(features, names, folder, line, {**recipe, "extractor": line})

@@ -6,19 +6,23 @@ Vectors. A caption is a set of word vectors. A mixture is fitted to the words of
 Fisher vector of a caption says in which direction its words would move each location and scale of
 the mixture. features.extract runs the whole recipe.
 """
+from dataclasses import dataclass, fields
+
 import numpy as np
 from scipy import linalg
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
-from cli import InputError
+from cli import InputError, check
 from files.reading import read_arrays
 
 BLOCK = 1 << 24                       # numbers that a temporary array may hold
 AT_MEDIAN = 1e-4     # scales; a median is the value of a word, whose sign must not hang on rounding
+TURNS = 200                           # of FastICA, at most
 FLOOR = 0.1                 # smallest scale of a component, in standard deviations of the dimension
 
 
+@dataclass
 class HGLMM:
     """p(x) = sum_k w_k prod_d p_kd(x_d), where each p_kd is a Gaussian or a Laplacian, whichever
     fits better.
@@ -27,9 +31,10 @@ class HGLMM:
     Gaussian, or median m and mean absolute deviation s of a Laplacian exp(-|x - m| / s) / 2s.
     laplacian (K, D) bool: which of the two it is.
     """
-
-    def __init__(self, weight, location, scale, laplacian):
-        self.weight, self.location, self.scale, self.laplacian = weight, location, scale, laplacian
+    weight: np.ndarray
+    location: np.ndarray
+    scale: np.ndarray
+    laplacian: np.ndarray
 
     @classmethod
     def fit(cls, x: np.ndarray, n_clusters: int = 30, n_iter: int = 10, seed: int = 0,
@@ -48,10 +53,10 @@ class HGLMM:
         count = np.ones(len(x)) if count is None else np.asarray(count, np.float64)
         distinct = (len(np.unique(x[count > 0], axis=0)) if len(x) <= 50 * max(1, n_clusters)
                     else n_clusters)
-        if n_clusters < 1 or n_iter < 0 or distinct < n_clusters:
-            raise InputError(f"{n_clusters} clusters and {n_iter} iterations on {distinct} "
-                             "different word vectors; give 1 or more clusters but no more than "
-                             "different vectors, and 0 or more iterations")
+        check(n_iter >= 0 and 1 <= n_clusters <= distinct,
+              f"{n_clusters} clusters and {n_iter} iterations on {distinct} different word "
+              "vectors; give 1 or more clusters but no more than different vectors, and 0 or more "
+              "iterations")
         share = count / count.sum()
         mean = share @ x                                                            # (D,)
         floor = np.maximum(FLOOR * np.sqrt(share @ (x - mean) ** 2), 1e-6)          # (D,)
@@ -148,8 +153,7 @@ class HGLMM:
 
     def arrays(self) -> dict:
         """The arrays that define the mixture, by name."""
-        return {"weight": self.weight, "location": self.location, "scale": self.scale,
-                "laplacian": self.laplacian}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def load_arrays(path: str, names) -> dict:
@@ -164,9 +168,9 @@ def load_arrays(path: str, names) -> dict:
         raise InputError(f"{path} cannot be read as a model with {', '.join(names)}: "
                          f"{error}") from error
     lacking = [name for name in names if name not in arrays]
-    if lacking:
-        raise InputError(f"{path} cannot be read as a model with {', '.join(names)}: it lacks "
-                         f"{', '.join(lacking)}; {fix}")
+    check(not lacking,
+          f"{path} cannot be read as a model with {', '.join(names)}: it lacks "
+          f"{', '.join(lacking)}; {fix}")
     return {name: arrays[name] for name in names}
 
 
@@ -208,8 +212,8 @@ def weighted_median(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         order = np.argsort(x[:, start:start + step], axis=0, kind="stable")         # (N, b)
         below = weight[order]                                                       # (N, b, K)
         np.cumsum(below, axis=0, out=below)
-        place = np.minimum((below < half * (1 - 1e-12)).sum(0),
-                           len(x) - 1)         # (b, K): rounding cannot pass half
+        # (b, K): rounding cannot pass half
+        place = np.minimum((below < half * (1 - 1e-12)).sum(0), len(x) - 1)
         column = np.arange(order.shape[1])[:, None]
         out[:, start:start + step] = x[order[place, column], start + column].T
     return out
@@ -245,12 +249,12 @@ def fit_pca(x: np.ndarray, size: int, seed: int = 0,
     entry of each axis is positive. Raises InputError if there are not so many axes.
     """
     x = np.asarray(x)
-    if not 1 <= size <= min(x.shape[0] - 1, x.shape[1]):
-        raise InputError(f"{size} principal axes of {x.shape[0]} rows of {x.shape[1]} values; "
-                         f"there are at most {max(0, min(x.shape[0] - 1, x.shape[1]))}, so give a "
-                         "smaller --pca or more captions")
+    most = min(x.shape[0] - 1, x.shape[1])
+    check(1 <= size <= most,
+          f"{size} principal axes of {x.shape[0]} rows of {x.shape[1]} values; there are at most "
+          f"{max(0, most)}, so give a smaller --pca or more captions")
     mean = x.mean(0, dtype=np.float64).astype(x.dtype)
-    wide = min(x.shape[0] - 1, x.shape[1], size + max(20, size // 10))
+    wide = min(most, size + max(20, size // 10))
     if exact or exact is None and min(x.shape) <= 3000:
         axes = svd(x - mean)[2][:size]
     else:
@@ -278,7 +282,7 @@ def project(x: np.ndarray, mean: np.ndarray, axes: np.ndarray) -> np.ndarray:
     return (x - mean) @ axes.T
 
 
-def fit_ica(x: np.ndarray, size: int, n_iter: int = 200, seed: int = 0,
+def fit_ica(x: np.ndarray, size: int, seed: int = 0,
             count: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Mean (D,) and unmixing axes (size, D) of x (N, D): components of unit variance that are as
     independent as possible.
@@ -292,14 +296,14 @@ def fit_ica(x: np.ndarray, size: int, n_iter: int = 200, seed: int = 0,
                 np.full(len(x), 1 / len(x)) if count is None else count / count.sum())
     mean = share @ x
     value, vector = np.linalg.eigh(((x - mean) * share[:, None]).T @ (x - mean))    # (D,), (D, D)
-    if not 1 <= size <= (value > 1e-10 * value[-1]).sum():
-        raise InputError(f"{size} independent components of word vectors that span "
-                         f"{(value > 1e-10 * value[-1]).sum()} dimensions; leave --ica out, or "
-                         "give vectors of fewer values")
+    spanned = (value > 1e-10 * value[-1]).sum()
+    check(1 <= size <= spanned,
+          f"{size} independent components of word vectors that span {spanned} dimensions; leave "
+          "--ica out, or give vectors of fewer values")
     white = (vector[:, ::-1] / np.sqrt(np.maximum(value[::-1], 1e-300)))[:, :size].T    # (size, D)
     z = (x - mean) @ white.T                                                        # (N, size)
     turn = _orthogonal(np.random.default_rng(seed).standard_normal((size, size)))
-    for _ in range(n_iter):
+    for _ in range(TURNS):
         t = np.tanh(z @ turn.T)                                                     # (N, size)
         new = _orthogonal((t * share[:, None]).T @ z - (share @ (1 - t ** 2))[:, None] * turn)
         moved = np.abs(np.abs((new * turn).sum(1)) - 1).max()

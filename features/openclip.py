@@ -13,7 +13,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from cli import InputError, reason
+from cli import InputError, check, reason
 from files.photos import import_torchvision
 from files.reading import checksum
 
@@ -45,10 +45,9 @@ def configuration(name: str | None) -> dict:
                          f"one such as {', '.join(near)}, or see open_clip.list_models()")
     config = open_clip.get_model_config(name)
     downloaded = config["text_cfg"].get("hf_model_name")
-    if downloaded:
-        raise InputError(f"--model {name} builds its text network from {downloaded} of Hugging "
-                         "Face, and nothing is downloaded; give a network that is whole in "
-                         "open_clip, such as ViT-B-32")
+    check(not downloaded,
+          f"--model {name} builds its text network from {downloaded} of Hugging Face, and nothing "
+          "is downloaded; give a network that is whole in open_clip, such as ViT-B-32")
     return config
 
 
@@ -66,13 +65,11 @@ def published(name: str, tag: str | None, quick: bool) -> tuple[dict[str, dict],
                    for each in open_clip.list_pretrained_tags_by_model(name)}
     other = [each for each, settings in settings_of.items()
              if settings.get("quick_gelu") and not quick]
-    if tag and tag not in settings_of:
-        raise InputError(f"--tag {tag} names no published weights of {name}; "
-                         + (f"give one of {', '.join(settings_of)}" if settings_of
-                            else "there are none, so leave it out"))
-    if tag in other:
-        raise InputError(f"--tag {tag}: these weights were trained with QuickGELU, and --model "
-                         f"{name} computes GELU; give --model {name}-quickgelu")
+    fix = f"give one of {', '.join(settings_of)}" if settings_of else "there are none, so leave it out"
+    check(not tag or tag in settings_of, f"--tag {tag} names no published weights of {name}; {fix}")
+    check(tag not in other,
+          f"--tag {tag}: these weights were trained with QuickGELU, and --model {name} computes "
+          f"GELU; give --model {name}-quickgelu")
     return ({tag: settings_of[tag]}, []) if tag else (
         {each: settings_of[each] for each in settings_of if each not in other}, other)
 
@@ -84,25 +81,23 @@ def preparation(name: str, settings_of: dict[str, dict]) -> dict:
     ways = {}
     for tag, settings in settings_of.items():
         ways.setdefault(tuple(settings[key] for key in PREPARED), []).append(tag)
-    if len(ways) > 1:
-        raise InputError(f"--model {name} has published weights whose photos are prepared in "
-                         f"{len(ways)} ways "
-                         f"({'; '.join(', '.join(tags) for tags in ways.values())}); say which of "
-                         "them the file holds: --tag NAME")
+    check(len(ways) <= 1,
+          f"--model {name} has published weights whose photos are prepared in {len(ways)} ways "
+          f"({'; '.join(', '.join(tags) for tags in ways.values())}); say which of them the file "
+          "holds: --tag NAME")
     return dict(zip(PREPARED, next(iter(ways), ())))
 
 
 def check_weights(path: str | None, name: str, settings_of: dict[str, dict]) -> None:
     """Raise InputError, which says where weights can be had, unless `path` is a file."""
-    if path is None:
-        pages = [settings["hf_hub"].split("/")[:2]
-                 for settings in settings_of.values() if settings.get("hf_hub")]
-        where = f"of huggingface.co/{'/'.join(pages[0])}" if pages else "that you trained"
-        raise InputError(f"--model {name} needs weights, and nothing is downloaded; give --weights "
-                         f"FILE with those {where} (open_clip_model.safetensors or "
-                         "open_clip_pytorch_model.bin)")
-    if not os.path.isfile(path):
-        raise InputError(f"there is no file {path} with weights of {name}; give one with --weights")
+    pages = [settings["hf_hub"].split("/")[:2]
+             for settings in settings_of.values() if settings.get("hf_hub")]
+    where = f"of huggingface.co/{'/'.join(pages[0])}" if pages else "that you trained"
+    check(path is not None,
+          f"--model {name} needs weights, and nothing is downloaded; give --weights FILE with "
+          f"those {where} (open_clip_model.safetensors or open_clip_pytorch_model.bin)")
+    check(os.path.isfile(path),
+          f"there is no file {path} with weights of {name}; give one with --weights")
 
 
 def read_weights(model: nn.Module, path: str, name: str) -> None:
@@ -138,10 +133,10 @@ class Clip(nn.Module):
         super().__init__()
         open_clip, config = import_open_clip(), configuration(name)
         tokenizer = config["text_cfg"].get("hf_tokenizer_name")
-        if tokenizer and not photos:
-            raise InputError(f"--model {name} reads captions by the tokenizer {tokenizer} of "
-                             "Hugging Face, and nothing is downloaded; its photos can be "
-                             "extracted, or give a network such as ViT-B-32")
+        check(not tokenizer or photos,
+              f"--model {name} reads captions by the tokenizer {tokenizer} of Hugging Face, and "
+              "nothing is downloaded; its photos can be extracted, or give a network such as "
+              "ViT-B-32")
         settings_of, other = published(name, tag, bool(config.get("quick_gelu")))
         self.prepared = preparation(name, settings_of) if photos else {}
         check_weights(weights, name, settings_of)

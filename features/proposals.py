@@ -19,11 +19,12 @@ import gzip
 import os
 import re
 import zlib
+from typing import NamedTuple
 
 import numpy as np
 
 import cli
-from cli import Arguments, InputError, data_set, filename, positive, reason, up_to, workers
+from cli import Arguments, InputError, check, data_set, filename, positive, reason, up_to, workers
 from features.boxes import LARGEST, read_boxes
 from features.store import How, RowStore
 from files.entities import SPLITS, Entities, photo_paths, read_entities
@@ -56,9 +57,8 @@ def opencv():
         import cv2
     except ImportError as error:
         raise InputError(f"{INSTALL} ({reason(error)})") from error
-    if not hasattr(cv2, "ximgproc"):
-        raise InputError(f"this OpenCV has no module ximgproc. {INSTALL}, "
-                         "in place of the other opencv package")
+    check(hasattr(cv2, "ximgproc"),
+          f"this OpenCV has no module ximgproc. {INSTALL}, in place of the other opencv package")
     cv2.setNumThreads(1)
     return cv2
 
@@ -153,27 +153,27 @@ def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.nd
     return rows.astype(np.float32)[:count]
 
 
-class Finder:
-    """Finds the proposals of photo n: `finder(n)` is (count, 5) float32, see `edge_boxes`, where
+class Finder(NamedTuple):
+    """Finds the proposals of photo n: `finder(n)` is (limit, 5) float32, see `edge_boxes`, where
     NaN stands for those that it has not. Raises InputError for a photo that cannot be read or has
     another size than its annotations say."""
-
-    def __init__(self, paths: list[str], sizes: np.ndarray, count: int, model: str | None):
-        self.paths, self.sizes, self.count, self.model = paths, sizes, count, model
+    paths: list[str]
+    sizes: np.ndarray                 # (N, 2): width, height
+    limit: int
+    model: str | None
 
     def __call__(self, n: int) -> np.ndarray:
-        rows = edge_boxes(np.array(read_sized(self.paths[n], self.sizes[n])), self.count,
-                          self.model)
-        return np.pad(rows, ((0, self.count - len(rows)), (0, 0)), constant_values=np.nan)
+        photo = np.array(read_sized(self.paths[n], self.sizes[n]))
+        rows = edge_boxes(photo, self.limit, self.model)
+        return np.pad(rows, ((0, self.limit - len(rows)), (0, 0)), constant_values=np.nan)
 
 
 def read_sized(path: str, size) -> object:
     """A photo in RGB. Raises InputError unless it has this (width, height)."""
     photo = read_photo(path)
-    if photo.size != tuple(size):
-        raise InputError(f"the photo {path} has {photo.size[0]} x {photo.size[1]} pixels and its "
-                         f"annotations say {size[0]} x {size[1]}; the boxes would not fit, so take "
-                         "the photos of this data set")
+    check(photo.size == tuple(size),
+          f"the photo {path} has {photo.size[0]} x {photo.size[1]} pixels and its annotations say "
+          f"{size[0]} x {size[1]}; the boxes would not fit, so take the photos of this data set")
     return photo
 
 
@@ -189,10 +189,10 @@ def given_boxes(path: str, entities: Entities, count: int) -> list[np.ndarray]:
     for photo, size, boxes in zip(entities.ids, entities.sizes,
                                   read_boxes(path, entities.ids, FORM, (4, 5), thin=True)):
         rows = np.array(boxes, np.float64)
-        if (outside := (rows[:, 2:4] > size - 1).any(1)).any():
-            raise InputError(f"{path}: the box {boxes[outside.argmax()][:4]} of {photo} leaves the "
-                             f"photo, {size[0]} x {size[1]} pixels; pixels count from 0, so x2 is "
-                             f"at most {size[0] - 1} and y2 at most {size[1] - 1}")
+        check(not (outside := (rows[:, 2:4] > size - 1).any(1)).any(),
+              f"{path}: the box {boxes[outside.argmax()][:4]} of {photo} leaves the photo, "
+              f"{size[0]} x {size[1]} pixels; pixels count from 0, so x2 is at most {size[0] - 1} "
+              f"and y2 at most {size[1] - 1}")
         rows = np.pad(rows, ((0, 0), (0, 5 - rows.shape[1]))).astype(np.float32)
         result.append(rows[np.argsort(-rows[:, 4], kind="stable")[:count]])
     return result
@@ -233,14 +233,13 @@ def write_split(root: str, split: str, name: str, method: str, count: int, origi
     entities, path = read_entities(root, split, origin), file_of(root, split, name)
     asked = {"method": method, "count": count, "ids_sha256": ids_sha256(entities.ids)}
     record = {**asked, "origin": origin, "truth_sha256": sha256(entities.truth)}
-    if not is_ours(path):
-        raise InputError(f"{path}.npz or .json is there and not of features.proposals; "
-                         "give another --name")
+    check(is_ours(path),
+          f"{path}.npz or .json is there and not of features.proposals; give another --name")
     facts = read_facts(f"{path}.json", "method", "") if os.path.exists(f"{path}.json") else record
     for key in ("method", "count", "origin"):
-        if facts.get(key) != record[key]:
-            raise InputError(f"{path}.npz is of {key} '{facts.get(key)}' and not '{record[key]}'; "
-                             "give another --name, or delete the old files")
+        check(facts.get(key) == record[key],
+              f"{path}.npz is of {key} '{facts.get(key)}' and not '{record[key]}'; give another "
+              "--name, or delete the old files")
     if (record.items() <= facts.items() and "recall" in facts
             and recognised(read_proposals, root, split, name, entities)):
         print(f"{path}.npz: done already")
@@ -277,19 +276,18 @@ def report(facts: dict) -> None:
 
 def write_all(opt) -> None:
     """The command. Raises InputError for options that cannot work together."""
-    if opt.given and opt.model:
-        raise InputError(f"--model {opt.model} is for EdgeBoxes, and --from {opt.given} gives the "
-                         "boxes; leave one out")
-    if opt.given and not opt.name:
-        raise InputError(f"--from {opt.given} needs --name NAME, a name for your proposals")
+    check(not (opt.given and opt.model),
+          f"--model {opt.model} is for EdgeBoxes, and --from {opt.given} gives the boxes; leave "
+          "one out")
+    check(not opt.given or opt.name,
+          f"--from {opt.given} needs --name NAME, a name for your proposals")
     name, root = opt.name or f"edgeboxes{opt.count}", os.path.join(opt.data_path, opt.data_name)
-    if not re.fullmatch(NAME, name):
-        raise InputError(f"--name {name} cannot name proposals; give letters, digits, - and _")
+    check(re.fullmatch(NAME, name),
+          f"--name {name} cannot name proposals; give letters, digits, - and _")
     method = (f"given in {os.path.basename(opt.given)} {file_digest(opt.given)}" if opt.given
               else method_of(opt.model))
-    if not os.path.isdir(root):
-        raise InputError(f"there is no folder {root}; --data_name is a data set below --data_path "
-                         f"{opt.data_path}")
+    check(os.path.isdir(root),
+          f"there is no folder {root}; --data_name is a data set below --data_path {opt.data_path}")
 
     def find(split: str, entities: Entities, asked: dict, path: str) -> tuple:
         if opt.given:
@@ -307,27 +305,27 @@ def write_all(opt) -> None:
 def arguments() -> Arguments:
     p = Arguments(
         "Write box proposals of photos whose phrases are to be localised, and print their recall.")
-    p.add_argument("--data_path", type=filename, default="data",
-                   help="folder that holds the data sets")
-    p.add_argument("--data_name", type=data_set, required=True,
-                   help="a data set in the layout of Flickr30k Entities, with images/")
-    p.add_argument("--splits", nargs="+", choices=(*SPLITS, "dev"), default=list(SPLITS),
-                   help="splits to write")
-    p.add_argument("--count", type=positive, default=200, metavar="N",
-                   help="boxes per photo; fewer where there are no more")
-    p.add_argument("--name", metavar="NAME",
-                   help="of the proposals, part of their files' names (default: edgeboxesN)")
-    p.add_argument("--box_origin", type=up_to(1, least=0), default=1,
-                   help="what is taken off the coordinates of the annotations: 1 as the data set's "
-                        "Python parser does, 0 as its Matlab parser")
-    p.add_argument("--model", type=filename, metavar="FILE",
-                   help="model.yml.gz of OpenCV's structured forests "
-                        "(default: edges are image gradients)")
-    p.add_argument("--from", type=filename, metavar="FILE.json", dest="given",
-                   help="take boxes of your own: a JSON object, id of a photo to its [[x1, y1, "
-                        "x2, y2], ...], each perhaps with a score behind, in pixels from 0")
-    p.add_argument("--workers", type=workers, default=os.cpu_count() or 1,
-                   help="number of processes that find boxes")
+    add = p.add_argument
+    add("--data_path", type=filename, default="data",
+        help="folder that holds the data sets")
+    add("--data_name", type=data_set, required=True,
+        help="a data set in the layout of Flickr30k Entities, with images/")
+    add("--splits", nargs="+", choices=(*SPLITS, "dev"), default=list(SPLITS),
+        help="splits to write")
+    add("--count", type=positive, default=200, metavar="N",
+        help="boxes per photo; fewer where there are no more")
+    add("--name", metavar="NAME",
+        help="of the proposals, part of their files' names (default: edgeboxesN)")
+    add("--box_origin", type=up_to(1, least=0), default=1,
+        help="what is taken off the coordinates of the annotations: 1 as the data set's "
+             "Python parser does, 0 as its Matlab parser")
+    add("--model", type=filename, metavar="FILE",
+        help="model.yml.gz of OpenCV's structured forests (default: edges are image gradients)")
+    add("--from", type=filename, metavar="FILE.json", dest="given",
+        help="take boxes of your own: a JSON object, id of a photo to its [[x1, y1, "
+             "x2, y2], ...], each perhaps with a score behind, in pixels from 0")
+    add("--workers", type=workers, default=os.cpu_count() or 1,
+        help="number of processes that find boxes")
     return p
 
 

@@ -3,6 +3,8 @@ command."""
 import os
 import re
 import shutil
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from cli import InputError
+from cli import check
 from demo import extractor as drawn
 from devices import processes
 from features.networks import region_network
@@ -46,11 +48,12 @@ class NetworkRegions:
         return [x.cpu().numpy() for x in rows]
 
 
-class RegionReader:
+class RegionReader(NamedTuple):
     """Reads photo n and its boxes for a network: `reader(n)`."""
-
-    def __init__(self, paths: list[str], entities: Entities, proposals: Proposals, read):
-        self.paths, self.sizes, self.proposals, self.read = paths, entities.sizes, proposals, read
+    paths: list[str]
+    sizes: np.ndarray                 # (N, 2): width, height
+    proposals: Proposals
+    read: Callable
 
     def __call__(self, n: int):
         boxes = self.proposals.boxes[slice(*self.proposals.start[n:n + 2])]
@@ -68,14 +71,14 @@ def extract(data_path: str, data_name: str, proposals: str, name: str, splits: l
     together, and for missing proposals.
     """
     for flag, text in (("--name", name), ("--proposals", proposals)):
-        if not re.fullmatch(NAME, text):
-            raise InputError(f"{flag} {text} cannot be a name; give letters, digits, - and _")
+        check(re.fullmatch(NAME, text),
+              f"{flag} {text} cannot be a name; give letters, digits, - and _")
     root, side = os.path.join(data_path, data_name), network["side"]
-    if side % STEP or side < 2 * STEP:
-        raise InputError(f"--side {side} is no multiple of {STEP} pixels, the step of the last map;"
-                         f" give {max(2, round(side / STEP)) * STEP}")
-    if given and len(splits or ()) != 1:
-        raise InputError(f"--given {given} holds the features of one split; name it with --splits")
+    check(not side % STEP and side >= 2 * STEP,
+          f"--side {side} is no multiple of {STEP} pixels, the step of the last map; give "
+          f"{max(2, round(side / STEP)) * STEP}")
+    check(not given or len(splits or ()) == 1,
+          f"--given {given} holds the features of one split; name it with --splits")
     splits = dict.fromkeys("val" if split == "dev" else split for split in splits or SPLITS)
     contents = {split: read_split(root, split, proposals) for split in splits}
     with locked(root, "extracting into"):
@@ -99,13 +102,12 @@ def extract(data_path: str, data_name: str, proposals: str, name: str, splits: l
 
 def read_split(root: str, split: str, name: str) -> tuple[Entities, Proposals]:
     """The phrases and the proposals of a split. Raises InputError where there are none."""
-    if not os.path.isdir(root):
-        raise InputError(f"there is no folder {root} (--data_path, --data_name); give a data set of"
-                         " phrases in photos")
+    check(os.path.isdir(root),
+          f"there is no folder {root} (--data_path, --data_name); give a data set of phrases in "
+          "photos")
     path, fix = (f"{file_of(root, split, name)}.json",
                  "write them first, with python -m features.proposals")
-    if not os.path.isfile(path):
-        raise InputError(f"{root} has no proposals {name} of {split}; {fix}")
+    check(os.path.isfile(path), f"{root} has no proposals {name} of {split}; {fix}")
     entities = read_entities(root, split, int(read_facts(path, "method", fix).get("origin") != 0))
     return entities, read_proposals(root, split, name, entities)
 
@@ -118,9 +120,9 @@ def check_own(path: str, line: str) -> None:
         before = read_facts(f"{path}.json", "extractor", "give another --name")["extractor"]
     elif os.path.exists(f"{path}.npy"):
         before = "an extractor that no .json names"
-    if before not in (None, line):
-        raise InputError(f"{path}.npy is of '{before}' and these are of '{line}'; give another "
-                         "--name, or delete the old files")
+    check(before in (None, line),
+          f"{path}.npy is of '{before}' and these are of '{line}'; give another --name, or delete "
+          "the old files")
     for end in (".npy", ".json"):
         output(path + end, lambda _: True)
 
@@ -143,7 +145,8 @@ def write_split(path: str, split: str, paths: list[str], entities: Entities, pro
     facts = {"extractor": encoder.line, "boxes_sha256": proposals.facts["boxes_sha256"]}
     store = RowStore(f"{path}.npy", paths, entities.ids, facts, (encoder.dim,), np.float16,
                      proposals.start).prepare()
-    store.run(RegionReader(paths, entities, proposals, encoder.read), encoder.encode, how, split)
+    store.run(RegionReader(paths, entities.sizes, proposals, encoder.read), encoder.encode, how,
+              split)
     shape = store.shape
     del store.array                                         # its values are in the file
     processes.from_first(place, path, encoder.line, proposals, shape,
@@ -158,9 +161,9 @@ def write_given(given: str, path: str, proposals: Proposals) -> None:
     check_features(given, array, proposals, "save them so")
     for k in tqdm(range(0, len(array), BLOCK), desc="checked", disable=None, leave=False):
         good = np.isfinite(array[k:k + BLOCK]).all(1)
-        if not good.all():
-            raise InputError(f"{given} holds NaN or infinity in row {k + int(good.argmin())}; every"
-                             " feature has to be a finite number, so extract that box again")
+        check(good.all(),
+              f"{given} holds NaN or infinity in row {k + int(good.argmin())}; every feature has "
+              "to be a finite number, so extract that box again")
     line = f"given in {os.path.basename(given)} {file_digest(given)}"
     check_own(path, line)
     same = os.path.exists(f"{path}.npy") and os.path.samefile(given, f"{path}.npy")

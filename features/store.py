@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from cli import InputError, Stopped
+from cli import InputError, Stopped, check
 from devices import processes
 from files.reading import file_digest, read_array, read_json
 from files.writing import CHANGING, allocate, by_each, mapped, remove, save_json
@@ -39,9 +39,9 @@ def record_extractor(folder: str, suffix: str, line: str) -> None:
     files = [os.path.join(folder, f"{split}_{suffix}.npy") for split in (*SPLITS, ALL)]
     files = [path for path in files if os.path.isfile(path)]
     before = recorded.get(suffix, "an extractor that no features.json names")
-    if files and before.split(", fitted")[0] != line.split(", fitted")[0]:
-        raise InputError(f"{files[0]} is of '{before}' and these are of '{line}'; give another "
-                         "name, or delete the old files")
+    check(not files or before.split(", fitted")[0] == line.split(", fitted")[0],
+          f"{files and files[0]} is of '{before}' and these are of '{line}'; give another name, or "
+          "delete the old files")
     if recorded.get(suffix) != line:
         remove(*files)
         save_json({**recorded, suffix: line}, os.path.join(folder, "features.json"))
@@ -59,11 +59,9 @@ def by_cores(step: Callable, batches: Iterable, device: torch.device | None):
     """
     cores, step = torch.get_num_threads(), torch.no_grad()(step)    # each thread has to be told so
     alone = device is None or device.type != "cpu" or cores == 1
-    pool = (
-        None
-        if alone
-        else ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
-    )
+    pool = None
+    if not alone:
+        pool = ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
     try:
         if alone:
             yield from map(step, batches)
@@ -239,8 +237,7 @@ class RowStore:
     def refuse_broken(self, skip: bool | None) -> None:
         """Raise InputError for a photo that cannot be read, unless such photos are skipped."""
         first = next(filter(None, (fault(note) for note in self.notes if note)), None)
-        if first and not skip:
-            raise InputError(f"{first}; or go on without such photos: --skip_broken")
+        check(not first or skip, f"{first}; or go on without such photos: --skip_broken")
 
     def run(self, read, encode, how: How, title: str, join=list) -> None:
         """Compute what is missing: the values of some photos are encode(join([read(n), ...])).
@@ -354,9 +351,9 @@ class PhotoFeatures(RowStore):
     def sound(self) -> np.ndarray:
         """Which photos could be read. Raises InputError if none could."""
         sound = np.flatnonzero([not fault(note) for note in self.notes])
-        if not len(sound):
-            raise InputError(f"not one of the {len(self.notes)} photos of {self.split} can be read;"
-                             f" the first: {fault(self.notes[0])}")
+        check(len(sound),
+              f"not one of the {len(self.notes)} photos of {self.split} can be read; the first: "
+              f"{fault(self.notes[0])}")
         return sound
 
     def warn(self, beside: str = "") -> None:

@@ -211,8 +211,8 @@ def run(opt) -> list[float]:
 
     validate("untrained")
     for epoch in range(opt.num_epochs):
-        order, title = (np.random.default_rng([opt.seed, epoch]).permutation(one),
-                        f"epoch {epoch + 1}")
+        order = np.random.default_rng([opt.seed, epoch]).permutation(one)
+        title = f"epoch {epoch + 1}"
         batches = pair_batches(train, NoTokens(), order, opt.batch_size, workers=opt.workers,
                                crop_size=opt.crop_size, seed=(opt.seed, epoch))
         try:

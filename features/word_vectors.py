@@ -17,7 +17,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.linalg import eigsh
 
 import cli
-from cli import Arguments, InputError, data_set, filename, positive, width
+from cli import Arguments, check, data_set, filename, positive, width
 from data import read_split
 from features.hglmm import unit
 from files.writing import atomic, output
@@ -39,9 +39,9 @@ def train_vectors(captions: list[list[str]], dim: int, threshold: int = 1,
     words = sorted((word for word, n in counts.items() if n >= threshold),
                    key=lambda word: (-counts[word], word))
     size = len(words)
-    if not 1 <= dim < size:
-        raise InputError(f"vectors of {dim} values cannot be learned from {size} words; at least 1 "
-                         f"and at most {size - 1} can, so give a smaller --dim or more captions")
+    check(1 <= dim < size,
+          f"vectors of {dim} values cannot be learned from {size} words; at least 1 and at most "
+          f"{size - 1} can, so give a smaller --dim or more captions")
     index = {word: i for i, word in enumerate(words)}
     numbers = [[index[word] for word in caption if word in index] for caption in captions]
     flat = np.array([i for caption in numbers for i in caption])     # (T,) rarer words are left out
@@ -52,10 +52,9 @@ def train_vectors(captions: list[list[str]], dim: int, threshold: int = 1,
         left, right = flat[:-step][same], flat[step:][same]
         near = near + coo_array((np.ones(len(left)), (left, right)), (size, size)).tocsr()
     near = (near + near.T).tocoo()                                                  # (V, V), n_wc
-    if not near.nnz:
-        raise InputError(f"no two words of the {len(captions)} captions stand within {window} "
-                         "places of each other; vectors need captions of several words and a "
-                         "--window of 1 or more")
+    check(near.nnz,
+          f"no two words of the {len(captions)} captions stand within {window} places of each "
+          "other; vectors need captions of several words and a --window of 1 or more")
     total = np.asarray(near.sum(1)).ravel()                                         # (V,), n_w
     near.data = np.maximum(0, np.log(near.data * total.sum() / (total[near.row] * total[near.col])))
     value, u = eigsh(near.tocsr(), k=dim, v0=np.ones(size), rng=0)       # (D,), (V, D); S = |value|
@@ -100,17 +99,18 @@ def learn(opt) -> None:
 def main(argv=None) -> None:
     p = Arguments("Learn word vectors from the training captions of a data set, and print "
                   "neighbours of a few words.")
-    p.add_argument("--data_path", type=filename, default="data",
-                   help="folder that holds the data sets")
-    p.add_argument("--data_name", type=data_set, default="coco_precomp",
-                   help="folder of the data set below --data_path")
-    p.add_argument("--dim", type=width, default=300, help="number of values per vector")
-    p.add_argument("--window", type=positive, default=5,
-                   help="words count as near if they are at most this many places apart")
-    p.add_argument("--vocab_threshold", type=positive, default=1,
-                   help="give a vector to words that occur at least this often")
-    p.add_argument("--output", type=filename, required=True, metavar="FILE.txt",
-                   help="file to write, in word2vec's text form")
+    add = p.add_argument
+    add("--data_path", type=filename, default="data",
+        help="folder that holds the data sets")
+    add("--data_name", type=data_set, default="coco_precomp",
+        help="folder of the data set below --data_path")
+    add("--dim", type=width, default=300, help="number of values per vector")
+    add("--window", type=positive, default=5,
+        help="words count as near if they are at most this many places apart")
+    add("--vocab_threshold", type=positive, default=1,
+        help="give a vector to words that occur at least this often")
+    add("--output", type=filename, required=True, metavar="FILE.txt",
+        help="file to write, in word2vec's text form")
     cli.run("features.word_vectors", learn, p.parse_args(argv))
 
 

@@ -122,7 +122,7 @@ def region_times(count: int, workers: int, repeats: int, seed: int, device):
     with tempfile.TemporaryDirectory() as folder:
         os.mkdir(os.path.join(folder, "photos"))
         paths = write_photos(os.path.join(folder, "photos"), count, seed)
-        reader = regions.RegionReader(paths, entities, proposals, encoder.read)
+        reader = regions.RegionReader(paths, entities.sizes, proposals, encoder.read)
         ready = [[reader(n) for n in some] for some in chunks(range(count), step)]
 
         def alone():

@@ -25,7 +25,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 
 import cli
-from cli import Arguments, InputError, filename, natural, number, up_to
+from cli import Arguments, check, filename, natural, number, up_to
 from evaluation.pictures import drawing, picture_file
 from files.reading import holds_keys
 from files.writing import output, save_json
@@ -43,14 +43,13 @@ def read_boxes(boxes_as_text: list[str], width: int, height: int) -> list[tuple]
     boxes = []
     for text in boxes_as_text:
         parts = text.split(",")
-        if len(parts) != 4 or not all(re.fullmatch(r"\s*-?[0-9]{1,9}\s*", part) for part in parts):
-            raise InputError(f"--boxes {text}: a box is x,y,width,height in whole pixels, such as "
-                             "10,20,90,80")
+        check(len(parts) == 4 and all(re.fullmatch(r"\s*-?[0-9]{1,9}\s*", part) for part in parts),
+              f"--boxes {text}: a box is x,y,width,height in whole pixels, such as 10,20,90,80")
         x, y, w, h = map(int, parts)
         low, high = (max(x, 0), max(y, 0)), (min(x + w, width), min(y + h, height))
-        if high[0] <= low[0] or high[1] <= low[1]:
-            raise InputError(f"--boxes {text}: nothing of it lies in the photo of {width} x "
-                             f"{height} pixels; give x,y,width,height of a part of it")
+        check(high[0] > low[0] and high[1] > low[1],
+              f"--boxes {text}: nothing of it lies in the photo of {width} x {height} pixels; "
+              "give x,y,width,height of a part of it")
         boxes.append((*low, high[0] - low[0], high[1] - low[1]))
     return boxes
 
@@ -63,14 +62,14 @@ def scores_and_uncertainties(model: Encoder, path: str, boxes: list[tuple],
     Raises InputError for a caption without a known word.
     """
     unknown = model.unknown(texts)
-    if unknown.any():
-        raise InputError(f"no word of '{texts[unknown.argmax()]}' is in the vocabulary of "
-                         f"{model.path}, {len(model.vocab)} words; use words of its training set")
+    check(not unknown.any(),
+          f"no word of '{texts[unknown.argmax()]}' is in the vocabulary of {model.path}, "
+          f"{len(model.vocab)} words; use words of its training set")
     images, captions = model.crops([(path, box) for box in boxes]), model.captions(texts)
     scores = model.similarity(images, captions).detach().float().cpu().numpy()
     return {"scores": scores.tolist(),
-            **{kind: None if e.log_var is None else uncertainty(e).tolist() for kind,
-               e in (("crop", images), ("caption", captions))}}
+            **{kind: None if e.log_var is None else uncertainty(e).tolist()
+               for kind, e in (("crop", images), ("caption", captions))}}
 
 
 def places(scores: np.ndarray) -> np.ndarray:
@@ -104,30 +103,30 @@ def draw(path: str, boxes: list[tuple], texts: list[str], results: dict[str, dic
     photo = Photos([path]).open(0)
     size = 3 + 4.5 * len(results), 2.4 * len(boxes)
     with drawing(target, len(boxes), 1 + len(results), size, tight=True) as (figure, axes):
-        draw_crops(photo, boxes, texts, results, axes)
+        for k, (row, (x, y, w, h)) in enumerate(zip(axes, boxes)):
+            row[0].imshow(np.asarray(photo.crop((x, y, x + w, y + h))))
+            for axis in row:
+                axis.axis("off")
+            for axis, (name, entry) in zip(row[1:], results.items()):
+                draw_ranking(axis, name, entry, texts, k)
         figure.suptitle("captions from the best to the worst for the crop, each with [its log det "
                         "Sigma] and its score; green: the crop's own", fontsize=9)
 
 
-def draw_crops(photo, boxes: list[tuple], texts: list[str], results: dict[str, dict], axes) -> None:
-    """Draw the crops and the ranked captions into the axes, (crops, 1 + models)."""
-    for k, (row, (x, y, w, h)) in enumerate(zip(axes, boxes)):
-        row[0].imshow(np.asarray(photo.crop((x, y, x + w, y + h))))
-        for axis in row:
-            axis.axis("off")
-        for axis, (name, entry) in zip(row[1:], results.items()):
-            unsure = "" if entry[
-                "crop"] is None else f"; log det Sigma of the crop {entry['crop'][k]:.1f}"
-            axis.set_title(f"{name}{unsure}", fontsize=9, loc="left")
-            at, scores = 0.95, np.array(entry["scores"])[k]
-            for place, m in enumerate(np.argsort(-scores, kind="stable").tolist()):
-                unsure = "" if entry["caption"] is None else f" [{entry['caption'][m]:.1f}]"
-                line = f"{place + 1}. {texts[m]}{unsure}  {scores[m]:.2f}"
-                wrapped = textwrap.wrap(line, 62, subsequent_indent="    ")
-                axis.text(0, at, "\n".join(wrapped), va="top", fontsize=8, color="green" if m == k
-                          else "black", weight="bold" if m == k else "normal",
-                          transform=axis.transAxes)
-                at -= 0.115 * len(wrapped) + 0.03
+def draw_ranking(axis, name: str, entry: dict, texts: list[str], k: int) -> None:
+    """Write the captions in the order of their scores for crop k."""
+    unsure = ("" if entry["crop"] is None
+              else f"; log det Sigma of the crop {entry['crop'][k]:.1f}")
+    axis.set_title(f"{name}{unsure}", fontsize=9, loc="left")
+    at, scores = 0.95, np.array(entry["scores"])[k]
+    for place, m in enumerate(np.argsort(-scores, kind="stable").tolist()):
+        unsure = "" if entry["caption"] is None else f" [{entry['caption'][m]:.1f}]"
+        line = f"{place + 1}. {texts[m]}{unsure}  {scores[m]:.2f}"
+        wrapped = textwrap.wrap(line, 62, subsequent_indent="    ")
+        colour, weight = ("green", "bold") if m == k else ("black", "normal")
+        axis.text(0, at, "\n".join(wrapped), va="top", fontsize=8, color=colour, weight=weight,
+                  transform=axis.transAxes)
+        at -= 0.115 * len(wrapped) + 0.03
 
 
 def draw_triplets(manifest: dict, triplets: list[dict], folder: str | None, models: list[Encoder],
@@ -155,27 +154,18 @@ def draw_triplet(axis, triplet: dict, path: str, models: list[Encoder]) -> None:
         captions = model.captions([triplet["caption_a"], triplet["caption_c"]])
         for kind, e in (("crops", images), ("captions", captions)):
             if e.log_var is not None:
-                lines.append(
-                    "{}, {}: A {:.1f}, C {:.1f}".format(name, kind, *uncertainty(e).tolist())
-                )
-    axis.text(
-        0,
-        -0.03,
-        "\n".join(
-            part for line in lines for part in textwrap.wrap(line, 48, subsequent_indent="   ")
-        ),
-        va="top",
-        fontsize=8,
-        transform=axis.transAxes,
-    )
+                a, c = uncertainty(e).tolist()
+                lines.append(f"{name}, {kind}: A {a:.1f}, C {c:.1f}")
+    wrapped = (textwrap.fill(line, 48, subsequent_indent="   ") for line in lines)
+    axis.text(0, -0.03, "\n".join(wrapped), va="top", fontsize=8, transform=axis.transAxes)
 
 
 def own_photo(opt, models: list[Encoder]) -> None:
     """Table, picture and numbers for --image, --boxes and --captions."""
     boxes, texts = opt.boxes or [], opt.captions or []
-    if len(texts) != len(boxes) + 1 or not boxes:
-        raise InputError(f"--boxes has {len(boxes)} and --captions {len(texts)}; give at least one "
-                         "box, one caption for the whole photo, and one for each box")
+    check(len(texts) == len(boxes) + 1 and boxes,
+          f"--boxes has {len(boxes)} and --captions {len(texts)}; give at least one box, one "
+          "caption for the whole photo, and one for each box")
     width, height = Photos([opt.image]).open(0).size
     boxes = [(0, 0, width, height), *read_boxes(boxes, width, height)]
     results = {name: scores_and_uncertainties(model, opt.image, boxes, texts)
@@ -184,8 +174,8 @@ def own_photo(opt, models: list[Encoder]) -> None:
     draw(opt.image, boxes, texts, results, opt.output)
     numbers = numbers_of(opt.output)
     save_json({"image": opt.image, "boxes": boxes, "captions": texts,
-               "models": {name: {**model.facts, **results[name]} for name,
-                          model in zip(results, models)}}, numbers)
+               "models": {name: {**model.facts, **result}
+                          for model, (name, result) in zip(models, results.items())}}, numbers)
     print(f"picture in {opt.output}, numbers in {numbers}")
 
 
@@ -193,10 +183,9 @@ def examples(opt, models: list[Encoder]) -> None:
     """The picture of example triplets for --manifest and --examples."""
     manifest = read_manifest(opt.manifest)
     triplets = manifest["triplets"].get(f"{opt.threshold:g}")
-    if triplets is None or opt.examples < 1:
-        raise InputError(f"--threshold {opt.threshold:g}, --examples {opt.examples}: "
-                         f"{opt.manifest} has triplets at {', '.join(manifest['triplets'])} "
-                         "percent; name one of them, and at least 1 example")
+    check(triplets is not None and opt.examples >= 1,
+          f"--threshold {opt.threshold:g}, --examples {opt.examples}: {opt.manifest} has triplets "
+          f"at {', '.join(manifest['triplets'])} percent; name one of them, and at least 1 example")
     order = random_order(np.array([t["image"] for t in triplets]), np.ones(len(triplets), bool),
                          opt.seed, "examples")
     draw_triplets(manifest, [triplets[k] for k in order[:opt.examples]], opt.vg, models, opt.output)
@@ -206,35 +195,33 @@ def examples(opt, models: list[Encoder]) -> None:
 def main(argv=None) -> None:
     p = Arguments("Show how models see crops of a photo and truncated captions, or draw example "
                   "triplets.")
-    p.add_argument("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN",
-                   help="run folders or checkpoint files of the models")
     model_arguments(p)
-    p.add_argument("--image", type=filename, metavar="FILE", help="photo to crop")
-    p.add_argument("--boxes", nargs="+", metavar="X,Y,W,H", help="crops of the photo, in whole "
-                   "pixels")
-    p.add_argument("--captions", nargs="+", metavar="TEXT", help="one caption of the whole photo, "
-                   "then one per box")
-    p.add_argument("--manifest", type=filename, default="runs/vg/manifest.json",
-                   help="manifest to take examples from")
-    p.add_argument("--examples", type=up_to(100), metavar="N",
-                   help="instead of a photo, draw N triplets of the manifest")
-    p.add_argument("--threshold", type=number, default=30, metavar="PERCENT",
-                   help="area threshold of the examples")
-    p.add_argument("--vg", type=filename, help="folder of the manifest's photos (default: the "
-                   "folder that it was made from)")
-    p.add_argument("--seed", type=natural, default=0, help="random seed that draws the examples")
-    p.add_argument("--output", type=filename, default="runs/vg/crops.png", metavar="FILE.png",
-                   help="picture to write")
+    add = p.add_argument
+    add("--image", type=filename, metavar="FILE", help="photo to crop")
+    add("--boxes", nargs="+", metavar="X,Y,W,H", help="crops of the photo, in whole "
+        "pixels")
+    add("--captions", nargs="+", metavar="TEXT", help="one caption of the whole photo, "
+        "then one per box")
+    add("--manifest", type=filename, default="runs/vg/manifest.json",
+        help="manifest to take examples from")
+    add("--examples", type=up_to(100), metavar="N",
+        help="instead of a photo, draw N triplets of the manifest")
+    add("--threshold", type=number, default=30, metavar="PERCENT",
+        help="area threshold of the examples")
+    add("--vg", type=filename, help="folder of the manifest's photos (default: the "
+        "folder that it was made from)")
+    add("--seed", type=natural, default=0, help="random seed that draws the examples")
+    add("--output", type=filename, default="runs/vg/crops.png", metavar="FILE.png",
+        help="picture to write")
     cli.run(p.prog, show, p.parse_args(argv))
 
 
 def show(opt) -> None:
     """The command. Raises InputError if the options do not fit each other or the photo."""
-    if (opt.image is None) == (opt.examples is None):
-        raise InputError("give either --image FILE with --boxes and --captions, or --examples N "
-                         "with --manifest")
-    if opt.image and not os.path.isfile(opt.image):
-        raise InputError(f"--image {opt.image}: there is no such file; give a photo")
+    check((opt.image is None) != (opt.examples is None),
+          "give either --image FILE with --boxes and --captions, or --examples N with --manifest")
+    check(not opt.image or os.path.isfile(opt.image),
+          f"--image {opt.image}: there is no such file; give a photo")
     picture_file(opt.output, [opt.image or opt.manifest])
     if opt.image:
         output(numbers_of(opt.output), holds_keys("image", "boxes", "captions", "models"),

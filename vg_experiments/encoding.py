@@ -12,7 +12,9 @@ only its tower. Ways to fit a crop:
 import hashlib
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,10 +34,9 @@ from similarities import Embedding, Similarity
 from text import tokenize
 
 FITS = ("stretch", "centre", "pad")
-MEAN, STD = (
-    (np.array(x, np.float32)[:, None, None]) for x in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-)
+MEAN, STD = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]], np.float32)[..., None, None]
 SIDE = 224                            # of a network's input, pixels
+BATCH = 64                            # crops or pairs a step
 SHARD = 4096                          # crops a file of the cache
 DEMO = {960: "demo_scenes global", 192: "demo_scenes regions"}
 DEMO_FOLDERS = [
@@ -45,15 +46,16 @@ DEMO_FOLDERS = [
 
 # ---- extractors
 
-class Extractor:
+class Extractor(NamedTuple):
     """Turns batches of crops into features.
 
     name: what is recorded of it. side: of the input, in pixels. fit: one of FITS. compute: (n,
     side, side, 3) uint8 -> features.
     """
-
-    def __init__(self, name: str, side: int, fit: str, compute):
-        self.name, self.side, self.fit, self.compute = name, side, fit, compute
+    name: str
+    side: int
+    fit: str
+    compute: Callable
 
 
 def demo_extractor(regions: bool, fit: str) -> Extractor:
@@ -77,8 +79,8 @@ def cnn_extractor(cnn: nn.Module, name: str, fit: str, device) -> Extractor:
     return Extractor(name, SIDE, fit, compute)
 
 
-def extractor_for(model: Trained, name: str | None = None, fit: str | None = None,
-                  weights: str | None = None) -> Extractor:
+def extractor_for(model: Trained, name: str | None, fit: str | None,
+                  weights: str | None) -> Extractor:
     """The extractor of a model's training set. For a model of photos the network is taken out of
     its image tower.
 
@@ -137,11 +139,8 @@ def cut(photo: Image.Image, box, side: int, fit: str) -> np.ndarray:
         scale = side * 256 / SIDE / min(w, h)
         w, h = (round(side * 256 / SIDE) if n == min(box[2:]) else int(n * scale) for n in (w, h))
         left, top = round((w - side) / 2), round((h - side) / 2)
-        return np.asarray(
-            crop.resize((w, h), Image.Resampling.BILINEAR).crop(
-                (left, top, left + side, top + side)
-            )
-        )
+        crop = crop.resize((w, h), Image.Resampling.BILINEAR)
+        return np.asarray(crop.crop((left, top, left + side, top + side)))
     if max(w, h) > side:
         w, h = (max(1, round(n * side / max(w, h))) for n in (w, h))
         crop = crop.resize((w, h), Image.Resampling.BILINEAR)
@@ -174,9 +173,9 @@ class Cache:
                 fix = f"delete {self.folder}, it is computed again"
                 keys, array = (read_array(os.path.join(self.folder, name), fix)
                                for name in (file, file.replace("_keys", "")))
-                if keys.ndim != 1 or keys.dtype.kind != "U" or len(keys) != len(array):
-                    raise InputError(f"{os.path.join(self.folder, file)} does not list the rows of "
-                                     f"the file beside it; {fix}")
+                check(keys.ndim == 1 and keys.dtype.kind == "U" and len(keys) == len(array),
+                      f"{os.path.join(self.folder, file)} does not list the rows of the file "
+                      f"beside it; {fix}")
                 self.take(file, keys.tolist(), array)
 
     def take(self, file: str, keys: list[str], array: np.ndarray) -> None:
@@ -198,12 +197,11 @@ class Cache:
 
     def rows(self, keys: list[str]) -> np.ndarray:
         """The features of these crops, (B, ...) float32."""
-        return np.stack([self.arrays[file][row] for file,
-                         row in map(self.place.__getitem__, keys)]).astype(np.float32)
+        places = (self.place[key] for key in keys)
+        return np.stack([self.arrays[file][row] for file, row in places]).astype(np.float32)
 
 
-def fill(cache: Cache, extractor: Extractor, wanted: list[tuple[str, tuple, str]],
-         batch: int = 64) -> dict:
+def fill(cache: Cache, extractor: Extractor, wanted: list[tuple[str, tuple, str]]) -> dict:
     """Compute the features of those crops (path of the photo, box, key) that the cache lacks.
 
     A thread cuts the next crops while the network works. Returns {"crops", "seconds",
@@ -223,7 +221,7 @@ def fill(cache: Cache, extractor: Extractor, wanted: list[tuple[str, tuple, str]
                 opened[path] = Photos([path]).open(0)
             pixels.append(cut(opened[path], box, extractor.side, extractor.fit))
         return np.stack(pixels)
-    chunks = [work[k:k + batch] for k in range(0, len(work), batch)]
+    chunks = [work[k:k + BATCH] for k in range(0, len(work), BATCH)]
     with (
         ThreadPoolExecutor(1) as pool,
         tqdm(
@@ -313,8 +311,8 @@ class Encoder(Trained):
 
 
 @torch.no_grad()
-def pair_scores(similarity: Similarity, images: Embedding, captions: Embedding, i, c,
-                batch: int = 64) -> np.ndarray:
+def pair_scores(similarity: Similarity, images: Embedding, captions: Embedding, i,
+                c) -> np.ndarray:
     """Similarity of image i[k] and caption c[k]: (K,) float32, computed in blocks of which the
     diagonals are kept.
 
@@ -322,7 +320,7 @@ def pair_scores(similarity: Similarity, images: Embedding, captions: Embedding, 
     """
     pairs, where = np.unique(np.stack([i, c]), axis=1, return_inverse=True)         # (2, P), (K,)
     i, c = torch.from_numpy(pairs).to(images.mean.device)
-    blocks = [slice(k, k + batch) for k in range(0, len(i), batch)]
+    blocks = [slice(k, k + BATCH) for k in range(0, len(i), BATCH)]
     scores = [similarity(images.rows(i[block]), captions.rows(c[block])).diagonal()
               for block in blocks]
     return torch.cat(scores).float().cpu().numpy()[where.ravel()]
@@ -338,34 +336,36 @@ def distinct(items: list[str]) -> tuple[list[str], Tensor]:
 
 def run_arguments(p: Arguments) -> None:
     """Add the options that selection and uncertainty share."""
-    p.add_argument("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN",
-                   help="run folders or checkpoint files of the models")
     model_arguments(p)
-    p.add_argument("--manifest", type=filename, default="runs/vg/manifest.json",
-                   help="manifest that python -m vg_experiments.prepare wrote")
-    p.add_argument("--vg", type=filename, help="folder of the photos (default: the folder that the "
-                   "manifest was made from)")
-    p.add_argument("--output", type=filename, default="runs/vg", metavar="FOLDER",
-                   help="folder to write figures and numbers to")
-    p.add_argument("--seed", type=natural, default=0, help="random seed of the control")
+    add = p.add_argument
+    add("--manifest", type=filename, default="runs/vg/manifest.json",
+        help="manifest that python -m vg_experiments.prepare wrote")
+    add("--vg", type=filename, help="folder of the photos (default: the folder that the "
+        "manifest was made from)")
+    add("--output", type=filename, default="runs/vg", metavar="FOLDER",
+        help="folder to write figures and numbers to")
+    add("--seed", type=natural, default=0, help="random seed of the control")
 
 
 def model_arguments(p: Arguments) -> None:
-    """Add the options that say how models are read and how crops are encoded."""
-    p.add_argument("--cache", type=filename, default="runs/vg/cache", help="folder to keep the "
-                   "features of crops in")
-    p.add_argument("--extractor", help="what made the training features, if no features.json "
-                   "beside them says so: demo, or a network and a layer, such as 'resnet152 "
-                   "pooled'")
-    p.add_argument("--cnn_weights", type=filename, metavar="FILE",
-                   help="weights of that network (default: those in torch's cache)")
-    p.add_argument("--vocab", type=filename, metavar="FILE.json",
-                   help="vocabulary of a checkpoint of the original VSE++ or VSRN")
-    p.add_argument("--fit", choices=FITS, help="how to fit a crop to the input of the network: "
-                   "stretch (the whole crop, resized), centre (as VSE++) or pad (default: "
-                   "stretch; demo: pad)")
-    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto",
-                   help="auto takes CUDA if there is a GPU")
+    """Add the options that say which models are read, how, and how crops are encoded."""
+    add = p.add_argument
+    add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN",
+        help="run folders or checkpoint files of the models")
+    add("--cache", type=filename, default="runs/vg/cache", help="folder to keep the "
+        "features of crops in")
+    add("--extractor", help="what made the training features, if no features.json "
+        "beside them says so: demo, or a network and a layer, such as 'resnet152 "
+        "pooled'")
+    add("--cnn_weights", type=filename, metavar="FILE",
+        help="weights of that network (default: those in torch's cache)")
+    add("--vocab", type=filename, metavar="FILE.json",
+        help="vocabulary of a checkpoint of the original VSE++ or VSRN")
+    add("--fit", choices=FITS, help="how to fit a crop to the input of the network: "
+        "stretch (the whole crop, resized), centre (as VSE++) or pad (default: "
+        "stretch; demo: pad)")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto",
+        help="auto takes CUDA if there is a GPU")
 
 
 def build_encoders(opt) -> list[Encoder]:
@@ -403,11 +403,18 @@ def usable_triplets(manifest: dict, models: list[Encoder]) -> tuple[dict[str, li
     """
     keep = np.all([all_known(items, lambda t: (t["caption_a"], t["caption_b"]), models)
                    for items in manifest["triplets"].values()], 0)
-    if not keep.any():
-        raise InputError(f"no triplet is left: {', '.join(model.path for model in models)} know no "
-                         "word of the captions; give models of the manifest's language")
-    return ({percent: [t for t, kept in zip(items, keep) if kept] for percent,
-             items in manifest["triplets"].items()}, int((~keep).sum()))
+    check(keep.any(),
+          f"no triplet is left: {', '.join(model.path for model in models)} know no word of the "
+          "captions; give models of the manifest's language")
+    return ({percent: [t for t, good in zip(items, keep) if good]
+             for percent, items in manifest["triplets"].items()}, int((~keep).sum()))
+
+
+def ends_of(manifest: dict, triplets_at: dict[str, list[dict]], folder: str | None) -> tuple:
+    """Crops (path, box) and captions of n triplets, all A and then all C, 2 n of each."""
+    both = [(which, t) for which in "ac" for items in triplets_at.values() for t in items]
+    boxes = [(photo_path(manifest, t["image"], folder), tuple(t[which])) for which, t in both]
+    return boxes, [t[f"caption_{which}"] for which, t in both]
 
 
 def whole_box(manifest: dict, image: int) -> tuple:

@@ -28,13 +28,14 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, check, filename, natural, number, reason
-from files.reading import below, holds_keys, read_json
+from files.reading import below, holds_keys, need, read_json
 from files.writing import output, save_json
 
 FORMAT = 1                            # of the manifest
 LARGEST = 10                # regions below the threshold that a triplet is chosen from (`ucmr` 4.6)
 CROPS, SHARE = 3, 20       # crops of an image and their greatest area in percent of it (`pmrl` 3.4)
 FOLDERS = ("images", "VG_100K", "VG_100K_2", "")       # where photos lie
+SOURCE = "get it from Visual Genome, or write demo data with python -m demo"
 READ = 1 << 24                        # characters read at a time
 LONGEST = 1 << 27                     # characters of an entry of the annotations, at most
 GAP = re.compile(r"[\s,]*")
@@ -67,18 +68,16 @@ def stream(path: str):
 
     Raises InputError if the file is missing or is not a JSON array.
     """
-    if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; get it from Visual Genome, or write demo data "
-                         "with python -m demo")
+    need(path, SOURCE)
     decoder, text, at, read, opened = json.JSONDecoder(), "", 0, 0, False
     try:
         with open(path, encoding="utf-8") as f:
             while True:
                 at = GAP.match(text, at).end()
                 if at < len(text) and not opened:
-                    if text[at] != "[":
-                        raise InputError(f"{path} starts with {text[at:at + 20]!r} and not with a "
-                                         "list; fetch it again")
+                    check(text[at] == "[",
+                          f"{path} starts with {text[at:at + 20]!r} and not with a list; fetch it "
+                          "again")
                     at, opened = at + 1, True
                     continue
                 if at < len(text) and text[at] == "]":
@@ -95,9 +94,9 @@ def stream(path: str):
                         raise InputError(f"{path} is not whole JSON ({error.msg} near character "
                                          f"{read - len(text) + error.pos}); fetch it again") from error
                     text, at, read = text[at:] + more, 0, read + len(more)
+    except InputError:
+        raise
     except ValueError as error:            # bytes that are no text, a number of thousands of digits
-        if isinstance(error, InputError):
-            raise
         raise InputError(
             f"{path} is not JSON in UTF-8 ({reason(error)}); fetch it again") from error
     except OSError as error:
@@ -107,9 +106,9 @@ def stream(path: str):
 
 def number_of(entry: dict, names: tuple, path: str, what: str) -> int:
     """The id under the first of the names that is there. Raises InputError if none is."""
-    if not isinstance(entry, dict):
-        raise InputError(f"{path}: {what} is a {type(entry).__name__} and no object; give the file "
-                         "as Visual Genome ships it")
+    check(isinstance(entry, dict),
+          f"{path}: {what} is a {type(entry).__name__} and no object; give the file as Visual "
+          "Genome ships it")
     for name in names:
         if type(entry.get(name)) is int and abs(entry[name]) < 2 ** 63:
             return entry[name]
@@ -123,13 +122,9 @@ def read_images(path: str, counts: dict) -> tuple[np.ndarray, np.ndarray, list]:
 
     Raises InputError if the file is not as Visual Genome ships it or no image is left.
     """
-    if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; get it from Visual Genome, or write demo data "
-                         "with python -m demo")
-    listed = read_json(path)
-    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-        raise InputError(f"{path} is no list of images; give image_data.json as Visual Genome "
-                         "ships it")
+    listed = read_json(need(path, SOURCE))
+    check(isinstance(listed, list) and all(isinstance(entry, dict) for entry in listed),
+          f"{path} is no list of images; give image_data.json as Visual Genome ships it")
     rows = []
     for entry in listed:
         number = number_of(entry, ("image_id", "id"), path, "an image")
@@ -147,9 +142,9 @@ def read_images(path: str, counts: dict) -> tuple[np.ndarray, np.ndarray, list]:
     counts["images_listed"] = len(listed)
     counts["images_twice"] = sum(a[0] == b[0] for a, b in zip(rows, rows[1:]))
     rows = [row for k, row in enumerate(rows) if not k or rows[k - 1][0] != row[0]]
-    if not rows:
-        raise InputError(f"{path}: none of its {len(listed)} images has a size and no coco_id, so "
-                         "none is left; give the whole file of Visual Genome")
+    check(rows,
+          f"{path}: none of its {len(listed)} images has a size and no coco_id, so none is left; "
+          "give the whole file of Visual Genome")
     ids, width, height, files = zip(*rows)
     return np.array(ids, np.int64), np.array([width, height], np.int64).T, list(files)
 
@@ -194,9 +189,7 @@ def read_regions(folder: str) -> Regions:
     return sorted_by_size(image_ids, sizes, files, image, boxes, ids, phrases, empty, counts)
 
 
-def packed(
-    path: str, images: list, numbers: list, ids: list
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def packed(path: str, images: list, numbers: list, ids: list) -> tuple:
     """Lists -> image (r,) int32, box (r, 4) int32 in whole pixels, region id (r,) int64. Raises
     InputError for bad numbers."""
     try:
@@ -204,9 +197,9 @@ def packed(
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{path} has a box or an id that is no number ({error}); give the file as "
                          "Visual Genome ships it") from error
-    if not np.isfinite(boxes).all() or (np.abs(boxes) > 1e6).any():
-        raise InputError(f"{path} has a box of no finite number of pixels; give the file as Visual "
-                         "Genome ships it")
+    check(np.isfinite(boxes).all() and not (np.abs(boxes) > 1e6).any(),
+          f"{path} has a box of no finite number of pixels; give the file as Visual Genome ships "
+          "it")
     return np.array(images, np.int32), np.rint(boxes).astype(np.int32), ids
 
 
@@ -218,16 +211,20 @@ def sorted_by_size(image_ids, sizes, files, image, boxes, ids, phrases, empty, c
     flat, outside = (boxes[:, 2:] <= 0).any(1), (high <= low).any(1)
     keep = ~(flat | outside | empty)
     clipped = np.concatenate([low, high - low], 1).astype(np.int32)                 # (R, 4)
-    counts.update(regions_read=len(boxes), regions_without_area=int(flat.sum()),
-                  regions_outside=int((outside & ~flat).sum()),
-                  regions_without_phrase=int((empty & ~flat & ~outside).sum()),
-                  regions_kept=int(keep.sum()),
-                  regions_clipped=int((keep & (clipped != boxes).any(1)).sum()))
     rows = np.flatnonzero(keep)
     area = clipped[rows, 2].astype(np.int64) * clipped[rows, 3]
     rows = rows[np.lexsort((-area, image[rows]))]               # stable: equals stay as in the file
     n = np.bincount(image[rows], minlength=len(image_ids))
-    counts.update(images_kept=int((n > 0).sum()), images_without_regions=int((n == 0).sum()))
+    cases = {
+        "images_kept": n > 0,
+        "images_without_regions": n == 0,
+        "regions_without_area": flat,
+        "regions_outside": outside & ~flat,
+        "regions_without_phrase": empty & ~flat & ~outside,
+        "regions_kept": keep,
+        "regions_clipped": keep & (clipped != boxes).any(1),
+    }
+    counts.update({case: int(mask.sum()) for case, mask in cases.items()}, regions_read=len(boxes))
     return Regions(image_ids, sizes, files, np.concatenate([[0], np.cumsum(n)]), clipped[rows],
                    ids[rows], [phrases[k] for k in rows.tolist()], counts)
 
@@ -252,19 +249,15 @@ def largest(regions: Regions, percent: float, strict: bool) -> np.ndarray:
 def overlap(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """IoU of boxes (..., 4), which broadcast: (...), 0 .. 1."""
     a, b = a.astype(np.float64), b.astype(np.float64)
-    sides = np.minimum(a[..., :2] + a[..., 2:], b[..., :2] + b[..., 2:]) - np.maximum(
-        a[..., :2], b[..., :2]
-    )
-    shared = np.maximum(sides, 0).prod(-1)
+    high = np.minimum(a[..., :2] + a[..., 2:], b[..., :2] + b[..., 2:])
+    shared = np.maximum(high - np.maximum(a[..., :2], b[..., :2]), 0).prod(-1)
     return shared / (a[..., 2:].prod(-1) + b[..., 2:].prod(-1) - shared)
 
 
 def around(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The smallest boxes (..., 4) around both."""
-    low, high = (
-        np.minimum(a[..., :2], b[..., :2]),
-        np.maximum(a[..., :2] + a[..., 2:], b[..., :2] + b[..., 2:]),
-    )
+    low = np.minimum(a[..., :2], b[..., :2])
+    high = np.maximum(a[..., :2] + a[..., 2:], b[..., :2] + b[..., 2:])
     return np.concatenate([low, high - low], -1)
 
 
@@ -342,15 +335,13 @@ def sample(regions: Regions, files: list, usable: np.ndarray, count: int, seed: 
     there = np.array([files[i] is not None for i in order], bool)
     if skip_missing:
         last = np.flatnonzero(there)[:count]
-        return order[there][:count], int(
-            (~there[: last[-1] + 1 if len(last) == count else len(there)]).sum()
-        )
+        looked = last[-1] + 1 if len(last) == count else len(there)
+        return order[there][:count], int((~there[:looked]).sum())
     missing = order[:count][~there[:count]]
-    if len(missing):
-        i = missing[0]
-        raise InputError(f"{len(missing)} of the {min(count, len(order))} photos drawn are not in "
-                         f"{folder}, the first is {regions.files[i] or regions.image_ids[i]}; "
-                         "fetch them, or go on without with --skip_missing")
+    first = [regions.files[i] or regions.image_ids[i] for i in missing[:1]]
+    check(not first,
+          f"{len(missing)} of the {min(count, len(order))} photos drawn are not in {folder}, the "
+          f"first is {first and first[0]}; fetch them, or go on without with --skip_missing")
     return order[:count], 0
 
 
@@ -374,28 +365,26 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
     for percent, (_, b) in pairs.items():
         counts[f"images_with_triplet_{percent:g}"] = int((b >= 0).sum())
         usable &= b >= 0
-        if not usable.any():
-            others = " and a triplet at every smaller one" * bool((b >= 0).any())
-            raise InputError(f"--thresholds {' '.join(f'{t:g}' for t in pairs)}: at {percent:g} no "
-                             f"image has two regions smaller than {percent:g} percent of "
-                             f"it{others}; give larger thresholds")
+        others = " and a triplet at every smaller one" * bool((b >= 0).any())
+        check(usable.any(),
+              f"--thresholds {' '.join(f'{t:g}' for t in pairs)}: at {percent:g} no image has two "
+              f"regions smaller than {percent:g} percent of it{others}; give larger thresholds")
     counts["images_with_all_triplets"] = int(usable.sum())
     picked, counts["photos_missing_triplets"] = sample(
         regions, files, usable, images, seed, "triplets", skip_missing, folder
     )
     for percent, (a, b) in pairs.items():                  # their crops A and C are one
         box_a, box_b = regions.boxes[a[picked]], regions.boxes[b[picked]]
-        counts[f"triplets_with_b_inside_a_{percent:g}"] = int(
-            (around(box_a, box_b) == box_a).all(1).sum()
-        )
+        inside = (around(box_a, box_b) == box_a).all(1)
+        counts[f"triplets_with_b_inside_a_{percent:g}"] = int(inside.sum())
     three = crops(regions, max_iou)
     counts["images_with_three_crops"] = int((three[:, 0] >= 0).sum())
     whole, counts["photos_missing_wholes"] = sample(
         regions, files, three[:, 0] >= 0, wholes, seed, "wholes", skip_missing, folder
     )
-    if not len(picked):
-        raise InputError(f"none of the {int(usable.sum())} images with triplets has a photo in "
-                         f"{folder}; put the photos in {', '.join(FOLDERS[:3])} below it")
+    check(len(picked),
+          f"none of the {int(usable.sum())} images with triplets has a photo in {folder}; put the "
+          f"photos in {', '.join(FOLDERS[:3])} below it")
 
     used = sorted({*picked.tolist(), *whole.tolist()})
     return {
@@ -409,16 +398,12 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
         "crop_percent": SHARE,
         "max_iou": max_iou,
         "counts": counts,
-        "images": {str(regions.image_ids[i]): described_photo(regions, files, i) for i in used},
+        "images": {str(regions.image_ids[i]): {"file": files[i], "width": width, "height": height}
+                   for i, (width, height) in zip(used, regions.sizes[used].tolist())},
         "triplets": {f"{percent:g}": [described_triplet(regions, i, a[i], b[i]) for i in picked]
                      for percent, (a, b) in pairs.items()},
         "wholes": [described_whole(regions, i, three[i]) for i in whole],
     }
-
-
-def described_photo(regions: Regions, files, i: int) -> dict:
-    width, height = regions.sizes[i].tolist()
-    return {"file": files[i], "width": int(width), "height": int(height)}
 
 
 def described_triplet(regions: Regions, i: int, a: int, b: int) -> dict:
@@ -448,44 +433,45 @@ def read_manifest(path: str) -> dict:
             below(manifest["folder"], photo["file"] or "", path)
             sound = sound and all(type(photo[side]) is int for side in ("width", "height"))
         items = [t for triplets in manifest["triplets"].values() for t in triplets]
-        sound = sound and all(str(t["image"]) in manifest["images"]
-                              and all(len(t[box]) == 4 for box in "abc")
-                              and all(isinstance(t[f"caption_{which}"], str) for which in "abc")
-                              for t in items)
+        sound = sound and all(
+            str(t["image"]) in manifest["images"]
+            and all(len(t[x]) == 4 and isinstance(t[f"caption_{x}"], str) for x in "abc")
+            for t in items
+        )
         sound = sound and all(
             str(w["image"]) in manifest["images"]
             and isinstance(w["description"], str)
             and len(w["crops"]) == len(w["captions"]) == manifest["crops"]
             for w in manifest["wholes"]
         )
+        why = ""
     except (TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{path} is no manifest of format {FORMAT}; write one with python -m "
-                         f"vg_experiments.prepare ({reason(error)})") from error
-    if not sound:
-        raise InputError(f"{path} is no manifest of format {FORMAT}; write one with python -m "
-                         "vg_experiments.prepare")
+        sound, why = False, f" ({reason(error)})"
+    check(sound, f"{path} is no manifest of format {FORMAT}; write one with python -m "
+                 f"vg_experiments.prepare{why}")
     return manifest
 
 
 def main(argv=None) -> None:
     p = Arguments("Choose crops and captions of Visual Genome and write them as a manifest.")
-    p.add_argument("--vg", type=filename, default="data/demo_vg",
-                   help="folder with image_data.json, region_descriptions.json and the photos, "
-                   "which lie in images/, VG_100K/ or VG_100K_2/")
-    p.add_argument("--output", type=filename, default="runs/vg/manifest.json", metavar="FILE.json",
-                   help="manifest to write")
-    p.add_argument("--images", type=natural, default=2000, help="number of images with triplets, "
-                   "at most")
-    p.add_argument("--wholes", type=natural, default=950, help="number of images with three crops "
-                   "and a description of the whole image, at most")
-    p.add_argument("--thresholds", type=number, nargs="+", default=[10, 20, 30, 40, 50],
-                   metavar="PERCENT", help="regions A and B are smaller than this share of the "
-                   "image")
-    p.add_argument("--max_iou", type=number, default=0.5, help="greatest IoU of any two of an "
-                   "image's three crops")
-    p.add_argument("--seed", type=natural, default=0, help="random seed that draws the images")
-    p.add_argument("--skip_missing", action="store_true", help="draw only from images whose photos "
-                   "are there")
+    add = p.add_argument
+    add("--vg", type=filename, default="data/demo_vg",
+        help="folder with image_data.json, region_descriptions.json and the photos, "
+        "which lie in images/, VG_100K/ or VG_100K_2/")
+    add("--output", type=filename, default="runs/vg/manifest.json", metavar="FILE.json",
+        help="manifest to write")
+    add("--images", type=natural, default=2000, help="number of images with triplets, "
+        "at most")
+    add("--wholes", type=natural, default=950, help="number of images with three crops "
+        "and a description of the whole image, at most")
+    add("--thresholds", type=number, nargs="+", default=[10, 20, 30, 40, 50],
+        metavar="PERCENT", help="regions A and B are smaller than this share of the "
+        "image")
+    add("--max_iou", type=number, default=0.5, help="greatest IoU of any two of an "
+        "image's three crops")
+    add("--seed", type=natural, default=0, help="random seed that draws the images")
+    add("--skip_missing", action="store_true", help="draw only from images whose photos "
+        "are there")
     cli.run(p.prog, choose, p.parse_args(argv))
 
 

@@ -34,6 +34,7 @@ from vg_experiments.encoding import (
     Encoder,
     all_known,
     build_encoders,
+    ends_of,
     names,
     pair_scores,
     photo_path,
@@ -100,12 +101,9 @@ def table4(model: Encoder, manifest: dict, triplets_at: dict[str, list[dict]], f
            seed: int) -> dict:
     """{variant: (thresholds, 4, images) bool}; the queries are crop A, crop C, caption A, caption
     C."""
-    triplets = [t for items in triplets_at.values() for t in items]
-    boxes = [(photo_path(manifest, t["image"], folder), tuple(t[which])) for which in "ac"
-             for t in triplets]
-    texts = [t[f"caption_{which}"] for which in "ac" for t in triplets]
-    k = np.arange(len(triplets))
-    hits = judge(model, boxes, texts, seed, (k, k + len(k), k, k + len(k)))
+    boxes, texts = ends_of(manifest, triplets_at, folder)
+    a, c = np.arange(len(texts)).reshape(2, -1)
+    hits = judge(model, boxes, texts, seed, (a, c, a, c))
     return {name: np.stack(np.split(values, len(triplets_at), 1)) for name, values in hits.items()}
 
 
@@ -117,9 +115,8 @@ def section34(model: Encoder, manifest: dict, wholes: list[dict], folder: str | 
     paths = [photo_path(manifest, w["image"], folder) for w in wholes]
     boxes = [(path, tuple(w["crops"][j])) for j in range(m) for path, w in zip(paths, wholes)]
     boxes += [(path, whole_box(manifest, w["image"])) for path, w in zip(paths, wholes)]
-    texts = [w["captions"][j] for j in range(m) for w in wholes] + [
-        w["description"] for w in wholes
-    ]
+    texts = [w["captions"][j] for j in range(m) for w in wholes]
+    texts += [w["description"] for w in wholes]
     crop, image = np.arange(m * n), m * n + np.tile(np.arange(n), m)
     hits = judge(model, boxes, texts, seed, (crop, image, crop, image))
     return {name: np.stack(np.split(values[[2, 3, 0, 1]], m, 1)) for name, values in hits.items()}
@@ -135,10 +132,8 @@ def table(kind: str, hits: dict[str, np.ndarray]) -> dict:
         each = 100.0 * values.sum(0)                                                # (4, N)
         pairs = {MEANS[kind][k]: each[2 * k:2 * k + 2].mean(0) for k in (0, 1)}
         counts = np.full(values.shape[2], float(len(values)))
-        return {
-            name: (total, counts)
-            for name, total in {**dict(zip(QUERIES[kind], each)), **pairs}.items()
-        }
+        every = {**dict(zip(QUERIES[kind], each)), **pairs}
+        return {name: (total, counts) for name, total in every.items()}
     first = totals(next(iter(hits.values())))
     result = {}
     for row, values in hits.items():
@@ -147,12 +142,8 @@ def table(kind: str, hits: dict[str, np.ndarray]) -> dict:
                                  samples=2000)
         both = paired_bootstrap(first, this, {}, samples=2000)
         result[row] = {
-            k: {
-                "percent": alone[k]["b"],
-                "low": alone[k]["low"],
-                "high": alone[k]["high"],
-                "difference": {x: both[k][x] for x in ("difference", "low", "high", "p")},
-            }
+            k: {"percent": alone[k]["b"], "low": alone[k]["low"], "high": alone[k]["high"],
+                "difference": {x: both[k][x] for x in ("difference", "low", "high", "p")}}
             for k in this
         }
     return result
@@ -191,9 +182,9 @@ def select(opt) -> None:
     manifest, models = read_manifest(opt.manifest), build_encoders(opt)
     triplets_at, without = usable_triplets(manifest, models)
     wholes = manifest["wholes"]
-    kept = all_known(wholes, lambda w: (*w["captions"], w["description"]),
-                     models) if wholes else np.zeros(0, bool)
-    wholes = [w for w, keep in zip(wholes, kept) if keep]
+    known = (all_known(wholes, lambda w: (*w["captions"], w["description"]), models) if wholes
+             else np.zeros(0, bool))
+    wholes = [w for w, keep in zip(wholes, known) if keep]
     hits = {"table4": {}, "section34": {}}
     for name, model in zip(names(models), models):
         both = {"table4": table4(model, manifest, triplets_at, opt.vg, opt.seed),
@@ -204,7 +195,7 @@ def select(opt) -> None:
     each = {percent: {row: dict(zip(QUERIES["table4"], (100 * values[g].mean(1)).tolist())) for row,
                       values in hits["table4"].items()} for g, percent in enumerate(triplets_at)}
     counts = {"table4": (len(next(iter(triplets_at.values()))), without),
-              "section34": (len(wholes), int((~kept).sum()))}
+              "section34": (len(wholes), int((~known).sum()))}
     for kind, rows in tables.items():
         print(f"\n{TITLES[kind]}: {counts[kind][0]:,} images; {counts[kind][1]} without a word "
               "that all models know left out")

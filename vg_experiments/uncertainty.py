@@ -21,14 +21,21 @@ import numpy as np
 from scipy import stats
 
 import cli
-from cli import Arguments, InputError
+from cli import Arguments, check
 from evaluation.pictures import drawing, picture_file
 from files.reading import holds_keys
 from files.writing import output, save_json
 from metrics import spearman
 from similarities import uncertainty
 from text import tokenize
-from vg_experiments.encoding import build_encoders, names, photo_path, run_arguments, usable_triplets
+from vg_experiments.encoding import (
+    build_encoders,
+    ends_of,
+    names,
+    run_arguments,
+    usable_triplets,
+    whole_box,
+)
 from vg_experiments.prepare import read_manifest
 
 SIGNS = {"images": 1, "captions": -1}            # of C - A, as `ucmr` 4.6 finds it
@@ -38,8 +45,8 @@ SIGNIFICANT = 0.05                               # p below which a direction cou
 def interval(values: np.ndarray) -> dict:
     """Mean and its 95% interval (Student's t)."""
     mean, n = float(np.mean(values)), len(values)
-    half = float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1)
-                 / np.sqrt(n)) if n > 1 else float("nan")
+    half = (float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n)) if n > 1
+            else float("nan"))
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
@@ -74,75 +81,65 @@ def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], folder: s
     with --vae.
     """
     report, rng = {}, np.random.default_rng(seed)
-    triplets = [t for items in triplets_at.values() for t in items]
-    n, ends = len(triplets), np.cumsum([0, *map(len, triplets_at.values())])
-    if model.options.vae:
-        raise InputError(f"{model.path} samples points from its Gaussians in training (--vae) and "
-                         "compares points, whose uncertainty no score uses; train a model of "
-                         "Gaussians, such as --sim wasserstein, or give this one to "
-                         "vg_experiments.selection")
+    boxes, texts = ends_of(manifest, triplets_at, folder)
+    n, bounds = len(texts) // 2, np.cumsum([0, *map(len, triplets_at.values())])
+    check(not model.options.vae,
+          f"{model.path} samples points from its Gaussians in training (--vae) and compares "
+          "points, whose uncertainty no score uses; train a model of Gaussians, such as --sim "
+          "wasserstein, or give this one to vg_experiments.selection")
+
+    def add(side: str, embedding, rho: str, trivial: list) -> None:
+        values = uncertainty(embedding).double().cpu().numpy()     # (2 n,): all A, then all C
+        report[side] = {
+            percent: compare(values[low:high], values[n + low:n + high], SIGNS[side], rng)
+            for percent, low, high in zip(triplets_at, bounds, bounds[1:])
+        }
+        report[rho] = spearman(values, np.array(trivial))
     if model.model.image_tower.gaussian:
-        boxes = [(photo_path(manifest, t["image"], folder), tuple(t[which])) for which in "ac"
-                 for t in triplets]
-        values = uncertainty(model.crops(boxes)).double().cpu().numpy()  # (2 n,): all A, then all C
-        report["images"] = {
-            percent: compare(values[low:high], values[n + low : n + high], SIGNS["images"], rng)
-            for percent, low, high in zip(triplets_at, ends, ends[1:])
-        }
-        areas = [
-            b[1][2]
-            * b[1][3]
-            / np.prod([manifest["images"][str(t["image"])][side] for side in ("width", "height")])
-            for b, t in zip(boxes, [*triplets, *triplets])
-        ]
-        report["rho_area"] = spearman(values, np.array(areas))
+        images = [t["image"] for _ in "ac" for items in triplets_at.values() for t in items]
+        areas = [w * h / np.prod(whole_box(manifest, image)[2:])
+                 for (_, (_, _, w, h)), image in zip(boxes, images)]
+        add("images", model.crops(boxes), "rho_area", areas)
     if model.model.text_tower.gaussian:
-        texts = [t[f"caption_{which}"] for which in "ac" for t in triplets]
-        values = uncertainty(model.captions(texts)).double().cpu().numpy()
-        report["captions"] = {
-            percent: compare(values[low:high], values[n + low : n + high], SIGNS["captions"], rng)
-            for percent, low, high in zip(triplets_at, ends, ends[1:])
-        }
-        report["rho_words"] = spearman(values, np.array([len(tokenize(text)) for text in texts]))
-    if not report:
-        raise InputError(f"{model.path} is a point model (--sim {model.options.sim}) and has no "
-                         "uncertainty; train one with a Gaussian head, such as --sim "
-                         "wasserstein, or give this one to vg_experiments.selection")
+        add("captions", model.captions(texts), "rho_words", [len(tokenize(x)) for x in texts])
+    check(report,
+          f"{model.path} is a point model (--sim {model.options.sim}) and has no uncertainty; "
+          "train one with a Gaussian head, such as --sim wasserstein, or give this one to "
+          "vg_experiments.selection")
     return report
 
 
 def draw(reports: dict[str, dict], path: str) -> None:
     """Fig. 2a (images) and 2b (captions), one row per model."""
     with drawing(path, len(reports), 2, (9, 3.4 * len(reports)), tight=True) as (_, axes):
-        draw_rows(reports, axes)
+        for row, (name, report) in zip(axes, reports.items()):
+            for axis, side in zip(row, SIGNS):
+                title = f"{name}: {'crops' if side == 'images' else 'captions'}"
+                axis.set_title(title, fontsize=10)
+                draw_side(axis, side, report.get(side))
 
 
-def draw_rows(reports: dict[str, dict], axes) -> None:
-    """Draw the figure into the axes, (models, 2)."""
-    for row, (name, report) in zip(axes, reports.items()):
-        for axis, side in zip(row, SIGNS):
-            axis.set_title(f"{name}: {'crops' if side == 'images' else 'captions'}", fontsize=10)
-            if side not in report:
-                axis.text(0.5, 0.5, "points: no uncertainty", ha="center", transform=axis.transAxes)
-                continue
-            percents = [float(percent) for percent in report[side]]
-            for which, colour in (("a", "tab:blue"), ("c", "tab:red")):
-                intervals = [entry[which] for entry in report[side].values()]
-                mean, low, high = (
-                    np.array([x[key] for x in intervals]) for key in ("mean", "low", "high")
-                )
-                axis.errorbar(percents, mean, [mean - low, high - mean], color=colour, marker="o",
-                              capsize=3, label=f"{side[:-1]} {which.upper()}")
-            pooled = [np.mean([entry["a"]["mean"], entry["c"]["mean"]])
-                      for entry in report[side].values()]
-            half = [entry["control"]["mean"] / 2 for entry in report[side].values()]
-            for sign, colour in ((-1, "tab:blue"), (1, "tab:red")):
-                axis.plot(percents, np.array(pooled) + sign * np.array(half), ":", color=colour,
-                          linewidth=1)
-            axis.set(xlabel="area threshold, percent of the image", ylabel="log det Sigma, nats",
-                     xticks=percents)
-            axis.grid(alpha=0.3)
-            axis.legend(fontsize=8, title="dotted: dealt at random", title_fontsize=7)
+def draw_side(axis, side: str, entries: dict | None) -> None:
+    """Draw a model's uncertainties of crops or of captions, {percent: result of `compare`}."""
+    if entries is None:
+        axis.text(0.5, 0.5, "points: no uncertainty", ha="center", transform=axis.transAxes)
+        return
+    percents = [float(percent) for percent in entries]
+    means = {}
+    for which, colour in (("a", "tab:blue"), ("c", "tab:red")):
+        mean, low, high = (np.array([entry[which][key] for entry in entries.values()])
+                           for key in ("mean", "low", "high"))
+        axis.errorbar(percents, mean, [mean - low, high - mean], color=colour, marker="o",
+                      capsize=3, label=f"{side[:-1]} {which.upper()}")
+        means[which] = mean
+    pooled = (means["a"] + means["c"]) / 2
+    half = np.array([entry["control"]["mean"] / 2 for entry in entries.values()])
+    for sign, colour in ((-1, "tab:blue"), (1, "tab:red")):
+        axis.plot(percents, pooled + sign * half, ":", color=colour, linewidth=1)
+    axis.set(xlabel="area threshold, percent of the image", ylabel="log det Sigma, nats",
+             xticks=percents)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, title="dotted: dealt at random", title_fontsize=7)
 
 
 WORDS = {"holds": "as in the paper", "opposite": "AGAINST the paper", "open": "no difference found"}
@@ -158,9 +155,8 @@ def lines(name: str, report: dict):
                    f"A {d['mean']:+7.2f} [{d['low']:+.2f}, {d['high']:+.2f}] p "
                    f"{max(d['p'], 1e-99):.0e} in {d['share']:.0f}%: {WORDS[d['verdict']]}; "
                    f"control {control['mean']:+.2f} p {control['p']:.2f}")
-    trivial = [f"rho with {what} {report[key]:+.2f}" for key,
-               what in (("rho_area", "the area of a crop"), ("rho_words", "the words of a caption"))
-               if key in report]
+    what = {"rho_area": "the area of a crop", "rho_words": "the words of a caption"}
+    trivial = [f"rho with {what[key]} {report[key]:+.2f}" for key in what if key in report]
     yield f"{name:<16} {', '.join(trivial)}"
 
 
@@ -186,8 +182,8 @@ def measure_all(opt) -> None:
     for name, report in reports.items():
         print("\n".join(lines(name, report)))
     save_json({"manifest": opt.manifest, "triplets": n, "unknown": without, "seed": opt.seed,
-               "models": {name: {**model.facts, **reports[name]} for name,
-                          model in zip(reports, models)}}, numbers)
+               "models": {name: {**model.facts, **report}
+                          for model, (name, report) in zip(models, reports.items())}}, numbers)
     draw(reports, picture)
     print(f"figure in {picture}, numbers in {numbers}")
 
