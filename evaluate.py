@@ -349,6 +349,10 @@ def evaluate_captions(
             plots.examples(sure.seen, subject.items.captions, subject.caption_image, photos, shown)
             print(f"reliability, risk and coverage in {curves}\nanswers and how sure they are in "
                   f"{shown}", file=sys.stderr)
+        if sure and sure.numbers:
+            path = named(plots.NUMBERS)
+            plots.fitting(*sure.numbers, subject.items.captions, path)
+            print(f"ten captions and how many photos fit them in {path}", file=sys.stderr)
     lines += [f"note: {note}" for note in results.get("notes", ())]
     return results, all_tables, lines, draw
 
@@ -385,7 +389,8 @@ def check_outputs(paths: list[str], opt) -> str:
     target = opt.output or os.path.join(folder, default_name(paths, opt))
     names = ("uncertainty", "uncertain_images", "uncertain_captions") if opt.uncertainty else ()
     pictures = [
-        beside(name, target) for name in (*names, *(plots.PICTURES if opt.confidence else ()))
+        beside(name, target) for name in (*names, *(plots.PICTURES if opt.confidence else ()),
+                                          *([plots.NUMBERS] if opt.judgements else ()))
     ]
     kept = beside("calibration", target, "json") if wanted(opt) else None
     outputs = [path for path in (target, *pictures, kept, opt.export, opt.ranks) if path]

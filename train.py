@@ -29,6 +29,7 @@ from devices.feeding import on_device
 from devices.precision import always_alike, compile_parts, full_float32, use_tf32
 from evaluation.encode import validate
 from evaluation.phrases import rsum_by_chance
+from evaluation.volume import training_shares
 from files.vectors import table_for
 from files.writing import FORMAT
 from methods import METHODS
@@ -213,7 +214,6 @@ class Training:
         if opt.resume is not None:
             self.restore(start)
         if opt.loss == "volume":
-            from evaluation.variances import training_shares  # no other training needs it
             self.model.terms["volume"].shares = training_shares(
                 self.model, data.train, data.dev, data.tokens, device)
 

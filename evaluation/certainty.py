@@ -1,5 +1,5 @@
-"""`evaluate.py --confidence`, `--sets`, `--absent` and `--judgements`: what is fitted on one set of items, judged
-on another, reported.
+"""`evaluate.py --confidence`, `--sets`, `--absent` and `--judgements`: what is fitted on one set of
+items, judged on another, reported.
 
 A run is calibrated on its dev split. Embeddings and scores of other models are calibrated on a
 second file (--calibration), or on a random part of their images (--calibrate_on), which is then
@@ -16,8 +16,9 @@ from cli import check
 from evaluation import ambiguity, confidence, people, promises
 from evaluation.calibration import SIDES, stored
 from evaluation.confidence import Seen
-from evaluation.posterior import Sigmoid, answers, expected, of_pairs, rows_of
+from evaluation.posterior import answers, expected, of_pairs, rows_of
 from evaluation.subjects import Member, Order, Subject
+from evaluation.volume import Sigmoid
 from files.reading import read_lines
 
 
@@ -39,6 +40,8 @@ class Certainty(NamedTuple):
     lines: list[str]                  # sentences beside them
     calibration: dict                 # calibration.json
     seen: dict[str, Seen]             # of each direction, with --confidence; for pictures
+    # how many photos fit each caption (M,), expected and by people; None without votes
+    numbers: tuple[np.ndarray, np.ndarray] | None = None
 
 
 def part(subject: Subject, images: np.ndarray) -> Subject:
@@ -78,8 +81,8 @@ def assess_certainty(subject: Subject, judged: dict, asked: Asked, opened: Calla
     on = f"a random {asked.calibrate_on:g} of the images" if asked.calibrate_on else (
         asked.calibration or f"{dev.data_name} {dev.split}")
     fitted, results, tables, seen = confidence.fit(dev), {}, [], {}
-    calibrated, judges = dev, test
-    calibration = stored(dev, on, fitted)
+    pair, numbers = of_pairs(rows_of(dev, "t2i")), None
+    calibration = stored(dev, on, fitted) | {"pair": pair._asdict()}
     lines = [f"calibrated on {dev.n_images:,} images and {len(dev.caption_image):,} captions "
              f"({on}), judged on {test.n_images:,} and {len(test.caption_image):,}"]
     if asked.confidence:
@@ -92,6 +95,7 @@ def assess_certainty(subject: Subject, judged: dict, asked: Asked, opened: Calla
         unsure = ambiguity.report(subject, judged, seen)
         tables += confidence.tables(worth) + ambiguity.tables(unsure)
         lines += confidence.sentences(worth, fitted)
+        lines += [in_numbers(side, expected(rows_of(test, side), pair), pair) for side in SIDES]
         results = {"confidence": worth, "ambiguity": unsure.pop("positives", None),
                    "other_truths": unsure}
     t = {side: of.temperature for side, of in fitted.items()}
@@ -109,21 +113,16 @@ def assess_certainty(subject: Subject, judged: dict, asked: Asked, opened: Calla
                 read_negatives(asked.negatives), models, test, t["t2i"]
             )
         results["absent_queries"] = {
-            side: promises.judge_absent(dev, test, side, t[side], asked.absent, own.get(side))
+            side: promises.judge_absent(dev, test, side, t[side], asked.absent, pair, own.get(side))
             for side in SIDES}
         lines += promises.absent_sentences(results["absent_queries"])
-    pairs = of_pairs(rows_of(calibrated, "t2i"))
-    calibration["pair"] = pairs._asdict()
-    if asked.confidence:
-        counts = {side: expected(rows_of(judges, side), pairs) for side in SIDES}
-        lines += [in_numbers(side, count, pairs) for side, count in counts.items()]
     if asked.judgements:
         files = [people.read(path, subject.items) for path in asked.judgements]
-        results["people"], fits = people.judge(subject, files, t, pairs)
+        results["people"], fits, numbers = people.judge(subject, files, t, pair)
         calibration |= {"fits": fits._asdict()} if fits else {}
         tables += people.tables(results["people"])
     results = {name: of for name, of in results.items() if of}
-    return Certainty(results, tables, lines, calibration, seen)
+    return Certainty(results, tables, lines, calibration, seen, numbers)
 
 
 def in_numbers(side: str, count: np.ndarray, pair: Sigmoid) -> str:

@@ -17,7 +17,7 @@ from checkpoints import Trained
 from cli import InputError
 from data import Split, check_extractors, read_split
 from devices import processes
-from evaluation import bank, subjects, variances
+from evaluation import bank, subjects, variances, volume
 from evaluation.encode import encode
 from evaluation.subjects import Bank, Gallery, Member, Subject, Variances, refuse_other_kind
 from evaluation.variances import Activations, Fit, Opened, Widened
@@ -238,11 +238,10 @@ def variances_of(models: Models, where: Where, how: How, asked: PostHoc) -> Vari
                                   asked.kind)
         drawn, scale = bank.draw(owner, len(run.split.images)), None
         if asked.kind == "volume":
-            drawn = bank.draw(owner, len(run.split.images), variances.BANK)
+            drawn = bank.draw(owner, len(run.split.images), volume.BANK)
             dev = members_on(one, own, how, "dev")
-            sides = variances.fit_volume(similarity, run.encode(how, drawn)[1],
-                                         owner[drawn.captions], dev.members[0].captions,
-                                         dev.caption_image)
+            sides = volume.fit(similarity, run.encode(how, drawn)[1], owner[drawn.captions],
+                               dev.members[0].captions, dev.caption_image)
         elif asked.kind == "knn":
             sides = variances.fit_knn(similarity, *run.encode(how, drawn), asked.neighbours)
         else:
@@ -382,8 +381,8 @@ def variances_from(train: Subject, dev: Subject, asked: PostHoc) -> Variances:
     the temperature of `dev`."""
     similarity, *both = train.members[0]
     if asked.kind == "volume":
-        sides = variances.fit_volume(similarity, both[1], train.caption_image,
-                                     dev.members[0].captions, dev.caption_image)
+        sides = volume.fit(similarity, both[1], train.caption_image, dev.members[0].captions,
+                           dev.caption_image)
         sizes = train.n_images, len(train.caption_image)
         return variances.gathered("volume", [Fit(train.name, sides, train.name, *sizes, None)])
     drawn, owner, scale = bank.draw(train.caption_image, train.n_images), train.caption_image, None

@@ -25,9 +25,10 @@ from cli import check
 from evaluation import selective
 from evaluation.ambiguity import partial_spearman
 from evaluation.assess import uncertainties, without_nan
-from evaluation.posterior import Sigmoid, answers, expected, logistic, rows_of
+from evaluation.posterior import answers, expected, rows_of
 from evaluation.report import number
 from evaluation.subjects import Items, Subject, score_matrix
+from evaluation.volume import Sigmoid, logistic
 from files.reading import read_lines
 from metrics import spearman
 
@@ -288,9 +289,10 @@ def measures(subject: Subject, side: str, t: float, pair: Sigmoid) -> dict[str, 
 
 
 def judge(subject: Subject, files: list[Judged], t: dict[str, float],
-          pair: Sigmoid) -> tuple[dict, Fits | None]:
-    """What results.json holds of judgements, and the map that calibration.json keeps. t: the
-    temperatures by direction; pair: the probability of own pairs (`posterior.of_pairs`)."""
+          pair: Sigmoid) -> tuple[dict, Fits | None, tuple[np.ndarray, np.ndarray] | None]:
+    """What results.json holds of judgements, the map that calibration.json keeps, and the expected
+    numbers and people's of all captions (`numbers`), None without votes. t: the temperatures by
+    direction; pair: the probability of own pairs (`posterior.of_pairs`)."""
     scores = score_matrix(subject, BLOCK)                                           # (N, M)
     results = {"files": {os.path.basename(of.path): agreement(of, scores) for of in files}}
     texts = subject.items.captions
@@ -298,11 +300,11 @@ def judge(subject: Subject, files: list[Judged], t: dict[str, float],
     sides = [m.captions for m in subject.members if m.captions.log_var is not None]
     spread = torch.stack([e.log_var.mean(1) for e in sides]).mean(0).cpu().double().numpy() if (
         sides) else None
-    fits = count = None
+    fits = count = both = None
     if any(of.votes is not None for of in files):
         results["pairs"] = probabilities(files, scores, pair, spread)
         count, truth, fits = numbers(files, scores, subject.caption_image, spread)
-        known = ~np.isnan(count)
+        known, both = ~np.isnan(count), (count, truth)
         results["number"] = levels(count[known], truth[known])
     for side, name in NAMES.items():
         values, given = measures(subject, side, t[side], pair), None
@@ -316,7 +318,7 @@ def judge(subject: Subject, files: list[Judged], t: dict[str, float],
             results[name] = {
                 "queries": int(known.sum()), "mean": float(truth[known].mean()), "measures": rhos(
                     {what: x[known] for what, x in values.items()}, truth[known], given)}
-    return results, fits
+    return results, fits, both
 
 
 # ---- tables

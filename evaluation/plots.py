@@ -13,6 +13,7 @@ from inputs import Photos
 from metrics import risk_coverage
 
 PICTURES = ("confidence", "confidence_examples")
+NUMBERS = "people"                    # the picture of `fitting`
 SIDES = {"t2i": "text to image", "i2t": "image to text", "phrases": "phrases to boxes"}
 LABELS = {"posterior_grouped": "posterior, summed over its image's captions",
           "overlap": "posterior, summed over the boxes at its place",
@@ -202,6 +203,30 @@ def examples(seen: dict[str, Seen], texts: list[str] | None, caption_image: np.n
                  for heading, queries in pick(p, of.right).items()]
     draw_rows(path, "How sure the model says it is of its first answer. Right is what the data "
               "pair with the query; other answers may fit too.", rows, ACROSS)
+
+
+# ---- how many fit
+
+def fitting(expected: np.ndarray, people: np.ndarray, texts: list[str] | None, path: str) -> None:
+    """Ten captions from the fewest photos that are expected to fit to the most, at equal steps of
+    their order, and how many fit by people.
+
+    expected, people (M,): NaN where nobody judged; texts: all captions.
+    """
+    order = np.argsort(expected, kind="stable")[:np.isfinite(expected).sum()]
+    shown = order[np.linspace(0, len(order) - 1, min(10, len(order))).round().astype(int)]
+    with drawing(path, 1, 1, (11, 0.6 + 0.46 * len(shown)), tight=True) as (_, axes):
+        axis, places = axes[0][0], np.arange(len(shown))[::-1]
+        axis.hlines(places, expected[shown], people[shown], color="lightgrey", linewidth=4, zorder=1)
+        for value, name, look in ((expected, "expected, by votes on other captions", "o"),
+                                  (people, "by people", "D")):
+            axis.scatter(value[shown], places, marker=look, label=name, zorder=2)
+        axis.set_yticks(places, [wrapped(texts[k] if texts else f"caption {k}", 50, 2)
+                                 for k in shown], fontsize=8)
+        axis.set(xlim=(0, None), xlabel="how many photos fit",
+                 title="Captions at equal steps from the fewest expected to the most")
+        axis.grid(axis="x", alpha=0.3)
+        axis.legend(fontsize=8, loc="upper right")
 
 
 def locate(photos: Photos | list[str] | None, folder: str | None) -> Photos | None:

@@ -18,6 +18,7 @@ from scipy.special import entr
 from cli import check
 from evaluation.annotations import Pairs
 from evaluation.subjects import Subject, image_text, image_text_of
+from evaluation.volume import Sigmoid
 
 ELEMENTS = 2 ** 22                    # scores that are computed at a time, 16 MiB
 CACHED = 2 ** 18                      # scores that are passed over at a time: 1 MiB stays cached
@@ -334,47 +335,6 @@ def temperature(scores: torch.Tensor, right: torch.Tensor, each: bool = False) -
 
 # ---- the probability of a pair, by itself
 
-class Sigmoid(NamedTuple):
-    """p = sigmoid(slope x + bias)."""
-    slope: float
-    bias: float
-
-    def __call__(self, x):
-        return (self.slope * x + self.bias).sigmoid()
-
-    @classmethod
-    def fit(cls, x: torch.Tensor, right: torch.Tensor) -> "Sigmoid":
-        """The least mean log loss (Platt 1999) of x (K,), of which `right` (K,) are. Raises
-        InputError as `logistic` does."""
-        weights, bias = logistic(x[None], right)
-        return cls(weights[0], bias)
-
-
-def logistic(x: torch.Tensor, y: torch.Tensor,
-             count: torch.Tensor | None = None) -> tuple[list[float], float]:
-    """Weights (F,) and the bias of p = sigmoid(w . x + b) of least mean log loss: x (F, K), y (K,)
-    in [0, 1], how often each counts (K,). Newton's method in float64; the loss is convex. Raises
-    InputError where nothing can be told apart."""
-    x, y = x.double(), y.double()
-    n = torch.ones_like(y) if count is None else count.double()
-    mean, std, share = x.mean(1), x.std(1), float((n * y).sum() / n.sum())
-    check((std > 0).all() and 0 < share < 1,
-          "all scores are equal, or all pairs right or wrong, so no probability of a pair fits "
-          "them")
-    z = torch.cat([(x - mean[:, None]) / std[:, None], torch.ones_like(y)[None]])   # (F + 1, K)
-    w = z.new_zeros(len(z))
-    w[-1] = torch.tensor(share).logit()
-    for _ in range(100):
-        p = (w @ z).sigmoid()
-        bend = (z * (n * p * (1 - p) + 1e-9)) @ z.T
-        step = torch.linalg.solve(bend, z @ (n * (p - y)))
-        w = w - step.clamp(-5, 5)
-        if step.abs().max() < 1e-9:
-            break
-    weights = w[:-1] / std
-    return weights.tolist(), float(w[-1] - weights @ mean)
-
-
 @torch.no_grad()
 def of_pairs(rows: Rows) -> Sigmoid:
     """The probability that an item is a query's own, from its score alone: fitted to whole rows at
@@ -386,7 +346,8 @@ def of_pairs(rows: Rows) -> Sigmoid:
 
 
 @torch.no_grad()
-def expected(rows: Rows, pair: Sigmoid) -> np.ndarray:
-    """How many items of the gallery fit each query: the sum of their probabilities (Q,)."""
-    return np.concatenate([pair(rows.scores(*block)).sum(1).cpu().numpy()
-                           for block in rows.blocks()])
+def expected(rows: Rows, pair: Sigmoid, absent: bool = False) -> np.ndarray:
+    """How many items of the gallery fit each query: the sum of their probabilities (Q,). absent:
+    of a gallery without its right items."""
+    return np.concatenate([pair(scores).masked_fill(right & absent, 0).sum(1).cpu().numpy()
+                           for scores, right in rows.whole()])

@@ -14,13 +14,15 @@ from scipy.special import betaincinv
 from cli import check
 from evaluation import selective
 from evaluation.confidence import best_name, of_answers
-from evaluation.posterior import Answers, Rows, answers, rows_of, within
+from evaluation.posterior import Answers, Rows, answers, expected, rows_of, within
 from evaluation.subjects import Subject
+from evaluation.volume import Sigmoid
 
 SCORES = 2 ** 25  # scores that sets are counted in; of larger galleries fewer queries are taken
 METHODS = {"lac": "least mass by the posterior (LAC)", "aps": "adaptive (APS)",
            "topk": "the K best", "threshold": "score above a threshold"}
 CONFIDENT = 0.95                      # of the certificate of a threshold
+NUMBER = "expected number"
 
 
 def one_each(subject: Subject, side: str, seed: int = 0) -> Rows:
@@ -143,14 +145,16 @@ def sets(dev: Subject, test: Subject, t: dict[str, float], alpha: float) -> tupl
 
 # ---- "nothing matches"
 
-def both_ways(subject: Subject, side: str, t: float, seed: int) -> tuple[Answers, Answers]:
+def both_ways(subject: Subject, side: str, t: float, seed: int,
+              pair: Sigmoid | None = None) -> tuple[Answers, ...]:
     """The answers to one query per image as it is, and with its right items taken out of the
-    gallery."""
+    gallery; with a probability of a pair, the expected numbers (Q,) of both, too."""
     rows = one_each(subject, side, seed)
     check(rows.gallery > max(np.bincount(rows.right.query)),
           "--absent takes the right items of a query out of the gallery, which leaves none; "
           "give more images")
-    return answers(rows, t), answers(rows, t, absent=True)
+    both = answers(rows, t), answers(rows, t, absent=True)
+    return both if pair is None else (*both, expected(rows, pair), expected(rows, pair, absent=True))
 
 
 def certified_threshold(confidence: np.ndarray, rate: float) -> float:
@@ -171,18 +175,21 @@ def certified_threshold(confidence: np.ndarray, rate: float) -> float:
     return float(np.nextafter(np.sort(confidence)[::-1][allowed], np.inf))
 
 
-def judge_absent(dev: Subject, test: Subject, side: str, t: float, rate: float,
+def judge_absent(dev: Subject, test: Subject, side: str, t: float, rate: float, pair: Sigmoid,
                  negatives: np.ndarray | None = None) -> dict:
-    """Can one tell a query without an answer? {"auroc": {measure: ...}, "threshold": {...}}.
+    """Can one tell a query without an answer? {"auroc": {measure: ...}, "ceiling": ...,
+    "threshold": {...}}.
 
     The AUROC is that of one query per image as it is, against the same query with its right items
-    taken out. The threshold of the posterior, at temperature t, is certified on dev to answer at
-    most `rate` of the queries without an answer, or on `negatives` (n,), the posteriors of queries
-    that have none. On test, its false answers, the share of present queries that it answers, and
-    how many of these are right.
+    taken out. One measure is how many items fit, by the probability of a pair. The ceiling is that
+    of the largest score: with a share r of right first answers, 1 - r of the queries say the same
+    both ways, so that no AUROC is above 1 - (1 - r)^2 / 2. The threshold of the
+    posterior, at temperature t, is certified on dev to answer at most `rate` of the queries without
+    an answer, or on `negatives` (n,), the posteriors of queries that have none. On test, its false
+    answers, the share of present queries that it answers, and how many of these are right.
     """
-    here, gone = both_ways(test, side, t, seed=2)
-    present, absent = of_answers(here), of_answers(gone)
+    here, gone, number, left = both_ways(test, side, t, 2, pair)
+    present, absent = of_answers(here) | {"expected": number}, of_answers(gone) | {"expected": left}
     label = np.repeat([True, False], len(here.first))
     auroc = {name: selective.auroc(selective.levelled(np.append(value, absent[name])), label)
              for name, value in present.items()}
@@ -191,7 +198,8 @@ def judge_absent(dev: Subject, test: Subject, side: str, t: float, rate: float,
         negatives = of_answers(both_ways(dev, side, t, seed=0)[1])[best]
     threshold = certified_threshold(negatives, rate)
     answered = present[best] >= threshold
-    return {"auroc": auroc, "queries": len(here.first),
+    return {"auroc": auroc, "ceiling": 1 - (1 - float(here.right.mean())) ** 2 / 2,
+            "queries": len(here.first),
             "threshold": {"measure": best, "value": threshold, "rate": rate,
                           "negatives": len(negatives), "own": own,
                           "false_answers": float((absent[best] >= threshold).mean()),
@@ -225,8 +233,11 @@ def absent_sentences(results: dict):
     """What `judge_absent` found, by direction."""
     for side, of in results.items():
         best, t = max(of["auroc"], key=of["auroc"].get), of["threshold"]
-        yield (f"{side}: present or absent? AUROC at best {of['auroc'][best]:.3f} ({best}), of "
-               f"the {t['measure']} {of['auroc'][t['measure']]:.3f}")
+        others = ", ".join(f"of the {NUMBER if name == 'expected' else name} {of['auroc'][name]:.3f}"
+                           for name in (t["measure"], "expected", "max") if name != best)
+        yield (f"{side}: present or absent? AUROC at best {of['auroc'][best]:.3f} "
+               f"({NUMBER if best == 'expected' else best}), {others}; no maximum score gets above "
+               f"{of['ceiling']:.3f}, as where the first answer is wrong it stays the same")
         right = "" if np.isnan(t["answered_right"]) else (
             f", {100 * t['answered_right']:.1f}% of them right")
         yield (f"{side}: answering from {t['measure']} {t['value']:.3g} up gives at most "

@@ -1,8 +1,7 @@
 """Variances for a point model that is trained already, without training: `evaluate.py --variances
 {volume,knn,laplace}`.
 
-volume: the share of a gallery's photos that an item covers. A photo of the training split is known
-by its captions, and a caption covers it as probably as the nearest of these is of the same photo.
+volume: the share of a gallery's photos that an item covers (evaluation/volume.py).
 
 knn: how far the k nearest training items of the other modality lie from each other. An image that
 captions of many kinds fit is spread, and so is a caption that fits many images. The idea is that of
@@ -14,7 +13,7 @@ code has the exponents of the determinant swapped, and where its variance of a c
 the right forms stand here.
 
 knn and laplace give the variance of an embedding's direction, its mean divided by its norm. What
-ranks is not changed: scores are those of the points. `fit_volume`, `fit_knn` and `fit_laplace`
+ranks is not changed: scores are those of the points. `volume.fit`, `fit_knn` and `fit_laplace`
 return what gives variances to images and what gives them to captions: `layer`, see `around`, and
 `log_var` of a batch.
 """
@@ -28,17 +27,13 @@ from scipy import optimize
 from torch import Tensor, nn
 
 from cli import InputError, check
-from evaluation.encode import encode
-from evaluation.posterior import Sigmoid, masses, rows_of, sample_scores, temperature
+from evaluation.posterior import masses, rows_of, sample_scores, temperature
 from evaluation.subjects import Gallery, Subject, Variances
 from losses import InfoNCE
 from model import JointEmbedding, Tower, in_float32
 from similarities import Cosine, Embedding, Similarity, unit
 
 LEAST = 1e-14         # a variance per dimension; rounding of unit vectors in float32 makes as much
-BANK = 50_000         # captions of the training split that tell what is covered
-NEAREST = 50          # captions that tell what an image covers
-FITTED = 2 ** 22      # pairs of a caption and a photo that a probability is fitted to
 ROWS = 1024           # rows of a matrix product in float32, whose sums are added up in float64
 
 
@@ -171,104 +166,6 @@ def fit_knn(similarity: Similarity, images: Embedding, captions: Embedding,
               "to find them among; give fewer")
     return (Scatter(similarity, captions, True, neighbours),
             Scatter(similarity, images, False, neighbours))
-
-
-# ---- the share of the photos that an item covers
-
-def nearest_caption(scores: Tensor, owner: Tensor, photos: int) -> Tensor:
-    """The largest score of each photo's captions: (B, M), the photo of each caption (M,) -> (B, N);
-    -inf where a photo has none."""
-    best = scores.new_full((len(scores), photos), -torch.inf)
-    return best.scatter_reduce(1, owner.to(scores.device).expand_as(scores), scores, "amax")
-
-
-def log_share(nearest: Tensor, of_photo: Sigmoid) -> Tensor:
-    """log of the mean over N photos of the probability that a caption fits them, from
-    `nearest_caption` (B, N), where -inf does not count -> (B,)."""
-    counted = nearest.isfinite().sum(1)
-    return nn.functional.logsigmoid(of_photo.slope * nearest + of_photo.bias).logsumexp(
-        1) - counted.log()
-
-
-class Volume(NamedTuple):
-    """Gives an item the share of photos that it covers as its variance, one for all dimensions:
-    log det Sigma = D log share.
-
-    The photos are those of a bank of captions. A caption c covers a photo with p = sigmoid(a s +
-    b), s the largest cosine of c with a caption of the photo. An image covers what its NEAREST
-    captions of the bank cover: the mean of their log shares, each without its own photo.
-    """
-    similarity: Similarity
-    captions: Embedding               # (M, D)
-    owner: Tensor                     # (M,) the photo of each, from 0
-    of_photo: Sigmoid                 # a and b
-    shares: Tensor                    # (M,) log shares of the captions
-    images: bool                      # whether images are given variances
-    layer: str | None = None          # it needs none
-
-    def log_var(self, e: Embedding, *activations) -> Tensor:
-        """(B, D) -> (B, 1)."""
-        if self.images:
-            nearest = self.similarity(e, self.captions).topk(
-                min(NEAREST, len(self.shares)), 1).indices                          # (B, K)
-            return self.shares[nearest].mean(1, keepdim=True)
-        cosines = unit(e.mean) @ unit(self.captions.mean).T                         # (B, M)
-        photos = int(self.owner.max()) + 1
-        return log_share(nearest_caption(cosines, self.owner, photos), self.of_photo)[:, None]
-
-
-def without_own(captions: Embedding, owner: Tensor, itself: bool):
-    """Yields (rows, `nearest_caption` (b, N)) of captions among themselves, some at a time: a photo
-    as if a caption were none of its own; or, unless `itself`, as if it had no caption at all."""
-    x, photos = unit(captions.mean), int(owner.max()) + 1
-    for rows in torch.arange(len(x)).split(ROWS):
-        scores = x[rows] @ x.T
-        scores[torch.arange(len(rows)), rows] = -torch.inf
-        nearest = nearest_caption(scores, owner, photos)
-        if not itself:
-            nearest[torch.arange(len(rows)), owner[rows]] = -torch.inf
-        yield rows, nearest
-
-
-@torch.no_grad()
-def fit_volume(similarity: Similarity, captions: Embedding, owner: np.ndarray, dev: Embedding,
-               dev_owner: np.ndarray) -> tuple[Volume, Volume]:
-    """captions (M, D): of the photos of the training split, owner (M,). a and b are fitted to the
-    captions of dev: own photo, the caption itself left out, against all others. Raises InputError
-    where no photo of dev has two captions."""
-    owner, dev_owner = (torch.from_numpy(np.unique(x, return_inverse=True)[1])
-                        for x in (owner, dev_owner))
-    check(torch.bincount(dev_owner).max() > 1,
-          "--variances volume learns from a photo's captions how alike they are, and no photo of "
-          "the dev split has two; take --variances knn")
-    order = torch.from_numpy(np.random.default_rng(0).permutation(len(dev_owner)))
-    few = order[:max(2, FITTED // (int(dev_owner.max()) + 1))]
-    seen, right = [], []
-    for rows, nearest in without_own(dev, dev_owner, itself=True):
-        chosen = torch.isin(rows, few)
-        own = dev_owner[rows][:, None] == torch.arange(nearest.shape[1])            # (b, N)
-        known = nearest.isfinite() & chosen[:, None]
-        seen.append(nearest[known].cpu())
-        right.append(own[known.cpu()])
-    of_photo = Sigmoid.fit(torch.cat(seen), torch.cat(right))
-    shares = torch.cat([log_share(nearest, of_photo)
-                        for _, nearest in without_own(captions, owner, itself=False)])
-    return tuple(Volume(similarity, captions, owner, of_photo, shares, images)
-                 for images in (True, False))
-
-
-def training_shares(model: JointEmbedding, train, dev, tokens: dict, device) -> Tensor:
-    """The log shares (M,) of the captions of a training split, each without its own photo, for
-    `--loss volume`: of a model whose means stay. train, dev: the splits; tokens: their captions by
-    "train" and "dev"."""
-    def captions(split, name: str) -> Embedding:
-        part = Gallery(np.arange(0), np.arange(len(split.captions)))
-        return encode(model, split, tokens[name], device, part=part)[1]
-    model.eval()
-    _, volume = fit_volume(Cosine(), captions(train, "train"), train.caption_image,
-                           captions(dev, "dev"), dev.caption_image)
-    model.train()
-    return volume.shares.to(device)
 
 
 # ---- Laplace's approximation of W in g = W phi, p inputs and q outputs

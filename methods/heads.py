@@ -251,7 +251,7 @@ class Volume(nn.Module):
     nats.
 
     shares (M,): the log shares of the captions of the training split, which train.py computes
-    before the first step (evaluation.variances.training_shares). An image has those of its captions.
+    before the first step (evaluation.volume.training_shares). An image has those of its captions.
     """
 
     def __init__(self):
