@@ -370,6 +370,9 @@ def gathered(kind: str, fits: list[Fit]) -> Variances:
         how = {"neighbours": sides["images"][0].neighbours}
     elif kind == "volume":
         how = {"of_photo": [list(x.of_photo) for x in sides["images"]]}
+        notes = [f"{fit.name}: captions of one photo of dev lie no nearer to each other than to those "
+                 "of others, so that these variances say nothing of how many photos fit"
+                 for fit, x in zip(fits, sides["images"]) if x.of_photo.slope <= 0]
     else:
         how = {"damping": {side: [x.damping for x in of] for side, of in sides.items()},
                "scale": {side: [fit.scale[side] for fit in fits] for side in ("i2t", "t2i")}}

@@ -261,16 +261,12 @@ def of_gaussians(opt):
         "similarity of Gaussians, such as mls")
     ready = opt.img_layers == opt.txt_layers == "0" and opt.txt_enc == "features"
     learns = not opt.freeze_means and not ready             # something learns a mean
-    yield opt.loss == "probvlm" and (learns or kinds != {"ellipsoidal"}), (
-        "--loss probvlm learns ellipsoidal variances around means that are given, and here are "
-        "image head '{image_head}', text head '{text_head}'; leave the heads out, and give "
-        "--freeze_means with --init_from RUN, or --text_features NAME with --img_layers 0 "
-        "--txt_layers 0")
-    yield opt.loss == "volume" and (learns or sides != 2), (
-        "--loss volume learns variances of both sides around means that are given, and here are "
-        "image head '{image_head}', text head '{text_head}'; leave the heads out, and give "
-        "--freeze_means with --init_from RUN, or --text_features NAME with --img_layers 0 "
-        "--txt_layers 0")
+    fit = kinds == {"ellipsoidal"} if opt.loss == "probvlm" else sides == 2
+    yield opt.loss in ("probvlm", "volume") and (learns or not fit), (
+        "--loss {loss} learns variances of both sides (probvlm: ellipsoidal ones) around means that "
+        "are given, and here are image head '{image_head}', text head '{text_head}'; leave the heads "
+        "out, and give --freeze_means with --init_from RUN, or --text_features NAME with "
+        "--img_layers 0 --txt_layers 0")
     yield opt.inclusion and sides != 2, (
         f"--inclusion {{inclusion}} {BOTH}, not {HEADS}; leave it out")
     yield opt.vib and opt.vae, (

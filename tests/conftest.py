@@ -77,8 +77,8 @@ def undrawn(monkeypatch):
     def mark(*words) -> None:
         with open(words[-1], "w", encoding="utf-8") as f:
             f.write(DRAWN)
-    for name in ("evaluate.curves", "evaluate.extremes", "evaluate.plots.diagrams", "evaluate.plots.examples"):
-        monkeypatch.setattr(name, mark)
+    for name in ("curves", "extremes", "plots.diagrams", "plots.examples", "plots.fitting"):
+        monkeypatch.setattr(f"evaluate.{name}", mark)
 
 
 @pytest.fixture(scope="session")

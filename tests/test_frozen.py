@@ -13,7 +13,8 @@ from tests.helpers import STEPS, fit, fit_steps, refused
 from tests.test_paper_tables import in_this_process
 
 HEADS = {"mls": ["--sim", "mls"], "csd": ["--sim", "csd", "--loss", "match", "--inclusion", "1"],
-         "vmf": ["--sim", "vmf"], "probvlm": ["--loss", "probvlm"], "copy": ["--sim", "mls"]}
+         "vmf": ["--sim", "vmf"], "probvlm": ["--loss", "probvlm"], "volume": ["--loss", "volume"],
+         "copy": ["--sim", "mls"]}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def embedded(run, images, tokens, lengths):
 
 @pytest.mark.parametrize("name", HEADS)
 def test_the_means_of_a_point_model_stay_and_variances_are_learned(name, point, tmp_path, demo_path):
-    layers = [] if name in ("probvlm", "copy") else ["--var_layers", 16]
+    layers = [] if name in ("probvlm", "volume", "copy") else ["--var_layers", 16]
     words = ["--data_path", demo_path, "--logger_name", tmp_path / "run", "--init_from", point, "--freeze_means",
              *HEADS[name], *layers]
     fit(*STEPS, *words)
@@ -41,7 +42,7 @@ def test_the_means_of_a_point_model_stay_and_variances_are_learned(name, point, 
                              embedded(tmp_path / "run", images, tokens, lengths)):
         assert torch.equal(before.mean, after.mean)
         if after.log_var is not None:                       # vmf: images are points
-            assert after.log_var.shape[1] == (32 if name in ("csd", "probvlm") else 1)
+            assert after.log_var.shape[1] == (32 if name in ("csd", "probvlm", "volume") else 1)
             assert after.log_var.std(0).max() > 0           # items differ
     assert after.log_var is not None
 

@@ -33,6 +33,7 @@ TOWARDS = {                           # name -> options: every objective and eve
     "product": "--sim product --loss logistic --txt_enc mean --txt_layers 8 --img_layers 8 --layer_style branch "
                "--mask_same_image",
     "probvlm": "--loss probvlm --freeze_means --init_from {run}",
+    "volume": "--loss volume --freeze_means --init_from {run}",
     "jwae": "--max_violation --txt_enc bigru --img_layers 8 --recon_images 0.5 --recon_captions 0.005 --prior_images "
             "0.01 --prior_captions 0.01 --decoder_dim 8",
     "jwae_unpaired": "--txt_enc bigru --img_layers 8 --recon_images 0.5 --recon_captions 0.005 --prior_images 0.01 "
@@ -127,8 +128,9 @@ def test_the_cases_learn_something(found):
         assert len({step[name] for step in terms for name in step}) > 0.5 * len(terms), case
     names = {name for one in found[1][0].values() for step in one["terms"] for name in step}
     assert names >= {"hinge", "infonce", "match", "pseudo_positives", "nll", "mse", "mmd", "two_branch", "logistic",
-                     "probvlm", "vib", "inclusion", "diversity", "captioner", "recon_images", "recon_captions",
-                     "prior_images", "prior_captions", "critic_images", "critic_captions", "vae_images"}
+                     "probvlm", "volume", "vib", "inclusion", "diversity", "captioner", "recon_images",
+                     "recon_captions", "prior_images", "prior_captions", "critic_images", "critic_captions",
+                     "vae_images"}
 
 
 def test_no_process_computes_all_scores(found):

@@ -282,15 +282,18 @@ def opened(run, *words):
 def test_a_run_and_its_report(point, ev, capsys):
     plain = ev("--checkpoint", point, "--confidence")
     assert "stacked_without_sigma" not in plain["confidence"]["t2i"]
-    for words in (["knn", "--neighbours", "7"], ["laplace"]):
+    for words in (["knn", "--neighbours", "7"], ["laplace"], ["volume"]):
         capsys.readouterr()
         found = ev("--checkpoint", point, "--confidence", "--uncertainty", "--variances", *words)
         shown, told = capsys.readouterr().out, found["variances"]
         assert found["protocols"] == plain["protocols"]                             # no row of means, or of dealt ones
         assert told["kind"] == words[0] and told["fitted_on"] == ["demo_precomp train"]
         assert (told["images"], told["captions"]) == ([100], [500])
-        assert variances.sentence(told) in shown and "note:" not in shown
-        if words[0] == "knn":
+        assert variances.sentence(told) in shown
+        assert ("note:" in shown) == (words[0] == "volume" and told["of_photo"][0][0] < 0)
+        if words[0] == "volume":
+            assert ("captions of one photo of dev lie no nearer" in shown) == ("note:" in shown)
+        elif words[0] == "knn":
             assert told["neighbours"] == 7 and "7 nearest items" in shown
         else:
             assert all(len(told["damping"][side]) == 1 and told["damping"][side][0] > 0 for side in SIDES)
@@ -341,7 +344,7 @@ def test_laplace_of_a_run_is_that_of_its_layers(point):
     assert subject.members[0].captions.log_var.shape == subject.members[0].captions.mean.shape
 
 
-@pytest.mark.parametrize("kind", ["laplace", "knn"])
+@pytest.mark.parametrize("kind", ["laplace", "knn", "volume"])
 def test_dev_is_calibrated_on_with_the_same_variances(point, kind, monkeypatch):
     opt = evaluate.parse_args(["--checkpoint", str(point), "--confidence", "--variances", kind, "--device", "cpu"])
     subject, expected = evaluate.opened([str(point)], opt, "run"), opened(point, "--split", "dev", "--variances", kind)
@@ -388,7 +391,7 @@ def test_a_bank_beside_variances(point, ev):
     assert both["bank"] == ev("--checkpoint", point, "--bank", "train")["bank"] and "variances" in both
 
 
-@pytest.mark.parametrize("kind", ["laplace", "knn"])
+@pytest.mark.parametrize("kind", ["laplace", "knn", "volume"])
 def test_embeddings_take_training_pairs_from_a_file(point, ev, kind):
     for split in ("train", "dev", "test"):
         ev("--checkpoint", point, "--split", split, "--export", f"{split}.npz")
@@ -397,7 +400,7 @@ def test_embeddings_take_training_pairs_from_a_file(point, ev, kind):
     assert found["variances"]["fitted_on"] == ["train.npz"] and found["variances"]["captions"] == [500]
     subject = evaluate.opened(["test.npz"], evaluate.parse_args(words + ["--calibration", "dev.npz"]), "embeddings")
     own = opened(point, "--variances", kind)
-    if kind == "knn":                                                               # nothing of the model is needed
+    if kind in ("knn", "volume"):                                                   # nothing of the model is needed
         for side in SIDES:
             torch.testing.assert_close(getattr(subject.members[0], side).log_var,
                                        getattr(own.members[0], side).log_var, atol=1e-5, rtol=1e-5)

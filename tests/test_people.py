@@ -1,0 +1,484 @@
+"""How many photos fit, against loops over pairs: variances of what is covered, judgements of people; the commands."""
+import json
+import math
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize, stats
+
+import evaluate
+import train
+from cli import InputError
+from evaluation import people, promises, volume
+from evaluation.calibration import read_calibration
+from evaluation.open import Where, load_run
+from evaluation.posterior import expected, of_pairs, rows_of
+from evaluation.subjects import Items
+from evaluation.volume import Sigmoid, logistic
+from files.layouts import read_precomputed
+from files.reading import is_drawn
+from methods.heads import Volume
+from retrieval.trust import Trust, how_many, how_sure
+from similarities import SIMILARITIES, Embedding
+from tests.helpers import fit, for_each, refused
+from tests.test_confidence import drawn
+from tests.test_heads import Side
+
+PAIRS = "CrowdFlowerAnnotations.txt"
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+# ---- the probability of a pair
+
+@for_each("counted", [False, True])
+def test_logistic_has_the_least_log_loss(counted):
+    rng = np.random.default_rng(0)
+    x, count = rng.normal(size=(2, 300)) * [[1e-2], [50]] + 3, rng.integers(1, 9, 300)
+    y = rng.binomial(count, 1 / (1 + np.exp(-(80 * (x[0] - 3) - 0.02 * (x[1] - 3) - 1)))) / count
+    n = count if counted else np.ones(300)
+
+    def loss(w):
+        z = w[0] * (x[0] - 3) * 100 + w[1] * (x[1] - 3) / 50 + w[2]
+        return float((n * (np.logaddexp(0, z) - y * z)).sum())
+    w = optimize.minimize(loss, np.zeros(3), method="Nelder-Mead",
+                          options={"xatol": 1e-10, "fatol": 1e-12, "maxiter": 5000}).x
+    weights, bias = logistic(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(n) if counted else None)
+    assert weights == pytest.approx([100 * w[0], w[1] / 50], rel=1e-4)
+    assert bias == pytest.approx(w[2] - 3 * weights[0] - 3 * weights[1], rel=1e-4)
+
+
+@for_each("y", [[0.0, 0, 0], [1.0, 1, 1], None])
+def test_a_probability_that_nothing_tells_is_refused(y):
+    x = torch.tensor([[1.0, 2, 3] if y else [2.0, 2, 2]])
+    with pytest.raises(InputError, match="no probability of a pair fits"):
+        logistic(x, torch.tensor(y or [0.0, 1, 0]))
+
+
+@for_each("side", ["t2i", "i2t"])
+def test_expected_numbers_are_sums_over_the_gallery(monkeypatch, side):
+    monkeypatch.setattr("evaluation.posterior.ELEMENTS", 250)
+    subject, pair = drawn(n=20), Sigmoid(30.0, -2.0)
+    rows = rows_of(subject, side)
+    for absent in (False, True):
+        slow = []
+        for q in rows.asked:
+            total = 0.0
+            for item in rows.items:
+                i, c = (item, q) if side == "t2i" else (q, item)
+                if not (absent and subject.caption_image[c] == i):
+                    total += sigmoid(30 * float(subject.scores[i, c]) - 2)
+            slow.append(total)
+        assert np.allclose(expected(rows, pair, absent), slow, rtol=1e-5)
+
+
+def test_the_expected_number_and_the_ceiling_of_the_maximum_tell_absent_queries():
+    """No order of queries by their largest scores is better than the ceiling: where the first answer is wrong, it is
+    the same with and without the right one."""
+    dev, test = drawn(0), drawn(1)
+    pair = of_pairs(rows_of(dev, "t2i"))
+    of = promises.judge_absent(dev, test, "t2i", 30.0, 0.3, pair)
+    here, gone, number, left = promises.both_ways(test, "t2i", 30.0, 2, pair)
+    assert (here.max == gone.max).tolist() == (~here.right).tolist()
+    assert of["ceiling"] == pytest.approx(1 - np.mean(~here.right) ** 2 / 2) and of["auroc"]["max"] < of["ceiling"]
+    wins = [(a > b) + (a == b) / 2 for a in number for b in left]
+    assert of["auroc"]["expected"] == pytest.approx(np.mean(wins), abs=2e-3) and (number > left).all()
+    said = list(promises.absent_sentences({"t2i": of}))
+    assert "expected number" in said[0] and f"above {of['ceiling']:.3f}" in said[0]
+
+
+# ---- the share of the photos that an item covers
+
+def slow_shares(x, owner, bank, bank_owner, of_photo, leave):
+    """log of the mean over the photos of a bank of the probability that captions x cover them; leave(k, photo): whether
+    photo does not count for caption k."""
+    found = []
+    for k, row in enumerate(x):
+        p = []
+        for photo in sorted(set(bank_owner)):
+            cosines = [row @ other / np.linalg.norm(row) / np.linalg.norm(other)
+                       for other, of in zip(bank, bank_owner) if of == photo]
+            if not leave(k, photo):
+                p.append(sigmoid(of_photo.slope * max(cosines) + of_photo.bias))
+        found.append(math.log(np.mean(p)))
+    return found
+
+
+def test_shares_are_those_of_loops_over_photos(monkeypatch):
+    monkeypatch.setattr(volume, "ELEMENTS", 60)                                     # several runs of rows
+    monkeypatch.setattr(volume, "NEAREST", 4)
+    rng = np.random.default_rng(0)
+    owner, dev_owner = np.array([7, 2, 2, 5, 9, 9, 9, 5, 0, 7]), np.array([3, 3, 1, 0, 1, 3, 4])
+    centres = rng.normal(size=(10, 6))
+    bank, dev = (centres[of] + 0.4 * rng.normal(size=(len(of), 6)) for of in (owner, dev_owner))
+    images, captions = rng.normal(size=(2, 5, 6))
+    similarity = SIMILARITIES["cosine"]()
+    of_images, of_captions = volume.fit(similarity, Embedding(torch.from_numpy(bank)), owner,
+                                        Embedding(torch.from_numpy(dev)), dev_owner)
+    x, y = [], []                                           # what the map is fitted to
+    unit = dev / np.linalg.norm(dev, axis=1, keepdims=True)
+    for c in range(len(dev)):
+        for photo in range(5):
+            others = [unit[c] @ unit[k] for k in range(len(dev)) if dev_owner[k] == photo and k != c]
+            if others:
+                x.append(max(others))
+                y.append(dev_owner[c] == photo)
+    map_ = Sigmoid.fit(torch.tensor(x), torch.tensor(y))
+    assert of_images.of_photo == pytest.approx(map_, rel=1e-6)
+    shares = slow_shares(bank, owner, bank, owner, map_, lambda k, photo: photo == owner[k])
+    assert of_images.shares.tolist() == pytest.approx(shares, rel=1e-6)
+    found = of_captions.log_var(Embedding(torch.from_numpy(captions)))[:, 0].tolist()
+    assert found == pytest.approx(slow_shares(captions, None, bank, owner, map_, lambda *_: False), rel=1e-6)
+    scores = similarity(Embedding(torch.from_numpy(images)), Embedding(torch.from_numpy(bank))).numpy()
+    near = [np.mean([shares[k] for k in np.argsort(-row)[:4]]) for row in scores]
+    assert of_images.log_var(Embedding(torch.from_numpy(images)))[:, 0].tolist() == pytest.approx(near, rel=1e-6)
+
+
+def test_dev_photos_with_one_caption_each_are_refused():
+    x = Embedding(torch.eye(4))
+    with pytest.raises(InputError, match="no photo of the dev split has two; take --variances knn"):
+        volume.fit(SIMILARITIES["cosine"](), x, np.arange(4), x, np.arange(4))
+
+
+def test_the_term_is_the_squared_distance_of_log_variances_to_log_shares():
+    rng = np.random.default_rng(0)
+    values = [torch.from_numpy(rng.normal(size=shape)).requires_grad_() for shape in ((5, 1), (5, 6))]
+    term, batch = Volume(), type("Batch", (), {"caption_index": torch.tensor([3, 1, 1, 7, 0])})()
+    term.shares = torch.from_numpy(rng.normal(size=8))
+    sides = [Side(Embedding(torch.zeros(5, 6), x)) for x in values]
+    loss, slow = term(*sides, batch), 0.0
+    for x in values:
+        for k, c in enumerate(batch.caption_index):
+            slow += (float(x[k].mean()) - float(term.shares[c])) ** 2 / 5
+    assert float(loss) == pytest.approx(slow)
+    assert torch.autograd.gradcheck(
+        lambda a, b: term(*(Side(Embedding(torch.zeros(5, 6), x)) for x in (a, b)), batch), values)
+
+
+# ---- what people said
+
+ITEMS = Items("somewhere", np.array([0, 1, 0, 2]), 3, None, ["a/x.jpg", "y.jpg", "z.jpg"])
+CROWD = "x.jpg\tx.jpg#0\t1.0\t3\t0\nx.jpg\ty.jpg#0\t0.333\t1\t2\nz.jpg\tx.jpg#1\t0\t0\t4\nq.jpg\tx.jpg#0\t0\t0\t3\n"
+EXPERT = "y.jpg\tx.jpg#0\t1\t1\t2\nz.jpg\ty.jpg#0\t4\t3\t4\nx.jpg\tx.jpg#1\t4\t4\t4\nx.jpg\tz.jpg#0\t1\t2\t3\n"
+
+
+def written(folder, text, name=PAIRS) -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def test_judgements_of_both_kinds_are_read(tmp_path):
+    crowd = people.read(written(tmp_path, CROWD), ITEMS)
+    assert (crowd.image.tolist(), crowd.caption.tolist()) == ([0, 2], [1, 2])
+    assert (crowd.yes.tolist(), crowd.votes.tolist(), crowd.ratings) == ([1, 0], [3, 4], None)
+    assert (crowd.own, crowd.own_share, crowd.elsewhere) == (1, 1.0, 1)
+    expert = people.read(written(tmp_path, EXPERT), ITEMS)
+    assert (expert.image.tolist(), expert.caption.tolist(), expert.own) == ([1, 2, 0], [0, 1, 3], 1)
+    assert expert.ratings.tolist() == [[1, 1, 2], [4, 3, 4], [1, 2, 3]] and expert.votes is None
+    assert expert.opinion == pytest.approx([1 / 9, 8 / 9, 1 / 3])
+    named = Items("somewhere", np.array([1, 0]), 3, None, ITEMS.image_names, caption_names=["y.jpg#4", "x.jpg#2"])
+    assert people.places(named)[1] == {"y.jpg#4": 0, "x.jpg#2": 1}
+
+
+@for_each("text,message", [
+    ("", "holds no judgement; a line is a photo, a caption NAME#K and ratings"),
+    ("x.jpg\ty.jpg#0\n", "line 1: 'x.jpg.*' is no judgement; a line is"),
+    ("x.jpg\ty.jpg#0\tyes\n", "line 1: .* is no judgement"),
+    ("x.jpg\ty.jpg#0\tnan\n", "line 1: .* is no judgement"),
+    ("x.jpg\ty.jpg#0\t1\nx.jpg\ty.jpg#0\t1\t2\n", "line 2: .* is no judgement"),
+    ("x.jpg\tx.jpg#0\t1\t2\t3\n", "none of the 1 pairs of .* is of a photo and another photo's caption of somewhere; "
+                                  "name the split")])
+def test_what_is_no_judgement_is_refused(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
+        people.read(written(tmp_path, text), ITEMS)
+
+
+def test_items_without_names_are_refused(tmp_path):
+    with pytest.raises(InputError, match="somewhere does not name its photos, and judgements do; put one name a line"):
+        people.read(written(tmp_path, CROWD), ITEMS.__class__("somewhere", np.array([0]), 1))
+
+
+def made(seed=0, n=30, m=24, crowd=True, pairs=300):
+    """Judgements at random of n photos and m captions, and scores that follow them."""
+    rng = np.random.default_rng(seed)
+    owner = rng.integers(0, n, m)
+    places = rng.permutation(n * m)[:pairs]
+    image, caption = places // m, places % m
+    other = image != owner[caption]
+    image, caption = image[other], caption[other]
+    wide = rng.normal(size=m)
+    scores = rng.normal(size=(n, m)) * 0.1
+    p = 1 / (1 + np.exp(-(12 * scores[image, caption] + wide[caption] - 0.5)))
+    if crowd:
+        votes = rng.integers(3, 7, len(image))
+        return people.Judged("f", image, caption, None, rng.binomial(votes, p), votes, 5, 0.9, 0), scores, owner, wide
+    ratings = 1 + (4 * p[:, None] + rng.uniform(size=(len(p), 3))).astype(int).clip(0, 3)
+    return people.Judged("f", image, caption, ratings, None, None, 0, 1.0, 0), scores, owner, wide
+
+
+def slow_tau(x, y, kind: str) -> float:
+    same = different = tied_x = tied_y = 0
+    for i in range(len(x)):
+        for j in range(i):
+            a, b = np.sign(x[i] - x[j]), np.sign(y[i] - y[j])
+            same, different = same + (a * b > 0), different + (a * b < 0)
+            tied_x, tied_y = tied_x + (a == 0), tied_y + (b == 0)
+    if kind == "c":
+        least = min(len(set(x)), len(set(y)))
+        return 200 * (same - different) * least / (len(x) ** 2 * (least - 1))
+    count = len(x) * (len(x) - 1) / 2
+    return 100 * (same - different) / math.sqrt((count - tied_x) * (count - tied_y))
+
+
+@for_each("crowd", [True, False])
+def test_agreement_is_that_of_loops_over_pairs_of_pairs(crowd):
+    of, scores, *_ = made(crowd=crowd, pairs=120)
+    found = people.agreement(of, scores)
+    s = scores[of.image, of.caption]
+    if crowd:
+        slow = slow_tau(s, of.yes / of.votes, "b")
+    else:
+        slow = slow_tau([x for x in s for _ in range(3)], of.ratings.ravel().tolist(), "c")
+    assert found["tau"] == pytest.approx(slow) and found["kind"] == ("b" if crowd else "c")
+    fits = of.yes > of.votes / 2 if crowd else of.ratings.mean(1) > 2.5
+    wins = [(a > b) + (a == b) / 2 for a in s[fits] for b in s[~fits]]
+    assert found["auroc"] == pytest.approx(np.mean(wins)) and found["pairs"] == len(s)
+
+
+@for_each("side", ["t2i", "i2t"])
+def test_what_fits_by_people_is_the_sum_of_shares(side):
+    of, scores, *_ = made()
+    other, *_ = made(1, crowd=False)
+    total = {}
+    for i, c, yes, votes in zip(of.image, of.caption, of.yes, of.votes):
+        q = c if side == "t2i" else i
+        total[q] = total.get(q, 0) + yes / votes
+    size = 30 + 3                                                                   # nobody saw the last ones
+    found = people.fitting([other, of], side, size)                                 # shares go before ratings
+    assert np.allclose(found, [total.get(q, np.nan) for q in range(size)], equal_nan=True)
+
+
+def test_rhos_are_spearmans_with_intervals_of_one_bootstrap():
+    rng = np.random.default_rng(0)
+    truth, words = rng.poisson(3, 200).astype(float), rng.integers(4, 12, 200)
+    values = {"expected": truth + rng.normal(size=200), "max": -truth - words, "words": -words}
+    found = people.rhos(values, truth, words)
+    for name, x in values.items():
+        assert found[name]["rho"] == pytest.approx(stats.spearmanr(x, truth).statistic)
+        assert found[name]["low"] < found[name]["rho"] < found[name]["high"]
+        assert ("rho_given_words" in found[name]) == (name != "words")
+    above = found["max"]["above"]
+    assert above["difference"] == pytest.approx(found["max"]["rho"] - found["expected"]["rho"])
+    assert above["low"] < above["difference"] < above["high"] < 0 and "above" not in found["expected"]
+
+
+def test_the_probability_of_a_caption_is_learned_from_votes_on_others():
+    of, scores, owner, wide = made(n=60, m=60, pairs=3000)
+    found = people.probabilities([of], scores, Sigmoid(5.0, 1.0), wide)
+    assert list(found) == ["own pairs", "shifted", "fitted", "with Sigma"]
+    assert found["with Sigma"]["nll"] < found["fitted"]["nll"] < found["shifted"]["nll"] < found["own pairs"]["nll"]
+    assert found["with Sigma"]["auroc"] > found["fitted"]["auroc"]
+    assert found["fitted"]["ece"] < 3 * found["fitted"]["ece_floor"] < found["own pairs"]["ece"]
+    half, _ = next(people.halves(60))
+    asked = half[of.caption]
+    moved = of._replace(yes=np.where(asked, of.votes - of.yes, of.yes))             # the votes on one half turned round
+    for name, learn in (("judged", half), ("others", ~half)):
+        maps = [people.fit(scores[x.image, x.caption][learn[x.caption]], x.yes[learn[x.caption]],
+                           x.votes[learn[x.caption]]) for x in (of, moved)]
+        assert (maps[0] == maps[1]) == (name == "others")
+    assert "with Sigma" not in people.probabilities([of], scores, Sigmoid(5.0, 1.0), None)
+
+
+def test_the_shifted_map_has_the_mean_of_the_votes():
+    of, scores, *_ = made()
+    s = scores[of.image, of.caption]
+    found = people.shift(Sigmoid(9.0, 4.0), s, of.yes, of.votes)
+    assert found.slope == 9 and (of.votes * found(s)).sum() == pytest.approx(of.yes.sum())
+
+
+def test_numbers_are_sums_over_all_photos():
+    of, scores, owner, wide = made()
+    of = of._replace(image=of.image[of.caption != 3], caption=of.caption[of.caption != 3],
+                     yes=of.yes[of.caption != 3], votes=of.votes[of.caption != 3])
+    count, truth, fits = people.numbers([of], scores, owner, wide)
+    assert np.isnan(count[3]) and np.isnan(truth[3]) and np.isfinite(np.delete(count, 3)).all()
+    half, others = next(people.halves(24))
+    s, v, y, n = [], [], [], []                                                     # learned from the other half
+    for c in np.flatnonzero(others & (np.arange(24) != 3)):
+        for i in range(30):
+            judged = [(a / b, b) for j, k, a, b in zip(of.image, of.caption, of.yes, of.votes) if (j, k) == (i, c)]
+            share, weight = judged[0] if judged else (0.9 * (owner[c] == i), people.USUAL)
+            s, v, y, n = s + [scores[i, c]], v + [wide[c]], y + [share * weight], n + [weight]
+    learned = people.fit(*map(np.array, (s, y, n, v)))
+    c = int(np.flatnonzero(half & (np.arange(24) != 3))[0])
+    assert count[c] == pytest.approx(sum(learned(scores[i, c], wide[c]) for i in range(30)), rel=1e-6)
+    shares = sum(a / b for k, a, b in zip(of.caption, of.yes, of.votes) if k == c)
+    assert truth[c] == pytest.approx(0.9 + shares) and fits != learned
+    parts = people.levels(count[~np.isnan(count)], truth[~np.isnan(truth)])
+    assert len(parts["people"]) == people.LEVELS and parts["expected"] == sorted(parts["expected"])
+
+
+# ---- captions by name
+
+def named(folder, captions: str, names="x.jpg\ny.jpg\n", photos=2) -> str:
+    folder.mkdir(exist_ok=True)
+    np.save(folder / "photos_ims.npy", np.ones((photos, 4), np.float32))
+    (folder / "photos_ids.txt").write_text(names)
+    (folder / "captions.tsv").write_text(captions)
+    return str(folder)
+
+
+def test_captions_are_read_by_the_names_of_their_photos(tmp_path):
+    root = named(tmp_path / "d", "y.jpg#2\ta cat .\nx.jpg#0\ta dog\ty\nz.jpg#0\ta third\ny.jpg#0\ta bird\n")
+    split = read_precomputed(root, "photos")
+    assert split.captions == ["a cat .", "a dog\ty", "a bird"] and split.caption_image.tolist() == [1, 0, 1]
+    assert split.caption_names == ["y.jpg#2", "x.jpg#0", "y.jpg#0"] and split.image_ids == ["x.jpg", "y.jpg"]
+    assert "1 captions of" in split.notes[0]
+
+
+@for_each("captions,names,message", [
+    ("x.jpg#0 a dog\n", "x.jpg\ny.jpg\n", "line 1: 'x.jpg#0 a dog' is no new NAME#K, tab, text; write every "
+                                            "caption once"),
+    ("x.jpg\ta dog\n", "x.jpg\ny.jpg\n", "line 1: .* is no new NAME#K"),
+    ("x.jpg#0\ta\nx.jpg#0\tb\n", "x.jpg\ny.jpg\n", "line 2: .* is no new NAME#K"),
+    ("q.jpg#0\ta\n", "x.jpg\ny.jpg\n", "has no caption of the 2 photos of photos_ids.txt"),
+    ("x.jpg#0\ta\n", "x.jpg\nx.jpg\n", "gives 1 names in 2 lines for the 2 photos")])
+def test_captions_of_another_form_are_refused(tmp_path, captions, names, message):
+    with pytest.raises(InputError, match=message):
+        read_precomputed(named(tmp_path / "d", captions, names), "photos")
+    with pytest.raises(InputError, match="has no features test_ims.npy; its captions are of photos, so give --split"):
+        read_precomputed(str(tmp_path / "d"), "test")
+
+
+# ---- the commands
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory, demo_path):
+    """A folder of the demo's data and `named`, its test split by name with the first two captions of a photo, and
+    judgements of its pairs: a photo fits where it is among a caption's positives."""
+    root = tmp_path_factory.mktemp("judged")
+    shutil.copytree(os.path.join(demo_path, "demo_precomp"), root / "demo_precomp")
+    folder = root / "named"
+    folder.mkdir()
+    shutil.copy(root / "demo_precomp" / "test_ims.npy", folder / "photos_ims.npy")
+    test = read_precomputed(str(root / "demo_precomp"), "test")
+    texts, names = test.captions, [f"{i}.jpg" for i in range(len(test.images))]
+    (folder / "photos_ids.txt").write_text("\n".join(names) + "\n")
+    (folder / "captions.tsv").write_text("".join(f"{name}#{k}\t{texts[5 * i + k]}\n" for i, name in enumerate(names)
+                                                 for k in (1, 3)))
+    positives = json.loads((root / "demo_precomp" / "test_positives.json").read_text())["i2t"]
+    rng, lines = np.random.default_rng(0), []
+    for i, name in enumerate(names):
+        for k in (1, 3):
+            for j, photo in enumerate(names):
+                fits = int(test.caption_ids[5 * i + k]) in positives[str(test.image_ids[j])]
+                yes = int(rng.binomial(3, 0.9 if fits else 0.1))
+                lines.append(f"{photo}\t{name}#{k}\t{yes / 3:.3f}\t{yes}\t{3 - yes}\n")
+    (folder / PAIRS).write_text("".join(lines))
+    return root
+
+
+def test_a_run_is_judged_by_people(judged, small_run, tmp_path, capsys):
+    run = small_run("--sim", "wasserstein", to=tmp_path / "run")
+    words = ["--checkpoint", str(run), "--data_path", str(judged), "--data_name", "named", "--split", "photos",
+             "--judgements", str(judged / "named" / PAIRS)]
+    evaluate.main(words)
+    shown = capsys.readouterr().out
+    for sentence in ("people's judgements of pairs", "tau-b", "the probability that a judged pair fits",
+                     "how many photos fit a caption", "captions as queries: Spearman's rho",
+                     "log det Sigma of the query", "calibrated on", "(demo_precomp dev)"):
+        assert sentence in shown, sentence
+    file, = [x for x in os.listdir(run) if x.startswith("results_") and x.endswith(".json")]
+    found = json.loads((run / file).read_text())["people"]
+    images = len(np.load(judged / "named" / "photos_ims.npy"))
+    assert found["files"][PAIRS]["pairs"] == 2 * images * (images - 1) and found["files"][PAIRS]["own"] == 2 * images
+    assert found["captions"]["queries"] == 2 * images and found["images"]["queries"] == images
+    assert {"log_det_query", "expected", "expected_by_votes", "words"} <= set(found["captions"]["measures"])
+    fits = read_calibration(str(run / "calibration_named_photos.json")).fits
+    assert len(fits) == 3 and fits[1] != 0 and is_drawn(str(run / "people_named_photos.png"))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_embeddings_are_judged_by_people(judged, small_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--data_path", str(judged), "--data_name", "named", "--split", "photos"]
+    judgements = ["--judgements", str(judged / "named" / PAIRS)]
+    run = ["--checkpoint", small_run("--sim", "cosine"), *words]
+
+    def ev(*words):
+        return evaluate.run(evaluate.parse_args([*map(str, words), "--output", "r.json"]))
+    direct = ev(*run, *judgements, "--export", "test.npz")
+    ev("--checkpoint", run[1], "--split", "dev", "--data_path", judged, "--export", "dev.npz")
+    with np.load("test.npz") as f:
+        assert list(f["image_name"][:2]) == ["0.jpg", "1.jpg"]
+    with pytest.raises(InputError, match="none of the .* pairs of .* is of a photo"):   # captions 1 and 3, not 0 and 1
+        (tmp_path / "one.txt").write_text("0.jpg\t1.jpg#3\t1\n")
+        ev("--embeddings", "test.npz", "--calibration", "dev.npz", "--judgements", tmp_path / "one.txt")
+    text = (judged / "named" / PAIRS).read_text().replace("#1\t", "#0\t").replace("#3\t", "#1\t")
+    (tmp_path / PAIRS).write_text(text)
+    again = ev("--embeddings", "test.npz", "--calibration", "dev.npz", "--judgements", tmp_path / PAIRS)
+    assert again["people"]["files"][PAIRS]["tau"] == pytest.approx(direct["people"]["files"][PAIRS]["tau"], abs=1e-3)
+    assert "log_det_query" not in again["people"]["captions"]["measures"]
+
+
+def test_ratings_alone_give_no_map(judged, small_run, tmp_path):
+    (tmp_path / "ratings.txt").write_text("".join(f"{i}.jpg\t{j}.jpg#1\t{1 + (i + j) % 4}\n"
+                                                  for i in range(12) for j in range(12)))
+    found = evaluate.run(evaluate.parse_args(
+        ["--checkpoint", str(small_run("--sim", "cosine")), "--data_path", str(judged), "--data_name", "named",
+         "--split", "photos", "--judgements", str(tmp_path / "ratings.txt"), "--output", str(tmp_path / "r.json")]))
+    assert found["people"].keys() == {"files", "captions", "images"} and found["people"]["files"]["ratings.txt"][
+        "kind"] == "c"
+    assert read_calibration(str(tmp_path / "r_calibration.json")).fits is None
+    assert not (tmp_path / "r_people.png").exists()
+
+
+@for_each("words,message", [
+    (["--judgements", "x", "--calibrate_on", "0.5"], "leaves items out of the judgement, and --judgements judges all"),
+    (["--judgements", "none.txt"], "none.txt")])
+def test_what_does_not_go_with_judgements_is_refused(judged, small_run, capsys, words, message):
+    refused(capsys, evaluate.main, ["--checkpoint", small_run("--sim", "cosine"), "--data_path", judged, "--data_name",
+                                    "named", "--split", "photos", *words], message)
+
+
+def test_the_shares_that_heads_learn_are_those_of_the_frozen_means(small_run, demo_path, tmp_path):
+    """Also after a stop: the run is resumed with the same shares. Of epochs that rank alike the last is the best."""
+    point = small_run("--sim", "cosine")
+    words = ["--data_path", demo_path, "--sim", "cosine", "--init_from", point, "--freeze_means", "--loss", "volume"]
+    fit(*words, "--num_epochs", 2, "--logger_name", tmp_path / "run")
+    best, last = (torch.load(tmp_path / "run" / name, weights_only=True)["model"]
+                  for name in ("model_best.pt", "checkpoint.pt"))
+    assert all(torch.equal(best[name], last[name]) and "shares" not in name for name in last)
+    opt = train.parse_args(["--data_path", demo_path, "--resume", str(tmp_path / "run"), "--num_epochs", "3"])
+    assert train.train(opt) == 0
+    own, dev = (load_run(str(tmp_path / "run"), Where(split=split)) for split in ("train", "dev"))
+    shares = volume.training_shares(own.trained.model, own.split, dev.split,
+                                    {"train": own.tokens(), "dev": dev.tokens()}, "cpu")
+    assert len(shares) == len(own.split.captions) and (shares < 0).all() and shares.std() > 0
+
+
+# ---- what a search says
+
+def test_what_is_said_of_how_many_fit():
+    assert how_many(0.03, 1900) == "probably none fits (expected number 0.03)"
+    assert how_many(0.6, 1900) == "about 1 of 1,900 photos fit"
+    assert how_many(12.4, 1900) == "about 12 of 1,900 photos fit"
+    assert how_sure(0.08, 0.3, 1, how_many(12.4, 1900)) == (
+        "about 12 of 1,900 photos fit; 8% sure that the first is the one you mean")
+
+
+def test_a_search_has_the_probability_of_the_votes():
+    trust = Trust(2.0, 500, "demo", None, None, fits=[3.0, 0.5, -1.0])
+    scores, log_var = torch.tensor([[0.1, 0.4], [0.2, -0.3]]), torch.tensor([[-1.0, -3], [0.5, 0.7]])
+    found = trust.fitting(scores, Embedding(torch.zeros(2, 2), log_var))
+    for q in range(2):
+        for n in range(2):
+            assert float(found[q, n]) == pytest.approx(
+                sigmoid(3 * float(scores[q, n]) + 0.5 * float(log_var[q].mean()) - 1), rel=1e-6)
+    points = trust.fitting(scores, Embedding(torch.zeros(2, 2)))
+    assert points[0, 0].item() == pytest.approx(sigmoid(0.3 - 1), rel=1e-6)
