@@ -29,7 +29,7 @@ LOCAL = {"data_path", "vocab_path", "logger_name", "device", "workers", "log_ste
          "overwrite", "resume"}
 KEPT = ("data_name", "models", "split", "similarity", "images", "captions", "protocols",
         "best_ranks", "neighbours", "confidence", "sets", "absent_queries", "ambiguity",
-        "other_truths", "bank", "variances", "localisation", "proposals")
+        "other_truths", "bank", "variances", "localisation", "proposals", "people")
 DROPPED = ("reliability", "galleries", "by_type", "by_boxes", "macro")   # parts that no table shows
 RECALLS = [(f"{side} R@{k}" if k == 1 else f"R@{k}", f"protocols/full/{side}/r{k}")
            for side in ("i2t", "t2i") for k in (1, 5, 10)]
@@ -75,6 +75,20 @@ COLUMNS["sure"] = [
         ("with", "stacked"),
     )
 ]
+COLUMNS["people"] = [
+    ("captions: log det Sigma", "people/captions/measures/log_det_query/rho"),
+    ("given words", "people/captions/measures/log_det_query/rho_given_words"),
+    ("expected, votes", "people/captions/measures/expected_by_votes/rho"),
+    ("own pairs", "people/captions/measures/expected/rho"),
+    ("maximum", "people/captions/measures/max/rho"),
+    ("entropy", "people/captions/measures/entropy/rho"),
+    ("images: log det Sigma", "people/images/measures/log_det_query/rho")]
+COLUMNS["fits"] = [
+    ("rsum", "protocols/full/rsum"),
+    ("experts, tau-c", "people/files/ExpertAnnotations.txt/tau"),
+    ("crowd, tau-b", "people/files/CrowdFlowerAnnotations.txt/tau"),
+    ("NLL of a vote", "people/pairs/fitted/nll"), ("with Sigma", "people/pairs/with Sigma/nll"),
+    ("ECE", "people/pairs/with Sigma/ece"), ("its floor", "people/pairs/with Sigma/ece_floor")]
 COLUMNS["first"] = RECALLS[::3]
 COLUMNS["banked"] = [("rsum, bank", "protocols/bank/rsum")]
 COLUMNS["truth"] = [
@@ -93,7 +107,7 @@ COLUMNS["localisation"] = [
     *((head, f"confidence/phrases/{path}") for head, path in (
         ("AUROC of all boxes there", "overlap/auroc"), ("of the first box", "posterior/auroc"),
         ("log det Sigma", "log_det_query/auroc"), ("ECE", "overlap/ece")))]
-THREE_DIGITS = ("auroc", "ece", "ece_floor", "coverage", "rho", "words", "levels")
+THREE_DIGITS = ("auroc", "ece", "ece_floor", "coverage", "rho", "words", "levels", "nll")
 BLOCK = re.compile(r"^<!-- results: (\S+) -->\n(.*?)^<!-- /results -->$", re.DOTALL | re.MULTILINE)
 METHODS_BLOCK = re.compile(r"<!-- methods -->\n.*?<!-- /methods -->", re.S)
 
