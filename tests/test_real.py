@@ -38,6 +38,14 @@ def test_one_epoch_on_flickr8k_is_far_above_chance(real_path, tmp_path):
     assert (results["images"], results["captions"]) == (500, 2500)
     assert full["rsum"] > 80 and full["i2t"]["medr"] < 60 and full["t2i"]["medr"] < 60
     assert "uncertainty" in results
+    people = os.path.join(real_path, "f8k_people")
+    if not os.path.isdir(people):
+        pytest.skip("the judgements (../shared/data/f8k_people) are not on this machine")
+    judged = evaluate.run(evaluate.parse_args(
+        ["--checkpoint", str(tmp_path / "run"), "--data_name", "f8k_people", "--split", "photos", "--judgements",
+         *(os.path.join(people, f"{name}Annotations.txt") for name in ("Expert", "CrowdFlower"))]))["people"]
+    assert judged["files"]["ExpertAnnotations.txt"]["tau"] > 20 and judged["captions"]["queries"] == 500
+    assert judged["pairs"]["with Sigma"]["ece"] < 3 * judged["pairs"]["with Sigma"]["ece_floor"]
 
 
 def test_regions_of_flickr8k_train(real_path, tmp_path):
