@@ -48,11 +48,11 @@ from evaluation.open import (
     open_scores,
     output_file,
     variances_of,
+    whole,
 )
 from evaluation.plots import curves, extremes, locate
 from evaluation.report import SIDES, comparisons, doubts, foreign_words, is_comparison, render, seed_tables, tables
 from evaluation.subjects import Record, Subject, refuse_other_kind
-from files.layouts import named_splits
 from files.reading import first_line, is_drawn, read_json
 from files.writing import atomic, output, save_json
 from inputs import Photos
@@ -256,11 +256,9 @@ def open_dev(subject: Subject, paths: list[str], opt) -> Subject:
     --calibration."""
     where, how = asked_of(opt)
     if not opt.calibration:
-        if named_splits(subject.folder):             # of photos that have no dev split beside them
-            where = where._replace(data_name=None)
         try:
-            return open_run(Models(paths, opt.sim, opt.vocab), where._replace(split="dev"), how,
-                            subject.variances)
+            return open_run(Models(paths, opt.sim, opt.vocab),
+                            whole(where, subject)._replace(split="dev"), how, subject.variances)
         except InputError as error:
             raise InputError(
                 f"no dev split to calibrate on: {error}; or give --calibrate_on 0.5") from error

@@ -3,7 +3,9 @@ truly match.
 
 The truth comes from --positives (the demo writes its own: a caption is true of an image if all that
 it says holds there), from ECCV Caption's matches, from Crisscrossed Captions' ratings of other
-pairs, or, weakly, from how far an image's own captions agree.
+pairs, or, weakly, from how far an image's own captions agree. Another question is answered beside
+it: is the model unsure because it has seen no such thing? With --bank, how far the query lies from
+the bank's items of its own kind.
 """
 import itertools
 
@@ -21,7 +23,8 @@ SHOWN = ("posterior", "posterior_grouped", "overlap", "entropy", "entropy_each",
 SOURCES = {"positives": "true matches of --positives", "eccv": "matches of ECCV Caption",
            "cxc": "mean rating of other items in Crisscrossed Captions",
            "fitting": "how many things of the photo the words fit",
-           "disagreement": "how little an image's captions agree in words"}
+           "disagreement": "how little an image's captions agree in words",
+           "unfamiliar": "how unfamiliar it is: its distance to the bank"}
 COLUMNS = {"rho": "rho", "rho_given_words": "given words", "rho_within_levels": "in levels"}
 
 
@@ -52,6 +55,8 @@ def truths(subject: Subject, judged: dict) -> dict[str, dict[str, np.ndarray]]:
                           for side, query in (("t2i", rated.first), ("i2t", rated.second))}
     if items is not None and items.captions is not None:
         sources["disagreement"] = {"i2t": disagreement(items.captions, owner, n)}
+    if subject.bank:
+        sources["unfamiliar"] = {side: far.numpy() for side, far in subject.bank.far.items()}
     return sources
 
 

@@ -21,6 +21,7 @@ from evaluation import bank, subjects, variances, volume
 from evaluation.encode import encode
 from evaluation.subjects import Bank, Gallery, Member, Subject, Variances, refuse_other_kind
 from evaluation.variances import Activations, Fit, Opened, Widened
+from files.layouts import named_splits
 from files.phrases import refuse_phrases
 from files.reading import FAULTS, holds_arrays, read_array, read_arrays
 from files.writing import output, save_arrays
@@ -210,6 +211,12 @@ def members_on(models: Models, where: Where, how: How, split: str,
                    len(members[0].images.mean), list(members))
 
 
+def whole(where: Where, subject: Subject) -> Where:
+    """Where the other splits are that a subject is judged with: photos by name have none beside
+    them, and take those of the run's own data set."""
+    return where._replace(data_name=None) if named_splits(subject.folder) else where
+
+
 def bank_of(subject: Subject, models: Models, where: Where, how: How, split: str,
             size: int) -> Bank:
     """The normalisation of a subject's scores by queries of a split. Its beta is chosen on the dev
@@ -218,6 +225,7 @@ def bank_of(subject: Subject, models: Models, where: Where, how: How, split: str
         raise InputError(f"--bank {split} normalises scores of images and captions, and "
                          f"{subject.name} has no images to score; leave --bank out, or give a "
                          "split with features or photos")
+    where = whole(where, subject)
     queries = members_on(models, where, how, split,
                          lambda s: bank.draw(s.caption_image, len(s.images), size)).members
     return bank.normalisation(subject.members, members_on(models, where, how, "dev"), queries,
