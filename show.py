@@ -39,7 +39,7 @@ from files.reading import below, holds_keys, is_drawn
 from files.writing import output, save_json
 from inputs import Photos, image_batches
 from losses import real_rows
-from retrieval.trust import badge_of, calibration_of, trust_in
+from retrieval.trust import badge_of, calibration_of, how_many, trust_in
 from similarities import uncertainty, unit
 from text import END, is_function
 
@@ -106,13 +106,11 @@ def draw_retrieval(opt) -> None:
         owner = split.caption_image[index.numpy()].tolist()
         queries = captions.rows(index.to(device))
     scores = trained.similarity(images, queries).T.cpu()                          # (queries, N)
-    of_query, of_image = (None if e.log_var is None else uncertainty(e).tolist()
-                          for e in (queries, images))
-    sure = trust.chances(scores).amax(1).tolist() if trust else [None] * len(texts)
+    of_query, of_image = (e.log_var is not None and uncertainty(e).tolist() for e in (queries, images))
     top, rows = min(opt.top, scores.shape[1]), []
     rankings = scores.argsort(descending=True)[:, :top].tolist()
     for q, (text, score, ranking) in enumerate(zip(texts, scores, rankings)):
-        facts = [] if of_query is None else [f"uncertainty {of_query[q]:.1f}"]
+        facts = [f"uncertainty {of_query[q]:.1f}"] if of_query else []
         if owner[q] is not None:
             rank = int((score >= score[owner[q]]).sum())
             facts.append(f"its own image is number {rank} of {len(score):,}")
@@ -120,9 +118,12 @@ def draw_retrieval(opt) -> None:
                       + (f" (unc. {of_image[i]:.1f})" if of_image else ""),
                       OWN if i == owner[q] else None) for i in ranking]
         if trust:
-            said = badge_of(sure[q], opt.unsure)
-            cells[0] = cells[0]._replace(badge=said, sure=opt.unsure is None
-                                         or sure[q] >= opt.unsure)
+            sure = float(trust.chances(score[None]).max())
+            if trust.fits:
+                fits = trust.fitting(score[None], queries.rows([q]).to("cpu")).sum()
+                facts.append(how_many(fits.item(), len(score)))
+            said = badge_of(sure, opt.unsure)
+            cells[0] = cells[0]._replace(badge=said, sure=sure >= (opt.unsure or 0))
             print(f"{text} -> {photos.name(ranking[0])}, {said}")
         rows.append(Row(text, "; ".join(facts), cells))
     legend = "" if opt.captions else "; green: its own"

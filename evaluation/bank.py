@@ -134,16 +134,16 @@ def choose(dev: Subject, queries: list[Member], block: int = 1000) -> dict:
     return {"beta": beta, "dev_rsum": sum(best.values()), "dev_rsum_without": sum(without.values())}
 
 
-def distance(queries: list[Embedding], seen: list[Embedding], block: int = 1000) -> torch.Tensor:
+def distance(queries: list[Embedding], seen: list[Embedding], block: int) -> torch.Tensor:
     """How unfamiliar queries are: 1 - the mean cosine of a query's mean with those of the NEAREST
     items of its own kind in the bank, the mean over models -> (Q,). queries, seen: (Q, D) and
     (B, D) of each model."""
-    far = []
+    near = 0
     for q, bank in zip(queries, seen):
         known, k = unit(bank.mean), min(NEAREST, len(bank.mean))
-        far.append(torch.cat([1 - (unit(part) @ known.T).topk(k, 1).values.mean(1)
-                              for part in q.mean.split(block)]))                    # (Q,)
-    return torch.stack(far).mean(0).cpu()
+        near = near + torch.cat([(unit(part) @ known.T).topk(k, 1).values.mean(1)
+                                 for part in q.mean.split(block)]) / len(seen)      # (Q,)
+    return 1 - near.cpu()
 
 
 def normalisation(members: list[Member], dev: Subject, queries: list[Member], split: str,
@@ -157,7 +157,7 @@ def normalisation(members: list[Member], dev: Subject, queries: list[Member], sp
              for side, beta in chosen["beta"].items()}
     sizes = {"captions": len(queries[0].captions.mean), "images": len(queries[0].images.mean)}
     far = {side: distance([getattr(m, kind) for m in members], [getattr(q, kind) for q in queries], block)
-           for side, kind in (("t2i", "captions"), ("i2t", "images"))}
+           for side, kind in zip(SIDES, ("captions", "images"))}
     return Bank(terms["t2i"], terms["i2t"], {"split": split, **sizes, **chosen}, far)
 
 

@@ -278,8 +278,8 @@ def measures(subject: Subject, side: str, t: float, pair: Sigmoid) -> dict[str, 
     queries = np.arange(len(subject.caption_image) if side == "t2i" else subject.n_images)
     rows = rows_of(subject, side, queries)
     of = answers(rows, t)
-    values = {"expected": np.log(expected(rows, pair)), "entropy": of.entropy, "max": of.max,
-              "margin": of.margin, "std": of.std, "posterior": of.posterior}
+    values = {"expected": np.log(expected(rows, pair))} | {
+        name: getattr(of, name) for name in ("entropy", "max", "margin", "std", "posterior")}
     for name, spread in uncertainties(subject).items():
         if name == NAMES[side]:
             values["log_det_query"] = spread

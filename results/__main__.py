@@ -83,6 +83,10 @@ COLUMNS["people"] = [
     ("maximum", "people/captions/measures/max/rho"),
     ("entropy", "people/captions/measures/entropy/rho"),
     ("images: log det Sigma", "people/images/measures/log_det_query/rho")]
+COLUMNS["unfamiliar"] = [
+    (f"{side}: {head}", f"other_truths/unfamiliar/{side}/{key}/rho")
+    for side in ("captions", "images")
+    for head, key in (("log det Sigma", "log_det_query"), ("entropy", "entropy"), ("maximum", "max"))]
 COLUMNS["fits"] = [
     ("rsum", "protocols/full/rsum"),
     ("experts, tau-c", "people/files/ExpertAnnotations.txt/tau"),
@@ -160,14 +164,15 @@ def tables() -> dict[str, list[str]]:
 
 
 def whole(table: dict, specs: dict[str, dict]) -> dict:
-    """A table; one that is like others takes the named rows from them. Of several each has a
-    command of its own."""
+    """A table; one that is like others takes the named rows from them, and has rows of its own beside
+    them. Of several each has a command of its own."""
     if "like" not in table:
         return table
     others = [specs[name] for name in table["like"].split()]
     rows = {row[0]: row for other in others for row in other["rows"]}
     first = others[0] if len(others) == 1 else {"of": table["of"]}
-    return {**first, "columns": table["columns"], "rows": [rows[label] for label in table["rows"]]}
+    return {**first, "columns": table["columns"],
+            "rows": [rows[of] if isinstance(of, str) else of for of in table["rows"]]}
 
 
 def documents() -> list[str]:

@@ -80,7 +80,8 @@ def how_many(expected: float, count: int) -> str:
     """What is said of the number of photos among `count` that fit."""
     if expected < NONE:
         return f"probably none fits (expected number {expected:.2g})"
-    return f"about {max(1, round(expected)):,} of {count:,} photos fit"
+    n = max(1, round(expected))
+    return f"about {n:,} of {count:,} photos fit{'s' * (n == 1)}"
 
 
 def how_sure(p: float, unsure: float, copies: int = 1, fit: str | None = None) -> str:

@@ -10,10 +10,12 @@ import torch
 from scipy import optimize, stats
 
 import evaluate
+import show
 import train
 from cli import InputError
 from evaluation import people, promises, volume
 from evaluation.calibration import read_calibration
+from evaluation.encode import encode
 from evaluation.open import Where, load_run
 from evaluation.posterior import expected, of_pairs, rows_of
 from evaluation.subjects import Items
@@ -155,7 +157,7 @@ def test_the_term_is_the_squared_distance_of_log_variances_to_log_shares():
     for x in values:
         for k, c in enumerate(batch.caption_index):
             slow += (float(x[k].mean().detach()) - float(term.shares[c])) ** 2 / 5
-    assert float(loss) == pytest.approx(slow)
+    assert float(loss.detach()) == pytest.approx(slow)
     assert torch.autograd.gradcheck(
         lambda a, b: term(*(Side(Embedding(torch.zeros(5, 6), x)) for x in (a, b)), batch), values)
 
@@ -383,7 +385,7 @@ def judged(tmp_path_factory, demo_path):
     return root
 
 
-def test_a_run_is_judged_by_people(judged, small_run, tmp_path, capsys):
+def test_a_run_is_judged_by_people(judged, small_run, tmp_path, demo_path, capsys, monkeypatch):
     run = small_run("--sim", "wasserstein", to=tmp_path / "run")
     words = ["--checkpoint", str(run), "--data_path", str(judged), "--data_name", "named", "--split", "photos",
              "--judgements", str(judged / "named" / PAIRS)]
@@ -401,6 +403,16 @@ def test_a_run_is_judged_by_people(judged, small_run, tmp_path, capsys):
     assert {"log_det_query", "expected", "expected_by_votes", "words"} <= set(found["captions"]["measures"])
     fits = read_calibration(str(run / "calibration_named_photos.json")).fits
     assert len(fits) == 3 and fits[1] != 0 and is_drawn(str(run / "people_named_photos.png"))
+    rows, opened = [], load_run(str(run), Where(split="test"))                      # and show.py says it
+    monkeypatch.setattr(show, "draw_rows", lambda path, title, found, top: rows.extend(found))
+    show.main(["retrieval", "--checkpoint", str(run), "--photos", f"{demo_path}/demo/images", "--captions",
+               "a red circle .", "--calibration", str(run / "calibration_named_photos.json"), "--device", "cpu"])
+    with torch.no_grad():
+        asked = opened.trained.texts(["a red circle ."])
+        images = encode(opened.trained.model, opened.split, None, torch.device("cpu"))[0]
+        scores = opened.trained.similarity(images, asked)[:, 0].double().tolist()
+    expected = sum(1 / (1 + np.exp(-(fits[0] * s + fits[1] * float(asked.log_var.mean()) + fits[2]))) for s in scores)
+    assert how_many(expected, len(scores)) in rows[0].facts.split("; ")
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -466,7 +478,7 @@ def test_the_shares_that_heads_learn_are_those_of_the_frozen_means(small_run, de
 
 def test_what_is_said_of_how_many_fit():
     assert how_many(0.03, 1900) == "probably none fits (expected number 0.03)"
-    assert how_many(0.6, 1900) == "about 1 of 1,900 photos fit"
+    assert how_many(0.6, 1900) == "about 1 of 1,900 photos fits"
     assert how_many(12.4, 1900) == "about 12 of 1,900 photos fit"
     assert how_sure(0.08, 0.3, 1, how_many(12.4, 1900)) == (
         "about 12 of 1,900 photos fit; 8% sure that the first is the one you mean")
