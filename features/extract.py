@@ -121,6 +121,8 @@ def of_images(add) -> None:
     add("grid", f"the last map averaged in N x N regions, in float16 (N: {GRID} if not given); of "
         "demo its 36 regions", "cnn", "demo", type=up_to(networks.SIDE), nargs="?", const=GRID,
         metavar="N")
+    add("whole", "resize the whole photo to 224 x 224, out of shape, in place of its middle (--boxes "
+        "does so anyway)", "cnn", action="store_true", default=None)
     add("boxes", "regions in boxes: a JSON object, name of a photo to its [[x1, y1, x2, y2], ...] "
         "in pixels of the photo as it is seen, equally many for every photo", "cnn", type=filename,
         metavar="FILE.json")

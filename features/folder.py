@@ -23,6 +23,7 @@ from devices import processes
 from features.boxes import PhotoBoxes
 from features.networks import RECIPE, compute, network_of, shape_of, stamp, weights_file
 from features.store import AGAIN, ALL, How, PhotoFeatures, copy_rows, record_extractor
+from files.photos import photo_formats
 from files.reading import file_digest, need, read_array, read_json, read_lines, read_text, sha256
 from files.writing import CHANGING, locked, output, remove, save_lines
 from inputs import Features, Photos, extractors
@@ -31,6 +32,7 @@ from inputs import Features, Photos, extractors
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".bmp",
            ".dib", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".jp2", ".j2k", ".jpx",
            ".avif")
+HEIF = (".heic", ".heif")             # where pillow-heif is installed
 CAPTIONS = "captions.csv"
 FILES = ("cnn_weights", "weights", "boxes")       # values of a recipe that are files
 LISTED = 8                            # endings of other files that are named
@@ -72,7 +74,7 @@ def find_photos(folder: str, skip_broken: bool = False) -> tuple[list[str], list
                 links.append(name)
             elif entry.is_dir():
                 folders.append(f"{name}/")
-            elif ending_of(name) in ENDINGS and entry.is_file():
+            elif ending_of(name) in endings() and entry.is_file():
                 photos.append(name)
             elif name != CAPTIONS:
                 others[ending_of(name) or "without an ending"] += 1
@@ -95,6 +97,8 @@ def notes_on(others: Counter, omissions: dict[str, list[str]]) -> list[str]:
     kinds[LISTED:] = ["..."] * (len(kinds) > LISTED)
     total = sum(others.values())
     notes = [f"{total:,} other file{'s' * (total > 1)}: {', '.join(kinds)}"] if total else []
+    if set(HEIF) & set(others):
+        notes.append("pip install pillow-heif, and photos of .heic and .heif are read, too")
     return notes + [f"{why}: {len(names):,} left out, the first: {ascii(min(names))}"
                     for why, names in omissions.items()]
 
@@ -107,9 +111,14 @@ def fault_of_link(root: str, name: str, within: str, names: set[str]) -> str | N
         return "out of the folder or to itself"
     if os.path.isdir(target) or os.path.islink(target):     # the second: a circle of links
         return "to folders or to each other"
-    if not os.path.isfile(target) or ending_of(name) not in ENDINGS:
+    if not os.path.isfile(target) or ending_of(name) not in endings():
         return "to no photo"
     return "to photos that count once, under their own names" if within in names else None
+
+
+def endings() -> tuple[str, ...]:
+    """The endings of the photos that can be read here."""
+    return ENDINGS + HEIF * ("HEIF" in photo_formats())
 
 
 def ending_of(name: str) -> str:
@@ -250,7 +259,11 @@ def stored_list(folder: str) -> dict:
     """The list of photos of an earlier call, or {}."""
     path = os.path.join(folder, f"{ALL}_photos.json")
     listing = read_json(path, AGAIN) if os.path.isfile(path) else {}
-    return listing if isinstance(listing, dict) else {}
+    if not isinstance(listing, dict):
+        return {}
+    if isinstance(listing.get("recipe"), dict):
+        listing["recipe"] = {"whole": None, **listing["recipe"]}        # older lists lack it
+    return listing
 
 
 def recorded(folder: str, listing: dict, recipe: dict) -> tuple | None:

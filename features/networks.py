@@ -6,6 +6,7 @@ prepares them, stacked, to (B, dim) or (B, regions, dim).
 """
 import math
 import os
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,7 +25,10 @@ from files.reading import checksum
 from inputs import Photos, eval_transform, whole_transform
 
 SIDE = 7                    # cells a side of the last map of every network, for photos of 224 x 224
-RECIPE = ("kind", "cnn_type", "layer", "cnn_weights", "grid", "boxes", "model", "weights", "tag")
+RECIPE = ("kind", "cnn_type", "layer", "cnn_weights", "grid", "boxes", "whole", "model", "weights",
+          "tag")
+# what `cnn_of` says of a network, from which `recipe_of` takes its recipe
+LINE = re.compile(r"(\w+) (?:(pooled|fc6|fc7|cells)|grid (\d)x\3)(, photos resized to 224x224,)? sha256:\w+")
 
 
 def map_of(cells: Tensor) -> Tensor:
@@ -148,22 +152,24 @@ def frozen(cnn_type: str, layer: str, weights: str | None, pretrained: bool) -> 
 
 
 def network(cnn_type: str, layer: str | None = None, weights: str | None = None,
-            pretrained: bool = True, *, grid: int | None = None,
-            boxes: bool = False) -> tuple[nn.Module, str]:
+            pretrained: bool = True, *, grid: int | None = None, boxes: bool = False,
+            whole: bool = False) -> tuple[nn.Module, str]:
     """A frozen network that gives the raw activations of a layer, and its one-line name.
 
     layer: fc7 or fc6 (VGG), (B, 4096) after the ReLU; pooled (the others), (B, F); cells, the last
     map, (B, 49, C). grid: the last map in N x N cells instead, see `Grid`. boxes: in boxes, see
-    `BoxPooling`. Raises InputError if the network has no such layer.
+    `BoxPooling`. whole: of whole photos, out of shape. Raises InputError if the network has no such
+    layer.
     """
     layer = layer_of(cnn_type, "cells" if grid or boxes else layer, ("fc7", "fc6", "cells"),
                      ("pooled", "cells"), "of ")
     cnn, state = frozen(cnn_type, layer, weights, pretrained)
+    state = ", photos resized to 224x224," * bool(boxes or whole) + f" {state}"
     if grid:
-        return Grid(cnn, grid), f"{cnn_type} grid {grid}x{grid} {state}"
+        return Grid(cnn, grid), f"{cnn_type} grid {grid}x{grid}{state}"
     if boxes:
-        return BoxPooling(cnn), f"{cnn_type} boxes, photos resized to 224x224, {state}"
-    return cnn, f"{cnn_type} {layer} {state}"
+        return BoxPooling(cnn), f"{cnn_type} boxes{state}"
+    return cnn, f"{cnn_type} {layer}{state}"
 
 
 def region_network(cnn_type: str, layer: str | None, weights: str | None, side: int,
@@ -185,8 +191,8 @@ def cnn_of(recipe: dict) -> tuple:
     check(recipe["cnn_type"] in CNNS,
           f"'{recipe['cnn_type']}' is none of the networks {', '.join(CNNS)}; extract again")
     net, line = network(recipe["cnn_type"], recipe["layer"], recipe["cnn_weights"],
-                        grid=recipe["grid"], boxes=bool(recipe["boxes"]))
-    return net, whole_transform() if recipe["boxes"] else eval_transform(), line
+                        grid=recipe["grid"], boxes=bool(recipe["boxes"]), whole=recipe.get("whole"))
+    return net, whole_transform() if recipe["boxes"] or recipe.get("whole") else eval_transform(), line
 
 
 def clip_of(recipe: dict) -> tuple:
@@ -200,6 +206,17 @@ def drawn_of(recipe: dict) -> tuple:
 
 
 KINDS = {"cnn": cnn_of, "open_clip": clip_of, "demo": drawn_of}
+
+
+def recipe_of(line: str) -> dict | None:
+    """The recipe of the network that a line of features.json names, where its weights need no file."""
+    recipe, found = dict.fromkeys(RECIPE), LINE.fullmatch(line)
+    if found and found[1] in CNNS:
+        grid = found[3] and int(found[3])
+        return recipe | {"kind": "cnn", "cnn_type": found[1], "layer": found[2], "grid": grid,
+                         "whole": bool(found[4]) or None}
+    regions = {drawn.Photos(of).line: of for of in (False, True)}
+    return recipe | {"kind": "demo", "grid": drawn.scenes.GRID * regions[line] or None} if line in regions else None
 
 
 def network_of(recipe: dict, device) -> tuple:

@@ -1,5 +1,6 @@
 """Reading photos of any common format, whole or small; and the import of torchvision, which crops
 and scales them."""
+import contextlib
 import functools
 import io
 import re
@@ -13,7 +14,7 @@ from cli import InputError, reason
 from files.reading import FAULTS
 
 # formats whose reading starts no other program
-PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 
 
 def read_photo(path: str, most: int | None = None, content: bytes | None = None) -> Image.Image:
@@ -43,8 +44,11 @@ def read_photo(path: str, most: int | None = None, content: bytes | None = None)
 
 @functools.cache
 def photo_formats() -> list[str]:
-    """The PHOTO_FORMATS that the installed Pillow can read."""
+    """The PHOTO_FORMATS that the installed Pillow can read, HEIF by the package pillow-heif."""
     Image.init()
+    with contextlib.suppress(ImportError):
+        import pillow_heif  # optional: only photos of this format need it
+        pillow_heif.register_heif_opener()
     return [name for name in PHOTO_FORMATS if name in Image.OPEN]
 
 
