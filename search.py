@@ -1,5 +1,6 @@
 """Search one's own photos by a text or a photo, with how sure each answer is.
 
+    python search.py photos ~/Pictures                # all in one: reads what is new, opens the page
     python -m features.extract images --photos ~/Pictures --cnn_type efficientnet_lite0 \\
         --output_name mine
     python search.py index --checkpoint RUN --images mine --output indexes/mine
@@ -19,6 +20,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import sys
 import time
 
@@ -37,15 +39,18 @@ from cli import (
 from evaluation.confidence import percent
 from evaluation.open import How, Where, newest_run
 from evaluation.pictures import picture_file
+from features import store
 from files.reading import read_lines, read_text
 from inputs import Photos
-from retrieval.build import Kind, add, make, remove, removed_from
-from retrieval.index import Index, lost_photos
+from retrieval.build import Kind, add, folder_name, make, of_folder, remove, removed_from
+from retrieval.index import Index, lost_photos, manifest_of
 from retrieval.milvus import Milvus, open_index
 from retrieval.page import serve
 from retrieval.searcher import Found, Searcher, contact_sheet
 
 TOP = 1000                            # answers to a query at most
+BATCH = 8                             # photos that a network of features reads at a time
+SHIPPED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "models", "photos")
 METHODS = {"flat": "all photos are compared", "hnsw": "a graph proposes candidates",
            "ivfpq": "short codes propose candidates",
            "diskann": "a graph on disk proposes candidates (Milvus)"}
@@ -80,6 +85,24 @@ def index(opt) -> None:
     make(opt.output, opt.checkpoint or newest_run(), Where(opt.data_path, opt.images, opt.split),
          opt.photos, kind, how_of(opt), overwrite=opt.overwrite, token=token_of(opt))
     print_info(opt.output, token_of(opt))
+
+
+def search_photos(opt) -> None:
+    """The command `photos`."""
+    opt.photos = os.path.expanduser(opt.photos)                 # make and some shells leave the ~
+    opt.index = opt.output or os.path.join("indexes", folder_name(opt.photos))
+    known = os.path.exists(os.path.join(opt.index, "manifest.json"))
+    run = opt.checkpoint or (manifest_of(opt.index)["run"] if known else SHIPPED)
+    reading = store.How(torch_device(opt.device), BATCH, opt.workers, skip_broken=True)
+    said = of_folder(opt.photos, opt.index, run, opt.data_path, how_of(opt), reading)
+    if said:
+        print("\n".join(said))
+    else:
+        print_info(opt.index, "")
+    if opt.index_only:
+        print(f"search them with: python search.py query {shlex.quote(opt.index)} \"a dog on a beach\"")
+    else:
+        serve_page(opt)
 
 
 def described(folder: str, made: Index | Milvus) -> list[str]:
@@ -303,15 +326,18 @@ def info_options(p: Arguments) -> None:
 
 def answer_options(p: Arguments) -> None:
     share(p, *OF_INDEX)
+    model_options(p)
+
+
+def model_options(p: Arguments) -> None:
     p.add_argument("--calibration", type=filename, metavar="FILE.json",
                    help="what turns scores into probabilities (default: calibration.json in the "
                         "run folder)")
     p.add_argument("--text_weights", type=filename, metavar="FILE",
                    help="weights of the network that made the run's features of captions, where "
                         "it is no package")
-    p.add_argument("--unsure", type=probability, default=0.5, metavar="P",
-                   help="say that probably nothing is right where the first answer is less "
-                        "probable")
+    p.add_argument("--unsure", type=probability, default=0.0, metavar="P",
+                   help="mark answers of a lower probability as not sure (default: none)")
 
 
 def query_options(p: Arguments) -> None:
@@ -329,13 +355,37 @@ def query_options(p: Arguments) -> None:
     p.add_argument("--time", action="store_true", help="say on stderr where the time went")
 
 
+def photos_options(p: Arguments) -> None:
+    p.add_argument("photos", type=filename, metavar="FOLDER", help="folder of your photos")
+    p.add_argument("--output", type=filename, metavar="INDEX",
+                   help="folder of the index (default: indexes/NAME, after the folder of the photos)")
+    p.add_argument("--data_path", type=filename, default="data",
+                   help="folder to which the features of the photos are written")
+    p.add_argument("--index_only", action="store_true", help="open no page")
+    page_options(p)
+    p.add_argument("--checkpoint", type=filename, metavar="RUN",
+                   help="run folder (default: that of the index, or at first models/photos, which comes with "
+                        "this repository)")
+    share(p, "--device")
+    p.set_defaults(token_file=None)
+    p.add_argument("--workers", type=workers, default=min(4, os.cpu_count() or 1),
+                   help="processes that read photos")
+    model_options(p)
+
+
 def serve_options(p: Arguments) -> None:
     answer_options(p)
+    page_options(p)
+
+
+def page_options(p: Arguments) -> None:
     p.add_argument("--port", type=up_to(65535, least=0), default=8000,
                    help="port on 127.0.0.1; 0 takes a free one")
 
 
 COMMANDS = {
+    "photos": ("Search a folder of photos: read what is new, index it and open the page.",
+               photos_options, search_photos),
     "index": ("Index photos by a trained run.", index_options, index),
     "add": ("Take new and changed photos into an index.", add_options, add_photos),
     "remove": ("Take photos out of an index.", remove_options, remove_photos),

@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from cli import InputError
+from cli import InputError, check
 from data import read_split
 from evaluation.open import How, Where
 from evaluation.subjects import of_split
-from features.folder import find_photos, read_images
-from features.networks import RECIPE
-from files.reading import read_json
+from features import store
+from features.folder import extract, find_photos, read_images
+from features.networks import RECIPE, recipe_of
+from files.reading import read_json, sha256
 from inputs import Features, NoImages, Photos, image_batches
 from retrieval.encoder import Encoder
 from retrieval.engines import Approximate, build
@@ -331,6 +332,35 @@ def refuse_foreign(folder: str) -> None:
     if other:
         raise InputError(f"{folder} holds {other[0]} and is no index; "
                          "name a folder of its own with --output")
+
+
+# ---- a folder of one's own, in one step
+
+def folder_name(photos: str) -> str:
+    """A name for what is made of a folder of photos: its own, and a digest of where it lies."""
+    path = os.path.realpath(photos)
+    name = re.sub(r"[^A-Za-z0-9]+", "_", os.path.basename(path)).strip("_")
+    return f"{name or 'photos'}_{sha256(path)[:6]}"
+
+
+def of_folder(photos: str, output: str, run: str, data_path: str, how: How,
+              reading: store.How) -> list[str]:
+    """An index in the folder `output` of the photos below a folder as they are now, by a run whose
+    features of photos are computed first; what cannot be read is named and left out. Returns what
+    is said of it, in lines. Raises InputError where the run does not tell how to compute them."""
+    encoder, name = Encoder(run, device=how.device, data_path=data_path), None
+    if not encoder.reads_photos:
+        line, name = encoder.extractors.get("ims", ""), folder_name(photos)
+        recipe = recipe_of(line)
+        check(recipe,
+              f"{run} was trained on features of photos of {ascii(line) if line else 'an unnamed network'}, and those "
+              "of other photos cannot be computed from that alone; write them with features.extract "
+              "images --photos, and index them with search.py index --images NAME")
+        extract(photos, os.path.join(data_path, name), recipe, reading, None, None)
+    if os.path.exists(os.path.join(output, "manifest.json")):
+        return add(output, [], how, run)
+    make(output, run, Where(data_path, name, None), None if name else photos, Kind(), how)
+    return []
 
 
 # ---- changes

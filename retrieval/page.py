@@ -201,7 +201,7 @@ def the_flask():
     return flask
 
 
-def application(searcher: Searcher, unsure: float = 0.5):
+def application(searcher: Searcher, unsure: float = 0.0):
     """The flask.Flask that answers for a searcher. unsure: answers of a lower probability are
     marked as not sure."""
     flask = the_flask()

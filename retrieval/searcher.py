@@ -17,6 +17,7 @@ from retrieval.milvus import open_index
 from retrieval.ranking import Asked, Ranker, vectors_of
 from retrieval.trust import (
     EMPTY,
+    NONE,
     Trust,
     badge_of,
     calibration_of,
@@ -60,9 +61,14 @@ class Found(NamedTuple):
     expected: float | None = None # how many photos fit, by people's votes; None without these
 
     def said(self, unsure: float) -> str | None:
-        """How sure the first answer is. unsure: less than this is not sure."""
+        """How many photos fit, where that is known, and how sure the first answer is, unless none
+        fits. unsure: less than this is not sure."""
         fit = None if self.expected is None else how_many(self.expected, self.gallery)
-        return None if self.sure is None else how_sure(self.sure, unsure, self.copies, fit)
+        return fit if self.none_fits or self.sure is None else how_sure(self.sure, unsure, self.copies, fit)
+
+    @property
+    def none_fits(self) -> bool:
+        return self.expected is not None and self.expected < NONE
 
     @property
     def set_said(self) -> str | None:
@@ -73,8 +79,9 @@ class Found(NamedTuple):
 
     @property
     def query_said(self) -> str | None:
-        """What is said of the uncertainty of the query."""
-        return None if self.uncertainty is None else of_the_query(self.uncertainty, self.wider)
+        """What is said of the uncertainty of the query, where no number of photos says it."""
+        return None if self.uncertainty is None or self.expected is not None else of_the_query(
+            self.uncertainty, self.wider)
 
 
 class Searcher:
@@ -105,7 +112,7 @@ class Searcher:
             self.trust = known and trust_in(known, run, manifest["weights"], manifest["similarity"])
         self.count, self.folder = len(self.index), manifest["folder"] or ""
         self.calibrated = self.trust is not None
-        self.title = f"{manifest['data']}, {manifest['similarity']}"
+        self.title = os.path.basename(self.folder) or manifest["data"]
         self.notes = self.trust.notes(manifest["images"][1], self.count) if self.trust else [
             f"no probabilities: {run} was not calibrated; write its calibration with evaluate.py "
             f"--checkpoint {run} --confidence --sets 0.1"]
@@ -193,7 +200,7 @@ class Searcher:
 
 # ---- a sheet of answers
 
-def contact_sheet(path: str, results: list[Found], photo_of, title: str, unsure: float = 0.5,
+def contact_sheet(path: str, results: list[Found], photo_of, title: str, unsure: float = 0.0,
                   asked: list[str | None] = ()) -> None:
     """Draw the answers to queries, each with its name, its score and its probability, and a frame
     where the conformal set holds it.
@@ -207,18 +214,18 @@ def contact_sheet(path: str, results: list[Found], photo_of, title: str, unsure:
     rows = []
     for of, file in zip_longest(results, asked):
         facts = of.said(unsure), of.in_set and f"{of.set_said} (framed)", of.query_said
-        cells = [answer_cell(answer, photo_of(answer.row)) for answer in of.answers]
-        if cells and of.sure is not None:
+        cells = [answer_cell(answer, photo_of(answer.row), of.expected is None) for answer in of.answers]
+        if cells and of.sure is not None and not of.none_fits:
             cells[0] = cells[0]._replace(badge=badge_of(of.sure, unsure), sure=of.sure >= unsure)
         own = [Cell(small(file), "the query")] if file else []
         rows.append(Row(of.query, "; ".join(filter(None, facts)), own + cells))
     draw_rows(path, title, rows, ACROSS)
 
 
-def answer_cell(answer: Answer, file: str) -> Cell:
-    """An answer in a sheet. file: its photo's."""
+def answer_cell(answer: Answer, file: str, spread: bool) -> Cell:
+    """An answer in a sheet. file: its photo's; spread: whether its uncertainty is written."""
     numbers = f"{answer.score:.3f}" + ("" if answer.p is None else f", {percent(answer.p)}")
-    numbers += "" if answer.uncertainty is None else f" (unc. {answer.uncertainty:.1f})"
+    numbers += f" (unc. {answer.uncertainty:.1f})" if spread and answer.uncertainty is not None else ""
     name = " ".join(drawable(answer.name).split())
     name = name if len(name) <= NAME else f"...{name[3 - NAME:]}"
     return Cell(small(file), f"{name}\n{numbers}", IN_SET if answer.in_set else None)

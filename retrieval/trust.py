@@ -63,15 +63,11 @@ class Trust(NamedTuple):
                 f"{count:,}; calibrate them on a dev split of as many images")
 
     def notes(self, data: str, count: int) -> list[str]:
-        """Sentences on answers from other data, or from a gallery of another size."""
-        notes = []
-        if data != self.data:
-            notes.append("the percentages assume that the photo you want is in this folder")
+        """A sentence on answers from other data, or from a gallery of another size."""
+        what = ["assume that the photo you want is in this folder"] * (data != self.data)
         if count != self.gallery:
-            notes.append(f"{'they' if notes else 'the percentages'} were fitted with "
-                         f"{self.gallery:,} photos, and you search {count:,}, "
-                         "so they are approximate")
-        return notes
+            what.append(f"were fitted with {self.gallery:,} photos, and you search {count:,}")
+        return [f"the percentages {', and '.join(what)}"] if what else []
 
 
 # ---- what is said

@@ -604,8 +604,10 @@ def test_search_says_how_sure_it_is(runs, tmp_path, capsys):
 def test_what_is_said_of_other_galleries():
     trust = Trust(2.0, 500, "demo_precomp", 0.1, 3.0, [-3.0, -2.0, 0.0])
     assert trust.notes("demo_precomp", 500) == []
-    assert len(trust.notes("demo_precomp", 600)) == 1 and len(trust.notes("mine", 500)) == 1
-    assert "is in this folder" in trust.notes("mine", 600)[0] and "600" in trust.notes("mine", 600)[1]
+    here, there, both = trust.notes("demo_precomp", 600), trust.notes("mine", 500), trust.notes("mine", 600)
+    assert here == ["the percentages were fitted with 500 photos, and you search 600"]
+    assert there == ["the percentages assume that the photo you want is in this folder"]
+    assert both == [f"{there[0]}, and were fitted with 500 photos, and you search 600"]
     assert [trust.wider_than(x) for x in (-9, -2.5, -1, 4)] == [0.0, 0.25, 0.75, 1.0]
     assert Trust(2.0, 500, "demo_precomp", None, None).wider_than(-1.0) is None
     assert from_json(json.loads(json.dumps(trust._asdict()))) == trust and from_json(None) is None

@@ -93,7 +93,7 @@ def made_up(tmp_path_factory) -> MadeUp:
 
 @pytest.fixture
 def client(made_up):
-    return page.application(made_up).test_client()
+    return page.application(made_up, 0.5).test_client()
 
 
 @pytest.fixture

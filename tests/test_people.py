@@ -23,6 +23,7 @@ from evaluation.volume import Sigmoid, logistic
 from files.layouts import read_precomputed
 from files.reading import is_drawn
 from methods.heads import Volume
+from retrieval.searcher import Found
 from retrieval.trust import Trust, how_many, how_sure
 from similarities import SIMILARITIES, Embedding
 from tests.helpers import fit, for_each, refused
@@ -482,6 +483,9 @@ def test_what_is_said_of_how_many_fit():
     assert how_many(12.4, 1900) == "about 12 of 1,900 photos fit"
     assert how_sure(0.08, 0.3, 1, how_many(12.4, 1900)) == (
         "about 12 of 1,900 photos fit; 8% sure that the first is the one you mean")
+    found = Found("a", [], 1900, 0.3, -9.0, None, [], expected=0.03)        # of none, the first is not the one
+    assert found.said(0.5) == "probably none fits (expected number 0.03)" and found.query_said is None
+    assert found._replace(expected=None).said(0.0) == "30% sure of the first photo"
 
 
 def test_a_search_has_the_probability_of_the_votes():

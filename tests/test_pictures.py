@@ -191,7 +191,7 @@ def sheet(tmp_path):
 
 
 def test_a_sheet_shows_every_answer_and_how_sure_it_is(sheet, drawn, quiet):
-    path = sheet(["a.png", "b/c.png", "gone.png", "\u72ac.png", "e" * 60 + ".png", "f.png"], [0.72, 0.3])
+    path = sheet(["a.png", "b/c.png", "gone.png", "\u72ac.png", "e" * 60 + ".png", "f.png"], [0.72, 0.3], unsure=0.5)
     assert is_drawn(path) and len(drawn) == 12
     first, second, gone, foreign, long, _ = drawn[:6]
     assert first["texts"] == ["a.png\n0.900, 50% (unc. -700.0)", "72% sure",
