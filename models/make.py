@@ -1,0 +1,138 @@
+"""Makes the model that `search.py photos` searches with, from Flickr8k: models/photos.
+
+    python -m models.make --data_path data
+
+It takes the photos of data/f8k (or features of them, data/f8k_precomp, if they are there), and the
+judgements of data/f8k_people, trains two steps and writes the model in float16 with its
+calibration. Words that Flickr8k's captions lack come from the network's own classes: of class c
+with row w of the last layer, the features of a linear discriminant have the mean mu + S w, with mu
+and S those of the training photos. Such rows, as far from mu as photos are, stand beside the
+photos with the name of the class as their captions.
+"""
+if __name__ == "__main__":
+    import cli
+    cli.starting()
+
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import torch
+
+import cli
+from checkpoints import load_checkpoint
+from cli import Arguments, check, filename
+from encoders import CNN
+from files.photos import import_torchvision
+from files.reading import need, read_array, read_json, read_lines
+from files.writing import save_array, save_json, save_lines, save_state
+from inputs import extractors
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PHOTOS, TRAINED, PEOPLE = "f8k_precomp", "f8k_classes_precomp", "f8k_people"
+NETWORK = "efficientnet_lite0"
+TEMPLATES = ("{} .", "a photo of {} .", "there is {} in the photo .", "a picture with {} .", "{} can be seen .")
+TIMES = 2                             # rows of each class
+KEPT = ("format", "options", "vocabulary", "model", "state", "data")    # of a checkpoint
+POINTS = ("--text_features minilm --txt_layers 2048 --embed_size 512 --batch_size 512 --learning_rate 1e-3 "
+          "--schedule cosine --warmup 1 --loss infonce --mask_same_image --weight_decay 0.05 --dropout 0.3 "
+          "--feature_noise 0.7 --num_epochs 16").split()
+SPREAD = ("--text_features minilm --txt_layers 2048 --embed_size 512 --batch_size 512 --learning_rate 1e-3 "
+          "--schedule cosine --warmup 1 --loss volume --freeze_means --head spherical_one --var_layers 256 "
+          "--num_epochs 6").split()
+
+
+def class_rows(photos: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """What photos of each class are like to a network: features of photos (N, F) and the rows of its
+    last layer (C, F) -> (C, F) float32, as far from the mean of the photos as the middle one."""
+    photos, rows = photos.astype(float), rows.astype(float)
+    mean, spread = photos.mean(0), np.cov(photos.T)                                 # (F,), (F, F)
+    toward = rows @ spread                                                          # (C, F)
+    far = np.median(np.linalg.norm(photos - mean, axis=1))
+    return (mean + far * toward / np.linalg.norm(toward, axis=1, keepdims=True)).astype(np.float32)
+
+
+def captions_of(name: str) -> list[str]:
+    """A caption of each template for the name of a class."""
+    thing = f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+    return [template.format(thing) for template in TEMPLATES]
+
+
+def classes() -> tuple[np.ndarray, list[str]]:
+    """The rows of NETWORK's last layer (1000, F), and the names of its classes."""
+    import_torchvision()
+    from torchvision.models import ResNet18_Weights
+    state = torch.load(CNN(NETWORK).net.weights_file, weights_only=True, map_location="cpu")
+    return state["_fc.weight"].numpy(), ResNet18_Weights.DEFAULT.meta["categories"]
+
+
+def with_classes(photos: str, to: str) -> None:
+    """Write a data set of photos, beside whose training photos stand the classes."""
+    os.makedirs(to, exist_ok=True)
+    for name in os.listdir(photos):
+        if name.endswith(("_ims.npy", "_caps.txt", "_ids.txt")):
+            shutil.copyfile(os.path.join(photos, name), os.path.join(to, name))
+    paths = [os.path.join(to, f"train_{end}") for end in ("ims.npy", "caps.txt", "ids.txt")]
+    features, texts, ids = np.array(read_array(paths[0], "extract again")), *map(read_lines, paths[1:])
+    rows, names = classes()
+    save_array(paths[0], np.concatenate([features, *[class_rows(features, rows)] * TIMES]))
+    save_lines(paths[1], [*texts, *[text for name in names for text in captions_of(name)] * TIMES])
+    save_lines(paths[2], [*ids, *(f"class {k}, {n}" for n in range(TIMES) for k in range(len(names)))])
+    save_json({**extractors(to), "ims": extractors(photos).get("ims", "")}, os.path.join(to, "features.json"))
+
+
+def pack(run: str, to: str) -> None:
+    """The best model of a run in float16, without what belongs to a machine."""
+    stored = load_checkpoint(run)
+    stored = {name: stored[name] for name in KEPT}
+    stored["options"] |= {"data_path": "data", "logger_name": "runs/photos", "init_from": None}
+    stored["model"] = {name: x.half() if x.is_floating_point() else x for name, x in stored["model"].items()}
+    os.makedirs(to, exist_ok=True)
+    save_state(stored, os.path.join(to, "model_best.pt"), "make it again")
+
+
+def called(*words: str) -> None:
+    """Runs a command of this repository, which says what it does."""
+    print(f"$ python {' '.join(words)}", flush=True)
+    check(subprocess.run([sys.executable, *words], check=False).returncode == 0,
+          f"python {' '.join(words)} failed, as it says above; mend that and call this again")
+
+
+def make(opt) -> None:
+    """The command."""
+    data, photos, trained = opt.data_path, *(os.path.join(opt.data_path, name) for name in (PHOTOS, TRAINED))
+    runs = [os.path.join(opt.runs, name) for name in ("photos_points", "photos_volume")]
+    if not os.path.isfile(os.path.join(photos, "train_ims.npy")):
+        called("-m", "features.extract", "images", "--data_path", data, "--data_name", "f8k", "--cnn_type", NETWORK,
+               "--whole", "--output_name", PHOTOS)
+    judged = [need(os.path.join(data, PEOPLE, f"{name}Annotations.txt"), "Flickr8k's judgements come with its text")
+              for name in ("Expert", "CrowdFlower")]
+    with_classes(photos, trained)
+    for name in (TRAINED, PEOPLE):
+        called("-m", "features.extract", "captions", "--data_path", data, "--data_name", name, "--kind", "minilm")
+    of = ("train.py", "--data_path", data, "--data_name", TRAINED)
+    called(*of, *POINTS, "--logger_name", runs[0])
+    called(*of, *SPREAD, "--init_from", runs[0], "--logger_name", runs[1])
+    pack(runs[1], opt.output)
+    told = os.path.join(runs[1], "people.json")
+    called("evaluate.py", "--checkpoint", opt.output, "--data_path", data, "--data_name", PEOPLE, "--split", "photos",
+           "--judgements", *judged, "--confidence", "--output", told)
+    calibration = read_json(told.replace(".json", "_calibration.json"))
+    save_json({**calibration, "checkpoints": ["models/photos"]}, os.path.join(opt.output, "calibration.json"))
+    size = os.path.getsize(os.path.join(opt.output, "model_best.pt"))
+    print(f"{opt.output}: {size / 2 ** 20:.1f} MiB, and its calibration")
+
+
+def main(argv=None) -> None:
+    p = Arguments("Make the model that search.py photos searches with, from Flickr8k.")
+    p.add_argument("--data_path", type=filename, default="data",
+                   help="folder that holds f8k or f8k_precomp, and f8k_people")
+    p.add_argument("--runs", type=filename, default="runs", help="folder of the runs that are trained")
+    p.add_argument("--output", type=filename, default=os.path.join(HERE, "photos"), help="folder of the model")
+    cli.run("models.make", make, p.parse_args(argv))
+
+
+if __name__ == "__main__":
+    main()

