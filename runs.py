@@ -505,3 +505,15 @@ def load_resumable(path: str) -> dict:
 def run_folder(path: str) -> str:
     """The folder of a run, or of a checkpoint file."""
     return os.path.dirname(path) or "." if os.path.isfile(path) else path
+
+
+# ---- several commands in one
+
+def called(*words: str) -> None:
+    """Runs a command of this repository, which says what it does. Raises InputError where it fails."""
+    print(f"$ python {' '.join(words)}", flush=True)
+    here = os.path.dirname(os.path.abspath(__file__))
+    own = [os.path.join(here, word) if word.endswith(".py") else word for word in words]
+    done = subprocess.run([sys.executable, *own], check=False, env=os.environ | {"PYTHONPATH": here})
+    check(done.returncode == 0,
+          f"python {' '.join(words)} failed, as it says above; mend that and call this again")

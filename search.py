@@ -36,17 +36,20 @@ from cli import (
     up_to,
     workers,
 )
+from evaluation.calibration import calibration_file
 from evaluation.confidence import percent
 from evaluation.open import How, Where, newest_run
 from evaluation.pictures import picture_file
 from features import store
-from files.reading import read_lines, read_text
+from features.folder import CAPTIONS
+from files.reading import need, read_lines, read_text
 from inputs import Photos
 from retrieval.build import Kind, add, folder_name, make, of_folder, remove, removed_from
 from retrieval.index import Index, lost_photos, manifest_of
 from retrieval.milvus import Milvus, open_index
 from retrieval.page import serve
 from retrieval.searcher import Found, Searcher, contact_sheet
+from runs import called
 
 TOP = 1000                            # answers to a query at most
 BATCH = 8                             # photos that a network of features reads at a time
@@ -87,12 +90,28 @@ def index(opt) -> None:
     print_info(opt.output, token_of(opt))
 
 
+def train_on(photos: str, data_path: str, run: str) -> None:
+    """Trains a run on the photos below a folder that its captions.csv describes, and calibrates it."""
+    need(os.path.join(photos, CAPTIONS), "list photos and captions in it, with the header name,caption")
+    data = "--data_path", data_path
+    name = folder_name(photos)
+    called("-m", "features.extract", "images", *data, "--photos", photos, "--cnn_type", "efficientnet_lite0", "--whole",
+           "--output_name", name, "--skip_broken")
+    called("-m", "features.extract", "captions", *data, "--data_name", name, "--kind", "minilm")
+    new = ("--data_name", name, "--text_features", "minilm", "--loss", "infonce", "--mask_same_image", "--logger_name")
+    begun = os.path.isfile(os.path.join(run, "checkpoint.pt"))
+    called("train.py", *(["--resume"] if begun else [*data, *new]), run)
+    called("evaluate.py", *data, "--checkpoint", run, "--confidence")
+
+
 def search_photos(opt) -> None:
     """The command `photos`."""
     opt.photos = os.path.expanduser(opt.photos)                 # make and some shells leave the ~
     opt.index = opt.output or os.path.join("indexes", folder_name(opt.photos))
     known = os.path.exists(os.path.join(opt.index, "manifest.json"))
-    run = opt.checkpoint or (manifest_of(opt.index)["run"] if known else SHIPPED)
+    run = opt.checkpoint or opt.train or (manifest_of(opt.index)["run"] if known else SHIPPED)
+    if opt.train and not os.path.isfile(calibration_file(opt.train)):      # the last that is written
+        train_on(opt.photos, opt.data_path, opt.train)
     reading = store.How(torch_device(opt.device), BATCH, opt.workers, skip_broken=True)
     said = of_folder(opt.photos, opt.index, run, opt.data_path, how_of(opt), reading)
     if said:
@@ -361,6 +380,9 @@ def photos_options(p: Arguments) -> None:
                    help="folder of the index (default: indexes/NAME, after the folder of the photos)")
     p.add_argument("--data_path", type=filename, default="data",
                    help="folder to which the features of the photos are written")
+    p.add_argument("--train", type=filename, metavar="RUN",
+                   help="train a model on the photos that FOLDER/captions.csv describes, to this run folder, "
+                        "and search with it")
     p.add_argument("--index_only", action="store_true", help="open no page")
     page_options(p)
     p.add_argument("--checkpoint", type=filename, metavar="RUN",

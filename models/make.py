@@ -15,20 +15,19 @@ if __name__ == "__main__":
 
 import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import torch
 
 import cli
 from checkpoints import load_checkpoint
-from cli import Arguments, check, filename
+from cli import Arguments, filename
 from encoders import CNN
 from files.photos import import_torchvision
 from files.reading import need, read_array, read_json, read_lines
 from files.writing import save_array, save_json, save_lines, save_state
 from inputs import extractors
+from runs import called
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PHOTOS, TRAINED, PEOPLE = "f8k_precomp", "f8k_classes_precomp", "f8k_people"
@@ -91,13 +90,6 @@ def pack(run: str, to: str) -> None:
     stored["model"] = {name: x.half() if x.is_floating_point() else x for name, x in stored["model"].items()}
     os.makedirs(to, exist_ok=True)
     save_state(stored, os.path.join(to, "model_best.pt"), "make it again")
-
-
-def called(*words: str) -> None:
-    """Runs a command of this repository, which says what it does."""
-    print(f"$ python {' '.join(words)}", flush=True)
-    check(subprocess.run([sys.executable, *words], check=False).returncode == 0,
-          f"python {' '.join(words)} failed, as it says above; mend that and call this again")
 
 
 def make(opt) -> None:

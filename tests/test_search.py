@@ -390,6 +390,36 @@ def test_one_command_reads_what_is_new(own, small_run, capsys, monkeypatch):
     assert served[0][0].count == 11 and served[0][0].title == "photos"
 
 
+def test_own_captions_make_a_run_in_one_command(own, small_run, capsys, monkeypatch):
+    """The commands one after the other; a training that was stopped goes on; a run with its calibration is taken."""
+    monkeypatch.chdir(own)
+    asked = []
+
+    def called(*words):
+        asked.append(words)
+        if words[0] == "evaluate.py":
+            (own / "mine" / "calibration.json").write_text("{}")
+    monkeypatch.setattr(search, "called", called)
+    monkeypatch.setattr(search, "of_folder", lambda *words: asked.append(words) or ["done"])
+    words = ["photos", own / "photos", "--train", "mine", "--index_only"]
+    refused(capsys, search.main, words, "captions.csv; list photos and captions in it")
+    (own / "photos" / "captions.csv").write_text("name,caption\n0.png,a red circle .\n")
+    for begun in (False, True):
+        asked.clear()
+        os.makedirs("mine", exist_ok=True)
+        if begun:
+            os.remove("mine/calibration.json")
+            (own / "mine" / "checkpoint.pt").write_bytes(b"")
+        run(*words)
+        assert [of[0] for of in asked[:4]] == ["-m", "-m", "train.py", "evaluate.py"] and asked[4][2] == "mine"
+        assert asked[2] == ("train.py", "--resume", "mine") if begun else asked[2][-2:] == ("--logger_name", "mine")
+        name = asked[0][asked[0].index("--output_name") + 1]
+        assert name == build.folder_name(own / "photos") and "--whole" in asked[0] and name in asked[1]
+    asked.clear()
+    run(*words)
+    assert len(asked) == 1 and asked[0][2] == "mine"
+
+
 def test_a_run_that_does_not_say_what_it_reads_takes_no_folder(own, small_run, capsys, monkeypatch):
     class Silent(Encoder):
         def __init__(self, *args, **more):
