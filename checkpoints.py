@@ -177,7 +177,9 @@ class Trained:
         self.path = path
         self.model, self.vocab, self.options = load_model(stored, path, phrases)
         self.state, self.notes = stored["state"], list(stored.get("notes", ()))
-        self.extractors = stored.get("data", {}).get("extractors") or {}  # of its features, by name
+        data = stored.get("data", {})
+        self.extractors = data.get("extractors") or {}      # of its features, by name
+        self.clip = data.get("open_clip")                   # the network that it is (models.clip)
         self.to(device)
 
     def to(self, device: torch.device | str) -> "Trained":
@@ -192,7 +194,8 @@ class Trained:
     @functools.cached_property
     def weights(self) -> str:
         """A digest of the weights, by which a model is known wherever its run folder lies."""
-        return checksum(x.cpu().contiguous().numpy() for x in self.model.state_dict().values())
+        own = [x.cpu().contiguous().numpy() for x in self.model.state_dict().values()]
+        return checksum(own or [str(self.extractors).encode()])     # CLIP as it is has none of its own
 
     @torch.no_grad()
     def texts(self, texts: list[str], network: Callable[[list[str]], Tensor] | None = None,

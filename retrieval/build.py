@@ -351,7 +351,7 @@ def of_folder(photos: str, output: str, run: str, data_path: str, how: How,
     encoder, name = Encoder(run, device=how.device, data_path=data_path), None
     if not encoder.reads_photos:
         line, name = encoder.extractors.get("ims", ""), folder_name(photos)
-        recipe = recipe_of(line)
+        recipe = {**dict.fromkeys(RECIPE), "kind": "open_clip", **encoder.clip} if encoder.clip else recipe_of(line)
         check(recipe,
               f"{run} was trained on features of photos of {ascii(line) if line else 'an unnamed network'}, and those "
               "of other photos cannot be computed from that alone; write them with features.extract "

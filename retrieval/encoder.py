@@ -101,7 +101,7 @@ class Encoder(Trained):
         if line.startswith("minilm"):
             network = MiniLM(self.text_weights)
         elif line.startswith("open_clip"):
-            network = ClipCaptions(line.split()[1], self.text_weights, None)
+            network = ClipCaptions(line.split()[1], self.text_weights or (self.clip or {}).get("weights"), None)
         else:
             raise InputError(f"{self.path} reads the features of captions '{name}' "
                              f"({line or 'of an unknown network'}), and only those of minilm, "

@@ -8,10 +8,16 @@ import socket
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+import evaluate
+import models.clip
+import search
+from checkpoints import Trained
 from cli import InputError
 from data import read_split
 from features import extract, openclip
+from retrieval.searcher import Searcher
 from tests.helpers import refused
 
 if importlib.util.find_spec("open_clip") is None:
@@ -225,3 +231,38 @@ def test_refusals(folder, weights, monkeypatch, capsys):
 def test_photos_of_a_network_whose_captions_are_refused(folder, clip, weights):
     images(folder, "--model", "tiny-hf", "--weights", weights / "tiny.pt")
     assert extractors(folder)["ims"].startswith("open_clip tiny-hf encode_image") and clip.list_models()
+
+
+# ---- a network as a run, without training
+
+def test_a_network_is_a_run_without_training(folder, clip, weights, capsys, monkeypatch):
+    """models.clip: a folder of photos is searched with it, and it is evaluated, by open_clip's own cosines."""
+    monkeypatch.chdir(folder)
+    file = weights / "tiny.safetensors"
+    made = ["--model", "tiny", "--weights", str(file), "--output", "runs/clip"]
+    models.clip.main(made)
+    assert "search with: python search.py photos FOLDER --checkpoint runs/clip" in capsys.readouterr().out
+    refused(capsys, models.clip.main, made, "is there already")
+    search.main(["photos", "demo/images", "--checkpoint", "runs/clip", "--index_only", "--workers", "0", "--data_path",
+                 str(folder / "d"), "--output", "index"])
+    found, = Searcher("index").find_texts(["a red circle ."], top=3)
+    net, _, transform = clip.create_model_and_transforms("tiny", pretrained=str(file))
+    with torch.no_grad():
+        text = net.eval().encode_text(clip.get_tokenizer("tiny")(["a red circle ."]), normalize=True)[0]
+        for answer in found.answers:
+            photo = Image.open(folder / "demo" / "images" / answer.name).convert("RGB")
+            image = net.encode_image(transform(photo)[None], normalize=True)[0]
+            assert answer.score == pytest.approx(float(image @ text), abs=1e-5)
+    assert found.answers[0].score >= found.answers[2].score and found.sure is None
+    images(folder, "--model", "tiny", "--weights", file)
+    captions(folder, "--model", "tiny", "--weights", file)
+    results = evaluate.run(evaluate.parse_args(
+        ["--checkpoint", "runs/clip", "--data_path", str(folder), "--data_name", "new", "--output", "r.json",
+         "--export", "e.npz"]))
+    x = np.load(folder / "new" / "test_ims.npy")
+    with np.load("e.npz") as f:
+        assert results["images"] == len(x)
+        np.testing.assert_allclose(f["image_mean"], x / np.linalg.norm(x, axis=1, keepdims=True), atol=1e-5)
+    other = Trained("runs/clip")
+    other.extractors = {"ims": "another network"}
+    assert other.weights != Trained("runs/clip").weights
