@@ -15,7 +15,7 @@ from cli import InputError
 from data import Split, check, check_extractors, read_split
 from demo import extractor, scenes
 from encoders import CNN
-from features import extract, folder, store
+from features import extract, folder, networks, store
 from features.networks import network_of
 from inputs import Features, Photos, eval_transform, whole_transform
 from tests.helpers import Command, refused
@@ -686,3 +686,33 @@ def test_wrong_tables(mine, capsys):
     elsewhere.write_text("name,caption\n" + "".join(f"{name},x\n" for name in names))
     refused(capsys, lambda words: run(mine, *words), ["--captions", elsewhere, "--captions_per_image", 2],
             "of 0 photos with captions none is of train and dev and test .*; .*smaller --captions_per_image")
+
+
+def test_photos_of_phones_are_read_where_a_package_reads_them(tmp_path):
+    heif = pytest.importorskip("pillow_heif")
+    heif.register_heif_opener()
+    os.makedirs(tmp_path / "p")
+    Image.new("RGB", (64, 48), (200, 30, 30)).save(tmp_path / "p" / "a.HEIC", format="HEIF")
+    names, notes = folder.find_photos(str(tmp_path / "p"))
+    assert names == ["a.HEIC"] and notes == []
+    photo = Photos([str(tmp_path / "p" / "a.HEIC")]).open(0)
+    assert photo.size == (64, 48) and np.abs(np.array(photo)[24, 32].astype(int) - (200, 30, 30)).max() < 12
+
+
+def test_without_the_package_they_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "photo_formats", lambda: ["JPEG"])
+    (tmp_path / "a.heic").write_bytes(b"x")
+    names, notes = folder.find_photos(str(tmp_path))
+    assert names == [] and "1 other file: .heic" in notes[0] and "pip install pillow-heif" in notes[1]
+
+
+def test_whole_photos_are_resized_out_of_shape(monkeypatch):
+    """Of a photo 300 x 200 nothing is cut off with --whole, and the middle is taken without it."""
+    monkeypatch.setattr(networks, "network", lambda *words, **more: (None, str(more)))
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (200, 300, 3), np.uint8))
+    recipe = dict.fromkeys(networks.RECIPE) | {"kind": "cnn", "cnn_type": "resnet18"}
+    for whole, transform in ((True, whole_transform()), (None, eval_transform())):
+        _, found, line = networks.cnn_of({**recipe, "whole": whole})
+        assert torch.equal(found(photo), transform(photo)) and f"'whole': {whole}" in line
+    del recipe["whole"]                                                             # of an older index
+    assert torch.equal(networks.cnn_of(recipe)[1](photo), eval_transform()(photo))

