@@ -44,8 +44,18 @@ from features import store
 from features.folder import CAPTIONS
 from files.reading import need, read_lines, read_text
 from inputs import Photos
-from retrieval.build import Kind, add, folder_name, make, of_folder, remove, removed_from
-from retrieval.index import Index, lost_photos, manifest_of
+from retrieval.build import (
+    WHOLE,
+    Kind,
+    add,
+    features_of,
+    folder_name,
+    make,
+    of_folder,
+    remove,
+    removed_from,
+)
+from retrieval.index import Index, lost_photos
 from retrieval.milvus import Milvus, open_index
 from retrieval.page import serve
 from retrieval.searcher import Found, Searcher, contact_sheet
@@ -90,13 +100,11 @@ def index(opt) -> None:
     print_info(opt.output, token_of(opt))
 
 
-def train_on(photos: str, data_path: str, run: str) -> None:
+def train_on(photos: str, data_path: str, run: str, reading: store.How) -> None:
     """Trains a run on the photos below a folder that its captions.csv describes, and calibrates it."""
     need(os.path.join(photos, CAPTIONS), "list photos and captions in it, with the header name,caption")
     data = "--data_path", data_path
-    name = folder_name(photos)
-    called("-m", "features.extract", "images", *data, "--photos", photos, "--cnn_type", "efficientnet_lite0", "--whole",
-           "--output_name", name, "--skip_broken")
+    name = features_of(photos, WHOLE, data_path, reading)
     called("-m", "features.extract", "captions", *data, "--data_name", name, "--kind", "minilm")
     new = ("--data_name", name, "--text_features", "minilm", "--loss", "infonce", "--mask_same_image", "--logger_name")
     begun = os.path.isfile(os.path.join(run, "checkpoint.pt"))
@@ -107,12 +115,12 @@ def train_on(photos: str, data_path: str, run: str) -> None:
 def search_photos(opt) -> None:
     """The command `photos`."""
     opt.photos = os.path.expanduser(opt.photos)                 # make and some shells leave the ~
-    opt.index = opt.output or os.path.join("indexes", folder_name(opt.photos))
-    known = os.path.exists(os.path.join(opt.index, "manifest.json"))
-    run = opt.checkpoint or opt.train or (manifest_of(opt.index)["run"] if known else SHIPPED)
-    if opt.train and not os.path.isfile(calibration_file(opt.train)):      # the last that is written
-        train_on(opt.photos, opt.data_path, opt.train)
+    run = opt.checkpoint or opt.train or SHIPPED
+    own = "" if run == SHIPPED else os.path.realpath(run)       # each run has an index of its own
+    opt.index = opt.output or os.path.join("indexes", folder_name(opt.photos, own))
     reading = store.How(torch_device(opt.device), BATCH, opt.workers, skip_broken=True)
+    if opt.train and not os.path.isfile(calibration_file(opt.train)):      # the last that is written
+        train_on(opt.photos, opt.data_path, opt.train, reading)
     said = of_folder(opt.photos, opt.index, run, opt.data_path, how_of(opt), reading)
     if said:
         print("\n".join(said))
@@ -377,7 +385,8 @@ def query_options(p: Arguments) -> None:
 def photos_options(p: Arguments) -> None:
     p.add_argument("photos", type=filename, metavar="FOLDER", help="folder of your photos")
     p.add_argument("--output", type=filename, metavar="INDEX",
-                   help="folder of the index (default: indexes/NAME, after the folder of the photos)")
+                   help="folder of the index (default: indexes/NAME, after the folder of the photos; each run has "
+                        "its own)")
     p.add_argument("--data_path", type=filename, default="data",
                    help="folder to which the features of the photos are written")
     p.add_argument("--train", type=filename, metavar="RUN",
@@ -386,8 +395,7 @@ def photos_options(p: Arguments) -> None:
     p.add_argument("--index_only", action="store_true", help="open no page")
     page_options(p)
     p.add_argument("--checkpoint", type=filename, metavar="RUN",
-                   help="run folder (default: that of the index, or at first models/photos, which comes with "
-                        "this repository)")
+                   help="run folder (default: models/photos, which comes with this repository)")
     share(p, "--device")
     p.set_defaults(token_file=None)
     p.add_argument("--workers", type=workers, default=min(4, os.cpu_count() or 1),

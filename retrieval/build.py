@@ -47,6 +47,8 @@ LEARNT, TRIED = 4000, 300             # queries that approximate indexes learn f
 TARGET = 0.98                         # share of the ten best photos that the candidates hold
 DEEPEST = 3200                        # candidates of a query at most
 BEST = 10
+OF_CLIP = dict.fromkeys(RECIPE) | {"kind": "open_clip"}
+WHOLE = dict.fromkeys(RECIPE) | {"kind": "cnn", "cnn_type": "efficientnet_lite0", "layer": "pooled", "whole": True}
 
 
 class Kind(NamedTuple):
@@ -336,27 +338,35 @@ def refuse_foreign(folder: str) -> None:
 
 # ---- a folder of one's own, in one step
 
-def folder_name(photos: str) -> str:
-    """A name for what is made of a folder of photos: its own, and a digest of where it lies."""
+def folder_name(photos: str, of: object = "") -> str:
+    """A name for what is made of a folder of photos: its own, and a digest of where it lies and of what is made."""
     path = os.path.realpath(photos)
     name = re.sub(r"[^A-Za-z0-9]+", "_", os.path.basename(path)).strip("_")
-    return f"{name or 'photos'}_{sha256(path)[:6]}"
+    return f"{name or 'photos'}_{sha256(f'{path}{of}')[:6]}"
+
+
+def features_of(photos: str, recipe: dict, data_path: str, reading: store.How) -> str:
+    """The name, below data_path, of the features of the photos below a folder as they are now. Photos that cannot be
+    read are named and left out."""
+    name = folder_name(photos, sorted(recipe.items()))
+    extract(photos, os.path.join(data_path, name), recipe, reading, None, None)
+    return name
 
 
 def of_folder(photos: str, output: str, run: str, data_path: str, how: How,
               reading: store.How) -> list[str]:
     """An index in the folder `output` of the photos below a folder as they are now, by a run whose
-    features of photos are computed first; what cannot be read is named and left out. Returns what
-    is said of it, in lines. Raises InputError where the run does not tell how to compute them."""
+    features of photos are computed first. Returns what is said of it, in lines. Raises InputError
+    where the run does not tell how to compute them."""
     encoder, name = Encoder(run, device=how.device, data_path=data_path), None
     if not encoder.reads_photos:
-        line, name = encoder.extractors.get("ims", ""), folder_name(photos)
-        recipe = {**dict.fromkeys(RECIPE), "kind": "open_clip", **encoder.clip} if encoder.clip else recipe_of(line)
+        line = encoder.extractors.get("ims", "")
+        recipe = OF_CLIP | encoder.clip if encoder.clip else recipe_of(line)
         check(recipe,
               f"{run} was trained on features of photos of {ascii(line) if line else 'an unnamed network'}, and those "
               "of other photos cannot be computed from that alone; write them with features.extract "
               "images --photos, and index them with search.py index --images NAME")
-        extract(photos, os.path.join(data_path, name), recipe, reading, None, None)
+        name = features_of(photos, recipe, data_path, reading)
     if os.path.exists(os.path.join(output, "manifest.json")):
         return add(output, [], how, run)
     make(output, run, Where(data_path, name, None), None if name else photos, Kind(), how)

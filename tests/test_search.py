@@ -19,6 +19,7 @@ from evaluation.bank import item_terms
 from evaluation.encode import encode
 from evaluation.open import How
 from features import extract
+from features.networks import recipe_of
 from files import writing
 from inputs import Photos
 from retrieval import build, encoder, engines, index, milvus, searcher
@@ -377,8 +378,13 @@ def test_one_command_reads_what_is_new(own, small_run, capsys, monkeypatch):
     assert folder.startswith("photos_") and ": 10 photos of photos" in shown and f"query indexes/{folder}" in shown
     expected, found = (Searcher(str(path)).find_texts(TEXTS, top=10) for path in (own / "index", f"indexes/{folder}"))
     assert [[a[:3] for a in one.answers] for one in found] == [[a[:3] for a in one.answers] for one in expected]
-    run(*words[:2], *words[4:])                             # the run is that of the index
+    run(*words)
     assert "0 photos added, 0 changed" in capsys.readouterr().out
+    monkeypatch.setattr(search, "SHIPPED", small_run("--sim", "cosine"))            # another run, another index
+    run(*words[:2], *words[4:])
+    shown = capsys.readouterr().out
+    assert ": 10 photos of photos" in shown and "nothing was computed" in shown and len(os.listdir("indexes")) == 2
+    assert len(os.listdir("data")) == 2                                             # `mine` and the features of both
     shutil.copy(own / "spare" / "10.png", own / "photos")
     (own / "photos" / "bad.png").write_bytes(b"no photo")
     run(*words)
@@ -394,6 +400,7 @@ def test_own_captions_make_a_run_in_one_command(own, small_run, capsys, monkeypa
     """The commands one after the other; a training that was stopped goes on; a run with its calibration is taken."""
     monkeypatch.chdir(own)
     asked = []
+    monkeypatch.setattr(search, "features_of", lambda *words: asked.append(words) or "its_name")
 
     def called(*words):
         asked.append(words)
@@ -411,10 +418,10 @@ def test_own_captions_make_a_run_in_one_command(own, small_run, capsys, monkeypa
             os.remove("mine/calibration.json")
             (own / "mine" / "checkpoint.pt").write_bytes(b"")
         run(*words)
-        assert [of[0] for of in asked[:4]] == ["-m", "-m", "train.py", "evaluate.py"] and asked[4][2] == "mine"
+        assert [of[0] for of in asked[1:4]] == ["-m", "train.py", "evaluate.py"] and asked[4][2] == "mine"
         assert asked[2] == ("train.py", "--resume", "mine") if begun else asked[2][-2:] == ("--logger_name", "mine")
-        name = asked[0][asked[0].index("--output_name") + 1]
-        assert name == build.folder_name(own / "photos") and "--whole" in asked[0] and name in asked[1]
+        line = "efficientnet_lite0 pooled, photos resized to 224x224, sha256:ab"    # as models/photos has it
+        assert asked[0][1] == recipe_of(line) and "its_name" in asked[1]
     asked.clear()
     run(*words)
     assert len(asked) == 1 and asked[0][2] == "mine"
