@@ -29,6 +29,7 @@ from cli import (
     Arguments,
     InputError,
     data_set,
+    day,
     filename,
     probability,
     split_name,
@@ -44,6 +45,7 @@ from features import store
 from features.folder import CAPTIONS
 from files.reading import need, read_lines, read_text
 from inputs import Photos
+from retrieval import learning
 from retrieval.build import (
     WHOLE,
     Kind,
@@ -58,7 +60,7 @@ from retrieval.build import (
 from retrieval.index import Index, lost_photos
 from retrieval.milvus import Milvus, open_index
 from retrieval.page import serve
-from retrieval.searcher import Found, Searcher, contact_sheet
+from retrieval.searcher import Found, Searcher, Wanted, contact_sheet
 from runs import called
 
 TOP = 1000                            # answers to a query at most
@@ -216,9 +218,11 @@ def query(opt) -> None:
             f"write it with evaluate.py --checkpoint {searcher.encoder.path} --confidence --sets "
             "0.1"))
     ready = time.perf_counter()
-    found = searcher.find_texts(texts, opt.top) if texts else []
+    wanted = Wanted(*map(tuple, (opt.also, opt.without, opt.only)), opt.since or "",
+                    opt.until or "", opt.once)
+    found = searcher.find_texts(texts, opt.top, wanted=wanted) if texts else []
     photos = Photos(opt.photo)
-    found += [searcher.find_photo(photos.open(k), opt.top, name=path)
+    found += [searcher.find_photo(photos.open(k), opt.top, name=path, wanted=wanted)
               for k, path in enumerate(opt.photo)]
     done = time.perf_counter()
     if opt.json:
@@ -263,6 +267,15 @@ def as_json(found: Found, searcher: Searcher) -> dict:
     # the searcher's are about probabilities
     always = [] if searcher.calibrated and found.sure is None else searcher.notes
     return {**found._asdict(), "answers": answers, "notes": [*found.notes, *always]}
+
+
+def calibrate_index(opt) -> None:
+    """The command `calibrate`."""
+    if opt.undo:
+        learning.forget(opt.index)
+        print(f"{opt.index}: what was learned is gone; the answers are kept in {learning.ANSWERS}")
+    else:
+        print("\n".join(learning.calibrate(opened(opt))))
 
 
 def serve_page(opt) -> None:
@@ -374,6 +387,17 @@ def query_options(p: Arguments) -> None:
                    help="photos to search for")
     p.add_argument("--captions", type=filename, metavar="FILE.txt",
                    help="texts to search for, one per line")
+    p.add_argument("--and", dest="also", nargs="+", default=[], metavar="TEXT",
+                   help="texts that the photos have to fit, too; beside --photo, what the photo lacks")
+    p.add_argument("--not", dest="without", nargs="+", default=[], metavar="TEXT",
+                   help="texts that they should not fit")
+    p.add_argument("--only", nargs="+", default=[], metavar="NAME",
+                   help="search these photos alone: folders, names, or patterns with * and ?")
+    p.add_argument("--since", type=day, metavar="DAY",
+                   help="and those taken on this day or later, by EXIF or else the file's date: "
+                        "2024, 2024-07 or 2024-07-31")
+    p.add_argument("--until", type=day, metavar="DAY", help="and not later than this")
+    p.add_argument("--once", action="store_true", help="show photos that are nearly equal once")
     p.add_argument("--top", type=up_to(TOP), default=10, metavar="K", help="answers to each query")
     p.add_argument("--sets", action="store_true",
                    help="mark the set that holds the right photo with a known chance")
@@ -403,6 +427,11 @@ def photos_options(p: Arguments) -> None:
     model_options(p)
 
 
+def calibrate_options(p: Arguments) -> None:
+    answer_options(p)
+    p.add_argument("--undo", action="store_true", help="take back what was learned")
+
+
 def serve_options(p: Arguments) -> None:
     answer_options(p)
     page_options(p)
@@ -421,6 +450,7 @@ COMMANDS = {
     "remove": ("Take photos out of an index.", remove_options, remove_photos),
     "info": ("Say what an index holds.", info_options, info),
     "query": ("Find photos for texts or photos.", query_options, query),
+    "calibrate": ("Fit the probabilities to what you answered on the page.", calibrate_options, calibrate_index),
     "serve": ("Open a page to search with, on this machine alone.", serve_options, serve_page)}
 
 

@@ -1,6 +1,5 @@
 """Makes and changes an index: embeds photos by a run and writes their vectors."""
 import contextlib
-import fnmatch
 import os
 import re
 import shlex
@@ -30,6 +29,7 @@ from retrieval.index import (
     Index,
     Items,
     changing,
+    fitting,
     in_text,
     is_state,
     lost_photos,
@@ -444,17 +444,6 @@ def waiting(gallery: Gallery, data_path: str, images: str) -> list[str]:
 def removed_from(folder: str) -> list[str]:
     """The photos that `remove` took out of an index by their names, and `add` leaves out."""
     return manifest_of(folder)["removed"]
-
-
-def fitting(patterns: list[str], names: set[str], which: str, fix: str) -> set[str]:
-    """The names that patterns are, or that fit them. Raises InputError where one fits none."""
-    fits = set()
-    for pattern in patterns:
-        some = {pattern} & names or set(fnmatch.filter(names, pattern))
-        if not some:
-            raise InputError(f"no photo {which} is named {pattern}; {fix}")
-        fits |= some
-    return fits
 
 
 def remove(folder: str, names: list[str], gone: bool, how: How, run: str | None = None,

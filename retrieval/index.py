@@ -11,12 +11,13 @@ the old index or the new one. One process writes at a time; readers never wait.
 """
 import base64
 import contextlib
+import fnmatch
 import functools
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -106,6 +107,19 @@ def check_manifest(manifest, path: str) -> dict:
                 or name == "removed" and not all(isinstance(x, str) for x in value)):
             raise InputError(f"{path} is damaged: {name} is {str(value)[:20]}; {AGAIN}")
     return manifest
+
+
+def fitting(patterns: Iterable[str], names: set[str], which: str, fix: str) -> set[str]:
+    """The names that patterns are, or that fit them, or that lie in the folder of that name. Raises
+    InputError where one fits none."""
+    fits = set()
+    for pattern in patterns:
+        some = ({pattern} & names or set(fnmatch.filter(names, pattern))
+                or set(fnmatch.filter(names, f"{pattern.rstrip('/')}/*")))
+        if not some:
+            raise InputError(f"no photo {which} is named {pattern}; {fix}")
+        fits |= some
+    return fits
 
 
 def is_state(path: str) -> bool:

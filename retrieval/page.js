@@ -1,9 +1,11 @@
-// The search page. What is asked stands in the address: ?q=TEXT or ?row=N or ?photo=NUMBER, with first and top.
+// The search page. What is asked stands in the address: ?q=TEXT or ?row=N or ?photo=NUMBER, with first and top, and
+// what else is wanted: and, not, only, since, until, once.
 // Answers come as JSON; every text is set as text, never as HTML.
 
 const $ = (id) => document.getElementById(id);
 const photos = new Map();             // photos that were dropped since the page was opened, by the time of their arrival
 let about = null;                     // what is searched
+const wanted = [...$("more").querySelectorAll("input")];   // the fields of what else is wanted
 let latest = 0;                       // number of the latest question: answers to an older one are not shown
 
 const percent = (p) => p < 0.005 ? "under 1%" : p >= 0.995 ? "over 99%" : `${Math.round(100 * p)}%`;
@@ -53,6 +55,9 @@ async function show() {
   $("start").hidden = fields !== null;
   $("error").hidden = true;
   $("text").value = fields?.q ?? "";
+  for (const input of wanted) input.type === "checkbox" ? input.checked = input.name in (fields ?? {})
+    : input.value = fields?.[input.name] ?? "";
+  $("more").open ||= wanted.some((input) => input.name in (fields ?? {}));
   document.title = fields?.q ? `${fields.q} - ${about.title}` : about.title;
   if (!fields) return clear();
   $("found").setAttribute("aria-busy", "true");
@@ -72,7 +77,7 @@ async function show() {
 
 function clear() {
   for (const id of ["asked", "notes", "answers", "facts"]) $(id).replaceChildren();
-  for (const id of ["verdict", "pages"]) $(id).hidden = true;
+  for (const id of ["verdict", "pages", "learn"]) $(id).hidden = true;
 }
 
 function draw(fields, found) {
@@ -93,6 +98,42 @@ function draw(fields, found) {
   $("answers").start = found.first + 1;
   $("answers").append(...found.answers.map((answer, k) => card(answer, found.first + k + 1, fields)));
   drawPages(fields, found);
+  drawLearn(fields, found);
+}
+
+// What the user may say of the answers to a text alone, which probabilities are of.
+function drawLearn(fields, found) {
+  const of = fields.q !== undefined && found.plain && found.answers.length > 0, cards = [...$("answers").children];
+  const rows = (some) => found.answers.filter((_, k) => some(cards[k])).map((answer) => answer.row);
+  const chosen = (li) => li.querySelector(".fits").checked;
+  $("learn").hidden = !of;
+  for (const li of cards) li.querySelector(".learn").hidden = !of;
+  if (!of) return;
+  $("kept").textContent = "Mark the photos that fit, or the one you meant:";
+  $("undo").hidden = $("fit").disabled = true;
+  $("none").disabled = false;
+  cards.forEach((li, k) => {
+    li.querySelector(".fits").onchange = () => {
+      li.classList.toggle("chosen", chosen(li));
+      $("fit").disabled = !cards.some(chosen);
+      $("none").disabled = !$("fit").disabled;
+    };
+    li.querySelector(".meant").onclick = () => tell({query: fields.q, meant: found.answers[k].row});
+  });
+  $("fit").onclick = $("none").onclick = () => tell({query: fields.q, fit: rows(chosen), shown: rows(() => true)});
+  $("undo").onclick = () => tell({query: fields.q, withdrawn: true});
+}
+
+async function tell(said) {
+  const mine = latest;
+  try {
+    const kept = await read(await fetch("/answer", {method: "POST", body: JSON.stringify(said)}));
+    if (mine !== latest) return;
+    $("kept").textContent = said.withdrawn ? "taken back" : kept.said;
+    $("undo").hidden = said.withdrawn === true;
+  } catch (error) {
+    if (mine === latest) $("kept").textContent = error.message;
+  }
 }
 
 function drawQuery(fields, found) {
@@ -148,7 +189,6 @@ function card(answer, number, fields) {
     bar(part("bar"), answer.p);
   }
   part("unsure").hidden = !answer.unsure;
-  li.classList.toggle("not-sure", answer.unsure);
   li.classList.toggle("of-set", answer.in_set === true);
   if (answer.in_set === true) li.title = "in the set that is held to have the right photo";
   part("like").href = link({row: answer.row, ...(fields.top && {top: fields.top})});
@@ -179,6 +219,12 @@ function searchWith(file) {
   go({photo: key, ...size()});
 }
 
+// What else is wanted, as the fields say it.
+function more() {
+  return Object.fromEntries(wanted.filter((input) => input.type === "checkbox" ? input.checked : input.value.trim())
+    .map((input) => [input.name, input.value.trim()]));
+}
+
 // The number of answers at a time, where the address gives one.
 function size() {
   const fields = asked();
@@ -190,7 +236,8 @@ function size() {
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   const q = $("text").value.trim();
-  if (q) go({q, ...size()});
+  const fields = asked(), of = q ? {q} : fields?.row ? {row: fields.row} : fields?.photo ? {photo: fields.photo} : null;
+  if (of) go({...of, ...more(), ...size()});
 });
 $("file").addEventListener("change", () => {
   searchWith($("file").files[0]);

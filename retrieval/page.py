@@ -5,6 +5,9 @@
     GET  /search?q=TEXT           the answers to a text; with top=N and first=N, from 0
     GET  /search?row=N            more like photo N
     POST /photo-query             the answers to the photo in the body; with top and first
+        all three also with and=, not= (texts, a comma between them), only=, since=, until=, once=1
+    POST /answer                  what is said of the answers to a text, as JSON: {"query", and
+                                  "meant": row, or "fit": rows, "shown": rows, or "withdrawn": true}
     GET  /thumb/ROW, /photo/ROW   a photo of the index, small and whole
 
 It is for the one person at this computer. It listens on 127.0.0.1 alone, and answers neither pages
@@ -15,6 +18,7 @@ import errno
 import functools
 import hashlib
 import io
+import json
 import os
 import re
 import signal
@@ -25,14 +29,16 @@ from collections.abc import Mapping
 
 from PIL import Image, ImageOps
 
-from cli import InputError, Stopped
+from cli import InputError, Stopped, day
 from files.photos import PHOTO_FORMATS, in_rgb, photo_formats, read_photo
 from files.reading import FAULTS
-from retrieval.searcher import Found, Searcher
+from retrieval.learning import NEEDED, keep
+from retrieval.searcher import ANY, Found, Searcher, Wanted
 
 # The most of a text, of a request in bytes, of a photo.
 LETTERS, BODY, PIXELS = 10_000, 10_000_000, 80_000_000
 TOO_MUCH = f"the request has more than {BODY:,} bytes; send a smaller copy of the photo"
+PARTS = 20                            # texts of a question beside the first
 TOP, MOST = 10, 100                   # answers at a time, unless asked for otherwise, and at most
 THUMBNAIL, DRAWN_AT_ONCE = 400, 4     # pixels a side; thumbnails
 # Browsers show these as they are.
@@ -75,14 +81,14 @@ class Page:
 
     def search(self, asked: Mapping[str, str]) -> dict:
         """The answers to a text or a row. asked: the fields of the address."""
-        top, first = self.part(asked)
+        part = self.part(asked)
         if "row" in asked and "q" in asked:
             raise Refused(400, "both q and row are given; give a text with ?q=, or a photo of "
                                "the index with ?row=")
         if "row" in asked:
             row = self.row(asked["row"])
             with self.lock:
-                return self.plain(self.searcher.find_row(row, top, first), top, first)
+                return self.plain(self.searcher.find_row(row, *part), *part)
         text = asked.get("q", "").strip()
         if not text:
             raise Refused(400, "there is no query; give a text with ?q=")
@@ -90,21 +96,56 @@ class Page:
             raise Refused(400, f"the query has {len(text):,} letters, and at most {LETTERS:,} are "
                                "read; give a shorter one")
         with self.lock:
-            return self.plain(self.searcher.find_texts([text], top, first)[0], top, first)
+            return self.plain(self.searcher.find_texts([text], *part)[0], *part)
 
     def photo_query(self, asked: Mapping[str, str], body: bytes) -> dict:
         """The answers to the photo in the file `body`."""
-        top, first = self.part(asked)
+        top, first, wanted = self.part(asked)
         if len(body) > BODY:          # of a request that did not say how long it would be
             raise Refused(413, TOO_MUCH)
         photo = photo_in(body)
         with self.lock:
-            return self.plain(self.searcher.find_photo(photo, top, first), top, first)
+            found = self.searcher.find_photo(photo, top, first, wanted=wanted)
+            return self.plain(found, top, first, wanted)
 
-    def part(self, asked: Mapping[str, str]) -> tuple[int, int]:
-        """Which answers are wanted: (top, first)."""
-        top = number(asked, "top", TOP, 1, MOST)
-        return top, number(asked, "first", 0, 0, max(0, self.searcher.count - 1))
+    def answer(self, body: bytes) -> dict:
+        """Keeps what is said of the answers to a text."""
+        try:
+            said = json.loads(body)
+            query = said["query"]
+            if not isinstance(query, str) or not 0 < len(query) <= LETTERS:
+                raise ValueError
+            line, of = {"query": query}, self.searcher
+            if "meant" in said:
+                line["meant"] = of.name_of(self.row(str(said["meant"])))
+            elif "shown" in said:
+                line |= {name: [of.name_of(self.row(str(row))) for row in said[name]]
+                         for name in ("fit", "shown")}
+            elif said["withdrawn"] is True:
+                line["withdrawn"] = True
+            else:
+                raise ValueError
+        except (ValueError, KeyError, TypeError) as error:
+            if isinstance(error, Refused):
+                raise
+            raise Refused(400, 'an answer is JSON with "query" and one of "meant", "shown" with '
+                               '"fit", or "withdrawn"') from error
+        with self.lock:
+            count = keep(of.index.folder, line)
+        return {"said": f"kept: {count:,} question{'s' * (count != 1)} answered" + (
+            f"; search.py calibrate {of.index.folder} fits the percentages to them" if count >= NEEDED else
+            f", and {NEEDED} are needed to fit the percentages to them")}
+
+    def part(self, asked: Mapping[str, str]) -> tuple[int, int, Wanted]:
+        """Which answers are wanted: (top, first, what else)."""
+        also, without, only = (tuple(filter(None, map(str.strip, asked.get(name, "").split(","))))
+                               for name in ("and", "not", "only"))
+        since, until = (asked[name] and day(asked[name]) if name in asked else "" for name in ("since", "until"))
+        if len(also) + len(without) > PARTS:
+            raise Refused(400, f"and= and not= have {len(also) + len(without)} texts, and at most {PARTS} are read")
+        return (number(asked, "top", TOP, 1, MOST),
+                number(asked, "first", 0, 0, max(0, self.searcher.count - 1)),
+                Wanted(also, without, only, since, until, asked.get("once") == "1"))
 
     def row(self, text: str) -> int:
         """The row that a request names."""
@@ -113,12 +154,12 @@ class Page:
                                f"{self.searcher.rows - 1:,}")
         return int(text)
 
-    def plain(self, result: Found, top: int, first: int) -> dict:
+    def plain(self, result: Found, top: int, first: int, wanted: Wanted) -> dict:
         answers = [{**answer._asdict(), "unsure": answer.p is not None
                     and (result.sure if answer.copy else answer.p) < self.unsure}
                    for answer in result.answers]
         return {**result._asdict(), "answers": answers, "top": top, "first": first,
-                "said": result.said(self.unsure), "query_said": result.query_said,
+                "plain": wanted == ANY, "said": result.said(self.unsure), "query_said": result.query_said,
                 "set_said": result.set_said}
 
     def file_of(self, row: int) -> str:
@@ -222,6 +263,9 @@ def application(searcher: Searcher, unsure: float = 0.0):
     app.add_url_rule("/photo-query", "photo_query", methods=["POST"],
                      view_func=lambda: page.photo_query(
                          flask.request.args, flask.request.get_data(cache=False)))
+
+    app.add_url_rule("/answer", "answer", methods=["POST"],
+                     view_func=lambda: page.answer(flask.request.get_data(cache=False)))
 
     def picture(row: str, draw):
         path = page.file_of(page.row(row))

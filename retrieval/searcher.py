@@ -1,20 +1,24 @@
 """What a search answers: photos of an index for a text or a photo, with how sure each answer is."""
 import copy
+import functools
 import os
 from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image
 
-from cli import InputError
+from cli import InputError, check
 from evaluation.confidence import percent
 from evaluation.pictures import IN_SET, Cell, Row, draw_rows, drawable, picture_file, small
+from files.photos import day_of
 from inputs import Photos
 from retrieval.encoder import Encoder
-from retrieval.index import lost_photos
-from retrieval.milvus import open_index
-from retrieval.ranking import Asked, Ranker, vectors_of
+from retrieval.index import fitting, lost_photos
+from retrieval.learning import learned
+from retrieval.milvus import Milvus, open_index
+from retrieval.ranking import Asked, Ranker, Ranking, vectors_of
 from retrieval.trust import (
     EMPTY,
     NONE,
@@ -30,7 +34,26 @@ from retrieval.trust import (
 from similarities import Embedding, uncertainty
 
 COPIES = 50                           # answers at least among which copies of the first are sought
+ONCE = 4                              # times as many are sought where near-equal ones are left out
+SEVERAL = "a question of several parts has scores alone"
 ACROSS, NAME = 5, 28                  # photos in a line of a sheet, letters of a name
+
+
+class Wanted(NamedTuple):
+    """What is asked beside a text or a photo, and which photos may answer."""
+    also: tuple[str, ...] = ()        # texts that photos have to fit, too
+    without: tuple[str, ...] = ()     # texts that they should not fit
+    only: tuple[str, ...] = ()        # names, patterns or folders of the photos that are searched
+    since: str = ""                   # their first day, YYYY, YYYY-MM or YYYY-MM-DD
+    until: str = ""                   # their last day, in the same form
+    once: bool = False                # whether near-equal photos are shown once
+
+    def of(self, query: str) -> str:
+        """A query in words, with its other parts."""
+        return ", not ".join([" and ".join([query, *self.also]), *self.without])
+
+
+ANY = Wanted()
 
 
 class Answer(NamedTuple):
@@ -63,7 +86,7 @@ class Found(NamedTuple):
     def said(self, unsure: float) -> str | None:
         """How many photos fit, where that is known, and how sure the first answer is, unless none
         fits. unsure: less than this is not sure."""
-        fit = None if self.expected is None else how_many(self.expected, self.gallery)
+        fit = None if self.expected is None else how_many(self.expected, self.gallery, self.query)
         return fit if self.none_fits or self.sure is None else how_sure(self.sure, unsure, self.copies, fit)
 
     @property
@@ -110,6 +133,8 @@ class Searcher:
         if not self.trust and not manifest["bank"]:
             known = calibration_of(run, calibration)
             self.trust = known and trust_in(known, run, manifest["weights"], manifest["similarity"])
+        self.before = self.trust
+        self.trust = learned(index, manifest) or self.trust
         self.count, self.folder = len(self.index), manifest["folder"] or ""
         self.calibrated = self.trust is not None
         self.title = os.path.basename(self.folder) or manifest["data"]
@@ -120,28 +145,42 @@ class Searcher:
 
     # ---- queries
 
-    def find_texts(self, texts: list[str], top: int = 10, first: int = 0) -> list[Found]:
+    def scores_of(self, texts: list[str]) -> tuple[torch.Tensor, np.ndarray]:
+        """Scores (Q, N) of all photos, and the mean log-variances (Q,) of the texts, 0 of points."""
+        self.refuse_candidates("what was learned")
+        e = self.encoder.captions(texts).to("cpu")
+        spread = np.zeros(len(texts)) if e.log_var is None else e.log_var.mean(1).double().numpy()
+        return self.ranker.all_scores(self.vectors.queries(e)), spread
+
+    def refuse_candidates(self, what: str) -> None:
+        """Raises InputError where not all photos can be compared."""
+        check(not isinstance(self.index, Milvus),
+              f"{self.index.folder} lies in Milvus, which compares a few candidates alone; {what} "
+              "needs an index in files: make one without --engine milvus")
+
+    def find_texts(self, texts: list[str], top: int = 10, first: int = 0,
+                   wanted: Wanted = ANY) -> list[Found]:
         if not all(text.strip() for text in texts):
             raise InputError("a query of blanks alone finds nothing; "
                              "describe a photo in a few words")
         e = self.encoder.captions(texts).to("cpu")
         notes = [self.encoder.note_on(text) for text in texts]
-        return self.found(texts, e, self.vectors.queries(e), top, first, self.trust, notes)
+        return self.found(texts, e, self.vectors.queries(e), top, first, self.trust, notes, wanted)
 
     def find_photo(self, photo: Image.Image, top: int = 10, first: int = 0,
-                   name: str = "a photo") -> Found:
+                   name: str = "a photo", wanted: Wanted = ANY) -> Found:
         """photo: in RGB."""
         e = self.encoder.photos([photo]).to("cpu")
         note = "photos found by a photo have no probability: a run is calibrated for captions"
         return self.found([name], e, self.vectors.queries(e, of_images=True), top, first, None,
-                          [note])[0]
+                          [note], wanted)[0]
 
-    def find_row(self, row: int, top: int = 10, first: int = 0) -> Found:
+    def find_row(self, row: int, top: int = 10, first: int = 0, wanted: Wanted = ANY) -> Found:
         """More like a photo of the index."""
         path = self.path_of(row)
         if not os.path.isfile(path):
             raise InputError(f"the photo {path} is gone, so nothing can be compared with it")
-        return self.find_photo(Photos([path]).open(0), top, first, self.name_of(row))
+        return self.find_photo(Photos([path]).open(0), top, first, self.name_of(row), wanted)
 
     @property
     def withdrawn(self) -> str | None:
@@ -165,17 +204,62 @@ class Searcher:
 
     # ---- ranking
 
+    @functools.cached_property
+    def days(self) -> np.ndarray:
+        """(N,) the days on which the photos were taken, YYYY-MM-DD; "" where a file is gone."""
+        return np.array([day_of(os.path.join(self.folder, name))
+                         for name in self.index.listed()[1]])
+
+    def among(self, wanted: Wanted) -> torch.Tensor | None:
+        """Which photos may answer, (N,) bool; None: all. Raises InputError where none may."""
+        if not (wanted.only or wanted.since or wanted.until):
+            return None
+        names = self.index.listed()[1]
+        of = fitting(wanted.only or ["*"], set(names), f"of {self.title}",
+                     f"search.py info {self.index.folder} --names lists them")
+        among = np.array([name in of for name in names])
+        if wanted.since or wanted.until:
+            low, high = wanted.since or "1", wanted.until or "9"
+            among &= (self.days >= low) & (self.days.astype(f"U{len(high)}") <= high)
+        check(among.any(), f"no photo of {self.title} is from {wanted.since or 'the first day'} to "
+                           f"{wanted.until or 'today'}{' among those of --only' * bool(wanted.only)}; "
+                           "give other days")
+        return torch.from_numpy(among)
+
+    def ranked(self, asked: Asked, top: int, trust: Trust | None, wanted: Wanted,
+               among: torch.Tensor | None) -> Ranking:
+        """The ranking of queries with all that is wanted beside them."""
+        if not wanted.also and not wanted.without:
+            return self.ranker.rank(asked, top, trust, among)
+        also, without = ([self.vectors.queries(self.encoder.captions([text]).to("cpu"))
+                          for text in texts] for texts in (wanted.also, wanted.without))
+        each = [self.ranker.rank_parts([asked.rows(slice(q, q + 1)), *also], without, top, among)
+                for q in range(len(asked.embedding.mean))]
+        return Ranking(np.concatenate([one.rows for one in each]),
+                       torch.cat([one.scores for one in each]), None, None, None)
+
     def found(self, queries: list[str], e: Embedding, asked: Asked, top: int, first: int,
-              trust: Trust | None, notes: list[str | None]) -> list[Found]:
+              trust: Trust | None, notes: list[str | None], wanted: Wanted) -> list[Found]:
+        if wanted._replace(once=False) != ANY:
+            self.refuse_candidates("a question of several parts, of folders or of days")
+        several, among = wanted.also or wanted.without, self.among(wanted)
+        if several:
+            trust, notes = None, [note or SEVERAL for note in notes]
         if trust and self.withdrawn:
             trust = trust._replace(alpha=None, limit=None)
         lost = lost_photos(self.index.folder, self.index.manifest)
-        ranking = self.ranker.rank(asked, max(first + top, COPIES), trust)
-        spreads = None if e.log_var is None else uncertainty(e).tolist()
+        most = max(first + top, COPIES) * (ONCE if wanted.once else 1)
+        ranking = self.ranked(asked, most, trust, wanted, among)
+        spreads = None if e.log_var is None or several else uncertainty(e).tolist()
+        gallery = self.count if among is None else int(among.sum())
         results = []
         for q, query in enumerate(queries):
             rows = [row for row in ranking.rows[q].tolist() if row >= 0]
-            result = Found(query, [], self.count, None, spreads and spreads[q], None,
+            places = np.arange(len(rows))
+            if wanted.once:
+                places = places[self.ranker.once(np.array(rows))]
+            places = places[first:first + top].tolist()
+            result = Found(wanted.of(query), [], gallery, None, spreads and spreads[q], None,
                            [note for note in (notes[q], lost) if note])
             p, copies = None, []
             if trust is not None:
@@ -188,12 +272,12 @@ class Searcher:
                     sure=sum(p[k] for k in copies), copies=len(copies), in_set=size, no_set=no_set,
                     expected=None if ranking.expected is None else float(ranking.expected[q]),
                     level=size and 1 - trust.alpha, wider=spreads and trust.wider_than(spreads[q]))
-            facts = self.index.facts(rows[first:first + top])
+            facts = self.index.facts([rows[k] for k in places])
             result.answers.extend(
                 Answer(rows[k], name, float(ranking.scores[q, k]), p and p[k],
                        bool(self.folder) and not os.path.isfile(os.path.join(self.folder, name)),
                        result.in_set and k < result.in_set, spread, k in copies)
-                for k, (name, spread) in enumerate(facts, first))
+                for k, (name, spread) in zip(places, facts))
             results.append(result)
         return results
 

@@ -20,6 +20,7 @@ from evaluation.posterior import rows_of, sample_scores, temperature
 from evaluation.subjects import Member, Subject, score_matrix
 from similarities import Embedding
 
+SENTENCE = 4                          # words from which a number of photos is more than a bound
 NONE = 0.5                            # an expected number of photos below which none fits
 EMPTY = ("no set: even the first photo is less probable than those that sets hold, so the right "
          "one may not be here")
@@ -72,12 +73,13 @@ class Trust(NamedTuple):
 
 # ---- what is said
 
-def how_many(expected: float, count: int) -> str:
-    """What is said of the number of photos among `count` that fit."""
+def how_many(expected: float, count: int, query: str) -> str:
+    """What is said of the number of photos among `count` that fit a query. Of a few words it is far
+    too low, as people voted on sentences (docs/search.md)."""
     if expected < NONE:
         return f"probably none fits (expected number {expected:.2g})"
-    n = max(1, round(expected))
-    return f"about {n:,} of {count:,} photos fit{'s' * (n == 1)}"
+    n, least = max(1, round(expected)), len(query.split()) < SENTENCE
+    return f"{'at least' if least else 'about'} {n:,} of {count:,} photos fit{'s' * (n == 1)}"
 
 
 def how_sure(p: float, unsure: float, copies: int = 1, fit: str | None = None) -> str:

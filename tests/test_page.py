@@ -1,6 +1,7 @@
 """The page to search with: what it answers and refuses over HTTP, and that it works in a real browser."""
 import contextlib
 import io
+import json
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import sys
 import threading
 import time
 import urllib.error
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +18,8 @@ from PIL import Image
 import cli
 from cli import InputError
 from retrieval import page
-from retrieval.searcher import Answer, Found, Searcher
+from retrieval.learning import Said, answered
+from retrieval.searcher import ANY, Answer, Found, Searcher, Wanted
 from retrieval.trust import EMPTY, of_the_set
 from tests import browser
 from tests.helpers import Command, for_each
@@ -36,7 +39,9 @@ class MadeUp(Searcher):
         self.folder, self.names, self.calibrated = folder, names, calibrated
         self.count = len(names)
         self.title, self.notes = "Made-up photos", ["a note of the index"]
-        self.asked, self.busy, self.together = [], 0, 0
+        self.asked, self.wanted, self.busy, self.together = [], [], 0, 0
+        self.index = SimpleNamespace(folder=os.path.join(folder, "..", "index"))
+        os.makedirs(self.index.folder, exist_ok=True)
 
     def find(self, query: str, order: list[int], top: int, first: int, sure: float = 0.72) -> Found:
         self.busy += 1
@@ -50,8 +55,8 @@ class MadeUp(Searcher):
         return Found(query, answers, self.count, sure if self.calibrated else None, -812.5,
                      3 if self.calibrated else None, ["a made-up note"], LEVEL)
 
-    def find_texts(self, texts, top=10, first=0):
-        self.asked.append((texts, top, first))
+    def find_texts(self, texts, top=10, first=0, wanted=ANY):
+        self.asked.append((texts, top, first)), self.wanted.append(wanted)
         if texts == ["xyzzy"]:
             raise InputError("no word of 'xyzzy' is in the vocabulary of 9 words; use words of the training set")
         if texts == ["bug"]:
@@ -59,14 +64,18 @@ class MadeUp(Searcher):
         share = re.match(r"0\.\d+", texts[0])
         return [self.find(texts[0], list(range(self.count)), top, first, float(share[0]) if share else 0.72)]
 
-    def find_photo(self, photo, top=10, first=0):
+    def find_photo(self, photo, top=10, first=0, name="a photo", wanted=ANY):
         assert photo.mode == "RGB"
+        self.wanted.append(wanted)
         self.asked.append((photo.size, photo.getpixel((0, 0)), top, first))
         return self.find("a photo", list(range(self.count))[::-1], top, first)
 
-    def find_row(self, row, top=10, first=0):
-        self.asked.append((row, top, first))
+    def find_row(self, row, top=10, first=0, wanted=ANY):
+        self.asked.append((row, top, first)), self.wanted.append(wanted)
         return self.find(self.names[row], [row, *(k for k in range(self.count) if k != row)], top, first)
+
+    def name_of(self, row):
+        return self.names[row]
 
     def path_of(self, row):
         return os.path.join(self.folder, self.names[row])
@@ -81,7 +90,7 @@ def photo_file(path, colour="crimson", size=(60, 40), **more) -> str:
 @pytest.fixture(scope="module")
 def made_up(tmp_path_factory) -> MadeUp:
     """23 photos, some of them of an odd kind. Tests do not change them."""
-    folder = tmp_path_factory.mktemp("photos")
+    folder = tmp_path_factory.mktemp("page") / "photos"
     names = [f"2019/summer/photo {k}.jpg" for k in range(19)]
     for k, name in enumerate(names):
         photo_file(folder / name, COLOURS[k % 8], (60 + 50 * (k % 3), 40 + 40 * (k % 4)))
@@ -134,6 +143,47 @@ def test_a_text_a_row_and_a_photo_are_answered_as_json(made_up, client, get):
                                   "bytes": 10_000_000, "top": 10}
 
 
+def test_what_else_is_wanted_is_read_from_the_address(made_up, client, get):
+    assert get("/search?q=a+dog").json["plain"] and made_up.wanted[-1] == ANY
+    found = get("/search?q=a+dog&and=snow,+a+ball&not=people&only=2024/*&since=2024&until=2024-07&once=1").json
+    assert not found["plain"]
+    assert made_up.wanted[-1] == Wanted(("snow", "a ball"), ("people",), ("2024/*",), "2024", "2024-07", True)
+    get("/search?row=3&and=snow&since=")
+    assert made_up.wanted[-1] == Wanted(("snow",))
+    with open(made_up.path_of(20), "rb") as f:
+        client.post("/photo-query?not=snow", data=f.read(), base_url="http://127.0.0.1:8000")
+    assert made_up.wanted[-1] == Wanted(without=("snow",))
+
+
+def test_what_is_said_of_answers_is_kept_as_lines(made_up, client):
+    def tell(**said):
+        return client.post("/answer", json=said, base_url="http://127.0.0.1:8000")
+    path = os.path.join(made_up.index.folder, "answers.jsonl")
+    assert tell(query="a dog", meant=3).json["said"] == (
+        "kept: 1 question answered, and 30 are needed to fit the percentages to them")
+    assert tell(query="a cat", fit=[], shown=[0, 1]).status_code == 200
+    tell(query="a dog", fit=[1], shown=[0, 1, 2])
+    assert answered(made_up.index.folder) == [
+        Said("a cat", None, tuple(made_up.names[:2])),
+        Said("a dog", made_up.names[3], tuple(made_up.names[:3]), frozenset([made_up.names[1]]))]
+    assert "1 question answered" in tell(query="a dog", withdrawn=True).json["said"]
+    with open(path, encoding="utf-8") as f:
+        lines = [json.loads(line) for line in f]
+    assert lines[0] == {"query": "a dog", "meant": made_up.names[3]} and lines[-1] == {"query": "a dog",
+                                                                                       "withdrawn": True}
+    for wrong in ({}, {"query": 3}, {"query": ""}, {"query": "a"}, {"query": "a", "fit": [0]}, [], "x",
+                  {"query": "a", "fit": 0, "shown": 0}, {"query": "a", "withdrawn": 1}):
+        assert said(client.post("/answer", json=wrong, base_url="http://127.0.0.1:8000"), 400).startswith(
+            'an answer is JSON with "query" and one of "meant"')
+    assert "is no photo of the index" in said(tell(query="a", meant=23), 404)
+    assert len(lines) == 4
+    with open(path, "a", encoding="utf-8") as f:
+        f.write('{"query": "a", "fit": ["b"], "shown": []}\n')
+    with pytest.raises(InputError, match="line 5 is no answer .*; delete the line"):
+        answered(made_up.index.folder)
+    os.remove(path)
+
+
 def test_how_sure_the_first_answer_is_is_said_in_a_sentence(made_up, get):
     for p, sentence in ((0.5, "50% sure of the first photo"),
                         (0.49, "49% sure of the first photo: another may be meant, or none"),
@@ -143,7 +193,7 @@ def test_how_sure_the_first_answer_is_is_said_in_a_sentence(made_up, get):
         assert [answer["unsure"] for answer in found["answers"]] == [answer["p"] < 0.5 for answer in found["answers"]]
     assert of_the_set(1, None) == "1 photo holds the right one"
     for why, shown in ((EMPTY, EMPTY), ("no set: among too many", None)):   # the second is so of every query
-        found = page.Page(made_up, 0.5).plain(Found("a", [], 9, 0.9, None, None, [], no_set=why), 1, 0)
+        found = page.Page(made_up, 0.5).plain(Found("a", [], 9, 0.9, None, None, [], no_set=why), 1, 0, ANY)
         assert (found["set_said"], found["no_set"]) == (shown, why)
 
     client = page.application(MadeUp(made_up.folder, made_up.names, calibrated=False)).test_client()
@@ -335,7 +385,7 @@ def test_every_response_has_the_headers_that_keep_others_out(get):
 @contextlib.contextmanager
 def serving(searcher):
     """The address of a server of this searcher."""
-    made = page.server(page.application(searcher), 0)
+    made = page.server(page.application(searcher, 0.5), 0)
     thread = threading.Thread(target=made.serve_forever)
     thread.start()
     try:
@@ -432,7 +482,7 @@ def test_a_text_is_typed_and_its_answers_are_seen(chromium, made_up, at):
     assert [answer["name"] for answer in found] == [answer["alt"] for answer in found] == made_up.names[:10]
     assert all(answer["wide"] > 0 for answer in found) and [answer["place"] for answer in found] == [*range(1, 11)]
     assert [answer["unsure"] for answer in found] == [False, *[True] * 9]
-    assert [answer["dim"] for answer in found] == ["1", *["0.6"] * 9]
+    assert {answer["dim"] for answer in found} == {"1"}                         # nothing looks disabled
     assert [answer["of_set"] for answer in found] == [True, True, True, *[False] * 7]
     text = chromium.run("return document.body.innerText")
     for sentence in ("72% sure of the first photo", "3 photos hold the right one with 90% (framed)",
@@ -442,6 +492,37 @@ def test_a_text_is_typed_and_its_answers_are_seen(chromium, made_up, at):
     assert chromium.run("return document.querySelector('#sure div').style.width") == "72%"
     assert chromium.run("return location.search") == "?q=0.72+a+dog" and chromium.run(
         "return document.title") == "0.72 a dog - Made-up photos"
+
+
+def test_what_fits_is_marked_and_taken_back(chromium, made_up, at):
+    chromium.type("#text", "a dog" + ENTER)
+    chromium.wait(FIRST, made_up.names[0])
+    assert chromium.run("return document.getElementById('fit').disabled")
+    chromium.run("document.querySelectorAll('.fits')[1].click(); document.getElementById('fit').click()")
+    chromium.wait("return document.getElementById('kept').textContent.startsWith('kept: 1 question')")
+    chromium.run("document.querySelectorAll('.meant')[2].click()")
+    chromium.wait("return document.getElementById('undo').hidden === false")
+    before = time.time()
+    while time.time() < before + 5 and (said := answered(made_up.index.folder))[0].meant is None:
+        time.sleep(0.05)
+    assert said == [Said("a dog", made_up.names[2], tuple(made_up.names[:10]), frozenset([made_up.names[1]]))]
+    chromium.run("document.getElementById('undo').click()")
+    chromium.wait("return document.getElementById('kept').textContent === 'taken back'")
+    assert answered(made_up.index.folder) == []
+    os.remove(os.path.join(made_up.index.folder, "answers.jsonl"))
+
+
+def test_more_is_asked_for_beside_a_text(chromium, made_up, at):
+    chromium.run("document.getElementById('more').open = true")
+    chromium.type("#text", "a dog")
+    chromium.type("#more input[name=not]", "people" + ENTER)
+    chromium.wait(FIRST, made_up.names[0])
+    assert made_up.wanted[-1] == Wanted(without=("people",))
+    assert chromium.run("return location.search") == "?q=a+dog&not=people"
+    assert chromium.run("return document.getElementById('learn').hidden")     # probabilities are of plain texts
+    chromium.run("history.back()")
+    chromium.wait("return location.search === ''")
+    assert chromium.run("return document.querySelector('#more input[name=not]').value") == ""
 
 
 def test_pages_turn_and_the_back_button_returns(chromium, made_up, at):
