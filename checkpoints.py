@@ -180,6 +180,7 @@ class Trained:
         data = stored.get("data", {})
         self.extractors = data.get("extractors") or {}      # of its features, by name
         self.clip = data.get("open_clip")                   # the network that it is (models.clip)
+        self.temperature = data.get("temperature")          # and its own, of its scores
         self.to(device)
 
     def to(self, device: torch.device | str) -> "Trained":

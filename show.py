@@ -121,7 +121,7 @@ def draw_retrieval(opt) -> None:
             sure = float(trust.chances(score[None]).max())
             if trust.fits:
                 fits = trust.fitting(score[None], queries.rows([q]).to("cpu")).sum()
-                facts.append(how_many(fits.item(), len(score)))
+                facts.append(how_many(fits.item(), len(score), text))
             said = badge_of(sure, opt.unsure)
             cells[0] = cells[0]._replace(badge=said, sure=sure >= (opt.unsure or 0))
             print(f"{text} -> {photos.name(ranking[0])}, {said}")

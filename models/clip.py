@@ -39,7 +39,8 @@ def make(name: str, weights: str, tag: str | None, output: str) -> None:
     resolve(of)
     model = build_model(of, build_vocabulary(of, SPECIALS), pretrained=False)
     made = {"extractors": {"ims": photos.line, "open_clip": captions.line},
-            "open_clip": {"model": name, "weights": os.path.abspath(weights), "tag": tag}}
+            "open_clip": {"model": name, "weights": os.path.abspath(weights), "tag": tag},
+            "temperature": float(captions.net.logit_scale.exp())}
     os.makedirs(output, exist_ok=True)
     save_state({"format": FORMAT, "options": vars(of), "vocabulary": list(SPECIALS), "model": dict(model.state_dict()),
                 "state": {"epoch": 0, "best_rsum": 0.0}, "data": made}, path, "call this again")

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from cli import InputError, check, reason
-from evaluation.calibration import Logistic
 from evaluation.people import Fits
 from evaluation.posterior import temperature
 from evaluation.promises import place
+from evaluation.volume import logistic
 from files.reading import FAULTS, read_json, read_lines
 from files.writing import remove, save_json
 from retrieval.trust import Trust, from_json
@@ -28,6 +28,7 @@ from retrieval.trust import Trust, from_json
 ANSWERS, LEARNED = "answers.jsonl", "learned.json"
 FORMAT = 1                            # of learned.json
 NEEDED = 30                           # questions that a fit needs
+FEW = 5                               # questions of which none fits, or some, that a limit needs
 ALPHA = 0.1                           # sets miss the photo in this share, where no other was asked
 AROUND = np.exp(np.linspace(-3, 3, 241))     # temperatures that are compared, over the one before
 
@@ -149,29 +150,54 @@ def fit_sets(trust: Trust, scores: torch.Tensor, meant: torch.Tensor) -> Fit:
                trust._replace(alpha=alpha, limit=float(order[place(n, alpha) - 1]), set_gallery=None))
 
 
-def fit_votes(trust: Trust, scores: np.ndarray, spread: np.ndarray, right: np.ndarray,
-              question: np.ndarray) -> tuple[Fit, Fit]:
-    """The probability that a photo fits, by K votes: scores, the captions' mean log-variances,
-    votes and numbers of questions (K,). Where there is one already, its logit is scaled and
-    shifted. The second figure is the number of photos that it expects to fit of those judged, a
-    question, beside the true one."""
+def fit_votes(trust: Trust, scores: torch.Tensor, spread: torch.Tensor, judged: torch.Tensor,
+              fits: torch.Tensor) -> list[Fit]:
+    """The probability that a photo fits, by votes: scores (Q, N), the queries' mean log-variances
+    (Q,), which photos were judged and which of these fit (Q, N) bool. Where there is one already,
+    its logit is scaled and shifted. With it the number that fit, and below which none does."""
     old = Fits(*(trust.fits or (1.0, 0.0, 0.0)))
-    x = old.slope * scores + old.log_det * spread + old.bias
-    before, after = old(scores, spread), np.empty(len(x))
+    x = old.slope * scores + old.log_det * spread[:, None] + old.bias               # (Q, N)
+    before, after = x.sigmoid(), torch.empty_like(x)
     if trust.fits is None:
-        before[:] = right.mean()
-    for q in np.unique(question):
-        others = question != q
-        after[~others] = Logistic.fit({"x": x[others]}, right[others])({"x": x[~others]})
-    of = Logistic.fit({"x": x}, right)
-    slope = of.weights[0] / of.std[0] if of.std[0] else 0.0
-    bias = of.bias - slope * of.mean[0]
-    losses = [float(-np.log(np.where(right, p, 1 - p).clip(1e-6)).mean()) for p in (before, after)]
-    better, n = losses[1] < losses[0] and slope > 0, len(np.unique(question))
-    new = trust._replace(fits=[slope * old.slope, slope * old.log_det, slope * old.bias + bias])
-    return (Fit("photos that fit, log loss of a vote", *losses, better, new),
-            Fit(f"photos that fit of those judged, {right.sum() / n:.1f} a question",
-                *(float(p.sum() / n) for p in (before, after)), better, new))
+        before[:] = fits[judged].double().mean()
+    every, none = range(len(x)), ~fits.any(1)
+    others = [[k for k in every if k != q] for q in every]
+
+    def fit(some: list[int]) -> tuple[float, float]:
+        of = judged[some]
+        (slope,), bias = logistic(x[some][of][None], fits[some][of].double())
+        return slope, bias
+    for q in every:
+        slope, bias = fit(others[q])
+        after[q] = (slope * x[q] + bias).sigmoid()
+    slope, bias = fit([*every])
+    losses = [float(torch.nn.functional.binary_cross_entropy(p[judged], fits[judged].double()))
+              for p in (before, after)]
+    better = losses[1] < losses[0] and slope > 0
+    trust = trust._replace(fits=[slope * old.slope, slope * old.log_det, slope * old.bias + bias])
+    made = [Fit("photos that fit, log loss of a vote", *losses, better, trust),
+            Fit(f"photos that fit of those judged, {fits.sum() / len(x):.1f} a question",
+                *(float(p[judged].sum() / len(x)) for p in (before, after)), better, trust)]
+    if better and min(none.sum(), (~none).sum()) >= FEW:
+        expected, n = after.sum(1), (slope * x + bias).sigmoid().sum(1)             # (Q,)
+        cuts = [limit_of(expected[others[q]], none[others[q]]) for q in every]
+        made.append(Fit("whether any fits, balanced accuracy", balanced(before.sum(1) < trust.none, none),
+                        balanced(expected < torch.tensor(cuts), none), better,
+                        trust._replace(none=limit_of(n, none))))
+    return made
+
+
+def balanced(said: torch.Tensor, true: torch.Tensor) -> float:
+    """The mean of the shares (Q,) bool that are said rightly, of those that are so and are not."""
+    return float((said[true].double().mean() + (~said[~true]).double().mean()) / 2)
+
+
+def limit_of(expected: torch.Tensor, none: torch.Tensor) -> float:
+    """The expected number (Q,) below which it is said best that none fits, (Q,) bool: halfway, of
+    their logarithms, between two of them."""
+    order = expected.double().sort().values.log()
+    cuts = ((order[1:] + order[:-1]) / 2).exp().tolist()
+    return max(cuts, key=lambda cut: balanced(expected < cut, none))
 
 
 def calibrate(searcher) -> list[str]:
@@ -187,8 +213,7 @@ def calibrate(searcher) -> list[str]:
           f"{folder} has {len(meant)} questions with the photo that was meant and {len(voted)} with "
           f"photos that fit or none, and a fit needs {NEEDED} of a kind; answer more on the page of "
           f"search.py serve {folder}")
-    trust, lines = searcher.before or Trust(1.0, searcher.count, manifest["images"][1], None, None), []
-    fits = []
+    trust, fits = searcher.before or Trust(1.0, searcher.count, manifest["images"][1], None, None), []
     if len(meant) >= NEEDED:
         scores = searcher.scores_of([one.query for one in meant])[0].double()       # (Q, N)
         photos = torch.tensor([row[one.meant] for one in meant])                    # (Q,)
@@ -199,20 +224,22 @@ def calibrate(searcher) -> list[str]:
             fits.append(fit(trust, scores, photos))
             trust = fits[-1].trust if fits[-1].better else trust
     if len(voted) >= NEEDED:
-        scores, spread = searcher.scores_of([one.query for one in voted])
-        pairs = [(q, row[name], name in one.fit) for q, one in enumerate(voted)
-                 for name in one.shown if name in row]
-        question, photo, right = (np.array(column) for column in zip(*pairs))
-        check(0 < right.sum() < len(right), "all photos that were judged fit, or none, so nothing "
-                                            "can be told apart; answer other questions, too")
-        fits += fit_votes(trust, scores.double().numpy()[question, photo], spread[question], right, question)
+        scores, spread = searcher.scores_of([one.query for one in voted])           # (Q, N), (Q,)
+        judged, fit = torch.zeros(2, *scores.shape, dtype=torch.bool)
+        for q, one in enumerate(voted):
+            judged[q, [row[name] for name in one.shown if name in row]] = True
+            fit[q, [row[name] for name in one.fit if name in row]] = True
+        fits += fit_votes(trust, scores.double(), torch.from_numpy(spread), judged, fit)
         trust = fits[-1].trust if fits[-1].better else trust
-    lines += [f"{'':<58}{'before':>8}{'now':>8}   (each question by a fit to the others)"]
-    lines += [f"{one.title:<58}{one.before:>8.2f}{one.after:>8.2f}{'' if one.better else '   not better, so not kept'}"
-              for one in fits]
+    lines = [f"{'':<58}{'before':>8}{'now':>8}   (each question by a fit to the others)"]
+    for one in fits:
+        before = "-" if np.isnan(one.before) else f"{one.before:.2f}"
+        lines.append(f"{one.title:<58}{before:>8}{one.after:>8.2f}"
+                     + "   no better, and not kept" * (not one.better))
     if not any(one.better for one in fits):
         return [*lines, "nothing became better, so nothing is kept"]
     trust = trust._replace(gallery=searcher.count, data=manifest["images"][1])
     save_json({"learned": FORMAT, "of": of_index(manifest), "questions": len(said),
                "trust": trust._asdict()}, os.path.join(folder, LEARNED))
-    return [*lines, f"kept in {os.path.join(folder, LEARNED)}; search.py calibrate {folder} --undo takes it back"]
+    return [*lines, f"kept in {os.path.join(folder, LEARNED)}; search.py calibrate {folder} --undo "
+                    "takes it back"]

@@ -22,6 +22,7 @@ from retrieval.ranking import Asked, Ranker, Ranking, vectors_of
 from retrieval.trust import (
     EMPTY,
     NONE,
+    OWN,
     Trust,
     badge_of,
     calibration_of,
@@ -82,16 +83,18 @@ class Found(NamedTuple):
     no_set: str | None = None     # why no set is given, where one was calibrated
     copies: int = 1               # how often the first photo is there: copies share its probability
     expected: float | None = None # how many photos fit, by people's votes; None without these
+    none: float = NONE            # below this expected number, none is said to fit
 
     def said(self, unsure: float) -> str | None:
         """How many photos fit, where that is known, and how sure the first answer is, unless none
         fits. unsure: less than this is not sure."""
-        fit = None if self.expected is None else how_many(self.expected, self.gallery, self.query)
+        fit = None if self.expected is None else how_many(self.expected, self.gallery, self.query,
+                                                            self.none)
         return fit if self.none_fits or self.sure is None else how_sure(self.sure, unsure, self.copies, fit)
 
     @property
     def none_fits(self) -> bool:
-        return self.expected is not None and self.expected < NONE
+        return self.expected is not None and self.expected < self.none
 
     @property
     def set_said(self) -> str | None:
@@ -133,6 +136,8 @@ class Searcher:
         if not self.trust and not manifest["bank"]:
             known = calibration_of(run, calibration)
             self.trust = known and trust_in(known, run, manifest["weights"], manifest["similarity"])
+        if not self.trust and self.encoder.temperature and not manifest["bank"]:
+            self.trust = Trust(self.encoder.temperature, len(self.index), OWN, None, None)
         self.before = self.trust
         self.trust = learned(index, manifest) or self.trust
         self.count, self.folder = len(self.index), manifest["folder"] or ""
@@ -270,7 +275,7 @@ class Searcher:
                 no_set = None if size else self.withdrawn if trust.alpha is None else EMPTY
                 result = result._replace(
                     sure=sum(p[k] for k in copies), copies=len(copies), in_set=size, no_set=no_set,
-                    expected=None if ranking.expected is None else float(ranking.expected[q]),
+                    expected=None if ranking.expected is None else float(ranking.expected[q]), none=trust.none,
                     level=size and 1 - trust.alpha, wider=spreads and trust.wider_than(spreads[q]))
             facts = self.index.facts([rows[k] for k in places])
             result.answers.extend(

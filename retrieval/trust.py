@@ -21,6 +21,7 @@ from evaluation.subjects import Member, Subject, score_matrix
 from similarities import Embedding
 
 SENTENCE = 4                          # words from which a number of photos is more than a bound
+OWN = "its own training"              # data of a temperature that a network brings
 NONE = 0.5                            # an expected number of photos below which none fits
 EMPTY = ("no set: even the first photo is less probable than those that sets hold, so the right "
          "one may not be here")
@@ -37,6 +38,7 @@ class Trust(NamedTuple):
     log_det: list[float] | None = None    # quantiles of log det Sigma of the captions of dev
     set_gallery: int | None = None    # how many images the limit was fitted on; None: as many
     fits: list[float] | None = None   # slope, log_det and bias of `people.Fits`; None: no votes
+    none: float = NONE                # below this expected number, none is said to fit
 
     def chances(self, scores: Tensor) -> Tensor:
         """The probabilities (Q, N) of the images of a whole gallery."""
@@ -65,6 +67,9 @@ class Trust(NamedTuple):
 
     def notes(self, data: str, count: int) -> list[str]:
         """A sentence on answers from other data, or from a gallery of another size."""
+        if self.data == OWN:
+            return ["the percentages are by the network's own temperature, which was fitted to no photos of yours; "
+                    "search.py calibrate fits it to your answers"]
         what = ["assume that the photo you want is in this folder"] * (data != self.data)
         if count != self.gallery:
             what.append(f"were fitted with {self.gallery:,} photos, and you search {count:,}")
@@ -73,11 +78,11 @@ class Trust(NamedTuple):
 
 # ---- what is said
 
-def how_many(expected: float, count: int, query: str) -> str:
+def how_many(expected: float, count: int, query: str, none: float = NONE) -> str:
     """What is said of the number of photos among `count` that fit a query. Of a few words it is far
     too low, as people voted on sentences (docs/search.md)."""
-    if expected < NONE:
-        return f"probably none fits (expected number {expected:.2g})"
+    if expected < none:
+        return "probably none fits" + f" (expected number {expected:.2g})" * (expected < NONE)
     n, least = max(1, round(expected)), len(query.split()) < SENTENCE
     return f"{'at least' if least else 'about'} {n:,} of {count:,} photos fit{'s' * (n == 1)}"
 

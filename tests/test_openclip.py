@@ -253,7 +253,12 @@ def test_a_network_is_a_run_without_training(folder, clip, weights, capsys, monk
             photo = Image.open(folder / "demo" / "images" / answer.name).convert("RGB")
             image = net.encode_image(transform(photo)[None], normalize=True)[0]
             assert answer.score == pytest.approx(float(image @ text), abs=1e-5)
-    assert found.answers[0].score >= found.answers[2].score and found.sure is None
+    assert found.answers[0].score >= found.answers[2].score
+    every, = Searcher("index").find_texts(["a red circle ."], top=1000)        # the network's own temperature
+    scores = torch.tensor([answer.score for answer in every.answers])
+    expected = (net.logit_scale.exp() * scores).softmax(0)
+    assert [answer.p for answer in every.answers] == pytest.approx(expected.tolist(), rel=1e-3)
+    assert "by the network's own temperature" in Searcher("index").notes[0]
     images(folder, "--model", "tiny", "--weights", file)
     captions(folder, "--model", "tiny", "--weights", file)
     results = evaluate.run(evaluate.parse_args(

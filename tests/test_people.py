@@ -413,7 +413,7 @@ def test_a_run_is_judged_by_people(judged, small_run, tmp_path, demo_path, capsy
         images = encode(opened.trained.model, opened.split, None, torch.device("cpu"))[0]
         scores = opened.trained.similarity(images, asked)[:, 0].double().tolist()
     expected = sum(1 / (1 + np.exp(-(fits[0] * s + fits[1] * float(asked.log_var.mean()) + fits[2]))) for s in scores)
-    assert how_many(expected, len(scores)) in rows[0].facts.split("; ")
+    assert how_many(expected, len(scores), "a red circle .") in rows[0].facts.split("; ")
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -478,10 +478,12 @@ def test_the_shares_that_heads_learn_are_those_of_the_frozen_means(small_run, de
 # ---- what a search says
 
 def test_what_is_said_of_how_many_fit():
-    assert how_many(0.03, 1900) == "probably none fits (expected number 0.03)"
-    assert how_many(0.6, 1900) == "about 1 of 1,900 photos fits"
-    assert how_many(12.4, 1900) == "about 12 of 1,900 photos fit"
-    assert how_sure(0.08, 0.3, 1, how_many(12.4, 1900)) == (
+    text = "a dog on grass"
+    assert how_many(0.03, 1900, text) == "probably none fits (expected number 0.03)"
+    assert how_many(0.6, 1900, text) == "about 1 of 1,900 photos fits"
+    assert how_many(1.6, 1900, text, none=2.0) == "probably none fits"
+    assert how_many(12.4, 1900, "a dog") == "at least 12 of 1,900 photos fit"       # of few words it is too low
+    assert how_sure(0.08, 0.3, 1, how_many(12.4, 1900, text)) == (
         "about 12 of 1,900 photos fit; 8% sure that the first is the one you mean")
     found = Found("a", [], 1900, 0.3, -9.0, None, [], expected=0.03)        # of none, the first is not the one
     assert found.said(0.5) == "probably none fits (expected number 0.03)" and found.query_said is None

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import search
 from checkpoints import load_checkpoint
@@ -25,7 +26,8 @@ from inputs import Photos
 from retrieval import build, encoder, engines, index, milvus, searcher
 from retrieval.encoder import Encoder
 from retrieval.milvus import Milvus
-from retrieval.searcher import Searcher
+from retrieval.ranking import NEAR
+from retrieval.searcher import Searcher, Wanted
 from retrieval.trust import Trust
 from tests.helpers import Command, for_each, in_a_process, refused
 
@@ -146,6 +148,92 @@ def test_copies_of_the_first_photo_share_what_is_said_of_it(own, capsys, monkeyp
     monkeypatch.setattr(search, "opened", lambda opt: found)
     run("query", folder, TEXTS[0], "--top", 1)
     assert "sure of the first photo, of which there are 3 copies" in capsys.readouterr().out
+
+
+# ---- questions of several parts, of some photos
+
+def test_parts_are_the_sum_of_standard_scores(make, demo_path):
+    folder = make(*GAUSSIAN)
+    scores, _ = scores_by_model(folder, demo_path, TEXTS)
+    z = (scores - scores.mean(1, keepdim=True)) / scores.std(1, correction=0, keepdim=True)
+    found = trusted(folder)
+    for wanted, expected in ((Wanted(also=(TEXTS[1],)), z[0] + z[1]),
+                             (Wanted(without=(TEXTS[1],)), z[0] - z[1].clamp(min=0)),
+                             (Wanted((TEXTS[1],), (TEXTS[2], TEXTS[1])),
+                              z[0] + z[1] - z[1].clamp(min=0) - z[2].clamp(min=0))):
+        one, = found.find_texts(TEXTS[:1], top=5, wanted=wanted)
+        best = expected.sort(descending=True)
+        assert [a.row for a in one.answers] == best.indices[:5].tolist()
+        assert [a.score for a in one.answers] == pytest.approx(best.values[:5].tolist(), abs=1e-3)
+        assert one.sure is None and one.answers[0].p is None and any("scores alone" in note for note in one.notes)
+    assert one.query == f"{TEXTS[0]} and {TEXTS[1]}, not {TEXTS[2]}, not {TEXTS[1]}"
+
+
+def test_a_photo_and_words_weigh_alike(own, small_run):
+    """Where the similarity of a photo and a text cannot compare two photos, too."""
+    run("index", "--checkpoint", small_run("--sim", "mls"), "--data_path", own / "data", "--images", "mine", "--output",
+        own / "mls")
+    found = Searcher(str(own / "mls"))
+    photo = Photos([found.path_of(3)]).open(0)
+    alone = {a.row: a.score for a in found.find_photo(photo, top=1000).answers}
+    words = {a.row: a.score for a in found.find_texts(TEXTS[:1], top=1000)[0].answers}
+    both = found.find_photo(photo, top=1000, wanted=Wanted((TEXTS[0],))).answers
+    a, b = (np.array([x[k] for k in range(found.count)]) for x in (alone, words))
+    expected = (a - a.mean()) / a.std() + (b - b.mean()) / b.std()
+    assert [x.score for x in both] == pytest.approx(sorted(expected, reverse=True), abs=1e-3)
+
+
+def test_only_some_photos_are_searched(own, capsys):
+    folder, photos = own / "index", own / "photos"
+    names = index.Index(str(folder)).items.names
+    os.makedirs(photos / "old")
+    for k, name in enumerate(names[:4]):
+        image, exif = Image.open(photos / name), Image.Exif()
+        exif[0x0132] = f"200{k}:0{k + 1}:15 10:00:00"
+        exif.get_ifd(0x8769)[0x9003] = f"201{k}:0{k + 1}:15 10:00:00"
+        image.convert("RGB").save(photos / "old" / f"{k}.jpg", exif=exif)
+    extracted(own, photos)
+    run("add", folder)
+    found = trusted(folder)
+
+    def names_of(**wanted):
+        one, = found.find_texts(TEXTS[:1], top=1000, wanted=Wanted(**wanted))
+        assert one.gallery == len(one.answers) and sum(a.p for a in one.answers) == pytest.approx(1)
+        return {a.name for a in one.answers}
+    old = {f"old/{k}.jpg" for k in range(4)}
+    assert names_of(only=("old",)) == names_of(only=("old/",)) == names_of(only=("old/*.jpg",)) == old
+    assert names_of(only=("old/0.jpg", names[5])) == {"old/0.jpg", names[5]}
+    assert names_of(until="2013") == old and names_of(since="2011-02-15", until="2012-03-15") == {"old/1.jpg",
+                                                                                                 "old/2.jpg"}
+    assert names_of(only=("old",), since="2013") == {"old/3.jpg"}
+    assert names_of(since="2014") == {*names}                       # those of the demo have the days of their files
+    with pytest.raises(InputError, match="no photo of .* is from 2014 to today among those of --only; give other days"):
+        names_of(only=("old",), since="2014")
+    with pytest.raises(InputError, match="no photo of .* is named nothing; search.py info .* --names lists them"):
+        names_of(only=("nothing",))
+    run("query", folder, TEXTS[0], "--only", "old", "--until", "2011-12-31", "--not", TEXTS[1], "--top", 9)
+    out = capsys.readouterr().out
+    assert "old/0.jpg" in out and "old/1.jpg" in out and "old/2.jpg" not in out and f", not {TEXTS[1]}" in out
+    for text in ("2011-13", "11", "2011-2", "2011-02-30", "yesterday"):
+        refused(capsys, search.main, ["query", str(folder), TEXTS[0], "--since", text],
+                f"'{text}' is no day; write it as 2024, 2024-07 or 2024-07-31")
+
+
+def test_photos_that_are_nearly_equal_are_shown_once(own):
+    folder, photos = own / "index", own / "photos"
+    first = Searcher(str(folder)).find_texts(TEXTS[:1])[0].answers[0].name
+    shutil.copy(photos / first, photos / "twice.png")
+    extracted(own, photos)
+    run("add", folder)
+    found = Searcher(str(folder))
+    every, once = (found.find_texts(TEXTS[:1], top=1000, wanted=Wanted(once=once))[0].answers for once in (False, True))
+    x = torch.nn.functional.normalize(found.index.fetch(np.array([a.row for a in every])).vectors[0], dim=1)
+    near = x @ x.T > NEAR
+    expected = [a for k, a in enumerate(every) if not near[k, :k].any()]
+    assert [a.name for a in once] == [a.name for a in expected] and once[0].name in (first, "twice.png")
+    assert len({first, "twice.png"} & {a.name for a in once}) == 1 and len(once) < len(every)
+    second = found.find_texts(TEXTS[:1], top=2, first=1, wanted=Wanted(once=True))[0].answers
+    assert [a.name for a in second] == [a.name for a in once[1:3]]
 
 
 def proposing(found, rows):
