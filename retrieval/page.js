@@ -96,7 +96,7 @@ function draw(fields, found) {
   const always = about.calibrated && found.sure === null ? [] : about.notes;   // they are about probabilities
   $("notes").append(...[...always, ...found.notes].map((note) => element("li", note)));
   $("answers").start = found.first + 1;
-  $("answers").append(...found.answers.map((answer, k) => card(answer, found.first + k + 1, fields)));
+  $("answers").append(...found.answers.map((answer, k) => card(answer, found.first + k + 1, fields, found)));
   drawPages(fields, found);
   drawLearn(fields, found);
 }
@@ -161,7 +161,7 @@ function place(anchor, fields, first) {
   else anchor.href = link({...fields, first});
 }
 
-function card(answer, number, fields) {
+function card(answer, number, fields, found) {
   const li = $("card").content.firstElementChild.cloneNode(true), part = (name) => li.querySelector(`.${name}`);
   const image = li.querySelector("img"), photo = part("photo");
   const gone = () => {
@@ -189,11 +189,12 @@ function card(answer, number, fields) {
     bar(part("bar"), answer.p);
   }
   part("unsure").hidden = !answer.unsure;
-  li.classList.toggle("of-set", answer.in_set === true);
-  if (answer.in_set === true) li.title = "in the set that is held to have the right photo";
+  const framed = answer.in_set === true && found.in_set < found.first + found.answers.length;   // not all that are shown
+  li.classList.toggle("of-set", framed);
+  if (framed) li.title = "in the set that is held to have the right photo";
   part("like").href = link({row: answer.row, ...(fields.top && {top: fields.top})});
   part("like").ariaLabel = `more like ${answer.name}`;
-  if (answer.uncertainty === null) part("uncertainty").remove();
+  if (answer.uncertainty === null || found.expected !== null) part("uncertainty").remove();
   else {
     part("uncertainty").textContent = `unc. ${answer.uncertainty.toFixed(1)}`;
     part("uncertainty").title = "uncertainty of the photo in nats";

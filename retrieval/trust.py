@@ -110,11 +110,11 @@ def of_the_query(log_det: float, wider: float | None) -> str:
     return f"log det Sigma of the query {log_det:.1f} nats{above}"
 
 
-def of_the_set(count: int, level: float | None) -> str:
+def of_the_set(count: int, level: float) -> str:
     """What is said of a conformal set of `count` photos, at least 1. level: how often such sets
     hold the right one."""
-    what = "1 photo holds" if count == 1 else f"{count:,} photos hold"
-    return f"{what} the right one{'' if level is None else f' with {percent(level)}'}"
+    return (f"with {percent(level)} the photo you mean is "
+            + (f"among the first {count:,}" if count > 1 else "the first"))
 
 
 # ---- where it comes from

@@ -132,7 +132,7 @@ def test_a_text_a_row_and_a_photo_are_answered_as_json(made_up, client, get):
     assert (found["query"], found["gallery"], found["sure"], found["first"], found["top"]) == ("0.72 a dog", 23, 0.72,
                                                                                                2, 5)
     assert found["said"] == "72% sure of the first photo" and found["notes"] == ["a made-up note"]
-    assert found["set_said"] == "3 photos hold the right one with 90%"
+    assert found["set_said"] == "with 90% the photo you mean is among the first 3"
 
     assert get("/search?row=4").json["answers"][0]["row"] == 4 and made_up.asked[-1] == (4, 10, 0)
     with open(made_up.path_of(20), "rb") as f:
@@ -191,7 +191,7 @@ def test_how_sure_the_first_answer_is_is_said_in_a_sentence(made_up, get):
         found = get(f"/search?q={p}+a+dog").json
         assert found["said"] == sentence
         assert [answer["unsure"] for answer in found["answers"]] == [answer["p"] < 0.5 for answer in found["answers"]]
-    assert of_the_set(1, None) == "1 photo holds the right one"
+    assert of_the_set(1, 0.9) == "with 90% the photo you mean is the first"
     for why, shown in ((EMPTY, EMPTY), ("no set: among too many", None)):   # the second is so of every query
         found = page.Page(made_up, 0.5).plain(Found("a", [], 9, 0.9, None, None, [], no_set=why), 1, 0, ANY)
         assert (found["set_said"], found["no_set"]) == (shown, why)
@@ -485,7 +485,7 @@ def test_a_text_is_typed_and_its_answers_are_seen(chromium, made_up, at):
     assert {answer["dim"] for answer in found} == {"1"}                         # nothing looks disabled
     assert [answer["of_set"] for answer in found] == [True, True, True, *[False] * 7]
     text = chromium.run("return document.body.innerText")
-    for sentence in ("72% sure of the first photo", "3 photos hold the right one with 90% (framed)",
+    for sentence in ("72% sure of the first photo", "with 90% the photo you mean is among the first 3 (framed)",
                      "log det Sigma of the query -812.5 nats", "23 photos searched", "a made-up note",
                      "a note of the index", "1 to 10 of 23"):
         assert sentence in text
