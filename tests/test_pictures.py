@@ -195,7 +195,8 @@ def test_a_sheet_shows_every_answer_and_how_sure_it_is(sheet, drawn, quiet):
     assert is_drawn(path) and len(drawn) == 12
     first, second, gone, foreign, long, _ = drawn[:6]
     assert first["texts"] == ["a.png\n0.900, 50% (unc. -700.0)", "72% sure",
-                              "a dog\n72% sure of the first photo; with 90% the photo you mean is among the first 2 (framed); "
+                              "a dog\n72% sure of the first photo; with 90% the photo you mean is among the first 2 "
+                              "(framed); "
                               "log det Sigma of the\nquery -812.5 nats"]
     assert second["texts"][0] == "b/c.png\n0.800, 25% (unc. -701.0)"
     assert gone["photo"] is None and "gone" in gone["texts"]
