@@ -39,10 +39,10 @@ class Mark(NamedTuple):
 
 
 MARKS = {
-    "tokens": Mark(265_000, 185_000),
-    "lines": Mark(34_200, 21_500),
+    "tokens": Mark(269_200, 185_000),
+    "lines": Mark(34_700, 21_500),
     "lines wider than 100 columns, percent": Mark(1, 3),
-    "files": Mark(150, 125),
+    "files": Mark(151, 125),
     "files on top": Mark(19, 19),
     "functions that an epoch of training runs": Mark(256, 160),
     "files that an epoch of training runs": Mark(29, 20),
@@ -51,7 +51,7 @@ MARKS = {
     "modules that import train loads": Mark(48, 45),
     "modules that import evaluate loads": Mark(67, 60),
     "modules that import model loads": Mark(25, 25),
-    "functions that take opt": Mark(141, 100),
+    "functions that take opt": Mark(142, 100),
     "of these below commands, options and build": Mark(0, 0),
     "raises per 1,000 lines": Mark(14.5, 16),
     "lines of the longest function": Mark(60, 60),
