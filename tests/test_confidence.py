@@ -584,7 +584,7 @@ def test_search_says_how_sure_it_is(runs, tmp_path, capsys):
     assert stored["sets"]["images"] == 50 and found[0]["notes"] == []
     search.main(["query", str(tmp_path / "index"), texts[0], "--sets", "--top", "1"])
     said = capsys.readouterr().out
-    assert "of the first photo" in said and "the right one with 80%" in said
+    assert "of the first photo" in said and "with 80% the photo you mean is among the first" in said
     assert "of the captions of dev" in said
     search.main(["index", "--checkpoint", str(folder), "--data_path", str(data), "--images", "demo_precomp", "--output",
                  str(tmp_path / "more")])
