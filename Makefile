@@ -5,7 +5,7 @@ DATA ?= data
 RUN ?= runs/demo
 PY := .venv/bin/python
 
-.PHONY: demo search-demo photos test lint setup
+.PHONY: demo search-demo photos test test-milvus lint setup
 
 demo: .venv/runtime
 	$(PY) -m demo --data_path $(DATA)
@@ -32,6 +32,10 @@ photos: .venv/photos
 
 test: .venv/dev
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
+
+# On a Milvus server of its own, which the package `milvus` brings for Linux on x86-64.
+test-milvus: .venv/dev
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m milvus
 
 lint: .venv/dev
 	.venv/bin/ruff check .

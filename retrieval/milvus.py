@@ -1,10 +1,11 @@
 """An index whose vectors are in a collection of Milvus: for galleries that no single machine holds.
 
 The same calls serve milvus-lite (a folder NAME.db, in this process) and a cluster
-(http://HOST:19530). A photo is one entity: its row, its name, its uncertainty, one vector for each
-channel, and `rest`, the numbers that exact scoring needs beside them. What the collection is and
-whether it is finished stands in a property of it, as JSON; the folder of the index only says where
-it is.
+(http://HOST:19530). A photo is one entity: its row, its name, one vector for each channel, and as a
+text its other numbers: the uncertainty, then `rest`, what exact scoring needs beside the vectors. So
+one vector is enough for most similarities, and servers before 2.4, which hold no more, serve them.
+What the collection is and whether it is finished stands in a property of it, as JSON; the folder of
+the index only says where it is.
 
 The lifted vectors of Gaussians nearly all point the same way (|x| = 525 +- 10 for Wasserstein on
 Flickr8k), and of two photos the longer has the larger product with everything. Stored as they are,
@@ -59,6 +60,8 @@ LOGGERS = "pymilvus", "pymilvus.milvus_client", "milvus_lite"
 INSTALL = "pip install -r requirements-milvus.txt"
 LARGEST_TOP = 16_384          # answers of one request, and queries in it (Milvus Limits)
 WIDEST = 32_768               # numbers of a vector (Milvus Limits)
+LONGEST = 65_535              # bytes of a text (Milvus Limits)
+SEVERAL = 2, 4                # the version since which a photo has several vectors, and float16 an index
 BATCH_BYTES = 16 << 20        # of a request; a server takes 64 MiB (proxy.grpc.serverMaxRecvSize)
 BATCH_ROWS = 10_000
 NAME_BYTES = 4096                 # of a photo's name
@@ -161,8 +164,10 @@ class Connection:
             self.client = pymilvus.MilvusClient(
                 uri=self.path or uri, token=token, timeout=CONNECT, alias=uuid.uuid4().hex
             )
-            version = self.client.get_server_version(timeout=CONNECT)
-        self.lite = version.startswith("milvus_lite")
+            self.version = self.client.get_server_version(timeout=CONNECT)
+        self.lite = self.version.startswith("milvus_lite")
+        numbers = [int(x) for x in re.findall(r"\d+", self.version)]     # of v2.3.5-dev 2, 3, 5
+        self.old = not self.lite and (*numbers[:2],) < SEVERAL
 
     def start_lite(self) -> None:
         """Start milvus-lite on its folder. pymilvus would do so too, but would say only that it
@@ -298,6 +303,11 @@ def photos_given(values: list, frame: np.ndarray) -> np.ndarray:
     return (vectors + frame[:-1]).astype(np.float32)
 
 
+def text_of(rest: int) -> int:
+    """Bytes of the text that holds the uncertainty and `rest` float32: four for three, in base64."""
+    return 4 * -(-4 * (1 + rest) // 3)
+
+
 def check_finite(vectors: np.ndarray, what: list[str], field: str) -> None:
     """Raise InputError, which names the item of the list `what`, for numbers that did not fit."""
     fits = np.isfinite(vectors)
@@ -332,9 +342,11 @@ class Milvus:
 
     @classmethod
     def create(cls, folder: str, manifest: dict, pointer: dict, token: str = "") -> "Milvus":
-        """A collection to be made by `begin`, and filled. milvus-lite has float32 alone."""
+        """A collection to be made by `begin`, and filled. milvus-lite has float32 alone, and servers
+        before 2.4 build no index of float16: they fail, and try again for ever."""
         self = cls(folder, pointer, token, writing=True)
-        self.manifest = {**manifest, "half": manifest["half"] and not self.connection.lite}
+        lacks = self.connection.lite or self.connection.old
+        self.manifest = {**manifest, "half": manifest["half"] and not lacks}
         return self
 
     @classmethod
@@ -371,12 +383,13 @@ class Milvus:
         try:
             about = self.connection.ask("describe_collection", self.collection)
             record = json.loads(about["properties"][RECORD])
+            [x["name"] for x in about["fields"]].index("numbers")  # missing until this was a text
             check_manifest(record["manifest"], self.where)
             record["origin"] = origin_of(record["manifest"])
             record["trust"] = from_json(record["manifest"]["trust"])
             sizes = [k + 1 for k in record["manifest"]["vectors"]["widths"]]
             frames = torch.from_numpy(of_text(record["frames"]).copy()).split(sizes)
-            record["frames"] = self.framed(record["manifest"], [x.numpy() for x in frames])
+            record["frames"] = {f"channel{i}": x.numpy() for i, x in enumerate(frames)}
             return record
         except InputError:
             raise
@@ -384,20 +397,9 @@ class Milvus:
             raise InputError(f"the collection {self.where} was not made by this version of "
                              "`search.py index`; name another --collection") from error
 
-    @staticmethod
-    def framed(manifest: dict, frames: list[np.ndarray]) -> dict[str, np.ndarray]:
-        """{field of a vector: (K + 1,) how it is moved}; `rest` is not, and never searched."""
-        of = {f"channel{i}": frame for i, frame in enumerate(frames)}
-        rest = manifest["vectors"]["rest"]
-        return of | ({"rest": np.zeros(rest + 1, np.float32)} if rest else {})
-
-    def method(self, field: str) -> str:
-        """The kind of index of a field."""
-        return "flat" if field == "rest" else self.manifest["method"]
-
     def width(self, *fields: str) -> int:
         """Numbers of the stored vectors of some fields together."""
-        return sum(stored_width(len(self.frames[x]) - 1, self.method(x)) for x in fields)
+        return sum(stored_width(len(self.frames[x]) - 1, self.manifest["method"]) for x in fields)
 
     def take(self, record: dict) -> None:
         """Make the record that of this object, and load the collection."""
@@ -410,9 +412,9 @@ class Milvus:
 
     def record(self, state: str) -> dict:
         """The property of the collection that says what it is; it is replaced in one step."""
-        frames = [frame for field, frame in self.frames.items() if field != "rest"]
+        frames = np.concatenate(list(self.frames.values()))
         return {RECORD: json.dumps({"state": state, "next": self.rows, "manifest": self.manifest,
-                                    "frames": in_text(np.concatenate(frames))})}
+                                    "frames": in_text(frames)})}
 
     def write(self, state: str) -> None:
         self.connection.ask("alter_collection_properties", self.collection, self.record(state))
@@ -435,10 +437,13 @@ class Milvus:
         if self.connection.lite and of["method"] not in LITE_METHODS:
             raise InputError(f"milvus-lite has no index of the kind {of['method']}; give "
                              f"{' or '.join(LITE_METHODS)}, or the address of a Milvus server")
-        widest = max([*of["vectors"]["widths"], of["vectors"]["rest"]])
-        if widest > WIDEST - CODE:
-            raise InputError(f"vectors of {widest:,} numbers are too long for Milvus, which takes "
-                             f"{WIDEST:,}; use a smaller embedding, or --engine faiss")
+        widths, rest = of["vectors"]["widths"], of["vectors"]["rest"]
+        if max(widths) > WIDEST - CODE or text_of(rest) > LONGEST:
+            raise InputError(f"vectors of {max(widths):,} numbers, and {rest:,} beside them, are too "
+                             f"long for Milvus; use a smaller embedding, or --engine faiss")
+        if len(widths) > 1 and self.connection.old:
+            raise InputError(f"Milvus {self.connection.version} holds one vector a photo, and this "
+                             "similarity needs two; use Milvus 2.4 or newer, or --engine faiss")
         record = self.read()
         if record is None:
             self.make([x.numpy() for x in block.vectors])
@@ -458,13 +463,13 @@ class Milvus:
         """Create the collection, by its first photos (n, K). Raw vectors are mapped from the query
         nodes' disks (mmap)."""
         types, of, self.rows = import_pymilvus().DataType, self.manifest, 0
-        frames = [frame_of(x, of["method"], of["half"]) for x in first]
-        self.frames = self.framed(of, frames)
+        self.frames = {f"channel{i}": frame_of(x, of["method"], of["half"])
+                       for i, x in enumerate(first)}
         schema = self.connection.client.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("row", types.INT64, is_primary=True)
         for name in ("name", "digest"):
             schema.add_field(name, types.VARCHAR, max_length=NAME_BYTES)
-        schema.add_field("uncertainty", types.FLOAT, nullable=True)
+        schema.add_field("numbers", types.VARCHAR, max_length=text_of(of["vectors"]["rest"]))
         kind = types.FLOAT16_VECTOR if of["half"] else types.FLOAT_VECTOR
         for field, frame in self.frames.items():
             check_finite(frame[None], ["the first photos: one of them"], field)
@@ -473,15 +478,12 @@ class Milvus:
                             consistency_level="Bounded", properties=self.record("building"))
 
     def load(self) -> None:
-        """Create the indexes that the collection lacks, and load it. That of a channel lies in
-        memory as Milvus has it, that of `rest` is mapped, since it is only read by row."""
+        """Create the indexes that the collection lacks, and load it."""
         there = self.connection.ask("list_indexes", self.collection)
         for field in self.frames:
-            kind, params, _ = INDEXES[self.method(field)]
+            kind, params, _ = INDEXES[self.manifest["method"]]
             if kind == "IVF_PQ":
                 params = {**params, "m": self.width(field) // CODE}
-            if field == "rest":
-                params = {"mmap.enabled": "true"}
             if field not in there:
                 settings = self.connection.client.prepare_index_params()
                 settings.add_index(field, index_type=kind, index_name=field, metric_type="IP",
@@ -515,29 +517,35 @@ class Milvus:
         """Add photos behind those before, in requests below the server's limit. Raises InputError
         for numbers that are not finite or, with half, beyond float16."""
         self.change()
-        arrays = [x for x in (*block.vectors, block.rest) if x is not None]
         step = self.batch(*self.frames)
         for start in range(0, len(items.names), step):
             some = items.take(range(len(items.names))[start:start + step])
             rows, columns = range(self.rows, self.rows + len(some.names)), {}
-            for x, (field, frame) in zip(arrays, self.frames.items()):
+            what, numbers = [f"photo {row}" for row in rows], some.uncertainty[:, None]
+            for x, (field, frame) in zip(block.vectors, self.frames.items()):
                 columns[field] = photos_stored(x[start:start + step].numpy(), frame,
-                                               self.method(field), self.manifest["half"])
-                check_finite(columns[field], [f"photo {row}" for row in rows], field)
+                                               self.manifest["method"], self.manifest["half"])
+                check_finite(columns[field], what, field)
+            if block.rest is not None:
+                rest = block.rest[start:start + step].numpy()
+                check_finite(rest, what, "rest")
+                numbers = np.concatenate([numbers, rest], 1)
             self.connection.ask("upsert", self.collection, [
                 {"row": row, "name": fitting_name(name), "digest": digest or "",
-                 "uncertainty": known(spread), **dict(zip(columns, vectors))}
-                for row, name, digest, spread, *vectors in zip(
-                    rows, some.names, some.digests, some.uncertainty, *columns.values())])
+                 "numbers": in_text(beside), **dict(zip(columns, vectors))}
+                for row, name, digest, beside, *vectors in zip(
+                    rows, some.names, some.digests, numbers, *columns.values())])
             self.rows += len(rows)
 
     def finish(self, propose=None) -> None:
-        """Wait until all photos are on disk and indexed, draw the sample, call the collection
-        ready, and note in the folder where it is."""
+        """Wait until all photos are on disk, indexed and loaded, draw the sample, call the
+        collection ready, and note in the folder where it is."""
         self.connection.ask("flush", self.collection)
         for field in self.frames:
             self.connection.wait_for(f"index {self.collection}.{field}",
                                      functools.partial(self.indexed, field))
+        if not self.connection.lite:
+            self.take_up()
         rows = np.random.default_rng(0).permutation(self.rows)[:2 * SAMPLE]
         sample = [row for row, *_ in self.query(f"row in {rows.tolist()}", ["row"], exact=True)]
         if not sample:
@@ -546,6 +554,17 @@ class Milvus:
         self.write("ready")
         self.changing = False
         save_json(self.pointer, os.path.join(self.folder, "manifest.json"))
+
+    def take_up(self) -> None:
+        """Wait until the server searches in the indexes that it has built: until then, some seconds,
+        it answers from a makeshift one, which had 64% of the ten best (Milvus 2.3.5, HNSW)."""
+        self.connection.ask("refresh_load", self.collection, _async=True)
+        server = self.connection.client._get_connection()     # pymilvus's client waits, and has no progress
+
+        def loaded() -> float:
+            with self.connection.asking():
+                return server.get_loading_progress(self.collection, is_refresh=True, timeout=REPLY) / 100
+        self.connection.wait_for(f"take up {self.collection}", loaded)
 
     def indexed(self, field: str) -> float:
         """The share of the photos that the index of a field holds."""
@@ -586,8 +605,9 @@ class Milvus:
 
     def batch(self, *fields: str) -> int:
         """How many photos a request holds: 5 bytes for a float32 of these fields, which pymilvus
-        hands on as a Python number, and 220 for the name and the digest."""
+        hands on as a Python number, 220 for the name and the digest, and the text of numbers."""
         each = self.width(*fields) * (2 if self.manifest["half"] else 5) + 220
+        each += text_of(self.manifest["vectors"]["rest"])
         return max(1, min(BATCH_ROWS, BATCH_BYTES // each))
 
     def photos(self, rows, fields: list[str], vectors: list[str]) -> list[list]:
@@ -606,14 +626,16 @@ class Milvus:
 
     def facts(self, rows) -> list[tuple[str, float | None]]:
         """The names of photos, and their log det Sigma in nats, None for points."""
-        return [tuple(values) for values in self.photos(rows, ["name", "uncertainty"], [])]
+        return [(name, known(of_text(numbers)[0]))
+                for name, numbers in self.photos(rows, ["name", "numbers"], [])]
 
     def fetch(self, rows: np.ndarray) -> Block:
         """The photos `rows` (m,), as they were given but for the rounding of float32 or float16."""
-        columns = zip(*self.photos(rows, [], list(self.frames)))
-        *vectors, last = [torch.from_numpy(photos_given(column, frame))
-                          for column, frame in zip(columns, self.frames.values())]
-        return Block(vectors, last) if "rest" in self.frames else Block([*vectors, last], None)
+        numbers, *columns = zip(*self.photos(rows, ["numbers"], list(self.frames)))
+        rest = [torch.from_numpy(of_text(text)[1:].copy()) for text in numbers]
+        return Block([torch.from_numpy(photos_given(column, frame))
+                      for column, frame in zip(columns, self.frames.values())],
+                     torch.stack(rest) if self.manifest["vectors"]["rest"] else None)
 
     @functools.cached_property
     def sample(self) -> tuple[np.ndarray, Block]:
@@ -635,7 +657,7 @@ class Milvus:
         queries = padded(queries, self.width(field), self.manifest["half"])
         check_finite(queries, [f"query {i}" for i in range(len(queries))], field)
         step = min(self.batch(field), max(1, 10 ** 6 // r), LARGEST_TOP)
-        settings = {"metric_type": "IP", "params": INDEXES[self.method(field)][2](r)}
+        settings = {"metric_type": "IP", "params": INDEXES[self.manifest["method"]][2](r)}
         for start in range(0, len(queries), step):
             # Without output_fields milvus-lite would send whole entities.
             answers = self.connection.ask(

@@ -199,7 +199,7 @@ def cases() -> int:
     """How many cases pytest collects."""
     done = subprocess.run([sys.executable, "-m", "pytest", "--collect-only", "-q"], cwd=ROOT,
                           capture_output=True, text=True)
-    return int(re.search(r"^(\d+) tests? collected", done.stdout, re.M)[1])
+    return int(re.search(r"^(\d+)(?:/\d+)? tests? collected", done.stdout, re.M)[1])
 
 
 def static() -> dict[str, float]:
