@@ -54,7 +54,7 @@ except ImportError:  # a system without POSIX locks: milvus-lite's own refusal i
 RECORD = "photo_index"                # the property of a collection that says what it is
 CONNECT = 10                          # seconds within which a server has to answer
 REPLY = 60                            # seconds within which it has to answer a request
-STALLED = 300                         # seconds in which it goes on with what it builds or loads
+STALLED = 1800                        # seconds in which it goes on with what it builds or loads
 POLL = 0.5                            # seconds between two looks at that
 LOGGERS = "pymilvus", "pymilvus.milvus_client", "milvus_lite"
 INSTALL = "pip install -r requirements-milvus.txt"
