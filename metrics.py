@@ -441,7 +441,7 @@ def risk_coverage(uncertainty, hits, points: int = 100) -> dict:
 
 
 def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, samples: int = 10000,
-                     seed: int = 0) -> dict:
+                     seed: int = 0, pairs: bool = False) -> dict:
     """Tests whether the difference between two models is more than chance, by a paired bootstrap
     over images.
 
@@ -456,7 +456,9 @@ def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, sam
     sample. Where a model has several seeds, these are resampled too (a hierarchical bootstrap). Few
     seeds show too little of their spread. Therefore S - 1 of S seeds are drawn (Rao and Wu 1988),
     and their distance from the mean of all is stretched by Student's t. One run says nothing about
-    other seeds, so its interval covers the choice of images alone.
+    other seeds, so its interval covers the choice of images alone. pairs: the runs a[s] and b[s]
+    are of one seed, so the same seeds are drawn of both: what a seed does to both sides, by its
+    start and its batches, is no longer part of the interval.
     """
     a, b = ([side] if isinstance(side, dict) else side for side in (a, b))
     runs = [*a, *b]
@@ -477,11 +479,11 @@ def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, sam
         with np.errstate(invalid="ignore"):          # NaN where no image that was drawn has a query
             draws.append(total / count)
     draws = np.concatenate(draws)                                              # (1 + samples, S, K)
-    picks, freedom = np.random.default_rng([seed, 1]), len(runs) - 2
+    picks, again = (np.random.default_rng([seed, 1]) for _ in range(2))
+    freedom = len(a) - 1 if pairs else len(runs) - 2
     stretch = special.stdtrit(freedom, 0.975) / special.ndtri(0.975) if freedom else 1.0
-    first, second = (
-        _with_other_seeds(side, picks, stretch) for side in (draws[:, : len(a)], draws[:, len(a) :])
-    )
+    first = _with_other_seeds(draws[:, :len(a)], picks, stretch)
+    second = _with_other_seeds(draws[:, len(a):], again if pairs else picks, stretch)
     columns = {name: (first[:, k], second[:, k]) for k, name in enumerate(names)}
     for name, terms in sums.items():
         columns[name] = tuple(sum(columns[term][side] for term in terms) for side in (0, 1))

@@ -18,9 +18,9 @@ def compare(names: list[str], opened: Callable[[str], Subject], asked: Asked) ->
     is the base of all others.
 
     opened(path): opens one. Returns {"runs": {path: its results}, "groups": {label: {metric: (mean,
-    deviation, seeds)}}, "comparisons": [{"a", "b", "seeds", "metrics": what
-    `metrics.paired_bootstrap` returns}]}. Raises InputError on paths that stand there twice, and on
-    subjects of other items.
+    deviation, seeds)}}, "comparisons": [{"a", "b", "seeds", "pairs": whether these are of equal
+    seeds, "metrics": what `metrics.paired_bootstrap` returns}]}. Raises InputError on paths that stand
+    there twice, and on subjects of other items.
     """
     first, judged = None, None
 
@@ -32,6 +32,7 @@ def compare(names: list[str], opened: Callable[[str], Subject], asked: Asked) ->
         else:
             take_order_of(first, subject)
         results, record, _ = assess(subject, judged, asked)
+        results["seed"] = subject.seed
         return results, record.totals(first.caption_image, first.n_images)
     runs, totals, comparisons = side_by_side(names, assessed)
     seeds = {label: over_seeds(of, [runs[path]["protocols"] for path in group.split(",")])
@@ -48,8 +49,9 @@ def side_by_side(
     """({path: its results}, {label of a group: totals of each seed}, the comparisons, with what is
     told `about` each).
 
-    assessed(path): results, and {metric: (total (N,), count (N,))} over images as
-    `metrics.paired_bootstrap` takes it; sums(metrics): {name of a sum: its metrics}. Raises
+    assessed(path): results with the run's "seed", and {metric: (total (N,), count (N,))} over images
+    as `metrics.paired_bootstrap` takes it; sums(metrics): {name of a sum: its metrics}. Runs of
+    equal seeds are pairs where both groups have the same several seeds, in any order. Raises
     InputError on paths that stand there twice.
     """
     groups, runs, totals = {group: group.split(",") for group in names}, {}, {}
@@ -65,18 +67,29 @@ def side_by_side(
     comparisons = []
     for other in others:
         shared = set.intersection(*(set(run) for run in [*totals[base], *totals[other]]))
+        (first, a), (second, b) = (
+            by_seed([runs[path]["seed"] for path in groups[group]], totals[group])
+            for group in (base, other))
+        pairs = len(a) > 1 and None not in first and first == second
         comparisons.append(
             {
                 "a": label[base],
                 "b": label[other],
                 **about,
-                "seeds": [len(totals[base]), len(totals[other])],
-                "metrics": metrics.paired_bootstrap(
-                    totals[base], totals[other], (sums or rsums)(shared)
-                ),
+                "seeds": [len(a), len(b)],
+                "pairs": pairs,
+                "metrics": metrics.paired_bootstrap(a, b, (sums or rsums)(shared), pairs=pairs),
             }
         )
     return runs, {label[group]: of for group, of in totals.items()}, comparisons
+
+
+def by_seed(seeds: list[int | None], totals: list[dict]) -> tuple[list, list[dict]]:
+    """Runs by growing seed; as they are, and [None], where a seed is unknown or stands there twice."""
+    if None in seeds or len(set(seeds)) < len(seeds):
+        return [None], totals
+    order = sorted(range(len(seeds)), key=seeds.__getitem__)
+    return [seeds[k] for k in order], [totals[k] for k in order]
 
 
 def refuse_repeats(paths: list[str]) -> None:

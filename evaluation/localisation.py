@@ -97,7 +97,8 @@ def open_phrases(paths: list[str], where: Where, how: How) -> Phrases:
                           how.device, 32 * how.batch_size)
     facts = {"checkpoints": paths, "data_name": data_name, "split": split.name,
              "images": len(split.ids), "captions": len(split.phrases),
-             "similarity": first.trained.options.sim, "protocols": {}}
+             "similarity": first.trained.options.sim, "protocols": {},
+             "seed": first.trained.options.seed}
     return Phrases(f"{data_name} {split.name}", split, scores,
                    scores.phrase_log_det if models[0].text_tower.gaussian else None,
                    scores.region_log_det if models[0].image_tower.gaussian else None,

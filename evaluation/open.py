@@ -188,6 +188,7 @@ def open_run(models: Models, where: Where, how: How, given: Variances | None = N
         subject.notes += [note for note in run.notes if note not in subject.notes]
         if run.foreign and split.text is None:
             subject.unknown_words = split.unknown_words(trained.vocab)
+        subject.seed = None if subject.members else mine.seed          # of an ensemble there is none
         subject.members.append(member)
         subject.weights.append(trained.weights)
         subject.similarity = models.sim or " + ".join(

@@ -114,14 +114,16 @@ def spread(value: dict) -> str:
 
 
 def comparisons(pairs: list[dict]) -> list:
-    """Tables of what `metrics.paired_bootstrap` returned: [{"a", "b", "seeds": [n, n], "metrics":
-    {name: ...}}]."""
+    """Tables of what `metrics.paired_bootstrap` returned: [{"a", "b", "seeds": [n, n], "pairs":
+    bool, "metrics": {name: ...}}]."""
     results = []
     for pair in pairs:
         rows = [(name, [number(m["a"]), number(m["b"]), f"{m['difference']:+.2f}",
                         f"{m['low']:+.2f} to {m['high']:+.2f}", p_value(m)]) for name,
                 m in pair["metrics"].items()]
-        over = pair.get("over", "images") + " and seeds" * (max(pair.get("seeds", [1])) > 1)
+        over = pair.get("over", "images")
+        if max(pair["seeds"]) > 1:
+            over += f" and {pair['seeds'][0]} pairs of seeds" if pair["pairs"] else " and seeds"
         results.append((f"{pair['b']} less {pair['a']}, paired bootstrap over {over}", [("", [
             "first", "second", "difference", "95% interval", "p"])], rows))
     return results

@@ -285,6 +285,7 @@ class Subject:
     photos: Photos | list[str] | None = None      # the photos, or their file names
     data_name: str = ""
     split: str = ""                               # empty where no split is known
+    seed: int | None = None                       # of the training, None where no one is known
     folder: str = ""                              # folder of the data set
     unknown_words: dict | None = None             # on a data set other than that of the training
     # what was assumed, left out or put in another order

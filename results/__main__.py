@@ -5,6 +5,7 @@
     python -m results --write                               # into README.md and docs/*.md, between their marks
     python -m results --add vsrn_0 runs/f8k_region_precomp_cosine_seed0      # keep a run's results.json
     python -m results --add cca_0 cca.json --by "python cca.py --text tfidf" # and those of embeddings, evaluated
+    python -m results --add a_b c.json --by "python evaluate.py --compare ..." # and what a comparison found
 
 rows.yaml says which runs make a row (several seeds: their mean, and the deviation of rsum);
 NAME.json is the run's results.json with its command, the commit of the code and the versions that
@@ -93,6 +94,9 @@ COLUMNS["fits"] = [
     ("crowd, tau-b", "people/files/CrowdFlowerAnnotations.txt/tau"),
     ("NLL of a vote", "people/pairs/fitted/nll"), ("with Sigma", "people/pairs/with Sigma/nll"),
     ("ECE", "people/pairs/with Sigma/ece"), ("its floor", "people/pairs/with Sigma/ece_floor")]
+COLUMNS["difference"] = [(head, f"comparison/{key}") for head, key in (
+    ("rsum of the first", "a"), ("of the second", "b"), ("difference", "difference"),
+    ("95% from", "low"), ("to", "high"), ("pairs of seeds", "pairs"))]
 COLUMNS["first"] = RECALLS[::3]
 COLUMNS["banked"] = [("rsum, bank", "protocols/bank/rsum")]
 COLUMNS["truth"] = [
@@ -132,7 +136,7 @@ def cell(name: str, path: str, runs: list[dict], counted: bool) -> str:
     values = [value(run, path) for run in runs]
     if None in values:                                    # a point is its own mean and has no Sigma
         return ""
-    digits = 2 if name == "HBR" else 3 if path.endswith(THREE_DIGITS) else 1
+    digits = 2 if name == "HBR" else 3 if path.endswith(THREE_DIGITS) else 0 if path.endswith("pairs") else 1
     if not path.endswith(("rsum", "auroc", "localisation/r1")) or len(values) == 1:
         return f"{mean(values):.{digits}f}"
     return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}" + f" ({len(values)})" * counted
@@ -198,9 +202,13 @@ def filled(path: str, texts: dict[str, list[str]]) -> str:
 def evaluated(path: str) -> dict:
     """The part of what evaluate.py wrote that rows are made of."""
     results = read_json(path)
+    if len(results.get("comparisons", [])) == 1:
+        found, = results["comparisons"]
+        return {"comparison": {**found["metrics"]["full rsum"], "seeds": found["seeds"],
+                               "pairs": found["seeds"][0] if found["pairs"] else None}}
     if not results.get("checkpoints"):
-        raise InputError(f"{path} is no results.json of a run, of an ensemble or of embeddings; "
-                         "give what evaluate.py wrote")
+        raise InputError(f"{path} is no results.json of a run, of an ensemble or of embeddings, and "
+                         "no comparison of two; give what evaluate.py wrote")
     if len(results["checkpoints"]) > 1:
         results["models"] = len(results["checkpoints"])     # an ensemble of seeds
     if "confidence" in results:
@@ -249,7 +257,7 @@ def main(argv=None) -> None:
                    "on other data for one (default: RUN/results.json)")
     p.add_argument("--by", metavar="COMMAND",
                    help="with --add: the command that made the embeddings of which RUN, a file, "
-                   "is the evaluation")
+                   "is the evaluation, or that made a comparison")
     cli.run(p.prog, command, p.parse_args(argv))
 
 

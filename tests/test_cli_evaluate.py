@@ -609,6 +609,11 @@ def test_groups_of_seeds(runs, ev, everything, capsys):
     pair, = found["comparisons"]
     means = [np.mean([rsum[path] for path in group.split(",")]) for group in groups]
     assert pair["seeds"] == [2, 2] and pair["metrics"]["full rsum"]["difference"] == pytest.approx(means[1] - means[0])
+    assert pair["pairs"] and "paired bootstrap over images and 2 pairs of seeds" in shown
+    found = ev("--compare", groups[0], ",".join(groups[1].split(",")[::-1]), *everything)
+    assert found["comparisons"][0]["metrics"] == pair["metrics"]                            # in any order
+    found = ev("--compare", groups[0], f"{runs}/cosine0,{runs}/gce", *everything)
+    assert not found["comparisons"][0]["pairs"] and "over images and seeds" in capsys.readouterr().out
 
 
 def test_names_of_groups(runs, ev, capsys):

@@ -529,6 +529,26 @@ def test_bootstrap_over_seeds_and_images_equals_a_slow_one(seeds):
         assert result[key] == pytest.approx(np.percentile(differences, percent), abs=0.2 * width)
 
 
+def test_pairs_of_seeds_are_drawn_together():
+    """A slow one: of S differences S - 1 are drawn, stretched by Student's t with S - 1 degrees of freedom."""
+    a, b = seeds_of_two_models(seeds=(4, 4), gain=0.3)
+    rng, differences = random.Random(5), []
+    stretch = scipy.stats.t.ppf(0.975, 3) / scipy.stats.norm.ppf(0.975)
+    for _ in range(3000):
+        images = [rng.randrange(120) for _ in range(120)]
+        of_seed = [sum(y["r1"][0][i] - x["r1"][0][i] for i in images) / 120 for x, y in zip(a, b)]
+        mean = sum(of_seed) / 4
+        differences.append(mean + stretch * (sum(rng.choice(of_seed) for _ in range(3)) / 3 - mean))
+    result = metrics.paired_bootstrap(a, b, {}, samples=4000, pairs=True)["r1"]
+    assert result["difference"] == pytest.approx(np.mean([y["r1"][0].mean() - x["r1"][0].mean() for x, y in zip(a, b)]))
+    width = np.std(differences)
+    for key, percent in (("low", 2.5), ("high", 97.5)):
+        assert result[key] == pytest.approx(np.percentile(differences, percent), abs=0.2 * width)
+    b = [{"r1": (x["r1"][0] + 5, x["r1"][1])} for x in a]     # each seed gains the same
+    paired, apart = (metrics.paired_bootstrap(a, b, {}, samples=1000, pairs=pairs)["r1"] for pairs in (True, False))
+    assert (paired["low"], paired["high"]) == (pytest.approx(5), pytest.approx(5)) and apart["low"] < 0 < apart["high"]
+
+
 def test_two_groups_of_seeds_of_one_method_rarely_differ():
     """Where seeds differ by more than images do, one run of each is said to differ again and again, a group of each is
     not."""

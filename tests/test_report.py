@@ -77,10 +77,10 @@ def test_several_runs_stand_side_by_side():
 
 
 def test_comparisons_and_seeds():
-    found = {"a": "one", "b": "two", "metrics": {"full rsum": {
+    found = {"a": "one", "b": "two", "seeds": [3, 3], "pairs": True, "metrics": {"full rsum": {
         "a": 400, "b": 402.5, "difference": 2.5, "low": -0.125, "high": 5.1, "p": 0.06}}}
     table, = report.comparisons([found])
-    assert table[0].startswith("two less one")
+    assert table[0] == "two less one, paired bootstrap over images and 3 pairs of seeds"
     assert cells(table, "markdown")["full rsum"] == ["400.0", "402.5", "+2.50", "-0.12 to +5.10", "0.0600"]
     assert cells(table, "latex")[""][3] == r"95\% interval"
     table, = report.seed_tables({"one": {"full rsum": (400, 1.25, 3), "only": (1, 0, 3)},

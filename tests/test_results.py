@@ -51,7 +51,7 @@ def options(text: str) -> dict[str, str]:
 
 def test_the_flags_of_a_row_are_those_of_its_runs():
     read = read_yaml(os.path.join(results.HERE, "rows.yaml"))
-    for table in (table for table in read.values() if "like" not in table):
+    for table in (table for table in read.values() if "like" not in table and table["columns"] != ["difference"]):
         for label, flags, names in table["rows"]:
             whole = flags.strip("`").partition("python cca.py ")[2]                 # a row with a command of its own
             said = options(whole or f"{table['command']} {flags.strip('`')}".strip())
@@ -86,7 +86,8 @@ def test_every_kept_result_is_shown_and_tells_how_it_was_made():
         with open(os.path.join(results.HERE, name), encoding="utf-8") as f:
             text = f.read()
         assert not re.search(r'[" ]~?/\w', text), f"{name} names a place of a machine"
-        assert re.match(r"python (train|cca)\.py --(data_name|config) ", json.loads(text)["train"]), name
+        made = r"python ((train|cca)\.py --(data_name|config)|evaluate\.py --compare) "
+        assert re.match(made, json.loads(text)["train"]), name
 
 
 def test_a_row_is_the_mean_of_its_runs(tmp_path, monkeypatch, demo_path, capsys):
@@ -118,6 +119,14 @@ def test_a_row_is_the_mean_of_its_runs(tmp_path, monkeypatch, demo_path, capsys)
             results.main(["--add", name, str(tmp_path / "run1")])
     assert json.loads((tmp_path / "kept_0.json").read_text()) == kept[0] and not (tmp_path.parent
                                                                                   / "kept_2.json").exists()
+    words = ["--compare", *(str(tmp_path / f"run{seed}") for seed in (0, 1)), "--output", str(tmp_path / "c.json")]
+    evaluate.run(evaluate.parse_args(words))
+    results.main(["--add", "a_b", str(tmp_path / "c.json"), "--by", "python evaluate.py --compare run0 run1"])
+    (tmp_path / "rows.yaml").write_text("t:\n  of: change\n  columns: [difference]\n  rows:\n  - [more, '', a_b]\n")
+    capsys.readouterr()
+    results.main(["t"])
+    row = [cell.strip() for cell in capsys.readouterr().out.splitlines()[-1].strip("|").split("|")]
+    assert row[:4] == ["more", f"{a:.1f}", f"{b:.1f}", f"{b - a:.1f}"] and row[6] == ""      # one run each: no pairs
     with pytest.raises(SystemExit, match="there is no table u; there are t"):
         results.main(["u"])
 
