@@ -72,6 +72,7 @@ TABLE = Table(
         "and so do we.",
         "Section 3.2 has a convolution over words, "
         "and section 5 says that their order is ignored. Ours has the convolution.",
+        "Gradients are clipped at a norm of 2, which section 3 does not say.",
         "The paper prints neither loss nor optimiser of DeViSE. Ours has DMSM's loss, "
         "Adam, and features of unit norm.",
     ),

@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 
+import cca
 import evaluate
 import similarities
 import train
@@ -130,6 +131,18 @@ def test_recipes_are_those_of_the_papers(monkeypatch, table, label, expected, se
     more = ["--init_from", "RUN"] if run.start else []
     found = vars(train.parse_args([*running.training_options(run, "full").split(), *more]))
     assert {name: found[name] for name in expected} == expected, section
+
+
+@for_each("label, expected", [("CCA (VGG+HGLMM)", (1e-4, 1e-4, 256)), ("CCA (Mean Vector)", (1e-4, 1e-4, 256)),
+                              ("CCA (Mean Vector), tuned", ("auto", "auto", "auto"))])
+def test_cca_is_kleins_but_in_the_tuned_rows(tmp_path, monkeypatch, label, expected):
+    said, seen = common.build_place(opt(tmp_path)), []
+    monkeypatch.setattr(cca, "fit_and_embed", seen.append)
+    for run in next(row for row in TABLES["jwae_table3"].rows if row.label == label).runs:
+        for step in running.run_steps(run, 0, said)[0]:
+            if step.words[:1] == ["cca.py"]:
+                cca.main(step.words[1:])
+    assert [(one.eta_image, one.eta_text, one.dim) for one in seen] == [expected] * 2, "Klein's regularisation"
 
 
 def test_small_sizes_divide_the_rows_own(tmp_path):
