@@ -81,7 +81,7 @@ def original(stored: dict, path: str, vocab: str | None) -> dict:
 
 
 # whole numbers of a checkpoint's state
-COUNTS = {"epoch", "step", "iteration", "loss_count", "due"}
+COUNTS = {"epoch", "step", "iteration", "loss_count", "due", "waited"}
 PLAIN = (str, int, float, bool, type(None))
 
 

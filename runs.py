@@ -168,7 +168,7 @@ class Folder:
         check_new(self.path, overwrite)                     # another process may have been faster
         best = self.resume and best_of(self.resume, run.state["best_rsum"])
         if not best:
-            run.state.update(best_rsum=0.0, best_hbr=0.0)
+            run.state.update(best_rsum=0.0, best_hbr=0.0, best_r1=-1.0)
         self.clear_parts()
         path = os.path.join(self.path, "checkpoint.pt")
         with atomic(path, "wb") as f:
@@ -408,7 +408,7 @@ def build_data(opt, start: dict | None) -> Data:
     tokens = {"train": train.encode(vocab), "dev": dev.encode(vocab)}
     labels = None
     if opt.localise:
-        labels = Labels(opt.positive_iou, opt.negative_iou, opt.region_negatives)
+        labels = Labels(opt.positive_iou, opt.negative_iou, opt.region_negatives, opt.all_positives)
         pairs = learnable(train, opt.positive_iou)
         check(len(pairs), f"no proposal of {opt.regions} overlaps a phrase of {opt.data_name} by "
                           f"--positive_iou {opt.positive_iou}; give a smaller one, or better "

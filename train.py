@@ -85,7 +85,7 @@ def run_epochs(run: "Training", folder: Folder) -> int:
     run.model.train()
     if state["due"]:                                        # a signal broke the last validation off
         run.validate(folder)
-    while state["epoch"] < opt.num_epochs and not run.stopping():
+    while state["epoch"] < opt.num_epochs and not run.stopping() and not run.waited_enough:
         with tqdm(total=data.steps, initial=state["step"], disable=None, leave=False,
                   desc=f"epoch {state['epoch'] + 1}/{opt.num_epochs}") as bar:
             clock = time.perf_counter()
@@ -112,6 +112,9 @@ def run_epochs(run: "Training", folder: Folder) -> int:
     if run.stopping():
         folder.stopped(run)
         return 128 + run.signal
+    if state["epoch"] < opt.num_epochs:
+        folder.log.say(f"no better model on dev in {opt.patience} epochs, so epoch {state['epoch']} "
+                       "was the last")
     return folder.done(state, opt.select)
 
 
@@ -204,7 +207,7 @@ class Training:
         self.compiled = compile_parts(self.model, device) if opt.compile else []
         self.average = averaged(self.model, opt.average)
         self.state = {"epoch": 0, "step": 0, "iteration": 0, "best_rsum": 0.0, "best_hbr": 0.0,
-                      "loss_sum": 0.0, "loss_count": 0, "due": 0}
+                      "best_r1": -1.0, "waited": 0, "loss_sum": 0.0, "loss_count": 0, "due": 0}
         self.learner = build_learner(opt, self.model, device)
         self.rate = build_schedule(opt, data.steps)
         # what a run that goes on needs, by its name in a checkpoint
@@ -221,6 +224,11 @@ class Training:
     def judged(self):
         """What is validated and kept as the best: averaged weights once there are any."""
         return self.average.module if self.average and self.average.n_averaged else self.model
+
+    @property
+    def waited_enough(self) -> bool:
+        """Whether no epoch of the last --patience gave a better model."""
+        return bool(self.opt.patience) and self.state["waited"] >= self.opt.patience
 
     @property
     def averages(self) -> bool:
@@ -292,8 +300,13 @@ class Training:
             opt.freeze_means and result["rsum"] == state["best_rsum"])
         if opt.select == "hbr":
             better = not 0 < state["best_hbr"] <= result["hbr"]
+        elif opt.select == "r1":
+            better = result["r1"] > state["best_r1"]
+        if not state["step"]:
+            state["waited"] = 0 if better else state["waited"] + 1
         if not state["step"] and better:
-            state.update(best_rsum=result["rsum"], best_hbr=result.get("hbr", 0.0))
+            state.update(best_rsum=result["rsum"], best_hbr=result.get("hbr", 0.0),
+                         best_r1=result.get("r1", -1.0))
             folder.save(self, "model_best.pt", whole=False)
         folder.save(self)
 

@@ -73,6 +73,7 @@ class Phrases(NamedTuple):
     fitting: np.ndarray | None = None
     facts: dict = {}                              # what results.json says of it
     notes: list[str] = []                         # for the reader
+    seed: int | None = None                       # of the first run's training
 
 
 def open_phrases(paths: list[str], where: Where, how: How) -> Phrases:
@@ -97,12 +98,11 @@ def open_phrases(paths: list[str], where: Where, how: How) -> Phrases:
                           how.device, 32 * how.batch_size)
     facts = {"checkpoints": paths, "data_name": data_name, "split": split.name,
              "images": len(split.ids), "captions": len(split.phrases),
-             "similarity": first.trained.options.sim, "protocols": {},
-             "seed": first.trained.options.seed}
+             "similarity": first.trained.options.sim, "protocols": {}}
     return Phrases(f"{data_name} {split.name}", split, scores,
                    scores.phrase_log_det if models[0].text_tower.gaussian else None,
                    scores.region_log_det if models[0].image_tower.gaussian else None,
-                   fitting_of(split), facts, first.notes)
+                   fitting_of(split), facts, first.notes, first.trained.options.seed)
 
 
 def same_boxes(a: PhraseSplit, b: PhraseSplit) -> bool:
@@ -173,7 +173,7 @@ def compare_all(groups: list[str], where: Where, how: How) -> tuple[dict, list, 
             raise InputError(f"{path} is judged on other phrases than {groups[0]}; name one split "
                              "with --data_name")
         found = locate(of.split, of.scores_of)
-        return results_of(of, found), totals(found, of.split)
+        return {**results_of(of, found), "seed": of.seed}, totals(found, of.split)
     runs, _, comparisons = compare.side_by_side(groups, assessed, lambda names: SUMS, over="photos")
     lines = list(dict.fromkeys(line for of in runs.values() for line in assumed(of)))
     return ({"runs": runs, "groups": {}, "comparisons": comparisons},

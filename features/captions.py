@@ -15,7 +15,7 @@ from scipy.sparse import csr_array
 from tqdm import tqdm
 
 from cli import check
-from data import Split
+from data import Split, read_split
 from devices import processes
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit
 from features.minilm import MiniLM
@@ -23,7 +23,7 @@ from features.openclip import ClipCaptions
 from files.reading import checksum
 from files.vectors import table_for
 from inputs import chunks
-from text import Vocabulary
+from text import Vocabulary, is_function
 
 SCALE = 10                            # of unit word vectors before the mixture, as in the originals
 ROWS = 1024                           # captions whose features of words are held at a time
@@ -47,6 +47,15 @@ def word_counts(captions: list[list[str]], index: dict[str, int]) -> csr_array:
     pairs = np.array(pairs).reshape(-1, 2)
     return csr_array((np.ones(len(pairs), np.float32), (pairs[:, 0], pairs[:, 1])),
                      (len(captions), len(index)))
+
+
+def read_words(data_path: str, data_name: str, content: bool, split: str) -> Split:
+    """A split whose captions are read alone. content: their function words and punctuation do not
+    count."""
+    found = read_split(data_path, data_name, split, dev_images=0, text_only=True)
+    if content:
+        found.words = [[word for word in words if not is_function(word)] for words in found.words]
+    return found
 
 
 class OfWords:

@@ -142,6 +142,8 @@ def of_captions(add) -> None:
     add("name", "name of the features, for files {split}_NAME.npy (default: the kind)")
     add("word_vectors", "file of word vectors, in word2vec's text or .bin form or GloVe's text",
         "mean", "hglmm", type=filename, metavar="FILE")
+    add("content_words", "leave function words and punctuation out, as CITE does of phrases", "mean",
+        "hglmm", "tfidf", action="store_true")
     add("fitted", "take mixture, PCA or idf from this file instead of fitting them", type=filename,
         metavar="MODEL.npz")
     add("weights", "the file of the weights; nothing is downloaded (minilm: model.safetensors "
@@ -348,7 +350,7 @@ def extract_captions(opt, kinds: dict) -> None:
           "command with python")
     to = os.path.join(opt.data_path, opt.data_name)
     present = [split for split in SPLITS if os.path.isfile(os.path.join(to, f"{split}_caps.txt"))]
-    read = partial(read_split, opt.data_path, opt.data_name, dev_images=0, text_only=True)
+    read = partial(captions.read_words, opt.data_path, opt.data_name, opt.content_words)
     splits = {split: read(split).require_sound(images=False)
               for split in opt.splits or present or named_splits(to) or DEFAULT}
     check(not any(isinstance(split.images, Photos) for split in splits.values()),
@@ -365,6 +367,7 @@ def extract_captions(opt, kinds: dict) -> None:
         features = captions.of_words(
             kind, list(splits.values()), splits.get("train") or read("train") if fit else None,
             opt.word_vectors, {**fitting, "ica": opt.ica}, arrays, opt.fitted)
+        features.line += ", content words" * opt.content_words
     write_captions(features, kind, name, splits.values(), to, opt.fitted or "")
 
 

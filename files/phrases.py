@@ -282,6 +282,10 @@ def read_phrases(root: str, split: str, regions: Regions, text_features: str | N
     kinds = ", ".join(f"{count:,} {why}" for why, count in entities.dropped.items() if count)
     result.notes += [
         f"{lost:,} phrases of {split} have no box and are left out ({kinds})"] * bool(lost)
+    if entities.faults:
+        result.notes.append(f"{len(entities.faults):,} faults of the annotations of {split} are "
+                            f"passed over (python data.py check names them), the first: "
+                            f"{entities.faults[0]}")
     return result
 
 
@@ -318,7 +322,8 @@ class Labels(NamedTuple):
     """Which proposals fit a phrase and which do not, and how many are drawn."""
     positive: float = 0.7             # IoU from which a proposal fits (`jwae` 5.2)
     negative: float = 0.3        # IoU below which it does not (CITE); in between it is not compared
-    drawn: int = 2                    # proposals that do not fit, drawn for each phrase (CITE)
+    drawn: int = 2      # proposals that do not fit, drawn for each that is drawn and does (CITE)
+    every: bool = False               # every proposal that fits is drawn, not one a phrase (CITE)
 
 
 class DrawnRegions:
@@ -335,9 +340,9 @@ def draw_phrases(split: PhraseSplit, rule: Labels, seed: tuple,
                  photos) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of photos (G,): proposals (R,), phrases (M,), and which of them fit, labels (R, M) int8.
 
-    For each phrase one proposal that fits and `drawn` that do not are drawn, by (seed, photo)
-    alone. All pairs of a proposal and a phrase of one photo are labelled then, so a phrase is
-    compared with what was drawn for the others, too.
+    For each phrase one proposal that fits, or every one, and for each of them `drawn` that do not
+    are drawn, by (seed, photo) alone. All pairs of a proposal and a phrase of one photo are labelled
+    then, so a phrase is compared with what was drawn for the others, too.
     """
     rows, columns, blocks = zip(*(draw(split, rule, seed, int(n)) for n in photos))
     labels = np.zeros((sum(map(len, rows)), sum(map(len, columns))), np.int8)
@@ -360,9 +365,10 @@ def draw(split: PhraseSplit, rule: Labels, seed: tuple,
     lot = rng.random(overlap.shape)
     apart = overlap < rule.negative
     mask = np.zeros(len(overlap), bool)
-    mask[np.where(fits, lot, -1).argmax(0)] = True                       # one that fits each phrase
-    order = np.where(apart, lot, -1).argsort(0)[::-1][:rule.drawn]                  # (drawn, m)
-    mask[order[np.take_along_axis(apart, order, 0)]] = True
+    mask[fits.any(1) if rule.every else np.where(fits, lot, -1).argmax(0)] = True
+    order = np.where(apart, lot, -1).argsort(0)[::-1]                               # (P, m)
+    most = rule.drawn * (fits.sum(0) if rule.every else 1)                          # (m,) or 1
+    mask[order[np.take_along_axis(apart, order, 0) & (np.arange(len(order))[:, None] < most)]] = True
     rows = np.flatnonzero(mask)
     return split.start[n] + rows, columns, fits[rows].astype(np.int8) - apart[rows]
 

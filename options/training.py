@@ -238,11 +238,12 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "the data set's Python parser (1) or its Matlab parser (0)", PHRASES),
         Option("positive_iou", fraction, Labels().positive, "overlap from which a region fits a "
                "phrase (jWAE: 0.7, CITE: 0.6)", PHRASES),
+        flag("all_positives", "draw every region that fits a phrase, as CITE, not one", PHRASES),
         Option("negative_iou", fraction, Labels().negative, "overlap below which it does not",
                PHRASES),
         Option("region_negatives", positive, Labels().drawn,
-               "regions drawn for each phrase that do not fit it; those of the other phrases of "
-               "the photo count, too (CITE: 2)", PHRASES),
+               "regions that do not fit a phrase, drawn for each that is drawn and does; those of "
+               "the other phrases of the photo count, too (CITE: 2)", PHRASES),
     ],
     "objective": [
         Option("loss", OBJECTIVES, None, "what is minimised. hinge (VSE++), infonce (CLIP), match: "
@@ -327,9 +328,11 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("grad_clip", at_least_zero, 2.0, "largest norm of the gradient; 0: no limit"),
         Option("average", ["none", "ema", "swa"], "none", "average weights over the last third of "
                "the epochs: exponentially (0.999) per step, or evenly per epoch"),
-        Option("select", ["rsum", "hbr"], "rsum", "which model is best on dev: the one with the "
-               "highest sum of recalls, or the lowest harmonic mean of the images' best ranks "
-               "(DMSM)"),
+        Option("select", ["rsum", "hbr", "r1"], "rsum", "which model is best on dev: the one with "
+               "the highest sum of recalls, the lowest harmonic mean of the images' best ranks "
+               "(DMSM), or, of phrases, the highest R@1 (CITE)"),
+        Option("patience", positive, None, "stop after N epochs in a row without a better model "
+               "on dev (CITE: 5; default: go on to --num_epochs)", metavar="N"),
         Option("amp", ["off", "bf16", "fp16"], "off", "precision of the networks (fp16: CUDA only)",
                common=True),
         flag("tf32", "CUDA: float32 products of networks in tf32, whose mantissas have 10 bits; "
