@@ -111,7 +111,7 @@ DATA["coco halves fc6"] = places("coco_halves_fc6_precomp", "--dev_images 0", ""
 DATA["f30k phrases"] = places("f30k_entities", "", "", "demo_entities")
 TEXTS = {"w2v": "--text_features w2v", "hglmm": "--text_features hglmm",
          "own": "--word_vectors {data}/{folder}/own.txt"}
-REGIONS = ["--kind", "cnn", "--cnn_type", "resnet152"]          # the network of proposals' features
+REGIONS = ["--kind", "cnn", "--cnn_type", "vgg16", "--layer", "fc7"]        # of proposals' features
 VECTORS = "GoogleNews-vectors-negative300.bin"
 # estimated minutes of an epoch on COCO, for gpu_hours
 MINUTES = {"": 5, " tuned": 5, " cells": 5, " regions": 10, " fc6": 0.5, " halves": 0.5,
@@ -318,7 +318,8 @@ def preparations(run: Run, place: Place) -> list[Step]:
                     *(["--n_clusters", "4"] if small else ["--ica", "--pca", "6000"])]
             steps.append(Step(["-m", "features.extract", "captions", "--data_path", data,
                                "--data_name", folder, "--name", run.text, "--word_vectors", vectors,
-                               *kind * (run.text == "hglmm")], f"{path}/test_{run.text}.npy",
+                               *kind * (run.text == "hglmm"),
+                               *["--content_words"] * folder.endswith("_entities")], f"{path}/test_{run.text}.npy",
                               lacks="" if small else missing(data, VECTORS)))
     if run.judge.startswith(VG):
         folder = "vg" if place.scale == "full" else "demo_vg"
