@@ -198,7 +198,9 @@ def test_the_paired_test_and_its_verdicts():
     reference = ttest_rel(c, a)
     low, high = reference.confidence_interval(0.95)
     assert up["p"] == pytest.approx(reference.pvalue) and (up["low"], up["high"]) == pytest.approx((low, high))
-    entry = figure2.compare(a, c, 1, rng)
+    entry = figure2.compare(a, c, a + 2, 1, rng)
+    assert entry["d"]["mean"] == pytest.approx(a.mean() + 2) and entry["other"]["mean"] == pytest.approx(2)
+    assert set(figure2.compare(a, c, a[:0], 1, rng)) == {"a", "c", "difference", "control"}
     assert entry["a"]["mean"] == pytest.approx(a.mean()) and entry["c"]["mean"] == pytest.approx(c.mean())
     assert entry["control"]["verdict"] == "open" and abs(entry["control"]["mean"]) < 0.3
     assert figure2.paired(a, a, 1)["verdict"] == "open" and figure2.paired(a, a + 1, 1)["verdict"] == "holds"
@@ -220,6 +222,11 @@ def test_the_uncertainty_of_crops_and_captions(call, runs, capsys):
         assert entry["a"]["mean"] == pytest.approx(values["a"].mean(), abs=1e-4)
         assert entry["difference"]["mean"] == pytest.approx((values["c"] - values["a"]).mean(), abs=1e-4)
         assert entry["difference"]["share"] == pytest.approx(100 * (sign * (values["c"] - values["a"]) > 0).mean())
+    items, entry = triplets, report["models"]["wasserstein"]["captions"]["40"]
+    others = [f"{t['caption_a']} and {other['caption_b']}" for t, other in zip(items, items[1:] + items[:1])]
+    a, d = (uncertainty(model.captions(texts)).double().numpy() for texts in ([t["caption_a"] for t in items], others))
+    assert entry["other"]["mean"] == pytest.approx((d - a).mean(), abs=1e-4)
+    assert "d" not in report["models"]["wasserstein"]["images"]["40"] and "; D - A " in shown
     assert "images" not in report["models"]["gce"] and set(report["models"]["gce"]["captions"]) == {"20", "40"}
     assert len(re.findall("as in the paper|AGAINST the paper|no difference found", shown)) == 6
     refused(call, "is a point model .--sim cosine. and has no uncertainty; train one", figure2, ["cosine"])

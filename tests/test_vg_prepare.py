@@ -8,9 +8,11 @@ import re
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from cli import InputError
-from tests.helpers import for_each
+from data import read_split
+from tests.helpers import for_each, refused
 from vg_experiments import prepare
 
 IMAGES, THRESHOLDS = 60, (10, 20, 30, 40, 50)
@@ -214,3 +216,41 @@ def test_the_demo_gives_a_manifest(demo_path, tmp_path, capsys):
     for triplet in manifest["triplets"]["30"]:
         assert os.path.isfile(os.path.join(manifest["folder"], manifest["images"][str(triplet["image"])]["file"]))
         assert triplet["caption_c"] == f"{triplet['caption_a']} and {triplet['caption_b']}"
+
+
+def test_photos_with_captions_give_a_manifest(demo_path, tmp_path, capsys):
+    """A and B are two captions of the photo, another pair at each threshold; boxes are drawn, or COCO's instances."""
+    given = tmp_path / "instances.json"
+    names = [f"test_{k:05}.png" for k in range(24)]
+    boxes = [[10 * k, 5 * k, 20 + 3 * k, 30] for k in range(4)]
+    given.write_text(json.dumps({"images": [{"id": k, "file_name": f"val/{name}"} for k, name in enumerate(names)],
+                                 "annotations": [{"image_id": k, "bbox": box} for k in range(24) for box in boxes]}))
+    words = ["--data_path", demo_path, "--data_name", "demo", "--images", "12"]
+    made = {}
+    for name, more in (("drawn", []), ("given", ["--instances", str(given)]), ("again", [])):
+        prepare.main([*words, *more, "--output", str(tmp_path / f"{name}.json")])
+        made[name] = prepare.read_manifest(str(tmp_path / f"{name}.json"))
+    assert made["drawn"] == made["again"]
+    split = read_split(demo_path, "demo", "test")
+    for manifest in (made["drawn"], made["given"]):
+        assert manifest["wholes"] == [] and len(manifest["triplets"]["10"]) > 5
+        for k, (percent, triplets) in enumerate(manifest["triplets"].items()):
+            for t in triplets:
+                own = [split.captions[m].rstrip(" .") for m in np.flatnonzero(split.caption_image == t["image"])]
+                assert (t["caption_a"], t["caption_b"]) == (own[k % 5], own[(k + 1) % 5])
+                assert t["caption_c"] == f"{t['caption_a']} and {t['caption_b']}"
+                photo = manifest["images"][str(t["image"])]
+                size = Image.open(os.path.join(manifest["folder"], photo["file"])).size
+                assert (photo["width"], photo["height"]) == size and t["a"][2] * t["a"][3] < (
+                    float(percent) / 100 * size[0] * size[1])
+                assert all(x >= 0 and y >= 0 and x + w <= size[0] and y + h <= size[1]
+                           for x, y, w, h in (t[which] for which in "abc"))
+    assert all(t[which] in boxes for t in made["given"]["triplets"]["50"] for which in "ab")
+    capsys.readouterr()
+    refused(capsys, prepare.main, ["--instances", given, "--output", tmp_path / "x.json"], "is for the photos")
+    refused(capsys, prepare.main, [*words[:2], "--data_name", "demo_precomp", "--output", tmp_path / "x.json"],
+            "crops are cut from photos")
+    for text, message in (("{}", "is no file of COCO's instances"),
+                          ('{"images": [], "annotations": []}', "lacks 24 of the 24 photos, the first is test_00000")):
+        given.write_text(text)
+        refused(capsys, prepare.main, [*words, "--instances", given, "--output", tmp_path / "x.json"], message)

@@ -2,6 +2,7 @@
 write them as a manifest.
 
     python -m vg_experiments.prepare --vg data/demo_vg --output runs/vg/manifest.json
+    python -m vg_experiments.prepare --data_name f8k --output runs/photos/manifest.json   # photos with captions
 
 Reads image_data.json and region_descriptions.json as Visual Genome ships them (`id` or `image_id`,
 and `region_id`), the second one as a stream, image by image. Images with a coco_id are left out,
@@ -12,6 +13,9 @@ threshold, A is the largest, and B is the one of the others with the least IoU w
 smallest box around both, and caption C is caption A + " and " + caption B. Wholes (`pmrl` 3.4): the
 three largest crops of at most 20 percent of an image; their phrases joined by " and " describe the
 whole image. The manifest holds boxes, captions, photos, seed, thresholds and counts.
+
+Photos with captions have no phrases of their regions: there captions A and B are two of the photo's
+own, another pair at each threshold, and regions are COCO's instances or boxes drawn at random.
 """
 if __name__ == "__main__":
     import cli
@@ -27,13 +31,16 @@ import numpy as np
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, check, filename, natural, number, reason
-from files.reading import below, holds_keys, need, read_json
+from cli import Arguments, InputError, check, data_set, filename, natural, number, reason
+from data import read_split
+from files.layouts import Split
+from files.reading import FAULTS, below, holds_keys, need, read_json
 from files.writing import output, save_json
 
 FORMAT = 1                            # of the manifest
 LARGEST = 10                # regions below the threshold that a triplet is chosen from (`ucmr` 4.6)
 CROPS, SHARE = 3, 20       # crops of an image and their greatest area in percent of it (`pmrl` 3.4)
+DRAWN, SHARES = 40, (0.02, 0.55)      # boxes drawn in a photo, and their shares of it
 FOLDERS = ("images", "VG_100K", "VG_100K_2", "")       # where photos lie
 SOURCE = "get it from Visual Genome, or write demo data with python -m demo"
 READ = 1 << 24                        # characters read at a time
@@ -229,6 +236,48 @@ def sorted_by_size(image_ids, sizes, files, image, boxes, ids, phrases, empty, c
                    ids[rows], [phrases[k] for k in rows.tolist()], counts)
 
 
+# ---- photos with captions
+
+def regions_of_photos(split: Split, instances: str | None, seed: int) -> Regions:
+    """Regions of the photos of a split: COCO's instances, of the file `instances`, or boxes drawn at
+    random in shape and place. Raises InputError where the file holds none of these photos."""
+    n, photos = len(split.images), split.images
+    sizes = np.array([photos.open(i).size for i in tqdm(range(n), desc="photos", disable=None)])
+    boxes = (boxes_of_instances(instances, [photos.name(i) for i in range(n)]) if instances
+             else [drawn_boxes(size, np.random.default_rng([seed, i])) for i, size in enumerate(sizes)])
+    image = np.repeat(np.arange(n), [len(own) for own in boxes])                    # (R,)
+    flat = np.rint(np.concatenate(boxes)).astype(np.int32)                          # (R, 4)
+    return sorted_by_size(np.arange(n), sizes, list(photos.paths), image, flat, np.arange(len(image)),
+                          [""] * len(image), np.zeros(len(image), bool), {"images_listed": n})
+
+
+def drawn_boxes(size: np.ndarray, rng) -> np.ndarray:
+    """DRAWN boxes (x, y, width, height) within a photo of this size: (DRAWN, 4). Shares of the photo
+    are uniform in SHARES, sides up to twice as long as the other in units of the photo's."""
+    share, aspect = rng.uniform(*SHARES, DRAWN), 2 ** rng.uniform(-1, 1, DRAWN)
+    sides = np.minimum(np.sqrt(np.stack([share * aspect, share / aspect], 1)), 1)
+    return np.concatenate([rng.random((DRAWN, 2)) * (1 - sides), sides], 1) * np.tile(size, 2)
+
+
+def boxes_of_instances(path: str, names: list[str]) -> list[np.ndarray]:
+    """The boxes (k, 4) of COCO's instances in each photo of these names."""
+    stored = read_json(need(path, "give COCO's instances_val2014.json"))
+    try:
+        place = {os.path.basename(image["file_name"]): image["id"] for image in stored["images"]}
+        boxes = {number: [] for number in place.values()}
+        for thing in stored["annotations"]:
+            boxes[thing["image_id"]].append(thing["bbox"])
+        missing = [name for name in names if name not in place]
+        found = [np.array(boxes[place[name]], np.float64).reshape(-1, 4)
+                 for name in names if not missing]
+    except FAULTS as error:
+        raise InputError(f"{path} is no file of COCO's instances ({reason(error)}); give "
+                         "instances_val2014.json") from error
+    check(not missing, f"{path} lacks {len(missing):,} of the {len(names):,} photos, the first is "
+                       f"{missing and missing[0]}; give the instances of these photos")
+    return found
+
+
 # ---- choice
 
 def largest(regions: Regions, percent: float, strict: bool) -> np.ndarray:
@@ -346,8 +395,10 @@ def sample(regions: Regions, files: list, usable: np.ndarray, count: int, seed: 
 
 
 def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 20, 30, 40, 50),
-            seed: int = 0, max_iou: float = 0.5, skip_missing: bool = False) -> dict:
-    """The manifest of a folder of Visual Genome.
+            seed: int = 0, max_iou: float = 0.5, skip_missing: bool = False,
+            split: Split | None = None, instances: str | None = None) -> dict:
+    """The manifest of a folder of Visual Genome, or of the photos and captions of a split, with
+    `instances` of COCO.
 
     Images of triplets have one at every threshold, so that all thresholds compare the same images.
     Raises InputError if an argument is out of range, a file is not as Visual Genome ships it, or no
@@ -358,10 +409,17 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
           and 0 <= max_iou <= 1,
           f"--images {images}, --wholes {wholes}, --thresholds {percents}, --max_iou {max_iou}: "
           "give at least 1 and 0 images, percents above 0 up to 100, and an IoU from 0 to 1")
-    regions = read_regions(folder)
-    files, counts = photo_files(folder, regions), regions.counts
+    regions = regions_of_photos(split, instances, seed) if split else read_regions(folder)
+    if split:
+        folder, wholes = os.path.commonpath([os.path.dirname(path) for path in regions.files]), 0
+    files = ([os.path.relpath(path, folder) for path in regions.files] if split
+             else photo_files(folder, regions))
+    own = [[strip_full_stop(split.captions[m]) for m in np.flatnonzero(split.caption_image == i)]
+           for i in range(len(files))] if split else None
+    counts = regions.counts
     pairs = {percent: triplets(regions, percent) for percent in sorted(set(thresholds))}
-    usable = np.ones(len(regions.image_ids), bool)
+    usable = np.array([own is None or len(own[i]) > 1 for i in range(len(files))], bool)
+    check(usable.any(), "no photo has two captions, and A and B are two of one photo; give other data")
     for percent, (_, b) in pairs.items():
         counts[f"images_with_triplet_{percent:g}"] = int((b >= 0).sum())
         usable &= b >= 0
@@ -400,16 +458,20 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
         "counts": counts,
         "images": {str(regions.image_ids[i]): {"file": files[i], "width": width, "height": height}
                    for i, (width, height) in zip(used, regions.sizes[used].tolist())},
-        "triplets": {f"{percent:g}": [described_triplet(regions, i, a[i], b[i]) for i in picked]
-                     for percent, (a, b) in pairs.items()},
+        "triplets": {f"{percent:g}": [
+            described_triplet(regions, i, a[i], b[i], own and [
+                own[i][(k + j) % len(own[i])] for j in range(2)]) for i in picked]
+            for k, (percent, (a, b)) in enumerate(pairs.items())},
         "wholes": [described_whole(regions, i, three[i]) for i in whole],
     }
 
 
-def described_triplet(regions: Regions, i: int, a: int, b: int) -> dict:
-    """What the manifest holds of the regions a and b of image i, and of C around both."""
+def described_triplet(regions: Regions, i: int, a: int, b: int,
+                      captions: list[str] | None = None) -> dict:
+    """What the manifest holds of the regions a and b of image i, and of C around both. captions: A
+    and B, where they are not the regions' phrases."""
     box_a, box_b = regions.boxes[[a, b]]
-    captions = strip_full_stop(regions.phrases[a]), strip_full_stop(regions.phrases[b])
+    captions = captions or [strip_full_stop(regions.phrases[k]) for k in (a, b)]
     return {"image": int(regions.image_ids[i]), "regions": regions.region_ids[[a, b]].tolist(),
             "a": box_a.tolist(), "b": box_b.tolist(), "c": around(box_a, box_b).tolist(),
             "iou": round(float(overlap(box_a, box_b)), 4), "caption_a": captions[0],
@@ -458,6 +520,12 @@ def main(argv=None) -> None:
     add("--vg", type=filename, default="data/demo_vg",
         help="folder with image_data.json, region_descriptions.json and the photos, "
         "which lie in images/, VG_100K/ or VG_100K_2/")
+    add("--data_name", type=data_set, help="in place of --vg: photos with captions, a data set below "
+        "--data_path")
+    add("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    add("--split", default="test", help="split of --data_name")
+    add("--instances", type=filename, metavar="FILE.json",
+        help="boxes of --data_name, in the form of COCO's instances (default: drawn at random)")
     add("--output", type=filename, default="runs/vg/manifest.json", metavar="FILE.json",
         help="manifest to write")
     add("--images", type=natural, default=2000, help="number of images with triplets, "
@@ -478,8 +546,13 @@ def main(argv=None) -> None:
 def choose(opt) -> None:
     """The command: write the manifest and print its counts."""
     output(opt.output, holds_keys("format", "triplets", "wholes"))
+    check(opt.data_name or not opt.instances, f"--instances {opt.instances} is for the photos of "
+                                              "--data_name; name these, or leave it out")
+    split = opt.data_name and read_split(opt.data_path, opt.data_name, opt.split, dev_images=0)
+    check(not split or hasattr(split.images, "paths"), f"--data_name {opt.data_name} holds features, "
+          "and crops are cut from photos; name a data set of photos")
     manifest = prepare(opt.vg, opt.images, opt.wholes, opt.thresholds, opt.seed, opt.max_iou,
-                       opt.skip_missing)
+                       opt.skip_missing, split, opt.instances)
     save_json(manifest, opt.output)
     for name, count in manifest["counts"].items():
         print(f"{count:>10,}  {name.replace('_', ' ')}")

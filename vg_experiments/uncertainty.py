@@ -7,9 +7,10 @@ For every threshold: the mean of log det Sigma (nats) of crops A and C and of ca
 95% intervals, and the mean of the paired differences C - A with its interval and the p of a paired
 t-test. `ucmr` finds image C above image A (two things are more ambiguous than one) and caption C
 below caption A (it says more). This command tests whether that holds. The control deals the same
-uncertainties to other items at random; the difference that then remains is chance. Spearman's rho
-with two trivial quantities is reported too: the area of a crop and the number of words of a
-caption.
+uncertainties to other items at random; the difference that then remains is chance. Of captions a
+second control, D, joins caption A with the caption B of another image: what D is surer than A, it is
+by its length. Spearman's rho with two trivial quantities is reported too: the area of a crop and the
+number of words of a caption.
 """
 if __name__ == "__main__":
     import cli
@@ -36,7 +37,7 @@ from vg_experiments.encoding import (
     usable_triplets,
     whole_box,
 )
-from vg_experiments.prepare import read_manifest
+from vg_experiments.prepare import join_phrases, read_manifest
 
 SIGNS = {"images": 1, "captions": -1}            # of C - A, as `ucmr` 4.6 finds it
 SIGNIFICANT = 0.05                               # p below which a direction counts
@@ -64,12 +65,13 @@ def paired(a: np.ndarray, c: np.ndarray, sign: int) -> dict:
             "verdict": verdict}
 
 
-def compare(a: np.ndarray, c: np.ndarray, sign: int, rng) -> dict:
-    """What Fig. 2 shows at one threshold, from the uncertainties (n,) of items A and C: their
-    means, differences and the control."""
+def compare(a: np.ndarray, c: np.ndarray, d: np.ndarray, sign: int, rng) -> dict:
+    """What Fig. 2 shows at one threshold, from the uncertainties (n,) of items A and C, and of D (n
+    or none): their means, differences and the controls."""
     dealt = rng.permutation(np.concatenate([a, c]))
+    of_d = {"d": interval(d), "other": paired(a, d, sign)} if len(d) else {}
     return {"a": interval(a), "c": interval(c), "difference": paired(a, c, sign),
-            "control": paired(dealt[:len(a)], dealt[len(a):], sign)}
+            "control": paired(dealt[:len(a)], dealt[len(a):], sign), **of_d}
 
 
 def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], folder: str | None,
@@ -83,25 +85,28 @@ def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], folder: s
     report, rng = {}, np.random.default_rng(seed)
     boxes, texts = ends_of(manifest, triplets_at, folder)
     n, bounds = len(texts) // 2, np.cumsum([0, *map(len, triplets_at.values())])
+    texts += [join_phrases([t["caption_a"], other["caption_b"]]) for items in triplets_at.values()
+              for t, other in zip(items, items[1:] + items[:1])]
     check(not model.options.vae,
           f"{model.path} samples points from its Gaussians in training (--vae) and compares "
           "points, whose uncertainty no score uses; train a model of Gaussians, such as --sim "
           "wasserstein, or give this one to vg_experiments.selection")
 
     def add(side: str, embedding, rho: str, trivial: list) -> None:
-        values = uncertainty(embedding).double().cpu().numpy()     # (2 n,): all A, then all C
+        # all A, then all C, then, of captions of several images, all D
+        values = uncertainty(embedding).double().cpu().numpy()                      # (2 n or 3 n,)
         report[side] = {
-            percent: compare(values[low:high], values[n + low:n + high], SIGNS[side], rng)
+            percent: compare(*(values[k * n + low:k * n + high] for k in range(3)), SIGNS[side], rng)
             for percent, low, high in zip(triplets_at, bounds, bounds[1:])
         }
-        report[rho] = spearman(values, np.array(trivial))
+        report[rho] = spearman(values[:2 * n], np.array(trivial))
     if model.model.image_tower.gaussian:
         images = [t["image"] for _ in "ac" for items in triplets_at.values() for t in items]
         areas = [w * h / np.prod(whole_box(manifest, image)[2:])
                  for (_, (_, _, w, h)), image in zip(boxes, images)]
         add("images", model.crops(boxes), "rho_area", areas)
     if model.model.text_tower.gaussian:
-        add("captions", model.captions(texts), "rho_words", [len(tokenize(x)) for x in texts])
+        add("captions", model.captions(texts), "rho_words", [len(tokenize(x)) for x in texts[:2 * n]])
     check(report,
           f"{model.path} is a point model (--sim {model.options.sim}) and has no uncertainty; "
           "train one with a Gaussian head, such as --sim wasserstein, or give this one to "
@@ -126,11 +131,13 @@ def draw_side(axis, side: str, entries: dict | None) -> None:
         return
     percents = [float(percent) for percent in entries]
     means = {}
-    for which, colour in (("a", "tab:blue"), ("c", "tab:red")):
+    shown = {"a": "tab:blue", "c": "tab:red", "d": "tab:gray"}
+    for which, colour in shown.items() if "d" in next(iter(entries.values())) else [*shown.items()][:2]:
         mean, low, high = (np.array([entry[which][key] for entry in entries.values()])
                            for key in ("mean", "low", "high"))
         axis.errorbar(percents, mean, [mean - low, high - mean], color=colour, marker="o",
-                      capsize=3, label=f"{side[:-1]} {which.upper()}")
+                      capsize=3, label="A and another photo's B" if which == "d"
+                      else f"{side[:-1]} {which.upper()}")
         means[which] = mean
     pooled = (means["a"] + means["c"]) / 2
     half = np.array([entry["control"]["mean"] / 2 for entry in entries.values()])
@@ -154,7 +161,9 @@ def lines(name: str, report: dict):
                    f"{a['high']:.2f}]  C {c['mean']:8.2f} [{c['low']:.2f}, {c['high']:.2f}]  C - "
                    f"A {d['mean']:+7.2f} [{d['low']:+.2f}, {d['high']:+.2f}] p "
                    f"{max(d['p'], 1e-99):.0e} in {d['share']:.0f}%: {WORDS[d['verdict']]}; "
-                   f"control {control['mean']:+.2f} p {control['p']:.2f}")
+                   f"control {control['mean']:+.2f} p {control['p']:.2f}"
+                   + (f"; D - A {entry['other']['mean']:+.2f} [{entry['other']['low']:+.2f}, "
+                      f"{entry['other']['high']:+.2f}]" if "other" in entry else ""))
     what = {"rho_area": "the area of a crop", "rho_words": "the words of a caption"}
     trivial = [f"rho with {what[key]} {report[key]:+.2f}" for key in what if key in report]
     yield f"{name:<16} {', '.join(trivial)}"
