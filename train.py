@@ -295,18 +295,18 @@ class Training:
             folder.log.say(f"warning: two {side} have a mean cosine of {cosine:.3f}, so nearly all "
                            "are one point; if that stays so, lower --learning_rate"
                            + warmup * opt.max_violation)
+        r1 = result["r1"] if "r1" in result else result["i2t"]["r1"] + result["t2i"]["r1"]
         # of variances around frozen means, which rank nothing, the last are the best
         better = result["rsum"] > state["best_rsum"] or (
             opt.freeze_means and result["rsum"] == state["best_rsum"])
         if opt.select == "hbr":
             better = not 0 < state["best_hbr"] <= result["hbr"]
         elif opt.select == "r1":
-            better = result["r1"] > state["best_r1"]
+            better = r1 > state["best_r1"]
         if not state["step"]:
             state["waited"] = 0 if better else state["waited"] + 1
         if not state["step"] and better:
-            state.update(best_rsum=result["rsum"], best_hbr=result.get("hbr", 0.0),
-                         best_r1=result.get("r1", -1.0))
+            state.update(best_rsum=result["rsum"], best_hbr=result.get("hbr", 0.0), best_r1=r1)
             folder.save(self, "model_best.pt", whole=False)
         folder.save(self)
 

@@ -18,7 +18,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -52,7 +52,8 @@ class Entities:
     truth: np.ndarray      # (M, 4) float64: x1, y1, x2, y2 of the box around all boxes of the chain
     n_boxes: np.ndarray               # (M,) int64: how many boxes the chain has
     dropped: dict[str, int]           # {one of DROPPED: how many phrases were left out}
-    faults: list[str]                 # what is wrong with single entries, which are passed over
+    # what is wrong with single entries, which are passed over
+    faults: list[str] = field(default_factory=list)
 
 
 def refuse(fault: str) -> None:

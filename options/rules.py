@@ -310,8 +310,6 @@ def of_phrases(opt):
 
 
 def of_training(opt):
-    yield opt.select == "r1" and not opt.localise, (
-        "--select r1 is for phrases in photos, which have one direction; take rsum or hbr")
     yield has_phrases_of(opt) and not opt.localise, (
         "--no-localise: {data_name} has phrases and the regions of their photos, none of which is "
         "an image of its own; leave it out")

@@ -330,7 +330,7 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "the epochs: exponentially (0.999) per step, or evenly per epoch"),
         Option("select", ["rsum", "hbr", "r1"], "rsum", "which model is best on dev: the one with "
                "the highest sum of recalls, the lowest harmonic mean of the images' best ranks "
-               "(DMSM), or, of phrases, the highest R@1 (CITE)"),
+               "(DMSM), or the highest R@1 (CITE; of captions the sum of both directions)"),
         Option("patience", positive, None, "stop after N epochs in a row without a better model "
                "on dev (CITE: 5; default: go on to --num_epochs)", metavar="N"),
         Option("amp", ["off", "bf16", "fp16"], "off", "precision of the networks (fp16: CUDA only)",

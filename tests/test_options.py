@@ -97,7 +97,6 @@ REFUSED = """
 --deterministic --finetune
 --vocab FILE
 --train_shards x-0.tar --text_features w2v
---select r1
 """.strip().splitlines()
 
 

@@ -54,6 +54,8 @@ def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
     if scale == "f8k" and not TABLES[name].f8k:
         return
     monkeypatch.setattr(train, "load_checkpoint", lambda *_, **__: None)    # of a run to start from
+    for folder in ("f30k_entities", "demo_entities"):       # without them options of phrases have no effect
+        os.makedirs(tmp_path / "data" / folder / "Annotations")
     said = opt(tmp_path, *([f"--{scale}"] * (scale != "full")))
     for run in runs(TABLES[name]):
         for step in running.run_steps(run, 3, common.build_place(said))[0]:

@@ -236,7 +236,26 @@ def sorted_by_size(image_ids, sizes, files, image, boxes, ids, phrases, empty, c
                    ids[rows], [phrases[k] for k in rows.tolist()], counts)
 
 
+def of_genome(folder: str) -> tuple[str, Regions, list, None]:
+    """The folder of photos, the regions, the photos' files below it, and no captions of their own."""
+    regions = read_regions(folder)
+    return folder, regions, photo_files(folder, regions), None
+
+
 # ---- photos with captions
+
+def of_photos(split: Split, instances: str | None,
+              seed: int) -> tuple[str, Regions, list, list[list[str]]]:
+    """The same of the photos of a split, and the captions of each. Raises InputError where none has
+    two."""
+    regions = regions_of_photos(split, instances, seed)
+    folder = os.path.commonpath([os.path.dirname(path) for path in regions.files])
+    own = [[strip_full_stop(split.captions[m]) for m in np.flatnonzero(split.caption_image == i)]
+           for i in range(len(regions.files))]
+    check(max(map(len, own)) > 1,
+          "no photo has two captions, and A and B are two of one photo; give other data")
+    return folder, regions, [os.path.relpath(path, folder) for path in regions.files], own
+
 
 def regions_of_photos(split: Split, instances: str | None, seed: int) -> Regions:
     """Regions of the photos of a split: COCO's instances, of the file `instances`, or boxes drawn at
@@ -394,6 +413,20 @@ def sample(regions: Regions, files: list, usable: np.ndarray, count: int, seed: 
     return order[:count], 0
 
 
+def with_all(pairs: dict[float, tuple], usable: np.ndarray, counts: dict) -> np.ndarray:
+    """Which of the usable images (N,) have a triplet at every threshold; updates counts. Raises
+    InputError where none has."""
+    for percent, (_, b) in pairs.items():
+        counts[f"images_with_triplet_{percent:g}"] = int((b >= 0).sum())
+        usable = usable & (b >= 0)
+        others = " and a triplet at every smaller one" * bool((b >= 0).any())
+        check(usable.any(),
+              f"--thresholds {' '.join(f'{t:g}' for t in pairs)}: at {percent:g} no image has two "
+              f"regions smaller than {percent:g} percent of it{others}; give larger thresholds")
+    counts["images_with_all_triplets"] = int(usable.sum())
+    return usable
+
+
 def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 20, 30, 40, 50),
             seed: int = 0, max_iou: float = 0.5, skip_missing: bool = False,
             split: Split | None = None, instances: str | None = None) -> dict:
@@ -409,25 +442,11 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
           and 0 <= max_iou <= 1,
           f"--images {images}, --wholes {wholes}, --thresholds {percents}, --max_iou {max_iou}: "
           "give at least 1 and 0 images, percents above 0 up to 100, and an IoU from 0 to 1")
-    regions = regions_of_photos(split, instances, seed) if split else read_regions(folder)
-    if split:
-        folder, wholes = os.path.commonpath([os.path.dirname(path) for path in regions.files]), 0
-    files = ([os.path.relpath(path, folder) for path in regions.files] if split
-             else photo_files(folder, regions))
-    own = [[strip_full_stop(split.captions[m]) for m in np.flatnonzero(split.caption_image == i)]
-           for i in range(len(files))] if split else None
-    counts = regions.counts
+    folder, regions, files, own = (of_photos(split, instances, seed) if split
+                                   else of_genome(folder))
+    counts, wholes = regions.counts, 0 if own else wholes
     pairs = {percent: triplets(regions, percent) for percent in sorted(set(thresholds))}
-    usable = np.array([own is None or len(own[i]) > 1 for i in range(len(files))], bool)
-    check(usable.any(), "no photo has two captions, and A and B are two of one photo; give other data")
-    for percent, (_, b) in pairs.items():
-        counts[f"images_with_triplet_{percent:g}"] = int((b >= 0).sum())
-        usable &= b >= 0
-        others = " and a triplet at every smaller one" * bool((b >= 0).any())
-        check(usable.any(),
-              f"--thresholds {' '.join(f'{t:g}' for t in pairs)}: at {percent:g} no image has two "
-              f"regions smaller than {percent:g} percent of it{others}; give larger thresholds")
-    counts["images_with_all_triplets"] = int(usable.sum())
+    usable = with_all(pairs, np.array([not own or len(own[i]) > 1 for i in range(len(files))]), counts)
     picked, counts["photos_missing_triplets"] = sample(
         regions, files, usable, images, seed, "triplets", skip_missing, folder
     )
