@@ -146,6 +146,7 @@ def draw_side(axis, side: str, entries: dict | None) -> None:
     axis.set(xlabel="area threshold, percent of the image", ylabel="log det Sigma, nats",
              xticks=percents)
     axis.grid(alpha=0.3)
+    axis.margins(y=0.4)                              # room for the legend
     axis.legend(fontsize=8, title="dotted: dealt at random", title_fontsize=7)
 
 
