@@ -133,3 +133,13 @@ def test_training_and_evaluation_load_no_milvus():
            "sys.exit(', '.join({'grpc', 'pymilvus', 'milvus_lite'} & set(sys.modules)) or None)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_nothing_large_is_tracked_but_the_model():
+    """A file that somebody's tool left, such as an installer, is not committed with the rest."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
+    if not any(listed):
+        pytest.skip("there is no git here to say which files are tracked")
+    large = [name for name in listed if name and os.path.isfile(os.path.join(ROOT, name))
+             and os.path.getsize(os.path.join(ROOT, name)) > 1 << 20]
+    assert large == ["models/photos/model_best.pt"]
