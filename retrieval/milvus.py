@@ -167,7 +167,7 @@ class Connection:
             self.version = self.client.get_server_version(timeout=CONNECT)
         self.lite = self.version.startswith("milvus_lite")
         numbers = [int(x) for x in re.findall(r"\d+", self.version)]     # of v2.3.5-dev 2, 3, 5
-        self.old = not self.lite and (*numbers[:2],) < SEVERAL
+        self.old = not self.lite and (2,) < (*numbers[:2],) < SEVERAL
 
     def start_lite(self) -> None:
         """Start milvus-lite on its folder. pymilvus would do so too, but would say only that it
