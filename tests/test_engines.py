@@ -36,8 +36,11 @@ def test_exact_search_is_that_of_float64(tmp_path, half, n_queries):
     for block in (1, 64, 1000):
         for top in (1, 10, 400):
             scores, rows = top_of(flat.products(queries, block), top)
-            assert rows.dtype == torch.int64 and (rows.numpy() == np.argsort(-truth, 1)[:, :top]).all()
-            np.testing.assert_allclose(scores, -np.sort(-truth)[:, :top], rtol=1e-4, atol=1e-5)
+            assert rows.dtype == torch.int64 and all(len(set(row)) == len(row) for row in rows.tolist())
+            # two photos whose scores differ by less than float32 can tell may stand either way round
+            best = -np.sort(-truth)[:, :top]
+            np.testing.assert_allclose(np.take_along_axis(truth, rows.numpy(), 1), best, rtol=0, atol=4e-6)
+            np.testing.assert_allclose(scores, best, rtol=1e-4, atol=1e-5)
         assert [start for start, _ in flat.products(queries, block)] == list(range(0, 300, block))
         np.testing.assert_allclose(torch.cat([s for _, s in flat.products(queries, block)], 1), truth, atol=1e-4)
     index = [299, 0, 17, 17]
