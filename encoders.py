@@ -318,6 +318,26 @@ class ReLULayers(nn.Module):
         return Latent(self.layers(features))
 
 
+class Anchored(nn.Module):
+    """f_emb that leaves a share of the similarity to the captions' features as they are: (B, F) ->
+    (B, D + A), of norm 1.
+
+    D numbers are those of `learned`, and A those of `given`: of a caption its features, of an image
+    what a layer of its own expects them to be (`losses.Anchor`). Each part is scaled so that the
+    cosine of an image and a caption is (1 - share) times that of the one and share times that of
+    the other.
+    """
+
+    def __init__(self, learned: nn.Module, given: nn.Module, share: float):
+        super().__init__()
+        self.dim, self.learned, self.given = learned.dim + given.dim, learned, given
+        self.share = share
+
+    def forward(self, features: Tensor, lengths=None) -> Latent:
+        learned, given = (unit(net(features, lengths).value) for net in (self.learned, self.given))
+        return Latent(torch.cat([(1 - self.share) ** 0.5 * learned, self.share ** 0.5 * given], 1))
+
+
 class LinearEmbedding(nn.Module):
     """f_emb of an image in VSE++: one linear layer. (B, F) -> (B, D)."""
 

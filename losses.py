@@ -305,6 +305,23 @@ class PairMSE(nn.Module):
         return pair_mse(x, y) * len(x) / x.shape[1]
 
 
+class Anchor(nn.Module):
+    """How far the features that an image expects of its caption (`encoders.Anchored`) point from
+    the caption's own: 1 - their cosine, mean over the batch, in [0, 2]. size: of the features.
+
+    Objectives that tell one pair from all others say nothing of how well the others fit. This
+    regression does: it goes where the captions of like photos are, as DeViSE's does among words.
+    """
+
+    def __init__(self, size: int, share: float):
+        super().__init__()
+        self.size, self.share = size, share
+
+    def forward(self, image, caption, batch) -> Tensor:
+        x, y = (e.latent.value[:, -self.size:].float() for e in (image, caption))   # (B, A) each
+        return 1 - (x * y).sum(1).mean() / self.share
+
+
 class Diversity(nn.Module):
     """Keeps an item's K attentions apart: |G - diag(G)|_F / K^2, G the cosines of its residuals,
     averaged over the items, of images plus of captions, in [0, 0.71] (PVSE)."""

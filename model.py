@@ -19,6 +19,7 @@ from devices.precision import scored
 from devices.share import by_rows, gathered, sharing
 from encoders import (
     CNN,
+    Anchored,
     BagOfWords,
     BiGRUEmbedding,
     Corruption,
@@ -34,7 +35,7 @@ from encoders import (
     drawn,
     vsepp_linear,
 )
-from losses import MMD, Diversity, PairMSE, SideTerm, build_objective, mean_rows, real_parts, vib
+from losses import MMD, Anchor, Diversity, PairMSE, SideTerm, build_objective, mean_rows, real_parts, vib
 from methods import jwae
 from methods.cite import PENALTY, ConditionalNetwork
 from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
@@ -397,14 +398,14 @@ TEXT_ENCODERS = {
 
 # ---- a model from options
 
-def build_log_var(opt, encoder: Encoder, inputs: int, head: str) -> nn.Module:
-    """The network of the variances: one that reads the mean, one of the encoder's own, or a second
-    copy of f_emb."""
+def build_log_var(opt, encoder: Encoder, inputs: int, head: str, dim: int) -> nn.Module:
+    """The network of the variances: one that reads the mean (B, dim), one of the encoder's own, or a
+    second copy of f_emb."""
     if opt.loss == "probvlm":
-        return GeneralisedGaussian(opt.embed_size)
+        return GeneralisedGaussian(dim)
     if opt.var_layers:
-        outputs = 1 if head == "spherical_one" else opt.embed_size
-        return VarianceLayers(opt.embed_size, layer_sizes(opt.var_layers), outputs)
+        outputs = 1 if head == "spherical_one" else dim
+        return VarianceLayers(dim, layer_sizes(opt.var_layers), outputs)
     own = encoder.log_var if opt.sim == "match_prob" else None
     return (own or encoder.embed)(opt, inputs)
 
@@ -414,7 +415,11 @@ def build_tower(opt, encoder: Encoder, head: str, normalise: bool,
     """data: what the encoder's trunk is built with beside the options."""
     trunk = encoder.trunk(opt, *data)
     mean = encoder.embed(opt, trunk.dim)
-    log_var = None if head == "point" else build_log_var(opt, encoder, trunk.dim, head)
+    if opt.text_anchor:
+        given = (Unchanged(opt.txt_dim) if encoder.reads == "features" else
+                 LinearEmbedding(trunk.dim, opt.txt_dim))
+        mean = Anchored(mean, given, opt.text_anchor)
+    log_var = None if head == "point" else build_log_var(opt, encoder, trunk.dim, head, mean.dim)
     noisy = opt.dropout or opt.feature_noise
     return Tower(trunk, mean, log_var,
                  Head(head, normalise, opt.use_abs, opt.logvar_norm, opt.logvar_init,
@@ -446,6 +451,8 @@ def build_pair_terms(opt, vocab, regions: int,
         "concepts": (PENALTY * (opt.sim == "cite"), lambda: similarity.penalty),
         "probvlm": (1.0 * (opt.loss == "probvlm"), ProbVLMLoss),
         "volume": (1.0 * (opt.loss == "volume"), Volume),
+        "anchor": (1.0 * (opt.text_anchor > 0 and not opt.freeze_means),
+                   lambda: Anchor(opt.txt_dim, opt.text_anchor)),
         "vib": (opt.vib, lambda: information_bottleneck),
         "inclusion": (opt.inclusion, Inclusion),
         "captioner": (opt.captioner, lambda: Captioner(

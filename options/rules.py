@@ -193,6 +193,10 @@ def of_autoencoders(opt):
         "--vae {vae} samples one vector per item, and --sim scan compares parts; take --sim cosine")
     yield opt.word_dropout >= 1, (
         "--word_dropout {word_dropout} is a share of the words; give less than 1")
+    latents = prior(opt) or opt.recon_images or opt.recon_captions or opt.vae
+    yield opt.text_anchor and latents, (
+        "--text_anchor {text_anchor} gives a part of the embedding, and reconstruction, prior and "
+        "--vae make latents of all of it; leave it out, or them")
     for side in SIDES:
         yield getattr(opt, f"unpaired_{side}") and not learns_alone(vars(opt), side), (
             f"--unpaired_{side} {{unpaired_{side}}}: nothing is learned from {side} without "
@@ -249,6 +253,12 @@ def of_gaussians(opt):
     for needed, wants, fix in NEEDS:
         yield needed_gaussians(opt) == needed != sides and not fits, (
             f"--sim {{sim}} {wants}, not {HEADS}; {fix}")
+    yield opt.text_anchor and opt.no_imgnorm, (
+        "--no_imgnorm: --text_anchor shares out the cosine of unit vectors; leave it out")
+    second = "ellipsoidal" in kinds and not opt.var_layers and opt.loss != "probvlm"
+    yield opt.text_anchor and second, (
+        "--text_anchor {text_anchor} makes embeddings longer than what a second copy gives, here as "
+        f"{HEADS}; take --var_layers 256, or --head spherical_logavg")
     yield opt.var_layers == "0", (
         "--var_layers 0: variances need a hidden layer; give a size, such as 256")
     yield opt.freeze_means and not opt.init_from and opt.resume is None, (

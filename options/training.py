@@ -77,6 +77,8 @@ IMAGE_LAYERS = needs(lambda o: (o.pool != "gpo" and
                      "embeddings of one vector per image")
 TEXT_LAYERS = needs(lambda o: TEXT_ENCODERS[o.txt_enc].layers,
                     "--txt_enc mean, sum, features and trigrams")
+ANCHORED = (*only("text_features"), *IMAGE_LAYERS,
+            *only("loss", "infonce", "match", "probvlm", "volume"))
 LAYERS = needs(has_layers, "--img_layers and --txt_layers")
 ONE_STATE = needs(lambda o: o.txt_enc == "gru" and o.sim != "scan",
                   "--txt_enc gru and one vector per caption")
@@ -197,6 +199,9 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "BatchNorm, ReLU and dropout (two-branch networks)", LAYERS),
         Option("text_features", str, None, "read captions as ready features, {split}_NAME.npy",
                metavar="NAME"),
+        Option("text_anchor", below_one, 0.0, "share of the similarity that compares the features of "
+               "--text_features themselves with what an image's layer expects them to be (0.5: "
+               "scores agree more with people)", ANCHORED, metavar="SHARE"),
         Option("txt_dim", positive, None, "size of the features of --text_features (default: read "
                "from the data)"),
         Option("word_vectors", filename, None, "start words from word2vec or GloVe vectors"),

@@ -76,6 +76,37 @@ def test_every_parameter_gets_a_gradient_and_is_listed_once(words):
         assert p.grad is not None and p.grad.abs().sum() > 0, name
 
 
+def anchored(*words) -> tuple[JointEmbedding, Batch]:
+    """A model of which a share of 0.3 compares captions' features (B, 5) themselves, and a batch."""
+    opt = options("--text_features", "x", "--txt_layers", "8", "--loss", "infonce", "--text_anchor", "0.3", *words)
+    opt.txt_dim = 5
+    batch = pairs()
+    return build_model(opt, VOCAB), batch._replace(tokens=torch.randn(6, 5, generator=torch.Generator().manual_seed(1)))
+
+
+@for_each("words", [(), ("--sim", "mls"), ("--sim", "kl", "--var_layers", "7")])
+def test_an_anchor_shares_out_the_cosine_and_regresses_on_captions(words):
+    model, batch = anchored(*words)
+    image, caption = model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)
+    assert image.mean.shape == caption.mean.shape == (6, 12 + 5)
+    torch.testing.assert_close(caption.mean.norm(dim=1), torch.ones(6))
+    assert (image.log_var is None) == (words == ()) and (words or model.image_tower.mean.dim == 17)
+    terms, expected = model(batch), 0
+    features, net = F.normalize(batch.images, dim=1), model.image_tower.mean
+    for i in range(6):
+        given = net.given.fc(features[i])
+        for c in range(6):
+            near, far = (float(F.cosine_similarity(a, b, 0)) for a, b in (
+                (net.learned.fc(features[i]), model.text_tower.mean.learned.layers(F.normalize(batch.tokens[c], dim=0))),
+                (given, batch.tokens[c])))
+            assert float(image.mean[i] @ caption.mean[c]) == pytest.approx(0.7 * near + 0.3 * far, abs=1e-6)
+            expected += (1 - far) / 6 * (i == c)
+    assert float(terms["anchor"]) == pytest.approx(expected, abs=1e-6) and set(terms) == {"infonce", "anchor"}
+    terms["anchor"].backward()
+    learns = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    assert learns == {"image_tower.mean.given.fc.weight", "image_tower.mean.given.fc.bias"}
+
+
 def test_a_gaussian_has_two_copies_of_the_embedding_that_share_only_the_trunk():
     model = build_model(options("--sim", "kl"), VOCAB)
     for tower in (model.image_tower, model.text_tower):

@@ -44,6 +44,7 @@ REFUSED = """
 --sim order --vae 1
 --sim scan --vae 1
 --recon_captions 1 --word_dropout 1
+--text_anchor 0.5 --text_features w2v --loss infonce --vae 1
 --unpaired_images NAME
 --unpaired_captions NAME
 --sim order --loss mse
@@ -60,6 +61,8 @@ REFUSED = """
 --sim mls --head ellipsoidal
 --sim vmf --text_head ellipsoidal
 --sim wasserstein --loss probvlm
+--text_anchor 0.5 --text_features w2v --loss infonce --no_imgnorm
+--text_anchor 0.5 --text_features w2v --loss infonce --sim kl
 --sim wasserstein --var_layers 0
 --sim wasserstein --freeze_means
 --freeze_means --init_from RUN
@@ -138,7 +141,7 @@ USELESS = {"lambda_lse": "--sim scan --agg_func Mean", "no_imgnorm": "--sim mil"
            "use_restval": "--data_path PHRASES --data_name x", "dev_images": "--data_path PHRASES --data_name x",
            "train_shards": "--data_path PHRASES --data_name x"}
 VALUES = {"layer_style": "branch", "word_dropout": "0.5", "label_smoothing": "0.5", "positive_iou": "0.5",
-          "negative_iou": "0.5"}
+          "negative_iou": "0.5", "text_anchor": "0.5"}
 
 
 @for_each("name, where", [(name, use.where) for name, row in TRAIN.rows.items() for use in row.used_by])
@@ -147,6 +150,8 @@ def test_what_has_no_effect_is_refused(name, where, phrases):
     row, other = TRAIN.rows[name], USELESS.get(name, "") if where != "--sim scan" else ""
     if name == "var_layers" and "other" in where:
         other = "--loss probvlm --freeze_means --init_from RUN"
+    if name == "text_anchor" and where != "--text_features":
+        other = "--text_features w2v" + " --img_enc vsrn --loss infonce" * ("vector" in where)
     value = "3" if callable(row.kind) else next((str(x) for x in row.kind if x != row.default), "3")
     words = [f"--{'no-' * (row.default is True)}{name}"]
     words += [] if row.switch else [VALUES.get(name, value)]
