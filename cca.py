@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import itertools
 import os
-from collections import Counter
 
 import numpy as np
 import torch
@@ -30,14 +29,14 @@ from encoders import Precomputed
 from evaluation.open import export, is_embeddings, of_split
 from evaluation.report import foreign_words
 from evaluation.subjects import Member
-from features.hglmm import svd
+from features.captions import TfIdf, word_counts
+from features.hglmm import svd, unit
 from files.phrases import refuse_phrases
 from files.shards import there
 from files.writing import output
 from inputs import Features, NoImages, chunks
 from metrics import chance, retrieval_blocks
 from similarities import Cosine, Embedding
-from text import Vocabulary
 
 BLOCK = 4096                          # rows that are read at a time
 # the values that "auto" tries on the dev split
@@ -113,7 +112,7 @@ class CCA:
         maps = self.maps[side] * self.correlations                                      # (F, dim)
         z = np.concatenate([rows[numbers] @ maps - self.means[side] @ maps
                             for numbers in chunks(np.arange(rows.shape[0]), BLOCK)])[:, :dim]
-        return z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
+        return unit(z)
 
 
 def dense(rows) -> np.ndarray:
@@ -172,21 +171,11 @@ class WordRows:
     """
 
     def __init__(self, train: Split, tfidf: bool, threshold: int = 4):
-        words = Vocabulary.build(train.words, threshold).words[4:]
-        check(words, f"no word of {train.source} is there {threshold} times; "
-                     "CCA on words needs more captions")
-        self.index = {word: i for i, word in enumerate(words)}
-        seen = Counter(word for caption in train.words for word in set(caption))
-        self.weight = np.array([np.log(len(train.words) / seen[word]) if tfidf else 1.0
-                                for word in words])
+        words = TfIdf.fit(train.words, threshold)
+        self.index, self.weight = words.index, words.idf if tfidf else np.ones(words.size)
 
     def __call__(self, split: Split) -> sparse.csr_array:
-        places = [(m, self.index[word]) for m, words in enumerate(split.words) for word in words
-                  if word in self.index]
-        place = tuple(np.array(places, np.int64).reshape(-1, 2).T)
-        counts = sparse.coo_array((np.ones(len(places)), place),
-                                  shape=(len(split.words), len(self.index))).tocsr()
-        rows = counts @ sparse.diags_array(self.weight)         # (M, V), repeats of a word added up
+        rows = word_counts(split.words, self.index) @ sparse.diags_array(self.weight)       # (M, V)
         norm = np.maximum(sparse.linalg.norm(rows, axis=1), 1e-12)
         return (sparse.diags_array(1 / norm) @ rows).tocsr()
 

@@ -40,13 +40,18 @@ FITTING = {                           # numbers of a fit: its kind, default, lea
         "tfidf", 4, 1, "count only words that occur at least this often in the training captions")}
 
 
-def word_counts(captions: list[list[str]], index: dict[str, int]) -> csr_array:
-    """How often each word of the index occurs in each tokenised caption: sparse (M, V) float32."""
+def places(captions: list[list[str]], index: dict[str, int]) -> np.ndarray:
+    """Where the words of the index stand in tokenised captions, one after another: (2, T), the
+    caption and the number of the word."""
     pairs = [(m, index[word]) for m, words in enumerate(captions)
              for word in words if word in index]
-    pairs = np.array(pairs).reshape(-1, 2)
-    return csr_array((np.ones(len(pairs), np.float32), (pairs[:, 0], pairs[:, 1])),
-                     (len(captions), len(index)))
+    return np.array(pairs, np.int64).reshape(-1, 2).T
+
+
+def word_counts(captions: list[list[str]], index: dict[str, int]) -> csr_array:
+    """How often each word of the index occurs in each tokenised caption: sparse (M, V) float32."""
+    pairs = places(captions, index)
+    return csr_array((np.ones(pairs.shape[1], np.float32), pairs), (len(captions), len(index)))
 
 
 def read_words(data_path: str, data_name: str, content: bool, split: str) -> Split:
@@ -212,8 +217,8 @@ class TfIdf(OfWords):
         """Words that occur at least `threshold` times in tokenised captions, and their idf. Raises
         InputError if there is none."""
         words = Vocabulary.build(train, threshold).words[4:]
-        check(words,
-              f"no word stands {threshold} times in the captions; give a lower --vocab_threshold")
+        check(words, f"no word stands {threshold} times in the training captions; give more "
+                     "captions, or a lower --vocab_threshold")
         captions_with = Counter(word for caption in train for word in set(caption))
         return cls(np.array(words),
                    np.log(len(train) / np.array([captions_with[word] for word in words])))

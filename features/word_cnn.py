@@ -10,7 +10,6 @@ if __name__ == "__main__":
 
 import math
 import os
-from collections import Counter
 
 import numpy as np
 import torch
@@ -34,10 +33,11 @@ from cli import (
 )
 from data import Split, pair_batches, read_split
 from encoders import CNN, CNNS, vsepp_linear
+from features.captions import places
 from files.tars import TarPhotos
 from files.writing import output, save_state
 from inputs import Photos, image_batches
-from text import is_function
+from text import SPECIALS, Vocabulary, is_function
 
 
 def content_words(captions, count: int) -> list[str]:
@@ -47,18 +47,15 @@ def content_words(captions, count: int) -> list[str]:
     Function words (vocab.is_function), punctuation and the pieces with an apostrophe that the
     tokenizer makes ('s, n't) are left out.
     """
-    counts = Counter(word for words in captions
-                     for word in words if not is_function(word) and "'" not in word)
-    return sorted(counts, key=lambda word: (-counts[word], word))[:count]
+    return [word for word in Vocabulary.build(captions, 1).words[len(SPECIALS):]
+            if not is_function(word) and "'" not in word][:count]
 
 
 def word_labels(split: Split, words: list[str]) -> np.ndarray:
     """(N, W) bool: whether any caption of an image contains a word."""
-    number = {word: w for w, word in enumerate(words)}
-    pairs = [(image, number[word]) for image, caption in zip(split.caption_image, split.words)
-             for word in caption if word in number]
     labels = np.zeros((len(split.images), len(words)), bool)
-    labels[tuple(np.array(pairs, np.int64).reshape(-1, 2).T)] = True
+    caption, word = places(split.words, {word: w for w, word in enumerate(words)})
+    labels[split.caption_image[caption], word] = True
     return labels
 
 

@@ -10,18 +10,18 @@ if __name__ == "__main__":
     import cli
     cli.starting()
 
-from collections import Counter
 
 import numpy as np
-from scipy.sparse import coo_array
+from scipy.sparse import csr_array
 from scipy.sparse.linalg import eigsh
 
 import cli
 from cli import Arguments, check, data_set, filename, positive, width
 from data import read_split
+from features.captions import places
 from features.hglmm import unit
 from files.writing import atomic, output
-from text import is_function
+from text import SPECIALS, Vocabulary, is_function
 
 
 def train_vectors(captions: list[list[str]], dim: int, threshold: int = 1,
@@ -35,22 +35,18 @@ def train_vectors(captions: list[list[str]], dim: int, threshold: int = 1,
     vectors are U sqrt(S). M is symmetric. The largest entry of each column is made positive. Raises
     InputError if there are too few words.
     """
-    counts = Counter(word for caption in captions for word in caption)
-    words = sorted((word for word, n in counts.items() if n >= threshold),
-                   key=lambda word: (-counts[word], word))
+    words = Vocabulary.build(captions, threshold).words[len(SPECIALS):]
     size = len(words)
     check(1 <= dim < size,
           f"vectors of {dim} values cannot be learned from {size} words; at least 1 and at most "
           f"{size - 1} can, so give a smaller --dim or more captions")
-    index = {word: i for i, word in enumerate(words)}
-    numbers = [[index[word] for word in caption if word in index] for caption in captions]
-    flat = np.array([i for caption in numbers for i in caption])     # (T,) rarer words are left out
-    whose = np.repeat(np.arange(len(numbers)), [len(caption) for caption in numbers])  # (T,)
-    near = coo_array((size, size), dtype=np.float64).tocsr()
+    # (2, T): rarer words are left out
+    owner, number = places(captions, {word: i for i, word in enumerate(words)})
+    near = csr_array((size, size))
     for step in range(1, window + 1):
-        same = whose[:-step] == whose[step:]
-        left, right = flat[:-step][same], flat[step:][same]
-        near = near + coo_array((np.ones(len(left)), (left, right)), (size, size)).tocsr()
+        same = owner[:-step] == owner[step:]
+        pairs = number[:-step][same], number[step:][same]
+        near = near + csr_array((np.ones(same.sum()), pairs), (size, size))
     near = (near + near.T).tocoo()                                                  # (V, V), n_wc
     check(near.nnz,
           f"no two words of the {len(captions)} captions stand within {window} places of each "
@@ -89,8 +85,8 @@ def learn(opt) -> None:
     write_vectors(opt.output, words, vectors)
     print(f"{opt.output}: vectors of {opt.dim} values for {len(words):,} words of "
           f"{len(split.captions):,} captions")
-    counts = Counter(word for caption in split.words for word in caption)
-    frequent = [i for i, word in enumerate(words) if counts[word] >= 10 and not is_function(word)]
+    often = Vocabulary.build(split.words, 10).index
+    frequent = [i for i, word in enumerate(words) if word in often and not is_function(word)]
     content = [words[i] for i in frequent]
     for word in content[:8]:
         print(f"  near {word}: {', '.join(neighbours(content, vectors[frequent], word))}")

@@ -133,7 +133,7 @@ def test_tfidf_equals_a_loop():
             for word in words:
                 expected[make.index[word]] += np.log(5 / seen[word]) if tfidf else 1
             np.testing.assert_allclose(row, expected / max(np.linalg.norm(expected), 1e-12))
-    with pytest.raises(InputError, match="no word of caps.txt is there 9 times"):
+    with pytest.raises(InputError, match="no word stands 9 times"):
         WordRows(train, True, threshold=9)
 
 
