@@ -8,6 +8,7 @@ into features.
 import os
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import chain, groupby
 
 import numpy as np
@@ -134,7 +135,7 @@ class FisherVectors(MeanVectors):
         first, last = self.mixture.history[0], self.mixture.history[-1]
         print(f"mixture: mean log-likelihood {first:.1f} -> {last:.1f} nats a word, "
               f"{100 * self.mixture.laplacian.mean():.0f}% of the components Laplacian")
-        a |= self.mixture.arrays()
+        a |= asdict(self.mixture)
         if pca:
             self.fit_pca(counts, rng, pca, pca_captions, seed)
         return self.describe()

@@ -6,19 +6,20 @@ Vectors. A caption is a set of word vectors. A mixture is fitted to the words of
 Fisher vector of a caption says in which direction its words would move each location and scale of
 the mixture. features.extract runs the whole recipe.
 """
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import linalg
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
-from cli import InputError, check
+from cli import check
 from files.reading import read_arrays
 
 BLOCK = 1 << 24                       # numbers that a temporary array may hold
 AT_MEDIAN = 1e-4     # scales; a median is the value of a word, whose sign must not hang on rounding
 TURNS = 200                           # of FastICA, at most
+EXACT = 3000                          # rows or columns of which the PCA is exact
 FLOOR = 0.1                 # smallest scale of a component, in standard deviations of the dimension
 
 
@@ -38,7 +39,7 @@ class HGLMM:
 
     @classmethod
     def fit(cls, x: np.ndarray, n_clusters: int = 30, n_iter: int = 10, seed: int = 0,
-            progress: bool = True, count: np.ndarray | None = None) -> "HGLMM":
+            count: np.ndarray | None = None) -> "HGLMM":
         """Maximum likelihood on x (N, D) by n_iter steps of EM.
 
         `count` (N,) says how often each row occurs. Words repeat, so distinct words with counts
@@ -65,8 +66,7 @@ class HGLMM:
         mixture = cls(np.zeros(n_clusters), np.zeros(size), np.ones(size), np.zeros(size, bool))
         mixture._maximise(x, np.eye(n_clusters)[near] * share[:, None], floor)
         mixture.history = []
-        for _ in tqdm(range(n_iter), desc="mixture", disable=None if progress else True,
-                      leave=False):
+        for _ in tqdm(range(n_iter), desc="mixture", disable=None, leave=False):
             joint = mixture._joint(x)                                               # (N, K)
             total = _log_sum(joint)
             mixture.history.append(float(share @ total))
@@ -151,10 +151,6 @@ class HGLMM:
             out[:, 1, k] = mean @ (pull[:, k:k + 1] * scale).astype(np.float32)
         return out.reshape(len(out), -1)                                # (n, 2, K, D) -> (n, 2 K D)
 
-    def arrays(self) -> dict:
-        """The arrays that define the mixture, by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
 
 def load_arrays(path: str, names) -> dict:
     """The arrays with these names from an .npz file; no code of the file is run.
@@ -162,15 +158,9 @@ def load_arrays(path: str, names) -> dict:
     Raises InputError if it is not such a file or an array is missing.
     """
     fix = "give the .npz file that `python -m features.extract captions` wrote"
-    try:
-        arrays = read_arrays(path, fix)
-    except InputError as error:
-        raise InputError(f"{path} cannot be read as a model with {', '.join(names)}: "
-                         f"{error}") from error
+    arrays = read_arrays(path, fix)
     lacking = [name for name in names if name not in arrays]
-    check(not lacking,
-          f"{path} cannot be read as a model with {', '.join(names)}: it lacks "
-          f"{', '.join(lacking)}; {fix}")
+    check(not lacking, f"{path} is no model of features, it lacks {', '.join(lacking)}; {fix}")
     return {name: arrays[name] for name in names}
 
 
@@ -240,11 +230,10 @@ def svd(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return linalg.svd(x, full_matrices=False, lapack_driver="gesvd")
 
 
-def fit_pca(x: np.ndarray, size: int, seed: int = 0,
-            exact: bool | None = None) -> tuple[np.ndarray, np.ndarray]:
+def fit_pca(x: np.ndarray, size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Mean (F,) and the first `size` principal axes of x (N, F), orthonormal rows (size, F).
 
-    Exact if the smaller side is at most 3,000. Otherwise four rounds of subspace iteration from
+    Exact if the smaller side is at most EXACT. Otherwise four rounds of subspace iteration from
     `seed` with a tenth more axes (Halko et al. 2011, 4.4), without a centred copy of x. The largest
     entry of each axis is positive. Raises InputError if there are not so many axes.
     """
@@ -255,7 +244,7 @@ def fit_pca(x: np.ndarray, size: int, seed: int = 0,
           f"{max(0, most)}, so give a smaller --pca or more captions")
     mean = x.mean(0, dtype=np.float64).astype(x.dtype)
     wide = min(most, size + max(20, size // 10))
-    if exact or exact is None and min(x.shape) <= 3000:
+    if min(x.shape) <= EXACT:
         axes = svd(x - mean)[2][:size]
     else:
         basis = np.random.default_rng(seed).standard_normal(

@@ -430,7 +430,7 @@ def test_refusals_of_captions(folder, capsys):
             ([*vectors, "--data_name", "demo"],
              "demo holds photos, and .*; write those first with features.extract images"),
             ([*vectors, "--data_name", "demo_coco"], "--data_name demo_coco holds photos"),
-            ([*vectors, "--fitted", folder / "junk.npz"], "junk.npz cannot be read as a model"),
+            ([*vectors, "--fitted", folder / "junk.npz"], "junk.npz is no .npz file of plain arrays"),
             ([*vectors, "--data_name", "none"], "there is no folder .*none"),
             ([*vectors, "--splits", "testall"], "there is no file .*testall_caps.txt")):
         refused(capsys, lambda words: captions(folder, *words), words, message)
