@@ -32,8 +32,9 @@ LINE = re.compile(r"(\w+) (?:(pooled|fc6|fc7|cells)|grid (\d)x\3)(, photos resiz
 
 
 def map_of(cells: Tensor) -> Tensor:
-    """The last map, (B, 49, C) -> (B, C, 7, 7)."""
-    return cells.transpose(1, 2).unflatten(2, (SIDE, SIDE))
+    """The last map, (B, h * h, C) -> (B, C, h, h)."""
+    side = math.isqrt(cells.shape[1])
+    return cells.transpose(1, 2).unflatten(2, (side, side))
 
 
 class Grid(nn.Module):
@@ -84,35 +85,16 @@ def roi_align(cells: Tensor, boxes: Tensor, bins: int = 1) -> Tensor:
     return torch.einsum("picx,pjx->pcij", rows, across)
 
 
-class BoxPooling(nn.Module):
-    """RoI pooling of a CNN's last map: photos (B, 3, 224, 224), boxes (B, P, 4) -> (B, P, C).
-
-    Boxes are x1, y1, x2, y2 as shares of width and height, 0 to 1. Each is one bin of `roi_align`,
-    the mean at 7 x 7 points, so the box of the whole photo is the mean of the map, the pooled
-    feature.
-    """
-
-    def __init__(self, cnn: CNN):
-        super().__init__()
-        # The file of boxes tells how many regions there are.
-        self.cnn, self.regions, self.dim = cnn, None, cnn.dim
-
-    def forward(self, photos: Tensor, boxes: Tensor | None = None) -> Tensor:
-        check(boxes is not None,
-              "these features are of boxes in photos (--boxes), so a photo alone cannot be "
-              "embedded; extract features without --boxes for that")
-        return torch.stack([roi_align(*pair).flatten(1)
-                            for pair in zip(map_of(self.cnn(photos)), boxes)])
-
-
 class RegionPooling(nn.Module):
     """Features of any number of boxes: photos (B, 3, S, S), S a multiple of 32, and B tensors of
-    boxes (P, 4), shares of width and height, -> B tensors (P, F).
+    boxes (P, 4), x1, y1, x2, y2 as shares of width and height, 0 to 1, -> B tensors (P, F).
 
-    layer "cells": RoIAlign of one bin of the last map, as `BoxPooling`. "fc6" and "fc7" (VGG): 7 x
-    7 bins of the last map before its last pooling, and then the layers after it with the ReLU, as
-    in Fast R-CNN, F = 4096.
+    layer "cells": one bin of `roi_align` of the last map, the mean at 7 x 7 points or more, so the
+    box of the whole photo is the mean of the map, the pooled feature. "fc6" and "fc7" (VGG): 7 x 7
+    bins of the last map before its last pooling, and then the layers after it with the ReLU, as in
+    Fast R-CNN, F = 4096.
     """
+    regions = None                    # the boxes tell how many there are
 
     def __init__(self, cnn: CNN, layer: str):
         super().__init__()
@@ -120,12 +102,12 @@ class RegionPooling(nn.Module):
         if cnn.cells and hasattr(cnn.net, "features"):
             cnn.net.avgpool = nn.Identity()                # VGG's would make 7 x 7 cells of any map
 
-    def forward(self, photos: Tensor, boxes: list[Tensor]) -> list[Tensor]:
+    def forward(self, photos: Tensor, boxes=None) -> list[Tensor]:
+        check(boxes is not None,
+              "these features are of boxes in photos (--boxes), so a photo alone cannot be "
+              "embedded; extract features without --boxes for that")
         if self.layer == "cells":
-            cells = self.cnn(photos).transpose(1, 2)                                 # (B, C, h * w)
-            side = math.isqrt(cells.shape[2])
-            maps = cells.unflatten(2, (side, side))
-            return [roi_align(*pair).flatten(1) for pair in zip(maps, boxes)]
+            return [roi_align(*pair).flatten(1) for pair in zip(map_of(self.cnn(photos)), boxes)]
         with torch.no_grad():
             maps = self.cnn.net.features[:-1](photos)                               # (B, 512, h, w)
             return [self.cnn.net.classifier(roi_align(*pair, bins=SIDE).flatten(1))
@@ -158,7 +140,7 @@ def network(cnn_type: str, layer: str | None = None, weights: str | None = None,
 
     layer: fc7 or fc6 (VGG), (B, 4096) after the ReLU; pooled (the others), (B, F); cells, the last
     map, (B, 49, C). grid: the last map in N x N cells instead, see `Grid`. boxes: in boxes, see
-    `BoxPooling`. whole: of whole photos, out of shape. Raises InputError if the network has no such
+    `RegionPooling`. whole: of whole photos, out of shape. Raises InputError if the network has no such
     layer.
     """
     layer = layer_of(cnn_type, "cells" if grid or boxes else layer, ("fc7", "fc6", "cells"),
@@ -168,7 +150,7 @@ def network(cnn_type: str, layer: str | None = None, weights: str | None = None,
     if grid:
         return Grid(cnn, grid), f"{cnn_type} grid {grid}x{grid}{state}"
     if boxes:
-        return BoxPooling(cnn), f"{cnn_type} boxes{state}"
+        return RegionPooling(cnn, layer), f"{cnn_type} boxes{state}"
     return cnn, f"{cnn_type} {layer}{state}"
 
 
@@ -277,6 +259,7 @@ def stacked(photos: list[tuple]) -> tuple[Tensor, ...]:
 def compute(work: PhotoFeatures, photos: Photos, net: nn.Module, transform,
             boxes: PhotoBoxes | None, how: How) -> None:
     """Compute the features that `work` lacks."""
-    work.run(PhotoReader(photos, transform, boxes),
-             lambda ready: net(*(x.to(how.device) for x in ready)).cpu().numpy(), how, work.split,
-             stacked)
+    def encode(ready: tuple[Tensor, ...]) -> np.ndarray:
+        rows = net(*(x.to(how.device) for x in ready))
+        return (torch.stack(rows) if boxes else rows).cpu().numpy()
+    work.run(PhotoReader(photos, transform, boxes), encode, how, work.split, stacked)
