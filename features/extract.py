@@ -52,12 +52,12 @@ from encoders import CNNS
 from features import captions, folder, networks, regions
 from features.boxes import PhotoBoxes
 from features.hglmm import load_arrays
-from features.store import ALL, SPLITS, How, PhotoFeatures, record_extractor
+from features.store import ALL, SPLITS, How, PhotoFeatures, extracting, own_folder, record_extractor, refuse_broken
 from files.entities import SPLITS as PHRASE_SPLITS
 from files.layouts import named_splits
 from files.reading import checksum, holds_arrays
 from files.shards import numbered
-from files.writing import locked, mapped, output, save_array, save_arrays, save_json, save_lines
+from files.writing import mapped, output, save_array, save_arrays, save_json, save_lines
 from inputs import Photos, extractors, told_of
 
 DEFAULT = ["train", "dev", "test"]    # splits to read where none are named
@@ -232,12 +232,10 @@ def of_data_set(splits: list[Split], to: str, recipe: dict, how: How,
     orders = [in_order(split.require_sound(images=not how.skip_broken), per_image)
               for split in splits]
     names = [photo_names(split.images.paths) for split in splits]
-    boxes = [PhotoBoxes(recipe["boxes"], own) if recipe["boxes"] else None for own in names]
+    boxes = [recipe["boxes"] and PhotoBoxes(recipe["boxes"], own) for own in names]
     net, transform, line = networks.network_of(recipe, how.device)
     check_own(to, splits)
-    output(os.path.join(to, "features.json"), lambda path: extractors(to) is not None)
-    with locked(to, "extracting into"):
-        processes.from_first(record_extractor, to, "ims", line)
+    with extracting(to, line):
         for split, order, own, own_boxes in zip(splits, orders, names, boxes):
             for note in split.notes:
                 print(f"note: {note}")
@@ -245,7 +243,7 @@ def of_data_set(splits: list[Split], to: str, recipe: dict, how: How,
                                  *networks.shape_of(net, own_boxes),
                                  own_boxes and own_boxes.digests)
             if work.complete():
-                work.refuse_broken(how.skip_broken)
+                refuse_broken(work.notes, how.skip_broken)
                 write_texts(to, split, order, own, work.sound())
                 work.update_list()
                 print(f"{work.path}: done already")
@@ -259,24 +257,20 @@ def of_data_set(splits: list[Split], to: str, recipe: dict, how: How,
 
 
 def check_own(folder: str, splits: list[Split]) -> None:
-    """Raise InputError if the folder holds files of a split that no extraction of images wrote.
+    """Raise InputError if the folder holds files of a split, shards of one or a folder of photos
+    that no extraction of a data set wrote.
 
     (`record_extractor` reports features of another, or an unknown, extractor.)
     """
+    paths = [os.path.join(folder, f"{ALL}_photos.json")]
     for split in splits:
         of = os.path.join(folder, f"{split.name}_{{}}").format
-        paths = map(of, ("caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy"))
-        first = next(filter(os.path.exists, paths), None)
-        check(not first or "ims" in extractors(folder) or os.path.isfile(of("ims.npy")),
-              f"{first} is there already, and no features that features.extract wrote; give "
-              "--output_name a folder of its own")
-        shard = next(iter(numbered(of("ims.npy"))), None)
-        check(not shard,
-              f"{shard} is there already, a shard of the features of {split.name}; give "
-              "--output_name a folder of its own")
-    check(not os.path.exists(os.path.join(folder, f"{ALL}_photos.json")),
-          f"{folder} holds the features of a folder of photos (--photos); give --output_name a "
-          "folder of its own")
+        paths += numbered(of("ims.npy"))
+        if "ims" not in extractors(folder) and not os.path.isfile(of("ims.npy")):
+            paths += map(of, ("caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy"))
+    first = next(filter(os.path.exists, paths), None)
+    check(not first, f"{first} is there already, and features.extract did not write it with the "
+                     "features of a data set; give --output_name a folder of its own")
 
 
 def in_order(split: Split, per_image: int | None) -> np.ndarray:
@@ -356,7 +350,7 @@ def extract_captions(opt, kinds: dict) -> None:
     check(not any(isinstance(split.images, Photos) for split in splits.values()),
           f"--data_name {opt.data_name} holds photos, and features of captions are read beside "
           "precomputed ones; write those first with features.extract images, and name their folder")
-    output(os.path.join(to, "features.json"), lambda path: extractors(to) is not None)
+    own_folder(to)
     if of_kind is captions.Sentences:
         device = torch_device(opt.device or "auto")
         network = (captions.MiniLM(opt.weights) if kind == "minilm"

@@ -22,10 +22,10 @@ from cli import InputError, check, reason
 from devices import processes
 from features.boxes import PhotoBoxes
 from features.networks import RECIPE, compute, network_of, shape_of, stamp, weights_file
-from features.store import AGAIN, ALL, How, PhotoFeatures, copy_rows, record_extractor
+from features.store import AGAIN, ALL, How, PhotoFeatures, copy_rows, extracting, is_note, refuse_broken
 from files.photos import photo_formats
 from files.reading import file_digest, need, read_array, read_json, read_lines, read_text, sha256
-from files.writing import CHANGING, locked, output, remove, save_lines
+from files.writing import CHANGING, remove, save_lines
 from inputs import Features, Photos, extractors
 
 # The endings of inputs.PHOTO_FORMATS.
@@ -133,9 +133,8 @@ def storable(name: str) -> bool:
 
 def check_folder(folder: str, output_folder: str) -> str:
     """The absolute path of a folder of photos. Raises InputError where it holds the output."""
-    what = "is a file" if os.path.exists(folder) else "is not there"
     check(os.path.isdir(folder),
-          f"--photos {folder} {what}; give the folder that holds your photos")
+          f"--photos {folder} is no folder; give the folder that holds your photos")
     path = os.path.abspath(folder)
     check(storable(path),
           f"--photos {ascii(path)}: the path is no UTF-8 text in one line; rename the folder")
@@ -170,7 +169,7 @@ def extract(photos: str, folder: str, recipe: dict, how: How, table: str | None,
           f"--captions_per_image {per_image} needs captions, and there is no {beside}; give "
           "--captions FILE.csv")
     captions = Captions(table, names, per_image) if table else None
-    boxes = PhotoBoxes(recipe["boxes"], names) if recipe["boxes"] else None
+    boxes = recipe["boxes"] and PhotoBoxes(recipe["boxes"], names)
     before = processes.from_first(check_output, folder, path)
     about = {"folder": path,
              "recipe": {name: os.path.abspath(value) if value and name in FILES else value
@@ -182,9 +181,7 @@ def extract(photos: str, folder: str, recipe: dict, how: How, table: str | None,
         parts = network_of(recipe, how.device)
         form = parts[2], *shape_of(parts[0], boxes)
         about["weights_file"] = weights_file(parts[0], recipe)
-    output(os.path.join(folder, "features.json"), lambda file: extractors(folder) is not None)
-    with locked(folder, "extracting into"):
-        processes.from_first(record_extractor, folder, "ims", form[0])
+    with extracting(folder, form[0]):
         images = Photos([os.path.join(path, name) for name in names])
         work = PhotoFeatures(folder, ALL, images.paths, names, *form,
                              boxes and boxes.digests, about)
@@ -194,7 +191,7 @@ def extract(photos: str, folder: str, recipe: dict, how: How, table: str | None,
             if not captions and about["captions"]:      # a call with captions makes splits again
                 about["captions"] = {**about["captions"], "digest": None}
         missing = work.notes.count(None)
-        work.refuse_broken(how.skip_broken)
+        refuse_broken(work.notes, how.skip_broken)
         if missing:
             net, transform, _ = parts or network_of({**recipe, "extractor": form[0]}, how.device)
             compute(work, images, net, transform, boxes, how)
@@ -272,9 +269,9 @@ def recorded(folder: str, listing: dict, recipe: dict) -> tuple | None:
     """
     path, weights = os.path.join(folder, f"{ALL}_ims.npy"), listing.get("weights_file")
     line = listing.get("extractor")
-    now = None if recipe["kind"] == "demo" else stamp(str((weights or [""])[0]))
     if (listing.get("recipe") != recipe or not os.path.isfile(path) or line is None
-            or line != extractors(folder).get("ims") or weights != now):
+            or line != extractors(folder).get("ims")
+            or weights != stamp(str((weights or [""])[0]))):
         return None
     array = read_array(path, AGAIN)
     return line, array.shape[1:], array.dtype
@@ -342,34 +339,34 @@ class Captions:
     def parts(self, names: list[str]) -> tuple[dict[str, list[tuple]], list[str]]:
         """{split: [(row, name, captions)]} of the photos `names` (N,), which are the rows of the
         features, and lines on what became of the table. Raises InputError for an empty split."""
-        photos = [(row, name, self.of_photo[name]) for row, name in enumerate(names)
-                  if name in self.of_photo]
-        least = self.per_image or min((len(texts) for *_, texts in photos), default=0)
-        enough = [(*photo, texts[:least]) for *photo, texts in photos if len(texts) >= least]
-        short = [name for _, name, texts in photos if len(texts) < least]
-        parts = {part: [entry for entry in enough if part_of_photo(entry[1]) == part]
-                 for part in PARTS}
+        counts = [len(self.of_photo.get(name, ())) for name in names]                   # (N,)
+        least = self.per_image or min(filter(None, counts), default=1)
+        parts, without, short = {part: [] for part in PARTS}, [], []
+        for row, (name, count) in enumerate(zip(names, counts)):
+            if count >= least:
+                parts[part_of_photo(name)].append((row, name, self.of_photo[name][:least]))
+            else:
+                (short if count else without).append(name)
+        enough = sum(map(len, parts.values()))
         empty = [part for part in PARTS if not parts[part]]
-        smaller = ", or give a smaller --captions_per_image" * bool(short)
         check(not empty,
-              f"{self.path}: of {len(enough):,} photos with captions none is of "
-              f"{' and '.join(empty)} (the names decide: 80% train, 10% dev, 10% test); add photos "
-              f"with captions{smaller}")
+              f"{self.path}: of {enough:,} photos with captions none is of {' and '.join(empty)} "
+              "(the names decide: 80% train, 10% dev, 10% test); add photos with captions, or ask "
+              "for fewer of each with a smaller --captions_per_image")
         sizes = ", ".join(f"{part} {len(entries):,}" for part, entries in parts.items())
         lines = [f"{self.path}: {sizes} photos with {least} caption{'s' * (least > 1)} each"]
-        without = [name for name in names if name not in self.of_photo]
         for what, which in (("photos without a caption, in no split", without),
                             (f"photos with fewer than {least} captions, in no split", short),
                             ("captions of photos that are not there", self.unknown)):
             if which:
                 lines.append(f"note: {what}: {len(which):,}, the first: {ascii(which[0])}")
-        surplus = sum(max(0, len(texts) - least) for *_, texts in photos)
+        surplus = sum(max(0, count - least) for count in counts)
         if surplus:
             lines.append(f"note: {surplus:,} captions left out, as every photo needs the same "
                          f"number, {least}; --captions_per_image N asks for N and leaves out photos"
                          " with fewer")
-        if len(enough) < TINY:
-            lines.append(f"note: with {len(enough)} photos the splits are tiny; "
+        if enough < TINY:
+            lines.append(f"note: with {enough} photos the splits are tiny; "
                          "results on them say little")
         return parts, lines
 
@@ -404,9 +401,8 @@ def read_images(data_path: str, data_name: str) -> Images:
     notes, recipe, folder, line = (listing.get(key)
                                    for key in ("photos", "recipe", "folder", "extractor"))
     check(
-        isinstance(notes, list) and isinstance(recipe, dict) and set(recipe) == set(RECIPE)
-        and all(isinstance(note, list) and note and isinstance(note[0], str) for note in notes)
-        and isinstance(folder, str) and isinstance(line, str)
+        isinstance(notes, list) and all(map(is_note, notes)) and isinstance(recipe, dict)
+        and set(recipe) == set(RECIPE) and isinstance(folder, str) and isinstance(line, str)
         and all(x is None or isinstance(x, (str, int)) for x in recipe.values()),
         f"{path} is no list of a folder of photos; `{again}` writes it",
     )

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from cli import InputError, Stopped, check
 from devices import processes
 from files.reading import file_digest, read_array, read_json
-from files.writing import CHANGING, allocate, by_each, mapped, remove, save_json
+from files.writing import CHANGING, allocate, by_each, locked, mapped, output, remove, save_json
 from inputs import chunks, extractors, stream
 
 ROWS = 1024                           # rows copied at a time
@@ -29,6 +29,11 @@ SPLITS = ("train", "restval", "dev", "val", "test", "testall")
 AGAIN = "delete it and extract again"
 
 
+def own_folder(folder: str) -> None:
+    """Make a folder of features. Raises InputError unless its features.json can be written."""
+    output(os.path.join(folder, "features.json"), lambda _: extractors(folder) is not None)
+
+
 def record_extractor(folder: str, suffix: str, line: str) -> None:
     """Write to features.json what makes {split}_{suffix}.npy in this folder.
 
@@ -36,8 +41,8 @@ def record_extractor(folder: str, suffix: str, line: str) -> None:
     same recipe are deleted, so that a folder never mixes two fits.
     """
     recorded = extractors(folder)
-    files = [os.path.join(folder, f"{split}_{suffix}.npy") for split in (*SPLITS, ALL)]
-    files = [path for path in files if os.path.isfile(path)]
+    files = list(filter(os.path.isfile, (os.path.join(folder, f"{split}_{suffix}.npy")
+                                         for split in (*SPLITS, ALL))))
     before = recorded.get(suffix, "an extractor that no features.json names")
     check(not files or before.split(", fitted")[0] == line.split(", fitted")[0],
           f"{files and files[0]} is of '{before}' and these are of '{line}'; give another name, or "
@@ -45,6 +50,16 @@ def record_extractor(folder: str, suffix: str, line: str) -> None:
     if recorded.get(suffix) != line:
         remove(*files)
         save_json({**recorded, suffix: line}, os.path.join(folder, "features.json"))
+
+
+@contextlib.contextmanager
+def extracting(folder: str, line: str):
+    """A context that keeps other commands out of a folder of features of images, which `line`
+    makes. Raises what `own_folder` and `record_extractor` raise."""
+    own_folder(folder)
+    with locked(folder, "extracting into"):
+        processes.from_first(record_extractor, folder, "ims", line)
+        yield
 
 
 # ---- batches through a network
@@ -58,24 +73,19 @@ def by_cores(step: Callable, batches: Iterable, device: torch.device | None):
     ends the processes that read for it.
     """
     cores, step = torch.get_num_threads(), torch.no_grad()(step)    # each thread has to be told so
-    alone = device is None or device.type != "cpu" or cores == 1
-    pool = None
-    if not alone:
-        pool = ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
     try:
-        if alone:
+        if device is None or device.type != "cpu" or cores == 1:
             yield from map(step, batches)
             return
-        coming = (pool.submit(step, batch) for batch in batches)
-        running = deque(itertools.islice(coming, cores))
-        while running:
-            done = running.popleft().result()
-            running.extend(itertools.islice(coming, 1))
-            yield done
+        with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            coming = (pool.submit(step, batch) for batch in batches)
+            running = deque(itertools.islice(coming, cores))
+            while running:
+                done = running.popleft().result()
+                running.extend(itertools.islice(coming, 1))
+                yield done
     finally:
-        if pool:
-            pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(cores)                # later threads would compute by one, too
+        torch.set_num_threads(cores)                    # later threads would compute by one, too
         if isinstance(batches, Generator):
             batches.close()
 
@@ -87,13 +97,19 @@ def by_cores(step: Callable, batches: Iterable, device: torch.device | None):
 
 def fault(note: list) -> str:
     """Why the photo of a note cannot be read, or ""."""
-    return note[5] if len(note) > 5 else ""
+    return "".join(note[5:])
 
 
 def is_note(value) -> bool:
     """Whether a value that was read from a list is a note."""
     kinds = (str, int, int, str, str, str)
     return isinstance(value, list) and 4 <= len(value) <= 6 and all(map(isinstance, value, kinds))
+
+
+def refuse_broken(notes: list, skip: bool | None) -> None:
+    """Raise InputError for a photo that cannot be read, unless such photos are skipped."""
+    first = next(filter(None, map(fault, filter(None, notes))), None)
+    check(not first or skip, f"{first}; or go on without such photos: --skip_broken")
 
 
 class How(NamedTuple):
@@ -114,18 +130,17 @@ class _Reader:
     def __getitem__(self, index) -> tuple[list[list], object]:
         notes, ready = [], []
         for n in map(int, index):
-            note = [self.names[n], 0, 0, ""]
+            note = [self.names[n], 0, 0, "", *filter(None, [self.keys[n]])]
             with contextlib.suppress(OSError):              # a photo replaced later looks changed
                 stat = os.stat(self.paths[n])
-                note[1:] = stat.st_size, stat.st_mtime_ns, file_digest(self.paths[n])
-            key = [self.keys[n]] if self.keys else []
+                note[1:4] = stat.st_size, stat.st_mtime_ns, file_digest(self.paths[n])
             try:
                 ready.append(self.read(n))
-                notes.append(note + key)
             except InputError as error:
                 if not self.note_faults:
                     raise
-                notes.append([*note, *(key or [""]), str(error)])
+                note = [*note, ""][:5] + [str(error)]
+            notes.append(note)
         return notes, self.join(ready)
 
 
@@ -146,7 +161,7 @@ class RowStore:
     def __init__(self, path: str, paths: list[str], names: list[str], made, shape: tuple, dtype,
                  start: np.ndarray | None = None, keys: list[str] | None = None):
         self.path, self.paths, self.names, self.made = path, paths, names, made
-        self.start, self.keys, self.dtype = start, keys, np.dtype(dtype)
+        self.start, self.keys, self.dtype = start, keys or [""] * len(paths), np.dtype(dtype)
         self.shape = (len(paths) if start is None else int(start[-1]), *shape)
         self.notes = [None] * len(paths)
         folder, name = os.path.split(path)
@@ -163,9 +178,11 @@ class RowStore:
     def listed(self, path: str) -> tuple[list, dict]:
         """The notes of a list and the whole of it; [] and {} where something else made the rows."""
         record = read_json(path, AGAIN) if os.path.isfile(path) else {}
-        notes = record.get("photos") if isinstance(record, dict) else None
-        if (not isinstance(notes, list) or record.get("extractor") != self.made
-                or not all(note is None or is_note(note) for note in notes)):
+        if not isinstance(record, dict) or record.get("extractor") != self.made:
+            return [], {}
+        notes, broken = record.get("photos"), record.get("broken", [])
+        if (not isinstance(notes, list) or not isinstance(broken, list)
+                or not all(note is None or is_note(note) for note in [*notes, *broken])):
             return [], {}
         return notes, record
 
@@ -176,7 +193,7 @@ class RowStore:
         except OSError:
             return None
         if (not note or not note[3] or note[1] != stat.st_size or not S_ISREG(stat.st_mode)
-                or (note[4] if len(note) > 4 else "") != (self.keys[n] if self.keys else "")):
+                or "".join(note[4:5]) != self.keys[n]):
             return None
         if note[2] != stat.st_mtime_ns and file_digest(self.paths[n]) != note[3]:
             return None
@@ -223,21 +240,15 @@ class RowStore:
         """Copy the rows of photos that have none yet from an array with these notes."""
         if array is None or self.start is not None:
             return
-        row_of, place = {note[0]: k for k, note in enumerate(notes) if note}, {}
+        row_of = {note[0]: k for k, note in enumerate(notes) if note}
         for n, name in enumerate(self.names):
             if self.notes[n] is None and name in row_of:
                 self.notes[n] = self.current(n, notes[row_of[name]])
-                place.update({n: row_of[name]} if self.notes[n] else {})
-        for some in chunks(list(place), ROWS):
-            self.array[some] = array[[place[n] for n in some]]
+                if self.notes[n]:
+                    self.array[n] = array[row_of[name]]
 
     def _take_older(self) -> None:
         """Copy what the hidden file lacks from where rows stood before."""
-
-    def refuse_broken(self, skip: bool | None) -> None:
-        """Raise InputError for a photo that cannot be read, unless such photos are skipped."""
-        first = next(filter(None, (fault(note) for note in self.notes if note)), None)
-        check(not first or skip, f"{first}; or go on without such photos: --skip_broken")
 
     def run(self, read, encode, how: How, title: str, join=list) -> None:
         """Compute what is missing: the values of some photos are encode(join([read(n), ...])).
@@ -253,29 +264,27 @@ class RowStore:
             notes, ready = batch
             return notes, encode(ready) if len(ready) else ()
         try:
-            self.refuse_broken(how.skip_broken)
+            refuse_broken(self.notes, how.skip_broken)
             with (processes.all_or_none() as look,
                   tqdm(total=done + sum(map(len, parts)), initial=done, desc=title, disable=None,
                        leave=False) as bar):
                 batches = by_cores(step, stream(reader, parts, how.workers), how.device)
                 for part, (notes, values) in zip(parts, batches):
-                    sound = [n for n, note in zip(part.tolist(), notes) if not fault(note)]
-                    for n, value in zip(sound, values, strict=True):
-                        rows = n if self.start is None else slice(*self.start[n:n + 2])
-                        self.array[rows] = value
+                    values = iter(values)
                     for n, note in zip(part.tolist(), notes):
+                        if not fault(note):
+                            rows = n if self.start is None else slice(*self.start[n:n + 2])
+                            self.array[rows] = next(values)
                         self.notes[n] = note
-                    self.refuse_broken(how.skip_broken)
+                    refuse_broken(notes, how.skip_broken)
                     bar.update(len(part))
                     look()
                     if time.monotonic() - saved > SAVE:
                         self.save()
                         saved = time.monotonic()
         except Stopped as stop:
-            others = ", without what other processes did" * (processes.count() > 1)
-            stop.advice = (f"{sum(note is not None for note in self.notes):,} of "
-                           f"{len(self.notes):,} photos of {title} are done{others}, and the same "
-                           "command goes on")
+            stop.advice = (f"{len(self.notes) - self.notes.count(None):,} of {len(self.notes):,} "
+                           f"photos of {title} are done, and the same command goes on")
             raise
         finally:
             self.save()
@@ -321,17 +330,15 @@ class PhotoFeatures(RowStore):
         return done
 
     def _is_complete(self) -> bool:
-        notes, record = self.listed(self.list)
+        notes = self.listed(self.list)[0]
         if (notes and all(notes) and os.path.exists(self.changing) and os.path.isfile(self.path)
                 and not any(map(os.path.exists, self.parts))):
-            save_json(self._contents(notes), self.final)    # a stop came just before
+            self.update_list(notes)                         # a stop came just before
             os.remove(self.list)
         notes, record = self.listed(self.final)
-        broken = record.get("broken", [])
-        if (os.path.exists(self.changing) or self._array(self.path, notes) is None
-                or not isinstance(broken, list) or not all(map(is_note, broken))):
+        if os.path.exists(self.changing) or self._array(self.path, notes) is None:
             return False
-        note_of = {note[0]: note for note in (*notes, *broken) if note}
+        note_of = {note[0]: note for note in (*notes, *record.get("broken", [])) if note}
         now = [self.current(n, note_of.get(name)) for n, name in enumerate(self.names)]
         order = [note and note[0] for note in notes]
         if not all(now) or [note[0] for note in now if not fault(note)] != order:
@@ -358,10 +365,10 @@ class PhotoFeatures(RowStore):
 
     def warn(self, beside: str = "") -> None:
         """Say on stderr which photos are left out, with what stands `beside` them."""
-        for k, what in enumerate(filter(None, map(fault, self.notes))):
-            count = len(self.notes) - len(self.sound())
-            print(f"  and {what}" if k else f"warning: {count:,} of {len(self.notes):,} photos of "
-                  f"{self.split} cannot be read and are left out{beside}, the first: {what}",
+        broken = list(filter(None, map(fault, self.notes)))
+        if broken:
+            print(f"warning: {len(broken):,} of {len(self.notes):,} photos of {self.split} cannot "
+                  f"be read and are left out{beside}, the first:", "\n  and ".join(broken),
                   file=sys.stderr)
 
     def commit(self, write) -> None:
@@ -383,14 +390,12 @@ class PhotoFeatures(RowStore):
         self.clean()
         remove(self.changing)
 
-    def _contents(self, notes: list) -> dict:
+    def update_list(self, notes: list | None = None) -> None:
+        """Write the list of the notes, by default its own, unless it stands there as it is."""
+        notes = notes or self.notes
         broken = [note for note in notes if fault(note)]
-        return {"extractor": self.made, "photos": [note for note in notes if not fault(note)],
-                **({"broken": broken} if broken else {}), **self.about}
-
-    def update_list(self) -> None:
-        """Write the list, unless it stands there as it is."""
-        now = self._contents(self.notes)
+        now = {"extractor": self.made, "photos": [note for note in notes if not fault(note)],
+               **({"broken": broken} if broken else {}), **self.about}
         if now != self.listed(self.final)[1]:
             save_json(now, self.final)
 

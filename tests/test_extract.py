@@ -495,7 +495,7 @@ def test_files_of_a_split_that_it_did_not_write_are_never_replaced(folder, weigh
     (folder / f"own_{name}" / name).write_bytes(b"mine")
     refused(capsys, lambda words: images(folder, weights, *words),
             ["--data_name", "demo", "--splits", "test", "--output_name",
-            f"own_{name}"], f"{name} is there already, and no features that features.extract wrote")
+            f"own_{name}"], f"{name} is there already, and features.extract did not write it")
     assert os.listdir(folder / f"own_{name}") == [name] and (folder / f"own_{name}" / name).read_bytes() == b"mine"
 
 

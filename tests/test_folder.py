@@ -398,8 +398,8 @@ def test_refusals(mine, weights, capsys):
     photos = mine / "photos"
     cnn = ["--kind", "cnn", *with_cnn(weights)]
     for words, message in (
-            (["--photos", mine / "nowhere"], "--photos .*nowhere is not there; give the folder that holds your photos"),
-            (["--photos", photos / "00.png"], "--photos .*00.png is a file; give the folder"),
+            (["--photos", mine / "nowhere"], "--photos .*nowhere is no folder; give the folder that holds your photos"),
+            (["--photos", photos / "00.png"], "--photos .*00.png is no folder; give the folder"),
             (["--photos", mine / "empty"], "--photos .*empty holds no photo \\(it is empty\\); photos are files"),
             (["--photos", mine / "texts"], "texts holds no photo \\(1 other file: .txt\\)"),
             (["--data_path", photos / "data"], "the output .*/photos/data/out lies in --photos .*photos, among the"),
@@ -433,7 +433,7 @@ def test_a_data_set_never_goes_where_a_folder_of_photos_went(mine, demo_path, ca
     before = files(mine)
     refused(capsys, extract.main, ["images", "--data_path", mine / "data", "--data_name", "demo", "--kind", "demo",
                                    "--output_name", "out", "--workers", "0"],
-            "out holds the features of a folder of photos")
+            "out/all_photos.json is there already, and features.extract did not write it with the features of a data")
     assert files(mine) == before
 
 

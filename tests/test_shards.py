@@ -187,7 +187,7 @@ def test_extraction_leaves_shards_alone(tmp_path, demo_path, capsys):
     (tmp_path / "out").mkdir()
     np.save(tmp_path / "out" / "test_ims-0.npy", rows(1, 3))
     refused(capsys, extract.main, ["images", "--data_path", tmp_path, "--data_name", "demo", "--output_name", "out",
-                                   "--kind", "demo"], r"out/test_ims-0.npy is there already, a shard of the features")
+                                   "--kind", "demo"], r"out/test_ims-0.npy is there already, and features")
     assert os.listdir(tmp_path / "out") == ["test_ims-0.npy"]
 
 
