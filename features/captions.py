@@ -30,7 +30,7 @@ SCALE = 10                            # of unit word vectors before the mixture,
 ROWS = 1024                           # captions whose features of words are held at a time
 SORTED = 4096               # captions that are sorted by length, so that those of a batch are alike
 BATCH = 64                            # captions per step of a network
-FITTING = {                           # numbers of a fit: its kind, default, least, help
+FITTING = {                           # of a fit: its kind, default, least, help
     "n_clusters": ("hglmm", 30, 1, "number of clusters of the mixture"),
     "n_iter": ("hglmm", 10, 0, "number of EM iterations"),
     "n_words": ("hglmm", 300_000, 1, "number of words sampled to fit the mixture"),
@@ -38,7 +38,8 @@ FITTING = {                           # numbers of a fit: its kind, default, lea
     "pca_captions": ("hglmm", 20_000, 2, "number of captions sampled to fit the PCA"),
     "seed": ("hglmm", 0, 0, "random seed of the samples and of the starting points"),
     "vocab_threshold": (
-        "tfidf", 4, 1, "count only words that occur at least this often in the training captions")}
+        "tfidf", 4, 1, "count only words that occur at least this often in the training captions"),
+    "ica": ("hglmm", False, 0, "transform the word vectors to independent components first")}
 
 
 def places(captions: list[list[str]], index: dict[str, int]) -> np.ndarray:
@@ -140,8 +141,8 @@ class FisherVectors(MeanVectors):
             self.fit_pca(counts, rng, pca, pca_captions, seed)
         return self.describe()
 
-    def take(self, arrays: dict, path: str) -> "FisherVectors":
-        """Take the arrays that an earlier fit stored at path. Returns self.
+    def take(self, arrays: dict) -> "FisherVectors":
+        """Take the arrays that an earlier fit stored. Returns self.
 
         Raises InputError if they do not fit each other or the word vectors.
         """
@@ -150,13 +151,13 @@ class FisherVectors(MeanVectors):
         check(
             len(size) == 2 and clusters == size[:1]
             and {a[name].shape for name in ("scale", "laplacian")} == {size},
-            f"the mixture of {path} has weights {clusters} and locations {size} that do not fit "
+            f"the mixture of --fitted has weights {clusters} and locations {size} that do not fit "
             "each other; give the .npz file that `python -m features.extract captions` wrote",
         )
         fits = (a["ica_axes"] if a["ica_axes"].size else a["location"]).shape[1]
         check(fits == self.size,
-              f"the vectors of {self.word_vectors} have {self.size} values and {path} was fitted "
-              f"on {fits}; give the word vectors that it was fitted on")
+              f"the vectors of {self.word_vectors} have {self.size} values and the model of "
+              f"--fitted is of {fits}; give the word vectors that it was fitted on")
         self.scale_table()
         self.mixture = HGLMM(*(a[name] for name in self.names[:4]))
         return self.describe()
@@ -214,11 +215,11 @@ class TfIdf(OfWords):
         self.size, self.line = len(self.index), f"tfidf {len(self.index)} words"
 
     @classmethod
-    def fit(cls, train: list[list[str]], threshold: int) -> "TfIdf":
-        """Words that occur at least `threshold` times in tokenised captions, and their idf. Raises
-        InputError if there is none."""
-        words = Vocabulary.build(train, threshold).words[4:]
-        check(words, f"no word stands {threshold} times in the training captions; give more "
+    def fit(cls, train: list[list[str]], vocab_threshold: int) -> "TfIdf":
+        """Words that occur so often in tokenised captions, and their idf. Raises InputError if
+        there is none."""
+        words = Vocabulary.build(train, vocab_threshold).words[4:]
+        check(words, f"no word stands {vocab_threshold} times in the training captions; give more "
                      "captions, or a lower --vocab_threshold")
         captions_with = Counter(word for caption in train for word in set(caption))
         return cls(np.array(words),
@@ -261,19 +262,14 @@ KINDS = {"mean": MeanVectors, "hglmm": FisherVectors, "tfidf": TfIdf, "minilm": 
          "open_clip": Sentences}
 
 
-def of_words(kind: str, splits: list[Split], train: Split | None, word_vectors: str | None,
-             fitting: dict, arrays: dict | None, path: str | None) -> OfWords:
-    """The features of this kind, fitted on the captions of `train` by the numbers `fitting`, or
-    taken from the `arrays` of the file `path`. splits: those whose words need a vector."""
-    tokenised = train.words if train else []
+def of_words(kind: str, splits: list[Split], train: list[list[str]], word_vectors: str | None,
+             fitting: dict, arrays: dict | None) -> OfWords:
+    """The features of this kind, fitted on the tokenised captions `train` as FITTING says, or taken
+    from the `arrays` of an earlier fit. splits: those whose words need a vector."""
     if kind == "tfidf":
-        return TfIdf(**arrays) if arrays else TfIdf.fit(tokenised, fitting["vocab_threshold"])
-    words = {word for some in [tokenised, *(split.words for split in splits)]
-             for word in chain(*some)}
+        return TfIdf(**arrays) if arrays else TfIdf.fit(train, **fitting)
+    words = {word for some in [train, *(split.words for split in splits)] for word in chain(*some)}
     features = KINDS[kind](sorted(words), word_vectors)
     if kind == "mean":
         return features
-    if arrays:
-        return features.take(arrays, path)
-    return features.fit(tokenised, **{name: value for name, value in fitting.items()
-                                      if name != "vocab_threshold"})
+    return features.take(arrays) if arrays else features.fit(train, **fitting)

@@ -79,7 +79,7 @@ def arguments(what: str) -> tuple[Arguments, dict[str, tuple]]:
         p.add_argument(f"--{name}", help=f"{', '.join(only)}: {text}" if only else text, **settings)
         kinds.update({name: (only, p.get_default(name))} if only else {})
     add("data_path", "folder that holds the data sets", type=filename, default="data")
-    {"images": of_images, "captions": of_captions, "regions": of_regions}[what](add)
+    COMMANDS[what][0](add)
     if what != "captions":
         add("cnn_type", "network that computes the features (default: vgg19)", "cnn", choices=CNNS)
         add("cnn_weights", "weights of the network (default: ImageNet's, as in train.py)", "cnn",
@@ -152,9 +152,8 @@ def of_captions(add) -> None:
     add("device", "auto takes CUDA if there is a GPU (default: auto)", "minilm", "open_clip",
         choices=["auto", "cpu", "cuda"])
     for name, (kind, default, _, text) in captions.FITTING.items():
-        add(name, text, kind, type=int, default=default)
-    add("ica", "transform the word vectors to independent components first", "hglmm",
-        action="store_true")
+        add(name, text, kind, default=default,
+            **{"action": "store_true"} if default is False else {"type": int})
 
 
 def of_regions(add) -> None:
@@ -177,7 +176,7 @@ def refuse_other_kinds(opt, kinds: dict[str, tuple], instead: str | None = None)
     """Raise InputError if an option is given that is for other kinds of features, or, with
     `instead`, one that fits what that names already."""
     for name, (only, default) in kinds.items():
-        value, fits = getattr(opt, name), name in ("ica", *captions.FITTING)
+        value, fits = getattr(opt, name), name in captions.FITTING
         taken = instead and (fits or "given" in opt)
         check(value == default or not taken and opt.kind in only,
               f"--{name} {'is for fitting' if fits else f'{value} is for'} --kind "
@@ -325,16 +324,17 @@ def extract_captions(opt, kinds: dict) -> None:
         kind = str(load_arrays(opt.fitted, ["kind"])["kind"])
         check(opt.kind in (None, kind) and kind in captions.KINDS,
               f"--kind {opt.kind}: {opt.fitted} is a model of kind {kind}; leave --kind out")
-    opt.kind, name, fitting = (kind, opt.name or kind,
-                               {name: getattr(opt, name) for name in captions.FITTING})
+    opt.kind, name = kind, opt.name or kind
     check(name not in NOT_NAMES and re.fullmatch(r"\w+", name),
           f"--name {name} cannot name features of captions; give letters, digits and _, and none "
           f"of {', '.join(NOT_NAMES)}")
-    for number, (_, _, least, _) in captions.FITTING.items():
-        check(fitting[number] >= least,
-              f"--{number} {fitting[number]} is too small; give {least} or more")
-    of_kind = captions.KINDS[kind]
     refuse_other_kinds(opt, kinds, opt.fitted and f"--fitted {opt.fitted}")
+    of_kind, fitting = captions.KINDS[kind], {}
+    for number, (only, _, least, _) in captions.FITTING.items():
+        if only == kind:
+            fitting[number] = getattr(opt, number)
+            check(fitting[number] >= least,
+                  f"--{number} {fitting[number]} is too small; give {least} or more")
     check(kind not in ("mean", "hglmm") or opt.word_vectors,
           f"--kind {kind} needs --word_vectors FILE (word2vec, GloVe); `python -m "
           "features.word_vectors` learns one")
@@ -358,9 +358,9 @@ def extract_captions(opt, kinds: dict) -> None:
         features = captions.Sentences(network.to(device))
     else:
         fit = bool(of_kind.names) and not arrays
+        train = (splits.get("train") or read("train")).words if fit else []
         features = captions.of_words(
-            kind, list(splits.values()), splits.get("train") or read("train") if fit else None,
-            opt.word_vectors, {**fitting, "ica": opt.ica}, arrays, opt.fitted)
+            kind, list(splits.values()), train, opt.word_vectors, fitting, arrays)
         features.line += ", content words" * opt.content_words
     write_captions(features, kind, name, splits.values(), to, opt.fitted or "")
 
@@ -390,9 +390,8 @@ def write_captions(features, kind: str, name: str, splits, to: str, fitted: str)
 def write_rows(path: str, shape: tuple, blocks, title: str) -> None:
     """Write blocks of rows, pairs (which rows, their values), to a .npy file of this shape in
     float32, which has its name only when it is complete. Each row comes once, in one process."""
-    with (contextlib.ExitStack() as stack,
+    with (mapped(path, shape, np.float32) if processes.first() else contextlib.nullcontext() as array,
           tqdm(total=shape[0], desc=title, disable=None, leave=False) as bar):
-        array = stack.enter_context(mapped(path, shape, np.float32)) if processes.first() else None
         out = np.lib.format.open_memmap(processes.from_first(lambda: array.filename), "r+")
         with processes.all_or_none() as look:
             for which, rows in blocks:
@@ -424,16 +423,19 @@ def spread(work, opt, kinds: dict) -> None:
         work(opt, kinds)
 
 
+COMMANDS = {"images": (of_images, extract_images), "captions": (of_captions, extract_captions),
+            "regions": (of_regions, extract_regions)}
+
+
 def main(argv=None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
-    commands = {"images": extract_images, "captions": extract_captions, "regions": extract_regions}
-    if argv[:1] not in [[name] for name in commands]:
+    if argv[:1] not in [[name] for name in COMMANDS]:
         p = Arguments("Write features of photos, of captions or of box proposals; `features.extract"
                       " images --help`, `captions --help` and `regions --help` say more.")
-        p.add_argument("what", choices=commands, help="what to write features of")
+        p.add_argument("what", choices=COMMANDS, help="what to write features of")
         p.parse_args(argv[:1])
     p, table = arguments(argv[0])
-    cli.run("features.extract", spread, commands[argv[0]], p.parse_args(argv[1:]), table,
+    cli.run("features.extract", spread, COMMANDS[argv[0]][1], p.parse_args(argv[1:]), table,
             several=True)
 
 

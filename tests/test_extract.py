@@ -375,7 +375,7 @@ def test_a_fitted_model_serves_another_data_set(folder, capsys):
     write_vectors(str(folder / "short.txt"), ["a", "red"], np.eye(2, dtype=np.float32))
     words = ["--data_name", "y", "--word_vectors", folder / "short.txt", "--fitted", folder / "x" / "hglmm_model.npz"]
     refused(capsys, lambda words: captions(folder, *words), words,
-            "short.txt have 2 values and .*model.npz was fitted on 12")
+            "short.txt have 2 values and the model of --fitted is of 12; give the word vectors that")
     for more in (["--ica"], ["--pca", 3], ["--n_clusters", 2]):
         refused(capsys, lambda words: captions(folder, *words), [*words, *more],
                 f"{more[0]} is for fitting --kind hglmm, not for --fitted .*hglmm_model.npz; leave it out")
@@ -416,7 +416,7 @@ def test_refusals_of_captions(folder, capsys):
             (["--word_vectors", folder / "strange.txt"], "strange.txt has a vector for none of the .* words"),
             ([*vectors, "--name", "ims"], "--name ims cannot name features of captions"),
             ([*vectors, "--name", "a/b"], "--name a/b cannot name"),
-            ([*vectors, "--n_clusters", 0], "--n_clusters 0 is too small; give 1 or more"),
+            ([*vectors, "--kind", "hglmm", "--n_clusters", 0], "--n_clusters 0 is too small; give 1 or more"),
             ([*vectors, "--kind", "hglmm", "--n_clusters", 9999],
              "9999 clusters and 10 iterations on .* different word"),
             ([*vectors, "--kind", "hglmm", "--n_clusters", 2, "--pca", 999],
