@@ -180,6 +180,10 @@ class Place(NamedTuple):
     def folder(self) -> str:
         return os.path.join(self.runs, self.scale)
 
+    @property
+    def manifest(self) -> str:
+        return os.path.join(self.folder, "vg", "manifest.json")
+
 
 @dataclass
 class Step:
@@ -276,13 +280,17 @@ def missing(data: str, name: str) -> str:
     return f"{path} is not there; put there {SOURCES.get(name, 'the data set')}, or try --demo"
 
 
+def spelled(command: str, **paths: str) -> list[str]:
+    """The words of a command; a word in braces stands for a path, which may hold blanks."""
+    return [word.format(**paths) for word in command.split()]
+
+
 def tool(place: Place, command: str, target: str, lacks: str = "") -> Step:
-    """A step that calls a module on the data, whose path {data} stands for in the command. target:
-    the file that it writes below it."""
+    """A step that calls a module on the data, which the command names {data}. target: the file that
+    it writes below them."""
     name, dashes, options = command.partition("--")
-    words = f"-m {name} --data_path {{data}} {dashes}{options}".split()
-    return Step([word.format(data=place.data) for word in words], os.path.join(place.data, target),
-                lacks=lacks)
+    return Step(spelled(f"-m {name} --data_path {{data}} {dashes}{options}", data=place.data),
+                os.path.join(place.data, target), lacks=lacks)
 
 
 def preparations(run: Run, place: Place) -> list[Step]:
@@ -296,15 +304,12 @@ def preparations(run: Run, place: Place) -> list[Step]:
         if run.text:
             steps += vectors(run.text, folder, place)
     if run.judge:
-        vg, manifest = "vg" if place.scale == "full" else "demo_vg", manifest_in(place)
-        steps.append(Step(["-m", "vg_experiments.prepare", "--vg", os.path.join(place.data, vg),
-                           "--output", manifest], manifest,
+        vg = "vg" if place.scale == "full" else "demo_vg"
+        words = spelled("-m vg_experiments.prepare --vg {vg} --output {manifest}",
+                        vg=os.path.join(place.data, vg), manifest=place.manifest)
+        steps.append(Step(words, place.manifest,
                           lacks=missing(place.data, vg) if vg == "vg" else ""))
     return steps
-
-
-def manifest_in(place: Place) -> str:
-    return os.path.join(place.folder, "vg", "manifest.json")
 
 
 def data_set(folder: str, place: Place) -> list[Step]:
@@ -365,43 +370,44 @@ def vectors(kind: str, folder: str, place: Place) -> list[Step]:
 def run_steps(run: Run, seed: int, place: Place) -> list[Step]:
     """All steps of a run in order. The target of the last one is the file of its results."""
     steps, options = preparations(run, place), training_options(run, place.scale, place.also)
-    told = {"data": place.data, "folder": DATA[run.data][place.scale][0],
-            "start": place.folder}
+    data, other = (DATA[key][place.scale][0] if key else "" for key in (run.data, run.test))
     # the run that it starts from is trained, not evaluated
     before = run_steps(run.start, seed, place)[:-1] if run.start else []
     if before:
         options = f"{options} --init_from {{start}}/{os.path.basename(before[-1].folder)}"
+    kind = ["cosine", *re.findall(r"--sim (\S+)", options)][-1]
     if run.tool == "cca.py":
-        options = f"--data_name {told['folder']} --text {run.text} {run.train}".strip()
-    sim = re.findall(r"--sim (\S+)", options)
-    kind = "cca" if run.tool == "cca.py" else sim[-1] if sim else "cosine"
-    name = f"{told['folder']}_{kind}_{sha256(' '.join(sorted(listed(options))))[:8]}_seed{seed}"
+        kind, options = "cca", f"--data_name {data} --text {run.text} {run.train}".strip()
+    name = f"{data}_{kind}_{sha256(' '.join(sorted(listed(options))))[:8]}_seed{seed}"
     folder = os.path.join(place.folder, name)
     log = f"{folder}.txt"                               # beside the folder, which is train.py's own
-    words = [run.tool, "--data_path", place.data,
-             *(word.format(**told) for word in options.split())]
+    paths = {"data": place.data, "folder": data, "start": place.folder, "run": folder,
+             "out": os.path.join(folder, "vg"), "manifest": place.manifest,
+             "cache": os.path.join(place.folder, "vg", "cache")}
+    command = f"{run.tool} --data_path {{data}} {options}"
     if run.tool == "cca.py":
-        other = ["--test_name", DATA[run.test][place.scale][0]] if run.test else []
-        output = os.path.join(folder, "_".join(["cca", *other[1:]]) + ".npz")
-        steps.append(Step([*words, *other, "--output", output], output, log))
-        subject = ["--embeddings", output]
+        paths["made"] = made = os.path.join(folder, f"cca_{other}.npz" if other else "cca.npz")
+        command += f" --test_name {other}" * bool(other) + " --output {made}"
+        steps.append(Step(spelled(command, **paths), made, log))
+        subject = "--embeddings {made}"
     else:
-        training = Step([*words, "--seed", str(seed), "--logger_name", folder], "", log, folder)
+        made, subject = os.path.join(folder, "model_best.pt"), "--checkpoint {run}"
+        training = Step(spelled(f"{command} --seed {seed} --logger_name {{run}}", **paths), "", log,
+                        folder)
         steps += [training] if training.done else [*before, training]    # done: `start` may be gone
-        output, subject = os.path.join(folder, "model_best.pt"), ["--checkpoint", folder]
     if run.judge:
-        out = os.path.join(folder, "vg")
-        words = ["-m", f"vg_experiments.{run.judge}", *subject, "--manifest", manifest_in(place),
-                 "--cache", os.path.join(place.folder, "vg", "cache"), "--output", out]
-        return [*steps, Step(words, os.path.join(out, f"{run.judge}.json"), log, after=output)]
+        words = spelled(f"-m vg_experiments.{run.judge} {subject} --manifest {{manifest}} --cache "
+                        "{cache} --output {out}", **paths)
+        return [*steps, Step(words, os.path.join(paths["out"], f"{run.judge}.json"), log,
+                             after=made)]
     options = evaluation_options(run, place.scale)
     results = os.path.join(folder, f"results_{sha256(options)[:8]}.json")
-    words = ["evaluate.py", *subject, "--data_path", place.data,
-             *(word.format(**told) for word in options.split()), "--output", results]
+    words = spelled(f"evaluate.py {subject} --data_path {{data}} {options} --output {{results}}",
+                    results=results, **paths)
     files = {"--cxc": "cxc", "--pmrp": "coco/annotations/instances_val2014.json"}
     needs = [missing(place.data, file) for word, file in files.items()
              if word in run.evaluate and place.scale != "demo"]
-    return [*steps, Step(words, results, log, lacks=next(filter(None, needs), ""), after=output)]
+    return [*steps, Step(words, results, log, lacks=next(filter(None, needs), ""), after=made)]
 
 
 # ---- running them
