@@ -1,4 +1,4 @@
-"""The results that README.md and docs/ show, and how a number is found in what evaluate.py wrote."""
+"""The results that README.md and docs/ show, and where a number of them stands."""
 
 
 def value(part, path: str) -> float | None:
