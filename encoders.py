@@ -325,16 +325,19 @@ class Anchored(nn.Module):
     D numbers are those of `learned`, and A those of `given`: of a caption its features, of an image
     what a layer of its own expects them to be (`losses.Anchor`). Each part is scaled so that the
     cosine of an image and a caption is (1 - share) times that of the one and share times that of
-    the other.
+    the other. corruption: of what `learned` alone reads, in training.
     """
 
-    def __init__(self, learned: nn.Module, given: nn.Module, share: float):
+    def __init__(self, learned: nn.Module, given: nn.Module, share: float,
+                 corruption: nn.Module | None = None):
         super().__init__()
         self.dim, self.learned, self.given = learned.dim + given.dim, learned, given
-        self.share = share
+        self.share, self.corruption = share, corruption
 
     def forward(self, features: Tensor, lengths=None) -> Latent:
-        learned, given = (unit(net(features, lengths).value) for net in (self.learned, self.given))
+        read = features if self.corruption is None else self.corruption(features)
+        learned = unit(self.learned(read, lengths).value)                           # (B, D)
+        given = unit(self.given(features, lengths).value)                           # (B, A)
         return Latent(torch.cat([(1 - self.share) ** 0.5 * learned, self.share ** 0.5 * given], 1))
 
 

@@ -415,19 +415,22 @@ def build_tower(opt, encoder: Encoder, head: str, normalise: bool,
     """data: what the encoder's trunk is built with beside the options."""
     trunk = encoder.trunk(opt, *data)
     mean = encoder.embed(opt, trunk.dim)
-    if opt.text_anchor:
-        given = (Unchanged(opt.txt_dim) if encoder.reads == "features" else
-                 LinearEmbedding(trunk.dim, opt.txt_dim))
-        mean = Anchored(mean, given, opt.text_anchor)
+    corruption = None
+    if opt.dropout or opt.feature_noise:
+        corruption = Corruption(opt.dropout, opt.feature_noise)
+    if opt.text_anchor and encoder.reads == "features":         # which nothing is to blur
+        mean = Anchored(mean, Unchanged(opt.txt_dim), opt.text_anchor, corruption)
+        corruption = None
+    elif opt.text_anchor:
+        mean = Anchored(mean, LinearEmbedding(trunk.dim, opt.txt_dim), opt.text_anchor)
     log_var = None if head == "point" else build_log_var(opt, encoder, trunk.dim, head, mean.dim)
-    noisy = opt.dropout or opt.feature_noise
     return Tower(trunk, mean, log_var,
                  Head(head, normalise, opt.use_abs, opt.logvar_norm, opt.logvar_init,
                       (math.log(opt.var_min), math.log(opt.var_max)), sample=opt.vae > 0,
                       on_mean=bool(opt.var_layers) or opt.loss == "probvlm",
                       freeze=opt.freeze_means),
                  jwae.latent_norm(opt.latent_norm, opt.embed_size),
-                 Corruption(opt.dropout, opt.feature_noise) if noisy else None)
+                 corruption)
 
 
 def build_vocabulary(opt, words: list[str]) -> Vocabulary:

@@ -107,6 +107,19 @@ def test_an_anchor_shares_out_the_cosine_and_regresses_on_captions(words):
     assert learns == {"image_tower.mean.given.fc.weight", "image_tower.mean.given.fc.bias"}
 
 
+def test_noise_and_dropout_leave_the_anchor_of_captions_as_it_is():
+    model, batch = anchored("--dropout", "0.5", "--feature_noise", "0.5")
+
+    def embedded(mode: bool):
+        net = model.train(mode)
+        return net.embed_captions(batch.tokens, batch.lengths).mean, net.embed_images(batch.images).mean
+    (drawn, blurred), (plain, clear) = map(embedded, (True, False))
+    torch.testing.assert_close(F.normalize(drawn[:, 12:], dim=1), F.normalize(batch.tokens, dim=1))
+    torch.testing.assert_close(plain[:, 12:], 0.3 ** 0.5 * F.normalize(batch.tokens, dim=1))
+    assert not torch.allclose(drawn[:, :12], plain[:, :12])
+    assert not torch.allclose(blurred[:, 12:], clear[:, 12:])
+
+
 def test_a_gaussian_has_two_copies_of_the_embedding_that_share_only_the_trunk():
     model = build_model(options("--sim", "kl"), VOCAB)
     for tower in (model.image_tower, model.text_tower):
