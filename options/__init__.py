@@ -26,9 +26,8 @@ def needs(rule: Callable, where: str) -> tuple[Use]:
 
 def only(name: str, *values: str) -> tuple[Use]:
     """Of an option that counts where another has one of these values; none: where it is given."""
-    words = " and ".join(filter(None, [", ".join(values[:-1]), *values[-1:]]))
     return needs(lambda opt: getattr(opt, name) in values if values else getattr(opt, name),
-                 f"--{name} {words}".strip())
+                 f"--{name} {' and '.join(values)}".strip())
 
 
 class Option(NamedTuple):
