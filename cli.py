@@ -72,11 +72,6 @@ class Arguments(argparse.ArgumentParser):
                            "it in UTF-8")
         return super().parse_known_args(words, namespace)
 
-    def format_help(self) -> str:
-        if len(self._actions) > 30:        # their names, twice, would fill a screen before the help
-            self.usage = "%(prog)s [options]"
-        return super().format_help()
-
     def exit(self, status=0, message=None):
         written()
         super().exit(status, message)
@@ -338,9 +333,9 @@ def run(prog: str, work, *args, several: bool = False) -> int:
     try:
         status = _attempt(prog, work, args, several)
     except BaseException as error:
-        if leaves:
-            leave(_told(error))
-        raise
+        if not leaves:
+            raise
+        status = _told(error)
     if leaves:
         leave(status)
     return status
