@@ -40,12 +40,12 @@ class Embedding(NamedTuple):
     def cat(batches: list["Embedding"]) -> "Embedding":
         """Batches, one after the other. Parts are zero-padded to the largest number of parts."""
         def one(values):
-            most = max(x.shape[1]
-                       for x in values) if values[0] is not None and values[0].ndim == 3 else None
-            padded = (
-                values if most is None else [F.pad(x, (0, 0, 0, most - x.shape[1])) for x in values]
-            )
-            return None if values[0] is None else torch.cat(padded)
+            if values[0] is None:
+                return None
+            if values[0].ndim == 3:
+                most = max(x.shape[1] for x in values)
+                values = [F.pad(x, (0, 0, 0, most - x.shape[1])) for x in values]
+            return torch.cat(values)
         return batches[0] if len(batches) == 1 else Embedding(*map(one, zip(*batches)))
 
 
@@ -105,6 +105,10 @@ class Similarity(nn.Module):
 
     def check(self, images: Embedding, captions: Embedding) -> None:
         """Raises ValueError where the two sides lack what the similarity compares."""
+        if self.parts and (images.parts is None or captions.parts is None):
+            raise ValueError(f"{type(self).__name__} compares the parts of items, such as regions "
+                             "with words, and a side given has means only; embed both by a model "
+                             "of --sim scan or mil, or compare means: cosine")
         gaussian = (images.log_var is not None) + (captions.log_var is not None)
         if self.gaussian_sides not in (0, gaussian) and not (self.point_side and gaussian == 1):
             raise ValueError(f"{type(self).__name__} needs variances on {self.gaussian_sides} of "
@@ -347,20 +351,11 @@ class KL(Separable):
 class KLReverse(KL):
     """-KL(caption || image) in nats, <= 0: the other direction, `ucmr` Table 6."""
 
-    def lift_image(self, e, origin):
-        return super().lift_caption(e, origin)
-
-    def lift_caption(self, e, origin):
-        return super().lift_image(e, origin)
+    lift_image, lift_caption = KL.lift_caption, KL.lift_image
+    image_gap, caption_gap = KL.caption_gap, KL.image_gap
 
     def gap(self, image_level, caption_level, dim):
         return super().gap(caption_level, image_level, dim)
-
-    def image_gap(self, level, dim):
-        return super().caption_gap(level, dim)
-
-    def caption_gap(self, level, dim):
-        return super().image_gap(level, dim)
 
 
 class MinKL(Lifted):
@@ -385,10 +380,20 @@ class MinKL(Lifted):
                              self.kl_reverse.piece(image_q, caption_p, dim))
 
 
-class Wasserstein(Separable):
+class SquaredDistance(Separable):
+    """A similarity that is a squared distance, negated, of whatever `lift_caption` makes of either
+    side."""
+    gaussian_sides = 2
+
+    def lift_image(self, e, origin):
+        blocks, norm, level = self.lift_caption(e, origin)
+        return [2 * block for block in blocks], norm, level
+
+
+class Wasserstein(SquaredDistance):
     """-sqrt(|mu_i - mu_c|^2 + |sigma_i - sigma_c|^2), sigma the standard deviations, <= 0:
     2-Wasserstein distance of diagonal Gaussians, `pmrl` eq. 17 = `ucmr` eq. 7."""
-    gaussian_sides, centred = 2, ("mean", "log_var")
+    centred = ("mean", "log_var")
     power = 0.5                       # of the variance
     finish = staticmethod(negative_root)
 
@@ -401,10 +406,6 @@ class Wasserstein(Separable):
             spread = spread - level
         mean, spread = shift(e, origin), spread.expand_as(e.mean)
         return [mean, spread], -torch.addcmul(mean.square(), spread, spread).sum(1), level
-
-    def lift_image(self, e, origin):
-        blocks, norm, level = self.lift_caption(e, origin)
-        return [2 * block for block in blocks], norm, level
 
     def gap(self, image_level, caption_level, dim):
         return (image_level - caption_level).square() * -dim                        # (n, m)
@@ -422,18 +423,14 @@ class WassersteinVar(Wasserstein):
     power = 1.0
 
 
-class CSD(Separable):
+class CSD(SquaredDistance):
     """-(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0: closed-form sampled distance, PCME++ eq.
     1."""
-    gaussian_sides, centred = 2, ("mean",)
+    centred = ("mean",)
 
     def lift_caption(self, e, origin):
         mean = shift(e, origin)
         return [mean], -mean.square().sum(1) - e.log_var.exp().expand_as(e.mean).sum(1), None
-
-    def lift_image(self, e, origin):
-        blocks, norm, _ = self.lift_caption(e, origin)
-        return [2 * block for block in blocks], norm, None
 
 
 class Pairwise(Similarity):
@@ -560,5 +557,5 @@ class PairNetwork(Similarity):
         self.check(images, captions)
         x, y = unit(images.mean), self.read(captions)                               # (N, D), (M, C)
         step = len(rows) if self.training else block_side(x, self.widest) ** 2
-        return torch.cat([self.score(x[i], y[j]) for i,
-                          j in zip(rows.split(step), columns.split(step))])                   # (K,)
+        return torch.cat([self.score(x[i], y[j])
+                          for i, j in zip(rows.split(step), columns.split(step))])            # (K,)

@@ -81,9 +81,7 @@ class LabelledMatch(Match):
     over phrases, in nats: `losses.Match`, without pseudo-positives."""
 
     def forward(self, scores: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        logits = scores if self.scale is None else self.scale * scores + self.shift
-        target = (labels > 0).to(logits.dtype) * (1 - 2 * self.smoothing) + self.smoothing
-        each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")         # (R, M)
+        each = self.cross_entropy(self.scaled(scores), labels > 0)                  # (R, M)
         return {"match": each[labels != 0].sum() / labels.shape[1]}
 
 
