@@ -376,7 +376,7 @@ def mendable(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, OSError):
         return (f"{reason(error)}; no file was left half written: make room or choose another "
-                "folder, and call it again")
+                "folder, and call it again, train.py with --resume")
     full = r"can't allocate|out of memory|failed to allocate"
     if (isinstance(error, MemoryError)
             or isinstance(error, RuntimeError) and re.search(full, str(error))):

@@ -51,7 +51,7 @@ COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "meth
                 "train_shards"}
 NOT_KEPT = COMMAND_LINE - {"logger_name"}     # options that no checkpoint holds
 CHECKPOINTS = ("checkpoint.pt", "model_best.pt")
-PICTURES = ("uncertainty", "uncertain_images", "uncertain_captions", "confidence", "retrieval")
+PICTURES = ("uncertain", "confidence", "retrieval")         # how their names begin
 
 
 def description_in(folder: str) -> dict:
@@ -105,20 +105,6 @@ def clear_old(folder: str) -> None:
             os.remove(path)
 
 
-def describe(options: dict, asked: dict, data: "Data") -> dict:
-    """What config.yaml holds: the command, where the code stood, the data, the options as asked for
-    and as resolved."""
-    home = os.path.dirname(os.path.abspath(__file__))
-    commit = subprocess.run(["git", "rev-parse", "--verify", "-q", "HEAD"], cwd=home, text=True,
-                            capture_output=True, check=False)
-    return {"command": shlex.join(["python", "train.py", *sys.argv[1:]]),
-            "git_commit": commit.stdout.strip() or "unknown",
-            "versions": {"python": sys.version.split()[0], "torch": str(torch.__version__),
-                         "numpy": np.__version__},
-            "data": {"train": data.train.fingerprint(), "dev": data.dev.fingerprint()},
-            "asked": asked, "options": options}
-
-
 class Folder:
     """The folder of a run: its description, logs and checkpoints. Of several processes the first
     writes. resume: the checkpoint or run to go on from; held: what keeps the folder's lock.
@@ -141,22 +127,16 @@ class Folder:
 
     def begin(self, run) -> None:
         """Describe a run (train.Training) in the folder, and open its log."""
-        description = describe(vars(run.opt), run.opt.asked, run.data)
         if processes.first() and self.goes_on:
-            first = description_in(self.path)
-            if first:                       # else it was lost, and the checkpoint knows the options
-                again = [*(first.get("resumed_with") or []), description["command"]]
-                description |= {"resumed_with": again, **{
-                    name: first[name] for name in ("command", "asked") if name in first}}
-            self.describe(description, run.data.vocab)
+            self.describe(run)
         elif processes.first():
-            self.replace(run, description)
+            self.replace(run)
         processes.wait()                    # the others until it has; where it fails they end, too
         epochs = run.opt.num_epochs
         self.log = Log(self.path, run.state, epochs) if processes.first() else NoLog(epochs)
         self.load = Load(torch.get_num_threads() if run.device.type == "cpu" else 1)
 
-    def replace(self, run, description: dict) -> None:
+    def replace(self, run) -> None:
         """Begin a new run: lock the folder, and write the first checkpoint, so that the run can
         always go on, the description, and the best model so far of the run gone on from. What a run
         before has left goes when that checkpoint is on the disk."""
@@ -177,16 +157,32 @@ class Folder:
                                  "replaced: make room, or name a folder elsewhere with "
                                  "--logger_name") from error
             clear_old(self.path)
-            self.describe(description, run.data.vocab)
+            self.describe(run)
             if best:
                 copy = os.path.join(self.path, "model_best.pt")
                 with open(best, "rb") as old, atomic(copy, "wb") as new:
                     shutil.copyfileobj(old, new)
 
-    def describe(self, description: dict, vocab: Vocabulary) -> None:
+    def describe(self, run) -> None:
+        """Write config.yaml, which holds the command, where the code stood, the data, the options
+        as asked for and as resolved, and vocab.json."""
+        home = os.path.dirname(os.path.abspath(__file__))
+        commit = subprocess.run(["git", "rev-parse", "--verify", "-q", "HEAD"], cwd=home, text=True,
+                                capture_output=True, check=False)
+        command = shlex.join(["python", "train.py", *sys.argv[1:]])
+        description = {
+            "command": command, "git_commit": commit.stdout.strip() or "unknown",
+            "versions": {"python": sys.version.split()[0], "torch": str(torch.__version__),
+                         "numpy": np.__version__},
+            "data": {"train": run.data.train.fingerprint(), "dev": run.data.dev.fingerprint()},
+            "asked": run.opt.asked, "options": vars(run.opt)}
+        first = description_in(self.path) if self.goes_on else {}
+        if first:                           # else it was lost, and the checkpoint knows the options
+            description |= {"resumed_with": [*(first.get("resumed_with") or []), command], **{
+                name: first[name] for name in ("command", "asked") if name in first}}
         with atomic(os.path.join(self.path, "config.yaml")) as f:
             yaml.safe_dump(description, f, sort_keys=False)
-        vocab.save(os.path.join(self.path, "vocab.json"))
+        run.data.vocab.save(os.path.join(self.path, "vocab.json"))
         for name in CHECKPOINTS:            # that a process wrote when it was killed
             clear(os.path.join(self.path, name))
 
@@ -303,7 +299,7 @@ class Data:
     pairs: np.ndarray                 # (m,) training captions whose images are known
     unpaired: Unpaired | None
     fingerprints: dict                # what a run that goes on must find again
-    batch_size: int
+    batch_size: int                   # how many of `order` a batch holds
     seed: int
     workers: int = 0
     crop_size: int | None = None
@@ -315,14 +311,7 @@ class Data:
     @functools.cached_property
     def steps(self) -> int:
         """Per epoch."""
-        return -(-len(self.order(0)) // self.size)
-
-    @functools.cached_property
-    def size(self) -> int:
-        """How many of `order` a batch holds."""
-        if not self.labels:
-            return self.batch_size
-        return max(1, round(self.batch_size * len(self.order(0)) / len(self.pairs)))
+        return -(-len(self.order(0)) // self.batch_size)
 
     def order(self, epoch: int) -> np.ndarray:
         """The captions of an epoch: `pairs` shuffled, in tar shards among the samples of a window.
@@ -355,7 +344,8 @@ class Data:
         how = {"workers": self.workers, "seed": (self.seed, epoch), "skip": state["step"]}
         tokens, order = self.tokens["train"], self.order(epoch)
         if self.labels:
-            yield from phrase_batches(self.train, tokens, order, self.size, self.labels, **how)
+            yield from phrase_batches(self.train, tokens, order, self.batch_size, self.labels,
+                                      **how)
             return
         batches = pair_batches(self.fed or self.train, tokens, order, self.batch_size,
                                crop_size=self.crop_size, process=process, **how)
@@ -388,13 +378,15 @@ def build_data(opt, start: dict | None) -> Data:
                      else build_word_list(opt, train))
     vocab = build_vocabulary(opt, words)
     tokens = {"train": train.encode(vocab), "dev": dev.encode(vocab)}
-    labels = None
+    labels, size = None, opt.batch_size
     if opt.localise:
         labels = Labels(opt.positive_iou, opt.negative_iou, opt.region_negatives, opt.all_positives)
         pairs = learnable(train, opt.positive_iou)
         check(len(pairs), f"no proposal of {opt.regions} overlaps a phrase of {opt.data_name} by "
                           f"--positive_iou {opt.positive_iou}; give a smaller one, or better "
                           "proposals")
+        photos = len(np.unique(train.phrase_photo[pairs]))
+        size = max(1, round(size * photos / len(pairs)))
     else:
         pairs = choose_pairs(train, opt.supervised_fraction, opt.seed, others=opt.held_out)
     unpaired = build_unpaired(opt, train, tokens["train"], pairs, vocab)
@@ -405,9 +397,8 @@ def build_data(opt, start: dict | None) -> Data:
           f"the training data in {os.path.join(opt.data_path, opt.data_name)}, or the unpaired ones, "
           f"are not those of the run in {opt.logger_name}; give its --data_path, or start a new run "
           "with --init_from")
-    return Data(train, dev, vocab, source, tokens, pairs, unpaired, fingerprints, opt.batch_size,
-                opt.seed, opt.workers, opt.crop_size, opt.shuffle_window, opt.loss == "two_branch",
-                labels)
+    return Data(train, dev, vocab, source, tokens, pairs, unpaired, fingerprints, size, opt.seed,
+                opt.workers, opt.crop_size, opt.shuffle_window, opt.loss == "two_branch", labels)
 
 
 def build_word_list(opt, train: Split) -> tuple[list[str], str]:

@@ -56,7 +56,7 @@ def train(opt) -> int:
     after a wished stop."""
     device = processes.local(set_device(opt))
     # held: the lock of the run folder, the hold of signals
-    with explained(opt), processes.joined(device), contextlib.ExitStack() as held:
+    with processes.joined(device), contextlib.ExitStack() as held:
         refuse_several(opt, processes.count())
         folder = Folder(opt.logger_name, opt.resume, opt.overwrite, opt.dry_run, held)
         start = folder.checkpoint
@@ -177,19 +177,6 @@ def set_device(opt) -> torch.device:
     return device
 
 
-@contextlib.contextmanager
-def explained(opt):
-    """Says of an OSError, such as a log line on a full disk, what is left of the run."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        raise InputError(f"{opt.logger_name}: {cli.reason(error)}; a checkpoint that it holds is "
-                         "whole: make room and --resume, or name another folder with "
-                         "--logger_name") from error
-
-
 # ---- what learns
 
 class Training:
@@ -226,10 +213,11 @@ class Training:
         """What is validated and kept as the best: averaged weights once there are any."""
         return self.average.module if self.average and self.average.n_averaged else self.model
 
-    @property
-    def averages(self) -> bool:
-        """Whether the epoch lies in the last third."""
-        return 3 * self.state["epoch"] >= 2 * self.opt.num_epochs
+    def update_average(self, kind: str) -> None:
+        """Let the average take the weights in, if it is of this kind, in the last third of the
+        epochs."""
+        if self.opt.average == kind and 3 * self.state["epoch"] >= 2 * self.opt.num_epochs:
+            self.average.update_parameters(self.model)
 
     def step(self, batch) -> tuple[dict[str, float], int]:
         """Set the learning rates, learn from a batch and count it. Returns the terms of the loss
@@ -244,8 +232,7 @@ class Training:
             self.model.objective.max_violation = opt.max_violation and warm
         terms = train_step(self.learner, batch,
                            f"epoch {state['epoch'] + 1} step {state['step'] + 1}")
-        if opt.average == "ema" and self.averages:
-            self.average.update_parameters(self.model)
+        self.update_average("ema")
         pairs = len(batch.lengths)
         state["step"] += 1
         state["iteration"] += 1
@@ -254,8 +241,7 @@ class Training:
         return terms, pairs
 
     def end_epoch(self) -> None:
-        if self.opt.average == "swa" and self.averages:
-            self.average.update_parameters(self.model)
+        self.update_average("swa")
         self.state.update(epoch=self.state["epoch"] + 1, step=0, loss_sum=0.0, loss_count=0)
 
     def stopping(self) -> int | None:
@@ -351,7 +337,7 @@ def described(opt, data: Data, run: Training, start: dict | None) -> str:
     """What is trained on what, in lines for the log. start: the checkpoint that is begun from."""
     if opt.localise:
         learned = (f"{len(data.pairs):,} training phrases of {len(data.order(0)):,} photos, "
-                   f"{data.size} a batch")
+                   f"{data.batch_size} a batch")
         judged, chance = f"{len(data.dev.ids):,} dev photos", rsum_by_chance(data.dev)
     else:
         learned = f"{len(data.pairs):,} training pairs of {len(data.train.images):,} images"

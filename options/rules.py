@@ -52,30 +52,20 @@ def heads(opt) -> tuple[str, str]:
     return image or usual, text or usual
 
 
-# ---- what follows from what, in the order in which one needs another
+# ---- what follows from what, in the order in which one needs another, where the similarity implies
+# nothing else
 
 IMPLIED = {
     "localise": has_phrases_of,
     "embed_size": lambda o: 2048 if o.img_enc == "vsrn" else 1024,
-    "txt_enc": lambda o: similarity(o).implies.get(
-        "txt_enc", "features" if o.text_features else "gru"
-    ),
-    "n_embeds": lambda o: similarity(o).implies.get("n_embeds", 1),
-    "loss": lambda o: similarity(o).implies.get("loss", "hinge"),
-    "var_min": lambda o: (
-        1e-6 if o.loss in GIVEN_MEANS else similarity(o).implies.get("var_min", 0.1)
-    ),
-    "logvar_init": lambda o: (
-        -7.0 if o.loss == "volume" else similarity(o).implies.get("logvar_init", 0.0)
-    ),
-    "var_layers": lambda o: (
-        "256"
-        if o.img_layers == "0"
-        and o.image_head != "point"
-        or o.txt_layers == "0"
-        and o.text_head != "point"
-        else None
-    ),  # of means that are given
+    "txt_enc": lambda o: "features" if o.text_features else "gru",
+    "n_embeds": lambda o: 1,
+    "loss": lambda o: "hinge",
+    "var_min": lambda o: 1e-6 if o.loss in GIVEN_MEANS else 0.1,
+    "logvar_init": lambda o: -7.0 if o.loss == "volume" else 0.0,
+    # of means that are given
+    "var_layers": lambda o: "256" if (o.img_layers == "0" and o.image_head != "point" or
+                                      o.txt_layers == "0" and o.text_head != "point") else None,
     "label_smoothing": lambda o: 1e-4 if o.pseudo_positives else 0.0,
     "latent_norm": lambda o: "none" if not prior(o) else "batch" if o.loss == "mse" else "sphere",
     "max_violation": lambda o: similarity(o).gaussian_sides > 0 and o.loss == "hinge",
@@ -86,13 +76,14 @@ IMPLIED = {
 def resolve(opt) -> None:
     """Fill in what the options imply. Raise InputError where they cannot work, before any data is
     read."""
-    if opt.img_enc == "auto":
-        opt.img_enc = similarity(opt).implies.get("img_enc", "auto")
     opt.image_head, opt.text_head = heads(opt)
     opt.head = opt.image_head if opt.image_head == opt.text_head else None
-    for name, value in IMPLIED.items():
+    for name, value in similarity(opt).implies.items():
+        if name != "head" and getattr(opt, name) in (None, "auto"):
+            setattr(opt, name, value)
+    for name, implied in IMPLIED.items():
         if getattr(opt, name) is None:
-            setattr(opt, name, value(opt))
+            setattr(opt, name, implied(opt))
     if opt.no_imgnorm and opt.sim == "cosine":      # VSE0: its cosine is an inner product
         opt.sim = "dot"
     refuse(conflicts(opt), opt)

@@ -180,8 +180,8 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         flag("freeze_means", "learn variances alone; the means stay those of --init_from",
              needs(lambda o: o.init_from or o.resume is not None, "--init_from RUN") + GAUSSIAN),
         Option("logvar_norm", SWITCH, False, "give log-variances norm 1", GAUSSIAN),
-        Option("logvar_init", number, None, "where log-variances start (default: 0, mls: -2.5; csd "
-               "with --loss match: -6)", GAUSSIAN),
+        Option("logvar_init", number, None, "where log-variances start (default: 0; mls: -2.5, vmf: "
+               "-4.6, --loss volume: -7)", GAUSSIAN),
         Option("var_min", above_zero, None, "smallest variance (default: 0.1; mls: 1e-4, "
                "match_prob: 1e-6)"),
         Option("var_max", above_zero, 10.0, "largest variance", GAUSSIAN),

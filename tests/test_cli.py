@@ -178,7 +178,7 @@ def test_a_folder_that_holds_a_run_is_kept(runs, demo_path, capsys):
 def test_a_run_folder_that_cannot_be_made_is_a_sentence(tmp_path, demo_path, capsys):
     for path in unwritable(tmp_path)[1:]:
         refused(capsys, train.main, [*SMALL, "--data_path", demo_path, "--logger_name", path],
-                "a checkpoint that it holds is whole: make room and --resume, or name another folder")
+                "no file was left half written: make room or choose another folder")
 
 
 def test_overwrite_replaces_a_run(tmp_path, demo_path):
