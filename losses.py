@@ -278,7 +278,7 @@ def vib(e: Embedding) -> Tensor:
 
 # (options, similarity) -> the objective for its scores, or None: what is trained is no function of
 # the scores, and is among the terms of model.build_pair_terms.
-OBJECTIVES: dict[str, Callable] = {
+OBJECTIVES = {
     "hinge": lambda opt, _: Hinge(opt.margin, opt.max_violation),
     "infonce": lambda opt, sim: InfoNCE(1.0 if sim.log_likelihood else 0.07, opt.label_smoothing),
     "match": lambda opt, sim: Match(sim.logits, opt.pseudo_positives, opt.label_smoothing),

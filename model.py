@@ -47,24 +47,23 @@ from methods.heads import (
     Volume,
     VonMisesFisher,
 )
-from methods.labelled import LabelledTwoBranch, build_labelled_objective
-from methods.likelihoods import MLS
+from methods.labelled import LABELLED_OBJECTIVES, LabelledTwoBranch
 from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from methods.scan import CrossAttention, RegionEmbedding, WordStates
 from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
 from methods.vsrn import Captioner, RegionGraph, RegionGRU
-from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var, unit
+from similarities import LOG_VAR_BOUNDS, MLS, SIMILARITIES, Embedding, Similarity, unit
 from text import Trigrams, Vocabulary
 
 # Every similarity by name: those of one vector or Gaussian per item, those of parts and of samples,
 # and a learned one.
-OF_VECTORS: dict[str, type[Similarity]] = {**SIMILARITIES, "mls": MLS, "vmf": VonMisesFisher}
-ALL_SIMILARITIES: dict[str, type[Similarity]] = {
+OF_VECTORS = {**SIMILARITIES, "mls": MLS, "vmf": VonMisesFisher}
+ALL_SIMILARITIES = {
     **OF_VECTORS, "mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention,
     "product": ProductNetwork, "cite": ConditionalNetwork,
 }
 # Heads by name: what becomes of the second copy's output, bounded log-variances (B, D).
-SHAPES: dict[str, Callable[[Tensor], Tensor] | None] = {
+SHAPES = {
     "point": None,
     "ellipsoidal": lambda log_var: log_var,                                                 # (B, D)
     "spherical_avg": lambda log_var: (                                                  # `ucmr` 4.2
@@ -110,7 +109,7 @@ class Tower(nn.Module):
 
     trunk: (inputs, lengths) -> features. mean, log_var: the copies of f_emb, (features, lengths) ->
     Latent; a point has one. latent_norm: (R, D) -> (R, D), gives latents that are to follow N(0, I)
-    its scale (methods.jwae.latent_norm). corruption: of what f_emb reads, in training
+    its scale (methods.jwae.LATENT_NORMS). corruption: of what f_emb reads, in training
     (encoders.Corruption).
     """
 
@@ -185,7 +184,7 @@ class Tower(nn.Module):
         head = self.head
         log_var = unit(log_var) if head.logvar_norm else log_var
         log_var = self.one(log_var) if self.one is not None else log_var          # (B, D) -> (B, 1)
-        return SHAPES[head.kind](bound_log_var(log_var + head.logvar_init, head.bounds))
+        return SHAPES[head.kind]((log_var + head.logvar_init).clamp(*head.bounds))
 
 
 # ---- both towers and what they learn from
@@ -220,11 +219,13 @@ class JointEmbedding(nn.Module):
     def encode(self, batch) -> dict[str, Encoded]:
         """"images" and "captions", where there is a batch and it has any; of a shared batch the own
         ones."""
-        encoded, share = {}, batch and batch.share
+        if batch is None:
+            return {}
+        encoded, share = {}, batch.share
         with sharing(share):
-            if batch is not None and batch.images is not None:
+            if batch.images is not None:
                 encoded["images"] = self.image_tower(batch.images)
-            if batch is not None and batch.tokens is not None:
+            if batch.tokens is not None:
                 own = share.rows if share else slice(None)
                 encoded["captions"] = self.text_tower(batch.tokens[own], batch.lengths[own])
         return encoded
@@ -414,7 +415,7 @@ def build_tower(opt, encoder: Encoder, head: str, normalise: bool,
                       (math.log(opt.var_min), math.log(opt.var_max)), sample=opt.vae > 0,
                       on_mean=bool(opt.var_layers) or opt.loss == "probvlm",
                       freeze=opt.freeze_means),
-                 jwae.latent_norm(opt.latent_norm, opt.embed_size),
+                 jwae.LATENT_NORMS[opt.latent_norm](opt.embed_size),
                  Corruption(opt.dropout, opt.feature_noise) if noisy else None)
 
 
@@ -465,6 +466,7 @@ def build_model(opt, vocab, pretrained: bool = True,
     text = build_tower(opt, encoder, opt.text_head, not opt.no_txtnorm, vocab, table)
     width = image.trunk.dim
     terms, critic = jwae.build_side_terms(opt, vocab, width, text.trunk.dim, encoder.decoder)
-    objective = (build_labelled_objective if opt.localise else build_objective)(opt, similarity)
+    objective = (LABELLED_OBJECTIVES[opt.loss](opt, similarity) if opt.localise else
+                 build_objective(opt, similarity))
     terms |= build_pair_terms(opt, vocab, width, similarity)
     return JointEmbedding(image, text, similarity, objective, terms, critic, opt.mask_same_image)

@@ -58,7 +58,6 @@ def build_optimizers(opt, model) -> dict[str, torch.optim.Optimizer]:
     if critic:
         rate = opt.critic_learning_rate
         groups = [{"params": critic, "initial_lr": rate}]
-        optimizers["critic_optimizer"] = torch.optim.Adam(
-            groups, lr=rate, betas=(0.5, 0.999), fused=True
-        )
+        optimizers["critic_optimizer"] = torch.optim.Adam(groups, lr=rate, betas=(0.5, 0.999),
+                                                          fused=True)
     return optimizers

@@ -224,9 +224,8 @@ class Training:
         and the number of pairs. The critic keeps its rate (`jwae` 5.1)."""
         opt, state = self.opt, self.state
         share = self.rate(state["epoch"], state["step"])
-        for name, optimizer in self.learner.optimizers.items():
-            for group in optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * (share if name == "optimizer" else 1)
+        for group in self.learner.optimizers["optimizer"].param_groups:
+            group["lr"] = group["initial_lr"] * share
         if opt.loss == "hinge":
             warm = state["epoch"] >= opt.vse_mean_warmup_epochs
             self.model.objective.max_violation = opt.max_violation and warm

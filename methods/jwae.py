@@ -17,6 +17,7 @@ The weights are those of `jwae` eq. 6. Reconstruction errors are summed over the
 is (eq. 1). D_JS compares two distributions and not items, so it is counted once.
 """
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -114,11 +115,10 @@ class CaptionNLL(nn.Module):
         return self.decoder(latent, batch.tokens, batch.lengths).float().sum()
 
 
-def of_latents(loss: Callable[..., Tensor], *critic: Critic) -> Callable[..., Tensor]:
-    """Turn a loss of latents (R, D), before which it may take a critic, into a loss of (encoded,
-    batch). An item with several parts gives one row per part."""
-    return lambda encoded, batch: loss(*critic, real_rows(encoded.latent.value.float(),
-                                                          encoded.latent.n_parts))
+def of_latents(loss: Callable[[Tensor], Tensor], encoded, batch) -> Tensor:
+    """A loss of latents (R, D) as one of (encoded, batch). An item with several parts gives one row
+    per part."""
+    return loss(real_rows(encoded.latent.value.float(), encoded.latent.n_parts))
 
 
 def posterior_kl(encoded, batch) -> Tensor:
@@ -138,14 +138,10 @@ class Sphere(nn.Module):
         return unit(x) * x.shape[1] ** 0.5
 
 
-def latent_norm(kind: str, dim: int) -> nn.Module | None:
-    """The module that scales latents (R, D), or None.
-
-    "sphere": Sphere. "batch": BatchNorm without scale and shift, which gives each dimension mean 0
-    and variance 1 over a batch. "none": None.
-    """
-    return {"batch": lambda: BatchNorm(dim, eps=1e-8, affine=False), "sphere": Sphere,
-            "none": lambda: None}[kind]()
+# What scales latents (R, D), by name: D -> a module or None. "batch" gives each dimension mean 0 and
+# variance 1 over a batch.
+LATENT_NORMS = {"batch": lambda dim: BatchNorm(dim, eps=1e-8, affine=False),
+                "sphere": lambda _: Sphere(), "none": lambda _: None}
 
 
 def build_side_terms(opt, vocab, image_dim: int, text_dim: int,
@@ -171,10 +167,11 @@ def build_side_terms(opt, vocab, image_dim: int, text_dim: int,
         terms["recon_captions"] = Term(opt.recon_captions, loss, "captions")
     for side, weight in priors.items():
         if weight:
-            loss = of_latents(fool, critic) if critic else of_latents(prior_mmd)
-            terms[f"prior_{side}"] = Term(weight, loss, side, mean=True)
+            loss = partial(fool, critic) if critic else prior_mmd
+            terms[f"prior_{side}"] = Term(weight, partial(of_latents, loss), side, mean=True)
         if weight and critic:
-            terms[f"critic_{side}"] = Term(1.0, of_latents(critic_loss, critic), side, mean=True)
+            loss = partial(of_latents, partial(critic_loss, critic))
+            terms[f"critic_{side}"] = Term(1.0, loss, side, mean=True)
         if opt.vae:
             terms[f"vae_{side}"] = Term(opt.vae, posterior_kl, side)
     return terms, critic

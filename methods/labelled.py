@@ -140,15 +140,11 @@ class LabelledTwoBranch(TwoBranchLoss):
 
 # ---- by options
 
-def build_labelled_objective(opt, similarity) -> nn.Module | None:
-    """The objective that the options name, of (scores, labels) (R, M). None: what is trained is
-    LabelledTwoBranch, a pair term. options/rules.py refuses objectives that need matching pairs."""
-    return {
-        "hinge": lambda: LabelledHinge(opt.margin, opt.max_violation),
-        "infonce": lambda: LabelledInfoNCE(
-            1.0 if similarity.log_likelihood else 0.07, opt.label_smoothing
-        ),
-        "match": lambda: LabelledMatch(similarity.logits, 0.0, opt.label_smoothing),
-        "logistic": LabelledLogistic,
-        "two_branch": lambda: None,
-    }[opt.loss]()
+# As losses.OBJECTIVES, of (scores, labels) (R, M). None: what is trained is LabelledTwoBranch, a pair
+# term. options/rules.py refuses objectives that need matching pairs.
+LABELLED_OBJECTIVES = {
+    "hinge": lambda opt, _: LabelledHinge(opt.margin, opt.max_violation),
+    "infonce": lambda opt, sim: LabelledInfoNCE(1.0 if sim.log_likelihood else 0.07,
+                                                opt.label_smoothing),
+    "match": lambda opt, sim: LabelledMatch(sim.logits, 0.0, opt.label_smoothing),
+    "logistic": lambda *_: LabelledLogistic(), "two_branch": lambda *_: None}

@@ -26,10 +26,10 @@ from files.phrases import Labels, Regions
 from files.tars import WINDOW, has_tars
 from losses import OBJECTIVES, PRIOR_LOSSES
 from methods import ADVICE, METHODS
-from methods.jwae import learns_alone
+from methods.jwae import LATENT_NORMS, learns_alone
 from methods.scan import AGGREGATES, DIRECTIONS, NORMS
 from model import ALL_SIMILARITIES, IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
-from options import SWITCH, Option, Table, Use, flag, needs, only
+from options import SWITCH, Option, Table, Uses, flag, needs, only
 
 SIDES = ("images", "captions")
 NETWORKS = ("product", "cite")        # similarities that read each pair by themselves, unit vectors
@@ -97,10 +97,11 @@ READS_WORDS = needs(lambda o: TEXT_ENCODERS[o.txt_enc].reads == "words",
 POINTS = only("sim", "cosine", "dot")
 LATENTS = only("sim", "cosine", "dot", "scan", *NETWORKS)            # compared by their direction
 DECODED = {
-    "recon_images": needs(lambda o: one_vector(o) or o.img_enc == "scan",
+    "recon_images": needs(lambda o: (o.pool == "mean" and
+                                     (o.img_enc == "auto" or IMAGE_ENCODERS[o.img_enc].decoder)),
                           "--pool mean with --img_enc precomp or cnn, and --sim scan"),
-    "recon_captions": needs(lambda o: (o.txt_enc in ("gru", "bigru", "features") or o.freeze_words
-                                       and o.txt_enc in ("mean", "sum")),
+    "recon_captions": needs(lambda o: (TEXT_ENCODERS[o.txt_enc].decoder and
+                                       (o.freeze_words or o.txt_enc not in ("mean", "sum"))),
                             "--txt_enc gru, bigru and features, and mean and sum with "
                             "--freeze_words")}
 LAYERS = needs(has_layers, "--img_layers and --txt_layers")
@@ -110,13 +111,12 @@ VECTORS = needs(lambda o: o.recon_images or decodes(o, "vector"),
                 "--recon_images, and --recon_captions with --txt_enc mean or features")
 WORDS = needs(lambda o: decodes(o, "words"), "--recon_captions with --txt_enc gru or bigru")
 PRIOR = needs(prior, "--prior_images and --prior_captions")
-CRITIC = needs(lambda o: prior(o) and o.prior_loss == "gan",
-               "--prior_images and --prior_captions with --prior_loss gan")
+CRITIC = PRIOR + only("prior_loss", "gan")
 SCAN, CITE, VSRN = only("sim", "scan"), only("sim", "cite"), only("img_enc", "vsrn")
 HINGE, NLL, CAPTIONER = only("loss", "hinge"), only("loss", "nll"), only("captioner")
 
 
-def term(name: str, text: str, used_by: tuple[Use, ...] = ()) -> Option:
+def term(name: str, text: str, used_by: Uses = ()) -> Option:
     """The weight of a term beside the objective."""
     return Option(name, at_least_zero, 0.0, text, used_by, metavar="WEIGHT")
 
@@ -324,7 +324,7 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("prior_loss", PRIOR_LOSSES, "gan", "what tells latents from the prior: gan, a "
                "critic (jWAE), or mmd, a maximum mean discrepancy (both of Tolstikhin et al. 2018)",
                PRIOR),
-        Option("latent_norm", ["batch", "sphere", "none"], None,
+        Option("latent_norm", LATENT_NORMS, None,
                "scale of latents. sphere: norm sqrt(embed_size), the direction that the cosine "
                "compares; batch: mean 0 and variance 1 per dimension over a batch (default with a "
                "prior: sphere, and batch for --loss mse, whose latents shrink otherwise; none "

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+from functools import partial
 
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ def test_parts_meet_the_prior_one_by_one_without_padding():
     means = torch.stack([latent[0].mean(0), latent[1, 0], latent[2, :2].mean(0)])
     torch.testing.assert_close(mean_rows(latent, n_parts), means)
     seen, side = [], Encoded(None, None, Latent(latent, n_parts), None)
-    of_latents(seen.append)(side, None)                     # what the prior and the critic are given
+    of_latents(seen.append, side, None)                     # what the prior and the critic are given
     assert torch.equal(seen[0], rows.float())
 
 
@@ -124,7 +125,8 @@ SIDE_TERMS = {
     "recon_mse": lambda: Reconstruction(VectorDecoder(4, 7, 6).double(), None),
     "caption_nll": lambda: CaptionNLL(CaptionDecoder(4, 34, 5, 0.2).double().eval()), "kl": lambda: posterior_kl,
     "mse": lambda: lambda side, batch: PairMSE()(encoded(numbers(5, 4, seed=4)), side, batch),
-    "prior": lambda: of_latents(fool, Critic(4, 8).double()), "mmd": lambda: of_latents(prior_mmd)}
+    "prior": lambda: partial(of_latents, partial(fool, Critic(4, 8).double())),
+    "mmd": lambda: partial(of_latents, prior_mmd)}
 
 
 @pytest.mark.parametrize("which", SIDE_TERMS)

@@ -109,13 +109,14 @@ OF_USE = {("lambda_lse", "--sim scan"): "",
           ("recon_captions", "--txt_enc gru"): "--txt_enc mean", ("captioner", "text encoders"):
           "--img_enc vsrn --txt_enc trigram_bag", ("vib", "models without"): "--vae 1",
           ("inclusion", "images and captions"): "--sim csd",
+          ("critic_learning_rate", "--prior_loss"): "--prior_images 1 --prior_loss mmd",
           ("pseudo_positives", "images and captions"): "--sim csd --loss match"}
 VALUES = {"layer_style": "branch", "word_dropout": "0.5", "label_smoothing": "0.5", "positive_iou": "0.5",
           "negative_iou": "0.5", "text_anchor": "0.5", "supervised_fraction": "0.5", "dropout": "0.5",
           "word_vectors": os.path.join(ROOT, "README.md")}
 
 
-@for_each("name, where", [(name, use.where) for name, row in TRAIN.rows.items() for use in row.used_by])
+@for_each("name, where", [(name, where) for name, row in TRAIN.rows.items() for _, where in row.used_by])
 def test_what_has_no_effect_is_refused(name, where, phrases):
     """An option that needs another one is refused by name where that is not so."""
     row, other = TRAIN.rows[name], USELESS.get(name, "")
