@@ -71,10 +71,9 @@ class Unpaired:
         first, last, _ = (share.rows if share else slice(None)).indices(self.count)
         if self.images:
             drawn = self.images.draw(step, self.count)
-            ends = np.cumsum([0, *(len(rows) for _, rows, _ in drawn)])
-            own = [slice(*np.clip((first - start, last - start), 0, None)) for start in ends]
-            images = torch.cat([source.gather(rows[some])
-                                for (source, rows, _), some in zip(drawn, own)])
+            starts = np.cumsum([0, *(len(rows) for _, rows, _ in drawn)])
+            images = torch.cat([source.gather(rows[max(0, first - start):max(0, last - start)])
+                                for (source, rows, _), start in zip(drawn, starts)])
         if self.captions:
             drawn = self.captions.draw(step, self.count)
             read = [source.batch(rows) for source, rows, _ in drawn]           # ((b, T), (b,)) each
@@ -107,14 +106,14 @@ def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpai
         check(opt.negatives <= len(captions), f"--negatives {opt.negatives} is more than the "
                                               f"{len(captions):,} training captions; give fewer")
         return Unpaired(None, captions, opt.negatives, field="negatives")
-    image_sources, caption_sources, data = [], [], {}
+    sources, data = {"images": [], "captions": []}, {}
     rest = np.setdiff1d(everything, pairs)
     if len(rest):
         left = np.unique(split.caption_image[rest])
         if learns_alone(vars(opt), "images"):
-            image_sources.append((split.images, left, left))
+            sources["images"].append((split.images, left, left))
         if learns_alone(vars(opt), "captions"):
-            caption_sources.append((tokens, rest, split.caption_image[rest]))
+            sources["captions"].append((tokens, rest, split.caption_image[rest]))
     if opt.unpaired_images:
         other = read_split(opt.data_path, opt.unpaired_images, "train").require_sound()
         check((other.images.dim, other.images.regions) == (split.images.dim, split.images.regions),
@@ -122,7 +121,7 @@ def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpai
               f"{opt.data_name} {split.images.describe()}; use features of the same extractor")
         check_extractors(split.extractors, other, None, opt.data_name)
         rows, data["images"] = np.arange(len(other.images)), other.fingerprint()
-        image_sources.append((other.images, rows, np.full(len(rows), -1)))
+        sources["images"].append((other.images, rows, np.full(len(rows), -1)))
     if opt.unpaired_captions:
         other = read_split(opt.data_path, opt.unpaired_captions, "train", text_only=True,
                            text_features=opt.text_features).require_sound()
@@ -139,10 +138,8 @@ def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpai
                   "the same extractor")
         check_extractors({**(split.extractors or {}), "ims": None}, other, opt.text_features,
                          opt.data_name)
-        caption_sources.append((read, rows, np.full(len(rows), -1)))
+        sources["captions"].append((read, rows, np.full(len(rows), -1)))
         data["captions"] = other.fingerprint()
-    if not image_sources and not caption_sources:
-        return None
-    return Unpaired(ShuffledItems(image_sources, (opt.seed, 0)) if image_sources else None,
-                    ShuffledItems(caption_sources, (opt.seed, 1)) if caption_sources else None,
-                    opt.batch_size, data)
+    images, captions = (ShuffledItems(some, (opt.seed, k)) if some else None
+                        for k, some in enumerate(sources.values()))
+    return Unpaired(images, captions, opt.batch_size, data) if images or captions else None
