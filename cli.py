@@ -209,9 +209,8 @@ class Stop:
 
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():
-            handlers = {number: signal.getsignal(number) for number in SIGNALS}
-            self.before = {number: handler for number, handler in handlers.items()
-                           if handler not in (signal.SIG_IGN, None)}
+            self.before = {number: handler for number in SIGNALS
+                           if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None)}
             for number in self.before:
                 signal.signal(number, self.wish)
         return self

@@ -47,11 +47,6 @@ def prior(opt) -> bool:
     return bool(opt.prior_images or opt.prior_captions)
 
 
-def decodes(opt, what: str) -> bool:
-    """Whether captions are reconstructed as what: a vector, or words."""
-    return bool(opt.recon_captions) and TEXT_ENCODERS[opt.txt_enc].decoder == what
-
-
 def one_vector(opt) -> bool:
     """Whether the image embedding reads one vector per image."""
     return opt.pool == "mean" and (opt.img_enc == "auto" or IMAGE_ENCODERS[opt.img_enc].layers)
@@ -107,9 +102,11 @@ DECODED = {
 LAYERS = needs(has_layers, "--img_layers and --txt_layers")
 ONE_STATE = needs(lambda o: o.txt_enc == "gru" and o.sim != "scan",
                   "--txt_enc gru and one vector per caption")
-VECTORS = needs(lambda o: o.recon_images or decodes(o, "vector"),
+WORDS = needs(lambda o: o.recon_captions and TEXT_ENCODERS[o.txt_enc].decoder == "words",
+              "--recon_captions with --txt_enc gru or bigru")
+VECTORS = needs(lambda o: (o.recon_images or
+                           o.recon_captions and TEXT_ENCODERS[o.txt_enc].decoder == "vector"),
                 "--recon_images, and --recon_captions with --txt_enc mean or features")
-WORDS = needs(lambda o: decodes(o, "words"), "--recon_captions with --txt_enc gru or bigru")
 PRIOR = needs(prior, "--prior_images and --prior_captions")
 CRITIC = PRIOR + only("prior_loss", "gan")
 SCAN, CITE, VSRN = only("sim", "scan"), only("sim", "cite"), only("img_enc", "vsrn")
