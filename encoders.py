@@ -41,9 +41,9 @@ class Latent(NamedTuple):
         return cls(value, torch.full((len(value),), value.shape[1], device=value.device), residual)
 
 
-def packed(words: Tensor | PackedSequence, lengths: Tensor) -> PackedSequence:
-    """Words of captions (B, T, ...), lengths (B,), packed. Of what is packed already a view, so that
-    the gradients of one network that reads it are added up before those of another."""
+def pack(words: Tensor | PackedSequence, lengths: Tensor) -> PackedSequence:
+    """Words of captions (B, T, ...), lengths (B,), packed. Of what is packed already a view, so
+    that the gradients of one network that reads it are added up before those of another."""
     if isinstance(words, PackedSequence):
         return words._replace(data=words.data.view_as(words.data))
     return pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
@@ -250,7 +250,7 @@ class Words(nn.Module):
         self.table = nn.Embedding(vocab_size, word_dim)
         nn.init.uniform_(self.table.weight, -0.1, 0.1)
         if table is not None:
-            vectors, known = torch.from_numpy(table[0]), torch.from_numpy(table[1])
+            vectors, known = map(torch.from_numpy, table)
             with torch.no_grad():
                 self.table.weight.copy_(torch.where(known[:, None] | freeze, vectors,
                                                     self.table.weight))
@@ -401,7 +401,7 @@ class GRUEmbedding(nn.Module):
         self.fc = vsepp_linear(embed_size, embed_size) if linear else nn.Identity()
 
     def forward(self, words: Tensor | PackedSequence, lengths: Tensor) -> Latent:
-        return Latent(self.fc(self.rnn(packed(words, lengths))[1][-1]))         # last layer: (B, D)
+        return Latent(self.fc(self.rnn(pack(words, lengths))[1][-1]))         # last layer: (B, D)
 
 
 class BiGRUEmbedding(nn.Module):

@@ -44,8 +44,8 @@ def own_pairs(scores: Tensor, same: Tensor | None = None) -> Tensor:
     return own if same is None else own | same
 
 
-def counted(scores: Tensor, same: Tensor | None) -> Tensor:
-    """Which scores (B, B) count where pairs of one image, `same`, do not, but for matching ones:
+def valid_pairs(scores: Tensor, same: Tensor | None) -> Tensor:
+    """Which scores (B, B) count, where pairs of one image, `same`, do not unless they match:
     bool."""
     return torch.ones_like(scores, dtype=torch.bool) if same is None else own_pairs(scores, ~same)
 
@@ -94,9 +94,9 @@ def pair_mse(images: Tensor, captions: Tensor) -> Tensor:
 
 class Term(NamedTuple):
     """A term of the loss beside the objective. loss: (image, caption, batch) -> scalar, of what the
-    towers made of a batch (model.Encoded), or, of a term that needs one side only and so also learns
-    from items without partners, (encoded, batch) -> scalar. mean: it is a mean over items, so that
-    paired and unpaired items are averaged and not added."""
+    towers made of a batch (model.Encoded), or, of a term that needs one side only and so also
+    learns from items without partners, (encoded, batch) -> scalar. mean: it is a mean over items,
+    so that paired and unpaired items are averaged and not added."""
     weight: float
     loss: Callable[..., Tensor]
     side: str | None = None           # "images" | "captions"
@@ -191,7 +191,7 @@ class InfoNCE(nn.Module):
         self.log_scale, self.smoothing = nn.Parameter(torch.tensor(math.log(1 / temperature))), smoothing
 
     def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
-        logits, counts = self.scaled(scores), counted(scores, same)
+        logits, counts = self.scaled(scores), valid_pairs(scores, same)
         captions = self.cross_entropy(logits, counts)
         return {"infonce": (captions + self.cross_entropy(logits.T, counts.T)) / 2}
 
@@ -234,7 +234,7 @@ class Match(nn.Module):
 
     def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
         logits = self.scaled(scores)
-        own, counts, n = own_pairs(scores), counted(scores, same), len(scores)
+        own, counts, n = own_pairs(scores), valid_pairs(scores, same), len(scores)
         terms = {"match": self.cross_entropy(logits, own)[counts].sum() / n}
         if self.pseudo_positives:
             best = scores.diagonal()                                                # (B,)

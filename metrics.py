@@ -26,8 +26,8 @@ def _pairs(positives, queries: int) -> tuple[np.ndarray, np.ndarray]:
     `positives` is a bool matrix (Q, G), or holds one index or several indices for each query.
     Raises InputError where they do not fit the number of queries, or where a query has none.
     """
-    check(len(positives) == queries, f"{len(positives)} lists of positives were given for {queries} "
-                                     "queries; give one for each row of scores")
+    check(len(positives) == queries, f"{len(positives)} lists of positives were given for "
+                                     f"{queries} queries; give one for each row of scores")
     if isinstance(positives, torch.Tensor):
         positives = positives.detach().cpu().numpy()
     if isinstance(positives, np.ndarray) and positives.dtype == bool:

@@ -32,10 +32,20 @@ from encoders import (
     Unchanged,
     Words,
     drawn,
-    packed,
+    pack,
     vsepp_linear,
 )
-from losses import MMD, Anchor, Diversity, PairMSE, Term, build_objective, mean_rows, real_parts, vib
+from losses import (
+    MMD,
+    Anchor,
+    Diversity,
+    PairMSE,
+    Term,
+    build_objective,
+    mean_rows,
+    real_parts,
+    vib,
+)
 from methods import jwae
 from methods.cite import PENALTY, ConditionalNetwork
 from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
@@ -143,7 +153,7 @@ class Tower(nn.Module):
         if self.log_var is None or self.head.on_mean:
             latent = self.mean(read, lengths)                            # value: (B, D) | (B, P, D)
         else:
-            read = packed(read, lengths) if getattr(self.mean, "packs", False) else read
+            read = pack(read, lengths) if getattr(self.mean, "packs", False) else read
             latent, spread = both(self.mean, self.log_var, read, lengths)
         if self.latent_norm is not None:
             latent = latent._replace(value=self.scaled(latent))

@@ -394,9 +394,9 @@ def build_data(opt, start: dict | None) -> Data:
         fingerprints["unpaired"] = unpaired.data
     stored = {} if opt.resume is None else start["data"]
     check(all(stored.get(name, x) == x for name, x in fingerprints.items()),
-          f"the training data in {os.path.join(opt.data_path, opt.data_name)}, or the unpaired ones, "
-          f"are not those of the run in {opt.logger_name}; give its --data_path, or start a new run "
-          "with --init_from")
+          f"the training data in {os.path.join(opt.data_path, opt.data_name)}, or the unpaired "
+          f"ones, are not those of the run in {opt.logger_name}; give its --data_path, or start a "
+          "new run with --init_from")
     return Data(train, dev, vocab, source, tokens, pairs, unpaired, fingerprints, size, opt.seed,
                 opt.workers, opt.crop_size, opt.shuffle_window, opt.loss == "two_branch", labels)
 

@@ -428,8 +428,8 @@ class CSD(SquaredDistance):
 
 class MLS(Lifted):
     """-(|mu_i - mu_c|^2 / v + k log v) / 2 with v = v_i + v_c, any real number in nats; a point has
-    variance 0: the mutual likelihood score of probabilistic face embeddings (PFE: Shi and Jain 2019,
-    eq. 3) in an effective number of dimensions.
+    variance 0: the mutual likelihood score of probabilistic face embeddings (PFE: Shi and Jain
+    2019, eq. 3) in an effective number of dimensions.
 
     At k = D this is the log of the expected likelihood of two spherical Gaussians, the integral of
     p q, but for the constant -D/2 log 2 pi (PFE eq. 3, of one variance per item). Embeddings do not

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from encoders import BatchNorm, packed
+from encoders import BatchNorm, pack
 from losses import Critic, Term, critic_loss, fool, mean_rows, prior_mmd, real_rows, standard_kl
 from similarities import unit
 from text import PAD, UNK
@@ -66,10 +66,10 @@ class CaptionDecoder(nn.Module):
         if self.training and self.word_dropout:
             dropped = torch.rand(inputs.shape, device=inputs.device) < self.word_dropout
             inputs = inputs.masked_fill(dropped & (inputs != PAD), UNK)
-        words = packed(self.words(inputs), lengths - 1)
+        words = pack(self.words(inputs), lengths - 1)
         states = self.rnn(words, latent[None].to(words.data.dtype))[0]
         every = torch.arange(inputs.numel(), device=tokens.device).view_as(inputs)
-        place = packed(every, lengths - 1).data                                     # (S,)
+        place = pack(every, lengths - 1).data                                     # (S,)
         targets = tokens[:, 1:].flatten()[place]                              # (S,): the next words
         # (S, D) -> (S, V) -> (S,)
         nll = F.cross_entropy(self.out(states.data), targets, reduction="none")
@@ -138,8 +138,8 @@ class Sphere(nn.Module):
         return unit(x) * x.shape[1] ** 0.5
 
 
-# What scales latents (R, D), by name: D -> a module or None. "batch" gives each dimension mean 0 and
-# variance 1 over a batch.
+# What scales latents (R, D), by name: D -> a module or None. "batch" gives each dimension mean 0
+# and variance 1 over a batch.
 LATENT_NORMS = {"batch": lambda dim: BatchNorm(dim, eps=1e-8, affine=False),
                 "sphere": lambda _: Sphere(), "none": lambda _: None}
 

@@ -140,8 +140,8 @@ class LabelledTwoBranch(TwoBranchLoss):
 
 # ---- by options
 
-# As losses.OBJECTIVES, of (scores, labels) (R, M). None: what is trained is LabelledTwoBranch, a pair
-# term. options/rules.py refuses objectives that need matching pairs.
+# As losses.OBJECTIVES, of (scores, labels) (R, M). None: what is trained is LabelledTwoBranch, a
+# pair term. options/rules.py refuses objectives that need matching pairs.
 LABELLED_OBJECTIVES = {
     "hinge": lambda opt, _: LabelledHinge(opt.margin, opt.max_violation),
     "infonce": lambda opt, sim: LabelledInfoNCE(1.0 if sim.log_likelihood else 0.07,

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from encoders import Latent, drawn, packed, vsepp_linear
+from encoders import Latent, drawn, pack, vsepp_linear
 from losses import real_parts
 from similarities import Embedding, Similarity, block_side, by_blocks, unit
 
@@ -67,7 +67,7 @@ class BiGRU(nn.Module):
 
     def forward(self, words: Tensor | PackedSequence, lengths: Tensor) -> Tensor:
         # last layer: (B, D / 2) each
-        forward, backward = self.rnn(packed(words, lengths))[1][-2:]
+        forward, backward = self.rnn(pack(words, lengths))[1][-2:]
         return torch.cat([forward, backward], 1)                                    # (B, D)
 
 

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_packed_sequence
 
-from encoders import Latent, LinearEmbedding, packed
+from encoders import Latent, LinearEmbedding, pack
 from similarities import Embedding, Similarity
 
 DIRECTIONS = ("t2i", "i2t")           # words attend to regions; regions attend to words
@@ -236,7 +236,7 @@ class WordStates(nn.Module):
         self.rnn = nn.GRU(inputs, embed_size, num_layers, batch_first=True, bidirectional=bi_gru)
 
     def forward(self, words: Tensor, lengths: Tensor) -> Latent:
-        states, _ = pad_packed_sequence(self.rnn(packed(words, lengths))[0], batch_first=True,
+        states, _ = pad_packed_sequence(self.rnn(pack(words, lengths))[0], batch_first=True,
                                         total_length=words.shape[1])
         states = states.unflatten(2, (-1, self.dim)).mean(2)          # (B, T, D | 2 D) -> (B, T, D)
         return Latent(states, lengths.to(states.device))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_packed_sequence
 
-from encoders import BatchNorm, Latent, packed, vsepp_linear
+from encoders import BatchNorm, Latent, pack, vsepp_linear
 from similarities import unit
 from text import END, PAD, START, UNK
 
@@ -77,7 +77,7 @@ class Captioner(nn.Module):
         """
         steps = lengths.cpu().clamp(max=self.max_len) - 1          # (B,): tokens that are predicted
         # (B, T - 1) -> (S,) each
-        inputs, targets = (packed(x, steps) for x in (tokens[:, :-1], tokens[:, 1:]))
+        inputs, targets = (pack(x, steps) for x in (tokens[:, :-1], tokens[:, 1:]))
         states, keys, h = (x[inputs.sorted_indices] for x in self.read(regions))
         outputs = []
         # (S, W) -> (n, W), n <= B

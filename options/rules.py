@@ -259,8 +259,8 @@ def check_fits(opt, images, text, path: str) -> None:
     is trained as the options say."""
     if text is not None:
         check(text.dim == opt.txt_dim,
-              f"{text.path} has features of width {text.dim}, {path} reads width {opt.txt_dim}; use "
-              "features of the same vectors")
+              f"{text.path} has features of width {text.dim}, {path} reads width {opt.txt_dim}; "
+              "use features of the same vectors")
     if isinstance(images, NoImages):
         return
     reads = IMAGE_ENCODERS[opt.img_enc].reads
@@ -270,7 +270,7 @@ def check_fits(opt, images, text, path: str) -> None:
     kind = "photos" if photos else "vectors" if images.regions is None else "regions"
     check(kind in READ_BY[reads],
           f"{path} reads {' or '.join(READ_BY[reads])}, and the images are {kind}"
-          + ("" if photos else f" in {images.path}") + "; name data of the other kind with "
+          + ("" if photos else f" in {images.path}") + "; name other data with "
           f"--data_name, or take another --img_enc or --sim (regions are {SHAPE})")
     if photos:
         return

@@ -177,8 +177,8 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         flag("freeze_means", "learn variances alone; the means stay those of --init_from",
              needs(lambda o: o.init_from or o.resume is not None, "--init_from RUN") + GAUSSIAN),
         Option("logvar_norm", SWITCH, False, "give log-variances norm 1", GAUSSIAN),
-        Option("logvar_init", number, None, "where log-variances start (default: 0; mls: -2.5, vmf: "
-               "-4.6, --loss volume: -7)", GAUSSIAN),
+        Option("logvar_init", number, None, "where log-variances start (default: 0; mls: -2.5, "
+               "vmf: -4.6, --loss volume: -7)", GAUSSIAN),
         Option("var_min", above_zero, None, "smallest variance (default: 0.1; mls: 1e-4, "
                "match_prob: 1e-6)"),
         Option("var_max", above_zero, 10.0, "largest variance", GAUSSIAN),
@@ -237,7 +237,8 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                READS_WORDS + needs(lambda o: not o.init_from or o.resume is not None,
                                    "runs whose words are not those of --init_from")),
         flag("freeze_words", "keep the vectors of --word_vectors as they are",
-             needs(lambda o: o.word_vectors or o.init_from, "--word_vectors FILE and --init_from RUN")),
+             needs(lambda o: o.word_vectors or o.init_from,
+                   "--word_vectors FILE and --init_from RUN")),
         Option("word_dim", width, 300, "size of the word vectors", common=True),
         Option("num_layers", up_to(64), 1, "layers of the GRU",
                only("txt_enc", "gru", "bigru", "pie")),
@@ -364,8 +365,8 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("warmup", at_least_zero, 0.0, "epochs over which the learning rate rises from 0",
                metavar="EPOCHS"),
         Option("num_epochs", positive, 30, "epochs", common=True),
-        Option("batch_size", up_to(LARGEST, least=2), 128, "pairs per batch; of phrases about so many, in whole "
-               "photos", common=True),
+        Option("batch_size", up_to(LARGEST, least=2), 128,
+               "pairs per batch; of phrases about so many, in whole photos", common=True),
         Option("optimizer", ["adam", "sgd"], "adam", "sgd is plain, as in DMSM, at --learning_rate "
                "0.5"),
         Option("learning_rate", above_zero, 0.0002, "initial learning rate", common=True),
