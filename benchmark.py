@@ -43,10 +43,9 @@ from evaluation.certainty import Asked, assess_certainty
 from evaluation.subjects import Member, Subject
 from files.reading import holds_keys
 from files.writing import output, save_json
-from methods.likelihoods import MLS
 from methods.scan import DIRECTIONS, CrossAttention
 from metrics import retrieval_blocks
-from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding
+from similarities import LOG_VAR_BOUNDS, MLS, SIMILARITIES, Embedding
 from tests.references import attended, broadcasts, caption_ranks, image_ranks, suited
 from timing import epoch as epoch_timing
 from timing import in_fresh_process, peak, race

@@ -147,7 +147,7 @@ def load_run(path: str, where: Where, first: Run | None = None, *, vocab: str | 
             raise InputError(f"{split.source} stands in another order than {first.split.source}; "
                              "an ensemble needs one split")
     refuse_phrases(split if not phrases else None, path)
-    check_fits(mine, split, path)
+    check_fits(mine, split.images, split.text, path)
     check_extractors(trained.extractors, split, mine.text_features, path)
     return Run(trained, folder, split)
 

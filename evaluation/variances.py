@@ -30,7 +30,7 @@ from cli import InputError, check
 from evaluation.posterior import masses, rows_of, sample_scores, temperature
 from evaluation.subjects import Gallery, Subject, Variances
 from losses import InfoNCE
-from model import JointEmbedding, Tower, in_float32
+from model import JointEmbedding, Tower
 from similarities import Cosine, Embedding, Similarity, unit
 
 LEAST = 1e-14         # a variance per dimension; rounding of unit vectors in float32 makes as much
@@ -76,7 +76,7 @@ def around(tower: Tower, layer: str | None, *batch) -> tuple[Embedding, Activati
     None stands for a linear layer behind the tower whose matrix is the identity: both are the
     embedding's mean."""
     encoded, seen = watched(tower, [layer] if layer else [], *batch)
-    e = in_float32(encoded).embedding
+    e = encoded.embedding
     return e, Activations(*(x.float() for x in seen.get(layer, (e.mean, e.mean))))
 
 

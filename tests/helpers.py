@@ -52,6 +52,12 @@ def fit_steps(*words) -> None:
     fit(*STEPS, *words)
 
 
+def having(module, **values):
+    """A module with other values of its attributes than those of its class."""
+    vars(module).update(values)
+    return module
+
+
 def refused(capsys, main, words, message) -> None:
     """Non-zero exit and one line on stderr that says it."""
     capsys.readouterr()

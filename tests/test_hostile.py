@@ -340,7 +340,7 @@ def test_dev_is_not_compared_with_test(refused, world, tmp_path):
     ("resume: runs/x", "holds 'resume'"),
     ("dry_run: true", "holds 'dry_run'"),
     ("a: &a [x]\nb: *a", "refers to another place"), ("sim: [kl]", "sim is a list"),
-    ("margin: {a: 1}", "margin is a dict"), ("simm: kl", "'simm', which is no option"), ("- a", "holds 'list'"),
+    ("margin: {a: 1}", "margin is a dict"), ("simm: kl", "'simm', which is no option"), ("- a", "holds no options"),
     ("sim: nope", "invalid choice: 'nope'"), ("a: [", "cannot be read"),
     ("seed: !!python/object/apply:os.getcwd []", "cannot be read"),
     ("x: " + "[" * 3000, "cannot be read"), ("# " + "x" * (1 << 20), "at most 1,048,576 are read"),
@@ -371,7 +371,7 @@ def test_options_of_a_file(refused, tmp_path, text, message):
     (["--model_name", "x"], "--model_name: SCAN's folder of checkpoints is the run folder here, --logger_name"),
     (["--lr", "1"], "--lr: --learning_rate"), (["--num_embeds=2"], "--num_embeds: --n_embeds, with --sim mil"),
     (["--bi_gru"], "--bi_gru is for --sim scan, and has no effect here; leave it out"),
-    (["--vocab", "v.json"], "--vocab v.json is the vocabulary of an original checkpoint that --init_from names")])
+    (["--vocab", "v.json"], "--vocab v.json is for --init_from, and has no effect here")])
 def test_options_of_the_command_line(refused, words, message):
     refused("train", words, message)
 

@@ -480,9 +480,9 @@ def test_vsrn_takes_regions_only(tmp_path, capsys):
     vsrn = ["--img_enc", "vsrn", "--data_name", "x"]
     for words, images, message in (
             (vsrn, flat,
-             "--img_enc vsrn reads regions, and .* has one vector per image in .*flat.npy; take --img_enc precomp"),
-            (vsrn, Photos(["a.png"]), "--img_enc vsrn reads regions, and x has photos; take --img_enc cnn"),
-            ([*vsrn, "--img_dim", "7"], regions, "--img_dim 7 differs")):
+             "--img_enc vsrn with --sim cosine reads regions, and the images are vectors in .*flat.npy; .*--img_enc"),
+            (vsrn, Photos(["a.png"]), "--img_enc vsrn .* reads regions, and the images are photos; .*--img_enc"),
+            ([*vsrn, "--img_dim", "7"], regions, "has features of width 9, .* reads width 7 .--img_dim.; use")):
         with pytest.raises(InputError, match=message):
             fit_to_data(train.parse_args(words), images, None)
     opt = train.parse_args([*vsrn, "--finetune"])

@@ -10,10 +10,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from methods.heads import VonMisesFisher
-from methods.likelihoods import MLS
 from methods.pvse_pcme import MatchProbability, MaxOverParts
 from methods.scan import CrossAttention
-from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity
+from similarities import LOG_VAR_BOUNDS, MLS, SIMILARITIES, Embedding, Similarity
 
 BITS = {"bf16": 7, "tf32": 10}        # of the mantissa; float32 has 23
 SAMPLE = (100, 200)                   # images, captions
