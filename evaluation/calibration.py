@@ -8,11 +8,13 @@ import os
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from scipy import optimize, special
 
 from cli import InputError, check
 from evaluation.assess import uncertainties
 from evaluation.subjects import Subject
+from evaluation.volume import logistic
 from files.reading import FAULTS, read_json
 
 FORMAT = 1                            # of calibration.json
@@ -56,22 +58,12 @@ class Logistic(NamedTuple):
     def fit(cls, features: dict[str, np.ndarray], right) -> "Logistic":
         """The minimum of the mean log loss + RIDGE |w|^2. A feature that is constant gets a weight
         of zero."""
-        x = np.stack(list(features.values()), 1).astype(float)                      # (Q, F)
-        mean, std = x.mean(0), x.std(0)
-        varies = std > 1e-9 * (1 + abs(mean))
-        z = np.c_[(x - mean) / np.where(varies, std, np.inf), np.ones(len(x))]
-        y, penalty = np.asarray(right, float), 2 * RIDGE * np.append(np.ones(x.shape[1]), 0)
-        w = np.zeros(z.shape[1])
-        for _ in range(100):               # Newton's method; the loss is strictly convex
-            p = special.expit(z @ w)
-            slope = z.T @ (p - y) / len(y) + penalty * w
-            bend = (z.T * (p * (1 - p))) @ z / len(y) + np.diag(penalty + 1e-9)
-            step = np.linalg.solve(bend, slope)
-            w -= step
-            if abs(step).max() < 1e-10:
-                break
-        return cls(list(features), mean.tolist(), np.where(varies, std, 0).tolist(),
-                   w[:-1].tolist(), float(w[-1]))
+        x = np.stack(list(features.values())).astype(float)                         # (F, Q)
+        mean, std = x.mean(1), x.std(1)
+        std[std <= 1e-9 * (1 + abs(mean))] = 0
+        z, weights = (x - mean[:, None])[std > 0] / std[std > 0, None], np.zeros(len(x))
+        weights[std > 0], bias = logistic(torch.from_numpy(z), right, ridge=RIDGE)
+        return cls(list(features), mean.tolist(), std.tolist(), weights.tolist(), bias)
 
     def __call__(self, features: dict[str, np.ndarray]) -> np.ndarray:
         logit = np.full(len(next(iter(features.values()))), self.bias)
@@ -139,7 +131,7 @@ class Calibration(NamedTuple):
     # None where --sets was not given
     sets: dict | None
     log_det: list[float] | None       # quantiles, see `quantiles`; None where captions are points
-    fits: list[float] | None          # slope, log_det, bias (`people.Fits`); None without judgements
+    fits: list[float] | None          # slope, log_det, bias of a `Sigmoid`; None without judgements
 
     def refuse_other(self, run: str, weights: str) -> None:
         """Raises InputError unless this is of the model with these weights, which `run` holds."""

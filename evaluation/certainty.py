@@ -82,7 +82,7 @@ def assess_certainty(subject: Subject, judged: dict, asked: Asked, opened: Calla
         asked.calibration or f"{dev.data_name} {dev.split}")
     fitted, results, tables, seen = confidence.fit(dev), {}, [], {}
     pair, numbers = of_pairs(rows_of(dev, "t2i")), None
-    calibration = stored(dev, on, fitted) | {"pair": pair._asdict()}
+    calibration = stored(dev, on, fitted) | {"pair": {"slope": pair.slope, "bias": pair.bias}}
     lines = [f"calibrated on {dev.n_images:,} images and {len(dev.caption_image):,} captions "
              f"({on}), judged on {test.n_images:,} and {len(test.caption_image):,}"]
     if asked.confidence:

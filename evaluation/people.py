@@ -18,17 +18,17 @@ import os
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from scipy.special import expit
+from scipy.optimize import brentq
 
 from cli import check
 from evaluation import selective
-from evaluation.ambiguity import partial_spearman
+from evaluation.ambiguity import partial_spearman, summed, word_counts
 from evaluation.assess import uncertainties, without_nan
+from evaluation.calibration import SIDES
 from evaluation.posterior import answers, expected, rows_of
 from evaluation.report import number
 from evaluation.subjects import Items, Subject, score_matrix
-from evaluation.volume import Sigmoid, logistic
+from evaluation.volume import Sigmoid
 from files.reading import read_lines
 from metrics import spearman
 
@@ -39,7 +39,6 @@ FITTED = 2 ** 22                      # pairs that a map is fitted to
 LEVELS = 5                            # parts of the captions whose expected numbers are judged
 USUAL = 3.0                           # votes that a pair counts for which nobody judged
 BLOCK = 1000                          # images that are scored at once
-NAMES = {"t2i": "captions", "i2t": "images"}
 
 
 class Judged(NamedTuple):
@@ -136,12 +135,8 @@ def fitting(files: list[Judged], side: str, queries: int) -> np.ndarray:
     """How many items fit each query by people: the sum of opinions of its pairs, of shares of yes
     where a file has them -> (Q,), NaN where none was judged."""
     shares = [of for of in files if of.ratings is None] or files
-    total, count = np.zeros(queries), np.zeros(queries)
-    for of in shares:
-        query = of.caption if side == "t2i" else of.image
-        total += np.bincount(query, of.opinion, queries)
-        count += np.bincount(query, minlength=queries)
-    return np.where(count > 0, total, np.nan)
+    query = np.concatenate([of.caption if side == "t2i" else of.image for of in shares])
+    return summed(query, np.concatenate([of.opinion for of in shares]), queries)
 
 
 def rhos(unsure: dict[str, np.ndarray], truth: np.ndarray, words: np.ndarray | None) -> dict:
@@ -167,25 +162,6 @@ def rhos(unsure: dict[str, np.ndarray], truth: np.ndarray, words: np.ndarray | N
 
 # ---- the probability that a pair fits
 
-class Fits(NamedTuple):
-    """p(a photo fits a caption) = sigmoid(slope s + log_det v + bias), s their score and v the
-    log-variance of the caption, the mean over dimensions; log_det is 0 where captions are points."""
-    slope: float
-    log_det: float
-    bias: float
-
-    def __call__(self, s, v=0.0):
-        return expit(self.slope * s + self.log_det * v + self.bias)
-
-
-def fit(s, yes, votes, v=None) -> Fits:
-    """The map of least log loss of K pairs' votes: scores (K,), log-variances (K,) or None."""
-    x = np.stack([s] if v is None else [s, v])                                      # (F, K)
-    weights, bias = logistic(torch.from_numpy(x), torch.from_numpy(yes / votes),
-                             torch.from_numpy(votes))
-    return Fits(weights[0], 0.0 if v is None else weights[1], bias)
-
-
 def halves(captions: int):
     """Yields (captions to judge, captions to fit on), (M,) bool each: one random half, then the
     other."""
@@ -209,13 +185,13 @@ def probabilities(files: list[Judged], scores: np.ndarray, pair: Sigmoid,
     captions' log-variances spread (M,), too.
     """
     image, caption, yes, votes = voted(files)
-    s, v = scores[image, caption], 0.0 if spread is None else spread[caption]
+    s, v, share = scores[image, caption], 0.0 if spread is None else spread[caption], yes / votes
     single = np.concatenate([np.arange(n) < y for y, n in zip(yes, votes)])
-    maps = {"own pairs": lambda some: Fits(pair.slope, 0.0, pair.bias),
-            "shifted": lambda some: shift(pair, s[some], yes[some], votes[some]),
-            "fitted": lambda some: fit(s[some], yes[some], votes[some])}
+    maps = {"own pairs": lambda some: pair,
+            "shifted": lambda some: shift(pair, s[some], share[some], votes[some]),
+            "fitted": lambda some: Sigmoid.fit(s[some], share[some], votes[some])}
     if spread is not None:
-        maps["with Sigma"] = lambda some: fit(s[some], yes[some], votes[some], v[some])
+        maps["with Sigma"] = lambda some: Sigmoid.fit(s[some], share[some], votes[some], v[some])
     results = {}
     for name, learn in maps.items():
         p = np.empty(len(s))
@@ -228,7 +204,7 @@ def probabilities(files: list[Judged], scores: np.ndarray, pair: Sigmoid,
 
 
 def numbers(files: list[Judged], scores: np.ndarray, owner: np.ndarray,
-            spread: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, Fits]:
+            spread: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, Sigmoid]:
     """The expected number of photos that fit each caption, by a map that was fitted on the other
     half; that of people, own photos included; NaN for captions that nobody judged: (M,) each. And
     the map of all captions."""
@@ -239,12 +215,11 @@ def numbers(files: list[Judged], scores: np.ndarray, owner: np.ndarray,
     share[image, caption], weight[image, caption] = yes / votes, votes
     known = np.bincount(caption, minlength=len(owner)) > 0
 
-    def learn(some: np.ndarray) -> Fits:
+    def learn(some: np.ndarray) -> Sigmoid:
         few = np.random.default_rng(1).permutation(np.flatnonzero(some & known))
         few = few[:max(2, FITTED // len(scores))]
         v = None if spread is None else np.broadcast_to(spread, scores.shape)[:, few].ravel()
-        return fit(scores[:, few].ravel().astype(float), (share * weight)[:, few].ravel(),
-                   weight[:, few].ravel(), v)
+        return Sigmoid.fit(scores[:, few].ravel(), share[:, few].ravel(), weight[:, few].ravel(), v)
     expected = np.full(len(owner), np.nan)
     for judge, others in halves(len(owner)):
         judge = judge & known
@@ -261,13 +236,10 @@ def levels(expected: np.ndarray, people: np.ndarray) -> dict:
             for name, x in (("expected", expected), ("people", people))}
 
 
-def shift(pair: Sigmoid, s, yes, votes) -> Fits:
+def shift(pair: Sigmoid, s, share, votes) -> Sigmoid:
     """The map of own pairs with the bias that gives the mean share of yes."""
-    from scipy.optimize import brentq
-    mean = yes.sum() / votes.sum()
-    bias = brentq(lambda b: (votes * Fits(pair.slope, 0.0, b)(s)).sum() / votes.sum() - mean,
-                  -1e4, 1e4)
-    return Fits(pair.slope, 0.0, bias)
+    return pair._replace(bias=brentq(
+        lambda bias: np.average(pair._replace(bias=bias)(s) - share, weights=votes), -1e4, 1e4))
 
 
 # ---- all of it
@@ -281,7 +253,7 @@ def measures(subject: Subject, side: str, t: float, pair: Sigmoid) -> dict[str, 
     values = {"expected": np.log(expected(rows, pair))} | {
         name: getattr(of, name) for name in ("entropy", "max", "margin", "std", "posterior")}
     for name, spread in uncertainties(subject).items():
-        if name == NAMES[side]:
+        if name == SIDES[side][0]:
             values["log_det_query"] = spread
         else:
             values["log_det_answer"] = spread[rows.items[of.first]]
@@ -289,25 +261,22 @@ def measures(subject: Subject, side: str, t: float, pair: Sigmoid) -> dict[str, 
 
 
 def judge(subject: Subject, files: list[Judged], t: dict[str, float],
-          pair: Sigmoid) -> tuple[dict, Fits | None, tuple[np.ndarray, np.ndarray] | None]:
+          pair: Sigmoid) -> tuple[dict, Sigmoid | None, tuple[np.ndarray, np.ndarray] | None]:
     """What results.json holds of judgements, the map that calibration.json keeps, and the expected
     numbers and people's of all captions (`numbers`), None without votes. t: the temperatures by
     direction; pair: the probability of own pairs (`posterior.of_pairs`)."""
     scores = score_matrix(subject, BLOCK)                                           # (N, M)
     results = {"files": {os.path.basename(of.path): agreement(of, scores) for of in files}}
-    texts = subject.items.captions
-    words = None if texts is None else np.array([len(text.split()) for text in texts])
-    sides = [m.captions for m in subject.members if m.captions.log_var is not None]
-    spread = torch.stack([e.log_var.mean(1) for e in sides]).mean(0).cpu().double().numpy() if (
-        sides) else None
+    words = word_counts(subject.items.captions)
+    spread = uncertainties(subject, lambda e: e.log_var.mean(1)).get("captions")
     fits = count = both = None
     if any(of.votes is not None for of in files):
         results["pairs"] = probabilities(files, scores, pair, spread)
         count, truth, fits = numbers(files, scores, subject.caption_image, spread)
         known, both = ~np.isnan(count), (count, truth)
         results["number"] = levels(count[known], truth[known])
-    for side, name in NAMES.items():
-        values, given = measures(subject, side, t[side], pair), None
+    for side, (name, _) in SIDES.items():
+        values = measures(subject, side, t[side], pair)
         if side == "t2i":
             values |= {} if count is None else {"expected_by_votes": np.log(count)}
             values |= {} if words is None else {"words": -words}
@@ -335,8 +304,8 @@ MAPS = {"own pairs": "own pairs of dev", "shifted": "the same, shifted", "fitted
 
 def tables(results: dict) -> list:
     """The tables of `judge`, as report.py has them."""
-    def cells(of, keys, kind="rho"):
-        return [number(without_nan(of.get(key)), kind) if key in of else "" for key in keys]
+    def cells(of, keys):
+        return [number(without_nan(of[key]), "rho") if key in of else "" for key in keys]
     said = [("people's judgements of pairs", [("", ["pairs", "own, left out", "tau", "of", "AUROC"])],
              [(name, [f"{of['pairs']:,}", f"{of['own']:,}", number(of["tau"]), f"tau-{of['kind']}",
                       number(without_nan(of["auroc"]), "rho")])
@@ -352,7 +321,7 @@ def tables(results: dict) -> list:
                      [(label, [number(x) for x in results["number"][key]]) for key, label in (
                          ("expected", "expected, by votes on other captions"),
                          ("people", "people's"))]))
-    for side, name in NAMES.items():
+    for side, (name, _) in SIDES.items():
         if name in results:
             keys = {"rho": "rho", "low": "95% from", "high": "to", "rho_given_words": "given words"}
             keys = {key: head for key, head in keys.items() if side == "t2i" or "words" not in key}

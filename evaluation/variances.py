@@ -369,7 +369,7 @@ def gathered(kind: str, fits: list[Fit]) -> Variances:
     if kind == "knn":
         how = {"neighbours": sides["images"][0].neighbours}
     elif kind == "volume":
-        how = {"of_photo": [list(x.of_photo) for x in sides["images"]]}
+        how = {"of_photo": [x.of_photo[:2] for x in sides["images"]]}
         notes = [f"{fit.name}: captions of one photo of dev lie no nearer to each other than to those "
                  "of others, so that these variances say nothing of how many photos fit"
                  for fit, x in zip(fits, sides["images"]) if x.of_photo.slope <= 0]

@@ -291,8 +291,8 @@ def test_the_probability_of_a_caption_is_learned_from_votes_on_others():
     asked = half[of.caption]
     moved = of._replace(yes=np.where(asked, of.votes - of.yes, of.yes))             # the votes on one half turned round
     for name, learn in (("judged", half), ("others", ~half)):
-        maps = [people.fit(scores[x.image, x.caption][learn[x.caption]], x.yes[learn[x.caption]],
-                           x.votes[learn[x.caption]]) for x in (of, moved)]
+        maps = [Sigmoid.fit(scores[x.image, x.caption][learn[x.caption]], (x.yes / x.votes)[learn[x.caption]],
+                            x.votes[learn[x.caption]]) for x in (of, moved)]
         assert (maps[0] == maps[1]) == (name == "others")
     assert "with Sigma" not in people.probabilities([of], scores, Sigmoid(5.0, 1.0), None)
 
@@ -300,8 +300,8 @@ def test_the_probability_of_a_caption_is_learned_from_votes_on_others():
 def test_the_shifted_map_has_the_mean_of_the_votes():
     of, scores, *_ = made()
     s = scores[of.image, of.caption]
-    found = people.shift(Sigmoid(9.0, 4.0), s, of.yes, of.votes)
-    assert found.slope == 9 and (of.votes * found(s)).sum() == pytest.approx(of.yes.sum())
+    found = people.shift(Sigmoid(9.0, 4.0), s, of.yes / of.votes, of.votes)
+    assert found.slope == 9 and (of.votes * found(s).numpy()).sum() == pytest.approx(of.yes.sum())
 
 
 def test_numbers_are_sums_over_all_photos():
@@ -316,10 +316,10 @@ def test_numbers_are_sums_over_all_photos():
         for i in range(30):
             judged = [(a / b, b) for j, k, a, b in zip(of.image, of.caption, of.yes, of.votes) if (j, k) == (i, c)]
             share, weight = judged[0] if judged else (0.9 * (owner[c] == i), people.USUAL)
-            s, v, y, n = s + [scores[i, c]], v + [wide[c]], y + [share * weight], n + [weight]
-    learned = people.fit(*map(np.array, (s, y, n, v)))
+            s, v, y, n = s + [scores[i, c]], v + [wide[c]], y + [share], n + [weight]
+    learned = Sigmoid.fit(*map(np.array, (s, y, n, v)))
     c = int(np.flatnonzero(half & (np.arange(24) != 3))[0])
-    assert count[c] == pytest.approx(sum(learned(scores[i, c], wide[c]) for i in range(30)), rel=1e-6)
+    assert count[c] == pytest.approx(sum(float(learned(scores[i, c], wide[c])) for i in range(30)), rel=1e-6)
     shares = sum(a / b for k, a, b in zip(of.caption, of.yes, of.votes) if k == c)
     assert truth[c] == pytest.approx(0.9 + shares) and fits != learned
     parts = people.levels(count[~np.isnan(count)], truth[~np.isnan(truth)])
