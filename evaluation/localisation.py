@@ -24,7 +24,6 @@ from evaluation.confidence import Fitted, Seen, percent, title
 from evaluation.open import How, Where, holds_arrays_only, load_run
 from evaluation.phrases import (
     RIGHT,
-    BoxSplit,
     Located,
     PhraseScores,
     Scored,
@@ -33,6 +32,7 @@ from evaluation.phrases import (
     locate,
     located,
     measures,
+    outcomes,
     photo_by_photo,
 )
 from evaluation.pictures import IN_SET, OWN, Cell, Row, draw_rows, small, wrapped
@@ -65,7 +65,7 @@ def is_of_phrases(path: str) -> bool:
 class Phrases(NamedTuple):
     """The phrases of a split, what scores them, and, of Gaussians, log det Sigma in nats."""
     name: str                         # for the reader, such as "f30k_entities test"
-    split: BoxSplit
+    split: PhraseSplit
     scores_of: ScoresOf
     phrase_log_det: np.ndarray | None = None      # (M,), None where phrases are points
     region_log_det: np.ndarray | None = None      # (R,), None where regions are points
@@ -183,13 +183,12 @@ def compare_all(groups: list[str], where: Where, how: How) -> tuple[dict, list, 
 SUMS = {"rsum": [f"r{k}" for k in metrics.RECALLS]}
 
 
-def totals(found: Located, split: BoxSplit) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def totals(found: Located, split: PhraseSplit) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """{"r1" | "r5" | "r10": (total (N,), count (N,))} of the photos that have phrases, in percent,
     as `metrics.paired_bootstrap` takes it."""
     owner = np.unique(split.phrase_photo, return_inverse=True)[1]
-    count = np.bincount(owner)
-    return {f"r{k}": (np.bincount(owner, 100.0 * ((found.rank >= 0) & (found.rank < k))), count)
-            for k in metrics.RECALLS}
+    count, values = np.bincount(owner), outcomes(found)
+    return {name: (np.bincount(owner, 100.0 * values[name]), count) for name in SUMS["rsum"]}
 
 
 # ---- tables and sentences
@@ -410,7 +409,7 @@ def choose(sure: np.ndarray, right: np.ndarray, photo: np.ndarray,
     return {kind: positions for kind, positions in chosen.items() if positions}
 
 
-def phrase_examples(path: str, split: BoxSplit, found: Located, seen: Seen, photos: list[str],
+def phrase_examples(path: str, split: PhraseSplit, found: Located, seen: Seen, photos: list[str],
                     heading: str) -> None:
     """Draw phrases with their photos, their boxes and the calibrated probability that the first one
     is right. photos: the file of each of the N photos, which may be gone."""

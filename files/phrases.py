@@ -216,22 +216,23 @@ def geometry_of(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 @dataclass
 class PhraseSplit(Split):
-    """A Split whose N images are the R proposals of all photos, and whose captions are phrases.
+    """A Split whose images are the R proposals of all N photos, and whose captions are M phrases.
     `caption_image` is the proposal that overlaps a phrase's box most."""
     entities: Entities = None
     proposals: Proposals = None
     root: str = ""
 
-    ids = property(lambda self: self.entities.ids)
-    sizes = property(lambda self: self.entities.sizes)
-    boxes = property(lambda self: self.proposals.boxes)
-    start = property(lambda self: self.proposals.start)
-    added = property(lambda self: self.proposals.added)
-    phrases = property(lambda self: self.entities.phrases)
-    phrase_photo = property(lambda self: self.entities.phrase_photo)
+    ids = property(lambda self: self.entities.ids)                      # of the N photos
+    sizes = property(lambda self: self.entities.sizes)                  # (N, 2) width, height
+    boxes = property(lambda self: self.proposals.boxes)                 # (R, 4) see Proposals
+    start = property(lambda self: self.proposals.start)                 # (N + 1,)
+    added = property(lambda self: self.proposals.added)                 # (R,) bool
+    phrases = property(lambda self: self.entities.phrases)              # M
+    phrase_photo = property(lambda self: self.entities.phrase_photo)    # (M,) of each, rising
+    # (M, 4) the box of each, which encloses all boxes of its chain
     truth = property(lambda self: self.entities.truth)
-    types = property(lambda self: self.entities.types)
-    n_boxes = property(lambda self: self.entities.n_boxes)
+    types = property(lambda self: self.entities.types)                  # M, such as ("people",)
+    n_boxes = property(lambda self: self.entities.n_boxes)      # (M,) that the truth encloses
 
     def fingerprint(self) -> dict:
         return {**super().fingerprint(), "boxes_sha256": self.proposals.facts["boxes_sha256"]}

@@ -9,14 +9,14 @@ from cli import InputError
 from evaluation import calibration, localisation, pictures
 from evaluation.confidence import MEASURES
 from evaluation.localisation import ACROSS, KINDS, Phrases, choose, fit, judge_phrases, padded, phrase_examples
-from evaluation.phrases import BoxSplit, locate, photo_by_photo
+from evaluation.phrases import locate, photo_by_photo
 from evaluation.plots import diagrams
 from evaluation.posterior import temperature
 from evaluation.report import render
 from files.phrases import iou, shares
 from files.reading import is_drawn
 from metrics import spearman
-from tests.test_localisation import drawn_scores, made, rows_of, slow_iou
+from tests.test_localisation import BoxSplit, drawn_scores, made, rows_of, slow_iou
 
 RNG = np.random.default_rng
 
