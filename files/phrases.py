@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from cli import InputError
-from files.entities import Entities, photo_paths, read_entities
+from files.entities import Entities, read_entities
 from files.layouts import Split, read_text_features
 from files.reading import need, read_arrays, read_json, sha256
 from files.shards import read_rows, there
@@ -236,10 +236,6 @@ class PhraseSplit(Split):
 
     def fingerprint(self) -> dict:
         return {**super().fingerprint(), "boxes_sha256": self.proposals.facts["boxes_sha256"]}
-
-    def photos(self) -> list[str]:
-        """The file of each photo."""
-        return photo_paths(self.root, self.ids)
 
     def columns(self, n: int) -> np.ndarray:
         """The phrases of photo n."""

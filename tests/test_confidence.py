@@ -368,9 +368,10 @@ def test_probabilities_never_promise_certainty():
 def test_examples_are_of_all_kinds_and_each_once():
     p = np.linspace(0.99, 0.01, 40)
     right = np.arange(40) % 2 == 0
-    assert list(plots.pick(p, right).values()) == [[0, 2, 4, 6], [1, 3, 5], [18, 19, 20], [37, 38, 39]]
+    assert list(plots.pick(p, right, plots.SHOWN, range(40)).values()) == [
+        [0, 2, 4, 6], [1, 3, 5], [18, 19, 20], [39, 38, 37]]
     for n in (2, 5, 9):                                     # too few for all headings
-        shown = sum(plots.pick(p[:n], right[:n]).values(), [])
+        shown = sum(plots.pick(p[:n], right[:n], plots.SHOWN, range(n)).values(), [])
         assert sorted(shown) == sorted(set(shown)) and len(shown) >= min(n, 5)
 
 
