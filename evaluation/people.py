@@ -27,7 +27,7 @@ from evaluation.assess import uncertainties, without_nan
 from evaluation.calibration import SIDES
 from evaluation.posterior import answers, expected, rows_of
 from evaluation.report import number
-from evaluation.subjects import Items, Subject, score_matrix
+from evaluation.subjects import Items, Subject, numbered, score_matrix
 from evaluation.volume import Sigmoid
 from files.reading import read_lines
 from metrics import spearman
@@ -70,12 +70,8 @@ def places(items: Items) -> tuple[dict[str, int], dict[str, int]]:
     check(items.image_names, f"{items.source} does not name its photos, and judgements do; put one "
                              "name a line into {split}_ids.txt beside the features")
     names = [os.path.basename(name) for name in items.image_names]
-    captions = items.caption_names
-    if captions is None:                         # those of a photo in their order
-        seen, captions = dict.fromkeys(names, -1), []
-        for row in items.owner:
-            seen[names[row]] += 1
-            captions.append(f"{names[row]}#{seen[names[row]]}")
+    captions = items.caption_names or [          # those of a photo in their order
+        f"{name}#{k}" for name, k in numbered((names[row],) for row in items.owner)]
     return ({name: row for row, name in enumerate(names)},
             {name: row for row, name in enumerate(captions)})
 
@@ -84,7 +80,7 @@ def read(path: str, items: Items) -> Judged:
     """The judgements of a file. Raises InputError on a line of another form, and where none is of
     the split's photos and captions."""
     photos, captions = places(items)
-    at, numbers, own, elsewhere = [], [], 0, 0
+    at, numbers = [], []
     for k, line in enumerate(read_lines(path), 1):
         photo, *rest = line.split("\t")
         try:
@@ -148,15 +144,13 @@ def rhos(unsure: dict[str, np.ndarray], truth: np.ndarray, words: np.ndarray | N
              for name, x in unsure.items()}
     results = {}
     for name, x in unsure.items():
-        low, high = np.quantile(drawn[name], (0.025, 0.975))
-        results[name] = {"rho": spearman(x, truth), "low": float(low), "high": float(high)}
+        results[name] = {"rho": spearman(x, truth), **selective.interval(drawn[name])}
         if words is not None and name != "words":
             results[name]["rho_given_words"] = partial_spearman(x, truth, words)
         if name != "expected":
-            low, high = np.quantile(drawn[name] - drawn["expected"], (0.025, 0.975))
             results[name]["above"] = {
-                "difference": spearman(x, truth) - spearman(unsure["expected"], truth),
-                "low": float(low), "high": float(high)}
+                "difference": results[name]["rho"] - spearman(unsure["expected"], truth),
+                **selective.interval(drawn[name] - drawn["expected"])}
     return results
 
 

@@ -114,38 +114,9 @@ def steady_fall(confidence, right) -> tuple[float, float]:
     return rho, float(-rho * r ** 2)
 
 
-def brier(p, right) -> float:
-    """The mean squared distance of the probability from what happened."""
-    return float(np.mean((np.asarray(p) - np.asarray(right, dtype=float)) ** 2))
-
-
-def nll(p, right) -> float:
-    """The mean negative log-likelihood of what happened, in nats."""
-    p = np.clip(p, LEAST, 1 - LEAST)
-    return float(-np.mean(np.log(np.where(right, p, 1 - p))))
-
-
-def calibration_error(p, right) -> float:
-    """ECE: the mean distance of mean probability and share of right answers in bins of equal
-    mass."""
-    return float(_errors(np.asarray(p, float), np.asarray(right, float)[None])[0])
-
-
-def calibration_floor(p) -> float:
-    """The ECE that a perfectly calibrated p would show with so few queries: its mean where right
-    answers are drawn with these probabilities."""
-    p, rng = np.asarray(p, float), np.random.default_rng(0)
-    return float(_errors(p, (rng.random((DRAWS, len(p))) < p).astype(float)).mean())
-
-
 def _parts(p: np.ndarray) -> list[np.ndarray]:
     """The positions of each bin of equal mass, from the least p (Q,)."""
     return [part for part in np.array_split(np.argsort(p, kind="stable"), BINS) if len(part)]
-
-
-def _errors(p: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """ECE of p (Q,) under each row of right (S, Q) -> (S,)."""
-    return sum(abs(p[part].sum() - right[:, part].sum(1)) for part in _parts(p)) / len(p)
 
 
 def reliability(p, right) -> dict:
@@ -174,10 +145,25 @@ def ranking(confidence, right) -> dict:
 
 
 def probability(p, right) -> dict:
-    """What a probability is judged by beyond `ranking`: Brier score, NLL, ECE and the floor of the
-    ECE."""
-    return {"brier": brier(p, right), "nll": nll(p, right), "ece": calibration_error(p, right),
-            "ece_floor": calibration_floor(p), "mean": float(np.mean(p))}
+    """What a probability is judged by beyond `ranking`.
+
+    Brier score: the mean squared distance from what happened. NLL: the mean negative log-likelihood
+    of that, in nats. ECE: the mean distance of mean probability and share of right answers in bins
+    of equal mass. Its floor: the ECE that a perfectly calibrated p would show with so few queries,
+    its mean where right answers are drawn with these probabilities. And the mean of p.
+    """
+    p, right, rng = np.asarray(p, float), np.asarray(right, float), np.random.default_rng(0)
+    happened = np.clip(np.where(right, p, 1 - p), LEAST, 1 - LEAST)
+    rows = np.concatenate([right[None], rng.random((DRAWS, len(p))) < p])       # (1 + DRAWS, Q)
+    errors = sum(abs(p[part].sum() - rows[:, part].sum(1)) for part in _parts(p)) / len(p)
+    return {"brier": float(np.mean((p - right) ** 2)), "nll": float(-np.log(happened).mean()),
+            "ece": float(errors[0]), "ece_floor": float(errors[1:].mean()), "mean": float(p.mean())}
+
+
+def interval(draws: np.ndarray) -> dict[str, float]:
+    """{"low", "high"}: the 95% interval of the samples of a bootstrap."""
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return {"low": float(low), "high": float(high)}
 
 
 def auroc_differences(confidences: dict[str, np.ndarray], right, owner,
@@ -195,9 +181,7 @@ def auroc_differences(confidences: dict[str, np.ndarray], right, owner,
         row[:] = np.bincount(rng.integers(n, size=n), minlength=n)
     right = np.asarray(right, dtype=bool)
     draws = {name: aurocs(of, right, weights, owner) for name, of in confidences.items()}
+    known = ~np.isnan(draws[pairs[0][0]])       # the others are samples where all are right, or wrong
     point = {name: auroc(of, right) for name, of in confidences.items()}
-    results = {}
-    for a, b in pairs:
-        low, high = np.nanpercentile(draws[a] - draws[b], [2.5, 97.5])
-        results[a, b] = {"difference": point[a] - point[b], "low": float(low), "high": float(high)}
-    return results
+    return {(a, b): {"difference": point[a] - point[b], **interval((draws[a] - draws[b])[known])}
+            for a, b in pairs}

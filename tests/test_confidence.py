@@ -346,7 +346,7 @@ def test_what_cannot_be_calibrated_ends_in_a_sentence(runs, tmp_path, monkeypatc
 def test_a_subject_whose_answers_are_all_right(tmp_path):
     subject = drawn(noise=0.0)
     with pytest.raises(ValueError, match="all of the 120 first answers .* are right, so no confidence can tell"):
-        confidence.refuse_one_class(confidence.Seen("drawn", {}, np.ones(120, bool), *[None] * 3, 40), "t2i")
+        confidence.with_features(confidence.Seen("drawn", {}, np.ones(120, bool), *[None] * 3, 40), "t2i")
     with pytest.raises(ValueError, match="no temperature fits|first answers"):
         confidence.fit(subject)
 
