@@ -12,6 +12,7 @@ import itertools
 import numpy as np
 
 from evaluation.assess import without_nan
+from evaluation.calibration import SIDES
 from evaluation.confidence import Seen, title
 from evaluation.report import number
 from evaluation.subjects import Subject
@@ -100,13 +101,13 @@ def report(subject: Subject, judged: dict, seen: dict[str, Seen]) -> dict[str, d
     for source, sides in truths(subject, judged).items():
         levels = judged["positives"].levels if source == "positives" else None
         for side, truth in sides.items():
-            of, captions = seen[side], side == "t2i"
+            of = seen[side]
             known = ~np.isnan(truth[of.asked])
             if known.sum() < 3:
                 continue
             queries = of.asked[known]
-            given = [None if x is None or not captions else x[queries] for x in (words, levels)]
-            results.setdefault(source, {})["captions" if captions else "images"] = {
+            given = [None if x is None or side == "i2t" else x[queries] for x in (words, levels)]
+            results.setdefault(source, {})[SIDES[side][0]] = {
                 name: correlations(-value[known], truth[queries], *given)
                 for name, value in of.values.items()}
     return results

@@ -122,7 +122,7 @@ def quantiles(dev: Subject) -> dict:
 class Calibration(NamedTuple):
     """A calibration.json, and where it lies."""
     path: str
-    checkpoints: list[str]
+    models: str                       # their names
     weights: list[str] | None         # digests (Trained.weights); None: other embeddings
     data_name: str
     similarity: str
@@ -135,9 +135,8 @@ class Calibration(NamedTuple):
 
     def refuse_other(self, run: str, weights: str) -> None:
         """Raises InputError unless this is of the model with these weights, which `run` holds."""
-        models = " + ".join(self.checkpoints)
-        why = (f"is of the weights of {models}, and {run} has others" if self.weights else
-               f"is of {models}, and names no weights by which {run} could be known")
+        why = (f"is of the weights of {self.models}, and {run} has others" if self.weights else
+               f"is of {self.models}, and names no weights by which {run} could be known")
         check(self.weights == [weights], f"{self.path} {why}; write it again with evaluate.py "
                                          f"--confidence --checkpoint {run}")
 
@@ -160,19 +159,17 @@ def read_calibration(path: str) -> Calibration:
     fix = "write it again with evaluate.py --confidence"
     file = read_json(path, fix)
     try:
-        names, data_name, similarity = (
-            file[name] for name in ("checkpoints", "data_name", "similarity"))
-        named = names and isinstance(names, list) and all(
-            isinstance(x, str) for x in (*names, data_name, similarity))
-        if file["calibration"] != FORMAT or not named:
-            raise ValueError("it does not say of which model it is" if not named else
-                             f"its format is {file['calibration']!r}")
+        models = " + ".join(file["checkpoints"])
+        if file["calibration"] != FORMAT or not models:
+            raise ValueError(f"its format is {file['calibration']!r}" if models else
+                             "it does not say of which model it is")
         sets, fits = file.get("sets"), file.get("fits")
-        if sets is not None:
+        if sets:
             sets = {"alpha": float(sets["alpha"]), "images": int(sets["images"]),
                     **{side: {name: float(limit) for name, limit in sets[side].items()}
                        for side in SIDES}}
-        return Calibration(path, names, file.get("weights"), data_name, similarity,
+        return Calibration(path, models, file.get("weights"),
+                           *(f"{file[name]}" for name in ("data_name", "similarity")),
                            {side: Fitted.of(file[side]) for side in SIDES}, sets,
                            file.get("log_det") and sorted(map(float, file["log_det"])),
                            fits and [float(fits[name]) for name in ("slope", "log_det", "bias")])

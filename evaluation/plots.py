@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 
+from evaluation import report
 from evaluation.confidence import MEASURES, Seen, best_name, percent, title
 from evaluation.pictures import THUMBNAIL, Cell, Row, draw_rows, drawing, wrapped
 from files.reading import below
@@ -14,7 +15,7 @@ from metrics import risk_coverage
 
 PICTURES = ("confidence", "confidence_examples")
 NUMBERS = "people"                    # the picture of `fitting`
-SIDES = {"t2i": "text to image", "i2t": "image to text", "phrases": "phrases to boxes"}
+SIDES = report.SIDES | {"phrases": "phrases to boxes"}
 LABELS = {"posterior_grouped": "posterior, summed over its image's captions",
           "overlap": "posterior, summed over the boxes at its place",
           "stacked": "logistic of all measures"}

@@ -17,7 +17,7 @@ from evaluation import people, promises, volume
 from evaluation.calibration import read_calibration
 from evaluation.encode import encode
 from evaluation.open import Where, load_run
-from evaluation.posterior import expected, of_pairs, rows_of
+from evaluation.posterior import answers, expected, of_pairs, rows_of
 from evaluation.subjects import Items
 from evaluation.volume import Sigmoid, logistic
 from files.layouts import read_precomputed
@@ -86,7 +86,9 @@ def test_the_expected_number_and_the_ceiling_of_the_maximum_tell_absent_queries(
     dev, test = drawn(0), drawn(1)
     pair = of_pairs(rows_of(dev, "t2i"))
     of = promises.judge_absent(dev, test, "t2i", 30.0, 0.3, pair)
-    here, gone, number, left = promises.both_ways(test, "t2i", 30.0, 2, pair)
+    rows = promises.one_each(test, "t2i", 2)
+    (here, number), (gone, left) = ((answers(rows, 30.0, absent), expected(rows, pair, absent))
+                                    for absent in (False, True))
     assert (here.max == gone.max).tolist() == (~here.right).tolist()
     assert of["ceiling"] == pytest.approx(1 - np.mean(~here.right) ** 2 / 2) and of["auroc"]["max"] < of["ceiling"]
     wins = [(a > b) + (a == b) / 2 for a in number for b in left]
