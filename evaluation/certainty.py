@@ -6,7 +6,6 @@ second file (--calibration), or on a random part of their images (--calibrate_on
 left out of the judgement.
 """
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +15,8 @@ from cli import check
 from evaluation import ambiguity, confidence, people, promises
 from evaluation.calibration import SIDES, stored
 from evaluation.confidence import Seen
-from evaluation.posterior import answers, expected, of_pairs, rows_of
-from evaluation.subjects import Member, Order, Subject
+from evaluation.posterior import answers, expected, of_pairs, part, rows_of
+from evaluation.subjects import Member, Subject
 from evaluation.volume import Sigmoid
 from files.reading import read_lines
 
@@ -42,16 +41,6 @@ class Certainty(NamedTuple):
     seen: dict[str, Seen]             # of each direction, with --confidence; for pictures
     # how many photos fit each caption (M,), expected and by people; None without votes
     numbers: tuple[np.ndarray, np.ndarray] | None = None
-
-
-def part(subject: Subject, images: np.ndarray) -> Subject:
-    """The images at positions `images` (n,), rising, and their captions, as a subject of their
-    own."""
-    captions = np.flatnonzero(np.isin(subject.caption_image, images))
-    some = replace(subject, items=None, n_images=len(images),
-                   caption_image=np.searchsorted(images, subject.caption_image[captions]))
-    some.take(Order(images, captions, []))
-    return some
 
 
 def to_calibrate_on(subject: Subject, share: float | None,

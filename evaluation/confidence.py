@@ -15,7 +15,7 @@ from cli import check
 from evaluation import report, selective
 from evaluation.assess import uncertainties, without_nan
 from evaluation.calibration import SIDES, Fitted, Isotonic, Logistic
-from evaluation.posterior import Answers, answers_of_both, rows_of, sample_scores, temperature
+from evaluation.posterior import Answers, answers_of_both, part, rows_of, sample_scores, temperature
 from evaluation.subjects import Subject
 from similarities import Embedding
 
@@ -105,12 +105,12 @@ def look(subject: Subject, t: dict[str, float], each: float | None) -> dict[str,
     sigma = {"log_det": uncertainties(subject), "trace": uncertainties(subject, trace)}
     name, seen = f"{subject.data_name} {subject.split}".strip() or subject.name, {}
     for side, (rows, of) in answers_of_both(subject, t, each=each).items():
-        first, values = rows.items[of.first], of_answers(of)
+        values = of_answers(of)
         for kind, spread in sigma.items():
-            for what, which, places in zip(("query", "answer"), SIDES[side], (rows.asked, first)):
+            for what, which, at in zip(("query", "answer"), SIDES[side], (rows.asked, of.first)):
                 if which in spread:
-                    values[f"{kind}_{what}"] = -spread[which][places]
-        seen[side] = Seen(name, values, of.right, rows.asked, first, rows.owner, rows.gallery)
+                    values[f"{kind}_{what}"] = -spread[which][at]
+        seen[side] = Seen(name, values, of.right, rows.asked, of.first, rows.owner, rows.gallery)
     return seen
 
 
@@ -189,7 +189,7 @@ def judge_both(subject: Subject,
         results[side], seen[side] = judge(seen[side], side, fitted[side])
     order = np.random.default_rng(0).permutation(subject.n_images)
     for size in (size for size in SIZES if size < subject.n_images):
-        for side, (_, of) in answers_of_both(subject, t, np.sort(order[:size])).items():
+        for side, (_, of) in answers_of_both(part(subject, np.sort(order[:size])), t).items():
             values = of_answers(of)
             p = selective.levelled(values[best_name(values)])
             results[side].setdefault("galleries", {})[str(size)] = {

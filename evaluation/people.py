@@ -250,7 +250,7 @@ def measures(subject: Subject, side: str, t: float, pair: Sigmoid) -> dict[str, 
         if name == SIDES[side][0]:
             values["log_det_query"] = spread
         else:
-            values["log_det_answer"] = spread[rows.items[of.first]]
+            values["log_det_answer"] = spread[of.first]
     return values
 
 

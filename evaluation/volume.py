@@ -142,11 +142,11 @@ def fit(similarity: Similarity, captions: Embedding, owner: np.ndarray, dev: Emb
     few = order[:max(2, FITTED // (int(dev_owner.max()) + 1))]
     seen, right = [], []
     for rows, nearest in without_own(dev, dev_owner, itself=True):
-        chosen = torch.isin(rows, few)
+        nearest = nearest.cpu()
         own = dev_owner[rows][:, None] == torch.arange(nearest.shape[1])            # (b, N)
-        known = nearest.isfinite() & chosen[:, None]
-        seen.append(nearest[known].cpu())
-        right.append(own[known.cpu()])
+        known = nearest.isfinite() & torch.isin(rows, few)[:, None]
+        seen.append(nearest[known])
+        right.append(own[known])
     of_photo = Sigmoid.fit(torch.cat(seen), torch.cat(right))
     shares = torch.cat([log_share(nearest, of_photo)
                         for _, nearest in without_own(captions, owner, itself=False)])

@@ -19,7 +19,7 @@ from demo import __main__ as demo
 from evaluation import ambiguity, calibration, certainty, confidence, pictures, plots, promises
 from evaluation.encode import encode
 from evaluation.open import How, Models, Where, load_run, open_run
-from evaluation.posterior import answers, answers_of_both, rows_of, sample_scores
+from evaluation.posterior import answers, answers_of_both, part, rows_of, sample_scores
 from evaluation.subjects import Subject
 from files.reading import is_drawn
 from metrics import spearman
@@ -67,13 +67,14 @@ def slow_answers(subject, side, t, images=None, absent=False):
 @pytest.mark.parametrize("side", SIDES)
 def test_answers_are_those_of_a_loop_over_queries(monkeypatch, side, images, absent):
     monkeypatch.setattr("evaluation.posterior.ELEMENTS", 250)                 # several blocks, the last one smaller
-    subject = drawn()
-    rows = rows_of(subject, side, images=None if images is None else np.array(images))
+    subject, kept = drawn(), np.array(images or range(40))
+    rows = rows_of(part(subject, kept), side)
     found, slow = answers(rows, 12.0, absent), slow_answers(subject, side, 12.0, images, absent)
     assert len(slow) == rows.queries
     for name in ("right", "max", "margin", "std", "posterior", "entropy"):
         assert np.allclose(getattr(found, name), [of[name] for of in slow], atol=2e-6), name
-    assert rows.items[found.first].tolist() == [of["first"] for of in slow]
+    items = kept if side == "t2i" else np.flatnonzero(np.isin(subject.caption_image, kept))
+    assert items[found.first].tolist() == [of["first"] for of in slow] and len(items) == rows.gallery
     assert (found.grouped is None) == (side == "t2i")
     if side == "i2t":
         assert np.allclose(found.grouped, [of["grouped"] for of in slow], atol=2e-6)
@@ -86,13 +87,13 @@ def test_answers_of_both_directions_at_once_are_those_of_each(monkeypatch, image
     subject = drawn(n=41)
     subject.scores[:, 40] = subject.scores[:, 40].round(1)                  # items that tie, of several blocks
     subject.caption_image[subject.caption_image == 6] = 5                   # an image without captions
-    t, images = {"t2i": 12.0, "i2t": 9.0}, None if images is None else np.array(images)
-    for side, (rows, found) in answers_of_both(subject, t, images, each=4.0).items():
-        alone = rows_of(subject, side, images=images)
+    t, subject = {"t2i": 12.0, "i2t": 9.0}, part(subject, np.array(images or range(41)))
+    for side, (rows, found) in answers_of_both(subject, t, each=4.0).items():
+        alone = rows_of(subject, side)
         one = answers(alone, t[side])
         if side == "i2t":
             one = one._replace(entropy_each=answers(alone, 4.0).entropy)
-        assert rows.asked.tolist() == alone.asked.tolist() and rows.items.tolist() == alone.items.tolist()
+        assert rows.asked.tolist() == alone.asked.tolist() and rows.gallery == alone.gallery
         for name, values in one._asdict().items():
             other = getattr(found, name)
             assert values is other is None or np.allclose(values, other, atol=2e-6), name
