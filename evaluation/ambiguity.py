@@ -11,10 +11,8 @@ import itertools
 
 import numpy as np
 
-from evaluation.assess import without_nan
 from evaluation.calibration import SIDES
-from evaluation.confidence import Seen, title
-from evaluation.report import number
+from evaluation.confidence import Seen, table, title
 from evaluation.subjects import Subject
 from metrics import spearman
 
@@ -128,15 +126,13 @@ def correlations(unsure: np.ndarray, truth: np.ndarray, words, levels=None) -> d
 
 
 def tables(results: dict) -> list:
-    """Tables of `report`, as report.py has them, of the measures in SHOWN."""
+    """Tables of `report`, of the measures in SHOWN."""
     tables = []
     for source, sides in results.items():
         for side, of in sides.items():
-            keys = [key for key in COLUMNS if any(key in numbers for numbers in of.values())]
-            rows = [(title(name, side),
-                     [number(without_nan(numbers[key]), "rho") for key in keys])
-                    for name, numbers in of.items() if name in SHOWN]
-            tables.append((
-                f"{side} as queries: Spearman's rho of uncertainty and {SOURCES[source]}",
-                [("", [COLUMNS[key] for key in keys])], rows))
+            columns = {key: head for key, head in COLUMNS.items()
+                       if any(key in numbers for numbers in of.values())}
+            tables.append(table(
+                f"{side} as queries: Spearman's rho of uncertainty and {SOURCES[source]}", columns,
+                {title(name, side): of[name] for name in of if name in SHOWN}))
     return tables

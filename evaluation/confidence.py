@@ -218,11 +218,22 @@ def title(name: str, side: str) -> str:
     return side == "phrases" and MEASURES[name].of_boxes or MEASURES[name].title
 
 
+def digits(key: str, numbers: dict, kind: str = "rho") -> str:
+    """A cell: the number of this name with the digits of a correlation, empty where it is missing."""
+    return report.number(without_nan(numbers[key]), kind) if key in numbers else ""
+
+
+def table(heading: str, columns: dict[str, str], rows: dict[str, dict],
+          cell: Callable[[str, dict], str] = digits) -> tuple:
+    """A table as report.py has them. columns: {name of a number: its head}; rows: {label: numbers}."""
+    return heading, [("", list(columns.values()))], [
+        (label, [cell(key, numbers) for key in columns]) for label, numbers in rows.items()]
+
+
 def tables(results: dict) -> list:
-    """Tables of what `judge` said, {direction: ...}, as report.py has them."""
-    return [(heading, [("", list(COLUMNS.values()))],
-             [(title(name, side), [cell(key, of) for key in COLUMNS])
-              for name, of in results[side].items() if name in MEASURES])
+    """Tables of what `judge` said, {direction: ...}."""
+    return [table(heading, COLUMNS, {title(name, side): of for name, of in results[side].items()
+                                     if name in MEASURES}, cell)
             for side, heading in TITLES.items() if side in results]
 
 
@@ -230,10 +241,7 @@ def cell(key: str, numbers: dict) -> str:
     if key == "under":
         flat = numbers["aurc_flat"]
         return f"{100 * (1 - numbers['aurc'] / flat):.0f}%" if flat else "-"
-    if key not in numbers:
-        return ""
-    return report.number(without_nan(numbers[key]),
-                         "" if key in ("aurc", "e_aurc", "coverage_at_10") else "rho")
+    return digits(key, numbers, "" if key in ("aurc", "e_aurc", "coverage_at_10") else "rho")
 
 
 def sentences(results: dict, fitted: dict[str, Fitted]):

@@ -23,7 +23,7 @@ from cli import InputError, check
 from evaluation import ambiguity, compare, confidence, report
 from evaluation.certainty import Certainty
 from evaluation.confidence import Fitted, Seen, percent, title
-from evaluation.open import How, Where, holds_arrays_only, load_run
+from evaluation.open import How, Where, load_run
 from evaluation.phrases import (
     RIGHT,
     Located,
@@ -42,7 +42,7 @@ from evaluation.plots import PICTURES, diagrams, pick
 from evaluation.posterior import FITTED, temperature
 from files.entities import photo_paths
 from files.phrases import PhraseSplit, shares
-from files.reading import read_json, read_yaml
+from files.reading import FAULTS, read_json, read_yaml
 from metrics import sampled_spearman, spearman
 
 SIDE = "phrases"                      # the name of this direction in results and pictures
@@ -56,12 +56,9 @@ def is_of_phrases(path: str) -> bool:
     what is no run of ours is none on phrases."""
     config = os.path.join(path if os.path.isdir(path) else os.path.dirname(path), "config.yaml")
     try:
-        if os.path.isfile(config):
-            return bool(read_yaml(config)["options"].get("localise"))
-        if not os.path.isfile(path) or holds_arrays_only(path):
-            return False
-        return bool(load_checkpoint(path)["options"].get("localise"))
-    except (InputError, TypeError, KeyError, AttributeError):  # whoever reads it says what is wrong
+        run = read_yaml(config) if os.path.isfile(config) else load_checkpoint(path)
+        return bool(run["options"].get("localise"))
+    except FAULTS:                              # whoever reads it says what is wrong
         return False
 
 
@@ -93,15 +90,14 @@ def open_phrases(paths: list[str], where: Where, how: How) -> Phrases:
         check(np.array_equal(mine.truth, split.truth) and np.array_equal(mine.boxes, split.boxes),
               f"{path} reads other boxes than {paths[0]}, and an ensemble needs the same; name "
               "proposals for all with --regions")
-    models = [run.trained.to(how.device).model for run in runs]
-    scores = PhraseScores(models, [(run.split.images, run.tokens()) for run in runs], split,
-                          how.device, 32 * how.batch_size)
+    models = [(run.trained.to(how.device).model, run.split.images, run.tokens()) for run in runs]
+    scores = PhraseScores(models, split, how.device, 32 * how.batch_size)
     facts = {"checkpoints": paths, "data_name": first.folder[1], "split": split.name,
              "images": len(split.ids), "captions": len(split.phrases), "protocols": {},
              "similarity": first.trained.options.sim, "notes": first.notes}
     return Phrases(f"{first.folder[1]} {split.name}", split, scores,
-                   scores.phrase_log_det if models[0].text_tower.gaussian else None,
-                   scores.region_log_det if models[0].image_tower.gaussian else None,
+                   scores.phrase_log_det if first.trained.model.text_tower.gaussian else None,
+                   scores.region_log_det if first.trained.model.image_tower.gaussian else None,
                    fitting_of(split), facts, first.trained.options.seed)
 
 
@@ -204,10 +200,8 @@ def tables(runs: dict[str, dict], baselines: dict[str, dict] | None = None) -> l
         if groups:
             made.append((heading, {report.label(run, group, len(runs) > 1): of
                                    for group, each in groups.items() for run, of in each.items()}))
-    return [(heading, [("", list(COLUMNS.values()))],
-             [(name, [report.number(of[key], "queries" * (key == "phrases")) if key in of else ""
-                      for key in COLUMNS]) for name, of in rows.items()])
-            for heading, rows in made]
+    return [confidence.table(heading, COLUMNS, rows, lambda key, of: confidence.digits(
+        key, of, "queries" * (key == "phrases"))) for heading, rows in made]
 
 
 def sentence(results: dict) -> str:

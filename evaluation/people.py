@@ -25,6 +25,7 @@ from evaluation import selective
 from evaluation.ambiguity import partial_spearman, summed, word_counts
 from evaluation.assess import uncertainties, without_nan
 from evaluation.calibration import SIDES
+from evaluation.confidence import table, title
 from evaluation.posterior import answers, expected, rows_of
 from evaluation.report import number
 from evaluation.subjects import Items, Subject, numbered, score_matrix
@@ -240,18 +241,17 @@ def shift(pair: Sigmoid, s, share, votes) -> Sigmoid:
 
 def measures(subject: Subject, side: str, t: float, pair: Sigmoid) -> dict[str, np.ndarray]:
     """What a model says of every query of one direction: the expected number of items that fit, by
-    the map of own pairs, and all that MEASURES here names, each (Q,)."""
+    the map of own pairs, log det Sigma, and what the scores say, each (Q,)."""
     queries = np.arange(len(subject.caption_image) if side == "t2i" else subject.n_images)
     rows = rows_of(subject, side, queries)
-    of = answers(rows, t)
-    values = {"expected": np.log(expected(rows, pair))} | {
-        name: getattr(of, name) for name in ("entropy", "max", "margin", "std", "posterior")}
+    of, values = answers(rows, t), {"expected": np.log(expected(rows, pair))}
     for name, spread in uncertainties(subject).items():
         if name == SIDES[side][0]:
             values["log_det_query"] = spread
         else:
             values["log_det_answer"] = spread[of.first]
-    return values
+    return values | {name: getattr(of, name)
+                     for name in ("entropy", "max", "margin", "std", "posterior")}
 
 
 def judge(subject: Subject, files: list[Judged], t: dict[str, float],
@@ -288,27 +288,23 @@ def judge(subject: Subject, files: list[Judged], t: dict[str, float],
 
 MEASURES = {"expected": "expected number, by own pairs of dev",
             "expected_by_votes": "expected number, by votes on other captions",
-            "log_det_query": "log det Sigma of the query", "log_det_answer": "log det Sigma of the "
-            "first answer", "entropy": "entropy of the posterior", "max": "maximum score",
-            "margin": "margin to the second", "std": "deviation of the scores",
-            "posterior": "posterior of the answer", "words": "how few words it has"}
+            "words": "how few words it has"}                # beside those of confidence.py
 MAPS = {"own pairs": "own pairs of dev", "shifted": "the same, shifted", "fitted": "fitted to votes",
         "with Sigma": "fitted to votes, with Sigma"}
 
 
 def tables(results: dict) -> list:
-    """The tables of `judge`, as report.py has them."""
-    def cells(of, keys):
-        return [number(without_nan(of[key]), "rho") if key in of else "" for key in keys]
+    """The tables of `judge`."""
     said = [("people's judgements of pairs", [("", ["pairs", "own, left out", "tau", "of", "AUROC"])],
              [(name, [f"{of['pairs']:,}", f"{of['own']:,}", number(of["tau"]), f"tau-{of['kind']}",
                       number(without_nan(of["auroc"]), "rho")])
               for name, of in results["files"].items()])]
     if "pairs" in results:
-        keys = {"nll": "NLL", "ece": "ECE", "ece_floor": "floor", "auroc": "AUROC"}
-        said.append(("the probability that a judged pair fits, by single votes; what is fitted to "
-                     "votes sees those on other captions", [("", list(keys.values()))],
-                     [(MAPS[name], cells(of, keys)) for name, of in results["pairs"].items()]))
+        said.append(table(
+            "the probability that a judged pair fits, by single votes; what is fitted to votes sees "
+            "those on other captions",
+            {"nll": "NLL", "ece": "ECE", "ece_floor": "floor", "auroc": "AUROC"},
+            {MAPS[name]: of for name, of in results["pairs"].items()}))
         said.append(("how many photos fit a caption, its own included: fifths of the captions, by "
                      "the expected number",
                      [("", ["fewest", *[""] * (LEVELS - 2), "most"])],
@@ -317,12 +313,11 @@ def tables(results: dict) -> list:
                          ("people", "people's"))]))
     for side, (name, _) in SIDES.items():
         if name in results:
-            keys = {"rho": "rho", "low": "95% from", "high": "to", "rho_given_words": "given words"}
-            keys = {key: head for key, head in keys.items() if side == "t2i" or "words" not in key}
-            of_all = results[name]["measures"]
-            rows = [(MEASURES[measure], cells(of_all[measure], keys))
-                    for measure in MEASURES if measure in of_all]
-            said.append((f"{name} as queries: Spearman's rho with how many fit by people "
-                         f"({results[name]['queries']:,} queries, {results[name]['mean']:.1f} on "
-                         "average)", [("", list(keys.values()))], rows))
+            columns = {"rho": "rho", "low": "95% from", "high": "to"}
+            columns |= {"rho_given_words": "given words"} if side == "t2i" else {}
+            said.append(table(
+                f"{name} as queries: Spearman's rho with how many fit by people "
+                f"({results[name]['queries']:,} queries, {results[name]['mean']:.1f} on average)",
+                columns, {MEASURES.get(measure) or title(measure, side).lstrip("-"): of
+                          for measure, of in results[name]["measures"].items()}))
     return said

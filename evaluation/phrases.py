@@ -100,23 +100,20 @@ def located(split: PhraseSplit, photos: Iterable[Scored],
     pixels; a ranking of boxes points at the centre of the first, with none.
     """
     m = len(split.phrase_photo)
-    rank, first = np.full(m, -1), np.full(m, -1)
-    hits, proposals = np.zeros(m, np.int64), np.zeros(m, np.int64)
-    overlap, random_iou, random_centre = np.zeros((3, m))
-    centre = np.zeros(m, bool)
-    confidences = {}
+    found = Located(*np.full((2, m), -1), np.zeros(m), np.zeros(m, bool),
+                    *np.zeros((2, m), np.int64), *np.zeros((2, m)), {})
     for photo in photos:
         p, right = photo.phrases, photo.overlap >= RIGHT
-        rank[p] = metrics.best_ranks_of_pairs(photo.scores, *np.nonzero(right))
         top = first_of(photo.scores, right)                                         # (m,)
         inside = centres_within(photo.boxes, split.truth[p])                        # (m, P)
-        first[p], hits[p], proposals[p] = photo.rows[top], right.sum(1), len(photo.rows)
-        overlap[p], centre[p] = (of[np.arange(len(p)), top] for of in (photo.overlap, inside))
-        random_iou[p], random_centre[p] = photo.overlap.mean(1), inside.mean(1)
+        values = (metrics.best_ranks_of_pairs(photo.scores, *np.nonzero(right)), photo.rows[top],
+                  *(of[np.arange(len(p)), top] for of in (photo.overlap, inside)), right.sum(1),
+                  len(photo.rows), photo.overlap.mean(1), inside.mean(1))
+        for of, value in zip(found, values):
+            of[p] = value
         for name, value in confidences_of(photo, top, temperature).items():
-            confidences.setdefault(name, np.zeros(m))[p] = value
-    return Located(rank, first, overlap, centre, hits, proposals, random_iou, random_centre,
-                   confidences)
+            found.confidences.setdefault(name, np.zeros(m))[p] = value
+    return found
 
 
 def first_of(scores: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -239,12 +236,10 @@ class PhraseScores:
     mean cosines of the first regions and phrases.
     """
 
-    def __init__(self, models: list[JointEmbedding], inputs: list[tuple], split: PhraseSplit,
-                 device, most: int = REGIONS):
-        """inputs: of each model the regions (a split's images) and the phrases (its tokens) as it
-        reads them. most: regions that are encoded at a time, of one photo at least."""
-        self.models, self.inputs, self.split = models, inputs, split
-        self.device, self.most = device, most
+    def __init__(self, models: list[tuple], split: PhraseSplit, device, most: int = REGIONS):
+        """models: each with the regions (a split's images) and the phrases (its tokens) as it reads
+        them. most: regions that are encoded at a time, of one photo at least."""
+        self.models, self.split, self.device, self.most = models, split, device, most
         self.region_log_det = np.full(len(split.boxes), np.nan)
         self.phrase_log_det = np.full(len(split.phrases), np.nan)
         self.scores, self.alike = {}, {}
@@ -257,18 +252,16 @@ class PhraseScores:
 
     @torch.no_grad()
     def encode(self, first: int) -> None:
-        """Score the photos from `first` on, as many as have `most` proposals together, at least
-        one."""
+        """Score the photos from `first` on, which has phrases, as many as have `most` proposals
+        together, at least one."""
         start = self.split.start
         after = int(np.searchsorted(start, start[first] + self.most, side="right"))
         last = max(first + 1, after - 1)
         low, high = np.searchsorted(self.split.phrase_photo, (first, last))
         rows, columns = np.arange(start[first], start[last]), np.arange(low, high)
         self.scores = {n: 0.0 for n in range(first, last)}
-        for k, (model, (images, tokens)) in enumerate(zip(self.models, self.inputs)):
+        for k, (model, images, tokens) in enumerate(self.models):
             regions = model.embed_images(images.gather(rows).to(self.device))
-            if not len(columns):
-                continue
             words, lengths = tokens.batch(columns)
             phrases = model.embed_captions(words.to(self.device), lengths)
             if not k:
@@ -279,15 +272,13 @@ class PhraseScores:
                 self.alike = self.alike or {"regions": metrics.mean_cosine(regions.mean),
                                             "phrases": metrics.mean_cosine(phrases.mean)}
             for n in range(first, last):
-                here = slice(*(start[[n, n + 1]] - start[first]))
-                own = slice(*(np.searchsorted(self.split.phrase_photo, (n, n + 1)) - low))
-                if own.start < own.stop:
+                here, own = slice(*(start[[n, n + 1]] - start[first])), self.split.columns(n) - low
+                if len(own):
                     scores = model.similarity(regions.rows(here), phrases.rows(own))  # (P, m)
-                    self.scores[n] = self.scores[n] + scores.float().cpu().numpy() / len(
-                        self.models)
+                    self.scores[n] += scores.float().cpu().numpy() / len(self.models)
 
 
 def validate_phrases(model: JointEmbedding, split: PhraseSplit, tokens, device) -> dict:
     """The `measures` of a split, and "alike", the mean cosine of two regions and of two phrases."""
-    scores = PhraseScores([model], [(split.images, tokens)], split, device)
+    scores = PhraseScores([(model, split.images, tokens)], split, device)
     return {**measures(locate(split, scores), split), "alike": scores.alike}

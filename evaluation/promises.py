@@ -13,7 +13,7 @@ from scipy.special import betaincinv
 
 from cli import check
 from evaluation import selective
-from evaluation.confidence import best_name, of_answers
+from evaluation.confidence import best_name, of_answers, table
 from evaluation.posterior import Rows, answers, expected, rows_of, within
 from evaluation.report import SIDES
 from evaluation.subjects import Subject
@@ -209,18 +209,15 @@ SIZES = {"mean_size": 1, "median_size": 0}                 # digits; all others 
 
 
 def set_tables(results: dict) -> list:
-    """Tables of `judge_sets` by direction, as report.py has them."""
-    tables = []
-    for side, methods in results.items():
-        first = methods["lac"]
-        tables.append((
-            f"{SIDES[side]}: sets that hold a right answer for {100 * (1 - first['alpha']):g}% of "
-            f"{first['queries']:,} queries, one per image",
-            [("", list(COLUMNS.values()))],
-            [(METHODS[name], [f"{of[key]:.{SIZES[key]}f}" if key in SIZES else
-                              f"{100 * of[key]:.1f}".replace("nan", "-") for key in COLUMNS])
-             for name, of in methods.items()]))
-    return tables
+    """Tables of `judge_sets` by direction."""
+    def cell(key: str, of: dict) -> str:
+        return (f"{of[key]:.{SIZES[key]}f}" if key in SIZES else
+                f"{100 * of[key]:.1f}".replace("nan", "-"))
+    return [table(f"{SIDES[side]}: sets that hold a right answer for "
+                  f"{100 * (1 - methods['lac']['alpha']):g}% of {methods['lac']['queries']:,} "
+                  "queries, one per image", COLUMNS,
+                  {METHODS[name]: of for name, of in methods.items()}, cell)
+            for side, methods in results.items()]
 
 
 def absent_sentences(results: dict):
