@@ -66,11 +66,9 @@ class Logistic(NamedTuple):
         return cls(list(features), mean.tolist(), std.tolist(), weights.tolist(), bias)
 
     def __call__(self, features: dict[str, np.ndarray]) -> np.ndarray:
-        logit = np.full(len(next(iter(features.values()))), self.bias)
-        for name, mean, std, weight in zip(self.names, self.mean, self.std, self.weights):
-            if std:
-                logit += weight * (features[name] - mean) / std
-        return special.expit(logit)
+        x = np.stack([features[name] for name in self.names], 1)                    # (Q, F)
+        z = (x - self.mean) / np.where(self.std, self.std, 1)
+        return special.expit(z @ self.weights + self.bias)
 
 
 class Fitted(NamedTuple):

@@ -40,7 +40,7 @@ class Certainty(NamedTuple):
     calibration: dict                 # calibration.json
     seen: dict[str, Seen]             # of each direction, with --confidence; for pictures
     # how many photos fit each caption (M,), expected and by people; None without votes
-    numbers: tuple[np.ndarray, np.ndarray] | None = None
+    numbers: list[np.ndarray] | None = None
 
 
 def to_calibrate_on(subject: Subject, share: float | None,
@@ -98,9 +98,7 @@ def assess_certainty(subject: Subject, judged: dict, asked: Asked, opened: Calla
     if asked.absent:
         own = {}
         if asked.negatives:
-            own["t2i"] = posterior_of_negatives(
-                read_negatives(asked.negatives), models, test, t["t2i"]
-            )
+            own["t2i"] = posterior_of_negatives(read_negatives(asked.negatives), models, test, t["t2i"])
         results["absent_queries"] = {
             side: promises.judge_absent(dev, test, side, t[side], asked.absent, pair, own.get(side))
             for side in SIDES}
@@ -146,8 +144,5 @@ def of_one_size(dev: Subject, test: Subject) -> tuple[Subject, Subject]:
     """Both with as many images as the smaller one has, drawn at random: a limit that was found
     among few items would promise too much among many."""
     size = min(dev.n_images, test.n_images)
-
-    def cut(subject: Subject) -> Subject:
-        some = np.random.default_rng(1).permutation(subject.n_images)[:size]
-        return subject if subject.n_images == size else part(subject, np.sort(some))
-    return cut(dev), cut(test)
+    return tuple(subject if subject.n_images == size else part(subject, np.sort(
+        np.random.default_rng(1).permutation(subject.n_images)[:size])) for subject in (dev, test))

@@ -272,7 +272,8 @@ def judge_phrases(dev: Phrases, test: Phrases) -> tuple[Certainty, Located]:
     if len(np.unique(seen.owner[known])) >= FEWEST:
         results["ambiguity"] = of_fitting(test, seen, known)
         made += ambiguity.tables({"fitting": {SIDE: results["ambiguity"][SIDE]}})
-        lines += fitting_sentences(results["ambiguity"])
+        if "log_det" in results["ambiguity"]:
+            lines.append(in_words(results["ambiguity"]["log_det"]))
     return Certainty(results, made, lines, {"split": dev.name, SIDE: fitted.plain()},
                      {SIDE: seen}), found
 
@@ -324,19 +325,17 @@ def of_fitting(of: Phrases, seen: Seen, known: np.ndarray) -> dict:
     return results
 
 
-def fitting_sentences(results: dict):
+def in_words(of: dict) -> str:
     """What `of_fitting` found of log det Sigma."""
-    of = results.get("log_det")
     what = "log det Sigma of the phrase and the number of things that its words fit: "
-    if of and np.isnan(of["spearman"]):
-        yield (f"{what}no correlation is defined, as one of the two is the same for all phrases "
-               "of a sample of photos")
-    elif of:
-        verdict = ("wider" if of["low"] > 0 else "narrower" if of["high"] < 0 else
-                   "no wider and no narrower beyond chance") + " where more things fit"
-        yield (f"{what}Spearman's rho {of['spearman']:+.3f}, 95% interval {of['low']:+.3f} to "
-               f"{of['high']:+.3f} over {of['items']:,} photos, one phrase of each "
-               f"({of['rho']:+.3f} over all {of['pairs']:,} phrases): {verdict}")
+    if np.isnan(of["spearman"]):
+        return (f"{what}no correlation is defined, as one of the two is the same for all phrases "
+                "of a sample of photos")
+    verdict = ("wider" if of["low"] > 0 else "narrower" if of["high"] < 0 else
+               "no wider and no narrower beyond chance")
+    return (f"{what}Spearman's rho {of['spearman']:+.3f}, 95% interval {of['low']:+.3f} to "
+            f"{of['high']:+.3f} over {of['items']:,} photos, one phrase of each ({of['rho']:+.3f} "
+            f"over all {of['pairs']:,} phrases): {verdict} where more things fit")
 
 
 # ---- a picture of phrases in their photos

@@ -101,13 +101,13 @@ def read(path: str, items: Items) -> Judged:
                       f"caption of {items.source}; name the split that was judged with --data_name "
                       "and --split")
     image, caption = at[kept].T
-    shares = numbers.shape[1] == 3 and (numbers[:, 1:].sum(1) > 0).all() and np.allclose(
-        numbers[:, 0], numbers[:, 1] / np.maximum(numbers[:, 1:].sum(1), 1), atol=0.01)
-    if not shares:
+    votes = numbers[:, 1:].sum(1)                           # where there are shares
+    if numbers.shape[1] != 3 or (votes <= 0).any() or not np.allclose(
+            numbers[:, 0], numbers[:, 1] / votes, atol=0.01):
         return Judged(path, image, caption, numbers[kept], None, None, own, 1.0, elsewhere)
     of_own = float(numbers[is_own, 0].mean()) if own else 1.0
     return Judged(path, image, caption, None, numbers[kept, 1].astype(int),
-                  numbers[kept, 1:].sum(1).astype(int), own, of_own, elsewhere)
+                  votes[kept].astype(int), own, of_own, elsewhere)
 
 
 # ---- do scores order pairs as people do
@@ -136,7 +136,7 @@ def fitting(files: list[Judged], side: str, queries: int) -> np.ndarray:
     return summed(query, np.concatenate([of.opinion for of in shares]), queries)
 
 
-def rhos(unsure: dict[str, np.ndarray], truth: np.ndarray, words: np.ndarray | None) -> dict:
+def rhos(unsure: dict[str, np.ndarray], truth: np.ndarray) -> dict:
     """{measure: {"rho", "low", "high", "rho_given_words"}}: Spearman's correlation of measures (Q,)
     with how many fit (Q,), with 95% intervals of a bootstrap over queries, the same for all; and
     "above": the difference from that of the expected number, and its interval."""
@@ -146,8 +146,8 @@ def rhos(unsure: dict[str, np.ndarray], truth: np.ndarray, words: np.ndarray | N
     results = {}
     for name, x in unsure.items():
         results[name] = {"rho": spearman(x, truth), **selective.interval(drawn[name])}
-        if words is not None and name != "words":
-            results[name]["rho_given_words"] = partial_spearman(x, truth, words)
+        if "words" in unsure and name != "words":
+            results[name]["rho_given_words"] = partial_spearman(x, truth, unsure["words"])
         if name != "expected":
             results[name]["above"] = {
                 "difference": results[name]["rho"] - spearman(unsure["expected"], truth),
@@ -255,7 +255,7 @@ def measures(subject: Subject, side: str, t: float, pair: Sigmoid) -> dict[str, 
 
 
 def judge(subject: Subject, files: list[Judged], t: dict[str, float],
-          pair: Sigmoid) -> tuple[dict, Sigmoid | None, tuple[np.ndarray, np.ndarray] | None]:
+          pair: Sigmoid) -> tuple[dict, Sigmoid | None, list[np.ndarray] | None]:
     """What results.json holds of judgements, the map that calibration.json keeps, and the expected
     numbers and people's of all captions (`numbers`), None without votes. t: the temperatures by
     direction; pair: the probability of own pairs (`posterior.of_pairs`)."""
@@ -263,24 +263,23 @@ def judge(subject: Subject, files: list[Judged], t: dict[str, float],
     results = {"files": {os.path.basename(of.path): agreement(of, scores) for of in files}}
     words = word_counts(subject.items.captions)
     spread = uncertainties(subject, lambda e: e.log_var.mean(1)).get("captions")
-    fits = count = both = None
+    fits = both = None
     if any(of.votes is not None for of in files):
         results["pairs"] = probabilities(files, scores, pair, spread)
-        count, truth, fits = numbers(files, scores, subject.caption_image, spread)
-        known, both = ~np.isnan(count), (count, truth)
-        results["number"] = levels(count[known], truth[known])
+        *both, fits = numbers(files, scores, subject.caption_image, spread)
+        known = ~np.isnan(both[0])
+        results["number"] = levels(*(x[known] for x in both))
     for side, (name, _) in SIDES.items():
         values = measures(subject, side, t[side], pair)
         if side == "t2i":
-            values |= {} if count is None else {"expected_by_votes": np.log(count)}
+            values |= {"expected_by_votes": np.log(both[0])} if both else {}
             values |= {} if words is None else {"words": -words}
         truth = fitting(files, side, len(values["max"]))
         known = ~np.isnan(truth)
         if known.sum() > 2:
-            given = words[known] if side == "t2i" and words is not None else None
             results[name] = {
                 "queries": int(known.sum()), "mean": float(truth[known].mean()), "measures": rhos(
-                    {what: x[known] for what, x in values.items()}, truth[known], given)}
+                    {what: x[known] for what, x in values.items()}, truth[known])}
     return results, fits, both
 
 

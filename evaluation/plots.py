@@ -5,9 +5,9 @@ import sys
 
 import numpy as np
 
-from evaluation import report
 from evaluation.confidence import MEASURES, Seen, best_name, percent, title
 from evaluation.pictures import THUMBNAIL, Cell, Row, draw_rows, drawing, wrapped
+from evaluation.report import SIDES as DIRECTIONS
 from files.reading import below
 from files.tars import TarPhotos
 from inputs import Photos
@@ -15,7 +15,7 @@ from metrics import risk_coverage
 
 PICTURES = ("confidence", "confidence_examples")
 NUMBERS = "people"                    # the picture of `fitting`
-SIDES = report.SIDES | {"phrases": "phrases to boxes"}
+SIDES = DIRECTIONS | {"phrases": "phrases to boxes"}
 LABELS = {"posterior_grouped": "posterior, summed over its image's captions",
           "overlap": "posterior, summed over the boxes at its place",
           "stacked": "logistic of all measures"}
@@ -32,12 +32,14 @@ def curves(reports: dict[str, dict], path: str) -> None:
     """Recall by tenths of uncertainty, and risk by coverage: a row of pictures per side, a line per
     run.
 
-    reports: {run: {"images" | "captions": what `protocols.uncertainty_report` returns}}. Other keys
-    may stand beside these.
+    reports: {run: {"images" | "captions": what `protocols.uncertainty_report` returns}}. A side
+    that was not ranked has no recalls.
     """
-    sides = {side: {run: of[side] for run, of in reports.items()
-                    if "recall_bins" in of.get(side, ())} for side in ("images", "captions")}
-    sides = {side: runs for side, runs in sides.items() if runs}
+    sides = {}
+    for run, report in reports.items():
+        for side, of in report.items():
+            if "recall_bins" in of:
+                sides.setdefault(side, {})[run] = of
     with drawing(path, len(sides), 2, (10, 3.6 * len(sides)), tight=True) as (_, axes):
         for (left, right), (side, runs) in zip(axes, sides.items()):
             for run, of in runs.items():

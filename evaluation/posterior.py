@@ -42,32 +42,29 @@ class Rows(NamedTuple):
     def queries(self) -> int:
         return len(self.asked)
 
-    def scores(self, start: int, stop: int) -> torch.Tensor:
-        """(b, G) of queries start ... stop."""
-        return self.score(self.asked[start:stop])
-
     def some(self, chosen: np.ndarray) -> "Rows":
         """The rows of the queries at positions `chosen` (q,) among these, rising."""
         right = self.right.among(chosen, np.arange(self.gallery))
         return self._replace(asked=self.asked[chosen], right=right, owner=self.owner[chosen])
 
-    def blocks(self) -> list[tuple[int, int]]:
-        """(start, stop) of runs of queries whose scores fit into ELEMENTS."""
-        step = max(1, ELEMENTS // max(1, self.gallery))
-        return [(k, min(k + step, self.queries)) for k in range(0, self.queries, step)]
+    def blocks(self):
+        """Yields (start, scores (b, G)) of all queries, in runs whose scores fit into ELEMENTS."""
+        step = max(1, ELEMENTS // self.gallery)
+        for start in range(0, self.queries, step):
+            yield start, self.score(self.asked[start:start + step])
 
-    def right_of(self, start: int, stop: int, device) -> tuple[torch.Tensor, torch.Tensor]:
-        """(P,) queries, counted from `start`, and (P,) items that are right for them."""
-        some = slice(*np.searchsorted(self.right.query, [start, stop]))
-        return (torch.from_numpy(self.right.query[some] - start).to(device),
-                torch.from_numpy(self.right.item[some]).to(device))
+    def right_of(self, start: int, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(P,) queries, counted from `start`, and (P,) items that are right for them, of those that
+        have these scores (b, G)."""
+        some = slice(*np.searchsorted(self.right.query, [start, start + len(scores)]))
+        return (torch.from_numpy(self.right.query[some] - start).to(scores.device),
+                torch.from_numpy(self.right.item[some]).to(scores.device))
 
     def whole(self):
         """Yields (scores (b, G), which items are right (b, G) bool) of all queries, in runs."""
-        for start, stop in self.blocks():
-            scores = self.scores(start, stop)
-            right = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
-            right[self.right_of(start, stop, scores.device)] = True
+        for start, scores in self.blocks():
+            right = torch.zeros_like(scores, dtype=torch.bool)
+            right[self.right_of(start, scores)] = True
             yield scores, right
 
 
@@ -126,8 +123,8 @@ def answers(rows: Rows, temperature: float, absent: bool = False) -> Answers:
     `right` is False everywhere.
     """
     groups = None if rows.group is None else group_table(rows.group)
-    return Answers.cat(part for start, stop in rows.blocks() for part in row_answers(
-        rows.scores(start, stop), rows, start, temperature, groups, absent=absent))
+    return Answers.cat(part for start, scores in rows.blocks() for part in row_answers(
+        scores, rows, start, temperature, groups, absent=absent))
 
 
 def row_answers(scores: torch.Tensor, rows: Rows, start: int, t: float, groups,
@@ -135,7 +132,7 @@ def row_answers(scores: torch.Tensor, rows: Rows, start: int, t: float, groups,
     """Yields the answers of the queries from `start` on, some at a time; their scores (b, G) are
     overwritten."""
     for few in scores.split(max(1, CACHED // scores.shape[1])):
-        query, item = rows.right_of(start, start + len(few), few.device)
+        query, item = rows.right_of(start, few)
         if absent:
             few[query, item] = -torch.inf
         yield block_answers(few, t, query, item, groups, each, absent)
@@ -154,17 +151,17 @@ def answers_of_both(subject: Subject, temperature: dict[str, float],
     t2i, i2t = rows_of(subject, "t2i"), rows_of(subject, "i2t", np.arange(subject.n_images))
     groups, own = group_table(i2t.group), torch.from_numpy(t2i.right.item)
     of_images, of_captions = [], None
-    for start, stop in i2t.blocks():
-        scores, parts, step = i2t.scores(start, stop), [], max(1, CACHED // (stop - start))
+    for start, scores in i2t.blocks():
+        parts, step = [], max(1, CACHED // len(scores))
         for low in range(0, t2i.queries, step):
             few = scores[:, low:low + step].T.clone(memory_format=torch.contiguous_format)
             item = own[low:low + step] - start
-            query = torch.nonzero((item >= 0) & (item < stop - start))[:, 0]
+            query = torch.nonzero((item >= 0) & (item < len(scores)))[:, 0]
             parts.append(block_answers(few, temperature["t2i"], query.to(few.device),
                                        item[query].to(few.device)))
         of_part = Answers.cat(parts)
         of_part = of_part._replace(first=of_part.first + start)
-        of_captions = merged(of_captions, of_part, start, stop - start,
+        of_captions = merged(of_captions, of_part, start, len(scores),
                              temperature["t2i"]) if start else of_part
         of_images += row_answers(scores, i2t, start, temperature["i2t"], groups, each)
     # images without captions are items, no queries

@@ -44,8 +44,9 @@ def one_each(subject: Subject, side: str, seed: int = 0) -> Rows:
 def blocks(rows: Rows, seed: int):
     """Yields (scores (b, G), right (b, G) bool, uniform numbers (b,)) of all rows, in runs."""
     drawn = torch.rand(rows.queries, generator=torch.Generator().manual_seed(seed))
-    for (start, stop), (scores, right) in zip(rows.blocks(), rows.whole()):
-        yield scores, right, drawn[start:stop].to(scores.device)
+    for scores, right in rows.whole():
+        yield scores, right, drawn[:len(scores)].to(scores.device)
+        drawn = drawn[len(scores):]
 
 
 def strangeness(scores: torch.Tensor, right: torch.Tensor, t: float,

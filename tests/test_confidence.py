@@ -137,9 +137,9 @@ def test_rows_of_some_queries_are_those_of_all():
     for side in SIDES:
         rows, chosen = rows_of(subject, side), np.array([2, 7, 31])
         few = rows_of(subject, side, queries=chosen)
-        assert torch.equal(few.scores(0, 3), rows.scores(0, rows.queries)[chosen])
+        assert torch.equal(few.score(few.asked), rows.score(rows.asked)[chosen])
         scores, right = sample_scores(few)
-        assert torch.equal(scores, few.scores(0, 3)) and right.sum(1).tolist() == [1 if side == "t2i" else 3] * 3
+        assert torch.equal(scores, few.score(few.asked)) and right.sum(1).tolist() == [1 if side == "t2i" else 3] * 3
 
 
 @pytest.mark.parametrize("side", SIDES)

@@ -272,7 +272,7 @@ def test_rhos_are_spearmans_with_intervals_of_one_bootstrap():
     rng = np.random.default_rng(0)
     truth, words = rng.poisson(3, 200).astype(float), rng.integers(4, 12, 200)
     values = {"expected": truth + rng.normal(size=200), "max": -truth - words, "words": -words}
-    found = people.rhos(values, truth, words)
+    found = people.rhos(values, truth)
     for name, x in values.items():
         assert found[name]["rho"] == pytest.approx(stats.spearmanr(x, truth).statistic)
         assert found[name]["low"] < found[name]["rho"] < found[name]["high"]

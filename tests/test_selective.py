@@ -33,7 +33,7 @@ def test_auroc_brier_and_nll_are_those_of_scikit_learn(ties):
         assert found["brier"] == pytest.approx(brier_score_loss(right, inside), abs=1e-12)
         assert found["nll"] == pytest.approx(log_loss(right, inside), abs=1e-9)
         assert np.isfinite(selective.probability(np.float32(right), ~right)["nll"])
-    assert np.isnan(selective.auroc([0.1, 0.2], [True, True]))
+    assert np.isnan(selective.auroc(np.array([0.1, 0.2]), np.array([True, True])))
 
 
 def slow_nauc(confidence, values):
@@ -58,7 +58,7 @@ def test_nauc_follows_its_definition():
         shares = np.random.default_rng(seed).random(len(right))             # any number per query, such as NDCG
         assert selective.abstention_nauc(confidence, shares) == pytest.approx(slow_nauc(confidence, shares), abs=1e-9)
     assert selective.abstention_nauc(right, right) == pytest.approx(1)
-    assert np.isnan(selective.abstention_nauc([0.1, 0.2, 0.3], [1, 1, 1]))
+    assert np.isnan(selective.abstention_nauc(np.array([0.1, 0.2, 0.3]), np.ones(3)))
 
 
 def test_coverage_at_risk():
