@@ -321,11 +321,12 @@ def scale_of(objective) -> dict[str, float] | None:
     if isinstance(objective, InfoNCE):
         scale = float(objective.log_scale.detach().clamp(max=math.log(100)).exp())
         return dict.fromkeys(("i2t", "t2i"), scale)
+    return None
 
 
 def fitted_scale(subject: Subject) -> dict[str, float]:
     """The scale of the logits by direction: the temperature of a softmax over the gallery
-    (`calibration.temperature`, every right pair by itself). Raises InputError where there is
+    (`posterior.temperature`, every right pair by itself). Raises InputError where there is
     none."""
     try:
         return {side: temperature(*sample_scores(rows_of(subject, side)), each=True)
