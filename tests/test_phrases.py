@@ -245,7 +245,7 @@ def test_scores_are_the_models_own_photo_by_photo(root, run, most):
     model, vocab, _ = load_model(load_checkpoint(folder), folder, phrases=True)
     model.eval()
     tokens = split.encode(vocab)
-    whole = PhraseScores([model, model], [(split.images, tokens)] * 2, split, "cpu", most)
+    whole = PhraseScores([(model, split.images, tokens)] * 2, split, "cpu", most)
     for n in range(4):
         columns = split.columns(n)
         rows = np.arange(split.start[n], split.start[n + 1])
