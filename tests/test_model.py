@@ -96,10 +96,10 @@ def test_an_anchor_shares_out_the_cosine_and_regresses_on_captions(words):
     for i in range(6):
         given = net.given.fc(features[i])
         for c in range(6):
-            near, far = (float(F.cosine_similarity(a, b, 0)) for a, b in (
-                (net.learned.fc(features[i]), model.text_tower.mean.learned.layers(F.normalize(batch.tokens[c], dim=0))),
-                (given, batch.tokens[c])))
-            assert float(image.mean[i] @ caption.mean[c]) == pytest.approx(0.7 * near + 0.3 * far, abs=1e-6)
+            learned = model.text_tower.mean.learned.layers(F.normalize(batch.tokens[c], dim=0))
+            near, far = (F.cosine_similarity(a, b, 0).item() for a, b in (
+                (net.learned.fc(features[i]), learned), (given, batch.tokens[c])))
+            assert (image.mean[i] @ caption.mean[c]).item() == pytest.approx(0.7 * near + 0.3 * far, abs=1e-6)
             expected += (1 - far) / 6 * (i == c)
     assert float(terms["anchor"]) == pytest.approx(expected, abs=1e-6) and set(terms) == {"infonce", "anchor"}
     terms["anchor"].backward()
