@@ -39,14 +39,19 @@ class Pairs(NamedTuple):
         """The other direction: the items are the queries."""
         return Pairs.of(self.item, self.query)
 
+    def of_block(self, queries: slice) -> "Pairs":
+        """The pairs of a block of queries, counted from its start."""
+        some = slice(*np.searchsorted(self.query, [queries.start, queries.stop]))
+        return Pairs(self.query[some] - queries.start, self.item[some])
+
     def among(self, queries: np.ndarray, items: np.ndarray) -> "Pairs":
         """The pairs of some queries (q,) and some items (i,), as positions within these two
         lists."""
-        new_query, new_item = (np.full(1 + max(old.max(initial=0), kept.max(initial=0)), -1,
-                                       np.int64) for old,
-                               kept in ((self.query, queries), (self.item, items)))
-        new_query[queries], new_item[items] = np.arange(len(queries)), np.arange(len(items))
-        query, item = new_query[self.query], new_item[self.item]
+        def places(old: np.ndarray, kept: np.ndarray) -> np.ndarray:
+            place = np.full(1 + max(old.max(initial=0), kept.max(initial=0)), -1)
+            place[kept] = np.arange(len(kept))
+            return place[old]
+        query, item = places(self.query, queries), places(self.item, items)
         inside = (query >= 0) & (item >= 0)
         return Pairs.of(query[inside], item[inside])
 

@@ -19,7 +19,7 @@ from cli import check
 from evaluation import annotations, protocols, subjects
 from evaluation.annotations import MATCH, Crisscrossed, Ids, Pairs, Positives
 from evaluation.report import SIDES
-from evaluation.subjects import Gallery, Member, Record, Subject
+from evaluation.subjects import Gallery, Member, Record, Subject, means_only
 from similarities import Cosine, Embedding, uncertainty
 
 # the dev and test images of COCO's splits are of its 2014 validation set
@@ -153,13 +153,7 @@ def read_cxc(subject: Subject, ids: Ids, asked: Asked) -> Crisscrossed:
     )
 
 
-# ---- the members as points, or with the variances of other items
-
-def means_only(subject: Subject) -> list[Member]:
-    """The members as points, compared by the cosine: the row that shows what the variances do."""
-    return [Member(Cosine(), Embedding(m.images.mean), Embedding(m.captions.mean))
-            for m in subject.members]
-
+# ---- the members with the variances of other items
 
 def shuffled(subject: Subject) -> list[Member]:
     """The members with the variances of other items: the row that shows whether it matters whose
@@ -240,7 +234,7 @@ def run_positives(task: Task, galleries: list[Gallery], name: str, members=None)
         replace(task.subject, members=members(task.subject)), task.asked.block)
     numbers = protocols.recalls_of_matches(
         scores, {side: of.pairs for side, of in listed.items()}, galleries, task.record, name, "rp",
-        average=True)
+        "map_at_r")
     for side, of in listed.items():
         numbers[side]["without"] = of.without
     return numbers

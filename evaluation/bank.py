@@ -31,6 +31,7 @@ from evaluation.subjects import (
     image_text_of,
     normalised,
     score_matrix,
+    slices,
 )
 from similarities import Embedding, unit
 
@@ -87,11 +88,6 @@ def log_mean_exp(columns, n: int, m: int, betas: list[float], of: str,
             part = torch.stack([torch.logsumexp(beta * scores.float(), 1) for beta in betas])
             total[:, here] = torch.logaddexp(total[:, here], part.cpu())
     return (total - math.log(m if of == "images" else n)) / torch.tensor(betas)[:, None]
-
-
-def slices(n: int, block: int) -> list[slice]:
-    """0, ..., n - 1 in blocks."""
-    return [slice(k, min(k + block, n)) for k in range(0, n, block)]
 
 
 def item_terms(members: list[Member], queries: list[Member], betas: list[float], side: str,

@@ -317,7 +317,7 @@ def test_average_precision_of_positives_equals_definition(small, digits, folds):
     rounded, record = np.round(scores["i2t"], digits).astype(np.float32), Record()
     parts = galleries(subject.caption_image, 3 if folds else None, 5)
     found = protocols.recalls_of_matches(rounded, pairs, [tuple(map(np.array, part)) for part in parts], record, "mine",
-                                         "rp", average=True)
+                                         "rp", "map_at_r")
     for side, matrix in (("i2t", rounded), ("t2i", rounded.T)):
         matches, values, means = sets_of(pairs[side]), np.full(len(matrix), np.nan), []
         for part in parts:
@@ -497,8 +497,8 @@ def test_a_protocol_is_added_by_a_function_a_reader_and_a_line(small, monkeypatc
             own = task.subject.caption_image[captions] == queries[:, None]
             places = 1 + metrics.best_ranks(task.scores[np.ix_(queries, captions)], own)
             results.append({"i2t": {"mrr": float(np.mean(100 / places)), "queries": len(queries)}})
-        task.record.add(name, "i2t", mrr=np.full(task.subject.n_images, np.nan))
-        return subjects.mean_over(results)
+        task.record.add(name, "i2t", task.subject.n_images, queries, mrr=100 / places)
+        return metrics.average(results)
 
     one = Protocol(assess.each(run_wanted), lambda task: task.asked.pmrp, read_wanted, matrix=True)
     monkeypatch.setattr(assess, "PROTOCOLS", {"full": assess.PROTOCOLS["full"], "wanted": one})
