@@ -17,7 +17,7 @@ import torch
 import metrics
 from cli import check
 from evaluation import annotations, protocols, subjects
-from evaluation.annotations import MATCH, Crisscrossed, Ids, Pairs, Positives
+from evaluation.annotations import MATCH, Crisscrossed, Pairs, Positives
 from evaluation.report import SIDES
 from evaluation.subjects import Gallery, Member, Record, Subject, means_only
 from similarities import Cosine, Embedding, uncertainty
@@ -107,50 +107,50 @@ class Protocol(NamedTuple):
     """One line of PROTOCOLS."""
     run: Callable[[Task, dict], dict]             # (task, {name: galleries}) -> {name: numbers}
     asked: Callable[[Task], bool]                 # do the options ask for it
-    read: Callable | None = None                  # (subject, ids, asked) -> its judgements
+    read: Callable | None = None                  # (subject, asked) -> its judgements
     title: str = ""                               # in the sentence that says what cannot be had
     images: bool = True                           # needs images
     matrix: bool = False                          # needs the whole matrix of scores
     folds: bool = True                            # --fold5: also runs over the five folds
 
 
-# ---- readers of judgements, (subject, ids, asked) -> judgements
+# ---- readers of judgements, (subject, asked) -> judgements
 
 def read_judgements(subject: Subject, asked: Asked) -> Judgements:
     """Those that the options ask for. Raises InputError on files that are missing, broken or of
     other items."""
-    ids, task = Ids(subject.items), Task(subject, Judgements(), asked)
-    return Judgements({name: protocol.read(subject, ids, asked)
-                       for name, protocol in PROTOCOLS.items()
+    task = Task(subject, Judgements(), asked)
+    return Judgements({name: protocol.read(subject, asked) for name, protocol in PROTOCOLS.items()
                        if protocol.read and protocol.asked(task)})
 
 
-def read_instances(subject: Subject, ids: Ids, asked: Asked) -> np.ndarray:
+def read_instances(subject: Subject, asked: Asked) -> np.ndarray:
     """(N, K) bool: the categories that each image shows."""
     return annotations.read_instances(
-        asked.instances or os.path.join(subject.folder, "annotations", INSTANCES), ids.images)
+        asked.instances or os.path.join(subject.folder, "annotations", INSTANCES),
+        subject.items.image_index)
 
 
-def read_eccv(subject: Subject, ids: Ids, asked: Asked) -> dict[str, Pairs]:
+def read_eccv(subject: Subject, asked: Asked) -> dict[str, Pairs]:
     """The matches of both directions."""
-    return annotations.read_eccv(asked.eccv_path or annotations.eccv_folder(), ids.images,
-                                 ids.captions)
+    return annotations.read_eccv(asked.eccv_path or annotations.eccv_folder(),
+                                 subject.items.image_index, subject.items.caption_index)
 
 
-def read_positives(subject: Subject, ids: Ids, asked: Asked) -> Positives:
+def read_positives(subject: Subject, asked: Asked) -> Positives:
     """The user's own matches, of one direction or both, and the levels of captions where the file
     gives them."""
-    return annotations.read_positives(asked.positives, ids.images, ids.captions)
+    return annotations.read_positives(asked.positives, subject.items.image_index,
+                                      subject.items.caption_index)
 
 
-def read_cxc(subject: Subject, ids: Ids, asked: Asked) -> Crisscrossed:
+def read_cxc(subject: Subject, asked: Asked) -> Crisscrossed:
     """The ratings of the val or test part, and the matches that follow from them."""
     folder = asked.cxc_path or os.path.normpath(os.path.join(subject.folder, "..", "cxc"))
     ratings = annotations.read_cxc(folder, "val" if subject.split in ("dev", "val") else "test",
-                                   ids.images, ids.captions)
-    return Crisscrossed(
-        ratings, annotations.cxc_pairs(ratings, subject.caption_image, asked.cxc_rule)
-    )
+                                   subject.items.image_index, subject.items.caption_index)
+    return Crisscrossed(ratings,
+                        annotations.cxc_pairs(ratings, subject.caption_image, asked.cxc_rule))
 
 
 # ---- the members with the variances of other items
@@ -261,7 +261,7 @@ def run_cxc(task: Task, galleries: dict[str, list[Gallery]]) -> dict[str, dict]:
 # 1. Write a function (task, galleries, name) -> its numbers, such as
 #    {"i2t": {"mine": 12.5}, "t2i": {...}} in percent. It adds the outcome of every query to
 #    task.record under `name` and works for one gallery and for five folds.
-# 2. If it needs a file, write a reader (subject, ids, asked) -> what the file holds. The function
+# 2. If it needs a file, write a reader (subject, asked) -> what the file holds. The function
 #    finds that in task.judged; an option goes to evaluate.py and, by its name, to Asked.
 # 3. Add a line here: "mine": Protocol(each(run_mine), lambda task: task.asked.mine, read_mine).
 # 4. Add its title to report.TITLES and the heads of new columns to report.NAMES.

@@ -11,6 +11,7 @@ import itertools
 import os
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 
 import metrics
 from cli import InputError, check, reason
+from evaluation.annotations import Index
 from evaluation.encode import Gallery
 from inputs import Photos
 from similarities import Cosine, Embedding, Similarity
@@ -38,6 +40,14 @@ class Items:
     split: str = ""                   # "dev" for val; nothing where it is not known
     assumed: bool = False           # `owner` is a guess: as many captions for every image, in order
     caption_names: list[str] | None = None    # M names NAME#K: caption K, from 0, of photo NAME
+
+    @cached_property
+    def image_index(self) -> Index:
+        return Index(self.image_ids, "image", self.source)
+
+    @cached_property
+    def caption_index(self) -> Index:
+        return Index(self.caption_ids, "caption", self.source)
 
 
 class Order(NamedTuple):

@@ -591,11 +591,12 @@ def test_captions_in_a_file_that_may_not_be_read(refused, world, tmp_path):
     ({"i2t": {"1": "12"}}, "not a table of ids and lists of ids"), ({"T2I": {}},
                                                      "no positives under the names i2t and t2i but "
                                                      "'T2I'"),
-    ({"i2t": {}, "T2I": {}}, "but 'T2I'"), ({"i2t": {"1": [50950.7]}}, "50950.7 is no whole number"),
-    ({"i2t": {"1": [True]}}, "True is no whole number"),
+    ({"i2t": {}, "T2I": {}}, "but 'T2I'"), ({"i2t": {"1": [50950.7]}}, "id 50950.7, which is no whole number"),
+    ({"i2t": {"1": [True]}}, "id True, which is no whole number"),
     ({"i2t": {"1": [2 ** 70]}}, "is no whole number of at most 64 bits"),
-    ({"i2t": {"x": [1]}}, "'x' is no whole number"), ([], "no positives"), ({"i2t": [1]}, "not a table"),
-    ({"i2t": {"1": [[1]]}}, r"\[1\] is no whole number"), ({"i2t": {}, "levels": 3}, '"levels" is 3, no table'),
+    ({"i2t": {"x": [1]}}, "id 'x', which is no whole number"), ([], "no positives"), ({"i2t": [1]}, "not a table"),
+    ({"i2t": {"1": [[1]]}}, r"id \[1\], which is no whole number"),
+    ({"i2t": {}, "levels": 3}, '"levels" is 3, no table'),
     ({"i2t": {}, "levels": {"1": 0.5}}, "the level of caption 1 is 0.5"), ({"levels": {}}, "holds no positives"),
     ("i2t twice", "'1' stands twice in one object")])
 def test_positives_that_are_none(refused, world, tmp_path, content, message):

@@ -83,7 +83,7 @@ def judgements(owner):
     def rated(n, m, k):
         first, second = rng.integers(0, n, k), rng.integers(0, m, k)
         keep = (first != second) | (n != m)
-        return Ratings(first[keep], second[keep], np.round(5 * rng.random(keep.sum()), 2), np.full(keep.sum(), ""))
+        return Ratings(first[keep], second[keep], np.round(5 * rng.random(keep.sum()), 2))
     ratings = {"sts": rated(M, M, 150), "sis": rated(N, N, 70), "sits": rated(M, N, 120)}
     return ratings, annotations.cxc_pairs(ratings, owner, "ucmr")
 
@@ -219,7 +219,7 @@ def test_a_query_is_never_in_its_own_gallery(small):
     caption += 0.01 * torch.randn(M, D, generator=torch.Generator().manual_seed(1))
     twins = Subject("model", "cosine", np.arange(M) // 2, M // 2,
                     [Member(SIMILARITIES["cosine"](), Embedding(caption[::2]), Embedding(caption))])
-    empty = Ratings(*(np.zeros(0, int),) * 2, np.zeros(0), np.zeros(0, str))
+    empty = Ratings(*(np.zeros(0, int),) * 2, np.zeros(0))
     own = Pairs.of(np.arange(M), np.arange(M) ^ 1)
     ranks, _, _ = protocols.same_modality(subjects.within_modality(twins, "captions"), own, M, [], empty)
     assert (ranks == 0).all()
@@ -486,7 +486,7 @@ def test_a_protocol_is_added_by_a_function_a_reader_and_a_line(small, monkeypatc
     path = tmp_path / "wanted.txt"
     path.write_text("0 5")
 
-    def read_wanted(subject, ids, asked):
+    def read_wanted(subject, asked):
         return np.array([int(row) for row in path.read_text().split()])
 
     def run_wanted(task, galleries, name):
