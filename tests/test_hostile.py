@@ -798,7 +798,7 @@ def test_a_pipe_is_not_waited_for(refused, tmp_path, command, words):
     ("evaluate", ["--split", ""], "is no name of a split"),
     ("evaluate", ["--split", "../demo_precomp/test"], "is no name"),
     ("evaluate", ["--checkpoint", "RUN", "--dev_images", "3"],
-     "--dev_images 3 cuts the dev split, and the split is test"),
+     "--dev_images has no effect without --split dev"),
     ("train", [*SMALL, "--config", "help.yaml"], "holds 'help', which is no option")])
 def test_values_that_were_taken_for_others_are_refused(refused, world, tmp_path, command, words, message):
     (tmp_path / "help.yaml").write_text("help: true\n")
