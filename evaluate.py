@@ -31,7 +31,7 @@ from evaluation import bank, certainty, localisation, plots, variances
 from evaluation.annotations import Pairs
 from evaluation.assess import Asked, Judgements, assess, read_judgements, without_nan
 from evaluation.certainty import assess_certainty
-from evaluation.compare import common_name, compare
+from evaluation.compare import common_name, compare, refuse_repeats
 from evaluation.open import (
     How,
     Models,
@@ -191,9 +191,7 @@ def compare_many(opt) -> dict:
 def told_of(results: dict) -> tuple[list, list[str]]:
     """The tables and sentences of several subjects."""
     runs = results["runs"]
-    all_tables = tables({name: r["protocols"] for name, r in runs.items()},
-                        {name: r["similarity"] for name, r in runs.items()},
-                        next(iter(runs.values())).get("chance"))
+    all_tables = tables(runs)
     if any(n > 1 for group in results["groups"].values() for *_, n in group.values()):
         all_tables += seed_tables(results["groups"])
     lines = [f"{name}: {line}" for name, r in runs.items() for line in sentences(r)]
@@ -279,9 +277,7 @@ def evaluate_one(opt) -> dict:
     paths = [file] if file else opt.checkpoint or [processes.from_first(newest_run)]
     if not file and not opt.checkpoint:
         print(f"no --checkpoint given, taking the newest run: {paths[0]}")
-    if len(set(map(os.path.realpath, paths))) < len(paths):
-        raise InputError(f"--checkpoint {' '.join(paths)} names a model twice; name each of an "
-                         "ensemble once")
+    refuse_repeats("--checkpoint", paths)
     if opt.export and len(paths) > 1:
         raise InputError(f"--export writes one model's embeddings, and {len(paths)} checkpoints "
                          "were given; export each alone")
@@ -324,8 +320,7 @@ def evaluate_captions(
         sure = assess_certainty(subject, judged, taken(certainty.Asked, opt),
                                 lambda: open_dev(subject, paths, opt), models)
     results, record, uncertainties = assess(subject, judged, asked)
-    all_tables = tables({subject.name: results["protocols"]}, {subject.name: subject.similarity},
-                        results.get("chance"))
+    all_tables = tables({subject.name: results})
     lines = [*judged.lines(subject.n_images, len(subject.caption_image)), *sentences(results)]
     if sure:
         results, all_tables, lines = results | sure.results, all_tables + sure.tables, lines + sure.lines

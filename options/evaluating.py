@@ -38,7 +38,7 @@ share = within(lambda x: 0 < x < 1, "a number between 0 and 1, such as 0.1")
 def group(text: str) -> str:
     """The type of an item of --compare: a path, or those of several seeds of one model, joined by
     commas."""
-    return ",".join(path and filename(path) for path in text.split(","))
+    return ",".join(map(filename, text.split(",")))
 
 
 EVALUATE = Table("Evaluate image-caption retrieval.", {

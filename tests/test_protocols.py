@@ -516,7 +516,7 @@ def test_a_protocol_is_added_by_a_function_a_reader_and_a_line(small, monkeypatc
     value = np.mean([100 / (1 + rank) for rank in ranks.values()])
     assert results["protocols"]["wanted"]["i2t"] == {"mrr": pytest.approx(value), "queries": 2}
     assert results["protocols"]["wanted_folds5"]["i2t"]["queries"] == 2 and ("wanted", "i2t", "mrr") in record
-    table = report.tables({"run": results["protocols"]})[-1]
+    table = report.tables({"run": results})[-1]
     assert table == ("Wanted images", [("", ["queries", "MRR"])], [("image to text", ["2", f"{value:.1f}"])])
     # what was not read is not asked for
     asked = assess.Asked()
